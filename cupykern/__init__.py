@@ -2,69 +2,36 @@
 
 from __future__ import annotations
 
-from .arrays import asarray, empty
-from .attention import attention as _attention
-from .attention import attention_ops as _attention_ops
-from .attention import decode_attention as _decode
-from .attention import decode_problem as _decode_problem
-from .attention import varlen_ops as _varlen_ops
+from . import ops
+from .arrays import empty
 from .attention.block_mask import BlockMask
-from .gemm import dequant_softmax as _dequant_softmax
-from .gemm import dual_gemm as _dual_gemm
-from .gemm import matmul as _matmul
-from .gemm import matmul_problem as _matmul_problem
-from .gemm import quantize_nvfp4 as _quantize_nvfp4
-from .gemm import scaled_mm as _scaled_mm
-from .gemm import scaled_problem as _scaled_problem
-from .gemm.nvfp4 import NvFp4
+from .interop.asarray import asarray
 from .numerics import finfo
+from .nvfp4 import NvFp4
+from .ops import OPS
+from .ops.nonfinite_report import NonfiniteReport
 from .public import public as _public
-from .rows import nonfinite as _nonfinite
-from .rows import norm as _norm
-from .rows import norm_ops as _norm_ops
-from .rows import quantize as _quantize
-from .rows import quantize_ops as _quantize_ops
-from .rows import softmax as _softmax
-from .rows import softmax_ops as _softmax_ops
-from .rows.nonfinite import NonfiniteReport, nonfinite_report
-from .tools.tuning import tune
+from .tuning import tune as _tune
 from .watch import Watch, WatchRecord, watch
 
 __version__ = "0.1.0"
 
-OPS = (
-    _softmax_ops.OP,
-    _softmax_ops.LOG_OP,
-    _norm_ops.LAYER_OP,
-    _norm_ops.RMS_OP,
-    _norm_ops.ADD_OP,
-    _quantize_ops.OP,
-    _quantize_nvfp4.OP,
-    _matmul_problem.OP,
-    _scaled_problem.OP,
-    _dual_gemm.OP,
-    _dequant_softmax.OP,
-    _decode_problem.OP,
-    _attention_ops.OP,
-    _varlen_ops.VARLEN_OP,
-    _nonfinite.OP,
-)
-"""Every op: what check, bench, compile and the property tests go through."""
-
-softmax = _public(_softmax.softmax, _softmax_ops.OP)
-log_softmax = _public(_softmax.log_softmax, _softmax_ops.LOG_OP)
-layer_norm = _public(_norm.layer_norm, _norm_ops.LAYER_OP)
-rms_norm = _public(_norm.rms_norm, _norm_ops.RMS_OP)
-quantize = _public(_quantize.quantize, _quantize_ops.OP)
-quantize_nvfp4 = _public(_quantize_nvfp4.quantize_nvfp4, _quantize_nvfp4.OP)
-matmul = _public(_matmul.matmul, _matmul_problem.OP)
-scaled_mm = _public(_scaled_mm.scaled_mm, _scaled_problem.OP)
-dual_gemm_silu = _public(_dual_gemm.dual_gemm_silu, _dual_gemm.OP)
-dequant_softmax = _public(_dequant_softmax.dequant_softmax, _dequant_softmax.OP)
-decode_attention = _public(_decode.decode_attention, _decode_problem.OP)
-attention = _public(_attention.attention, _attention_ops.OP)
-attention_varlen = _public(_attention.attention_varlen, _varlen_ops.VARLEN_OP)
-scaled_dot_product_attention = _public(_attention.scaled_dot_product_attention)
+softmax = _public(ops.softmax.softmax, ops.softmax.OP)
+log_softmax = _public(ops.softmax.log_softmax, ops.softmax.LOG_OP)
+layer_norm = _public(ops.norm.layer_norm, ops.norm.LAYER_OP)
+rms_norm = _public(ops.norm.rms_norm, ops.norm.RMS_OP)
+quantize = _public(ops.quantize.quantize, ops.quantize.OP)
+quantize_nvfp4 = _public(ops.quantize_nvfp4.quantize_nvfp4, ops.quantize_nvfp4.OP)
+matmul = _public(ops.matmul.matmul, ops.matmul.OP)
+scaled_mm = _public(ops.scaled_mm.scaled_mm, ops.scaled_mm.OP)
+dual_gemm_silu = _public(ops.dual_gemm_silu.dual_gemm_silu, ops.dual_gemm_silu.OP)
+dequant_softmax = _public(ops.dequant_softmax.dequant_softmax, ops.dequant_softmax.OP)
+decode_attention = _public(ops.decode_attention.decode_attention, ops.decode_attention.OP)
+attention = _public(ops.attention.attention, ops.attention.OP)
+attention_varlen = _public(ops.attention_varlen.attention_varlen, ops.attention_varlen.OP)
+scaled_dot_product_attention = _public(ops.attention.scaled_dot_product_attention)
+nonfinite_report = _public(ops.nonfinite_report.nonfinite_report)
+tune = _public(_tune.tune)
 
 __all__ = [
     "OPS",

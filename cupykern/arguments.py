@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
-from typing import Any, cast
+from functools import cache
+from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
 
@@ -37,7 +38,8 @@ def on_device(target: Target) -> AbstractContextManager[object]:
 
 
 def same_place(name: str, array: Any, x: Any, x_name: str = "x") -> None:
-    """Raise unless `array` is the kind of array that x is (TypeError), on its device (ValueError)."""
+    """Raise unless `array` is the kind of array that x is (TypeError), on its device
+    (ValueError)."""
     target_of(name, array)
     if isinstance(array, np.ndarray) != isinstance(x, np.ndarray):
         kinds = "numpy", "cupy"
@@ -71,7 +73,8 @@ def finite_float(name: str, value: Any, default: float) -> float:
 
 
 def checked_float(name: str, number: float) -> float:
-    """`number`, -0.0 as 0.0, which is the same to plans that are kept.  Raises ValueError unless it is 0 or a
+    """`number`, -0.0 as 0.0, which is the same to plans that are kept.  Raises ValueError unless
+    it is 0 or a
     normal number in FP32: kernels flush subnormal ones."""
     if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
@@ -88,34 +91,44 @@ def check_flags(**flags: object) -> None:
 
 
 def is_number(value: object, beside: Array) -> bool:
-    """Whether a factor of the array `beside` is to be read as a number: what is no array, and numpy's 0-d
-    arrays that a kernel cannot read there as FP32."""
+    """Whether a factor of the array `beside` is to be read as a number: what is no array, and
+    numpy's 0-d arrays that a kernel cannot read there as FP32."""
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and (is_cupy(beside) or value.dtype != np.float32)
     return isinstance(value, np.generic) or not hasattr(value, "dtype")
 
 
-def check_fields(config: Any, *kinds: type[Any]) -> None:
-    """Check a config's type and those of its fields, which are bools and integers of 32 bits.
+def check_fields(config: Any, *kinds: type[Any], name: str = "config") -> None:
+    """Check a config's type and those of its fields: bools, integers of 32 bits, and such configs.
 
     Raises TypeError and ValueError.
     """
     if not isinstance(config, kinds):
         names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
-        raise TypeError(f"config must be a {names}; got {type(config).__name__}")
+        raise TypeError(f"{name} must be a {names}; got {type(config).__name__}")
     check_complete(config)
-    for field in fields(config):
-        value = getattr(config, field.name)
-        kind, wanted = (bool, "a bool") if field.type == "bool" else (int, "an integer")
-        if type(value) is not kind:
-            raise TypeError(f"config's {field.name} must be {wanted}; got {value!r}")
+    for field, of_field in field_kinds(config.__class__).items():
+        value = getattr(config, field)
+        if is_dataclass(of_field[0]):
+            check_fields(value, *of_field, name=f"{name}'s {field}")
+            continue
+        if type(value) not in of_field:
+            wanted = "a bool" if of_field == (bool,) else "an integer"
+            raise TypeError(f"{name}'s {field} must be {wanted}; got {value!r}")
         if value >= 2**31:
-            raise ValueError(f"config's {field.name} must be less than 2^31; got {value}")
+            raise ValueError(f"{name}'s {field} must be less than 2^31; got {value}")
+
+
+@cache
+def field_kinds(kind: type) -> dict[str, tuple[type, ...]]:
+    """The types that each field of a dataclass may have."""
+    hints = get_type_hints(kind)
+    return {x.name: get_args(hints[x.name]) or (hints[x.name],) for x in fields(kind)}
 
 
 def check_complete(config: object) -> None:
-    """Raise TypeError if `config` has no hash, by which plans are looked up: a dataclass without all its
-    fields, as one unpickled from another version, or a dict, say."""
+    """Raise TypeError if `config` has no hash, by which plans are looked up: a dataclass without
+    all its fields, as one unpickled from another version, or a dict, say."""
     if is_dataclass(config):
         missing = [field.name for field in fields(config) if not hasattr(config, field.name)]
         if missing:

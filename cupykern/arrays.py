@@ -10,14 +10,18 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from . import dtypes, targets
-from .typing import Array, ArrayLike, DTypeLike, Namespace
+from .typing import Array, DTypeLike, Namespace
 
 ALIGNMENT = 512  # bytes, of all arrays that the library allocates: CuPy's
-_ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = None) -> Array:
     """An uninitialised array of `shape` and `dtype` (one of dtypes.NAMES, by name or dtype).
+
+    >>> x = cupykern.empty((2, 3), "bfloat16", target="host")
+    >>> x.shape, x.dtype
+    ((2, 3), dtype(bfloat16))
 
     target: "cuda", "hip", "host" or None (the GPU if there is one): a cupy or a numpy array.  FP8
     arrays on CuPy are views of uint8 memory, since CuPy itself cannot make them.
@@ -29,7 +33,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = Non
 
 def empty_of(xp: Namespace, shape: int | Sequence[int], dtype: DTypeLike) -> Array:
     """As `empty`, in the namespace `xp`."""
-    if dtype in _ONE_BYTE:
+    if dtype in ONE_BYTE:
         return maker(xp)(shape, np.uint8).view(dtype)
     return maker(xp)(shape, dtype)
 
@@ -83,7 +87,7 @@ def _nowhere(xp: Namespace) -> Any:
 
 def at(xp: Namespace, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Array:
     """For CuPy: the array of `shape` and `dtype` that lies at `memory`, a MemoryPointer."""
-    if dtype in _ONE_BYTE and not takes_fp8(xp):
+    if dtype in ONE_BYTE and not takes_fp8(xp):
         return maker(xp)(shape, np.uint8, memory).view(dtype)
     return maker(xp)(shape, dtype, memory)
 
@@ -129,7 +133,7 @@ class Twins(NamedTuple):
 def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Twins | None:
     """Of small arrays, which one allocation gets; None: large ones, that can be freed one by one, or FP8."""
     place, size = (math.prod(shape) * dtype.itemsize for dtype in (first, second))
-    if size > _SMALL or first in _ONE_BYTE:
+    if size > _SMALL or first in ONE_BYTE:
         return None
     place = -(-place // 512) * 512
     return Twins(shape, (first, second), place, place + size)
@@ -140,7 +144,7 @@ def empty_like_of(xp: Namespace, x: Array, dtype: np.dtype) -> Array:
     if xp is np:
         strides = np.empty_like(x, dtype=dtype, order="K").strides
         return _aligned_empty(x.shape, dtype, strides)
-    if dtype in _ONE_BYTE:
+    if dtype in ONE_BYTE:
         return xp.empty_like(x, dtype=np.uint8, order="K").view(dtype)
     return xp.empty_like(x, dtype=dtype, order="K")
 
@@ -192,28 +196,3 @@ def _bytes(x: Array) -> Array:
     return cast(
         Array, cast(Any, type(x))((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
     )
-
-
-def asarray(
-    x: Array | ArrayLike, dtype: DTypeLike | None = None, target: str | None = None
-) -> Array:
-    """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
-
-    dtype None: x's.  Numbers are rounded to nearest even by numpy and ml_dtypes on the host: beyond
-    the format's largest number they become infinity, or NaN where it has none (float8_e4m3fn).  To int8
-    and int32 they are cast as by numpy, towards zero and without a limit: `quantize` rounds.
-    Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
-    """
-    xp = targets.get(target).xp
-    if targets.is_cupy(x):
-        held = cast(Any, x)
-        if xp is not np and (dtype is None or held.dtype == dtype):
-            return cast(Array, x)
-        x = held.get()
-    numbers = np.asarray(cast(ArrayLike, x))
-    dtype = numbers.dtype if dtype is None else dtype
-    dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
-    numbers = np.asarray(numbers, dtype)
-    if dtype in _ONE_BYTE and xp is not np:
-        return xp.asarray(np.ascontiguousarray(numbers).view(np.uint8)).view(dtype)
-    return xp.asarray(numbers)

@@ -3,7 +3,7 @@
     host/<40 hex digits>.so     compiled host kernels (targets/host_compiler.py)
     host/tmp-<pid>-<random>/    what a process is compiling; `sweep` removes abandoned ones
     tuned-<version>.json        tuned configs (store.py), with a .lock
-    cupykern-bench.lock         the lock of benchmarks (tools/protocol.py)
+    cupykern-bench.lock         the lock of benchmarks (tuning/protocol.py)
 
 A shared object runs with the rights of the process that loads it.  So directories are made with mode
 0700, and nothing is read from a directory or a file that belongs to another user or that other users

@@ -5,7 +5,7 @@ that compute tasks of one type.  Which configs are legal, which one is chosen an
 are functions of the task and the device alone, so that no call depends on earlier ones.
 
 CUPYKERN_TUNE: "readonly" (default) asks the store of tuned configs, "0" does not, "1" also tunes what it
-lacks at its first call (tools/tuning.py).
+lacks at its first call (tuning/tune.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from kernels_cu import Variant
-
 from . import store
 from .arguments import check_fields
+from .kernels import Variant
 from .targets import Device, Target, device_name, device_of
 
 MODES = ("readonly", "0", "1")

@@ -1,11 +1,12 @@
-"""The command: `cupykern` and `python cli.py` are the same."""
+"""The command: `cupykern`, `python -m cupykern` and `python cli.py` are the same."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 from operator import itemgetter
@@ -14,9 +15,8 @@ from typing import Any
 
 import click
 
-from kernels_cu import source_text
-
 from . import OPS, __version__, targets
+from .kernels import source_text
 from .op import Op
 from .tools import commands_campaign, commands_measure, commands_tune
 from .tools.options import (
@@ -83,55 +83,75 @@ for _module in (commands_measure, commands_campaign, commands_tune):
 
 
 @cli.command("list")
+@ops_argument
 @json_option
-def list_(json_path: str | None) -> int:
-    """List ops with their dtypes, targets and configs.
+def list_(ops: list[Op], json_path: str | None) -> int:
+    """List ops with their dtypes, variants and configs.
 
-    The config is what the op's first bench shape gets.
+    With OP: for each target, and the default config of the op's first bench shape.
 
     \b
-    Example: cupykern list
+    Example: cupykern list softmax
     """
     here = targets.available()
-    rows: list[dict[str, Any]] = []
-    for op in OPS:
-        for target, arch in DEFAULT_ARCHS.items():
-            try:
-                problem = op.bench_problem(op.bench_shapes(target)[0], op.dtypes[0])
-                configs = op.configs(problem, arch)
-            except NotImplementedError as error:
-                configs = (error,)
-            rows.append(
-                {
-                    "op": op.name,
-                    "dtypes": list(op.dtypes),
-                    "target": target,
-                    "arch": arch,
-                    "available": target in here,
-                    "variants": len(op.variants(arch)),
-                    "problem": str(problem),
-                    "configs": len(configs),
-                    "config": str(configs[0]),
-                }
-            )
-    print_table(
-        ("op", "dtypes", "target", "runs here", "variants", "configs", "default config"),
-        (
+    rows = [_listed(op, target, here) for op in ops for target in DEFAULT_ARCHS]
+    if len(ops) == len(OPS):
+        per_op = [rows[i : i + len(DEFAULT_ARCHS)] for i in range(0, len(rows), len(DEFAULT_ARCHS))]
+        print_table(
+            ("op", "dtypes", "variants", "configs"),
             (
-                *(row["op"], ", ".join(row["dtypes"]), f"{row['target']} ({row['arch']})"),
-                *("yes" if row["available"] else "no", str(row["variants"]), str(row["configs"])),
-                f"{row['config']} for {row['problem']}",
-            )
-            for row in rows
-        ),
-    )
+                (
+                    *(of_op[0]["op"], ", ".join(of_op[0]["dtypes"])),
+                    *(
+                        " / ".join(str(row[name]) for row in of_op)
+                        for name in ("variants", "configs")
+                    ),
+                )
+                for of_op in per_op
+            ),
+        )
+        archs = ", ".join(f"{target} ({arch})" for target, arch in DEFAULT_ARCHS.items())
+        click.echo(f"variants and configs: of {archs}")
+    else:
+        print_table(
+            ("op", "target", "variants", "configs", "default config"),
+            (
+                (
+                    *(row["op"], f"{row['target']} ({row['arch']})", row["variants"]),
+                    *(row["configs"], f"{row['config']} for {row['problem']}"),
+                )
+                for row in rows
+            ),
+        )
+    click.echo(f"targets that work here: {', '.join(here) or 'none'}")
     write_json(json_path, rows)
     return 0
 
 
+def _listed(op: Op, target: str, here: Sequence[str]) -> dict[str, Any]:
+    arch = DEFAULT_ARCHS[target]
+    configs: tuple[Any, ...]
+    try:
+        problem = op.bench_problem(op.bench_shapes(target)[0], op.dtypes[0])
+        configs = op.configs(problem, arch)
+    except NotImplementedError as error:
+        configs = (error,)
+    return {
+        "op": op.name,
+        "dtypes": list(op.dtypes),
+        "target": target,
+        "arch": arch,
+        "available": target in here,
+        "variants": len(op.variants(arch)),
+        "problem": str(problem),
+        "configs": len(configs),
+        "config": str(configs[0]),
+    }
+
+
 @cli.command()
 def doctor() -> int:
-    """Say what this machine has, and what is missing for what.
+    """Say what this machine has, and what to install.
 
     Exits with 0 if some target works here, else with 1.
 
@@ -140,13 +160,10 @@ def doctor() -> int:
     """
     from .tools import doctor as doctors
 
-    print_table(
-        ("", "found", "without it"),
-        (
-            (finding.thing, finding.found or "missing", "" if finding.found else finding.needed_for)
-            for finding in doctors.find_all()
-        ),
-    )
+    findings = doctors.find_all()
+    print_table(("", "found"), ((found.thing, found.found or "missing") for found in findings))
+    for missing in (found for found in findings if found.found is None and found.needed_for):
+        click.echo(f"missing {missing}")
     here = targets.available()
     click.echo(f"targets that work here: {', '.join(here) or 'none'}")
     return 0 if here else 1
@@ -203,6 +220,13 @@ def cache(clear: bool) -> int:
     metavar="MINUTES",
     help="Then compile some of what the record has, in random order, for so long.",
 )
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0),
+    default=math.inf,
+    metavar="MINUTES",
+    help="Begin no more after so long, and say how many variants the record still lacks.",
+)
 @click.option("--kernels", callback=parse_names, help="Files' names, with commas.  Default: all.")
 @click.option(
     "--codes",
@@ -225,6 +249,7 @@ def compile_(
     jobs: int,
     record: Path | None,
     again: float,
+    within: float,
     json_path: str | None,
 ) -> int:
     """Compile every variant for GPUs that need not be here.
@@ -237,8 +262,8 @@ def compile_(
     """
     from .tools import gate, gate_record, machine_code
 
-    if again and record is None:
-        raise click.UsageError("--again needs --record")
+    if (again or within < math.inf) and record is None:
+        raise click.UsageError("--again and --within need --record")
     todo = gate.tasks(ops, archs)
     if kernels is not None:
         todo = [task for task in todo if task[0].kernel in kernels]
@@ -246,12 +271,15 @@ def compile_(
     if record is None:
         compiled = gate.compile_all(todo, jobs)
     else:
-        compiled = gate_record.compile_new(todo, gate.tasks(OPS, archs), record, jobs, 60 * again)
+        everything = gate.tasks(OPS, archs)
+        compiled = gate_record.compile_new(todo, everything, record, jobs, 60 * again, 60 * within)
     rows = []
     with progress(len(todo), "compile") as advance:
         for row in compiled:
             rows.append(row)
             advance(f"{row.variant.kernel}, {row.arch}")
+    if record is not None and (missing := gate_record.missing(todo, record)):
+        click.echo(f"{record} lacks {missing} of {len(todo)} variants: compile --record {record}")
     if codes is not None:
         machine_code.write(codes, rows)
     if same_codes is not None:

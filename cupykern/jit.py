@@ -10,9 +10,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
-from kernels_cu import Variant
-
 from . import plans
+from .kernels import Variant
 from .targets import Kernel, Target, Usage
 
 _kernels: dict[tuple[Target, Variant], Kernel] = {}

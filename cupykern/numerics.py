@@ -66,6 +66,11 @@ _FLOATS = (
 def finfo(dtype: DTypeLike) -> FloatInfo:
     """FloatInfo of a format by dtype or name: float16, bfloat16, float32, float8_e4m3fn,
     float8_e5m2, float4_e2m1fn or float64 (of statistics).  Raises TypeError for others.
+
+    >>> cupykern.finfo("float8_e4m3fn").max
+    448.0
+    >>> cupykern.finfo("bfloat16").eps
+    0.0078125
     """
     return _finfo(dtypes.resolve(dtype, "dtype", _FLOATS))
 

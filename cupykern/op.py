@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kernels_cu import Variant
-
+from .kernels import Variant
 from .typing import Factor, Namespace
 
 
@@ -104,7 +103,7 @@ class Op:
     sample: Callable[[Call, tuple[Any, ...], int, int], tuple[Call, tuple[Any, ...]]]
     """(call, outputs, max_elements, seed) -> a seeded part of both that can be verified alone."""
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
-    """The input dtypes of `bench`, by name; of products with more (matmul_problem.bench_product)."""
+    """The input dtypes of `bench`, by name; of products with more (ops/problems/products.py: bench_product)."""
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:

@@ -14,12 +14,10 @@ maps by all of their fields (targets/tensor_map.py), workspace by device and str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
-
-from .typing import Array
 
 MAX_PLANS = 4096
 _clears: list[Callable[[], None]] = []
@@ -47,77 +45,125 @@ def clear() -> None:
 
 Found = tuple[tuple[Any, ...] | None, Any, Any]
 _ALIGNMENT = 64  # bytes, the most that a plan asks about an address
+_NOTHING = None, None  # of an array that is not there: its part of a key, and its address
 _warm = table()
 _cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
 
 
-def finder(function: str, arrays: int, options: int, either: int = 0) -> Callable[..., Found]:
-    """find(*arrays, *either, *options, out): (key, what `remember` kept for a call like this, or None, where
-    the arrays, what is either and out lie, None for what is none).
-
-    arrays: how many arguments are arrays, the first of which is always given, others may be None.
-    either: how many are arrays, numbers or None.  options: how many others there are.  What is found is
-    for launches on the current device, where the arrays are.  The key is None for calls that are not
-    kept: those on arrays other than CuPy's (numpy's run on the host target, which has settings), and
-    those with options that cannot be hashed.
-
-    Written for these numbers of arguments: a loop over them would take longer than what it does.
-    """
-    places = [f"x{i}" for i in range(arrays + either)]
-    others = [f"o{i}" for i in range(options)]
-    lines = [f"def find({', '.join((*places, *others))}, out=None):", " try:"]
-    for i, x in enumerate(places):
-        if i >= arrays:
-            lines += [f"  if {x} is None or isinstance({x}, numbers):"]
-            lines += [f"   k{x} = {x}, {x}.__class__", f"   p{x} = None", "  else:"]
-        else:
-            lines += [f"  if {x} is None: k{x} = p{x} = None", "  else:"]
-        lines += [
-            f"   d = {x}.data",
-            f"   p{x} = d.ptr",
-            # Faster than strides; of C-contiguous arrays arrays.steps_of follows from the shape.
-            f"   k{x} = ({x}.dtype, {x}.shape, {x}._c_contiguous or {x}.strides,"
-            f" p{x} % {_ALIGNMENT}, d.device_id, {x}.__class__)",
-        ]
-    # 1, 1.0 and True are equal, but not all of them are legal everywhere.
-    keys = [f"k{x}" for x in places] + [f"{o}, {o}.__class__" for o in others]
-    lines += [
-        f"  key = (function, {', '.join(keys)})",
-        "  start = None",
-        "  if out is not None:",  # whose overlaps follow from the distances
-        "   d = out.data",
-        "   start = d.ptr",
-        f"   key += (out.dtype, out.shape, out._c_contiguous or out.strides, start % {_ALIGNMENT}, d.device_id,"
-        " out.__class__,",
-        *(f"    0 if p{x} is None else p{x} - start," for x in places),
-        "   )",
-        "  known = get(key)",
-        # Rare: on another device for a while, after all checks.
-        "  if known is not None and kx0[4] != cuda.runtime.getDevice(): known = None",
-        f"  return key, known, ({', '.join(f'p{x}' for x in places)}, start)",
-        " except (AttributeError, TypeError, ValueError):",  # no CuPy arrays; numpy's x.data
-        "  return None, None, None",
-    ]
-    scope: dict[str, Any] = {
-        "get": _warm.get,
-        "function": function,
-        "numbers": (int, float),
-        "cuda": _cuda,
-    }
-    exec(compile("\n".join(lines), f"{__file__}, find of {function}", "exec"), scope)
-    return scope["find"]
-
-
-@lru_cache
-def _finder(function: str, arrays: int, options: int) -> Callable[..., Found]:
-    return finder(function, arrays, options)
-
-
 def find(
-    function: str, arrays: Sequence[Any], options: tuple[Any, ...], out: Array | None = None
-) -> Found:
-    """As finder's, for numbers of arrays and options that are not always the same."""
-    return _finder(function, len(arrays), len(options))(*arrays, *options, out)
+    call: tuple[Any, ...],
+    out: Any,
+    a: Any,
+    b: Any = None,
+    c: Any = None,
+    d: Any = None,
+    e: Any = None,
+    f: Any = None,
+    *others: Any,
+) -> tuple[tuple[Any, ...] | None, Any, Any]:
+    """(key, what `remember` kept for a call like this, or None, the addresses of its arrays and of out).
+
+    call: the name of the function, and all arguments that are no arrays.  a to others, out: its arrays;
+    all but a may be None.  What is found is for launches on the current device, where the arrays are.
+    The key is None for calls that are not kept: those on arrays other than CuPy's (numpy's run on the
+    host target, which has settings), and those with arguments that cannot be hashed.
+
+    What is asked of an array stands here six times: loops and calls would take as long as all of this,
+    a tenth of a warm call.
+    """
+    key: tuple[Any, ...]
+    places: tuple[Any, ...]
+    try:
+        data = a.data
+        at_a = data.ptr
+        # Whether it is C-contiguous is known sooner than strides are; then arrays.steps_of follows from
+        # the shape.
+        steps = a._c_contiguous or a.strides
+        device = data.device_id
+        of_a = a.dtype, a.shape, steps, at_a % _ALIGNMENT, device, a.__class__
+        if b is None:
+            of_b = at_b = None
+        else:
+            data = b.data
+            at_b = data.ptr
+            steps = b._c_contiguous or b.strides
+            of_b = b.dtype, b.shape, steps, at_b % _ALIGNMENT, data.device_id, b.__class__
+        if c is None:
+            of_c = at_c = None
+        else:
+            data = c.data
+            at_c = data.ptr
+            steps = c._c_contiguous or c.strides
+            of_c = c.dtype, c.shape, steps, at_c % _ALIGNMENT, data.device_id, c.__class__
+        if d is None:
+            of_d = at_d = None
+        else:
+            data = d.data
+            at_d = data.ptr
+            steps = d._c_contiguous or d.strides
+            of_d = d.dtype, d.shape, steps, at_d % _ALIGNMENT, data.device_id, d.__class__
+        if e is None:
+            of_e = at_e = None
+        else:
+            data = e.data
+            at_e = data.ptr
+            steps = e._c_contiguous or e.strides
+            of_e = e.dtype, e.shape, steps, at_e % _ALIGNMENT, data.device_id, e.__class__
+        if f is None:
+            of_f = at_f = None
+        else:
+            data = f.data
+            at_f = data.ptr
+            steps = f._c_contiguous or f.strides
+            of_f = f.dtype, f.shape, steps, at_f % _ALIGNMENT, data.device_id, f.__class__
+        if out is None:
+            key = _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f
+            places = at_a, at_b, at_c, at_d, at_e, at_f
+        else:
+            data = out.data
+            at = data.ptr
+            steps = out._c_contiguous or out.strides
+            of_out = out.dtype, out.shape, steps, at % _ALIGNMENT, data.device_id, out.__class__
+            key = (
+                _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f, of_out,
+                at_a - at,  # overlaps follow from the distances
+                None if at_b is None else at_b - at,
+                None if at_c is None else at_c - at,
+                None if at_d is None else at_d - at,
+                None if at_e is None else at_e - at,
+                None if at_f is None else at_f - at,
+            )  # fmt: skip
+            places = at_a, at_b, at_c, at_d, at_e, at_f, at
+        for x in others:  # a few operands of NVFP4 have more
+            of_x, at_x = _NOTHING if x is None else _place(x)
+            key += (of_x, None if x is None or out is None else at_x - at)
+            places += (at_x,)
+        known = _warm_get(key)
+        # Rare: on another device for a while, after all checks.
+        if known is not None and device != _cuda.runtime.getDevice():
+            known = None
+        return key, known, places
+    except (AttributeError, TypeError, ValueError):  # no CuPy arrays; numpy's x.data
+        return None, None, None
+
+
+def _place(x: Any) -> tuple[tuple[Any, ...], int]:
+    """What plans ask about an array, and its address."""
+    data = x.data
+    place = data.ptr
+    steps = x._c_contiguous or x.strides
+    return (x.dtype, x.shape, steps, place % _ALIGNMENT, data.device_id, x.__class__), place
+
+
+@lru_cache(maxsize=MAX_PLANS, typed=True)
+def _same_call(*call: Any) -> object:
+    """One object for equal arguments of the same types: 1, 1.0 and True are equal, but not all of them are
+    legal everywhere."""
+    return object()
+
+
+_clears.append(_same_call.cache_clear)
+_warm_get = _warm.get
 
 
 def recall(key: tuple[Any, ...] | None) -> Any:

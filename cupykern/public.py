@@ -1,41 +1,49 @@
-"""What the calls of every public op pass through: watches, and tuning at first calls."""
+"""What the calls of every public op pass through: arrays of other libraries, watches, and tuning at first
+calls."""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from . import arguments
+from .interop import foreign
 from .op import Op
-from .tools.tuning import tuned_at_first
+from .tuning.tune import tuned_at_first
 from .watch import active, look
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def public(function: Function, op: Op | None = None) -> Function:
-    """`function` as users call it: active watches look at its outputs, and with CUPYKERN_TUNE=1 in the
-    environment its first calls tune `op`.
+    """`function` as users call it: arrays of other libraries become cupy or numpy arrays of the same memory
+    and its results theirs, active watches look at its outputs, and with CUPYKERN_TUNE=1 in the environment
+    its first calls tune `op`.
 
-    It is an attribute of `cupykern`: pickle and help() find it there.  Without a watch it costs a
-    ContextVar's look-up.
+    It is an attribute of `cupykern`: pickle and help() find it there.  For cupy and numpy arrays it costs a
+    look-up of the first argument's class and one of a ContextVar.  A foreign class is found by the error
+    that its first array leads to; from then on by the look-up.
     """
-    is_watched = active.get
+    is_watched, foreign_kinds = active.get, foreign.libraries
+    run: Any = function
+    if op is not None and os.environ.get("CUPYKERN_TUNE") == "1":
+        run = tuned_at_first(op, function)
 
-    @functools.wraps(function)
+    @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if args and args[0].__class__ in foreign_kinds:
+            return foreign.call(call, args, kwargs)
         try:
             if is_watched():
-                return look(function, args, kwargs)
-            return function(*args, **kwargs)
+                return look(run, args, kwargs)
+            return run(*args, **kwargs)
         except (AttributeError, TypeError):
             arguments.check_complete(kwargs.get("config"))
-            raise
+            if not foreign.is_foreign(args, kwargs):
+                raise
+        return foreign.call(call, args, kwargs)
 
-    found: Any = call
-    if op is not None and os.environ.get("CUPYKERN_TUNE") == "1":
-        found = tuned_at_first(op, call)
-    found.__module__ = __package__
-    return found
+    call.__module__ = __package__
+    return cast(Function, call)

@@ -17,10 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels_cu import file_text
-
 from . import cache as disk_cache
 from .environment import cache_dir
+from .kernels import file_text
 
 _VERSION = 1
 _NAME = f"tuned-{_VERSION}.json"

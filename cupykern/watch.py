@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from . import arguments
-from .gemm.nvfp4 import NvFp4
+from .nvfp4 import NvFp4
 from .op import as_tuple
-from .rows.nonfinite import DTYPES, NonfiniteReport, is_capturing, nonfinite_report
+from .ops.nonfinite_report import NonfiniteReport, is_capturing, nonfinite_report
+from .rows.nonfinite_plan import DTYPES
 from .targets import is_cupy, of_array
 from .typing import Array
 
@@ -25,6 +26,12 @@ _log = logging.getLogger("cupykern")
 @dataclass(frozen=True)
 class WatchRecord:
     """An output with NaN or infinities in it.
+
+    >>> with cupykern.watch() as watched:
+    ...     y = cupykern.matmul(np.full((1, 1), np.inf, np.float32), np.ones((1, 1), np.float32))
+    >>> record = watched.records[0]
+    >>> record.op, record.output, record.shape, list(record.inputs)
+    ('matmul', 0, (1, 1), ['a'])
 
     op: the function's name.  output: which of its outputs, from 0.  shape, dtype: the output's.
     report: what it holds.  inputs: reports of the array arguments that hold NaN or infinities too, by
@@ -53,7 +60,13 @@ active: ContextVar[tuple[Watch, ...]] = ContextVar("cupykern_watch", default=())
 
 
 class Watch:
-    """What `watch` returns: a context manager with the `records` of what was found."""
+    """What `watch` returns: a context manager with the `records` of what was found.
+
+    >>> with cupykern.watch() as watched:
+    ...     y = cupykern.softmax(np.zeros((1, 4), np.float32))
+    >>> type(watched).__name__, watched.records
+    ('Watch', [])
+    """
 
     def __init__(self, callback: Callable[[WatchRecord], Any] | None = None):
         if callback is not None and not callable(callback):
@@ -98,6 +111,11 @@ class Watch:
 
 def watch(callback: Callable[[WatchRecord], Any] | None = None) -> Watch:
     """Within `with watch() as w:`, look for NaN and infinities in every output of cupykern's ops.
+
+    >>> with cupykern.watch() as watched:
+    ...     y = cupykern.softmax(np.array([[1.0, np.nan]], np.float32))
+    >>> watched.records[0].op, watched.records[0].report.num_nan
+    ('softmax', 2)
 
     callback: called with each WatchRecord, while this and outer watches look at nothing; what it raises
         ends the call of the op.

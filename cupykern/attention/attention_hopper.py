@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
-from .. import dtypes, workspace
+from .. import dtypes, tuned, workspace
+from ..kernels import Variant
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
@@ -20,7 +19,7 @@ from .attention_task import AttentionTask
 
 _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
 _STORED_ROWS = 16  # a warp's
-_TILE_COST = 1.5  # of a tile of queries beside its tiles of keys, in theirs
+_C = tuned.constants("sm_90a", "attention")
 _MAX_SCHEDULED = 1 << 14  # tiles: of more, every block has many
 MOST_SEQUENCES = 384  # attention/scheduler_sm90.cuh: kMaxSequences
 _STEP_BYTES, _TILES_BYTES = 16, 4 * 56  # KeyStep, kTiles QueryTile
@@ -220,7 +219,7 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
         return None
     rows = np.minimum((order + 1) * config.tile_m, task.sq)
     keys = np.clip(rows + task.offset, 0, task.sk)
-    costs = -(-keys // config.tile_n) + _TILE_COST
+    costs = -(-keys // config.tile_n) + _C["tile_cost"]
     heap = [(0.0, block) for block in range(blocks)]
     tiles: list[list[int]] = [[] for _ in range(blocks)]
     for tile, cost in enumerate(costs.tolist()):

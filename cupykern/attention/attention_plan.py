@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes, plans
 from ..arrays import maker
 from ..choice import Family
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper

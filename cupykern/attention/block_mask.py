@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, targets
+from ..interop.foreign import takes_foreign
 from ..numerics import namespace
 
 MASKED, CAUSAL, FULL, PARTIAL = range(4)  # attention_mask.cuh: BlockType
@@ -30,7 +31,7 @@ class BlockMask:
 
     Attributes.  B and H are 1 or those of the call; Q = ceil(seq_len_q / q_block) and
     K = ceil(seq_len_k / kv_block); q_block and kv_block are 64 or 128.  The arrays are all
-    numpy's or all cupy's:
+    numpy's or all cupy's, also where those given were another library's:
 
     block_mask_types: uint8 (B, H, Q, K).  0: masked, 1: causal, 2: full, 3: partial.  In a causal
         block query i keeps keys j <= i + causal_offset, i and j counted from the sequence's start.
@@ -42,6 +43,7 @@ class BlockMask:
     The idea is that of FlexAttention's BlockMask (Dong et al., arXiv:2412.05496).
     """
 
+    @takes_foreign
     def __init__(
         self,
         block_mask_types: Any,
@@ -105,6 +107,10 @@ class BlockMask:
         order = xp.sort(xp.where(masked, numbers + shape[3], numbers), axis=-1)
         self.kv_indices = xp.ascontiguousarray(order % max(shape[3], 1)).astype(np.int32)
 
+    def arrays(self) -> tuple[Any, ...]:
+        """What it holds, its numbers too."""
+        return tuple(vars(self).values())
+
     @property
     def batch_shape(self) -> tuple[int, int]:
         return self.block_mask_types.shape[:2]
@@ -127,8 +133,14 @@ class BlockMask:
         )
 
     @classmethod
+    @takes_foreign
     def from_dense(cls, mask: Any, q_block: int = 128, kv_block: int = 128) -> BlockMask:
         """Classify the blocks of a dense mask.
+
+        >>> keep = np.tril(np.ones((256, 256), bool))
+        >>> keep[200, 0] = False
+        >>> cupykern.BlockMask.from_dense(keep).block_mask_types[0, 0].tolist()  # 3: partial
+        [[1, 0], [3, 1]]
 
         mask: bool (Sq, Sk) or (B, H, Sq, Sk), True = keep.  q_block, kv_block: 64 or 128.
 
@@ -160,6 +172,10 @@ class BlockMask:
     ) -> BlockMask:
         """Query i keeps keys j <= i + causal_offset.
 
+        >>> mask = cupykern.BlockMask.causal(256, 256, target="host")
+        >>> mask.block_mask_types[0, 0].tolist()
+        [[1, 0], [2, 1]]
+
         causal_offset: an integer; seq_len_k - seq_len_q aligns the last query with the last key.
         target: "cuda", "hip", "host" or None, the GPU if there is one.  Raises ValueError and
         targets.UnavailableError.
@@ -173,6 +189,7 @@ class BlockMask:
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block, causal_offset)
 
     @classmethod
+    @takes_foreign
     def document(
         cls,
         document_ids: Any,
@@ -182,6 +199,10 @@ class BlockMask:
         kv_block: int = 128,
     ) -> BlockMask:
         """Query i keeps key j if both belong to one document and, if causal, j <= i.
+
+        >>> ids = np.repeat([0, 1], 128)  # two documents of 128 tokens
+        >>> cupykern.BlockMask.document(ids).block_mask_types[0, 0].tolist()
+        [[2, 0], [0, 2]]
 
         document_ids: integers (S,) or (B, S), the document of each position; the mask belongs to
         their target.  The blocks' types are read on the host, which synchronises.  Raises TypeError
@@ -219,6 +240,10 @@ class BlockMask:
     ) -> BlockMask:
         """Keep block (i, j) if i - j is a multiple of `stride`; if causal, only its keys j <= i.
 
+        >>> mask = cupykern.BlockMask.interleaved(512, 512, stride=2, target="host")
+        >>> mask.block_mask_types[0, 0].tolist()
+        [[2, 0, 2, 0], [0, 2, 0, 2], [2, 0, 2, 0], [0, 2, 0, 2]]
+
         stride: a positive integer.  target: as for `causal`.  Raises ValueError and
         targets.UnavailableError.
         """
@@ -233,7 +258,11 @@ class BlockMask:
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block)
 
     def to_dense(self, xp: Any = None) -> Any:
-        """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` or its own namespace."""
+        """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` or its own namespace.
+
+        >>> cupykern.BlockMask.causal(128, 128, target="host").to_dense()[0, 0, 1, :3].tolist()
+        [True, True, False]
+        """
         xp = namespace(self.block_mask_types) if xp is None else xp
         types = self.block_mask_types[..., None, None]
         rows = xp.arange(types.shape[2] * self.q_block).reshape(-1, 1, self.q_block, 1)

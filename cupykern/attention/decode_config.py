@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import EITHER, Variant
-
 from .. import dtypes
 from ..choice import Family
+from ..kernels import EITHER, Variant
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
+DTYPES = (dtypes.float16, dtypes.bfloat16)
+LAYOUTS = ("hnd", "nhd")  # of caches, by dims
 MAX_QUERIES = 16
 MAX_DIM = 256
 MAX_KEYS = 2**30

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import workspace
+from .. import plans, workspace
+from ..arrays import in_elements, packed, steps_of
 from ..jit import get_kernel
-from ..rows.row_layout import Operand
+from ..rows.row_layout import Operand, operand
 from ..targets import Kernel, Target
 from .decode_config import (
     CHUNKS_PER_GROUP,
@@ -179,3 +180,46 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         partial_bytes=row_tiles * row_tile_bytes if has_partials else 0,
         num_counters=row_tiles * counters,
     )
+
+
+def run(
+    target: Target,
+    arrays: tuple[Any, Any, Any, Any, Any],
+    y: Any,
+    lse: Any,
+    max_keys: int,
+    causal: bool,
+    scale: float,
+    config: DecodeConfig | None,
+) -> DecodePlan | None:
+    """Launch a call whose arguments are checked; contents of lengths and block table are not.
+
+    arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
+    Returns the plan, None where arrays had to be copied.
+    """
+    *inputs, lens, table = arrays
+    is_copy = False
+    operands = [operand(x) for x in (*inputs, y)]
+    for i, x in enumerate(inputs):
+        # Also of empty caches: a tile of zeros issues copies of 0 bytes, with aligned addresses.
+        if not has_aligned_rows(operands[i], x.shape):
+            inputs[i], is_copy = packed(x), True
+            operands[i] = operand(inputs[i])
+    q, k, v = inputs
+    if lens is not None and not (lens.flags.c_contiguous and in_elements(lens)):
+        lens, is_copy = packed(lens), True
+    table_stride = None
+    if table is not None:
+        if (table.shape[1] > 1 and table.strides[1] != 4) or not in_elements(table):
+            table, is_copy = packed(table), True
+        table_stride = steps_of(table)[0] // 4
+    sizes = q.shape, k.shape, v.shape[3], max_keys
+    call = DecodeCall(*(q.dtype, *sizes, *operands, table_stride, bool(causal), scale))
+    found = plan(target, call, config)
+    found.launch(target, q, k, v, lens, table, y, lse)
+    return None if is_copy else found
+
+
+@plans.cached
+def plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
+    return make_plan(target, call, config)

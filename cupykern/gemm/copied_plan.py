@@ -1,4 +1,4 @@
-"""Products of operands that no main loop reads by vectors: these are copied before, line by line."""
+"""Products of operands that no mainloop reads by vectors: these are copied before, line by line."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from ..arrays import maker, steps_of
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Target
 from ..targets.repeated import Repeated
 from .product import (
     ALIGNMENT,
     FP4,
-    INNER,
-    OUTER,
+    K_MAJOR,
+    MN_MAJOR,
     Matrix,
     by_vectors,
     dual_by_vectors,
@@ -125,7 +124,7 @@ def copies(
     n: int,
     k: int,
     block_scales: bool,
-    half_sums: bool,
+    fp16_accumulate: bool,
 ) -> tuple[Copy, ...]:
     """Of which operands of a product copies are made, so that all can be read by vectors.
 
@@ -139,15 +138,15 @@ def copies(
     if FP4 in (a.dtype, b.dtype):
         return ()
     vectors = dual_by_vectors if "b2" in others else by_vectors
-    own = OUTER if a.row == 1 and m > _FEW_ROWS else INNER, OUTER if b.col == 1 else INNER
-    inner = INNER, INNER
-    for to_a, to_b in (inner,) if half_sums else (own, (INNER, own[1]), inner):
+    own = MN_MAJOR if a.row == 1 and m > _FEW_ROWS else K_MAJOR, MN_MAJOR if b.col == 1 else K_MAJOR
+    inner = K_MAJOR, K_MAJOR
+    for to_a, to_b in (inner,) if fp16_accumulate else (own, (K_MAJOR, own[1]), inner):
         if not vectors(a.dtype, b.dtype, to_a, to_b, block_scales):
             continue
-        found = {"a": to_a == OUTER} if layout_of(a, a.col, a.row, k, m) != to_a else {}
+        found = {"a": to_a == MN_MAJOR} if layout_of(a, a.col, a.row, k, m) != to_a else {}
         for name, x in others.items():
             if layout_of(x, x.row, x.col, k, n) != to_b:
-                found[name] = to_b == INNER
+                found[name] = to_b == K_MAJOR
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
         least = _MANY // 8 if all(copy.lines for copy in made) else _MANY
         return made if m * n * k >= least else ()

@@ -1,4 +1,4 @@
-"""NVFP4 operands as 16-bit numbers in memory, for main loops that do not decode them.
+"""NVFP4 operands as 16-bit numbers in memory, for mainloops that do not decode them.
 
 The Python half of kernels_cu/dequantize_nvfp4.cu.
 """
@@ -6,16 +6,17 @@ The Python half of kernels_cu/dequantize_nvfp4.cu.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes
 from ..arrays import maker
 from ..jit import get_kernel
-from ..targets import Kernel, Target
+from ..kernels import Variant
+from ..targets import Device, Kernel, Target
+from .gemm_task import GemmTask
 from .product import (
     ARRAYS,
     BATCH,
@@ -28,6 +29,8 @@ from .product import (
     fill_batch,
     merge_batch,
 )
+from .sm90_dual_config import Sm90DualGemmConfig
+from .sm90_gemm_config import Sm90GemmConfig
 
 _CODES, _GROUPS = 0, 7  # gemm_task.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
@@ -51,6 +54,33 @@ def variant(dtype: np.dtype) -> Variant:
 
 def variants() -> tuple[Variant, ...]:
     return tuple(map(variant, FLOAT16S))
+
+
+@dataclass(frozen=True)
+class DecodeFirst:
+    """NVFP4 weights are decoded to 16-bit elements in memory, by a launch of their own; then
+    `config`."""
+
+    config: Sm90GemmConfig | Sm90DualGemmConfig
+
+    @property
+    def num_threads(self) -> int:
+        return self.config.num_threads
+
+    def shared_bytes(self, task: GemmTask) -> int:
+        return self.config.shared_bytes(task.decoded)
+
+    def variant(self, task: GemmTask) -> Variant:
+        """Of the second launch."""
+        return self.config.variant(task.decoded)
+
+    def refusal(self, task: GemmTask, device: Device) -> str | None:
+        """Why this config cannot compute `task` on `device`; None: it can."""
+        if task.b != FP4:
+            return f"DecodeFirst is for NVFP4 weights; got {task.b}"
+        if task.scale_vectors:
+            return "Hopper's epilogue of 16-bit operands takes one scale of all elements"
+        return self.config.refusal(task.decoded, device)
 
 
 class DecodedPlan(NamedTuple):
@@ -84,7 +114,8 @@ class DecodedPlan(NamedTuple):
 def decoded_plan(
     target: Target, product: Product, names: tuple[str, ...], plan_of: Any
 ) -> DecodedPlan:
-    """plan_of(product): the plan of a product with those of the operands `names` that are NVFP4 decoded.
+    """plan_of(product): the plan of a product with those of the operands `names` that are NVFP4
+    decoded.
 
     Raises ValueError for too many rows.
     """
@@ -92,22 +123,22 @@ def decoded_plan(
     dtype = compute_dtype(p.a.dtype, p.b.dtype)
     params = np.zeros((), _PARAMS)
     operands: dict[tuple[str, str], int] = {}
-    fields: dict[str, Matrix | None] = {}
+    fields: dict[str, Any] = {}
     for name, rows in (("a", p.m), ("b", p.n), ("b2", p.n)):
         x, groups = getattr(p, name), f"groups_{name}"
         if name not in names or x is None or x.dtype != FP4:
             continue
-        turned = name != "a"
+        is_b = name != "a"
         made, size = _fill_operand(
             params["operands"][len(operands)],
-            _turned(x) if turned else x,
+            _transposed(x) if is_b else x,
             getattr(p, groups),
             p.batch,
             (rows, p.k),
             dtype,
         )
         operands[name, groups] = size
-        fields |= {name: _turned(made) if turned else made, groups: None}
+        fields |= {name: _transposed(made) if is_b else made, groups: None}
     sizes = tuple(operands.values())
     blocks = -(-sum(sizes) // (_PER_THREAD * _NUM_THREADS))
     return DecodedPlan(
@@ -122,7 +153,7 @@ def decoded_plan(
     )
 
 
-def _turned(x: Matrix) -> Matrix:
+def _transposed(x: Matrix) -> Matrix:
     return x._replace(row=x.col, col=x.row)
 
 
@@ -134,8 +165,8 @@ def _fill_operand(
     shape: tuple[int, int],
     dtype: np.dtype,
 ) -> tuple[Matrix, int]:
-    """(what is made, how many numbers) of a batch of (rows, k) numbers; of one that is broadcast each is
-    decoded once.  operand: of _PARAMS, zeros.  Raises ValueError."""
+    """(what is made, how many numbers) of a batch of (rows, k) numbers; of one that is broadcast
+    each is decoded once.  operand: of _PARAMS, zeros.  Raises ValueError."""
     rows, k = shape
     own = [
         i

@@ -1,38 +1,28 @@
-"""How products are launched: which main loop and config, and the portable main loop's plans.
+"""How products are launched: by which mainloop and config, and the portable mainloop's plans.
 
-The Python half of kernels_cu/gemm.cu and the other kernels on its main loop; gemm_hopper.py is that of Hopper's main loop.
+The Python half of kernels_cu/gemm.cu, dual_gemm.cu and dequant_softmax.cu; sm90_plan.py is that of
+Hopper's kernels.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
-from .. import dtypes
 from ..arrays import maker
 from ..choice import Family
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Device, Kernel, Target
-from ..targets.limits import multiprocessors
+from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
-from . import (
-    gemm_hopper,
-    gemm_stream,
-    hopper_choice,
-    hopper_config,
-    portable_choice,
-    portable_config,
-)
-from .dequantize_nvfp4 import DecodedPlan, decoded_plan
-from .gemm_stream import StreamConfig, StreamPlan
+from . import portable_heuristic, skinny_gemm, sm90_heuristic
+from .dequantize_nvfp4 import DecodedPlan, DecodeFirst, decoded_plan
 from .gemm_task import GemmTask, make_task
-from .hopper_config import HopperConfig
 from .logits import LogitsPlan, fill_logits, logits_plan
 from .portable_config import GemmConfig
 from .product import (
@@ -41,7 +31,7 @@ from .product import (
     BLOCK,
     EPILOGUE,
     FP4,
-    INNER,
+    K_MAJOR,
     MAX_BATCH_DIMS,
     OPERAND,
     STRIDED,
@@ -52,7 +42,13 @@ from .product import (
     fill_operand,
     product_dims,
 )
-from .split_plan import SplitPlan, split_plan
+from .skinny_gemm import SkinnyGemmConfig, SkinnyGemmPlan, skinny_gemm_plan
+from .sm90_epilogue import fits_tma_store
+from .sm90_heuristic import Sm90AnyConfig
+from .sm90_logits_config import StreamLogitsConfig
+from .sm90_plan import Sm90Plan, sm90_plan
+from .split_plan import SplitKWorkspace, SplitPlan, split_plan
+from .stream_logits import stream_logits_plan
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 
@@ -60,118 +56,67 @@ _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pa
 # --- configs -----------------------------------------------------------------------------------
 
 
-AnyConfig = GemmConfig | HopperConfig | StreamConfig
+AnyConfig = GemmConfig | SkinnyGemmConfig | Sm90AnyConfig
 
 
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    if isinstance(config, HopperConfig):
-        return hopper_config.refusal(config, task, arch)
-    if isinstance(config, StreamConfig):
-        return gemm_stream.refusal(config, task, arch)
-    return portable_config.refusal(config, task, arch)
+    return config.refusal(task, device_named(arch))
 
 
-def activates(activation: str | None) -> bool:
+def slow_activation(activation: str | None) -> bool:
     """Whether it takes many instructions (GemmTask)."""
     return activation not in (None, "relu")
 
 
-def half_sums_task(task: GemmTask) -> GemmTask:
-    """`task` with sums in FP16, which is rare: only neighbours along k are read by vectors."""
-    inner = (task.layout_a, task.layout_b) == (INNER, INNER)
-    layout = INNER if inner else STRIDED
-    return replace(task, half_sums=True, layout_a=layout, layout_b=layout)
+def fp16_accumulate_task(task: GemmTask) -> GemmTask:
+    """`task` with FP16 accumulators, which is rare: only K-major operands are read by vectors."""
+    inner = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
+    layout = K_MAJOR if inner else STRIDED
+    return replace(task, fp16_accumulate=True, layout_a=layout, layout_b=layout)
 
 
 def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyConfig, ...]:
-    """The configs of `task` on `arch`, the measured one first.
-
-    blocks: how many multiprocessors the device has; None: as most of `arch`.  It decides between tiles
-    of Hopper's main loop, the sums of which agree bit for bit, but not about splits.
-    """
-    portable = portable_choice.configs(task, arch)
-    hopper = hopper_choice.configs(task, arch, blocks or multiprocessors(arch))
-    streams = gemm_stream.configs(task, arch)
-    on_hopper = arch != "host" and hopper
-    if on_hopper and (portable[0].gathers or hopper_choice.pays(task, hopper[0])):
-        return (*streams, *hopper, *portable)
-    return (*streams, *portable, *hopper)
+    """The configs of `task` on `arch` with `blocks` SMs (None: as most of `arch` have), the
+    measured one first."""
+    return _configs(task, device_named(arch, blocks))
 
 
 def choose_config(task: GemmTask, arch: str, blocks: int | None = None) -> AnyConfig:
-    """The fastest measured config for `task` on `arch` with `blocks` multiprocessors (`configs`)."""
+    """The fastest measured config for `task` on `arch` with `blocks` SMs (`configs`)."""
     return configs(task, arch, blocks)[0]
 
 
 def variant(task: GemmTask, config: AnyConfig) -> Variant:
-    if isinstance(config, HopperConfig):
-        return gemm_hopper.variant(task, config)
-    if isinstance(config, StreamConfig):
-        return gemm_stream.variant(task, config)
-    elements, computes = portable_config.types_of(task, config)
-    layout_a, layout_b = portable_config.layouts_of(task, config)
-    names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
-    c = config
-    return Variant(
-        task.kernel,
-        tuple(
-            (name, dtypes.CPP_NAMES[dtype])
-            for name, dtype in zip(names, (*elements, *computes), strict=True)
-        ),
-        (
-            ("kTileM", c.tile_m),
-            ("kTileN", c.tile_n),
-            ("kTileK", c.tile_k),
-            ("kWarpsM", c.warps_m),
-            ("kWarpsN", c.warps_n),
-            ("kWarpsK", c.warps_k),
-            ("kStages", c.stages),
-            ("kLayoutA", layout_a),
-            ("kLayoutB", layout_b),
-            ("kFinishRounds", c.finish_rounds),
-            ("kPromoteK", portable_config.promote_k(task, c)),
-            ("kHalfSums", task.half_sums),
-        ),
-        c.num_threads,
-    )
-
-
-def _traits(task: GemmTask) -> tuple[dict[str, int], dict[str, Any]]:
-    t = task
-    kinds = {
-        "kernel": t.kernel,
-        "a": t.a.name,
-        "b": t.b.name,
-        "layouts": f"{t.layout_a}{t.layout_b}",
-        "blocks": t.block_scales,
-        "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
-        "half_sums": t.half_sums,
-        "activates": t.activates,
-        "plain": t.plain,
-        "in_lines": t.in_lines,
-        "lines_b": t.lines_b,
-    }
-    return {"batch": t.batch, "m": t.m, "n": t.n, "k": t.k}, kinds
+    """What computes `task`: of several launches, the product's."""
+    return config.variant(task)
 
 
 def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
-    found = configs(task, device.arch, device.multiprocessors)
-    return tuple(c for c in found if not _refusal_of_device(c, device))
+    """The number of SMs decides between tiles, whose sums agree bit for bit, but not about splits
+    of k."""
+    portable = portable_heuristic.configs(task, device)
+    hopper = sm90_heuristic.configs(task, device)
+    skinny = skinny_gemm.configs(task, device)
+    on_hopper = device.arch != "host" and hopper
+    if on_hopper and (portable[0].gathers or sm90_heuristic.is_profitable(task, hopper[0])):
+        return (*skinny, *hopper, *portable)
+    return (*skinny, *portable, *hopper)
 
 
-def _refusal(config: AnyConfig, task: GemmTask, device: Device) -> str | None:
-    return _refusal_of_device(config, device) or refusal(config, task, device.arch)
-
-
-def _refusal_of_device(config: AnyConfig, device: Device) -> str | None:
-    if isinstance(config, HopperConfig) and device.warp_size != 32:
-        return f"Hopper's mainloop needs warps of 32 lanes; got {device.warp_size}"
-    return None
+def _traits(task: GemmTask) -> tuple[dict[str, int], dict[str, Any]]:
+    values = {field.name: getattr(task, field.name) for field in fields(task)}
+    sizes = {name: values.pop(name) for name in ("batch", "m", "n", "k")}
+    return sizes, values
 
 
 FAMILY = Family(
-    "gemm", (GemmConfig, HopperConfig, StreamConfig), _configs, _refusal, variant, _traits
+    "gemm",
+    (GemmConfig, SkinnyGemmConfig, *sm90_heuristic.CONFIGS),
+    _configs,
+    lambda config, task, device: config.refusal(task, device),
+    variant,
+    _traits,
 )
 
 
@@ -223,72 +168,67 @@ class GemmPlan(NamedTuple):
         return (self.repeated,) if self.splits == 1 else ()
 
 
+AnyPlan = GemmPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan | LogitsPlan
+
+
 def task_of(product: Product) -> GemmTask:
     p = product
     size = math.prod(p.batch)
     scales = (p.scale_a, p.scale_b, p.scale_b2)
     scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
-    plain = gemm_hopper.is_plain(p, hopper_config.converts(task))
-    task = replace(task, activates=activates(p.activation), plain=plain)
-    return half_sums_task(task) if p.half_sums else task
+    task = replace(
+        task,
+        slow_activation=slow_activation(p.activation),
+        tma_store_epilogue=fits_tma_store(p, task.mixed_input),
+    )
+    return fp16_accumulate_task(task) if p.fp16_accumulate else task
 
 
 def streams(target: Target, product: Product) -> bool:
-    """Whether the operands of `product` are streamed from where they lie."""
-    return isinstance(FAMILY.config(task_of(product), target), StreamConfig)
+    """Whether a skinny GEMM reads the operands of `product` where they lie."""
+    return isinstance(FAMILY.config(task_of(product), target), SkinnyGemmConfig)
 
 
-def gemm_plan(
-    target: Target, product: Product, config: AnyConfig | None
-) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | SplitPlan | LogitsPlan | None:
+def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> AnyPlan | None:
     """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
 
     Raises TypeError and ValueError for a config that does not fit, or too large a grid.
     """
-    p = product
-    dims = product_dims(p)
-    if len(dims) > MAX_BATCH_DIMS:
+    if len(product_dims(product)) > MAX_BATCH_DIMS:
         return None
-    task = task_of(p)
+    task = task_of(product)
     config = FAMILY.config(task, target, config)
-    if p.kernel == "dequant_softmax":
-        return logits_plan(target, p, _plan_of(target, p, task, dims, config))
-    return _plan_of(target, p, task, dims, config)
+    plan = _plan_of(target, product, task, config)
+    return logits_plan(target, product, plan) if product.kernel == "dequant_softmax" else plan
 
 
 def _plan_of(
-    target: Target,
-    product: Product,
-    task: GemmTask,
-    dims: list[tuple[int, tuple[int, ...]]],
-    config: AnyConfig,
-) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | SplitPlan:
+    target: Target, product: Product, task: GemmTask, config: AnyConfig
+) -> GemmPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan:
     """`gemm_plan`'s, but for the softmax of logits."""
+    if isinstance(config, GemmConfig):
+        return _portable_plan(target, product, task, config)
+    if isinstance(config, SplitKWorkspace):
+        splits, of_part = config.splits, config.config
+        return split_plan(target, product, splits, lambda part: gemm_plan(target, part, of_part))
+    if isinstance(config, DecodeFirst):
+        inner, decoded = config.config, task.decoded
+        names = ("a", "b", "b2")
+        return decoded_plan(target, product, names, lambda p: sm90_plan(target, p, decoded, inner))
+    plan: Any = sm90_plan
+    if isinstance(config, (SkinnyGemmConfig, StreamLogitsConfig)):
+        plan = skinny_gemm_plan if isinstance(config, SkinnyGemmConfig) else stream_logits_plan
+    if task.a == FP4:
+        of = task.a_decoded
+        return decoded_plan(target, product, ("a",), lambda p: plan(target, p, of, config))
+    return plan(target, product, task, config)
+
+
+def _portable_plan(
+    target: Target, product: Product, task: GemmTask, config: GemmConfig
+) -> GemmPlan:
     p = product
-    if isinstance(config, HopperConfig) and config.splits > 1:
-        of_parts = replace(config, splits=1)
-        return split_plan(target, p, config.splits, lambda x: gemm_plan(target, x, of_parts))
-    if isinstance(config, HopperConfig):
-
-        def plan_of(product: Product) -> gemm_hopper.HopperPlan:
-            return gemm_hopper.hopper_plan(
-                target,
-                product,
-                hopper_config.multiplied(task, config),
-                product_dims(product),
-                config,
-            )
-
-        names = hopper_config.decoded_operands(task, config)
-        return decoded_plan(target, p, names, plan_of) if names else plan_of(p)
-    if isinstance(config, StreamConfig):
-
-        def stream_of(product: Product) -> StreamPlan:
-            return gemm_stream.stream_plan(target, product, task, config)
-
-        return decoded_plan(target, p, ("a",), stream_of) if task.a == FP4 else stream_of(p)
-    elements, _ = portable_config.types_of(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n
     if tiles * config.splits >= 2**31:
@@ -296,7 +236,7 @@ def _plan_of(
 
     params = np.zeros((), _params_dtype(p.kernel))
     tile = params["tile"]
-    fill_batch(tile["batch"], dims)
+    fill_batch(tile["batch"], product_dims(p))
     tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
     per_split = -(-p.k // config.splits)
     tile["k_per_split"] = max(1, -(-per_split // BLOCK)) * BLOCK
@@ -304,8 +244,8 @@ def _plan_of(
     tile["has_block_scales"] = p.block_scales
     fill_operand(tile["a"], p.a, p.scale_a, p.groups_a)
     fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)
-    kernel = get_kernel(target, variant(task, config))
-    shared = config.shared_bytes(*elements, task.products)
+    kernel = get_kernel(target, config.variant(task))
+    shared = config.shared_bytes(task)
     if p.kernel == "dequant_softmax":
         fill_logits(params, p)
     elif p.b2 is None:

@@ -1,4 +1,4 @@
-"""What decides about the configs of a product."""
+"""What decides how a product is computed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from .product import (
     FLOAT16S,
     FP4,
-    INNER,
+    K_MAJOR,
     STRIDED,
     Matrix,
     compute_dtype,
     dual_by_vectors,
     layout_of,
     layouts,
-    lines_of,
+    misaligned_layout,
 )
 
 _LINE = 128  # bytes, that L2 reads at once
@@ -24,20 +24,25 @@ _LINE = 128  # bytes, that L2 reads at once
 
 @dataclass(frozen=True)
 class GemmTask:
-    """What decides about configs: sizes, dtypes and the layouts of the operands.
+    """All that decides how a product is computed.  Equal tasks have equal configs.
 
-    tma: whether Hopper's main loops can: TMA counts so far, if layouts are not STRIDED, and there are no
-    scales that their epilogue does not know.
-    kernel: which computes it; of dual_gemm, n is one product's.
-    activates: whether an activation of many instructions follows.
-    plain: whether one bias of columns and an activation are all that follows, to 16 bits (gemm_hopper.py:
-    is_plain).
-    in_lines: whether the rows of a 16-bit a and the columns of b, if their numbers are neighbours, begin
-    with lines of 128 bytes.  From others, L2 reads two lines for one.
-    tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
-    of rows or columns.
-    lines_b: of STRIDED layouts of 16 bits, along which dim neighbours of b are neighbours in memory, if those of a are
-    along k: INNER, lines of both begin anywhere; OUTER, of b alone.
+    batch, m, n, k: sizes; of dual_gemm, n is one product's.
+    a, b: dtypes of the operands.
+    layout_a, layout_b: K_MAJOR or MN_MAJOR; or both STRIDED: read element by element.
+    block_scales: scales of 128 of k (and 128 columns of b) multiply partial accumulators.
+    tma: TMA can load the operands, and Hopper's epilogues know all scales.
+    kernel: "gemm", "dual_gemm" or "dequant_softmax".
+    fp16_accumulate: accumulators are FP16.
+    nvfp4_tma: TMA can load b's NVFP4 codes.
+    scale_vectors: a product with an NVFP4 b has scales of rows or columns, not of all elements.
+    slow_activation: the activation takes many instructions (any but relu).
+    tma_store_epilogue: the TMA-store epilogue does: at most a bias of columns and an activation,
+        and a 16-bit result that TMA can store (sm90_epilogue.py: fits_tma_store).
+    aligned_128: rows of 16-bit K-major operands are 128-byte aligned; of others L2 reads two lines
+        for one.
+    misaligned_b: how 16-bit operands lie whose rows are misaligned, so that their layouts are
+        STRIDED: K_MAJOR: both are K-major; MN_MAJOR: b alone is misaligned, and MN-major; STRIDED:
+            neither.
     """
 
     batch: int
@@ -51,25 +56,36 @@ class GemmTask:
     block_scales: bool = False
     tma: bool = True
     kernel: str = "gemm"
-    half_sums: bool = False
-    tma_codes: bool = True
-    scaled: bool = False
-    activates: bool = False
-    plain: bool = True
-    in_lines: bool = True
-    lines_b: int = STRIDED
+    fp16_accumulate: bool = False
+    nvfp4_tma: bool = True
+    scale_vectors: bool = False
+    slow_activation: bool = False
+    tma_store_epilogue: bool = True
+    aligned_128: bool = True
+    misaligned_b: int = STRIDED
 
     @property
     def products(self) -> int:
         return 2 if self.kernel == "dual_gemm" else 1
 
     @property
+    def mixed_input(self) -> bool:
+        """Whether b is converted in registers."""
+        return self.a.itemsize != self.b.itemsize
+
+    @property
     def decoded(self) -> GemmTask:
-        """Of NVFP4 operands as 16-bit numbers in memory."""
+        """With NVFP4 operands as 16-bit elements in memory."""
         if self.b != FP4:
             return self
         dtype = compute_dtype(self.a, self.b)
         return replace(self, a=dtype, b=dtype)
+
+    @property
+    def a_decoded(self) -> GemmTask:
+        """With an NVFP4 a as 16-bit elements in memory, as the mainloops multiply it with an NVFP4
+        b."""
+        return replace(self.decoded, b=FP4) if self.a == FP4 else self
 
 
 def make_task(
@@ -99,23 +115,23 @@ def make_task(
     tma = tma and not (scaled and b.dtype in FLOAT16S)
     task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
     if layout_b == STRIDED and b2 is None:
-        task = replace(task, lines_b=lines_of(a, b, m, n, k))
-    if b.dtype in FLOAT16S and (layout_a, layout_b) == (INNER, INNER):
+        task = replace(task, misaligned_b=misaligned_layout(a, b, m, n, k))
+    if b.dtype in FLOAT16S and (layout_a, layout_b) == (K_MAJOR, K_MAJOR):
         steps = a.row * a.dtype.itemsize, b.col * b.dtype.itemsize
-        task = replace(task, in_lines=not any(step % _LINE for step in steps))
+        task = replace(task, aligned_128=not any(step % _LINE for step in steps))
     if b.dtype != FP4:
         return task
     codes = all(
-        layout_of(x, 1, x.col, k, n) == INNER
-        and _tma_walks(x._replace(row=x.col, col=x.row), INNER, n, k)
+        layout_of(x, 1, x.col, k, n) == K_MAJOR
+        and _tma_walks(x._replace(row=x.col, col=x.row), K_MAJOR, n, k)
         for x in (b, b2)
         if x is not None
     )
-    return replace(task, tma_codes=codes, scaled=scaled)
+    return replace(task, nvfp4_tma=codes, scale_vectors=scaled)
 
 
 def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:
     """x: (outer, k), of which layout_of says so."""
-    step = x.row if layout == INNER else x.col
+    step = x.row if layout == K_MAJOR else x.col
     most = max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize
     return max(outer, k) < 2**31 and most < 2**40

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes, workspace
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Target
 from ..targets.repeated import Repeated
 from .product import STRIDES, Matrix, Product, fill_epilogue

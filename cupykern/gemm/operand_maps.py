@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from ..targets.map_plan import MapPlan
-from .hopper_config import LINE
-from .product import ALIGNMENT, FLOAT16S, FP4, INNER, Matrix
+from .product import ALIGNMENT, FLOAT16S, FP4, K_MAJOR, Matrix
+from .sm90_config import LINE
 
 
 def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -22,7 +22,11 @@ def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
 
 
 def map_plan(
-    x: Matrix, batch: tuple[int, ...], shape: tuple[int, int], strides: tuple[int, int], box: tuple
+    x: Matrix,
+    batch: tuple[int, ...],
+    shape: tuple[int, int],
+    strides: tuple[int, int],
+    box: tuple[int, ...],
 ) -> MapPlan:
     unit, count = _batch_unit(x, batch)
     size = x.dtype.itemsize
@@ -45,8 +49,8 @@ def operand_map(
     """Boxes as gemm/stage_operand.cuh: StageOperand loads them."""
     if x.dtype == FP4:
         x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
-    line = min(LINE // x.dtype.itemsize, tile_k if layout == INNER else tile_outer)
-    if layout == INNER:
+    line = min(LINE // x.dtype.itemsize, tile_k if layout == K_MAJOR else tile_outer)
+    if layout == K_MAJOR:
         return map_plan(x, batch, (outer, k), (outer_step, 1), (1, tile_outer, line))
     return map_plan(x, batch, (k, outer), (k_step, 1), (1, tile_k, line))
 

@@ -1,4 +1,4 @@
-"""Configs of the portable main loop, what they take of shared memory, and why one cannot compute a task.
+"""Configs of the portable mainloop.
 
 The Python half of the constants of kernels_cu/parts/mainloop.cuh.
 """
@@ -11,24 +11,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import dtypes
+from ..kernels import Variant
+from ..targets import Device
 from ..targets.limits import max_shared_bytes
 from .gemm_task import GemmTask
-from .product import BLOCK, FP4, FP8, OUTER, STRIDED, compute_dtype
+from .product import BLOCK, FP4, FP8, MN_MAJOR, STRIDED, compute_dtype
 
-_ALL_OF_K = 2**30  # no sum is promoted before its end
+_ALL_OF_K = 2**30  # no accumulator is promoted before its end
 FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """A tile of the portable main loop and how it is computed (the constants of mainloop.cuh).
+    """A tile of the portable mainloop and how it is computed.
 
-    A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n sums, tile_k of k at a time,
-    through `stages` buffers; `splits` blocks share the k of a tile.  finish_rounds: in how many parts
-    a warp's sums go through shared memory to the epilogue.  fp8: FP8 operands are multiplied as they
-    are, with sums promoted every 128 of k; otherwise as FP16.
-    gathers: both operands are read element by element, as those of STRIDED layouts are, whatever theirs.  promotes: sums are promoted as scales of blocks need it, whether there are
-    any: one variant for both.
+    A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n accumulators, tile_k of k
+    at a time, through `stages` buffers.
+
+    splits: so many blocks share the k of a tile; a second launch adds their partial accumulators.
+    finish_rounds: in how many parts a warp's accumulators go through shared memory to the epilogue.
+    fp8: FP8 operands are multiplied as they are, with accumulators promoted every 128 of k; else
+        as FP16.
+    gathers: both operands are read element by element, whatever their layouts.
+    promotes: accumulators are promoted as block scales need it, whether there are any: one variant
+        for both.
     """
 
     tile_m: int
@@ -48,100 +54,139 @@ class GemmConfig:
     def num_threads(self) -> int:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
-    def shared_bytes(self, element_a: np.dtype, element_b: np.dtype, products: int = 1) -> int:
+    def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_tile.cuh: GemmStorage), at either warp size."""
-        line_a, line_b = (_line_bytes(dtype, self.tile_k) for dtype in (element_a, element_b))
-        stages = self.stages * (self.tile_m * line_a + products * self.tile_n * line_b)
-        sums = self.tile_m * self.tile_n * self.warps_k * products
-        fragments = sums // self.finish_rounds // 256
-        return max(stages, fragments * 16 * 20 * 4, sums * 4 if self.warps_k > 1 else 0)
+        row_a, row_b = (_row_bytes(dtype, self.tile_k) for dtype in self.elements(task))
+        stages = self.stages * (self.tile_m * row_a + task.products * self.tile_n * row_b)
+        accumulators = self.tile_m * self.tile_n * self.warps_k * task.products
+        fragments = accumulators // self.finish_rounds // 256
+        exchange = accumulators * 4 if self.warps_k > 1 else 0
+        return max(stages, fragments * 16 * 20 * 4, exchange)
 
+    def layouts(self, task: GemmTask) -> tuple[int, int]:
+        """How the mainloop reads a and b."""
+        return (STRIDED, STRIDED) if self.gathers else (task.layout_a, task.layout_b)
 
-def _line_bytes(dtype: np.dtype, numbers: int) -> int:
-    """Of so many numbers along k in shared memory; FP4's with their scales."""
-    return numbers // 2 + numbers // 16 if dtype == FP4 else numbers * dtype.itemsize
+    def computes(self, task: GemmTask) -> tuple[np.dtype, np.dtype]:
+        """a and b as they are multiplied."""
+        return (task.a, task.b) if self.fp8 else (compute_dtype(task.a, task.b),) * 2
 
+    def elements(self, task: GemmTask) -> tuple[np.dtype, np.dtype]:
+        """a and b as they lie in shared memory: STRIDED operands are converted on the way there."""
+        operands = zip(self.layouts(task), self.computes(task), (task.a, task.b), strict=True)
+        a, b = (wide if layout == STRIDED else x for layout, wide, x in operands)
+        return a, b
 
-def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
-    """Why `config` cannot compute `task` on `arch`; None: it can."""
-    c = config
-    sizes = (c.tile_m, c.tile_n, c.tile_k, c.warps_m, c.warps_n, c.warps_k)
-    if min(*sizes, c.splits, c.finish_rounds) < 1:
-        return "tiles, warps, splits and finish_rounds must be positive"
-    if c.stages < 2:
-        return f"stages must be at least 2; got {c.stages}"
-    (element_a, element_b), (compute, _) = types_of(task, config)
-    step = 4 if compute == dtypes.float32 else 32 // compute.itemsize
-    if element_a.itemsize + element_b.itemsize < 2 * compute.itemsize:
-        step = 32  # mainloop.cuh: kConverts
-    layouts = layouts_of(task, c)
-    if c.gathers and FP4 in (task.a, task.b):
-        return "NVFP4 is not read element by element"
-    if c.fp8 and not (task.a in FP8 and task.b in FP8 and STRIDED not in layouts):
-        return "fp8 is for two FP8 operands that lie along k"
-    if c.promotes and compute in (dtypes.int8, dtypes.float32):
-        return f"promotes is for sums of 16-bit numbers; got {compute}"
-    if task.half_sums and not task.a == task.b == dtypes.float16:
-        return f"only FP16 products are summed in FP16; got {task.a} and {task.b}"
-    if task.half_sums and arch.startswith("gfx"):
-        return f"{arch} does not sum in FP16"
-    if c.fp8 and arch not in FP8_ARCHS:
-        return f"{arch} does not multiply FP8"
-    if promote_k(task, c) % c.tile_k:
-        return (
-            f"sums are promoted every {promote_k(task, c)} of k, no multiple of tile_k = {c.tile_k}"
+    def promote_k(self, task: GemmTask) -> int:
+        """Every how many of k accumulators are promoted; 0: never."""
+        if task.fp16_accumulate:
+            return _ALL_OF_K
+        return BLOCK if self.fp8 or self.promotes or task.block_scales else 0
+
+    def variant(self, task: GemmTask) -> Variant:
+        names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
+        types = (*self.elements(task), *self.computes(task))
+        layout_a, layout_b = self.layouts(task)
+        return Variant(
+            task.kernel,
+            tuple((name, dtypes.CPP_NAMES[x]) for name, x in zip(names, types, strict=True)),
+            (
+                ("kTileM", self.tile_m),
+                ("kTileN", self.tile_n),
+                ("kTileK", self.tile_k),
+                ("kWarpsM", self.warps_m),
+                ("kWarpsN", self.warps_n),
+                ("kWarpsK", self.warps_k),
+                ("kStages", self.stages),
+                ("kLayoutA", layout_a),
+                ("kLayoutB", layout_b),
+                ("kFinishRounds", self.finish_rounds),
+                ("kPromoteK", self.promote_k(task)),
+                ("kHalfSums", task.fp16_accumulate),
+            ),
+            self.num_threads,
         )
-    if c.tile_m % (16 * c.warps_m) or c.tile_n % (16 * c.warps_n):
-        return f"warps {c.warps_m} x {c.warps_n} do not share {c.tile_m} x {c.tile_n} in fragments of 16 x 16"
-    if c.tile_k % (step * c.warps_k):
-        return f"tile_k must be a multiple of {step * c.warps_k}; got {c.tile_k}"
-    if task.kernel == "dequant_softmax" and c.tile_n % 64:
-        return f"statistics are of 64 columns each: tile_n must be a multiple; got {c.tile_n}"
-    if c.num_threads > 1024:
-        return f"{c.num_threads} threads are more than 1024"
-    fragments = c.tile_m * c.tile_n // (256 * c.warps_m * c.warps_n)
-    if fragments % c.finish_rounds:
-        return f"finish_rounds must divide a warp's {fragments} fragments; got {c.finish_rounds}"
-    for layout, outer, element in zip(
-        layouts, (c.tile_m, c.tile_n), (element_a, element_b), strict=True
-    ):
-        if element == FP4 and c.tile_k % 64:
-            return f"tile_k must be a multiple of 64 for NVFP4; got {c.tile_k}"
-        line = (outer if layout == OUTER else c.tile_k) * element.itemsize // 16
-        line = line // 2 if element == FP4 else line
-        if line < 1 or line & (line - 1):
-            return f"a line of {16 * line} bytes in shared memory is not 16 times a power of two"
-    needed, limit = c.shared_bytes(element_a, element_b, task.products), max_shared_bytes(arch)
-    if needed > limit:
-        return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
-    if c.splits > 1 and c.splits > math.ceil(task.k / BLOCK):
-        return f"{c.splits} splits of k = {task.k} would be shorter than {BLOCK}"
-    return None
+
+    def refusal(self, task: GemmTask, device: Device) -> str | None:
+        """Why this config cannot compute `task` on `device`; None: it can."""
+        sizes = (self.tile_m, self.tile_n, self.tile_k, self.warps_m, self.warps_n, self.warps_k)
+        if min(*sizes, self.splits, self.finish_rounds) < 1:
+            return "tiles, warps, splits and finish_rounds must be positive"
+        if self.stages < 2:
+            return f"stages must be at least 2; got {self.stages}"
+        return (
+            self._type_refusal(task, device.arch)
+            or self._tile_refusal(task)
+            or self._row_refusal(task)
+            or self._size_refusal(task, device.arch)
+        )
+
+    def _type_refusal(self, task: GemmTask, arch: str) -> str | None:
+        compute, _ = self.computes(task)
+        if self.gathers and FP4 in (task.a, task.b):
+            return "NVFP4 is not read element by element"
+        if self.fp8 and not (task.a in FP8 and task.b in FP8 and STRIDED not in self.layouts(task)):
+            return "fp8 is for two FP8 operands that are K-major"
+        if self.promotes and compute in (dtypes.int8, dtypes.float32):
+            return f"promotes is for accumulators of 16-bit operands; got {compute}"
+        if task.fp16_accumulate and not task.a == task.b == dtypes.float16:
+            return f"only FP16 products are accumulated in FP16; got {task.a} and {task.b}"
+        if task.fp16_accumulate and arch.startswith("gfx"):
+            return f"{arch} does not accumulate in FP16"
+        if self.fp8 and arch not in FP8_ARCHS:
+            return f"{arch} does not multiply FP8"
+        return None
+
+    def _tile_refusal(self, task: GemmTask) -> str | None:
+        promote_k, (compute, _), elements = (
+            self.promote_k(task),
+            self.computes(task),
+            self.elements(task),
+        )
+        step = 4 if compute == dtypes.float32 else 32 // compute.itemsize
+        if sum(x.itemsize for x in elements) < 2 * compute.itemsize:
+            step = 32  # mainloop.cuh: kConverts
+        if promote_k % self.tile_k:
+            return f"accumulators are promoted every {promote_k} of k, no multiple of tile_k = {self.tile_k}"
+        if self.tile_m % (16 * self.warps_m) or self.tile_n % (16 * self.warps_n):
+            warps, tile = f"{self.warps_m} x {self.warps_n}", f"{self.tile_m} x {self.tile_n}"
+            return f"warps {warps} do not share {tile} in fragments of 16 x 16"
+        if self.tile_k % (step * self.warps_k):
+            return f"tile_k must be a multiple of {step * self.warps_k}; got {self.tile_k}"
+        if task.kernel == "dequant_softmax" and self.tile_n % 64:
+            return (
+                f"statistics are of 64 columns each: tile_n must be a multiple; got {self.tile_n}"
+            )
+        if self.num_threads > 1024:
+            return f"{self.num_threads} threads are more than 1024"
+        fragments = self.tile_m * self.tile_n // (256 * self.warps_m * self.warps_n)
+        if fragments % self.finish_rounds:
+            return f"finish_rounds must divide a warp's {fragments} fragments; got {self.finish_rounds}"
+        return None
+
+    def _row_refusal(self, task: GemmTask) -> str | None:
+        """Of the rows of a stage in shared memory, which are swizzled."""
+        operands = zip(
+            self.layouts(task), (self.tile_m, self.tile_n), self.elements(task), strict=True
+        )
+        for layout, outer, element in operands:
+            if element == FP4 and self.tile_k % 64:
+                return f"tile_k must be a multiple of 64 for NVFP4; got {self.tile_k}"
+            row = (outer if layout == MN_MAJOR else self.tile_k) * element.itemsize // 16
+            row = row // 2 if element == FP4 else row
+            if row < 1 or row & (row - 1):
+                return f"a row of {16 * row} bytes in shared memory is not 16 times a power of two"
+        return None
+
+    def _size_refusal(self, task: GemmTask, arch: str) -> str | None:
+        needed, limit = self.shared_bytes(task), max_shared_bytes(arch)
+        if needed > limit:
+            return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
+        if self.splits > 1 and self.splits > math.ceil(task.k / BLOCK):
+            return f"{self.splits} splits of k = {task.k} would be shorter than {BLOCK}"
+        return None
 
 
-def layouts_of(task: GemmTask, config: GemmConfig) -> tuple[int, int]:
-    """How the main loop reads a and b."""
-    return (STRIDED, STRIDED) if config.gathers else (task.layout_a, task.layout_b)
-
-
-def types_of(
-    task: GemmTask, config: GemmConfig
-) -> tuple[tuple[np.dtype, np.dtype], tuple[np.dtype, np.dtype]]:
-    """(a, b) as they lie in shared memory, and as they are multiplied."""
-    if config.fp8:
-        return (task.a, task.b), (task.a, task.b)
-    compute = (compute_dtype(task.a, task.b),) * 2
-    # What lies in any strides is converted on the way to shared memory.
-    operands = zip(layouts_of(task, config), compute, (task.a, task.b), strict=True)
-    return tuple(wide if layout == STRIDED else x for layout, wide, x in operands), compute
-
-
-def element_types(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtype]:
-    """a and b as they lie in shared memory."""
-    return types_of(task, config)[0]
-
-
-def promote_k(task: GemmTask, config: GemmConfig) -> int:
-    if task.half_sums:
-        return _ALL_OF_K
-    return BLOCK if config.fp8 or config.promotes or task.block_scales else 0
+def _row_bytes(dtype: np.dtype, elements: int) -> int:
+    """Of so many elements along k in shared memory; FP4's with their scales."""
+    return elements // 2 + elements // 16 if dtype == FP4 else elements * dtype.itemsize

@@ -1,6 +1,6 @@
 """Products as their launches see them: operands, batches and what kernels take of both.
 
-Shared by every main loop and every op that multiplies matrices.
+Shared by every mainloop and every op that multiplies matrices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from .. import dtypes
 from ..arrays import address_of, steps_of
 
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
-INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
+# Contiguous along k, along m or n, or neither.  mainloop.cuh: Layout
+K_MAJOR, MN_MAJOR, STRIDED = range(3)
 BLOCK = 128  # of scales along k and n; mainloop.cuh, mainloop_sm90.cuh: kBlockK
 ALIGNMENT = 16  # bytes, of what asynchronous copies move
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
@@ -82,16 +83,16 @@ class Groups(NamedTuple):
 
 
 def must_be_copied(a: Matrix, b: Matrix, k: int, m: int) -> bool:
-    """Whether the main loops, which read what NVFP4 is multiplied with by vectors along k, cannot read a so."""
-    return b.dtype == FP4 != a.dtype and layout_of(a, a.col, a.row, k, m) != INNER
+    """Whether the mainloops, which read what NVFP4 is multiplied with by vectors along k, cannot read a so."""
+    return b.dtype == FP4 != a.dtype and layout_of(a, a.col, a.row, k, m) != K_MAJOR
 
 
 def layouts(
     a: Matrix, b: Matrix, k: int, m: int, n: int, block_scales: bool = False
 ) -> tuple[int, int]:
-    """How the main loop reads the operands: both by vectors, or both element by element."""
+    """How the mainloop reads the operands: both by vectors, or both element by element."""
     if b.dtype == FP4:
-        return INNER, INNER
+        return K_MAJOR, K_MAJOR
     found = layout_of(a, a.col, a.row, k, m), layout_of(b, b.row, b.col, k, n)
     vectors = by_vectors(a.dtype, b.dtype, *found, block_scales)
     return found if vectors else (STRIDED, STRIDED)
@@ -102,30 +103,30 @@ def by_vectors(
 ) -> bool:
     """Whether there are variants that read operands of these layouts by vectors.
 
-    The main loop could read FP32 of every layout so, and E5M2 with scales of blocks.
+    The mainloop could read FP32 of every layout so, and E5M2 with scales of blocks.
     """
     if STRIDED in (layout_a, layout_b) or (block_scales and dtypes.float8_e5m2 in (a, b)):
         return False
     if a.itemsize == 1:
-        return (layout_a, layout_b) == (INNER, INNER)
-    return layout_a == INNER if b.itemsize != 2 else True
+        return (layout_a, layout_b) == (K_MAJOR, K_MAJOR)
+    return layout_a == K_MAJOR if b.itemsize != 2 else True
 
 
 def dual_by_vectors(
     a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool = False
 ) -> bool:
     """`by_vectors` of two products: of fewer pairs and layouts, since each is a variant."""
-    if layout_a != INNER or not by_vectors(a, b, layout_a, layout_b, block_scales):
+    if layout_a != K_MAJOR or not by_vectors(a, b, layout_a, layout_b, block_scales):
         return False
     if b in FLOAT16S:
         return True
     if block_scales and a != dtypes.float8_e4m3fn:
         return False
-    return layout_b == INNER and dtypes.float8_e5m2 not in (a, b)
+    return layout_b == K_MAJOR and dtypes.float8_e5m2 not in (a, b)
 
 
 def layout_of(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
-    """How the main loop can read an operand alone: by vectors along k or along its other dim, at positive
+    """How the mainloop can read an operand alone: by vectors along k or along its other dim, at positive
     steps, or not.
     """
     if not x.aligned or min(x.batch_strides, default=0) < 0:
@@ -136,19 +137,19 @@ def layout_of(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> in
         return (near == 1 or near_size == 1) and whole and (step > 0 or size == 1)
 
     if in_lines(k_step, k, outer_step, outer):
-        return INNER
-    return OUTER if in_lines(outer_step, outer, k_step, k) else STRIDED
+        return K_MAJOR
+    return MN_MAJOR if in_lines(outer_step, outer, k_step, k) else STRIDED
 
 
-def lines_of(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
-    """GemmTask.lines_b of operands that begin at multiples of 16 bytes; else STRIDED."""
+def misaligned_layout(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
+    """GemmTask.misaligned_b of operands that begin at multiples of 16 bytes; else STRIDED."""
     aligned = a.dtype == b.dtype in FLOAT16S and a.aligned and b.aligned
     if not aligned or not (a.col == 1 or k == 1) or a.row < 0:
         return STRIDED
     if (b.row == 1 or k == 1) and b.col >= 0:
-        return INNER
+        return K_MAJOR
     outer = (b.col == 1 or n == 1) and b.row >= 0
-    return OUTER if outer and layout_of(a, a.col, a.row, k, m) == INNER else STRIDED
+    return MN_MAJOR if outer and layout_of(a, a.col, a.row, k, m) == K_MAJOR else STRIDED
 
 
 def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
@@ -181,7 +182,7 @@ class Product(NamedTuple):
     (alpha2 * (scale_a * a) @ (scale_b2 * b2)).
 
     block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
-    half_sums: FP16 products are summed in FP16.
+    fp16_accumulate: accumulators of FP16 products are FP16.
     groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
     logits: of dequant_softmax, where they are in memory (logits.py); num_sets: of columns that a row has
     statistics of.
@@ -201,7 +202,7 @@ class Product(NamedTuple):
     alpha: float
     activation: str | None
     block_scales: bool = False
-    half_sums: bool = False
+    fp16_accumulate: bool = False
     groups_a: Groups | None = None
     groups_b: Groups | None = None
     b2: Matrix | None = None
@@ -269,7 +270,7 @@ def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
     return merge_batch(p.batch, [none if x is None else x.batch_strides for x in operands])
 
 
-def fill_batch(batch: np.ndarray, dims: list[tuple[int, tuple[int, ...]]]) -> None:
+def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
     """batch: of dtype BATCH, zeros."""
     batch["num_dims"] = len(dims)
     for d, (size, strides) in enumerate(dims):

@@ -1,26 +1,67 @@
-"""Products of few tiles and long k, as a batch of products of parts of k that another launch adds.
+"""Split-K with a workspace: few tiles and long k, as a batch of products of parts of k that
+another launch adds.
 
 The Python half of kernels_cu/add_splits.cu.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes
 from ..arrays import maker
 from ..jit import get_kernel
-from ..targets import Kernel, Target
-from .product import EPILOGUE, Matrix, Product, fill_epilogue
+from ..kernels import Variant
+from ..targets import Device, Kernel, Target
+from .gemm_task import GemmTask
+from .product import EPILOGUE, FLOAT16S, Matrix, Product, fill_epilogue
+from .sm90_gemm_config import Sm90GemmConfig
 
 ADD_SPLITS = Variant("add_splits", (), (), 256)
 _RUN, _BLOCKS = 4, 8  # add_splits.cu: kRun; blocks of a multiprocessor
 _PARAMS = np.dtype([("epilogue", EPILOGUE), ("num_parts", np.int64)])  # SplitsParams
 _OUT, _ENDS = 2, slice(2, 7)  # in product.ARRAYS, of what the last launch takes
+
+
+@dataclass(frozen=True)
+class SplitKWorkspace:
+    """`splits` parts of k, each of whole stages, by `config`; a second launch adds them and has
+    the epilogue."""
+
+    config: Sm90GemmConfig
+    splits: int
+
+    @property
+    def num_threads(self) -> int:
+        return self.config.num_threads
+
+    def part(self, task: GemmTask) -> GemmTask:
+        """The task of the parts, as a batch."""
+        changes: dict[str, Any] = {"tma_store_epilogue": False, "slow_activation": False}
+        return replace(task, batch=self.splits, k=task.k // self.splits, **changes)
+
+    def shared_bytes(self, task: GemmTask) -> int:
+        return self.config.shared_bytes(self.part(task))
+
+    def variant(self, task: GemmTask) -> Variant:
+        """Of the first launch."""
+        return self.config.variant(self.part(task))
+
+    def refusal(self, task: GemmTask, device: Device) -> str | None:
+        """Why this config cannot compute `task` on `device`; None: it can."""
+        t, splits = task, self.splits
+        if splits < 1:
+            return f"splits must be positive; got {splits}"
+        if t.kernel != "gemm" or not t.a == t.b in FLOAT16S or t.batch != 1 or t.n % 4:
+            return "split-K with a workspace is of one 16-bit product with a multiple of 4 columns"
+        if not t.k or t.k % (splits * max(1, self.config.tile_k)):
+            return f"k = {t.k} is no {splits} parts of whole stages"
+        if splits * t.m * t.n >= 2**31:
+            return f"{splits} parts of {t.m} x {t.n} accumulators need too large a workspace"
+        return self.config.refusal(self.part(t), device)
 
 
 class SplitPlan(NamedTuple):
@@ -50,7 +91,12 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
         p.a._replace(batch_strides=(depth * p.a.col,)),
         p.b._replace(batch_strides=(depth * p.b.row,)),
         Matrix(dtypes.float32, (p.m * p.n,), p.n, 1, True),
-        *(None, None, None, None, 1.0, None),
+        bias=None,
+        residual=None,
+        scale_a=None,
+        scale_b=None,
+        alpha=1.0,
+        activation=None,
     )
     params = np.zeros((), _PARAMS)
     fill_epilogue(params["epilogue"], p)

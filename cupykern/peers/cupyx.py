@@ -9,7 +9,7 @@ import numpy as np
 
 from ..numerics import namespace
 from ..op import Call
-from . import Norm, Peer, norm_arguments, only_array
+from .base import Norm, Peer, norm_arguments, only_array
 
 
 def _build(op: str, call: Call) -> Callable[[], Any] | None:

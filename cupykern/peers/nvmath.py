@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import dtypes
 from ..op import Call
-from . import Peer
+from .base import Peer
 
 _EPILOGS = {None: "", "relu": "RELU", "gelu_tanh": "GELU"}  # cuBLASLt's GELU is the tanh one
 

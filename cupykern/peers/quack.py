@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..op import Call
-from . import Norm, Peer, norm_arguments, only_array
+from .base import Norm, Peer, norm_arguments, only_array
 
 
 def _build(op: str, call: Call) -> Callable[[], Any] | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..op import Call
-from . import Peer, norm_arguments, only_array
+from .base import Peer, norm_arguments, only_array
 from .torch_dual import dual, logits, steps_of_dual
 from .torch_product import product, steps_of_product
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..op import Call
-from . import Peer
+from .base import Peer
 
 _Function = Callable[[], Any]
 

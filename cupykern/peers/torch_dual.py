@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..gemm.nvfp4 import NvFp4
+from ..nvfp4 import NvFp4
 from ..op import Call
 from .torch_product import _tensor
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..gemm.nvfp4 import NvFp4
 from ..gemm.product import FP8
 from ..numerics import namespace
+from ..nvfp4 import NvFp4
 from ..op import Call
 
 _OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype"}

@@ -8,8 +8,8 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from .. import dtypes
-from ..gemm.nvfp4 import NvFp4
 from ..numerics import as_float64, namespace
+from ..nvfp4 import NvFp4
 from ..op import Bound
 from ..typing import Array, Factor
 from .accumulation import PROMOTED_K, Products, product

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kernels_cu import EITHER, Variant
-
 from .. import dtypes
+from ..kernels import EITHER, Variant
 from ..targets.limits import max_cluster_size, max_shared_bytes
 from .row_layout import VECTOR_BYTES, RowLayout
 

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes
+from ..kernels import Variant
 from ..targets.limits import is_measured
 from .row_layout import VECTOR_BYTES, Operand
 

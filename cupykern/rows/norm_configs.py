@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels_cu import EITHER
-
+from ..kernels import EITHER
 from ..targets.limits import max_shared_bytes
 from .configs import BlockRows, RowConfig, Rows
 

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import EITHER, Variant
-
 from .. import dtypes
 from ..arrays import Twins, small_twins
 from ..choice import Family
+from ..kernels import EITHER, Variant
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig, SharedRows, SpanRows, row_traits

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arrays, plans
 from ..arguments import check_fields
 from ..choice import Family
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Device, Target, device_of
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .configs import RowConfig

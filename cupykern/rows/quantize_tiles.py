@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arrays, dtypes, plans
 from ..choice import Family
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig

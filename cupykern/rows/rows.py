@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import workspace
 from ..arrays import maker
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Kernel, Target
 from ..targets.repeated import Repeated
 from .configs import RowConfig, SpanRows

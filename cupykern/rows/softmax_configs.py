@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernels_cu import Variant
-
+from ..kernels import Variant
 from .configs import BlockRows, RowConfig, Rows
 
 MAX_CLUSTER_THREADS = 512  # of a block, at most

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant, source_text
-
 from .. import environment
-from . import CompileError, Usage, by_value, launch_argument
+from ..kernels import Variant, source_text
+from .base import CompileError, Usage, by_value, launch_argument
 from .clusters import max_active_clusters
 from .limits import max_shared_bytes
-from .packed import pack
+from .repeated import pack
 
 OPTIONS = ("-std=c++17",)
 _ARCHS_WITH_OWN_INSTRUCTIONS = {

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant, source_text
-
-from . import CompileError, Usage, by_value, launch_argument
+from ..kernels import Variant, source_text
+from .base import CompileError, Usage, by_value, launch_argument
 
 OPTIONS = ("-std=c++17",)  # hiprtc refuses -arch and -ftz; CuPy adds its flag for subnormals
 

@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kernels_cu import Variant, file_text, source_text
-
 from .. import environment
+from ..kernels import Variant, file_text, source_text
 from ..typing import Namespace
-from . import CompileError, Usage, by_value, limits
+from . import limits
+from .base import CompileError, Usage, by_value
 from .host_compiler import (
     SANITIZERS,
     Compiler,

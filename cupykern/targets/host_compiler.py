@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .. import cache as disk_cache
 from .. import environment
-from . import UnavailableError
+from .base import UnavailableError
 
 SANITIZERS = ("address", "thread")
 

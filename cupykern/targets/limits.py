@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Device
+from .base import Device
 
 _SHARED_KIB = {
     "sm_80": 163,

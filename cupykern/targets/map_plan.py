@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import address_of
-from . import Target, tensor_map
+from . import tensor_map
+from .base import Target
 
 
 class MapPlan(NamedTuple):
@@ -32,7 +34,7 @@ def _no_map(target: Target) -> Any:
 
 
 def encoded_maps(
-    target: Target, plans: tuple[MapPlan | None, ...], arrays: tuple[Any, ...]
+    target: Target, plans: tuple[MapPlan | None, ...], arrays: Sequence[Any]
 ) -> tuple[Any, ...]:
     """The launch arguments of `plans` for the first of `arrays`."""
     return tuple(

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant, source_text
-
-from . import CompileError, UnavailableError
+from ..kernels import Variant, source_text
+from .base import CompileError, UnavailableError
 from .cuda import OPTIONS
 
 CLANG_FLAGS = (

@@ -16,7 +16,8 @@ import numpy as np
 from .. import dtypes, plans
 from ..arrays import address_of
 from ..typing import Array
-from . import UnavailableError, by_value, is_cupy, launch_argument_at
+from . import is_cupy
+from .base import UnavailableError, by_value, launch_argument_at
 
 SWIZZLES = (0, 32, 64, 128)
 

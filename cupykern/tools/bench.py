@@ -9,18 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kernels_cu import Variant
-
-from ..check import Comparison, GuardedArray, Violation, accepts_out, compare
+from ..kernels import Variant
 from ..op import Call, Op, as_tuple
 from ..peers import Peer, to_array
 from ..targets import Target, UnavailableError
-from ..typing import Namespace
-from .protocol import Monitor
-from .results import OURS, Result, Row
-from .timing import FLUSH_BYTES, Clock, Function, time_rounds
+from ..tuning.contender import MAX_SAMPLE, OURS, Contender, Result, Verifier, our_contender
+from ..tuning.protocol import Monitor
+from ..tuning.timing import FLUSH_BYTES, Clock, Function, time_rounds
+from .results import Row
 
-_MAX_SAMPLE = 2**22  # elements that are verified of large outputs
 _SPACER_STEP, _SPACER_STEPS = (
     2**21,
     128,
@@ -39,7 +36,7 @@ class Settings:
         return {
             **asdict(self),
             "flush_bytes": FLUSH_BYTES if target.name != "host" else 0,
-            "max_verified_elements": _MAX_SAMPLE,
+            "max_verified_elements": MAX_SAMPLE,
         }
 
 
@@ -68,47 +65,6 @@ def tasks(
     ]
 
 
-class Verifier:
-    """The FP64 reference of a seeded part of a call, against which outputs are compared.
-
-    Made before anything runs, so that a kernel that writes to its inputs is found.
-    """
-
-    def __init__(self, op: Op, call: Call, seed: int, xp: Namespace):
-        self._op, self._call, self._seed, self._xp = op, call, seed, xp
-        part, _ = op.sample(call, (), _MAX_SAMPLE, seed)
-        self._references = op.reference(*part.args, **part.kwargs)
-        self._bounds = op.bound(*part.args, **part.kwargs, reference=self._references)
-
-    def compare(self, outputs: tuple[Any, ...]) -> Comparison:
-        arrays = tuple(to_array(output, self._xp) for output in outputs)
-        _, part = self._op.sample(self._call, arrays, _MAX_SAMPLE, self._seed)
-        return compare(part, self._references, self._bounds)
-
-
-class Contender:
-    """An implementation on a problem; calling it keeps its output, so that it can be verified."""
-
-    def __init__(self, name: str, function: Function, guarded: GuardedArray | None = None):
-        self.result = Result(name)
-        self.guarded = guarded
-        self._function = function
-        self._output: Any = None
-
-    def __call__(self) -> None:
-        self._output = self._function()
-
-    def verify(self, verifier: Verifier) -> bool:
-        """Compare the latest output; the result takes the figures and the reason of a failure."""
-        try:
-            if self.guarded is not None:
-                self.guarded.check()
-            self.result.compared(verifier.compare(as_tuple(self._output)))
-        except Violation as violation:
-            self.result.note = str(violation)
-        return self.result.note is None
-
-
 def bench_task(
     task: Task,
     target: Target,
@@ -125,7 +81,7 @@ def bench_task(
     op, work, row = task.op, task.op.work(task.problem), _new_row(task)
     try:
         call = op.inputs(task.problem, settings.seed, target.xp)
-        verifier = Verifier(op, call, settings.seed, target.xp)
+        verifier = Verifier(op, call, settings.seed)
         ours = our_contender(op, call, target.xp)
         row.results.append(ours.result)
         ours()
@@ -134,7 +90,7 @@ def bench_task(
         contenders = [ours]
         parts: list[tuple[Result, str, Function]] = []
         for peer in peers:
-            contender = _peer_contender(peer, op, call, verifier)
+            contender = _peer_contender(peer, op, call, verifier, target.xp)
             row.results.append(contender.result)
             if contender.result.error_over_bound is not None:  # it ran
                 contenders.append(contender)
@@ -175,21 +131,18 @@ def _new_row(task: Task) -> Row:
     return Row(task.op.name, task.shape, task.dtype, repr(task.problem), *work, plain)
 
 
-def our_contender(op: Op, call: Call, xp: Namespace, config: Any = None) -> Contender:
-    """The op itself, with `out` if it takes one: nothing is allocated while it is timed.
+class _PeerContender(Contender):
+    """A peer's function, whose outputs may be arrays of another library."""
 
-    config: None for the op's own choice.
-    """
-    kwargs = call.kwargs if config is None else {**call.kwargs, "config": config}
-    if not accepts_out(op):
-        return Contender(OURS, lambda: op.run(*call.args, **kwargs))
-    first = as_tuple(op.run(*call.args, **kwargs))[0]
-    guarded = GuardedArray(xp, first.shape, first.dtype)
-    kwargs = {**kwargs, "out": guarded.array}
-    return Contender(OURS, lambda: op.run(*call.args, **kwargs), guarded)
+    def __init__(self, name: str, function: Function, xp: Any):
+        super().__init__(name, function)
+        self._xp = xp
+
+    def outputs(self) -> tuple[Any, ...]:
+        return tuple(to_array(output, self._xp) for output in super().outputs())
 
 
-def _peer_contender(peer: Peer, op: Op, call: Call, verifier: Verifier) -> Contender:
+def _peer_contender(peer: Peer, op: Op, call: Call, verifier: Verifier, xp: Any) -> Contender:
     """A peer, run once (so that it is compiled) and compared; without figures if that failed."""
     failed = Contender(peer.name, lambda: None)
     try:
@@ -197,7 +150,7 @@ def _peer_contender(peer: Peer, op: Op, call: Call, verifier: Verifier) -> Conte
         if function is None:
             failed.result.note = "has no such function"
             return failed
-        contender = Contender(peer.name, function)
+        contender = _PeerContender(peer.name, function, xp)
         contender()
         contender.verify(verifier)
         return contender

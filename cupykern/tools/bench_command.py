@@ -13,12 +13,13 @@ import click
 
 from ..peers import Peer, all_peers
 from ..targets import Target
-from . import baseline, doctor, protocol, results
+from ..tuning import protocol
+from ..tuning.compile_ahead import compile_ahead
+from ..tuning.timing import Clock, clock_of
+from . import baseline, doctor, results
 from .bench import Settings, Task, host_times, run, variants
-from .compile_ahead import compile_ahead
 from .stored import to_json
 from .tables import number, one_line, print_table, progress
-from .timing import Clock, clock_of
 
 
 def find_peers(names: Sequence[str], target: str) -> list[Peer]:

@@ -27,7 +27,7 @@ from .options import (
     target_option,
     write_json,
 )
-from .tables import number, one_line, print_table, progress
+from .tables import Counted, number, one_line, print_table, progress
 
 # --- check -------------------------------------------------------------------------------------
 
@@ -76,8 +76,8 @@ def check(
     Example: cupykern check softmax --target host --cases 200
     """
     from .. import check as checks
+    from ..tuning.compile_ahead import compile_ahead, variants_of_cases
     from . import precision, records
-    from .compile_ahead import compile_ahead, variants_of_cases
 
     if plot_path is not None:
         need_matplotlib("--plot")
@@ -94,8 +94,8 @@ def check(
         return _check_sensitivity(ops, where, seed, json_path)
     done = []
     collector = precision.Collector(seed) if precise or plot_path is not None else None
-    variants = variants_of_cases(ops, where, cases, seed)
-    with progress(None, "compile") as advance:
+    variants = Counted(variants_of_cases(ops, where, cases, seed))
+    with progress(lambda: variants.total, "compile") as advance:
         for variant, *_ in compile_ahead(where, variants, jobs):
             advance(variant.kernel)
     with progress(len(ops) * cases, "check") as advance:
@@ -232,10 +232,10 @@ def bench(
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
     """
+    from ..tuning.protocol import lock
     from . import bench as protocol
     from .bench_command import Baseline, Outputs, find_peers
     from .bench_command import bench as run
-    from .protocol import lock
 
     if plot_path is not None:
         need_matplotlib("--plot")
@@ -265,48 +265,58 @@ def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[
 # --- the tables ---------------------------------------------------------------------------------
 
 
+_PAGES = "README.md", "docs/results.md"  # of a checkout
+
+
 @click.command()
 @click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 1 if it would.")
-@click.option("--tables", multiple=True, type=click.Path(dir_okay=False), show_default=True,
-              default=("README.md", "docs/results.md"), help="Pages that hold tables.")  # fmt: skip
+@click.option("--tables", multiple=True, type=click.Path(dir_okay=False),
+              show_default=f"{', '.join(_PAGES)}, where they are", help="Pages that hold tables.")  # fmt: skip
 @click.option("--results", type=click.Path(file_okay=False), default="results", show_default=True)
-@click.option("--page", type=click.Path(dir_okay=False), default="docs/results.html",
-              show_default=True, help="The page with plots (needs matplotlib).")  # fmt: skip
-def report(only_check: bool, tables: tuple[str, ...], results: str, page: str) -> int:
-    """Write the tables and plots of README and docs.
+@click.option("--page", type=click.Path(dir_okay=False),
+              show_default="docs/results.html, or results.html where there is no docs",
+              help="The page with plots (needs matplotlib).")  # fmt: skip
+def report(only_check: bool, tables: tuple[str, ...], results: str, page: str | None) -> int:
+    """Write the tables and plots of results.
 
     From the results in a folder, which holds what `bench`, `sweep`, `tune`, `profile` and `check --report` wrote with --json.
     The page is one file that loads nothing: roofs, speed against size beside the peers, errors against
-    the bound, heat maps of sweeps, tuned calls, comparisons, profiles.
+    the bound, heat maps of sweeps, tuned calls, comparisons, profiles.  It needs no checkout; in one, the
+    tables of README and docs are written too.
 
     \b
-    Example: cupykern report --check
+    Example: cupykern report --results measured --page measured.html
     """
     from . import page as pages
     from . import report as reports
 
-    paths, folder = [Path(path) for path in tables], Path(results)
+    paths = [Path(path) for path in tables or (name for name in _PAGES if Path(name).exists())]
+    place = Path(page or ("docs/results.html" if Path("docs").is_dir() else "results.html"))
+    folder = Path(results)
+    if not any(folder.glob("*.json")):
+        raise Failure(f"there are no results in {folder}: `cupykern bench --json` writes some")
     try:
-        texts, wanted = reports.report(paths, folder)
+        texts, wanted = reports.report(paths, folder) if paths else ([], [])
+        reports.load(folder)
     except OSError as error:
         raise Failure(str(error)) from None
     except ValueError as error:
-        raise Failure(f"{', '.join(tables)}: {error}") from None
+        raise Failure(f"{', '.join(map(str, paths)) or folder}: {error}") from None
     changed = {path: new for path, old, new in zip(paths, texts, wanted, strict=True) if old != new}
-    for name, picture in reports.pictures(folder).items():
-        place = Path(page).parent / name
-        if not place.exists() or place.read_text(encoding="utf-8") != picture:
-            changed[place] = picture
+    for name, picture in reports.pictures(folder).items() if paths else ():
+        beside = place.parent / name
+        if not beside.exists() or beside.read_text(encoding="utf-8") != picture:
+            changed[beside] = picture
     if only_check and changed:
         raise Failure(f"{next(iter(changed))} differs from {results}: run `cupykern report`")
-    Path(page).parent.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     for path, text in changed.items():
         path.write_text(text, encoding="utf-8")
         click.echo(f"{path} written")
-    if not only_check and not pages.is_current(Path(page), folder):
+    if not only_check and not pages.is_current(place, folder):
         need_matplotlib("the page")
-        Path(page).write_text(pages.make(folder), encoding="utf-8")
-        click.echo(f"{page} written")
+        place.write_text(pages.make(folder), encoding="utf-8")
+        click.echo(f"{place} written")
     return 0
 
 

@@ -33,12 +33,15 @@ from .options import (
 def _parse_grid(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> dict[str, tuple[Any, ...]]:
-    """ "stages=2,3;fp8=True" -> {"stages": (2, 3), "fp8": (True,)}.  Raises click.UsageError."""
+    """ "stages=2,3;fp8=True" -> {"stages": (2, 3), "fp8": (True,)}; "cluster=SplitK(2)" makes that of a field.
+
+    Raises click.UsageError.
+    """
     grid = {}
     for part in filter(None, (part.strip() for part in (text or "").split(";"))):
         name, equals, values = part.partition("=")
         try:
-            found = ast.literal_eval(f"({values},)") if equals and values else ()
+            found = tuple(map(_value, _elements(values))) if equals and values else ()
         except (ValueError, SyntaxError):
             found = ()
         if not found or not name.strip().isidentifier():
@@ -48,6 +51,20 @@ def _parse_grid(
             )
         grid[name.strip()] = found
     return grid
+
+
+def _elements(values: str) -> list[ast.expr]:
+    parsed = ast.parse(f"({values},)", mode="eval").body
+    return parsed.elts if isinstance(parsed, ast.Tuple) else [parsed]
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, or what a name is called with."""
+    from ..tuning.sweep import Made
+
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        return Made(node.func.id, tuple(map(ast.literal_eval, node.args)))
+    return ast.literal_eval(node)
 
 
 def _parse_sizes(
@@ -99,7 +116,7 @@ wait_option = click.option("--wait", is_flag=True, help="Wait for another benchm
 @sizes_option
 @dtypes_option
 @click.option("--configs", "grid", callback=_parse_grid,
-              help='Also every config with these fields replaced, as "stages=2,3;tile_k=32,64".')  # fmt: skip
+              help='Also every config with these fields replaced, as "stages=2,3;cluster=SplitK(2)".')  # fmt: skip
 @click.option("--top", type=click.IntRange(1), default=5, show_default=True,
               help="How many of the best to time again, in turns, and to print.")  # fmt: skip
 @click.option("--trace", type=click.Path(dir_okay=False), callback=parse_output,
@@ -148,9 +165,9 @@ def sweep(
     \b
     Example: cupykern sweep matmul --sizes 4096,8192 --dtype float16 --configs "stages=2,3,4"
     """
+    from ..tuning.protocol import lock
+    from ..tuning.sweep import Settings
     from . import sweep_command
-    from .protocol import lock
-    from .sweep import Settings
 
     path = Path(trace or f"sweep-{op.name}.jsonl")
     if not in_process:
@@ -284,4 +301,23 @@ def profile(
     return 0
 
 
-COMMANDS = (sweep, tune, profile)
+@click.command()
+@click.argument("sweeps", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--write", "written", type=click.Path(dir_okay=False), callback=parse_output,
+              help="Write the file of the architecture with the fitted times.")  # fmt: skip
+@seed_option
+def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
+    """Fit the model that chooses GEMM configs to SWEEPS.
+
+    Prints each time as it is and as fitted, and how well both tell the times of a quarter of the shapes,
+    which the fit does not see.  The numbers are those of cupykern/tuned/sm_90a.json.
+
+    \b
+    Example: cupykern fit results/sweep_matmul.json --write cupykern/tuned/sm_90a.json
+    """
+    from . import fit_command
+
+    return fit_command.run(tuple(map(Path, sweeps)), seed, Path(written) if written else None)
+
+
+COMMANDS = (sweep, tune, profile, fit)

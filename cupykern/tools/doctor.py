@@ -22,11 +22,19 @@ from ..targets import Target, cpu_name, product_name
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for; `needed_for` says what does not work without it."""
+    """One thing looked for; where it is missing, what does not work without it and what to do."""
 
     thing: str
     found: str | None
     needed_for: str = ""
+    install: str = ""
+    why: str = ""
+    """An error's first line, where something is there but does not work."""
+
+    def __str__(self) -> str:
+        """Of what is missing: one line."""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.thing}{why}: needed for {self.needed_for}. {self.install}"
 
 
 def find_all() -> list[Finding]:
@@ -35,19 +43,29 @@ def find_all() -> list[Finding]:
         Finding("python", f"{platform.python_version()} ({sys.executable})"),
         Finding("cupykern", __version__),
         *(
-            Finding(name, _version(name), use)
-            for name, use in (
-                ("numpy", "everything"),
-                ("ml_dtypes", "everything"),
-                ("rich", "coloured tables: pip install 'cupykern[bench]'"),
-                ("matplotlib", "plots, and the page of report: pip install 'cupykern[bench]'"),
+            Finding(name, _version(name), use, f"Run: pip install '{package}'")
+            for name, use, package in (
+                ("numpy", "everything", "numpy"),
+                ("ml_dtypes", "everything", "ml_dtypes"),
+                ("rich", "coloured tables", "cupykern[bench]"),
+                ("matplotlib", "plots and the page of `report`", "cupykern[bench]"),
             )
         ),
         *_find_gpu(),
         _find_host_compiler(),
         _find_hip_compiler(),
-        Finding("profiler", shutil.which("ncu") or shutil.which("rocprofv3"), "profile"),
-        Finding("nvidia-smi", nvidia_smi().get("driver_version"), "clocks and temperature"),
+        Finding(
+            "profiler",
+            shutil.which("ncu") or shutil.which("rocprofv3"),
+            "`profile`",
+            "Install NVIDIA Nsight Compute (ncu) or ROCm's rocprofv3, and put it on PATH",
+        ),
+        Finding(
+            "nvidia-smi",
+            nvidia_smi().get("driver_version"),
+            "clocks and temperature of `bench`",
+            "It comes with NVIDIA's driver",
+        ),
         _find_cache(),
         Finding("free memory", _free_memory()),
     ]
@@ -60,14 +78,18 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+_GPU = "targets cuda and hip"
+_CUPY = "Run: pip install 'cupykern[cuda13]' (CUDA 13), 'cupykern[cuda12]' or 'cupykern[rocm7]'"
+_HOST = "Run: pip install 'cupykern[host]'"
+
+
 def _find_gpu() -> list[Finding]:
-    need = "targets cuda and hip"
     if importlib.util.find_spec("cupy") is None:
-        return [Finding("cupy", None, f"{need}: pip install 'cupykern[cuda13]'")]
+        return [Finding("cupy", None, _GPU, _CUPY)]
     try:
         import cupy
     except Exception as error:
-        return [Finding("cupy", None, f"{need}: it cannot be imported: {_line(error)}")]
+        return [Finding("cupy", None, _GPU, _CUPY, f"cannot be imported: {_line(error)}")]
     runtime = cupy.cuda.runtime
     kind = "ROCm" if runtime.is_hip else "CUDA"
     findings = [
@@ -78,21 +100,21 @@ def _find_gpu() -> list[Finding]:
         version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
         findings.append(Finding("hiprtc" if runtime.is_hip else "nvrtc", version))
     except Exception as error:
-        findings.append(Finding("nvrtc", None, f"compiling: {_line(error)}"))
+        findings.append(Finding("nvrtc", None, "compiling for GPUs", _CUPY, _line(error)))
     if not runtime.is_hip:
         findings.append(_find_headers())
+    driver = "AMD's ROCm driver" if runtime.is_hip else "NVIDIA's driver"
+    driver = f"Install {driver}, if this machine has such a GPU"
     try:
-        driver = runtime.driverGetVersion()
-        findings.append(
-            Finding("driver", str(driver) if driver else None, f"{need}: install the GPU's driver")
-        )
+        version = runtime.driverGetVersion()
+        findings.append(Finding("driver", str(version) if version else None, _GPU, driver))
         for device in range(runtime.getDeviceCount()):
             name = runtime.getDeviceProperties(device)["name"].decode()
             free, total = cupy.cuda.Device(device).mem_info
             memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
             findings.append(Finding(f"gpu {device}", f"{name}, {memory}"))
     except Exception as error:
-        findings.append(Finding("gpu", None, f"{need}: {_line(error)}"))
+        findings.append(Finding("gpu", None, _GPU, driver, _line(error)))
     return findings
 
 
@@ -107,8 +129,7 @@ def _find_headers() -> Finding:
         nvrtc.compileProgram(program, options)
         return Finding("cuda headers", "cuda_fp16.h compiles")
     except Exception as error:
-        use = "target cuda: pip install 'cupykern[cuda13]' brings them"
-        return Finding("cuda headers", None, f"{use} ({_line(error)})")
+        return Finding("cuda headers", None, "target cuda", _CUPY, _line(error))
 
 
 def _find_host_compiler() -> Finding:
@@ -116,7 +137,7 @@ def _find_host_compiler() -> Finding:
 
     compiler = host_compiler.find_compiler()
     found = None if compiler is None else " ".join(compiler.command)
-    return Finding("C++ compiler", found, "target host: pip install 'cupykern[host]', or g++")
+    return Finding("C++ compiler", found, "target host", f"{_HOST}, or install g++")
 
 
 def _find_hip_compiler() -> Finding:
@@ -124,7 +145,7 @@ def _find_hip_compiler() -> Finding:
 
     clang = offline.find_clang()
     found = None if clang is None else " ".join(clang)
-    return Finding("clang for HIP", found, "compile --arch gfx*: pip install 'cupykern[host]'")
+    return Finding("clang for HIP", found, "`compile --arch gfx*`", _HOST)
 
 
 def _find_cache() -> Finding:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .results import OURS
+from ..tuning.contender import OURS
 
 # Matplotlib draws with these; to_svg makes them CSS variables, for light and dark pages.
 INK, FAINT, GROUND = "#010203", "#040506", "#070809"

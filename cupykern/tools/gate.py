@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 
-from kernels_cu import Variant
-
+from ..kernels import Variant
 from ..op import Op
 from ..targets import CompileError
 from ..targets.offline import UnknownArchError, compile_offline, compiler_name

@@ -8,6 +8,7 @@ a change does to registers is in its diff: architecture, kernel, digest, registe
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import re
 import time
@@ -18,8 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels_cu import Variant, source_text
-
+from ..kernels import Variant, source_text
 from ..targets import offline
 from . import gate
 
@@ -60,9 +60,11 @@ def compile_new(
     path: Path,
     jobs: int,
     again: float = 0,
+    within: float = math.inf,
 ) -> Iterator[gate.Row]:
-    """A Row for each of `todo` that is not on the record `path`, then for others in random order, for
-    `again` seconds.  Of those it is an error that they need other registers than on record.
+    """A Row for each of `todo` that is not on the record `path`, NVIDIA's first, until `within` seconds have
+    passed, then for others in random order, for `again` seconds.  Of those it is an error that they need
+    other registers than on record.
 
     The record is written now and then, and at the end, with what passed, without what failed and what is
     no longer among `current`; of architectures that `current` does not have, everything stays.
@@ -74,7 +76,7 @@ def compile_new(
     kept = {of: n for of, n in record.items() if of.arch not in archs or of in keys}
     written = time.monotonic()
     try:
-        for row in _rows(todo, record, jobs, again):
+        for row in _rows(todo, record, jobs, again, within):
             of_row = key(row.variant, row.arch)
             kept.pop(of_row, None)
             if gate.failure(row) is None and row.registers is not None:
@@ -87,11 +89,28 @@ def compile_new(
         _write(path, kept)
 
 
+def missing(todo: Sequence[tuple[Variant, str]], path: Path) -> int:
+    """How many of `todo` the record lacks."""
+    record = _read(path)
+    return sum(key(*task) not in record for task in todo)
+
+
 def _rows(
-    todo: Sequence[tuple[Variant, str]], record: dict[Key, int], jobs: int, again: float
+    todo: Sequence[tuple[Variant, str]],
+    record: dict[Key, int],
+    jobs: int,
+    again: float,
+    within: float,
 ) -> Iterator[gate.Row]:
+    end = time.monotonic() + within
     known = [task for task in todo if key(*task) in record]
-    yield from gate.compile_all([task for task in todo if key(*task) not in record], jobs)
+    new = [task for task in todo if key(*task) not in record]
+    new.sort(key=lambda task: task[1].startswith("gfx"))
+    with closing(gate.compile_all(new, jobs)) as rows:
+        for row in rows:
+            yield row
+            if time.monotonic() > end:
+                return
     if not again:
         return
     end = time.monotonic() + again

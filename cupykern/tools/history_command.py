@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 import click
 
-from kernels_cu import Variant
-
 from .. import targets
+from ..kernels import Variant
 from ..op import Op, RandomDraw
 from ..targets import Target
+from ..tuning.compile_ahead import compile_ahead
 from . import records
-from .compile_ahead import compile_ahead
 from .history import Call, Machine, draw_sequence, names_of, run_sequences, variants_of
 from .options import write_json
-from .tables import progress
+from .tables import Counted, progress
 
 _MOST_SEEN_AHEAD = 4000  # calls whose variants are compiled before
 _CHUNK = 100  # sequences that a process runs before it takes others
@@ -44,8 +43,8 @@ def check_history(
 ) -> int:
     """Run sequences of calls in up to `jobs` processes; the exit code."""
     names, large = names_of(ops), where.name != "host"
-    with progress(None, "compile") as advance:
-        ahead = _variants(Machine(where), names, sequences, seed, large)
+    ahead = Counted(_variants(Machine(where), names, sequences, seed, large))
+    with progress(lambda: ahead.total, "compile") as advance:
         for variant, *_ in compile_ahead(where, ahead, jobs):
             advance(variant.kernel)
     calls, failures = 0, []

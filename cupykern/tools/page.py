@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..tuning.trials import by_problem, ranking, short_names
 from . import figures, report, stored
 from .profile import MAX_STALLS
 from .tables import number
-from .trace import by_problem, read
-from .trials import ranking, short_names
+from .trace import read
 
 _MAX_CONFIGS = 10  # rows of a heat map
 _HEAD = """<!doctype html>
@@ -74,27 +74,33 @@ def is_current(page: Path, folder: Path) -> bool:
 
 def make(folder: Path) -> str:
     """The page of folder/*.json.  Raises ValueError for broken files, ImportError without matplotlib."""
+    return _assemble(sections(folder), digest(folder))
+
+
+def sections(folder: Path, with_tables: bool = True) -> list[tuple[str, str, str]]:
+    """(id, heading, HTML) of each section.  with_tables: also the tables behind the figures; raises as `make`."""
     documents = report.load(folder)
     rows = report.latest(documents)
-    tables = report.tables(documents)
-    sections: list[tuple[str, str, str]] = []  # (id, heading, body)
+    tables = report.tables(documents) if with_tables else {}
+    found: list[tuple[str, str, str]] = []
     for device in dict.fromkeys(device for devices in rows.values() for device in devices):
         ops = {
             op: [row for _, row in devices[device].values()]
             for op, devices in rows.items()
             if op != report.HOST_TIME and device in devices
         }
-        sections += _device_sections(device, ops, tables)
-    sections += _sweep_sections(folder)
-    sections += _tune_sections(folder)
-    sections += _comparison_sections(folder)
-    sections += _profile_sections(folder)
-    sections += _check_sections(folder)
+        found += _device_sections(device, ops, tables)
+    found += _sweep_sections(folder)
+    if with_tables:
+        found += _tune_sections(folder)
+        found += _comparison_sections(folder)
+        found += _profile_sections(folder)
+    found += _check_sections(folder)
     if report.HOST_TIME in tables:
-        sections.append(
+        found.append(
             ("host-time", "Host time of a warm call", _html_table(tables[report.HOST_TIME]))
         )
-    return _assemble(sections, digest(folder))
+    return found
 
 
 def _assemble(sections: Sequence[tuple[str, str, str]], results: str) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import check, dtypes
-from ..gemm import gemm, portable_config
-from ..gemm.dual_gemm import OP, POLICIES, DualProblem, task_of
+from ..gemm import gemm
 from ..numerics import as_float64, namespace
+from ..ops.dual_gemm_silu import OP, POLICIES, DualProblem, task_of
 from ..targets import Target, UnavailableError
 from ..targets.limits import max_shared_bytes, max_threads
 from ..targets.offline import compile_offline
@@ -86,10 +86,7 @@ def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float
         return arch, None, None
     if arch.startswith("gfx") or usage.registers is None:
         return arch, usage.registers, None
-    if isinstance(config, portable_config.GemmConfig):
-        shared = config.shared_bytes(*portable_config.element_types(task, config), task.products)
-    else:
-        shared = config.shared_bytes(task)
+    shared = config.shared_bytes(task)
     return arch, usage.registers, occupancy(arch, config.num_threads, usage.registers, shared)
 
 

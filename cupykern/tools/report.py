@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..tuning.protocol import FALLEN
 from . import headline, sensitivity, stored
-from .protocol import FALLEN
 from .tables import number
 
 HOST_TIME = "host time"

@@ -8,59 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..check import Comparison
-from ..op import Work
 from ..targets import Target
+from ..tuning.contender import ERRORS, Result
 from . import records
 from .tables import number
-from .timing import Timing
-
-OURS = "cupykern"
-
-
-@dataclass
-class Result:
-    """One implementation on one problem; times in microseconds, None where not timed.
-
-    speed_percent: of the plain copy (or read) of the same bytes in the same rounds.
-    verified: before and after timing.  note: why it failed, or was not measured.  parts_us: the
-    medians of the steps that it takes one after another, if it does.
-    """
-
-    name: str
-    median_us: float | None = None
-    q20_us: float | None = None
-    q80_us: float | None = None
-    runs: int = 0
-    gbps: float | None = None
-    tflops: float | None = None
-    speed_percent: float | None = None
-    verified: bool = False
-    error_over_bound: float | None = None
-    rms_ratio: float | None = None
-    max_abs: float | None = None
-    max_rel: float | None = None
-    ulps: float | None = None
-    relative_l2: float | None = None
-    note: str | None = None
-    parts_us: dict[str, float] | None = None
-
-    def compared(self, comparison: Comparison) -> None:
-        """Take over the figures of a comparison, the worse of all so far.
-
-        Peers are held to the bound alone: what is expected follows from our order of operations.
-        """
-        for name in _ERRORS:
-            value = getattr(comparison, name)
-            setattr(self, name, max(getattr(self, name) or 0.0, value))
-        if not (comparison.ok if self.name == OURS else comparison.within_bound):
-            self.note = str(comparison)
-
-    def timed(self, timing: Timing, work: Work, plain: Timing | None) -> None:
-        self.median_us, self.q20_us, self.q80_us, self.runs = timing
-        self.gbps = (work.bytes_read + work.bytes_written) / timing.median / 1e3
-        self.tflops = work.flops / timing.median / 1e6 if work.flops else None
-        self.speed_percent = 100 * plain.median / timing.median if plain else None
 
 
 @dataclass
@@ -90,7 +41,6 @@ class Row:
 
 
 _TIMES = ("median_us", "q20_us", "q80_us", "gbps", "tflops", "speed_percent")
-_ERRORS = ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps", "relative_l2")
 
 
 def merged(runs: Sequence[Row]) -> Row:
@@ -117,7 +67,7 @@ def _merged(results: Sequence[Result]) -> Result:
         **{name: _median([getattr(result, name) for result in results]) for name in _TIMES},
         **{
             name: max((v for r in results if (v := getattr(r, name)) is not None), default=None)
-            for name in _ERRORS
+            for name in ERRORS
         },
     }
     return replace(

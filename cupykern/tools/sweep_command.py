@@ -16,15 +16,16 @@ from typing import Any
 import click
 
 from ..targets import Target, product_name
-from . import protocol, records
+from ..tuning import protocol
+from ..tuning.sweep import ContextLost, Settings, subject, sweep
+from ..tuning.timing import Clock, clock_of
+from ..tuning.trials import Trial, by_problem, ranking, short_names
+from . import records
 from .bench import Task
 from .options import Failure
 from .stored import to_json
-from .sweep import ContextLost, Settings, subject, sweep
 from .tables import number, one_line, print_table, progress
-from .timing import Clock, clock_of
-from .trace import Trace, by_problem, document, under_way
-from .trials import Trial, ranking, short_names
+from .trace import Trace, document, under_way
 
 _COMPILING = 10  # times the timeout, while nothing runs
 _ENDING = 3.0  # s

@@ -4,35 +4,64 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
 _LINE_S = 10.0
+_LEAST_WIDTH = 12  # of a wrapped column
 _FIRST_GUESS = 20  # of so many parts one is done: the first one may have waited for what all need
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Print rows of cells to stdout; columns of numbers are aligned to the right."""
-    cells_of = [[str(cell) for cell in row] for row in rows]
-    right = [
-        bool(cells_of) and all(_is_number(row[i]) for row in cells_of) for i in range(len(columns))
-    ]
-    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *cells_of, strict=True)]
-    if sys.stdout.isatty() and _print_rich(columns, cells_of, title, right, sum(widths)):
-        return
+    """Print rows of cells to stdout; columns of numbers are aligned to the right.
+
+    On a terminal columns of text are wrapped so that the table fits it; elsewhere a row is a line.
+    """
+    texts = [[str(cell) for cell in row] for row in rows]
+    right = [bool(texts) and all(_is_number(row[i]) for row in texts) for i in range(len(columns))]
+    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *texts, strict=True)]
+    if sys.stdout.isatty():
+        if _print_rich(columns, texts, title, right, sum(widths)):
+            return
+        widths = _fitting(widths, right, shutil.get_terminal_size().columns)
     if title:
         click.echo(title)
-    for row in (columns, ["-" * width for width in widths], *cells_of):
-        cells = (
-            cell.rjust(width) if at_right else cell.ljust(width)
-            for cell, width, at_right in zip(row, widths, right, strict=True)
-        )
-        click.echo("  ".join(cells).rstrip())
+    for row in (columns, ["-" * width for width in widths], *texts):
+        wrapped = [
+            [cell] if len(cell) <= width else _wrap(cell, width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for line in itertools.zip_longest(*wrapped, fillvalue=""):
+            cells = (
+                cell.rjust(width) if at_right else cell.ljust(width)
+                for cell, width, at_right in zip(line, widths, right, strict=True)
+            )
+            click.echo("  ".join(cells).rstrip())
+
+
+def _fitting(widths: Sequence[int], right: Sequence[bool], limit: int) -> list[int]:
+    """Widths of columns that fit into `limit` with two spaces between them, the widest made narrower.
+
+    Columns of numbers keep theirs.  No column of text gets narrower than _LEAST_WIDTH.
+    """
+    found = list(widths)
+    for _ in range(sum(found) + 2 * (len(found) - 1) - limit):
+        text = [i for i, at_right in enumerate(right) if not at_right and found[i] > _LEAST_WIDTH]
+        if not text:
+            break
+        found[max(text, key=found.__getitem__)] -= 1
+    return found
+
+
+def _wrap(cell: str, width: int) -> list[str]:
+    return textwrap.wrap(cell, width, break_on_hyphens=False)
 
 
 def _is_number(cell: str) -> bool:
@@ -62,26 +91,49 @@ def _print_rich(
 
 
 @contextmanager
-def progress(length: int | None, label: str) -> Iterator[Any]:
+def progress(length: int | Callable[[], int | None] | None, label: str) -> Iterator[Any]:
     """Yield advance(text): a bar on stderr if that is a terminal, else a line there every 10 seconds.
 
-    length: how often it will be called; None: nobody knows yet.
+    length: how often it will be called; or a function that says so, with None as long as nobody knows.
     """
+    total = length if callable(length) else lambda: length
     if not sys.stderr.isatty():
-        yield _lines(length, label)
+        yield _lines(total, label)
         return
-    bar = click.progressbar(
-        iterable=None if length is not None else itertools.repeat(None),
-        length=length,
+    bar: Any = click.progressbar(
+        iterable=None if total() is not None else itertools.repeat(None),
+        length=total(),
         label=label,
         file=sys.stderr,
         item_show_func=lambda text: text,
     )
+
+    def advance(text: str = "") -> None:
+        bar.length = total()
+        bar.update(1, text)
+
     with bar:
-        yield lambda text="": bar.update(1, text)
+        yield advance
 
 
-def _lines(length: int | None, label: str) -> Any:
+class Counted(Iterator[Any]):
+    """An iterator that counts; `total` is None before its end."""
+
+    def __init__(self, items: Iterable[Any]):
+        self._items, self._seen = iter(items), 0
+        self.total: int | None = None
+
+    def __next__(self) -> Any:
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self.total = self._seen
+            raise
+        self._seen += 1
+        return item
+
+
+def _lines(total: Callable[[], int | None], label: str) -> Any:
     begun = last = time.monotonic()
     done = 0
 
@@ -91,7 +143,7 @@ def _lines(length: int | None, label: str) -> Any:
         now = time.monotonic()
         if now - last >= _LINE_S:
             last = now
-            share, left = f"{done}", ""
+            share, left, length = f"{done}", "", total()
             if length is not None:
                 share = f"{done} of {length}"
             if length is not None and _FIRST_GUESS * done >= length:

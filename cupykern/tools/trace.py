@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..tuning.trials import Trial, from_record
 from .stored import plain_json
-from .trials import Trial, from_record
 
 
 class Trace:
@@ -109,11 +109,3 @@ def read(path: Path) -> tuple[dict[str, Any], list[Trial]]:
     if not isinstance(found, dict) or found.get("kind") != "sweep":
         raise ValueError(f"{path} is no sweep")
     return found, [from_record(record) for record in found.get("trials", [])]
-
-
-def by_problem(trials: Iterable[Trial]) -> Iterator[tuple[tuple[str, ...], list[Trial]]]:
-    """((op, shape, dtype), its trials), in the order of the first ones."""
-    groups: dict[tuple[str, ...], list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(trial.name[:3], []).append(trial)
-    yield from groups.items()

@@ -11,14 +11,15 @@ import click
 from .. import store
 from ..op import Op
 from ..targets import Target
-from . import protocol, records, winners
+from ..tuning import protocol, winners
+from ..tuning.sweep import first_request
+from ..tuning.trials import Trial, short_names
+from . import records
 from .bench import Task
 from .options import Failure, write_json
-from .sweep import first_request
 from .sweep_command import show as show_ranking
 from .tables import number, print_table, progress
 from .trace import read
-from .trials import Trial, short_names
 
 
 class _Counter:

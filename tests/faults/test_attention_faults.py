@@ -13,9 +13,9 @@ from planted import Fault, fault_tests
 import cupykern
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.attention import attention_plan
-from cupykern.attention.attention_ops import AttentionProblem
 from cupykern.attention.attention_plan import AttentionConfig
-from cupykern.attention.varlen_ops import VarlenProblem
+from cupykern.ops.attention_varlen import VarlenProblem
+from cupykern.ops.problems.attention import AttentionProblem
 
 ATTENTION, VARLEN = (
     next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")

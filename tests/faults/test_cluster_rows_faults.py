@@ -10,8 +10,8 @@ from planted import Fault, fault_tests
 import cupykern
 from cupykern import check, inputs
 from cupykern.op import Op
+from cupykern.ops.softmax import LOG_OP, OP, SoftmaxProblem
 from cupykern.rows.softmax_configs import ClusterRows
-from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 LOAD = "rows/load_cluster.cuh"
 CLUSTER = "softmax_cluster.cu"

@@ -21,7 +21,8 @@ from decode_checks import (
 )
 from planted import Fault, fault_tests
 
-from cupykern.attention.decode_problem import OP, DecodeProblem
+from cupykern.ops.decode_attention import OP
+from cupykern.ops.problems.decode_attention import DecodeProblem
 from cupykern.targets import host
 
 MAINLOOP, MMA = "parts/decode_mainloop.cuh", "parts/decode_mma.cuh"

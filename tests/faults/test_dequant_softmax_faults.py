@@ -8,8 +8,8 @@ import numpy as np
 from planted import Fault, fault_tests
 
 from cupykern import OPS, check
-from cupykern.gemm.dequant_softmax import LogitsProblem
-from cupykern.gemm.hopper_config import HopperConfig
+from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from cupykern.ops.dequant_softmax import LogitsProblem
 from cupykern.targets import host
 
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
@@ -140,7 +140,7 @@ def _check_streams() -> None:
     call = LOGITS.inputs(LogitsProblem(9, 1100, 272, layout_w="F", out_dtype="float32"), 1, np)
     references = LOGITS.reference(*call.args, **call.kwargs)
     bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
-    y = LOGITS.run(*call.args, **call.kwargs, config=HopperConfig(16, 128, 2, streams=True))
+    y = LOGITS.run(*call.args, **call.kwargs, config=StreamLogitsConfig(128, 2))
     assert check.compare((y,), references, bounds).ok
 
 
@@ -149,8 +149,8 @@ def _check_shares() -> None:
     if host.current().warp_size != 32:
         return
     for layout, m, n, config in (
-        ("F", 140, 200, HopperConfig(256, 128, 2)),
-        ("C", 70, 272, HopperConfig(64, 128, 3, lines=2)),
+        ("F", 140, 200, Sm90LogitsConfig(256, 128, 64, 2)),
+        ("C", 70, 272, Sm90LogitsConfig(64, 128, 128, 3)),
     ):
         # Logits that differ from row to row and from set to set, among them large ones.
         call = LOGITS.inputs(LogitsProblem(m, n, 80, layout_w=layout), 1, np)
@@ -173,7 +173,7 @@ def _check_logits() -> None:
         call = LOGITS.inputs(problem, 1, np)
         references = LOGITS.reference(*call.args, **call.kwargs)
         bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
-        config = HopperConfig(64, 128, 3, lines=2)
+        config = Sm90LogitsConfig(64, 128, 128, 3)
         assert check.compare(
             (LOGITS.run(*call.args, **call.kwargs, config=config),), references, bounds
         ).ok

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from dual_gemm_checks import check_fp16_policy
@@ -12,9 +13,10 @@ from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import OPS, check
-from cupykern.gemm.dual_gemm import DualProblem
-from cupykern.gemm.hopper_config import HopperConfig
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig
+from cupykern.gemm.sm90_policies import SlicedK, SplitK
 from cupykern.op import Call
+from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.targets import host
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
@@ -165,7 +167,7 @@ def _check_policies() -> None:
 
 def _check_splits() -> None:
     from cupykern.gemm import gemm
-    from cupykern.gemm.dual_gemm import task_of
+    from cupykern.ops.dual_gemm_silu import task_of
 
     problem = DualProblem(20, 70, 1100, scales="none", out_dtype="float32")
     call = DUAL.inputs(problem, 1, np)
@@ -180,9 +182,12 @@ def _check_hopper() -> None:
     if host.current().warp_size != 32:
         return
     _check_configs(
-        (HopperConfig(128, 128, 6),),
+        (Sm90DualGemmConfig(128, 128, 64, 6),),
         DualProblem(136, 1100, 48, "float16", "float16", scales="numbers"),
         DualProblem(20, 75, 144, "float16", "float16", out_dtype="float32"),
+    )
+    _check_configs(
+        (Sm90Fp8DualGemmConfig(128, 128, 6),),
         DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="rows"),
         DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor"),
     )
@@ -190,7 +195,7 @@ def _check_hopper() -> None:
 
 def _check_split() -> None:
     if host.current().warp_size == 32:
-        config = HopperConfig(128, 128, 3, cluster=2, split_k=True)
+        config = Sm90DualGemmConfig(128, 128, 64, 3, cluster=SplitK(2))
         _check_configs(
             (config,), DualProblem(136, 144, 208), DualProblem(20, 70, 144, scales="tensor")
         )
@@ -199,12 +204,12 @@ def _check_split() -> None:
 def _check_few_rows() -> None:
     """More tiles than blocks, and columns that are spread over all blocks."""
     if host.current().warp_size == 32:
-        config = HopperConfig(16, 64, 4, share_k=True, turned=True)
+        config = Sm90DualGemmConfig(16, 64, 64, 4, SlicedK())
         problems = (DualProblem(20, 300, 208), DualProblem(9, 1100, 208))
         _check_configs((config,), *(replace(p, out_dtype="float32") for p in problems))
 
 
-def _check_configs(configs: tuple[HopperConfig, ...], *problems: DualProblem) -> None:
+def _check_configs(configs: tuple[Any, ...], *problems: DualProblem) -> None:
     for problem, config in itertools.product(problems, configs):
         call = DUAL.inputs(problem, 1, np)
         references = DUAL.reference(*call.args, **call.kwargs)

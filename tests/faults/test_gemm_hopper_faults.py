@@ -5,9 +5,10 @@ from __future__ import annotations
 from gemm_hopper_problems import FP4, check_fp8_integers, compute, fp8, mixed
 from planted import Fault, fault_tests
 
-from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
+from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
+from cupykern.ops.problems.products import MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 PIPELINE, STAGE = "pipeline/tma_pipeline.cuh", "gemm/stage_operand.cuh"
@@ -255,7 +256,7 @@ FAULTS = {
     "the first part for all": Fault(
         SWAP_AB, "if (known == slice) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"
     ),
-    "a turned bias of the first rows": Fault(
+    "swap-AB: a bias of the first rows": Fault(
         SWAP_AB, "of_row = row + Tile::row_of_half(lane, half);", "of_row = row + Tile::row_of_half(lane, 0);", "few rows"
     ),
     "scales of the stage between": Fault(
@@ -296,7 +297,7 @@ FAULTS = {
     "the two columns of a residual's register exchanged": Fault(
         BOX, "values[first_of_pair(i)] += low;\n        values[first_of_pair(i) + kApart] += high;",
         "values[first_of_pair(i)] += high;\n        values[first_of_pair(i) + kApart] += low;",
-        "residual, turned",
+        "residual, swap-AB",
     ),
     "a residual of the batch's first matrix": Fault(
         BROADCAST, "uint32_t(batch.offset(kResidual, tile.batch))", "0", "residual"
@@ -324,39 +325,39 @@ FAULTS = {
 
 PROBLEMS = {
     "shared tiles": (
-        HopperConfig(128, 128, 2),
+        Sm90GemmConfig(128, 128, 64, 2),
         MatmulProblem(520, 264, 456, layout_b="F", out_dtype="bfloat16"),
     ),
     "ping-pong": (
-        HopperConfig(128, 64, 3, ping_pong=True),
+        Sm90GemmConfig(128, 64, 64, 3, PingPong()),
         MatmulProblem(520, 520, 264, layout_a="F"),
     ),
     "epilogue": (
-        HopperConfig(128, 128, 2),
+        Sm90GemmConfig(128, 128, 64, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu", residual=(136, 264)),
     ),
-    "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
-    "blocks": (HopperConfig(128, 128, 2), fp8(136, 392, 656, "blocks")),
-    "wide blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
-    "halves": (HopperConfig(128, 176, 2, cluster=2), fp8(392, 392, 656, "rows")),
+    "bias of rows": (Sm90GemmConfig(128, 128, 64, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
+    "blocks": (Sm90Fp8GemmConfig(128, 128, 2), fp8(136, 392, 656, "blocks")),
+    "wide blocks": (Sm90Fp8GemmConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "halves": (Sm90Fp8GemmConfig(128, 176, 2, cluster=Multicast(2)), fp8(392, 392, 656, "rows")),
     "few rows in blocks": (
-        HopperConfig(16, 64, 4, share_k=True, turned=True),
+        Sm90Fp8GemmConfig(16, 64, 4, SlicedK(), swap_ab=True),
         fp8(20, 136, 1200, "blocks"),
     ),
-    "plain": (HopperConfig(128, 128, 2), fp8(650, 392, 272, "rows", bias=(392,))),
-    "plain, alpha": (HopperConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
-    "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
-    "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
+    "plain": (Sm90Fp8GemmConfig(128, 128, 2), fp8(650, 392, 272, "rows", bias=(392,))),
+    "plain, alpha": (Sm90Fp8GemmConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
+    "split k": (Sm90Fp8GemmConfig(128, 128, 2, cluster=SplitK(2)), fp8(136, 136, 656, "blocks")),
+    "cluster": (Sm90Fp8GemmConfig(128, 128, 2, cluster=Multicast(2)), fp8(648, 264, 656, "rows")),
     "activated": (
-        HopperConfig(128, 128, 2),
+        Sm90GemmConfig(128, 128, 64, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),
     ),
     "floats": (
-        HopperConfig(128, 176, 2, ping_pong=True),
+        Sm90GemmConfig(128, 176, 64, 2, PingPong()),
         MatmulProblem(136, 264, 64, layout_b="F", bias=(264,), out_dtype="float32"),
     ),
     "residual": (
-        HopperConfig(128, 256, 2),
+        Sm90GemmConfig(128, 256, 64, 2),
         MatmulProblem(
             *(648, 520, 64, "bfloat16"),
             batch_a=(2,),
@@ -366,40 +367,40 @@ PROBLEMS = {
         ),
     ),
     "residual, split k": (
-        HopperConfig(128, 128, 2, cluster=2, split_k=True),
+        Sm90GemmConfig(128, 128, 64, 2, cluster=SplitK(2)),
         MatmulProblem(136, 136, 264, "bfloat16", layout_b="F", residual=(136, 136)),
     ),
-    "residual, turned": (
-        HopperConfig(256, 128, 2),
+    "residual, swap-AB": (
+        Sm90MixedGemmConfig(256, 128, 64, 2),
         mixed(264, 264, 272, a="bfloat16", layout_b="F", residual=(264, 264)),
     ),
     "few rows": (
-        HopperConfig(16, 64, 4, share_k=True, turned=True),
+        Sm90GemmConfig(16, 64, 64, 4, SlicedK(), swap_ab=True),
         MatmulProblem(20, 136, 200, bias=(136,)),
     ),
     "same sign": (
-        HopperConfig(64, 64, 4, share_k=True),
+        Sm90Fp8GemmConfig(64, 64, 4, SlicedK()),
         fp8(64, 64, 4096, "none", kind="same_sign", out_dtype="float32"),
     ),
     "mixed (N, K)": (
-        HopperConfig(256, 128, 2),
+        Sm90MixedGemmConfig(256, 128, 64, 2),
         ScaledProblem(mixed(264, 136, 272, layout_b="F", bias=(136,)), "rows"),
     ),
     "mixed (K, N)": (
-        HopperConfig(64, 64, 4, share_k=True, lines=2),
+        Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
         mixed(136, 144, 272, layout_b="C", bias=(144,), activation="relu"),
     ),
-    "shared k": (HopperConfig(64, 64, 4, share_k=True), MatmulProblem(136, 72, 200)),
+    "shared k": (Sm90GemmConfig(64, 64, 64, 4, SlicedK()), MatmulProblem(136, 72, 200)),
     "mixed, few rows": (
-        HopperConfig(16, 64, 4, share_k=True, lines=2),
+        Sm90MixedGemmConfig(16, 64, 128, 4, SlicedK()),
         mixed(20, 136, 656, layout_b="F", bias=(136,)),
     ),
     "turns": (
-        HopperConfig(64, 64, 4, share_k=True, lines=2),
+        Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
         mixed(264, 392, 656, "int8", "bfloat16", layout_b="F"),
     ),
     "odd turns": (
-        HopperConfig(64, 64, 4, share_k=True, lines=2),
+        Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
         mixed(264, 392, 528, "int8", "bfloat16", layout_b="F"),
     ),
     "nvfp4, shared k": (FP4[1][0], FP4[0][0]),
@@ -417,7 +418,7 @@ def _check(name: str) -> None:
 
 def _check_fp8_integers() -> None:
     if host.current().warp_size == 32:
-        check_fp8_integers(host.current(), HopperConfig(64, 64, 4, share_k=True), 64, 64, 2048)
+        check_fp8_integers(host.current(), Sm90Fp8GemmConfig(64, 64, 4, SlicedK()), 64, 64, 2048)
 
 
 CHECKS = {name: (lambda name=name: _check(name)) for name in PROBLEMS}

@@ -13,7 +13,7 @@ from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
 
 from cupykern import plans, targets
-from cupykern.gemm.nvfp4 import scale_shape
+from cupykern.nvfp4 import scale_shape
 from cupykern.op import RandomDraw
 from cupykern.tools.history import (
     FAMILIES,
@@ -33,32 +33,33 @@ pytestmark = pytest.mark.faults
 
 _SEQUENCES = (10, 40, 150, 300, 600)  # together, until a fault is found
 _PRODUCTS = ("matmul", "scaled_mm", "dual_gemm_silu", "dequant_softmax")
-# The modules that have a cache of calls or of plans, and the functions that use it.
+# What plans.find is told of functions, whose calls are looked up alike.
 CALLS = {
-    ("rows.softmax", "_find"): ("softmax", "log_softmax"),
-    ("rows.norm", "_find"): ("layer_norm", "rms_norm"),
-    ("rows.quantize", "_find"): ("quantize",),
-    ("rows.nonfinite", "_find"): ("nonfinite_report",),
-    ("gemm.quantize_nvfp4", "_find"): ("quantize_nvfp4",),
-    ("gemm.matmul", "_find"): ("matmul",),
-    ("gemm.scaled_mm", "_find"): ("scaled_mm",),
-    ("gemm.dual_gemm", "_find"): ("dual_gemm_silu",),
-    ("gemm.dequant_softmax", "_find"): ("dequant_softmax",),
-    ("attention.attention", "_find"): ("attention",),
-    ("attention.attention", "_find_blocks"): ("attention",),
-    ("attention.attention", "_find_varlen"): ("attention_varlen",),
-    ("attention.decode_attention", "_find"): ("decode_attention",),
+    "softmax": ("softmax", "log_softmax"),
+    "norm": ("layer_norm", "rms_norm"),
+    "quantize": ("quantize",),
+    "nonfinite_report": ("nonfinite_report",),
+    "quantize_nvfp4": ("quantize_nvfp4",),
+    "matmul": ("matmul",),
+    "scaled_mm": ("scaled_mm",),
+    "dual_gemm_silu": ("dual_gemm_silu",),
+    "dequant_softmax": ("dequant_softmax",),
+    "attention": ("attention",),
+    "attention with blocks": ("attention",),
+    "attention_varlen": ("attention_varlen",),
+    "decode_attention": ("decode_attention",),
 }
+# The modules that have a cache of plans, and the functions that use it.
 PLANS = {
-    ("rows.softmax", "_plan"): ("softmax", "log_softmax"),
+    ("rows.softmax_plan", "plan"): ("softmax", "log_softmax"),
     ("rows.quantize_rows", "_plan"): ("quantize",),
     ("rows.quantize_columns", "_plan"): ("quantize",),
     ("rows.quantize_tiles", "_plan"): ("quantize",),
-    ("rows.nonfinite", "_plan"): ("nonfinite_report",),
-    ("gemm.quantize_nvfp4", "_plan"): ("quantize_nvfp4",),
-    ("gemm.matmul", "_plan"): _PRODUCTS,
-    ("attention.attention", "attention_plan"): ("attention", "attention_varlen"),
-    ("attention.decode_attention", "_plan"): ("decode_attention",),
+    ("rows.nonfinite_plan", "plan"): ("nonfinite_report",),
+    ("gemm.quantize_nvfp4_plan", "plan"): ("quantize_nvfp4",),
+    ("gemm.launch", "_plan"): _PRODUCTS,
+    ("attention.attention_plan", "attention_plan"): ("attention", "attention_varlen"),
+    ("attention.decode_plan", "plan"): ("decode_attention",),
 }
 
 
@@ -152,91 +153,105 @@ def draw_masks_of_blocks(monkeypatch) -> None:
 # --- the keys of calls ---------------------------------------------------------------------------
 
 
+# How many arrays and other arguments plans.find is given.
+GIVEN = {
+    "softmax": (2, 5),
+    "norm": (4, 7),
+    "quantize": (1, 4),
+    "nonfinite_report": (1, 1),
+    "quantize_nvfp4": (1, 2),
+    "matmul": (4, 5),
+    "scaled_mm": (5, 5),
+    "dual_gemm_silu": (6, 6),
+    "dequant_softmax": (4, 3),
+    "attention": (4, 11),
+    "attention with blocks": (5, 11),
+    "attention_varlen": (5, 7),
+    "decode_attention": (5, 5),
+}
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
 # reads, the tiles of a mask of blocks, and the sizes of a mask of blocks where there is none.
 NOT_OF_PLANS = {
-    ("attention.attention", "_find"): ("o6", "o7", "o10"),
-    ("attention.attention", "_find_blocks"): ("x4", "o6", "o7"),
-    ("attention.attention", "_find_varlen"): ("o5",),
-    ("attention.decode_attention", "_find"): ("o3",),
+    "attention": ("option 6", "option 7", "option 10"),
+    "attention with blocks": ("array 4", "option 6", "option 7"),
+    "attention_varlen": ("option 5",),
+    "decode_attention": ("option 3",),
 }
 # Nor does quantize_nvfp4 ask where an array begins.
-NOT_ALIGNED = {("gemm.quantize_nvfp4", "_find")}
-
-
-def arguments_of(find: Callable[..., Any]) -> tuple[str, ...]:
-    """Of a finder: x0, x1, ... are arrays, o0, o1, ... are options."""
-    return find.__code__.co_varnames[: find.__code__.co_argcount]
+NOT_ALIGNED = ("quantize_nvfp4",)
 
 
 def lacking_arguments() -> Iterator[Any]:
-    for (module, name), functions in CALLS.items():
-        arguments = arguments_of(getattr(module_of(module), name))
-        for place, argument in enumerate(arguments[1:-1], 1):  # not the first array, and not out
-            if argument not in NOT_OF_PLANS.get((module, name), ()):
-                yield pytest.param(module, name, place, functions, id=f"{module}.{name}-{argument}")
+    for name, (arrays, options) in GIVEN.items():
+        for kind, places in (("array", range(1, arrays)), ("option", range(options))):
+            for place in places:  # but the first array, and out
+                if f"{kind} {place}" not in NOT_OF_PLANS.get(name, ()):
+                    yield pytest.param(name, kind, place, id=f"{name}-{kind}{place}")
 
 
-def forget_argument(monkeypatch, module: str, name: str, place: int) -> None:
-    """Let the calls' key lack the argument of this number."""
-    find = getattr(module_of(module), name)
-    monkeypatch.setattr(
-        module_of(module), name, lambda *args: find(*args[:place], None, *args[place + 1 :])
-    )
+def patch_find(monkeypatch, name: str, forgetful: Callable[..., Any]) -> None:
+    """Let plans.find of the calls of CALLS[name] be `forgetful`, and its attention be of blocks if they are."""
+    find = plans.find
+    if name == "attention with blocks":
+        draw_masks_of_blocks(monkeypatch)
+
+    def patched(call: tuple[Any, ...], out: Any, *arrays: Any) -> Any:
+        function, *options = call
+        blocks = " with blocks" if function == "attention" and options[-1] is not None else ""
+        if function + blocks != name or isinstance(
+            options[0], tuple
+        ):  # the names of NvFp4's arrays
+            return find(call, out, *arrays)
+        assert (len(arrays), len(options)) == GIVEN[name]
+        return forgetful(find, call, out, *arrays)
+
+    monkeypatch.setattr(plans, "find", patched)
+
+
+def forget_argument(monkeypatch, name: str, kind: str, place: int) -> None:
+    def forgetful(find: Callable[..., Any], call: tuple[Any, ...], out: Any, *arrays: Any) -> Any:
+        if kind == "array":
+            arrays = (*arrays[:place], None, *arrays[place + 1 :])
+        else:
+            call = (*call[: place + 1], None, *call[place + 2 :])
+        return find(call, out, *arrays)
+
+    patch_find(monkeypatch, name, forgetful)
 
 
 @pytest.mark.thinned(8)
-@pytest.mark.parametrize(("module", "name", "place", "functions"), list(lacking_arguments()))
-def test_key_of_calls_without_an_argument(module, name, place, functions, monkeypatch):
-    if name == "_find_blocks":
-        draw_masks_of_blocks(monkeypatch)
-    forget_argument(monkeypatch, module, name, place)
-    assert found(monkeypatch, functions)
+@pytest.mark.parametrize(("name", "kind", "place"), list(lacking_arguments()))
+def test_key_of_calls_without_an_argument(name, kind, place, monkeypatch):
+    forget_argument(monkeypatch, name, kind, place)
+    assert found(monkeypatch, CALLS[name])
 
 
 @pytest.mark.parametrize(
-    ("module", "place"),
+    ("name", "place"),
     [
-        pytest.param("rows.softmax", 5, id="softmax's log"),
-        pytest.param("rows.norm", 8, id="norm's eps"),
-        pytest.param("rows.quantize", 3, id="quantize's block"),
-        pytest.param("gemm.quantize_nvfp4", 1, id="quantize_nvfp4's layout"),
-        pytest.param("gemm.matmul", 7, id="matmul's accumulate"),
+        pytest.param("softmax", 3, id="softmax's log"),
+        pytest.param("norm", 4, id="norm's eps"),
+        pytest.param("quantize", 2, id="quantize's block"),
+        pytest.param("quantize_nvfp4", 0, id="quantize_nvfp4's layout"),
+        pytest.param("matmul", 3, id="matmul's accumulate"),
     ],
 )
-def test_key_of_calls_without_an_option(module, place, monkeypatch):
-    forget_argument(monkeypatch, module, "_find", place)
-    assert found(monkeypatch, CALLS[module, "_find"])
+def test_key_of_calls_without_an_option(name, place, monkeypatch):
+    forget_argument(monkeypatch, name, "option", place)
+    assert found(monkeypatch, CALLS[name])
 
 
-@pytest.mark.parametrize(
-    ("where", "functions"),
-    [pytest.param(*one, id=".".join(one[0])) for one in CALLS.items() if one[0] not in NOT_ALIGNED],
-)
-def test_key_of_calls_without_alignment(where, functions, monkeypatch):
-    module = module_of(where[0])
-    find = getattr(module, where[1])
-    if where[1] == "_find_blocks":
-        draw_masks_of_blocks(monkeypatch)
-    arguments = arguments_of(find)[:-1]
-    of_out = 1 + sum(1 if name[0] == "x" else 2 for name in arguments) + 3
-
-    def without_alignment(*args: Any) -> Any:
-        key, _, places = find(*args)
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in NOT_ALIGNED])
+def test_key_of_calls_without_alignment(name, monkeypatch):
+    def without_alignment(find: Callable[..., Any], call: Any, out: Any, *arrays: Any) -> Any:
+        key, _, places = find(call, out, *arrays)
         if key is None:
             return key, None, places
-        key = tuple(
-            (*one[:3], 0, *one[4:])
-            if isinstance(one, tuple) and len(one) == 6
-            else 0
-            if place == of_out
-            else one
-            for place, one in enumerate(key)
-        )
+        key = tuple((*one[:3], 0, *one[4:]) if isinstance(one, tuple) else one for one in key)
         return key, plans.recall(key), places
 
-    monkeypatch.setattr(module, where[1], without_alignment)
-    assert found(monkeypatch, functions)
+    patch_find(monkeypatch, name, without_alignment)
+    assert found(monkeypatch, CALLS[name])
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (128, 64), (3, 5, 32), (2, 3, 1, 16)])
@@ -252,11 +267,11 @@ def test_the_shape_of_scales_says_the_layout_of_nvfp4(shape):
 FOLLOWS = {
     ("rows.quantize_columns", "y"): "a new array of x's shape",
     ("rows.quantize_tiles", "y"): "a new array of x's shape",
-    ("gemm.quantize_nvfp4", "dtype"): "it is x's",
-    ("gemm.matmul", "block_scales"): "the scales' strides: 0 along the columns of one per row",
-    ("gemm.matmul", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
-    ("gemm.matmul", "logits"): "the result's strides and dtype",
-    ("gemm.matmul", "num_sets"): "the config and n",
+    ("gemm.quantize_nvfp4_plan", "dtype"): "it is x's",
+    ("gemm.launch", "block_scales"): "the scales' strides: 0 along the columns of one per row",
+    ("gemm.launch", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
+    ("gemm.launch", "logits"): "the result's strides and dtype",
+    ("gemm.launch", "num_sets"): "the config and n",
 }
 
 
@@ -296,17 +311,25 @@ def test_key_of_plans_without_a_field(module, name, field, functions, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("module", "field", "functions"),
+    ("module", "name", "field", "functions"),
     [
-        pytest.param("rows.softmax", "log", ("softmax", "log_softmax"), id="softmax's log"),
-        pytest.param("rows.softmax", "masked", ("softmax",), id="softmax's mask"),
-        pytest.param("rows.softmax", "layout", ("softmax",), id="softmax's strides, alignment"),
-        pytest.param("rows.quantize_tiles", "block", ("quantize",), id="quantize's block"),
-        pytest.param("gemm.quantize_nvfp4", "layout", ("quantize_nvfp4",), id="scales' layout"),
-        pytest.param("gemm.matmul", "half_sums", ("matmul",), id="matmul's accumulate"),
-        pytest.param("gemm.matmul", "groups_b", ("scaled_mm",), id="NvFp4.layout"),
+        pytest.param(
+            "rows.softmax_plan", "plan", "log", ("softmax", "log_softmax"), id="softmax's log"
+        ),
+        pytest.param("rows.softmax_plan", "plan", "masked", ("softmax",), id="softmax's mask"),
+        pytest.param(
+            "rows.softmax_plan", "plan", "layout", ("softmax",), id="softmax's strides, alignment"
+        ),
+        pytest.param("rows.quantize_tiles", "_plan", "block", ("quantize",), id="quantize's block"),
+        pytest.param(
+            "gemm.quantize_nvfp4_plan", "plan", "layout", ("quantize_nvfp4",), id="scales' layout"
+        ),
+        pytest.param(
+            "gemm.launch", "_plan", "fp16_accumulate", ("matmul",), id="matmul's accumulate"
+        ),
+        pytest.param("gemm.launch", "_plan", "groups_b", ("scaled_mm",), id="NvFp4.layout"),
     ],
 )
-def test_key_of_plans_without_an_option(module, field, functions, monkeypatch):
-    forget_field(monkeypatch, module, "_plan", field)
+def test_key_of_plans_without_an_option(module, name, field, functions, monkeypatch):
+    forget_field(monkeypatch, module, name, field)
     assert found(monkeypatch, functions)

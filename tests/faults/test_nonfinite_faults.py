@@ -10,8 +10,9 @@ from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import dtypes
-from cupykern.rows import nonfinite
-from cupykern.rows.nonfinite import OP, NonfiniteProblem
+from cupykern.ops.nonfinite_report import OP, NonfiniteProblem
+from cupykern.rows import nonfinite_plan
+from cupykern.rows.nonfinite_walk import make_walk
 from cupykern.rows.row_layout import operand
 from cupykern.targets import host
 
@@ -175,10 +176,10 @@ def _check_words() -> None:
     """Launches one after the other that share what is zero before and after each."""
     x = np.ones((700, 1000), np.float32)
     x[600, 7] = np.nan
-    task = nonfinite.NonfiniteTask(nonfinite.make_walk(x.shape, operand(x)), x.dtype)
-    plan = nonfinite._plan(host.current(), task, None)
+    task = nonfinite_plan.NonfiniteTask(make_walk(x.shape, operand(x)), x.dtype)
+    plan = nonfinite_plan.plan(host.current(), task, None)
     words = np.zeros(plan.num_counters, np.uint32)
-    assert words.size > 2 * (1 + nonfinite._WORDS)  # several blocks
+    assert words.size > 2 * (1 + nonfinite_plan.WORDS)  # several blocks
     for _ in range(3):
         figures = np.full(7, -1)
         plan.repeated.launch((x, figures, words))

@@ -9,8 +9,9 @@ from planted import Fault, fault_tests
 
 from cupykern import check, inputs, layer_norm, rms_norm
 from cupykern.op import Call, as_tuple
+from cupykern.ops.norm import LAYER_OP, RMS_OP
+from cupykern.ops.problems.norm import NormProblem
 from cupykern.rows.norm_configs import NormSharedRows
-from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
 
 SHARED = "rows/norm_shared.cuh"
 EVEN = "rows/norm_even.cuh"

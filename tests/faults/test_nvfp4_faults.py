@@ -9,13 +9,15 @@ from nvfp4_checks import check_global_scales_of_one
 from planted import Fault, fault_tests
 
 import cupykern
-from cupykern import OPS, check
-from cupykern.gemm import nvfp4
-from cupykern.gemm.dual_gemm import DualProblem
-from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.nvfp4 import NvFp4
-from cupykern.gemm.quantize_nvfp4 import NvFp4Problem
-from cupykern.gemm.scaled_problem import NVFP4
+from cupykern import OPS, check, nvfp4
+from cupykern.gemm.dequantize_nvfp4 import DecodeFirst
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
+from cupykern.gemm.sm90_policies import Multicast, PingPong
+from cupykern.nvfp4 import NvFp4
+from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.products import NVFP4
+from cupykern.ops.quantize_nvfp4 import NvFp4Problem
 from cupykern.targets import host
 
 DUAL, QUANTIZE = (
@@ -176,7 +178,9 @@ def _check_decoded() -> None:
         call = DUAL.inputs(problem, seed, np)
         references = DUAL.reference(*call.args, **call.kwargs)
         bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
-        y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(128, 128, 6, decoded=True))
+        y = DUAL.run(
+            *call.args, **call.kwargs, config=DecodeFirst(Sm90DualGemmConfig(128, 128, 64, 6))
+        )
         assert check.compare((y,), references, bounds).ok
 
 
@@ -190,7 +194,7 @@ def _check_scales_of_all() -> None:
     ones = np.ones((72, 4), "float8_e4m3fn")
     b = NvFp4(nvfp4.pack_e2m1(numbers), ones, global_scale=np.float32([0.5]))
     scale = np.float32([1, -2, 4]).reshape(3, 1, 1)
-    config = HopperConfig(128, 128, 3, ping_pong=True, cluster=2, decoded=True)
+    config = DecodeFirst(Sm90GemmConfig(128, 128, 64, 3, PingPong(), Multicast(2)))
     expected = scale * (a.astype(np.float32) @ numbers.T) * 0.5
     for dtype in ("float32", "float16"):
         y = cupykern.scaled_mm(a, b, scale, out_dtype=dtype, config=config)
@@ -204,7 +208,7 @@ def _check_nvfp4() -> None:
     call = DUAL.inputs(DualProblem(70, 136, 544, NVFP4, NVFP4, out_dtype="float32"), 1, np)
     references = DUAL.reference(*call.args, **call.kwargs)
     bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
-    y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(64, 128, 3, lines=2))
+    y = DUAL.run(*call.args, **call.kwargs, config=Sm90Nvfp4DualGemmConfig(64, 128, 128, 3))
     assert check.compare((y,), references, bounds).ok
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from planted import Fault, fault_tests
 from quantize_checks import check_scales_of_one
 
-from cupykern.rows.quantize_ops import OP, QuantizeProblem
+from cupykern.ops.quantize import OP, QuantizeProblem
 
 SHARED = "rows/quantize_shared.cuh"
 GLOBAL_TILES = "rows/quantize_global_tiles.cuh"

@@ -10,7 +10,7 @@ from planted import Fault, fault_tests
 
 from cupykern import check, inputs
 from cupykern import softmax as softmax_function
-from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
+from cupykern.ops.softmax import LOG_OP, OP, SoftmaxProblem
 
 FAULTS = {
     # name: (file, old, new, the check that catches it first)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from planted import Fault, fault_tests
 
 from cupykern.op import Op
-from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
+from cupykern.ops.norm import LAYER_OP, RMS_OP
+from cupykern.ops.problems.norm import NormProblem
+from cupykern.ops.softmax import LOG_OP, OP, SoftmaxProblem
 
 SPAN = "rows/load_span.cuh"
 SOFTMAX, FUNCTOR = "softmax_span.cu", "rows/softmax_span.cuh"

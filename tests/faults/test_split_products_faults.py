@@ -5,8 +5,9 @@ from __future__ import annotations
 from gemm_hopper_problems import check_parts_of_k, compute
 from planted import Fault, fault_tests
 
-from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
+from cupykern.gemm.split_plan import SplitKWorkspace
+from cupykern.ops.problems.products import MatmulProblem
 from cupykern.targets import host
 
 FILE = "add_splits.cu"
@@ -30,7 +31,7 @@ def check_splits() -> None:
     if host.current().warp_size != 32:
         return  # Hopper's main loop has no others
     problem = MatmulProblem(24, 72, 256, layout_b="F", bias=(72,))
-    compute(host.current(), problem, HopperConfig(128, 64, 8, splits=4))
+    compute(host.current(), problem, SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4))
 
 
 def check_many_splits() -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from cupykern import cache, cli, store
+from cupykern.kernels import Variant
 from cupykern.targets import CompileError, host, host_compiler
-from cupykern.tools import doctor, protocol
-from kernels_cu import Variant
+from cupykern.tools import doctor
+from cupykern.tuning import protocol
 
 ANOTHER_USER = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
@@ -29,7 +30,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files
 CALL = """
 import numpy as np
 from cupykern.targets import host
-from kernels_cu import Variant
+from cupykern.kernels import Variant
 
 def call(value):
     text = f"KERNEL void store_value(float* x) {{ x[0] = {value}; }}"

@@ -10,7 +10,7 @@ import pytest
 
 import cupykern
 from cupykern import choice, environment, targets
-from cupykern.rows.softmax_ops import OP
+from cupykern.ops.softmax import OP
 from cupykern.targets import cuda, host, host_compiler
 
 

@@ -14,12 +14,12 @@ import pytest
 
 import cupykern
 from cupykern import check, inputs, jit, targets
+from cupykern.kernels import Variant
 from cupykern.op import Call, as_tuple
-from cupykern.rows.softmax_ops import OP, SoftmaxProblem
+from cupykern.ops.softmax import OP, SoftmaxProblem
 from cupykern.targets import CompileError, host
 from cupykern.tools import bench
-from cupykern.tools.timing import clock_of
-from kernels_cu import Variant
+from cupykern.tuning.timing import clock_of
 
 pytestmark = pytest.mark.gpu
 

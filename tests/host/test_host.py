@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from cupykern import cli, jit, targets
-from cupykern.rows.softmax_ops import OP
+from cupykern.kernels import ROOT, Variant, file_text, source_text
+from cupykern.ops.softmax import OP
 from cupykern.targets import CompileError, UnavailableError, host, host_compiler
 from cupykern.tools import doctor
-from kernels_cu import ROOT, Variant, file_text, source_text
 
 ONE_CALL = "import numpy, cupykern; print(cupykern.softmax(numpy.zeros((2, 4), 'f4')).sum())"
 
@@ -46,7 +46,7 @@ import time
 import numpy as np
 import cupykern
 from cupykern.targets import host
-from kernels_cu import Variant
+from cupykern.kernels import Variant
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where the tests' parent does
 {long}
@@ -128,7 +128,7 @@ def test_a_fork_while_another_thread_compiles(tmp_path):
         "import os, threading, time, numpy as np\n"
         "from cupykern import jit\n"
         "from cupykern.targets import host\n"
-        "from kernels_cu import Variant\n"
+        "from cupykern.kernels import Variant\n"
         "def run(value):\n"
         "    text = f'KERNEL void word(float* x) {{ x[0] = {value}; }}'\n"
         "    kernel = jit.get_kernel(host.current(), Variant('word', (), (), 32, text=text))\n"
@@ -248,7 +248,7 @@ def test_no_compiler(tmp_path, monkeypatch, capsys):
     missing = [x for x in doctor.find_all() if x.thing in ("C++ compiler", "clang for HIP")]
     assert len(missing) == 2
     for finding in missing:
-        assert finding.found is None and "pip install 'cupykern[host]'" in finding.needed_for
+        assert finding.found is None and "pip install 'cupykern[host]'" in finding.install
     assert cli.main(["doctor"]) == (0 if targets.available() else 1)
     assert "pip install 'cupykern[host]'" in capsys.readouterr().out
 

@@ -11,8 +11,7 @@ import pytest
 from fake_gpu import fake_gpu
 
 from cupykern import targets
-from cupykern.targets.packed import pack
-from cupykern.targets.repeated import Repeated, places_of
+from cupykern.targets.repeated import Repeated, pack, places_of
 
 cupy = pytest.importorskip("cupy")
 
@@ -49,7 +48,7 @@ def test_the_driver_gets_what_the_arguments_were(gpu, driver):
     struct = np.arange(40, dtype=np.uint8)
     args = (
         x, None, y.data + 3, np.int64(-7), np.float32(0.5),
-        targets.launch_argument(targets.by_value(struct)), targets.by_value(struct[:24]),
+        targets.base.launch_argument(targets.base.by_value(struct)), targets.base.by_value(struct[:24]),
     )  # fmt: skip
     kernel = SimpleNamespace(ptr=99)
     launch = pack(kernel, 0, (5, 128, 1024), args)

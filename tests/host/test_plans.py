@@ -14,8 +14,8 @@ from fake_gpu import fake_gpu
 import cupykern
 from cupykern import arrays as arrays_of_cupykern
 from cupykern import dtypes, plans, targets, workspace
-from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.rows import nonfinite
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
+from cupykern.ops.nonfinite_report import nonfinite_arrays
 from cupykern.tools.bench import tiny_problem
 
 cupy = pytest.importorskip("cupy")
@@ -98,7 +98,7 @@ CALLS = {
         x[:8, :64], r.view(np.int8)[:, :2048], 0.5, dtype="float32", out=x[8:].view(np.float32)[:8]
     ),
     "quantize_nvfp4": lambda x, r, w, b: cupykern.quantize_nvfp4(x, layout="blocked"),
-    "nonfinite_arrays": lambda x, r, w, b: nonfinite.nonfinite_arrays(x),
+    "nonfinite_arrays": lambda x, r, w, b: nonfinite_arrays(x),
     "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
     "attention's statistics": lambda x, r, w, b: cupykern.attention(
         *heads(x, r, r), return_lse=True, return_row_stats=True
@@ -243,7 +243,7 @@ def long_heads(x):
 
 MAPPED = {
     "matmul": lambda x, r: cupykern.matmul(
-        x.reshape(512, 512), r.reshape(512, 512).T, config=HopperConfig(128, 128, 4)
+        x.reshape(512, 512), r.reshape(512, 512).T, config=Sm90GemmConfig(128, 128, 64, 4)
     ),
     "attention": lambda x, r: cupykern.attention(*map(long_heads, (x, r, r)), causal=True),
     "dual_gemm_silu": lambda x, r: cupykern.dual_gemm_silu(
@@ -353,9 +353,12 @@ def test_what_was_illegal_stays_so(gpu):
 def test_a_warm_call_is_one_on_the_current_device(gpu, monkeypatch):
     """Elsewhere all is checked again, and the device is another one meanwhile."""
     x = gpu.array((2, 8), "float16")
-    find = plans.finder("test", arrays=2, options=1)
+
+    def find(x, y, option, out=None):
+        return plans.find(("test", option), out, x, y)
+
     key, _, places = find(x, None, 3)
-    assert places == (x.data.ptr, None, None)
+    assert places == (x.data.ptr, *[None] * 5)
     plans.remember(key, "known")
     assert find(x, None, 3) == (key, "known", places)
     assert find(x, None, 3.0)[1] is find(x, x, 3)[1] is find(x, None, 3, x)[1] is None

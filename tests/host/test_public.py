@@ -17,9 +17,9 @@ import pytest
 import cupykern
 from cupykern import OPS
 from cupykern.gemm.portable_config import GemmConfig
+from cupykern.kernels import Variant
 from cupykern.rows.configs import SharedRows
 from cupykern.targets import CompileError, host
-from kernels_cu import Variant
 
 FUNCTIONS = [name for name in cupykern.__all__ if inspect.isfunction(getattr(cupykern, name))]
 CLASSES = [name for name in cupykern.__all__ if inspect.isclass(getattr(cupykern, name))]

@@ -105,7 +105,7 @@ _PLANTED = """
 import sys
 import numpy as np
 from cupykern.targets import host
-from kernels_cu import Variant
+from cupykern.kernels import Variant
 
 SOURCES = {
     "race": '''KERNEL void planted(float* x) {

@@ -14,8 +14,9 @@ import cupykern
 from cupykern import BlockMask
 from cupykern.attention import attention_hopper, attention_plan
 from cupykern.attention.attention_hopper import AttentionHopperConfig
-from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.attention.attention_task import AttentionTask
+from cupykern.ops.attention import OP
+from cupykern.ops.problems.attention import AttentionProblem
 from cupykern.targets import host
 
 

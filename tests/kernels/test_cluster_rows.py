@@ -9,8 +9,8 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs
+from cupykern.ops.softmax import LOG_OP, OP, SoftmaxProblem
 from cupykern.rows.softmax_configs import ClusterRows
-from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = [OP, LOG_OP]

@@ -22,22 +22,22 @@ from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
 from cupykern import dtypes
-from cupykern.gemm import gemm, gemm_stream, product
-from cupykern.gemm.gemm_stream import StreamConfig
+from cupykern.gemm import gemm, product
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.matmul_problem import MatmulProblem
-from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.gemm.product import FP4, K_MAJOR, MN_MAJOR, STRIDED
+from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
+from cupykern.ops.problems.products import MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import host
 from cupykern.tools import gate
 
-NARROW = StreamConfig(16, 128, 8, 4)
+NARROW = SkinnyGemmConfig(16, 128, 8, 4)
 PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
-    *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
+    *(("bfloat16", None, "F", replace(CONFIG, tile_k=64)), ("bfloat16", None, "C", WIDE)),
     *((E4M3, E4M3, "F", CONFIG), ("int8", None, "F", CONFIG)),
     *(("float16", NVFP4, "F", NARROW), (NVFP4, NVFP4, "F", replace(CONFIG, stages=2))),
-    ("float16", None, "F", replace(NARROW, depth=64)),
+    ("float16", None, "F", replace(NARROW, tile_k=64)),
 )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_out_in_other_layouts(target, layout):
         "sliced": frame[3:8, 5:85:2],
         "negative": frame[7:2:-1, 45:5:-1],
     }[layout]
-    config = replace(CONFIG, depth=64)
+    config = replace(CONFIG, tile_k=64)
     expected = to_numpy(cupykern.matmul(a, b, config=config))
     cupykern.matmul(a, b, out=out, config=config)
     np.testing.assert_array_equal(to_numpy(out), expected)
@@ -118,7 +118,7 @@ def test_out_in_other_layouts(target, layout):
 
 def test_rows_do_not_touch_each_other(target):
     """NaN stays in its row and column, and a row is the same bit for bit whatever others there are."""
-    config = replace(CONFIG, depth=64)
+    config = replace(CONFIG, tile_k=64)
     a, b = random(target, (11, 320), "bfloat16", 1), random(target, (40, 320), "bfloat16", 2).T
     whole = to_numpy(cupykern.matmul(a, b, config=config))
     for first, last, rows in ((0, 1, 8), (3, 9, 8), (3, 9, 16), (8, 11, 8)):
@@ -139,7 +139,7 @@ def test_the_order_of_warps_does_not_show():
         np.random.default_rng(i).standard_normal(shape).astype(dtypes.bfloat16)
         for i, shape in enumerate(((3, 1040), (40, 1040)))
     )
-    config = replace(CONFIG, depth=64)
+    config = replace(CONFIG, tile_k=64)
     with host.use():
         first = cupykern.matmul(a, b.T, out_dtype="float32", config=config)
     for schedule in ("lifo", "sticky:1", "sticky:5"):
@@ -152,32 +152,32 @@ def test_the_order_of_warps_does_not_show():
 @pytest.mark.parametrize(("dtype", "dtype_b", "layout_b", "_"), PAIRS)
 def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     a, b = dtypes.NAMES[dtype], dtypes.NAMES[dtype_b or dtype]
-    task = GemmTask(1, 16, 8192, 8192, a, b, INNER, INNER if layout_b == "F" else OUTER)
+    task = GemmTask(1, 16, 8192, 8192, a, b, K_MAJOR, K_MAJOR if layout_b == "F" else MN_MAJOR)
     chosen = gemm.choose_config(task, arch)
-    assert isinstance(chosen, StreamConfig)
+    assert isinstance(chosen, SkinnyGemmConfig)
     assert chosen.rows == 16
     few = gemm.choose_config(replace(task, m=8), arch)
     halves = b.itemsize == 1 and layout_b == "F" and arch in ("sm_90a", "host")
     assert few.rows == (8 if halves else 16) and few.stages >= chosen.stages
     assert replace(few, rows=16, stages=chosen.stages) == chosen  # the same sums
     narrow = gemm.choose_config(replace(task, n=1024), arch)
-    assert isinstance(narrow, StreamConfig)
+    assert isinstance(narrow, SkinnyGemmConfig)
     more_warps = layout_b == "F" and (
         a.itemsize > b.itemsize or b.itemsize == 2 or dtype_b == NVFP4
     )
     assert narrow.warps == (8 if more_warps and arch == "sm_90a" else 4)
     for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
-        assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+        assert not isinstance(gemm.choose_config(replace(task, **change), arch), SkinnyGemmConfig)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_120a", "host"])
-@pytest.mark.parametrize("lines_b", [INNER, OUTER])
-def test_few_rows_of_any_length_are_streamed(arch, lines_b):
+@pytest.mark.parametrize("layout_b", [K_MAJOR, MN_MAJOR])
+def test_few_rows_of_any_length_are_streamed(arch, layout_b):
     half = dtypes.float16
-    task = GemmTask(1, 16, 4095, 4097, half, half, STRIDED, STRIDED, lines_b=lines_b)
-    assert isinstance(gemm.choose_config(task, arch), StreamConfig)
-    for change in ({"m": 17}, {"batch": 2}, {"half_sums": True}, {"lines_b": STRIDED}):
-        assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+    task = GemmTask(1, 16, 4095, 4097, half, half, STRIDED, STRIDED, misaligned_b=layout_b)
+    assert isinstance(gemm.choose_config(task, arch), SkinnyGemmConfig)
+    for change in ({"m": 17}, {"batch": 2}, {"fp16_accumulate": True}, {"misaligned_b": STRIDED}):
+        assert not isinstance(gemm.choose_config(replace(task, **change), arch), SkinnyGemmConfig)
 
 
 def test_lines_that_are_read_where_they_lie(target):
@@ -185,12 +185,12 @@ def test_lines_that_are_read_where_they_lie(target):
 
     def lines_of(a, b):
         (m, k), n = a.shape, b.shape[1]
-        return product.lines_of(*(product.matrix(x, ()) for x in (a, b)), m, n, k)
+        return product.misaligned_layout(*(product.matrix(x, ()) for x in (a, b)), m, n, k)
 
     a, b = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 33), (9, 33)))
     even, wide = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 32), (32, 9)))
-    assert lines_of(a, b.T) == lines_of(even, b[:, :32].T) == lines_of(a[:1], b[:1].T) == INNER
-    assert lines_of(even, wide) == OUTER
+    assert lines_of(a, b.T) == lines_of(even, b[:, :32].T) == lines_of(a[:1], b[:1].T) == K_MAJOR
+    assert lines_of(even, wide) == MN_MAJOR
     assert lines_of(a[:, :32], wide) == STRIDED  # of a by vectors alone
     for x, y in ((a[:, ::2], b[:, :17].T), (a[1:], b.T), (a, b[1:].T), (a[::-1][:, ::-1], b.T)):
         assert lines_of(x, y) == STRIDED
@@ -202,45 +202,45 @@ def test_lines_that_are_read_where_they_lie(target):
 @pytest.mark.parametrize("m", [1, 16])
 def test_variants_of_every_kind_compile(m, dtype, dtype_b, layout_b, _):
     a, b = dtypes.NAMES[dtype], dtypes.NAMES[dtype_b or dtype]
-    task = GemmTask(1, m, 8192, 8192, a, b, INNER, INNER if layout_b == "F" else OUTER)
+    task = GemmTask(1, m, 8192, 8192, a, b, K_MAJOR, K_MAJOR if layout_b == "F" else MN_MAJOR)
     config = gemm.choose_config(task, "sm_90a")
     row = gate.compile_row(gemm.variant(task, config), "sm_90a")
     assert gate.failure(row) is None
 
 
-TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, INNER, INNER)
+TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, K_MAJOR, K_MAJOR)
 
 
 @pytest.mark.parametrize(
     ("change", "of_task", "says"),
     [
-        ({}, {"kernel": "dual_gemm"}, "single products"),
+        ({}, {"kernel": "dual_gemm"}, "a single product"),
         ({}, {"a": dtypes.float32, "b": dtypes.float32}, "up to 16 bits"),
         ({}, {"b": FP4, "k": 1056}, "four scales at once"),
-        ({}, {"b": FP4, "tma_codes": False}, "codes by vectors"),
-        ({}, {"b": dtypes.float16, "half_sums": True}, "sum in FP32"),
-        ({}, {"block_scales": True}, "without scales of blocks"),
+        ({}, {"b": FP4, "nvfp4_tma": False}, "codes by vectors"),
+        ({}, {"b": dtypes.float16, "fp16_accumulate": True}, "accumulates in FP32"),
+        ({}, {"block_scales": True}, "without block scales"),
         ({}, {"m": 17}, "up to 16 rows; got 17"),
         ({"rows": 8}, {"m": 9}, "up to 8 rows; got 9"),
         ({"rows": 12}, {}, "8 or 16 rows"),
         ({}, {"batch": 3}, "3 of them"),
-        ({}, {"layout_a": OUTER}, "neighbours along k of a"),
+        ({}, {"layout_a": MN_MAJOR}, "reads K-major a"),
         ({}, {"layout_b": STRIDED}, "by vectors"),
         ({}, {"k": 1032}, "whole vectors"),
         ({}, {"k": 0}, "whole vectors"),
         ({}, {"k": 2**31 - 64}, "32 bits"),
-        ({"tile_n": 64, "depth": 64}, {"layout_b": OUTER, "n": 72}, "whole vectors"),
+        ({"tile_n": 64, "tile_k": 64}, {"layout_b": MN_MAJOR, "n": 72}, "whole vectors"),
         ({"stages": 1}, {}, "at least 2"),
         ({"warps": 3}, {}, "even number of warps"),
         ({"tile_n": 40}, {}, "fragments have 16 columns"),
-        ({"depth": 96}, {}, "a line of 192 bytes"),
+        ({"tile_k": 96}, {}, "a row of 192 bytes"),
         ({"stages": 9}, {}, "bytes of shared memory"),
     ],
 )
 def test_configs_that_do_not_fit(change, of_task, says):
     reason = gemm.refusal(replace(CONFIG, **change), replace(TASK, **of_task), "sm_90a")
     assert reason is not None and says in reason
-    assert gemm_stream.refusal(CONFIG, TASK, "sm_90a") is None
+    assert gemm.refusal(CONFIG, TASK, "sm_90a") is None
     if not of_task:
         a = np.ones((5, 1024), np.float16)
         b = np.ones((64, 1024), dtypes.float8_e4m3fn)

@@ -10,11 +10,12 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.op import Op
+from cupykern.ops.norm import ADD_OP, LAYER_OP, RMS_OP
+from cupykern.ops.problems.norm import NormProblem
+from cupykern.ops.softmax import LOG_OP, OP, SoftmaxProblem
 from cupykern.rows.configs import SpanRows
-from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
 from cupykern.rows.softmax_heuristic import softmax_configs
-from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 # One thread a row and several, a warp, several warps; one element, even and odd, the most.
 CONFIG = next(config for config in softmax_configs("host", 2) if isinstance(config, SpanRows))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import cupykern
 from cupykern import OPS, arguments
-from cupykern.gemm.quantize_nvfp4 import NvFp4Config
+from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config
 from cupykern.rows.configs import SharedRows
 from cupykern.tools.bench import tiny_problem
 

@@ -13,10 +13,12 @@ import cupykern
 from cupykern import BlockMask, attention, check, dtypes
 from cupykern import attention_varlen as varlen
 from cupykern.attention import attention_plan
-from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.attention.attention_task import HEAD_DIMS
-from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
+from cupykern.ops.attention import OP
+from cupykern.ops.attention_varlen import OP as VARLEN_OP
+from cupykern.ops.attention_varlen import VarlenProblem
+from cupykern.ops.problems.attention import AttentionProblem
 from cupykern.targets import host
 
 
@@ -392,7 +394,7 @@ def test_device_offsets_are_clamped(monkeypatch):
     """Offsets that nobody checks, as a GPU's: nothing outside of the arrays is read or written."""
     q, k, v, cu_q, cu_k = packed()
     good = varlen(q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35)
-    module = sys.modules["cupykern.attention.attention"]
+    module = sys.modules["cupykern.ops.attention_varlen"]
     monkeypatch.setattr(module, "check_cu_seqlens", lambda _, cu, *rest: cu)
     wild = np.array([0, 10, 25, 2**31 - 1], np.int32)
     y = varlen(q, k, v, cu_q, wild, max_seqlen_q=30, max_seqlen_k=35)

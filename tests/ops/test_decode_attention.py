@@ -30,11 +30,10 @@ from decode_checks import (
 
 import cupykern
 from cupykern import check, dtypes, reference
-from cupykern.attention import decode_attention as module
-from cupykern.attention import decode_config
-from cupykern.attention.decode_attention import LAYOUTS
-from cupykern.attention.decode_config import DecodeConfig, DecodeTask
-from cupykern.attention.decode_problem import OP, VIEWS, DecodeProblem
+from cupykern.attention import decode_config, decode_plan
+from cupykern.attention.decode_config import LAYOUTS, DecodeConfig, DecodeTask
+from cupykern.ops.decode_attention import OP
+from cupykern.ops.problems.decode_attention import VIEWS, DecodeProblem
 
 Q, K, V = make((2, 4, 1, 64)), make((2, 2, 32, 64)), make((2, 2, 32, 72))
 LENS, TABLE = np.array((3, 32), np.int32), np.array(((0, 1), (1, 0)), np.int32)
@@ -108,7 +107,7 @@ def test_layouts_give_the_same_bits(target, view, page):
 def test_nhd_caches_are_not_copied(target, page, monkeypatch):
     problem = DecodeProblem(*(2, 6, 2, 2, 150, 128), lens=(150, 70), layout="nhd", page=page)
     call = OP.inputs(problem, 5, target.xp)
-    monkeypatch.setattr(module, "packed", None)
+    monkeypatch.setattr(decode_plan, "packed", None)
     OP.run(*call.args, **call.kwargs)
 
 

@@ -12,13 +12,14 @@ from hopper_kernels import SCHEDULES
 import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import gemm
-from cupykern.gemm.dequant_softmax import LogitsProblem, tasks_of_variants
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.logits import NORMALIZE_LOGITS
-from cupykern.gemm.matmul_problem import with_layout
-from cupykern.gemm.product import INNER, OUTER
+from cupykern.gemm.product import K_MAJOR, MN_MAJOR
+from cupykern.gemm.sm90_gemm_config import Sm90MixedGemmConfig
+from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
 from cupykern.numerics import as_float64
+from cupykern.ops.dequant_softmax import LogitsProblem, tasks_of_variants
+from cupykern.ops.problems.products import with_layout
 from cupykern.targets import host
 
 OP = next(op for op in OPS if op.name == "dequant_softmax")
@@ -134,8 +135,8 @@ def test_empty_arrays_give_empty_results(target):
     assert (to_numpy(y) == 0.25).all()
 
 
-HOPPER = (HopperConfig(256, 128, 2), HopperConfig(64, 128, 3, lines=2))
-STREAM = HopperConfig(16, 128, 2, streams=True)
+HOPPER = (Sm90LogitsConfig(256, 128, 64, 2), Sm90LogitsConfig(64, 128, 128, 3))
+STREAM = StreamLogitsConfig(128, 2)
 
 
 def check_hopper(xp) -> None:
@@ -184,15 +185,13 @@ def test_every_variant_is_chosen_by_some_product():
 
 
 def test_skinny_configs_that_do_not_fit_are_refused():
-    task = GemmTask(1, 16, 4096, 512, dtypes.float16, dtypes.int8, INNER, INNER, kernel=OP.name)
+    task = GemmTask(1, 16, 4096, 512, dtypes.float16, dtypes.int8, K_MAJOR, K_MAJOR, kernel=OP.name)
     for config, change, says in (
         (STREAM, {}, None),
-        (replace(STREAM, tile_m=64), {}, "tiles of 16 rows"),
-        (replace(STREAM, lines=2), {}, "no other way to share"),
         (replace(STREAM, tile_n=96), {}, "a multiple of 64 up to 512"),
         (replace(STREAM, stages=20), {}, "bytes of shared memory"),
-        (STREAM, {"layout_b": OUTER}, "neighbours along k"),
-        (STREAM, {"kernel": "gemm"}, "for logits"),
+        (STREAM, {"layout_b": MN_MAJOR}, "K-major operands"),
+        (STREAM, {"kernel": "gemm"}, "for dequant_softmax"),
         (STREAM, {"m": 17}, "up to 16 rows"),
     ):
         found = gemm.refusal(config, replace(task, **change), "sm_90a")
@@ -222,7 +221,7 @@ A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np
         (ValueError, "scale_w must have one element or shape", (A, W, S[1:]), {}),
         (ValueError, "bias must broadcast", (A, W, S), {"bias": np.ones(5, "f4")}),
         (TypeError, "config must be a GemmConfig", (A, W, S), {"config": 1}),
-        (ValueError, "without share_k", (A, W, S), {"config": HopperConfig(64, 64, 4, share_k=True, lines=2)}),
+        (ValueError, "is for gemm; got dequant", (A, W, S), {"config": Sm90MixedGemmConfig(64, 64, 128, 4)}),
         (ValueError, "tile_n must be a multiple", (A, W, S), {"config": gemm.GemmConfig(32, 32, 32, 2, 2)}),
         (ValueError, "out must have shape", (A, W, S), {"out": np.ones((6, 4), np.float16)}),
         (ValueError, "out must not overlap a", (A, W, S), {"out": A[:, :6]}),

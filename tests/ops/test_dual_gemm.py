@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import needs
 import numpy as np
@@ -11,17 +12,17 @@ from click.testing import CliRunner
 from dual_gemm_checks import check_fp16_policy, to_numpy
 
 import cupykern
-from cupykern import OPS, check, cli, dtypes, reference
-from cupykern.gemm import gemm, nvfp4
-from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, task_layouts, task_of
+from cupykern import OPS, check, cli, dtypes, nvfp4, reference
+from cupykern.gemm import gemm, sm90_heuristic
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4
-from cupykern.gemm.scaled_problem import NVFP4
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig
+from cupykern.gemm.sm90_policies import Multicast, SlicedK, SplitK
 from cupykern.numerics import finfo
 from cupykern.op import Call
+from cupykern.ops.dual_gemm_silu import PAIRS, POLICIES, DualProblem, task_layouts, task_of
+from cupykern.ops.problems.products import NVFP4, with_layout
 from cupykern.reference.dual_gemm import SLOPE
 from cupykern.reference.matmul import scaled_product
 from cupykern.targets import host
@@ -218,9 +219,9 @@ HOPPER = (
 )  # fmt: skip
 
 
-def hopper_configs(problem) -> list[HopperConfig]:
+def hopper_configs(problem) -> list[Any]:
     configs = gemm.configs(task_of(problem), "sm_90a")
-    return [config for config in configs if isinstance(config, HopperConfig)]
+    return [config for config in configs if isinstance(config, sm90_heuristic.CONFIGS)]
 
 
 @needs.hopper
@@ -236,26 +237,25 @@ def test_hoppers_mainloop_is_within_the_bound(target, problem):
 
 def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
     for change, says in (
-        ({"dtype_b": "int8"}, "operands of one size"),
-        ({"scales": "rows"}, "TMA takes operands"),  # of 16-bit operands
-        ({"layout_b2": "C"}, "TMA takes operands"),
+        ({"dtype_b": "int8"}, "two 16-bit or int8 operands"),
+        ({"scales": "rows"}, "TMA takes K-major"),  # of 16-bit operands
+        ({"layout_b2": "C"}, "TMA takes K-major"),
     ):
         task = task_of(replace(HOPPER[0], **change))
-        assert not any(isinstance(c, HopperConfig) for c in gemm.configs(task, "sm_90a"))
-        assert says in gemm.refusal(HopperConfig(128, 256, 4), task, "sm_90a")
+        assert not any(isinstance(c, sm90_heuristic.CONFIGS) for c in gemm.configs(task, "sm_90a"))
+        assert says in gemm.refusal(Sm90DualGemmConfig(128, 256, 64, 4), task, "sm_90a")
     task = task_of(HOPPER[0])
     for config, says in (
-        (HopperConfig(128, 160, 4), "tile_n a multiple of 64"),
-        (HopperConfig(64, 64, 8, share_k=True), "share k where they are turned"),
-        (HopperConfig(128, 192, 4, cluster=4, split_k=True), "no multiple of 16"),
-        (HopperConfig(128, 128, 4, cluster=2, split_k=True), "less than a stage for each"),
-        (HopperConfig(128, 128, 6, lines=2, cluster=2), "in one line"),
+        (Sm90DualGemmConfig(128, 160, 64, 4), "tile_n a multiple of 64"),
+        (Sm90DualGemmConfig(128, 192, 64, 4, cluster=SplitK(4)), "no multiple of 16"),
+        (Sm90DualGemmConfig(128, 128, 64, 4, cluster=SplitK(2)), "less than a stage for each"),
+        (Sm90DualGemmConfig(128, 128, 128, 6, cluster=Multicast(2)), "a tile_k of 128 bytes"),
     ):
         assert says in gemm.refusal(config, replace(task, k=64), "sm_90a")
     outer = task_of(replace(HOPPER[0], n=192, layout_b1="C", layout_b2="C"))
     for config, says in (
-        (HopperConfig(128, 192, 4), "or of 128 where"),
-        (HopperConfig(16, 128, 4, share_k=True, turned=True), "need neighbours along k"),
+        (Sm90DualGemmConfig(128, 192, 64, 4), "of 128 where"),
+        (Sm90DualGemmConfig(16, 128, 64, 4, SlicedK()), "needs K-major operands"),
     ):
         assert says in gemm.refusal(config, outer, "sm_90a")
     few = task_of(DualProblem(16, 14336, 4096, NVFP4, NVFP4))  # rows to decode weights for
@@ -328,7 +328,7 @@ def test_every_variant_is_chosen_by_some_product():
 def test_few_variants_in_all():
     ops = [op for op in OPS if op.name in ("dual_gemm_silu", "dequant_softmax", "quantize_nvfp4")]
     for arch in options.ARCHS:
-        most = 71 if arch == "sm_90a" else 26
+        most = 72 if arch == "sm_90a" else 27
         assert len({v for op in ops for v in op.variants(arch)}) <= most
 
 

@@ -25,14 +25,9 @@ from cupykern import check, dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.matmul_problem import (
-    PAIRS,
-    MatmulProblem,
-    task_of,
-    with_layout,
-)
-from cupykern.gemm.product import INNER, OUTER, STRIDED
+from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.numerics import finfo
+from cupykern.ops.problems.products import PAIRS, MatmulProblem, task_of, with_layout
 from cupykern.targets import host
 
 # --- sizes, layouts, dtypes ----------------------------------------------------------------------
@@ -217,7 +212,8 @@ def test_products_of_all_fp8_codes_are_exact(target, dtype, dtype_b):
     a[:, 7], b[7] = codes.view(a.dtype), codes.view(b.dtype)
     x, y = with_layout(a, "C", target.xp), with_layout(b, "F", target.xp)
     for config in gemm.configs(
-        GemmTask(1, 256, 256, 16, a.dtype, b.dtype, INNER, INNER, plain=False), target.arch
+        GemmTask(1, 256, 256, 16, a.dtype, b.dtype, K_MAJOR, K_MAJOR, tma_store_epilogue=False),
+        target.arch,
     ):
         if isinstance(config, GemmConfig):
             config = replace(config, splits=1)
@@ -300,7 +296,7 @@ def test_accumulators_beyond_fp32_overflow(target):
 
 def test_split_k_gives_the_same_bits_again(target):
     a, b = random(target, (20, 3000), "float16", 1), random(target, (3000, 70), "float16", 2)
-    task = GemmTask(1, 20, 70, 3000, dtypes.float16, dtypes.float16, INNER, OUTER)
+    task = GemmTask(1, 20, 70, 3000, dtypes.float16, dtypes.float16, K_MAJOR, MN_MAJOR)
     configs = gemm.configs(task, target.arch)
     config = replace(next(c for c in configs if isinstance(c, GemmConfig)), splits=7)
     first = to_numpy(cupykern.matmul(a, b, out_dtype="float32", config=config))

@@ -12,8 +12,7 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs
-from cupykern.rows import nonfinite
-from cupykern.rows.nonfinite import OP, NonfiniteProblem, nonfinite_arrays
+from cupykern.ops.nonfinite_report import OP, NonfiniteProblem, nonfinite_arrays
 from cupykern.rows.nonfinite_walk import configs_of, make_walk
 from cupykern.rows.row_layout import operand
 
@@ -225,7 +224,7 @@ def test_every_config_has_the_same_report(target):
         x = inputs.values("special", (64, 1600), dtypes.NAMES[dtype], 6)
         here = on(target, x)
         for config in configs_of(target.arch, x.itemsize):
-            outputs = nonfinite.nonfinite_arrays(here, config=config)
+            outputs = nonfinite_arrays(here, config=config)
             references = OP.reference(here)
             bounds = OP.bound(here, reference=references)
             comparison = check.compare(outputs, references, bounds)

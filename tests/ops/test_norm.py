@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call, as_tuple
+from cupykern.ops.norm import ADD_OP, LAYER_OP, RMS_OP
+from cupykern.ops.problems.norm import NormProblem
 from cupykern.rows.norm_configs import NormSharedRows, UnpredicatedRows
-from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}

@@ -12,16 +12,20 @@ import pytest
 from nvfp4_checks import check_global_scales_of_one
 
 import cupykern
-from cupykern import OPS, arrays, check, dtypes, inputs
-from cupykern.gemm import gemm, nvfp4
+from cupykern import OPS, arrays, check, dtypes, inputs, nvfp4
+from cupykern.gemm import gemm, sm90_heuristic
+from cupykern.gemm.dequantize_nvfp4 import DecodeFirst
 from cupykern.gemm.gemm_task import GemmTask, make_task
-from cupykern.gemm.hopper_config import ARCHS, HopperConfig
-from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
-from cupykern.gemm.product import FP4, INNER, STRIDED, matrix
-from cupykern.gemm.quantize_nvfp4 import NvFp4Config
-from cupykern.gemm.scaled_problem import NVFP4, nvfp4_variants
+from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, matrix
+from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config
+from cupykern.gemm.sm90_config import ARCHS
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig, Sm90MixedGemmConfig
+from cupykern.gemm.sm90_policies import Multicast, PingPong
 from cupykern.numerics import as_float64
+from cupykern.nvfp4 import NUMBERS, NvFp4
 from cupykern.op import Call, as_tuple
+from cupykern.ops.problems.products import NVFP4
+from cupykern.ops.scaled_mm import nvfp4_variants
 
 SCALED = next(op for op in OPS if op.name == "scaled_mm")
 E4M3 = dtypes.float8_e4m3fn
@@ -109,8 +113,8 @@ def test_every_code_times_every_scale_is_exact(target, other):
     hopper = target.warp_size == 32 and target.arch in ARCHS
     calls = [(a, b, None), (b, a, None) if other != "nvfp4" else (a, b.to("blocked"), None)]
     if hopper:  # decoded in registers, and before
-        calls += [(a, b, HopperConfig(64, 128, 3, lines=2))]
-        calls += [(a, b, HopperConfig(128, 64, 8, decoded=True))]
+        calls += [(a, b, Sm90MixedGemmConfig(64, 128, 128, 3))]
+        calls += [(a, b, DecodeFirst(Sm90GemmConfig(128, 64, 64, 8)))]
     for x, y, config in calls:
         y = y.T if x is b else y
         product = to_numpy(cupykern.scaled_mm(x, y, out_dtype="float32", config=config))
@@ -149,9 +153,9 @@ def test_integers_are_exact(target):
             for x, s in zip(numbers, scales, strict=True)
         ]
         a, b = (x * np.repeat(s, 16, 1) for x, s in zip(numbers, scales, strict=True))
-        task = GemmTask(1, m, n, k, FP4, FP4, INNER, INNER, tma_codes=k % 32 == 0)
+        task = GemmTask(1, m, n, k, FP4, FP4, K_MAJOR, K_MAJOR, nvfp4_tma=k % 32 == 0)
         for config in gemm.configs(task, target.arch):
-            if isinstance(config, HopperConfig) and target.warp_size != 32:
+            if isinstance(config, sm90_heuristic.CONFIGS) and target.warp_size != 32:
                 continue
             product = cupykern.scaled_mm(
                 operands[0], operands[1].to("blocked"), out_dtype="float32", config=config
@@ -243,13 +247,13 @@ def test_decoded_operands_take_their_scales_in_the_epilogue(target, dtype, rows,
     a = nvfp4.random("normal", (*rows, 208), 3, xp, "C")
     scales = ()
     if dtype != NVFP4:
-        a = arrays.asarray(rng.standard_normal((*rows, 208)), dtypes.NAMES[dtype], target.name)
+        a = cupykern.asarray(rng.standard_normal((*rows, 208)), dtypes.NAMES[dtype], target.name)
         shape = (3, 1, 1) if rows == (3, 1) else (1,)
         scales = (xp.asarray(rng.uniform(-2, -0.5, shape), np.float32),)
     options = dict(options)
     if "bias" in options:
         options["bias"] = xp.asarray(rng.standard_normal(options["bias"]), np.float16)
-    config = HopperConfig(128, 128, 3, ping_pong=True, cluster=2, decoded=True)
+    config = DecodeFirst(Sm90GemmConfig(128, 128, 64, 3, PingPong(), Multicast(2)))
     y = cupykern.scaled_mm(a, b, *scales, **options, config=config)
     references = SCALED.reference(a, b, *scales, **options)
     bounds = SCALED.bound(a, b, *scales, **options, reference=references)
@@ -271,7 +275,9 @@ def test_every_variant_is_chosen_by_some_product():
         for a in (FP4, dtypes.float16, dtypes.bfloat16):
             for m, k in ((1, 4096), (1, 4112), (64, 4096), (4096, 4096)):
                 for plain in (True, False):
-                    task = GemmTask(1, m, 4096, k, a, FP4, INNER, INNER, plain=plain)
+                    task = GemmTask(
+                        1, m, 4096, k, a, FP4, K_MAJOR, K_MAJOR, tma_store_epilogue=plain
+                    )
                     chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
         portable = {v for v in nvfp4_variants(arch) if v.kernel == "gemm"}
         assert portable <= chosen <= set(nvfp4_variants(arch)) and len(portable) <= 8
@@ -341,13 +347,17 @@ def test_watch_finds_a_nan_in_an_nvfp4_operand(target):
 
 
 def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
-    task = GemmTask(1, 256, 4096, 4096, dtypes.float16, FP4, INNER, INNER)
+    task = GemmTask(1, 256, 4096, 4096, dtypes.float16, FP4, K_MAJOR, K_MAJOR)
     for config, changes, says in (
-        (HopperConfig(64, 128, 3, lines=5), {}, "at most 4 lines"),
-        (HopperConfig(64, 128, 8, lines=2), {"tma_codes": False}, "TMA's strides"),
-        (HopperConfig(128, 128, 4, decoded=True), {"scaled": True}, "one scale of all"),
-        (HopperConfig(128, 128, 4, decoded=True), {"b": dtypes.float16}, "decoded is for NVFP4"),
-        (HopperConfig(128, 128, 4), {"layout_a": STRIDED}, "TMA takes operands"),
+        (Sm90MixedGemmConfig(64, 128, 320, 3), {}, "tile_k at most 256"),
+        (Sm90MixedGemmConfig(64, 128, 128, 8), {"nvfp4_tma": False}, "strides that TMA walks"),
+        (DecodeFirst(Sm90GemmConfig(128, 128, 64, 4)), {"scale_vectors": True}, "one scale of all"),
+        (
+            DecodeFirst(Sm90GemmConfig(128, 128, 64, 4)),
+            {"b": dtypes.float16},
+            "DecodeFirst is for NVFP4",
+        ),
+        (Sm90MixedGemmConfig(64, 128, 128, 4), {"layout_a": STRIDED}, "TMA takes K-major"),
     ):
         assert says in gemm.refusal(config, replace(task, **changes), "sm_90a")
 
@@ -357,9 +367,10 @@ def test_rows_that_tma_does_not_walk_are_within_the_bound(target):
     x = nvfp4.random("normal", (200, 48), 3, np, "C")
     place = matrix(x.data.swapaxes(-1, -2), ())
     task = make_task(matrix(np.ones((200, 48), np.float16), ()), place, 1, 200, 200, 48)
-    assert not task.tma_codes
+    assert not task.nvfp4_tma
     configs = gemm.configs(task, "sm_90a")
-    assert all(config.decoded for config in configs if isinstance(config, HopperConfig))
+    hopper = [config for config in configs if isinstance(config, sm90_heuristic.CONFIGS)]
+    assert hopper and all(isinstance(config, DecodeFirst) for config in hopper)
 
 
 # --- errors --------------------------------------------------------------------------------------

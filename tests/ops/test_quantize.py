@@ -9,7 +9,7 @@ from quantize_checks import LARGEST, check_scales_of_one, to_numpy
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.op import Call
-from cupykern.rows.quantize_ops import OP, QuantizeProblem
+from cupykern.ops.quantize import OP, QuantizeProblem
 from cupykern.rows.quantize_rows import GRANULARITIES
 
 

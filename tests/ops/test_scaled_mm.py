@@ -25,17 +25,12 @@ from cupykern.gemm import gemm
 from cupykern.gemm.copied_plan import COPY_LINES
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.matmul_problem import (
-    PAIRS,
-    MatmulProblem,
-    sums_in_half,
-    task_of,
-)
-from cupykern.gemm.product import FP4, INNER, STRIDED, by_vectors
-from cupykern.gemm.scaled_problem import PAIRS as SCALED_PAIRS
-from cupykern.gemm.scaled_problem import SCALES, ScaledProblem, nvfp4_variants
+from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, by_vectors
 from cupykern.gemm.split_plan import ADD_SPLITS
 from cupykern.op import Call, RandomDraw
+from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of
+from cupykern.ops.scaled_mm import PAIRS as SCALED_PAIRS
+from cupykern.ops.scaled_mm import SCALES, ScaledProblem, nvfp4_variants
 from cupykern.tools import options
 
 # --- scaled_mm -----------------------------------------------------------------------------------
@@ -152,7 +147,7 @@ def test_every_variant_is_chosen_by_some_product():
                         task = GemmTask(2, m, 8192, 8192, a, b, *layouts, blocks, tma=False)
                         tasks = [task]
                         if sums_in_half(task, arch):
-                            tasks.append(gemm.half_sums_task(task))
+                            tasks.append(gemm.fp16_accumulate_task(task))
                         for t in tasks:
                             chosen.add(gemm.variant(t, gemm.choose_config(t, arch)))
         assert chosen == portable_variants(arch)
@@ -184,8 +179,10 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
             m=draw.choice((4, 12, 32, 64, 128, 256, 512, 768, 768, 1024, 3072, 4096, 5120)),
             n=draw.choice((256, 1024, 3072, 4096, 4096, 5120, 14336, 131072)),
             k=draw.choice((1024, 4096, 8192)),
-            plain=draw.choice((True, True, False)),
-            in_lines=draw.choice((True, True, (task.layout_a, task.layout_b) != (INNER, INNER))),
+            tma_store_epilogue=draw.choice((True, True, False)),
+            aligned_128=draw.choice(
+                (True, True, (task.layout_a, task.layout_b) != (K_MAJOR, K_MAJOR))
+            ),
         )
         chosen.add(gemm.variant(task, gemm.choose_config(task, "sm_90a")))
     assert wanted <= chosen
@@ -193,14 +190,14 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
 
 def test_split_k_is_chosen_for_few_rows():
     half, e4m3 = dtypes.float16, dtypes.float8_e4m3fn
-    task = GemmTask(1, 64, 8192, 8192, half, e4m3, INNER, INNER)
+    task = GemmTask(1, 64, 8192, 8192, half, e4m3, K_MAJOR, K_MAJOR)
     config = GemmConfig(64, 128, 64, 2, 4, stages=4, splits=4, promotes=True)
     assert gemm.choose_config(task, "sm_100a") == config
     assert gemm.choose_config(replace(task, m=8192), "sm_100a").splits == 1
     assert gemm.choose_config(replace(task, k=300), "sm_100a").splits == 1
 
 
-TASK = GemmTask(1, 64, 64, 1024, dtypes.float16, dtypes.float16, INNER, INNER)
+TASK = GemmTask(1, 64, 64, 1024, dtypes.float16, dtypes.float16, K_MAJOR, K_MAJOR)
 FITS = GemmConfig(64, 64, 64, 2, 2)
 
 
@@ -286,7 +283,7 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (TypeError, "residual must be a cupy or numpy array", (A, B), {"residual": 1.0}),
         (TypeError, "activation must be a string", (A, B), {"activation": 3}),
         (TypeError, "alpha must be a real number", (A, B), {"alpha": "1"}),
-        (TypeError, "config must be a GemmConfig, HopperConfig or StreamConfig", (A, B), {"config": "fast"}),
+        (TypeError, "config must be a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, ", (A, B), {"config": "fast"}),
         (TypeError, "out must have dtype", (A, B), {"out": np.ones((4, 6), np.float32)}),
         (ValueError, "a must have at least 2 dims", (A[0], B), {}),
         (ValueError, "a's columns must be b's rows", (A, B[1:]), {}),

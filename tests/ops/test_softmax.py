@@ -11,7 +11,7 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.op import Call
-from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
+from cupykern.ops.softmax import LOG_OP, OP, SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
 OP_OF = {op.name: op for op in (OP, LOG_OP)}

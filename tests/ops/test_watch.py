@@ -11,8 +11,8 @@ import pytest
 
 import cupykern
 from cupykern import watch as watch_function
-from cupykern.rows import nonfinite
-from cupykern.rows.nonfinite import OP
+from cupykern.ops import nonfinite_report as nonfinite_module
+from cupykern.ops.nonfinite_report import OP
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_every_public_op_is_watched():
 def test_a_captured_stream_is_not_waited_for(x, monkeypatch):
     """As on a GPU: one warning that says so, no look."""
     monkeypatch.setitem(watch_function.__globals__, "is_capturing", lambda target: True)
-    monkeypatch.setattr(nonfinite, "is_capturing", lambda target: True)
+    monkeypatch.setattr(nonfinite_module, "is_capturing", lambda target: True)
     with pytest.warns(RuntimeWarning, match="cannot look at the output of softmax") as caught:
         with cupykern.watch() as w:
             cupykern.softmax(x)

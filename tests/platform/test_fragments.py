@@ -9,7 +9,7 @@ import pytest
 import tensor_core
 from platform_kernels import F32, FORMATS, U32, run
 
-from kernels_cu import Variant
+from cupykern.kernels import Variant
 
 MATRIX_FORMATS = {
     **{cpp: number for cpp, (number, _) in FORMATS.items()},

@@ -8,8 +8,8 @@ from planted import Fault, planted
 
 from cupykern import OPS, check
 from cupykern.op import RandomDraw
-from cupykern.rows.norm_ops import NormProblem
-from cupykern.rows.softmax_ops import SoftmaxProblem
+from cupykern.ops.problems.norm import NormProblem
+from cupykern.ops.softmax import SoftmaxProblem
 from cupykern.targets import host
 
 HOST = """

@@ -23,8 +23,8 @@ import math
 import numpy as np
 import pytest
 
+from cupykern.kernels import Variant
 from cupykern.reference import elementary
-from kernels_cu import Variant
 
 F32, F64, U32 = np.float32, np.float64, np.uint32
 SMALLEST_NORMAL = 2.0**-126

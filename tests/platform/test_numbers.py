@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from platform_kernels import F32, FORMATS, U32, run
 
-from cupykern import dtypes
-from cupykern.gemm import nvfp4
+from cupykern import dtypes, nvfp4
 
 
 def decoded(target, cpp):

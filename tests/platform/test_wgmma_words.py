@@ -17,7 +17,7 @@ from hopper_kernels import (
     variant,
 )
 
-from cupykern.gemm import nvfp4
+from cupykern import nvfp4
 from cupykern.reference.accumulation import TENSOR_8
 
 F32, I32 = np.float32, np.int32

@@ -6,11 +6,13 @@ import numpy as np
 
 import cupykern
 from cupykern import check
-from cupykern.attention import attention_hopper, attention_ops
+from cupykern.attention import attention_hopper
 from cupykern.attention.attention_hopper import AttentionHopperConfig
-from cupykern.attention.attention_ops import OP, AttentionProblem
-from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.op import Call, as_tuple
+from cupykern.ops.attention import OP
+from cupykern.ops.attention_varlen import OP as VARLEN_OP
+from cupykern.ops.attention_varlen import VarlenProblem
+from cupykern.ops.problems.attention import AttentionProblem, hopper_kind
 
 STATS = {"lse": True, "row_stats": True}
 
@@ -54,7 +56,7 @@ PROBLEMS = (
 
 
 def hopper(problem: AttentionProblem | VarlenProblem) -> AttentionHopperConfig:
-    (config,) = attention_hopper.configs(64, attention_ops.hopper_kind(problem))
+    (config,) = attention_hopper.configs(64, hopper_kind(problem))
     return config
 
 

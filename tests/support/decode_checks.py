@@ -9,7 +9,7 @@ import numpy as np
 
 import cupykern
 from cupykern import check, dtypes, inputs, reference, workspace
-from cupykern.attention import decode_attention as module
+from cupykern.attention import decode_plan
 from cupykern.attention.decode_config import DecodeConfig, DecodeTask
 from cupykern.targets import host, of_array
 
@@ -168,7 +168,7 @@ def check_clamped(target):
     def run(q, k, v, lens, table):
         args = to_target(target, q, k, v, lens, table)
         y = target.xp.full((3, 2, 1, 128), np.nan, FP16)
-        module.run(here, args, y, None, 100, True, 0.1, None)
+        decode_plan.run(here, args, y, None, 100, True, 0.1, None)
         return on_host(y)
 
     assert same_bits(run(q, *pages, wrong, wrong_table), run(q, *pages, lens, table))

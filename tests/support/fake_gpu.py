@@ -17,8 +17,8 @@ import numpy as np
 from fake_copies import replace_copies
 
 from cupykern import plans, targets, workspace
+from cupykern.kernels import Variant
 from cupykern.targets import tensor_map
-from kernels_cu import Variant
 
 _PAGE = 512  # bytes: what CuPy aligns new arrays to
 _SIZE = 1 << 24
@@ -81,7 +81,7 @@ class FakeGpu:
         return self.xp.ndarray(x.shape, np.uint8, memory, x.strides).view(x.dtype)
 
     def by_value(self, struct: np.ndarray) -> np.ndarray:
-        return targets.by_value(struct)
+        return targets.base.by_value(struct)
 
     def compile(self, variant: Variant) -> Any:
         def kernel(grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
@@ -127,7 +127,7 @@ def fake_gpu(monkeypatch: Any, size: int = _SIZE) -> Iterator[FakeGpu]:
     monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
     monkeypatch.setattr(tensor_map, "_replace_address", _move_map)
     monkeypatch.setattr(
-        tensor_map, "_argument", lambda made: targets.by_value(np.frombuffer(made, np.uint8))
+        tensor_map, "_argument", lambda made: targets.base.by_value(np.frombuffer(made, np.uint8))
     )
     replace_copies(monkeypatch, gpu)
     gpu.xp.cuda.set_allocator(gpu.allocate)

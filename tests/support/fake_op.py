@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from cupykern import choice, dtypes, targets
+from cupykern.kernels import Variant
 from cupykern.numerics import finfo
 from cupykern.op import Bound, Call, Op, Work
-from kernels_cu import Variant
 
 
 @dataclass(frozen=True)

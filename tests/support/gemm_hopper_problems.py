@@ -7,19 +7,25 @@ from dataclasses import replace
 import numpy as np
 
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import hopper_choice
-from cupykern.gemm.dequant_softmax import LogitsProblem
-from cupykern.gemm.dual_gemm import NVFP4, DualProblem
+from cupykern.gemm import sm90_heuristic
+from cupykern.gemm.dequantize_nvfp4 import DecodeFirst
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
-from cupykern.gemm.product import INNER
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.gemm.product import K_MAJOR
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
+from cupykern.gemm.sm90_heuristic import Sm90AnyConfig
+from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig
+from cupykern.gemm.sm90_policies import Cooperative, Multicast, SlicedK, SplitK
+from cupykern.gemm.split_plan import SplitKWorkspace
+from cupykern.ops.dequant_softmax import LogitsProblem
+from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.products import NVFP4, MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import Target
 
 
 def task(**changes) -> GemmTask:
-    sizes = GemmTask(1, 4096, 4096, 4096, dtypes.float16, dtypes.float16, INNER, INNER)
+    sizes = GemmTask(1, 4096, 4096, 4096, dtypes.float16, dtypes.float16, K_MAJOR, K_MAJOR)
     return replace(sizes, **changes)
 
 
@@ -32,11 +38,15 @@ OF_MIXED = {"b": dtypes.float8_e4m3fn}
 OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 
 
+CHOSEN = (
+    Sm90GemmConfig(128, 256, 64, 4),
+    *(tile.config for tile in sm90_heuristic.table("16-bit")),
+)
 CONFIGS = (
-    *(config for config in hopper_choice.CONFIGS if not config.turned),  # FEW_ROWS
-    HopperConfig(256, 128, 2),
-    HopperConfig(128, 128, 3, cluster=2),
-    HopperConfig(256, 104, 2),  # chunks of columns that overlap, by either end of a tile
+    *CHOSEN,
+    Sm90GemmConfig(256, 128, 64, 2),
+    Sm90GemmConfig(128, 128, 64, 3, cluster=Multicast(2)),
+    Sm90GemmConfig(256, 104, 64, 2),  # chunks of columns that overlap, by either end of a tile
 )
 
 
@@ -70,7 +80,7 @@ OTHERS = (
 )
 
 
-# Few rows, whose sums lie turned.
+# Few rows, with swap-AB.
 FEW_ROWS = (
     (
         MatmulProblem(16, 264, 200, layout_b="F", kind="exact"),
@@ -80,8 +90,8 @@ FEW_ROWS = (
         MatmulProblem(17, 264, 400, "bfloat16", batch_a=(2,), batch_b=(2,)),
     ),
     (
-        HopperConfig(16, 64, 4, share_k=True, turned=True),
-        HopperConfig(32, 64, 4, share_k=True, turned=True, cluster=2),
+        Sm90GemmConfig(16, 64, 64, 4, SlicedK(), swap_ab=True),
+        Sm90GemmConfig(32, 64, 64, 4, SlicedK(), Multicast(2), swap_ab=True),
     ),
 )
 
@@ -105,11 +115,11 @@ FP8 = (
         fp8(64, 64, 128, "none", kind="special"),
     ),
     (
-        HopperConfig(128, 128, 4),
-        HopperConfig(128, 128, 3, cluster=2, split_k=True),
-        HopperConfig(64, 64, 4, share_k=True),
-        HopperConfig(16, 64, 4, share_k=True, turned=True),
-        HopperConfig(192, 128, 4, warpgroups=3),
+        Sm90Fp8GemmConfig(128, 128, 4),
+        Sm90Fp8GemmConfig(128, 128, 3, cluster=SplitK(2)),
+        Sm90Fp8GemmConfig(64, 64, 4, SlicedK()),
+        Sm90Fp8GemmConfig(16, 64, 4, SlicedK(), swap_ab=True),
+        Sm90Fp8GemmConfig(192, 128, 4, Cooperative(3)),
     ),
 )
 
@@ -123,7 +133,7 @@ HALVES = (
         fp8(1, 16, 16, "tensor"),
         fp8(64, 64, 128, "none", kind="special"),
     ),
-    (HopperConfig(128, 176, 2, cluster=2), HopperConfig(128, 192, 3)),
+    (Sm90Fp8GemmConfig(128, 176, 2, cluster=Multicast(2)), Sm90Fp8GemmConfig(128, 192, 3)),
 )
 
 
@@ -139,7 +149,7 @@ INT8 = (
             out_dtype="bfloat16",
         ),
     ),
-    (HopperConfig(128, 64, 4), HopperConfig(64, 64, 4, share_k=True)),
+    (Sm90GemmConfig(128, 64, 128, 4), Sm90GemmConfig(64, 64, 128, 4, SlicedK())),
 )
 
 
@@ -162,11 +172,11 @@ MIXED = (
         ScaledProblem(mixed(65, 144, 272, "int8", "bfloat16", layout_b="F"), "rows"),
     ),
     (
-        HopperConfig(256, 128, 3),
-        HopperConfig(128, 128, 2, lines=2, cluster=2, split_k=True),
-        HopperConfig(64, 64, 4, share_k=True, lines=2, cluster=2),
-        HopperConfig(32, 64, 4, share_k=True, lines=4),
-        HopperConfig(16, 64, 4, share_k=True, lines=2),
+        Sm90MixedGemmConfig(256, 128, 64, 3),
+        Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)),
+        Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK(), Multicast(2)),
+        Sm90MixedGemmConfig(32, 64, 256, 4, SlicedK()),
+        Sm90MixedGemmConfig(16, 64, 128, 4, SlicedK()),
     ),
 )
 
@@ -182,9 +192,9 @@ FP4 = (
         fp4(130, 264, 2080, out_dtype="float32", activation="silu"),
     ),
     (
-        HopperConfig(16, 64, 4, share_k=True, lines=4),
-        HopperConfig(128, 128, 2, lines=2, cluster=2, split_k=True),
-        HopperConfig(64, 128, 2, lines=4, cluster=2, split_k=True),
+        Sm90MixedGemmConfig(16, 64, 256, 4, SlicedK()),
+        Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)),
+        Sm90MixedGemmConfig(64, 128, 256, 2, cluster=SplitK(2)),
     ),
 )
 
@@ -200,11 +210,11 @@ SPLITS = (
         MatmulProblem(136, 72, 512, "bfloat16", batch_a=(1,), layout_a="F"),
         MatmulProblem(64, 64, 256, layout_b="F", kind="special"),
     ),
-    (HopperConfig(128, 64, 8, splits=4), HopperConfig(128, 128, 6, cluster=2, splits=2)),
+    (SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4), SplitKWorkspace(Sm90GemmConfig(128, 128, 64, 6, cluster=Multicast(2)), 2)),
 )  # fmt: skip
 
 
-def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: HopperConfig) -> bytes:
+def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: Sm90AnyConfig) -> bytes:
     """Checks the output against the bound, and returns its bytes."""
     op = OP if isinstance(problem, MatmulProblem) else SCALED
     call = op.inputs(problem, 3, target.xp)
@@ -225,7 +235,9 @@ def check_parts_of_k(splits: int) -> None:
     sizes = 4.0 ** (np.arange(splits) % 12)
     a *= np.repeat(np.exp2(np.arange(splits) % 12), 64).astype(np.float16)
     b *= np.repeat(np.exp2(np.arange(splits) % 12), 64).astype(np.float16)
-    y = OP.run(a, b.T, out_dtype="float32", config=HopperConfig(128, 64, 8, splits=splits))
+    y = OP.run(
+        a, b.T, out_dtype="float32", config=SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), splits)
+    )
     np.testing.assert_array_equal(y, np.full((4, 64), 64 * sizes.sum()))
 
 
@@ -254,7 +266,7 @@ CHECKED = (
 
 # Of other ops: logits, NVFP4 decoded in registers and before.
 OTHER_OPS = (
-    ("dequant_softmax", LogitsProblem(70, 272, 272, layout_w="F"), HopperConfig(64, 128, 3, lines=2)),
-    ("dual_gemm_silu", DualProblem(70, 72, 288, NVFP4, NVFP4), HopperConfig(64, 128, 3, lines=2)),
-    ("dual_gemm_silu", DualProblem(70, 72, 80, NVFP4, NVFP4), HopperConfig(128, 128, 3, decoded=True)),
+    ("dequant_softmax", LogitsProblem(70, 272, 272, layout_w="F"), Sm90LogitsConfig(64, 128, 128, 3)),
+    ("dual_gemm_silu", DualProblem(70, 72, 288, NVFP4, NVFP4), Sm90Nvfp4DualGemmConfig(64, 128, 128, 3)),
+    ("dual_gemm_silu", DualProblem(70, 72, 80, NVFP4, NVFP4), DecodeFirst(Sm90DualGemmConfig(128, 128, 64, 3))),
 )  # fmt: skip

@@ -10,22 +10,22 @@ from products import MATMUL, SCALED, compare, to_numpy
 import cupykern
 from cupykern import check, dtypes
 from cupykern.arrays import address_of
-from cupykern.gemm.gemm_stream import StreamConfig
-from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.op import as_tuple
+from cupykern.ops.problems.products import MatmulProblem, operand_values
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 
 
-CONFIG = StreamConfig(32, 128, 4, 3)
+CONFIG = SkinnyGemmConfig(32, 128, 4, 3)
 
 
-WIDE = StreamConfig(64, 64, 2, 2)
+WIDE = SkinnyGemmConfig(64, 64, 2, 2)
 
 
-LINES = replace(CONFIG, depth=64)  # that begin anywhere
+LINES = replace(CONFIG, tile_k=64)  # that begin anywhere
 
 
 def holds(op, problem, config, target, seed: int = 1) -> check.Comparison:

@@ -10,9 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cupykern.kernels import Variant
 from cupykern.targets import Target, UnavailableError, host, tensor_map
 from cupykern.tools import gate
-from kernels_cu import Variant
 
 SCHEDULES = ("fifo", "lifo", "sticky:1", "sticky:2")
 NUMBERS = {

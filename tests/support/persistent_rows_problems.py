@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cupykern.op import Op
+from cupykern.ops.norm import ADD_OP, LAYER_OP, RMS_OP
+from cupykern.ops.problems.norm import NormProblem
 from cupykern.rows.norm_configs import PersistentRows
-from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 
 SMALL = PersistentRows(128, 8, 2, stages=5)
 

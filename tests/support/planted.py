@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import kernels_cu
-from cupykern import check, jit, plans
+from cupykern import check, jit, kernels, plans
 from cupykern.op import Op
 from cupykern.targets import host
 
@@ -37,16 +36,14 @@ class Fault(NamedTuple):
 def changed(fault: Fault) -> str:
     """The file's text with the fault.  Raises LookupError where the file has not the text to change."""
     letters = re.compile(r"\s*".join(map(re.escape, "".join(fault.old.split()))))
-    text, count = letters.subn(
-        lambda _: fault.new.strip(), (kernels_cu.ROOT / fault.file).read_text()
-    )
+    text, count = letters.subn(lambda _: fault.new.strip(), (kernels.ROOT / fault.file).read_text())
     if not count:
         raise LookupError(f"{fault.file} no longer has {fault.old!r}")
     return text
 
 
 def _forget() -> None:
-    for cached in vars(kernels_cu).values():
+    for cached in vars(kernels).values():
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
     jit.clear()
@@ -57,15 +54,15 @@ def _forget() -> None:
 def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
     """Within the block, kernels are compiled from a copy of kernels_cu with one line changed."""
     root = tmp_path_factory.mktemp("kernels") / "kernels_cu"
-    shutil.copytree(kernels_cu.ROOT, root)
+    shutil.copytree(kernels.ROOT, root)
     (root / fault.file).write_text(changed(fault))
-    before = kernels_cu.ROOT
-    kernels_cu.ROOT = root
+    before = kernels.ROOT
+    kernels.ROOT = root
     _forget()
     try:
         yield
     finally:
-        kernels_cu.ROOT = before
+        kernels.ROOT = before
         _forget()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from kernels_cu import Variant
+from cupykern.kernels import Variant
 
 F32, U32 = np.float32, np.uint32
 FORMATS = {

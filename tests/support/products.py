@@ -6,11 +6,8 @@ import numpy as np
 
 import cupykern
 from cupykern import OPS, check, dtypes
-from cupykern.gemm.matmul_problem import (
-    operand_values,
-    with_layout,
-)
 from cupykern.numerics import as_float64
+from cupykern.ops.problems.products import operand_values, with_layout
 
 MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 FP8 = ("float8_e4m3fn", "float8_e5m2")

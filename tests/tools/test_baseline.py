@@ -14,7 +14,8 @@ from slowed import slowed
 
 import cupykern
 from cupykern import check, cli, targets
-from cupykern.tools import baseline, bench, options, results, timing
+from cupykern.tools import baseline, bench, options, results
+from cupykern.tuning import timing
 
 
 def _runs(rng, runs: int, noise: float, kind: str) -> np.ndarray:

@@ -15,8 +15,9 @@ from fake_op import make_op
 
 from cupykern import OPS, check, jit, targets
 from cupykern.op import Bound, RandomDraw
-from cupykern.peers import Peer
-from cupykern.tools import bench, compile_ahead, protocol, results, timing
+from cupykern.peers.base import Peer
+from cupykern.tools import bench, results
+from cupykern.tuning import compile_ahead, protocol, timing
 
 SETTINGS = bench.Settings(warmup_ms=0, rep_ms=0)
 
@@ -248,11 +249,13 @@ def test_one_benchmark_at_a_time(tmp_path, monkeypatch):
 
 
 def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
-    """A call of two kernels, and one that makes another array; nothing is compiled to know it."""
+    """Calls of two and of three kernels, and one that makes another array; nothing is compiled to know it."""
     ops = [op for op in OPS if op.name in ("softmax", "dequant_softmax")]
     monkeypatch.setattr(type(host), "compile", lambda *args: pytest.fail("compiled"))
     variants = list(compile_ahead.variants_of_cases(ops, host, 3, 0))
-    assert {v.kernel for v in variants} == {"softmax_shared", "dequant_softmax"}
+    assert {v.kernel for v in variants} == {
+        *("softmax_shared", "dequant_softmax", "normalize_logits")
+    }
     monkeypatch.undo()
     compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}
     assert compiled == set(variants)

@@ -16,7 +16,8 @@ from fake_op import make_op
 
 import cupykern
 from cupykern import cli
-from cupykern.tools import gate, options, plot, protocol, stored, tables
+from cupykern.tools import gate, options, plot, stored, tables
+from cupykern.tuning import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = make_op()

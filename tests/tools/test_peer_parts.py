@@ -12,9 +12,11 @@ from fake_op import make_op
 import cupykern
 from cupykern import check, dtypes, targets
 from cupykern.op import Call, as_tuple
-from cupykern.peers import Peer, all_peers, cupyx, flash_attn, norm_arguments, nvmath
+from cupykern.peers import all_peers, cupyx, flash_attn, nvmath
+from cupykern.peers.base import Peer, norm_arguments
 from cupykern.peers.torch_attention import self_attention
-from cupykern.tools import bench, bench_command, results, timing
+from cupykern.tools import bench, bench_command, results
+from cupykern.tuning import timing
 
 HOST = targets.get("host")
 

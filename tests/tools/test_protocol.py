@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cupykern import targets
-from cupykern.tools import protocol
+from cupykern.tuning import protocol
 
 PROCESSES = "123, /usr/bin/python3, 500 MiB\n4711, train, 70000 MiB\n"
 
@@ -41,7 +41,7 @@ def test_those_who_started_this_process_do_not_count():
     assert protocol.parse_processes(PROCESSES, (7, 123, 4711), {7, 123, 4711}.__contains__) == []
     parents = list(protocol._ancestors())
     assert parents[0] == os.getppid() and os.getpid() not in parents
-    code = "from cupykern.tools.protocol import _ancestors; print(*_ancestors())"
+    code = "from cupykern.tuning.protocol import _ancestors; print(*_ancestors())"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert list(map(int, done.stdout.split())) == [os.getpid(), *parents]

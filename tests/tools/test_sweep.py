@@ -17,8 +17,12 @@ from fake_op import Config, Problem, make_op
 
 import cupykern
 from cupykern import cli, targets
-from cupykern.tools import options, sweep, sweep_command, timing, trace
-from cupykern.tools.trials import Trial, ranking, short_names
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
+from cupykern.gemm.sm90_policies import SplitK
+from cupykern.gemm.split_plan import SplitKWorkspace
+from cupykern.tools import options, sweep_command, trace
+from cupykern.tuning import sweep, timing
+from cupykern.tuning.trials import Trial, ranking, short_names
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = sweep.Settings(rep_ms=0, warmup_ms=0, top=2, jobs=2)
@@ -93,6 +97,12 @@ def test_a_grid_replaces_fields():
     )
     with pytest.raises(ValueError, match="no config has a field 'tile'"):
         sweep.expand((Config(1),), {"tile": (1,)})
+    tiled = Sm90GemmConfig(128, 128, 64, 4)
+    grid = {"cluster": (sweep.Made("SplitK", (2,)), sweep.Made("PingPong", ())), "splits": (2, 4)}
+    found = sweep.expand((tiled, SplitKWorkspace(tiled, 8)), grid)
+    split = replace(tiled, cluster=SplitK(2))
+    wrapped = (SplitKWorkspace(split, splits) for splits in (2, 4))
+    assert found == (tiled, SplitKWorkspace(tiled, 8), split, *wrapped)
     names = short_names(["A(x=1, y=2)", "A(x=1, y=3)", "B(x=1, y=2)"])
     assert list(names.values()) == ["A y=2", "A y=3", "B"]
 

@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import OPS, choice, cli, plans, store, targets
 from cupykern.op import Call, Op, as_tuple
-from cupykern.tools import options, stored, sweep, tuning, winners
-from cupykern.tools import trials as trials_module
+from cupykern.tools import options, stored
 from cupykern.tools.trace import document
-from cupykern.tools.trials import Trial
+from cupykern.tuning import sweep, winners
+from cupykern.tuning import trials as trials_module
+from cupykern.tuning import tune as tuning
+from cupykern.tuning.trials import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW, FAST, WRONG = Config(1, "slow"), Config(2), Config(3, "value")
@@ -400,7 +402,7 @@ def test_first_calls_tune_where_the_environment_says_so():
 def test_importing_does_not_load_the_tools():
     code = (
         "import sys, cupykern; "
-        "print([m for m in ('cupykern.tools.sweep', 'cupykern.tools.bench', 'multiprocessing.pool', 'filelock') "
+        "print([m for m in ('cupykern.tuning.sweep', 'cupykern.tools.bench', 'multiprocessing.pool', 'filelock') "
         "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

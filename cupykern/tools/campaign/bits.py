@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...gemm.nvfp4 import NvFp4
 from ...numerics import to_numpy
+from ...nvfp4 import NvFp4
 from ...op import Call, as_tuple
 from ...targets import is_cupy
 

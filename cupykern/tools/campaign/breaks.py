@@ -15,8 +15,8 @@ import numpy as np
 from ... import OPS, dtypes
 from ...attention.block_mask import BlockMask
 from ...check import GuardedArray
-from ...gemm.nvfp4 import GROUP, NvFp4
 from ...numerics import to_numpy
+from ...nvfp4 import GROUP, NvFp4
 from ...op import Op
 from ...targets import Target, is_cupy
 from .bad_values import (

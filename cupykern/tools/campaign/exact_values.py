@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import dtypes
-from ...gemm import nvfp4
-from ...gemm.matmul_problem import with_layout
-from ...gemm.nvfp4 import GROUP, NvFp4
-from ...gemm.scaled_mm import scale_shapes
-from ...gemm.scaled_problem import NVFP4
+from ... import dtypes, nvfp4
+from ...nvfp4 import GROUP, NvFp4
 from ...op import RandomDraw
+from ...ops.checks.scales import scale_shapes
+from ...ops.problems.products import NVFP4, with_layout
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 FP8_LARGEST = 64  # |a b|: 2^13 / 128
@@ -121,7 +119,7 @@ class Scale(NamedTuple):
 def draw_scales(
     recipe: str, batch: tuple[int, ...], m: int, n: int, k: int, rng: Any, xp: Any
 ) -> tuple[Scale, Scale]:
-    """Powers of two up to 2 for a (..., M, K) and b (K, N).  recipe: scaled_problem.SCALES."""
+    """Powers of two up to 2 for a (..., M, K) and b (K, N).  recipe: scaled_mm.SCALES."""
     if recipe == "none":
         return Scale(None, np.ones(())), Scale(None, np.ones(()))
     if recipe == "numbers":

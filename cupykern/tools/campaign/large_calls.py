@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from ... import inputs
-from ...attention.attention_ops import AttentionProblem
-from ...attention.decode_problem import DecodeProblem
-from ...attention.varlen_ops import VarlenProblem
-from ...gemm.matmul_problem import sampled_rows
-from ...gemm.nvfp4 import NvFp4
-from ...gemm.quantize_nvfp4 import quantize_nvfp4
+from ...nvfp4 import NvFp4
 from ...op import Call, Op
+from ...ops.attention_varlen import VarlenProblem
+from ...ops.problems.attention import AttentionProblem
+from ...ops.problems.decode_attention import DecodeProblem
+from ...ops.problems.products import sampled_rows
+from ...ops.quantize_nvfp4 import quantize_nvfp4
 from .bits import codes
 
 _COLS = 4096  # of rows

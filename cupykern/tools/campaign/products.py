@@ -19,13 +19,14 @@ import numpy as np
 
 from ... import dtypes
 from ...check import GuardedArray, Violation
-from ...gemm import dual_gemm, matmul_problem, scaled_problem
-from ...gemm.dual_gemm import DualProblem
-from ...gemm.matmul import FLOATS
-from ...gemm.matmul_problem import MatmulProblem
-from ...gemm.scaled_problem import NVFP4, SCALES, ScaledProblem
 from ...numerics import as_float64, to_numpy
 from ...op import Call, Op, RandomDraw
+from ...ops import dual_gemm_silu, scaled_mm
+from ...ops.checks.products import FLOATS
+from ...ops.dual_gemm_silu import DualProblem
+from ...ops.problems import products
+from ...ops.problems.products import NVFP4, MatmulProblem
+from ...ops.scaled_mm import SCALES, ScaledProblem
 from ...targets import Target
 from .exact_values import (
     Operand,
@@ -63,9 +64,9 @@ class _Product(NamedTuple):
 def pairs(op: Op) -> tuple[tuple[str, str], ...]:
     """The dtypes of a and b that an op multiplies; none: it is no op of this part."""
     found: dict[str, Sequence[tuple[str, str | None]]] = {
-        "matmul": matmul_problem.PAIRS,
-        "scaled_mm": (*scaled_problem.PAIRS, *scaled_problem.NVFP4_PAIRS),
-        "dual_gemm_silu": dual_gemm.PAIRS,
+        "matmul": products.PAIRS,
+        "scaled_mm": (*scaled_mm.PAIRS, *scaled_mm.NVFP4_PAIRS),
+        "dual_gemm_silu": dual_gemm_silu.PAIRS,
     }
     return tuple((a, b or a) for a, b in found.get(op.name, ()))
 

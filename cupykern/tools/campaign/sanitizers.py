@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from kernels_cu import Variant
-
 from ... import check, jit, plans
+from ...kernels import Variant
 from ...op import Call, Op, RandomDraw
 from ...targets import Target
 from . import shapes

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import dtypes, inputs
+from ... import dtypes, inputs, nvfp4
 from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
-from ...gemm import nvfp4
-from ...gemm.nvfp4 import NvFp4
+from ...nvfp4 import NvFp4
 
 ALIGNMENT = 512  # bytes, of an argument with begin = 0
 GUARD = 4096  # bytes before, between and behind arguments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...gemm.quantize_nvfp4 import NvFp4Config
+from ...gemm.quantize_nvfp4_plan import NvFp4Config
 from ...op import Draw
 from ...rows.nonfinite_walk import NonfiniteConfig
 from .draws import (

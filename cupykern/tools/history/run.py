@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from ... import jit, plans, targets, workspace
 from ...arrays import empty_of
-from ...gemm.nvfp4 import NvFp4
+from ...kernels import Variant
+from ...nvfp4 import NvFp4
 from ...op import RandomDraw, as_tuple
 from ...targets import Target
 from .draws import Config

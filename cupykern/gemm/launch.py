@@ -1,0 +1,121 @@
+"""Products whose arguments are checked: their plans and launches, first and later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from .. import arguments, plans
+from ..arrays import assign, maker, packed
+from ..targets import Target
+from . import gemm, product
+from .copied_plan import CopiedPlan, Copy, copies
+from .gemm import AnyConfig, AnyPlan
+from .product import Product
+
+
+def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
+    """The result of a call that plans.find knows.  given: the arrays, in the order that `run` was told."""
+    target, plan, pick, shape, out_dtype = known
+    y = maker(target.xp)(shape, out_dtype) if out is None else out
+    plan.launch(target.xp, pick((*given, None, y)))
+    return y
+
+
+def _picker(
+    names: tuple[str, ...], given: tuple[str, ...], arrays: dict[str, Any]
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What picks the kernel's arrays `names` of those given, None and the result."""
+    places = {name: i for i, name in enumerate(given) if arrays.get(name) is not None}
+    places["out"] = len(given) + 1
+    return itemgetter(*(places.get(name, len(given)) for name in names))
+
+
+def run(
+    target: Target,
+    operands: dict[str, Any],
+    shape: tuple[int, ...],
+    out_dtype: np.dtype,
+    out: Any,
+    config: AnyConfig | None,
+    key: Any = None,
+    given: tuple[str, ...] = (),
+    **options: Any,
+) -> Any:
+    """Launch a product whose arguments are checked.
+
+    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of plans.find,
+    if these are the arrays that it was given, or views that begin where they do; given: their names, in
+    the order in which `launch_known` will get them.  options: the other fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
+    are not K; `complete`, (product, config) -> the whole product, and other arrays that the kernel takes, by name.
+    """
+    if out is not None:
+        arguments.check_new_out(out, shape, out_dtype, operands)
+    with arguments.on_device(target):
+        y = maker(target.xp)(shape, out_dtype) if out is None else out
+        if y.size == 0:
+            return y
+        arrays = {name: x for name, x in operands.items() if x is not None}
+        matrices: dict[str, Any] = {
+            name: product.matrix(x, shape[:-2]) for name, x in arrays.items()
+        }
+        fields: dict[str, Any] = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
+        fields |= {"scale_a": None, "scale_b": None, **options}
+        k, blocked = fields.pop("k", None), fields.pop("blocked", ())
+        complete = fields.pop("complete", None)
+        k = arrays["a"].shape[-1] if k is None else k
+        for name, found in reversed(matrices.items()):  # b before a
+            # Rare: a stride of some odd number of bytes, and odd strides beside NVFP4.
+            if found is None or (
+                name == "a" and product.must_be_copied(found, matrices["b"], k, shape[-2])
+            ):
+                key = None
+                arrays[name] = packed(arrays[name])
+                matrices[name] = product.matrix(arrays[name], shape[:-2])
+        place = product.matrix(y, shape[:-2])
+        if place is None:
+            assign(y, run(target, operands, shape, out_dtype, None, config, **options))
+            return y
+        for name, found in matrices.items():
+            if name in product.GROUPS:
+                found = product.groups(found, k, name in blocked)
+            fields[name] = found
+        call = Product(batch=shape[:-2], m=shape[-2], n=shape[-1], k=k, out=place, **fields)
+        copied: tuple[Copy, ...] = ()
+        if config is None:
+            kinds = (options.get(name, False) for name in ("block_scales", "fp16_accumulate"))
+            all_copied = copies(arrays, matrices, shape[-2], shape[-1], k, *kinds)
+            for copied in ((), all_copied[:1], all_copied):
+                found = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
+                if copied == all_copied or gemm.streams(target, call._replace(**found)):
+                    call = call._replace(**found)
+                    break
+        extra = {}
+        if complete is not None:
+            config = gemm.FAMILY.config(gemm.task_of(call), target, config)
+            call, extra = complete(call, config)
+        plan = _plan(target, call, config)
+        if plan is None:  # rare: a batch of many dims that do not merge
+            for i in range(shape[0]):
+                part = {
+                    name: x[i if x.shape[0] > 1 else 0] if x.ndim == len(shape) else x
+                    for name, x in arrays.items()
+                }
+                run(target, part, shape[1:], out_dtype, y[i], config, **options)
+            return y
+        arrays |= {"out": y, **extra}
+        names = product.ARRAYS[call.kernel]
+        if copied:
+            copiers = ((names.index(copy.name), copy.copier(target)) for copy in copied)
+            plan = CopiedPlan(tuple(copiers), plan)
+        plans.remember(key, (target, plan, _picker(names, given, arrays), shape, out_dtype))
+        plan.launch(target.xp, tuple(map(arrays.get, names)))
+    return y
+
+
+@plans.cached
+def _plan(target: Target, call: Product, config: AnyConfig | None) -> AnyPlan | None:
+    return gemm.gemm_plan(target, call, config)

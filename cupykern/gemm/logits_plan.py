@@ -1,0 +1,85 @@
+"""Plans of a product and the softmax of its rows: where logits lie, and the launches of later calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..arrays import maker
+from ..targets import Target
+from ..targets.repeated import Repeated
+from . import product
+from .gemm import AnyConfig
+from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
+from .operand_maps import tma_stores
+from .product import Matrix
+from .sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from .stream_logits import stream_blocks
+
+
+class LogitsPlan(NamedTuple):
+    """The launches of a call whose operands need no copies."""
+
+    target: Target
+    product: Any
+    launches: tuple[Repeated, ...]  # none where each call takes more memory
+    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # matmul.run's
+    memory: LogitsMemory
+    in_place: bool  # logits lie in the result
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def launch(
+        self, places: tuple[Any, ...], a: Any, w: Any, bias: Any, scale: Any, out: Any
+    ) -> Any:
+        """Of CuPy's arrays; places: where they lie."""
+        target = self.target
+        y = maker(target.xp)(self.shape, self.dtype) if out is None else out
+        memory = self.memory.take(target)
+        if not self.launches:
+            self.product.launch(target.xp, self.arrays(a, w, bias, scale, y, memory))
+            return y
+        places = (*places, y.data.ptr, memory.data.ptr)
+        for one in self.launches:
+            one.launch_at(places, a, w, bias, scale, y, memory)
+        return y
+
+    def arrays(self, a: Any, w: Any, bias: Any, scale: Any, y: Any, memory: Any) -> tuple[Any, ...]:
+        """product.ARRAYS of the kernels."""
+        logits, statistics = self.memory.parts(memory)
+        if self.in_place:
+            logits = y
+        return self.pick((a, w, bias, scale, logits, statistics, None, y))
+
+
+def memory_of(
+    target: Target, config: AnyConfig, y: Any, place: Matrix, bias: Any
+) -> tuple[LogitsMemory, Matrix | None, int]:
+    """(what the call takes, where logits lie in memory, of how many sets of columns there are statistics);
+    place: y's."""
+    rows, n = y.shape
+    num_sets = -(-n // SET_COLUMNS)
+    stays = isinstance(config, Sm90LogitsConfig) and _takes_shares(y, bias)
+    if isinstance(config, StreamLogitsConfig):
+        num_sets = stream_blocks(n, target)
+    logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
+    own = logits is not None and y.dtype != dtypes.float32
+    return logits_memory(rows, n, num_sets, own), logits, num_sets
+
+
+def _takes_shares(y: Any, bias: Any) -> bool:
+    """Whether Hopper's epilogue can write exponentials to y, of 16 bits, instead of logits."""
+    place = product.matrix(y, ())
+    of_cols = bias is None or is_row(bias)
+    return of_cols and place is not None and tma_stores(place, *y.shape)
+
+
+def is_row(bias: Any) -> bool:
+    """Whether all rows of a broadcast bias are the same memory."""
+    return all(
+        size == 1 or step == 0
+        for size, step in zip(bias.shape[:-1], bias.strides[:-1], strict=True)
+    )

@@ -1,0 +1,219 @@
+"""Products of up to 16 rows, in the time of reading b: configs and plans.
+
+The Python half of kernels_cu/gemm_stream.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..jit import get_kernel
+from ..kernels import Variant
+from ..targets import Device, Target
+from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
+from ..targets.repeated import Repeated
+from .gemm_task import GemmTask
+from .product import (
+    ALIGNMENT,
+    EPILOGUE,
+    FP4,
+    K_MAJOR,
+    MN_MAJOR,
+    STRIDED,
+    Product,
+    compute_dtype,
+    fill_epilogue,
+)
+from .sm90_config import shared_memory_refusal
+
+ROWS = 16  # at most
+GROUP = 16  # nvfp4.cuh: kGroup
+_PARTS = 8  # gemm_stream.cu: kParts
+_PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
+    [
+        *(("a_row", np.int64), ("b_line", np.int64), ("k", np.int32), ("padding", np.int32)),
+        *(("groups", np.int64, 4), ("epilogue", EPILOGUE)),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class SkinnyGemmConfig:
+    """tile_n columns for a block, whose warps slice k and never wait for each other before the
+    epilogue.
+
+    tile_k: elements along k of a warp's stage; each has every warps-th of them.
+    warps: an even number.
+    stages: of each warp's own cp.async pipeline.
+    min_blocks: that an SM is to hold at once.
+    rows: of a, that are read and multiplied, 8 or 16; the accumulators do not depend on it.
+    """
+
+    tile_n: int
+    tile_k: int
+    warps: int
+    stages: int
+    min_blocks: int = 1
+    rows: int = ROWS
+
+    @property
+    def num_threads(self) -> int:
+        return 32 * self.warps
+
+    def shared_bytes(self, task: GemmTask) -> int:
+        """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
+        task = task.a_decoded
+        misaligned = ALIGNMENT if is_misaligned(task) else 0  # bytes of a row besides its own
+        bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not _mn_major(task)))
+        rows_b, size = self._rows_of_b(task)
+        size += misaligned * _mn_major(task) + (self.tile_k // GROUP if task.b == FP4 else 0)
+        stages = self.stages * (bytes_a + rows_b * size)
+        return self.warps * max(stages, 4 * self.rows * (self.tile_n + 4))
+
+    def _rows_of_b(self, task: GemmTask) -> tuple[int, int]:
+        """Of a stage, and the bytes of each."""
+        sizes = (self.tile_k, self.tile_n) if _mn_major(task) else (self.tile_n, self.tile_k)
+        return sizes[0], _row_bytes(task.b, sizes[1])
+
+    def variant(self, task: GemmTask) -> Variant:
+        task = task.a_decoded
+        names = ("ElementA", "ElementB", "Compute")
+        types = (task.a, task.b, compute_dtype(task.a, task.b))
+        return Variant(
+            "gemm_stream",
+            tuple((name, dtypes.CPP_NAMES[x]) for name, x in zip(names, types, strict=True)),
+            (
+                ("kRows", self.rows),
+                ("kTileN", self.tile_n),
+                ("kDepth", self.tile_k),
+                ("kStages", self.stages),
+                ("kOuterMajorB", _mn_major(task)),
+                ("kCovered", is_misaligned(task)),
+            ),
+            self.num_threads,
+            min_blocks=self.min_blocks,
+        )
+
+    def refusal(self, task: GemmTask, device: Device) -> str | None:
+        """Why this config cannot compute `task` on `device`; None: it can."""
+        task = task.a_decoded
+        return (
+            _task_refusal(task)
+            or self._tile_refusal(task)
+            or shared_memory_refusal(self.shared_bytes(task), device)
+        )
+
+    def _tile_refusal(self, task: GemmTask) -> str | None:
+        if self.rows not in (8, ROWS):
+            return f"a fragment has 8 or {ROWS} rows; got {self.rows}"
+        if task.m > self.rows or task.batch != 1:
+            got = f"{task.m}, {task.batch} of them"
+            return f"a skinny GEMM is of one matrix of up to {self.rows} rows; got {got}"
+        if min(self.tile_n, self.tile_k, self.warps, self.min_blocks) < 1:
+            return "columns, tile_k, warps and blocks must be positive"
+        if self.stages < 2 or self.warps % 2 or self.warps > 32:
+            return "there must be an even number of warps, up to 32, and at least 2 stages"
+        if self.tile_k % 32 or self.tile_n % 16:
+            return f"fragments have 16 columns and 32 of k; got {self.tile_n} and {self.tile_k}"
+        for row in (_row_bytes(task.a, self.tile_k), self._rows_of_b(task)[1]):
+            if not 64 <= row <= 512 or row & (row - 1):
+                return f"a row of {row} bytes in shared memory is no power of two from 64 to 512"
+        return None
+
+
+def _row_bytes(dtype: np.dtype, elements: int) -> int:
+    return elements // 2 if dtype == FP4 else elements * dtype.itemsize
+
+
+def is_misaligned(task: GemmTask) -> bool:
+    """Whether rows begin anywhere (gemm_stream.cu: kCovered)."""
+    return task.misaligned_b != STRIDED
+
+
+def _mn_major(task: GemmTask) -> bool:
+    return (task.misaligned_b if is_misaligned(task) else task.layout_b) == MN_MAJOR
+
+
+def _task_refusal(task: GemmTask) -> str | None:
+    t = task
+    if t.kernel != "gemm" or dtypes.float32 in (t.a, t.b):
+        return "a skinny GEMM is a single product of up to 16 bits"
+    if t.fp16_accumulate or t.block_scales:
+        return "a skinny GEMM accumulates in FP32 or int32, without block scales"
+    if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):
+        return "a skinny GEMM reads K-major a, and K-major or MN-major b, by vectors"
+    rows = ((t.k, t.a), (t.n if t.layout_b == MN_MAJOR else t.k, t.b))
+    whole = is_misaligned(t) or not any(_row_bytes(x, size) % ALIGNMENT for size, x in rows)
+    if not t.k or not whole:
+        return f"a skinny GEMM reads rows of whole vectors of {ALIGNMENT} bytes"
+    if t.k > 2**30:  # they step past its end
+        return f"a skinny GEMM counts k in 32 bits; got {t.k}"
+    if t.b == FP4 and (t.k % 64 or not t.nvfp4_tma):
+        return "a skinny GEMM reads NVFP4's codes by vectors, and four scales at once"
+    return None
+
+
+def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
+    """Those of `task` on `arch`, the measured one first: two blocks on a multiprocessor, each with
+    as many stages as fit; or, of few columns that are converted, one with twice the warps: (1,
+    4096, 7168) of FP16 by E4M3 takes 13.2 us so instead of 14.0 (H200); or, of fewer by 16 bits or
+    NVFP4, one of 16 columns, so that
+    more multiprocessors have some: (1, 1024, 8192) of BF16 11.0 us instead of 14.5.
+    """
+    arch = device.arch
+    if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
+        return ()
+    mn_major = _mn_major(task)
+    tile_n, tile_k = (64, 64 // task.b.itemsize) if mn_major else (32, 128 // task.b.itemsize)
+    # Else it gains little.
+    halves = task.m <= 8 and task.b.itemsize == 1 and is_measured(arch) and not mn_major
+    task, rows = task.a_decoded, 8 if halves else ROWS
+    stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)
+    most = 3 if task.b == FP4 else 4  # 48.4 to 47.1 us (1 x 28672 x 8192, NVFP4)
+    stages = max(2, min(most, (max_shared_bytes(arch) // 2 - 1024) // stage))
+    found = [SkinnyGemmConfig(tile_n, tile_k, 4, stages, 2, rows)]
+    if is_misaligned(task) and is_measured(arch):
+        # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 with n along lines (16 x 4097 x 4096).
+        found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
+    if arch == "sm_90a" and not mn_major:
+        alone = []  # on a multiprocessor, where each block has one
+        if not is_misaligned(task) and (task.b == FP4 or task.b.itemsize == 2):
+            alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))
+        if task.a.itemsize > task.b.itemsize:
+            alone.append(SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows))
+        fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= multiprocessors(arch)]
+        found = [*fit, *found, *(c for c in alone if c not in fit)]
+    return tuple(config for config in found if config.refusal(task, device) is None)
+
+
+class SkinnyGemmPlan(NamedTuple):
+    """The launch of a product, as shapes, strides, dtypes and config decide it."""
+
+    repeated: Repeated
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: product.ARRAYS["gemm"], None where absent."""
+        self.repeated.launch((*arrays[:7], arrays[8]))
+
+
+def skinny_gemm_plan(
+    target: Target, product: Product, task: GemmTask, config: SkinnyGemmConfig
+) -> SkinnyGemmPlan:
+    """product: of a task that `refusal` does not refuse, an NVFP4 a decoded."""
+    params = np.zeros((), _PARAMS)
+    params["a_row"] = product.a.row
+    params["b_line"] = product.b.row if _mn_major(task) else product.b.col
+    params["k"] = product.k
+    if product.groups_b is not None:
+        params["groups"] = product.groups_b[1:]
+    fill_epilogue(params["epilogue"], product)
+    kernel, struct = get_kernel(target, config.variant(task)), target.by_value(params)
+    parts = _PARTS if is_misaligned(task) and not _mn_major(task) else 1
+    grid = parts * math.ceil(product.n / (parts * config.tile_n))
+    sizes = grid, config.shared_bytes(task)
+    return SkinnyGemmPlan(Repeated(kernel, *sizes, lambda arrays: (*arrays, struct)))

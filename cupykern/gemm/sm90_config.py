@@ -1,0 +1,368 @@
+"""What the configs of Hopper's GEMM kernels share: sizes, variants and why one is refused.
+
+A kernel is a mainloop with an epilogue, and so is its config: a dataclass that inherits one of SS,
+Fp8 and MixedInput (here), and an epilogue (sm90_gemm_config.py, sm90_dual_config.py,
+sm90_logits_config.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from .. import dtypes
+from ..kernels import Variant
+from ..targets import Device
+from ..targets.limits import max_shared_bytes
+from .gemm_task import GemmTask
+from .product import BLOCK, FLOAT16S, FP4, FP8, K_MAJOR, MN_MAJOR, STRIDED
+from .sm90_policies import (
+    COOPERATIVE,
+    NO_CLUSTER,
+    Cooperative,
+    Multicast,
+    PingPong,
+    SlicedK,
+    SplitK,
+)
+
+ARCHS = ("sm_90a", "host")
+LINE = 128  # bytes of a row of a stage; gemm/stage_operand.cuh: kLineBytes
+_MAX_TILES, _MAX_SIZE = 2**30, 2**31 - 512  # int32 coordinates
+
+
+# --- what every config has -----------------------------------------------------------------------
+
+
+class Sm90Config:
+    """A warp-specialised kernel: one producer warpgroup, and the consumers of `schedule`.
+
+    tile_m, tile_n: of the result; of a dual GEMM tile_n has the columns of both products.
+    tile_k: elements along k of a stage.
+    stages: of the TMA pipeline.
+    swap_ab: the accumulators are the transposed product, so that few rows of a fill wgmma's
+        columns.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    stages: int
+    schedule: Cooperative | PingPong | SlicedK = COOPERATIVE
+    cluster: Multicast | SplitK = NO_CLUSTER
+    swap_ab: bool = False
+
+    # of the mainloop
+    mainloop: ClassVar[tuple[str, str]]  # its C++ name and its file's
+    consumers: ClassVar[tuple[int, ...]] = (2,)  # warpgroups
+    # of the epilogue
+    kernel: ClassVar[str]
+    products: ClassVar[int] = 1
+    scheduler: ClassVar[str] = "PersistentScheduler"
+
+    @property
+    def num_threads(self) -> int:
+        return 128 * (self.schedule.warpgroups + 1)
+
+    @property
+    def rows(self) -> int:
+        """Of the accumulators of a tile."""
+        return self.tile_n if self.swap_ab else self.tile_m
+
+    @property
+    def cols(self) -> int:
+        """Of the accumulators of a tile."""
+        return self.tile_m if self.swap_ab else self.tile_n
+
+    @property
+    def cooperative(self) -> bool:
+        return isinstance(self.schedule, Cooperative)
+
+    @property
+    def split_k(self) -> int:
+        """Into how many parts a cluster splits k."""
+        return self.cluster.size if isinstance(self.cluster, SplitK) else 1
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows and columns of each product that a cluster computes."""
+        tiles, cols = self.cluster.size // self.split_k, self.tile_n // self.products
+        return (self.tile_m, cols * tiles) if self.swap_ab else (self.tile_m * tiles, cols)
+
+    def cluster_tiles(self, m: int, n: int) -> tuple[int, int]:
+        """How many cluster tiles cover an (m, n) result, along m and along n."""
+        rows, cols = self.cluster_tile
+        return math.ceil(m / rows), math.ceil(n / cols)
+
+    def in_halves(self, task: GemmTask) -> bool:
+        """Whether the columns are multiplied in two halves (Sm90Fp8GemmConfig)."""
+        return False
+
+    # --- shared memory ---
+
+    def stage_bytes(self, task: GemmTask) -> int:
+        bytes_b = self.tile_n * self.tile_k * task.b.itemsize // (2 if task.b == FP4 else 1)
+        return self.tile_m * self.tile_k * task.a.itemsize + bytes_b
+
+    def shared_bytes(self, task: GemmTask) -> int:
+        """Dynamic shared memory of a block (gemm/kernel_sm90.cuh: SharedStorage)."""
+        task = task.a_decoded
+        pipeline = round_up(self.stages * (self.stage_bytes(task) + 16) + 16, 128)
+        return self.staging_bytes(task) + round_up(pipeline + self.epilogue_bytes(task), 1024)
+
+    def staging_bytes(self, task: GemmTask) -> int:
+        """Of the epilogue's staging, which overlaps no stage."""
+        raise NotImplementedError
+
+    def epilogue_bytes(self, task: GemmTask) -> int:
+        """Of the epilogue's scales, bias and barriers."""
+        return 0
+
+    # --- the variant ---
+
+    def variant(self, task: GemmTask) -> Variant:
+        task = task.a_decoded
+        mainloop, includes = self.mainloop_type(task)
+        epilogue, file = self.epilogue_type(task)
+        types = (
+            ("Mainloop", mainloop),
+            ("Epilogue", epilogue),
+            ("Scheduler", f"gemm::{self.scheduler}<Mainloop>"),
+        )
+        return Variant(
+            f"{self.kernel}_hopper",
+            types,
+            (),
+            self.num_threads,
+            self.cluster.size,
+            includes=(*includes, f"gemm/epilogue/{file}.cuh", "gemm/scheduler.cuh"),
+        )
+
+    def mainloop_type(self, task: GemmTask) -> tuple[str, tuple[str, ...]]:
+        """The mainloop's C++ type and the files that declare it."""
+        a, b = _operand_type(task.a, task.layout_a), _operand_type(task.b, task.layout_b)
+        b = f"gemm::Pair<{b}>" if self.products == 2 else b
+        policies = (
+            f"gemm::{'SwapAB' if self.swap_ab else 'Operands'}<{a}, {b}>",
+            f"gemm::Tile<{self.tile_m}, {self.tile_n}, {self.tile_k}>",
+            f"gemm::Stages<{self.stages}>",
+            self.schedule.cpp,
+            self.cluster.cpp,
+        )
+        converter, files = self.converter(task)
+        name, file = self.mainloop
+        types = ", ".join((*converter, *policies))
+        return f"gemm::MainloopSm90{name}<{types}>", (*files, f"gemm/mainloop_sm90_{file}.cuh")
+
+    def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The type that converts b in registers, and its file; none where nothing does."""
+        return (), ()
+
+    def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
+        """The epilogue's C++ type and its file in gemm/epilogue/."""
+        raise NotImplementedError
+
+    # --- why it cannot compute a task ---
+
+    def refusal(self, task: GemmTask, device: Device) -> str | None:
+        """Why this config cannot compute `task` on `device`; None: it can."""
+        given, task = task, task.a_decoded
+        if task.kernel != self.kernel:
+            return f"{type(self).__name__} is for {self.kernel}; got {task.kernel}"
+        numbers = (self.tile_m, self.tile_n, self.tile_k, self.stages, self.cluster.size)
+        if min(numbers) < 1 or self.schedule.warpgroups not in self.consumers:
+            names = " or ".join(map(str, self.consumers))
+            return f"tiles, stages and clusters must be positive, warpgroups {names}; got {self}"
+        return (
+            self.operands_refusal(given)
+            or _tma_refusal(self, task, device)
+            or self.tile_refusal(task)
+            or self.cluster_refusal(task)
+            or self.stages_refusal(task)
+            or shared_memory_refusal(self.shared_bytes(task), device)
+        )
+
+    def operands_refusal(self, task: GemmTask) -> str | None:
+        """Of their dtypes, by the mainloop and the epilogue."""
+        raise NotImplementedError
+
+    def column_unit(self, task: GemmTask) -> int:
+        """What the columns of the accumulators are a multiple of."""
+        return 64
+
+    def most_accumulators(self, task: GemmTask) -> int:
+        """Of 64 rows, in columns, that a warpgroup's registers hold."""
+        return 256
+
+    def tile_refusal(self, task: GemmTask) -> str | None:
+        rows, cols, slices = (
+            self.rows,
+            self.cols,
+            self.schedule.warpgroups if self.cooperative else 1,
+        )
+        own, unit = rows // slices, self.column_unit(task)
+        few_cols = self.swap_ab and cols in (16, 32) and task.layout_a == K_MAJOR
+        if rows % (64 * slices) or (cols % unit and not few_cols):
+            units = (64 * slices, unit)[:: -1 if self.swap_ab else 1]
+            got = f"got {self.tile_m} x {self.tile_n}"
+            return f"tiles must be multiples of {units[0]} x {units[1]}; {got}"
+        if self.swap_ab and own != 64:
+            return f"swap-AB needs 64 columns of b per warpgroup; got {own}"
+        if max(rows, cols) > 256 or own // 64 * cols > self.most_accumulators(task):
+            got = f"{self.tile_m} x {self.tile_n}"
+            return f"the registers of the warpgroups do not hold {got} accumulators"
+        return None
+
+    def split_k_unit(self) -> int:
+        """What the columns of the accumulators that a block of a SplitK cluster finishes are a
+        multiple of."""
+        return 16 if self.swap_ab and self.cols // self.split_k in (16, 32) else 64
+
+    def cluster_refusal(self, task: GemmTask) -> str | None:
+        size, cols = self.cluster.size, self.cols
+        if self.split_k == 1:
+            unit = 8 if (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR else 64
+        else:
+            unit = self.split_k_unit()
+        if size not in (1, 2, 4) or (size > 1 and cols % (size * unit)):
+            return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {size}"
+        if not isinstance(self.cluster, SplitK):
+            return None
+        if size == 1 or not self.cooperative:
+            return "SplitK needs a cluster of 2 or 4 blocks with cooperative warpgroups"
+        if task.k <= (size - 1) * self.tile_k:
+            return f"k = {task.k} is less than a stage for each of {size} blocks"
+        stage = (self.tile_m * task.a.itemsize + self.tile_n * task.b.itemsize) * self.tile_k
+        if 4 * self.tile_m * self.tile_n > self.stages * stage:
+            return "the accumulators that a cluster's blocks exchange fill more than the stages"
+        return None
+
+    def stages_refusal(self, task: GemmTask) -> str | None:
+        if self.tile_k * task.a.itemsize % LINE:
+            return f"tile_k must be a multiple of {LINE // task.a.itemsize}; got {self.tile_k}"
+        if self.stages < 2:
+            return "a stage is released after the next one has come: at least 2"
+        sliced, small = isinstance(self.schedule, SlicedK), self.rows * self.cols <= 64 * 64
+        if sliced and (self.stages % 2 or self.stages < 4 or not small):
+            return (
+                "sliced-K needs an even number of stages, at least 4, and tiles of at most 64 x 64"
+            )
+        return None
+
+
+def _operand_type(dtype: np.dtype, layout: int) -> str:
+    return f"gemm::{'MnMajor' if layout == MN_MAJOR else 'KMajor'}<{dtypes.CPP_NAMES[dtype]}>"
+
+
+def round_up(x: int, unit: int) -> int:
+    return -(-x // unit) * unit
+
+
+def shared_memory_refusal(needed: int, device: Device) -> str | None:
+    limit = max_shared_bytes(device.arch)
+    if needed > limit:
+        return f"{needed} bytes of shared memory are more than the {limit} of {device.arch}"
+    return None
+
+
+def device_refusal(device: Device) -> str | None:
+    if device.arch not in ARCHS:
+        return f"{device.arch} has neither TMA nor wgmma"
+    if device.warp_size != 32:
+        return f"Hopper's mainloops need warps of 32 lanes; got {device.warp_size}"
+    return None
+
+
+def tma_refusal(task: GemmTask) -> str | None:
+    if STRIDED in (task.layout_a, task.layout_b) or not task.tma:
+        return (
+            "TMA takes K-major or MN-major operands with strides of positive multiples of 16 bytes"
+        )
+    if task.k == 0:
+        return "a tensor map has no dims of size 0"
+    if max(task.m, task.n) >= _MAX_SIZE:
+        return f"a product of {task.m} x {task.n} is too large for TMA's coordinates"
+    return None
+
+
+def _tma_refusal(config: Sm90Config, task: GemmTask, device: Device) -> str | None:
+    """What no mainloop can."""
+    if reason := device_refusal(device) or tma_refusal(task):
+        return reason
+    if task.fp16_accumulate:
+        return "Hopper's mainloops accumulate in FP32"
+    if task.block_scales and not isinstance(config, Fp8):
+        return f"Hopper's mainloops take block scales of FP8 only; got {task.a} and {task.b}"
+    tiles = task.batch * math.prod(config.cluster_tiles(task.m, task.n))
+    if tiles * config.cluster.size >= _MAX_TILES:
+        return f"a product of {task.m} x {task.n} has too many tiles for Hopper's mainloops"
+    return None
+
+
+# --- mainloops -----------------------------------------------------------------------------------
+
+
+class SS(Sm90Config):
+    """Both operands from shared memory: two of float16, bfloat16 or int8."""
+
+    mainloop = "SS", "ss"
+
+    def operands_refusal(self, task: GemmTask) -> str | None:
+        if task.a != task.b or task.a not in (*FLOAT16S, dtypes.int8):
+            name = type(self).__name__
+            return f"{name} is for two 16-bit or int8 operands; got {task.a} and {task.b}"
+        return None
+
+
+class Fp8(Sm90Config):
+    """Two FP8 operands from shared memory, partial accumulators promoted to FP32 every tile_k =
+    128."""
+
+    mainloop = "SSFp8", "ss_fp8"
+    consumers = (2, 3)
+    tile_k = BLOCK
+
+    def operands_refusal(self, task: GemmTask) -> str | None:
+        if task.a not in FP8 or task.b not in FP8:
+            return f"{type(self).__name__} is for two FP8 operands; got {task.a} and {task.b}"
+        return None
+
+    def column_unit(self, task: GemmTask) -> int:
+        return 16 if self.in_halves(task) else 64
+
+    def tile_refusal(self, task: GemmTask) -> str | None:
+        if reason := super().tile_refusal(task):
+            return reason
+        if self.schedule.warpgroups == 3 and self.tile_n > BLOCK:
+            return f"three warpgroups have tiles of at most {BLOCK} columns; got {self.tile_n}"
+        if self.rows != 64 * (self.schedule.warpgroups if self.cooperative else 1):
+            return f"FP8's mainloop has 64 rows of accumulators a warpgroup; got {self.rows} in all"
+        if self.cols > BLOCK and self.cols % BLOCK and not self.in_halves(task):
+            return (
+                "FP8's mainloop has whole blocks of 128 columns; or, of two E4M3 operands with the "
+                "TMA-store epilogue alone and no block scales, two halves of up to 96"
+            )
+        return None
+
+
+class MixedInput(Sm90Config):
+    """16-bit a with 8-bit or NVFP4 b, which is converted in registers (wgmma's A: swap-AB
+    always)."""
+
+    mainloop = "RS", "rs"
+    swap_ab = True
+
+    def operands_refusal(self, task: GemmTask) -> str | None:
+        decoded = task.a_decoded
+        if decoded.a not in FLOAT16S or decoded.b.itemsize != 1:
+            name = type(self).__name__
+            return f"{name} is for a 16-bit a and an 8-bit or NVFP4 b; got {task.a} and {task.b}"
+        if task.b == FP4 and (self.tile_k > 4 * LINE // 2 or not task.nvfp4_tma):
+            return "NVFP4 is decoded in registers of strides that TMA walks, tile_k at most 256"
+        return None
+
+    def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        name, file = ("Nvfp4", "nvfp4") if task.b == FP4 else ("8Bit", "8bit")
+        return (f"gemm::Convert{name}",), (f"gemm/convert_{file}.cuh",)

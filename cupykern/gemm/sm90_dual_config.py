@@ -1,0 +1,125 @@
+"""Configs of Hopper's dual GEMM kernels, silu(a @ b1) * (a @ b2), a class a mainloop.
+
+The Python half of kernels_cu/dual_gemm_hopper.cu's types; the epilogue is
+kernels_cu/gemm/epilogue/gated.cuh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .gemm_task import GemmTask
+from .product import FP4, MN_MAJOR
+from .sm90_config import LINE, SS, Fp8, MixedInput, Sm90Config, round_up
+from .sm90_policies import COOPERATIVE, NO_CLUSTER, Cooperative, Multicast, SlicedK, SplitK
+
+
+class GatedEpilogue(Sm90Config):
+    """Half of the columns of a tile are of a @ b1, the others of a @ b2."""
+
+    kernel = "dual_gemm"
+    products = 2
+
+    @property
+    def own_columns(self) -> int:
+        """Columns of the result that a block finishes (GatedEpilogue::kOwnCols)."""
+        return self.tile_n // 2 // self.split_k
+
+    def staging_bytes(self, task: GemmTask) -> int:
+        return 4 * self.schedule.warpgroups * 32 * self.own_columns
+
+    def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
+        return "gemm::GatedEpilogue<Mainloop>", "gated"
+
+    def split_k_unit(self) -> int:
+        return 32
+
+    def column_refusal(self, unit: int) -> str | None:
+        if self.tile_n % unit:
+            return (
+                "a dual GEMM has tile_n a multiple of 64, of 128 where b is MN-major or NVFP4; "
+                f"got {self.tile_n}"
+            )
+        if self.own_columns % 16:
+            return f"{self.own_columns} columns of either product are no multiple of 16"
+        return None
+
+
+class SwappedIfSliced(GatedEpilogue):
+    """Sliced-K is for few rows of a, with swap-AB; other schedules are without."""
+
+    @property
+    def swap_ab(self) -> bool:  # type: ignore[override]  # follows from the schedule
+        return isinstance(self.schedule, SlicedK)
+
+    @property
+    def scheduler(self) -> str:  # type: ignore[override]  # follows from the schedule
+        return "EvenColumnsScheduler" if self.swap_ab else super().scheduler
+
+    def staging_bytes(self, task: GemmTask) -> int:
+        if self.swap_ab:
+            return round_up(max(32 * self.own_columns, 1024 * self.tile_m), 1024)
+        return super().staging_bytes(task)
+
+    def tile_refusal(self, task: GemmTask) -> str | None:
+        mn_major = task.layout_b == MN_MAJOR
+        if self.swap_ab and mn_major:
+            return "swap-AB of a dual GEMM needs K-major operands"
+        return self.column_refusal(128 if mn_major else 64) or super().tile_refusal(task)
+
+    def cluster_refusal(self, task: GemmTask) -> str | None:
+        wide = self.tile_k * task.a.itemsize > LINE
+        if self.cluster.size > 1 and (wide or (task.layout_b == MN_MAJOR and self.split_k == 1)):
+            return (
+                "clusters that multicast b of a dual GEMM need K-major b and a tile_k of 128 bytes"
+            )
+        return super().cluster_refusal(task)
+
+
+@dataclass(frozen=True)
+class Sm90DualGemmConfig(SS, SwappedIfSliced):
+    """16-bit operands."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    stages: int
+    schedule: Cooperative | SlicedK = COOPERATIVE
+    cluster: Multicast | SplitK = NO_CLUSTER
+
+
+@dataclass(frozen=True)
+class Sm90Fp8DualGemmConfig(Fp8, SwappedIfSliced):
+    """FP8 operands without block scales, tile_k = 128."""
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    schedule: Cooperative | SlicedK = COOPERATIVE
+    cluster: Multicast | SplitK = NO_CLUSTER
+
+    def operands_refusal(self, task: GemmTask) -> str | None:
+        if task.block_scales:
+            return "a dual GEMM on Hopper has no block scales"
+        return super().operands_refusal(task)
+
+
+@dataclass(frozen=True)
+class Sm90Nvfp4DualGemmConfig(MixedInput, GatedEpilogue):
+    """NVFP4 b1 and b2, converted in registers."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    stages: int
+
+    def staging_bytes(self, task: GemmTask) -> int:
+        return round_up(32 * self.own_columns, 1024)
+
+    def operands_refusal(self, task: GemmTask) -> str | None:
+        if task.b != FP4:
+            return f"mixed operands of a dual GEMM on Hopper have NVFP4 weights; got {task.b}"
+        return super().operands_refusal(task)
+
+    def tile_refusal(self, task: GemmTask) -> str | None:
+        return self.column_refusal(128) or super().tile_refusal(task)

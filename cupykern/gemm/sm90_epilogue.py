@@ -1,0 +1,57 @@
+"""Which epilogue of Hopper's matmul kernels a product needs (gemm/epilogue/matmul.cuh:
+EpilogueKind)."""
+
+from __future__ import annotations
+
+from .. import dtypes
+from .operand_maps import tma_stores
+from .product import Product
+
+GENERAL, TMA_STORE, TMA_RESIDUAL = range(3)
+_SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
+
+
+def epilogue_kind(product: Product, swap_ab: bool) -> int:
+    """The cheapest that does."""
+    if fits_tma_store(product, swap_ab):
+        return TMA_STORE
+    return TMA_RESIDUAL if _fits_tma_residual(product, swap_ab) else GENERAL
+
+
+def fits_tma_store(product: Product, swap_ab: bool) -> bool:
+    """Whether gemm/epilogue/store_tma.cuh does, of 16-bit results without a residual."""
+    p = product
+    alone = p.residual is None and not _has_scalar_scales(p)
+    return alone and tma_stores(p.out, p.m, p.n) and _is_short(p, swap_ab)
+
+
+def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
+    """Whether it does for a residual of the result's dtype, or FP32 results, or scales of 16-bit
+    operands."""
+    p, scaled = product, _has_scalar_scales(product)
+    if p.residual is None:
+        floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
+        stores = floats or (scaled and tma_stores(p.out, p.m, p.n))
+        return stores and not swap_ab and _is_short(p, swap_ab)
+    # The residual's boxes would be the stages of block scales.
+    same = p.residual.dtype == p.out.dtype and not (p.block_scales or scaled)
+    both = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
+    return both and _is_short(p, swap_ab)
+
+
+def _has_scalar_scales(p: Product) -> bool:
+    """Of 16-bit operands, which have no others."""
+    return p.b.dtype.itemsize > 1 and (p.scale_a, p.scale_b) != (None, None)
+
+
+def _is_short(p: Product, swap_ab: bool) -> bool:
+    scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]
+    one_scale = not swap_ab or scales[0] is None or scales[0].row == 0
+    return (
+        one_scale
+        # alpha takes the place of a scale, or stands alone.
+        and (swap_ab or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
+        and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
+        and (p.activation is None or p.a.dtype.itemsize == 2)
+        and (p.activation != "gelu" or p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)
+    )

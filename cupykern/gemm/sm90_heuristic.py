@@ -1,0 +1,283 @@
+"""Which of Hopper's configs computes a task: the estimated fastest.
+
+The model: time = launches before and after + waves x (time of a tile + its exposed epilogue).  Its
+numbers are data: cupykern/tuned/sm_90a.json, which says what each means and was measured on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+from .. import dtypes, tuned
+from ..targets import Device
+from ..targets.limits import multiprocessors
+from .dequantize_nvfp4 import DecodeFirst
+from .gemm_task import GemmTask
+from .product import FLOAT16S, FP4, FP8, K_MAJOR
+from .sm90_config import Sm90Config
+from .sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
+from .sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from .sm90_policies import Cooperative, Multicast, PingPong, SlicedK, SplitK
+from .split_plan import SplitKWorkspace
+
+ARCH = "sm_90a"
+CONFIGS = (
+    *(Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig, Sm90DualGemmConfig),
+    *(Sm90Fp8DualGemmConfig, Sm90Nvfp4DualGemmConfig, Sm90LogitsConfig, StreamLogitsConfig),
+    *(SplitKWorkspace, DecodeFirst),
+)
+Sm90AnyConfig = Sm90Config | StreamLogitsConfig | SplitKWorkspace | DecodeFirst
+_NAMED = {
+    kind.__name__: kind for kind in (*CONFIGS, Cooperative, PingPong, SlicedK, Multicast, SplitK)
+}
+_C = tuned.constants(ARCH, "gemm")
+_SMS = multiprocessors(ARCH)
+FEW_ROWS = _C["few_rows"]
+_K = 4096  # of the times of tiles
+_ACCUMULATORS = 128 * 256  # of the times of epilogues
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A config and the time that one SM takes for k = 4096 of its tile.
+
+    add_epilogue: that is without the epilogue.  epilogues: for tasks with which it is chosen.
+    """
+
+    config: Sm90AnyConfig
+    us: float
+    add_epilogue: bool = False
+    epilogues: tuple[str, ...] = ("tma_store", "general")
+
+    @property
+    def kernel(self) -> Any:  # the config tells which fields it has
+        """The config of the product's own launch."""
+        return self.config.config if isinstance(self.config, DecodeFirst) else self.config
+
+
+def _from_json(value: Any) -> Any:
+    """{"PingPong": {}} is PingPong(); lists are tuples; anything else is itself."""
+    if isinstance(value, dict):
+        ((name, fields),) = value.items()
+        return _NAMED[name](**{field: _from_json(x) for field, x in fields.items()})
+    return tuple(map(_from_json, value)) if isinstance(value, list) else value
+
+
+@cache
+def table(name: str) -> tuple[Tile, ...]:
+    """Of gemm_tiles in tuned/sm_90a.json."""
+    rows = tuned.load(ARCH)["gemm_tiles"][name]["tiles"]
+    return tuple(Tile(**{field: _from_json(x) for field, x in row.items()}) for row in rows)
+
+
+def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
+    return tuple(tile for name in tables_of(task) for tile in table(name))
+
+
+def tables_of(task: GemmTask) -> tuple[str, ...]:
+    """Those of a task.  Few for what is rare."""
+    a, b = task.a, task.b
+    inner = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
+    if task.kernel == "dequant_softmax":
+        return ("logits, few rows",) if task.m <= FEW_ROWS and inner else ("logits",)
+    if task.kernel == "dual_gemm":
+        return _dual_tables(task)
+    if b == FP4:
+        return ("nvfp4",) if a == FP4 else ("nvfp4", "nvfp4, 16-bit a")
+    if a in FP8 and b in FP8:
+        return ("e4m3",) if a == b == dtypes.float8_e4m3fn else ("e5m2",)
+    if a == b and a in FLOAT16S:
+        if task.layout_a != K_MAJOR:
+            return ("16-bit, a MN-major",)
+        if not task.aligned_128:
+            return ("16-bit, misaligned",)
+        return ("16-bit",) if task.layout_b == K_MAJOR else ("16-bit, b MN-major",)
+    if a == b:
+        return ("int8",) if a == dtypes.int8 else ()
+    return _mixed_tables(task)
+
+
+def _mixed_tables(task: GemmTask) -> tuple[str, ...]:
+    if task.b == dtypes.float8_e5m2:
+        return ("mixed, e5m2",)
+    if task.b not in (dtypes.float8_e4m3fn, dtypes.int8):
+        return ()
+    if task.m <= _C["mixed_fewer_rows"] and task.tma_store_epilogue:
+        return "mixed", "mixed, 32 rows"
+    # Clusters of two split k.  Not with what only the general epilogue does, which is rare.
+    few_rows = task.m <= _C["sliced_k_rows"] and task.tma_store_epilogue
+    one_wave = 2 * task.batch * math.ceil(task.n / 128) <= _SMS
+    long = one_wave and task.layout_b != K_MAJOR and task.k >= _C["split_few_rows_k"]
+    return ("mixed", "mixed, 64 rows of long k") if few_rows and long else ("mixed",)
+
+
+def _dual_tables(task: GemmTask) -> tuple[str, ...]:
+    a, b = task.a, task.b
+    if b == FP4:
+        return ("dual nvfp4",)
+    if a != b or task.layout_a != K_MAJOR:
+        return ()
+    if a in FLOAT16S:
+        k_major = ("dual 16-bit", "dual 16-bit, few rows")
+        return k_major if task.layout_b == K_MAJOR else ("dual 16-bit, b MN-major",)
+    return ("dual e4m3",) if a == dtypes.float8_e4m3fn else ()
+
+
+def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
+    """The legal configs of `task` on `device`, the estimated fastest first.
+
+    Sliced-K, SplitK and SplitKWorkspace change the order of sums: the task alone decides about
+    them, not the number of SMs.
+    """
+    fitting = [
+        tile
+        for tile in tiles_of(task)
+        if tile.config.refusal(task, device) is None and _has_epilogue(tile, task)
+    ]
+    few = _slices_k(task)
+
+    def other(tile: Tile) -> bool:
+        return _is_for_few_rows(tile.kernel) != few
+
+    fitting.sort(key=lambda tile: (other(tile), estimate(tile, task, _SMS)))
+    if not fitting:
+        return ()
+    first = fitting[0]
+
+    def order(tile: Tile) -> tuple[bool, bool, float]:
+        same = _splits_k(tile.kernel) == _splits_k(first.kernel)
+        return other(tile), not same, estimate(tile, task, device.multiprocessors)
+
+    split = _with_workspace(task, device, estimate(first, task, _SMS))
+    return (*split, *(tile.config for tile in sorted(fitting, key=order)))
+
+
+def _is_for_few_rows(config: Sm90Config | StreamLogitsConfig) -> bool:
+    if isinstance(config, StreamLogitsConfig):
+        return False
+    return isinstance(config.schedule, SlicedK) or (_splits_k(config) and config.tile_m <= 64)
+
+
+def _splits_k(config: Sm90Config | StreamLogitsConfig) -> bool:
+    return isinstance(config, Sm90Config) and config.split_k > 1
+
+
+def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[SplitKWorkspace, ...]:
+    """The fastest config that splits k between blocks, if it is faster than `whole` us.
+
+    Of up to as many parts of tiles as there are SMs; they are FP32 and so of the general epilogue.
+    """
+    if not task.a == task.b in FLOAT16S or not task.aligned_128:
+        return ()
+    times = {}
+    for tile in tiles_of(task):
+        for splits in _C["split_parts"]:
+            config = SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits)
+            if (
+                "general" in tile.epilogues
+                and task.k >= splits * _C["split_least_k"]
+                and splits * _num_tiles(tile, task) <= _SMS
+                and config.refusal(task, device) is None
+            ):
+                times[config] = estimate(tile, task, _SMS, splits)
+    best = min(times, key=times.__getitem__, default=None)
+    return (best,) if best is not None and times[best] < _C["split_gain"] * whole else ()
+
+
+def _slices_k(task: GemmTask) -> bool:
+    """Whether warpgroups slice k: of few rows, and where tiles of 64 x 64 are one wave, of 16 bits
+    at most half of one if the last rows are fewer.
+
+    (128, 4096, 7168) of FP16 takes 23.1 us instead of 27.0, by E4M3 24.8 instead of 29.7, int8
+    20.7 instead of 24.2; but (100, 4096, 5120) of FP16 23.2 instead of 22.0 (H200).
+    """
+    if task.m <= _C["few_rows" if task.kernel == "dual_gemm" else "sliced_k_rows"]:
+        return True
+    if task.kernel != "gemm" or task.b == FP4 or task.a in FP8 or not task.aligned_128:
+        return False
+    tiles = task.batch * math.ceil(task.m / 64) * math.ceil(task.n / 64)
+    fewer = task.b in FLOAT16S and task.m % 64 != 0
+    return tiles * (2 if fewer else 1) <= _SMS
+
+
+def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
+    """16-bit kernels have one epilogue each.  The general one is rarer and slower, so it has few
+    configs: ping-pong hides it, and for few rows there is another."""
+    return ("tma_store" if task.tma_store_epilogue else "general") in tile.epilogues
+
+
+def _num_tiles(tile: Tile, task: GemmTask) -> int:
+    """Or parts of them: what a block computes at a time."""
+    c = tile.kernel
+    if isinstance(c, StreamLogitsConfig):
+        return task.batch * math.ceil(task.n / c.tile_n)
+    rows, cols = c.cluster_tile
+    if isinstance(tile.config, DecodeFirst) and task.mixed_input:
+        # As the times of decoding were fitted: with the blocks of a cluster beside each other.
+        rows, cols = rows // c.cluster.size, cols * c.cluster.size
+    tiles = math.ceil(task.m / rows) * math.ceil(task.n / cols)
+    return c.cluster.size * task.batch * tiles
+
+
+def estimate(
+    tile: Tile, task: GemmTask, blocks: int, splits: int = 1, constants: Mapping[str, Any] = _C
+) -> float:
+    """Us until the busiest of `blocks` blocks has computed its tiles; of a SplitKWorkspace with so
+    many splits, until their sum is in memory.  Linear in the tile's time and the constants."""
+    if splits > 1:
+        parts = estimate(
+            tile,
+            SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits).part(task),
+            blocks,
+            1,
+            constants,
+        )
+        return (
+            parts
+            + constants["split_launch"]
+            + splits * task.m * task.n * constants["split_element"]
+        )
+    c, us, before = tile.kernel, tile.us * task.k / _K, 0.0
+    if isinstance(tile.config, DecodeFirst):
+        per_element = constants["decode_element"][task.kernel]
+        before = constants["decode"][task.kernel] + task.products * task.n * task.k * per_element
+        if task.products == 1:  # TMA takes longer for rows that are not there
+            rows = c.cluster.size * c.tile_m
+            us *= math.ceil(task.m / rows) * rows / max(task.m, 1)
+    elif task.b == FP4 and task.products == 1:
+        kind = "tma_store" if task.tma_store_epilogue else "general"
+        own = c.tile_m * c.tile_n / c.split_k
+        us += constants["nvfp4_epilogue"][kind] * own / _ACCUMULATORS
+    waves = math.ceil(_num_tiles(tile, task) / blocks)
+    if tile.add_epilogue:
+        ping_pong = isinstance(c.schedule, PingPong)
+        if ping_pong and waves > 1:
+            return before + constants["ping_pong"] + waves * us
+        alone = 2 if ping_pong else 1  # its warpgroup has no other's help
+        part = c.tile_m * c.tile_n / _ACCUMULATORS * alone
+        us += (constants["epilogue"] + constants["activation"] * task.slow_activation) * part
+    return before + waves * us
+
+
+def is_profitable(task: GemmTask, best: Sm90AnyConfig) -> bool:
+    """Whether `best` is faster than what the portable mainloop reads by vectors: where tiles keep
+    most of a GPU busy, and of 16-bit operands unless k is long and tiles are few: the portable one
+    splits it.
+    """
+    if isinstance(best, SplitKWorkspace):  # instead of the portable mainloop's
+        return True
+    mn_major_logits = task.kernel == "dequant_softmax" and task.layout_b != K_MAJOR
+    streams_weights = mn_major_logits or (task.b == FP4 and task.kernel == "dual_gemm")
+    if streams_weights and task.m <= FEW_ROWS:
+        return False
+    tiles = tiles_of(task)
+    if task.kernel == "gemm" and task.a == task.b in FLOAT16S and task.layout_a == K_MAJOR:
+        small = task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64)
+        (tile,) = (tile for tile in tiles if tile.config == best)
+        return 4 * small > _SMS or estimate(tile, task, _SMS) < _C["portable_launch"]
+    return 2 * max(_num_tiles(tile, task) for tile in tiles) >= _SMS

@@ -1,0 +1,221 @@
+"""Launches of Hopper's GEMM kernels: tensor maps, parameters and grids.
+
+The Python half of kernels_cu/gemm_hopper.cu, dual_gemm_hopper.cu and dequant_softmax_hopper.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import tuned
+from ..jit import get_kernel
+from ..targets import Kernel, Target
+from ..targets.map_plan import MapPlan, encoded_maps
+from ..targets.repeated import Repeated
+from .gemm_task import GemmTask
+from .logits import fill_logits
+from .operand_maps import map_plan, operand_map, tma_stores
+from .product import (
+    BATCH,
+    EPILOGUE,
+    FP4,
+    K_MAJOR,
+    STRIDES,
+    Product,
+    fill_batch,
+    fill_epilogue,
+    fill_epilogues,
+    product_dims,
+)
+from .sm90_config import LINE, Sm90Config
+from .sm90_dual_config import GatedEpilogue
+from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind
+
+_C = tuned.constants("sm_90a", "gemm")
+_PARAMS = np.dtype(  # gemm/epilogue/matmul.cuh: MatmulParams
+    [
+        ("batch", BATCH),
+        *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
+        *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
+        ("epilogue", EPILOGUE),
+        *((name, np.int32) for name in ("tma_stores", "swizzle", "has_block_scales")),
+        *(("stage_bytes", np.int32), ("epilogue_kind", np.int32), ("padding", np.int32)),
+        *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
+    ]
+)
+_DUAL_PARAMS = np.dtype(  # gemm/epilogue/gated.cuh: DualParams
+    [
+        ("batch", BATCH),
+        *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
+        ("epilogues", EPILOGUE, 2),
+        *(("tma_stores", np.int32), ("swizzle", np.int32), ("policy", np.int64)),
+        *(("num_groups", np.int64), ("groups", np.int64, (2, 4))),
+    ]
+)
+_LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: LogitsParams
+    [
+        *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "swizzle")),
+        ("epilogue", EPILOGUE),
+    ]
+)
+_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_task.cuh: Operand
+PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
+    "gemm": (2, 3, 4, 5, 6, 8),
+    "dual_gemm": (3, 4, 5, 6, 8, 9),
+    "dequant_softmax": (3, 4, 5, 6),
+}
+
+
+class Sm90Plan(NamedTuple):
+    """The launch of a product, as shapes, strides, dtypes and config decide it."""
+
+    repeated: Repeated
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
+        self.repeated.launch(arrays)
+
+    @property
+    def launches(self) -> tuple[Repeated, ...]:
+        return (self.repeated,)
+
+
+def mapped_launch(
+    target: Target,
+    kernel: Kernel,
+    sizes: tuple[int, int],
+    maps: tuple[MapPlan | None, ...],
+    places: tuple[int, ...],
+    params: Any,
+    mapped: Sequence[int] = range(4),
+) -> Sm90Plan:
+    """sizes: blocks, and the bytes of their shared memory.  places: of PLACES.  mapped: where the
+    arrays of the maps are."""
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        others = [arrays[i] for i in places]
+        return (*encoded_maps(target, maps, [arrays[i] for i in mapped]), *others, params)
+
+    return Sm90Plan(Repeated(kernel, *sizes, arguments))
+
+
+def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Config) -> Sm90Plan:
+    """The plan of `product`, of `task`, whose NVFP4 operands are decoded as `config` needs them."""
+    p, c = product, config
+    kind = epilogue_kind(p, c.swap_ab) if p.kernel == "gemm" else GENERAL
+    task = replace(task, tma_store_epilogue=kind == TMA_STORE)
+    tiles = task.batch * math.prod(c.cluster_tiles(p.m, p.n))
+    clusters = (
+        tiles if c.split_k > 1 else min(tiles, max(1, target.multiprocessors // c.cluster.size))
+    )
+    sizes = clusters * c.cluster.size, c.shared_bytes(task)
+    kernel = get_kernel(target, c.variant(task))
+    whole = c.in_halves(task) and p.m <= _C["fp8_group_rows"]
+    group_rows = _C["fp8_group_rows" if whole else "group_rows"]
+    swizzle = max(1, group_rows // c.cluster_tile[0])
+    operands = _operand_maps(p, task, c)
+    mapped: Sequence[int] = range(4)
+    if p.kernel == "dequant_softmax":
+        params = np.zeros((), _LOGITS_PARAMS)
+        fill_logits(params, p)
+        map_out = None
+        if p.logits is None:  # PartialSoftmaxEpilogue: kBoxRows
+            map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
+        maps = (*operands.values(), map_out)
+    else:
+        dual = p.kernel == "dual_gemm"
+        made = {**operands, **_output_maps(p, c, kind)}
+        order = (_A, _B, _B2, _OUT) if dual else (_A, _B, _OUT, _RESIDUAL)
+        maps = tuple(made[operand] for operand in order)
+        mapped = range(4) if dual else (0, 1, 2, 4)
+        params = _dual_params(p) if dual else _matmul_params(p, task, c, kind)
+        _fill_common(params, p, task, made)
+    params["num_k_tiles"], params["swizzle"] = math.ceil(p.k / c.tile_k), swizzle
+    params["tiles_m"], params["tiles_n"] = c.cluster_tiles(p.m, p.n)
+    by_value = target.by_value(params)
+    return mapped_launch(target, kernel, sizes, maps, PLACES[p.kernel], by_value, mapped)
+
+
+def _rows_a(p: Product, task: GemmTask, c: Sm90Config) -> tuple[int, int]:
+    """(rows of a's boxes, how many boxes a tile has)."""
+    multicast = c.swap_ab and task.layout_a == K_MAJOR and c.split_k == 1
+    parts = c.cluster.size if multicast else 1
+    rows = c.tile_m // parts
+    if task.layout_a == K_MAJOR and parts == 1 and p.kernel == "gemm":
+        # Rows that are not there take TMA as long as others, or longer: they are left out.
+        rows = min(rows, -(-p.m // 8) * 8)
+    return rows, parts
+
+
+def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPlan]:
+    rows_a, _ = _rows_a(p, task, c)
+    multicast = not c.swap_ab and task.layout_b == K_MAJOR and c.split_k == 1
+    cols = c.tile_n // task.products // (c.cluster.size if multicast else 1)
+    if c.swap_ab and p.b2 is not None and not task.mixed_input:
+        cols = 16
+    maps = {
+        _A: operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, c.tile_k)
+    }
+    for operand, b in ((_B, p.b), (_B2, p.b2)):
+        if b is not None:
+            maps[operand] = operand_map(
+                *(b, p.batch, task.layout_b, p.n, b.col, p.k, b.row, cols, c.tile_k)
+            )
+    return maps
+
+
+def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | None]:
+    """Of the result and the residual; None where threads store."""
+    maps: dict[int, MapPlan | None] = {_OUT: None, _RESIDUAL: None}
+    by_threads = p.b2 is not None and c.swap_ab
+    if (kind == TMA_RESIDUAL or tma_stores(p.out, p.m, p.n)) and not by_threads:
+        rows = min(c.tile_m // c.split_k, 64) if c.swap_ab else 16
+        box = (1, rows, LINE // max(2, p.out.dtype.itemsize))  # MatmulArguments
+        if isinstance(c, GatedEpilogue):  # kBoxCols
+            box = (1, 16, math.gcd(c.own_columns, 64))
+        shape = p.m, p.n
+        maps[_OUT] = map_plan(p.out, p.batch, shape, (p.out.row, 1), box)
+        if kind == TMA_RESIDUAL and p.residual is not None:
+            maps[_RESIDUAL] = map_plan(p.residual, p.batch, shape, (p.residual.row, 1), box)
+    return maps
+
+
+def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.ndarray:
+    params = np.zeros((), _PARAMS)
+    fill_epilogue(params["epilogue"], p)
+    bytes_b = c.tile_n * c.tile_k * p.b.dtype.itemsize // (2 if p.b.dtype == FP4 else 1)
+    bytes_a = math.prod(_rows_a(p, task, c)) * c.tile_k * p.a.dtype.itemsize
+    params["stage_bytes"], params["epilogue_kind"] = bytes_a + bytes_b, kind
+    if p.block_scales:
+        params["has_block_scales"] = 1
+        for name, x in (("a", p.scale_a), ("b", p.scale_b)):
+            if x is not None:
+                params[f"block_scales_{name}"] = (x.row, x.col)
+    return params
+
+
+def _dual_params(p: Product) -> np.ndarray:
+    params = np.zeros((), _DUAL_PARAMS)
+    fill_epilogues(params["epilogues"], p)
+    params["policy"] = p.policy
+    return params
+
+
+def _fill_common(
+    params: np.ndarray, p: Product, task: GemmTask, maps: dict[int, MapPlan | None]
+) -> None:
+    """What matmul's and the dual GEMM's parameters share."""
+    fill_batch(params["batch"], product_dims(p))
+    for operand, plan in maps.items():  # of mapped operands in units of the maps' batch
+        if plan is not None:
+            params["batch"]["strides"][operand] //= plan.strides[0] // plan.dtype.itemsize
+    params["batch_size"], params["tma_stores"] = task.batch, maps[_OUT] is not None
+    params["num_groups"] = p.k // 16
+    for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
+        if groups is not None:
+            params["groups"][i] = groups[1:]

@@ -1,0 +1,53 @@
+"""Launches of dequant_softmax for up to 16 rows.
+
+The Python half of kernels_cu/dequant_softmax_stream.cu.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..jit import get_kernel
+from ..targets import Target
+from .gemm_task import GemmTask
+from .logits import SET_COLUMNS, fill_logits
+from .operand_maps import operand_map
+from .product import EPILOGUE, K_MAJOR, Product
+from .sm90_config import LINE
+from .sm90_logits_config import StreamLogitsConfig
+from .sm90_plan import PLACES, Sm90Plan, mapped_launch
+
+_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
+    [
+        *(("num_k_tiles", np.int64), ("rows", np.int64)),
+        ("epilogue", EPILOGUE),
+    ]
+)
+
+
+def stream_blocks(n: int, target: Target) -> int:
+    """How many blocks share n columns of logits, each as many sets of SET_COLUMNS, but for one."""
+    return min(math.ceil(n / SET_COLUMNS), target.multiprocessors)
+
+
+def _rows(m: int) -> int:
+    """Rows that are not there take TMA as long as others: they are left out."""
+    return 8 if m <= 8 else 16
+
+
+def stream_logits_plan(
+    target: Target, product: Product, task: GemmTask, config: StreamLogitsConfig
+) -> Sm90Plan:
+    p, rows = product, _rows(product.m)
+    maps = (
+        operand_map(p.a, (), K_MAJOR, p.m, p.a.row, p.k, 1, rows, 64),
+        operand_map(p.b, (), K_MAJOR, p.n, p.b.col, p.k, 1, SET_COLUMNS, LINE),
+    )
+    params = np.zeros((), _PARAMS)
+    params["num_k_tiles"], params["rows"] = math.ceil(p.k / LINE), rows
+    fill_logits(params, p)
+    kernel = get_kernel(target, config.variant(task))
+    sizes = stream_blocks(p.n, target), config.shared_bytes(task)
+    return mapped_launch(target, kernel, sizes, maps, PLACES[p.kernel], target.by_value(params))

@@ -1,0 +1,224 @@
+"""torch's tensors as cupy and numpy arrays, and back, without copies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import dtypes
+from ..targets import is_cupy
+from . import dlpack
+from .protocols import ForeignStream, join
+
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+DTYPES = {
+    **{getattr(torch, name): dtype for name, dtype in dtypes.NAMES.items() if hasattr(torch, name)},
+    **{
+        getattr(torch, name): np.dtype(name)
+        for name in ("bool", "uint8", "int16", "int64", "uint16", "uint32", "uint64", "float64")
+    },
+}
+TORCH = {dtype: of_torch for of_torch, dtype in DTYPES.items()}
+if hasattr(torch, "float4_e2m1fn_x2"):  # NvFp4's data: two codes in a byte
+    DTYPES[torch.float4_e2m1fn_x2] = np.dtype(np.uint8)
+# Of dtypes that numpy lacks: the tensor's view that becomes an array, and the array's that becomes a
+# tensor.
+_VIEWS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
+
+
+_VIEWED = {d for d in DTYPES if DTYPES[d].isbuiltin != 1 or d not in TORCH.values()}
+
+
+class Tensors:
+    """Calls run on torch's current stream of the tensor's device, with memory of torch's allocator."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        # Set by cupykern.torch: by their functions' names, and what runs a function untraced.
+        self.operators: dict[str, Callable[..., Any]] = {}
+        self.untraced: Callable[..., Any] | None = None
+
+    def instead(
+        self, function: Callable[..., Any], values: Iterable[Any], kwargs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        """While torch.compile traces: the operator that is the function, if it is one."""
+        if not torch.compiler.is_compiling():
+            return None
+        if self.untraced is None:
+            raise RuntimeError(
+                "import cupykern.torch before torch.compile traces cupykern's functions"
+            )
+        operator = self.operators.get(function.__name__)
+        more = kwargs.get("out") is not None or kwargs.get("config") is not None
+        if operator is None or more or any(hasattr(x, "arrays") for x in values):
+            return functools.partial(self.untraced, function)
+        return operator
+
+    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager[object]:
+        if not x.is_cuda:
+            return _NOTHING
+        return _Running(x.get_device(), any(is_cupy(x) or hasattr(x, "arrays") for x in values))
+
+    def native(self, name: str, x: Any) -> Any:
+        """The array of x's memory, ready on CuPy's current stream.  Raises TypeError and RuntimeError
+        (a tensor that requires grad)."""
+        if x.requires_grad:
+            if torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"{name} requires grad, and cupykern has no backward pass: call it within "
+                    f"torch.no_grad(), or with {name}.detach()"
+                )
+            x = x.detach()
+        dtype = DTYPES.get(x.dtype)
+        if dtype is None:
+            allowed = ", ".join(str(allowed) for allowed in DTYPES)
+            raise TypeError(f"{name} must have one of the dtypes {allowed}; got {x.dtype}")
+        if x.layout != torch.strided or x.is_neg():
+            raise TypeError(
+                f"{name} must be a dense tensor; got one of {x.layout}"
+                + (" with its negative bit set (resolve_neg() clears it)" if x.is_neg() else "")
+            )
+        if x.is_cuda:
+            return _cupy(name, x, dtype)
+        if not x.is_cpu:
+            raise TypeError(f"{name} must be on the CPU or a GPU; got a tensor on {x.device}")
+        if x.dtype not in _VIEWED:
+            return x.numpy()
+        return x.view(_VIEWS[dtype.itemsize][0]).numpy().view(dtype)
+
+    def before(self, natives: Sequence[Any]) -> None:
+        for device_id in _devices(natives):
+            _order(device_id, torch_waits=False)
+
+    def after(self, natives: Sequence[Any], runs: bool) -> None:
+        if not runs:
+            for device_id in _devices(natives):
+                _order(device_id, torch_waits=True)
+
+    def place(self, x: Any) -> str:
+        """For messages."""
+        return f"gpu {x.get_device()}" if x.is_cuda else str(x.device)
+
+    def back(self, array: Any, like: Any) -> Any:
+        if isinstance(array, np.ndarray):
+            if array.dtype.isbuiltin == 1:
+                return torch.from_numpy(array)
+            codes = torch.from_numpy(array.view(_VIEWS[array.itemsize][1]))
+            return _tensor(codes.untyped_storage(), 0, array, codes.device)
+        owner = getattr(array.data.mem, "_owner", None)
+        if not isinstance(owner, torch.Tensor):  # of CuPy's own pool
+            return torch.from_dlpack(dlpack.Exported(array))
+        storage = owner.untyped_storage()
+        offset = array.data.ptr - storage.data_ptr() if array.size else 0
+        return _tensor(storage, offset // array.itemsize, array, owner.device)
+
+
+def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
+    """A tensor of array's shape, strides and dtype at an offset, in elements, in a storage.
+
+    It is no view of another tensor: it may require grad and be written to like any other.
+    """
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    made = torch.empty(0, dtype=TORCH[array.dtype], device=device)
+    return made.set_(storage, offset, array.shape, strides)
+
+
+TENSORS = Tensors()
+
+
+def _devices(natives: Sequence[Any]) -> set[int]:
+    return {x.device.id for x in natives if not isinstance(x, np.ndarray)}
+
+
+def _cupy(name: str, x: Any, dtype: np.dtype) -> Any:
+    import cupy
+
+    address, device_id = x.data_ptr(), x.get_device()
+    if not address and x.numel():
+        raise TypeError(f"{name} must have memory of its own; got a {type(x).__qualname__}")
+    strides = None
+    if not x.is_contiguous():
+        strides = tuple(stride * dtype.itemsize for stride in x.stride())
+    return dlpack.cupy_at(cupy, address, tuple(x.shape), dtype, strides, x, device_id)
+
+
+@functools.lru_cache(maxsize=64)
+def _stream(handle: int) -> Any:
+    import cupy
+
+    if handle == 0:
+        return cupy.cuda.Stream.null
+    return cupy.cuda.Stream.from_external(ForeignStream(handle))
+
+
+def _order(device_id: int, torch_waits: bool) -> None:
+    """If torch's and CuPy's current streams of a device are two: one waits for the other."""
+    import cupy
+
+    handle = torch.cuda.current_stream(device_id).cuda_stream
+    with dlpack.on_device(cupy, device_id):
+        current = cupy.cuda.get_current_stream()
+        if current.ptr == handle:
+            return
+        pair = (_stream(handle), current)
+        join(cupy, *(pair if torch_waits else reversed(pair)))
+
+
+class _Running:
+    """CuPy's device, current stream and allocator are torch's.
+
+    Memory of torch's allocator stays right in torch's CUDA graphs, whose pools are their own, and
+    there is one pool of free memory instead of two.
+    """
+
+    def __init__(self, device_id: int, others: bool):
+        self._device_id, self._others = device_id, others
+
+    def __enter__(self) -> None:
+        import cupy
+
+        self._device = dlpack.on_device(cupy, self._device_id)
+        self._device.__enter__()
+        handle = torch.cuda.current_stream(self._device_id).cuda_stream
+        before = cupy.cuda.get_current_stream()
+        self._before = self._stream = None
+        if before.ptr != handle:
+            self._stream = _stream(handle)
+            if self._others and not self._stream.is_capturing():
+                self._before = before
+                join(cupy, self._stream, before)
+            self._stream.__enter__()
+        self._allocator = cupy.cuda.using_allocator(_allocate)
+        self._allocator.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        import cupy
+
+        self._allocator.__exit__(*error)
+        if self._stream is not None:
+            self._stream.__exit__(*error)
+            if self._before is not None:
+                join(cupy, self._before, self._stream)
+        self._device.__exit__(*error)
+
+
+def _allocate(size: int) -> Any:
+    """CuPy's pointer to memory of torch's allocator, on the current device and torch's stream."""
+    import cupy
+
+    device_id = cupy.cuda.runtime.getDevice()
+    made = torch.empty(size, dtype=torch.uint8, device=_device(device_id))
+    memory = cupy.cuda.UnownedMemory(made.data_ptr(), size, made, device_id)
+    return cupy.cuda.MemoryPointer(memory, 0)
+
+
+@functools.lru_cache
+def _device(device_id: int) -> Any:
+    return torch.device("cuda", device_id)

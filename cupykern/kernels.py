@@ -1,0 +1,159 @@
+"""The kernels: one source for CUDA, HIP and host C++, and `source_text`, which makes it one string.
+
+A *variant* is the whole specialisation of a kernel.  Its types and constants are the first lines of
+the source string, and those lines are the same on every target except for the platform header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+# An installed package holds the kernels; in a checkout they lie beside it.
+ROOT = _HERE / "kernels_cu" if (_HERE / "kernels_cu").is_dir() else _HERE.parent / "kernels_cu"
+TARGETS = ("cuda", "hip", "host")
+
+# What a constant says of an option that some calls have: asked at run time (parts/presence.cuh).
+# False and True are the other two.
+EITHER = 2
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One specialisation of the kernel `kernel` (file kernels_cu/<kernel>.cu, entry <kernel>).
+
+    types: ("Element", "half") pairs, written as `using Element = half;`.
+    constants: ("kVectorWidth", 8) pairs, written as `constexpr int kVectorWidth = 8;` (bool likewise).
+    num_threads: threads per block, written as kNumThreads.
+    cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
+    min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
+    tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
+    text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
+    includes: files that declare what `types` name; they come before these, after the launch's sizes.
+    waits: blocks wait for each other (platform/grid.cuh).  The host target runs all of them at once, at
+        most 16, so that its schedules decide which of them wait.
+    launched: (threads of a block, blocks of a cluster) of the launches, where the source takes any numbers
+        up to num_threads and cluster_size: it is the same for all of them.
+    """
+
+    kernel: str
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int], ...]
+    num_threads: int
+    cluster_size: int = 1
+    min_blocks: int = 1
+    tuned: bool = True
+    text: str | None = None
+    includes: tuple[str, ...] = ()
+    waits: bool = False
+    launched: tuple[int, int] | None = None
+
+    @property
+    def launch_sizes(self) -> tuple[int, int]:
+        """The threads of a block and the blocks of a cluster of a launch."""
+        return self.launched or (self.num_threads, self.cluster_size)
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]
+        words.append(f"kNumThreads={self.num_threads}")
+        if self.cluster_size > 1:
+            words.append(f"kClusterSize={self.cluster_size}")
+        if self.min_blocks > 1:
+            words.append(f"kMinBlocks={self.min_blocks}")
+        return f"{self.kernel}<{', '.join(words)}>"
+
+    def launch_lines(self) -> list[str]:
+        """The sizes of a launch, in C++."""
+        has_clusters = self.cluster_size > 1 and self.launched is None
+        cluster = f"CLUSTER_DIMS({self.cluster_size})" if has_clusters else ""
+        return [
+            f"#define KERNEL_CLUSTER {cluster}".rstrip(),
+            _constant("kNumThreads", self.num_threads),
+            _constant("kClusterSize", self.cluster_size),
+            _constant("kMinBlocks", self.min_blocks),
+        ]
+
+    def type_lines(self) -> list[str]:
+        """Types and constants, in C++."""
+        lines = [f"using {name} = {cpp};" for name, cpp in self.types]
+        return lines + [_constant(name, value) for name, value in self.constants]
+
+    def header(self) -> str:
+        """The variant's lines of C++, the same on every target."""
+        cluster, *sizes = self.launch_lines()
+        return "\n".join((cluster, *self.type_lines(), *sizes)) + "\n"
+
+
+def _constant(name: str, value: int) -> str:
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {'true' if value else 'false'};"
+    return f"constexpr int {name} = {value};"
+
+
+def source_text(variant: Variant, target: str) -> str:
+    """The one self-contained string that `target` ("cuda", "hip" or "host") compiles.
+
+    Includes in quotes are resolved here, each file once, because CuPy's cache key holds the source
+    text but not the contents of included files.  `#line` markers keep compile errors pointing
+    into kernels_cu.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}; got {target!r}")
+    already = frozenset(_files(f"platform/{target}.cuh"))
+    text = _resolve(f"platform/{target}.cuh") + f'#line 1 "variant of {variant.kernel}"\n'
+    if variant.includes:
+        text += "\n".join(variant.launch_lines()) + "\n"
+        for name in variant.includes:
+            text += _resolve(name, already)
+            already |= frozenset(_files(name))
+        text += f'#line 1 "types of {variant.kernel}"\n' + "\n".join(variant.type_lines()) + "\n"
+    else:
+        text += variant.header()
+    return text + _kernel_text(variant, already) + f"REGISTER_KERNEL({variant.kernel})\n"
+
+
+def file_text(name: str) -> str:
+    """The file kernels_cu/<name> with its quoted includes in place."""
+    return _resolve(name)
+
+
+def _kernel_text(variant: Variant, already: frozenset[str]) -> str:
+    if variant.text is None:
+        return _resolve(f"{variant.kernel}.cu", already)
+    return "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
+
+
+@cache
+def _resolve(name: str, already: frozenset[str] = frozenset()) -> str:
+    return "".join(_expand(name, set(already)))
+
+
+@cache
+def _files(name: str) -> tuple[str, ...]:
+    seen: set[str] = set()
+    list(_expand(name, seen))
+    return tuple(seen)
+
+
+def _expand(name: str, seen: set[str]) -> Iterator[str]:
+    """Yield the lines of `name` with its quoted includes in place, skipping what `seen` has."""
+    if name not in seen:
+        seen.add(name)
+        yield from _expand_text(f"kernels_cu/{name}", (ROOT / name).read_text(), seen)
+
+
+def _expand_text(name: str, text: str, seen: set[str]) -> Iterator[str]:
+    yield f'#line 1 "{name}"\n'
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        include = _INCLUDE.match(line)
+        if include:
+            yield from _expand(include[1], seen)
+            yield f'#line {number + 1} "{name}"\n'
+        else:
+            yield line

@@ -1,0 +1,37 @@
+"""The public ops, one module each: checks of arguments, the function, and its record as an `Op`."""
+
+from __future__ import annotations
+
+from . import (
+    attention,
+    attention_varlen,
+    decode_attention,
+    dequant_softmax,
+    dual_gemm_silu,
+    matmul,
+    nonfinite_report,
+    norm,
+    quantize,
+    quantize_nvfp4,
+    scaled_mm,
+    softmax,
+)
+
+OPS = (
+    softmax.OP,
+    softmax.LOG_OP,
+    norm.LAYER_OP,
+    norm.RMS_OP,
+    norm.ADD_OP,
+    quantize.OP,
+    quantize_nvfp4.OP,
+    matmul.OP,
+    scaled_mm.OP,
+    dual_gemm_silu.OP,
+    dequant_softmax.OP,
+    decode_attention.OP,
+    attention.OP,
+    attention_varlen.OP,
+    nonfinite_report.OP,
+)
+"""Every op: what check, bench, compile and the property tests go through."""

@@ -1,0 +1,254 @@
+"""attention and scaled_dot_product_attention: fused attention kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import arguments, plans, reference
+from ..arrays import assign, maker
+from ..attention import attention_plan
+from ..attention.attention_hopper import AttentionHopperConfig
+from ..attention.attention_plan import AttentionConfig
+from ..attention.attention_task import AttentionTask
+from ..attention.block_mask import BlockMask
+from ..op import Op
+from .checks.attention import (
+    arrays_of,
+    block_arrays,
+    check_accumulate,
+    check_array_mask,
+    check_block_mask,
+    check_causal,
+    check_operands,
+    check_scale,
+    check_shapes,
+    mask_arrays,
+    starts_at,
+    steps,
+    walkable,
+    walks,
+)
+from .problems import attention as problems
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    causal_align: str | None = None,
+    mask: Any = None,
+    input_pos: int | None = None,
+    scale: Any = None,
+    layout: str = "bhsd",
+    qk_accumulate: str = "float32",
+    return_lse: bool = False,
+    return_row_stats: bool = False,
+    algorithm: str = "flash",
+    out: Any = None,
+    config: AttentionConfig | AttentionHopperConfig | None = None,
+) -> Any:
+    """Scaled dot-product attention, softmax(scale * q k^T) v, in one kernel.
+
+    >>> q = np.ones((1, 8, 128, 64), np.float16)  # numpy: on the CPU; cupy: on the GPU
+    >>> k = v = np.ones((1, 2, 128, 64), np.float16)  # 4 query heads share a KV head
+    >>> cupykern.attention(q, k, v, causal=True).shape
+    (1, 8, 128, 64)
+
+    Arguments:
+
+    q: (B, H, Sq, D), float16 or bfloat16.
+    k, v: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), of q's dtype.  H is a multiple of Hkv; query head h
+        uses KV head h // (H // Hkv) (grouped-query attention).  D and Dv are multiples of 8 up to
+        256.
+    causal: query i sees keys j <= i + offset; default: every query sees all keys.
+    causal_align, input_pos: the offset.  causal_align="top_left": 0; "bottom_right": Sk - Sq, the
+        last query sees all keys.  input_pos, an integer >= 0, is added: the number of keys before
+        query 0.  Where Sq == Sk both may be None (offset 0); where Sq != Sk one of them is
+        required.
+    scale: finite real factor of the scores; None: 1 / sqrt(D).
+    mask: combined with causal.  One of:
+        a bool array that broadcasts to (B, H, Sq, Sk), True = keep;
+        a float16, bfloat16 or float32 array that broadcasts alike, added to the scaled scores; -inf
+        masks the key;
+        a `BlockMask` for Sq queries and Sk keys, whose masked blocks are skipped.
+    layout: "bhsd", the shapes above, or "bshd": q (B, Sq, H, D), k and v (B, Sk, Hkv, ...), result
+        (B, Sq, H, Dv).
+    return_lse: also return the log-sum-exp (natural log) of the scaled and biased scores of the
+        keys that a query sees.
+    return_row_stats: also return row_max, the largest of these scores that is not NaN, and row_sum,
+        the sum of exp(score - row_max); lse = row_max + log(row_sum).
+    out: array of the result's shape and dtype to write into; must not overlap an input.
+    qk_accumulate: "float16" accumulates q k^T in FP16: for float16 on NVIDIA GPUs and the CPU.
+        Less exact; scores beyond 65504 before the scale overflow.
+    algorithm: "flash", or "naive": three kernels that store all scores, for comparison.
+    config: AttentionConfig or AttentionHopperConfig; None: chosen for the shape.  Not with "naive".
+
+    Returns out, (B, H, Sq, Dv) of q's dtype, or a tuple: out, lse if return_lse, then row_max and
+    row_sum if return_row_stats.  Statistics are float32 (B, H, Sq) in both layouts.
+
+    Scores, softmax and accumulators are FP32; probabilities are rounded to q's dtype before the
+    product with v.  A query that sees no key gives zeros, lse and row_max -inf, row_sum 0.
+
+    NaN and infinities of k reach only queries that see the key.  Those of v may also make NaN of
+    other queries of a tile that is computed (0 * NaN), but never from a skipped block.
+
+    Arrays may have any strides.  Those with rows that are not contiguous or not 16-byte aligned are
+    copied first.
+
+    Raises TypeError (wrong kind of argument or dtype), ValueError (shape, value, overlap, device,
+    config; causal with Sq != Sk and no alignment) and NotImplementedError (float32 inputs,
+    qk_accumulate="float16" where it is not supported).
+
+    Formula: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.  Algorithm: Dao,
+    FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
+    """
+    arrays: tuple[Any, ...]
+    array_mask, arrays, sizes = mask, (q, k, v, mask), None
+    if isinstance(mask, BlockMask):
+        array_mask, sizes = None, mask.sizes
+        arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
+    call = ("attention", causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
+            return_row_stats, algorithm, config, sizes)  # fmt: skip
+    key, known, places = plans.find(call, out, *arrays)
+    if known is not None:
+        # Where its arrays lie decides about all checks: one look-up.
+        target, out_shape, stats_shape, plan = known
+        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
+        if not (return_lse or return_row_stats or sizes):
+            if mask is None:
+                plan.launch(target.xp, (q, k, v, y), (*places, y.data.ptr))
+            else:
+                nothing = None, None, None, array_mask, None, None, None, None, None, None
+                plan.launch(target.xp, (q, k, v, y, *nothing))
+            return y
+        stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
+        arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
+        plan.launch(target.xp, (q, k, v, y, *stats, *arrays, None, None))
+        return _results(y, stats)
+    target = arguments.target_of("q", q)
+    check_operands(q, k, v, 4)
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"layout must be 'bhsd' or 'bshd'; got {layout!r}")
+    if algorithm not in ("flash", "naive"):
+        raise ValueError(f"algorithm must be 'flash' or 'naive'; got {algorithm!r}")
+    if algorithm == "naive" and (config is not None or qk_accumulate == "float16"):
+        raise ValueError("the naive algorithm has no config and sums in FP32")
+    places = (0, 2, 1, 3) if layout == "bshd" else (0, 1, 2, 3)
+    heads_first = tuple(x.transpose(places) for x in (q, k, v))
+    batch, heads, sq, dim, kv_heads, sk, dim_v = check_shapes(*heads_first)
+    offset = check_causal(causal, causal_align, input_pos, sq, sk)
+    arguments.check_flags(return_lse=return_lse, return_row_stats=return_row_stats)
+    scale = check_scale(scale, dim)
+    half_scores = check_accumulate(qk_accumulate, q.dtype, target)
+    shape = (batch, heads, sq, dim_v)
+    if mask is not None and not isinstance(mask, BlockMask):
+        mask = check_array_mask(mask, q, (batch, heads, sq, sk))
+    elif mask is not None:
+        check_block_mask(mask, q, (batch, heads, sq, sk))
+    out_shape = tuple(shape[i] for i in places)
+    if out is not None:
+        arguments.check_new_out(out, out_shape, q.dtype, arrays_of(q, k, v, mask))
+    with arguments.on_device(target):
+        xp = target.xp
+        y = maker(xp)(out_shape, q.dtype) if out is None else out
+        stats = _empty_stats(xp, shape[:3], return_lse, return_row_stats)
+        if 0 not in shape:
+            q, k, v = (walkable(x) for x in heads_first)
+            into = y.transpose(places)
+            place = into if walks(into) else maker(xp)(shape, q.dtype)
+            arrays, mask_place = mask_arrays(mask)
+            copied = any(x is not y for x, y in zip((q, k, v), heads_first, strict=True))
+            task = AttentionTask(
+                *(q.dtype, batch, heads, kv_heads, sq, sk, dim, dim_v),
+                *(steps(q), steps(k), steps(v), steps(place), scale, offset, mask_place),
+                half_scores=half_scores, naive=algorithm == "naive",
+            )  # fmt: skip
+            plan = attention_plan.attention_plan(target, task, config)
+            plan.launch(xp, (q, k, v, place, *stats, *arrays, None, None))
+            if place is not into:
+                assign(into, place)
+            elif not copied and (array_mask is None or starts_at(mask, array_mask)):
+                plans.remember(key, (target, out_shape, shape[:3], plan))
+    return _results(y, stats)
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`attention` with the signature of torch.nn.functional.scaled_dot_product_attention.
+
+    >>> q = np.ones((1, 2, 16, 64), np.float16)
+    >>> cupykern.scaled_dot_product_attention(q, q, q, is_causal=True).shape
+    (1, 2, 16, 64)
+
+    query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv); Hkv = H without
+        enable_gqa.
+    attn_mask: bool array, True = keep, or a bias, added to the scores; None with is_causal.
+    is_causal: query i sees keys j <= i, as in torch also where Sq != Sk ("top_left").
+
+    Raises NotImplementedError for dropout_p other than 0, ValueError for unequal numbers of heads
+    without enable_gqa and for attn_mask with is_causal, and what `attention` raises.
+    """
+    if dropout_p != 0:
+        raise NotImplementedError(f"there is no dropout; got dropout_p = {dropout_p}")
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask must be None where is_causal is set")
+    shapes: list[Any] = [getattr(x, "shape", ()) for x in (query, key)]
+    if not enable_gqa and all(len(shape) == 4 for shape in shapes) and shapes[0][1] != shapes[1][1]:
+        raise ValueError(
+            "query and key must have as many heads unless enable_gqa is set; got "
+            f"{shapes[0][1]} and {shapes[1][1]}"
+        )
+    return attention(
+        query, key, value, causal=is_causal, causal_align="top_left", mask=attn_mask, scale=scale
+    )
+
+
+_NO_STATS = None, None, None
+
+
+def _empty_stats(xp: Any, shape: tuple[int, ...], lse: bool, row_stats: bool) -> tuple[Any, ...]:
+    """lse, row_max and row_sum; None where not wanted."""
+    if not lse and not row_stats:
+        return _NO_STATS
+    wanted = lse, row_stats, row_stats
+    return tuple(maker(xp)(shape, np.float32) if one else None for one in wanted)
+
+
+def _results(y: Any, stats: tuple[Any, ...]) -> Any:
+    if stats is _NO_STATS:
+        return y
+    results = (y, *(x for x in stats if x is not None))
+    return results if len(results) > 1 else y
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+OP = Op(
+    name="attention",
+    run=attention,
+    reference=reference.attention,
+    bound=reference.attention_bound,
+    draw_problem=problems.draw_problem,
+    bench_problem=problems.bench_problem,
+    bench_shapes=problems.bench_shapes,
+    inputs=problems.make_inputs,
+    work=problems.work,
+    variants=attention_plan.variants,
+    configs=problems.configs,
+    variant=problems.variant,
+    sample=problems.sample,
+    dtypes=problems.DTYPES,
+)

@@ -1,0 +1,1 @@
+"""Checks of arguments that several ops share."""

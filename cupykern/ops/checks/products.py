@@ -1,0 +1,97 @@
+"""Checks of the arguments of products of matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ... import arguments, dtypes
+from ...gemm import product
+from ...gemm.product import ACTIVATIONS
+from ...numerics import namespace
+from ...targets import Target
+
+INPUTS = (
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.float32,
+    dtypes.float8_e4m3fn,
+    dtypes.float8_e5m2,
+    dtypes.int8,
+)
+FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_MAX_K = 2**31
+_MAX_INT8_K = (2**31 - 1) // 128**2
+
+
+def check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) -> bool:
+    """Whether to sum in FP16.  Raises ValueError, NotImplementedError."""
+    if not isinstance(accumulate, str) or accumulate not in ("float32", "float16"):
+        raise ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+    if accumulate == "float32":
+        return False
+    if not a == b == dtypes.float16:
+        raise NotImplementedError(
+            f"accumulate='float16' is for products of float16 alone; got {a} and {b}"
+        )
+    if target.name == "hip":
+        raise NotImplementedError("accumulate='float16': AMD's matrix cores do not sum in FP16")
+    return True
+
+
+def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
+    """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
+    for name, dtype in (("a", a), ("b", b)):
+        dtypes.resolve(dtype, f"{name}'s dtype", (*INPUTS, product.FP4))
+    product.compute_dtype(a, b)
+    if out_dtype is None:
+        return dtypes.of_product(a, b, plain)
+    whole = a == b == dtypes.int8 and plain
+    return dtypes.resolve(out_dtype, "out_dtype", (*FLOATS, *((dtypes.int32,) if whole else ())))
+
+
+def check_depth(k: int) -> None:
+    """Raise ValueError for a K that Hopper's kernels, which count it in 32 bits, do not take."""
+    if k >= _MAX_K:
+        raise ValueError(f"K must be less than 2^31; got {k}")
+
+
+def check_shapes(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
+    """(batch, M, N).  Raises ValueError."""
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim < 2:
+            raise ValueError(f"{name} must have at least 2 dims; got shape {x.shape}")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
+    check_depth(a.shape[-1])
+    if a.dtype == dtypes.int8 and a.shape[-1] > _MAX_INT8_K:
+        raise ValueError(f"int32 sums are exact up to K = {_MAX_INT8_K}; got K = {a.shape[-1]}")
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"the batches of shapes {a.shape} and {b.shape} do not broadcast"
+        ) from None
+    return batch, a.shape[-2], b.shape[-1]
+
+
+def check_addend(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
+    """`x` broadcast to `shape`, or None.  Raises TypeError and ValueError."""
+    if x is None:
+        return None
+    arguments.same_place(name, x, a, "a")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float16, bfloat16 or float32; got {x.dtype}")
+    try:
+        return namespace(a).broadcast_to(x, shape)
+    except ValueError:
+        raise ValueError(f"{name} must broadcast to {shape}; got shape {x.shape}") from None
+
+
+def check_activation(activation: Any) -> None:
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(f"activation must be a string or None; got {type(activation).__name__}")
+    if activation not in ACTIVATIONS:
+        names = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"activation must be one of {names}; got {activation!r}")

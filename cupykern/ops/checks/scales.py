@@ -1,0 +1,183 @@
+"""Operands of scaled products and their scales, read from arguments and checked."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import arguments, dtypes
+from ...arrays import address_of
+from ...gemm import product
+from ...gemm.product import BLOCK
+from ...nvfp4 import NvFp4
+from ...targets import of_array
+from .products import INPUTS, check_depth
+
+
+def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Of operands and their scales: the arrays, by the names of product.ARRAYS, and all that is none, in
+    an order of its own; None in place of what is an array."""
+    arrays: dict[str, Any] = {}
+    numbers: list[Any] = []
+    for name, (x, scale) in operands.items():
+        groups = None
+        if isinstance(x, NvFp4):
+            numbers += [scale, x.layout]  # an array of scales, which it must not have, is no key
+            x, groups, scale = x.data, x.scale, x.global_scale
+        arrays[name] = x
+        if groups is not None:
+            arrays[f"groups_{name}"] = groups
+        is_number = scale is None or isinstance(scale, (int, float))
+        arrays[f"scale_{name}"] = None if is_number else scale
+        numbers.append(scale if is_number else None)
+    return arrays, tuple(numbers)
+
+
+def same_memory(*operands: tuple[Any, ReadOperand]) -> bool:
+    """Whether what was read of operands lies where they do; otherwise it was copied."""
+    return all(
+        address_of(x.data) == address_of(read.array)
+        and address_of(x.scale) == address_of(read.groups)
+        for x, read in operands
+        if isinstance(x, NvFp4)
+    )
+
+
+class ReadOperand(NamedTuple):
+    """An operand of a scaled product, read from its argument.
+
+    array: (..., M, K) or (..., K, N); of NvFp4 its bytes, K / 2 of them.  shape: with K numbers.
+    number, scale: what it is multiplied with, of which one is 1 or None.  groups: NvFp4's scales,
+    (..., rows, K / 16) or, blocked, (..., 1, all of them).
+    """
+
+    name: str
+    array: Any
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    number: float
+    scale: Any
+    groups: Any = None
+    blocked: bool = False
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def arrays(self, name: str) -> dict[str, Any]:
+        """By the names of product.ARRAYS."""
+        scale = self.scale
+        if scale is not None and scale.size == 1:
+            scale = scale.reshape(1, 1)
+        suffix = name if len(name) == 1 else f"b{name[1:]}"
+        return {name: self.array, f"scale_{suffix}": scale, f"groups_{suffix}": self.groups}
+
+
+def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
+    """An operand; `a` is the product's first one, whose place all share.  Raises TypeError, ValueError."""
+    first = a.data if isinstance(a, NvFp4) else a
+    if not isinstance(x, NvFp4):
+        arguments.same_place(name, x, first, "a")
+        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
+        return ReadOperand(name, x, x.dtype, x.shape, *_scale(f"scale_{name}", scale, first))
+    arguments.same_place(name, x.data, first, "a")
+    if scale is not None:
+        raise ValueError(f"scale_{name} must be None: {name} is NvFp4, which has its scales")
+    check_depth(x.shape[-1])  # before a copy
+    xp = of_array(first).xp
+    data, groups = x.data, x.scale
+    if not _walks(data, 8):
+        data = xp.array(data, order="C")
+    if not _walks(groups, 1):
+        groups = xp.array(groups.view(np.uint8), order="C").view(groups.dtype)
+    blocked = x.layout == "blocked"
+    if blocked:
+        groups = groups.reshape(*groups.shape[:-1], 1, groups.shape[-1])
+    shape = x.shape
+    if name != "a":
+        data, shape = data.swapaxes(-1, -2), (*shape[:-2], shape[-1], shape[-2])
+    factor = _scale(f"{name}'s global_scale", x.global_scale, first)
+    return ReadOperand(name, data, product.FP4, shape, *factor, groups, blocked)
+
+
+def _walks(x: Any, alignment: int) -> bool:
+    """Whether rows are contiguous and begin at multiples of `alignment` bytes."""
+    if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
+        return False
+    steps = (s for n, s in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1)
+    return not any(s % alignment for s in (address_of(x), *steps))
+
+
+def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:
+    """Of those that are numbers.  Raises ValueError if FP32 cannot hold it."""
+    return arguments.checked_float(f"scale_{a.name} * scale_{b.name}", a.number * b.number)
+
+
+def check_scales(operands: tuple[ReadOperand, ...], batch: tuple[int, ...], m: int, n: int) -> bool:
+    """Whether arrays of scales are of blocks; operands: a and all that it is multiplied with.
+
+    Raises ValueError for shapes that do not fit."""
+    a, *others = operands
+    k = a.shape[-1]
+    blocks = any(by_block(a.scale, b.scale, m, n, k) for b in others)
+    if blocks and any(x.groups is not None for x in operands):
+        raise ValueError("NvFp4 operands go with scales by tensor, row or column")
+    of_a, of_b = scale_shapes(m, n, k, blocks)
+    for x, wanted in ((a, of_a), *((b, of_b) for b in others)):
+        _check_scale_shape(f"scale_{x.name}", x.scale, batch, wanted)
+    return blocks
+
+
+def blocked_groups(operands: dict[str, ReadOperand]) -> tuple[str, ...]:
+    return tuple(name for name, x in operands.items() if x.blocked)
+
+
+def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
+    """`scale` as a number and an array, of which the other is 1 or None.  Raises TypeError, ValueError."""
+    if scale is None:
+        return 1.0, None
+    if arguments.is_number(scale, a):
+        return arguments.finite_float(name, scale, 1.0), None
+    arguments.same_place(name, scale, a, "a")
+    if scale.dtype != dtypes.float32:
+        raise TypeError(
+            f"{name} must be a number or a float32 array; got an array of {scale.dtype}"
+        )
+    return 1.0, scale
+
+
+def by_block(scale_a: Any, scale_b: Any, m: int, n: int, k: int) -> bool:
+    """Whether arrays of scales are for blocks, by their shapes.
+
+    Where one block is all of k, (M, 1) means the same either way.
+    """
+    blocks_k, blocks_n = -(-k // BLOCK), -(-n // BLOCK)
+    if scale_a is not None and scale_a.ndim >= 2 and scale_a.shape[-2:] == (m, blocks_k) != (m, 1):
+        return True
+    if scale_b is None or scale_b.ndim < 2 or scale_b.size == 1:
+        return False
+    return scale_b.shape[-2:] == (blocks_k, blocks_n) != (1, n)
+
+
+def scale_shapes(m: int, n: int, k: int, blocks: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The shapes of one matrix's scales, of rows and columns or of blocks."""
+    if not blocks:
+        return (m, 1), (1, n)
+    return (m, -(-k // BLOCK)), (-(-k // BLOCK), -(-n // BLOCK))
+
+
+def _check_scale_shape(
+    name: str, scale: Any, batch: tuple[int, ...], wanted: tuple[int, int]
+) -> None:
+    if scale is None or scale.size == 1:
+        return
+    fits = scale.ndim >= 2 and scale.shape[-2:] == wanted
+    try:
+        if fits and np.broadcast_shapes(scale.shape[:-2], batch) == batch:
+            return
+    except ValueError:
+        pass
+    raise ValueError(
+        f"{name} must have one element or shape (..., {wanted[0]}, {wanted[1]}); got {scale.shape}"
+    )

@@ -1,0 +1,261 @@
+"""decode_attention: the newest queries of each sequence against contiguous or paged KV caches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import arguments, dtypes, plans, reference
+from ..arrays import assign, in_elements, maker
+from ..attention import decode_config, decode_plan
+from ..attention.decode_config import (
+    DTYPES,
+    LAYOUTS,
+    MAX_DIM,
+    MAX_KEYS,
+    MAX_QUERIES,
+    DecodeConfig,
+)
+from ..op import Op
+from ..targets import Target, is_cupy
+from .problems import decode_attention as problems
+from .problems.decode_attention import task_of
+
+# Dims of a contiguous and of a paged cache.
+_DIMS = {
+    "hnd": ("(B, Hkv, Sk, D)", "(num_pages, Hkv, page, D)"),
+    "nhd": ("(B, Sk, Hkv, D)", "(num_pages, page, Hkv, D)"),
+}
+
+
+def decode_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    seq_lens: Any = None,
+    block_table: Any = None,
+    layout: str = "hnd",
+    causal: bool = True,
+    scale: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    config: DecodeConfig | None = None,
+) -> Any:
+    """Attention of the newest queries of each sequence against its cache of keys and values.
+
+    >>> q = np.ones((2, 8, 1, 64), np.float16)  # one new token for each of 2 sequences
+    >>> k = v = np.ones((2, 2, 512, 64), np.float16)  # room for 512 keys of 2 KV heads
+    >>> lens = np.array([100, 512], np.int32)
+    >>> cupykern.decode_attention(q, k, v, seq_lens=lens).shape
+    (2, 8, 1, 64)
+
+    Arguments:
+
+    q: (B, H, Sq, D), float16 or bfloat16, Sq at most 16; the new tokens' keys are in the cache
+        already.
+    k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype.  H is a multiple of Hkv;
+        query head h uses KV head h // (H // Hkv).  D and Dv are multiples of 8 up to 256.
+    seq_lens: int32 (numpy: also int64) (B,), the number of valid keys of each sequence; None: Sk.
+        What the cache holds after them never reaches a result.
+    block_table: int32 (numpy: also int64) (B, max_pages), for paged caches, which are
+        (num_pages, Hkv, page, D): key j of sequence b is key j % page of page
+        block_table[b, j // page].  Sk is max_pages * page; any page size.
+    layout: order of the caches' dims.  "hnd": as above.  "nhd": (B, Sk, Hkv, D), paged
+        (num_pages, page, Hkv, D), as vLLM and FlashInfer store them.  Neither is copied.
+    causal: the queries are the last Sq tokens of the sequence: query i sees keys
+        j <= seq_len - Sq + i.  False: each query sees all keys.
+    scale: finite real factor of the scores; None: 1 / sqrt(D).
+    return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
+    out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
+    config: DecodeConfig; None: chosen for the shape.
+
+    Returns out, (B, H, Sq, Dv) of q's dtype, or (out, lse).
+
+    The result of a sequence depends on its queries, keys and length alone: it is the same bit for
+    bit in any batch, in contiguous and paged caches, and in a cache of any size.
+
+    seq_lens and block_table in numpy arrays are checked (the table up to each length) and copied to
+    the GPU.  On the GPU they are not read on the host: the kernel clamps lengths to [0, Sk] and
+    pages to those there are.
+
+    A query that sees no key gives zeros and lse -inf.  NaN and infinities of k_cache reach only
+    queries that see the key; those of v_cache may also make NaN of earlier queries of the same
+    sequence (0 * NaN).  q and caches may have any strides; those with rows that are not contiguous
+    or not 16-byte aligned are copied first.
+
+    Raises TypeError (wrong kind of argument or dtype) and ValueError (shape, layout, value,
+    overlap, device, config).
+
+    Formula: Vaswani et al., arXiv:1706.03762.  The keys are split over blocks as in Flash-Decoding;
+    pages are those of PagedAttention (Kwon et al., arXiv:2309.06180).  Error bound:
+    `reference.decode_attention_bound`.
+    """
+    arrays = (q, k_cache, v_cache, seq_lens, block_table)
+    key, known, _ = plans.find(
+        ("decode_attention", layout, causal, scale, return_lse, config), out, *arrays
+    )
+    if known is not None:
+        # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
+        target, plan = known
+        y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
+        lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
+        plan.launch(target, *arrays, y, lse)
+        return (y, lse) if return_lse else y
+    target = arguments.target_of("q", q)
+    shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
+    seq_lens = _check_lens(seq_lens, q, max_keys)
+    if block_table is not None:
+        _check_table(block_table, seq_lens, k.shape[0], k.shape[2])
+    arguments.check_flags(causal=causal, return_lse=return_lse)
+    scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
+    if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
+        raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
+    out_shape = (*shape[:3], v_cache.shape[3])
+    if out is not None:
+        others = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+        for name, x in (("seq_lens", seq_lens), ("block_table", block_table)):
+            if x is not None and is_cupy(x) == is_cupy(out):
+                others[name] = x
+        arguments.check_new_out(out, out_shape, q.dtype, others)
+    with arguments.on_device(target):
+        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
+        lse = maker(target.xp)(shape[:3], np.float32) if return_lse else None
+        if y.size:
+            lens, table = _as_int32(target, seq_lens), _as_int32(target, block_table)
+            result = y if in_elements(y) else maker(target.xp)(out_shape, q.dtype)
+            arrays = q, k, v, lens, table
+            plan = decode_plan.run(target, arrays, result, lse, max_keys, causal, scale, config)
+            if result is not y:
+                assign(y, result)
+            elif plan is not None:
+                plans.remember(key, (target, plan))
+    return (y, lse) if return_lse else y
+
+
+def _check_arrays(
+    q: Any, k: Any, v: Any, table: Any, layout: Any
+) -> tuple[tuple[int, ...], int, Any, Any]:
+    """(q's shape, maximum keys of a sequence, k and v as "hnd").  Raises TypeError, ValueError."""
+    dtypes.resolve(q.dtype, "q's dtype", DTYPES)
+    for name, x in (("k_cache", k), ("v_cache", v)):
+        arguments.same_place(name, x, q, "q")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have q's dtype {q.dtype}; got {x.dtype}")
+    for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
+        if not (8 <= x.shape[3] <= MAX_DIM and x.shape[3] % 8 == 0):
+            raise ValueError(
+                f"{name}'s last dim must be a multiple of 8 from 8 to {MAX_DIM}; got {x.shape[3]}"
+            )
+    if q.shape[2] > MAX_QUERIES:
+        raise ValueError(f"q must have at most {MAX_QUERIES} queries; got shape {q.shape}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k_cache and v_cache differ beside their last dims: {k.shape}, {v.shape}")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"k_cache's last dim must be q's, {q.shape[3]}; got {k.shape[3]}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
+    given = k.shape
+    if layout == "nhd":
+        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    if q.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
+        dims = {name: _DIMS[name][table is not None] for name in (layout, *LAYOUTS)}
+        first, other = (f"{shape} with layout={name!r}" for name, shape in dims.items())
+        raise ValueError(
+            f"q's heads must be a multiple of the caches'; got {q.shape[1]} and {k.shape[1]}: "
+            f"k_cache {given} is {first}, or {other}"
+        )
+    if table is None:
+        if k.shape[0] != q.shape[0]:
+            raise ValueError(f"caches and q differ in the batch: {k.shape[0]} and {q.shape[0]}")
+        max_keys = k.shape[2]
+    else:
+        _check_integers("block_table", table, q)
+        if table.ndim != 2 or table.shape[0] != q.shape[0]:
+            raise ValueError(
+                f"block_table must have shape ({q.shape[0]}, max_pages); got {table.shape}"
+            )
+        max_keys = table.shape[1] * k.shape[2]
+    if max_keys > MAX_KEYS:
+        raise ValueError(f"sequences may have at most {MAX_KEYS} keys; got {max_keys}")
+    return q.shape, max_keys if k.shape[0] else 0, k, v
+
+
+def _check_integers(name: str, x: Any, q: Any) -> None:
+    """Raises TypeError and ValueError unless x is int32 on q's device, or a numpy integer array."""
+    arguments.target_of(name, x)
+    if is_cupy(x):
+        arguments.same_place(name, x, q, "q")
+        allowed = x.dtype == np.int32
+    else:
+        allowed = x.dtype.kind in "iu" and x.dtype.itemsize >= 4
+    if not allowed:
+        raise TypeError(f"{name} must have dtype int32 (in numpy also wider); got {x.dtype}")
+
+
+def _check_lens(seq_lens: Any, q: Any, max_keys: int) -> Any:
+    if seq_lens is None:
+        return None
+    _check_integers("seq_lens", seq_lens, q)
+    if seq_lens.shape != q.shape[:1]:
+        raise ValueError(f"seq_lens must have shape {q.shape[:1]}; got {seq_lens.shape}")
+    if not is_cupy(seq_lens) and seq_lens.size:
+        low, high = int(seq_lens.min()), int(seq_lens.max())
+        if low < 0 or high > max_keys:
+            raise ValueError(
+                f"seq_lens must be from 0 to the caches' {max_keys} keys; got {low} to {high}"
+            )
+    return seq_lens
+
+
+def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> None:
+    """Raises ValueError for a numpy table with a wrong page before a length; lengths on the GPU are
+    not read."""
+    if is_cupy(table) or is_cupy(seq_lens):
+        return
+    used = np.ones(table.shape, bool)
+    if seq_lens is not None:
+        pages = -(-seq_lens.astype(np.int64) // max(page_size, 1))
+        used = np.arange(table.shape[1]) < pages[:, None]
+    wrong = table[used & ((table < 0) | (table >= num_pages))]
+    if wrong.size:
+        raise ValueError(
+            f"block_table must hold pages from 0 to {num_pages - 1} where it is used; "
+            f"got {wrong[0]}"
+        )
+
+
+def _as_int32(target: Target, x: Any) -> Any:
+    """Lengths or a block table on `target`."""
+    if x is None or is_cupy(x) or (target.xp is np and x.dtype == np.int32):
+        return x
+    # Unused entries of a table may hold any integer.
+    info = np.iinfo(np.int32)
+    return target.xp.asarray(np.clip(x, info.min, info.max).astype(np.int32))
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+OP = Op(
+    name="decode_attention",
+    run=decode_attention,
+    reference=reference.decode_attention,
+    bound=reference.decode_attention_bound,
+    draw_problem=problems.draw_problem,
+    bench_problem=problems.bench_problem,
+    bench_shapes=problems.bench_shapes,
+    inputs=problems.make_inputs,
+    work=problems.work,
+    variants=decode_config.variants,
+    configs=lambda problem, arch: decode_config.configs(task_of(problem), arch),
+    variant=lambda problem, config: decode_config.variant(
+        dtypes.NAMES[problem.dtype], task_of(problem).padded_dim, config, problem.page is not None
+    ),
+    sample=problems.sample,
+    dtypes=("float16", "bfloat16"),
+)

@@ -1,0 +1,388 @@
+"""dual_gemm_silu: the gated half of a feed-forward layer, silu(a @ b1) * (a @ b2), in one pass over a."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from .. import arguments, dtypes, inputs, nvfp4, plans, reference
+from ..gemm import dequantize_nvfp4, gemm, launch, product, sm90_config
+from ..gemm.gemm import AnyConfig
+from ..gemm.gemm_task import GemmTask, make_task
+from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED
+from ..kernels import Variant
+from ..nvfp4 import NvFp4
+from ..op import Call, Draw, Op, Work
+from .checks.products import check_shapes
+from .checks.scales import (
+    ReadOperand,
+    arrays_and_numbers,
+    blocked_groups,
+    check_scales,
+    product_of_scales,
+    read_operand,
+    same_memory,
+    scale_shapes,
+)
+from .problems import products
+from .problems.products import NVFP4
+
+POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
+_OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+
+
+def dual_gemm_silu(
+    a: Any,
+    b1: Any,
+    b2: Any,
+    *,
+    scale_a: Any = None,
+    scale_b1: Any = None,
+    scale_b2: Any = None,
+    policy: str = "fp32",
+    out_dtype: Any = None,
+    out: Any = None,
+    config: AnyConfig | None = None,
+) -> Any:
+    """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)), silu(x) = x sigmoid(x)
+
+    >>> a = np.array([[1.0, 2.0]], np.float16)
+    >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)
+    >>> cupykern.dual_gemm_silu(a, gate, up).round(2).astype(float).round(2).tolist()
+    [[2.19, 5.28]]
+
+    a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16 or bfloat16; or
+        a pair of `scaled_mm`: both FP8, both int8, a float16 or bfloat16 and b1, b2 FP8, int8 or NvFp4,
+        or all NvFp4.
+    scale_a, scale_b1, scale_b2: as scale_a and scale_b of `scaled_mm`; None: 1.
+    policy: how far the epilogue stays in FP32.  "fp32": up to the result.  "hybrid": SiLU in FP32, its
+        product with the other one in FP16.  "fp16": every operation in FP16, so that a sum below -65504
+        gives NaN and one below -11.1 zero.
+    out_dtype: float16, bfloat16 or float32; None: a's for float16 and bfloat16, else float16.
+    out: array to write into, of the result's shape and dtype and apart from all operands.
+    config: a GemmConfig or one of the dual GEMM configs of Hopper; None: the default one.
+
+    Neither product is written to memory: a block computes the same tile of both.  Sums in FP32, int8 exactly in int32.  Layouts and copies as for
+    `scaled_mm`; b1 and b2 of different layouts count as read element by element.
+
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
+    Error bound: `reference.dual_gemm_silu_bound`.
+    """
+    if any(isinstance(x, NvFp4) for x in (a, b1, b2)):
+        arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
+        names, given = tuple(arrays), tuple(arrays.values())
+        call = ("dual_gemm_silu", names, *numbers, policy, out_dtype, config)
+    else:
+        names = ("a", "b", "b2", "scale_a", "scale_b", "scale_b2")
+        array_a = None if scale_a is None or isinstance(scale_a, (int, float)) else scale_a
+        array_b = None if scale_b1 is None or isinstance(scale_b1, (int, float)) else scale_b1
+        array_b2 = None if scale_b2 is None or isinstance(scale_b2, (int, float)) else scale_b2
+        number_a = scale_a if array_a is None else None
+        number_b = scale_b1 if array_b is None else None
+        number_b2 = scale_b2 if array_b2 is None else None
+        given = a, b1, b2, array_a, array_b, array_b2
+        call = ("dual_gemm_silu", number_a, number_b, number_b2, policy, out_dtype, config)
+    key, known, _ = plans.find(call, out, *given)
+    if known is not None:
+        return launch.launch_known(known, given, out)
+    target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
+    pairs = (("a", a, scale_a), ("b1", b1, scale_b1), ("b2", b2, scale_b2))
+    x, y1, y2 = (read_operand(name, value, scale, a) for name, value, scale in pairs)
+    if y1.dtype != y2.dtype:
+        raise TypeError(f"b1 and b2 must be of one dtype; got {y1.dtype} and {y2.dtype}")
+    out_dtype = result_dtype(x.dtype, y1.dtype, out_dtype)
+    if policy not in POLICIES:
+        legal = ", ".join(map(repr, POLICIES))
+        raise ValueError(f"policy must be one of {legal}; got {policy!r}")
+    shape = _check_shapes(x, y1, y2)
+    alpha, alpha2 = product_of_scales(x, y1), product_of_scales(x, y2)
+    blocks = check_scales((x, y1, y2), shape[:-2], *shape[-2:])
+    operands = {**x.arrays("a"), **y1.arrays("b"), **y2.arrays("b2")}
+    if out is not None:
+        theirs = {"b": "b1", "scale_b": "scale_b1"}
+        named = {theirs.get(name, name): array for name, array in operands.items()}
+        arguments.check_new_out(out, shape, out_dtype, named)
+    return launch.run(
+        target,
+        operands,
+        shape,
+        out_dtype,
+        out,
+        config,
+        key if same_memory((a, x), (b1, y1), (b2, y2)) else None,
+        names,
+        alpha=alpha,
+        alpha2=alpha2,
+        block_scales=blocks,
+        k=x.shape[-1],
+        blocked=blocked_groups({"groups_a": x, "groups_b": y1, "groups_b2": y2}),
+        policy=POLICIES.index(policy),
+        kernel="dual_gemm",
+    )
+
+
+def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any) -> np.dtype:
+    """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
+    if product.compute_dtype(a, b) == dtypes.float32:
+        raise TypeError("a, b1 and b2 must not be float32: use matmul")
+    if out_dtype is None:
+        return a if a in product.FLOAT16S else dtypes.float16
+    return dtypes.resolve(out_dtype, "out_dtype", _OUTPUTS)
+
+
+def _check_shapes(a: ReadOperand, b1: ReadOperand, b2: ReadOperand) -> tuple[int, ...]:
+    """Of the result.  Raises ValueError."""
+    batch1, m, n = check_shapes(a, b1)
+    batch2, _, n2 = check_shapes(a, b2)
+    if n != n2:
+        raise ValueError(
+            f"b1 and b2 must have as many columns; got shapes {b1.shape} and {b2.shape}"
+        )
+    try:
+        return (*np.broadcast_shapes(batch1, batch2), m, n)
+    except ValueError:
+        raise ValueError(
+            f"the batches of shapes {a.shape}, {b1.shape} and {b2.shape} do not broadcast"
+        ) from None
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+PAIRS = (
+    *(("float16", "float16"), ("bfloat16", "bfloat16"), ("int8", "int8"), (NVFP4, NVFP4)),
+    *(
+        (a, b)
+        for a in ("float16", "bfloat16")
+        for b in ("float8_e4m3fn", "float8_e5m2", "int8", NVFP4)
+    ),
+    *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
+)
+SCALES = ("none", "numbers", "tensor", "rows", "blocks")
+
+
+@dataclass(frozen=True)
+class DualProblem:
+    """One call, without its numbers.  kind: matmul's, or "unit": products of variance 1, "codes": codes
+    of NVFP4 up to 1.5 and scales in [0, 1)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float16"
+    dtype_b: str = "float16"
+    batch_a: tuple[int, ...] = ()
+    batch_b: tuple[int, ...] = ()
+    layout_a: str = "C"
+    layout_b1: str = "F"
+    layout_b2: str = "F"
+    scales: str = "none"
+    policy: str = "fp32"
+    out_dtype: str | None = None
+    kind: str = "unit"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b}, {self.policy}"
+
+
+_SIZES = (0, 1, 2, 7, 8, 16, 17, 33, 64, 65, 127, 130)
+_DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
+
+
+def _draw_problem(draw: Draw) -> DualProblem:
+    dtype, dtype_b = draw.choice(PAIRS)
+    m, n, k = draw.choice(_SIZES), draw.choice(_SIZES), draw.choice(_DEPTHS)
+    fp4 = dtype_b == NVFP4
+    batch_a, batch_b = draw.choice((*[((), ())] * 4, ((3,), ()), ((), (2,)), ((2, 1), (3,))))
+    policy = draw.choice(("fp32", *POLICIES))
+    kind = draw.choice(("unit", "normal", "same_sign", "exact", "subnormal", "special"))
+    if kind == "special" and policy != "fp32":
+        kind = "normal"  # FP16 epilogues overflow where FP64 does not
+    scales = draw.choice(SCALES[:-1] if fp4 else SCALES)
+    if dtype == "int8" and scales == "none" and policy != "fp32":
+        scales = "tensor"  # the same
+    layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
+    return DualProblem(
+        *(m, n, k // 16 * 16 if fp4 else k, dtype, dtype_b, batch_a, batch_b),
+        layout_a=draw.choice(("C", "C", *inputs.LAYOUTS)),
+        layout_b1=layout_b,
+        layout_b2=draw.choice((layout_b, layout_b, layout_b, "C", "F")),
+        scales=scales,
+        policy=policy,
+        out_dtype=draw.choice((None, None, "float16", "bfloat16", "float32")),
+        kind="unit" if kind in ("special", "subnormal") and fp4 else kind,
+    )
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> DualProblem:
+    if len(shape) != 3:
+        raise ValueError(f"dual_gemm_silu needs a shape (M, N, K); got {shape}")
+    dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES[name] for name in OP.dtypes))
+    if dtype == NVFP4 and shape[2] % nvfp4.GROUP:
+        raise ValueError(f"K of NVFP4 must be a multiple of 16; got {shape[2]}")
+    scales = "tensor" if dtype.startswith("float8") else "none"
+    return DualProblem(*shape, dtype=dtype, dtype_b=dtype, scales=scales, kind="bench")
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((128, 256, 512), (1, 1024, 1024))
+    return (
+        *((256, 4096, 7168), (512, 4096, 7168), (256, 3072, 4096), (512, 3072, 7168)),
+        *((4096, 14336, 4096), (8192, 8192, 8192), (16, 14336, 4096)),
+    )
+
+
+def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: Any) -> Any:
+    """shape: (..., M, K) or (..., K, N)."""
+    dtype, layout = (
+        (p.dtype, p.layout_a) if name == "a" else (p.dtype_b, getattr(p, f"layout_{name}"))
+    )
+    if dtype == NVFP4:
+        rows_first = shape if name == "a" else (*shape[:-2], shape[-1], shape[-2])
+        return nvfp4.random(p.kind, rows_first, seed, xp, layout)
+    number = dtypes.NAMES[dtype]
+    unit = number.type(2.0 ** -round(math.log2(max(p.k, 1) ** 0.5))) if name != "a" else None
+    if p.kind == "bench":
+        if name == "a":
+            return inputs.bench_values(shape, number, seed, xp)
+        x = inputs.bench_values((shape[-1], shape[-2]), number, seed, xp)
+        # CuPy's product of a transposed array would lie along n.
+        return (x * xp.asarray(unit) if number in product.FLOAT16S else x).T
+    kind = "normal" if p.kind == "unit" else p.kind
+    kind = kind if name == "a" else products.second_kind(kind)
+    x = products.operand_values(kind, shape, number, seed)
+    if p.kind == "unit" and name != "a" and number in product.FLOAT16S:
+        x = x * unit
+    return products.with_layout(x, layout, xp)
+
+
+def _inputs(problem: DualProblem, seed: int, xp: Any) -> Call:
+    p = problem
+    a = _operand(p, "a", (*p.batch_a, p.m, p.k), seed, xp)
+    b1, b2 = (
+        _operand(p, name, (*p.batch_b, p.k, p.n), seed + i, xp)
+        for i, name in enumerate(("b1", "b2"), 1)
+    )
+    kwargs: dict[str, Any] = {} if p.policy == "fp32" else {"policy": p.policy}
+    if p.out_dtype is not None:
+        kwargs["out_dtype"] = p.out_dtype
+    kwargs |= _scales(p, seed, xp)
+    return Call((a, b1, b2), kwargs)
+
+
+def _scales(p: DualProblem, seed: int, xp: Any) -> dict[str, Any]:
+    """Such that products have a variance of about 1, if the operands have."""
+    if p.scales == "none":
+        return {}
+    rng = np.random.default_rng(seed + 9)
+    typical = {"int8": 1 / 75}
+    size_a, size_b = (typical.get(x, 1.0) for x in (p.dtype, p.dtype_b))
+    size_b /= max(p.k, 1) ** 0.5 if p.dtype_b not in ("float16", "bfloat16") else 1.0
+    names = [
+        (name, size)
+        for name, dtype, size in (
+            *(("scale_a", p.dtype, size_a), ("scale_b1", p.dtype_b, size_b)),
+            ("scale_b2", p.dtype_b, size_b),
+        )
+        if dtype != NVFP4
+    ]
+    if p.scales == "numbers":
+        return {name: size * float(rng.uniform(0.5, 1.5)) for name, size in names}
+    shapes: tuple[tuple[int, ...], ...] = ((), ())
+    if p.scales != "tensor":
+        shapes = scale_shapes(p.m, p.n, p.k, p.scales == "blocks")
+        shapes = (*p.batch_a, *shapes[0]), shapes[1]
+    found = {}
+    for name, size in names:
+        shape = shapes[0] if name == "scale_a" else shapes[1]
+        scale = size * rng.uniform(0.5, 1.5, shape) * rng.choice((-1, 1), shape)
+        found[name] = xp.asarray(scale, np.float32)
+    return found
+
+
+def _work(problem: DualProblem) -> Work:
+    p = problem
+    batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
+    read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
+    read += 2 * math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b, p.k)
+    out = result_dtype(dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b], p.out_dtype)
+    return Work(read, batch * p.m * p.n * out.itemsize, 4 * batch * p.m * p.n * p.k)
+
+
+def _variants(arch: str) -> tuple[Variant, ...]:
+    found: dict[Variant, None] = {}
+    for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
+        for blocks in (False, True) if b not in (*product.FLOAT16S, product.FP4) else (False,):
+            for layouts in task_layouts(a, b, blocks):
+                for m in (1, 4096):
+                    task = GemmTask(1, m, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
+                    for config in gemm.configs(task, arch):
+                        found[gemm.variant(task, config)] = None
+    if arch in sm90_config.ARCHS:
+        found.update(dict.fromkeys(dequantize_nvfp4.variants()))
+    return tuple(found)
+
+
+def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int], ...]:
+    """What product.layouts gives of two products of a and b."""
+    if b == product.FP4:
+        return ((K_MAJOR, K_MAJOR),)
+    return tuple(
+        layouts
+        for layouts in ((K_MAJOR, K_MAJOR), (K_MAJOR, MN_MAJOR), (STRIDED, STRIDED))
+        if STRIDED in layouts or product.dual_by_vectors(a, b, *layouts, blocks)
+    )
+
+
+def task_of(problem: DualProblem) -> GemmTask:
+    call = _inputs(problem, 0, np)
+    operands = [
+        read_operand(name, x, call.kwargs.get(f"scale_{name}"), call.args[0])
+        for name, x in zip(("a", "b1", "b2"), call.args, strict=True)
+    ]
+    *batch, m, n = _check_shapes(*operands)
+    blocks = check_scales(tuple(operands), tuple(batch), m, n)
+    a, b1, b2 = (cast(product.Matrix, product.matrix(x.array, tuple(batch))) for x in operands)
+    k = operands[0].shape[-1]
+    scaled = any(getattr(x.scale, "size", 1) > 1 for x in operands)
+    return make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Rows of a: of the first and the last tile, and seeded ones."""
+    a, b1, b2 = call.args
+    (*batch, m, _), n = a.shape, b1.shape[-2 if isinstance(b1, NvFp4) else -1]
+    keep = max(4, max_elements // max(n, 1))
+    if batch or len(b1.shape) != 2 or len(b2.shape) != 2 or keep >= m:
+        return call, outputs
+    rows = products.sampled_rows(m, keep, seed)
+    kwargs = dict(call.kwargs)
+    scale: Any = kwargs.get("scale_a")
+    if getattr(scale, "size", 1) > 1:
+        kwargs["scale_a"] = scale[rows]
+    part = a.rows(rows) if isinstance(a, NvFp4) else inputs.take_rows(a, rows)
+    return Call((part, b1, b2), kwargs), tuple(y[rows] for y in outputs)
+
+
+OP = Op(
+    name="dual_gemm_silu",
+    run=dual_gemm_silu,
+    reference=reference.dual_gemm_silu,
+    bound=reference.dual_gemm_silu_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=_variants,
+    configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
+    variant=lambda problem, config: gemm.variant(task_of(problem), config),
+    sample=_sample,
+    dtypes=("float16", "bfloat16", "float8_e4m3fn", NVFP4),
+)

@@ -1,0 +1,124 @@
+"""matmul: products of matrices with the epilogue fused, for every pair of dtypes that kernels take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import arguments, dtypes, plans, reference
+from ..gemm import gemm, launch
+from ..gemm.gemm import AnyConfig
+from ..op import Op
+from .checks.products import (
+    INPUTS,
+    check_accumulate,
+    check_activation,
+    check_addend,
+    check_shapes,
+    result_dtype,
+)
+from .problems import products
+from .problems.products import MatmulProblem, task_of
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: Any = 1.0,
+    out_dtype: Any = None,
+    out: Any = None,
+    accumulate: str = "float32",
+    config: AnyConfig | None = None,
+) -> Any:
+    """activation(alpha * (a @ b) + bias) + residual
+
+    >>> a = np.array([[1, 2], [3, 4]], np.float16)
+    >>> cupykern.matmul(a, a).tolist()
+    [[7.0, 10.0], [15.0, 22.0]]
+    >>> cupykern.matmul(a, -a, bias=np.array([8, 8], np.float32), activation="relu").tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+
+    a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8, both
+        FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.
+    bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of shape
+        (N,) is one per column.
+    activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
+    alpha: a finite real number.  A 0-d cupy array is read back, which synchronises.
+    out_dtype: float16, bfloat16 or float32 of the result, or int32 of an int8 product with no other
+        operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
+        where it is allowed, else float32.
+    out: array to write into, of the result's shape and dtype and apart from all operands.
+    config: a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig or
+        SplitKWorkspace; None: the measured one.
+    accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
+        sum beyond 65504 is infinite.  Not on AMD.
+
+    Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
+    epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero; K must be less than
+    2^31, which Hopper's kernels count to.  Any strides: operands
+    whose neighbours lie along a row or column (of 8-bit ones and FP16 sums, along K), and whose rows or
+    columns begin at multiples of 16 bytes, are read by vectors, others element by element.  Of products of at
+    least 2^24 multiplications (2^21 where neighbours lie so) these others are copied before, into memory of
+    their size that the call frees again, but 16-bit ones of up to 16 rows where only lines, not arrays, begin
+    elsewhere; and so are up to 256 rows of an a that lies in columns, and an operand whose byte strides are no
+    multiples of its itemsize.
+
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
+    NotImplementedError.  Error bound: `reference.matmul_bound`.
+    """
+    key, known, _ = plans.find(
+        ("matmul", activation, alpha, out_dtype, accumulate, config), out, a, b, bias, residual
+    )
+    if known is not None:
+        return launch.launch_known(known, (a, b, bias, residual), out)
+    target = arguments.target_of("a", a)
+    arguments.same_place("b", b, a, "a")
+    fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
+    for name, x in (("a", a), ("b", b)):
+        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
+    alpha = arguments.finite_float("alpha", alpha, 1.0)
+    plain = bias is None and residual is None and activation is None and alpha == 1.0
+    out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
+    batch, m, n = check_shapes(a, b)
+    shape = (*batch, m, n)
+    bias = check_addend("bias", bias, a, shape)
+    residual = check_addend("residual", residual, a, shape)
+    check_activation(activation)
+    operands = {"a": a, "b": b, "bias": bias, "residual": residual}
+    return launch.run(
+        target, operands, shape, out_dtype, out, config, key, tuple(operands), alpha=alpha,
+        activation=activation, fp16_accumulate=fp16_accumulate,
+    )  # fmt: skip
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
+    return products.bench_product("matmul", shape, dtype, None)[0]
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    largest = ((16384, 16384, 16384),) if target != "host" else ()
+    return (*products.bench_shapes(target), *largest)
+
+
+OP = Op(
+    name="matmul",
+    run=matmul,
+    reference=reference.matmul,
+    bound=reference.matmul_bound,
+    draw_problem=products.draw_product,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=products.make_inputs,
+    work=products.work,
+    variants=products.variants,
+    configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
+    variant=lambda problem, config: gemm.variant(task_of(problem), config),
+    sample=products.sample,
+    dtypes=("float16", "bfloat16", "bfloat16:bias+gelu"),
+)

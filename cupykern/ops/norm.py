@@ -1,0 +1,387 @@
+"""layer_norm and rms_norm over the last axis, with a fused residual, in one read and one write."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from .. import arguments, arrays, dtypes, plans, reference
+from ..kernels import Variant
+from ..numerics import finfo
+from ..op import Op, as_tuple
+from ..rows.configs import RowConfig, SharedRows, SpanRows
+from ..rows.norm_configs import EvenNormRows
+from ..rows.norm_heuristic import norm_configs, quantized_configs
+from ..rows.norm_plan import (
+    DTYPES,
+    Column,
+    Norm,
+    Options,
+    configs,
+    make_norm,
+    norm_task,
+    norm_variant,
+    of_layout,
+)
+from ..rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
+from ..targets import Target, limits
+from .problems import norm as problems
+from .problems.norm import NormProblem
+from .quantize import quantize as _quantize
+
+
+def layer_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: Any = 1e-5,
+    residual: Any = None,
+    compensated: bool = False,
+    return_stats: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+    config: RowConfig | None = None,
+) -> Any:
+    """(s - mean) / sqrt(var + eps) * weight + bias over the last axis, with s = x + residual.
+
+    >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+    >>> print(cupykern.layer_norm(x).round(3))
+    [[-1.342 -0.447  0.447  1.342]]
+    >>> y, mean, rstd = cupykern.layer_norm(x, return_stats=True)
+    >>> mean.tolist()
+    [2.5]
+
+    x: float16, bfloat16 or float32 array of at least one dim and any strides (cupy: on its GPU, on the
+        current stream; numpy: on the host target).
+    weight, bias: arrays of shape (x.shape[-1],), each of any of the three dtypes; None: 1 and 0.
+    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32, where squares
+        below 2^-126 are 0 and those from 2^128 on infinite.
+    residual: array of x's shape and dtype.  s is not rounded before it is normalised.
+    compensated: the mean in two parts.  For rows whose mean is a thousand times their spread and more.
+    return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
+    dtype: float16, bfloat16 or float32, of the result; None: x's.
+    out: array for the result, of x's shape: x itself, or apart from the other arrays.
+    config: one of norm_plan.FAMILY's; None: the tuned or the measured one.
+
+    Returns y; (y, s rounded to x's dtype) with a residual; mean and rstd follow.  A row with a NaN or
+    an infinity is NaN throughout, its statistics too.  Means are taken first and squares about them,
+    in FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
+
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices).  Error
+    bound: `reference.layer_norm_bound`.
+    """
+    options = (True, compensated, return_stats, None)
+    return _run(x, weight, bias, eps, residual, options, dtype, out, config)
+
+
+def rms_norm(
+    x: Any,
+    weight: Any = None,
+    *,
+    eps: Any = None,
+    residual: Any = None,
+    quantize: str | None = None,
+    return_stats: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+    config: RowConfig | None = None,
+) -> Any:
+    """s / sqrt(mean(s^2) + eps) * weight over the last axis, with s = x + residual.
+
+    >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)  # root mean square 2.5
+    >>> print(cupykern.rms_norm(x).round(3))
+    [[ 1.2 -1.6  0.   0. ]]
+    >>> y, s = cupykern.rms_norm(x, residual=x)  # s = x + residual
+    >>> q, scale = cupykern.rms_norm(x, quantize="e4m3")  # what scaled_mm takes
+    >>> q.dtype, scale.shape
+    (dtype(float8_e4m3fn), (1, 1))
+
+    x, weight, residual, dtype, out, config: as for `layer_norm`.
+    eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
+    quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by a scale for each
+        row, the row's largest magnitude over the format's largest number (1 where that is below
+        2^-126, NaN for a row with a NaN or an infinity).  `dtype` must be None.
+    return_stats: also return rstd = 1 / sqrt(mean(s^2) + eps), float32 of shape x.shape[:-1].
+
+    Returns y, or (q, row_scale) with y = q * row_scale and row_scale float32 of shape
+    (*x.shape[:-1], 1); with a residual, s rounded to x's dtype follows, then rstd.
+
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices, formats).
+    Error bound: `reference.rms_norm_bound`.
+    """
+    options = (False, False, return_stats, quantize)
+    return _run(x, weight, None, eps, residual, options, dtype, out, config)
+
+
+def _checked_options(centered: bool, compensated: Any, return_stats: Any, quantize: Any) -> Options:
+    arguments.check_flags(compensated=compensated, return_stats=return_stats)
+    known = isinstance(quantize, str) and quantize in dtypes.QUANTIZED
+    if quantize is not None and not known:
+        raise ValueError(
+            f"quantize must be one of {', '.join(dtypes.QUANTIZED)} or None; got {quantize!r}"
+        )
+    return Options(centered, bool(compensated), bool(return_stats), quantize)
+
+
+def _run(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: Any,
+    residual: Any,
+    options: tuple[Any, ...],
+    dtype: Any,
+    out: Any,
+    config: RowConfig | None = None,
+) -> Any:
+    """options: the arguments of `_checked_options`."""
+    key, known, places = plans.find(
+        ("norm", *options, eps, dtype, config), out, x, weight, bias, residual
+    )
+    if known is None:
+        return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
+    target, norm = known
+    if out is None and norm.has_residual:
+        xp, twins = target.xp, norm.twins
+        if twins is None:
+            y = arrays.empty_of(xp, x.shape, norm.y_dtype)
+            return _launch(target, norm, x, weight, bias, residual, y, None)
+        memory = xp.cuda.alloc(twins.size)
+        y, total = twins.at(xp, memory)
+        if not norm.simple:
+            return _launch(target, norm, x, weight, bias, residual, y, total)
+        given = x, residual, weight, bias, y, total, None, None, None
+        norm.plan.launch(xp, given, (*places, memory.ptr))
+        return y, total
+    y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
+    if norm.simple and not norm.has_residual:
+        norm.plan.launch(
+            target.xp, (x, None, weight, bias, y, None, None, None, None), (*places, y.data.ptr)
+        )
+        return y
+    return _launch(target, norm, x, weight, bias, residual, y, None)
+
+
+def _run_checked(
+    key: tuple[Any, ...] | None,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: Any,
+    residual: Any,
+    raw_options: tuple[Any, ...],
+    dtype: Any,
+    out: Any,
+    config: RowConfig | None,
+) -> Any:
+    target = arguments.target_of("x", x)
+    for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
+        if array is not None:
+            arguments.same_place(name, array, x)
+    options = _checked_options(*raw_options)
+    eps, y_dtype = _check(x, weight, bias, eps, residual, options, dtype)
+    if out is not None:
+        others = {"weight": weight, "bias": bias, "residual": residual}
+        arguments.check_out(out, x, x.shape, y_dtype, others)
+    with arguments.on_device(target):
+        xp = target.xp
+        columns = [
+            a if a is None or arrays.in_elements(a) else arrays.packed(a) for a in (weight, bias)
+        ]
+        if columns[0] is not weight or columns[1] is not bias:
+            key = None
+        weight, bias = columns
+        contiguous = bool(x.flags.c_contiguous)
+        if out is not None:
+            y = out
+        elif contiguous:
+            y = arrays.empty_of(xp, x.shape, y_dtype)
+        else:
+            y = arrays.empty_like_of(xp, x, y_dtype)
+        total = None
+        if residual is not None and not contiguous:
+            total = arrays.empty_like_of(xp, x, x.dtype)
+        if x.size == 0:
+            return _of_nothing(target, x, residual, options, y)
+        task = norm_task(x, weight, bias, eps, residual, options, y, total)
+        norm = None if task is None else make_norm(target, task, x.shape, config)
+        if norm is None and out is None:
+            return _run_otherwise(x, weight, bias, eps, residual, options, dtype, config)
+        if norm is None:  # rare: strides that the kernel can't walk, perhaps out's
+            outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
+            first, *rest = as_tuple(outputs)
+            if y.itemsize == 1:  # CuPy cannot assign FP8
+                y.view(np.uint8)[...] = first.view(np.uint8)
+            else:
+                arrays.assign(y, first)
+            return (y, *rest) if rest else y
+        if contiguous:  # else the strides of the results are CuPy's choice
+            plans.remember(key, (target, norm))
+        return _launch(target, norm, x, weight, bias, residual, y, total)
+
+
+def _check(
+    x: Any, weight: Any, bias: Any, eps: Any, residual: Any, options: Options, dtype: Any
+) -> tuple[float, np.dtype]:
+    """(eps, y's dtype) of a call whose arguments are legal.  Raises TypeError and ValueError."""
+    dtypes.resolve(x.dtype, "x's dtype", DTYPES)
+    if x.ndim == 0:
+        raise ValueError("x must have at least one dim; got shape ()")
+    for name, array in (("weight", weight), ("bias", bias)):
+        if array is None:
+            continue
+        dtypes.resolve(array.dtype, f"{name}'s dtype", DTYPES)
+        if array.shape != x.shape[-1:]:
+            raise ValueError(f"{name} must have shape {x.shape[-1:]}; got {array.shape}")
+    if residual is not None:
+        if residual.dtype != x.dtype:
+            raise TypeError(f"residual must have x's dtype {x.dtype}; got {residual.dtype}")
+        if residual.shape != x.shape:
+            raise ValueError(f"residual must have x's shape {x.shape}; got {residual.shape}")
+    eps = arguments.finite_float("eps", eps, 1e-5 if options.centered else finfo(x.dtype).eps)
+    if eps < 0:
+        raise ValueError(f"eps must be at least 0; got {eps}")
+    if options.quantized is None:
+        return eps, x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
+    if dtype is not None:
+        raise ValueError("dtype must be None with quantize, which says the result's dtype")
+    return eps, options.quantized
+
+
+def _run_otherwise(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    residual: Any,
+    options: Options,
+    dtype: Any,
+    config: RowConfig | None,
+) -> Any:
+    """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
+    quantised in one go, by way of FP32."""
+    # By its strides, not its flags: where a size is 1, any stride counts as contiguous.
+    walkable = all(
+        a.strides == contiguous_operand(a.shape, a.itemsize).strides
+        and operand(a).offset % a.itemsize == 0
+        for a in (x, residual)
+        if a is not None
+    )
+    if not walkable:
+        x, residual = (a if a is None else arrays.packed(a) for a in (x, residual))
+        return _run(x, weight, bias, eps, residual, options, dtype, None, config)
+    plain = options._replace(quantize=None)
+    outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)
+    y, *rest = as_tuple(outputs)
+    return (*_quantize(y, options.quantized, granularity="row"), *rest)
+
+
+def _launch(
+    target: Target, norm: Norm, x: Any, weight: Any, bias: Any, residual: Any, y: Any, total: Any
+) -> Any:
+    """Launch a plan whose results, but for y, are new; returns them all."""
+    xp, options = target.xp, norm.options
+    if norm.has_residual and total is None:
+        total = arrays.maker(xp)(x.shape, x.dtype)
+    mean = rstd = row_scale = None
+    if options.return_stats:
+        rstd = arrays.maker(xp)(x.shape[:-1], np.float32)
+        mean = arrays.maker(xp)(x.shape[:-1], np.float32) if options.centered else None
+    if options.quantized is not None:
+        row_scale = arrays.maker(xp)((*x.shape[:-1], 1), np.float32)
+    norm.plan.launch(xp, (x, residual, weight, bias, y, total, mean, rstd, row_scale))
+    return _outputs(y, row_scale, total, mean, rstd)
+
+
+def _outputs(*arrays: Any) -> Any:
+    """Those that are there, in the order in which they are returned; one alone is no tuple."""
+    present = tuple(array for array in arrays if array is not None)
+    return present if len(present) > 1 else present[0]
+
+
+def _of_nothing(target: Target, x: Any, residual: Any, options: Options, y: Any) -> Any:
+    """The results for no elements: the statistics of rows without columns are 0 / 0."""
+    xp = target.xp
+    stats = xp.full(x.shape[:-1], np.nan, np.float32) if options.return_stats else None
+    return _outputs(
+        y,
+        None if options.quantized is None else xp.ones((*x.shape[:-1], 1), np.float32),
+        None if residual is None else arrays.empty_of(xp, x.shape, x.dtype),
+        stats if options.centered else None,
+        None if stats is None else stats.copy(),
+    )
+
+
+# --- the ops' records ----------------------------------------------------------------------------
+
+
+def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
+    own = (
+        norm_variant(dtype, centered, config, False, has_residual)
+        for dtype in DTYPES
+        for has_residual in (False, True)
+        for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
+        if not (has_residual and isinstance(config, (SharedRows, SpanRows)))
+        and config.has_room(arch, dtype.itemsize, 1 + has_residual)
+    )
+    quantized = (
+        norm_variant(dtype, centered, config, True, False)
+        for dtype in DTYPES
+        for config in quantized_configs(arch, dtype.itemsize)
+        if isinstance(config, EvenNormRows)
+        and not centered
+        and config.has_room(arch, dtype.itemsize)
+    )
+    return tuple(dict.fromkeys((*own, *quantized)))
+
+
+def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
+    p, dtype = problem, dtypes.NAMES[problem.dtype]
+    x = contiguous_operand(p.shape, dtype.itemsize)
+    y_dtype = dtypes.QUANTIZED[p.quantize] if p.quantize else dtypes.NAMES[p.out_dtype or p.dtype]
+    y = contiguous_operand(p.shape, y_dtype.itemsize)
+    statistics = contiguous_operand((*p.shape[:-1], 1), 4)
+    statistics = statistics._replace(strides=(*statistics.strides[:-1], 0))
+    layout = row_layout(p.shape, len(p.shape) - 1, (x, x, y, x, statistics), (1, 2, 3))
+    weight, bias = (
+        None if name is None else Column(dtypes.NAMES[name], 1, True)
+        for name in (p.weight_dtype, p.bias_dtype if centered else None)
+    )
+    options = Options(centered, p.compensated, p.return_stats, p.quantize)
+    task = of_layout(
+        cast(RowLayout, layout), dtype, y_dtype, (weight, bias), p.eps or 0.0, options, p.residual
+    )
+    return configs(task, limits.device(arch))
+
+
+def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
+    return Op(
+        name=name,
+        run=run,
+        reference=reference.layer_norm if centered else reference.rms_norm,
+        bound=reference.layer_norm_bound if centered else reference.rms_norm_bound,
+        draw_problem=lambda draw: problems.draw_problem(draw, centered, residual),
+        bench_problem=lambda shape, dtype: problems.bench_problem(
+            shape, dtype, centered, bool(residual)
+        ),
+        bench_shapes=problems.bench_shapes,
+        inputs=problems.make_inputs,
+        work=problems.work,
+        variants=lambda arch: _variants(arch, centered),
+        configs=lambda problem, arch: _configs(problem, arch, centered),
+        variant=lambda problem, config: norm_variant(
+            dtypes.NAMES[problem.dtype],
+            centered,
+            config,
+            problem.quantize is not None,
+            problem.residual,
+        ),
+        sample=problems.sample,
+    )
+
+
+LAYER_OP = _op("layer_norm", layer_norm, centered=True, residual=None)
+RMS_OP = _op("rms_norm", rms_norm, centered=False, residual=None)
+ADD_OP = _op("add_rms_norm", rms_norm, centered=False, residual=True)

@@ -1,0 +1,320 @@
+"""Problems of attention: what attention and attention_varlen share, and attention's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes, inputs
+from ...attention import attention_hopper, attention_plan
+from ...attention.attention_plan import AttentionConfig
+from ...attention.attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
+from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
+from ...kernels import Variant
+from ...op import Call, Draw, Work
+from ..checks.attention import ALIGNMENTS
+
+DTYPES = ("float16", "bfloat16")
+KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "special")
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One call, without its numbers.
+
+    mask: None, "bool", "bias" or "block"; mask_dims: which of (B, H, Sq, Sk) it has, the others are 1.
+    pattern: of a block mask one of _PATTERNS, instead of blocks of every type.
+    view: how q, k and v lie in memory: one of inputs.LAYOUTS, or "padded", rows of longer ones.
+    """
+
+    b: int
+    h: int
+    h_kv: int
+    sq: int
+    sk: int
+    d: int
+    dv: int
+    dtype: str = "float16"
+    causal: bool = False
+    causal_align: str | None = None
+    input_pos: int | None = None
+    scale: float | None = None
+    mask: str | None = None
+    mask_dims: tuple[bool, ...] = (True, True, True, True)
+    blocks: tuple[int, int] = (64, 64)
+    pattern: str | None = None
+    layout: str = "bhsd"
+    view: str = "C"
+    qk_accumulate: str = "float32"
+    algorithm: str = "flash"
+    lse: bool = False
+    row_stats: bool = False
+    kind: str = "normal"
+
+    def __str__(self) -> str:
+        shape = f"{self.b}x{self.h}x{self.sq}x{self.d}"
+        blocks = f" {self.pattern} blocks" if self.pattern else ""
+        return f"{shape}{' causal' if self.causal else ''}{blocks} {self.dtype}"
+
+    @property
+    def mode(self) -> int:
+        kind = (None, "bool", "bias", "block").index(self.mask)  # attention_task's numbers
+        return mask_mode(kind, self.scale)
+
+
+def draw_problem(draw: Draw) -> AttentionProblem:
+    """Few variants: bfloat16 and FP16 sums with small heads only, the largest heads in tests of their own."""
+    dtype = draw.choice(("float16", "float16", "bfloat16"))
+    wide = dtype == "float16" and draw.choice((False, False, True))
+    dims = (72, 80, 128) if wide else (8, 24, 40, 64)
+    h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2), (3, 3)))
+    d, dv = draw.choice(dims), draw.choice(dims)
+    half_sums = dtype == "float16" and not wide and draw.choice((False, False, False, True))
+    mask = draw.choice((None, None, None, "bool", "bias", "block"))
+    sq = draw.choice((0, 1, 2, 16, 33, 64, 65, 100, 130))
+    sk = draw.choice((sq, 0, 1, 7, 31, 32, 33, 64, 65, 100, 130, 200))
+    align, input_pos = draw.choice(
+        (
+            *((None, None),) * (sq == sk),
+            *((None, n) for n in (0, 1, 20, 1000)),
+            *((align, n) for align in ALIGNMENTS for n in (None, None, 0, 1, 20, 1000)),
+        )
+    )
+    return AttentionProblem(
+        draw.choice((1, 1, 2)), h, h_kv, sq, sk, d, dv, dtype,
+        causal=draw.choice((False, True)),
+        causal_align=align,
+        input_pos=input_pos,
+        scale=draw.choice((None, None, None, 1.0, 0.05, -0.3, 0.0)),
+        mask=mask,
+        mask_dims=tuple(draw.choice((True, True, False)) for _ in range(4)),
+        blocks=draw.choice(((64, 64), (64, 128), (128, 64), (128, 128))),
+        layout=draw.choice(("bhsd", "bhsd", "bshd")),
+        view=draw.choice(("C", "C", "padded", *inputs.LAYOUTS)),
+        qk_accumulate="float16" if half_sums else "float32",
+        algorithm="flash" if half_sums else draw.choice(("flash",) * 7 + ("naive",)),
+        lse=draw.choice((False, True)),
+        row_stats=draw.choice((False, True)),
+        kind=draw.choice(KINDS),
+    )  # fmt: skip
+
+
+# Of blocks of 128: causal, documents of an eighth of the length, every fourth block of a row.
+_PATTERNS = ("causal", "document", "interleaved")
+
+
+def bench_sizes(
+    shape: tuple[int, ...], dtype: str, masks: int = 1
+) -> tuple[int, int, int, int, int, int]:
+    """(B, H, Hkv, S, D, mask) of a shape (B, H, S, D[, mask[, Hkv]]); mask: 0 to `masks`."""
+    if not 4 <= len(shape) <= 6 or (len(shape) > 4 and not 0 <= shape[4] <= masks):
+        raise ValueError(
+            f"attention needs a shape (B, H, S, D), (B, H, S, D, causal) or (B, H, S, D, causal, Hkv), "
+            f"causal 0 to {masks}; got {shape}"
+        )
+    dtypes.resolve(dtype, "dtype", attention_plan.DTYPES)
+    b, h, s, d, mask, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
+    return b, h, h_kv, s, d, mask
+
+
+def bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
+    """Fifth of a shape: 0, 1 causal, from 2 on block masks, of _PATTERNS."""
+    b, h, h_kv, s, d, mask = bench_sizes(shape, dtype, 1 + len(_PATTERNS))
+    problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, mask == 1, kind="bench")
+    if mask < 2:
+        return problem
+    return replace(
+        problem, mask="block", mask_dims=(False, False, True, True), blocks=(128, 128),
+        pattern=_PATTERNS[mask - 2],
+    )  # fmt: skip
+
+
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((1, 4, 256, 64), (1, 4, 256, 64, 1))
+    sizes = ((16, 16, 1024, 128), (4, 16, 4096, 128), (1, 16, 16384, 128))
+    more = ((1, 32, 16384, 64), (4, 8, 4096, 256), (1, 8, 16384, 256))
+    both = tuple((*size, *causal) for size in (*sizes, *more) for causal in ((), (1,)))
+    masks = tuple((1, 16, 16384, 128, 2 + i) for i in range(len(_PATTERNS)))
+    return (*both, (2, 32, 8192, 128, 1, 8), *masks)
+
+
+def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
+    """peaked: scores of which some are far above the others.  subnormal: of q and v; k is normal.
+    special: NaN and infinities in a few rows of q and k."""
+    if kind == "subnormal" and name == "k":
+        kind = "normal"
+    if kind == "peaked":
+        x = inputs.values("normal", shape, dtype, seed)
+        if name != "v" and shape[2]:
+            x[:, :, seed % shape[2]] *= np.asarray(8, dtype)
+        return x
+    if kind == "subnormal" and name == "k":  # so that scores are not
+        size = 2.0**110 if dtype == dtypes.bfloat16 else 1.0
+        return inputs.values("normal", shape, dtype, seed) * np.asarray(size, dtype)
+    if kind != "special":
+        return inputs.values(kind, shape, dtype, seed)
+    x = inputs.values("normal", shape, dtype, seed)
+    if name != "v" and shape[2]:
+        rng = np.random.default_rng(seed)
+        for value in (np.nan, np.inf, -np.inf):
+            x[(*(rng.integers(n) for n in shape),)] = value
+    return x
+
+
+def in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
+    """x (B, H, S, D) in the call's layout, in memory as `view` says."""
+    if layout == "bshd":
+        x = x.transpose(0, 2, 1, 3)
+    if view != "padded":
+        return inputs.with_layout(np.ascontiguousarray(x), view, xp)
+    large = np.full((*x.shape[:3], x.shape[3] + 8), np.nan, x.dtype)
+    large[..., : x.shape[3]] = x
+    return xp.asarray(large)[..., : x.shape[3]]
+
+
+_PATTERN_MASKS = {
+    "causal": lambda s: BlockMask.causal(s, s, target="host"),
+    "document": lambda s: BlockMask.document(np.arange(s) // max(1, s // 8)),
+    "interleaved": lambda s: BlockMask.interleaved(s, s, 4, target="host"),
+}
+
+
+def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
+    """Blocks of every type, or of a pattern."""
+    p = problem
+    if p.pattern is not None:
+        made = _PATTERN_MASKS[p.pattern](p.sq)
+        arrays = made.block_mask_types, made.partial_indices, made.partial_tiles
+        types, numbers, tiles = (xp.asarray(x) for x in arrays)
+        return BlockMask(types, numbers, tiles, p.sq, p.sk, *p.blocks)
+    rng = np.random.default_rng(seed)
+    shape = (
+        p.b if p.mask_dims[0] else 1, p.h if p.mask_dims[1] else 1,
+        -(-p.sq // p.blocks[0]), -(-p.sk // p.blocks[1]),
+    )  # fmt: skip
+    types = rng.choice((MASKED, CAUSAL, FULL, PARTIAL), shape).astype(np.uint8)
+    count = int((types == PARTIAL).sum())
+    numbers = np.full(shape, -1, np.int32)
+    numbers[types == PARTIAL] = rng.permutation(count)
+    tiles = rng.random((count, *p.blocks)) < rng.choice((0.1, 0.5), (count, 1, 1))
+    types, numbers, tiles = (xp.asarray(x) for x in (types, numbers, tiles))
+    offset = int(rng.integers(-70, 70))
+    return BlockMask(types, numbers, tiles, p.sq, p.sk, *p.blocks, causal_offset=offset)
+
+
+def _mask(problem: AttentionProblem, seed: int, xp: Any) -> Any:
+    p = problem
+    if p.mask == "block":
+        return _block_mask(p, seed, xp)
+    rng = np.random.default_rng(seed)
+    sizes = zip((p.b, p.h, p.sq, p.sk), p.mask_dims, strict=True)
+    shape = tuple(size if there else 1 for size, there in sizes)
+    if p.mask == "bool":
+        return xp.asarray(rng.random(shape) < rng.choice((0.05, 0.5, 0.95)))
+    bias = rng.standard_normal(shape)
+    bias = np.where(rng.random(shape) < 0.2, -np.inf, bias)
+    name = ("float16", "bfloat16", "float32")[seed % 3]
+    return xp.asarray(bias.astype(dtypes.NAMES[name]))
+
+
+def make_inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
+    p = problem
+    dtype = dtypes.NAMES[p.dtype]
+    shapes = (p.b, p.h, p.sq, p.d), (p.b, p.h_kv, p.sk, p.d), (p.b, p.h_kv, p.sk, p.dv)
+    if p.kind == "bench":
+        args = tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in enumerate(shapes))
+    else:
+        args = tuple(
+            in_memory(values(p.kind, shape, dtype, seed + i, name), p.layout, p.view, xp)
+            for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True))
+        )
+    kwargs: dict[str, Any] = {} if p.mask is None else {"mask": _mask(p, seed + 3, xp)}
+    for name, value, default in (
+        ("causal", p.causal, False), ("causal_align", p.causal_align, None),
+        ("input_pos", p.input_pos, None), ("scale", p.scale, None), ("layout", p.layout, "bhsd"),
+        ("qk_accumulate", p.qk_accumulate, "float32"), ("algorithm", p.algorithm, "flash"),
+        ("return_lse", p.lse, False), ("return_row_stats", p.row_stats, False),
+    ):  # fmt: skip
+        if value != default:
+            kwargs[name] = value
+    return Call(args, kwargs)
+
+
+def work(problem: AttentionProblem) -> Work:
+    """Causal attention counts half of all pairs of queries and keys, a block mask those of the blocks that
+    are computed."""
+    p = problem
+    size = dtypes.NAMES[p.dtype].itemsize
+    read = p.b * (p.h * p.sq * p.d + p.h_kv * p.sk * (p.d + p.dv)) * size
+    pairs = p.b * p.h * p.sq * p.sk
+    if p.mask == "block":
+        mask = _block_mask(p, 3, np)
+        share = p.b * p.h // math.prod(mask.batch_shape)
+        pairs = mask.num_blocks * math.prod(p.blocks) * share
+    elif p.causal:
+        pairs //= 2
+    return Work(read, p.b * p.h * p.sq * p.dv * size, 2 * pairs * (p.d + p.dv))
+
+
+def _head_dim(problem: Any) -> int:
+    return padded_head_dim(problem.d, problem.dv)
+
+
+def configs(problem: AttentionProblem, arch: str) -> tuple[Any, ...]:
+    sq = (
+        max((q for q, _ in problem.lengths), default=0)
+        if hasattr(problem, "lengths")
+        else problem.sq
+    )
+    half = problem.qk_accumulate == "float16"
+    return attention_plan.configs(
+        _head_dim(problem), problem.mode, arch, sq, hopper_kind(problem), half
+    )
+
+
+def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
+    """None where attention_hopper.cu cannot do it."""
+    p = problem
+    packed = hasattr(p, "lengths")
+    fits = (p.algorithm, p.qk_accumulate) == ("flash", "float32") and p.view in ("C", "padded")
+    if packed:
+        fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
+        fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
+        return attention_hopper.Kind(packed=True) if fits and p.mode == 0 else None
+    one_list = p.mode == 2 and p.blocks == (128, 128)
+    fits = fits and not (p.mode == 2 and prescales(BLOCK_MASK, p.scale))
+    return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
+
+
+def variant(
+    problem: Any, config: AttentionConfig | attention_hopper.AttentionHopperConfig
+) -> Variant:
+    dtype = dtypes.NAMES[problem.dtype]
+    if problem.algorithm == "naive":
+        return attention_plan.naive_variant(dtype)
+    half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
+    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config, kind)
+
+
+def sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """A head of a batch, where there is no mask, or one that all heads share."""
+    q, k, v = call.args
+    mask = call.kwargs.get("mask")
+    shared = mask is None or (isinstance(mask, BlockMask) and mask.batch_shape == (1, 1))
+    if not shared or "layout" in call.kwargs or q.size <= max_elements:
+        return call, outputs
+    batch = np.random.default_rng(seed).integers(q.shape[0])
+    head = np.random.default_rng(seed + 1).integers(q.shape[1])
+    keys = head // (q.shape[1] // k.shape[1])
+    part = (
+        q[batch : batch + 1, head : head + 1],
+        *(x[batch : batch + 1, keys : keys + 1] for x in (k, v)),
+    )
+    cut = tuple(y[batch : batch + 1, head : head + 1] for y in outputs)
+    return Call(part, call.kwargs), cut

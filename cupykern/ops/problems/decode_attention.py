@@ -1,0 +1,197 @@
+"""Problems of decode_attention: queries, contiguous and paged caches, lengths and block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes, inputs
+from ...attention.decode_config import DTYPES, LAYOUTS, DecodeTask
+from ...op import Call, Draw, Work
+
+_DTYPES = tuple(str(dtype) for dtype in DTYPES)
+
+
+@dataclass(frozen=True)
+class DecodeProblem:
+    """Shapes and options of a call.
+
+    dim_v: None: dim.  lens: keys of each sequence, None: all; the caches hold NaN after them.
+    page: keys of a page, None: contiguous caches.  layout: the caches' dims, one of LAYOUTS.
+    view: how q and the caches are stored, one of VIEWS: "swapped" is contiguous with dims 1 and 2
+    exchanged, "padded" has 8 more elements between rows, "offset" starts one element off alignment.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    dim: int
+    dim_v: int | None = None
+    dtype: str = "float16"
+    lens: tuple[int, ...] | None = None
+    page: int | None = None
+    causal: bool = True
+    scale: float | None = None
+    return_lse: bool = False
+    layout: str = "hnd"
+    view: str = "C"
+    kind: str = "normal"
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}/{self.kv_heads}"
+        return f"{self.batch}x{heads}x{self.queries}x{self.keys}x{self.dim} {self.dtype}"
+
+
+VIEWS = ("C", "swapped", "padded", "offset")
+
+
+def draw_problem(draw: Draw) -> DecodeProblem:
+    batch, kv_heads = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 1, 2, 3))
+    group = draw.choice((1, 2, 4, 5, 17))
+    keys = draw.choice((0, 1, 15, 16, 33, 64, 129, 256, 257, 520, 700))
+    lens = None
+    if draw.choice((False, True, True)):
+        lens = tuple(draw.choice((0, keys, draw.integer(0, keys))) for _ in range(batch))
+    dim = draw.choice((8, 64, 64, 72, 128, 128, 192, 256))
+    return DecodeProblem(
+        *(batch, group * kv_heads, kv_heads, draw.choice((0, 1, 1, 1, 2, 4, 16)), keys, dim),
+        dim_v=draw.choice((None, None, None, 8, 64, 128, 248)),
+        dtype=draw.choice(_DTYPES),
+        lens=lens,
+        page=draw.choice((None, None, 1, 16, 24, 64, 256)),
+        causal=draw.choice((True, True, False)),
+        scale=draw.choice((None, None, 0.0, 0.25, -0.1)),
+        return_lse=draw.choice((False, True)),
+        layout=draw.choice(LAYOUTS),
+        view=draw.choice(("C", *VIEWS)),
+        kind=draw.choice(("normal", "uniform", "same_sign", "exact", "subnormal")),
+    )
+
+
+def bench_problem(shape: tuple[int, ...], dtype: str) -> DecodeProblem:
+    if len(shape) != 5:
+        raise ValueError(f"decode_attention needs a shape (B, H, Hkv, Sk, D); got {shape}")
+    dtypes.resolve(dtype, "dtype", DTYPES)
+    batch, heads, kv_heads, keys, dim = shape
+    return DecodeProblem(batch, heads, kv_heads, 1, keys, dim, dtype=dtype, kind="bench")
+
+
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((1, 8, 2, 1024, 128),)
+    return (
+        (1, 32, 8, 8192, 128),
+        (1, 32, 8, 131072, 128),
+        (16, 32, 8, 8192, 128),
+        (64, 32, 8, 4096, 128),
+        (64, 32, 32, 4096, 128),
+    )
+
+
+def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
+    if view == "swapped":
+        return xp.swapaxes(xp.ascontiguousarray(xp.swapaxes(xp.asarray(x), 1, 2)), 1, 2)
+    if view == "padded":
+        wide = xp.asarray(np.pad(x, ((0, 0),) * 3 + ((0, 8),), constant_values=np.nan))
+        return wide[..., : x.shape[3]]
+    return inputs.with_layout(x, view, xp)
+
+
+def _paged(
+    caches: Sequence[np.ndarray], problem: DecodeProblem, page: int, rng: Any
+) -> tuple[Any, Any]:
+    """(the caches as pages in random order, two of them unused; the block table)."""
+    batch = problem.batch
+    per_sequence = -(-problem.keys // page)
+    order = rng.permutation(batch * per_sequence + 2)
+    table = order[: batch * per_sequence].reshape(batch, per_sequence).astype(np.int32)
+    pages = []
+    for x in caches:
+        padded = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), np.nan, x.dtype)
+        padded[:, :, : problem.keys] = x
+        split = padded.reshape(batch, x.shape[1], per_sequence, page, x.shape[3])
+        split = np.moveaxis(split, 2, 1).reshape(-1, x.shape[1], page, x.shape[3])
+        pages.append(np.full((len(order), *split.shape[1:]), np.nan, x.dtype))
+        pages[-1][table.reshape(-1)] = split
+    lens = np.asarray(problem.lens or [problem.keys] * batch)
+    unused = np.arange(per_sequence) >= -(-lens // page)[:, None]
+    table[unused] = rng.choice((-1, 2**31 - 1))
+    return pages, table
+
+
+def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
+    p, dtype = problem, dtypes.NAMES[problem.dtype]
+    shapes = (
+        (p.batch, p.heads, p.queries, p.dim),
+        (p.batch, p.kv_heads, p.keys, p.dim),
+        (p.batch, p.kv_heads, p.keys, p.dim_v or p.dim),
+    )
+    if p.kind == "bench":
+        arrays = (inputs.bench_values(shape, dtype, seed + i, xp) for i, shape in enumerate(shapes))
+        return Call(tuple(arrays))
+    rng = np.random.default_rng(seed + 3)
+    q, *caches = (inputs.values(p.kind, shape, dtype, seed + i) for i, shape in enumerate(shapes))
+    if p.kind == "subnormal":  # scores are not
+        q = inputs.values("normal", shapes[0], dtype, seed)
+        q = q * np.asarray(2.0**110 if dtype == dtypes.bfloat16 else 1.0, dtype)
+    for cache in caches:
+        for b, length in enumerate(p.lens or ()):
+            cache[b, :, length:] = np.nan
+    kwargs: dict[str, Any] = {}
+    lens = p.lens
+    if p.page is not None:
+        caches, table = _paged(caches, p, p.page, rng)
+        kwargs["block_table"] = xp.asarray(table)
+        if p.keys % p.page:
+            lens = lens or (p.keys,) * p.batch
+    if lens is not None:
+        kwargs["seq_lens"] = xp.asarray(np.array(lens, np.int32))
+    if p.layout == "nhd":
+        caches = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in caches]
+    for name, value, default in (
+        *(("layout", p.layout, "hnd"), ("causal", p.causal, True), ("scale", p.scale, None)),
+        ("return_lse", p.return_lse, False),
+    ):
+        if value != default:
+            kwargs[name] = value
+    return Call(tuple(_in_memory(x, p.view, xp) for x in (q, *caches)), kwargs)
+
+
+def work(problem: DecodeProblem) -> Work:
+    p = problem
+    keys = sum(p.lens) if p.lens is not None else p.batch * p.keys
+    dim_v, queries = p.dim_v or p.dim, p.batch * p.heads * p.queries
+    read = 2 * (keys * p.kv_heads * (p.dim + dim_v) + queries * p.dim)
+    # Bandwidth-bound: FLOP are not counted.
+    return Work(read, queries * (2 * dim_v + 4 * p.return_lse))
+
+
+def task_of(problem: DecodeProblem) -> DecodeTask:
+    p = problem
+    rows = p.heads // p.kv_heads * p.queries
+    dtype, dim_v = dtypes.NAMES[p.dtype], p.dim_v or p.dim
+    keys = p.keys if p.page is None else -(-p.keys // p.page) * p.page
+    return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys)
+
+
+def sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """The first and last KV head of the first and last sequence; small or paged caches whole."""
+    q, k, v = call.args
+    if k.size <= 4 * max_elements or "block_table" in call.kwargs:
+        return call, outputs
+    axis = 2 if call.kwargs.get("layout") == "nhd" else 1  # of the caches' heads
+    group = q.shape[1] // k.shape[axis]
+    batches, heads = (sorted({0, n - 1}) for n in (k.shape[0], k.shape[axis]))
+    q_heads = [head * group + i for head in heads for i in range(group)]
+    kwargs = {name: x[batches] if name == "seq_lens" else x for name, x in call.kwargs.items()}
+    some = (slice(None),) * axis + (heads,)
+    caches = (x[batches][some] for x in (k, v))
+    part = Call((q[batches][:, q_heads], *caches), kwargs)
+    return part, tuple(y[batches][:, q_heads] for y in outputs)

@@ -1,0 +1,301 @@
+"""Problems of products of matrices: what matmul, scaled_mm, dual_gemm_silu and dequant_softmax share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes, inputs
+from ...gemm import gemm, product, skinny_gemm, sm90_config, sm90_heuristic
+from ...gemm.copied_plan import COPY_LINES
+from ...gemm.gemm_task import GemmTask, make_task
+from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
+from ...gemm.sm90_epilogue import fits_tma_store
+from ...gemm.split_plan import ADD_SPLITS
+from ...kernels import Variant
+from ...op import Call, Draw, Work
+from ...targets.limits import device
+from ..checks.products import FLOATS, check_shapes, result_dtype
+
+
+@dataclass(frozen=True)
+class MatmulProblem:
+    """One call, without its numbers; dtype_b None: a's."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float16"
+    dtype_b: str | None = None
+    batch_a: tuple[int, ...] = ()
+    batch_b: tuple[int, ...] = ()
+    layout_a: str = "C"
+    layout_b: str = "C"
+    alpha: float = 1.0
+    bias: tuple[int, ...] | None = None
+    residual: tuple[int, ...] | None = None
+    activation: str | None = None
+    out_dtype: str | None = None
+    kind: str = "normal"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b or self.dtype}"
+
+
+NVFP4 = "float4_e2m1fn"  # an operand's dtype in a problem: NvFp4
+PAIRS = (
+    *(("float16", None), ("bfloat16", None), ("float32", None), ("int8", None)),
+    *((a, b) for a in ("float16", "bfloat16") for b in ("float8_e4m3fn", "float8_e5m2", "int8")),
+    *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
+)
+KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "special")
+_SIZES = (0, 1, 2, 7, 8, 16, 17, 33, 64, 65, 127, 130)
+_DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
+
+
+def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) -> MatmulProblem:
+    """A small problem of one of the pairs of dtypes."""
+    dtype, dtype_b = draw.choice(pairs)
+    m, n, k = draw.choice(_SIZES), draw.choice(_SIZES), draw.choice(_DEPTHS)
+    batch_a, batch_b = draw.choice(
+        (*[((), ())] * 5, ((3,), ()), ((), (2,)), ((2,), (2,)), ((2, 1), (3,)), ((1, 2), (3, 1)))
+    )
+    batch = np.broadcast_shapes(batch_a, batch_b)
+    return MatmulProblem(
+        *(m, n, k, dtype, dtype_b, batch_a, batch_b),
+        layout_a=draw.choice(("C", "C", *inputs.LAYOUTS)),
+        layout_b=draw.choice(("C", "F", *inputs.LAYOUTS)),
+        alpha=draw.choice((1.0, 1.0, 0.125, -3.7)),
+        bias=draw.choice((None, None, (n,), (m, 1), (*batch, 1, n))),
+        residual=draw.choice((None, None, (*batch, m, n), (m, n))),
+        activation=draw.choice((None, None, *ACTIVATIONS)),
+        out_dtype=draw.choice((None, "float16", "bfloat16", "float32")),
+        kind=draw.choice(KINDS),
+    )
+
+
+def bench_product(
+    op: str, shape: tuple[int, ...], text: str, default_b: str | None, options: Sequence[str] = ()
+) -> tuple[MatmulProblem, set[str]]:
+    """The product of a bench row, and its options.
+
+    text: the dtype of a; of a*b; and after a colon options, with plus signs: "kn" (b lies in memory as
+    (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, or one of `options`.
+    Raises TypeError and ValueError.
+    """
+    if len(shape) != 3:
+        raise ValueError(f"{op} needs a shape (M, N, K); got {shape}")
+    names, _, rest = text.partition(":")
+    name, _, name_b = names.partition("*")
+    known = tuple(dtypes.NAMES[known] for known in dtypes.NAMES)
+    for dtype in (name, *([name_b] if name_b else [])):
+        dtypes.resolve(dtype, "dtype", known)
+    result_dtype(dtypes.NAMES[name], dtypes.NAMES[name_b or default_b or name], None, False)
+    chosen = set(rest.split("+")) if rest else set()
+    activations = {x for x in ACTIVATIONS if x}
+    if unknown := chosen - {"kn", "bias", *activations, *options}:
+        raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
+    if len(chosen & activations) > 1:
+        raise ValueError(f"at most one activation; got {rest}")
+    problem = MatmulProblem(
+        *shape, dtype=name, dtype_b=name_b or default_b, layout_b="C" if "kn" in chosen else "F",
+        bias=(shape[1],) if "bias" in chosen else None,
+        activation=next(iter(chosen & activations), None), kind="bench",
+    )  # fmt: skip
+    return problem, chosen
+
+
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    """(M, N, K), of products by any operands."""
+    if target == "host":
+        return ((128, 256, 512), (1, 1024, 1024))
+    return (
+        (4096, 4096, 4096),
+        (8192, 8192, 8192),
+        (256, 4096, 7168),
+        (4096, 14336, 4096),
+        (16, 8192, 8192),
+        (64, 8192, 8192),
+        (1, 8192, 8192),
+        (4096, 7168, 2048),
+        (128, 7168, 16384),
+    )
+
+
+def second_kind(kind: str) -> str:
+    """Of the operands that those of `kind` are multiplied with."""
+    return {"special": "normal", "subnormal": "large"}.get(kind, kind)
+
+
+def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    """inputs.values for any operand dtype, products of which FP32 can hold.  large: normal, where FP32 has no
+    smaller numbers 2^110 times as large, so that their products with subnormal ones are not."""
+    if dtype == dtypes.int8:
+        return np.random.default_rng(seed).integers(-128, 128, shape).astype(dtype)
+    if kind == "large":
+        x = inputs.values("normal", shape, dtype, seed)
+        flushed = dtype in (dtypes.bfloat16, dtypes.float32)
+        return x * np.asarray(2.0**110, dtype) if flushed else x
+    x = inputs.values(kind, shape, dtype, seed)
+    if kind == "special":
+        # +-max / 2 would overflow in FP32 where FP64 does not.
+        large = np.abs(x.astype(np.float64)) > 2.0**15
+        x = np.where(large & np.isfinite(x.astype(np.float64)), np.asarray(1, dtype), x)
+    return x
+
+
+def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
+    p = problem
+    dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
+    shape_a, shape_b = (*p.batch_a, p.m, p.k), (*p.batch_b, p.k, p.n)
+    if p.kind == "bench":
+        a = inputs.bench_values(shape_a, dtype, seed, xp)
+        shape_b = (p.k, p.n) if p.layout_b == "C" else (p.n, p.k)
+        b = inputs.bench_values(shape_b, dtype_b, seed + 1, xp)
+        options: dict[str, Any] = {"out_dtype": p.out_dtype, "activation": p.activation}
+        if p.bias is not None:
+            bias_dtype = dtype if dtype in FLOATS else dtypes.float32
+            options["bias"] = inputs.bench_values(p.bias, bias_dtype, seed + 2, xp)
+        options = {name: value for name, value in options.items() if value is not None}
+        return Call((a, b if p.layout_b == "C" else b.T), options)
+    a = operand_values(p.kind, shape_a, dtype, seed)
+    b = operand_values(second_kind(p.kind), shape_b, dtype_b, seed + 1)
+    kwargs: dict[str, Any] = {}
+    for i, (name, shape) in enumerate((("bias", p.bias), ("residual", p.residual))):
+        if shape is not None:
+            addend = inputs.values("normal", shape, FLOATS[(seed + i) % 3], seed + 2 + i)
+            kwargs[name] = xp.asarray(addend)
+    for name, value, default in (
+        ("alpha", p.alpha, 1.0),
+        ("activation", p.activation, None),
+        ("out_dtype", p.out_dtype, None),
+    ):
+        if value != default:
+            kwargs[name] = value
+    return Call((with_layout(a, p.layout_a, xp), with_layout(b, p.layout_b, xp)), kwargs)
+
+
+def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
+    """inputs.with_layout, also of the FP8 arrays that CuPy cannot copy: as bytes."""
+    if xp is np or x.dtype not in product.FP8:
+        return inputs.with_layout(x, layout, xp)
+    return inputs.with_layout(np.ascontiguousarray(x).view(np.uint8), layout, xp).view(x.dtype)
+
+
+def _is_product(p: MatmulProblem) -> bool:
+    """Whether nothing follows the product."""
+    return p.bias is None and p.residual is None and p.activation is None and p.alpha == 1.0
+
+
+def work(problem: MatmulProblem) -> Work:
+    p = problem
+    batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
+    dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
+    read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
+    read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
+    out = result_dtype(dtype, dtype_b, p.out_dtype, _is_product(p))
+    written = batch * p.m * p.n * out.itemsize
+    return Work(read, written, 2 * batch * p.m * p.n * p.k)
+
+
+def variants(
+    arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
+) -> tuple[Variant, ...]:
+    """Every variant of products of these pairs of dtypes."""
+    found: dict[Variant, None] = {COPY_LINES: None}
+    for a_name, b_name in pairs:
+        a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
+        if a == b in product.FLOAT16S and arch in sm90_config.ARCHS:
+            found[ADD_SPLITS] = None
+        for layout_a, layout_b in (
+            (i, j) for i in (K_MAJOR, MN_MAJOR) for j in (K_MAJOR, MN_MAJOR)
+        ):
+            for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
+                if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
+                    continue
+                task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
+                of_lines = STRIDED in layouts and a == b in product.FLOAT16S
+                few_rows = replace(task, misaligned_b=layout_b if of_lines else STRIDED)
+                for m in (1, skinny_gemm.ROWS):
+                    for skinny in skinny_gemm.configs(replace(few_rows, m=m), device(arch)):
+                        found[gemm.variant(few_rows, skinny)] = None
+                # Other layouts' rows count as beginning with lines.
+                lines = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
+                for tma_store, aligned in itertools.product((True, False), lines):
+                    ends = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
+                    few = (c for m in (32, 64) for c in gemm.configs(replace(ends, m=m), arch))
+                    of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))
+                    for config in (*gemm.configs(ends, arch), *of_few):
+                        found[gemm.variant(ends, config)] = None
+                fp16_accumulate = gemm.fp16_accumulate_task(task)
+                for config in (
+                    gemm.configs(fp16_accumulate, arch)
+                    if sums_in_half(fp16_accumulate, arch)
+                    else ()
+                ):
+                    found[gemm.variant(fp16_accumulate, config)] = None
+    return tuple(found)
+
+
+def sums_in_half(task: GemmTask, arch: str) -> bool:
+    """Whether `arch` has variants of the task that sum in FP16."""
+    plain = task.a == task.b == dtypes.float16 and not task.block_scales
+    return plain and not arch.startswith("gfx")
+
+
+def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
+    """Without scales of rows or columns."""
+    call = make_inputs(problem, 0, np)
+    a, b = call.args
+    batch, m, n = check_shapes(a, b)
+    k, shape = a.shape[-1], (*batch, m, n)
+    dtype = result_dtype(a.dtype, b.dtype, problem.out_dtype, _is_product(problem))
+
+    def matrix(x: np.ndarray | None) -> Any:
+        return None if x is None else product.matrix(x, batch)
+
+    def addend(name: str) -> product.Matrix | None:
+        x = call.kwargs.get(name)
+        return matrix(None if x is None else np.broadcast_to(x, shape))
+
+    whole = product.Product(
+        *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
+        *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
+    )
+    task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
+    return replace(
+        task,
+        slow_activation=gemm.slow_activation(problem.activation),
+        tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
+    )
+
+
+def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
+    """`count` of m rows: the first, the last and seeded ones."""
+    rows = np.sort(np.random.default_rng(seed).choice(m, count, replace=False))
+    rows[0], rows[-1] = 0, m - 1
+    return rows
+
+
+def sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Rows of a: of the first and the last tile, and seeded ones."""
+    a, b = call.args
+    m, n = a.shape[-2], b.shape[-1]
+    keep = max(4, max_elements // max(n, 1))
+    if a.ndim != 2 or b.ndim != 2 or keep >= m:
+        return call, outputs
+    rows = sampled_rows(m, keep, seed)
+    kwargs = {
+        name: x[rows] if name in ("bias", "residual") and x.ndim == 2 and x.shape[0] == m else x
+        for name, x in call.kwargs.items()
+    }
+    # CuPy indexes FP8 as bytes.
+    part = a.view(np.uint8)[rows].view(a.dtype) if a.dtype in product.FP8 else a[rows]
+    return Call((part, b), kwargs), tuple(y[rows] for y in outputs)

@@ -1,0 +1,364 @@
+"""scaled_mm: products of quantized matrices, scaled by tensor, by row and column, or by block."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from .. import arguments, dtypes, nvfp4, plans, reference
+from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
+from ..gemm.gemm import AnyConfig
+from ..gemm.gemm_task import GemmTask, make_task
+from ..kernels import Variant
+from ..nvfp4 import NvFp4
+from ..op import Call, Draw, Op, Work
+from ..targets.limits import device
+from .checks.products import check_activation, check_addend, check_shapes, result_dtype
+from .checks.scales import (
+    arrays_and_numbers,
+    blocked_groups,
+    by_block,
+    check_scales,
+    product_of_scales,
+    read_operand,
+    same_memory,
+    scale_shapes,
+)
+from .problems import products
+from .problems.products import NVFP4
+
+QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
+
+
+def scaled_mm(
+    a: Any,
+    b: Any,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    out: Any = None,
+    config: AnyConfig | None = None,
+) -> Any:
+    """activation((scale_a * a) @ (scale_b * b) + bias)
+
+    >>> x = np.array([[1.0, 2.0]], np.float16)
+    >>> w = np.array([[10, 20], [30, -40]], np.int8)  # (N, K), a scale for each of N
+    >>> cupykern.scaled_mm(x, w.T, scale_b=np.array([[0.5, 0.25]], np.float32)).tolist()
+    [[25.0, -12.5]]
+
+    a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
+        int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.  Or an
+        NvFp4 with an NvFp4 or with float16 or bfloat16 on either side: its numbers, exact in FP16 and
+        BF16, are decoded inside the kernel (on Hopper, where it has tiles enough: an NvFp4 a, and b for
+        many rows, in memory before, two bytes a number), its global scale is part of the epilogue.
+    scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a float32
+        array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks of 128 of k
+        (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128), ceil(N / 128)).  Blocks
+        go with blocks or None.  An NvFp4 has its own, and the other operand no blocks.
+    bias, activation, out_dtype, out, config: as for `matmul`.  out_dtype None: a's for float16 and
+        bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for int8 without scales, bias
+        and activation.
+
+    Sums in FP32, int8 exactly in int32 (blocks: each block); the scales and the epilogue in FP32, one
+    rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any strides.  Of an
+    NvFp4, data whose rows do not begin at multiples of 8 bytes, and arrays with a step between bytes of a
+    row, are copied.
+
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
+    bound: `reference.scaled_mm_bound`.
+    """
+    if isinstance(a, NvFp4) or isinstance(b, NvFp4):
+        arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
+        names, given = (*arrays, "bias"), (*arrays.values(), bias)
+        call = ("scaled_mm", names, *numbers, activation, out_dtype, config)
+    else:
+        names = ("a", "b", "bias", "scale_a", "scale_b")
+        array_a = None if scale_a is None or isinstance(scale_a, (int, float)) else scale_a
+        array_b = None if scale_b is None or isinstance(scale_b, (int, float)) else scale_b
+        number_a = scale_a if array_a is None else None
+        number_b = scale_b if array_b is None else None
+        given = a, b, bias, array_a, array_b
+        call = ("scaled_mm", number_a, number_b, activation, out_dtype, config)
+    key, known, _ = plans.find(call, out, *given)
+    if known is not None:
+        return launch.launch_known(known, given, out)
+    if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
+        return _transposed(a, b, scale_a, scale_b, bias, activation, out_dtype, out, config)
+    target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
+    x = read_operand("a", a, scale_a, a)
+    y = read_operand("b", b, scale_b, a)
+    if y.dtype not in QUANTIZED:
+        raise TypeError(
+            f"b must be float8_e4m3fn, float8_e5m2, int8 or NvFp4; got {y.dtype} (matmul takes others)"
+        )
+    alpha = product_of_scales(x, y)
+    # By what is given, not by its value: it decides about the result's dtype.
+    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
+    out_dtype = result_dtype(x.dtype, y.dtype, out_dtype, plain)
+    batch, m, n = check_shapes(x, y)
+    shape = (*batch, m, n)
+    bias = check_addend("bias", bias, x.array, shape)
+    check_activation(activation)
+    blocks = check_scales((x, y), batch, m, n)
+    operands = {"bias": bias, **x.arrays("a"), **y.arrays("b")}
+    return launch.run(
+        target,
+        {"a": operands.pop("a"), **operands},
+        shape,
+        out_dtype,
+        out,
+        config,
+        key if same_memory((a, x), (b, y)) else None,
+        names,
+        alpha=alpha,
+        activation=activation,
+        block_scales=blocks,
+        k=x.shape[-1],
+        blocked=blocked_groups({"groups_a": x, "groups_b": y}),
+    )
+
+
+def _transposed(
+    a: NvFp4,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any,
+    activation: Any,
+    out_dtype: Any,
+    out: Any,
+    config: Any,
+) -> Any:
+    """a NvFp4, b float16 or bfloat16: by the kernels for a's and b's places exchanged."""
+    arguments.same_place("b", b, a.data, "a")
+    if b.dtype not in product.FLOAT16S:
+        raise TypeError(f"b must be NvFp4, float16 or bfloat16 where a is NvFp4; got {b.dtype}")
+    if b.ndim < 2:
+        raise ValueError(f"b must have at least 2 dims; got shape {b.shape}")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
+
+    def turn(x: Any) -> Any:
+        return x.swapaxes(-1, -2) if hasattr(x, "ndim") and x.ndim >= 2 else x
+
+    if bias is not None and getattr(bias, "ndim", 0) == 1:
+        bias = bias[None]
+    y = scaled_mm(
+        turn(b), a, turn(scale_b), scale_a, bias=turn(bias), activation=activation,
+        out_dtype="float32" if out_dtype is None else out_dtype, out=turn(out), config=config,
+    )  # fmt: skip
+    return turn(y) if out is None else out
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScaledProblem:
+    """One call, without its numbers.  scales: "none", "numbers", "tensor", "rows" or "blocks"."""
+
+    product: products.MatmulProblem
+    scales: str = "tensor"
+
+    @property
+    def dtype(self) -> str:
+        return self.product.dtype
+
+    def __str__(self) -> str:
+        return f"{self.product}, scales: {self.scales}"
+
+
+PAIRS = tuple(pair for pair in products.PAIRS if pair[1] is not None or pair[0] == "int8")
+NVFP4_PAIRS = (
+    *((dtype, NVFP4) for dtype in (NVFP4, "float16", "bfloat16")),
+    *((NVFP4, dtype) for dtype in ("float16", "bfloat16")),
+)
+SCALES = ("none", "numbers", "tensor", "rows", "blocks")
+
+
+def _draw_problem(draw: Draw) -> ScaledProblem:
+    drawn = products.draw_product(draw, (*PAIRS, *NVFP4_PAIRS))
+    drawn = replace(drawn, alpha=1.0, residual=None)
+    if NVFP4 not in (drawn.dtype, drawn.dtype_b):
+        return ScaledProblem(drawn, draw.choice(SCALES))
+    kind = "normal" if drawn.kind in ("special", "subnormal") else drawn.kind
+    drawn = replace(drawn, k=drawn.k // 16 * 16, kind=kind)
+    return ScaledProblem(drawn, draw.choice(SCALES[:-1]))
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
+    """dtype: as products.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not named.
+    Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own."""
+    if NVFP4 in dtype.partition(":")[0].split("*"):
+        return ScaledProblem(_nvfp4_bench_product(shape, dtype), "none")
+    default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"
+    problem, options = products.bench_product(
+        "scaled_mm", shape, dtype, default, ("rows", "blocks")
+    )
+    if dtypes.NAMES[problem.dtype_b or default] not in QUANTIZED:
+        raise TypeError(f"scaled_mm's b is quantized; got {problem.dtype_b}")
+    if {"rows", "blocks"} <= options:
+        raise ValueError("scales are by rows or by blocks")
+    return ScaledProblem(problem, next(iter(options & {"rows", "blocks"}), "tensor"))
+
+
+def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> products.MatmulProblem:
+    if len(shape) != 3 or shape[2] % nvfp4.GROUP:
+        raise ValueError(f"scaled_mm needs a shape (M, N, K), K a multiple of 16; got {shape}")
+    name, _, name_b = dtype.partition("*")
+    if (name, name_b or NVFP4) not in NVFP4_PAIRS:
+        raise TypeError(f"NvFp4 goes with NvFp4, float16 or bfloat16; got {dtype}")
+    return products.MatmulProblem(
+        *shape, dtype=name, dtype_b=name_b or NVFP4, layout_b="F", kind="bench"
+    )
+
+
+def _operands(p: products.MatmulProblem, seed: int, xp: Any) -> Call:
+    """matmul's, but NvFp4 where the problem says so."""
+    if NVFP4 not in (p.dtype, p.dtype_b):
+        return products.make_inputs(p, seed, xp)
+    dtype, dtype_b = ("float16" if name == NVFP4 else name for name in (p.dtype, p.dtype_b))
+    drawn = replace(p, dtype=cast(str, dtype), dtype_b=dtype_b)
+    call = products.make_inputs(drawn, seed, xp)
+    a, b = call.args
+    if p.dtype == NVFP4:
+        a = nvfp4.random(p.kind, a.shape, seed, xp, p.layout_a)
+    if p.dtype_b == NVFP4:
+        shape = (*b.shape[:-2], b.shape[-1], b.shape[-2])
+        b = nvfp4.random(p.kind, shape, seed + 1, xp, p.layout_b)
+    return Call((a, b), call.kwargs)
+
+
+def _inputs(problem: ScaledProblem, seed: int, xp: Any) -> Call:
+    p = problem.product
+    call = _operands(p, seed, xp)
+    if problem.scales == "none":
+        return call
+    rng = np.random.default_rng(seed + 9)
+    fp4 = [isinstance(x, NvFp4) for x in call.args]
+    if problem.scales == "numbers":
+        numbers = float(rng.uniform(0.1, 2)), -0.5
+        given = (None if own else x for x, own in zip(numbers, fp4, strict=True))
+        return Call((*call.args, *given), call.kwargs)
+    shapes: tuple[tuple[int, ...], ...] = ((), (1, 1))
+    if problem.scales != "tensor":
+        shapes = scale_shapes(p.m, p.n, p.k, problem.scales == "blocks")
+        shapes = (*p.batch_a, *shapes[0]), shapes[1]
+    scales = [rng.uniform(0.25, 2, shape) * rng.choice((-1, 1), shape) for shape in shapes]
+    arrays = (
+        None if own else xp.asarray(s, np.float32) for s, own in zip(scales, fp4, strict=True)
+    )
+    return Call((*call.args, *arrays), call.kwargs)
+
+
+def _work(problem: ScaledProblem) -> Work:
+    p = problem.product
+    if NVFP4 not in (p.dtype, p.dtype_b):
+        return products.work(p)
+    batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
+    read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
+    read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
+    names = sorted((p.dtype, p.dtype_b or p.dtype), key=lambda name: name == NVFP4)
+    a, b = (cast(np.dtype, dtypes.NAMES.get(name)) for name in names)
+    out = result_dtype(a, b, p.out_dtype, False)
+    return Work(read, batch * p.m * p.n * out.itemsize, 2 * batch * p.m * p.n * p.k)
+
+
+def _variants(arch: str) -> tuple[Variant, ...]:
+    found = dict.fromkeys(products.variants(arch, PAIRS))
+    found.update(dict.fromkeys(products.variants(arch, PAIRS, block_scales=True)))
+    found.update(dict.fromkeys(nvfp4_variants(arch)))
+    return tuple(found)
+
+
+def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
+    """Of products with NvFp4."""
+    fp4 = product.FP4
+    found: dict[Variant, None] = {}
+    for a in (fp4, *product.FLOAT16S):
+        layouts = product.K_MAJOR, product.K_MAJOR
+        task = GemmTask(1, 4096, 4096, 4096, a, fp4, *layouts, kernel=kernel)
+        for m in (1, skinny_gemm.ROWS):
+            for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
+                found[gemm.variant(task, skinny)] = None
+        for ends in (task, replace(task, tma_store_epilogue=False)):
+            for config in gemm.configs(ends, arch):
+                found[gemm.variant(ends, config)] = None
+    if arch in sm90_config.ARCHS:
+        found.update(dict.fromkeys(dequantize_nvfp4.variants()))
+    return tuple(found)
+
+
+def _task(problem: ScaledProblem) -> GemmTask:
+    args = _inputs(problem, 0, np).args
+    p = problem.product
+    if NVFP4 in (p.dtype, p.dtype_b):
+        a, b = args[:2]
+        if not isinstance(b, NvFp4):  # as _transposed
+            a, b = b.swapaxes(-1, -2), a
+        x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
+        batch, m, n = check_shapes(x, y)
+        of_a, of_b = (cast(product.Matrix, product.matrix(z.array, batch)) for z in (x, y))
+        scaled = any(getattr(scale, "size", 1) > 1 for scale in args[2:])
+        return make_task(of_a, of_b, math.prod(batch), m, n, x.shape[-1], scaled=scaled)
+    scale_a, scale_b = (
+        x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]
+    )
+    return products.task_of(p, by_block(scale_a, scale_b, p.m, p.n, p.k))
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    if any(isinstance(x, NvFp4) for x in call.args):
+        return _sample_nvfp4(call, outputs, max_elements, seed)
+    part, outputs = products.sample(Call(call.args[:2], call.kwargs), outputs, max_elements, seed)
+    if part.args[0] is call.args[0]:
+        return call, outputs
+    scale_a, scale_b = (*call.args[2:], None, None)[:2]
+    if getattr(scale_a, "size", 1) > 1:
+        rows = products.sampled_rows(call.args[0].shape[-2], part.args[0].shape[-2], seed)
+        scale_a = scale_a[rows]
+    return Call((*part.args, scale_a, scale_b), part.kwargs), outputs
+
+
+def _sample_nvfp4(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Of a call without scales, bias and activation: rows of a; else all."""
+    a, b = call.args[:2]
+    m, n = a.shape[-2], b.shape[-2 if isinstance(b, NvFp4) else -1]
+    keep = max(4, max_elements // max(n, 1))
+    if len(call.args) > 2 or call.kwargs or len(a.shape) != 2 or len(b.shape) != 2 or keep >= m:
+        return call, outputs
+    rows = products.sampled_rows(m, keep, seed)
+    part = a.rows(rows) if isinstance(a, NvFp4) else a[rows]
+    return Call((part, b)), tuple(y[rows] for y in outputs)
+
+
+OP = Op(
+    name="scaled_mm",
+    run=scaled_mm,
+    reference=reference.scaled_mm,
+    bound=reference.scaled_mm_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=products.bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=_variants,
+    configs=lambda problem, arch: gemm.configs(_task(problem), arch),
+    variant=lambda problem, config: gemm.variant(_task(problem), config),
+    sample=_sample,
+    dtypes=(
+        *("float8_e4m3fn", "float8_e4m3fn:rows", "float8_e4m3fn:blocks"),
+        *("float16:bias", "float16:bias+kn", "float16*int8", "int8"),
+        *(NVFP4, f"float16*{NVFP4}"),
+    ),
+)

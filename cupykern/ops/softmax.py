@@ -1,0 +1,332 @@
+"""softmax and log_softmax along any axis of any strided array, in one read and one write."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from .. import arguments, dtypes, inputs, plans, reference
+from ..arrays import assign, empty_like_of, maker, packed
+from ..kernels import Variant
+from ..op import Call, Draw, Op, Work
+from ..rows import softmax_plan
+from ..rows.configs import RowConfig
+from ..rows.row_layout import VECTOR_BYTES, contiguous_operand, operand
+from ..rows.rows import bench_shapes
+from ..rows.softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
+from ..rows.softmax_heuristic import softmax_configs
+from ..rows.softmax_plan import (
+    DTYPES,
+    SoftmaxTask,
+    configs,
+    has_registers,
+    softmax_task,
+    softmax_variant,
+)
+from ..targets import limits, of_array
+from ..targets.limits import is_measured
+
+
+def softmax(
+    x: Any,
+    axis: int = -1,
+    *,
+    mask: Any = None,
+    scale: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    config: RowConfig | None = None,
+) -> Any:
+    """exp(s - max s) / sum(exp(s - max s)) along `axis`, with s = scale * x.
+
+    >>> x = np.array([[0.0, 0.0, np.log(2)], [1.0, 1.0, -np.inf]], np.float32)
+    >>> print(cupykern.softmax(x).round(3))
+    [[0.25 0.25 0.5 ]
+     [0.5  0.5  0.  ]]
+    >>> cupykern.softmax(x, dtype="float16", mask=np.array([True, True, False])).tolist()
+    [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]]
+
+    x: float16, bfloat16 or float32 array of any shape and strides (cupy: on its GPU, on the current
+        stream; numpy: on the host target).
+    mask: bool array that broadcasts to x's shape, True = keep.  What it hides counts as absent,
+        whatever it holds.
+    scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
+    dtype: float16, bfloat16 or float32, of the result; None: x's.
+    out: array to write into, of x's shape and the result's dtype: x itself, or apart from x and mask.
+    config: one of softmax_plan.FAMILY's; None: the tuned or the measured one.
+
+    A row of which nothing is kept gives zeros; one that keeps a NaN or an infinite score, or only
+    scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride is
+    no multiple of the itemsize, or more than 6 dims cannot be merged.
+
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices) and
+    numpy.exceptions.AxisError.  Error bound: `reference.softmax_bound`.
+    """
+    return _run(x, axis, mask, scale, dtype, out, False, config)
+
+
+def log_softmax(
+    x: Any,
+    axis: int = -1,
+    *,
+    mask: Any = None,
+    scale: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    config: RowConfig | None = None,
+) -> Any:
+    """s - max s - log(sum(exp(s - max s))) along `axis`, with s = scale * x.
+
+    >>> print(cupykern.log_softmax(np.zeros((1, 4), np.float32)).round(4))  # -log(4)
+    [[-1.3863 -1.3863 -1.3863 -1.3863]]
+
+    Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing is
+    kept too.  Error bound: `reference.log_softmax_bound`.
+    """
+    return _run(x, axis, mask, scale, dtype, out, True, config)
+
+
+def _resolve(
+    x_dtype: np.dtype, shape: tuple[int, ...], axis: Any, scale: Any, dtype: Any
+) -> tuple[int, float, np.dtype]:
+    """The arguments that need no array, checked: axis, scale and the result's dtype."""
+    dtypes.resolve(x_dtype, "x's dtype", DTYPES)
+    scale = arguments.finite_float("scale", scale, 1.0)
+    if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
+        raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
+    y_dtype = x_dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
+    return arguments.normalize_axis(axis, shape), scale, y_dtype
+
+
+def _run(
+    x: Any,
+    axis: Any,
+    mask: Any,
+    scale: Any,
+    dtype: Any,
+    out: Any,
+    log: bool,
+    config: RowConfig | None = None,
+) -> Any:
+    key, known, places = plans.find(("softmax", axis, scale, dtype, log, config), out, x, mask)
+    if known is None:
+        return _run_checked(key, x, axis, mask, scale, dtype, out, log, config)
+    target, y_dtype, plan = known
+    y = maker(target.xp)(x.shape, y_dtype) if out is None else out
+    plan.launch(target.xp, (x, mask, y), (*places, y.data.ptr))
+    return y
+
+
+def _run_checked(
+    key: tuple[Any, ...] | None,
+    x: Any,
+    axis: Any,
+    mask: Any,
+    scale: Any,
+    dtype: Any,
+    out: Any,
+    log: bool,
+    config: RowConfig | None,
+) -> Any:
+    target = arguments.target_of("x", x)
+    axis, scale, y_dtype = _resolve(x.dtype, x.shape, axis, scale, dtype)
+    if mask is not None:
+        mask = _check_mask(mask, x)
+    if out is not None:
+        arguments.check_out(out, x, x.shape, y_dtype, {"mask": mask})
+    with arguments.on_device(target):
+        contiguous = bool(x.flags.c_contiguous)
+        if out is not None:
+            y = out
+        elif contiguous:
+            y = maker(target.xp)(x.shape, y_dtype)
+        else:
+            y = empty_like_of(target.xp, x, y_dtype)
+        if x.size == 0:
+            return y
+        operands = operand(x), operand(y), None if mask is None else operand(mask)
+        task = softmax_task(x.shape, axis, *operands, (x.dtype, y_dtype), scale, log)
+        if task is None:  # rare: strides that the kernel can't walk
+            return _run_on_copies(x, axis, mask, scale, y_dtype, y, log, config)
+        plan = softmax_plan.plan(target, task, config)
+        if contiguous or out is not None:  # else the strides of the result are CuPy's choice
+            plans.remember(key, (target, y_dtype, plan))
+        plan.launch(target.xp, (x, mask, y))
+    return y
+
+
+def _check_mask(mask: Any, x: Any) -> Any:
+    """`mask` broadcast to x's shape.  Raises TypeError and ValueError."""
+    arguments.same_place("mask", mask, x)
+    if mask.dtype != np.bool_:
+        raise TypeError(f"mask must have dtype bool (True = keep); got {mask.dtype}")
+    try:
+        return of_array(x).xp.broadcast_to(mask, x.shape)
+    except ValueError:
+        raise ValueError(
+            f"mask must broadcast to x's shape {x.shape}; got shape {mask.shape}"
+        ) from None
+
+
+def _run_on_copies(
+    x: Any,
+    axis: int,
+    mask: Any,
+    scale: float,
+    y_dtype: np.dtype,
+    y: Any,
+    log: bool,
+    config: RowConfig | None,
+) -> Any:
+    mask = None if mask is None else packed(mask)
+    assign(y, _run(packed(x), axis, mask, scale, y_dtype, None, log, config))
+    return y
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem:
+    """The shapes, dtypes and options of one call, without data."""
+
+    shape: tuple[int, ...]
+    axis: int = -1
+    dtype: str = "float16"
+    out_dtype: str | None = None
+    scale: float | None = None
+    mask_shape: tuple[int, ...] | None = None
+    kind: str = "normal"
+    layout: str = "C"
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}"
+
+
+def _draw_problem(draw: Draw) -> SoftmaxProblem:
+    ndim = draw.choice((1, 2, 2, 2, 3, 4))
+    num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 63, 64, 65, 255, 257, 1000, 1024, 1031, 4097))
+    shape = [draw.choice((0, 1, 2, 3, 5, 17)) for _ in range(ndim)]
+    axis = draw.integer(-ndim, ndim - 1)
+    shape[axis] = num_cols
+    mask_shape = None
+    if draw.choice((False, False, True)):
+        mask_shape = tuple(draw.choice((1, n)) for n in shape)[draw.choice((0, 0, ndim - 1)) :]
+    return SoftmaxProblem(
+        shape=tuple(shape),
+        axis=axis,
+        dtype=draw.choice(OP.dtypes),
+        out_dtype=draw.choice((None, None, *OP.dtypes)),
+        scale=draw.choice((None, None, 1.0, 0.125, -1.0, 3.5, 0.0)),
+        mask_shape=mask_shape,
+        kind=draw.choice(inputs.KINDS),
+        layout=draw.choice(("C", "C", *inputs.LAYOUTS)),
+    )
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> SoftmaxProblem:
+    if not shape:
+        raise ValueError("softmax needs a shape of at least one dim")
+    dtypes.resolve(dtype, "dtype", DTYPES)
+    return SoftmaxProblem(shape=shape, dtype=dtype, kind="bench")
+
+
+def _inputs(problem: SoftmaxProblem, seed: int, xp: Any) -> Call:
+    dtype = dtypes.NAMES[problem.dtype]
+    if problem.kind == "bench":
+        return Call((inputs.bench_values(problem.shape, dtype, seed, xp),))
+    x = inputs.values(problem.kind, problem.shape, dtype, seed)
+    kwargs: dict[str, Any] = {"axis": problem.axis}
+    if problem.mask_shape is not None:
+        rng = np.random.default_rng(seed + 1)
+        kwargs["mask"] = xp.asarray(rng.random(problem.mask_shape) < rng.choice((0.1, 0.5, 0.9)))
+    if problem.scale is not None:
+        kwargs["scale"] = problem.scale
+    if problem.out_dtype is not None:
+        kwargs["dtype"] = problem.out_dtype
+    return Call((inputs.with_layout(x, problem.layout, xp),), kwargs)
+
+
+def _work(problem: SoftmaxProblem) -> Work:
+    size = math.prod(problem.shape)
+    out_dtype = problem.out_dtype or problem.dtype
+    return Work(
+        bytes_read=size * dtypes.NAMES[problem.dtype].itemsize
+        + math.prod(problem.mask_shape or (0,)),
+        bytes_written=size * dtypes.NAMES[out_dtype].itemsize,
+    )
+
+
+def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
+    found = [
+        softmax_variant(dtype, config, log)
+        for dtype in DTYPES
+        for config in softmax_configs(arch, dtype.itemsize)
+        if config.has_room(arch, dtype.itemsize)
+        and (has_registers(arch, log) or not isinstance(config, RegisterRows))
+    ]
+    if is_measured(arch):
+        found += (
+            softmax_variant(dtype, ClusterRows(MAX_CLUSTER_THREADS, width, 1, 16), log)
+            for dtype in DTYPES
+            for width in (VECTOR_BYTES // dtype.itemsize,)
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[RowConfig, ...]:
+    dtype = dtypes.NAMES[problem.dtype]
+    y_dtype = dtypes.NAMES[problem.out_dtype or problem.dtype]
+    x = contiguous_operand(problem.shape, dtype.itemsize)
+    y = contiguous_operand(problem.shape, y_dtype.itemsize)
+    mask = None if problem.mask_shape is None else contiguous_operand(problem.shape, 1)
+    scale = 1.0 if problem.scale is None else problem.scale
+    axis = problem.axis % len(problem.shape)
+    task = softmax_task(problem.shape, axis, x, y, mask, (dtype, y_dtype), scale, log)
+    return configs(cast(SoftmaxTask, task), limits.device(arch))
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    x = call.args[0]
+    rows = None
+    if x.ndim > 1 and call.kwargs.get("axis", -1) not in (0, -x.ndim):
+        rows = inputs.sample_rows(x, max_elements, seed)
+    if rows is None:
+        return call, outputs
+    kwargs = dict(call.kwargs)
+    mask = kwargs.get("mask")
+    if mask is not None and mask.ndim == x.ndim and mask.shape[0] == x.shape[0]:
+        kwargs["mask"] = mask[rows]
+    return Call((x[rows],), kwargs), tuple(y[rows] for y in outputs)
+
+
+OP = Op(
+    name="softmax",
+    run=softmax,
+    reference=reference.softmax,
+    bound=reference.softmax_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=_variants,
+    configs=_configs,
+    variant=lambda problem, config: softmax_variant(dtypes.NAMES[problem.dtype], config, False),
+    sample=_sample,
+)
+LOG_OP = replace(
+    OP,
+    name="log_softmax",
+    run=log_softmax,
+    reference=reference.log_softmax,
+    bound=reference.log_softmax_bound,
+    variants=lambda arch: _variants(arch, log=True),
+    configs=lambda problem, arch: _configs(problem, arch, log=True),
+    variant=lambda problem, config: softmax_variant(dtypes.NAMES[problem.dtype], config, True),
+)

@@ -1,0 +1,114 @@
+"""Tasks and plans of nonfinite_report: how an array is walked, and where its figures go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import arrays, dtypes, plans, workspace
+from ..choice import Family
+from ..jit import get_kernel
+from ..targets import Target
+from ..targets.repeated import Repeated
+from .nonfinite_walk import (
+    MAX_DIMS,
+    NonfiniteConfig,
+    Walk,
+    choose_config,
+    refusal,
+    walk_variant,
+)
+
+DTYPES = (
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.float32,
+    dtypes.float8_e4m3fn,
+    dtypes.float8_e5m2,
+)
+# nonfinite.cu: figures, and the words of a block
+FIGURES, WORDS = 7, 6
+NOWHERE = 2**63 - 1
+_MOST_OF_BLOCK = 2**31  # elements, which a block counts in 32 bits
+_PARAMS = np.dtype(  # nonfinite.cu: NonfiniteParams
+    [
+        ("num_elements", np.int64),
+        ("start", np.int64),
+        ("first", np.int64),
+        ("num_dims", np.int64),
+        ("sizes", np.int64, MAX_DIMS),
+        ("strides", np.int64, MAX_DIMS),
+        ("weights", np.int64, MAX_DIMS),
+    ]
+)
+
+
+class NonfinitePlan(NamedTuple):
+    repeated: Repeated
+    num_counters: int  # two for each word of its blocks
+
+
+@dataclass(frozen=True)
+class NonfiniteTask:
+    """All that decides how an array is walked.  Equal tasks have equal plans."""
+
+    walk: Walk
+    dtype: np.dtype
+
+
+FAMILY: Family[NonfiniteTask, NonfiniteConfig] = Family(
+    "nonfinite",
+    (NonfiniteConfig,),
+    lambda task, device: (choose_config(device.arch, task.dtype.itemsize, task.walk),),
+    lambda config, task, device: refusal(config, task.dtype.itemsize, task.walk),
+    lambda task, config: walk_variant(task.dtype, config),
+    lambda task: (
+        {"elements": task.walk.num_elements},
+        {
+            "dtype": task.dtype.name,
+            "vectors": task.walk.plain or task.walk.whole,
+            "plain": task.walk.plain,
+        },
+    ),
+)
+
+
+@plans.cached
+def plan(target: Target, task: NonfiniteTask, given: NonfiniteConfig | None) -> NonfinitePlan:
+    walk, config = task.walk, FAMILY.config(task, target, given)
+    params = np.zeros((), _PARAMS)
+    for name in ("num_elements", "start", "first"):
+        params[name] = getattr(walk, name)
+    params["num_dims"] = len(walk.dims)
+    for d, (size, stride, weight) in enumerate(walk.dims):
+        params["sizes"][d], params["strides"][d], params["weights"][d] = size, stride, weight
+    per_block = config.num_threads * config.batch * config.vector_width
+    grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
+    grid = max(grid, walk.num_elements // _MOST_OF_BLOCK)
+    kernel, struct = get_kernel(target, FAMILY.variant(task, config)), target.by_value(params)
+    repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
+    return NonfinitePlan(repeated, 2 * (1 + WORDS * grid))
+
+
+@cache
+def _max_blocks(target: Target, config: NonfiniteConfig) -> int:
+    """As many as run at once, so that none waits for another."""
+    if target.name == "host":
+        return 6
+    return target.multiprocessors * config.min_blocks
+
+
+def launch(target: Target, plan: NonfinitePlan, x: Any, places: tuple[Any, ...]) -> tuple[Any, Any]:
+    """places: where x lies."""
+    words = workspace.take_counters(target, plan.num_counters)
+    if target.name == "host":
+        figures = arrays.empty_of(np, FIGURES, np.int64)
+        figures.fill(-1)
+        plan.repeated.launch((x, figures, words))
+        return np, figures
+    memory = target.xp.cuda.alloc(8 * FIGURES)
+    plan.repeated.launch_at((*places, memory.ptr, words.data.ptr), (x, memory, words))
+    return target.xp, memory

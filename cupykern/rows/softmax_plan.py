@@ -1,0 +1,116 @@
+"""Tasks and plans of softmax: which kernel takes the rows of a call, with which parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .. import dtypes, plans
+from ..choice import Family
+from ..kernels import Variant
+from ..targets import Device, Target
+from ..targets.limits import is_measured
+from .configs import RowConfig, Rows, SharedRows, SpanRows, row_traits
+from .row_layout import Operand, RowLayout, layout_dtype, row_layout
+from .rows import RowPlan, evicts_last, row_plan
+from .softmax_configs import ClusterRows, RegisterRows
+from .softmax_heuristic import softmax_configs_of
+
+DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+
+_PARAMS = np.dtype(  # rows/softmax_params.cuh: SoftmaxParams
+    [
+        ("stores_last_from", np.int64),
+        ("loads_last", np.int32),
+        ("unpredicated", np.int32),
+        ("layout", layout_dtype(3)),
+        ("num_chunks", np.int64),
+        ("scale", np.float32),
+        ("dtype", np.int32),
+        ("log", np.int32),
+        ("threads_log2", np.int32),
+        ("blocks", np.int32),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class SoftmaxTask:
+    """All that decides how a softmax is computed.  Equal tasks have equal plans."""
+
+    layout: RowLayout  # of x, y and the mask
+    x_dtype: np.dtype
+    y_dtype: np.dtype
+    masked: bool
+    scale: float
+    log: bool
+
+    @property
+    def has_options(self) -> bool:
+        return self.masked or self.scale != 1.0 or self.x_dtype != self.y_dtype
+
+
+def softmax_task(
+    shape: tuple[int, ...],
+    axis: int,
+    x: Operand,
+    y: Operand,
+    mask: Operand | None,
+    dtypes_: tuple[np.dtype, np.dtype],
+    scale: float,
+    log: bool,
+) -> SoftmaxTask | None:
+    """None if the arrays have too many dims to walk."""
+    layout = row_layout(shape, axis, (x, y, mask or x), vectored=(1,))
+    if layout is None:
+        return None
+    task = SoftmaxTask(layout, *dtypes_, mask is not None, scale, log)
+    return replace(task, layout=layout.for_options()) if task.has_options else task
+
+
+def has_registers(arch: str, log: bool) -> bool:
+    """Whether rows may be in registers: not of logarithms where nothing is measured."""
+    return is_measured(arch) or not log
+
+
+def _rows(task: SoftmaxTask, device: Device) -> Rows:
+    has_options = task.has_options or not has_registers(device.arch, task.log)
+    return Rows(device.arch, task.x_dtype.itemsize, task.layout, has_options)
+
+
+def configs(task: SoftmaxTask, device: Device) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest measured first."""
+    return softmax_configs_of(_rows(task, device))
+
+
+FAMILY = Family(
+    "softmax",
+    (SharedRows, RegisterRows, ClusterRows, SpanRows),
+    configs,
+    lambda config, task, device: config.refusal(_rows(task, device)),
+    lambda task, config: softmax_variant(task.x_dtype, config, task.log),
+    lambda task: row_traits(task.layout, task.x_dtype, task.has_options),
+)
+
+
+@plans.cached
+def plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
+    """Config, kernel and parameters of a task."""
+    config = FAMILY.config(task, target, given)
+    layout, itemsize = task.layout, task.x_dtype.itemsize
+    params = np.zeros((), _PARAMS)
+    params["scale"] = task.scale
+    params["dtype"] = dtypes.CODES[task.y_dtype]
+    params["log"] = task.log
+    params["blocks"] = config.cluster_size
+    params["unpredicated"] = config.covers(layout)
+    evicts_last(params, layout, itemsize, task.y_dtype.itemsize)
+    variant = FAMILY.variant(task, config)
+    return row_plan(target, variant, config, layout, params, 8, config.shared_bytes(itemsize))
+
+
+def softmax_variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
+    constants = (("kLog", log),) if isinstance(config, RegisterRows) else ()
+    return config.variant("softmax", x_dtype, constants)

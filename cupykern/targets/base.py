@@ -1,0 +1,146 @@
+"""What targets have in common: kernels, devices, arguments of launches, and errors."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..kernels import Variant
+from ..typing import Namespace
+
+
+class CompileError(RuntimeError):
+    """A variant did not compile; the message names kernel, variant, architecture, file and line."""
+
+    def __init__(self, variant: Variant, arch: str, log: str):
+        self.variant, self.arch, self.log = variant, arch, log
+        super().__init__(f"{variant} does not compile for {arch}:\n{log}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # of a worker process to the one that waits for it
+        return CompileError, (self.variant, self.arch, self.log)
+
+
+class UnavailableError(RuntimeError):
+    """A target cannot run here; the message says what is missing."""
+
+
+class Usage(NamedTuple):
+    """What a loaded kernel takes: registers of a thread, local memory of a thread (spills and arrays)
+    and static shared memory of a block, both in bytes."""
+
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+
+
+class Kernel(Protocol):
+    """A compiled variant, loaded.
+
+    CUDA's has also pack(grid, args, shared_bytes), which makes a launch ready (`repeated.Repeated`).
+    """
+
+    @property
+    def usage(self) -> Usage | None:
+        """None: not known, as on the host."""
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        """Launch `grid` blocks with `shared_bytes` of dynamic shared memory each.
+
+        On a GPU: on CuPy's current stream, without waiting.
+
+        args, in the kernel's order: arrays of the target (their pointer; of CuPy also a
+        MemoryPointer), None (a null pointer),
+        numpy scalars (by value, so the type is exact) and structs from `Target.by_value`.
+        """
+
+    def blocks_at_once(self, shared_bytes: int) -> int:
+        """How many blocks, in whole clusters, the device runs at once: at least one cluster."""
+
+
+class GpuKernel(Kernel, Protocol):
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        """The same launch by CuPy's RawKernel, as who has no wrapper does."""
+
+
+class Target(Protocol):
+    def __hash__(self) -> int: ...  # plans are looked up by target
+    @property
+    def name(self) -> str:
+        """ "cuda", "hip" or "host"."""
+
+    @property
+    def arch(self) -> str:
+        """ "sm_90a", "gfx942", "host"."""
+
+    @property
+    def device_id(self) -> int:
+        """The GPU's number; the host is 0."""
+
+    @property
+    def warp_size(self) -> int: ...
+    @property
+    def multiprocessors(self) -> int:
+        """How many blocks run at once, if one fills a multiprocessor."""
+
+    @property
+    def xp(self) -> Namespace:
+        """The array namespace: cupy or numpy."""
+
+    def compile(self, variant: Variant) -> Kernel:
+        """Compile (or read from the disk cache) and load.  Raises CompileError."""
+
+    def by_value(self, struct: np.ndarray | np.generic) -> Any:
+        """A kernel argument: `struct`'s bytes, passed by value.  Worth keeping for other launches."""
+
+
+class Device(NamedTuple):
+    """All of a device that decides how a task is computed: equal devices have equal plans."""
+
+    target: str  # "cuda", "hip" or "host"
+    arch: str
+    warp_size: int
+    multiprocessors: int
+
+
+def by_value(struct: np.ndarray | np.generic) -> np.ndarray:
+    """A kernel argument passed by value: `struct`'s bytes as one element of a plain void dtype."""
+    data = np.ascontiguousarray(struct)
+    return np.frombuffer(data.tobytes(), dtype=f"V{data.nbytes}")
+
+
+def launch_argument(struct: np.ndarray) -> Any:
+    """`by_value`'s struct as CuPy's launch has it in the end.
+
+    Of a numpy array CuPy asks the address, which comes in a dictionary, at every launch: 1 to 2
+    microseconds for each struct.  It also takes the object that it makes of the answer.
+    """
+    pointer = _launch_pointer()
+    return struct if pointer is None else pointer(struct)
+
+
+def launch_argument_at(address: int, num_bytes: int, owner: Any) -> Any:
+    """As launch_argument, of a struct that lies at `address`, in memory that `owner` keeps."""
+    pointer = _launch_pointer()
+    if pointer is None:
+        return np.frombuffer(ctypes.string_at(address, num_bytes), f"V{num_bytes}")
+    return pointer(_Owned(address, owner))
+
+
+class _Owned:
+    """Says where it lies as a numpy array does, but much sooner."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, address: int, owner: Any):
+        self.__array_interface__ = {"data": (address, False)}
+        self._owner = owner
+
+
+@cache
+def _launch_pointer() -> Any:
+    import cupy
+
+    return getattr(cupy.cuda.function, "CNumpyArray", None)  # not documented

@@ -1,0 +1,215 @@
+"""Fit the times of the GEMM model (cupykern/tuned/<arch>.json) to sweeps.
+
+The model (gemm/sm90_heuristic.py: estimate) is linear in its times, and a launch takes a constant
+more.  They are fitted by least squares of relative errors, drawn weakly to what they were, so that
+a time that no sweep tells stays.  Shapes that the fit does not see judge it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes, tuned
+from ..gemm import sm90_heuristic
+from ..gemm.gemm_task import GemmTask
+from ..gemm.split_plan import SplitKWorkspace
+from ..targets.limits import multiprocessors
+from ..tuning.trials import Trial
+
+FITTED = (
+    *("epilogue", "activation", "ping_pong", "split_launch", "split_element"),
+    *("decode", "decode_element", "nvfp4_epilogue"),
+)
+LAUNCH = "launch"  # us, the same for every config: not in the file
+_WEAK = 1e-3  # weight of what a time was, beside a measured one's 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The median time of a call; place: table and number of the config's tile."""
+
+    task: GemmTask
+    place: tuple[str, int]
+    splits: int
+    us: float
+
+    @property
+    def tile_name(self) -> str:
+        return f"{self.place[0]}[{self.place[1]}]"
+
+    def predict(self, times: Mapping[str, float], blocks: int) -> float:
+        """The model's time."""
+        tile = sm90_heuristic.table(self.place[0])[self.place[1]]
+        tile = replace(tile, us=times[self.tile_name])
+        constants = _nested(times)
+        modelled = sm90_heuristic.estimate(tile, self.task, blocks, self.splits, constants)
+        return times[LAUNCH] + modelled
+
+
+@dataclass(frozen=True)
+class Quality:
+    """On shapes that were not fitted: median and largest |relative error|, and by how much the
+    mean and the worst choice (the least estimate of a shape's configs) take longer than the best
+    config."""
+
+    num_shapes: int
+    median_error: float
+    max_error: float
+    mean_loss: float
+    max_loss: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """times: by name, of all that the model has.  counts: by how many samples each was fitted."""
+
+    times: dict[str, float]
+    counts: dict[str, int]
+    before: Quality
+    after: Quality
+
+
+def present_times(arch: str = sm90_heuristic.ARCH) -> dict[str, float]:
+    """The times in the file, by name: "epilogue", "decode.gemm", "16-bit[0]"; and 0 for a
+    launch."""
+    found = {LAUNCH: 0.0}
+    for name in FITTED:
+        value = tuned.constants(arch, "gemm")[name]
+        found |= (
+            {f"{name}.{key}": x for key, x in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    for name, entry in tuned.load(arch)["gemm_tiles"].items():
+        found |= {f"{name}[{i}]": tile["us"] for i, tile in enumerate(entry["tiles"])}
+    return found
+
+
+def _nested(times: Mapping[str, float]) -> dict[str, Any]:
+    """{"decode.gemm": 2.5} -> {"decode": {"gemm": 2.5}}"""
+    made: dict[str, Any] = {}
+    for name, value in times.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            made.setdefault(head, {})[rest] = value
+        else:
+            made[name] = value
+    return made
+
+
+def samples(trials: Iterable[Trial]) -> list[Sample]:
+    """Of the verified trials of a GEMM whose config is in a table of its task."""
+    found = []
+    for trial in trials:
+        is_gemm = (trial.key or "").startswith("gemm ")
+        known = trial.median_us if trial.verified and is_gemm else None
+        if known and len(trial.shape) == 3:
+            task = task_of_key(trial.key or "", trial.shape)
+            for name in sm90_heuristic.tables_of(task):
+                for i, tile in enumerate(sm90_heuristic.table(name)):
+                    for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["split_parts"]):
+                        config: Any = tile.config
+                        if splits > 1:
+                            config = SplitKWorkspace(config, splits)
+                        if repr(config) == trial.config:
+                            found.append(Sample(task, (name, i), splits, known))
+    return found
+
+
+def task_of_key(key: str, shape: tuple[int, ...]) -> GemmTask:
+    """The task of choice.Request.key, whose sizes are rounded, with the sizes (M, N, K) of
+    `shape`."""
+    words = dict(word.split("=", 1) for word in key.split(" on ")[0].split() if "=" in word)
+    values: dict[str, Any] = dict(zip("mnk", shape, strict=True))
+    for field in fields(GemmTask):
+        if field.name not in values:
+            word = words[field.name]
+            kinds: dict[str, Any] = {
+                "np.dtype": dtypes.NAMES.__getitem__,
+                "bool": "True".__eq__,
+                "int": int,
+            }
+            values[field.name] = kinds.get(str(field.type), str)(word)
+    return GemmTask(**values)
+
+
+def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
+    """Fit to all shapes but a part `held_out` of them, drawn at random.
+
+    Raises ValueError where fewer than 4 shapes are left to fit or to judge.
+    """
+    blocks, old = multiprocessors(sm90_heuristic.ARCH), present_times()
+    shapes = sorted({(s.task.m, s.task.n, s.task.k) for s in found})
+    picked = np.random.default_rng(seed).permutation(len(shapes))
+    judged = {shapes[i] for i in picked[: round(held_out * len(shapes))]}
+    if min(len(judged), len(shapes) - len(judged)) < 4:
+        raise ValueError(f"too few shapes to fit and to judge: {len(shapes)}")
+    seen = [s for s in found if (s.task.m, s.task.n, s.task.k) not in judged]
+    unseen = [s for s in found if (s.task.m, s.task.n, s.task.k) in judged]
+    names = list(old)
+    zero = dict.fromkeys(names, 0.0)
+    parts = np.array([[s.predict({**zero, x: 1.0}, blocks) for x in names] for s in seen])
+    scale = np.array([old[name] or 1.0 for name in names])  # a time in units of what it was
+    measured = np.array([s.us for s in seen])
+    rows = np.concatenate([parts * scale / measured[:, None], _WEAK * np.eye(len(names))])
+    wanted = np.concatenate([np.ones(len(seen)), _WEAK * np.array([x != 0 for x in old.values()])])
+    solved = np.linalg.lstsq(rows, wanted, rcond=None)[0] * scale
+    counts = {name: int(count) for name, count in zip(names, (parts != 0).sum(0), strict=True)}
+    times = {
+        name: float(time) if counts[name] else old[name]
+        for name, time in zip(names, solved, strict=True)
+    }
+    launch = {**old, LAUNCH: times[LAUNCH]}
+    return Fit(times, counts, quality(unseen, launch, blocks), quality(unseen, times, blocks))
+
+
+def quality(found: Sequence[Sample], times: Mapping[str, float], blocks: int) -> Quality:
+    """How well `times` predict samples, and choose between those of one task."""
+    errors, losses = [], []
+    by_task: dict[GemmTask, list[tuple[float, float]]] = {}
+    for sample in found:
+        predicted = sample.predict(times, blocks)
+        errors.append(abs(predicted / sample.us - 1))
+        by_task.setdefault(sample.task, []).append((predicted, sample.us))
+    for pairs in by_task.values():
+        losses.append(min(pairs)[1] / min(us for _, us in pairs) - 1)
+    of_errors = float(np.median(errors)), max(errors)
+    return Quality(len(by_task), *of_errors, float(np.mean(losses)), max(losses))
+
+
+def updated(document: dict[str, Any], times: Mapping[str, float], measured: str) -> dict[str, Any]:
+    """`document`, a file's, with these times, of three digits; `measured`: the note of those that
+    changed."""
+    document = json.loads(json.dumps(document))
+    old = present_times(document["arch"])
+    changed = {name: time for name, time in times.items() if time != old[name]}
+    rounded = {name: float(f"{time:.3g}") for name, time in changed.items()}
+    for name, entry in document["gemm"].items():
+        own = {k: v for k, v in rounded.items() if k.partition(".")[0] == name}
+        for full, time in own.items():
+            if isinstance(entry["value"], dict):
+                entry["value"][full.partition(".")[2]] = time
+            else:
+                entry["value"] = time
+            entry["measured"] = measured
+    for name, entry in document["gemm_tiles"].items():
+        for i, tile in enumerate(entry["tiles"]):
+            if f"{name}[{i}]" in rounded:
+                tile["us"], entry["measured"] = rounded[f"{name}[{i}]"], measured
+    return document
+
+
+def text(value: Any, indent: int = 0) -> str:
+    """JSON with a line for every number and every tile."""
+    inner, end = "\n" + " " * (indent + 1), "\n" + " " * indent
+    if isinstance(value, dict) and not {"value", "config"} & value.keys():
+        lines = (f"{json.dumps(k)}: {text(v, indent + 1)}" for k, v in value.items())
+        return "{" + inner + f",{inner}".join(lines) + end + "}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[" + inner + f",{inner}".join(text(x, indent + 1) for x in value) + end + "]"
+    return json.dumps(value)

@@ -1,0 +1,53 @@
+"""`cupykern fit`: the model's times from sweeps, and how well they tell those of other shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .. import tuned
+from ..gemm.sm90_heuristic import ARCH
+from . import fit
+from .options import Failure
+from .tables import number, print_table
+from .trace import read
+
+
+def run(paths: tuple[Path, ...], seed: int, written: Path | None) -> int:
+    trials, devices = [], []
+    for path in paths:
+        try:
+            header, found = read(path)
+        except ValueError as error:
+            raise Failure(str(error)) from None
+        if header["target"] == "host":
+            raise Failure(f"{path} is host emulation: its times say nothing about a GPU")
+        devices.append(str(header["machine"]["device"]))
+        trials += found
+    samples = fit.samples(trials)
+    try:
+        fitted = fit.fit(samples, seed)
+    except ValueError as error:
+        raise Failure(str(error)) from None
+    old = fit.present_times()
+    print_table(
+        ("time", "samples", "us in the file", "us fitted"),
+        (
+            (name, count, number(old[name]), number(fitted.times[name]))
+            for name, count in fitted.counts.items()
+            if count
+        ),
+    )
+    for what, quality in (("file", fitted.before), ("fitted", fitted.after)):
+        click.echo(
+            f"{what}: on {quality.num_shapes} shapes that were not fitted the error is "
+            f"{quality.median_error:.1%} (median), {quality.max_error:.1%} (largest); the choice "
+            f"takes {quality.mean_loss:.1%} (mean), {quality.max_loss:.1%} (largest) longer than "
+            "the best config"
+        )
+    if written is not None:
+        measured = f"cupykern fit: {len(samples)} times on {', '.join(dict.fromkeys(devices))}"
+        document = fit.updated(tuned.load(ARCH), fitted.times, measured)
+        written.write_text(fit.text(document) + "\n", encoding="utf-8")
+    return 0

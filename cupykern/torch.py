@@ -1,0 +1,265 @@
+"""The ops as torch's custom operators, which torch.compile keeps in one graph (fullgraph=True).
+
+    import cupykern.torch
+
+    @torch.compile(fullgraph=True)
+    def block(x, weight):
+        return cupykern.torch.rms_norm(x, weight) * 2
+
+Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.  Their
+results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start sooner.
+Where torch.compile traces these with a tensor as first, positional argument, they are the operators; those
+that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config` or a BlockMask break the
+graph.  What an NvFp4 is an argument of belongs outside, in a function with torch.compiler.disable.  There
+is no backward pass: a tensor that requires grad raises RuntimeError unless grad mode is off.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import cupykern
+
+from . import dtypes
+from .interop import foreign
+from .interop.tensors import DTYPES, TENSORS, TORCH
+from .op import as_tuple
+from .rows.quantize_rows import scale_shape
+
+_Fake = Callable[..., list[Tensor]]
+_LEFT_OUT = ("out", "config")
+_SHORT_NAMES = {TORCH[dtype]: name for name, dtype in dtypes.QUANTIZED.items()}
+_FLOAT16S = (torch.float16, torch.bfloat16)
+
+
+def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
+    """The function of an operator that is one of cupykern's: `name(arguments) -> Tensor[]`.
+
+    fake: the results for arguments without contents, all arguments by name.
+    """
+    name = schema.partition("(")[0]
+    function = getattr(cupykern, name)
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in _LEFT_OUT
+    ]
+    names = tuple(parameter.name for parameter in parameters)
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        # An option is looked up by its value, which a list has not.
+        given = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
+        return [y.contiguous() for y in as_tuple(function(**given))]
+
+    def fake_run(*args: Any, **kwargs: Any) -> list[Tensor]:
+        return fake(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+
+    operator = torch.library.custom_op(
+        f"cupykern::{name}", run, mutates_args=(), schema=schema.removeprefix(name)
+    )
+    operator.register_fake(fake_run)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        for key, x in given.items():
+            if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"{key} requires grad, and cupykern has no backward pass: call it within "
+                    f"torch.no_grad(), or with {key}.detach()"
+                )
+            given[key] = _option(name, key, x)
+        outputs = operator(**given)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`cupykern.{name}` of tensors, as the operator cupykern::{name}."
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
+    TENSORS.operators[name] = call
+    return call
+
+
+def _option(name: str, key: str, x: Any) -> Any:
+    """An argument of the function `name` as its operator takes it."""
+    if key.startswith("scale_") and isinstance(x, (int, float)):
+        return torch.tensor(x, dtype=torch.float64)
+    if name == "quantize" and key == "dtype":
+        return _SHORT_NAMES.get(x, x)
+    if key in ("dtype", "out_dtype") and isinstance(x, str):
+        return getattr(torch, x)
+    return x
+
+
+def _untraced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+TENSORS.untraced = torch.compiler.disable(_untraced)
+for kind in (Tensor, torch.nn.Parameter):  # known before anything is traced
+    foreign.register(kind, TENSORS)
+
+
+def _new(x: Tensor, shape: Sequence[Any], dtype: torch.dtype | None = torch.float32) -> Tensor:
+    return x.new_empty(tuple(shape), dtype=dtype)
+
+
+# --- the results' shapes and dtypes --------------------------------------------------------------
+
+
+def _softmax(x: Tensor, dtype: torch.dtype | None, **_: Any) -> list[Tensor]:
+    return [_new(x, x.shape, dtype or x.dtype)]
+
+
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    return_stats: bool,
+    dtype: torch.dtype | None,
+    quantize: str | None = None,
+    **options: Any,
+) -> list[Tensor]:
+    if quantize is None:
+        made = [_new(x, x.shape, dtype or x.dtype)]
+    else:
+        made = [_new(x, x.shape, TORCH[dtypes.QUANTIZED[quantize]]), _new(x, (*x.shape[:-1], 1))]
+    if residual is not None:
+        made.append(_new(x, x.shape, x.dtype))
+    num_stats = 2 if "compensated" in options else 1
+    return made + [_new(x, x.shape[:-1]) for _ in range(num_stats if return_stats else 0)]
+
+
+def _quantize(
+    x: Tensor, dtype: str, granularity: str, block: Sequence[int], **_: Any
+) -> list[Tensor]:
+    shape = scale_shape(tuple(x.shape), granularity, cast(tuple[int, int], tuple(block)))
+    return [_new(x, x.shape, TORCH[dtypes.QUANTIZED[dtype]]), _new(x, shape)]
+
+
+def _product_shape(a: Tensor, b: Tensor) -> tuple[Any, ...]:
+    return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+
+
+def _product(
+    a: Tensor, b: Tensor, out_dtype: torch.dtype | None, plain: bool, **_: Any
+) -> list[Tensor]:
+    if out_dtype is None:
+        out_dtype = TORCH[dtypes.of_product(DTYPES[a.dtype], DTYPES[b.dtype], plain)]
+    return [_new(a, _product_shape(a, b), out_dtype)]
+
+
+def _matmul(bias: Any, residual: Any, activation: Any, alpha: float, **rest: Any) -> list[Tensor]:
+    plain = bias is None and residual is None and activation is None and alpha == 1.0
+    return _product(plain=plain, **rest)
+
+
+def _scaled_mm(scale_a: Any, scale_b: Any, bias: Any, activation: Any, **rest: Any) -> list[Tensor]:
+    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
+    return _product(plain=plain, **rest)
+
+
+def _dual(a: Tensor, b1: Tensor, out_dtype: torch.dtype | None, **_: Any) -> list[Tensor]:
+    default = a.dtype if a.dtype in _FLOAT16S else torch.float16
+    return [_new(a, _product_shape(a, b1), out_dtype or default)]
+
+
+def _logits(a: Tensor, w: Tensor, dtype: torch.dtype | None, **_: Any) -> list[Tensor]:
+    return [_new(a, _product_shape(a, w), dtype or a.dtype)]
+
+
+def _attention(
+    q: Tensor,
+    v: Tensor,
+    layout: str,
+    return_lse: bool,
+    return_row_stats: bool = False,
+    **_: Any,
+) -> list[Tensor]:
+    batch, heads, sq = q.shape[:3]
+    if layout == "bshd":
+        heads, sq = sq, heads
+    stats = (1 if return_lse else 0) + (2 if return_row_stats else 0)
+    made = [_new(q, (*q.shape[:3], v.shape[-1]), q.dtype)]
+    return made + [_new(q, (batch, heads, sq)) for _ in range(stats)]
+
+
+def _varlen(q: Tensor, v: Tensor, return_lse: bool, **_: Any) -> list[Tensor]:
+    rows, heads = q.shape[:2]
+    made = [_new(q, (rows, heads, v.shape[-1]), q.dtype)]
+    return made + ([_new(q, (heads, rows))] if return_lse else [])
+
+
+# --- the operators -------------------------------------------------------------------------------
+
+_SOFTMAX = (
+    "(Tensor x, SymInt axis=-1, Tensor? mask=None, float? scale=None, ScalarType? dtype=None)"
+    " -> Tensor[]"
+)
+softmax = _register(f"softmax{_SOFTMAX}", _softmax)
+log_softmax = _register(f"log_softmax{_SOFTMAX}", _softmax)
+layer_norm = _register(
+    "layer_norm(Tensor x, Tensor? weight=None, Tensor? bias=None, float? eps=1e-5, "
+    "Tensor? residual=None, bool compensated=False, bool return_stats=False, "
+    "ScalarType? dtype=None) -> Tensor[]",
+    _norm,
+)
+rms_norm = _register(
+    "rms_norm(Tensor x, Tensor? weight=None, float? eps=None, Tensor? residual=None, "
+    "str? quantize=None, bool return_stats=False, ScalarType? dtype=None) -> Tensor[]",
+    _norm,
+)
+quantize = _register(
+    'quantize(Tensor x, str dtype, str granularity="tensor", SymInt[2] block=[1, 128]) -> Tensor[]',
+    _quantize,
+)
+matmul = _register(
+    "matmul(Tensor a, Tensor b, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
+    'float alpha=1.0, ScalarType? out_dtype=None, str accumulate="float32") -> Tensor[]',
+    _matmul,
+)
+scaled_mm = _register(
+    "scaled_mm(Tensor a, Tensor b, Tensor? scale_a=None, Tensor? scale_b=None, "
+    "Tensor? bias=None, str? activation=None, ScalarType? out_dtype=None) -> Tensor[]",
+    _scaled_mm,
+)
+dual_gemm_silu = _register(
+    "dual_gemm_silu(Tensor a, Tensor b1, Tensor b2, Tensor? scale_a=None, "
+    'Tensor? scale_b1=None, Tensor? scale_b2=None, str policy="fp32", '
+    "ScalarType? out_dtype=None) -> Tensor[]",
+    _dual,
+)
+dequant_softmax = _register(
+    "dequant_softmax(Tensor a, Tensor w, Tensor scale_w, Tensor? bias=None, "
+    "ScalarType? dtype=None) -> Tensor[]",
+    _logits,
+)
+decode_attention = _register(
+    "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seq_lens=None, "
+    'Tensor? block_table=None, str layout="hnd", bool causal=True, float? scale=None, '
+    "bool return_lse=False) -> Tensor[]",
+    lambda q, v_cache, return_lse, **_: _attention(q, v_cache, "bhsd", return_lse),
+)
+attention = _register(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal=False, str? causal_align=None, "
+    'Tensor? mask=None, SymInt? input_pos=None, float? scale=None, str layout="bhsd", '
+    'str qk_accumulate="float32", bool return_lse=False, bool return_row_stats=False, '
+    'str algorithm="flash") -> Tensor[]',
+    _attention,
+)
+attention_varlen = _register(
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal=False, "
+    'str causal_align="bottom_right", float? scale=None, bool return_lse=False) -> Tensor[]',
+    _varlen,
+)
+scaled_dot_product_attention = _register(
+    "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
+    "float dropout_p=0.0, bool is_causal=False, float? scale=None, bool enable_gqa=False)"
+    " -> Tensor[]",
+    lambda query, value, **_: _attention(query, value, "bhsd", False),
+)

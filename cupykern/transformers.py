@@ -1,0 +1,96 @@
+"""cupykern's attention for models of Hugging Face transformers.
+
+    import cupykern.transformers
+
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=torch.bfloat16, attn_implementation="cupykern"
+    )
+
+The import registers "cupykern" with transformers' AttentionInterface and AttentionMaskInterface; masks are
+those of "sdpa": of bool, or None where causality says it all.  Models run in float16 or bfloat16, without
+gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from . import attention, decode_attention
+from . import torch as _operators  # noqa: F401, which torch.compile takes
+
+NAME = "cupykern"
+_UNKNOWN = ("softcap", "s_aux", "position_bias", "cache", "head_mask")
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in place of its eager attention.
+
+    query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) with what a cache holds; H is a
+    multiple of Hkv.  float16 or bfloat16.
+    attention_mask: bool (B or 1, H or 1, Sq, >= Sk), True = keep, or a bias; causality and windows are in
+    it.  None: causal if is_causal (None: module.is_causal) and Sq > 1, of the last sliding_window keys.
+
+    Returns (out, None), out (B, Sq, H, Dv); weights are not kept.
+
+    One query without a mask, a step of decoding, runs in decode_attention, others in attention.
+
+    Raises NotImplementedError for dropout, softcap, sinks (s_aux), position_bias, a paged cache, head_mask
+    and float32, RuntimeError for tensors that require grad.
+    """
+    given = [name for name in _UNKNOWN if options.get(name) is not None]
+    if dropout or given:
+        lacks = ", ".join(["dropout"] * bool(dropout) + given)
+        raise NotImplementedError(
+            f"attn_implementation={NAME!r} has no {lacks}: use 'sdpa' or 'eager' for {type(module).__name__}"
+        )
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise NotImplementedError(
+            f"attn_implementation={NAME!r} takes float16 and bfloat16, not {query.dtype}: load the model "
+            "with dtype=torch.bfloat16"
+        )
+    queries, keys = query.shape[2], key.shape[2]
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    is_causal = is_causal and queries > 1
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., :keys]
+    elif (
+        is_causal and keys > queries
+    ):  # the first call with a cache of a fixed size: the rest is empty
+        key, value, keys = key[:, :, :queries], value[:, :, :queries], queries
+    if attention_mask is None and sliding_window is not None and keys > sliding_window:
+        attention_mask, is_causal = _window(query, keys, sliding_window, is_causal), False
+    if attention_mask is None and queries == 1:
+        out = decode_attention(query, key, value, scale=scaling)
+        return out.transpose(1, 2).contiguous(), None
+    heads_last = (x.transpose(1, 2) for x in (query, key, value))
+    causal = is_causal and attention_mask is None
+    out = attention(*heads_last, causal=causal, mask=attention_mask, scale=scaling, layout="bshd")
+    return out, None
+
+
+def _window(query: torch.Tensor, keys: int, window: int, is_causal: bool) -> torch.Tensor:
+    """Each query, of the last positions, sees the keys less than `window` before it, and if it is not
+    causal as many after it."""
+    at = torch.arange(keys, device=query.device)
+    before = at[keys - query.shape[2] :, None] - at
+    return (before < window) & (before >= 0 if is_causal else before > -window)
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,37 @@
+"""Every public docstring has an example, which runs on the host target with numpy arrays."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+
+import numpy as np
+import pytest
+
+import cupykern
+
+_FUNCTIONS = {name: getattr(cupykern, name) for name in cupykern.__all__ if name != "OPS"}
+_METHODS = {
+    f"{name}.{method}": getattr(getattr(cupykern, name), method)
+    for name, methods in {
+        "BlockMask": ("from_dense", "causal", "document", "interleaved", "to_dense"),
+        "NvFp4": ("to", "dequantize"),
+    }.items()
+    for method in methods
+}
+PUBLIC = {**_FUNCTIONS, **_METHODS}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_example(name, tmp_path, monkeypatch):
+    if name == "tune":  # it writes to the store
+        monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    found = doctest.DocTestParser().get_doctest(
+        text, {"np": np, "cupykern": cupykern}, name, None, None
+    )
+    assert any(not example.options.get(doctest.SKIP) for example in found.examples), "no example"
+    report: list[str] = []
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(found, out=report.append)
+    assert not runner.failures, "".join(report)

@@ -1,0 +1,137 @@
+"""The ops as torch's custom operators: their fake kernels, torch.compile, and what breaks its graph."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from foreign_twins import CALLED, calls
+
+import cupykern
+import cupykern.torch
+from cupykern.interop.foreign import native
+from cupykern.interop.tensors import TENSORS
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(4, 64, generator=GENERATOR).half()
+W = torch.linspace(0.5, 1.5, 64).half()
+NAMES = sorted(TENSORS.operators)
+
+
+def _tensor(x: np.ndarray) -> torch.Tensor:
+    return TENSORS.back(np.array(x, order="C"), None)
+
+
+def _is_operators(call) -> bool:
+    """Whether an operator takes the arguments."""
+    values = (*call.args, *call.kwargs.values())
+    return not any(hasattr(x, "arrays") or isinstance(x, np.dtype) for x in values)
+
+
+def test_every_op_of_arrays_is_an_operator():
+    without = {"quantize_nvfp4", "nonfinite_report"}
+    assert {op.run.__name__ for op in CALLED} - without <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_have_the_arguments_of_functions(name):
+    function, operator = getattr(cupykern, name), getattr(cupykern.torch, name)
+    parameters = dict(inspect.signature(function).parameters)
+    parameters.pop("out", None), parameters.pop("config", None)
+    assert dict(inspect.signature(operator).parameters) == parameters
+    schema = getattr(torch.ops.cupykern, name).default._schema
+    assert [argument.name for argument in schema.arguments] == list(parameters)
+    for argument in schema.arguments:
+        default = parameters[argument.name].default
+        if argument.has_default_value():
+            there = argument.default_value
+            assert (tuple(there) if isinstance(there, list) else there) == default
+        else:
+            assert default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("op", CALLED, ids=lambda op: op.name)
+@pytest.mark.parametrize("seed", range(6))
+def test_operators_and_their_fakes_agree_with_functions(op, seed):
+    call, _ = calls(op, seed, _tensor)
+    operator = TENSORS.operators.get(op.run.__name__)
+    if operator is None or not _is_operators(call):
+        return
+    expected = getattr(cupykern, op.run.__name__)(*call.args, **call.kwargs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+
+    def run(*args, **kwargs):
+        found = operator(*args, **kwargs)
+        return found if isinstance(found, tuple) else (found,)
+
+    found = run(*call.args, **call.kwargs)
+    mode = torch._subclasses.FakeTensorMode()
+    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in call.args]
+    options = {
+        name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+        for name, x in call.kwargs.items()
+    }
+    with mode:
+        faked = run(*fake, **options)
+    for y, x, z in zip(expected, found, faked, strict=True):
+        assert x.shape == y.shape == z.shape and x.dtype == y.dtype == z.dtype
+        assert x.is_contiguous() and z.is_contiguous()
+        assert native("x", x).tobytes() == native("y", y).tobytes()
+
+
+@pytest.mark.parametrize(
+    "name, args, kwargs",
+    [
+        ("softmax", (X,), {"scale": 2.0, "dtype": torch.float32}),
+        ("rms_norm", (X, W), {"residual": X + 1, "return_stats": True, "quantize": "int8"}),
+        ("quantize", (X, "e4m3"), {"granularity": "block", "block": (2, 32)}),
+        ("matmul", (X, X.t()), {"activation": "silu"}),
+        ("attention", (X.view(1, 2, 2, 64),) * 3, {"causal": True, "return_lse": True}),
+    ],
+)
+def test_opcheck(name, args, kwargs):
+    torch.library.opcheck(getattr(torch.ops.cupykern, name).default, args, kwargs)
+
+
+def _block(x, w, functions):
+    y, s = functions.rms_norm(x + 1, w, residual=x)
+    z = functions.matmul(y, x.t(), activation="gelu", out_dtype=torch.float32)
+    values, scale = functions.quantize(y, "e4m3", granularity="row")
+    c = functions.scaled_mm(values, values.t(), scale, 0.5)
+    return functions.softmax(z * 2, scale=0.5), s, values, scale, c
+
+
+@pytest.mark.parametrize("functions", [cupykern.torch, cupykern], ids=lambda m: m.__name__)
+def test_compile_keeps_one_graph(functions):
+    torch.compiler.reset()
+    compiled = torch.compile(_block, fullgraph=True, backend="aot_eager")
+    for rows in (4, 7):  # the second one with shapes that are symbols
+        x = torch.randn(rows, 64, generator=GENERATOR).half()
+        for found, expected in zip(compiled(x, W, functions), _block(x, W, cupykern), strict=True):
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_what_is_no_operator_breaks_the_graph_alone():
+    def written(x):
+        return cupykern.softmax(x + 1, out=torch.empty_like(x)) * 2
+
+    def reported(x):
+        return cupykern.nonfinite_report(x + 1).size + cupykern.softmax(x).sum()
+
+    for function in (written, reported):
+        torch.compiler.reset()
+        assert torch.equal(torch.compile(function, backend="eager")(X), function(X))
+
+
+def test_gradients_are_refused():
+    x = X.float().requires_grad_()
+    with pytest.raises(RuntimeError, match=r"x requires grad.*torch\.no_grad\(\)"):
+        cupykern.torch.softmax(x)
+    torch.compiler.reset()
+    compiled = torch.compile(cupykern.torch.softmax, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="x requires grad"):
+        compiled(x)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), cupykern.softmax(x.detach()))
