@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
 
 from .arrays import address_of
 from .targets import Target, is_cupy, of_array
+from .typing import Array
 
-_NO_CHANGE = nullcontext()
+_NO_CHANGE: AbstractContextManager[object] = nullcontext()
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # normal
 
 
-def target_of(name: str, array: Any) -> Target:
+def target_of(name: str, array: object) -> Target:
     """The target that holds `array`.  Raises TypeError for anything but a cupy or numpy array."""
     if not (isinstance(array, np.ndarray) or is_cupy(array)) or isinstance(
         array, np.ma.MaskedArray
     ):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"{name} must be a cupy or numpy array; got {kind}")
-    return of_array(array)
+    return of_array(cast(Array, array))
 
 
-def on_device(target: Target) -> AbstractContextManager:
+def on_device(target: Target) -> AbstractContextManager[object]:
     """A context in which allocations and launches go to the device of `target`."""
     if target.name == "host" or target.device_id == target.xp.cuda.runtime.getDevice():
         return _NO_CHANGE
@@ -82,14 +83,14 @@ def checked_float(name: str, number: float) -> float:
     return number + 0.0
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: object) -> None:
     """Raises TypeError for what is no bool."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
 
 
-def is_number(value: Any, beside: Any) -> bool:
+def is_number(value: object, beside: Array) -> bool:
     """Whether a factor of the array `beside` is to be read as a number: what is no array, and
     numpy's 0-d arrays that a kernel cannot read there as FP32."""
     if isinstance(value, np.ndarray):
@@ -97,7 +98,7 @@ def is_number(value: Any, beside: Any) -> bool:
     return isinstance(value, np.generic) or not hasattr(value, "dtype")
 
 
-def check_fields(config: Any, *kinds: type, name: str = "config") -> None:
+def check_fields(config: Any, *kinds: type[Any], name: str = "config") -> None:
     """Check a config's type and those of its fields: bools, integers of 32 bits, and such configs.
 
     Raises TypeError and ValueError.
@@ -106,7 +107,7 @@ def check_fields(config: Any, *kinds: type, name: str = "config") -> None:
         names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
         raise TypeError(f"{name} must be a {names}; got {type(config).__name__}")
     check_complete(config)
-    for field, of_field in field_kinds(type(config)).items():
+    for field, of_field in field_kinds(config.__class__).items():
         value = getattr(config, field)
         if is_dataclass(of_field[0]):
             check_fields(value, *of_field, name=f"{name}'s {field}")
@@ -125,7 +126,7 @@ def field_kinds(kind: type) -> dict[str, tuple[type, ...]]:
     return {x.name: get_args(hints[x.name]) or (hints[x.name],) for x in fields(kind)}
 
 
-def check_complete(config: Any) -> None:
+def check_complete(config: object) -> None:
     """Raise TypeError if `config` has no hash, by which plans are looked up: a dataclass without
     all its fields, as one unpickled from another version, or a dict, say."""
     if is_dataclass(config):
@@ -136,7 +137,7 @@ def check_complete(config: Any) -> None:
         raise TypeError(f"config must be a config of the op; got {type(config).__name__}")
 
 
-def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:
+def normalize_axis(axis: object, shape: tuple[int, ...]) -> int:
     """`axis` of an array x of `shape`, in [0, its number of dims).
 
     Raises TypeError and numpy.exceptions.AxisError.
@@ -149,7 +150,7 @@ def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:
 
 
 def check_out(
-    out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]
+    out: Array, x: Array, shape: Sequence[int], dtype: np.dtype, others: Mapping[str, Array | None]
 ) -> None:
     """`check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
     _check_result("out", out, x, shape, dtype)
@@ -158,7 +159,9 @@ def check_out(
     _check_apart(out, others, " (only exactly in place, out=x)")
 
 
-def check_new_out(out: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]) -> None:
+def check_new_out(
+    out: Array, shape: Sequence[int], dtype: np.dtype, others: Mapping[str, Array | None]
+) -> None:
     """Raise unless `out` can take a result: its place, which is that of the first of `others`, its
     shape, dtype, writability, and no overlap with any of `others`.
     """
@@ -168,7 +171,7 @@ def check_new_out(out: Any, shape: Sequence[int], dtype: np.dtype, others: dict[
 
 
 def _check_result(
-    name: str, out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, x_name: str = "x"
+    name: str, out: Array, x: Array | None, shape: Sequence[int], dtype: np.dtype, x_name: str = "x"
 ) -> None:
     same_place(name, out, x, x_name)
     if out.dtype != dtype:
@@ -186,20 +189,20 @@ def _check_result(
         extent += (size - 1) * stride
 
 
-def _same_elements(out: Any, x: Any) -> bool:
+def _same_elements(out: Array, x: Array) -> bool:
     """Whether every element of `out` is x's of the same index; both have one shape."""
     steps = zip(out.shape, out.strides, x.strides, strict=True)
     same_steps = all(size <= 1 or of_out == of_x for size, of_out, of_x in steps)
     return same_steps and out.dtype == x.dtype and address_of(out) == address_of(x)
 
 
-def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:
+def _check_apart(out: Array, others: Mapping[str, Array | None], unless: str = "") -> None:
     for name, other in others.items():
         if other is not None and overlap(out, other):
             raise ValueError(f"out must not overlap {name}{unless}")
 
 
-def _byte_range(array: Any) -> tuple[int, int]:
+def _byte_range(array: Array) -> tuple[int, int]:
     low = high = address_of(array)
     for size, stride in zip(array.shape, array.strides, strict=True):
         if stride < 0:
@@ -209,7 +212,7 @@ def _byte_range(array: Any) -> tuple[int, int]:
     return low, high + array.dtype.itemsize
 
 
-def overlap(a: Any, b: Any) -> bool:
+def overlap(a: Array, b: Array) -> bool:
     """Whether two arrays, both cupy's or both numpy's, share a byte."""
     if a.size == 0 or b.size == 0:
         return False
@@ -218,12 +221,12 @@ def overlap(a: Any, b: Any) -> bool:
         return False
     # Interleaved views (x[::2], x[1::2]) share a range but no byte: numpy decides by strides alone.
     try:
-        return np.shares_memory(_shadow(a), _shadow(b), max_work=100_000)
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=100_000)  # type: ignore[arg-type]  # numpy takes any number
     except np.exceptions.TooHardError:  # of no views by slices
         return True
 
 
-def _shadow(array: Any) -> np.ndarray:
+def _shadow(array: Array) -> np.ndarray:
     """A numpy array with the addresses of `array`, which nothing may read or write."""
     if isinstance(array, np.ndarray):
         return array

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from . import dtypes, targets
+from .typing import Array, DTypeLike, Namespace
 
 ALIGNMENT = 512  # bytes, of all arrays that the library allocates: CuPy's
 ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
-def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> Any:
+def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = None) -> Array:
     """An uninitialised array of `shape` and `dtype` (one of dtypes.NAMES, by name or dtype).
 
     >>> x = cupykern.empty((2, 3), "bfloat16", target="host")
@@ -30,7 +31,7 @@ def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> 
     return empty_of(targets.get(target).xp, shape, dtype)
 
 
-def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
+def empty_of(xp: Namespace, shape: int | Sequence[int], dtype: DTypeLike) -> Array:
     """As `empty`, in the namespace `xp`."""
     if dtype in ONE_BYTE:
         return maker(xp)(shape, np.uint8).view(dtype)
@@ -38,7 +39,7 @@ def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
 
 
 @cache
-def maker(xp: Any) -> Callable[..., Any]:
+def maker(xp: Namespace) -> Callable[..., Array]:
     """The function that allocates C-contiguous arrays: make(shape, dtype), of CuPy also with memory.
 
     numpy: `_aligned_empty`.  CuPy: as cupy.ndarray, but faster where possible: its class passes the
@@ -50,7 +51,7 @@ def maker(xp: Any) -> Callable[..., Any]:
     kind = xp.ndarray
     blank = kind.__mro__[1].__new__
 
-    def make(shape: Any, dtype: Any, memory: Any = None) -> Any:
+    def make(shape: Any, dtype: DTypeLike, memory: Any = None) -> Any:
         made = blank(kind)
         made._init(shape, dtype, memory, None, None)
         return made
@@ -65,7 +66,7 @@ def maker(xp: Any) -> Callable[..., Any]:
 
 
 def _aligned_empty(
-    shape: int | Sequence[int], dtype: Any, strides: tuple[int, ...] | None = None
+    shape: int | Sequence[int], dtype: DTypeLike, strides: tuple[int, ...] | None = None
 ) -> np.ndarray:
     """An uninitialised numpy array that begins at a multiple of ALIGNMENT bytes.
 
@@ -79,12 +80,12 @@ def _aligned_empty(
     return np.ndarray(shape, dtype, memory, begin, strides)
 
 
-def _nowhere(xp: Any) -> Any:
+def _nowhere(xp: Namespace) -> Any:
     """CuPy's pointer to memory that nothing may read or write."""
     return xp.cuda.MemoryPointer(xp.cuda.UnownedMemory(512, 512, None, 0), 0)
 
 
-def at(xp: Any, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Any:
+def at(xp: Namespace, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Array:
     """For CuPy: the array of `shape` and `dtype` that lies at `memory`, a MemoryPointer."""
     if dtype in ONE_BYTE and not takes_fp8(xp):
         return maker(xp)(shape, np.uint8, memory).view(dtype)
@@ -92,7 +93,7 @@ def at(xp: Any, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Any:
 
 
 @cache
-def takes_fp8(xp: Any) -> bool:
+def takes_fp8(xp: Namespace) -> bool:
     """Whether CuPy makes arrays of FP8 where there is memory, which takes less than a view of bytes."""
     try:
         xp.ndarray((1,), dtypes.float8_e4m3fn, _nowhere(xp))
@@ -101,7 +102,9 @@ def takes_fp8(xp: Any) -> bool:
         return False
 
 
-def empty_pair(xp: Any, x: Any, dtype: np.dtype, scale_shape: tuple[int, ...]) -> tuple[Any, Any]:
+def empty_pair(
+    xp: Namespace, x: Array, dtype: np.dtype, scale_shape: tuple[int, ...]
+) -> tuple[Array, Array]:
     """For CuPy: uninitialised arrays of x's shape and the one-byte `dtype`, and of FP32 scales, in one
     piece of memory: one allocation."""
     size = -(-x.size // 512) * 512
@@ -121,7 +124,7 @@ class Twins(NamedTuple):
     place: int
     size: int
 
-    def at(self, xp: Any, memory: Any) -> tuple[Any, Any]:
+    def at(self, xp: Namespace, memory: Any) -> tuple[Array, Array]:
         """For CuPy."""
         make, (first, second) = maker(xp), self.dtypes
         return make(self.shape, first, memory), make(self.shape, second, memory + self.place)
@@ -136,7 +139,7 @@ def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Tw
     return Twins(shape, (first, second), place, place + size)
 
 
-def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:
+def empty_like_of(xp: Namespace, x: Array, dtype: np.dtype) -> Array:
     """An uninitialised array of x's shape and order of strides, in the namespace `xp`."""
     if xp is np:
         strides = np.empty_like(x, dtype=dtype, order="K").strides
@@ -146,12 +149,12 @@ def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:
     return xp.empty_like(x, dtype=dtype, order="K")
 
 
-def address_of(array: Any) -> int:
+def address_of(array: Array) -> int:
     """Where the first element of a cupy or numpy array lies."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
-def steps_of(array: Any) -> tuple[int, ...]:
+def steps_of(array: Array) -> tuple[int, ...]:
     """The strides in bytes, 0 along dims of one element and where there are no elements.
 
     Nothing steps there, so that strides may be any, also those of C-contiguous arrays: arrays of one
@@ -163,12 +166,12 @@ def steps_of(array: Any) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in steps)
 
 
-def in_elements(array: Any) -> bool:
+def in_elements(array: Array) -> bool:
     """Whether a cupy or numpy array begins at, and steps by, whole elements, as kernels count."""
     return not any(step % array.dtype.itemsize for step in (address_of(array), *steps_of(array)))
 
 
-def packed(x: Any) -> Any:
+def packed(x: Array) -> Array:
     """A C-contiguous copy of a cupy or numpy array."""
     if isinstance(x, np.ndarray):
         made = _aligned_empty(x.shape, x.dtype)
@@ -179,7 +182,7 @@ def packed(x: Any) -> Any:
     return _bytes(x).copy(order="C").view(x.dtype).reshape(x.shape)
 
 
-def assign(y: Any, x: Any) -> None:
+def assign(y: Array, x: Array) -> None:
     """y[...] = x, of the same shape and dtype."""
     if isinstance(y, np.ndarray) or in_elements(y):
         y[...] = x
@@ -187,7 +190,9 @@ def assign(y: Any, x: Any) -> None:
         _bytes(y)[...] = _bytes(x)
 
 
-def _bytes(x: Any) -> Any:
+def _bytes(x: Array) -> Array:
     """The bytes of CuPy's x, along a last dim: CuPy's own kernels would read and write elements at any address,
     which faults."""
-    return type(x)((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
+    return cast(
+        Array, cast(Any, type(x))((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
+    )

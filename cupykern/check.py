@@ -13,6 +13,7 @@ from .error_statistics import statistics
 from .numerics import as_float64, finfo, gap, namespace, to_numpy
 from .op import Bound, Call, Op, RandomDraw, as_tuple
 from .targets import Target, UnavailableError
+from .typing import Array, Namespace
 
 RMS_LIMIT = 1.5
 """Times the error that an op expects, where chance plays no part: models are that near."""
@@ -82,7 +83,7 @@ class Comparison:
 
 
 def compare(
-    outputs: Sequence[Any], references: Sequence[Any], bounds: Sequence[Bound]
+    outputs: Sequence[Array], references: Sequence[Array], bounds: Sequence[Bound]
 ) -> Comparison:
     """Compare elementwise: |error| <= bound where finite, NaN and infinities in their places.
 
@@ -105,7 +106,7 @@ def compare(
     return result
 
 
-def compare_numbers(y: Any, dtype: np.dtype, reference: Any, bound: Bound) -> Comparison:
+def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -> Comparison:
     """The same of one output, as it is in FP64; dtype: what it was."""
     xp = namespace(reference)
     with np.errstate(all="ignore"):
@@ -139,7 +140,7 @@ def compare_numbers(y: Any, dtype: np.dtype, reference: Any, bound: Bound) -> Co
     )
 
 
-def ulp_errors(output: Any, reference: Any, bound: Bound) -> tuple[Any, Any]:
+def ulp_errors(output: Array, reference: Array, bound: Bound) -> tuple[Array, Array]:
     """(|error|, the bound) in units of the output's last place at the reference, of the elements that
     are finite in both and not exactly 0 in both, as what a mask hides."""
     xp = namespace(reference)
@@ -164,7 +165,7 @@ def _overflow_threshold(dtype: np.dtype) -> float:
     return info.max * (1 + info.eps / 4)
 
 
-def _ulp(xp: Any, reference: Any, dtype: np.dtype) -> Any:
+def _ulp(xp: Namespace, reference: Array, dtype: np.dtype) -> Array:
     """The output's unit in the last place at `reference`; not below what underflow may lose."""
     ulp = gap(xp.where(xp.isfinite(reference), reference, 1.0), dtype)
     return ulp if _is_integer(dtype) else xp.maximum(ulp, 2 * finfo(dtype).underflow_error)
@@ -173,7 +174,7 @@ def _ulp(xp: Any, reference: Any, dtype: np.dtype) -> Any:
 class GuardedArray:
     """A C-contiguous array full of NaN with guard bytes on both sides, to pass as `out`."""
 
-    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: np.dtype):
+    def __init__(self, xp: Namespace, shape: tuple[int, ...], dtype: np.dtype):
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._buffer = xp.full(nbytes + 2 * GUARD_BYTES, _GUARD, np.uint8)
         self._content = self._buffer[GUARD_BYTES : GUARD_BYTES + nbytes]
@@ -198,7 +199,7 @@ def accepts_out(op: Op) -> bool:
     return "out" in inspect.signature(op.run).parameters
 
 
-def guarded_run(op: Op, call: Call, like: Any) -> tuple[Any, ...]:
+def guarded_run(op: Op, call: Call, like: Array) -> tuple[Array, ...]:
     """The outputs of `call` run into a poisoned, guarded `out` of the shape and dtype of `like`.
 
     Raises Violation if memory outside of `out` was written or `out` was not returned.
@@ -211,11 +212,11 @@ def guarded_run(op: Op, call: Call, like: Any) -> tuple[Any, ...]:
     return outputs
 
 
-Observer = Callable[[Op, Any, Sequence[Any], Sequence[Any], Sequence[Bound]], None]
+Observer = Callable[[Op, Any, Sequence[Array], Sequence[Array], Sequence[Bound]], None]
 
 
 def check_problem(
-    op: Op, problem: Any, seed: int, xp: Any, observe: Observer | None = None
+    op: Op, problem: Any, seed: int, xp: Namespace, observe: Observer | None = None
 ) -> Comparison:
     """Run a problem, also into a guarded `out`, and compare both with the reference.
 
@@ -234,7 +235,9 @@ def check_problem(
     return result
 
 
-def _check_once(op: Op, problem: Any, seed: int, xp: Any, observe: Observer | None) -> Comparison:
+def _check_once(
+    op: Op, problem: Any, seed: int, xp: Namespace, observe: Observer | None
+) -> Comparison:
     call = op.inputs(problem, seed, xp)
     arrays = (*call.args, *call.kwargs.values())
     small = xp is not np and sum(getattr(x, "size", 0) for x in arrays) <= _SMALL
@@ -244,19 +247,21 @@ def _check_once(op: Op, problem: Any, seed: int, xp: Any, observe: Observer | No
     bounds = op.bound(*known.args, **known.kwargs, reference=references)
 
     outputs = as_tuple(op.run(*call.args, **call.kwargs))
+    seen: Sequence[Array]
     seen = [to_numpy(output) for output in outputs] if small else outputs
     if observe is not None:
         observe(op, problem, seen, references, bounds)
     result = compare(seen, references, bounds)
     if accepts_out(op) and "out" not in call.kwargs:
         again = guarded_run(op, call, outputs[0])
-        again = [to_numpy(output) for output in again] if small else again
-        if not all(map(_same_bits, seen, again)):
-            result = result.merge(compare(again, references, bounds))
+        seen_again: Sequence[Array]
+        seen_again = [to_numpy(output) for output in again] if small else again
+        if not all(map(_same_bits, seen, seen_again)):
+            result = result.merge(compare(seen_again, references, bounds))
     return result
 
 
-def _same_bits(x: Any, y: Any) -> bool:
+def _same_bits(x: Array, y: Array) -> bool:
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         return False
     return bool((x.view(f"u{x.itemsize}") == y.view(f"u{x.itemsize}")).all())

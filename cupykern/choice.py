@@ -48,13 +48,13 @@ class Family(Generic[Task, Config]):
     """
 
     name: str
-    config_types: tuple[type, ...]
-    configs: Callable[[Any, Device], tuple[Any, ...]]
-    refusal: Callable[[Any, Any, Device], str | None]
-    variant: Callable[[Any, Any], Variant]
-    traits: Callable[[Any], tuple[Mapping[str, int], Mapping[str, Any]]]
+    config_types: tuple[type[Any], ...]
+    configs: Callable[[Task, Device], tuple[Config, ...]]
+    refusal: Callable[[Config, Task, Device], str | None]
+    variant: Callable[[Task, Config], Variant]
+    traits: Callable[[Task], tuple[Mapping[str, int], Mapping[str, Any]]]
 
-    def config(self, task: Any, target: Target, given: Any = None) -> Any:
+    def config(self, task: Task, target: Target, given: Any = None) -> Config:
         """`given` if it can compute `task` on `target`, or the tuned config, else the first of `configs`.
 
         Raises TypeError and ValueError for a given config that cannot, InternalError for a chosen one.
@@ -70,7 +70,7 @@ class Family(Generic[Task, Config]):
         recorded = _recorder.get()
         if recorded is not None:
             recorded.append(request)
-        config = _tuned(request)
+        config: Config = _tuned(request)
         if reason := self.refusal(config, task, device):
             raise InternalError(f"{self.name}: {config} was chosen for {task}: {reason}")
         return config

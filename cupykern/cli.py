@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +128,7 @@ def list_(ops: list[Op], json_path: str | None) -> int:
     return 0
 
 
-def _listed(op: Op, target: str, here: tuple[str, ...]) -> dict[str, Any]:
+def _listed(op: Op, target: str, here: Sequence[str]) -> dict[str, Any]:
     arch = DEFAULT_ARCHS[target]
     configs: tuple[Any, ...]
     try:
@@ -181,14 +184,15 @@ def cache(clear: bool) -> int:
     Example: cupykern cache --clear
     """
     from . import cache as caches
+    from . import environment
 
     size = caches.size()
     if not clear:
-        click.echo(f"{caches.cache_dir()}: {size / 2**20:.1f} MiB")
+        click.echo(f"{environment.cache_dir()}: {size / 2**20:.1f} MiB")
         return 0
     left = caches.clear()
     removed = (size - caches.size()) / 2**20
-    click.echo(f"{caches.cache_dir()}: {removed:.1f} MiB removed")
+    click.echo(f"{environment.cache_dir()}: {removed:.1f} MiB removed")
     for why, names in left.items():
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         click.echo(f"left: {', '.join(names[:_SHOWN])}{more} ({why})")
@@ -263,6 +267,7 @@ def compile_(
     todo = gate.tasks(ops, archs)
     if kernels is not None:
         todo = [task for task in todo if task[0].kernel in kernels]
+    compiled: Iterator[gate.Row]
     if record is None:
         compiled = gate.compile_all(todo, jobs)
     else:
@@ -282,9 +287,9 @@ def compile_(
     failures = [gate.failure(row) for row in rows]
     shown = [
         (
-            *(row.variant, row.arch),
+            *(str(row.variant), row.arch),
             *(
-                "-" if figure is None else figure
+                "-" if figure is None else str(figure)
                 for figure in (row.registers, row.sgprs, row.local_bytes, row.shared_bytes)
             ),
             *(f"{row.seconds:.2f}", one_line(failure or row.skipped or "ok")),
@@ -299,11 +304,15 @@ def compile_(
     click.echo(f"compiled by {', '.join(dict.fromkeys(compilers.values())) or 'nothing'}")
     failed = sum(failure is not None for failure in failures)
     skipped = sum(row.skipped is not None for row in rows)
-    seconds = Counter[str]()
+    seconds: dict[str, float] = defaultdict(float)
     for row in rows:
         seconds[row.variant.kernel] += row.seconds
-    most = (f"{kernel} {spent:.0f}" for kernel, spent in seconds.most_common(3))
-    click.echo(f"{seconds.total():.0f} s of all jobs, of which {', '.join(most) or 'nothing'}")
+    most = (
+        f"{kernel} {spent:.0f}" for kernel, spent in nlargest(3, seconds.items(), key=itemgetter(1))
+    )
+    click.echo(
+        f"{sum(seconds.values()):.0f} s of all jobs, of which {', '.join(most) or 'nothing'}"
+    )
     if record is not None:
         click.echo(f"{len(todo) - len(rows)} on record, not compiled")
     click.echo(f"{len(rows)} variants, {failed} failed, {skipped} skipped")

@@ -50,10 +50,11 @@ NAMES = {
 }
 
 
-def resolve(dtype, argument: str, allowed: tuple[np.dtype, ...]) -> np.dtype:
+def resolve(dtype: object, argument: str, allowed: tuple[np.dtype, ...]) -> np.dtype:
     """`dtype` (a name, type or dtype) as one of `allowed`.  Raises TypeError naming `argument`."""
+    resolved: np.dtype | None
     try:
-        resolved = NAMES[dtype] if isinstance(dtype, str) and dtype in NAMES else np.dtype(dtype)
+        resolved = NAMES[dtype] if isinstance(dtype, str) and dtype in NAMES else np.dtype(dtype)  # type: ignore[call-overload]  # it raises TypeError
     except (TypeError, ValueError, SyntaxError):  # numpy's, of what it cannot read
         resolved = None
     # To numpy None is float64, and equals it.

@@ -8,12 +8,13 @@ are, of which elements of a row that share an error, and elements with the same 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .numerics import gap, namespace, to_numpy
 from .op import Bound
+from .typing import Array
 
 DEVIATIONS = 6.0
 """Standard deviations that chance may make: 1e-9 of normal numbers are beyond them, on one side."""
@@ -45,7 +46,7 @@ class Statistics(NamedTuple):
         return abs(self.mean) / self.most_mean if self.most_mean else 0.0
 
 
-def statistics(error: Any, reference: Any, bound: Bound, dtype: np.dtype) -> Statistics:
+def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) -> Statistics:
     """error: result - reference, 0 where either is not finite, as reference may be."""
     xp = namespace(reference)
     with np.errstate(all="ignore"):
@@ -79,7 +80,7 @@ def statistics(error: Any, reference: Any, bound: Bound, dtype: np.dtype) -> Sta
     )
 
 
-def _of_rounding(reference: Any, scale: Any, dtype: np.dtype) -> tuple[Any, Any, Any]:
+def _of_rounding(reference: Array, scale: Array, dtype: np.dtype) -> tuple[Array, Array, Array]:
     """What is known of an element's error, because its result lies at a known place between neighbouring
     numbers: its mean, how much its mean square differs from 1, and the place.
 
@@ -104,7 +105,7 @@ def chi_square_quantile(freedom: float) -> float:
     return (1 - spread + DEVIATIONS * math.sqrt(spread)) ** 3
 
 
-def _shared(bound: Bound, scale: Any, shape: tuple[int, ...], count: int) -> tuple[float, float]:
+def _shared(bound: Bound, scale: Array, shape: tuple[int, ...], count: int) -> tuple[float, float]:
     """What shared errors add to the variances of the mean square and of the mean.
 
     Elements i and j of a row, whose errors are shared by parts f_i and f_j (of their root mean squares),
@@ -121,7 +122,7 @@ def _shared(bound: Bound, scale: Any, shape: tuple[int, ...], count: int) -> tup
     return of_squares, of_mean
 
 
-def repeats(places: Any) -> float:
+def repeats(places: Array) -> float:
     """The share of pairs of results, beyond chance, that lie at the same place between their neighbours in
     the output's format: their roundings are alike.  So are those of equal results, of results that
     differ by less than a gap, and of such that differ by whole gaps.
@@ -130,7 +131,7 @@ def repeats(places: Any) -> float:
     return max(found - 1 / _PLACES, 0.0) / (1 - 1 / _PLACES)
 
 
-def pairs(x: Any) -> float:
+def pairs(x: Array) -> float:
     """The share of pairs of elements that are equal but for their signs.  Of a sample, where they are many."""
     if x.size > _SAMPLE:
         x = x[namespace(x).asarray(np.random.default_rng(0).integers(x.size, size=_SAMPLE))]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import dtypes
 from .numerics import finfo
+from .typing import Array, Namespace
 
 KINDS = ("normal", "uniform", "same_sign", "wide", "exact", "subnormal", "special")
 LAYOUTS = ("C", "F", "sliced", "negative", "offset", "broadcast")
@@ -26,6 +27,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.
     """
     rng = np.random.default_rng(seed)
     info = finfo(dtype)
+    x: np.ndarray
     if kind == "normal":
         x = rng.standard_normal(shape, dtype=np.float32)
     elif kind == "uniform":
@@ -51,7 +53,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.
         return np.asarray(x, dtype=dtype)
 
 
-def with_layout(x: Any, layout: str, xp: Any) -> Any:
+def with_layout(x: Array, layout: str, xp: Namespace) -> Array:
     """x's numbers in `xp`, in another memory layout; a view where the layout says so.
 
     sliced: every second element of a larger array along the last axis.  negative: reversed strides.
@@ -84,7 +86,7 @@ def with_layout(x: Any, layout: str, xp: Any) -> Any:
     raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
 
 
-def _upload(x: np.ndarray, xp: Any) -> Any:
+def _upload(x: Any, xp: Namespace) -> Array:
     """x in CuPy's `xp`, as far from its memory's beginning and with the same strides: one copy of bytes.
 
     CuPy's own copies between strides are kernels that it compiles for each dtype and number of dims.
@@ -113,7 +115,7 @@ def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[st
     return name, chosen
 
 
-def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) -> Any:
+def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Namespace) -> Array:
     """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.  int8: of
     N(0, 32^2).
 
@@ -136,11 +138,11 @@ def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) ->
 
 
 @functools.lru_cache(maxsize=8)
-def _normal_block(dtype: np.dtype, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+def _normal_block(dtype: np.dtype, seed: int) -> tuple[np.ndarray, Mapping[str, Any]]:
     """2^22 of bench_values' numbers, which many rows of a benchmark share, and the generator's state
     after them."""
     rng = np.random.default_rng(seed)
-    numbers = rng.standard_normal(1 << 22, dtype=np.float32)
+    numbers: np.ndarray = rng.standard_normal(1 << 22, dtype=np.float32)
     if dtype == dtypes.int8:
         numbers = np.clip(np.rint(32 * numbers), -128, 127)
     # CuPy moves FP8 as bytes.
@@ -149,14 +151,14 @@ def _normal_block(dtype: np.dtype, seed: int) -> tuple[np.ndarray, dict[str, Any
     return numbers, rng.bit_generator.state
 
 
-def take_rows(y: Any, rows: np.ndarray) -> Any:
+def take_rows(y: Array, rows: np.ndarray) -> Array:
     """y[rows], also of the FP8 arrays that CuPy cannot index."""
     if y.dtype.itemsize == 1:
         return y.view(np.uint8)[rows].view(y.dtype)
     return y[rows]
 
 
-def sample_rows(x: Any, max_elements: int, seed: int) -> np.ndarray | None:
+def sample_rows(x: Array, max_elements: int, seed: int) -> np.ndarray | None:
     """The numbers of some of x's first-axis entries, of up to about max_elements elements in all; the
     first and the last are among them.  None: all of x is that small.
     """

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from . import plans
 from .kernels import Variant
-from .targets import Kernel, Target
+from .targets import Kernel, Target, Usage
 
 _kernels: dict[tuple[Target, Variant], Kernel] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # a thread that compiles stays behind
+# A thread that compiles stays behind.
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's own, not in typeshed
 
 
 def get_kernel(target: Target, variant: Variant) -> Kernel:
@@ -37,7 +38,7 @@ def get_kernel(target: Target, variant: Variant) -> Kernel:
 
 
 class _NoKernel:
-    usage = None
+    usage: Usage | None = None
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         pass

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 
 from . import dtypes
 from .targets import is_cupy
+from .typing import Array, DTypeLike, Namespace
 
 UNIT_ROUNDOFF_32 = 2.0**-24
 
@@ -36,7 +37,7 @@ class FloatInfo:
 
 @cache
 def _finfo(dtype: np.dtype) -> FloatInfo:
-    info = ml_dtypes.finfo(dtype)
+    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # it has no annotations
     eps, tiny = float(info.eps), float(info.smallest_normal)
     subnormal = float(info.smallest_subnormal)
     flushed = dtype in (dtypes.float32, dtypes.bfloat16)
@@ -62,7 +63,7 @@ _FLOATS = (
 )
 
 
-def finfo(dtype: Any) -> FloatInfo:
+def finfo(dtype: DTypeLike) -> FloatInfo:
     """FloatInfo of a format by dtype or name: float16, bfloat16, float32, float8_e4m3fn,
     float8_e5m2, float4_e2m1fn or float64 (of statistics).  Raises TypeError for others.
 
@@ -74,7 +75,7 @@ def finfo(dtype: Any) -> FloatInfo:
     return _finfo(dtypes.resolve(dtype, "dtype", _FLOATS))
 
 
-def namespace(array: Any) -> Any:
+def namespace(array: object) -> Namespace:
     """cupy or numpy, whichever `array` belongs to."""
     if is_cupy(array):
         import cupy
@@ -83,11 +84,13 @@ def namespace(array: Any) -> Any:
     return np
 
 
-def to_numpy(x: Any) -> np.ndarray:
+def to_numpy(x: Array) -> np.ndarray:
     """A copy of a cupy array, a numpy array itself."""
     if isinstance(x, np.ndarray):
         return x
-    return x.view(np.uint8).get().view(x.dtype) if x.dtype.itemsize == 1 else x.get()
+    if x.dtype.itemsize == 1:
+        return cast(Any, x.view(np.uint8)).get().view(x.dtype)
+    return cast(Any, x).get()
 
 
 _WIDEN = """
@@ -107,7 +110,7 @@ def _widen() -> Any:
     return cupy.ElementwiseKernel("T code", "float64 y", _WIDEN, "cupykern_widen")
 
 
-def as_float64(x: Any) -> Any:
+def as_float64(x: Array) -> Array:
     """x in FP64, exactly, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
     xp = namespace(x)
     if xp is not np and x.dtype in (dtypes.bfloat16, dtypes.float32):
@@ -119,12 +122,12 @@ def as_float64(x: Any) -> Any:
         return x.astype(np.float64)
 
 
-def power_of_two(x: Any) -> Any:
+def power_of_two(x: Array) -> Array:
     """The largest power of two up to |x|, x in FP64; 0 of zeros and subnormals, inf of inf and NaN."""
     return (namespace(x).abs(x).view(np.int64) & (0x7FF << 52)).view(np.float64)
 
 
-def gap(x: Any, dtype: Any) -> Any:
+def gap(x: Array, dtype: DTypeLike) -> Array:
     """The distance between neighbouring numbers of `dtype` at |x|, x in FP64; 1 of integers."""
     xp = namespace(x)
     if np.dtype(dtype).kind in "iub":
@@ -133,7 +136,7 @@ def gap(x: Any, dtype: Any) -> Any:
     return xp.maximum(info.eps * power_of_two(x), info.eps * info.min_normal)
 
 
-def row_max(magnitudes: Any) -> Any:
+def row_max(magnitudes: Array) -> Array:
     """The largest along the last axis, which stays with size 1; 0 where there is none."""
     xp = namespace(magnitudes)
     if magnitudes.shape[-1] == 0:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .kernels import Variant
+from .typing import Factor, Namespace
 
 
 class Draw(Protocol):
@@ -54,10 +55,10 @@ class Bound(NamedTuple):
         positive where |result| is too large; inf: no limit is derived.
     """
 
-    elementwise: Any
-    rms: Any
-    shared: Any = 0.0
-    bias: Any = math.inf
+    elementwise: Factor
+    rms: Factor
+    shared: Factor = 0.0
+    bias: Factor = math.inf
     axis: int = -1
 
 
@@ -90,7 +91,7 @@ class Op:
     """The problem of a bench row, from a shape and a dtype name; raises ValueError."""
     bench_shapes: Callable[[str], tuple[tuple[int, ...], ...]]
     """The default shapes of `bench` on a target ("cuda", "hip", "host")."""
-    inputs: Callable[[Any, int, Any], Call]
+    inputs: Callable[[Any, int, Namespace], Call]
     """(problem, seed, xp) -> a Call whose arrays belong to the namespace xp."""
     work: Callable[[Any], Work]
     variants: Callable[[str], tuple[Variant, ...]]

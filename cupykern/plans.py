@@ -43,6 +43,7 @@ def clear() -> None:
         empty()
 
 
+Found = tuple[tuple[Any, ...] | None, Any, Any]
 _ALIGNMENT = 64  # bytes, the most that a plan asks about an address
 _NOTHING = None, None  # of an array that is not there: its part of a key, and its address
 _warm = table()
@@ -59,7 +60,7 @@ def find(
     e: Any = None,
     f: Any = None,
     *others: Any,
-) -> tuple[tuple[Any, ...] | None, Any, tuple[int | None, ...] | None]:
+) -> tuple[tuple[Any, ...] | None, Any, Any]:
     """(key, what `remember` kept for a call like this, or None, the addresses of its arrays and of out).
 
     call: the name of the function, and all arguments that are no arrays.  a to others, out: its arrays;
@@ -70,6 +71,8 @@ def find(
     What is asked of an array stands here six times: loops and calls would take as long as all of this,
     a tenth of a warm call.
     """
+    key: tuple[Any, ...]
+    places: tuple[Any, ...]
     try:
         data = a.data
         at_a = data.ptr

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from . import arguments
 from .interop import foreign
@@ -46,4 +46,4 @@ def public(function: Function, op: Op | None = None) -> Function:
         return foreign.call(call, args, kwargs)
 
     call.__module__ = __package__
-    return call  # type: ignore[return-value]
+    return cast(Function, call)

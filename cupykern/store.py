@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _NAME = f"tuned-{_VERSION}.json"
 BUILT_IN = Path(__file__).with_name("tuned.json")
 _FIELDS = ("config", "digest")  # what every row must have, as strings
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's own, not in typeshed
 _loaded: tuple[Path, dict[str, dict[str, Any]]] | None = None
 
 
@@ -80,7 +80,9 @@ def forget(op: str | None = None) -> int:
     return before
 
 
-def _change(change: Any) -> None:
+def _change(
+    change: Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]],
+) -> None:
     import filelock
 
     place = disk_cache.folder() / _NAME

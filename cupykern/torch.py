@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"`cupykern.{name}` of tensors, as the operator cupykern::{name}."
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
     TENSORS.operators[name] = call
     return call
 
@@ -96,12 +96,11 @@ def _option(name: str, key: str, x: Any) -> Any:
     return x
 
 
-@torch.compiler.disable
 def _untraced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-TENSORS.untraced = _untraced
+TENSORS.untraced = torch.compiler.disable(_untraced)
 for kind in (Tensor, torch.nn.Parameter):  # known before anything is traced
     foreign.register(kind, TENSORS)
 
@@ -138,7 +137,7 @@ def _norm(
 def _quantize(
     x: Tensor, dtype: str, granularity: str, block: Sequence[int], **_: Any
 ) -> list[Tensor]:
-    shape = scale_shape(tuple(x.shape), granularity, tuple(block))
+    shape = scale_shape(tuple(x.shape), granularity, cast(tuple[int, int], tuple(block)))
     return [_new(x, x.shape, TORCH[dtypes.QUANTIZED[dtype]]), _new(x, shape)]
 
 

@@ -18,6 +18,7 @@ from .op import as_tuple
 from .ops.nonfinite_report import NonfiniteReport, is_capturing, nonfinite_report
 from .rows.nonfinite_plan import DTYPES
 from .targets import is_cupy, of_array
+from .typing import Array
 
 _log = logging.getLogger("cupykern")
 
@@ -156,7 +157,7 @@ def _record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     number: int,
-    output: Any,
+    output: Array,
     report: NonfiniteReport,
     outputs: tuple[Any, ...],
 ) -> WatchRecord:

@@ -7,21 +7,23 @@ run at any time: it has memory of its own for as long as the process lives.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from .targets import Target
+from .typing import Array
 
 MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
 _NEVER_CAPTURED = (0, 1)  # the default stream
 _PER_THREAD_STREAM = 2  # CUDA's and HIP's handle: every thread's own stream
-_kept: dict[Any, tuple[Any, Any]] = {}  # partial results, counters
-_kept_for_grids: dict[Any, Any] = {}
-_of_graphs: list[tuple[Any, ...]] = []
+_Key = int | tuple[int, int, int | None]  # of a stream
+_kept: dict[_Key, tuple[Array | None, Array]] = {}  # partial results, counters
+_kept_for_grids: dict[_Key, Array] = {}
+_of_graphs: list[tuple[Array, ...]] = []
 
 
-def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
+def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Array | None, Array | None]:
     """(num_bytes of anything, num_counters uint32 zeros that the launch sets back to zero) for one
     launch on the current stream of the current device, `target`'s; None for nothing."""
     if num_bytes == num_counters == 0:
@@ -34,6 +36,8 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
         made = _make(target, num_bytes, num_counters)
         _of_graphs.append(made)
         return made
+    partials: Array | None
+    counters: Array | None
     partials, counters = _kept.get(key, (None, None))
     if counters is None or counters.size < num_counters:
         counters = target.xp.zeros(max(num_counters, 4096), np.uint32)
@@ -46,20 +50,21 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
     return partials, counters
 
 
-def take_counters(target: Target, num_counters: int) -> Any:
+def take_counters(target: Target, num_counters: int) -> Array:
     """`take`'s, without bytes."""
     if target.name != "host":
-        kept = _kept.get(_stream(target))
+        key = _stream(target)
+        kept = None if key is None else _kept.get(key)
         if kept is not None and num_counters <= kept[1].size:
             return kept[1]
-    return take(target, 0, num_counters)[1]
+    return cast(Array, take(target, 0, num_counters)[1])
 
 
 MOST_BLOCKS = 4096  # of a launch with a grid barrier; platform/grid.cuh: GridBarrier
 GRID_WORDS = 4 + MOST_BLOCKS // 32  # of take_for_grid, before what is of anything
 
 
-def take_for_grid(target: Target, num_bytes: int) -> Any:
+def take_for_grid(target: Target, num_bytes: int) -> Array:
     """uint32: a GridBarrier and num_bytes of anything, for one launch on the current stream of the current
     device, `target`'s."""
     if target.name == "host":
@@ -75,14 +80,14 @@ def take_for_grid(target: Target, num_bytes: int) -> Any:
     return kept
 
 
-def _make_for_grid(target: Target, num_bytes: int) -> Any:
+def _make_for_grid(target: Target, num_bytes: int) -> Array:
     made = target.xp.zeros(GRID_WORDS + -(-num_bytes // 4), np.uint32)
     if target.name == "host":
         made[GRID_WORDS:] = 0xFFFFFFFF
     return made
 
 
-def _stream(target: Target) -> int | tuple[int, int, int | None] | None:
+def _stream(target: Target) -> _Key | None:
     """The current stream, as what is kept for it is found; None while it is captured."""
     cuda = target.xp.cuda
     stream = cuda.get_current_stream().ptr
@@ -94,5 +99,5 @@ def _stream(target: Target) -> int | tuple[int, int, int | None] | None:
     return target.device_id, stream, thread
 
 
-def _make(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
+def _make(target: Target, num_bytes: int, num_counters: int) -> tuple[Array, Array]:
     return target.xp.empty(num_bytes, np.uint8), target.xp.zeros(num_counters, np.uint32)

@@ -103,6 +103,7 @@ def configs(
     """
     large = choose_config(head_dim, mode, arch)
     small = AttentionConfig(64, 64, 4)
+    found: tuple[AttentionConfig, ...]
     if arch == "host":
         found = large, AttentionConfig(128, 32, 4)
     elif mode or half_scores or not is_measured(arch):
@@ -124,6 +125,8 @@ def flash_variant(
 ) -> Variant:
     """hopper: of an AttentionHopperConfig."""
     if isinstance(config, AttentionHopperConfig):
+        if hopper is None:
+            raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
         return attention_hopper.variant(dtype, head_dim, hopper, config)
     return Variant(
         "attention",
@@ -205,9 +208,13 @@ def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
     return {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}, kinds
 
 
-FAMILY = Family(
-    *("attention", (AttentionConfig, AttentionHopperConfig)),
-    *(_configs, _refusal, _variant, _traits),
+FAMILY: Family[AttentionTask, AttentionConfig | AttentionHopperConfig] = Family(
+    "attention",
+    (AttentionConfig, AttentionHopperConfig),
+    _configs,
+    _refusal,
+    _variant,
+    _traits,
 )
 
 
@@ -236,7 +243,7 @@ class AttentionPlan(NamedTuple):
     grid: int
     shared_bytes: int
     params: np.ndarray
-    naive_grids: tuple[int, int, int] | None
+    naive_grids: tuple[int, ...] | None
     scores: int  # and sums of rows, of the naive algorithm
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
@@ -262,7 +269,7 @@ def attention_plan(
 ) -> AttentionPlan | AttentionHopperPlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     t, config = task, FAMILY.config(task, target, given)
-    head_dim, hopper = t.padded_head_dim, isinstance(config, AttentionHopperConfig)
+    head_dim = t.padded_head_dim
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch
     if grid >= 2**31:
@@ -301,7 +308,7 @@ def attention_plan(
         kernel = get_kernel(target, naive_variant(t.dtype))
         return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
     kernel = get_kernel(target, FAMILY.variant(t, config))
-    if hopper:
+    if isinstance(config, AttentionHopperConfig):
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
         planned = None
         if attention_hopper.is_scheduled(t, grid, blocks):

@@ -95,8 +95,8 @@ class DecodePlan(NamedTuple):
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
         if self.merge is not None:
-            args = (lens, out, lse, partials, self.params)
-            self.merge(self.merge_grid, args, self.merge_shared_bytes)
+            merged = (lens, out, lse, partials, self.params)
+            self.merge(self.merge_grid, merged, self.merge_shared_bytes)
 
 
 def has_aligned_rows(x: Operand, shape: tuple[int, ...]) -> bool:
@@ -213,10 +213,8 @@ def run(
         if (table.shape[1] > 1 and table.strides[1] != 4) or not in_elements(table):
             table, is_copy = packed(table), True
         table_stride = steps_of(table)[0] // 4
-    call = DecodeCall(
-        *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *operands),
-        *(table_stride, bool(causal), scale),
-    )
+    sizes = q.shape, k.shape, v.shape[3], max_keys
+    call = DecodeCall(*(q.dtype, *sizes, *operands, table_stride, bool(causal), scale))
     found = plan(target, call, config)
     found.launch(target, q, k, v, lens, table, y, lse)
     return None if is_copy else found

@@ -123,7 +123,7 @@ def decoded_plan(
     dtype = compute_dtype(p.a.dtype, p.b.dtype)
     params = np.zeros((), _PARAMS)
     operands: dict[tuple[str, str], int] = {}
-    fields: dict[str, Matrix | None] = {}
+    fields: dict[str, Any] = {}
     for name, rows in (("a", p.m), ("b", p.n), ("b2", p.n)):
         x, groups = getattr(p, name), f"groups_{name}"
         if name not in names or x is None or x.dtype != FP4:

@@ -216,7 +216,7 @@ def _plan_of(
         inner, decoded = config.config, task.decoded
         names = ("a", "b", "b2")
         return decoded_plan(target, product, names, lambda p: sm90_plan(target, p, decoded, inner))
-    plan = sm90_plan
+    plan: Any = sm90_plan
     if isinstance(config, (SkinnyGemmConfig, StreamLogitsConfig)):
         plan = skinny_gemm_plan if isinstance(config, SkinnyGemmConfig) else stream_logits_plan
     if task.a == FP4:

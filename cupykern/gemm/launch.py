@@ -59,8 +59,10 @@ def run(
         if y.size == 0:
             return y
         arrays = {name: x for name, x in operands.items() if x is not None}
-        matrices = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
-        fields = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
+        matrices: dict[str, Any] = {
+            name: product.matrix(x, shape[:-2]) for name, x in arrays.items()
+        }
+        fields: dict[str, Any] = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
         fields |= {"scale_a": None, "scale_b": None, **options}
         k, blocked = fields.pop("k", None), fields.pop("blocked", ())
         complete = fields.pop("complete", None)
@@ -85,7 +87,7 @@ def run(
         copied: tuple[Copy, ...] = ()
         if config is None:
             kinds = (options.get(name, False) for name in ("block_scales", "fp16_accumulate"))
-            all_copied = copies(arrays, matrices, *shape[-2:], k, *kinds)
+            all_copied = copies(arrays, matrices, shape[-2], shape[-1], k, *kinds)
             for copied in ((), all_copied[:1], all_copied):
                 found = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
                 if copied == all_copied or gemm.streams(target, call._replace(**found)):

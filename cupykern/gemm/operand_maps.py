@@ -22,7 +22,11 @@ def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
 
 
 def map_plan(
-    x: Matrix, batch: tuple[int, ...], shape: tuple[int, int], strides: tuple[int, int], box: tuple
+    x: Matrix,
+    batch: tuple[int, ...],
+    shape: tuple[int, int],
+    strides: tuple[int, int],
+    box: tuple[int, ...],
 ) -> MapPlan:
     unit, count = _batch_unit(x, batch)
     size = x.dtype.itemsize

@@ -80,11 +80,11 @@ def _tiles(
         if a in FP8 and not is_measured(arch):
             converted = replace(converted, promotes=True)
         native = replace(converted, fp8=True, promotes=False)
-        large = (converted,)
+        found: tuple[GemmConfig, ...] = (converted,)
         if a in FP8 and arch in FP8_ARCHS:
-            large = (native, converted) if arch == "host" else (native,)
+            found = (native, converted) if arch == "host" else (native,)
         few_rows = few_rows and not (e5m2 or block_scales)
-        return (*large, small) if few_rows else large
+        return (*found, small) if few_rows else found
     if b.itemsize == 1:
         if gfx11:
             return (GemmConfig(32, 64, 64, 2, 4, stages=2),)

@@ -270,7 +270,7 @@ def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
     return merge_batch(p.batch, [none if x is None else x.batch_strides for x in operands])
 
 
-def fill_batch(batch: np.ndarray, dims: list[tuple[int, tuple[int, ...]]]) -> None:
+def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
     """batch: of dtype BATCH, zeros."""
     batch["num_dims"] = len(dims)
     for d, (size, strides) in enumerate(dims):

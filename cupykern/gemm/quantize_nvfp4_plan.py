@@ -144,7 +144,7 @@ class NvFp4Plan(NamedTuple):
     places: tuple[int, int, int]  # _places'
     scale_dtype: np.dtype  # which CuPy makes an array of
 
-    def launch(self, x: Any, places: tuple[Any, ...]) -> NvFp4:
+    def launch(self, x: Any, places: Any) -> NvFp4:
         """places: where x lies."""
         target = self.target
         xp = target.xp

@@ -49,11 +49,11 @@ class SwappedIfSliced(GatedEpilogue):
     """Sliced-K is for few rows of a, with swap-AB; other schedules are without."""
 
     @property
-    def swap_ab(self) -> bool:
+    def swap_ab(self) -> bool:  # type: ignore[override]  # follows from the schedule
         return isinstance(self.schedule, SlicedK)
 
     @property
-    def scheduler(self) -> str:
+    def scheduler(self) -> str:  # type: ignore[override]  # follows from the schedule
         return "EvenColumnsScheduler" if self.swap_ab else super().scheduler
 
     def staging_bytes(self, task: GemmTask) -> int:

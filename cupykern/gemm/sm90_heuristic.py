@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from .. import dtypes, tuned
 from ..targets import Device
@@ -55,7 +55,7 @@ class Tile:
     epilogues: tuple[str, ...] = ("tma_store", "general")
 
     @property
-    def kernel(self) -> Sm90Config | StreamLogitsConfig:
+    def kernel(self) -> Any:  # the config tells which fields it has
         """The config of the product's own launch."""
         return self.config.config if isinstance(self.config, DecodeFirst) else self.config
 
@@ -177,7 +177,7 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
     times = {}
     for tile in tiles_of(task):
         for splits in _C["split_parts"]:
-            config = SplitKWorkspace(tile.config, splits)
+            config = SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits)
             if (
                 "general" in tile.epilogues
                 and task.k >= splits * _C["split_least_k"]
@@ -231,7 +231,11 @@ def estimate(
     many splits, until their sum is in memory.  Linear in the tile's time and the constants."""
     if splits > 1:
         parts = estimate(
-            tile, SplitKWorkspace(tile.config, splits).part(task), blocks, 1, constants
+            tile,
+            SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits).part(task),
+            blocks,
+            1,
+            constants,
         )
         return (
             parts

@@ -119,13 +119,14 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     group_rows = _C["fp8_group_rows" if whole else "group_rows"]
     swizzle = max(1, group_rows // c.cluster_tile[0])
     operands = _operand_maps(p, task, c)
+    mapped: Sequence[int] = range(4)
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
         fill_logits(params, p)
         map_out = None
         if p.logits is None:  # PartialSoftmaxEpilogue: kBoxRows
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
-        maps, mapped = (*operands.values(), map_out), range(4)
+        maps = (*operands.values(), map_out)
     else:
         dual = p.kernel == "dual_gemm"
         made = {**operands, **_output_maps(p, c, kind)}

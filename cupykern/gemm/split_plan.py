@@ -40,7 +40,7 @@ class SplitKWorkspace:
 
     def part(self, task: GemmTask) -> GemmTask:
         """The task of the parts, as a batch."""
-        changes = {"tma_store_epilogue": False, "slow_activation": False}
+        changes: dict[str, Any] = {"tma_store_epilogue": False, "slow_activation": False}
         return replace(task, batch=self.splits, k=task.k // self.splits, **changes)
 
     def shared_bytes(self, task: GemmTask) -> int:
@@ -91,7 +91,12 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
         p.a._replace(batch_strides=(depth * p.a.col,)),
         p.b._replace(batch_strides=(depth * p.b.row,)),
         Matrix(dtypes.float32, (p.m * p.n,), p.n, 1, True),
-        *(None, None, None, None, 1.0, None),
+        bias=None,
+        residual=None,
+        scale_a=None,
+        scale_b=None,
+        alpha=1.0,
+        activation=None,
     )
     params = np.zeros((), _PARAMS)
     fill_epilogue(params["epilogue"], p)

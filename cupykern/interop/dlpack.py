@@ -90,7 +90,7 @@ def take(name: str, x: Any) -> Any:
     return cupy_at(cupy, *_layout(name, tensor), capsule, device_id)
 
 
-def on_device(cupy: Any, device_id: int) -> AbstractContextManager:
+def on_device(cupy: Any, device_id: int) -> AbstractContextManager[object]:
     """A context in which the device is CuPy's current one."""
     is_current = device_id == cupy.cuda.runtime.getDevice()
     return nullcontext() if is_current else cupy.cuda.Device(device_id)

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -31,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Library(Protocol):
     name: str
 
-    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
+    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager[object]:
         """The context of a call with the arguments `values` whose first array is x."""
 
     def instead(
@@ -139,7 +139,7 @@ def takes_foreign(function: Function) -> Function:
             return call(function, args, kwargs)
         return function(*args, **kwargs)
 
-    return taking  # type: ignore[return-value]
+    return cast(Function, taking)
 
 
 def native(name: str, x: Any) -> Any:
@@ -249,9 +249,10 @@ class _Taken:
             if not hasattr(value, "map_arrays"):  # its arrays are native
                 return value
             return value.map_arrays(functools.partial(self._native, name))
-        found = kind.native(name, value)
+        library = cast(Library, kind)
+        found = library.native(name, value)
         self._foreign[id(found)] = value
-        self._natives.setdefault(kind, []).append(found)
+        self._natives.setdefault(library, []).append(found)
         return found
 
     def _places(self) -> dict[str, str]:

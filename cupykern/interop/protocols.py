@@ -12,7 +12,7 @@ import numpy as np
 
 from . import dlpack
 
-_NOTHING: AbstractContextManager = nullcontext()
+_NOTHING: AbstractContextManager[object] = nullcontext()
 # (an event, arrays that kernels launched before it may read).  Who exported them does not know CuPy's
 # stream, so they must not be freed before.
 in_use: deque[tuple[Any, Sequence[Any]]] = deque()
@@ -26,7 +26,7 @@ class Protocols:
         self.name = "jax" if root == "jaxlib" else root
         self._has_dlpack = hasattr(kind, "__dlpack__")
 
-    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
+    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager[object]:
         return _NOTHING
 
     def instead(self, *_: Any) -> None:

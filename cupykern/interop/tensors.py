@@ -15,7 +15,7 @@ from ..targets import is_cupy
 from . import dlpack
 from .protocols import ForeignStream, join
 
-_NOTHING: AbstractContextManager = nullcontext()
+_NOTHING: AbstractContextManager[object] = nullcontext()
 
 DTYPES = {
     **{getattr(torch, name): dtype for name, dtype in dtypes.NAMES.items() if hasattr(torch, name)},
@@ -61,7 +61,7 @@ class Tensors:
             return functools.partial(self.untraced, function)
         return operator
 
-    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
+    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager[object]:
         if not x.is_cuda:
             return _NOTHING
         return _Running(x.get_device(), any(is_cupy(x) or hasattr(x, "arrays") for x in values))

@@ -106,6 +106,7 @@ def attention(
     Formula: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.  Algorithm: Dao,
     FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
     """
+    arrays: tuple[Any, ...]
     array_mask, arrays, sizes = mask, (q, k, v, mask), None
     if isinstance(mask, BlockMask):
         array_mask, sizes = None, mask.sizes
@@ -163,7 +164,7 @@ def attention(
             copied = any(x is not y for x, y in zip((q, k, v), heads_first, strict=True))
             task = AttentionTask(
                 *(q.dtype, batch, heads, kv_heads, sq, sk, dim, dim_v),
-                *map(steps, (q, k, v, place)), scale, offset, mask_place,
+                *(steps(q), steps(k), steps(v), steps(place), scale, offset, mask_place),
                 half_scores=half_scores, naive=algorithm == "naive",
             )  # fmt: skip
             plan = attention_plan.attention_plan(target, task, config)
@@ -203,7 +204,7 @@ def scaled_dot_product_attention(
         raise NotImplementedError(f"there is no dropout; got dropout_p = {dropout_p}")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask must be None where is_causal is set")
-    shapes = tuple(getattr(x, "shape", ()) for x in (query, key))
+    shapes: list[Any] = [getattr(x, "shape", ()) for x in (query, key)]
     if not enable_gqa and all(len(shape) == 4 for shape in shapes) and shapes[0][1] != shapes[1][1]:
         raise ValueError(
             "query and key must have as many heads unless enable_gqa is set; got "

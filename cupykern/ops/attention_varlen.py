@@ -85,7 +85,7 @@ def attention_varlen(
         make, out_shape, launch = known
         y = make(out_shape, q.dtype) if out is None else out
         lse = make(out_shape[1::-1], np.float32) if return_lse else None
-        places = (*places, y.data.ptr, lse.data.ptr if return_lse else None)
+        places = (*places, y.data.ptr, lse.data.ptr if lse is not None else None)
         launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
@@ -120,7 +120,8 @@ def attention_varlen(
             place = into if walks(into) else maker(xp)(into.shape, q.dtype)
             task = AttentionTask(
                 *(q.dtype, batch, heads, kv_heads, min(longest_q, rows), min(longest_k, key_rows)),
-                *(dim, dim_v), *map(steps, (q, k, v, place)), scale, 0 if causal else None,
+                *(dim, dim_v, steps(q), steps(k), steps(v), steps(place)),
+                *(scale, 0 if causal else None),
                 totals=(rows, key_rows), bottom_right=causal_align == "bottom_right",
             )  # fmt: skip
             cu_q, cu_k = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..gemm.logits import NORMALIZE_LOGITS
 from ..gemm.logits_plan import LogitsPlan, is_row, memory_of
-from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Product
+from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Matrix, Product
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from .checks.products import check_addend, check_shapes
@@ -269,7 +269,14 @@ def _task(problem: LogitsProblem) -> GemmTask:
     a, w, _ = _inputs(problem, 0, np).args
     a = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     operands = product.matrix(a, ()), product.matrix(w, ())
-    return make_task(*operands, 1, a.shape[0], w.shape[1], w.shape[0], kernel="dequant_softmax")
+    return make_task(
+        *cast(tuple[Matrix, Matrix], operands),
+        1,
+        a.shape[0],
+        w.shape[1],
+        w.shape[0],
+        kernel="dequant_softmax",
+    )
 
 
 def _sample(

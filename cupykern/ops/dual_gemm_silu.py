@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -95,8 +95,8 @@ def dual_gemm_silu(
         raise TypeError(f"b1 and b2 must be of one dtype; got {y1.dtype} and {y2.dtype}")
     out_dtype = result_dtype(x.dtype, y1.dtype, out_dtype)
     if policy not in POLICIES:
-        names = ", ".join(map(repr, POLICIES))
-        raise ValueError(f"policy must be one of {names}; got {policy!r}")
+        legal = ", ".join(map(repr, POLICIES))
+        raise ValueError(f"policy must be one of {legal}; got {policy!r}")
     shape = _check_shapes(x, y1, y2)
     alpha, alpha2 = product_of_scales(x, y1), product_of_scales(x, y2)
     blocks = check_scales((x, y1, y2), shape[:-2], *shape[-2:])
@@ -292,7 +292,7 @@ def _scales(p: DualProblem, seed: int, xp: Any) -> dict[str, Any]:
     ]
     if p.scales == "numbers":
         return {name: size * float(rng.uniform(0.5, 1.5)) for name, size in names}
-    shapes = ((), ())
+    shapes: tuple[tuple[int, ...], ...] = ((), ())
     if p.scales != "tensor":
         shapes = scale_shapes(p.m, p.n, p.k, p.scales == "blocks")
         shapes = (*p.batch_a, *shapes[0]), shapes[1]
@@ -346,7 +346,7 @@ def task_of(problem: DualProblem) -> GemmTask:
     ]
     *batch, m, n = _check_shapes(*operands)
     blocks = check_scales(tuple(operands), tuple(batch), m, n)
-    a, b1, b2 = (product.matrix(x.array, tuple(batch)) for x in operands)
+    a, b1, b2 = (cast(product.Matrix, product.matrix(x.array, tuple(batch))) for x in operands)
     k = operands[0].shape[-1]
     scaled = any(getattr(x.scale, "size", 1) > 1 for x in operands)
     return make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
@@ -363,7 +363,7 @@ def _sample(
         return call, outputs
     rows = products.sampled_rows(m, keep, seed)
     kwargs = dict(call.kwargs)
-    scale = kwargs.get("scale_a")
+    scale: Any = kwargs.get("scale_a")
     if getattr(scale, "size", 1) > 1:
         kwargs["scale_a"] = scale[rows]
     part = a.rows(rows) if isinstance(a, NvFp4) else inputs.take_rows(a, rows)

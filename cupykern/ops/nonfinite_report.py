@@ -121,7 +121,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     """(numpy or CuPy, the kernel's figures): int64 of numpy, or CuPy's pointer to them."""
     key, known, places = plans.find(("nonfinite_report", config), None, x)
     if known is not None:
-        return nonfinite_plan.launch(*known, x, places)
+        return nonfinite_plan.launch(known[0], known[1], x, places)
     target = _check(x)
     xp = target.xp
     with arguments.on_device(target):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from ..rows.norm_plan import (
     norm_variant,
     of_layout,
 )
-from ..rows.row_layout import contiguous_operand, operand, row_layout
+from ..rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
 from ..targets import Target, limits
 from .problems import norm as problems
 from .problems.norm import NormProblem
@@ -345,12 +345,14 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
     statistics = contiguous_operand((*p.shape[:-1], 1), 4)
     statistics = statistics._replace(strides=(*statistics.strides[:-1], 0))
     layout = row_layout(p.shape, len(p.shape) - 1, (x, x, y, x, statistics), (1, 2, 3))
-    columns = tuple(
+    weight, bias = (
         None if name is None else Column(dtypes.NAMES[name], 1, True)
         for name in (p.weight_dtype, p.bias_dtype if centered else None)
     )
     options = Options(centered, p.compensated, p.return_stats, p.quantize)
-    task = of_layout(layout, dtype, y_dtype, columns, p.eps or 0.0, options, p.residual)
+    task = of_layout(
+        cast(RowLayout, layout), dtype, y_dtype, (weight, bias), p.eps or 0.0, options, p.residual
+    )
     return configs(task, limits.device(arch))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..rows.configs import RowConfig
 from ..rows.quantize_columns import SharedColumns, column_configs, column_variant, run_columns
 from ..rows.quantize_rows import DTYPES, GRANULARITIES, all_row_configs, run_rows, scale_shape
 from ..rows.quantize_tiles import global_tiles, register_tiles, run_tiles, tile_variant
-from ..rows.row_layout import contiguous_operand, row_layout
+from ..rows.row_layout import RowLayout, contiguous_operand, row_layout
 from ..targets import limits
 
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit integers
@@ -152,7 +152,8 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> QuantizeProblem:
         if len(names) > 1:
             raise ValueError(f"at most one of {', '.join(sorted(names))}")
         picked.append(next(iter(names), otherwise))
-    return QuantizeProblem(shape, dtype, *picked, kind="bench")
+    format_, granularity = picked
+    return QuantizeProblem(shape, dtype, format_, granularity, kind="bench")
 
 
 def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
@@ -218,7 +219,7 @@ def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
         axis -= 1
         columns = quantize_columns.ColumnTask(shape, dtype, code, x, y)
         own = quantize_columns.configs(columns, device)
-    layout = row_layout(shape, axis, (x, y, x), (1,))
+    layout = cast(RowLayout, row_layout(shape, axis, (x, y, x), (1,)))
     rows = quantize_rows.QuantizeRowsTask(layout, dtype, code, p.granularity)
     return own + quantize_rows.configs(rows, device)
 

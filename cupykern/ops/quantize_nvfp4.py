@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, nvfp4, plans, reference
 from ..arrays import address_of
 from ..gemm import quantize_nvfp4_plan
-from ..gemm.product import matrix
+from ..gemm.product import Matrix, matrix
 from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, variant_of
 from ..numerics import as_float64, namespace
 from ..nvfp4 import GROUP, NvFp4
@@ -65,7 +65,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
             raise ValueError(f"x must have less than 2^32 rows; got {batch * rows}")
         # Rarely of a stride of some odd number of bytes.
         flat = (x if arrays.in_elements(x) else arrays.packed(x)).reshape(batch, rows, k)
-        task = NvFp4Task(x.shape, x.dtype, matrix(flat, (batch,)), layout)
+        task = NvFp4Task(x.shape, x.dtype, cast(Matrix, matrix(flat, (batch,))), layout)
         plan = quantize_nvfp4_plan.plan(target, task, config)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat, (address_of(flat),))

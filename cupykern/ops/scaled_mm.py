@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -201,7 +201,7 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
     problem, options = products.bench_product(
         "scaled_mm", shape, dtype, default, ("rows", "blocks")
     )
-    if dtypes.NAMES[problem.dtype_b] not in QUANTIZED:
+    if dtypes.NAMES[problem.dtype_b or default] not in QUANTIZED:
         raise TypeError(f"scaled_mm's b is quantized; got {problem.dtype_b}")
     if {"rows", "blocks"} <= options:
         raise ValueError("scales are by rows or by blocks")
@@ -223,10 +223,9 @@ def _operands(p: products.MatmulProblem, seed: int, xp: Any) -> Call:
     """matmul's, but NvFp4 where the problem says so."""
     if NVFP4 not in (p.dtype, p.dtype_b):
         return products.make_inputs(p, seed, xp)
-    names = ("float16" if name == NVFP4 else name for name in (p.dtype, p.dtype_b))
-    call = products.make_inputs(
-        replace(p, **dict(zip(("dtype", "dtype_b"), names, strict=True))), seed, xp
-    )
+    dtype, dtype_b = ("float16" if name == NVFP4 else name for name in (p.dtype, p.dtype_b))
+    drawn = replace(p, dtype=cast(str, dtype), dtype_b=dtype_b)
+    call = products.make_inputs(drawn, seed, xp)
     a, b = call.args
     if p.dtype == NVFP4:
         a = nvfp4.random(p.kind, a.shape, seed, xp, p.layout_a)
@@ -245,9 +244,9 @@ def _inputs(problem: ScaledProblem, seed: int, xp: Any) -> Call:
     fp4 = [isinstance(x, NvFp4) for x in call.args]
     if problem.scales == "numbers":
         numbers = float(rng.uniform(0.1, 2)), -0.5
-        scales = (None if own else x for x, own in zip(numbers, fp4, strict=True))
-        return Call((*call.args, *scales), call.kwargs)
-    shapes = ((), (1, 1))
+        given = (None if own else x for x, own in zip(numbers, fp4, strict=True))
+        return Call((*call.args, *given), call.kwargs)
+    shapes: tuple[tuple[int, ...], ...] = ((), (1, 1))
     if problem.scales != "tensor":
         shapes = scale_shapes(p.m, p.n, p.k, problem.scales == "blocks")
         shapes = (*p.batch_a, *shapes[0]), shapes[1]
@@ -266,7 +265,8 @@ def _work(problem: ScaledProblem) -> Work:
     read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
     read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
     names = sorted((p.dtype, p.dtype_b or p.dtype), key=lambda name: name == NVFP4)
-    out = result_dtype(*map(dtypes.NAMES.get, names), p.out_dtype, False)
+    a, b = (cast(np.dtype, dtypes.NAMES.get(name)) for name in names)
+    out = result_dtype(a, b, p.out_dtype, False)
     return Work(read, batch * p.m * p.n * out.itemsize, 2 * batch * p.m * p.n * p.k)
 
 
@@ -285,8 +285,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
         layouts = product.K_MAJOR, product.K_MAJOR
         task = GemmTask(1, 4096, 4096, 4096, a, fp4, *layouts, kernel=kernel)
         for m in (1, skinny_gemm.ROWS):
-            for config in skinny_gemm.configs(replace(task, m=m), device(arch)):
-                found[gemm.variant(task, config)] = None
+            for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
+                found[gemm.variant(task, skinny)] = None
         for ends in (task, replace(task, tma_store_epilogue=False)):
             for config in gemm.configs(ends, arch):
                 found[gemm.variant(ends, config)] = None
@@ -304,11 +304,13 @@ def _task(problem: ScaledProblem) -> GemmTask:
             a, b = b.swapaxes(-1, -2), a
         x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
         batch, m, n = check_shapes(x, y)
-        matrices = (product.matrix(z.array, batch) for z in (x, y))
+        of_a, of_b = (cast(product.Matrix, product.matrix(z.array, batch)) for z in (x, y))
         scaled = any(getattr(scale, "size", 1) > 1 for scale in args[2:])
-        return make_task(*matrices, math.prod(batch), m, n, x.shape[-1], scaled=scaled)
-    arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]
-    return products.task_of(p, by_block(*arrays, p.m, p.n, p.k))
+        return make_task(of_a, of_b, math.prod(batch), m, n, x.shape[-1], scaled=scaled)
+    scale_a, scale_b = (
+        x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]
+    )
+    return products.task_of(p, by_block(scale_a, scale_b, p.m, p.n, p.k))
 
 
 def _sample(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +18,14 @@ from ..rows.row_layout import VECTOR_BYTES, contiguous_operand, operand
 from ..rows.rows import bench_shapes
 from ..rows.softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 from ..rows.softmax_heuristic import softmax_configs
-from ..rows.softmax_plan import DTYPES, configs, has_registers, softmax_task, softmax_variant
+from ..rows.softmax_plan import (
+    DTYPES,
+    SoftmaxTask,
+    configs,
+    has_registers,
+    softmax_task,
+    softmax_variant,
+)
 from ..targets import limits, of_array
 from ..targets.limits import is_measured
 
@@ -279,7 +286,7 @@ def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[Row
     scale = 1.0 if problem.scale is None else problem.scale
     axis = problem.axis % len(problem.shape)
     task = softmax_task(problem.shape, axis, x, y, mask, (dtype, y_dtype), scale, log)
-    return configs(task, limits.device(arch))
+    return configs(cast(SoftmaxTask, task), limits.device(arch))
 
 
 def _sample(

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..numerics import namespace
-from .base import Call, Norm, Peer, norm_arguments, only_array
+from ..op import Call
+from .base import Norm, Peer, norm_arguments, only_array
 
 
 def _build(op: str, call: Call) -> Callable[[], Any] | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import dtypes
-from .base import Call, Peer
+from ..op import Call
+from .base import Peer
 
 _EPILOGS = {None: "", "relu": "RELU", "gelu_tanh": "GELU"}  # cuBLASLt's GELU is the tanh one
 

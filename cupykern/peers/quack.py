@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .base import Call, Norm, Peer, norm_arguments, only_array
+from ..op import Call
+from .base import Norm, Peer, norm_arguments, only_array
 
 
 def _build(op: str, call: Call) -> Callable[[], Any] | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .base import Call, Peer, norm_arguments, only_array
+from ..op import Call
+from .base import Peer, norm_arguments, only_array
 from .torch_dual import dual, logits, steps_of_dual
 from .torch_product import product, steps_of_product
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .base import Call, Peer
+from ..op import Call
+from .base import Peer
 
 _Function = Callable[[], Any]
 

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, to_numpy
+from ..typing import Array
 from .approximate import FLOOR, Approximate
 from .rounding import RELATIVE_RMS, ROUNDING
 
@@ -30,7 +31,7 @@ _ULP = 0.5 / math.log(2)
 _ULP_SQUARED = 3 * RELATIVE_RMS**2
 
 
-def product(a: Any, b: Any) -> Any:
+def product(a: Array, b: Array) -> Any:
     """a @ b of FP64 arrays; without cuBLAS, by numpy."""
     xp = namespace(a)
     if a.shape[-1] == 0:
@@ -39,10 +40,10 @@ def product(a: Any, b: Any) -> Any:
     try:
         return xp.matmul(a, b)
     except ImportError:
-        return xp.asarray(np.matmul(a.get(), b.get()))
+        return xp.asarray(np.matmul(to_numpy(a), to_numpy(b)))
 
 
-def flushed(a: Any, b: Any) -> Any:
+def flushed(a: Array, b: Array) -> Any:
     """What a @ b of absolute values may lose because subnormal operands, products and partial sums
     count as zero."""
     lost = 2 * a.shape[-1] * FLOOR
@@ -53,7 +54,7 @@ def flushed(a: Any, b: Any) -> Any:
     return lost * (1 + 2.0**-8)  # and the result's rounding of what is lost
 
 
-def aligned_sizes(a: Any, b: Any, dtype_a: np.dtype, dtype_b: np.dtype, sizes: Any) -> Any:
+def aligned_sizes(a: Array, b: Array, dtype_a: np.dtype, dtype_b: np.dtype, sizes: Any) -> Any:
     """`sizes`, |a| @ |b|, as tensor cores see it when they align products; a and b are absolute values.
 
     A subnormal operand has the exponent of the smallest normal number there, so a product loses what lies
@@ -112,9 +113,9 @@ class Terms(NamedTuple):
     significand: the bits of a product.
     """
 
-    total: Any
+    total: Array
     sizes: Any
-    squares: Any
+    squares: Array
     k: int
     significand: int
 
@@ -131,10 +132,10 @@ class PartialSums(NamedTuple):
     count: how many there are.
     """
 
-    mean: Any
-    variance: Any
-    squares: Any
-    count: float
+    mean: Array
+    variance: Array
+    squares: Array
+    count: float  # type: ignore[assignment]  # in place of tuple's method, which nobody calls
 
     @classmethod
     def of(cls, terms: Terms, depth: int, chunk: int) -> PartialSums:
@@ -230,7 +231,7 @@ class Products:
         fp8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
         return TENSOR_8 if self.a in fp8 and self.b in fp8 else TENSOR_16
 
-    def of(self, a: Any, b: Any) -> Approximate:
+    def of(self, a: Array, b: Array) -> Approximate:
         """a @ b of FP64 arrays."""
         xp = namespace(a)
         k = a.shape[-1]
@@ -248,7 +249,7 @@ class Products:
         worst = sizes * self._relative(k) + self._underflow(k)
         return Approximate(total, worst, floor, square, bias)
 
-    def _terms(self, a: Any, b: Any) -> Terms:
+    def _terms(self, a: Array, b: Array) -> Terms:
         """Of finite arrays."""
         sizes = product(abs(a), abs(b))
         bits = significand_bits(self.a) + significand_bits(self.b)
@@ -283,7 +284,7 @@ class Products:
         )
         return square + expected_error(FMA, chunks, chunks.k)[0], bias
 
-    def _of_blocks(self, a: Any, b: Any) -> tuple[Any, Any]:
+    def _of_blocks(self, a: Array, b: Array) -> tuple[Any, Any]:
         """(square, bias) of sums of blocks, which scales of either sign multiply: their order is known."""
         so_far = product(a[..., :0], b[..., :0, :])
         xp, square, bias = namespace(a), so_far, so_far

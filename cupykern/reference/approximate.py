@@ -10,6 +10,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, namespace
 from ..op import Bound
+from ..typing import Array, Factor
 from .rounding import inexact_rms, rounding_rms, stored
 
 FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
@@ -26,7 +27,7 @@ class Approximate(NamedTuple):
     worst: Any
     floor: Any
     square: Any
-    bias: Any
+    bias: Factor
 
     def scaled(self, factor: Any) -> Approximate:
         """Times an exact factor."""
@@ -69,7 +70,7 @@ class Approximate(NamedTuple):
         """And an exact addend; rounded."""
         return self._replace(exact=self.exact + as_float64(addend)).rounded()
 
-    def stored(self, reference: Any, dtype: np.dtype) -> Bound:
+    def stored(self, reference: Array, dtype: np.dtype) -> Bound:
         """The Bound of the value in memory: FP32 is not rounded again."""
         xp, rms, floor = namespace(reference), namespace(reference).sqrt(self.square), self.floor
         if dtype != dtypes.float32:

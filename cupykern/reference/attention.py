@@ -10,21 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..numerics import as_float64, namespace
+from ..typing import Array, Factor, Namespace
 from .accumulation import product
 
 _CHUNK = 2**24  # scores that are held at once
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
     causal_align: str | None = None,
     mask: Any = None,
     input_pos: int | None = None,
-    scale: Any = None,
+    scale: Factor | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
     return_row_stats: bool = False,
@@ -50,7 +51,7 @@ def attention(
 
 
 def attention_varlen(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any
+    q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **options: Any
 ) -> tuple[Any, ...]:
     """`attention` of every sequence by itself: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D)."""
     parts = [
@@ -71,14 +72,14 @@ def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
     return {"causal_align": "bottom_right", **options}
 
 
-def sequences(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any) -> Iterator[tuple[Any, Any, Any]]:
+def sequences(q: Array, k: Array, v: Array, cu_q: Any, cu_k: Any) -> Iterator[tuple[Any, Any, Any]]:
     cu_q, cu_k = (x.tolist() for x in (cu_q, cu_k))
     for i in range(len(cu_q) - 1):
         keys = slice(cu_k[i], cu_k[i + 1])
         yield q[None, cu_q[i] : cu_q[i + 1]], k[None, keys], v[None, keys]
 
 
-def packed(xp: Any, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def packed(xp: Namespace, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Outputs (rows, H, Dv) and statistics (H, rows) of all sequences."""
     return tuple(
         xp.concatenate([x[0] for x in xs], axis=0 if i == 0 else 1)
@@ -86,11 +87,13 @@ def packed(xp: Any, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     )
 
 
-def outputs(out: Any, top: Any, total: Any, lse: Any, with_lse: bool, with_stats: bool) -> tuple:
+def outputs(
+    out: Any, top: Any, total: Any, lse: Any, with_lse: bool, with_stats: bool
+) -> tuple[Any, ...]:
     return (out, *((lse,) if with_lse else ()), *((top, total) if with_stats else ()))
 
 
-def named(outputs: tuple[Any, ...], with_lse: bool, with_stats: bool) -> tuple:
+def named(outputs: tuple[Any, ...], with_lse: bool, with_stats: bool) -> tuple[Any, ...]:
     """(out, row_max, row_sum, lse) of `outputs`; None where absent."""
     rest = list(outputs[1:])
     lse = rest.pop(0) if with_lse else None
@@ -105,12 +108,12 @@ class Rows(NamedTuple):
     """
 
     first: int
-    product: Any
+    product: Array
     score: Any
     keep: Any
-    top: Any
+    top: Array
     finite_top: Any
-    weights: Any
+    weights: Array
     sum: Any
     divisor: Any
 
@@ -119,10 +122,10 @@ class Rows(NamedTuple):
 class Problem:
     """Operands in FP64: q (B, Hkv, G, Sq, D), k and v (B, Hkv, 1, Sk, D or Dv), with H = Hkv * G."""
 
-    xp: Any
-    q: Any
-    k: Any
-    v: Any
+    xp: Namespace
+    q: Array
+    k: Array
+    v: Array
     mask: Any  # broadcasts to (B, H, Sq, Sk), bool or FP64; None
     limit: int | None  # row i keeps keys j <= i + limit
     scale: float
@@ -130,8 +133,8 @@ class Problem:
 
     @classmethod
     def of(
-        cls, q: Any, k: Any, v: Any, causal: bool, causal_align: str | None, mask: Any,
-        input_pos: int | None, scale: Any, layout: str,
+        cls, q: Array, k: Array, v: Array, causal: bool, causal_align: str | None, mask: Any,
+        input_pos: int | None, scale: Factor | None, layout: str,
     ) -> Problem:  # fmt: skip
         xp = namespace(q)
         q, k, v = (as_float64(x) for x in (q, k, v))
@@ -151,7 +154,7 @@ class Problem:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
         return cls(xp, q, k[:, :, None], v[:, :, None], mask, limit, scale, layout)
 
-    def restore(self, out: Any) -> Any:
+    def restore(self, out: Array) -> Any:
         """(B, H, Sq, Dv) in the call's layout."""
         return out.transpose(0, 2, 1, 3) if self.layout == "bshd" else out
 
@@ -166,7 +169,7 @@ class Problem:
             empty = [xp.zeros((*shape, self.v.shape[-1]))] * matrices
             return *empty, *([xp.zeros(shape)] * vectors)
         parts = [rows(self._rows(i, min(i + step, sq))) for i in range(0, sq, step)]
-        merged = []
+        merged: list[Any] = []
         for xs in zip(*parts, strict=True):
             vector = len(merged) >= matrices
             x = self.xp.concatenate(xs, axis=3)
@@ -199,10 +202,10 @@ class Problem:
         divisor = xp.where(empty, 1.0, total)
         return Rows(first, scaled, score, keep, top, finite_top, weights, total, divisor)
 
-    def multiply(self, weights: Any, v: Any) -> Any:
+    def multiply(self, weights: Array, v: Array) -> Any:
         return product(weights, v)
 
-    def times_v(self, weights: Any) -> Any:
+    def times_v(self, weights: Array) -> Any:
         """weights @ v, in which what has no weight anywhere in a row's keep does not matter."""
         finite = self.xp.where(self.xp.isfinite(self.v), self.v, 0.0)
         out = product(weights, finite)

@@ -11,6 +11,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace
 from ..op import Bound
+from ..typing import Array, Factor
 from .accumulation import (
     HALF,
     TENSOR_16,
@@ -46,15 +47,15 @@ is expected."""
 
 
 def attention_bound(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
     causal_align: str | None = None,
-    mask: Any = None,
+    mask: Array | None = None,
     input_pos: int | None = None,
-    scale: Any = None,
+    scale: Factor | None = None,
     layout: str = "bhsd",
     qk_accumulate: str = "float32",
     return_lse: bool = False,
@@ -93,17 +94,19 @@ def attention_bound(
             out,
             None if top is None else _of_stat(top, *of_top),
             None if total is None else _of_stat(total, of_sum[0] * total, of_sum[1] * total),
-            None if lse is None else _of_lse(lse, *of_lse, k.shape[1 if layout == "bshd" else 2]),
+            None
+            if lse is None
+            else _of_lse(lse, of_lse[0], of_lse[1], k.shape[1 if layout == "bshd" else 2]),
             return_lse,
             return_row_stats,
         )
 
 
-def _of_stat(y: Any, worst: Any, rms: Any) -> Bound:
+def _of_stat(y: Array, worst: Any, rms: Any) -> Bound:
     return stored(y, dtypes.float32, worst * (1 + 2.0**-6), rms, floor=FLOOR, bias=rms)
 
 
-def _of_lse(lse: Any, worst: Any, rms: Any, sk: int) -> Bound:
+def _of_lse(lse: Array, worst: Any, rms: Any, sk: int) -> Bound:
     """A log-sum-exp: the logarithm and the largest score, which it is added to, are rounded."""
     xp = namespace(lse)
     size = xp.where(xp.isfinite(lse), xp.abs(lse), 0.0)
@@ -117,7 +120,7 @@ class _Exponents(NamedTuple):
 
     worst: Any
     square: Any
-    bias: Any
+    bias: Array
 
 
 class _Bounds:
@@ -181,7 +184,7 @@ class _Bounds:
         xp = self.problem.xp
         size = xp.abs(part.finite_top)
 
-        def largest(x: Any) -> Any:
+        def largest(x: Array) -> Any:
             return xp.max(xp.where(part.keep, x, 0.0), axis=-1, keepdims=True)
 
         at_top = xp.where(part.weights == 1, score.square + score.floor**2, 0.0)
@@ -217,7 +220,7 @@ class _Bounds:
         # A lane adds at most every second key of a row, then a few lanes merge.
         return _U * min(self.sk, self.sk / 2 + 8)
 
-    def _sum_variance(self, p: Any) -> Any:
+    def _sum_variance(self, p: Array) -> Any:
         """Of a row's sum, relative; a lane adds every fourth key."""
         concentration = self.problem.xp.sum(p**2, axis=-1, keepdims=True)
         return ROUNDING**2 * sum_variance(concentration, self.sk, max(16, self.sk // 4))
@@ -237,7 +240,9 @@ class _Bounds:
         own = xp.where(xp.isfinite(own), own, 0.0) / part.divisor
         return own[0] ** 2, own[1]
 
-    def _output(self, part: Rows, p: Any, exponents: _Exponents, weighted: Any) -> tuple[Any, ...]:
+    def _output(
+        self, part: Rows, p: Array, exponents: _Exponents, weighted: Any
+    ) -> tuple[Any, ...]:
         xp, info, multiply = self.problem.xp, finfo(self.dtype), self.problem.multiply
         v, v2 = self.v, self.v**2
         sizes = xp.abs(v)
@@ -286,11 +291,11 @@ class _Bounds:
 
 
 def attention_varlen_bound(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
     *,
     reference: tuple[Any, ...],
     **options: Any,
@@ -308,7 +313,9 @@ def attention_varlen_bound(
     return joined(parts, lambda arrays: packed(xp, arrays))
 
 
-def joined(parts: list[tuple[Bound, ...]], join: Callable[[list], tuple]) -> tuple[Bound, ...]:
+def joined(
+    parts: list[tuple[Bound, ...]], join: Callable[[list[Any]], tuple[Any, ...]]
+) -> tuple[Bound, ...]:
     """The Bounds of all sequences' outputs; join: of lists of arrays, one of each output."""
 
     def field(bound: Bound, name: str) -> Any:

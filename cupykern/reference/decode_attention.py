@@ -10,6 +10,7 @@ import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
+from ..typing import Array, Factor
 from .attention import attention
 from .attention_bound import P_SHIFT, attention_bound, joined
 from .elementary import EXP2_ULPS
@@ -21,15 +22,15 @@ _GROUP, _MOST_GROUPS = 8, 32  # chunks that are folded into one; of them in a se
 
 
 def decode_attention(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
     *,
-    seq_lens: Any = None,
-    block_table: Any = None,
+    seq_lens: Array | None = None,
+    block_table: Array | None = None,
     layout: str = "hnd",
     causal: bool = True,
-    scale: Any = None,
+    scale: Factor | None = None,
     return_lse: bool = False,
     **_: Any,
 ) -> tuple[Any, ...]:
@@ -40,17 +41,17 @@ def decode_attention(
 
 
 def decode_attention_bound(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
     *,
-    seq_lens: Any = None,
-    block_table: Any = None,
+    seq_lens: Array | None = None,
+    block_table: Array | None = None,
     layout: str = "hnd",
     causal: bool = True,
-    scale: Any = None,
+    scale: Factor | None = None,
     return_lse: bool = False,
-    out: Any = None,
+    out: Array | None = None,
     config: Any = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
@@ -86,7 +87,7 @@ def decode_attention_bound(
     return joined(parts, lambda arrays: _stacked(q, v_cache, return_lse, arrays))
 
 
-def _merged_lse(bound: Bound, lse: Any, k: Any) -> Bound:
+def _merged_lse(bound: Bound, lse: Array, k: Array) -> Bound:
     """A log-sum-exp of the sum and the origin that chunks are merged in: both have FP16's shift, by which they
     are larger."""
     xp = namespace(lse)
@@ -97,13 +98,18 @@ def _merged_lse(bound: Bound, lse: Any, k: Any) -> Bound:
     return bound._replace(rms=xp.where(bound.rms > 0, rms, 0.0), bias=bound.bias + more)
 
 
-def _options(causal: bool, scale: Any, return_lse: bool) -> dict[str, Any]:
+def _options(causal: bool, scale: Factor | None, return_lse: bool) -> dict[str, Any]:
     options = {"causal": bool(causal), "causal_align": "bottom_right", "return_lse": return_lse}
     return options if scale is None else {"scale": scale, **options}
 
 
 def _sequences(
-    q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, block_table: Any, layout: str
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    seq_lens: Array | None,
+    block_table: Array | None,
+    layout: str,
 ) -> Iterator[tuple[Any, Any, Any]]:
     """(q, k, v) of each sequence, a batch of one; k and v end where it does."""
     xp = namespace(q)
@@ -123,7 +129,7 @@ def _sequences(
         yield q[b : b + 1], *(x[None, :, :length] for x in caches)
 
 
-def _stacked(q: Any, v: Any, return_lse: bool, parts: list[Any]) -> tuple[Any, ...]:
+def _stacked(q: Array, v: Array, return_lse: bool, parts: list[Any]) -> tuple[Any, ...]:
     """The outputs of all sequences as those of a batch."""
     xp = namespace(q)
     if parts:

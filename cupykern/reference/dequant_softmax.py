@@ -8,6 +8,7 @@ import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from ..typing import Array, Factor
 from .approximate import Approximate
 from .elementary import EXP2_BIAS, EXP2_RMS, EXP2_ULPS, RECIPROCAL_BIAS, RECIPROCAL_RMS
 from .matmul import scaled_product
@@ -15,26 +16,28 @@ from .rounding import ROUNDING, rounding_rms, stored
 from .softmax import errors, softmax
 
 
-def dequant_softmax(a: Any, w: Any, scale_w: Any, *, bias: Any = None, **_: Any) -> tuple[Any]:
+def dequant_softmax(
+    a: Array, w: Array, scale_w: Factor | None, *, bias: Array | None = None, **_: Any
+) -> tuple[Any]:
     """softmax(a @ (scale_w * w) + bias) along the last axis in FP64."""
     with np.errstate(all="ignore"):
         return softmax(_logits(a, w, scale_w, bias).exact)
 
 
-def _logits(a: Any, w: Any, scale_w: Any, bias: Any) -> Approximate:
+def _logits(a: Array, w: Array, scale_w: Factor | None, bias: Array | None) -> Approximate:
     """The logits in FP32."""
     value = scaled_product(a, w, None, scale_w)
     return value if bias is None else value.plus(bias)
 
 
 def dequant_softmax_bound(
-    a: Any,
-    w: Any,
-    scale_w: Any,
+    a: Array,
+    w: Array,
+    scale_w: Factor | None,
     *,
-    bias: Any = None,
+    bias: Array | None = None,
     dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:

@@ -10,6 +10,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from ..typing import Array, Factor
 from .approximate import Approximate
 from .elementary import EXP2_ULPS
 from .epilogue import activate, activated, sigmoid, slope
@@ -22,13 +23,13 @@ SLOPE = 1.1
 
 
 def dual_gemm_silu(
-    a: Any,
-    b1: Any,
-    b2: Any,
+    a: Array,
+    b1: Array,
+    b2: Array,
     *,
-    scale_a: Any = None,
-    scale_b1: Any = None,
-    scale_b2: Any = None,
+    scale_a: Factor | None = None,
+    scale_b1: Factor | None = None,
+    scale_b2: Factor | None = None,
     **_: Any,
 ) -> tuple[Any]:
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)) in FP64."""
@@ -40,16 +41,16 @@ def dual_gemm_silu(
 
 
 def dual_gemm_silu_bound(
-    a: Any,
-    b1: Any,
-    b2: Any,
+    a: Array,
+    b1: Array,
+    b2: Array,
     *,
-    scale_a: Any = None,
-    scale_b1: Any = None,
-    scale_b2: Any = None,
+    scale_a: Factor | None = None,
+    scale_b1: Factor | None = None,
+    scale_b2: Factor | None = None,
     policy: str = "fp32",
     out_dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:

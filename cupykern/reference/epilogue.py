@@ -11,6 +11,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
+from ..typing import Array, Namespace
 from .approximate import FLOOR, Approximate
 from .elementary import (
     EXP2_RMS,
@@ -28,7 +29,7 @@ from .rounding import ROUNDING
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
-def activate(xp: Any, x: Any, activation: str | None) -> Any:
+def activate(xp: Namespace, x: Array, activation: str | None) -> Any:
     """The activation in FP64, by the kernel's formulas."""
     if activation is None:
         return x
@@ -39,16 +40,16 @@ def activate(xp: Any, x: Any, activation: str | None) -> Any:
     return x * sigmoid(xp, _exponent(x, activation))
 
 
-def sigmoid(xp: Any, x: Any) -> Any:
+def sigmoid(xp: Namespace, x: Array) -> Any:
     return 1 / (1 + xp.exp(-x))
 
 
-def _exponent(x: Any, activation: str) -> Any:
+def _exponent(x: Array, activation: str) -> Any:
     """The sigmoid's argument; gelu_tanh is x / 2 (1 + tanh(t)) = x sigmoid(2 t)."""
     return x if activation == "silu" else 2 * _SQRT_2_OVER_PI * (x + 0.044715 * x**3)
 
 
-def slope(xp: Any, x: Any, activation: str | None) -> Any:
+def slope(xp: Namespace, x: Array, activation: str | None) -> Any:
     """The activation's derivative."""
     if activation is None:
         return xp.ones_like(x)
@@ -62,7 +63,7 @@ def slope(xp: Any, x: Any, activation: str | None) -> Any:
     return share + x * growth * share * (1 - share)
 
 
-def erf(xp: Any, x: Any) -> Any:
+def erf(xp: Namespace, x: Array) -> Any:
     if xp is not np:
         from cupyx.scipy import special
 
@@ -74,7 +75,9 @@ _LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1
 """The largest derivative, rounded up."""
 
 
-def activation_error(xp: Any, x: Any, activation: str | None, narrow: bool = False) -> tuple:
+def activation_error(
+    xp: Namespace, x: Array, activation: str | None, narrow: bool = False
+) -> tuple[Any, Any, Any]:
     """(the largest, what flushed subnormals add, the expected) error of the FP32 activation at x.
 
     narrow: for results of 16 bits, which have a shorter gelu.  Expected, of x times a sigmoid: the
@@ -127,11 +130,11 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
 
 def epilogue_bound(
     value: Approximate,
-    bias: Any,
+    bias: Array | None,
     activation: str | None,
-    residual: Any,
+    residual: Array | None,
     out_dtype: np.dtype,
-    reference: Any,
+    reference: Array,
 ) -> Bound:
     """The Bound of the output, for a product with its scales."""
     xp = namespace(reference)

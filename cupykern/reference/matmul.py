@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -11,19 +11,20 @@ from .. import dtypes
 from ..numerics import as_float64, namespace
 from ..nvfp4 import NvFp4
 from ..op import Bound
+from ..typing import Array, Factor
 from .accumulation import PROMOTED_K, Products, product
 from .approximate import FLOOR, Approximate
 from .epilogue import activate, epilogue_bound
 
 
 def matmul(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
-    bias: Any = None,
+    bias: Array | None = None,
     activation: str | None = None,
-    residual: Any = None,
-    alpha: Any = 1.0,
+    residual: Array | None = None,
+    alpha: SupportsFloat = 1.0,
     **_: Any,
 ) -> tuple[Any]:
     """activation(alpha * (a @ b) + bias) + residual in FP64."""
@@ -39,15 +40,15 @@ def matmul(
 
 
 def matmul_bound(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
-    bias: Any = None,
+    bias: Array | None = None,
     activation: str | None = None,
-    residual: Any = None,
-    alpha: Any = 1.0,
+    residual: Array | None = None,
+    alpha: SupportsFloat = 1.0,
     out_dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     accumulate: str = "float32",
     config: Any = None,
     reference: tuple[Any],
@@ -67,12 +68,12 @@ def matmul_bound(
 
 
 def scaled_mm(
-    a: Any,
-    b: Any,
-    scale_a: Any = None,
-    scale_b: Any = None,
+    a: Array,
+    b: Array,
+    scale_a: Factor | None = None,
+    scale_b: Factor | None = None,
     *,
-    bias: Any = None,
+    bias: Array | None = None,
     activation: str | None = None,
     **_: Any,
 ) -> tuple[Any]:
@@ -86,15 +87,15 @@ def scaled_mm(
 
 
 def scaled_mm_bound(
-    a: Any,
-    b: Any,
-    scale_a: Any = None,
-    scale_b: Any = None,
+    a: Array,
+    b: Array,
+    scale_a: Factor | None = None,
+    scale_b: Factor | None = None,
     *,
-    bias: Any = None,
+    bias: Array | None = None,
     activation: str | None = None,
     out_dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
@@ -109,13 +110,15 @@ def scaled_mm_bound(
         return (epilogue_bound(value, bias, activation, None, out_dtype, reference[0]),)
 
 
-def exact_product(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+def exact_product(a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None) -> Any:
     """(scale_a * a) @ (scale_b * b) in FP64."""
     x, y, factor = operands(a, b, scale_a, scale_b)
     return product(x, y) * factor
 
 
-def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, whole: bool = False) -> Approximate:
+def scaled_product(
+    a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None, whole: bool = False
+) -> Approximate:
     """(scale_a * a) @ (scale_b * b) in FP32; whole: in int32, of int8."""
     x, y, factor = operands(a, b, scale_a, scale_b)
     blocks = by_block(scale_a, scale_b, y.shape[-1])
@@ -148,7 +151,7 @@ def _of_repeated(value: Approximate, *operands: Any) -> Approximate:
     return value._replace(bias=value.bias + namespace(arrays[0]).sqrt(value.square))
 
 
-def _is_array(scale: Any) -> bool:
+def _is_array(scale: Factor | None) -> bool:
     return hasattr(scale, "dtype") and not isinstance(scale, np.generic)
 
 
@@ -160,7 +163,7 @@ def _largest(scale: Any) -> float:
     return float(xp.max(xp.where(xp.isfinite(scale), xp.abs(scale), 0)))
 
 
-def by_block(scale_a: Any, scale_b: Any, n: int) -> bool:
+def by_block(scale_a: Factor | None, scale_b: Factor | None, n: int) -> bool:
     """Whether scales are of blocks of PROMOTED_K of k."""
 
     def shape(scale: Any) -> tuple[int, ...]:
@@ -170,15 +173,17 @@ def by_block(scale_a: Any, scale_b: Any, n: int) -> bool:
     return a_k != 1 or b_k != 1 or b_n not in (1, n)
 
 
-def operand_namespace(x: Any) -> Any:
+def operand_namespace(x: Array) -> Any:
     return namespace(x.data if isinstance(x, NvFp4) else x)
 
 
-def operand_dtype(x: Any) -> np.dtype:
+def operand_dtype(x: Array) -> np.dtype:
     return dtypes.float4_e2m1fn if isinstance(x, NvFp4) else x.dtype
 
 
-def operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any, Any]:
+def operands(
+    a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None
+) -> tuple[Any, Any, Any]:
     """(a, b, a factor of their product), which are exact in FP64: scales of blocks are in a and b."""
     xp = operand_namespace(a)
     a = a.dequantize() if isinstance(a, NvFp4) else as_float64(a)

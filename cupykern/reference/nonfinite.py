@@ -9,6 +9,7 @@ import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, gap, namespace, to_numpy
 from ..op import Bound
+from ..typing import Array
 from .rounding import ROUNDING
 
 _PART = 2**24  # elements that are converted to FP64 at once
@@ -32,7 +33,7 @@ class _Totals(NamedTuple):
     gaps: np.ndarray
 
 
-def _totals(x: Any) -> _Totals:
+def _totals(x: Array) -> _Totals:
     """All of x's elements, in C order, a part after the other."""
     xp = namespace(x)
     flat = x.view(f"u{x.itemsize}").reshape(-1).view(x.dtype)  # codes: CuPy copies no FP8
@@ -51,11 +52,12 @@ def _totals(x: Any) -> _Totals:
         sums += [float(xp.sum(terms)) for terms in (part, xp.abs(part), part * part)]
         exponents = gap(part[part != 0], x.dtype).view(np.int64) >> 52
         gaps += to_numpy(xp.bincount(exponents, minlength=2048))
-    totals = (float(s) for s in sums)
-    return _Totals((counts[0], counts[1], counts[2]), first, low, high, *totals, gaps)
+    total, magnitudes, squares = (float(s) for s in sums)
+    kinds = counts[0], counts[1], counts[2]
+    return _Totals(kinds, first, low, high, total, magnitudes, squares, gaps)
 
 
-def nonfinite(x: Any) -> tuple[Any, Any]:
+def nonfinite(x: Array) -> tuple[Any, Any]:
     """((NaN, +inf, -inf, the first's number in C order or 2^63 - 1), (min, max, mean)) in FP64."""
     xp = namespace(x)
     totals = _totals(x)
@@ -66,7 +68,7 @@ def nonfinite(x: Any) -> tuple[Any, Any]:
     return xp.asarray([*totals.counts, totals.first]), xp.asarray(statistics)
 
 
-def nonfinite_bound(x: Any, *, reference: tuple[Any, Any]) -> tuple[Bound, Bound]:
+def nonfinite_bound(x: Array, *, reference: tuple[Any, Any]) -> tuple[Bound, Bound]:
     """Counts, the first place, min and max are exact.
 
     A batch of R = 64 bytes' numbers is summed pairwise in FP32: each passes log2(R) roundings, u =

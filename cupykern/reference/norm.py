@@ -15,6 +15,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, row_max
 from ..op import Bound
+from ..typing import Array, Factor
 from .elementary import RSQRT_BIAS, RSQRT_RMS
 from .quantize import codes_bound, divide, scale_bound, scale_of
 from .rounding import (
@@ -32,12 +33,12 @@ _FLUSHED = 2.0**-126
 
 
 def layer_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     *,
     eps: Any = None,
-    residual: Any = None,
+    residual: Array | None = None,
     return_stats: bool = False,
     **_: Any,
 ) -> tuple[Any, ...]:
@@ -49,11 +50,11 @@ def layer_norm(
 
 
 def rms_norm(
-    x: Any,
-    weight: Any = None,
+    x: Array,
+    weight: Array | None = None,
     *,
     eps: Any = None,
-    residual: Any = None,
+    residual: Array | None = None,
     quantize: str | None = None,
     return_stats: bool = False,
     **_: Any,
@@ -76,14 +77,14 @@ def rms_norm(
 class _Row(NamedTuple):
     """s, and the statistics of its rows (a last dim of 1)."""
 
-    s: Any
-    mean: Any  # 0 for rms_norm
-    variance: Any  # about `mean`
-    rstd: Any
+    s: Array
+    mean: Array  # 0 for rms_norm
+    variance: Array  # about `mean`
+    rstd: Array
     eps: float
 
 
-def _row(x: Any, residual: Any, centered: bool, eps: float) -> _Row:
+def _row(x: Array, residual: Array | None, centered: bool, eps: float) -> _Row:
     xp = namespace(x)
     s = x.astype(np.float64)
     if residual is not None:
@@ -97,14 +98,19 @@ def _row(x: Any, residual: Any, centered: bool, eps: float) -> _Row:
     return _Row(s, mean, variance, 1 / xp.sqrt(variance + eps), eps)
 
 
-def _affine(y: Any, weight: Any, bias: Any) -> Any:
+def _affine(y: Array, weight: Array | None, bias: Array | None) -> Any:
     if weight is not None:
         y = y * weight.astype(np.float64)
     return y if bias is None else y + bias.astype(np.float64)
 
 
 def _outputs(
-    y: Any, scale: Any, row: _Row, residual: Any, return_stats: bool, centered: bool
+    y: Array,
+    scale: Factor | None,
+    row: _Row,
+    residual: Array | None,
+    return_stats: bool,
+    centered: bool,
 ) -> tuple[Any, ...]:
     stats = (row.mean[..., 0],) * centered + (row.rstd[..., 0],)
     return (
@@ -121,19 +127,21 @@ class _Errors(NamedTuple):
     """
 
     flushed: float  # of s: what flushing subnormals to zero changes
-    s: Any
+    s: Array
     s_rms: Any
-    mean: Any
+    mean: Array
     mean_rms: Any
     sum_rms: Any  # of the mean: before it is rounded
     constant: float  # the relative error of 1 / n
-    rstd: Any
+    rstd: Array
     rstd_rms: Any
     variance_rms: Any  # of rstd: without the square root's and quotient's
     rstd_bias: Any
 
 
-def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool) -> _Errors:
+def _errors(
+    row: _Row, x: Array, residual: Array | None, centered: bool, compensated: bool
+) -> _Errors:
     """What FP32 makes of the statistics.
 
     A thread adds up to 32 elements one after another, or merges the means of 8 vectors whose 8
@@ -224,22 +232,22 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     )
 
 
-def _flushed(x: Any) -> float:
+def _flushed(x: Array) -> float:
     """What FP32 arithmetic that flushes subnormals may change of a number that x holds."""
     return 0.0 if x is None or x.dtype == dtypes.float16 else _FLUSHED
 
 
 def layer_norm_bound(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     *,
     eps: Any = None,
-    residual: Any = None,
+    residual: Array | None = None,
     compensated: bool = False,
     return_stats: bool = False,
     dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
     """Elementwise: rstd |weight| times the errors of s, the mean and their difference, the relative
@@ -257,15 +265,15 @@ def layer_norm_bound(
 
 
 def rms_norm_bound(
-    x: Any,
-    weight: Any = None,
+    x: Array,
+    weight: Array | None = None,
     *,
     eps: Any = None,
-    residual: Any = None,
+    residual: Array | None = None,
     quantize: str | None = None,
     return_stats: bool = False,
     dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
     """Elementwise: as layer_norm_bound with a mean of exactly 0.
@@ -284,10 +292,12 @@ def rms_norm_bound(
         else:
             q, row_scale = reference[:2]
             format_ = dtypes.QUANTIZED[quantize]
-            of_largest = (
+            worst, rms, floor = (
                 row_max(xp.broadcast_to(part, q.shape)) for part in (y.worst, y.rms, y.floor)
             )
-            scale = scale_bound(row_scale, row_max(xp.abs(q * row_scale)), *of_largest, format_)
+            scale = scale_bound(
+                row_scale, row_max(xp.abs(q * row_scale)), worst, rms, floor, format_
+            )
             bound = codes_bound(q, row_scale, scale, y.worst, y.rms, y.floor, format_)
         return _bounds(bound, scale, row, errors, x, residual, return_stats, False)
 
@@ -299,14 +309,16 @@ class _YErrors(NamedTuple):
     rms: Any
     floor: Any
     shared: Any
-    bias: Any
+    bias: Array
 
-    def stored(self, y: Any, dtype: Any) -> Bound:
+    def stored(self, y: Array, dtype: Any) -> Bound:
         return stored(y, dtype, self.worst, self.rms, floor=self.floor, shared=self.shared,
                       bias=self.bias)  # fmt: skip
 
 
-def _y_errors(row: _Row, errors: _Errors, weight: Any, bias: Any, compensated: bool) -> _YErrors:
+def _y_errors(
+    row: _Row, errors: _Errors, weight: Array | None, bias: Array | None, compensated: bool
+) -> _YErrors:
     """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is the
     result's own."""
     xp = namespace(row.s)
@@ -338,8 +350,8 @@ def _bounds(
     scale: Bound | None,
     row: _Row,
     errors: _Errors,
-    x: Any,
-    residual: Any,
+    x: Array,
+    residual: Array | None,
     return_stats: bool,
     centered: bool,
 ) -> tuple[Bound, ...]:

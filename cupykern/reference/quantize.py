@@ -9,6 +9,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from ..typing import Array
 from .rounding import ROUNDING, rounding_rms, stored
 
 LARGEST = {dtypes.float8_e4m3fn: 448.0, dtypes.float8_e5m2: 57344.0, dtypes.int8: 127.0}
@@ -26,14 +27,14 @@ def scale_of(largest: Any, dtype: np.dtype) -> Any:
     return xp.where(xp.isfinite(largest), scale, np.nan)
 
 
-def divide(y: Any, scale: Any, dtype: np.dtype) -> Any:
+def divide(y: Array, scale: Array, dtype: np.dtype) -> Any:
     """y / scale, not rounded: what the codes decode to.  int8 has no NaN: 0."""
     q = y / scale
     return namespace(y).where(namespace(y).isnan(q), 0.0, q) if dtype == dtypes.int8 else q
 
 
 def scale_bound(
-    scale: Any, largest: Any, worst: Any, rms: Any, floor: Any, dtype: np.dtype
+    scale: Array, largest: Any, worst: Any, rms: Any, floor: Any, dtype: np.dtype
 ) -> Bound:
     """Of a scale, from the errors of the group's largest magnitude; floor: what flushed subnormals change
     of it.
@@ -53,7 +54,7 @@ def scale_bound(
 
 
 def codes_bound(
-    q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, floor: Any, dtype: np.dtype
+    q: Array, scale: Array, bound: Bound, worst: Any, rms: Any, floor: Any, dtype: np.dtype
 ) -> Bound:
     """Of codes: the errors of y over the scale, the scale's, the format's rounding."""
     xp = namespace(q)
@@ -73,15 +74,15 @@ def codes_bound(
     else:
         found = stored(q, dtype, moved, moved_rms, floor=floor, bias=moved_rms)
     unsure = xp.isinf(bound.elementwise)
-    limits = (xp.where(unsure, np.inf, part) for part in found[:2])
-    return Bound(*limits, bias=found.bias)
+    elementwise, expected = (xp.where(unsure, np.inf, part) for part in found[:2])
+    return Bound(elementwise, expected, bias=found.bias)
 
 
 def _format(dtype: Any) -> np.dtype:
     return dtypes.QUANTIZED[dtype] if dtype in dtypes.QUANTIZED else np.dtype(dtype)
 
 
-def _groups(x: Any, granularity: str, block: tuple[int, int]) -> tuple[Any, Any]:
+def _groups(x: Array, granularity: str, block: tuple[int, int]) -> tuple[Any, Any]:
     """The groups' largest magnitudes: in the scale's shape, and that each element of x sees."""
     xp = namespace(x)
     size = xp.abs(x.astype(np.float64))
@@ -100,7 +101,7 @@ def _groups(x: Any, granularity: str, block: tuple[int, int]) -> tuple[Any, Any]
 
 
 def quantize(
-    x: Any, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
+    x: Array, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
 ) -> tuple[Any, Any]:
     """(x / scale, not rounded, and the scale) in FP64."""
     xp, code = namespace(x), _format(dtype)
@@ -126,7 +127,7 @@ def _groups_shape(
 
 
 def quantize_bound(
-    x: Any,
+    x: Array,
     dtype: Any,
     *,
     granularity: str = "tensor",
@@ -154,7 +155,7 @@ def quantize_bound(
 _E4M3, _E2M1 = finfo(dtypes.float8_e4m3fn), finfo(dtypes.float4_e2m1fn)
 
 
-def quantize_nvfp4(x: Any, **_: Any) -> tuple[Any, Any, Any]:
+def quantize_nvfp4(x: Array, **_: Any) -> tuple[Any, Any, Any]:
     """(x, NaN where its group of 16 has no finite sum; the groups' scales, not rounded; global scale)."""
     xp = namespace(x)
     with np.errstate(all="ignore"):
@@ -172,7 +173,7 @@ def quantize_nvfp4(x: Any, **_: Any) -> tuple[Any, Any, Any]:
 
 
 def quantize_nvfp4_bound(
-    x: Any, *, layout: str = "plain", config: Any = None, reference: tuple[Any, Any, Any]
+    x: Array, *, layout: str = "plain", config: Any = None, reference: tuple[Any, Any, Any]
 ) -> tuple[Bound, Bound, Bound]:
     """The numbers: half the gap of e2m1 at x over the scale, which itself is rounded to e4m3; a scale
     that is rounded down makes the largest number saturate.  Infinite where rounding decides whether

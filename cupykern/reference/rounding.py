@@ -15,6 +15,7 @@ import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace
 from ..op import Bound
+from ..typing import Array, Factor
 
 RELATIVE_RMS = math.sqrt(1 / (8 * math.log(2)))
 """A rounding's relative error in units of u, of a result whose logarithm is uniform over a binade: the
@@ -32,12 +33,12 @@ of a gap, in each of the few additions of a term that drop just these.  1.17 u m
 1.5), rows of 257); sums of FP32 numbers' squares have none."""
 
 
-def rounding_rms(x: Any, dtype: Any = np.float32) -> Any:
+def rounding_rms(x: Array, dtype: Any = np.float32) -> Any:
     """The error of rounding x, in FP64, to `dtype`."""
     return gap(x, dtype) / math.sqrt(12)
 
 
-def inexact_rms(x: Any) -> Any:
+def inexact_rms(x: Array) -> Any:
     """The same of FP32; 0 where x is an FP32 number, as most differences of 16-bit numbers are."""
     xp = namespace(x)
     with np.errstate(over="ignore"):
@@ -65,14 +66,14 @@ def sum_variance(concentration: Any, num_terms: int, chain: int = 16) -> Any:
 
 
 def stored(
-    y: Any,
+    y: Array,
     dtype: Any,
     worst: Any,
     rms: Any,
     *,
     floor: Any = 0.0,
     shared: Any = 0.0,
-    bias: Any = 0.0,
+    bias: Factor = 0.0,
     axis: int = -1,
 ) -> Bound:
     """The Bound of y, which had the errors worst, rms, shared and bias, rounded to `dtype`.

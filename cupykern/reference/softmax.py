@@ -9,6 +9,7 @@ import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from ..typing import Array, Factor
 from .elementary import (
     EXP2_BIAS,
     EXP2_RMS,
@@ -20,7 +21,9 @@ from .elementary import (
 from .rounding import ROUNDING, inexact_rms, rounding_rms, stored, sum_variance, unless_flushed
 
 
-def softmax(x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, **_: Any) -> tuple[Any]:
+def softmax(
+    x: Array, axis: int = -1, *, mask: Array | None = None, scale: Factor | None = None, **_: Any
+) -> tuple[Any]:
     """exp(s - max s) / sum(exp(s - max s)), s = scale * x, in FP64 along `axis`."""
     xp = namespace(x)
     with np.errstate(all="ignore"):
@@ -29,7 +32,7 @@ def softmax(x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, **_:
 
 
 def log_softmax(
-    x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, **_: Any
+    x: Array, axis: int = -1, *, mask: Array | None = None, scale: Factor | None = None, **_: Any
 ) -> tuple[Any]:
     """s - max s - log(sum(exp(s - max s))), s = scale * x, in FP64 along `axis`."""
     xp = namespace(x)
@@ -38,7 +41,9 @@ def log_softmax(
         return (xp.where(empty, -np.inf, xp.where(keep, score, -np.inf) - xp.log(sums)),)
 
 
-def _parts(x: Any, axis: int, mask: Any, scale: Any) -> tuple[Any, Any, Any, Any]:
+def _parts(
+    x: Array, axis: int, mask: Array | None, scale: Factor | None
+) -> tuple[Any, Any, Any, Any]:
     """s - max s, what is kept, the sum of exp(s - max s) over it, and where nothing is (sum 1)."""
     xp = namespace(x)
     score = x.astype(np.float64) * (1.0 if scale is None else float(scale))
@@ -69,7 +74,7 @@ class Errors(NamedTuple):
     distance: Any  # |s - max s|; 0 where nothing is kept
     log_sum: Any
     exponent: Any  # of an exponential by its exponent: the largest
-    total: Any  # of the sum: the largest
+    total: Array  # of the sum: the largest
     exponent_rms: Any
     total_rms: Any
     mean_distance: Any  # weighted by the terms' shares of the sum
@@ -77,7 +82,7 @@ class Errors(NamedTuple):
     flushed: float  # of an exponent, by flushed subnormals, at most; `exponent` has it too
 
 
-def errors(x: Any, axis: int, mask: Any, scale: Any) -> Errors:
+def errors(x: Array, axis: int, mask: Array | None, scale: Factor | None) -> Errors:
     """An exponent (x - x_max) * (scale * log2 e) takes a rounding each in the subtraction, log2 e and
     their product, two more with a scale, and what flushed subnormals lose; of two exponents that are
     added up, the distances are too.
@@ -126,7 +131,7 @@ def errors(x: Any, axis: int, mask: Any, scale: Any) -> Errors:
     )
 
 
-def _constant_error(scale: Any) -> float:
+def _constant_error(scale: Factor | None) -> float:
     """The relative error of scale * log2 e in FP32."""
     with np.errstate(over="ignore", under="ignore"):
         rounded = float(np.float32(1.0 if scale is None else scale) * np.float32(math.log2(math.e)))
@@ -135,13 +140,13 @@ def _constant_error(scale: Any) -> float:
 
 
 def softmax_bound(
-    x: Any,
+    x: Array,
     axis: int = -1,
     *,
-    mask: Any = None,
-    scale: Any = None,
+    mask: Array | None = None,
+    scale: Factor | None = None,
     dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise: relative errors of exp (where a row stays in registers as the product of two: over
@@ -180,13 +185,13 @@ def softmax_bound(
 
 
 def log_softmax_bound(
-    x: Any,
+    x: Array,
     axis: int = -1,
     *,
-    mask: Any = None,
-    scale: Any = None,
+    mask: Array | None = None,
+    scale: Factor | None = None,
     dtype: Any = None,
-    out: Any = None,
+    out: Array | None = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise, absolute: s - max s and the logarithm rounded, the sum's relative error, one

@@ -215,7 +215,7 @@ class BlockRows(RowConfig):
     """Families of which all threads of a block may share one row."""
 
     @property
-    def threads_per_row(self) -> int:  # type: ignore[override]
+    def threads_per_row(self) -> int:  # type: ignore[override]  # a field of the base
         return self.num_threads
 
 

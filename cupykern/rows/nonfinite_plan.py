@@ -59,7 +59,7 @@ class NonfiniteTask:
     dtype: np.dtype
 
 
-FAMILY = Family(
+FAMILY: Family[NonfiniteTask, NonfiniteConfig] = Family(
     "nonfinite",
     (NonfiniteConfig,),
     lambda task, device: (choose_config(device.arch, task.dtype.itemsize, task.walk),),

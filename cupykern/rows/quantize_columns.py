@@ -45,7 +45,7 @@ class SharedColumns(RowConfig):
     suffix = "_columns"
 
     @property
-    def threads_per_row(self) -> int:  # type: ignore[override]
+    def threads_per_row(self) -> int:  # type: ignore[override]  # a field of the base
         return self.threads_per_column
 
     @property

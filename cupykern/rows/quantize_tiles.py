@@ -63,7 +63,7 @@ class _Tiles(RowConfig):
     threads_per_tile: int
 
     @property
-    def threads_per_row(self) -> int:  # type: ignore[override]
+    def threads_per_row(self) -> int:  # type: ignore[override]  # a field of the base
         return self.threads_per_tile
 
     @property

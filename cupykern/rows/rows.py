@@ -83,7 +83,7 @@ def row_plan(
     num_groups = -(-layout.num_rows // config.rows_at_once(layout.num_cols))
     if isinstance(config, SpanRows):
         params["threads_log2"] = config.threads_log2(layout.num_cols)
-    passes = "layout" in params.dtype.names
+    passes = "layout" in (params.dtype.names or ())
     if passes:
         params["layout"] = layout.struct()
         params["num_chunks"] = num_chunks

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from .base import CompileError, Device, Kernel, Target, UnavailableError, Usage
+from ..typing import Array
+from .base import CompileError, Device, GpuKernel, Kernel, Target, UnavailableError, Usage
 
 __all__ = [
     "CompileError",
     "Device",
+    "GpuKernel",
     "Kernel",
     "Target",
     "UnavailableError",
@@ -66,13 +67,13 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def is_cupy(array: Any) -> bool:
+def is_cupy(array: object) -> bool:
     """True for a cupy array; does not import CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
-def of_array(array: Any) -> Target:
+def of_array(array: Array) -> Target:
     """The target that holds `array`: of a cupy array, its device's; of a numpy array, the host's."""
     if isinstance(array, np.ndarray):
         from . import host

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..kernels import Variant
+from ..typing import Namespace
 
 
 class CompileError(RuntimeError):
@@ -38,11 +39,12 @@ class Usage(NamedTuple):
 class Kernel(Protocol):
     """A compiled variant, loaded.
 
-    A GPU's has also launch_plainly(grid, args, shared_bytes), by CuPy's RawKernel, and CUDA's
-    pack(grid, args, shared_bytes), which makes a launch ready (`repeated.Repeated`).
+    CUDA's has also pack(grid, args, shared_bytes), which makes a launch ready (`repeated.Repeated`).
     """
 
-    usage: Usage | None  # None: not known, as on the host
+    @property
+    def usage(self) -> Usage | None:
+        """None: not known, as on the host."""
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """Launch `grid` blocks with `shared_bytes` of dynamic shared memory each.
@@ -58,17 +60,39 @@ class Kernel(Protocol):
         """How many blocks, in whole clusters, the device runs at once: at least one cluster."""
 
 
+class GpuKernel(Kernel, Protocol):
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        """The same launch by CuPy's RawKernel, as who has no wrapper does."""
+
+
 class Target(Protocol):
-    name: str  # "cuda", "hip" or "host"
-    arch: str  # "sm_90a", "gfx942", "host"
-    warp_size: int
-    multiprocessors: int  # how many blocks run at once, if one fills a multiprocessor
-    xp: Any  # the array namespace: cupy or numpy
+    def __hash__(self) -> int: ...  # plans are looked up by target
+    @property
+    def name(self) -> str:
+        """ "cuda", "hip" or "host"."""
+
+    @property
+    def arch(self) -> str:
+        """ "sm_90a", "gfx942", "host"."""
+
+    @property
+    def device_id(self) -> int:
+        """The GPU's number; the host is 0."""
+
+    @property
+    def warp_size(self) -> int: ...
+    @property
+    def multiprocessors(self) -> int:
+        """How many blocks run at once, if one fills a multiprocessor."""
+
+    @property
+    def xp(self) -> Namespace:
+        """The array namespace: cupy or numpy."""
 
     def compile(self, variant: Variant) -> Kernel:
         """Compile (or read from the disk cache) and load.  Raises CompileError."""
 
-    def by_value(self, struct: np.ndarray) -> Any:
+    def by_value(self, struct: np.ndarray | np.generic) -> Any:
         """A kernel argument: `struct`'s bytes, passed by value.  Worth keeping for other launches."""
 
 
@@ -81,7 +105,7 @@ class Device(NamedTuple):
     multiprocessors: int
 
 
-def by_value(struct: np.ndarray) -> np.ndarray:
+def by_value(struct: np.ndarray | np.generic) -> np.ndarray:
     """A kernel argument passed by value: `struct`'s bytes as one element of a plain void dtype."""
     data = np.ascontiguousarray(struct)
     return np.frombuffer(data.tobytes(), dtype=f"V{data.nbytes}")

@@ -62,7 +62,7 @@ class CudaTarget:
             kind = ClusterCudaKernel if variant.launched else CudaKernel
             return kind(cupy, function, variant, self)
 
-    def by_value(self, struct: np.ndarray) -> Any:
+    def by_value(self, struct: np.ndarray | np.generic) -> Any:
         return launch_argument(by_value(struct))
 
 

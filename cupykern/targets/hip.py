@@ -43,7 +43,7 @@ class HipTarget:
                 raise CompileError(variant, self.arch, error.get_message()) from None
             return HipKernel(function, variant, self)
 
-    def by_value(self, struct: np.ndarray) -> Any:
+    def by_value(self, struct: np.ndarray | np.generic) -> Any:
         return launch_argument(by_value(struct))
 
 

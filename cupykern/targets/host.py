@@ -28,8 +28,9 @@ import numpy as np
 
 from .. import environment
 from ..kernels import Variant, file_text, source_text
+from ..typing import Namespace
 from . import limits
-from .base import CompileError, by_value
+from .base import CompileError, Usage, by_value
 from .host_compiler import (
     SANITIZERS,
     Compiler,
@@ -58,10 +59,11 @@ class HostTarget:
     schedule: str = "fifo"
     sanitizer: str | None = None
 
+    device_id: ClassVar[int] = 0  # numpy has one
     name: ClassVar[str] = "host"
     arch: ClassVar[str] = "host"
     multiprocessors: ClassVar[int] = limits.multiprocessors("host")
-    xp: ClassVar[Any] = np
+    xp: ClassVar[Namespace] = np
 
     def __post_init__(self) -> None:
         if self.warp_size not in (32, 64):
@@ -72,7 +74,7 @@ class HostTarget:
             )
         _parse_schedule(self.schedule)
 
-    def by_value(self, struct: np.ndarray) -> np.ndarray:
+    def by_value(self, struct: np.ndarray | np.generic) -> np.ndarray:
         return by_value(struct)
 
     def compile(self, variant: Variant) -> HostKernel:
@@ -136,7 +138,7 @@ def use(**settings: Any) -> Iterator[HostTarget]:
 class HostKernel:
     """A loaded variant.  Calls return when the kernel has ended."""
 
-    usage = None
+    usage: Usage | None = None
 
     def __init__(
         self, target: HostTarget, variant: Variant, runtime: ctypes.CDLL, library: ctypes.CDLL
@@ -145,7 +147,7 @@ class HostKernel:
         library.host_load(ctypes.c_void_p(runtime.host_runtime()))
         library.host_parameters.restype = ctypes.POINTER(ctypes.c_int)
         sizes = library.host_parameters()
-        self._sizes = []
+        self._sizes: list[int] = []
         while size := sizes[len(self._sizes)]:
             self._sizes.append(size)
         self._variant = variant
@@ -197,7 +199,7 @@ class HostKernel:
         """A few clusters, so that blocks that stay for many rows have some."""
         return (4 if self._variant.waits else 2) * self._variant.launch_sizes[1]
 
-    def _pack(self, args: tuple[Any, ...]) -> ctypes.Array:
+    def _pack(self, args: tuple[Any, ...]) -> ctypes.Array[ctypes.c_uint64]:
         """The arguments' addresses, then the values of pointers and scalars."""
         n = len(self._sizes)
         if len(args) != n:
@@ -226,8 +228,9 @@ class HostKernel:
         return packed
 
 
-_runtime_lock = threading.Lock()
-os.register_at_fork(after_in_child=_runtime_lock._at_fork_reinit)  # nobody there releases it
+_runtime_lock = threading.Lock()  # in a forked process nobody releases it
+os.register_at_fork(after_in_child=_runtime_lock._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's own, not in typeshed
+_RUNTIME_DEFINES = {"address": "-DHOST_ASAN", "thread": "-DHOST_TSAN"}
 _runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}
 
 
@@ -236,7 +239,7 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
     with _runtime_lock:
         runtime = _runtimes.get((compiler, sanitizer))
         if runtime is None:
-            defines = {"address": ("-DHOST_ASAN",), "thread": ("-DHOST_TSAN",)}.get(sanitizer, ())
+            defines = [_RUNTIME_DEFINES[sanitizer]] if sanitizer else []
             flags = (*kernel_flags(compiler, None, "2"), *defines, "-pthread")
             source = file_text("platform/host_runtime.cpp")
             runtime = build(compiler, flags, source, _RUNTIME_SYMBOLS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ class MapPlan(NamedTuple):
     """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
 
     dtype: np.dtype
-    shape: tuple[int, int, int]
-    strides: tuple[int, int, int]
-    box: tuple[int, int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
 
     def encode(self, target: Target, address: int) -> Any:
         return tensor_map.encode(
@@ -33,7 +34,7 @@ def _no_map(target: Target) -> Any:
 
 
 def encoded_maps(
-    target: Target, plans: tuple[MapPlan | None, ...], arrays: tuple[Any, ...]
+    target: Target, plans: tuple[MapPlan | None, ...], arrays: Sequence[Any]
 ) -> tuple[Any, ...]:
     """The launch arguments of `plans` for the first of `arrays`."""
     return tuple(

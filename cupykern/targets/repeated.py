@@ -15,6 +15,7 @@ import numpy as np
 from .base import Kernel
 from .clusters import cluster_launcher
 
+Packer = Callable[[int, tuple[Any, ...], int], Callable[[], None]]
 _MOST = 1024  # that one plan keeps
 
 
@@ -38,7 +39,7 @@ class Repeated:
         """arguments: the kernel's, of what is launched with."""
         self._kernel, self._grid, self._shared_bytes = kernel, grid, shared_bytes
         self._arguments = arguments
-        self._pack = getattr(kernel, "pack", None)
+        self._pack: Packer | None = getattr(kernel, "pack", None)
         self._known: dict[Any, Callable[[], None]] = {}
 
     def of(self, make: Callable[..., tuple[Any, ...]]) -> Repeated:
@@ -75,7 +76,7 @@ class Repeated:
 
     def _launch(self, places: Any, known: Any, given: tuple[Any, ...]) -> None:
         args = self._arguments(*given)
-        if known is _seen:
+        if known is _seen and self._pack is not None:
             packed = self._known[places] = self._pack(self._grid, args, self._shared_bytes)
             packed()
             return

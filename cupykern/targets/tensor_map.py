@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, plans
+from ..arrays import address_of
+from ..typing import Array
 from . import is_cupy
 from .base import UnavailableError, by_value, launch_argument_at
 
@@ -52,12 +54,12 @@ _HOST_MAP = np.dtype(
 )
 
 
-def of_array(array: Any, box: Sequence[int], swizzle: int) -> np.ndarray:
+def of_array(array: Array, box: Sequence[int], swizzle: int) -> np.ndarray:
     """The map of `array` (cupy or numpy), as `encode` makes it."""
     if is_cupy(array):
         name, address = "cuda", array.data.ptr
     else:
-        name, address = "host", array.__array_interface__["data"][0]
+        name, address = "host", address_of(array)
     return encode(name, address, array.dtype, array.shape, array.strides, tuple(box), swizzle)
 
 

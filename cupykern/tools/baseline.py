@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def _sides(row: Row, before: dict[str, Any] | None, alike: bool) -> _Sides | Non
     old = before.get("repeats") or [
         {"median_us": before["results"][0]["median_us"], "plain_us": before["plain_us"]}
     ]
-    runs = (row.repeats, old)
+    runs: tuple[Sequence[Mapping[str, Any]], ...] = (row.repeats, old)
     if not all(runs) or any(run["median_us"] is None for side in runs for run in side):
         return None
     times = [[math.log(run["median_us"]) for run in side] for side in runs]
@@ -146,7 +146,7 @@ def _sides(row: Row, before: dict[str, Any] | None, alike: bool) -> _Sides | Non
         statistics.fmean(p) - statistics.fmean(t) >= limit
         for t, p in zip(times, plain, strict=True)
     )
-    return _Sides(*times, *plain, like_copies)
+    return _Sides(times[0], times[1], plain[0], plain[1], like_copies)
 
 
 def _drift(sides: Sequence[_Sides]) -> tuple[float, float]:

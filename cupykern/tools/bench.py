@@ -255,7 +255,7 @@ def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict
     """GpuClock.host_times of the ops, with a tiny problem each; {} on the host target."""
     times: dict[str, Any] = {}
     for op in ops if target.name != "host" else ():
-        call = op.inputs(tiny_problem(op, target), seed, target.xp)
+        call = op.inputs(tiny_problem(op, target.name), seed, target.xp)
         run = functools.partial(op.run, *call.args, **call.kwargs)
         times[op.name] = clock.host_times(run, as_tuple(run())[0])
     return times

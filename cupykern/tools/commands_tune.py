@@ -317,7 +317,7 @@ def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
     """
     from . import fit_command
 
-    return fit_command.run(tuple(map(Path, sweeps)), seed, written and Path(written))
+    return fit_command.run(tuple(map(Path, sweeps)), seed, Path(written) if written else None)
 
 
 COMMANDS = (sweep, tune, profile, fit)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__, cache
+from .. import __version__, cache, environment
 from ..targets import Target, cpu_name, product_name
 
 
@@ -149,7 +149,7 @@ def _find_hip_compiler() -> Finding:
 
 
 def _find_cache() -> Finding:
-    folder = cache.cache_dir()
+    folder = environment.cache_dir()
     found = f"{folder} ({cache.size() / 2**20:.1f} MiB{_cache_problem(folder)})"
     return Finding("kernel cache", found)
 

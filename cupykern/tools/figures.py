@@ -18,7 +18,7 @@ _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GROUND: "var(--ground)"}
 _COLORS = ("#3f86d4", "#9a6bd3", "#2a9d8f", "#c59b1d", "#8a8f98", "#d0609f", "#5c9e4f", "#b0724a")
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 _OUR_COLOR = "#e4572e"
-_STYLE = {
+_STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "axes.titlesize": 10.5,

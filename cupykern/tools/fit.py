@@ -106,15 +106,18 @@ def samples(trials: Iterable[Trial]) -> list[Sample]:
     """Of the verified trials of a GEMM whose config is in a table of its task."""
     found = []
     for trial in trials:
-        known = trial.verified and trial.median_us and (trial.key or "").startswith("gemm ")
+        is_gemm = (trial.key or "").startswith("gemm ")
+        known = trial.median_us if trial.verified and is_gemm else None
         if known and len(trial.shape) == 3:
-            task = task_of_key(trial.key, trial.shape)
+            task = task_of_key(trial.key or "", trial.shape)
             for name in sm90_heuristic.tables_of(task):
                 for i, tile in enumerate(sm90_heuristic.table(name)):
                     for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["split_parts"]):
-                        config = SplitKWorkspace(tile.config, splits) if splits > 1 else tile.config
+                        config: Any = tile.config
+                        if splits > 1:
+                            config = SplitKWorkspace(config, splits)
                         if repr(config) == trial.config:
-                            found.append(Sample(task, (name, i), splits, trial.median_us))
+                            found.append(Sample(task, (name, i), splits, known))
     return found
 
 
@@ -126,7 +129,11 @@ def task_of_key(key: str, shape: tuple[int, ...]) -> GemmTask:
     for field in fields(GemmTask):
         if field.name not in values:
             word = words[field.name]
-            kinds = {"np.dtype": dtypes.NAMES.__getitem__, "bool": "True".__eq__, "int": int}
+            kinds: dict[str, Any] = {
+                "np.dtype": dtypes.NAMES.__getitem__,
+                "bool": "True".__eq__,
+                "int": int,
+            }
             values[field.name] = kinds.get(str(field.type), str)(word)
     return GemmTask(**values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -99,7 +99,7 @@ def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:
     ]
 
 
-def compile_all(todo: Sequence[tuple[Variant, str]], jobs: int) -> Iterator[Row]:
+def compile_all(todo: Sequence[tuple[Variant, str]], jobs: int) -> Generator[Row, None, None]:
     """A Row per task, in their order.
 
     Raises UnavailableError where there is no compiler for one of the architectures.

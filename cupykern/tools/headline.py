@@ -69,7 +69,9 @@ def line(op: str, rows: Sequence[dict[str, Any]]) -> Line | None:
 
 def table(lines: Iterable[Line]) -> list[tuple[str, ...]]:
     """Cells, the head first."""
-    found = [("op", "dtypes", "speed", "speedup over the fastest library", "rows ahead or level")]
+    found: list[tuple[str, ...]] = [
+        ("op", "dtypes", "speed", "speedup over the fastest library", "rows ahead or level")
+    ]
     for x in lines:
         speed = f"{x.copy:.0f}% of copy bandwidth" if x.copy is not None else ""
         if x.tflops is not None:

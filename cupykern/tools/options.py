@@ -35,7 +35,7 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # click's is a class variable
 
 
 class Group(click.Group):

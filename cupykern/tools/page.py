@@ -200,8 +200,9 @@ def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
             ranked = [trial for trial in ranking(group) if trial.median_us and trial.verified]
             if not ranked:
                 continue
-            top = min(trial.median_us for trial in ranked)
-            share = {trial.config: top / trial.median_us for trial in ranked}
+            times = {trial.config: trial.median_us for trial in ranked if trial.median_us}
+            top = min(times.values())
+            share = {config: top / us for config, us in times.items()}
             problems.append(f"{shape} {dtype}")
             shares.append(share)
             for config, value in share.items():
@@ -299,7 +300,7 @@ def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def _profile_sections(folder: Path) -> list[tuple[str, str, str]]:
-    found = []
+    found: list[tuple[str, list[tuple[str, str]]]] = []
     for _, document in _documents(folder, "profile"):
         what = f"{document['op']} {' x '.join(map(str, document['shape']))} {document['dtype']}"
         caption = f"{what} on {document['machine']['device']}, {document['date'][:10]}"

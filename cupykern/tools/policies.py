@@ -16,6 +16,7 @@ from ..ops.dual_gemm_silu import OP, POLICIES, DualProblem, task_of
 from ..targets import Target, UnavailableError
 from ..targets.limits import max_shared_bytes, max_threads
 from ..targets.offline import compile_offline
+from ..typing import Array
 
 TOLERANCE = 1e-3  # rtol and atol, against the reference rounded to FP16
 K = 7168
@@ -68,7 +69,7 @@ def compare(target: Target, seed: int = 0) -> Iterator[PolicyRow]:
             )
 
 
-def outside(y: Any, rounded: Any) -> float:
+def outside(y: Array, rounded: Any) -> float:
     xp = namespace(y)
     error = xp.abs(as_float64(y) - rounded)
     return float(xp.mean(~(error <= TOLERANCE * (1 + xp.abs(rounded)))))

@@ -18,6 +18,9 @@ _POLICIES = ("policy", "qk_accumulate", "accumulate", "compensated", "algorithm"
 _MAX_SAMPLE = 4096  # elements of an output that are kept; its worst one always is
 
 
+_Key = tuple[str, str, str, str]  # op, dtype, policy, output
+
+
 @dataclass(frozen=True)
 class Row:
     """The errors of one op, input dtype, policy and output dtype, in ulps of the output.
@@ -43,7 +46,7 @@ class Collector:
 
     def __init__(self, seed: int = 0):
         self._rng = np.random.default_rng(seed)
-        self._found: dict[tuple[str, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
+        self._found: dict[_Key, list[tuple[np.ndarray, np.ndarray]]] = {}
 
     def __call__(
         self,
@@ -73,14 +76,18 @@ class Collector:
         return [row for key in keys if (row := _row(key, self._found[key])).elements]
 
 
-def _row(key: tuple[str, ...], parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Row:
+def _row(key: _Key, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Row:
+    op, dtype, policy, output = key
     errors, limits = (np.concatenate(part) for part in zip(*parts, strict=True))
     if not errors.size:
-        return Row(*key, 0, (0.0,) * len(QUANTILES), 0.0, 1.0, 0.0, 0.0)
+        return Row(op, dtype, policy, output, 0, (0.0,) * len(QUANTILES), 0.0, 1.0, 0.0, 0.0)
     with np.errstate(all="ignore"):
         ratios = np.where(errors == 0, 0.0, errors / limits)
     return Row(
-        *key,
+        op,
+        dtype,
+        policy,
+        output,
         elements=errors.size,
         quantiles=tuple(float(q) for q in np.quantile(errors, QUANTILES)),
         worst=float(errors.max()),

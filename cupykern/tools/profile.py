@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import os
 import shutil
@@ -243,7 +242,7 @@ def _find(name: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    package = Path(importlib.util.find_spec("cupykern").origin).parents[1]
+    package = Path(__file__).parents[2]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

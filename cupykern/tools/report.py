@@ -203,18 +203,18 @@ def _caption(device: str, rows: Iterable[tuple[dict[str, Any], Any]]) -> str:
 
 
 def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    rows = _in_order([row for _, row in rows])
+    ordered = _in_order([row for _, row in rows])
     peers = list(
         dict.fromkeys(
             result["name"]
-            for row in rows
+            for row in ordered
             for result in row["results"][1:]
             if result["median_us"] is not None
         )
     )
-    speed = "TFLOP/s" if any(row["flops"] for row in rows) else "GB/s"
+    speed = "TFLOP/s" if any(row["flops"] for row in ordered) else "GB/s"
     lines = [("shape", "dtype", "µs", speed, "% of floor", *(f"{p}, µs" for p in peers))]
-    for row in rows:
+    for row in ordered:
         ours = row["results"][0]
         by_name = {result["name"]: result for result in row["results"][1:]}
         lines.append(
@@ -230,7 +230,7 @@ def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]
             )
         )
     notes = ["Medians; in brackets the time over ours."] if peers else []
-    if any(map(_mark, rows)):
+    if any(map(_mark, ordered)):
         notes.append(f"{_FELL} the clocks fell below {FALLEN:.0%} while it was measured.")
     return "\n".join((markdown(lines, left=2), *(f"{note}\n" for note in notes)))
 
@@ -273,7 +273,7 @@ _HOST_TIMES = {
 
 def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -> str:
     names = [name for name in _HOST_TIMES if any(name in times for _, times in rows.values())]
-    lines = [("op", *map(_HOST_TIMES.get, names))]
+    lines = [("op", *(_HOST_TIMES[name] for name in names))]
     for op in sorted(rows, key=_place_of_op()):
         cells = (rows[op][1].get(name) for name in names)
         lines.append((op, *(str(x) if isinstance(x, int) else number(x) for x in cells)))

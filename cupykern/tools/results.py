@@ -63,16 +63,19 @@ def merged(runs: Sequence[Row]) -> Row:
 
 
 def _merged(results: Sequence[Result]) -> Result:
-    return replace(
-        results[0],
-        runs=sum(result.runs for result in results),
-        verified=all(result.verified for result in results),
-        note=next((result.note for result in results if result.note is not None), None),
+    figures: dict[str, Any] = {
         **{name: _median([getattr(result, name) for result in results]) for name in _TIMES},
         **{
             name: max((v for r in results if (v := getattr(r, name)) is not None), default=None)
             for name in ERRORS
         },
+    }
+    return replace(
+        results[0],
+        runs=sum(result.runs for result in results),
+        verified=all(result.verified for result in results),
+        note=next((result.note for result in results if result.note is not None), None),
+        **figures,
     )
 
 

@@ -19,6 +19,7 @@ from ..error_statistics import statistics
 from ..numerics import as_float64, gap, to_numpy
 from ..op import Bound, Op, as_tuple
 from ..targets import Target
+from ..typing import Array
 from .tables import number
 
 MOST = 32  # the largest s that is tried
@@ -82,15 +83,15 @@ def rows_of(op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: in
             yield Row(op.name, shape, dtype, result, *_figures(output, reference, bound, seed))
 
 
-def _figures(output: np.ndarray, reference: Any, bound: Bound, seed: int) -> tuple[Any, ...]:
+def _figures(output: np.ndarray, reference: np.ndarray, bound: Bound, seed: int) -> tuple[Any, ...]:
     """Row's, from `rms` on."""
-    dtype, y = output.dtype, as_float64(output)
+    dtype, y = output.dtype, np.asarray(as_float64(output))
     inexact = np.broadcast_to(bound.elementwise > 0, reference.shape)
-    ulp = np.where(inexact, gap(y, dtype), 0.0)
+    ulp = np.where(inexact, np.asarray(gap(y, dtype)), 0.0)
     in_ulps = dtype.itemsize == 1
     random = np.random.default_rng(seed).choice((-1.0, 1.0), reference.shape)
 
-    def is_found(s: int, signs: Any) -> bool:
+    def is_found(s: int, signs: Array) -> bool:
         if in_ulps:
             planted = y + ulp * signs
         else:
@@ -107,7 +108,7 @@ def _figures(output: np.ndarray, reference: Any, bound: Bound, seed: int) -> tup
     )
 
 
-def _most(is_found: Any, signs: Any, most: int) -> int | None:
+def _most(is_found: Any, signs: Array, most: int) -> int | None:
     """The largest s up to `most` that is found, by bisection; None: not even 0."""
     low, high = -1, most + 1  # found, not found
     while high - low > 1:

@@ -114,5 +114,5 @@ def _unpack_row(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
             "parts_us": parts.get(name),
         }
         results.append(result)
-    defaults = {"plain_us": None, "clocks": None, "repeats": []}
+    defaults: dict[str, Any] = {"plain_us": None, "clocks": None, "repeats": []}
     return {**defaults, **row, "results": results}

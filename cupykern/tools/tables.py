@@ -19,21 +19,21 @@ _LEAST_WIDTH = 12  # of a wrapped column
 _FIRST_GUESS = 20  # of so many parts one is done: the first one may have waited for what all need
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Print rows of cells to stdout; columns of numbers are aligned to the right.
 
     On a terminal columns of text are wrapped so that the table fits it; elsewhere a row is a line.
     """
-    rows = [[str(cell) for cell in row] for row in rows]
-    right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
-    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    texts = [[str(cell) for cell in row] for row in rows]
+    right = [bool(texts) and all(_is_number(row[i]) for row in texts) for i in range(len(columns))]
+    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *texts, strict=True)]
     if sys.stdout.isatty():
-        if _print_rich(columns, rows, title, right, sum(widths)):
+        if _print_rich(columns, texts, title, right, sum(widths)):
             return
         widths = _fitting(widths, right, shutil.get_terminal_size().columns)
     if title:
         click.echo(title)
-    for row in (columns, ["-" * width for width in widths], *rows):
+    for row in (columns, ["-" * width for width in widths], *texts):
         wrapped = [
             [cell] if len(cell) <= width else _wrap(cell, width)
             for cell, width in zip(row, widths, strict=True)
@@ -100,7 +100,7 @@ def progress(length: int | Callable[[], int | None] | None, label: str) -> Itera
     if not sys.stderr.isatty():
         yield _lines(total, label)
         return
-    bar = click.progressbar(
+    bar: Any = click.progressbar(
         iterable=None if total() is not None else itertools.repeat(None),
         length=total(),
         label=label,

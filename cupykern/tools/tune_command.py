@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,13 +13,24 @@ from ..op import Op
 from ..targets import Target
 from ..tuning import protocol, winners
 from ..tuning.sweep import first_request
-from ..tuning.trials import short_names
+from ..tuning.trials import Trial, short_names
 from . import records
 from .bench import Task
 from .options import Failure, write_json
 from .sweep_command import show as show_ranking
 from .tables import number, print_table, progress
 from .trace import read
+
+
+class _Counter:
+    """Advances a progress bar by every trial but the final ones, which are repetitions."""
+
+    def __init__(self, advance: Callable[[], object]):
+        self._advance = advance
+
+    def __call__(self, trial: Trial) -> None:
+        if not trial.final:
+            self._advance()
 
 
 def run(
@@ -50,7 +61,7 @@ def run(
                     try:
                         ranked, best = winners.tune_request(
                             *(task.op, call, request, target, settings, task.shape, task.dtype),
-                            lambda trial, advance=advance: None if trial.final else advance(),
+                            _Counter(advance),
                         )
                     except RuntimeError as error:
                         click.echo(f"{label}: {error}")

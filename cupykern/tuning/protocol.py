@@ -142,6 +142,8 @@ class Monitor:
             self._process.wait()
 
     def _read(self) -> None:
+        if self._process is None or self._process.stdout is None:
+            return
         for line in self._process.stdout:
             try:
                 values = tuple(float(cell) for cell in line.split(","))

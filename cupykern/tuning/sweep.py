@@ -133,7 +133,7 @@ class Made:
 
 
 def _field_names(config: Any) -> Iterator[str]:
-    for name in field_kinds(type(config)):
+    for name in field_kinds(config.__class__):
         yield name
         if dataclasses.is_dataclass(getattr(config, name)):
             yield from _field_names(getattr(config, name))
@@ -141,7 +141,7 @@ def _field_names(config: Any) -> Iterator[str]:
 
 def _with_values(config: Any, grid: dict[str, tuple[Any, ...]]) -> Iterator[Any]:
     options = {}
-    for name, kinds in field_kinds(type(config)).items():
+    for name, kinds in field_kinds(config.__class__).items():
         value = getattr(config, name)
         if name in grid:
             made = {kind.__name__: kind for kind in kinds}
@@ -193,7 +193,7 @@ def sweep(
         if id(candidate) in failed:
             continue
         trial = subject.trial(candidate)
-        trial.compile_s = compiled.get(candidate.variant)
+        trial.compile_s = compiled.get(candidate.variant) if candidate.variant else None
         starts(trial)
         lost = runner.first(candidate, trial)
         done[trial.name] = trial
@@ -203,7 +203,7 @@ def sweep(
     names = {subject.trial(c).name: c for c in subject.candidates}
     trials = [done[name] for name in names]
     if len(trials) > 1 and (todo or not any(trial.final for trial in trials)):
-        best = sorted((t for t in trials if t.ratio is not None), key=lambda t: t.ratio)
+        best = sorted((t for t in trials if t.ratio is not None), key=lambda t: t.ratio or 0.0)
         yield from runner.finals([(names[t.name], t) for t in best[: settings.top]])
 
 
@@ -277,7 +277,8 @@ class _Runner:
                 rep_ms, warmup_ms = 0.0, 0.0
         start = time.monotonic()
         timings = time_rounds(self._clock, [*contenders, *beside], warmup_ms, rep_ms)
-        clocks = self._monitor and self._monitor.between(start, time.monotonic())
+        end = time.monotonic()
+        clocks = None if self._monitor is None else self._monitor.between(start, end)
         for (trial, contender), timing in zip(pairs, timings, strict=False):
             trial.median_us, trial.q20_us, trial.q80_us, trial.runs = timing
             trial.default_us = timings[-1].median if beside else None

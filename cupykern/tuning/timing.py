@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from .. import jit
 from ..kernels import Variant
-from ..targets import Target
+from ..targets import GpuKernel, Target
+from ..typing import Array
 
 FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache
 Function = Callable[[], Any]
@@ -54,7 +55,7 @@ def time_rounds(
     There are as many rounds as functions[0] can be run in rep_ms, within the clock's limits.
     """
     clock.round(functions)
-    estimate = functions and min(clock.round(functions)[0] for _ in range(2)) / 1000
+    estimate = min(clock.round(functions)[0] for _ in range(2)) / 1000 if functions else 0.0
 
     def rounds(ms: float, least: int) -> int:
         return int(np.clip(ms / max(estimate, 1e-6), least, clock.max_rounds))
@@ -158,14 +159,14 @@ class GpuClock:
         read, of 128 MB that were read to be evicted last 3% would still be there.
         """
         self._flush_buffer.data.memset_async(0, FLUSH_BYTES)
-        if self._replace_kernel is None:
+        if self._replace_kernel is None or self._give_up_kernel is None:
             self._read(self._flush_buffer)
             return
         sizes = (self._read_grid,), (512,)
         self._replace_kernel(*sizes, (self._flush_buffer, np.int64(FLUSH_BYTES // 16), self._sink))
         self._give_up_kernel(*sizes, (self._flush_buffer, np.int64(FLUSH_BYTES // 128)))
 
-    def _read(self, data: Any) -> None:
+    def _read(self, data: Array) -> None:
         args = (data, np.int64(data.nbytes // 16), self._sink)
         self._read_kernel((self._read_grid,), (512,), args)
 
@@ -203,7 +204,7 @@ class GpuClock:
         words *= np.uint32(2654435761)
         return words.view(np.uint8)[:nbytes]
 
-    def host_times(self, call: Function, out: Any) -> dict[str, float]:
+    def host_times(self, call: Function, out: Array) -> dict[str, float]:
         """Microseconds of host time of a warm call, of the launch of a kernel that does nothing by calling
         its RawKernel, of cupy.empty of the call's result, and of the call's own launches by calling their
         RawKernels; how many these are; and what the call takes beyond one launch and cupy.empty.
@@ -217,7 +218,7 @@ class GpuClock:
             call()
             noted.clear()
             call()
-        launches = [(one.kernel.launch_plainly, one[1:]) for one in noted]
+        launches = [(cast(GpuKernel, one.kernel).launch_plainly, one[1:]) for one in noted]
 
         def launch_all() -> None:
             for launch, of_one in launches:

@@ -19,6 +19,7 @@ LAYERS = (
         "op",
         "plans",
         "tuned",
+        "typing",
     ),  # import no array and no device
     (
         *("targets", "arrays", "numerics", "arguments", "inputs", "nvfp4", "interop"),

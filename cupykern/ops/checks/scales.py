@@ -9,7 +9,7 @@ import numpy as np
 from ... import arguments, dtypes
 from ...arrays import address_of
 from ...gemm import product
-from ...gemm.gemm import BLOCK
+from ...gemm.product import BLOCK
 from ...nvfp4 import NvFp4
 from ...targets import of_array
 from .products import INPUTS, check_depth

@@ -136,8 +136,8 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     if target == "host":
         return ((1, 4, 256, 64), (1, 4, 256, 64, 1))
     sizes = ((16, 16, 1024, 128), (4, 16, 4096, 128), (1, 16, 16384, 128))
-    sizes += ((1, 32, 16384, 64), (4, 8, 4096, 256), (1, 8, 16384, 256))
-    both = tuple((*size, *causal) for size in sizes for causal in ((), (1,)))
+    more = ((1, 32, 16384, 64), (4, 8, 4096, 256), (1, 8, 16384, 256))
+    both = tuple((*size, *causal) for size in (*sizes, *more) for causal in ((), (1,)))
     masks = tuple((1, 16, 16384, 128, 2 + i) for i in range(len(_PATTERNS)))
     return (*both, (2, 32, 8192, 128, 1, 8), *masks)
 
@@ -189,7 +189,8 @@ def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
     if p.pattern is not None:
         made = _PATTERN_MASKS[p.pattern](p.sq)
         arrays = made.block_mask_types, made.partial_indices, made.partial_tiles
-        return BlockMask(*map(xp.asarray, arrays), p.sq, p.sk, *p.blocks)
+        types, numbers, tiles = (xp.asarray(x) for x in arrays)
+        return BlockMask(types, numbers, tiles, p.sq, p.sk, *p.blocks)
     rng = np.random.default_rng(seed)
     shape = (
         p.b if p.mask_dims[0] else 1, p.h if p.mask_dims[1] else 1,
@@ -200,8 +201,9 @@ def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
     numbers = np.full(shape, -1, np.int32)
     numbers[types == PARTIAL] = rng.permutation(count)
     tiles = rng.random((count, *p.blocks)) < rng.choice((0.1, 0.5), (count, 1, 1))
-    arrays = (xp.asarray(x) for x in (types, numbers, tiles))
-    return BlockMask(*arrays, p.sq, p.sk, *p.blocks, causal_offset=int(rng.integers(-70, 70)))
+    types, numbers, tiles = (xp.asarray(x) for x in (types, numbers, tiles))
+    offset = int(rng.integers(-70, 70))
+    return BlockMask(types, numbers, tiles, p.sq, p.sk, *p.blocks, causal_offset=offset)
 
 
 def _mask(problem: AttentionProblem, seed: int, xp: Any) -> Any:
@@ -262,7 +264,7 @@ def _head_dim(problem: Any) -> int:
     return padded_head_dim(problem.d, problem.dv)
 
 
-def configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:
+def configs(problem: AttentionProblem, arch: str) -> tuple[Any, ...]:
     sq = (
         max((q for q, _ in problem.lengths), default=0)
         if hasattr(problem, "lengths")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,9 +102,11 @@ def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
     return inputs.with_layout(x, view, xp)
 
 
-def _paged(caches: tuple[np.ndarray, ...], problem: DecodeProblem, rng: Any) -> tuple[Any, Any]:
+def _paged(
+    caches: Sequence[np.ndarray], problem: DecodeProblem, page: int, rng: Any
+) -> tuple[Any, Any]:
     """(the caches as pages in random order, two of them unused; the block table)."""
-    page, batch = problem.page, problem.batch
+    batch = problem.batch
     per_sequence = -(-problem.keys // page)
     order = rng.permutation(batch * per_sequence + 2)
     table = order[: batch * per_sequence].reshape(batch, per_sequence).astype(np.int32)
@@ -142,7 +145,7 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
     kwargs: dict[str, Any] = {}
     lens = p.lens
     if p.page is not None:
-        caches, table = _paged(caches, p, rng)
+        caches, table = _paged(caches, p, p.page, rng)
         kwargs["block_table"] = xp.asarray(table)
         if p.keys % p.page:
             lens = lens or (p.keys,) * p.batch

@@ -222,8 +222,8 @@ def variants(
                 of_lines = STRIDED in layouts and a == b in product.FLOAT16S
                 few_rows = replace(task, misaligned_b=layout_b if of_lines else STRIDED)
                 for m in (1, skinny_gemm.ROWS):
-                    for config in skinny_gemm.configs(replace(few_rows, m=m), device(arch)):
-                        found[gemm.variant(few_rows, config)] = None
+                    for skinny in skinny_gemm.configs(replace(few_rows, m=m), device(arch)):
+                        found[gemm.variant(few_rows, skinny)] = None
                 # Other layouts' rows count as beginning with lines.
                 lines = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
                 for tma_store, aligned in itertools.product((True, False), lines):
@@ -256,7 +256,7 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     k, shape = a.shape[-1], (*batch, m, n)
     dtype = result_dtype(a.dtype, b.dtype, problem.out_dtype, _is_product(problem))
 
-    def matrix(x: np.ndarray | None) -> product.Matrix | None:
+    def matrix(x: np.ndarray | None) -> Any:
         return None if x is None else product.matrix(x, batch)
 
     def addend(name: str) -> product.Matrix | None:

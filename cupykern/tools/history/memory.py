@@ -174,7 +174,7 @@ class Image:
             made = copy(_nvfp4(value) if isinstance(value, Fp4) else _block_mask(value))
             for field, x in vars(made).items():
                 if isinstance(x, np.ndarray):
-                    layout = value.memory if field == "data" else "C"
+                    layout = value.memory if field == "data" and isinstance(value, Fp4) else "C"
                     made.__dict__[field] = self._copy(x, layout)
             return made
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -214,7 +214,7 @@ def _simpler(calls: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
     """Without one call; with a simpler argument in all calls, or in one."""
     for i in range(len(calls) - 1):
         yield (*calls[:i], *calls[i + 1 :])
-    ways = [(None, _at_place_0)]
+    ways: list[tuple[Any, Callable[[Call, Any], Call]]] = [(None, _at_place_0)]
     for name in dict(one for call in calls for one in call.arguments):
         ways += [(name, _drop), (name, _in_c_order), (name, _aligned)]
     for name, way in ways:
