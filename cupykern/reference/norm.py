@@ -13,9 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, row_max
+from ..error_statistics import DEVIATIONS, pairs
+from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace, row_max
 from ..op import Bound
-from .elementary import RSQRT_BIAS, RSQRT_RMS
+from .elementary import (
+    RSQRT_BIAS,
+    RSQRT_RMS,
+    RSQRT_SEGMENTS,
+    RSQRT_TABLE_MAX,
+    RSQRT_TABLE_RMS,
+)
 from .quantize import codes_bound, divide, scale_bound, scale_of
 from .rounding import (
     RELATIVE_RMS,
@@ -131,6 +138,7 @@ class _Errors(NamedTuple):
     rstd_rms: Any
     variance_rms: Any  # of rstd: without the square root's and quotient's
     rstd_bias: Any
+    rstd_common: float  # of rstd: what all rows have in common
 
 
 def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool) -> _Errors:
@@ -143,8 +151,8 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     row's chunks are merged one after another before.
 
     Expected: the roundings of the sums (rounding.sum_variance; of distances from the mean partial sums grow
-    as the root of their terms' number), of the product with 1 / n and of the sum with eps, half of them in
-    rstd.  An error d of the mean makes the variance larger by d^2, to first order not at all.
+    as the root of their terms' number), of the product with 1 / n and of the sum with eps (_of_eps), half
+    of them in rstd.  An error d of the mean makes the variance larger by d^2, to first order not at all.
     """
     xp = namespace(row.s)
     n = row.s.shape[-1]
@@ -206,14 +214,17 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     biased = 0.0 if centered or x.dtype == dtypes.float32 else SQUARES_BIAS * row.variance
     off = biased + constant * row.variance + flushed * (2 * spread + flushed)
     off, off_by_mean = off / whole, mean_rms**2 / whole
-    roundings = share**2 * (sum_variance(concentration, n) + 1) + 1
+    equal = _equal_squares(row, n) if centered else 0.0
+    of_variance = sum_variance(concentration, n, equal=equal) + 1
+    of_eps = _of_eps(row, ROUNDING * xp.sqrt(of_variance)) / whole
+    roundings = share**2 * of_variance + xp.maximum(1.0, (of_eps / ROUNDING) ** 2)
     if centered and not compensated:
         # Means of parts of a row, about which squares are taken, are rounded too.
         of_squares = of_squares + 3 * rounding_rms(row.mean) ** 2 / max(n, 1)
     of_sums = 4 * share * of_squares / whole
     variance_rms = xp.sqrt(ROUNDING**2 * roundings + of_sums + off**2 + 3 * off_by_mean**2) / 2
     rstd_rms = xp.sqrt(variance_rms**2 + (RSQRT_RMS * _U) ** 2)
-    rstd_bias = RSQRT_BIAS * _U + (off + off_by_mean) / 2
+    rstd_bias = RSQRT_BIAS * _U + (off + off_by_mean + of_eps) / 2
     variance_rms, rstd_rms, rstd_bias = (
         xp.where(xp.isfinite(row.variance), part, 0.0)
         for part in (variance_rms, rstd_rms, rstd_bias)
@@ -221,7 +232,57 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     return _Errors(
         *(flushed, s, s_rms, mean, mean_rms, sum_rms, constant),
         *(rstd, rstd_rms, variance_rms, rstd_bias),
+        _U * min(RSQRT_TABLE_RMS * math.sqrt(_alike(whole)), RSQRT_TABLE_MAX / DEVIATIONS),
     )
+
+
+def _equal_squares(row: _Row, n: int) -> Any:
+    """The share of a row's squares about the mean that FP32 sums cannot tell from the mean's own: of
+    elements so much smaller than a few of the row that they count as zeros.  None where that square is
+    itself too small to be rounded by half a gap of the sum."""
+    xp = namespace(row.s)
+    spacing = gap(n * row.variance, np.float32)
+    alike = 2 * xp.abs(row.s * row.mean) + row.s**2 <= spacing / 2
+    return xp.mean(alike, axis=-1, keepdims=True) * (row.mean**2 > spacing / 2)
+
+
+def _of_eps(row: _Row, relative: Any) -> Any:
+    """The size of the mean error of variance + eps, and of eps in FP32.
+
+    It is no random one where the variance, as FP32 has it, lies on a grid as wide as the sum's: all
+    variances of a binade have the same error, that of rounding eps to the grid.  On grids 2^-i as wide
+    that of the sum takes 2^i values; with e the remainder of eps on such a grid h, their mean is h / 2 -
+    e.  Of a variance much smaller than eps the sum's place between its neighbours is known, and so the
+    error is, as far as the variance's own, `relative` to it, does not smear it
+    (error_statistics._of_rounding).
+    """
+    xp = namespace(row.s)
+    if not row.eps:
+        return xp.zeros_like(row.variance)
+    eps, whole = float(np.float32(row.eps)), row.variance + row.eps
+    spacing = gap(whole, np.float32)
+    grid = xp.minimum(gap(row.variance, np.float32), spacing)
+    rest = eps - xp.floor(eps / grid) * grid
+    mean = xp.where(rest > 0, grid / 2 - rest, 0.0)
+    mean = xp.where(grid < spacing, mean, xp.rint(eps / grid) * grid - eps) + (eps - row.eps)
+    places = whole / spacing
+    smeared = xp.exp(-2 * math.pi**2 * (relative * row.variance / spacing) ** 2)
+    known = xp.abs(places - xp.rint(places)) * spacing * smeared * (grid < spacing)
+    return xp.maximum(xp.abs(mean), known)
+
+
+def _alike(arguments: Any) -> float:
+    """The share of pairs of rows whose rsqrt has the same error, but for roundings: of arguments in one
+    segment of its table, and, beyond chance, at the same place in their segments (RSQRT_SEGMENTS).
+    """
+    xp, places = namespace(arguments), 16
+    arguments = arguments[xp.isfinite(arguments) & (arguments > 0)]
+    mantissas, exponents = xp.frexp(arguments)
+    position = (2 * mantissas - 1) * RSQRT_SEGMENTS
+    segments = xp.floor(position)
+    found = pairs(xp.floor((position - segments) * places))
+    at_place = max(found - 1 / places, 0.0) / (1 - 1 / places)
+    return min(pairs(segments + RSQRT_SEGMENTS * (exponents % 2)) + at_place, 1.0)
 
 
 def _flushed(x: Any) -> float:
@@ -300,10 +361,11 @@ class _YErrors(NamedTuple):
     floor: Any
     shared: Any
     bias: Any
+    common: Any
 
     def stored(self, y: Any, dtype: Any) -> Bound:
         return stored(y, dtype, self.worst, self.rms, floor=self.floor, shared=self.shared,
-                      bias=self.bias)  # fmt: skip
+                      bias=self.bias, common=self.common)  # fmt: skip
 
 
 def _y_errors(row: _Row, errors: _Errors, weight: Any, bias: Any, compensated: bool) -> _YErrors:
@@ -326,11 +388,12 @@ def _y_errors(row: _Row, errors: _Errors, weight: Any, bias: Any, compensated: b
         squares = w**2 * (squares + rounding_rms(z) ** 2)
         worst, floor = w * (worst + _U * z), w * floor + z * _flushed(weight) + _FLUSHED
         shared, mean_error, z = w * shared, w * mean_error, z * w
+    common = z * errors.rstd_common
     if bias is not None:
         b = xp.abs(bias.astype(np.float64))
         squares = squares + rounding_rms(z) ** 2
         worst, floor = worst + _U * (z + b), floor + _flushed(bias)
-    return _YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error)
+    return _YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error, common)
 
 
 def _bounds(
@@ -360,5 +423,8 @@ def _bounds(
         )
         own = (RSQRT_RMS**2 - RELATIVE_RMS**2) * _U**2
         rms = namespace(rstd).sqrt(rms**2 + own)
-        bounds.append(stored(rstd, np.float32, rstd * worst, rstd * rms, bias=rstd * bias))
+        common = rstd * errors.rstd_common
+        bounds.append(
+            stored(rstd, np.float32, rstd * worst, rstd * rms, bias=rstd * bias, common=common)
+        )
     return tuple(bounds)
