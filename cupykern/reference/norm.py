@@ -216,7 +216,7 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     off, off_by_mean = off / whole, mean_rms**2 / whole
     equal = _equal_squares(row, n) if centered else 0.0
     of_variance = sum_variance(concentration, n, equal=equal) + 1
-    of_eps = _of_eps(row, ROUNDING * xp.sqrt(of_variance)) / whole
+    of_eps, off_by_eps = (x / whole for x in _of_eps(row, ROUNDING * xp.sqrt(of_variance)))
     roundings = share**2 * of_variance + xp.maximum(1.0, (of_eps / ROUNDING) ** 2)
     if centered and not compensated:
         # Means of parts of a row, about which squares are taken, are rounded too.
@@ -224,7 +224,7 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     of_sums = 4 * share * of_squares / whole
     variance_rms = xp.sqrt(ROUNDING**2 * roundings + of_sums + off**2 + 3 * off_by_mean**2) / 2
     rstd_rms = xp.sqrt(variance_rms**2 + (RSQRT_RMS * _U) ** 2)
-    rstd_bias = RSQRT_BIAS * _U + (off + off_by_mean + of_eps) / 2
+    rstd_bias = RSQRT_BIAS * _U + (off + off_by_mean + off_by_eps) / 2
     variance_rms, rstd_rms, rstd_bias = (
         xp.where(xp.isfinite(row.variance), part, 0.0)
         for part in (variance_rms, rstd_rms, rstd_bias)
@@ -246,29 +246,31 @@ def _equal_squares(row: _Row, n: int) -> Any:
     return xp.mean(alike, axis=-1, keepdims=True) * (row.mean**2 > spacing / 2)
 
 
-def _of_eps(row: _Row, relative: Any) -> Any:
-    """The size of the mean error of variance + eps, and of eps in FP32.
+def _of_eps(row: _Row, relative: Any) -> tuple[Any, Any]:
+    """(size, size of the mean) of the error of variance + eps, and of eps in FP32.
 
     It is no random one where the variance, as FP32 has it, lies on a grid as wide as the sum's: all
-    variances of a binade have the same error, that of rounding eps to the grid.  On grids 2^-i as wide
-    that of the sum takes 2^i values; with e the remainder of eps on such a grid h, their mean is h / 2 -
-    e.  Of a variance much smaller than eps the sum's place between its neighbours is known, and so the
-    error is, as far as the variance's own, `relative` to it, does not smear it
-    (error_statistics._of_rounding).
+    variances of a binade have the same error, that of rounding eps to the grid; of half a gap one of
+    either sign.  On grids h 2^-i as wide that of the sum takes 2^i values; with e the remainder of eps
+    on such a grid, their mean is h / 2 - e.  Of a variance much smaller than eps the sum's place between
+    its neighbours is known, and so the error is, as far as the variance's own, `relative` to it, does
+    not smear it (error_statistics._of_rounding).
     """
     xp = namespace(row.s)
     if not row.eps:
-        return xp.zeros_like(row.variance)
+        return xp.zeros_like(row.variance), xp.zeros_like(row.variance)
     eps, whole = float(np.float32(row.eps)), row.variance + row.eps
     spacing = gap(whole, np.float32)
     grid = xp.minimum(gap(row.variance, np.float32), spacing)
     rest = eps - xp.floor(eps / grid) * grid
-    mean = xp.where(rest > 0, grid / 2 - rest, 0.0)
-    mean = xp.where(grid < spacing, mean, xp.rint(eps / grid) * grid - eps) + (eps - row.eps)
+    fine = xp.where(rest > 0, grid / 2 - rest, 0.0)
+    size = xp.where(grid < spacing, fine, xp.rint(eps / grid) * grid - eps)
+    mean = xp.where((grid == spacing) & (rest == grid / 2), 0.0, size)
     places = whole / spacing
     smeared = xp.exp(-2 * math.pi**2 * (relative * row.variance / spacing) ** 2)
     known = xp.abs(places - xp.rint(places)) * spacing * smeared * (grid < spacing)
-    return xp.maximum(xp.abs(mean), known)
+    size, mean = (xp.maximum(xp.abs(x + eps - row.eps), known) for x in (size, mean))
+    return size, mean
 
 
 def _alike(arguments: Any) -> float:
