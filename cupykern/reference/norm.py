@@ -243,7 +243,8 @@ def _equal_squares(row: _Row, n: int) -> Any:
     xp = namespace(row.s)
     spacing = gap(n * row.variance, np.float32)
     alike = 2 * xp.abs(row.s * row.mean) + row.s**2 <= spacing / 2
-    return xp.mean(alike, axis=-1, keepdims=True) * (row.mean**2 > spacing / 2)
+    share = xp.sum(alike, axis=-1, keepdims=True) / max(n, 1)
+    return share * (row.mean**2 > spacing / 2)
 
 
 def _of_eps(row: _Row, relative: Any) -> tuple[Any, Any]:
