@@ -164,8 +164,11 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     flushed = _flushed(x) + (0.0 if residual is None else _flushed(residual) + _flushed(x))
     s = s_rms = xp.zeros_like(row.s)
     if residual is not None:
-        s_rms = inexact_rms(row.s)
-        s = math.sqrt(3) * s_rms  # half a gap
+        # Known: of sums of two FP32 numbers of one binade, which are ties or exact, half a gap or none.
+        s_rms = xp.where(
+            row.s == row.s.astype(np.float32), 0.0, abs(row.s.astype(np.float32) - row.s)
+        )
+        s = math.sqrt(3) * inexact_rms(row.s)  # half a gap
     of_s = (_U * size if residual is not None else 0.0) + flushed
     # The roundings of x + residual, of the mean of as many.
     of_squares = xp.sum(s_rms**2, axis=-1, keepdims=True) / max(n, 1) ** 2

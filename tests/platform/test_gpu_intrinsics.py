@@ -147,6 +147,13 @@ def test_errors_that_are_alike_are_expected_to_be(case, as_a_gpu, monkeypatch):
     assert found.ok, found
 
 
+def test_ties_of_sums_are_half_a_gap_off():
+    """Of x + residual, FP32 numbers of one binade, half are exact and half are ties."""
+    problem = NormProblem((64, 1000), "float32", mean=-100.0, residual=True, compensated=True)
+    found = check.check_problem(BY_NAME["layer_norm"], problem, 0, np)
+    assert 0.7 <= found.rms_ratio <= 1.05
+
+
 @pytest.mark.parametrize("eps", [1e-5, 1e-6, 0.5, 2.0**-23])
 @pytest.mark.parametrize("size", [3e-9, 1e-6, 3e-5, 0.3, 1.3, 2.6, 20.0])
 def test_the_mean_error_of_adding_eps(eps, size):
