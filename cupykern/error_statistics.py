@@ -2,7 +2,8 @@
 
 Both are of errors in units of what is expected of each element (op.Bound), so that large and small results
 count alike.  How far they may be from 1 and 0 by chance follows from how many independent errors there
-are, of which elements of a row that share an error, and elements with the same result, are fewer.
+are, of which elements of a row that share an error, elements with the same result, and those whose
+errors have a part in common, are fewer.
 """
 
 from __future__ import annotations
@@ -63,14 +64,19 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
         mean = float(xp.sum(xp.where(expects, error - known, 0.0))) / count
         bias = float(xp.sum(xp.where(expects, bound.bias * scale, 0.0))) / count
         # The variances of the mean square and of the mean: of independent errors, each as often as its
-        # result comes, and of what elements share, as if rows were repeated as often; 1 at most, of one
-        # error.
+        # result comes, of what elements share, as if rows were repeated as often, and of what all have in
+        # common; 1 at most, of one error.
         share = xp.minimum((gap(reference, dtype) * scale)[expects] ** 2 / 12, 1.0)
         alike = float(xp.mean(share)) * repeats(places[expects])
         times = 1 + count * max(alike, pairs(reference[expects]))
+        common = (
+            float(xp.sum(xp.where(expects, xp.minimum(bound.common * scale, 1.0), 0.0))) / count
+        )
         of_squares, of_mean = (
-            min(times * (1 / count + part), 1.0)
-            for part in _shared(bound, scale, reference.shape, count)
+            min(times * (1 / count + part) + common**power, 1.0)
+            for part, power in zip(
+                _shared(bound, scale, reference.shape, count), (4, 2), strict=True
+            )
         )
     return Statistics(
         rms=math.sqrt(squares / count),

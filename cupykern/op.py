@@ -53,6 +53,8 @@ class Bound(NamedTuple):
         as that of a row's sum.  The other parts are independent.
     bias: like rms, or a number: how far the mean error may be from zero, of errors that count as
         positive where |result| is too large; inf: no limit is derived.
+    common: like shared: the part that all elements have in common, as that of an approximation at
+        nearly equal arguments.
     """
 
     elementwise: Factor
@@ -60,6 +62,7 @@ class Bound(NamedTuple):
     shared: Factor = 0.0
     bias: Factor = math.inf
     axis: int = -1
+    common: Any = 0.0
 
 
 class Work(NamedTuple):

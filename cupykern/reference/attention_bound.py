@@ -227,11 +227,16 @@ class _Bounds:
 
     def _rounding_of_p(self, part: Rows) -> tuple[Any, Any]:
         """(expected square, itself if the row's largest score is its origin) of the error of
-        probabilities in 16 bits."""
+        probabilities in 16 bits.
+
+        Scores in FP16 are whole gaps of FP16 apart, so that probabilities take few values, whose
+        roundings are alike in all rows.
+        """
         xp, info = self.problem.xp, finfo(self.dtype)
         shift = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
-        spacing = gap(part.weights * shift, self.dtype) / shift
-        error = xp.rint(part.weights / spacing) * spacing - part.weights
+        weights = self._weights_of_half_scores(part) if self.half else part.weights
+        spacing = gap(weights * shift, self.dtype) / shift
+        error = xp.rint(weights / spacing) * spacing - weights
         smallest = info.eps * info.min_normal / shift
         expected = xp.maximum(
             RELATIVE_RMS * info.unit_roundoff * part.weights, smallest / math.sqrt(12)
@@ -239,6 +244,16 @@ class _Bounds:
         own = xp.where(part.keep, xp.stack([expected, error]), 0.0)
         own = xp.where(xp.isfinite(own), own, 0.0) / part.divisor
         return own[0] ** 2, own[1]
+
+    def _weights_of_half_scores(self, part: Rows) -> Any:
+        """part.weights of scores that are rounded to FP16 before they are scaled."""
+        xp, scale = self.problem.xp, self.problem.scale or 1.0
+        total = xp.where(xp.isfinite(part.product), part.product, 0.0) / scale
+        spacing = gap(total, dtypes.float16)
+        score = part.score + (xp.rint(total / spacing) * spacing - total) * self.problem.scale
+        score = xp.where(part.keep & xp.isfinite(score), score, -np.inf)
+        top = xp.max(score, axis=-1, keepdims=True)
+        return xp.exp(score - xp.where(xp.isfinite(top), top, 0.0))
 
     def _output(
         self, part: Rows, p: Array, exponents: _Exponents, weighted: Any

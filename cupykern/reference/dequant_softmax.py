@@ -73,12 +73,14 @@ def dequant_softmax_bound(
         worst, rms = (xp.where(y > 0, part, 0.0) for part in (y * relative, rms))
         shared = xp.sqrt(e.total_rms**2 + of_sum((y * rms) ** 2) + (RECIPROCAL_RMS * u) ** 2)
         own = e.exponent_rms**2 + rms**2 + shared**2 + (EXP2_RMS * u) ** 2 + ROUNDING**2
+        own = own + e.rescaling**2
         expected, drift = y * xp.sqrt(own), e.constant * xp.abs(e.distance - e.mean_distance)
         if narrow:
             worst = worst + info.underflow_error
             row_sum = xp.exp(e.log_sum)
             expected = xp.sqrt(expected**2 + (rounding_rms(y * row_sum, dtype) / row_sum) ** 2)
         own_bias = xp.where(y > 0, logits.bias, 0.0)
-        bias = own_bias + of_sum(y * own_bias) + drift + (EXP2_BIAS + RECIPROCAL_BIAS) * u
+        bias = own_bias + of_sum(y * own_bias) + drift + RECIPROCAL_BIAS * u
+        bias = bias + xp.maximum(EXP2_BIAS * u, e.rescaling)
         return (stored(reference[0], dtype, worst, expected, floor=floor,
                        shared=y * shared, bias=y * bias),)  # fmt: skip

@@ -21,6 +21,16 @@ RSQRT_RMS, RSQRT_BIAS = 0.66, 0.09
 """reciprocal_square_root, likewise: of rsqrt.approx.ftz.f32 on an H100, all mantissas: 0.658 and 0.481 by
 the exponent's parity, mean -0.077 and -0.091; of the host's square root and quotient 0.60, mean 0."""
 
+RSQRT_SEGMENTS, RSQRT_TABLE_RMS, RSQRT_TABLE_MAX = 64, 0.44, 1.64
+"""Units that approximate look a polynomial up by the leading bits of the argument's mantissa: rsqrt by 6,
+and the exponent's parity (Oberman and Siu, A high-performance area-efficient multifunction interpolator,
+ARITH-17 (2005)).  What is left of RSQRT_RMS without the rounding of the result, which is 0.490 where the
+result is in the lower half of a binade (0.658^2 - 0.490^2 = 0.44^2), is the polynomial's: one function of
+the argument, so that arguments of one segment share it.  A polynomial that fits best is furthest off at
+the ends of its segment and on the same side there, so that arguments at the same place in their segments
+share it too.  The PTX ISA states 2^-22.9, 2.14 * 2^-24, of the whole, of which the rounding has at least
+0.5 where the polynomial is furthest off."""
+
 LOG_ULPS = 1
 """log_accurate; 0.95 measured."""
 

@@ -13,10 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, row_max
+from ..error_statistics import DEVIATIONS, pairs
+from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace, row_max
 from ..op import Bound
 from ..typing import Array, Factor
-from .elementary import RSQRT_BIAS, RSQRT_RMS
+from .elementary import (
+    RSQRT_BIAS,
+    RSQRT_RMS,
+    RSQRT_SEGMENTS,
+    RSQRT_TABLE_MAX,
+    RSQRT_TABLE_RMS,
+)
 from .quantize import codes_bound, divide, scale_bound, scale_of
 from .rounding import (
     RELATIVE_RMS,
@@ -137,6 +144,7 @@ class _Errors(NamedTuple):
     rstd_rms: Any
     variance_rms: Any  # of rstd: without the square root's and quotient's
     rstd_bias: Any
+    rstd_common: float  # of rstd: what all rows have in common
 
 
 def _errors(
@@ -151,8 +159,8 @@ def _errors(
     row's chunks are merged one after another before.
 
     Expected: the roundings of the sums (rounding.sum_variance; of distances from the mean partial sums grow
-    as the root of their terms' number), of the product with 1 / n and of the sum with eps, half of them in
-    rstd.  An error d of the mean makes the variance larger by d^2, to first order not at all.
+    as the root of their terms' number), of the product with 1 / n and of the sum with eps (_of_eps), half
+    of them in rstd.  An error d of the mean makes the variance larger by d^2, to first order not at all.
     """
     xp = namespace(row.s)
     n = row.s.shape[-1]
@@ -164,8 +172,11 @@ def _errors(
     flushed = _flushed(x) + (0.0 if residual is None else _flushed(residual) + _flushed(x))
     s = s_rms = xp.zeros_like(row.s)
     if residual is not None:
-        s_rms = inexact_rms(row.s)
-        s = math.sqrt(3) * s_rms  # half a gap
+        # Known: of sums of two FP32 numbers of one binade, which are ties or exact, half a gap or none.
+        s_rms = xp.where(
+            row.s == row.s.astype(np.float32), 0.0, abs(row.s.astype(np.float32) - row.s)
+        )
+        s = math.sqrt(3) * inexact_rms(row.s)  # half a gap
     of_s = (_U * size if residual is not None else 0.0) + flushed
     # The roundings of x + residual, of the mean of as many.
     of_squares = xp.sum(s_rms**2, axis=-1, keepdims=True) / max(n, 1) ** 2
@@ -214,14 +225,17 @@ def _errors(
     biased = 0.0 if centered or x.dtype == dtypes.float32 else SQUARES_BIAS * row.variance
     off = biased + constant * row.variance + flushed * (2 * spread + flushed)
     off, off_by_mean = off / whole, mean_rms**2 / whole
-    roundings = share**2 * (sum_variance(concentration, n) + 1) + 1
+    equal = _equal_squares(row, n) if centered else 0.0
+    of_variance = sum_variance(concentration, n, equal=equal) + 1
+    of_eps, off_by_eps = (x / whole for x in _of_eps(row, ROUNDING * xp.sqrt(of_variance)))
+    roundings = share**2 * of_variance + xp.maximum(1.0, (of_eps / ROUNDING) ** 2)
     if centered and not compensated:
         # Means of parts of a row, about which squares are taken, are rounded too.
         of_squares = of_squares + 3 * rounding_rms(row.mean) ** 2 / max(n, 1)
     of_sums = 4 * share * of_squares / whole
     variance_rms = xp.sqrt(ROUNDING**2 * roundings + of_sums + off**2 + 3 * off_by_mean**2) / 2
     rstd_rms = xp.sqrt(variance_rms**2 + (RSQRT_RMS * _U) ** 2)
-    rstd_bias = RSQRT_BIAS * _U + (off + off_by_mean) / 2
+    rstd_bias = RSQRT_BIAS * _U + (off + off_by_mean + off_by_eps) / 2
     variance_rms, rstd_rms, rstd_bias = (
         xp.where(xp.isfinite(row.variance), part, 0.0)
         for part in (variance_rms, rstd_rms, rstd_bias)
@@ -229,7 +243,60 @@ def _errors(
     return _Errors(
         *(flushed, s, s_rms, mean, mean_rms, sum_rms, constant),
         *(rstd, rstd_rms, variance_rms, rstd_bias),
+        _U * min(RSQRT_TABLE_RMS * math.sqrt(_alike(whole)), RSQRT_TABLE_MAX / DEVIATIONS),
     )
+
+
+def _equal_squares(row: _Row, n: int) -> Any:
+    """The share of a row's squares about the mean that FP32 sums cannot tell from the mean's own: of
+    elements so much smaller than a few of the row that they count as zeros.  None where that square is
+    itself too small to be rounded by half a gap of the sum."""
+    xp = namespace(row.s)
+    spacing = gap(n * row.variance, np.float32)
+    alike = 2 * xp.abs(row.s * row.mean) + row.s**2 <= spacing / 2
+    share = xp.sum(alike, axis=-1, keepdims=True) / max(n, 1)
+    return share * (row.mean**2 > spacing / 2)
+
+
+def _of_eps(row: _Row, relative: Any) -> tuple[Any, Any]:
+    """(size, size of the mean) of the error of variance + eps, and of eps in FP32.
+
+    It is no random one where the variance, as FP32 has it, lies on a grid as wide as the sum's: all
+    variances of a binade have the same error, that of rounding eps to the grid; of half a gap one of
+    either sign.  On grids h 2^-i as wide that of the sum takes 2^i values; with e the remainder of eps
+    on such a grid, their mean is h / 2 - e.  Of a variance much smaller than eps the sum's place between
+    its neighbours is known, and so the error is, as far as the variance's own, `relative` to it, does
+    not smear it (error_statistics._of_rounding).
+    """
+    xp = namespace(row.s)
+    if not row.eps:
+        return xp.zeros_like(row.variance), xp.zeros_like(row.variance)
+    eps, whole = float(np.float32(row.eps)), row.variance + row.eps
+    spacing = gap(whole, np.float32)
+    grid = xp.minimum(gap(row.variance, np.float32), spacing)
+    rest = eps - xp.floor(eps / grid) * grid
+    fine = xp.where(rest > 0, grid / 2 - rest, 0.0)
+    size = xp.where(grid < spacing, fine, xp.rint(eps / grid) * grid - eps)
+    mean = xp.where((grid == spacing) & (rest == grid / 2), 0.0, size)
+    places = whole / spacing
+    smeared = xp.exp(-2 * math.pi**2 * (relative * row.variance / spacing) ** 2)
+    known = xp.abs(places - xp.rint(places)) * spacing * smeared * (grid < spacing)
+    size, mean = (xp.maximum(xp.abs(x + eps - row.eps), known) for x in (size, mean))
+    return size, mean
+
+
+def _alike(arguments: Any) -> float:
+    """The share of pairs of rows whose rsqrt has the same error, but for roundings: of arguments in one
+    segment of its table, and, beyond chance, at the same place in their segments (RSQRT_SEGMENTS).
+    """
+    xp, places = namespace(arguments), 16
+    arguments = arguments[xp.isfinite(arguments) & (arguments > 0)]
+    mantissas, exponents = xp.frexp(arguments)
+    position = (2 * mantissas - 1) * RSQRT_SEGMENTS
+    segments = xp.floor(position)
+    found = pairs(xp.floor((position - segments) * places))
+    at_place = max(found - 1 / places, 0.0) / (1 - 1 / places)
+    return min(pairs(segments + RSQRT_SEGMENTS * (exponents % 2)) + at_place, 1.0)
 
 
 def _flushed(x: Array) -> float:
@@ -310,10 +377,11 @@ class _YErrors(NamedTuple):
     floor: Any
     shared: Any
     bias: Array
+    common: Any
 
     def stored(self, y: Array, dtype: Any) -> Bound:
         return stored(y, dtype, self.worst, self.rms, floor=self.floor, shared=self.shared,
-                      bias=self.bias)  # fmt: skip
+                      bias=self.bias, common=self.common)  # fmt: skip
 
 
 def _y_errors(
@@ -338,11 +406,12 @@ def _y_errors(
         squares = w**2 * (squares + rounding_rms(z) ** 2)
         worst, floor = w * (worst + _U * z), w * floor + z * _flushed(weight) + _FLUSHED
         shared, mean_error, z = w * shared, w * mean_error, z * w
+    common = z * errors.rstd_common
     if bias is not None:
         b = xp.abs(bias.astype(np.float64))
         squares = squares + rounding_rms(z) ** 2
         worst, floor = worst + _U * (z + b), floor + _flushed(bias)
-    return _YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error)
+    return _YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error, common)
 
 
 def _bounds(
@@ -372,5 +441,8 @@ def _bounds(
         )
         own = (RSQRT_RMS**2 - RELATIVE_RMS**2) * _U**2
         rms = namespace(rstd).sqrt(rms**2 + own)
-        bounds.append(stored(rstd, np.float32, rstd * worst, rstd * rms, bias=rstd * bias))
+        common = rstd * errors.rstd_common
+        bounds.append(
+            stored(rstd, np.float32, rstd * worst, rstd * rms, bias=rstd * bias, common=common)
+        )
     return tuple(bounds)

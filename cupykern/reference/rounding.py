@@ -45,7 +45,7 @@ def inexact_rms(x: Array) -> Any:
         return xp.where(x == x.astype(np.float32), 0.0, rounding_rms(x))
 
 
-def sum_variance(concentration: Any, num_terms: int, chain: int = 16) -> Any:
+def sum_variance(concentration: Any, num_terms: int, chain: int = 16, equal: Any = 0.0) -> Any:
     """The variance of a sum's error over the sum's square, of terms of one sign, in units of ROUNDING^2.
 
     concentration: the sum of the terms' squared shares; 1, of terms of both signs, for the variance over
@@ -55,13 +55,18 @@ def sum_variance(concentration: Any, num_terms: int, chain: int = 16) -> Any:
     the whole's.  Over the levels of a tree that makes 2 and the number of levels; along a chain of c terms
     c^2 / (3 n) and c / 2.  Partial sums that one term dominates have its gap, which may be the largest of a
     binade: 1 / (3 RELATIVE_RMS^2) times as much.
+
+    equal: the share of terms that are equal.  Added to a partial sum that one term dominates, which lies
+    on the same grid each time, they have the same error: of the j that follow in the chain its square is
+    j^2 times, not j times, that of one, c^2 / 3 on average, not c / 2.
     """
     if num_terms < 2:
         return 0.0 * concentration
     chain = min(chain, num_terms)
     levels = math.log2(num_terms / chain)
     spread = min(2.0, 2.0 * levels) + chain**2 / (3 * num_terms)
-    dominated = (levels + chain / 2) / (3 * RELATIVE_RMS**2)
+    along = (1 - equal**2) * chain / 2 + equal**2 * chain**2 / 3
+    dominated = (levels + along) / (3 * RELATIVE_RMS**2)
     return (1 - concentration) * spread + concentration * dominated
 
 
@@ -75,8 +80,9 @@ def stored(
     shared: Any = 0.0,
     bias: Factor = 0.0,
     axis: int = -1,
+    common: Any = 0.0,
 ) -> Bound:
-    """The Bound of y, which had the errors worst, rms, shared and bias, rounded to `dtype`.
+    """The Bound of y, which had the errors worst, rms, shared, bias and common, rounded to `dtype`.
 
     floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: where it may
     exceed what is expected, and where results are rounded to zero, nothing is.
@@ -93,6 +99,7 @@ def stored(
         shared,
         bias,
         axis,
+        common,
     )
 
 

@@ -80,6 +80,40 @@ class Errors(NamedTuple):
     mean_distance: Any  # weighted by the terms' shares of the sum
     constant: float  # the relative error of scale * log2 e, which all exponents have
     flushed: float  # of an exponent, by flushed subnormals, at most; `exponent` has it too
+    rescaling: Any  # of the sum: the mean error that exponentials by which parts are rescaled make
+
+
+_PART = 16  # elements of a row that a thread has at least, where several rows share a warp
+
+
+def _rescaling(distance: Any, weights: Any, axis: int) -> Any:
+    """How much too small a row's sum is on average because parts of it are rescaled, relatively.
+
+    Kernels sum parts over their own largest numbers and merge them pairwise: the part whose largest is d
+    smaller is multiplied by exp(-d), and has the mean error of that exponential; the other one by exactly
+    1.  A row of n passes log2(n / 16) levels of that.  The exponential's mean error is EXP2_BIAS for
+    arguments from 1 on and falls to a tenth of it towards 0; it is taken as linear between.
+
+    distance: infinite where nothing is kept.  weights: shares of the sum.
+    """
+    xp, lost = namespace(distance), 0.0
+    nearest = _of_parts(xp.min, xp.moveaxis(distance, axis, -1), _PART, np.inf)
+    shares = _of_parts(xp.sum, xp.moveaxis(weights, axis, -1), _PART, 0.0)
+    while (count := nearest.shape[-1]) > 1:
+        merged = _of_parts(xp.min, nearest, 2, np.inf)
+        behind = nearest - xp.repeat(merged, 2, axis=-1)[..., :count]
+        argument = xp.where(xp.isfinite(behind), behind, 0.0) / math.log(2)
+        lost = lost + xp.sum(shares * xp.minimum(argument, 1.0), axis=-1)
+        nearest, shares = merged, _of_parts(xp.sum, shares, 2, 0.0)
+    return EXP2_BIAS * UNIT_ROUNDOFF_32 * xp.expand_dims(lost + xp.zeros_like(shares[..., 0]), axis)
+
+
+def _of_parts(reduce: Any, x: Any, size: int, fill: float) -> Any:
+    """reduce() of every `size` neighbours along the last axis; the last ones filled up."""
+    xp, missing = namespace(x), -x.shape[-1] % size
+    if missing:
+        x = xp.concatenate([x, xp.full((*x.shape[:-1], missing), fill)], axis=-1)
+    return reduce(x.reshape(*x.shape[:-1], -1, size), axis=-1)
 
 
 def errors(x: Array, axis: int, mask: Array | None, scale: Factor | None) -> Errors:
@@ -128,6 +162,7 @@ def errors(x: Array, axis: int, mask: Array | None, scale: Factor | None) -> Err
         mean_distance,
         _constant_error(scale),
         flushed,
+        _rescaling(xp.where(live, distance, np.inf), weights, axis) if x.size else 0.0,
     )
 
 
@@ -159,7 +194,8 @@ def softmax_bound(
 
     Expected: an exponential's, that of its part's largest number over the row's and the product with it;
     the row's sum and reciprocal are shared.  EXP2_BIAS cancels where all exponentials have it; nearer to
-    0 they have less.
+    0 they have less, and those by which parts of the sum are rescaled only the sum has: results are too
+    small, or too large.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
@@ -175,8 +211,8 @@ def softmax_bound(
         shared = xp.sqrt(e.total_rms**2 + (RECIPROCAL_RMS * u) ** 2)
         of_part = xp.where(e.distance > 0, (EXP2_RMS * u) ** 2 + ROUNDING**2, 0.0)
         drift = e.constant * xp.abs(e.distance - e.mean_distance)
-        rms = xp.sqrt(e.exponent_rms**2 + drift**2 + shared**2 + of_part)
-        bias = drift + (EXP2_BIAS + RECIPROCAL_BIAS) * u
+        rms = xp.sqrt(e.exponent_rms**2 + drift**2 + shared**2 + of_part + e.rescaling**2)
+        bias = drift + xp.maximum(EXP2_BIAS * u, e.rescaling) + RECIPROCAL_BIAS * u
         bound = stored(
             reference[0], dtype, worst, y * rms,
             floor=2 * 2.0**-126, shared=y * shared, bias=y * bias, axis=axis,
@@ -198,7 +234,7 @@ def log_softmax_bound(
     rounding to the output.
 
     Expected: the roundings of x - max x and, with a scale, of the product; the logarithm's and the sum's
-    relative error are shared, and EXP2_BIAS is the sum's too.
+    relative error are shared, and EXP2_BIAS is the sum's too, with that of its rescaled parts.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
@@ -217,7 +253,7 @@ def log_softmax_bound(
             drift = abs(float(np.float32(scale)) / float(scale) - 1) * e.distance if size else 0.0
         of_log = xp.where(e.log_sum > 0, rounding_rms(e.log_sum), 0.0)
         shared = xp.sqrt(of_log**2 + e.total_rms**2)
-        bias = drift + e.constant * e.mean_distance + EXP2_BIAS * u
+        bias = drift + e.constant * e.mean_distance + EXP2_BIAS * u + e.rescaling
         rms = xp.sqrt(own**2 + shared**2 + bias**2)
         bound = stored(reference[0], dtype, worst, rms, shared=shared, bias=bias, axis=axis)
         return (unless_flushed(bound, 2 * e.flushed),)
