@@ -18,13 +18,13 @@ KERNEL void add_splits(const float* parts, void* out, const void* bias, const vo
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
     int64_t run = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     for (; run < num_runs; run += step) {
-        float sums[kRun] = {};
+        float acc[kRun] = {};
 #pragma unroll 8  // loads under way at once
         for (int64_t part = 0; part < params.num_parts; ++part) {
             const Bytes<16> four = load_vector<16>(parts + (part * num_runs + run) * kRun);
 #pragma unroll
-            for (int i = 0; i < kRun; ++i) sums[i] += bit_cast<float>(four.words[i]);
+            for (int i = 0; i < kRun; ++i) acc[i] += bit_cast<float>(four.words[i]);
         }
-        epilogue.store(run / row_runs, run % row_runs * kRun, sums);
+        epilogue.store(run / row_runs, run % row_runs * kRun, acc);
     }
 }

@@ -161,17 +161,17 @@ struct Walk {
             if (blocks && more && row < head.sq) block_type = mask.block_type(row, tiles.key);
         }
     }
-    // One tile, whose keys are on their way.  kWhole: all of it exists, and all rows see it.
-    template <bool kWhole>
+    // One tile, whose keys are on their way.  kUnmasked: all of it exists, and all rows see it.
+    template <bool kUnmasked>
     DEVICE void step() {
         const int key = tiles.key, type = block_type;
         copy_async_wait<0>();
         sync_block();  // the keys are there, and the values before these have been read by all
-        values.template start<kWhole>(storage.values, key, end - key);
+        values.template start<kUnmasked>(storage.values, key, end - key);
         copy_async_commit();
         if constexpr (!kMasked && kHeadDim < 256) loaders.forget();
         bool seen = true;  // by the warp's last row
-        if constexpr (!kWhole) {
+        if constexpr (!kUnmasked) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
             // The same for all lanes, as the compiler knows of a vote.
             seen = vote_any(type != kMaskedBlock && key < head.limit(params, last));
@@ -185,7 +185,7 @@ struct Walk {
         copy_async_commit();
         look();
         if (!seen) return;
-        if constexpr (!kWhole) {
+        if constexpr (!kUnmasked) {
             mask_scores(scores, params, head, mask, first_row + first_row_of_warp(), key, type);
         }
         attend(storage, params, loaders, keeps_tops, scores, rows);
@@ -259,10 +259,10 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
                       const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                       const AttentionParams params) {
     SHARED_STORAGE(AttentionStorage, storage);
-    const AttentionPlace place = AttentionPlace::of(params, blockIdx.x);
+    const AttentionPlace index = AttentionPlace::of(params, blockIdx.x);
     const AttentionHead head =
-        AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head).of_warp();
-    const int row = uniform(place.tile * kTileM);
+        AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, index.head).of_warp();
+    const int row = uniform(index.tile * kTileM);
     if (row >= head.sq) return;
     const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
     const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);

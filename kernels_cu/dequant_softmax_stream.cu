@@ -12,7 +12,7 @@
 #include "parts/logits_statistics.cuh"
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
-#include "parts/read_ahead.cuh"
+#include "parts/prefetch.cuh"
 
 constexpr int kColumns = kSetColumns;  // of two warps
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
@@ -66,11 +66,11 @@ DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<Elemen
     for (int k = 0; k < kDepth; k += 32) {
         FragmentA<ElementA> a[2][1];
         FragmentB<ElementA> b[2][2];
-        load_converted<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0], 0, k);
+        load_mixed_input<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0], 0, k);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            load_converted<ElementB, false, LaneOrder::kFours>(b[0][j], b[1][j], stage.cols,
-                                                               col + j * 16, k);
+            load_mixed_input<ElementB, false, LaneOrder::kFours>(b[0][j], b[1][j], stage.cols,
+                                                                 col + j * 16, k);
         }
         mma(acc, a[0], b[0]);
         mma(acc, a[1], b[1]);
@@ -101,10 +101,10 @@ DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& 
     if (count > 0) {
         Vector<float, kRun> run;
         run.load(&staged[row][lane % 2 * kRun]);
-        float sums[kRun], values[kRun];
+        float run_acc[kRun], values[kRun];
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) sums[i] = run[i];
-        epilogue.scale(row, col, count, sums, values);
+        for (int i = 0; i < kRun; ++i) run_acc[i] = run[i];
+        epilogue.scale(row, col, count, run_acc, values);
         if (epilogue.bias) {
             MatrixEpilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count,
                                 values);

@@ -14,7 +14,7 @@
 // begin so, lines of any length anywhere.
 // Launch: grid (kParts * ceil(n / (kParts * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(StreamStorage).
-#include "parts/covered_tile.cuh"
+#include "parts/misaligned_tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
@@ -28,33 +28,35 @@ struct StreamParams {
 
 constexpr int kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
 // Operands are converted on the way from shared memory to fragments, two of them at once.
-constexpr bool kConverts = sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
+constexpr bool kMixedInput =
+    sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
 constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: a byte has two numbers along k
 constexpr LaneOrder kLaneOrder =
     kScaled ? LaneOrder::kEights
     : sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
-constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
+constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
 // Of lines along k that begin anywhere every eighth begins at the same place of its first chunk.  A block
 // has such columns: it reads B's chunks from their beginning, and A as if its rows began as far before.
 constexpr int kParts = kCovered && !kOuterMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
-using Sums = Accumulator<Compute>;
-using SumType = typename Sums::Sum;
+using AccumulatorFragment = Accumulator<Compute>;
+using ElementAccumulator = typename AccumulatorFragment::Scalar;
 
 // Of 8 rows a fragment has each twice; what becomes of the second ones nobody reads.
 struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     DEVICE const void* operator()(int line, int chunk) const {
-        return &this->chunks[this->place(line % kRows, chunk)];
+        return &this->chunks[this->index(line % kRows, chunk)];
     }
 };
 constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
 constexpr int kLinesB = kOuterMajorB ? kDepth : kTileN,
               kLineB = kOuterMajorB ? kTileN : kDepth / kPerElement;
-using TileA = typename Choose<(kParts > 1), CoveredTile<ElementA, kRows, kDepth>, AlignedA>::Type;
-using CodesB = typename Choose<kCovered && kOuterMajorB, CoveredTile<ElementB, kLinesB, kLineB>,
+using TileA =
+    typename Choose<(kParts > 1), MisalignedTile<ElementA, kRows, kDepth>, AlignedA>::Type;
+using CodesB = typename Choose<kCovered && kOuterMajorB, MisalignedTile<ElementB, kLinesB, kLineB>,
                                SharedTile<kLinesB, kLineB* int(sizeof(ElementB))>>::Type;
 template <bool kScaled> struct TileOf {
     using Type = CodesB;
@@ -65,14 +67,14 @@ template <> struct TileOf<true> {
     DEVICE static auto& codes(Type& tile) { return tile.codes; }
 };
 using TileB = typename TileOf<kScaled>::Type;
-struct StreamStage {
+struct SkinnyStage {
     TileA a;
     TileB b;
 };
 struct StreamStorage {
     union Warp {
-        StreamStage stages[kStages];
-        SumType sums[kRows][kTileN + 4];
+        SkinnyStage stages[kStages];
+        ElementAccumulator acc[kRows][kTileN + 4];
     } warps[kWarps];
 };
 
@@ -84,16 +86,16 @@ struct LaneCopier {
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
     // Of a line in memory that neighbours of the warp or of the block bring the rest of.
-    static constexpr int kPart = kCovered || kChunks < 8 ? 128 : 0;
+    static constexpr int kL2Prefetch = kCovered || kChunks < 8 ? 128 : 0;
     const T* next;  // the first chunk of the next stage
     int64_t next_line, next_stage;
-    int line, chunk, place;
+    int line, chunk, index;
 
     DEVICE LaneCopier(const T*, const T* origin, int64_t line_stride, int64_t stage_stride)
         : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
         chunk = lane_id() % kChunks;
         line = opaque(lane_id() / kChunks);  // or the loop would work it out again
-        place = opaque(Tile::place(line, chunk));
+        index = opaque(Tile::index(line, chunk));
         next = origin + line * line_stride + chunk * kPerChunk;
     }
     // Of `lines` lines of `elements`; the rest of the tile becomes zero.
@@ -104,9 +106,9 @@ struct LaneCopier {
 #pragma unroll
         for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
             // The bits of `line` are below those of `first`.
-            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
-            if constexpr (!kCovered) copy_async<16, kPart>(to, from, first + line < own);
-            else copy_async_part<kPart>(to, from, first + line < own ? bytes : 0);
+            void* to = &tile.chunks[(index ^ Tile::swizzle(first)) + first * kChunks];
+            if constexpr (!kCovered) copy_async<16, kL2Prefetch>(to, from, first + line < own);
+            else copy_async_part<kL2Prefetch>(to, from, first + line < own ? bytes : 0);
         }
         next += next_stage;
     }
@@ -114,7 +116,7 @@ struct LaneCopier {
 
 template <class T, class Tile>
 using CopierOf =
-    typename Choose<kIsCovered<Tile>, CoveredCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
+    typename Choose<kIsMisaligned<Tile>, MisalignedCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
 
 // Words of scales beside NVFP4's codes, that a lane copies.
 template <class Tile>
@@ -166,38 +168,39 @@ struct NoScales {
 template <bool kScaled>
 using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
 
-template <class Stored, bool kOuterMajor, class Fragment, class Tile>
-DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, const LinePhases& phases,
-                      int first, int k) {
-    if constexpr (kIsCovered<Tile>) {
-        collect_fragment(fragments[0], [&](int outer, int i) {
-            return kOuterMajor ? phases.line(tile, k + i)[first + outer]
-                               : phases.line(tile, first + outer)[k + i];
+template <class Stored, bool kMnMajor, class Fragment, class Tile>
+DEVICE void load_fragments(Fragment* fragments, int stride, const Tile& tile,
+                           const LinePhases& phases, int first, int k) {
+    if constexpr (kIsMisaligned<Tile>) {
+        collect_fragment(fragments[0], [&](int mn, int i) {
+            return kMnMajor ? phases.line(tile, k + i)[first + mn]
+                            : phases.line(tile, first + mn)[k + i];
         });
     } else if constexpr (kSame<Stored, e2m1x2>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
-    } else if constexpr (kConverts) {
-        load_converted<Stored, kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
-                                                        first, k);
+    } else if constexpr (kMixedInput) {
+        load_mixed_input<Stored, kMnMajor, kLaneOrder>(fragments[0], fragments[stride], tile, first,
+                                                       k);
     } else {
-        load_fragment<kOuterMajor>(fragments[0], tile, first, k);
+        load_fragment<kMnMajor>(fragments[0], tile, first, k);
     }
 }
 
-DEVICE void multiply_stage(const StreamStage& stage, const LinePhases& of_a, const LinePhases& of_b,
-                           Sums (&sums)[kColFragments][1]) {
+DEVICE void multiply_stage(const SkinnyStage& stage, const LinePhases& of_a, const LinePhases& of_b,
+                           AccumulatorFragment (&acc)[kColFragments][1]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
-        constexpr int kCount = kConverts ? 2 : 1;
+        constexpr int kCount = kMixedInput ? 2 : 1;
         FragmentA<Compute> cols[kCount][kColFragments];
         FragmentB<Compute> rows[kCount][1];
-        load_step<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
+        load_fragments<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b, n * 16, k);
+            load_fragments<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b,
+                                                   n * 16, k);
         }
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) mma(sums, cols[i], rows[i]);
+        for (int i = 0; i < kCount; ++i) mma(acc, cols[i], rows[i]);
     }
 }
 
@@ -243,15 +246,15 @@ struct FinishedRun {
                                 residual);
         }
     }
-    DEVICE void store(const MatrixEpilogue& epilogue, const SumType (&sums)[kRun]) const {
+    DEVICE void store(const MatrixEpilogue& epilogue, const ElementAccumulator (&acc)[kRun]) const {
         const EpilogueParams& p = epilogue.params;
-        if constexpr (kSame<SumType, int>) {
-            if (p.out_dtype == kInt32) return epilogue.store(row, col, sums);
+        if constexpr (kSame<ElementAccumulator, int>) {
+            if (p.out_dtype == kInt32) return epilogue.store(row, col, acc);
         }
         float values[kRun];
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
-            values[i] = float(sums[i]) * scales[i] * factor * p.alpha + bias[i];
+            values[i] = float(acc[i]) * scales[i] * factor * p.alpha + bias[i];
         }
         if (p.activation != kNoActivation) {
 #pragma unroll 1
@@ -278,7 +281,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     auto& own = storage.warps[warp];
     const int part = int(blockIdx.x % kParts);
     const int64_t first_col = int64_t(blockIdx.x / kParts) * kTileN;
-    EpilogueParams ends = params.epilogue;
+    EpilogueParams epilogue_params = params.epilogue;
     int64_t b_line = params.b_line;
     int before = 0;  // numbers of a line's first chunk that are not of the line
     const ElementB* first_b = b;
@@ -286,15 +289,15 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
         first_b += part * b_line;
         before = int(uintptr_t(first_b) % 16 / sizeof(ElementB));
         b_line *= kParts;
-        ends.n = (ends.n - part + kParts - 1) / kParts;
-        if (first_col >= ends.n) return;
-        ends.out.col *= kParts;
-        ends.bias.col *= kParts;
-        ends.residual.col *= kParts;
-        ends.scale_b_stride *= kParts;
+        epilogue_params.n = (epilogue_params.n - part + kParts - 1) / kParts;
+        if (first_col >= epilogue_params.n) return;
+        epilogue_params.out.col *= kParts;
+        epilogue_params.bias.col *= kParts;
+        epilogue_params.residual.col *= kParts;
+        epilogue_params.scale_b_stride *= kParts;
     }
     const int first_k = warp * kDepth, last_k = params.k + before;
-    const int rows = int(ends.m), cols = clamp_to(ends.n - first_col, kTileN);
+    const int rows = int(epilogue_params.m), cols = clamp_to(epilogue_params.n - first_col, kTileN);
     constexpr int kStride = kWarps * kDepth;
     const ElementA* own_a = a + first_k - before;
     const ElementB* own_b =
@@ -306,15 +309,15 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const LinePhases phases_a = LinePhases::of(own_a, params.a_row),
                      phases_b = LinePhases::of(own_b, b_line);
     const auto& groups = params.groups;
-    ScalesOf<kScaled> of_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
-                                first_col, first_k, kStride);
+    ScalesOf<kScaled> copy_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
+                                  first_col, first_k, kStride);
     int to_load = last_k - first_k, next_stage = 0;
     const auto load_next = [&] {
         if (to_load > 0) {
-            StreamStage& stage = own.stages[next_stage];
+            SkinnyStage& stage = own.stages[next_stage];
             of_b.start(TileOf<kScaled>::codes(stage.b), kOuterMajorB ? to_load : cols,
                        kOuterMajorB ? cols : to_load / kPerElement);
-            of_scales.start(stage.b, cols, to_load);
+            copy_scales.start(stage.b, cols, to_load);
             of_a.start(stage.a, rows, to_load);
         }
         copy_async_commit();
@@ -325,14 +328,14 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     for (int i = 0; i < kStages - 1; ++i) load_next();
     const EpilogueParams& whole = params.epilogue;
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
-        ends, out, bias, residual, scale_a, scale_b, part * whole.out.col, part * whole.bias.col,
-        part * whole.residual.col, 0, part * whole.scale_b_stride);
+        epilogue_params, out, bias, residual, scale_a, scale_b, part * whole.out.col,
+        part * whole.bias.col, part * whole.residual.col, 0, part * whole.scale_b_stride);
     FinishedRun runs[kOwnRuns];
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {
         runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);
     }
-    Sums sums[kColFragments][1] = {};
+    AccumulatorFragment acc[kColFragments][1] = {};
     int stage = 0;
 #pragma unroll 1
     for (int k = first_k; k < last_k; k += kStride) {
@@ -345,7 +348,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
                 sync_warp();
             }
         }
-        multiply_stage(own.stages[stage], phases_a, phases_b, sums);
+        multiply_stage(own.stages[stage], phases_a, phases_b, acc);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
@@ -353,28 +356,29 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
 #pragma unroll
     for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
-        for (int i = 0; i < Sums::kCount; ++i) {
-            const int row = Sums::col(lane_id(), i);
+        for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
+            const int row = AccumulatorFragment::col(lane_id(), i);
             if (row >= kRows) continue;
-            const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::row(lane_id(), i));
-            own.sums[row][n * 16 + col] = sums[n][0].values[i];
+            const int col = stored_column<ElementB, Compute, kOuterMajorB>(
+                AccumulatorFragment::row(lane_id(), i));
+            own.acc[row][n * 16 + col] = acc[n][0].values[i];
         }
     }
     sync_block();
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {
         if (runs[i].count == 0) continue;
-        SumType totals[kRun] = {};
+        ElementAccumulator totals[kRun] = {};
 #pragma unroll
         for (int from = 0; from < kWarps; ++from) {
 #pragma unroll
             for (int j = 0; j < kRun; ++j) {
-                totals[j] += storage.warps[from].sums[runs[i].row][runs[i].tile_col + j];
+                totals[j] += storage.warps[from].acc[runs[i].row][runs[i].tile_col + j];
             }
         }
         if constexpr (kScaled) {
 #pragma unroll
-            for (SumType& total : totals) total *= 1.0f / kScaledUnit<Compute>;
+            for (ElementAccumulator& total : totals) total *= 1.0f / kScaledUnit<Compute>;
         }
         runs[i].store(epilogue, totals);
     }

@@ -19,7 +19,7 @@ template <class Mainloop> struct ConvertNvfp4 {
     static constexpr bool kFetches = false;
     struct Fetched {};
     static constexpr int kStageWords = kTileK / kWordK;  // words of scales
-    static constexpr int kWordsAhead = 4;  // that four lanes with the same rows hold at once
+    static constexpr int kPrefetchedWords = 4;  // that four lanes with the same rows hold at once
     // Accumulators of 256 columns leave no registers to multiply them by a unit at the end.
     static constexpr bool kUnits = Mainloop::kCols < 256;
     static constexpr float kUnit = kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // of an accumulator
@@ -27,7 +27,7 @@ template <class Mainloop> struct ConvertNvfp4 {
     const RowScales& scales;
     int line, other;               // in a stage, of the thread's two rows; the second one after it
     int first;                     // word of the warpgroup's first stage
-    uint32_t words[2], coming[2];  // lane i of four: word i of the rows' next kWordsAhead
+    uint32_t words[2], coming[2];  // lane i of four: word i of the rows' next kPrefetchedWords
 
     DEVICE ConvertNvfp4(const typename Mainloop::WorkTile& work, int row)
         : scales(work.row_scales) {
@@ -40,7 +40,7 @@ template <class Mainloop> struct ConvertNvfp4 {
     // Of the warpgroup's own stages, the words from `from` on.
     DEVICE void fetch(int from) {
         constexpr int kStride = Mainloop::kStride;
-        const int own = from + int(threadIdx.x % kWordsAhead);
+        const int own = from + int(threadIdx.x % kPrefetchedWords);
         const int word = first + own / kStageWords * kStride * kStageWords + own % kStageWords,
                   count = scales.count - word * kWord;
 #pragma unroll
@@ -61,10 +61,10 @@ template <class Mainloop> struct ConvertNvfp4 {
     DEVICE void load(Fragment& a, const unsigned char* stage, int index, int k) {
         const int lane = threadIdx.x % 32,
                   word = index / Mainloop::kStride * kStageWords + k / kWordK;
-        if (k % kWordK == 0 && word % kWordsAhead == 0) {
+        if (k % kWordK == 0 && word % kPrefetchedWords == 0) {
             words[0] = coming[0];
             words[1] = coming[1];
-            fetch(word + kWordsAhead);
+            fetch(word + kPrefetchedWords);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -73,7 +73,7 @@ template <class Mainloop> struct ConvertNvfp4 {
             for (int i = 0; i < kDepth / kMmaK; i += 2) {
                 const int at = k + i * kMmaK, ahead = word + (at - k) / kWordK;
                 if (i == 0 || at % kWordK == 0) {
-                    four = shuffle(words[half], lane / 4 * 4 + ahead % kWordsAhead);
+                    four = shuffle(words[half], lane / 4 * 4 + ahead % kPrefetchedWords);
                 }
                 const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
                     stage + Stage::offset(line, at / 2) + half * other * Stage::kLine);

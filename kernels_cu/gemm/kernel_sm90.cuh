@@ -11,7 +11,7 @@
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
-#include "parts/read_ahead.cuh"
+#include "parts/prefetch.cuh"
 
 namespace gemm {
 
@@ -46,7 +46,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     DEVICE void run() {
         // From one lane, so that the compiler knows that they are uniform.
         const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
-        if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp))
+        if ((warp == 4 * kConsumers && elect_one()) || prefetch_params(params, warp))
             arguments.prefetch_maps();
         if (warp == 0 && elect_one()) {
             storage.epilogue.init();

@@ -29,7 +29,7 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static constexpr int kSecond = OperandB::kMnMajor ? StageUnit::kBytes : kBothBoxBytes / 2;
     static_assert(StageUnit::kLine == (kSwapAB ? StageRows::kLine : StageCols::kLine),
                   "the same lines");
-    static_assert(!kMulticast || StageUnit::kInnerBytes == kLineBytes,
+    static_assert(!kMulticast || StageUnit::kContiguousBytes == kLineBytes,
                   "a cluster's blocks load slices of one line");
 
     DEVICE static int first_row(const GemmTask& tile) { return int(kSwapAB ? tile.col : tile.row); }

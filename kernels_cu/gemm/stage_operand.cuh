@@ -13,10 +13,10 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     static constexpr int kSize = int(sizeof(Element));
     static constexpr int kPacked = kSame<Element, e2m1x2> ? 2 : 1;  // values of an element
     static constexpr int kBytes = kExtent * kTileK * kSize / kPacked;
-    static constexpr int kInnerBytes = (kMnMajor ? kExtent : kTileK) * kSize / kPacked;
+    static constexpr int kContiguousBytes = (kMnMajor ? kExtent : kTileK) * kSize / kPacked;
     static_assert(kPacked == 1 || !kMnMajor, "the values of a byte are contiguous along k");
     // Boxes of whole lines, which the tensor maps swizzle by.
-    static constexpr int kLine = kInnerBytes < kLineBytes ? kInnerBytes : kLineBytes;
+    static constexpr int kLine = kContiguousBytes < kLineBytes ? kContiguousBytes : kLineBytes;
     static constexpr int kBoxBytes = (kMnMajor ? kTileK : kExtent) * kLine;
     static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kLine) == 0, "whole boxes");
 
@@ -25,10 +25,10 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
                             int extent, int batch, int step = kBoxBytes) {
 #pragma unroll
         for (int i = 0; i < kBytes / kBoxBytes; ++i) {
-            const int inner = i * kLine / kSize;
-            tma_load(
-                stage + i * step, map, full,
-                {kMnMajor ? extent + inner : k / kPacked + inner, kMnMajor ? k : extent, batch});
+            const int contiguous = i * kLine / kSize;
+            tma_load(stage + i * step, map, full,
+                     {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
+                      kMnMajor ? k : extent, batch});
         }
     }
     // The slice of block `rank` for all kClusterSize blocks of the cluster: some of the boxes, or a
@@ -44,11 +44,11 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
         extent += kMnMajor ? first * kLine / kSize : rank * (kExtent / kClusterSize);
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
-            const int inner = i * kLine / kSize;
-            tma_load_multicast(
-                stage + i * kBoxBytes, map, full,
-                {kMnMajor ? extent + inner : k / kPacked + inner, kMnMajor ? k : extent, batch},
-                (1 << kClusterSize) - 1);
+            const int contiguous = i * kLine / kSize;
+            tma_load_multicast(stage + i * kBoxBytes, map, full,
+                               {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
+                                kMnMajor ? k : extent, batch},
+                               (1 << kClusterSize) - 1);
         }
     }
     // L2 prefetch of the first box from k = 0 on; `extent` may be the first one of a block's slice.
@@ -57,8 +57,9 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     }
     // Descriptor of one wgmma's tile from (extent, k) on.
     DEVICE static uint64_t descriptor(const unsigned char* stage, int extent, int k) {
-        const int inner = (kMnMajor ? extent : k) * kSize, line = kMnMajor ? k : extent;
-        const unsigned char* p = stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
+        const int contiguous = (kMnMajor ? extent : k) * kSize, line = kMnMajor ? k : extent;
+        const unsigned char* p =
+            stage + contiguous / kLine * kBoxBytes + line * kLine + contiguous % kLine;
         return matrix_descriptor<kLine>(p, kMnMajor ? kBoxBytes : 0, 8 * kLine);
     }
     // Swizzled offset of byte `byte` of line `line` of the first box; 8 lines further it is

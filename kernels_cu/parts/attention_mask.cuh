@@ -65,7 +65,7 @@ struct HeadMask {
         if (params.kind == kBoolMask) {
             return static_cast<const uint8_t*>(arrays.mask)[i] != 0 ? score : -kInfinity;
         }
-        const float bias = load_number(arrays.mask, i, params.dtype);
+        const float bias = load_element(arrays.mask, i, params.dtype);
         return bias == -kInfinity ? bias : score + bias;
     }
 };

@@ -12,35 +12,35 @@ static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == 
               "warps share a tile in fragments of 16 x 16");
 static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kMasked || 64 % kTileN == 0),
               "a warp's part of a tile lies in one block of a mask");
-static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
+static_assert(!kHalfScores || kHasHalfAccumulator, "sums in FP16");
 
 // Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
-constexpr bool kRowsStay = kSumsSide == kSideA;
+constexpr bool kRowsStay = kAccumulatorSide == kSideA;
 // Tiles that nothing masks have a loop of their own, but where lanes have no registers left for it.
 constexpr bool kTwoLoops = !kMasked && (kHeadDim < 256 || kRowsStay);
-using RowFragment = Fragment<Element, kSumsSide>;
+using RowFragment = Fragment<Element, kAccumulatorSide>;
 constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
 using ColFragment = Fragment<Element, kColSide>;
-using ElementSums = Accumulator<Element>;
+using FloatAccumulator = Accumulator<Element>;
 struct Layout {
-    static constexpr int kCount = ElementSums::kCount;
+    static constexpr int kCount = FloatAccumulator::kCount;
     DEVICE static constexpr int row(int lane, int i) {
-        return kRowsStay ? ElementSums::row(lane, i) : ElementSums::col(lane, i);
+        return kRowsStay ? FloatAccumulator::row(lane, i) : FloatAccumulator::col(lane, i);
     }
     DEVICE static constexpr int col(int lane, int i) {
-        return kRowsStay ? ElementSums::col(lane, i) : ElementSums::row(lane, i);
+        return kRowsStay ? FloatAccumulator::col(lane, i) : FloatAccumulator::row(lane, i);
     }
 };
 // kGroup columns of fragments are multiplied at once: more take more registers for their operands,
 // which warps with many sums lack.
-template <class Sums, int kRows, int kCols>
-struct Products {
+template <class AccumulatorFragment, int kRows, int kCols>
+struct TiledAccumulator {
     static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1,
                          kGroups = kCols / kGroup;
-    Sums sums[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
+    AccumulatorFragment acc[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
 
-    DEVICE Sums& at(int row, int col) {
-        auto& group = sums[col / kGroup];
+    DEVICE AccumulatorFragment& at(int row, int col) {
+        auto& group = acc[col / kGroup];
         return kRowsStay ? group[row][col % kGroup] : group[col % kGroup][row];
     }
     // += rows * columns; load(f, col): the fragment of column col.
@@ -51,13 +51,13 @@ struct Products {
             ColFragment cols[kGroup];
 #pragma unroll
             for (int i = 0; i < kGroup; ++i) load(cols[i], g * kGroup + i);
-            if constexpr (kRowsStay) mma(sums[g], rows, cols);
-            else mma(sums[g], cols, rows);
+            if constexpr (kRowsStay) mma(acc[g], rows, cols);
+            else mma(acc[g], cols, rows);
         }
     }
 };
-using Scores = Products<ElementSums, kRowFragments, kKeyFragments>;
-using Outputs = Products<ElementSums, kRowFragments, kDimFragments>;
+using Scores = TiledAccumulator<FloatAccumulator, kRowFragments, kKeyFragments>;
+using Outputs = TiledAccumulator<FloatAccumulator, kRowFragments, kDimFragments>;
 using Softmax = OnlineSoftmax<Element, Layout>;
 using Rows = Softmax::Rows;
 
@@ -70,7 +70,7 @@ struct AttentionStorage {
 };
 
 struct Loaders {
-    FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
+    FragmentLoader<false, Element, kAccumulatorSide, QueryTile> queries;
     FragmentLoader<false, Element, kColSide, KeyTile> keys;
     FragmentLoader<true, Element, kColSide, KeyTile> values;
 
@@ -82,9 +82,10 @@ struct Loaders {
     }
 };
 
-template <class Sums>
-DEVICE void multiply_keys(const AttentionStorage& storage, const Loaders& loaders,
-                          Products<Sums, kRowFragments, kKeyFragments>& sums) {
+template <class AccumulatorFragment>
+DEVICE void multiply_keys(
+    const AttentionStorage& storage, const Loaders& loaders,
+    TiledAccumulator<AccumulatorFragment, kRowFragments, kKeyFragments>& acc) {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
         // Those that share an address but for a constant, after one another: 64 apart.
@@ -95,21 +96,21 @@ DEVICE void multiply_keys(const AttentionStorage& storage, const Loaders& loader
         for (int m = 0; m < kRowFragments; ++m) {
             loaders.queries.load(rows[m], storage.queries, 16 * m, k);
         }
-        sums.add(rows,
-                 [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
+        acc.add(rows,
+                [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
     }
 }
 DEVICE void score(const AttentionStorage& storage, const Loaders& loaders, Scores& scores) {
     if constexpr (kHalfScores) {
-        Products<HalfAccumulator, kRowFragments, kKeyFragments> sums{};
-        multiply_keys(storage, loaders, sums);
+        TiledAccumulator<HalfAccumulator, kRowFragments, kKeyFragments> acc{};
+        multiply_keys(storage, loaders, acc);
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
 #pragma unroll
             for (int n = 0; n < kKeyFragments; ++n) {
 #pragma unroll
                 for (int i = 0; i < Layout::kCount; ++i) {
-                    scores.at(m, n).values[i] = sums.at(m, n).value(i);
+                    scores.at(m, n).values[i] = acc.at(m, n).value(i);
                 }
             }
         }
@@ -127,7 +128,7 @@ DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const 
     for (int n = 0; n < kKeyFragments; ++n) {
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
-            sums_to_fragment<Element>(rows[n][m], probabilities.at(m, n));
+            accumulator_to_fragment<Element>(rows[n][m], probabilities.at(m, n));
         }
     }
 #pragma unroll

@@ -7,7 +7,7 @@ template <> DEVICE constexpr int dtype_of<bf16>() { return kBf16; }
 template <> DEVICE constexpr int dtype_of<float>() { return kFloat; }
 
 // Element `index` of an array of dtype kHalf, kBf16 or kFloat.
-DEVICE float load_number(const void* array, int64_t index, int dtype) {
+DEVICE float load_element(const void* array, int64_t index, int dtype) {
     if (dtype == kFloat) return static_cast<const float*>(array)[index];
     if (dtype == kHalf) return to_float(static_cast<const half*>(array)[index]);
     return to_float(static_cast<const bf16*>(array)[index]);

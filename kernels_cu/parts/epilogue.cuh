@@ -37,7 +37,7 @@ DEVICE void activate_all(float (&values)[kCount], int activation) {
 
 // The same in turns: the code of one for all.
 template <int kCount>
-DEVICE void activate_in_turn(float (&values)[kCount], int activation) {
+DEVICE void activate_compact(float (&values)[kCount], int activation) {
 #pragma unroll 1
     for (int i = 0; i < kCount; ++i) {
         const float y = activate(values[0], activation);
@@ -99,10 +99,10 @@ struct MatrixEpilogue {
 
     // What the sums of row `row`, columns [col, col + kRun), stand for: times their scales.
     template <int kRun, class T>
-    DEVICE void scale(int64_t row, int64_t col, int count, const T (&sums)[kRun],
+    DEVICE void scale(int64_t row, int64_t col, int count, const T (&acc)[kRun],
                       float (&values)[kRun]) const {
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) values[i] = float(sums[i]);
+        for (int i = 0; i < kRun; ++i) values[i] = float(acc[i]);
         if (scale_b) {
             float scales[kRun];
             load_run(scale_b + col * params.scale_b_stride, params.scale_b_stride, count, scales);
@@ -130,7 +130,7 @@ struct MatrixEpilogue {
     // The sums of row `row`, columns [col, col + kRun), on their way to memory; nothing outside of
     // the matrix is touched.
     template <int kRun, class T>
-    DEVICE void store(int64_t row, int64_t col, const T (&sums)[kRun]) const {
+    DEVICE void store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
         if (row >= params.m || col >= params.n) return;
         const int count = params.n - col < kRun ? int(params.n - col) : kRun;
         if constexpr (kSame<T, int>) {
@@ -138,13 +138,13 @@ struct MatrixEpilogue {
                 int* p = static_cast<int*>(out) + row * params.out.row + col * params.out.col;
 #pragma unroll  // a loop up to count would keep the sums in local memory
                 for (int i = 0; i < kRun; ++i) {
-                    if (i < count) p[i * params.out.col] = sums[i];
+                    if (i < count) p[i * params.out.col] = acc[i];
                 }
                 return;
             }
         }
         float values[kRun];
-        scale(row, col, count, sums, values);
+        scale(row, col, count, acc, values);
 #pragma unroll 1  // one code for both addends
         for (int i = 0; i < 2; ++i) {
             const bool first = i == 0;
@@ -153,7 +153,7 @@ struct MatrixEpilogue {
                     first ? params.bias : params.residual, row, col, count, values);
             }
             if (first && params.activation != kNoActivation) {
-                activate_in_turn(values, params.activation);
+                activate_compact(values, params.activation);
             }
         }
         write(row, col, count, values);

@@ -6,8 +6,8 @@
 //   kProducts            matrices B that A is multiplied with: 1 or 2, with kTileN columns of each.
 //   ElementA, ElementB   the operands as they are stored; e2m1x2: NVFP4 (parts/nvfp4.cuh).
 //   ComputeA, ComputeB   what they are multiplied as, which holds every number of them.
-//   kLayoutA, kLayoutB   kInner: neighbours along k are neighbours in memory, kOuter: along m (of
-//                        A) or n (of B); both begin at multiples of 16 bytes.  kStrided: any
+//   kLayoutA, kLayoutB   kLayoutKMajor: neighbours along k are neighbours in memory, kLayoutMnMajor: along m (of
+//                        A) or n (of B); both begin at multiples of 16 bytes.  kLayoutStrided: any
 //                        strides and dtypes, element by element, converted on the way to shared
 //                        memory.
 //   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and
@@ -20,7 +20,7 @@
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
-enum Layout { kInner, kOuter, kStrided };
+enum Layout { kLayoutKMajor, kLayoutMnMajor, kLayoutStrided };
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 static_assert(kNumThreads == 32 * kWarpsM * kWarpsN * kWarpsK,
@@ -37,18 +37,19 @@ constexpr int kFragmentsN = kProducts * kColFragments;
 static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
 // Operands are converted on the way from shared memory to fragments, two of them at once.
-constexpr bool kConverts =
+constexpr bool kMixedInput =
     sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
 // What sums are to be multiplied by in the end (kScaledUnit).
-constexpr float kInUnits = (kScaled<ElementA> ? 1.0f / kScaledUnit<ComputeA> : 1.0f) *
-                           (kScaled<ElementB> ? 1.0f / kScaledUnit<ComputeB> : 1.0f);
-constexpr LaneOrder kLaneOrder = kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
-                                 : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
-                                         (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
-                                     ? LaneOrder::kFours
-                                     : LaneOrder::kPairs;
-constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
+constexpr float kAccumulatorScale = (kScaled<ElementA> ? 1.0f / kScaledUnit<ComputeA> : 1.0f) *
+                                    (kScaled<ElementB> ? 1.0f / kScaledUnit<ComputeB> : 1.0f);
+constexpr LaneOrder kLaneOrder =
+    kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
+    : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kLayoutKMajor) ||
+            (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kLayoutKMajor)
+        ? LaneOrder::kFours
+        : LaneOrder::kPairs;
+constexpr int kStep = kMixedInput ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
 // All at once, FP32's many steps would take all registers for their loads, and NVFP4's for
@@ -58,49 +59,48 @@ constexpr int kUnrolledSteps = kSame<ComputeA, float>                   ? 2
                                                                         : kStepsPerWarp;
 
 // What an operand's tile holds in shared memory, and in which order.
-template <class Element, int kLayout, int kOuterSize>
+template <class Element, int kLayout, int kExtent>
 struct OperandTile {
     using Stored = Element;
-    static constexpr bool kOuterMajor = kLayout == kOuter;
-    static constexpr int kLineElements = kOuterMajor ? kOuterSize : kTileK;
-    using Tile =
-        SharedTile<kOuterMajor ? kTileK : kOuterSize, int(sizeof(Element)) * kLineElements>;
+    static constexpr bool kMnMajor = kLayout == kLayoutMnMajor;
+    static constexpr int kLineElements = kMnMajor ? kExtent : kTileK;
+    using Tile = SharedTile<kMnMajor ? kTileK : kExtent, int(sizeof(Element)) * kLineElements>;
 };
-template <int kLayout, int kOuterSize>
-struct OperandTile<e2m1x2, kLayout, kOuterSize> {
-    static_assert(kLayout == kInner, "the numbers of a byte are neighbours along k");
+template <int kLayout, int kExtent>
+struct OperandTile<e2m1x2, kLayout, kExtent> {
+    static_assert(kLayout == kLayoutKMajor, "the numbers of a byte are neighbours along k");
     using Stored = e2m1x2;
-    static constexpr bool kOuterMajor = false;
-    using Tile = ScaledTile<kOuterSize, kTileK>;
+    static constexpr bool kMnMajor = false;
+    using Tile = ScaledTile<kExtent, kTileK>;
 };
 using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
 using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
 
 template <class P>
-DEVICE float number_of(const P& products, int i) {
+DEVICE float value_of(const P& products, int i) {
     if constexpr (kHalfSums) return products.value(i);
     else return float(products.values[i]);
 }
 
 // What a product sums in, and, where sums are promoted, what they are promoted to.
-using Products = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
-static_assert(!kHalfSums || (kHasHalfSums && kSame<ComputeA, half> && kPromoteK > 0),
+using MmaAccumulator = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
+static_assert(!kHalfSums || (kHasHalfAccumulator && kSame<ComputeA, half> && kPromoteK > 0),
               "FP16's sums are promoted");
-struct Promoted {
-    using Sum = float;
-    using Places = Accumulator<ComputeA>;
-    static constexpr int kCount = Places::kCount;
+struct PromotedAccumulator {
+    using Scalar = float;
+    using Positions = Accumulator<ComputeA>;
+    static constexpr int kCount = Positions::kCount;
     float values[kCount];
 
-    DEVICE static int row(int lane, int i) { return Places::row(lane, i); }
-    DEVICE static int col(int lane, int i) { return Places::col(lane, i); }
+    DEVICE static int row(int lane, int i) { return Positions::row(lane, i); }
+    DEVICE static int col(int lane, int i) { return Positions::col(lane, i); }
 };
-template <bool kPromote> struct SumsOf { using Type = Products; };
-template <> struct SumsOf<true> { using Type = Promoted; };
-using Sums = typename SumsOf<(kPromoteK > 0)>::Type;
-using SumType = typename Sums::Sum;
-using AllProducts = Products[kFragmentsM][kFragmentsN];
-using AllSums = Sums[kFragmentsM][kFragmentsN];
+template <bool kPromote> struct AccumulatorOf { using Type = MmaAccumulator; };
+template <> struct AccumulatorOf<true> { using Type = PromotedAccumulator; };
+using AccumulatorFragment = typename AccumulatorOf<(kPromoteK > 0)>::Type;
+using ElementAccumulator = typename AccumulatorFragment::Scalar;
+using MmaAccumulatorTile = MmaAccumulator[kFragmentsM][kFragmentsN];
+using AccumulatorTile = AccumulatorFragment[kFragmentsM][kFragmentsN];
 static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
 
 // Where this warp stands in the block's tile.
@@ -118,32 +118,30 @@ struct WarpPlace {
     }
 };
 
-// An operand in global memory: `outer` rows of A (columns of B) from the tile's first on.
+// An operand in global memory: `extent` rows of A (columns of B) from the tile's first on.
 struct OperandSource {
     const void* data;
-    int64_t outer_stride, k_stride, outer;
+    int64_t mn_stride, k_stride, extent;
     int dtype;
-    int64_t first_outer;  // the tile's first row or column
-    GroupScales groups;   // of NVFP4
+    int64_t first_mn;    // the tile's first row or column
+    GroupScales groups;  // of NVFP4
 
     // Starts to load k [first_k, end_k) of it, at most kTileK, into `tile`.
-    template <class Operand, int kLayout, int kOuterSize>
+    template <class Operand, int kLayout, int kExtent>
     DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         using Element = typename Operand::Stored;
-        const int num_outer = clamp_to(outer, kOuterSize),
-                  num_k = clamp_to(end_k - first_k, kTileK);
+        const int num_mn = clamp_to(extent, kExtent), num_k = clamp_to(end_k - first_k, kTileK);
         if constexpr (kScaled<Element>) {
-            copy_scaled_tile(tile, static_cast<const uint8_t*>(data), outer_stride, groups,
-                             first_outer, first_k, num_outer, num_k);
-        } else if constexpr (kLayout == kStrided) {
-            gather_tile<Element>(tile, data, dtype, first_k * k_stride, outer_stride, k_stride,
-                                 num_outer, num_k);
-        } else if constexpr (kLayout == kOuter) {
+            copy_scaled_tile(tile, static_cast<const uint8_t*>(data), mn_stride, groups, first_mn,
+                             first_k, num_mn, num_k);
+        } else if constexpr (kLayout == kLayoutStrided) {
+            load_tile_scalar<Element>(tile, data, dtype, first_k * k_stride, mn_stride, k_stride,
+                                      num_mn, num_k);
+        } else if constexpr (kLayout == kLayoutMnMajor) {
             copy_tile(tile, static_cast<const Element*>(data) + first_k * k_stride, k_stride, num_k,
-                      num_outer);
+                      num_mn);
         } else {
-            copy_tile(tile, static_cast<const Element*>(data) + first_k, outer_stride, num_outer,
-                      num_k);
+            copy_tile(tile, static_cast<const Element*>(data) + first_k, mn_stride, num_mn, num_k);
         }
     }
 };
@@ -155,34 +153,35 @@ struct Stage {
 
 // kStep of k of an operand, as one fragment or, where operands are converted, two.
 template <class Operand, class Fragment>
-DEVICE void load_step(Fragment* fragments, int stride, const typename Operand::Tile& tile,
-                      int first, int k) {
+DEVICE void load_fragments(Fragment* fragments, int stride, const typename Operand::Tile& tile,
+                           int first, int k) {
     using Stored = typename Operand::Stored;
     if constexpr (kScaled<Stored>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
-    } else if constexpr (kConverts) {
-        load_converted<Stored, Operand::kOuterMajor, kLaneOrder>(fragments[0], fragments[stride],
-                                                                 tile, first, k);
+    } else if constexpr (kMixedInput) {
+        load_mixed_input<Stored, Operand::kMnMajor, kLaneOrder>(fragments[0], fragments[stride],
+                                                                tile, first, k);
     } else {
-        load_fragment<Operand::kOuterMajor>(fragments[0], tile, first, k);
+        load_fragment<Operand::kMnMajor>(fragments[0], tile, first, k);
     }
 }
 
 // acc += the products of one stage.
-DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProducts& acc) {
+DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, MmaAccumulatorTile& acc) {
 #pragma unroll(kUnrolledSteps)
     for (int step = 0; step < kStepsPerWarp; ++step) {
         const int k = (warp.k * kStepsPerWarp + step) * kStep;
-        constexpr int kCount = kConverts ? 2 : 1;
+        constexpr int kCount = kMixedInput ? 2 : 1;
         FragmentA<ComputeA> a[kCount][kFragmentsM];
         FragmentB<ComputeB> b[kCount][kFragmentsN];
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
-            load_step<OperandA>(&a[0][m], kFragmentsM, stage.a, warp.row(m), k);
+            load_fragments<OperandA>(&a[0][m], kFragmentsM, stage.a, warp.row(m), k);
         }
 #pragma unroll
         for (int n = 0; n < kFragmentsN; ++n) {
-            load_step<OperandB>(&b[0][n], kFragmentsN, stage.b[n / kColFragments], warp.col(n), k);
+            load_fragments<OperandB>(&b[0][n], kFragmentsN, stage.b[n / kColFragments], warp.col(n),
+                                     k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(acc, a[i], b[i]);
@@ -199,24 +198,25 @@ struct BlockScales {
     int64_t rows, cols, first_col;  // rows of A, columns of B that exist; the tile's first column
 
     // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
-    DEVICE void promote(int64_t k, const WarpPlace& warp, AllProducts& products,
-                        AllSums& sums) const {
+    DEVICE void promote(int64_t k, const WarpPlace& warp, MmaAccumulatorTile& products,
+                        AccumulatorTile& acc) const {
         const int64_t block = k / kBlockK;
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
             for (int n = 0; n < kFragmentsN; ++n) {
 #pragma unroll
-                for (int i = 0; i < Sums::kCount; ++i) {
-                    const int row = warp.row(m) + Sums::row(warp.lane, i), col = warp.col(n);
+                for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
+                    const int row = warp.row(m) + AccumulatorFragment::row(warp.lane, i),
+                              col = warp.col(n);
                     const float* of_b = b[n / kColFragments];
                     const MatrixStrides& strides = b_strides[n / kColFragments];
-                    float x = number_of(products[m][n], i);
+                    float x = value_of(products[m][n], i);
                     if (of_b && col < cols) {
                         x *= of_b[block * strides.row + (first_col + col) / kBlockK * strides.col];
                     }
                     if (a && row < rows) x *= a[row * a_strides.row + block * a_strides.col];
-                    sums[m][n].values[i] += x;
+                    acc[m][n].values[i] += x;
                 }
                 products[m][n] = {};
             }
@@ -229,7 +229,7 @@ template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,
                      int64_t first_k, int64_t end_k, const WarpPlace& warp,
-                     S (&sums)[kFragmentsM][kFragmentsN]) {
+                     S (&acc)[kFragmentsM][kFragmentsN]) {
     int64_t next_k = first_k;
     int next_stage = 0, stage = 0;
     const auto load_next = [&] {
@@ -246,7 +246,7 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
     };
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) load_next();
-    AllProducts products{};
+    MmaAccumulatorTile products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
         sync_block();  // this stage is whole, and the one before it has been read by all
@@ -255,21 +255,21 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
             multiply_stage(stages[stage], warp, products);
             const int64_t end = k + kTileK;
             if (!kHalfSums && (end % kPromoteK == 0 || end >= end_k)) {
-                scales.promote(k, warp, products, sums);
+                scales.promote(k, warp, products, acc);
             }
         } else {
-            multiply_stage(stages[stage], warp, sums);
+            multiply_stage(stages[stage], warp, acc);
         }
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
-    if constexpr (kHalfSums) scales.promote(first_k, warp, products, sums);
-    if constexpr (kInUnits != 1.0f) {
+    if constexpr (kHalfSums) scales.promote(first_k, warp, products, acc);
+    if constexpr (kAccumulatorScale != 1.0f) {
 #pragma unroll
-        for (auto& row : sums) {
+        for (auto& row : acc) {
 #pragma unroll
             for (S& fragment : row) {
 #pragma unroll
-                for (auto& sum : fragment.values) sum *= kInUnits;
+                for (auto& sum : fragment.values) sum *= kAccumulatorScale;
             }
         }
     }

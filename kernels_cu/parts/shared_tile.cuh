@@ -18,11 +18,11 @@ struct SharedTile {
                : kChunks == 2 ? line >> 2 & 1
                               : 0;
     }
-    DEVICE static constexpr int place(int line, int chunk) {
+    DEVICE static constexpr int index(int line, int chunk) {
         return line * kChunks + (chunk ^ swizzle(line));
     }
-    DEVICE void* operator()(int line, int chunk) { return &chunks[place(line, chunk)]; }
-    DEVICE const void* operator()(int line, int chunk) const { return &chunks[place(line, chunk)]; }
+    DEVICE void* operator()(int line, int chunk) { return &chunks[index(line, chunk)]; }
+    DEVICE const void* operator()(int line, int chunk) const { return &chunks[index(line, chunk)]; }
 };
 
 DEVICE int clamp_to(int64_t x, int high) { return x < 0 ? 0 : x < high ? int(x) : high; }
@@ -58,21 +58,21 @@ struct TileCopier {
     const T* origin;  // of this thread's chunk of line 0 of all
     int line_stride;
     bool exists;
-    int line, place;
+    int line, index;
 
     DEVICE TileCopier(const T* origin, int line_stride, int num_elements)
         : line_stride(line_stride) {
         const int thread = int(threadIdx.x), chunk = thread % kChunks;
         line = thread / kChunks;
-        place = Tile::place(line, chunk);
+        index = Tile::index(line, chunk);
         exists = chunk * kPerChunk < num_elements;
         this->origin = origin + int64_t(line) * line_stride + chunk * kPerChunk;
     }
-    // Starts to copy the lines from first_line on, of which num_lines exist; kWhole: all of the
+    // Starts to copy the lines from first_line on, of which num_lines exist; kUnpredicated: all of the
     // tile's.
-    template <bool kWhole>
+    template <bool kUnpredicated>
     DEVICE void start(Tile& tile, int first_line, int num_lines) const {
-        if constexpr (!kWhole) {
+        if constexpr (!kUnpredicated) {
             if (num_lines >= Tile::kLines) return start<true>(tile, first_line, num_lines);
         }
         const int stride = opaque(line_stride);  // or the loop would keep its multiples
@@ -81,9 +81,9 @@ struct TileCopier {
         for (int first = 0; first < Tile::kLines; first += kAtOnce) {
             if (Tile::kLines < kAtOnce && line >= Tile::kLines) break;
             // The bits of `line` are below those of `first`.
-            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
+            void* to = &tile.chunks[(index ^ Tile::swizzle(first)) + first * kChunks];
             copy_async<16>(to, from + int64_t(first) * stride,
-                           exists && (kWhole || first + line < num_lines));
+                           exists && (kUnpredicated || first + line < num_lines));
         }
     }
 };
@@ -103,9 +103,9 @@ DEVICE T load_as(const void* p, int64_t i, int dtype) {
 
 // Loads num_lines lines of num_elements from any strides, element by element, converted to T.
 template <class T, int kLines, int kLineBytes>
-DEVICE void gather_tile(SharedTile<kLines, kLineBytes>& tile, const void* p, int dtype,
-                        int64_t origin, int64_t line_stride, int64_t element_stride, int num_lines,
-                        int num_elements) {
+DEVICE void load_tile_scalar(SharedTile<kLines, kLineBytes>& tile, const void* p, int dtype,
+                             int64_t origin, int64_t line_stride, int64_t element_stride,
+                             int num_lines, int num_elements) {
     constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
     constexpr int kCount = kLines * kChunks;
     // Neighbouring threads read neighbours in memory.

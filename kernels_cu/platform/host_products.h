@@ -6,7 +6,7 @@ typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(64), may_alias));
 typedef long long Longs __attribute__((vector_size(64), may_alias));
 
-using TypePair = NumberType[2];  // of A and of B
+using TypePair = ElementType[2];  // of A and of B
 constexpr int kMostRows = 64, kMostK = 32;
 
 // int8: exact.
@@ -35,7 +35,7 @@ constexpr int kExponentBias = 127;
 
 // Biased exponents of floats that hold numbers of `type`.  Subnormals have the type's least one.
 // That of a product is out of FP32's range if a factor is zero, infinite or NaN.
-Ints exponents_of(NumberType type, const float* x) {
+Ints exponents_of(ElementType type, const float* x) {
     const int least = type == kHalf || type == kE5m2 ? -14 : type == kE4m3 ? -6 : -126;
     const Ints e = *reinterpret_cast<const Ints*>(x) >> 23 & 0xff;
     const Ints lifted = e < least + kExponentBias ? e - e + (least + kExponentBias) : e;
@@ -53,7 +53,7 @@ struct Columns {
     Floats values[kMostK];
     Ints exponents[kMostK];
 
-    Columns(NumberType type, const float* b, int n, int k) {
+    Columns(ElementType type, const float* b, int n, int k) {
         for (int i = 0; i < k; ++i, b += n) {
             values[i] = *reinterpret_cast<const Floats*>(b);
             exponents[i] = exponents_of(type, b);

@@ -42,24 +42,24 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) == 128, "as on CUDA");
 constexpr unsigned long long kTensorMapMagic = 0x70614d726f736e54;
 
-enum NumberType { kHalf, kBf16, kE4m3, kE5m2, kInt8 };
+enum ElementType { kHalf, kBf16, kE4m3, kE5m2, kInt8 };
 
 // One lane's part of the products of all pairs of `counts` fragments of A and of B (mma_host.cuh).
 // A fragment is 16 rows of A or columns of B by 32 bytes of k: the lane has row (column) lane % 16,
 // and the lane / 16-th of as many parts of k as there are such lanes.  sums: float or int.
 struct Mma {
-    NumberType types[2];
+    ElementType types[2];
     int counts[2];
     const void* fragments[2];
-    void* sums;
+    void* accumulators;
 };
 constexpr int kMaxFragments = 16;
 // Where a lane's i-th of the 16 x 16 sums stands: as mma.sync has it in a warp of 32, as MFMA has
 // it in one of 64.
-constexpr int sum_row(int lanes, int lane, int i) {
+constexpr int accumulator_row(int lanes, int lane, int i) {
     return lanes == 32 ? lane / 4 + i % 4 / 2 * 8 : lane / 16 * 4 + i;
 }
-constexpr int sum_col(int lanes, int lane, int i) {
+constexpr int accumulator_col(int lanes, int lane, int i) {
     return lanes == 32 ? i / 4 * 8 + lane % 4 * 2 + i % 2 : lane % 16;
 }
 
@@ -73,7 +73,7 @@ struct MoveMatrix {
 
 // One thread's part of a wgmma.  tiles: descriptors of A and B.
 struct Wgmma {
-    NumberType types[2];
+    ElementType types[2];
     bool mn_major[2];
     int n, accumulate;
     unsigned long long tiles[2];

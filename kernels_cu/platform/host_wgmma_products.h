@@ -81,7 +81,7 @@ unsigned long long read_operands(const Block& block, const Wgmma& op, unsigned c
 }
 
 template <class T>
-T decode(NumberType type, const unsigned char* p) {
+T decode(ElementType type, const unsigned char* p) {
     uint16_t code;
     memcpy(&code, p, item_bytes(type));
     if (type == kHalf) return T(to_float(half{code}));

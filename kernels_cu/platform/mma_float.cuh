@@ -29,7 +29,7 @@ template <Side kSide> struct Fragment<float, kSide> {
 };
 
 template <> struct Accumulator<float> {
-    using Sum = float;
+    using Scalar = float;
     static constexpr int kCount = 256 / kWarpSize;
     float values[kCount];
 
@@ -38,15 +38,15 @@ template <> struct Accumulator<float> {
 };
 
 // From shared memory, whose tile(line, c) is the address of the 16-byte chunk c of a line.
-// kOuterMajor:
+// kMnMajor:
 // its lines are k, their elements rows of A (columns of B); otherwise the other way round.
 // Elements [first, first + 16) and [k, k + kFragmentK).
-template <bool kOuterMajor, Side kSide, class Tile>
+template <bool kMnMajor, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<float, kSide>& f, const Tile& tile, int first, int k) {
 #pragma unroll
     for (int i = 0; i < Fragment<float, kSide>::kLines; ++i) {
         const int line = first + Fragment<float, kSide>::line(lane_id(), i);
-        if constexpr (kOuterMajor) {
+        if constexpr (kMnMajor) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 f.values[i][j] = static_cast<const float*>(tile(k + j, line / 4))[line % 4];

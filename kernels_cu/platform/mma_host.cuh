@@ -22,29 +22,29 @@ template <class T, Side kSide> struct Fragment {
 };
 
 namespace host {
-template <class T> struct Sums {
-    using Sum = T;
+template <class T> struct AccumulatorBase {
+    using Scalar = T;
     static constexpr int kCount = 256 / kWarpSize;
     T values[kCount];
 
-    DEVICE static constexpr int row(int lane, int i) { return sum_row(kWarpSize, lane, i); }
-    DEVICE static constexpr int col(int lane, int i) { return sum_col(kWarpSize, lane, i); }
+    DEVICE static constexpr int row(int lane, int i) { return accumulator_row(kWarpSize, lane, i); }
+    DEVICE static constexpr int col(int lane, int i) { return accumulator_col(kWarpSize, lane, i); }
 };
 }  // namespace host
-template <class T> struct Accumulator : host::Sums<float> {};
-template <> struct Accumulator<int8_t> : host::Sums<int> {};
+template <class T> struct Accumulator : host::AccumulatorBase<float> {};
+template <> struct Accumulator<int8_t> : host::AccumulatorBase<int> {};
 
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+template <bool kMnMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(T)), kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 * kCount;
-    if constexpr (kOuterMajor) {
+    if constexpr (kMnMajor) {
         for (int i = 0; i < kCount; ++i) {
-            f.values[i] = static_cast<const T*>(tile(k + i, outer / kPerChunk))[outer % kPerChunk];
+            f.values[i] = static_cast<const T*>(tile(k + i, mn / kPerChunk))[mn % kPerChunk];
         }
     } else {
-        const T* chunk = static_cast<const T*>(tile(outer, k / kPerChunk));
+        const T* chunk = static_cast<const T*>(tile(mn, k / kPerChunk));
         memcpy(f.values, chunk + k % kPerChunk, sizeof(f.values));
     }
 }
@@ -59,23 +59,23 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
 }
 
 // load_fragment for many fragments of one tile (see mma_cuda.cuh).
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     int first;
 
     DEVICE explicit FragmentLoader(int first) : first(first) {}
     DEVICE void forget() {}
-    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
-        load_fragment<kOuterMajor>(f, tile, first + outer, k);
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
+        load_fragment<kMnMajor>(f, tile, first + mn, k);
     }
 };
 
 namespace host {
-template <class T> constexpr NumberType kNumberType = kSame<T, half>   ? kHalf
-                                                      : kSame<T, bf16> ? kBf16
-                                                      : kSame<T, e4m3> ? kE4m3
-                                                      : kSame<T, e5m2> ? kE5m2
-                                                                       : kInt8;
+template <class T> constexpr ElementType kElementType = kSame<T, half>   ? kHalf
+                                                        : kSame<T, bf16> ? kBf16
+                                                        : kSame<T, e4m3> ? kE4m3
+                                                        : kSame<T, e5m2> ? kE5m2
+                                                                         : kInt8;
 }  // namespace host
 
 template <class A, class B, int kM, int kN>
@@ -83,29 +83,30 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
                 const FragmentB<B> (&b)[kN], HOST_PLACE) {
     static_assert(sizeof(A) == sizeof(B), "fragments have the same of k");
     static_assert(kM <= host::kMaxFragments && kN <= host::kMaxFragments, "host_mma.h has room");
-    host::Mma mine{{host::kNumberType<A>, host::kNumberType<B>}, {kM, kN}, {a, b}, acc};
+    host::Mma mine{{host::kElementType<A>, host::kElementType<B>}, {kM, kN}, {a, b}, acc};
     host::runtime->mma(&mine, place);
 }
 
 // --- sums as an operand of the next product (see mma_cuda.cuh) --------------------------------
-constexpr Side kSumsSide = kWarpSize == 32 ? kSideA : kSideB;
+constexpr Side kAccumulatorSide = kWarpSize == 32 ? kSideA : kSideB;
 namespace host {
-template <class T> struct SumsToFragment {
-    Fragment<T, kSumsSide>* fragment;
-    const Accumulator<T>* sums;
+template <class T> struct AccumulatorToFragment {
+    Fragment<T, kAccumulatorSide>* fragment;
+    const Accumulator<T>* accumulators;
 
     static void combine(void** payloads) {
         float all[16][16];  // [row or column][k]
-        constexpr int kCount = Fragment<T, kSumsSide>::kCount;
+        constexpr int kCount = Fragment<T, kAccumulatorSide>::kCount;
         for (int lane = 0; lane < kWarpSize; ++lane) {
-            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            const auto& mine = *static_cast<const AccumulatorToFragment*>(payloads[lane]);
             for (int i = 0; i < Accumulator<T>::kCount; ++i) {
                 const int row = Accumulator<T>::row(lane, i), col = Accumulator<T>::col(lane, i);
-                (kSumsSide == kSideA ? all[row][col] : all[col][row]) = mine.sums->values[i];
+                (kAccumulatorSide == kSideA ? all[row][col] : all[col][row]) =
+                    mine.accumulators->values[i];
             }
         }
         for (int lane = 0; lane < kWarpSize; ++lane) {
-            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            const auto& mine = *static_cast<const AccumulatorToFragment*>(payloads[lane]);
             for (int i = 0; i < kCount; ++i) {
                 mine.fragment->values[i] = from_float<T>(all[lane % 16][lane / 16 * kCount + i]);
             }
@@ -114,41 +115,42 @@ template <class T> struct SumsToFragment {
 };
 }  // namespace host
 template <class T>
-DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums, HOST_PLACE) {
-    host::SumsToFragment<T> payload{&f, &sums};
+DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
+                                    const Accumulator<T>& accumulators, HOST_PLACE) {
+    host::AccumulatorToFragment<T> payload{&f, &accumulators};
     host::runtime->exchange("sums_to_fragment", &payload, payload.combine, place);
 }
 
 // --- products of FP16 summed in FP16: rounded once for every fragment of k ---------------------
-constexpr bool kHasHalfSums = true;
-struct HalfAccumulator : host::Sums<float> {
+constexpr bool kHasHalfAccumulator = true;
+struct HalfAccumulator : host::AccumulatorBase<float> {
     DEVICE float value(int i) const { return values[i]; }
 };
 template <int kM, int kN>
 DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
                 const FragmentB<half> (&b)[kN], HOST_PLACE) {
-    Accumulator<half> sums[kM][kN];
-    memcpy(sums, acc, sizeof(sums));
-    mma(sums, a, b, place);
+    Accumulator<half> accumulators[kM][kN];
+    memcpy(accumulators, acc, sizeof(accumulators));
+    mma(accumulators, a, b, place);
     for (int m = 0; m < kM; ++m) {
         for (int n = 0; n < kN; ++n) {
             for (int i = 0; i < HalfAccumulator::kCount; ++i) {
-                acc[m][n].values[i] = to_float(from_float<half>(sums[m][n].values[i]));
+                acc[m][n].values[i] = to_float(from_float<half>(accumulators[m][n].values[i]));
             }
         }
     }
 }
 
 // 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
-template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
-DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
-                           int first, int k) {
+template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
+DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                             int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 * kCount;
     for (int i = 0; i < 2 * kCount; ++i) {
         const int at = k + i % kCount + i / kCount * 16;
-        const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
+        const int line = kMnMajor ? at : mn, element = kMnMajor ? mn : at;
         const Stored x =
             static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
@@ -156,7 +158,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
 }
 
 // The column of B that stands at column `col` of a fragment.
-template <class Stored, class T, bool kOuterMajor>
+template <class Stored, class T, bool kMnMajor>
 DEVICE int stored_column(int col) {
     return col;
 }

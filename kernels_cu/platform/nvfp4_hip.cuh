@@ -5,15 +5,15 @@ template <class T, Side kSide, class Tile>
 DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                         int first, int k) {
     constexpr int kCount = Fragment<T, kSide>::kCount;  // at most 16
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 % kGroups * kCount;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         const int at = k + 16 * j;
         uint8_t codes[kCount / 2];
-        memcpy(codes, static_cast<const uint8_t*>(tile.codes(outer, at / 32)) + at % 32 / 2,
+        memcpy(codes, static_cast<const uint8_t*>(tile.codes(mn, at / 32)) + at % 32 / 2,
                kCount / 2);
-        const auto scale = static_cast<_Float16>(to_float(tile.scale(outer, at / 16)));
+        const auto scale = static_cast<_Float16>(to_float(tile.scale(mn, at / 16)));
         const hip::Pack<_Float16, 2> factor = {scale, scale}, unit = {16384, 16384};  // 2^14
         Fragment<T, kSide>& f = j == 0 ? low : high;
 #pragma unroll

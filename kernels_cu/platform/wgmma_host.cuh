@@ -45,7 +45,7 @@ DEVICE void multiply(D (&d)[kRegisters], uint64_t a, const uint32_t* a_registers
     static_assert(kSame<D, int> == kSame<A, int8_t>, "int8 has int32 accumulators, others float");
     static_assert(sizeof(A) == 1 ? kA == kMajorK && kB == kMajorK : kSame<A, B>,
                   "16-bit operands are of one type, 8-bit ones K-major");
-    const host::Wgmma op = {{host::kNumberType<A>, host::kNumberType<B>},
+    const host::Wgmma op = {{host::kElementType<A>, host::kElementType<B>},
                             {kA == kMajorMN, kB == kMajorMN},
                             2 * kRegisters,
                             accumulate,

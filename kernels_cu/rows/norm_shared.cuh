@@ -139,7 +139,7 @@ struct ColumnOperand {
 #pragma unroll 1  // saves code
             for (int j = 0; j < kVectorWidth; ++j) {
                 const bool inside = c.holds(position + j);
-                const float x = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
+                const float x = inside ? load_element(first, (col + j) * stride, dtype) : 0.0f;
 #pragma unroll
                 for (int k = 1; k < kVectorWidth; ++k) values[k - 1] = values[k];
                 values[kVectorWidth - 1] = x;

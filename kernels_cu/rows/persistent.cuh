@@ -208,7 +208,7 @@ struct RowPipeline {
 // waits for the counter while its pipeline is full.
 template <class Ring>
 struct DynamicScheduler {
-    static constexpr int kRowsAhead = 2;  // iterations whose rows are known
+    static constexpr int kPrefetchedRows = 2;  // iterations whose rows are known
     const Ring& pipeline;
     uint32_t* counter;  // 0 before and after the launch
     const int64_t& num_rows;
@@ -220,7 +220,7 @@ struct DynamicScheduler {
         pipeline.publish(iteration, ended ? -1 : int(row));
     }
     DEVICE void start() {
-        for (int iteration = 0; iteration < kRowsAhead && !ended; ++iteration) {
+        for (int iteration = 0; iteration < kPrefetchedRows && !ended; ++iteration) {
             publish(iteration, int64_t(blockIdx.x) / kClusterSize + iteration * groups());
         }
     }
@@ -228,10 +228,10 @@ struct DynamicScheduler {
     DEVICE void advance(int iteration) {
         if (ended) return;
         // A cluster that got rows at first takes more until there are none.
-        const int64_t asked = num_rows - (kRowsAhead - 1) * groups();
+        const int64_t asked = num_rows - (kPrefetchedRows - 1) * groups();
         const uint32_t taken = atomic_add(counter, 1u);
         if (taken + 1 == uint32_t(asked)) atomic_add(counter, 0u - uint32_t(asked));
-        publish(iteration + kRowsAhead, kRowsAhead * groups() + taken);
+        publish(iteration + kPrefetchedRows, kPrefetchedRows * groups() + taken);
     }
 };
 

@@ -85,7 +85,7 @@ FAULTS = {
         STAGE, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"
     ),
     "a box from beside the tile": Fault(
-        STAGE, "{kMnMajor ? extent + inner :", "{kMnMajor ? extent :", "ping-pong"
+        STAGE, "{kMnMajor ? extent + contiguous :", "{kMnMajor ? extent :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
         MAINLOOP, "has_rows ? stage_bytes : ", "has_rows ? StageRows::kBytes : ",

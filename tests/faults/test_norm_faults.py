@@ -55,7 +55,7 @@ FAULTS = {
         "weights",
     ),
     "a weight's stride ignored": Fault(
-        SHARED, "load_number(first, (col + j) * stride, dtype)", "load_number(first, col + j, dtype)", "weights"
+        SHARED, "load_element(first, (col + j) * stride, dtype)", "load_element(first, col + j, dtype)", "weights"
     ),
     "a chunk's weights from the row's start": Fault(
         SHARED, "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"

@@ -38,10 +38,10 @@ FAULTS = {
         "codes",
     ),
     "the scale of the next group": Fault(
-        HOST, "to_float(tile.scale(outer, at / 16))", "to_float(tile.scale(outer, at / 16 ^ 1))", "codes"
+        HOST, "to_float(tile.scale(mn, at / 16))", "to_float(tile.scale(mn, at / 16 ^ 1))", "codes"
     ),
     "the scale of another row": Fault(
-        HOST, "to_float(tile.scale(outer, at / 16))", "to_float(tile.scale(outer ^ 8, at / 16))", "codes"
+        HOST, "to_float(tile.scale(mn, at / 16))", "to_float(tile.scale(mn ^ 8, at / 16))", "codes"
     ),
     "an e2m1 subnormal is zero": Fault(
         "platform/common.cuh", "mantissa * 0x3f000000u", "0u", "codes"
@@ -118,9 +118,9 @@ FAULTS = {
         "gemm/convert_nvfp4.cuh", "half * other * Stage::kLine", "0", "nvfp4"
     ),
     "the same words of scales for ever": Fault(
-        "gemm/convert_nvfp4.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
+        "gemm/convert_nvfp4.cuh", "fetch(word + kPrefetchedWords)", "fetch(0)", "nvfp4"
     ),
-    "sums in units": Fault("parts/mainloop.cuh", "sum *= kInUnits", "sum *= 1.0f", "codes"),
+    "sums in units": Fault("parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"),
     "sums in units, of few rows": Fault(
         "gemm_stream.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
     ),

@@ -25,7 +25,7 @@ FAULTS = {
         PERSISTENT, "barriers.empty[at.stage].wait(at.phase ^ 1);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
-        PERSISTENT, "kRowsAhead * groups() + taken", "kRowsAhead * groups() + taken + 1", "rms_norm float16"
+        PERSISTENT, "kPrefetchedRows * groups() + taken", "kPrefetchedRows * groups() + taken + 1", "rms_norm float16"
     ),
     "the first row again": Fault(
         PERSISTENT, "/ kClusterSize + iteration * groups()", "/ kClusterSize", "rms_norm float16"

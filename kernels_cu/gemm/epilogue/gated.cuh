@@ -153,10 +153,10 @@ template <class Mainloop_> struct GatedEpilogue {
     }
 
     // The same for all scales, policies and outputs; map: null where TMA cannot store the output.
-    template <class Sums>
+    template <class AccumulatorArray>
     DEVICE static void store_general(unsigned char* staging, const TensorMap* map,
                                      const GatedScales& scales, int policy, int row, int col,
-                                     int batch, const Sums& accumulator) {
+                                     int batch, const AccumulatorArray& accumulator) {
         const MatrixEpilogue &first = scales.first, &second = scales.second;
         const EpilogueParams& params = first.params;
         const int lane = threadIdx.x % 32;
@@ -214,35 +214,35 @@ template <class Mainloop_> struct GatedEpilogue {
     DEVICE static void store_column(const GatedScales& scales, int policy, int row, int col,
                                     const Accumulator& accumulator) {
         const EpilogueParams& params = scales.first.params;
-        constexpr int kNumbers = 16;  // of both products, finished at once
+        constexpr int kProductRows = 16;  // of both products, finished at once
         const int lane = threadIdx.x % 32;
         if (col >= params.n) return;
         const float factors[2] = {GatedScales::col(scales.first, col),
                                   GatedScales::col(scales.second, col)};
 #pragma unroll 1
-        for (int slice = 0; slice < kCols / 2 / kNumbers; ++slice) {
-            float products[2][kNumbers / 2];
+        for (int slice = 0; slice < kCols / 2 / kProductRows; ++slice) {
+            float products[2][kProductRows / 2];
 #pragma unroll
-            for (int p = 0; p < kCols / 2 / kNumbers; ++p) {
+            for (int p = 0; p < kCols / 2 / kProductRows; ++p) {
                 if (p != slice) continue;
 #pragma unroll
-                for (int i = 0; i < kNumbers; ++i) {
+                for (int i = 0; i < kProductRows; ++i) {
                     products[i / 2 % 2][i / 4 * 2 + i % 2] =
-                        float(accumulator[0][p * kNumbers + i]);
+                        float(accumulator[0][p * kProductRows + i]);
                 }
             }
             const auto row_of = [&](int i) {
-                return row + slice * kNumbers * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+                return row + slice * kProductRows * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
             };
 #pragma unroll
-            for (int i = 0; i < kNumbers / 2; ++i) {
+            for (int i = 0; i < kProductRows / 2; ++i) {
                 const float factor = GatedScales::row(scales.first, row_of(i));
                 products[0][i] = products[0][i] * factors[0] * factor * params.alpha;
                 products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
             }
             gate_all(products[0], products[1], policy);
 #pragma unroll
-            for (int i = 0; i < kNumbers / 2; ++i) {
+            for (int i = 0; i < kProductRows / 2; ++i) {
                 const float one[1] = {products[0][i]};
                 if (row_of(i) < params.m) scales.first.write(row_of(i), col, 1, one);
             }

@@ -26,7 +26,7 @@ template <class Tile> struct EpilogueOps {
             for (int i = 0; i < kChunks * 2; ++i) {
                 const int at = col + Tile::chunk_col(i / 2) + i % 2;
                 pairs[i / 2][i % 2] =
-                    p && at < num_cols ? load_number(p, at * stride, dtype) : 0.0f;
+                    p && at < num_cols ? load_element(p, at * stride, dtype) : 0.0f;
             }
         }
     };
@@ -38,7 +38,8 @@ template <class Tile> struct EpilogueOps {
 #pragma unroll
             for (int i = 0; i < kMmasM * 2; ++i) {
                 const int at = row + i / 2 * 64 + Tile::row_of_half(threadIdx.x % 32, i % 2);
-                rows[i / 2][i % 2] = p && at < num_rows ? load_number(p, at * stride, dtype) : 0.0f;
+                rows[i / 2][i % 2] =
+                    p && at < num_rows ? load_element(p, at * stride, dtype) : 0.0f;
             }
         }
     };
@@ -199,7 +200,7 @@ template <class Tile> struct EpilogueOps {
                            first ? params.bias : params.residual, params, row, col, values);
             }
             if (first && params.activation != kNoActivation) {
-                activate_in_turn(values, params.activation);
+                activate_compact(values, params.activation);
             }
         }
     }

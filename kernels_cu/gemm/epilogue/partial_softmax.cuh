@@ -127,7 +127,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 added[half] = there ? 0.0f : -kInfinity;
                 if (biased) {
                     added[half] =
-                        load_number(epilogue.bias, col * params.bias.col, params.bias_dtype);
+                        load_element(epilogue.bias, col * params.bias.col, params.bias_dtype);
                 }
             }
         }
@@ -252,8 +252,8 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
             scales[i] = epilogue.scale_b && there
                             ? epilogue.scale_b[(col + i) * params.scale_b_stride]
                             : 1.0f;
-            added[i] = same_bias && there ? load_number(epilogue.bias, (col + i) * params.bias.col,
-                                                        params.bias_dtype)
+            added[i] = same_bias && there ? load_element(epilogue.bias, (col + i) * params.bias.col,
+                                                         params.bias_dtype)
                                           : 0.0f;
         }
 #pragma unroll 1

@@ -3,16 +3,16 @@
 #include "parts/shared_tile.cuh"
 
 template <class T, int kLines_, int kElements>
-struct CoveredTile {
+struct MisalignedTile {
     using Element = T;
     static constexpr int kLines = kLines_, kChunks = kElements * int(sizeof(T)) / 16;
     static constexpr int kLineElements = kElements;
     Bytes<16> chunks[kLines][kChunks + 1];  // lines in different banks
 };
 
-template <class Tile> constexpr bool kIsCovered = false;
+template <class Tile> constexpr bool kIsMisaligned = false;
 template <class T, int kLines, int kElements>
-constexpr bool kIsCovered<CoveredTile<T, kLines, kElements>> = true;
+constexpr bool kIsMisaligned<MisalignedTile<T, kLines, kElements>> = true;
 
 // Where the lines of an operand begin in their first chunks.  They stay there from stage to stage.
 struct LinePhases {
@@ -38,7 +38,7 @@ struct LinePhases {
 // 16 bytes, or there would be a chunk that begins before it; of a line nothing is read behind its end,
 // and of the first one nothing before it.
 template <class T, class Tile>
-struct CoveredCopier {
+struct MisalignedCopier {
     static constexpr int kChunks = Tile::kChunks, kAtOnce = kWarpSize / kChunks;
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
@@ -46,7 +46,8 @@ struct CoveredCopier {
     const T* next;  // the first line of the next stage
     int64_t line_stride, stage_stride;
 
-    DEVICE CoveredCopier(const T* begin, const T* origin, int64_t line_stride, int64_t stage_stride)
+    DEVICE MisalignedCopier(const T* begin, const T* origin, int64_t line_stride,
+                            int64_t stage_stride)
         : begin(begin), next(origin), line_stride(line_stride), stage_stride(stage_stride) {}
     DEVICE void copy(Tile& tile, int line, int chunk, int lines, int elements) const {
         const char* from = reinterpret_cast<const char*>(next + line * line_stride);
