@@ -259,7 +259,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
                       const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                       const AttentionParams params) {
     SHARED_STORAGE(AttentionStorage, storage);
-    const AttentionPlace index = AttentionPlace::of(params, blockIdx.x);
+    const AttentionWorkTile index = AttentionWorkTile::of(params, blockIdx.x);
     const AttentionHead head =
         AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, index.head).of_warp();
     const int row = uniform(index.tile * kTileM);
@@ -299,7 +299,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     copy_async_wait<0>();
     if (end <= 0 || kMasked) sync_block();  // no tile may have waited for the queries
     // Worked out anew, so that the loop does not keep it in registers.
-    const AttentionPlace here = AttentionPlace::of(params, uint32_t(opaque(int(blockIdx.x))));
+    const AttentionWorkTile here = AttentionWorkTile::of(params, uint32_t(opaque(int(blockIdx.x))));
     const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);
     const int warp_row = first_row_of_warp();
     finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, rows_of_warp, out,

@@ -6,7 +6,7 @@
 // statistics.
 // Step 2: out = scores v / the row's sum, a thread for each number.
 // Constants: Element.  Launch: grid (32, 1 or 1 thread for each of these), block (kNumThreads).
-#include "parts/attention_task.cuh"
+#include "parts/attention_work_tile.cuh"
 #include "parts/math.cuh"
 
 // The head of row `row` of all, and that row in it.

@@ -22,14 +22,14 @@ using FragmentStatistics = MaxSum[kTileM][kTileN / 16];
 
 // Finishes a tile's logits and stores them and their statistics.
 DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
-                         const WarpPlace& warp, const GemmTask& task,
+                         const WarpCoord& warp, const GemmWorkTile& work,
                          const MatrixEpilogue& epilogue, const AccumulatorTile& acc,
                          MaxSum* statistics) {
     const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
     for_each_run(storage, warp, acc,
                  [&](int row, int col, const ElementAccumulator(&runs)[1][kRun]) {
-                     const int64_t at_row = task.row + row, at_col = task.col + col;
+                     const int64_t at_row = work.row + row, at_col = work.col + col;
                      const int count = at_row < params.m ? clamp_to(params.n - at_col, kRun) : 0;
                      MaxSum run{-kInfinity, 0.0f};
                      if (count > 0) {
@@ -56,7 +56,7 @@ DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
     constexpr int kSets = kTileN / kSetColumns, kFragmentsOfSet = kSetColumns / 16;
     const int64_t num_sets = (params.n + kSetColumns - 1) / kSetColumns;
     for (int i = int(threadIdx.x); i < kTileM * kSets; i += kNumThreads) {
-        const int64_t row = task.row + i / kSets, set = task.col / kSetColumns + i % kSets;
+        const int64_t row = work.row + i / kSets, set = work.col / kSetColumns + i % kSets;
         if (row >= params.m || set >= num_sets) continue;
         MaxSum total{-kInfinity, 0.0f};
 #pragma unroll
@@ -72,13 +72,13 @@ KERNEL void dequant_softmax(const void* a, const void* b, const void* bias, cons
                             const LogitsParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
     SHARED(MaxSum, of_fragments, [kTileM][kTileN / 16]);
-    const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = task_of(params.tile);
+    const WarpCoord warp = WarpCoord::here();
+    const GemmWorkTile work = work_tile_of(params.tile);
     AccumulatorTile acc{};
-    accumulate_tile(storage, params.tile, task, warp, {a, nullptr, nullptr},
+    accumulate_tile(storage, params.tile, work, warp, {a, nullptr, nullptr},
                     {{b, scale_b, nullptr}}, partials, pass, acc);
     if (pass == kStorePartials) return;
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
         params.epilogue, logits, bias, nullptr, nullptr, scale_b, 0, 0, 0, 0, 0);
-    store_logits(storage, of_fragments, warp, task, epilogue, acc, statistics);
+    store_logits(storage, of_fragments, warp, work, epilogue, acc, statistics);
 }

@@ -8,7 +8,7 @@
 // Tensor maps without a batch: A in boxes of `rows` (8 or 16) rows x 64 numbers, B in boxes of kColumns
 // columns x 128 numbers, both along k.  statistics: (m, gridDim.x), of a block's columns.
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/logits_statistics.cuh"
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
@@ -50,12 +50,12 @@ struct StreamStorage {
 static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
 
 struct StreamPlace {
-    int stage = 0, parity = 0;
+    int stage = 0, phase = 0;
 
     DEVICE void advance() {
         if (++stage == kStages) {
             stage = 0;
-            parity ^= 1;
+            phase ^= 1;
         }
     }
 };
@@ -144,16 +144,16 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
               last_set = int((blockIdx.x + 1) * num_sets / gridDim.x),
               num_own = last_set - first_set;
     const int num_k_tiles = int(params.num_k_tiles);
-    StreamPlace place;
+    StreamPlace state;
     if (warp == kWarps) {
         if (elect_one()) {
             for (int set = first_set; set < last_set; set += kTileSets) {
                 const int sets = last_set - set < kTileSets ? last_set - set : kTileSets;
 #pragma unroll 1
-                for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
-                    StreamStage& stage = storage.stages[place.stage];
-                    Barrier& full = storage.full[place.stage];
-                    storage.empty[place.stage].wait(place.parity ^ 1);
+                for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
+                    StreamStage& stage = storage.stages[state.stage];
+                    Barrier& full = storage.full[state.stage];
+                    storage.empty[state.stage].wait(state.phase ^ 1);
                     full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kLineBytes);
                     for (int j = 0; j < sets; ++j) {
                         tma_load(stage.cols.bytes + j * kColumns * kLineBytes, b_map, full,
@@ -174,12 +174,12 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             const bool works = own < num_own;
             Accumulator<ElementA> acc[1][2] = {};
 #pragma unroll 1
-            for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
-                const StreamStage& stage = storage.stages[place.stage];
-                storage.full[place.stage].wait(place.parity);
+            for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
+                const StreamStage& stage = storage.stages[state.stage];
+                storage.full[state.stage].wait(state.phase);
                 if (works) multiply_stage(stage, warp * kWarpCols, acc);
                 sync_warp();
-                if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
+                if (threadIdx.x % 32 == 0) storage.empty[state.stage].arrive();
             }
             if (!works) continue;
             store_logits(storage.logits[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols,

@@ -2,7 +2,7 @@
 // decoded, exact in FP16 and BF16; their FP32 scale is not part of it.
 // Constants: Element, of y: (batch, rows, 8 * words), its matrices and rows one after another.
 // Launch: grid (any), block (kNumThreads).
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/nvfp4.cuh"
 
 struct OperandParams {

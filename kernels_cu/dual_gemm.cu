@@ -18,15 +18,15 @@ KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
                       const e4m3* groups_a, const e4m3* groups_b1, const e4m3* groups_b2,
                       ElementAccumulator* partials, const DualParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
-    const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = task_of(params.tile);
+    const WarpCoord warp = WarpCoord::here();
+    const GemmWorkTile work = work_tile_of(params.tile);
     AccumulatorTile acc{};
-    accumulate_tile(storage, params.tile, task, warp, {a, scale_a, groups_a},
+    accumulate_tile(storage, params.tile, work, warp, {a, scale_a, groups_a},
                     {{b1, scale_b1, groups_b1}, {b2, scale_b2, groups_b2}}, partials, pass, acc);
     if (pass == kStorePartials) return;
     const bool by_block = params.tile.has_block_scales != 0;
     const auto offset = [&](Operand operand) {
-        return params.tile.batch.offset(operand, task.batch);
+        return params.tile.batch.offset(operand, work.batch);
     };
     const auto epilogue = [&](int product, const float* scale_b, Operand operand) {
         return MatrixEpilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr,
@@ -38,7 +38,7 @@ KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
     const int policy = int(params.policy);
     for_each_run(storage, warp, acc,
                  [&](int row, int col, const ElementAccumulator(&runs)[2][kRun]) {
-                     const int64_t at_row = task.row + row, at_col = task.col + col;
+                     const int64_t at_row = work.row + row, at_col = work.col + col;
                      const int64_t cols = params.tile.n - at_col;
                      if (at_row >= params.tile.m || cols <= 0) return;
                      const int count = cols < kRun ? int(cols) : kRun;

@@ -20,15 +20,15 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
                  const e4m3* groups_b, ElementAccumulator* partials, const GemmParams params,
                  int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
-    const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = task_of(params.tile);
+    const WarpCoord warp = WarpCoord::here();
+    const GemmWorkTile work = work_tile_of(params.tile);
     AccumulatorTile acc{};
-    accumulate_tile(storage, params.tile, task, warp, {a, scale_a, groups_a},
+    accumulate_tile(storage, params.tile, work, warp, {a, scale_a, groups_a},
                     {{b, scale_b, groups_b}}, partials, pass, acc);
     if (pass == kStorePartials) return;
     const bool by_block = params.tile.has_block_scales != 0;
     const auto offset = [&](Operand operand) {
-        return params.tile.batch.offset(operand, task.batch);
+        return params.tile.batch.offset(operand, work.batch);
     };
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
         params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
@@ -36,6 +36,6 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
         offset(kScaleA), offset(kScaleB));
     for_each_run(storage, warp, acc,
                  [&](int row, int col, const ElementAccumulator(&runs)[1][kRun]) {
-                     epilogue.store(task.row + row, task.col + col, runs[0]);
+                     epilogue.store(work.row + row, work.col + col, runs[0]);
                  });
 }

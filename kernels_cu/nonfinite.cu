@@ -31,7 +31,7 @@ struct NonfiniteParams {
     int64_t sizes[kMaxDims], strides[kMaxDims], weights[kMaxDims];
 
     DEVICE int64_t locate(int64_t element, const int64_t (&steps)[kMaxDims]) const {
-        int64_t place = 0;
+        int64_t index = 0;
         uint64_t rest = uint64_t(element);
 #pragma unroll 1
         for (int d = 0; d + 1 < int(num_dims); ++d) {
@@ -39,10 +39,10 @@ struct NonfiniteParams {
             // A 64-bit division costs some hundred instructions, a 32-bit one twenty.
             const uint64_t next =
                 (rest | size) >> 32 ? rest / size : uint32_t(rest) / uint32_t(size);
-            place += int64_t(rest - next * size) * steps[d];
+            index += int64_t(rest - next * size) * steps[d];
             rest = next;
         }
-        return place + int64_t(rest) * steps[num_dims - 1];
+        return index + int64_t(rest) * steps[num_dims - 1];
     }
 };
 
@@ -126,7 +126,7 @@ DEVICE uint32_t key_of(Code code) {
     const uint32_t top = uint32_t(code) << (32 - kBits);
     return top >> 31 ? ~top : top | 0x80000000u;
 }
-DEVICE double number_of(uint32_t key) {
+DEVICE double value_of(uint32_t key) {
     return to_double(Code((key >> 31 ? key ^ 0x80000000u : ~key) >> (32 - kBits)));
 }
 
@@ -282,8 +282,8 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
             } else {
                 ++num_positive;
             }
-            const uint64_t place = params.first + params.locate(begin + i, params.weights);
-            first = place < first ? place : first;
+            const uint64_t index = params.first + params.locate(begin + i, params.weights);
+            first = index < first ? index : first;
         }
         if (first == kNowhere) return;
         atomic_add(&counts[kNan], num_nan);
@@ -363,14 +363,14 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
 #pragma unroll 1
         for (int first = warp * kWarpSize; first < grid; first += kNumThreads) {
             const int block = first + lane;
-            uint64_t sum_word = 0, keys = 0, place = 0;
+            uint64_t sum_word = 0, keys = 0, index = 0;
             bool there = true;
             do {
                 if (block < grid) {
                     sum_word = load_relaxed(word(kSum, block));
                     keys = load_relaxed(word(kKeys, block));
-                    place = load_relaxed(word(kFirst, block));
-                    there = sum_word != 0 && keys != 0 && place != 0;
+                    index = load_relaxed(word(kFirst, block));
+                    there = sum_word != 0 && keys != 0 && index != 0;
                 }
             } while (vote_any(!there));
             bool counted = false;
@@ -379,10 +379,10 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
                 store_relaxed(word(kKeys, block), 0);
                 store_relaxed(word(kFirst, block), 0);
                 found.merge({bit_cast<double>(~sum_word), uint32_t(keys >> 32), uint32_t(keys)});
-                counted = place - 1 != kNowhere;
+                counted = index - 1 != kNowhere;
             }
             if (!vote_any(counted)) continue;
-            if (counted) atomic_min(&special[kFirst], place - 1);
+            if (counted) atomic_min(&special[kFirst], index - 1);
 #pragma unroll 1
             for (int kind = 0; kind < kKinds; ++kind) {
                 uint64_t count = 1;
@@ -406,8 +406,8 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
         const double rest = found.sum - quotient * double(num_finite);
         double* statistics = reinterpret_cast<double*>(figures + kSpecialWords);
         const double nan = __builtin_bit_cast(double, 0x7ff8000000000000ull);
-        statistics[0] = num_finite ? number_of(~found.smallest) : nan;
-        statistics[1] = num_finite ? number_of(found.largest) : nan;
+        statistics[0] = num_finite ? value_of(~found.smallest) : nan;
+        statistics[1] = num_finite ? value_of(found.largest) : nan;
         // A quotient and its correction instead of a division, which takes longer.
         statistics[2] = num_finite ? quotient + rest * per_element : nan;
     }

@@ -21,15 +21,15 @@ KERNEL void normalize_span(const Element* x, const Element* residual, const void
     span.load(tile.vectors, x, policy);
     span.loaded();
     const int64_t row = t.first_row + t.row_in_block;
-    const SpanNormTask task{
+    const SpanNormOptions options{
         weight,        bias,       params.weight_dtype,         params.bias_dtype,
         num_cols,      params.eps, mean ? mean + row : nullptr, rstd ? rstd + row : nullptr,
         sum != nullptr};
     const int begin = span.begin + t.row_in_block * num_cols;
     if (t.count < kWarpSize) {
-        normalize_span_row<1>(tile, second, begin, t, task);
+        normalize_span_row<1>(tile, second, begin, t, options);
     } else {
-        normalize_span_row<kWarpSize>(tile, second, begin, t, task);
+        normalize_span_row<kWarpSize>(tile, second, begin, t, options);
     }
     sync_block();
     const StorePolicy stores = store_policy(t.first_row >= params.stores_last_from);

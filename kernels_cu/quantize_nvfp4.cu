@@ -45,16 +45,16 @@ struct Group {
         }
     }
     // As one of those that stay in shared memory.
-    template <class Held> DEVICE void hold(Held& held, uint32_t number) const {
+    template <class Cache> DEVICE void store_cached(Cache& cache, uint32_t index) const {
 #pragma unroll
         for (int i = 0; i < int(sizeof(Element)); ++i) {
-            held.vectors[number * sizeof(Element) + i][threadIdx.x] = vectors[i];
+            cache.vectors[index * sizeof(Element) + i][threadIdx.x] = vectors[i];
         }
     }
-    template <class Held> DEVICE void take_held(const Held& held, uint32_t number) {
+    template <class Cache> DEVICE void load_cached(const Cache& cache, uint32_t index) {
 #pragma unroll
         for (int i = 0; i < int(sizeof(Element)); ++i) {
-            vectors[i] = held.vectors[number * sizeof(Element) + i][threadIdx.x];
+            vectors[i] = cache.vectors[index * sizeof(Element) + i][threadIdx.x];
         }
     }
     DEVICE uint32_t word(int i) const { return vectors[i / 4].words[i % 4]; }
@@ -97,7 +97,7 @@ struct Group {
         }
     }
 };
-DEVICE float number_of_bits(uint32_t bits) {
+DEVICE float value_of_bits(uint32_t bits) {
     if constexpr (kPairs) return to_float(bit_cast<Element>(uint16_t(bits)));
     else return bit_cast<float>(bits);
 }
@@ -166,7 +166,7 @@ DEVICE void for_each_batch(uint32_t block, uint32_t lines, uint32_t groups, F f)
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
                            GridBarrier* barrier, const QuantizeParams params) {
-    SHARED_STORAGE(HeldGroups, held);
+    SHARED_STORAGE(HeldGroups, cache);
     const QuantizeParams& p = params;
     float* partials = reinterpret_cast<float*>(barrier + 1);
     const int64_t size = sizeof(Element);
@@ -178,43 +178,43 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows,
                    scale_groups = uint32_t(p.scale_groups);
     // Where the group of a line lies, and whether it is there and has numbers.
-    struct Place {
+    struct GroupCoord {
         uint32_t matrix, row;
-        bool is_there, has_numbers;
+        bool is_there, has_elements;
     };
-    const auto place_of = [&](uint32_t line, uint32_t group) {
+    const auto coord_of = [&](uint32_t line, uint32_t group) {
         const uint32_t matrix = p.batch > 1 ? line / scale_rows : 0,
                        row = line - matrix * scale_rows;
-        return Place{matrix, row, line < lines, line < lines && row < rows && group < groups};
+        return GroupCoord{matrix, row, line < lines, line < lines && row < rows && group < groups};
     };
-    const auto load = [&](Group& numbers, const Place& place, uint32_t group) {
-        const int64_t offset = place.matrix * p.batch_stride + place.row * p.row_stride;
-        numbers.load(x + offset + group * (kGroup * p.col_stride), p.col_stride, by_vectors);
+    const auto load = [&](Group& elements, const GroupCoord& coord, uint32_t group) {
+        const int64_t offset = coord.matrix * p.batch_stride + coord.row * p.row_stride;
+        elements.load(x + offset + group * (kGroup * p.col_stride), p.col_stride, by_vectors);
     };
     uint32_t largest_of_thread = 0;
     for_each_batch<false>(blockIdx.x, lines, scale_groups,
-                          [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
-                              Group numbers[kAtOnce];
-                              bool has_numbers[kAtOnce];
+                          [&](uint32_t line, uint32_t next, uint32_t group, uint32_t index) {
+                              Group elements[kAtOnce];
+                              bool has_elements[kAtOnce];
 #pragma unroll
                               for (int i = 0; i < kAtOnce; ++i) {
-                                  const Place place = place_of(line + i * next, group);
-                                  has_numbers[i] = place.has_numbers;
-                                  if (place.has_numbers) load(numbers[i], place, group);
+                                  const GroupCoord coord = coord_of(line + i * next, group);
+                                  has_elements[i] = coord.has_elements;
+                                  if (coord.has_elements) load(elements[i], coord, group);
                               }
 #pragma unroll
                               for (int i = 0; i < kAtOnce; ++i) {
-                                  if (!has_numbers[i]) continue;
-                                  const uint32_t bits = numbers[i].largest_finite_bits();
+                                  if (!has_elements[i]) continue;
+                                  const uint32_t bits = elements[i].largest_finite_bits();
                                   largest_of_thread =
                                       largest_of_thread > bits ? largest_of_thread : bits;
-                                  if (number < kHeld) numbers[i].hold(held, number + i);
+                                  if (index < kHeld) elements[i].store_cached(cache, index + i);
                               }
                           });
-    const float of_block = block_largest(number_of_bits(largest_of_thread));
+    const float of_block = block_largest(value_of_bits(largest_of_thread));
     if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
     // What `block` writes.
-    const auto encode_share = [&](uint32_t block) {
+    const auto encode_block = [&](uint32_t block) {
         float largest = 0.0f;
         for (int64_t i = threadIdx.x; i < gridDim.x; i += kNumThreads) {
             largest = maximum(largest, partials[i]);
@@ -222,15 +222,15 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
         largest = block_largest(largest) / (kLargestCode * kLargestScale);
         const float global = largest >= kSmallestNormal ? largest : 1.0f;
         if (block == 0 && threadIdx.x == 0) *global_scale = global;
-        const bool holds = block == blockIdx.x;  // one that has left took its groups with it
+        const bool is_own = block == blockIdx.x;  // one that has left took its groups with it
         const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
         // The codes and the scale of a group.
-        const auto encode = [&](const Group& numbers, uint32_t matrix, uint32_t row,
+        const auto encode = [&](const Group& elements, uint32_t matrix, uint32_t row,
                                 uint32_t group) {
-            const uint32_t bits = numbers.largest_bits();
+            const uint32_t bits = elements.largest_bits();
             const float nan = kInfinity - kInfinity;
             const e4m3 scale =
-                from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
+                from_float<e4m3>(bits < kInfinityBits ? value_of_bits(bits) * of_codes : nan);
             const float factor = to_float(scale);
             const bool coded = factor > 0.0f;
             const float of_scale = coded ? 0x1p-14f * reciprocal_approx(factor) : 0.0f;
@@ -239,14 +239,14 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
             uint32_t pairs[2][4];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                float number[2];
-                numbers.pair(i, number[0], number[1]);
+                float values[2];
+                elements.pair(i, values[0], values[1]);
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
-                    number[n] = round_code(kSame<Element, half> ? number[n] * of_both
-                                                                : number[n] * of_global * of_scale);
+                    values[n] = round_code(kSame<Element, half> ? values[n] * of_both
+                                                                : values[n] * of_global * of_scale);
                 }
-                pairs[i / 4][i % 4] = pack<half>(number[0], number[1]);
+                pairs[i / 4][i % 4] = pack<half>(values[0], values[1]);
             }
             if (factor < kLeastNormalScale) {  // others are within 1 / 16
 #pragma unroll
@@ -255,35 +255,36 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
             }
             const Bytes<8> packed = {coded ? pack_codes(pairs[0]) : 0,
                                      coded ? pack_codes(pairs[1]) : 0};
-            const int64_t number = int64_t(matrix * rows + row) * groups + group;
-            store_vector<8>(codes + number * (kGroup / 2), packed);
+            const int64_t index = int64_t(matrix * rows + row) * groups + group;
+            store_vector<8>(codes + index * (kGroup / 2), packed);
             return scale;
         };
         for_each_batch<true>(block, lines, scale_groups,
-                             [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
-                                 Group numbers[kAtOnce];
+                             [&](uint32_t line, uint32_t next, uint32_t group, uint32_t index) {
+                                 Group elements[kAtOnce];
 #pragma unroll
                                  for (int i = 0; i < kAtOnce; ++i) {
-                                     const Place place = place_of(line + i * next, group);
-                                     if (!place.has_numbers) continue;
-                                     if (holds && number < kHeld)
-                                         numbers[i].take_held(held, number + i);
-                                     else load(numbers[i], place, group);
+                                     const GroupCoord coord = coord_of(line + i * next, group);
+                                     if (!coord.has_elements) continue;
+                                     if (is_own && index < kHeld)
+                                         elements[i].load_cached(cache, index + i);
+                                     else load(elements[i], coord, group);
                                  }
 #pragma unroll
                                  for (int i = 0; i < kAtOnce; ++i) {
-                                     const Place place = place_of(line + i * next, group);
-                                     if (!place.is_there) break;
+                                     const GroupCoord coord = coord_of(line + i * next, group);
+                                     if (!coord.is_there) break;
                                      e4m3 scale = from_float<e4m3>(0.0f);
-                                     if (place.has_numbers)
-                                         scale = encode(numbers[i], place.matrix, place.row, group);
+                                     if (coord.has_elements)
+                                         scale =
+                                             encode(elements[i], coord.matrix, coord.row, group);
                                      // GroupScales::at, in 32 bits as far as that goes.
-                                     const uint32_t row = place.row;
-                                     scales[place.matrix * p.matrix_scales + row / 128 * p.block +
+                                     const uint32_t row = coord.row;
+                                     scales[coord.matrix * p.matrix_scales + row / 128 * p.block +
                                             row % 128 / 32 * p.quarter + row % 32 * p.row +
                                             group / kWord * p.word + group % kWord] = scale;
                                  }
                              });
     };
-    after_all_blocks(barrier, encode_share);
+    after_all_blocks(barrier, encode_block);
 }

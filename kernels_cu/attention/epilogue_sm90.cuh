@@ -72,10 +72,10 @@ template <class Traits> struct EpilogueSm90 {
 #pragma unroll
                 for (int i = 0; i < Traits::kBoxes; ++i) {
                     if (i * kBoxDims < int(params.head_dim_v)) {
-                        const auto place = Coordinates<Traits::kVarlen>::of(to, i * kBoxDims);
+                        const auto coordinates = Coordinates<Traits::kVarlen>::of(to, i * kBoxDims);
                         tma_store(out_map,
                                   staging.bytes + i * staging.kBoxBytes + warp_row() * kLine,
-                                  place.at);
+                                  coordinates.at);
                     }
                 }
             }

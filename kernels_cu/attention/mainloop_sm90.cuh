@@ -14,8 +14,8 @@ template <class Traits> struct MainloopSm90 {
     using Storage = SharedStorage<Traits>;
     using Epilogue = EpilogueSm90<Traits>;
     using Softmax = typename Epilogue::Softmax;
-    using StagePlace = StageOf<Traits::kStages>;
-    using QueryPlace = StageOf<Traits::kQueryStages>;
+    using KvState = PipelineState<Traits::kStages>;
+    using QueryState = PipelineState<Traits::kQueryStages>;
     static constexpr int kHeadDim = Traits::kHeadDim, kTileN = Traits::kTileN;
     static constexpr int kSteps = Traits::kSteps, kStepK = Traits::kStepK;
     static constexpr int kFragments = kTileN / 8;
@@ -113,7 +113,7 @@ template <class Traits> struct MainloopSm90 {
     // The values of a key tile that only other warpgroups keep.  Not before they are there: a phase of
     // `empty` has one arrival of each warpgroup.  Warps that do not release do not wait: they may be
     // late by more than a phase.
-    DEVICE void release_unused(StagePlace at) {
+    DEVICE void release_unused(KvState at) {
         if (kEveryThreadArrives || threadIdx.x % 128 == 0) {
             storage.values_full[at.stage].wait(at.phase);
             release(storage.values_empty[at.stage]);
@@ -122,21 +122,21 @@ template <class Traits> struct MainloopSm90 {
     }
     // The queries are there; but the compiler moves no wait for a GEMM across a possible loop, to before
     // the exponentials that it follows, which read none of its registers.
-    DEVICE void keep_order(QueryPlace place) {
-        storage.queries_full[place.stage].wait(place.phase);
+    DEVICE void keep_order(QueryState query) {
+        storage.queries_full[query.stage].wait(query.phase);
     }
 
     // The GEMM of the scores of the keys at `next` beside that of the outputs of the values at `at`;
     // then the softmax of these scores.
-    DEVICE void step(const QueryTile& tile, QueryPlace place, const StagePlace& at,
-                     const StagePlace& next) {
-        begin_scores(place.stage, next.stage);
+    DEVICE void step(const QueryTile& tile, QueryState query, const KvState& at,
+                     const KvState& next) {
+        begin_scores(query.stage, next.stage);
         storage.values_full[at.stage].wait(at.phase);
         begin_outputs(at.stage);
         wgmma_wait<1>(scores);
         release(storage.keys_empty[next.stage]);
         const bool grown = exponentiate(tile);
-        keep_order(place);
+        keep_order(query);
         wgmma_wait<0>(outputs);
         release(storage.values_empty[at.stage]);
         if (grown) rescale();
@@ -146,33 +146,33 @@ template <class Traits> struct MainloopSm90 {
     // All warpgroups visit the same key tiles.  The first GEMM of the next query tile runs beside the
     // epilogue of this one.
     DEVICE void run_uniform() {
-        uint32_t number = 0, count = 0;  // of key tiles and of query tiles so far
-        int stored = -1;                 // the query stage that a TMA store still reads
+        uint32_t index = 0, count = 0;  // of key tiles and of query tiles so far
+        int stored = -1;                // the query stage that a TMA store still reads
 #pragma unroll 1
         for (;;) {
             // A tile after none, or after one whose epilogue nothing ran beside.
-            QueryPlace place(count);
-            storage.queries_full[place.stage].wait(place.phase);
+            QueryState query(count);
+            storage.queries_full[query.stage].wait(query.phase);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
             const int left = tile.num_steps;
             if (left == kNoTile) return;
             begin(tile);
             if (left == 0) {
                 clear();
-                finish(place.stage, tile);
-                epilogue.release_queries(place.stage);
+                finish(query.stage, tile);
+                epilogue.release_queries(query.stage);
                 ++count;
                 continue;
             }
-            const StagePlace at(number);
+            const KvState at(index);
             storage.keys_full[at.stage].wait(at.phase);
             keys.look_up(storage, at.stage, left);
-            begin_scores(place.stage, at.stage);
+            begin_scores(query.stage, at.stage);
             wgmma_wait<0>(scores);
 #pragma unroll 1
             for (;;) {
                 // The scores are those of the tile's first keys.
-                release(storage.keys_empty[StagePlace(number).stage]);
+                release(storage.keys_empty[KvState(index).stage]);
                 exponentiate(storage.tiles[count % Storage::kTiles]);
                 clear();
                 to_fragments();
@@ -180,15 +180,15 @@ template <class Traits> struct MainloopSm90 {
                 stored = -1;
 #pragma unroll 1
                 while (keys.more()) {
-                    const StagePlace before(number), at(++number);
+                    const KvState before(index), at(++index);
                     storage.keys_full[at.stage].wait(at.phase);
                     keys.look_up(storage, at.stage, keys.state);
-                    step(storage.tiles[count % Storage::kTiles], place, before, at);
+                    step(storage.tiles[count % Storage::kTiles], query, before, at);
                 }
-                const StagePlace before(number++);
+                const KvState before(index++);
                 const QueryTile& tile = storage.tiles[count % Storage::kTiles];
                 const QueryTile& next_tile = storage.tiles[++count % Storage::kTiles];
-                const QueryPlace next(count);
+                const QueryState next(count);
                 int next_left = 0;
                 if (Traits::kQueryStages == 2) {
                     storage.queries_full[next.stage].wait(next.phase);
@@ -199,22 +199,22 @@ template <class Traits> struct MainloopSm90 {
                     begin_outputs(before.stage);
                     wgmma_wait<0>(outputs);
                     release(storage.values_empty[before.stage]);
-                    finish(place.stage, tile);
+                    finish(query.stage, tile);
                     if (Traits::kQueryStages == 1 || next_left == 0)
-                        epilogue.release_queries(place.stage);
+                        epilogue.release_queries(query.stage);
                     break;
                 }
-                const StagePlace at(number);
+                const KvState at(index);
                 storage.keys_full[at.stage].wait(at.phase);
                 keys.look_up(storage, at.stage, next_left);
                 begin_outputs(before.stage);
                 begin_scores(next.stage, at.stage);
                 wgmma_wait<1>(outputs);
                 release(storage.values_empty[before.stage]);
-                finish(place.stage, tile);
+                finish(query.stage, tile);
                 begin(next_tile);
-                stored = place.stage;
-                place = next;
+                stored = query.stage;
+                query = next;
                 wgmma_wait<0>(scores);
             }
         }
@@ -223,11 +223,11 @@ template <class Traits> struct MainloopSm90 {
     // Warpgroups skip key tiles that they do not keep.  A warpgroup goes by runs of tiles that it keeps:
     // values that it has not multiplied yet must not keep others from being loaded.
     DEVICE void run_divergent() {
-        uint32_t number = 0;
+        uint32_t index = 0;
 #pragma unroll 1
         for (uint32_t count = 0;; ++count) {
-            const QueryPlace place(count);
-            storage.queries_full[place.stage].wait(place.phase);
+            const QueryState query(count);
+            storage.queries_full[query.stage].wait(query.phase);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
             if (tile.num_steps == kNoTile) return;
             begin(tile);
@@ -236,7 +236,7 @@ template <class Traits> struct MainloopSm90 {
             bool pending = false;  // a tile after the run is skipped
 #pragma unroll 1
             while (more) {
-                StagePlace at(number);
+                KvState at(index);
                 storage.keys_full[at.stage].wait(at.phase);
                 keys.look_up(storage, at.stage);
                 more = keys.more();
@@ -244,17 +244,17 @@ template <class Traits> struct MainloopSm90 {
                     named_barrier(1 + threadIdx.x / 128, 128);  // all warps have looked it up
                     release(storage.keys_empty[at.stage]);
                     release_unused(at);
-                    ++number;
+                    ++index;
                     continue;
                 }
-                begin_scores(place.stage, at.stage);
+                begin_scores(query.stage, at.stage);
                 wgmma_wait<0>(scores);
                 release(storage.keys_empty[at.stage]);
                 if (exponentiate(storage.tiles[count % Storage::kTiles])) rescale();
                 to_fragments();
 #pragma unroll 1
                 while (more) {
-                    const StagePlace next(number + 1);
+                    const KvState next(index + 1);
                     storage.keys_full[next.stage].wait(next.phase);
                     keys.look_up(storage, next.stage);
                     more = keys.more();
@@ -262,24 +262,24 @@ template <class Traits> struct MainloopSm90 {
                         pending = true;
                         break;
                     }
-                    ++number;
-                    step(tile, place, at, next);
+                    ++index;
+                    step(tile, query, at, next);
                     at = next;
                 }
                 storage.values_full[at.stage].wait(at.phase);
                 begin_outputs(at.stage);
                 wgmma_wait<0>(outputs);
                 release(storage.values_empty[at.stage]);
-                ++number;
+                ++index;
                 if (pending) {
                     pending = false;
-                    const StagePlace skipped(number++);
+                    const KvState skipped(index++);
                     release(storage.keys_empty[skipped.stage]);
                     release_unused(skipped);
                 }
             }
-            finish(place.stage, tile);
-            epilogue.release_queries(place.stage);
+            finish(query.stage, tile);
+            epilogue.release_queries(query.stage);
         }
     }
 };

@@ -1,5 +1,5 @@
 // The names that a variant of Hopper attention is written in: tile, stages, mask and sequences.
-#include "parts/attention_task.cuh"
+#include "parts/attention_work_tile.cuh"
 
 namespace attention {
 

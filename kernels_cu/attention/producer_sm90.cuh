@@ -10,9 +10,10 @@ template <class Traits> struct ProducerSm90 {
     using Mask = typename Traits::Mask;
     using Storage = SharedStorage<Traits>;
     // The tile's rows of blocks have a list each.
-    using KeyLists = KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN, Mask::kBlocks>;
-    using StagePlace = StageOf<Traits::kStages>;
-    using QueryPlace = StageOf<Traits::kQueryStages>;
+    using KeyTileIterator =
+        KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN, Mask::kBlocks>;
+    using KvState = PipelineState<Traits::kStages>;
+    using QueryState = PipelineState<Traits::kQueryStages>;
     static constexpr int kConsumers = Traits::kConsumers;
     Storage& storage;
     const TensorMap &q_map, &k_map, &v_map;
@@ -24,8 +25,8 @@ template <class Traits> struct ProducerSm90 {
     }
     // The key tile that `keys` is at, and what consumers must know of it.
     DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
-                          const KeyLists& keys, uint32_t number) {
-        const StagePlace to(number);
+                          const KeyTileIterator& keys, uint32_t index) {
+        const KvState to(index);
         KeyStep found[kConsumers];
         if constexpr (Mask::kBlocks) {
 #pragma unroll
@@ -61,34 +62,34 @@ template <class Traits> struct ProducerSm90 {
         storage.tiles[count % Storage::kTiles] = tile;
     }
     DEVICE void run(TileScheduler<Traits> scheduler) {
-        uint32_t number = 0;
+        uint32_t index = 0;
         find_tile(scheduler, 0);
 #pragma unroll 1
         for (uint32_t count = 0;; ++count) {
-            const QueryPlace place(count);
+            const QueryState query(count);
             QueryTile& tile = storage.tiles[count % Storage::kTiles];
-            storage.queries_empty[place.stage].wait(place.phase ^ 1);
+            storage.queries_empty[query.stage].wait(query.phase ^ 1);
             if (tile.num_steps == kNoTile) {
-                storage.queries_full[place.stage].arrive();
+                storage.queries_full[query.stage].arrive();
                 return;
             }
             const AttentionHead head = tile.head;
             const int row = tile.row;
             const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
-            KeyLists keys(mask, row, head.sq, tile.end);
+            KeyTileIterator keys(mask, row, head.sq, tile.end);
             bool more = keys.next();
             if (Mask::kBlocks && !more) tile.num_steps = 0;
-            storage.queries[place.stage].load(
-                q_map, storage.queries_full[place.stage],
+            storage.queries[query.stage].load(
+                q_map, storage.queries_full[query.stage],
                 {row, head.head, head.batch, int(head.q_first), head.sq});
-            if (more) load_keys(head, mask, row, keys, number);
+            if (more) load_keys(head, mask, row, keys, index);
             // Meanwhile, before anybody waits for it.
             find_tile(scheduler, count + 1);
-            for (; more; ++number) {
+            for (; more; ++index) {
                 const int key = keys.key;
                 more = keys.next();
-                if (more) load_keys(head, mask, row, keys, number + 1);
-                const StagePlace to(number);
+                if (more) load_keys(head, mask, row, keys, index + 1);
+                const KvState to(index);
                 storage.values_empty[to.stage].wait(to.phase ^ 1);
                 storage.values[to.stage].load(v_map, storage.values_full[to.stage],
                                               keys_at(head, key));

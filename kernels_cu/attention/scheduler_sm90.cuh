@@ -98,13 +98,13 @@ template <class Traits> struct TileScheduler {
             const int rank = order.find(int(params.batch), tile);
             const int heads = int(params.heads), first = order.first_tiles[rank];
             const int end = rank + 1 < int(params.batch) ? order.first_tiles[rank + 1] : count;
-            const AttentionPlace at = AttentionPlace::of(tile - first, (end - first) / heads, heads,
-                                                         params.heads_per_section);
+            const AttentionWorkTile at = AttentionWorkTile::of(tile - first, (end - first) / heads,
+                                                               heads, params.heads_per_section);
             head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k,
                                      order.numbers[rank] * heads + at.head);
             row = at.tile * Traits::kTileM;
         } else {
-            const AttentionPlace at = AttentionPlace::of(params, tile);
+            const AttentionWorkTile at = AttentionWorkTile::of(params, tile);
             head = AttentionHead::of(params, nullptr, nullptr, at.head);
             row = at.tile * Traits::kTileM;
         }

@@ -68,10 +68,10 @@ struct QueryTile {
 struct alignas(16) KeyStep { int key, type, partial, last; };
 
 // Stage and phase of the index-th tile, of kCount stages.
-template <int kCount> struct StageOf {
+template <int kCount> struct PipelineState {
     int stage, phase;
 
-    DEVICE explicit StageOf(uint32_t index)
+    DEVICE explicit PipelineState(uint32_t index)
         : stage(int(index % kCount)), phase(int(index / kCount & 1)) {}
 };
 

@@ -25,15 +25,15 @@ template <class Mainloop> struct ConvertNvfp4 {
     static constexpr float kUnit = kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // of an accumulator
 
     const RowScales& scales;
-    int line, other;               // in a stage, of the thread's two rows; the second one after it
-    int first;                     // word of the warpgroup's first stage
-    uint32_t words[2], coming[2];  // lane i of four: word i of the rows' next kPrefetchedWords
+    int line, second_row;  // in a stage, of the thread's two rows; the second one after it
+    int first;             // word of the warpgroup's first stage
+    uint32_t words[2], prefetched[2];  // lane i of four: word i of the rows' next kPrefetchedWords
 
     DEVICE ConvertNvfp4(const typename Mainloop::WorkTile& work, int row)
         : scales(work.row_scales) {
         const int lane = threadIdx.x % 32;
         line = kPair ? row / 2 + lane / 4 : row + lane / 4;
-        other = kPair ? Mainloop::kRows / 2 : 8;
+        second_row = kPair ? Mainloop::kRows / 2 : 8;
         first = (work.first_k_tile + (Mainloop::kSlicedK ? work.consumer : 0)) * kStageWords;
         fetch(0);
     }
@@ -46,13 +46,13 @@ template <class Mainloop> struct ConvertNvfp4 {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const e4m3* p = scales.rows[half] + word * scales.steps[half];
-            coming[half] = 0;
+            prefetched[half] = 0;
             if (count >= kWord && scales.aligned) {
-                coming[half] = load_vector<4>(p).words[0];
+                prefetched[half] = load_vector<4>(p).words[0];
             } else {
 #pragma unroll
                 for (int i = 0; i < kWord; ++i) {
-                    if (i < count) coming[half] |= uint32_t(bit_cast<uint8_t>(p[i])) << 8 * i;
+                    if (i < count) prefetched[half] |= uint32_t(bit_cast<uint8_t>(p[i])) << 8 * i;
                 }
             }
         }
@@ -62,8 +62,8 @@ template <class Mainloop> struct ConvertNvfp4 {
         const int lane = threadIdx.x % 32,
                   word = index / Mainloop::kStride * kStageWords + k / kWordK;
         if (k % kWordK == 0 && word % kPrefetchedWords == 0) {
-            words[0] = coming[0];
-            words[1] = coming[1];
+            words[0] = prefetched[0];
+            words[1] = prefetched[1];
             fetch(word + kPrefetchedWords);
         }
 #pragma unroll
@@ -76,7 +76,7 @@ template <class Mainloop> struct ConvertNvfp4 {
                     four = shuffle(words[half], lane / 4 * 4 + ahead % kPrefetchedWords);
                 }
                 const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
-                    stage + Stage::offset(line, at / 2) + half * other * Stage::kLine);
+                    stage + Stage::offset(line, at / 2) + half * second_row * Stage::kLine);
                 uint32_t pairs[4];
                 decode_bytes<To, kUnits>(codes.words, lane % 4, four >> at % kWordK / 2, pairs);
 #pragma unroll

@@ -53,10 +53,10 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
             storage.mainloop.init();
         }
         const Scheduler scheduler(params);
-        const int turn = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
+        const int tile_offset = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
         // Before the barrier, while another warp initialises the pipeline's.
         const OutputTile first_tile =
-            scheduler.tile(params, scheduler.first + turn * scheduler.step);
+            scheduler.tile(params, scheduler.first + tile_offset * scheduler.step);
         const Loader loader{arguments};
         if constexpr (Mainloop::kMulticast) {
             if constexpr (Loader::kPrefetches) {
@@ -70,7 +70,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         if constexpr (kSplitK) Epilogue::Reduction::begin();
         const Epilogue epilogue(params, arguments);
         if (warpgroup == kConsumers) produce(scheduler, loader, epilogue, first_tile);
-        else consume(scheduler, epilogue, first_tile, warp, warpgroup, turn);
+        else consume(scheduler, epilogue, first_tile, warp, warpgroup, tile_offset);
     }
 
     DEVICE void produce(const Scheduler& scheduler, const Loader& loader, const Epilogue& epilogue,
@@ -96,21 +96,22 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     }
 
     DEVICE void consume(const Scheduler& scheduler, const Epilogue& epilogue, OutputTile first_tile,
-                        int warp, int warpgroup, int turn) {
+                        int warp, int warpgroup, int tile_offset) {
         increase_registers<kConsumerRegisters>();
-        constexpr int turns = kPingPong ? kConsumers : 1;
+        constexpr int tile_stride = kPingPong ? kConsumers : 1;
         const int num_k_tiles = scheduler.num_k_tiles;
         typename Mainloop::WorkTile work{};
         work.num_k_tiles = num_k_tiles;
         work.first_k_tile = scheduler.first_k_tile;
         work.consumer = warpgroup;
         work.row = Mainloop::kCooperative ? warpgroup * Mainloop::kConsumerRows : 0;
-        work.state.skip(turn * num_k_tiles);
+        work.state.skip(tile_offset * num_k_tiles);
         typename Epilogue::Consumer consumer(epilogue, storage, work, warp, warpgroup);
         bool done = false;
         if constexpr (Epilogue::kBackToBack) done = consumer.run_back_to_back(scheduler);
         if (!done) do {
-                const int index = scheduler.first + (turn + work.count * turns) * scheduler.step;
+                const int index =
+                    scheduler.first + (tile_offset + work.count * tile_stride) * scheduler.step;
                 if (index >= scheduler.end) break;
                 OutputTile tile{};
                 if (consumer.needs_tile()) {
@@ -124,7 +125,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
                 if constexpr (Epilogue::kClears) Mainloop::clear(accumulator);
                 Mainloop::mma(storage.mainloop, work, accumulator);
                 const int count = work.count++;
-                work.state.skip(turns * num_k_tiles);
+                work.state.skip(tile_stride * num_k_tiles);
                 if (!consumer.reduce(tile, count, accumulator)) continue;
                 consumer.template store<Scheduler>(tile, count, accumulator);
             } while (!kSplitK);

@@ -1,7 +1,7 @@
 // What the producer of a dual GEMM loads for one output tile: a tile of A and the same columns of
 // both matrices B, which lie behind each other in a stage, as if they were one matrix's.
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
@@ -32,8 +32,12 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static_assert(!kMulticast || StageUnit::kContiguousBytes == kLineBytes,
                   "a cluster's blocks load slices of one line");
 
-    DEVICE static int first_row(const GemmTask& tile) { return int(kSwapAB ? tile.col : tile.row); }
-    DEVICE static int first_col(const GemmTask& tile) { return int(kSwapAB ? tile.row : tile.col); }
+    DEVICE static int first_row(const GemmWorkTile& tile) {
+        return int(kSwapAB ? tile.col : tile.row);
+    }
+    DEVICE static int first_col(const GemmWorkTile& tile) {
+        return int(kSwapAB ? tile.row : tile.col);
+    }
 
     template <class Scheduler>
     DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,

@@ -2,12 +2,12 @@
 //
 // A block computes tiles `first`, `first` + `step`, ... below `end`; Params is the kernel's.
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
 // Persistent: as many clusters as the GPU runs at once walk through the tiles, in columns of
-// params.swizzle tiles (GemmTask::of_block).  With cluster split-K a cluster computes one tile.
+// params.swizzle tiles (GemmWorkTile::of_block).  With cluster split-K a cluster computes one tile.
 template <class Mainloop> struct PersistentScheduler {
     static constexpr int kClusterSize = Mainloop::kClusterSize;
     static constexpr bool kSplitK = Mainloop::kSplitK, kSwapAB = Mainloop::kSwapAB;
@@ -17,7 +17,7 @@ template <class Mainloop> struct PersistentScheduler {
     static constexpr int kTileM = Mainloop::kTileM * (kSwapAB ? 1 : kMulticastTiles);
     static constexpr int kTileN = kColumns * (kSwapAB ? kMulticastTiles : 1);
 
-    using Tile = GemmTask;
+    using Tile = GemmWorkTile;
     DEVICE static int columns(const Tile&) { return kColumns; }
     int end, first, step;           // tiles, each kClusterSize times
     int first_k_tile, num_k_tiles;  // of this block: at least one
@@ -33,9 +33,9 @@ template <class Mainloop> struct PersistentScheduler {
         num_k_tiles = (kSplitK ? (rank + 1) * all / kClusterSize : all) - first_k_tile;
     }
     template <class Params> DEVICE static Tile tile(const Params& params, int index) {
-        Tile tile = GemmTask::of_block(index / kClusterSize, uint32_t(params.tiles_m),
-                                       uint32_t(params.tiles_n), uint32_t(params.batch_size),
-                                       kTileM, kTileN, uint32_t(params.swizzle));
+        Tile tile = GemmWorkTile::of_block(index / kClusterSize, uint32_t(params.tiles_m),
+                                           uint32_t(params.tiles_n), uint32_t(params.batch_size),
+                                           kTileM, kTileN, uint32_t(params.swizzle));
         if constexpr (Mainloop::kMulticast)
             (kSwapAB ? tile.col : tile.row) += cluster_rank() * Mainloop::kRows;
         return tile;
@@ -49,7 +49,7 @@ template <class Mainloop> struct EvenColumnsScheduler {
     using Persistent = PersistentScheduler<Mainloop>;
     static constexpr int kUnit = 16, kUnits = Persistent::kColumns / kUnit;
 
-    struct Tile : GemmTask { int num_columns; };
+    struct Tile : GemmWorkTile { int num_columns; };
     DEVICE static int columns(const Tile& tile) { return tile.num_columns; }
     bool even;
     int end, first, step;  // tiles; where even, units of columns

@@ -1,6 +1,6 @@
 // A warp's products in attention: queries by keys, probabilities by values, and the shared memory
 // that they read.  Constants: attention.cu's.
-#include "parts/attention_task.cuh"
+#include "parts/attention_work_tile.cuh"
 #include "parts/online_softmax.cuh"
 #include "parts/shared_tile.cuh"
 

@@ -3,7 +3,7 @@
 // Main loops call MatrixEpilogue::store for runs of neighbouring columns.  A new activation is a line in
 // `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
 #include "parts/dtype.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/math.cuh"
 #include "parts/vector.cuh"
 
@@ -63,15 +63,15 @@ struct MatrixEpilogue {
                                            int64_t out_offset, int64_t bias_offset,
                                            int64_t residual_offset, int64_t scale_a_offset,
                                            int64_t scale_b_offset) {
-        const auto place = [](const void* p, int64_t offset, int dtype) {
+        const auto advance = [](const void* p, int64_t offset, int dtype) {
             return p ? element_address(p, offset, dtype) : p;
         };
         return {params,
                 static_cast<char*>(out) + out_offset * dtype_size(params.out_dtype),
-                place(bias, bias_offset, params.bias_dtype),
-                place(residual, residual_offset, params.residual_dtype),
-                static_cast<const float*>(place(scale_a, scale_a_offset, kFloat)),
-                static_cast<const float*>(place(scale_b, scale_b_offset, kFloat))};
+                advance(bias, bias_offset, params.bias_dtype),
+                advance(residual, residual_offset, params.residual_dtype),
+                static_cast<const float*>(advance(scale_a, scale_a_offset, kFloat)),
+                static_cast<const float*>(advance(scale_b, scale_b_offset, kFloat))};
     }
 
     // A bias that is one number per row, or per column; else it is a matrix.

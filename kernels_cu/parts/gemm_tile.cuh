@@ -5,7 +5,7 @@
 // tile.
 // The pass kStorePartials stores each block's fragment as the lanes hold them, the pass kReducePartials adds those of
 // a tile in the order of the splits: bitwise the same every time.
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/mainloop.cuh"
 
 enum Pass { kSinglePass, kStorePartials, kReducePartials };
@@ -51,14 +51,14 @@ struct GemmStorage {
 };
 
 // Adds the fragment of the warps that share k, in their order.  Warp k keeps every kGridK-th place.
-DEVICE void add_slices(GemmStorage& storage, const WarpPlace& warp, AccumulatorTile& acc) {
+DEVICE void add_slices(GemmStorage& storage, const WarpCoord& warp, AccumulatorTile& acc) {
     if constexpr (kGridK > 1) {
-        const int place = warp.m * kGridN + warp.n;
+        const int index = warp.m * kGridN + warp.n;
 #pragma unroll
         for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
             for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
-                storage.slices[warp.k][place][f][i][warp.lane] =
+                storage.slices[warp.k][index][f][i][warp.lane] =
                     acc[f / kFragmentsN][f % kFragmentsN].values[i];
             }
         }
@@ -68,9 +68,9 @@ DEVICE void add_slices(GemmStorage& storage, const WarpPlace& warp, AccumulatorT
             if (position_of(f) % kGridK != warp.k) continue;
 #pragma unroll
             for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
-                ElementAccumulator sum = storage.slices[0][place][f][i][warp.lane];
+                ElementAccumulator sum = storage.slices[0][index][f][i][warp.lane];
 #pragma unroll
-                for (int k = 1; k < kGridK; ++k) sum += storage.slices[k][place][f][i][warp.lane];
+                for (int k = 1; k < kGridK; ++k) sum += storage.slices[k][index][f][i][warp.lane];
                 acc[f / kFragmentsN][f % kFragmentsN].values[i] = sum;
             }
         }
@@ -80,7 +80,7 @@ DEVICE void add_slices(GemmStorage& storage, const WarpPlace& warp, AccumulatorT
 
 // Calls f(sum, place) for each sum that this lane keeps; place: of the sum among those of the tile.
 template <class F>
-DEVICE void for_each_accumulator(const WarpPlace& warp, AccumulatorTile& acc, F f) {
+DEVICE void for_each_accumulator(const WarpCoord& warp, AccumulatorTile& acc, F f) {
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) {
         if (position_of(i) % kGridK != warp.k) continue;
@@ -93,33 +93,33 @@ DEVICE void for_each_accumulator(const WarpPlace& warp, AccumulatorTile& acc, F 
     }
 }
 
-DEVICE GemmTask task_of(const TileParams& params, uint32_t index = blockIdx.x) {
-    return GemmTask::of_block(index, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                              uint32_t(params.batch_size), kTileM, kTileN);
+DEVICE GemmWorkTile work_tile_of(const TileParams& params, uint32_t index = blockIdx.x) {
+    return GemmWorkTile::of_block(index, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                                  uint32_t(params.batch_size), kTileM, kTileN);
 }
 
 // acc: the fragment of the block's tile, whole but in the pass kStorePartials, which stores them.
-DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params, const GemmTask& task,
-                            const WarpPlace& warp, const OperandArrays& a,
+DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params,
+                            const GemmWorkTile& work, const WarpCoord& warp, const OperandArrays& a,
                             const OperandArrays (&b)[kProducts], ElementAccumulator* partials,
                             int64_t pass, AccumulatorTile& acc) {
     constexpr Operand kBs[] = {kB, kB2}, kScalesB[] = {kScaleB, kScaleB2};
     constexpr Operand kGroupsBs[] = {kGroupsB, kGroupsB2};
-    const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
+    const auto offset = [&](Operand operand) { return params.batch.offset(operand, work.batch); };
     const auto groups = [&](const OperandArrays& arrays, const OperandParams& p, Operand operand) {
         return GroupScales{arrays.groups + offset(operand), p.groups.block, p.groups.quarter,
                            p.groups.row, p.groups.word};
     };
     if (pass != kReducePartials) {
-        const int64_t first_k = task.split * params.k_per_split,
+        const int64_t first_k = work.split * params.k_per_split,
                       last_k = first_k + params.k_per_split;
         OperandSource a_source{
-            element_address(a.data, offset(kA) + task.row * params.a.strides.row, params.a.dtype),
+            element_address(a.data, offset(kA) + work.row * params.a.strides.row, params.a.dtype),
             params.a.strides.row,
             params.a.strides.col,
-            params.m - task.row,
+            params.m - work.row,
             params.a.dtype,
-            task.row,
+            work.row,
             GroupScales{}};
         if constexpr (kScaled<ElementA>) a_source.groups = groups(a, params.a, kGroupsA);
         OperandSource b_sources[kProducts];
@@ -127,22 +127,22 @@ DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params, cons
         const bool by_block = kPromoteK > 0 && params.has_block_scales;
         if (by_block) {
             const MatrixStrides& strides = params.a.block_scales;
-            scales.a = a.scales ? a.scales + offset(kScaleA) + task.row * strides.row : nullptr;
+            scales.a = a.scales ? a.scales + offset(kScaleA) + work.row * strides.row : nullptr;
             scales.a_strides = strides;
-            scales.rows = params.m - task.row;
-            scales.cols = params.n - task.col;
-            scales.first_col = task.col;
+            scales.rows = params.m - work.row;
+            scales.cols = params.n - work.col;
+            scales.first_col = work.col;
         }
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) {
             const OperandParams& p = params.b[i];
             b_sources[i] = {
-                element_address(b[i].data, offset(kBs[i]) + task.col * p.strides.col, p.dtype),
+                element_address(b[i].data, offset(kBs[i]) + work.col * p.strides.col, p.dtype),
                 p.strides.col,
                 p.strides.row,
-                params.n - task.col,
+                params.n - work.col,
                 p.dtype,
-                task.col,
+                work.col,
                 GroupScales{}};
             if constexpr (kScaled<ElementB>) b_sources[i].groups = groups(b[i], p, kGroupsBs[i]);
             if (by_block) {
@@ -157,15 +157,15 @@ DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params, cons
     if (pass == kSinglePass) return;
     constexpr int64_t kTileSize = kProducts * kTileM * kTileN;
     const int64_t split_size = params.tiles_m * params.tiles_n * params.batch_size * kTileSize;
-    ElementAccumulator* mine = partials + task.split * split_size + task.tile * kTileSize;
+    ElementAccumulator* mine = partials + work.split * split_size + work.tile * kTileSize;
     if (pass == kStorePartials) {
         for_each_accumulator(warp, acc,
-                             [&](ElementAccumulator& sum, int place) { mine[place] = sum; });
+                             [&](ElementAccumulator& sum, int index) { mine[index] = sum; });
         return;
     }
     for (int64_t split = 0; split < params.splits; ++split) {
         for_each_accumulator(warp, acc,
-                             [&](ElementAccumulator& sum, int place) { sum += mine[place]; });
+                             [&](ElementAccumulator& sum, int index) { sum += mine[index]; });
         mine += split_size;
     }
 }
@@ -173,7 +173,7 @@ DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params, cons
 // Calls f(row, col, runs) for the runs of kRun columns of the tile that this lane finishes, one of
 // each product: by way of shared memory.
 template <class F>
-DEVICE void for_each_run(GemmStorage& storage, const WarpPlace& warp, const AccumulatorTile& acc,
+DEVICE void for_each_run(GemmStorage& storage, const WarpCoord& warp, const AccumulatorTile& acc,
                          F f) {
     constexpr int kRuns = 16 / kRun;
     auto& fragments = storage.fragments[int(threadIdx.x) / kWarpSize];

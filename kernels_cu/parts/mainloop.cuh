@@ -16,7 +16,7 @@
 //   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all
 //   of k.
 #include "parts/dtype.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
@@ -104,10 +104,10 @@ using AccumulatorTile = AccumulatorFragment[kFragmentsM][kFragmentsN];
 static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
 
 // Where this warp stands in the block's tile.
-struct WarpPlace {
+struct WarpCoord {
     int m, n, k, lane;
 
-    DEVICE static WarpPlace here() {
+    DEVICE static WarpCoord here() {
         const int warp = int(threadIdx.x) / kWarpSize;
         return {warp / kGridN % kGridM, warp % kGridN, warp / (kGridN * kGridM), lane_id()};
     }
@@ -167,7 +167,7 @@ DEVICE void load_fragments(Fragment* fragments, int stride, const typename Opera
 }
 
 // acc += the products of one stage.
-DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, MmaAccumulatorTile& acc) {
+DEVICE void multiply_stage(const Stage& stage, const WarpCoord& warp, MmaAccumulatorTile& acc) {
 #pragma unroll(kUnrolledSteps)
     for (int step = 0; step < kStepsPerWarp; ++step) {
         const int k = (warp.k * kStepsPerWarp + step) * kStep;
@@ -198,7 +198,7 @@ struct BlockScales {
     int64_t rows, cols, first_col;  // rows of A, columns of B that exist; the tile's first column
 
     // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
-    DEVICE void promote(int64_t k, const WarpPlace& warp, MmaAccumulatorTile& products,
+    DEVICE void promote(int64_t k, const WarpCoord& warp, MmaAccumulatorTile& products,
                         AccumulatorTile& acc) const {
         const int64_t block = k / kBlockK;
 #pragma unroll
@@ -228,7 +228,7 @@ struct BlockScales {
 template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,
-                     int64_t first_k, int64_t end_k, const WarpPlace& warp,
+                     int64_t first_k, int64_t end_k, const WarpCoord& warp,
                      S (&acc)[kFragmentsM][kFragmentsN]) {
     int64_t next_k = first_k;
     int next_stage = 0, stage = 0;

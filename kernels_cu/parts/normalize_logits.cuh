@@ -1,7 +1,7 @@
 // The second half of a softmax along rows of logits: y = exp(logit - max) / sum, from the statistics
 // of sets of kSetColumns columns.  The logits are read once; y may be the logits.
 #include "parts/dtype.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/math.cuh"
 #include "parts/logits_statistics.cuh"
 #include "parts/max_sum.cuh"

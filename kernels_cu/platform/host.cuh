@@ -48,7 +48,7 @@ template <class... P> struct Call<void (*)(P...)> {
 }  // namespace host
 
 // Where a word stands in the kernel, for messages.
-#define HOST_PLACE host::Place place = {__builtin_FILE(), __builtin_LINE()}
+#define HOST_LOCATION host::Location location = {__builtin_FILE(), __builtin_LINE()}
 
 #define threadIdx (host::runtime->thread()->thread_index)
 #define blockIdx (host::runtime->thread()->block->block_index)
@@ -76,21 +76,21 @@ constexpr bool kCompact =
 
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return host::runtime->thread()->lane; }
-DEVICE void sync_block(HOST_PLACE) { host::runtime->sync_block(place); }
+DEVICE void sync_block(HOST_LOCATION) { host::runtime->sync_block(location); }
 // sync_block; whether any thread's `value` is true.
-DEVICE bool sync_block_or(bool value, HOST_PLACE) {
+DEVICE bool sync_block_or(bool value, HOST_LOCATION) {
     SHARED(uint32_t, any, [1]);
     if (threadIdx.x == 0) any[0] = 0;
-    host::runtime->sync_block(place);
+    host::runtime->sync_block(location);
     if (value) any[0] = 1;
-    host::runtime->sync_block(place);
+    host::runtime->sync_block(location);
     const bool result = any[0] != 0;
-    host::runtime->sync_block(place);
+    host::runtime->sync_block(location);
     return result;
 }
-DEVICE void sync_warp(HOST_PLACE) { host::runtime->sync_warp(place); }
-DEVICE void named_barrier(int id, int count, HOST_PLACE) {
-    host::runtime->named_barrier(id, count, place);
+DEVICE void sync_warp(HOST_LOCATION) { host::runtime->sync_warp(location); }
+DEVICE void named_barrier(int id, int count, HOST_LOCATION) {
+    host::runtime->named_barrier(id, count, location);
 }
 
 namespace host {
@@ -110,9 +110,9 @@ template <class T> struct Shuffle {
         }
     }
 };
-template <class T> DEVICE T shuffle_from(const char* word, T value, int source, Place place) {
+template <class T> DEVICE T shuffle_from(const char* word, T value, int source, Location location) {
     Shuffle<T> payload{value, value, source & (kWarpSize - 1)};
-    runtime->exchange(word, &payload, Shuffle<T>::combine, place);
+    runtime->exchange(word, &payload, Shuffle<T>::combine, location);
     return payload.result;
 }
 static void combine_any(void** payloads) {
@@ -125,31 +125,31 @@ static void combine_any(void** payloads) {
 }  // namespace host
 
 template <class T>
-DEVICE T shuffle_xor(T value, int mask, HOST_PLACE) {
-    return host::shuffle_from("shuffle_xor", value, lane_id() ^ mask, place);
+DEVICE T shuffle_xor(T value, int mask, HOST_LOCATION) {
+    return host::shuffle_from("shuffle_xor", value, lane_id() ^ mask, location);
 }
 template <class T>
-DEVICE T shuffle(T value, int lane, HOST_PLACE) {
-    return host::shuffle_from("shuffle", value, lane, place);
+DEVICE T shuffle(T value, int lane, HOST_LOCATION) {
+    return host::shuffle_from("shuffle", value, lane, location);
 }
 DEVICE int opaque(int x) { return x; }
-DEVICE int uniform(int x, HOST_PLACE) {
-    return host::shuffle_from("uniform", x, 0, place);  // where lanes differ, results do
+DEVICE int uniform(int x, HOST_LOCATION) {
+    return host::shuffle_from("uniform", x, 0, location);  // where lanes differ, results do
 }
-DEVICE bool vote_any(bool p, HOST_PLACE) {
-    host::runtime->exchange("vote_any", &p, host::combine_any, place);
+DEVICE bool vote_any(bool p, HOST_LOCATION) {
+    host::runtime->exchange("vote_any", &p, host::combine_any, location);
     return p;
 }
 // Of all lanes; each of them gets it.
-DEVICE uint32_t maximum_of_warp(uint32_t x, HOST_PLACE) {
+DEVICE uint32_t maximum_of_warp(uint32_t x, HOST_LOCATION) {
     for (int bit = 1; bit < kWarpSize; bit *= 2) {
-        const uint32_t other = shuffle_xor(x, bit, place);
+        const uint32_t other = shuffle_xor(x, bit, location);
         x = other > x ? other : x;
     }
     return x;
 }
-DEVICE double sum_of_warp(double x, HOST_PLACE) {
-    for (int bit = 1; bit < kWarpSize; bit *= 2) x += shuffle_xor(x, bit, place);
+DEVICE double sum_of_warp(double x, HOST_LOCATION) {
+    for (int bit = 1; bit < kWarpSize; bit *= 2) x += shuffle_xor(x, bit, location);
     return x;
 }
 template <class T>
@@ -223,8 +223,8 @@ DEVICE float exp2_approx(float x) { return __builtin_exp2f(x); }
 // --- global memory ---------------------------------------------------------------------------
 namespace host {
 // A GPU faults on an access that is not aligned to its size.
-DEVICE void check_alignment(const void* p, int size, Place place) {
-    if (uintptr_t(p) % size != 0) runtime->fail("an access is not aligned to its size", place);
+DEVICE void check_alignment(const void* p, int size, Location location) {
+    if (uintptr_t(p) % size != 0) runtime->fail("an access is not aligned to its size", location);
 }
 
 // Accesses of the kernel's own, so that sanitizers see them and name the kernel's line.
@@ -243,8 +243,8 @@ DEVICE void touch(const void* p, int bytes) {
 }  // namespace host
 
 template <int N>
-DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
-    host::check_alignment(p, N, place);
+DEVICE Bytes<N> load_vector(const void* p, HOST_LOCATION) {
+    host::check_alignment(p, N, location);
     return *static_cast<const Bytes<N>*>(p);
 }
 struct LoadPolicy {};  // of nothing
@@ -253,53 +253,53 @@ DEVICE LoadPolicy load_policy_once() { return {}; }
 struct StorePolicy {};
 DEVICE StorePolicy store_policy(bool) { return {}; }
 template <int N>
-DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_PLACE) {
+DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
-    return load_vector<N>(p, place);
+    return load_vector<N>(p, location);
 }
 template <int N>
-DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_PLACE) {
-    return load_vector<N>(p, place);
+DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_LOCATION) {
+    return load_vector<N>(p, location);
 }
 template <int N>
-DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
-    host::check_alignment(p, N, place);
+DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_LOCATION) {
+    host::check_alignment(p, N, location);
     *static_cast<Bytes<N>*>(p) = b;
 }
 template <int N>
-DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy, HOST_PLACE) {
+DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for stores of 16 bytes");
-    store_vector<N>(p, b, place);
+    store_vector<N>(p, b, location);
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // The destination is poison (0xff) until the wait, which writes it.
 template <int N, int kLine = 0>
-DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_PLACE) {
+DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_LOCATION) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
-    host::check_alignment(shared, N, place);
-    host::check_alignment(global, N, place);
+    host::check_alignment(shared, N, location);
+    host::check_alignment(global, N, location);
     // Touched here, so that a sanitizer names this line.
     if (valid) (void)*static_cast<const volatile char*>(global);
     if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
     host::runtime->copy_async(shared, valid ? global : nullptr, N);
 }
 template <int N>
-DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_PLACE) {
+DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
-    copy_async<N>(shared, global, true, place);
+    copy_async<N>(shared, global, true, location);
 }
 template <int N>
-DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy, HOST_PLACE) {
+DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
-    copy_async<N>(shared, global, valid, place);
+    copy_async<N>(shared, global, valid, location);
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
 template <int kLine = 0>
-DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {
+DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_LOCATION) {
     // Also of 0 bytes: a GPU issues the instruction with this address.
-    host::check_alignment(shared, 16, place);
-    host::check_alignment(global, 16, place);
+    host::check_alignment(shared, 16, location);
+    host::check_alignment(global, 16, location);
     if (bytes > 0) {
         // Touched here, so that a sanitizer names this line.
         (void)*static_cast<const volatile char*>(global);
@@ -317,12 +317,12 @@ DEVICE void copy_async_wait() {
 
 // --- clusters --------------------------------------------------------------------------------
 DEVICE int cluster_rank() { return host::runtime->thread()->block->rank; }
-DEVICE void cluster_arrive(HOST_PLACE) { host::runtime->cluster_arrive(place); }
-DEVICE void cluster_arrive_relaxed(HOST_PLACE) { host::runtime->cluster_arrive(place); }
-DEVICE void cluster_wait(HOST_PLACE) { host::runtime->cluster_wait(place); }
+DEVICE void cluster_arrive(HOST_LOCATION) { host::runtime->cluster_arrive(location); }
+DEVICE void cluster_arrive_relaxed(HOST_LOCATION) { host::runtime->cluster_arrive(location); }
+DEVICE void cluster_wait(HOST_LOCATION) { host::runtime->cluster_wait(location); }
 template <class T>
-DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {
-    return static_cast<T*>(host::runtime->cluster_shared(shared, rank, place));
+DEVICE T* cluster_shared(T* shared, int rank, HOST_LOCATION) {
+    return static_cast<T*>(host::runtime->cluster_shared(shared, rank, location));
 }
 
 // --- matrices --------------------------------------------------------------------------------

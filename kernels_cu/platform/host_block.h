@@ -11,7 +11,7 @@ struct Barrier {
     Scope scope;
     int arrived, expected;
     const char* word;
-    Place place;
+    Location location;
     Combine combine;
     unsigned phase;
     TSAN(long long sync[2];)  // by phase, so that early arrivals at the next one order nothing here
@@ -37,7 +37,7 @@ struct PhaseBarrier : Barrier {
 struct Transfer {
     enum Kind { kLoad, kRead, kWrite, kWord, kBulk, kProducts } kind;
     Fiber* issuer;
-    Place place;
+    Location location;
     TensorMap map;
     int at[5];
     char* shared;  // a store's source, else the destination
@@ -72,7 +72,7 @@ struct Fiber : ThreadView {
     bool done;
     const Barrier* waiting_for;  // null: ready, running or done
     const char* word;
-    Place place;
+    Location location;
     void* payload;
     bool arrived_at_cluster;
     unsigned cluster_phase;

@@ -7,7 +7,7 @@ int item_bytes(ElementType type) { return type == kHalf || type == kBf16 ? 2 : 1
 // --- products --------------------------------------------------------------------------------
 // The operand's fragments of all lanes.
 template <int kLanes, class Element, class T>
-void gather(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
+void gather_operand(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
     constexpr int kCount = 512 / kLanes / int(sizeof(Element));
     for (int lane = 0; lane < kLanes; ++lane) {
         const Mma& mine = *static_cast<const Mma*>(payloads[lane]);
@@ -22,10 +22,10 @@ void gather(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
     }
 }
 template <int kLanes, class T>
-void gather(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
+void gather_operand(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
     const ElementType type = static_cast<const Mma*>(payloads[0])->types[operand];
     const auto of = [&](auto element) {
-        gather<kLanes, decltype(element)>(out, payloads, operand, mn_stride, k_stride);
+        gather_operand<kLanes, decltype(element)>(out, payloads, operand, mn_stride, k_stride);
     };
     if constexpr (kSame<T, int>) of(int8_t());
     else if (type == kHalf) of(half());
@@ -35,7 +35,7 @@ void gather(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
 }
 
 // The sums of row `m` of fragments.
-template <bool kGather, int kLanes, class T>
+template <bool kLoad, int kLanes, class T>
 void exchange_accumulators(void** payloads, int m, T* d, int n) {
     constexpr int kCount = 256 / kLanes;
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -45,7 +45,7 @@ void exchange_accumulators(void** payloads, int m, T* d, int n) {
             for (int i = 0; i < kCount; ++i) {
                 T& here = d[accumulator_row(kLanes, lane, i) * n + f * 16 +
                             accumulator_col(kLanes, lane, i)];
-                if constexpr (kGather) here = accumulators[i];
+                if constexpr (kLoad) here = accumulators[i];
                 else accumulators[i] = here;
             }
         }
@@ -59,8 +59,8 @@ void combine_mma(void** payloads) {
     static thread_local T d[16 * kMaxFragments * 16];
     const Mma& op = *static_cast<const Mma*>(payloads[0]);
     const int k = 32 / item_bytes(op.types[0]), n = op.counts[1] * 16;
-    gather<kLanes>(a, payloads, 0, k, 1);
-    gather<kLanes>(b, payloads, 1, 1, n);
+    gather_operand<kLanes>(a, payloads, 0, k, 1);
+    gather_operand<kLanes>(b, payloads, 1, 1, n);
     for (int m = 0; m < op.counts[0]; ++m) {
         exchange_accumulators<true, kLanes>(payloads, m, d, n);
         multiply(op.types, d, a + m * 16 * k, b, 16, n, k);
@@ -68,12 +68,12 @@ void combine_mma(void** payloads) {
     }
 }
 
-void mma(Mma* op, Place place) {
+void mma(Mma* op, Location location) {
     const int lanes = worker->cluster.warp_size;
-    if (worker->current->warp->num_lanes != lanes) fail_at("mma is for whole warps", place);
+    if (worker->current->warp->num_lanes != lanes) fail_at("mma is for whole warps", location);
     const auto of = [&](auto element) {
         using T = decltype(element);
-        exchange("mma", op, lanes == 32 ? combine_mma<T, 32> : combine_mma<T, 64>, place);
+        exchange("mma", op, lanes == 32 ? combine_mma<T, 32> : combine_mma<T, 64>, location);
     };
     if (op->types[0] == kInt8) of(int());
     else of(float());
@@ -97,6 +97,6 @@ void combine_matrices(void** payloads) {
     }
 }
 
-void move_matrix(MoveMatrix* mine, Place place) {
-    exchange(mine->store ? "store_matrix" : "load_matrix", mine, combine_matrices, place);
+void move_matrix(MoveMatrix* mine, Location location) {
+    exchange(mine->store ? "store_matrix" : "load_matrix", mine, combine_matrices, location);
 }

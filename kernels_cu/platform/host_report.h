@@ -15,7 +15,7 @@ class Text {
     char *p_, *end_;
 };
 
-static bool same_place(const Place& a, const Place& b) {
+static bool same_location(const Location& a, const Location& b) {
     return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
 }
 
@@ -24,16 +24,16 @@ static bool alike(const Fiber& a, const Fiber& b) {
     if (a.done || b.done) return a.done == b.done;
     if (!a.waiting_for || !b.waiting_for) return a.waiting_for == b.waiting_for;
     if (a.waiting_for->scope == kPhase && a.waiting_for != b.waiting_for) return false;
-    return strcmp(a.word, b.word) == 0 && same_place(a.place, b.place);
+    return strcmp(a.word, b.word) == 0 && same_location(a.location, b.location);
 }
 
 // The threads of [first, first + count) that do as `like` does: "32 threads (0-30, 63) ".
 static void describe_threads(Text& text, const Fiber* first, int count, const Fiber& like,
-                             bool with_numbers) {
+                             bool with_indices) {
     int n = 0;
     for (int i = 0; i < count; ++i) n += alike(first[i], like);
     text.add("%d thread%s ", n, n == 1 ? "" : "s");
-    if (!with_numbers) return;
+    if (!with_indices) return;
     text.add("(");
     int ranges = 0;
     for (int i = 0; i < count; ++i) {
@@ -58,7 +58,7 @@ static void describe_divergence(Text text, const Cluster& cluster, const Barrier
     const Fiber* waiting = first;
     while (waiting->waiting_for != &barrier) ++waiting;
     const Block& block = *waiting->owner;
-    text.add("%s:%d: %s: %d of %d ", barrier.place.file, barrier.place.line, barrier.word,
+    text.add("%s:%d: %s: %d of %d ", barrier.location.file, barrier.location.line, barrier.word,
              barrier.arrived, barrier.expected);
     if (barrier.scope == kWarp) {
         first = waiting->warp->lanes;
@@ -81,7 +81,8 @@ static void describe_divergence(Text text, const Cluster& cluster, const Barrier
         bool seen = false;
         for (int j = 0; j < i && !seen; ++j) seen = alike(first[i], first[j]);
         const Fiber& f = first[i];
-        const bool here = f.waiting_for == &barrier && same_place(f.place, barrier.place) &&
+        const bool here = f.waiting_for == &barrier &&
+                          same_location(f.location, barrier.location) &&
                           strcmp(f.word, barrier.word) == 0;
         if (seen || here || (!f.done && !f.waiting_for)) continue;
         text.add("; ");
@@ -89,7 +90,7 @@ static void describe_divergence(Text text, const Cluster& cluster, const Barrier
         if (f.done) {
             text.add("left the kernel");
         } else {
-            text.add("wait at %s:%d: %s", f.place.file, f.place.line, f.word);
+            text.add("wait at %s:%d: %s", f.location.file, f.location.line, f.word);
         }
     }
 }
@@ -107,7 +108,8 @@ static const Barrier* narrowest_barrier(const Cluster& cluster) {
 // What the phase that `f` waits for lacks.
 static void describe_phase(Text& text, const Fiber& f) {
     const PhaseBarrier& b = *static_cast<const PhaseBarrier*>(f.waiting_for);
-    text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.place.file, b.place.line);
+    text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.location.file,
+             b.location.line);
     if (int(b.phase % 2) != f.parity) {
         text.add("that phase is over");
         return;
@@ -130,7 +132,7 @@ static void describe_stall(Text text, const Cluster& cluster) {
             for (int j = 0; j < f.index && !seen; ++j) seen = alike(first[j], f);
             if (seen) continue;
             if (parts++ > 0) text.add("; ");
-            if (f.waiting_for) text.add("%s:%d: %s: ", f.place.file, f.place.line, f.word);
+            if (f.waiting_for) text.add("%s:%d: %s: ", f.location.file, f.location.line, f.word);
             describe_threads(text, first, cluster.num_threads, f, true);
             text.add("of block %u %s", f.owner->block_index.x, f.done ? "left the kernel" : "wait");
             if (at_phase) describe_phase(text, f);

@@ -55,16 +55,16 @@ void fiber_main();
 }
 
 // What `fiber` did at `place` is wrong.
-[[noreturn]] void fail_of(const Fiber& fiber, const char* message, Place place) {
+[[noreturn]] void fail_of(const Fiber& fiber, const char* message, Location location) {
     char text[512];
-    snprintf(text, sizeof(text), "%s:%d: %s (block %u, thread %d)", place.file, place.line, message,
-             fiber.owner->block_index.x, fiber.index);
+    snprintf(text, sizeof(text), "%s:%d: %s (block %u, thread %d)", location.file, location.line,
+             message, fiber.owner->block_index.x, fiber.index);
     worker->launch->fail(text);
     abandon();
 }
 
-__attribute__((noreturn)) void fail_at(const char* message, Place place) {
-    fail_of(*worker->current, message, place);
+__attribute__((noreturn)) void fail_at(const char* message, Location location) {
+    fail_of(*worker->current, message, location);
 }
 
 [[noreturn]] void fail_diverged(const Barrier* barrier) {
@@ -100,10 +100,10 @@ void switch_to_next() {
     if (next != self) switch_context(self->context, next->context);
 }
 
-void wait_for(Fiber* self, const Barrier& barrier, const char* word, Place place) {
+void wait_for(Fiber* self, const Barrier& barrier, const char* word, Location location) {
     self->waiting_for = &barrier;
     self->word = word;
-    self->place = place;
+    self->location = location;
     switch_to_next();
 }
 

@@ -13,7 +13,7 @@ struct ThreadView {
 };
 
 // A line of a kernel, for messages.
-struct Place {
+struct Location {
     const char* file;
     int line;
 };
@@ -21,7 +21,7 @@ struct Place {
 // One SHARED(...): a static array of every block.  Its own address tells it from all others.
 struct SharedArray {
     unsigned size, alignment;
-    Place place;
+    Location location;
 };
 
 // An array and the box of it that TMA moves; dimensions from the innermost on.  The layout is that
@@ -90,49 +90,49 @@ using Combine = void (*)(void** payloads);
 struct Runtime {
     // The same for the whole life of a thread, so calls may be merged.
     const ThreadView* (*thread)() __attribute__((const));
-    void (*sync_block)(Place);
-    void (*sync_warp)(Place);
-    void (*named_barrier)(int id, int count, Place);
-    void (*exchange)(const char* word, void* payload, Combine, Place);
-    void (*mma)(Mma*, Place);
-    void (*move_matrix)(MoveMatrix*, Place);
-    void (*cluster_arrive)(Place);
-    void (*cluster_wait)(Place);
+    void (*sync_block)(Location);
+    void (*sync_warp)(Location);
+    void (*named_barrier)(int id, int count, Location);
+    void (*exchange)(const char* word, void* payload, Combine, Location);
+    void (*mma)(Mma*, Location);
+    void (*move_matrix)(MoveMatrix*, Location);
+    void (*cluster_arrive)(Location);
+    void (*cluster_wait)(Location);
     void (*yield)();
     void* (*shared)(const SharedArray*);
-    void* (*dynamic_shared)(unsigned size, Place);
-    void* (*cluster_shared)(const void* shared, int rank, Place);
+    void* (*dynamic_shared)(unsigned size, Location);
+    void* (*cluster_shared)(const void* shared, int rank, Location);
     void (*copy_async)(void* shared, const void* global, int bytes);  // global null: zeros
     void (*copy_async_commit)();
     void (*copy_async_wait)(int groups);
     // Hopper.  A transfer's destination is poisoned by the caller.
-    void (*barrier_init)(void* barrier, int count, Place);
-    void (*barrier_arrive)(void* barrier, int expected_bytes, Place);
-    void (*barrier_wait)(void* barrier, int parity, Place);
-    void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Place);
+    void (*barrier_init)(void* barrier, int count, Location);
+    void (*barrier_arrive)(void* barrier, int expected_bytes, Location);
+    void (*barrier_wait)(void* barrier, int parity, Location);
+    void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Location);
     void (*bulk_check)(const void* shared, const void* global, int bytes, const void* barrier,
-                       Place);
-    void (*bulk_load)(void* shared, const void* global, int bytes, void* barrier, Place);
+                       Location);
+    void (*bulk_load)(void* shared, const void* global, int bytes, void* barrier, Location);
     void (*tma_check)(const TensorMap*, const int* at, int num_coordinates, const void* shared,
-                      bool store, Place);
+                      bool store, Location);
     void (*tma_load)(const TensorMap*, const int* at, void* shared, void* barrier, int ranks,
-                     Place);
-    void (*tma_store)(const TensorMap*, const int* at, const void* shared, Place);
+                     Location);
+    void (*tma_store)(const TensorMap*, const int* at, const void* shared, Location);
     void (*tma_store_commit)();
     // The i-th source that the wait is for; null: no more.
     const void* (*tma_store_source)(int groups, int i, int* bytes);
-    void (*tma_store_wait)(int groups, bool read, Place);
+    void (*tma_store_wait)(int groups, bool read, Location);
     unsigned (*shared_address)(const void* shared);
     void (*matrix_stored)(const void* line);  // 16 bytes of shared memory, by this thread itself
     void (*fence_async_proxy)();
     void (*wgmma_fence)();
-    void (*wgmma)(const Wgmma*, Place);
+    void (*wgmma)(const Wgmma*, Location);
     void (*wgmma_commit)();
-    void (*wgmma_wait)(int groups, Place);
+    void (*wgmma_wait)(int groups, Location);
     bool (*wgmma_under_way)(const void* d);
     // The i-th 16 bytes that this thread answers for, of `op` or (null) of what the wait is for.
     const void* (*wgmma_source)(const Wgmma* op, int groups, int i);
-    void (*fail)(const char* message, Place) __attribute__((noreturn));
+    void (*fail)(const char* message, Location) __attribute__((noreturn));
 };
 
 using Entry = void (*)(void* const* args);

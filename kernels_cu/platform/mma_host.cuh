@@ -4,13 +4,13 @@
 
 // --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
 template <bool kTransposed = false, int kCount>
-DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_PLACE) {
+DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_LOCATION) {
     static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
     const bool has_row = lane_id() % 32 < 8 * kCount;
-    if (has_row) host::check_alignment(row, 16, place);
+    if (has_row) host::check_alignment(row, 16, location);
     if (has_row) host::touch(row, 16);
     host::MoveMatrix mine{false, kTransposed, kCount, (uint16_t*)row, r};
-    host::runtime->move_matrix(&mine, place);
+    host::runtime->move_matrix(&mine, location);
 }
 
 // --- fragments and their products ------------------------------------------------------------
@@ -80,11 +80,11 @@ template <class T> constexpr ElementType kElementType = kSame<T, half>   ? kHalf
 
 template <class A, class B, int kM, int kN>
 DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
-                const FragmentB<B> (&b)[kN], HOST_PLACE) {
+                const FragmentB<B> (&b)[kN], HOST_LOCATION) {
     static_assert(sizeof(A) == sizeof(B), "fragments have the same of k");
     static_assert(kM <= host::kMaxFragments && kN <= host::kMaxFragments, "host_mma.h has room");
     host::Mma mine{{host::kElementType<A>, host::kElementType<B>}, {kM, kN}, {a, b}, acc};
-    host::runtime->mma(&mine, place);
+    host::runtime->mma(&mine, location);
 }
 
 // --- sums as an operand of the next product (see mma_cuda.cuh) --------------------------------
@@ -116,9 +116,9 @@ template <class T> struct AccumulatorToFragment {
 }  // namespace host
 template <class T>
 DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
-                                    const Accumulator<T>& accumulators, HOST_PLACE) {
+                                    const Accumulator<T>& accumulators, HOST_LOCATION) {
     host::AccumulatorToFragment<T> payload{&f, &accumulators};
-    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, place);
+    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, location);
 }
 
 // --- products of FP16 summed in FP16: rounded once for every fragment of k ---------------------
@@ -128,10 +128,10 @@ struct HalfAccumulator : host::AccumulatorBase<float> {
 };
 template <int kM, int kN>
 DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
-                const FragmentB<half> (&b)[kN], HOST_PLACE) {
+                const FragmentB<half> (&b)[kN], HOST_LOCATION) {
     Accumulator<half> accumulators[kM][kN];
     memcpy(accumulators, acc, sizeof(accumulators));
-    mma(accumulators, a, b, place);
+    mma(accumulators, a, b, location);
     for (int m = 0; m < kM; ++m) {
         for (int n = 0; n < kN; ++n) {
             for (int i = 0; i < HalfAccumulator::kCount; ++i) {

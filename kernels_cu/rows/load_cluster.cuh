@@ -76,22 +76,22 @@ struct ClusterRow {
 template <class Statistic, class Merge>
 DEVICE Statistic merge_cluster(const Statistic& of_warp, const Statistic& none, int rank,
                                int blocks, const Merge& merge) {
-    SHARED(Statistic, parts, [kClusterSize * kNumThreads / kWarpSize]);
+    SHARED(Statistic, partials, [kClusterSize * kNumThreads / kWarpSize]);
     const int warps = int(blockDim.x) / kWarpSize, count = blocks * warps;
     const int place = rank * warps + int(threadIdx.x) / kWarpSize;
     if (blocks == 1) {  // no cluster, in which alone a GPU has asynchronous stores
-        if (lane_id() == 0) parts[place] = of_warp;
+        if (lane_id() == 0) partials[place] = of_warp;
         sync_block();
     } else {
         Barrier& full = exchange_barriers()[0];
         if (threadIdx.x == 0) full.arrive_expect_tx(count * int(sizeof(Statistic)));
         cluster_wait();
-        if (lane_id() < blocks) store_async(&parts[place], of_warp, full, lane_id());
+        if (lane_id() < blocks) store_async(&partials[place], of_warp, full, lane_id());
         full.wait(0);
     }
     Statistic total = none;
 #pragma unroll 1
-    for (int i = lane_id(); i < count; i += kWarpSize) total = merge(total, parts[i]);
+    for (int i = lane_id(); i < count; i += kWarpSize) total = merge(total, partials[i]);
     return merge.across_lanes(total, 1, kWarpSize);
 }
 

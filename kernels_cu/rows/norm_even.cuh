@@ -56,10 +56,10 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth];
             s.get(r, i, values);
-            float parts[2] = {0.0f, 0.0f};
+            float partials[2] = {0.0f, 0.0f};
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) parts[j % 2] += values[j];
-            sum += parts[0] + parts[1];
+            for (int j = 0; j < kVectorWidth; ++j) partials[j % 2] += values[j];
+            sum += partials[0] + partials[1];
         }
         // Squares about each lane's own mean: one butterfly across the warp instead of two.
         if constexpr (kSmall) mean = sum / kOfLane;
@@ -67,14 +67,14 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             if (!at.holds(i)) break;
-            float values[kVectorWidth], parts[2] = {0.0f, 0.0f};
+            float values[kVectorWidth], partials[2] = {0.0f, 0.0f};
             s.get(r, i, values);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
                 const float distance = values[j] - mean;
-                parts[j % 2] += distance * distance;
+                partials[j % 2] += distance * distance;
             }
-            squares += parts[0] + parts[1];
+            squares += partials[0] + partials[1];
         }
         if constexpr (kSmall) return merge_lanes({mean, squares});
     } else if constexpr (kCentered) {
@@ -114,28 +114,28 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
 
 // Combine the statistics of a row's warps and blocks.
 template <bool kUnpredicated>
-DEVICE Statistic merge_parts_of_row(const Statistic* parts, const EvenTile<kUnpredicated>& at) {
+DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
     constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
     const int lane = lane_id() % kLanes;
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
     if constexpr (kCentered) {
         // Distances from one of the means, so that a mean far from zero loses nothing.
-        origin = parts[0].first;
+        origin = partials[0].first;
 #pragma unroll
         for (int i = lane; i < kParts; i += kLanes) {
-            s.first += at.count_of(i) * (parts[i].first - origin);
+            s.first += at.count_of(i) * (partials[i].first - origin);
         }
         s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
     }
 #pragma unroll
     for (int i = lane; i < kParts; i += kLanes) {
-        s.squares += parts[i].squares;
+        s.squares += partials[i].squares;
         if constexpr (kCentered) {
-            const float distance = (parts[i].first - origin) - s.first;
+            const float distance = (partials[i].first - origin) - s.first;
             s.squares += at.count_of(i) * (distance * distance);
         }
-        if constexpr (kQuantized) s.first = maximum(s.first, parts[i].first);
+        if constexpr (kQuantized) s.first = maximum(s.first, partials[i].first);
     }
     s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kLanes);
     if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kLanes);
@@ -144,17 +144,17 @@ DEVICE Statistic merge_parts_of_row(const Statistic* parts, const EvenTile<kUnpr
 }
 
 // Statistics of a block's rows that have several parts.
-using Parts = Statistic[kRowsPerThread][kParts];
-DEVICE Parts* parts_of_rows() {
-    SHARED(Parts, parts, [kRowsPerBlock]);
-    return parts;
+using RowPartials = Statistic[kRowsPerThread][kParts];
+DEVICE RowPartials* row_partials() {
+    SHARED(RowPartials, partials, [kRowsPerBlock]);
+    return partials;
 }
 
 // Combine the rows' statistics across warps and blocks, in `s`.
 template <bool kUnpredicated>
 DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicated>& at) {
     if constexpr (kParts > 1) {
-        Parts& mine = parts_of_rows()[at.t.row_in_block];
+        RowPartials& mine = row_partials()[at.t.row_in_block];
         if constexpr (kClusterSize > 1) {
             Barrier& full = exchange_barriers()[0];
             if (threadIdx.x == 0) {
@@ -177,7 +177,7 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
             sync_block();
         }
 #pragma unroll
-        for (int r = 0; r < kRowsPerThread; ++r) s[r] = merge_parts_of_row(mine[r], at);
+        for (int r = 0; r < kRowsPerThread; ++r) s[r] = merge_row_partials(mine[r], at);
     }
 }
 
@@ -319,7 +319,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                                           : merge_across_warps<2>(of_warp, at.t, merge);
                 largest = safe ? largest : anew;
             }
-            const QuantizeScale scale(largest, largest_number(cold.dtype));
+            const QuantizeScale scale(largest, largest_finite(cold.dtype));
             factors[r].encode = scale.encode;
             if ((kUnpredicated || row + r < cold.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
                 outputs.scale[(row + r) * cold.statistic_stride] = scale.decode;
@@ -370,8 +370,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
             // Loaded again: kept, it would take registers until now.
-            const int place = opaque(at.t.row_in_block);
-            const Statistic s = merge_parts_of_row(parts_of_rows()[place][r], at);
+            const int row_in_block = opaque(at.t.row_in_block);
+            const Statistic s = merge_row_partials(row_partials()[row_in_block][r], at);
             store_statistic(s, row + r, at, outputs, params, cold);
         }
     }

@@ -36,10 +36,10 @@ struct alignas(8) Count {
     DEVICE static Count of(float count) { return {count, count > 0.0f ? 1.0f / count : 0.0f}; }
 };
 // Of the reducers' warps, of the row's blocks, of this block and of the row.
-struct Counts {
+struct ElementCounts {
     const Count *of_warps, *of_blocks, *of_block, *of_row;
 
-    DEVICE static Counts of(int64_t num_cols) {
+    DEVICE static ElementCounts of(int64_t num_cols) {
         SHARED(Count, of_warps, [kReducerWarps]);
         SHARED(Count, of_blocks, [kClusterSize]);
         SHARED(Count, of_all, [2]);
@@ -68,20 +68,20 @@ struct Counts {
 };
 
 // kCount parts, part(i), become one.  all: their elements; counts: those of each.
-template <int kCount, class Part>
-DEVICE void merge(Part part, const Count*, const Count*, float& merged) {
-    merged = sum_over<kCount>(part);
+template <int kCount, class Partial>
+DEVICE void merge(Partial partial, const Count*, const Count*, float& merged) {
+    merged = sum_over<kCount>(partial);
 }
-template <int kCount, class Part>
-DEVICE void merge(Part part, const Count* counts, const Count* all, MeanAndSquares& merged) {
+template <int kCount, class Partial>
+DEVICE void merge(Partial partial, const Count* counts, const Count* all, MeanAndSquares& merged) {
     // Distances from one of the means, so that a mean far from zero loses nothing.
-    const float origin = part(0).mean;
-    const auto distance = [&](int i) { return part(i).mean - origin; };
+    const float origin = partial(0).mean;
+    const auto distance = [&](int i) { return partial(i).mean - origin; };
     const float step =
         sum_over<kCount>([&](int i) { return counts[i].count * distance(i); }) * all->reciprocal;
     merged = {origin + step, sum_over<kCount>([&](int i) {
                   const float from_mean = distance(i) - step;
-                  return part(i).squares + counts[i].count * (from_mean * from_mean);
+                  return partial(i).squares + counts[i].count * (from_mean * from_mean);
               })};
 }
 
@@ -90,10 +90,10 @@ struct SquaresOfVectors {
     float sum = 0.0f;
 
     DEVICE void take(const float (&values)[kVectorWidth]) {
-        float part = 0.0f;
+        float partial = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
-        sum += part;
+        for (int j = 0; j < kVectorWidth; ++j) partial += values[j] * values[j];
+        sum += partial;
     }
 };
 DEVICE float of_warp(const SquaresOfVectors& mine, const Count&) {
@@ -151,7 +151,7 @@ struct PersistentNorm {
     const NormParams& params;
     RowPipeline<kArrays> pipeline;
     Exchange<Statistic> exchange;
-    Counts counts;
+    ElementCounts counts;
     RowScalars* scalars_of_rows;
     float *mean_out, *rstd_out;  // null: not wanted
 
@@ -194,9 +194,9 @@ struct PersistentNorm {
                     mine.take(values);
                 }
             }
-            exchange.send(iteration, of_warp(mine, count), [&](const Statistic* parts) {
+            exchange.send(iteration, of_warp(mine, count), [&](const Statistic* partials) {
                 Statistic merged;
-                merge<kReducerWarps>([&](int i) { return parts[i]; }, counts.of_warps,
+                merge<kReducerWarps>([&](int i) { return partials[i]; }, counts.of_warps,
                                      counts.of_block, merged);
                 return merged;
             });
@@ -209,9 +209,9 @@ struct PersistentNorm {
             const int row = pipeline.row(iteration);
             RowScalars scalars{0.0f, 0.0f, row, 0};
             if (row >= 0) {
-                const Statistic* parts = exchange.receive(iteration);
+                const Statistic* partials = exchange.receive(iteration);
                 Statistic found;
-                merge<kClusterSize>([&](int i) { return parts[i]; }, counts.of_blocks,
+                merge<kClusterSize>([&](int i) { return partials[i]; }, counts.of_blocks,
                                     counts.of_row, found);
                 scalars.rstd = reciprocal_square_root(
                     squares_of(found) * counts.of_row->reciprocal + params.eps);
@@ -279,7 +279,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                            const NormParams& params) {
     SHARED(RowScalars, scalars_of_rows, [kSlots]);
     const int64_t num_cols = params.layout.num_cols;
-    const Counts counts = Counts::of(num_cols);
+    const ElementCounts counts = ElementCounts::of(num_cols);
     const PersistentBarriers barriers = PersistentBarriers::make(params.stages);
     const Slice slice = Slice::here(num_cols);
     const auto pipeline =

@@ -280,7 +280,7 @@ DEVICE QuantizeScale row_quantize_scale(const SharedInput& s,
     constexpr int kExchange = kOfMeans && kMeanFirst ? 3 : 1;
     const MergeFloats<Larger> merge;
     const float of_row = merge_across_warps<kExchange>(of_warp, s.x.thread, merge);
-    return QuantizeScale(of_row, largest_number(dtype));
+    return QuantizeScale(of_row, largest_finite(dtype));
 }
 
 // Outputs and scratch memory.
@@ -292,7 +292,7 @@ struct NormOutputs {
 };
 
 template <bool kOfMeans>
-DEVICE void normalize_shared_row(const SharedInput& s, const RowTask& task, const void* weight,
+DEVICE void normalize_shared_row(const SharedInput& s, const RowWork& work, const void* weight,
                                  const void* bias, const NormOutputs& out,
                                  const NormParams& params) {
     const auto& layout = params.layout;
@@ -305,30 +305,30 @@ DEVICE void normalize_shared_row(const SharedInput& s, const RowTask& task, cons
                            {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
     const bool compensated = params.compensated != 0;
-    if (task.pass != kMerge) s.x.finish();
-    if (kOfMeans && kMeanFirst && task.pass == kWholeRow) {
+    if (work.pass != kMerge) s.x.finish();
+    if (kOfMeans && kMeanFirst && work.pass == kSinglePass) {
         n.take_mean_first(s, count, params.eps, compensated);
     } else {
         using Statistic = typename StatisticOf<kOfMeans>::Type;
         const typename StatisticOf<kOfMeans>::Merge merge;
         Statistic statistic{}, *statistics = static_cast<Statistic*>(out.statistics);
-        if (task.pass != kMerge && task.pass != kApply) warp_statistic(s, compensated, statistic);
-        if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, statistic)) return;
+        if (work.pass != kMerge && work.pass != kApply) warp_statistic(s, compensated, statistic);
+        if (!merge_row(work, t, c.live, layout.num_rows, statistics, merge, statistic)) return;
         n.take(statistic, count, params.eps);
     }
 
     Destination to{out.y,
-                   row_offset(layout, NormParams::kY, task.row),
+                   row_offset(layout, NormParams::kY, work.row),
                    layout.col_strides[NormParams::kY],
                    params.dtype,
                    out.sum,
                    layout.col_strides[NormParams::kSum]};
     to.y_offset += c.first_col * to.y_stride;
     if (to.sum)
-        to.sum += row_offset(layout, NormParams::kSum, task.row) + c.first_col * to.sum_stride;
+        to.sum += row_offset(layout, NormParams::kSum, work.row) + c.first_col * to.sum_stride;
     float factor = 1.0f;
-    const int64_t offset = row_offset(layout, NormParams::kStatistic, task.row);
-    const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
+    const int64_t offset = row_offset(layout, NormParams::kStatistic, work.row);
+    const bool writes = c.live && t.lane == 0 && t.rank == 0 && work.chunk == 0;
     // With an infinity in it the row is NaN, whatever its sums have become.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
@@ -348,18 +348,18 @@ DEVICE void normalize_shared_rows(const Element* x, const Element* residual, con
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();
-    const RowTask task = RowTask::here(pass, params.num_chunks, t);
-    const Element* x_row = x + row_offset(layout, Params::kX, task.row);
-    const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
+    const RowWork work = RowWork::here(pass, params.num_chunks, t);
+    const Element* x_row = x + row_offset(layout, Params::kX, work.row);
+    const RowChunk c = row_chunk(x_row, work.row, layout.num_rows, layout.num_cols, work.chunk);
 
     const SharedRow<Element> xs{storage, t, c}, residuals{(&storage)[1], t, c};
-    if (task.pass != kMerge) {
+    if (work.pass != kMerge) {
         const Element zero = from_float<Element>(0.0f);
         const LoadPolicy policy = load_policy(params.loads_last);
         if (residual) {
             const int64_t stride = layout.col_strides[Params::kResidual];
             const int64_t offset =
-                row_offset(layout, Params::kResidual, task.row) + c.first_col * stride;
+                row_offset(layout, Params::kResidual, work.row) + c.first_col * stride;
             residuals.start(residual + offset, stride, zero, policy);
         }
         const int64_t stride = layout.col_strides[Params::kX];
@@ -367,11 +367,11 @@ DEVICE void normalize_shared_rows(const Element* x, const Element* residual, con
     }
     const SharedInput s{xs, residuals, residual != nullptr};
     if constexpr (kCentered != kEither) {
-        normalize_shared_row<kCentered == kAlways>(s, task, weight, bias, out, params);
+        normalize_shared_row<kCentered == kAlways>(s, work, weight, bias, out, params);
     } else if (params.centered) {
-        normalize_shared_row<true>(s, task, weight, bias, out, params);
+        normalize_shared_row<true>(s, work, weight, bias, out, params);
     } else {
-        normalize_shared_row<false>(s, task, weight, bias, out, params);
+        normalize_shared_row<false>(s, work, weight, bias, out, params);
     }
 }
 

@@ -206,10 +206,10 @@ struct RowPipeline {
 // Dynamic scheduler: a cluster (or block) takes two rows at first, and then one at a time by an atomic
 // counter, so that fast ones do not wait for the others in the end.  By the first block's producer, which
 // waits for the counter while its pipeline is full.
-template <class Ring>
+template <class Pipeline>
 struct DynamicScheduler {
     static constexpr int kPrefetchedRows = 2;  // iterations whose rows are known
-    const Ring& pipeline;
+    const Pipeline& pipeline;
     uint32_t* counter;  // 0 before and after the launch
     const int64_t& num_rows;
     bool ended;

@@ -55,18 +55,18 @@ struct Larger {
     DEVICE float operator()(float a, float b) const { return a >= b || a != a ? a : b; }
 };
 
-DEVICE float largest_number(int dtype) {
+DEVICE float largest_finite(int dtype) {
     return dtype == kE4m3 ? 448.0f : dtype == kE5m2 ? 57344.0f : 127.0f;
 }
 
 struct QuantizeScale {
     float decode, encode;
 
-    DEVICE QuantizeScale(float largest, float largest_number) : decode(1.0f), encode(1.0f) {
+    DEVICE QuantizeScale(float largest, float largest_finite) : decode(1.0f), encode(1.0f) {
         if (!(largest < kInfinity)) {
             decode = encode = kInfinity - kInfinity;
-        } else if (largest / largest_number >= kSmallestNormal) {
-            decode = largest / largest_number;
+        } else if (largest / largest_finite >= kSmallestNormal) {
+            decode = largest / largest_finite;
             encode = 1.0f / decode;
         }
     }

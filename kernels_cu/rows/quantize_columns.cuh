@@ -142,7 +142,7 @@ DEVICE void quantize_strip(const Element* x, void* y, float* scales, const TileP
         if constexpr (kPerPacked == 2) {
             of_column.packed = column % 2 ? of_column.packed >> 16 : of_column.packed & 0xffffu;
         }
-        const QuantizeScale scale(of_column.value(), largest_number(params.dtype));
+        const QuantizeScale scale(of_column.value(), largest_finite(params.dtype));
         encodes[column] = scale.encode;
         const int64_t matrix = quotient(strip.scale, params.col_tiles);
         const int64_t first = (strip.scale - matrix * params.col_tiles) * kColumns;

@@ -99,7 +99,7 @@ DEVICE void quantize_tile(const Element* x, void* y, float* scales, const TilePa
     const float of_warp = reduce_in_warp(mine.value(), Larger());
     const float largest = merge_across_warps<0>(of_warp, t, MergeFloats<Larger>());
     if (index >= params.num_tiles) return;
-    const QuantizeScale scale(largest, largest_number(params.dtype));
+    const QuantizeScale scale(largest, largest_finite(params.dtype));
     const float encode = scale.encode;
     if (t.lane == 0) scales[tile.scale] = scale.decode;
     if (params.dtype == kE4m3) {

@@ -48,7 +48,7 @@ DEVICE void make_scales(const RegisterTiles& tiles, const TileParams& p, const R
                         const LargestPacked<Element> (&largest)[kTiles], float* scales,
                         float (&encode)[kTiles]) {
     constexpr bool kLaneEach = kTiles > 1 && kThreadsPerRow >= kTiles;
-    const float of_format = largest_number(p.dtype);
+    const float of_format = largest_finite(p.dtype);
     if constexpr (kLaneEach) {
         const LargestPacked<Element> mine{select_packed(largest, t.lane % kTiles)};
         const QuantizeScale scale(mine.value(), of_format);

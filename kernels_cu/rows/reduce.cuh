@@ -38,28 +38,28 @@ constexpr int kWarpsPerRow = kLanesAcrossRows ? kThreadsPerRow * kRowsPerWarp / 
 
 // parts[0..kCount) merged pairwise, a tree of fixed shape: a term passes log2(kCount) merges.
 template <int kCount, class Statistic, class Merge>
-DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
+DEVICE Statistic merge_tree(const Statistic* partials, Merge merge) {
     if constexpr (kCount == 1) {
-        return parts[0];
+        return partials[0];
     } else {
         constexpr int kHalf = kCount / 2;
-        return merge(merge_tree<kHalf>(parts, merge),
-                     merge_tree<kCount - kHalf>(parts + kHalf, merge));
+        return merge(merge_tree<kHalf>(partials, merge),
+                     merge_tree<kCount - kHalf>(partials + kHalf, merge));
     }
 }
 
 // kParts statistics in shared memory: dealt to the lanes where the whole warp is on one row.
 template <int kParts, class Statistic, class Merge>
-DEVICE Statistic merge_parts(const Statistic* parts, Merge merge) {
+DEVICE Statistic merge_partials(const Statistic* partials, Merge merge) {
     if constexpr (kRowsPerWarp == 1) {
         constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
         const int lane = lane_id() % kLanes;
-        Statistic s = parts[lane];
+        Statistic s = partials[lane];
 #pragma unroll
-        for (int i = kLanes; i < kParts; i += kLanes) s = merge(s, parts[i + lane]);
+        for (int i = kLanes; i < kParts; i += kLanes) s = merge(s, partials[i + lane]);
         return merge.across_lanes(s, 1, kLanes);
     } else {
-        return merge_tree<kParts>(parts, merge);
+        return merge_tree<kParts>(partials, merge);
     }
 }
 
@@ -94,22 +94,22 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         // way.
         static_assert(kRowsPerBlock == 1 && kExchange < kMaxExchanges, "one row to a cluster");
         constexpr int kParts = kClusterSize * kWarpsPerRow;
-        SHARED(Statistic, parts, [kParts]);
+        SHARED(Statistic, partials, [kParts]);
         Barrier& full = exchange_barriers()[kExchange];
         if (threadIdx.x == 0) full.arrive_expect_tx(kParts * int(sizeof(Statistic)));
         if constexpr (kExchange == 0) cluster_wait();
         if (lane_id() < kClusterSize) {
-            store_async(&parts[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
+            store_async(&partials[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
         }
         full.wait(0);
-        return merge_parts<kParts>(parts, merge);
+        return merge_partials<kParts>(partials, merge);
     } else if constexpr (kWarpsPerRow > 1) {
-        SHARED(Statistic, parts, [kRowsPerBlock][kWarpsPerRow]);
+        SHARED(Statistic, partials, [kRowsPerBlock][kWarpsPerRow]);
         if (lane_id() / kFirstLaneBit % (kLastLaneBit / kFirstLaneBit) == 0) {
-            parts[t.row_in_block][warp] = mine;
+            partials[t.row_in_block][warp] = mine;
         }
         sync_block();
-        return merge_parts<kWarpsPerRow>(parts[t.row_in_block], merge);
+        return merge_partials<kWarpsPerRow>(partials[t.row_in_block], merge);
     } else {
         return mine;
     }
@@ -118,24 +118,24 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
 // `s`, this warp's statistic of the row's chunk, becomes the row's.  False: the launch ends here.
 // statistics: num_rows * num_chunks, then one for each row.
 template <class Statistic, class Merge>
-DEVICE bool merge_row(const RowTask& task, const RowThread& t, bool live, int64_t num_rows,
+DEVICE bool merge_row(const RowWork& work, const RowThread& t, bool live, int64_t num_rows,
                       Statistic* statistics, Merge merge, Statistic& s) {
-    Statistic* chunks = statistics + task.row * task.num_chunks;
-    Statistic* merged = statistics + num_rows * task.num_chunks + task.row;
-    if (task.pass == kApply) {
+    Statistic* chunks = statistics + work.row * work.num_chunks;
+    Statistic* merged = statistics + num_rows * work.num_chunks + work.row;
+    if (work.pass == kApply) {
         if (live) s = *merged;
         return true;
     }
-    if (task.pass == kMerge) {
-        for (int64_t i = t.lane; live && i < task.num_chunks; i += kThreadsPerRow) {
+    if (work.pass == kMerge) {
+        for (int64_t i = t.lane; live && i < work.num_chunks; i += kThreadsPerRow) {
             // The first one as it is: merged with nothing, a mean in two parts would become one.
             s = i < kThreadsPerRow ? chunks[i] : merge(s, chunks[i]);
         }
         s = merge.across_lanes(s, kFirstLaneBit, kLastLaneBit);
     }
     s = merge_across_warps<0>(s, t, merge);
-    if (task.pass == kWholeRow) return true;
-    if (live && t.lane == 0) (task.pass == kMerge ? *merged : chunks[task.chunk]) = s;
+    if (work.pass == kSinglePass) return true;
+    if (live && t.lane == 0) (work.pass == kMerge ? *merged : chunks[work.chunk]) = s;
     return false;
 }
 

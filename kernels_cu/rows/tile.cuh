@@ -25,8 +25,8 @@ constexpr int kChunk = kClusterSize * kThreadsPerRow * kVectorsPerThread * kVect
 constexpr int kMaxOuterDims = 6;
 
 // A chunked row takes three launches: kStatistics makes each chunk's statistic, kMerge makes one of a
-// row's, and kApply reads the row a second time.  All others take one, kWholeRow.
-enum Pass { kWholeRow, kStatistics, kMerge, kApply };
+// row's, and kApply reads the row a second time.  All others take one, kSinglePass.
+enum Pass { kSinglePass, kStatistics, kMerge, kApply };
 
 // Sizes and strides, in elements, of the rows of kOperands arrays; the outer dims are innermost first.
 // Even rows' fields are neighbours: a kernel's parameters come from memory too, line by line.
@@ -58,28 +58,28 @@ struct RowThread {
 };
 
 // What this block does, and which row and chunk of it this thread works on.
-struct RowTask {
+struct RowWork {
     Pass pass;
     int64_t row, chunk, num_chunks;
 
-    DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
-        RowTask task{kWholeRow, 0, 0, 1};
+    DEVICE static RowWork here(int64_t pass, int64_t num_chunks, const RowThread& t) {
+        RowWork work{kSinglePass, 0, 0, 1};
         int64_t group = blockIdx.x / kClusterSize;
-        if (kChunked == kAlways || (kChunked == kEither && pass != kWholeRow)) {
-            task.pass = Pass(pass);
-            task.num_chunks = num_chunks;
+        if (kChunked == kAlways || (kChunked == kEither && pass != kSinglePass)) {
+            work.pass = Pass(pass);
+            work.num_chunks = num_chunks;
             // What was read last comes first: it is still in L2.
             if (pass == kApply) group = int64_t(gridDim.x) - 1 - group;
         }
         int64_t row_group = group;
         if constexpr (kChunked) {
-            if (task.pass == kStatistics || task.pass == kApply) {
+            if (work.pass == kStatistics || work.pass == kApply) {
                 row_group = group / num_chunks;
-                task.chunk = group % num_chunks;
+                work.chunk = group % num_chunks;
             }
         }
-        task.row = row_group * kRowsPerBlock + t.row_in_block;
-        return task;
+        work.row = row_group * kRowsPerBlock + t.row_in_block;
+        return work;
     }
 };
 

@@ -69,7 +69,7 @@ FAULTS = {
         SS, "if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);", "", "ping-pong"
     ),
     "stages of the other warpgroup's tile": Fault(
-        KERNEL, "work.state.skip(turns * num_k_tiles);", "work.state.skip(num_k_tiles);", "ping-pong"
+        KERNEL, "work.state.skip(tile_stride * num_k_tiles);", "work.state.skip(num_k_tiles);", "ping-pong"
     ),
     "the turn of every tile the first": Fault(
         SS, "(consumer ^ 1 ^ count) & 1", "(consumer ^ 1) & 1", "ping-pong"

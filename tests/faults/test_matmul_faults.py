@@ -99,18 +99,18 @@ FAULTS = {
     ),
     "a row's offset in 32 bits": Fault(
         "parts/gemm_tile.cuh",
-        "offset(kA) + task.row * params.a.strides.row, params.a.dtype)",
-        "int(offset(kA) + task.row * params.a.strides.row), params.a.dtype)",
+        "offset(kA) + work.row * params.a.strides.row, params.a.dtype)",
+        "int(offset(kA) + work.row * params.a.strides.row), params.a.dtype)",
         "large offsets",
     ),
     "the batch's dims in the wrong order": Fault(
-        "parts/gemm_task.cuh",
+        "parts/gemm_work_tile.cuh",
         "sum += int64_t(rest - next * size) * strides[operand][d];",
         "sum += int64_t(next) * strides[operand][d];",
         "batches",
     ),
     "the last group of tiles too high": Fault(
-        "parts/gemm_task.cuh",
+        "parts/gemm_work_tile.cuh",
         "rows = rest < height ? rest : height,",
         "rows = height,",
         "many tiles",

@@ -89,10 +89,10 @@ FAULTS = {
     ),
     "warps that do not meet": Fault(EVEN, "            sync_block();\n", "", "plain rows"),
     "the warp's own part as the row's": Fault(
-        EVEN, "s[r] = merge_parts_of_row(mine[r], at);", ";", "a cluster"
+        EVEN, "s[r] = merge_row_partials(mine[r], at);", ";", "a cluster"
     ),
     "the first row's statistics for all": Fault(
-        EVEN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "a cluster"
+        EVEN, "merge_row_partials(mine[r], at)", "merge_row_partials(mine[0], at)", "a cluster"
     ),
     "sums at another stride": Fault(
         "normalize_unpredicated.cu", "eps, rows::kChunk, rows::kChunk, 0", "eps, rows::kChunk, 0, 0", "filled rows"

@@ -2,7 +2,7 @@
 // producer warpgroup beside the mainloop.  Rows and columns are the output's.
 #include "gemm/epilogue/tile.cuh"
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
@@ -31,7 +31,7 @@ template <class Tile> struct TileBroadcast {
     }
     // By one warp: those of a tile, when the ones before have been read.  No scales: 1.  For
     // gelu_of_twice, half the bias.
-    DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& tile,
+    DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmWorkTile& tile,
                      const float* scale_a, const float* scale_b, const void* bias, int count) {
         empty.wait((count & 1) ^ 1);
         if (threadIdx.x % 32 == 0) {

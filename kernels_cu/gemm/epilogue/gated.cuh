@@ -13,7 +13,7 @@
 #include "gemm/scheduler.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/gate.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
@@ -21,7 +21,7 @@ struct DualParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
     EpilogueParams epilogues[2];  // of each product; the output is the first one's
-    int32_t tma_stores, swizzle;  // in tiles (GemmTask::of_block)
+    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
     int64_t policy;
     int64_t num_groups;                                       // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
@@ -46,13 +46,13 @@ struct DualArguments {
         prefetch_tensor_map(b1_map);
         prefetch_tensor_map(b2_map);
     }
-    DEVICE int a_batch(const GemmTask& tile) const {
+    DEVICE int a_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kA, tile.batch));
     }
-    DEVICE int b1_batch(const GemmTask& tile) const {
+    DEVICE int b1_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB, tile.batch));
     }
-    DEVICE int b2_batch(const GemmTask& tile) const {
+    DEVICE int b2_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB2, tile.batch));
     }
 };
@@ -96,15 +96,16 @@ template <class Mainloop_> struct GatedEpilogue {
     DEVICE GatedEpilogue(const Params& params, const Arguments& arguments)
         : params(params), arguments(arguments) {}
     DEVICE bool loads() const { return false; }
-    DEVICE void load(SharedStorage&, const GemmTask&, int) const {}
+    DEVICE void load(SharedStorage&, const GemmWorkTile&, int) const {}
 
     // Stages slice `slice`: 16 x 16 values as store_matrix takes them.
-    DEVICE static void stage_part(unsigned char* staging, int slice, const uint32_t (&packed)[4]) {
-        const int lane = threadIdx.x % 32, line = lane % 16, place = slice * 2 + lane / 16;
-        constexpr int kPlaces = kBoxLine / 16;
-        const int at = line * kBoxLine + place % kPlaces * 16;
-        store_matrix(staging + place / kPlaces * kBoxBytes + (at ^ (at >> 3 & (kBoxLine - 16))),
-                     packed);
+    DEVICE static void stage_slice(unsigned char* staging, int slice, const uint32_t (&packed)[4]) {
+        const int lane = threadIdx.x % 32, line = lane % 16, column = slice * 2 + lane / 16;
+        constexpr int kBoxColumns = kBoxLine / 16;
+        const int at = line * kBoxLine + column % kBoxColumns * 16;
+        store_matrix(
+            staging + column / kBoxColumns * kBoxBytes + (at ^ (at >> 3 & (kBoxLine - 16))),
+            packed);
     }
     // By the warp: stores the 16 rows that it has staged, from (row, col) on, by TMA.
     DEVICE static void store_staged(const TensorMap& map, const unsigned char* staging, int row,
@@ -146,7 +147,7 @@ template <class Mainloop_> struct GatedEpilogue {
                 const uint32_t packed[4] = {
                     pack<Out>(gated[0], gated[1]), pack<Out>(gated[2], gated[3]),
                     pack<Out>(gated[4], gated[5]), pack<Out>(gated[6], gated[7])};
-                stage_part(staging, slice, packed);
+                stage_slice(staging, slice, packed);
             }
             store_staged(map, staging, row + 64 * m, col, batch);
         }
@@ -204,7 +205,7 @@ template <class Mainloop_> struct GatedEpilogue {
                                 : pack<bf16>(values[2 * i], values[2 * i + 1]);
             }
             if (slice == 0) wait_staged();
-            stage_part(staging, slice, packed);
+            stage_slice(staging, slice, packed);
             if (slice == kSlices - 1) store_staged(*map, staging, row + 64 * m, col, batch);
         }
     }
@@ -305,15 +306,15 @@ template <class Mainloop_> struct GatedEpilogue {
               warp(warp),
               warpgroup(warpgroup) {}
         DEVICE bool needs_tile() const { return true; }
-        DEVICE int64_t offset(const GemmTask& tile, Operand operand) const {
+        DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
             return epilogue.params.batch.offset(operand, tile.batch);
         }
         // Mixed input: the thread's column of the output.
-        DEVICE int own_col(const GemmTask& tile) const {
+        DEVICE int own_col(const GemmWorkTile& tile) const {
             return int(tile.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
         }
         DEVICE RowScales row_scales(const e4m3* scales, Operand operand, int i,
-                                    const GemmTask& tile) const {
+                                    const GemmWorkTile& tile) const {
             const DualParams& params = epilogue.params;
             const auto& steps = params.groups[i];
             const int col = own_col(tile);
@@ -321,7 +322,7 @@ template <class Mainloop_> struct GatedEpilogue {
                 {scales + offset(tile, operand), steps.block, steps.quarter, steps.row, steps.word},
                 col, col, int(params.columns()) - 1, int(params.num_groups));
         }
-        DEVICE void begin(const GemmTask& tile) {
+        DEVICE void begin(const GemmWorkTile& tile) {
             if constexpr (kMixedInput) {
                 const DualArguments& arguments = epilogue.arguments;
                 work.row_scales = row_scales(arguments.groups_b1, kGroupsB, 0, tile);
@@ -331,7 +332,7 @@ template <class Mainloop_> struct GatedEpilogue {
                 work.row_scales.aligned = work.row_scales.aligned && others.aligned;
             }
         }
-        DEVICE bool reduce(const GemmTask&, int, Accumulator& accumulator) {
+        DEVICE bool reduce(const GemmWorkTile&, int, Accumulator& accumulator) {
             if constexpr (kSplitK) {
                 void* memory = kSplitKInStaging ? static_cast<void*>(&staging) : &mainloop;
                 Reduction::add(memory, warpgroup, accumulator);

@@ -9,7 +9,7 @@
 #include "gemm/load_tile.cuh"
 #include "gemm/reduce.cuh"
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
@@ -27,7 +27,7 @@ struct MatmulParams {
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
     MatrixStrides block_scales_a, block_scales_b;
     EpilogueParams epilogue;
-    int32_t tma_stores, swizzle;  // in tiles (GemmTask::of_block)
+    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
     int32_t has_block_scales;     // scale_a and scale_b are the mainloop's
     int32_t stage_bytes;          // without rows of A that do not exist
     int32_t epilogue_kind, padding;
@@ -53,10 +53,10 @@ struct MatmulArguments {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }
-    DEVICE int a_batch(const GemmTask& tile) const {
+    DEVICE int a_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kA, tile.batch));
     }
-    DEVICE int b_batch(const GemmTask& tile) const {
+    DEVICE int b_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB, tile.batch));
     }
     DEVICE int stage_bytes() const { return params.stage_bytes; }
@@ -124,16 +124,16 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
           is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
           is_short(is_tma_store || is_tma_residual) {}
 
-    DEVICE int64_t offset(const GemmTask& tile, Operand operand) const {
+    DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
         return params.batch.offset(operand, tile.batch);
     }
     DEVICE bool loads() const { return is_short; }
-    DEVICE void load(SharedStorage& shared, const GemmTask& tile, int count) const {
+    DEVICE void load(SharedStorage& shared, const GemmWorkTile& tile, int count) const {
         shared.broadcasts[count % kBroadcasts].load(
             params.epilogue, params.batch, tile, by_block ? nullptr : arguments.scale_a,
             by_block ? nullptr : arguments.scale_b, arguments.bias, count / kBroadcasts);
     }
-    DEVICE MatrixEpilogue of_matrix(const GemmTask& tile) const {
+    DEVICE MatrixEpilogue of_matrix(const GemmWorkTile& tile) const {
         return MatrixEpilogue::of_matrix(params.epilogue, arguments.out, arguments.bias,
                                          arguments.residual, by_block ? nullptr : arguments.scale_a,
                                          by_block ? nullptr : arguments.scale_b, offset(tile, kOut),
@@ -217,12 +217,12 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
             return kSwapAB || !epilogue.is_short || epilogue.by_block || Mainloop::kMixedInput ||
                    adds;
         }
-        DEVICE void begin_residual(const GemmTask& tile, int count) const {
+        DEVICE void begin_residual(const GemmWorkTile& tile, int count) const {
             if (!adds) return;
             residual.begin(count, work.first_row, work.first_col,
                            int(epilogue.offset(tile, kResidual)));
         }
-        DEVICE void begin(const GemmTask& tile) {
+        DEVICE void begin(const GemmWorkTile& tile) {
             const MatmulParams& params = epilogue.params;
             const MatmulArguments& arguments = epilogue.arguments;
             if (kFp8 && epilogue.by_block) begin_block_scales(tile);
@@ -242,7 +242,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
             // With split-K, other blocks' accumulators come to the boxes before.
             if (!kSplitK && !(kSlicedK && warpgroup > 0)) begin_residual(tile, work.count);
         }
-        DEVICE void begin_block_scales(const GemmTask& tile) {
+        DEVICE void begin_block_scales(const GemmWorkTile& tile) {
             const MatmulParams& params = epilogue.params;
             const MatmulArguments& arguments = epilogue.arguments;
             // The tile before is stored from there.
@@ -266,7 +266,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
         }
 
         // Adds the accumulators of other warpgroups and blocks; false: nothing is left to store.
-        DEVICE bool reduce(const GemmTask& tile, int count, Accumulator& accumulator) {
+        DEVICE bool reduce(const GemmWorkTile& tile, int count, Accumulator& accumulator) {
             if constexpr (kSlicedK) {
                 using Reduction = SlicedKReduction<Mainloop>;
                 static_assert(sizeof(typename Reduction::Slices) <= sizeof(Staging) / 2,
@@ -287,7 +287,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
             return true;
         }
         template <class Scheduler>
-        DEVICE void store(const GemmTask& tile, int count, const Accumulator& accumulator) {
+        DEVICE void store(const GemmWorkTile& tile, int count, const Accumulator& accumulator) {
             const MatmulParams& params = epilogue.params;
             if (epilogue.is_short) {
                 Broadcast& broadcast = shared.broadcasts[kPingPong ? warpgroup : 0];

@@ -5,7 +5,7 @@
 #include "gemm/load_tile.cuh"
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/logits_statistics.cuh"
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
@@ -14,7 +14,7 @@ namespace gemm {
 
 struct LogitsParams {
     static constexpr int64_t batch_size = 1;
-    int64_t num_k_tiles, tiles_m, tiles_n, swizzle;  // swizzle: in tiles (GemmTask::of_block)
+    int64_t num_k_tiles, tiles_m, tiles_n, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
     EpilogueParams epilogue;                         // its `out`: logits, or y
 };
 
@@ -31,8 +31,8 @@ template <class Mainloop> struct LogitsArguments {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }
-    DEVICE static int a_batch(const GemmTask&) { return 0; }
-    DEVICE static int b_batch(const GemmTask&) { return 0; }
+    DEVICE static int a_batch(const GemmWorkTile&) { return 0; }
+    DEVICE static int b_batch(const GemmWorkTile&) { return 0; }
     DEVICE static int stage_bytes() {
         return Mainloop::StageRows::kBytes + Mainloop::StageCols::kBytes;
     }
@@ -105,7 +105,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
     DEVICE PartialSoftmaxEpilogue(const Params& params, const Arguments& arguments)
         : params(params), arguments(arguments) {}
     DEVICE bool loads() const { return false; }
-    DEVICE void load(SharedStorage&, const GemmTask&, int) const {}
+    DEVICE void load(SharedStorage&, const GemmWorkTile&, int) const {}
 
     // Scale and bias of a thread's two columns, loaded beside the mainloop.  Columns beyond the
     // matrix count as -inf.
@@ -193,10 +193,10 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
                         const int line = top + wgmma_col(lane, j / 2 * 4 + j % 2);
-                        const int place = (warp * 2 + lane / 16) ^ line % 8;
+                        const int column = (warp * 2 + lane / 16) ^ line % 8;
                         const float* two = eight + j / 2 * 4 + j % 2;
                         unsigned char* at =
-                            lines + line * kLineBytes + place * 16 + lane / 4 % 4 * 4;
+                            lines + line * kLineBytes + column * 16 + lane / 4 % 4 * 4;
                         *reinterpret_cast<uint32_t*>(at) = pack<Out>(two[0], two[2]);
                     }
                 } else {
@@ -204,8 +204,8 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                         pack<Out>(eight[0], eight[1]), pack<Out>(eight[2], eight[3]),
                         pack<Out>(eight[4], eight[5]), pack<Out>(eight[6], eight[7])};
                     const int line = top + lane / 16 * 8 + lane % 8;
-                    const int place = (warp * 2 + lane / 8 % 2) ^ line % 8;
-                    store_matrix<true>(lines + line * kLineBytes + place * 16, packed);
+                    const int column = (warp * 2 + lane / 8 % 2) ^ line % 8;
+                    store_matrix<true>(lines + line * kLineBytes + column * 16, packed);
                 }
             }
             fence_async_proxy();
@@ -330,24 +330,26 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                                                epilogue.arguments.bias, nullptr, nullptr,
                                                epilogue.arguments.scale_b, 0, 0, 0, 0, 0)) {}
         DEVICE bool needs_tile() const { return true; }
-        DEVICE int first_col(const GemmTask& tile) const { return int(tile.col) + work.row; }
-        DEVICE void begin(const GemmTask& tile) {
+        DEVICE int first_col(const GemmWorkTile& tile) const { return int(tile.col) + work.row; }
+        DEVICE void begin(const GemmWorkTile& tile) {
             if (!epilogue.arguments.logits) columns.load(matrix, first_col(tile));
         }
-        DEVICE bool reduce(const GemmTask&, int, Accumulator&) const { return true; }
+        DEVICE bool reduce(const GemmWorkTile&, int, Accumulator&) const { return true; }
         template <class Scheduler>
-        DEVICE void store(const GemmTask& tile, int, Accumulator& accumulator) {
+        DEVICE void store(const GemmWorkTile& tile, int, Accumulator& accumulator) {
             if (epilogue.arguments.logits) return store_with_statistics(tile, accumulator);
             if (epilogue.params.epilogue.out_dtype == kHalf) store_y<half>(tile, accumulator);
             else store_y<bf16>(tile, accumulator);
         }
-        template <class Out> DEVICE void store_y(const GemmTask& tile, Accumulator& accumulator) {
+        template <class Out> DEVICE void store_y(const GemmWorkTile& tile,
+                                                 Accumulator& accumulator) {
             store_probabilities<Out>(staging.passes[warpgroup], epilogue.arguments.y_map,
                                      epilogue.params.epilogue, columns,
                                      epilogue.arguments.statistics, num_sets, int(tile.row),
                                      first_col(tile), accumulator);
         }
-        DEVICE void store_with_statistics(const GemmTask& tile, const Accumulator& accumulator) {
+        DEVICE void store_with_statistics(const GemmWorkTile& tile,
+                                          const Accumulator& accumulator) {
             const int first_row = int(tile.row);
             store_logits(staging.warps[warp], matrix, first_row,
                          first_col(tile) + warp % 4 * kWarpRows, accumulator);

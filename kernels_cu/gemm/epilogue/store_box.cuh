@@ -49,14 +49,14 @@ template <class Tile> struct StoreBox {
     DEVICE static void move_slice(unsigned char* box, int slice, Pairs& packed) {
         const int lane = Tile::lane(), warp = threadIdx.x / 32;
         // 16 bytes of a line.
-        const auto place = [&](int line, int i) {
+        const auto address = [&](int line, int i) {
             return box + line * kLineBytes + (i ^ line % 8) * 16;
         };
         if constexpr (kPairedRows) {  // two rows of a column are one word
 #pragma unroll
             for (int i = 0; i < kValues / 2; ++i) {
                 const int line = slice * kSlice + wgmma_col(lane, i / 2 * 4 + i % 2);
-                unsigned char* words = place(line, warp % 4 * 2 + lane / 16);
+                unsigned char* words = address(line, warp % 4 * 2 + lane / 16);
                 auto& word = *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4);
                 if constexpr (kLoads) packed[i] = word;
                 else word = packed[i];
@@ -66,8 +66,8 @@ template <class Tile> struct StoreBox {
             for (int j = 0; j < kSlice / 16; ++j) {
                 const int line = slice * kSlice + j * 16 + lane / 16 * 8 + lane % 8;
                 unsigned char* row =
-                    kSwapAB ? place(line, warp % 4 * 2 + lane / 8 % 2)
-                            : place(lane % 16, slice * (kSlice / 8) + 2 * j + lane / 16);
+                    kSwapAB ? address(line, warp % 4 * 2 + lane / 8 % 2)
+                            : address(lane % 16, slice * (kSlice / 8) + 2 * j + lane / 16);
                 uint32_t four[4];
                 if constexpr (kLoads) load_matrix<kSwapAB>(four, row);
 #pragma unroll

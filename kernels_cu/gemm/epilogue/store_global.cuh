@@ -21,7 +21,7 @@ template <class Tile> struct StoreGlobal {
                       kNumLines = kWarpRows * kChunk / kRun / kRuns;
         const int lane = Tile::lane();
         // Swizzled: lanes spread over the banks.
-        const auto place = [&](int line, int run) {
+        const auto address = [&](int line, int run) {
             const int bits = kSwapAB ? line / 2 % 2 : line % 8;
             return &staging.chunk[line * kRuns * kRun + (run ^ bits) * kRun];
         };
@@ -41,10 +41,10 @@ template <class Tile> struct StoreGlobal {
                                            bit_cast<uint32_t>(pair[1])};
                     const int r = Tile::row_of_half(lane, i / 2 % 2), at = wgmma_col(lane, i);
                     if constexpr (kSwapAB) {
-                        place(at, r / kRun)[r % kRun] = bits.words[0];
-                        place(at + 1, r / kRun)[r % kRun] = bits.words[1];
+                        address(at, r / kRun)[r % kRun] = bits.words[0];
+                        address(at + 1, r / kRun)[r % kRun] = bits.words[1];
                     } else {
-                        *reinterpret_cast<Bytes<8>*>(&place(r, at / kRun)[at % kRun]) = bits;
+                        *reinterpret_cast<Bytes<8>*>(&address(r, at / kRun)[at % kRun]) = bits;
                     }
                 }
             }
@@ -54,7 +54,7 @@ template <class Tile> struct StoreGlobal {
 #pragma unroll 1
             for (int line = lane / kRuns; line < kNumLines; line += 32 / kRuns) {
                 const int at = lane % kRuns * kRun;
-                const uint32_t* from = place(line, lane % kRuns);
+                const uint32_t* from = address(line, lane % kRuns);
                 ElementAccumulator run[kRun];
 #pragma unroll
                 for (int i = 0; i < kRun; i += 4) {

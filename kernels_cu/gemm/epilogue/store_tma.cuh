@@ -111,9 +111,9 @@ template <class Tile> struct StoreTma {
         const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
         const typename Tile::OwnChunks own;
         // 16 x 16 elements of a box, from its column `begin` on.
-        const int place_of_lane = lane % 16 * kLineBytes + (lane / 16 ^ lane % 8) * 16;
+        const int lane_address = lane % 16 * kLineBytes + (lane / 16 ^ lane % 8) * 16;
         const auto matrix = [&](unsigned char* from, int begin) {
-            return from + (place_of_lane ^ begin * 2);
+            return from + (lane_address ^ begin * 2);
         };
         // Of a chunk of the columns of rows 64 * m on, from its column `begin` on.  to: its box.
         const auto pack_columns = [&](int m, int chunk, int begin, unsigned char* to,

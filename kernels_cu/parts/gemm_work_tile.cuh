@@ -42,22 +42,23 @@ struct BatchLayout {
 };
 
 // One tile of one matrix of the batch, and one split of its k.
-struct GemmTask {
+struct GemmWorkTile {
     int64_t batch, row, col;  // of the tile's first element
     int64_t tile, split;      // tile: its number in the batch's order
 
     // Blocks that run at the same time share rows of A and columns of B in the L2 cache: they go
     // down `height` tiles before they go right.  All tiles of a split follow each other; there are
     // less than 2^31 in all.
-    DEVICE static GemmTask of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n,
-                                    uint32_t batch, int tile_m, int tile_n, uint32_t height = 8) {
+    DEVICE static GemmWorkTile of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n,
+                                        uint32_t batch, int tile_m, int tile_n,
+                                        uint32_t height = 8) {
         if (height > tiles_m) height = tiles_m;
         // Where there is one of something, without a division: until a block knows its tile, the
         // tensor cores wait.
         const auto divide = [](uint32_t x, uint32_t by) {
             return x < by ? 0 : by == 1 ? x : x / by;
         };
-        GemmTask task;
+        GemmWorkTile work;
         const uint32_t tiles = tiles_m * tiles_n;
         const uint32_t split = divide(index, tiles * batch), tile = index - split * tiles * batch;
         const uint32_t matrix = divide(tile, tiles), in_matrix = tile - matrix * tiles;
@@ -65,11 +66,11 @@ struct GemmTask {
         const uint32_t in_group = in_matrix - group * height * tiles_n;
         const uint32_t top = group * height, rest = tiles_m - top;
         const uint32_t rows = rest < height ? rest : height, col = divide(in_group, rows);
-        task.row = int64_t(top + in_group - col * rows) * tile_m;
-        task.col = int64_t(col) * tile_n;
-        task.batch = matrix;
-        task.tile = tile;
-        task.split = split;
-        return task;
+        work.row = int64_t(top + in_group - col * rows) * tile_m;
+        work.col = int64_t(col) * tile_n;
+        work.batch = matrix;
+        work.tile = tile;
+        work.split = split;
+        return work;
     }
 };

@@ -69,15 +69,15 @@ struct AttentionHead {
 // The head's number and the tile of queries of a block.  Heads whose keys and values fit in the L2
 // cache together are a section; in it the tiles come from the last on, which has the most keys if
 // any has more.
-struct AttentionPlace {
+struct AttentionWorkTile {
     int head, tile;
 
-    DEVICE static AttentionPlace of(const AttentionParams& params, uint32_t index) {
+    DEVICE static AttentionWorkTile of(const AttentionParams& params, uint32_t index) {
         return of(index, params.tiles, params.batch * params.heads, params.heads_per_section);
     }
     // Of `all` heads with so many tiles each.
-    DEVICE static AttentionPlace of(uint32_t index, uint32_t tiles, uint32_t all,
-                                    uint32_t per_section) {
+    DEVICE static AttentionWorkTile of(uint32_t index, uint32_t tiles, uint32_t all,
+                                       uint32_t per_section) {
         const uint32_t section = index / (per_section * tiles),
                        in_section = index % (per_section * tiles);
         const uint32_t rest = all - section * per_section,
