@@ -1,10 +1,10 @@
-// dequant_softmax.cu: the logits A @ (scale_b * B) + bias in FP32 and, for every row and kSetColumns
-// columns, their maximum and the sum of exp(logit - maximum), from which normalize_logits.cu makes the
+// dequant_softmax.cu: FP32 logits A @ (scale_b * B) + bias, and for each row and set of kSetColumns
+// columns their maximum and sum of exp(logit - maximum), which normalize_logits.cu turns into the
 // softmax.
 //
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: as gemm.cu's.  Dynamic shared memory
-// sizeof(GemmStorage).  statistics: (m, ceil(n / kSetColumns)).
+// Launch: as gemm.cu, dynamic shared memory sizeof(GemmStorage).  statistics: (m, ceil(n /
+// kSetColumns)).
 constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
@@ -20,7 +20,7 @@ struct LogitsParams {
 };
 using FragmentStatistics = MaxSum[kTileM][kTileN / 16];
 
-// Finishes a tile's logits and stores them and their statistics.
+// Epilogue: stores a tile's logits and their statistics.
 DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
                          const WarpCoord& warp, const GemmWorkTile& work,
                          const MatrixEpilogue& epilogue, const AccumulatorTile& acc,

@@ -1,15 +1,16 @@
-// dual_gemm.cu: out = silu(A @ B1) * (A @ B2) for a batch of matrices, in one pass over A: a block
-// computes the same tile of both products (parts/mainloop.cuh), which meet in the epilogue
-// (parts/gate.cuh).
+// dual_gemm.cu: out = silu(A @ B1) * (A @ B2) for a batch of matrices, in one pass over A.
+//
+// A block computes the same tile of both products (parts/mainloop.cuh); the epilogue multiplies
+// them (parts/gate.cuh).
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: as gemm.cu's.
+// Launch: as gemm.cu.
 constexpr int kProducts = 2;
 #include "parts/gate.cuh"
 #include "parts/gemm_tile.cuh"
 
 struct DualParams {
     TileParams tile;
-    EpilogueParams epilogues[2];  // of each product; the output is the first one's
+    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
     int64_t policy;
 };
 

@@ -1,11 +1,12 @@
-// gemm.cu: out = activation(alpha * (A @ B) + bias) + residual for a batch of matrices.
+// gemm.cu: out = activation(alpha * (A @ B) + bias) + residual for a batch of matrices, on any
+// target.
 //
-// A block computes one tile (parts/mainloop.cuh), puts its fragments in shared memory one after
-// another and finishes them in runs of neighbouring columns (parts/epilogue.cuh); splits of k:
+// A block computes one tile (parts/mainloop.cuh).  Its accumulators go through shared memory, so
+// that the epilogue stores runs of contiguous columns (parts/epilogue.cuh).  Split-K:
 // parts/gemm_tile.cuh.
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: grid (tiles * batch * splits; of kReducePartials: tiles * batch), block (kNumThreads), dynamic
-// shared memory sizeof(GemmStorage).
+// Launch: grid (tiles * batch * splits; in pass kReducePartials tiles * batch), block
+// (kNumThreads), dynamic shared memory sizeof(GemmStorage).
 constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"

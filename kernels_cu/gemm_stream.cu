@@ -1,17 +1,16 @@
-// gemm_stream.cu: out = activation(alpha * (scale_a * (scale_b * (A @ B))) + bias) + residual for up
-// to 16 rows, where the time is that of reading B.
+// gemm_stream.cu: skinny GEMM, m <= 16: out = activation(alpha * (scale_a * (scale_b * (A @ B))) +
+// bias) + residual, bound by the read of B.
 //
-// A block has kTileN columns.  Its warps share k, kDepth each of every kWarps * kDepth, and wait for
-// nobody before the end: a warp brings its part of B, in lines of 128 bytes where they run along k, and
-// of A by asynchronous copies through kStages stages of its own.  What the epilogue needs is loaded
-// while the first stages are on their way, and there is little code besides: a lone wave of blocks waits
-// for every instruction that it meets for the first time.
-// The transposed product is computed, since the matrix unit's second operand can have 8 rows: up to 8
-// rows of A are read and multiplied as 8.
-// Constants: ElementA, ElementB; Compute, what they are multiplied as; kRows, 8 or 16, that A has at
-// most; kTileN, kDepth, kStages; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
-// multiples of 16 bytes and are whole chunks of 16; kCovered: of 16-bit numbers, and only the operands
-// begin so, lines of any length anywhere.
+// A block computes kTileN columns; its warps split k, kDepth each of every kWarps * kDepth.  Each
+// warp streams its part of A and B through its own cp.async pipeline of kStages stages, without
+// block barriers in the mainloop.  The loads of the epilogue overlap the pipeline's prologue.  The
+// code is short: with one wave of blocks, every instruction cache miss shows.
+// The product is computed with swap-AB, because the second operand of mma.sync may have 8 columns:
+// m <= 8 costs 8 rows, not 16.
+// Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16, the
+// largest m; kTileN, kDepth, kStages; kOuterMajorB: B is MN-major, otherwise K-major as A.  Rows
+// are aligned to 16 bytes and are whole 16-byte chunks.  kCovered: misaligned rows of 16-bit
+// elements and any length; only the operands themselves are aligned.
 // Launch: grid (kParts * ceil(n / (kParts * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(StreamStorage).
 #include "parts/misaligned_tile.cuh"
@@ -20,38 +19,39 @@
 #include "parts/shared_tile.cuh"
 
 struct StreamParams {
-    int64_t a_row, b_line;  // from a row of A, and from a line of B, to the next, in elements
+    int64_t a_row, b_line;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
-    struct { int64_t block, quarter, row, word; } groups;  // GroupScales, of NVFP4
+    struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
     EpilogueParams epilogue;
 };
 
 constexpr int kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
-// Operands are converted on the way from shared memory to fragments, two of them at once.
+// Mixed input: operands are converted between shared memory and fragments, two fragments at once.
 constexpr bool kMixedInput =
     sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
-constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: a byte has two numbers along k
+constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: two elements along k in a byte
 constexpr LaneOrder kLaneOrder =
     kScaled ? LaneOrder::kEights
     : sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
-// Of lines along k that begin anywhere every eighth begins at the same place of its first chunk.  A block
-// has such columns: it reads B's chunks from their beginning, and A as if its rows began as far before.
+// Of misaligned K-major rows of 16-bit elements every eighth has the same alignment.  A block
+// computes such columns: it reads B's chunks from their aligned start, and A from as many elements
+// before its own.
 constexpr int kParts = kCovered && !kOuterMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
 using AccumulatorFragment = Accumulator<Compute>;
 using ElementAccumulator = typename AccumulatorFragment::Scalar;
 
-// Of 8 rows a fragment has each twice; what becomes of the second ones nobody reads.
+// m <= 8: the fragment repeats its 8 rows; the copies' accumulators are unused.
 struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     DEVICE const void* operator()(int line, int chunk) const {
         return &this->chunks[this->index(line % kRows, chunk)];
     }
 };
-constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
+constexpr int kPerElement = kScaled ? 2 : 1;  // values of an element of B
 constexpr int kLinesB = kOuterMajorB ? kDepth : kTileN,
               kLineB = kOuterMajorB ? kTileN : kDepth / kPerElement;
 using TileA =
@@ -78,27 +78,26 @@ struct StreamStorage {
     } warps[kWarps];
 };
 
-// The chunks of an operand that a lane copies into one stage after the other.
+// A lane's share of an operand's copies, stage by stage.
 template <class T, class Tile>
 struct LaneCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
-    static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
+    static constexpr int kAtOnce = kWarpSize / kChunks;  // rows per iteration
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
-    // Of a line in memory that neighbours of the warp or of the block bring the rest of.
+    // L2 prefetch size of cp.async, where other lanes or blocks read the rest of the 128 bytes.
     static constexpr int kL2Prefetch = kCovered || kChunks < 8 ? 128 : 0;
-    const T* next;  // the first chunk of the next stage
+    const T* next;  // source of the next stage
     int64_t next_line, next_stage;
     int line, chunk, index;
 
     DEVICE LaneCopier(const T*, const T* origin, int64_t line_stride, int64_t stage_stride)
         : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
         chunk = lane_id() % kChunks;
-        line = opaque(lane_id() / kChunks);  // or the loop would work it out again
+        line = opaque(lane_id() / kChunks);  // kept in a register: the loop would recompute it
         index = opaque(Tile::index(line, chunk));
         next = origin + line * line_stride + chunk * kPerChunk;
     }
-    // Of `lines` lines of `elements`; the rest of the tile becomes zero.
     DEVICE void start(Tile& tile, int lines, int elements) {
         const T* from = next;
         const int own = chunk * kPerChunk < elements ? lines : 0;
@@ -118,7 +117,7 @@ template <class T, class Tile>
 using CopierOf =
     typename Choose<kIsMisaligned<Tile>, MisalignedCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
 
-// Words of scales beside NVFP4's codes, that a lane copies.
+// A lane's share of the copies of NVFP4's scales, in words of four.
 template <class Tile>
 struct ScaleCopier {
     static constexpr int kLineWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kLineWords;
@@ -140,7 +139,8 @@ struct ScaleCopier {
                                 first_k + word % kLineWords * int64_t(kWordK));
         }
     }
-    // Of `lines` lines of `numbers` along k, a multiple of a word's; the others become zero.
+    // Copies the scales of `lines` rows and `numbers` elements of k, a multiple of a word's; the
+    // rest of the tile becomes zero.
     DEVICE void start(Tile& tile, int lines, int numbers) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
@@ -204,7 +204,7 @@ DEVICE void multiply_stage(const SkinnyStage& stage, const LinePhases& of_a, con
     }
 }
 
-// Of the first stage, whose lines begin `count` numbers before their operands do.
+// Zeroes the `count` elements that the first stage has before its rows.
 template <class Stage>
 DEVICE void clear_heads(Stage& stage, const LinePhases& of_a, int count) {
     for (int line = lane_id(); line < kTileN; line += kWarpSize) {
@@ -216,13 +216,13 @@ DEVICE void clear_heads(Stage& stage, const LinePhases& of_a, int count) {
     }
 }
 
-// kRun neighbouring columns of a row, that a thread finishes, and what becomes of their sums.
+// The epilogue of kRun contiguous columns of a row, by one thread.
 constexpr int kRun = 4, kRowRuns = kTileN / kRun;
 constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
 struct FinishedRun {
     int row, tile_col;
     int64_t col;
-    int count;  // of its columns that exist
+    int count;  // valid columns
     float scales[kRun], bias[kRun] = {}, residual[kRun] = {}, factor = 1.0f;
 
     DEVICE void prepare(const MatrixEpilogue& epilogue, int number, int64_t first_col) {
@@ -259,7 +259,7 @@ struct FinishedRun {
         if (p.activation != kNoActivation) {
 #pragma unroll 1
             for (int i = 0; i < kRun; ++i) {
-                // The loop takes one code for all; the first value is always the next one.
+                // A rolled loop saves code: the values rotate through values[0].
                 const float first = activate(values[0], p.activation);
                 values[0] = values[1];
                 values[1] = values[2];
@@ -283,7 +283,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const int64_t first_col = int64_t(blockIdx.x / kParts) * kTileN;
     EpilogueParams epilogue_params = params.epilogue;
     int64_t b_line = params.b_line;
-    int before = 0;  // numbers of a line's first chunk that are not of the line
+    int before = 0;  // elements of a row's first chunk that precede the row
     const ElementB* first_b = b;
     if constexpr (kParts > 1) {
         first_b += part * b_line;
@@ -340,7 +340,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
 #pragma unroll 1
     for (int k = first_k; k < last_k; k += kStride) {
         copy_async_wait<kStages - 2>();
-        sync_warp();  // this stage is whole, and the one before it has been read by all lanes
+        sync_warp();  // this stage has arrived, and all lanes have read the one before it
         load_next();
         if constexpr (kParts > 1) {
             if (k == 0 && before > 0) {
@@ -352,7 +352,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
-    sync_warp();  // the sums take the stages' place
+    sync_warp();  // the accumulators overwrite the stages
 #pragma unroll
     for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll

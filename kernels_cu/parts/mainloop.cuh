@@ -249,7 +249,7 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
     MmaAccumulatorTile products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
-        sync_block();  // this stage is whole, and the one before it has been read by all
+        sync_block();  // this stage has arrived, and the one before it has been read by all
         load_next();
         if constexpr (kPromoteK > 0) {
             multiply_stage(stages[stage], warp, products);

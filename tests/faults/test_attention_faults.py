@@ -72,21 +72,21 @@ FAULTS = {
         "attention.cu", "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
     ),
     "values are loaded over while they are read": Fault(
-        "attention.cu", "sync_block();  // the keys are there", "// the keys are there", "tails"
+        "attention.cu", "sync_block();  // the keys have arrived", "// the keys are there", "tails"
     ),
     "keys are loaded over while they are read": Fault(
-        "attention.cu", "sync_block();  // the values are there", "// the values are there", "tails"
+        "attention.cu", "sync_block();  // the values have arrived", "// the values are there", "tails"
     ),
     "keys too early": Fault(
         "attention.cu",
-        "copy_async_wait<0>();\n        sync_block();  // the keys are there",
-        "copy_async_wait<1>();\n        sync_block();  // the keys are there",
+        "copy_async_wait<0>();\n        sync_block();  // the keys have arrived",
+        "copy_async_wait<1>();\n        sync_block();  // the keys have arrived",
         "tails",
     ),
     "values too early": Fault(
         "attention.cu",
-        "copy_async_wait<0>();\n        sync_block();  // the values are there",
-        "copy_async_wait<1>();\n        sync_block();  // the values are there",
+        "copy_async_wait<0>();\n        sync_block();  // the values have arrived",
+        "copy_async_wait<1>();\n        sync_block();  // the values have arrived",
         "tails",
     ),
     "the tile that the end cuts is taken for a whole one": Fault(

@@ -19,7 +19,7 @@ FILE = "gemm_stream.cu"
 COVERED = "parts/misaligned_tile.cuh"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
-        FILE, "sync_warp();  // this stage is whole", "// this stage is whole", "k along lines"
+        FILE, "sync_warp();  // this stage has arrived", "// this stage has arrived", "k along lines"
     ),
     "a stage too early": Fault(
         FILE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "k along lines"

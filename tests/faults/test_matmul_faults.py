@@ -21,8 +21,8 @@ MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul
 FAULTS = {
     "no barrier between stages": Fault(
         "parts/mainloop.cuh",
-        "        sync_block();  // this stage is whole",
-        "        // this stage is whole",
+        "        sync_block();  // this stage has arrived",
+        "        // this stage has arrived",
         "tails",
     ),
     "a stage too early": Fault(
