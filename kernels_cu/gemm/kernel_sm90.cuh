@@ -2,12 +2,14 @@
 // the consumer warpgroups run the mainloop and the epilogue, persistently over the tiles of a
 // scheduler.
 //
-// Epilogue gives what differs between the kernels: Params (numbers, by value), Arguments (tensor
-// maps and arrays), Loader, what is in shared memory, and
-//   load       the broadcasts of one tile, by the producer warpgroup's second warp, if loads()
-//   Consumer   a consumer's own state: begin, reduce and store see a tile before and after its
-//              mainloop, finish comes last
-//   kClears    whether accumulators are cleared first: else ptxas serialises wgmma (C7517)
+// An Epilogue has Params (scalars, by value), Arguments (tensor maps and arrays), Loader, Staging
+// and SharedStorage, and
+//   load       loads the broadcasts of one tile, by the producer warpgroup's second warp, if
+//              loads()
+//   Consumer   state of a consumer warpgroup: begin before a tile's mainloop, reduce and store
+//              after it, finish after the last tile
+//   kClears    whether accumulators are cleared before the mainloop: otherwise ptxas serialises
+//              wgmma (C7517)
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
@@ -27,7 +29,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr int kConsumers = Mainloop::kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kPingPong = Mainloop::kPingPong, kSplitK = Mainloop::kSplitK;
-    // Of a thread: what all begin with, then the producer's and the consumers'.
+    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.
     static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
     static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
     static constexpr int kConsumerRegisters =
@@ -44,7 +46,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     SharedStorage& storage;
 
     DEVICE void run() {
-        // From one lane, so that the compiler knows that they are uniform.
+        // A shuffle tells the compiler that they are uniform.
         const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
         if ((warp == 4 * kConsumers && elect_one()) || prefetch_params(params, warp))
             arguments.prefetch_maps();
@@ -54,7 +56,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         }
         const Scheduler scheduler(params);
         const int tile_offset = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
-        // Before the barrier, while another warp initialises the pipeline's.
+        // Before the barrier: overlaps the initialisation of the pipeline.
         const OutputTile first_tile =
             scheduler.tile(params, scheduler.first + tile_offset * scheduler.step);
         const Loader loader{arguments};

@@ -1,5 +1,5 @@
-// What the producer of a dual GEMM loads for one output tile: a tile of A and the same columns of
-// both matrices B, which lie behind each other in a stage, as if they were one matrix's.
+// Producer loads of a dual GEMM: a tile of A and the same columns of both matrices B, adjacent in a
+// stage, as if of one matrix.
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/gemm_work_tile.cuh"
 
@@ -17,7 +17,7 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static constexpr int kTileK = Mainloop::kTileK;
     const Arguments& arguments;
 
-    // Columns of a box.  With SwapAB for few rows of A, tiles may have fewer boxes
+    // Columns of a box.  With SwapAB and few rows of A a tile may have fewer boxes
     // (EvenColumnsScheduler).
     static constexpr int kColumns = Mainloop::kTileN / 2;  // of either matrix
     static constexpr bool kFewRows = kSwapAB && !Mainloop::kMixedInput;

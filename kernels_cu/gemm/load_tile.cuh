@@ -1,4 +1,4 @@
-// What the producer loads for one output tile: a tile of A and one of B for every stage.
+// Producer loads of one output tile: a tile of A and one of B per stage.
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/gemm_work_tile.cuh"
 
@@ -15,9 +15,9 @@ template <class Mainloop, class Arguments> struct TileLoader {
     static constexpr int kCols = Mainloop::kCols;
     const Arguments& arguments;
 
-    // Blocks whose rows of 8-bit weights are as far apart as they are long would all read the same
-    // few memory banks at the same pace: they begin at different k, of which the columns alone
-    // decide.
+    // 8-bit weights whose row stride equals their length: in lockstep, all blocks would hit the
+    // same few DRAM banks.  Tiles therefore start at different k, a function of their columns
+    // alone.
     static constexpr bool kSpreads = Mainloop::kSlicedK && Mainloop::kMixedInput &&
                                      !Mainloop::kMnMajorRows && kCols < 64 && !kMulticast &&
                                      !kSame<typename Mainloop::RowElement, e2m1x2>;

@@ -1,12 +1,10 @@
 // The gated epilogue of a dual GEMM: out = silu(d1) * d2 of the accumulators d1, d2 of both
 // products.
 //
-// A thread has accumulators of the same places of both, which meet in registers: those of kOwnCols
-// columns of the first product from 0 on, of the second from kCols / 4 on.  With SwapAB the columns
-// are the rows of the accumulators:
-//   - NVFP4 weights: ConvertNvfp4 takes 8 of either matrix in a warp, so that a thread has both as
-//     well;
-//   - few rows of A, with SlicedK: they are in different warps and meet in shared memory.
+// A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
+// from kCols / 4 on.  With SwapAB the columns are the rows of the accumulators:
+//   - NVFP4 weights: ConvertNvfp4 gives a warp 8 rows of either matrix, so that a thread has both;
+//   - few rows of A, sliced-K: d1 and d2 are in different warps and go through shared memory.
 #include "gemm/epilogue/gated_scales.cuh"
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"
@@ -20,10 +18,10 @@ namespace gemm {
 struct DualParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
-    EpilogueParams epilogues[2];  // of each product; the output is the first one's
+    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
     int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
     int64_t policy;
-    int64_t num_groups;                                       // of NVFP4's k
+    int64_t num_groups;                                       // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
 
     DEVICE int64_t columns() const { return epilogues[0].n; }
@@ -70,14 +68,15 @@ template <class Mainloop_> struct GatedEpilogue {
     static constexpr int kConsumers = Mainloop::kConsumers, kMmasM = Mainloop::kMmasM;
     static constexpr int kCols = Mainloop::kCols;
     static_assert(Mainloop::kSlicedK == kFewRows, "sliced-K is for few rows");
-    // Columns of the output that the block finishes, in slices of a warp.
+    // Output columns that this block stores, in slices of a warp.
     static constexpr int kOwnCols = Loader::kColumns / (kSplitK ? Mainloop::kClusterSize : 1);
     static constexpr int kSlice = 16, kSlices = kOwnCols / kSlice;
-    // TMA stores a warp's rows in boxes of kBoxCols columns, swizzled by their lines.
+    // TMA stores a warp's rows in boxes of kBoxCols columns, swizzled by the box's width.
     static constexpr int kBoxCols = kOwnCols % 64 == 0 ? 64 : kOwnCols % 32 == 0 ? 32 : 16;
     static constexpr int kBoxLine = 2 * kBoxCols, kBoxBytes = kWarpRows * kBoxLine;
 
-    // Few rows: what a thread has of a tile, and where all threads leave it, for every second tile.
+    // Few rows: a thread's accumulators, and the staging of all threads, double-buffered over
+    // tiles.
     static constexpr int kFew = kCols / 2;
     using FewAccumulators = typename Mainloop::ElementAccumulator[kFew][128 * kConsumers];
     union Staging {
@@ -98,7 +97,7 @@ template <class Mainloop_> struct GatedEpilogue {
     DEVICE bool loads() const { return false; }
     DEVICE void load(SharedStorage&, const GemmWorkTile&, int) const {}
 
-    // Stages slice `slice`: 16 x 16 values as store_matrix takes them.
+    // Stages the 16 x 16 values of slice `slice` by store_matrix.
     DEVICE static void stage_slice(unsigned char* staging, int slice, const uint32_t (&packed)[4]) {
         const int lane = threadIdx.x % 32, line = lane % 16, column = slice * 2 + lane / 16;
         constexpr int kBoxColumns = kBoxLine / 16;
@@ -107,7 +106,7 @@ template <class Mainloop_> struct GatedEpilogue {
             staging + column / kBoxColumns * kBoxBytes + (at ^ (at >> 3 & (kBoxLine - 16))),
             packed);
     }
-    // By the warp: stores the 16 rows that it has staged, from (row, col) on, by TMA.
+    // By a warp: TMA store of its 16 staged rows at (row, col).
     DEVICE static void store_staged(const TensorMap& map, const unsigned char* staging, int row,
                                     int col, int batch) {
         fence_async_proxy();
@@ -120,14 +119,14 @@ template <class Mainloop_> struct GatedEpilogue {
             tma_store_commit();
         }
     }
-    // Until TMA has read what the warp staged before.
+    // Waits until TMA has read the warp's staging.
     DEVICE static void wait_staged() {
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
     }
 
-    // With one factor for each product, in FP32 up to the output.  (row, col): of the warp's first
-    // accumulator in the output.
+    // One factor per product, in FP32 up to the output.  (row, col): the warp's first accumulator
+    // in the output.
     template <class Out>
     DEVICE static void store_scaled(unsigned char* staging, const TensorMap& map,
                                     const float (&factors)[2], int row, int col, int batch,
@@ -153,7 +152,7 @@ template <class Mainloop_> struct GatedEpilogue {
         }
     }
 
-    // The same for all scales, policies and outputs; map: null where TMA cannot store the output.
+    // General: all scales, policies and outputs.  map: null where TMA cannot store the output.
     template <class AccumulatorArray>
     DEVICE static void store_general(unsigned char* staging, const TensorMap* map,
                                      const GatedScales& scales, int policy, int row, int col,
@@ -210,12 +209,12 @@ template <class Mainloop_> struct GatedEpilogue {
         }
     }
 
-    // Mixed input: a thread's accumulators are of one column `col` of the output, of both products
-    // in turn, from row `row` on.
+    // Mixed input: a thread's accumulators are of output column `col`, from row `row` on,
+    // alternately of either product.
     DEVICE static void store_column(const GatedScales& scales, int policy, int row, int col,
                                     const Accumulator& accumulator) {
         const EpilogueParams& params = scales.first.params;
-        constexpr int kProductRows = 16;  // of both products, finished at once
+        constexpr int kProductRows = 16;  // of both products, per iteration
         const int lane = threadIdx.x % 32;
         if (col >= params.n) return;
         const float factors[2] = {GatedScales::col(scales.first, col),
@@ -250,9 +249,9 @@ template <class Mainloop_> struct GatedEpilogue {
         }
     }
 
-    // Few rows: both warpgroups have accumulators of every second stage; the first half of a
-    // warpgroup's warps has those of B1's columns, the other one those of B2's. last_col: one more
-    // than the tile's last column.
+    // Few rows, sliced-K: both warpgroups have partial accumulators; the first half of a
+    // warpgroup's warps has B1's columns, the second half B2's.  last_col: one past the tile's last
+    // column.
     DEVICE static void store_few_rows(FewAccumulators& of_tile, const GatedScales& scales,
                                       int policy, int row, int col, int last_col,
                                       const Accumulator& accumulator) {
@@ -309,7 +308,7 @@ template <class Mainloop_> struct GatedEpilogue {
         DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
             return epilogue.params.batch.offset(operand, tile.batch);
         }
-        // Mixed input: the thread's column of the output.
+        // Mixed input: the thread's output column.
         DEVICE int own_col(const GemmWorkTile& tile) const {
             return int(tile.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
         }
