@@ -1,7 +1,7 @@
 // normalize_span.cu: layer_norm (kCentered) and rms_norm of contiguous rows of any length
 // (rows/load_span.cuh), with contiguous weights of their dtype or FP32; neither quantized nor
 // compensated.
-// The other arguments are those of normalize_shared.cu.
+// Other arguments: as normalize_shared.cu.
 // Constants: Element, kCentered and those of rows/load_span.cuh.
 // Launch: grid (ceil(rows / (kNumThreads >> params.threads_log2))), block (kNumThreads), dynamic
 // shared memory sizeof(SpanStorage), twice that with a residual.

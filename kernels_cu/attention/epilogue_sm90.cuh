@@ -1,5 +1,5 @@
-// The epilogue of Hopper attention: outputs over the row sums, by way of the queries' shared memory, to a TMA
-// store; log-sum-exp and row statistics by threads.
+// The epilogue of Hopper attention: normalises the outputs and stores them by TMA through the
+// queries' shared memory; threads store log-sum-exp and row statistics.
 #include "attention/mask_sm90.cuh"
 #include "parts/online_softmax.cuh"
 

@@ -1,7 +1,7 @@
 // The mainloop of a consumer warpgroup of Hopper attention: 64 queries of a tile.
 //
-// S = Q K^T and O += P V by wgmma; P stays in registers, as wgmma's A.  The softmax of one key tile runs
-// beside O += P V of the tile before.
+// S = Q K^T and O += P V by wgmma; P stays in registers, as wgmma's A.  The softmax of one key tile
+// overlaps O += P V of the previous one.
 #include "attention/epilogue_sm90.cuh"
 
 namespace attention {
@@ -27,7 +27,7 @@ template <class Traits> struct MainloopSm90 {
     const AttentionParams& params;
     const MaskArrays& arrays;
     Epilogue epilogue;
-    int warpgroup;  // in uniform registers
+    int warpgroup;  // uniform
     KeyRange<Traits> keys;
     float top[2], factors[2];
     Softmax softmax;
@@ -57,7 +57,7 @@ template <class Traits> struct MainloopSm90 {
         const auto& q = storage.queries[query_stage];
         const auto& k = storage.keys[stage];
         const uint64_t a = q.k_major(warpgroup * 64), b = k.k_major(0);
-        // Their values are not read: no register is kept, or copied, for them.
+        // Undefined: no register is kept or copied for them.
 #pragma unroll
         for (int i = 0; i < kTileN / 2; ++i) scores[i] = 0.0f;
         wgmma_fence(scores);
@@ -79,7 +79,8 @@ template <class Traits> struct MainloopSm90 {
         }
         wgmma_commit();
     }
-    // Scores become numerators of P; whether the outputs so far are to be multiplied by `factors`.
+    // Turns scores into the numerators of P; returns whether the outputs are to be rescaled by
+    // `factors`.
     DEVICE bool exponentiate(const QueryTile& tile) {
         const ScoreMask<Traits> mask{params, arrays, keys, scores};
         if constexpr (Mask::kArray) mask.apply_array(tile);
@@ -110,9 +111,9 @@ template <class Traits> struct MainloopSm90 {
     DEVICE void finish(int query_stage, const QueryTile& tile) {
         epilogue.store(query_stage, tile, softmax, top, outputs);
     }
-    // The values of a key tile that only other warpgroups keep.  Not before they are there: a phase of
-    // `empty` has one arrival of each warpgroup.  Warps that do not release do not wait: they may be
-    // late by more than a phase.
+    // Releases the values of a key tile that only other warpgroups keep, once they have arrived: a
+    // phase of `empty` has one arrival per warpgroup.  Warps that do not release do not wait, as
+    // they may be more than a phase late.
     DEVICE void release_unused(KvState at) {
         if (kEveryThreadArrives || threadIdx.x % 128 == 0) {
             storage.values_full[at.stage].wait(at.phase);
@@ -120,14 +121,13 @@ template <class Traits> struct MainloopSm90 {
         }
         sync_warp();
     }
-    // The queries are there; but the compiler moves no wait for a GEMM across a possible loop, to before
-    // the exponentials that it follows, which read none of its registers.
+    // The queries have arrived.  A possible loop here keeps the compiler from moving the wait for
+    // wgmma above the exponentials that precede it and read none of its registers.
     DEVICE void keep_order(QueryState query) {
         storage.queries_full[query.stage].wait(query.phase);
     }
 
-    // The GEMM of the scores of the keys at `next` beside that of the outputs of the values at `at`;
-    // then the softmax of these scores.
+    // S of the keys at `next` beside O += P V of the values at `at`; then the softmax of S.
     DEVICE void step(const QueryTile& tile, QueryState query, const KvState& at,
                      const KvState& next) {
         begin_scores(query.stage, next.stage);
@@ -143,14 +143,14 @@ template <class Traits> struct MainloopSm90 {
         to_fragments();
     }
 
-    // All warpgroups visit the same key tiles.  The first GEMM of the next query tile runs beside the
-    // epilogue of this one.
+    // All warpgroups visit the same key tiles.  The first GEMM of the next query tile overlaps this
+    // one's epilogue.
     DEVICE void run_uniform() {
-        uint32_t index = 0, count = 0;  // of key tiles and of query tiles so far
-        int stored = -1;                // the query stage that a TMA store still reads
+        uint32_t index = 0, count = 0;  // key tiles and query tiles so far
+        int stored = -1;                // query stage that a TMA store still reads
 #pragma unroll 1
         for (;;) {
-            // A tile after none, or after one whose epilogue nothing ran beside.
+            // The first tile, or one after a tile whose epilogue overlapped nothing.
             QueryState query(count);
             storage.queries_full[query.stage].wait(query.phase);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
@@ -171,7 +171,7 @@ template <class Traits> struct MainloopSm90 {
             wgmma_wait<0>(scores);
 #pragma unroll 1
             for (;;) {
-                // The scores are those of the tile's first keys.
+                // These are the scores of the tile's first keys.
                 release(storage.keys_empty[KvState(index).stage]);
                 exponentiate(storage.tiles[count % Storage::kTiles]);
                 clear();
@@ -220,8 +220,8 @@ template <class Traits> struct MainloopSm90 {
         }
     }
 
-    // Warpgroups skip key tiles that they do not keep.  A warpgroup goes by runs of tiles that it keeps:
-    // values that it has not multiplied yet must not keep others from being loaded.
+    // Warpgroups skip the key tiles that they do not keep.  A warpgroup processes runs of tiles
+    // that it keeps: values that it has not multiplied yet must not block the loads for others.
     DEVICE void run_divergent() {
         uint32_t index = 0;
 #pragma unroll 1
@@ -233,7 +233,7 @@ template <class Traits> struct MainloopSm90 {
             begin(tile);
             clear();
             bool more = tile.num_steps > 0;
-            bool pending = false;  // a tile after the run is skipped
+            bool pending = false;  // the tile after the run is skipped
 #pragma unroll 1
             while (more) {
                 KvState at(index);
@@ -241,7 +241,7 @@ template <class Traits> struct MainloopSm90 {
                 keys.look_up(storage, at.stage);
                 more = keys.more();
                 if (!keys.keeps()) {
-                    named_barrier(1 + threadIdx.x / 128, 128);  // all warps have looked it up
+                    named_barrier(1 + threadIdx.x / 128, 128);  // all warps have read the tile
                     release(storage.keys_empty[at.stage]);
                     release_unused(at);
                     ++index;

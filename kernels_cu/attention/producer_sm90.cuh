@@ -1,7 +1,7 @@
 // The producer of Hopper attention: one thread issues the TMA loads of queries, keys and values.
 //
-// It walks the query tiles of its scheduler and, for each, the key tiles that it needs; it alone reads the
-// lists of a block mask.  What consumers must know of a query tile or a key tile it writes beside it.
+// It iterates over the query tiles of its scheduler and the key tiles that each needs.  It alone
+// reads the lists of a block mask, and passes what consumers need through shared memory.
 #include "attention/storage_sm90.cuh"
 
 namespace attention {
@@ -9,7 +9,7 @@ namespace attention {
 template <class Traits> struct ProducerSm90 {
     using Mask = typename Traits::Mask;
     using Storage = SharedStorage<Traits>;
-    // The tile's rows of blocks have a list each.
+    // One list of key blocks per block row of the tile.
     using KeyTileIterator =
         KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN, Mask::kBlocks>;
     using KvState = PipelineState<Traits::kStages>;
@@ -23,7 +23,7 @@ template <class Traits> struct ProducerSm90 {
     DEVICE static RowRange keys_at(const AttentionHead& head, int key) {
         return {key, head.kv_head, head.batch, int(head.k_first), head.sk};
     }
-    // The key tile that `keys` is at, and what consumers must know of it.
+    // Loads the key tile that `keys` is at, and stores what consumers need of it.
     DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
                           const KeyTileIterator& keys, uint32_t index) {
         const KvState to(index);
@@ -31,7 +31,7 @@ template <class Traits> struct ProducerSm90 {
         if constexpr (Mask::kBlocks) {
 #pragma unroll
             for (int i = 0; i < kConsumers; ++i) {
-                const int own = row + i * 64;  // of the warpgroup
+                const int own = row + i * 64;  // the warpgroup's first row
                 if (i > 0 && Mask::kUniform) {
                     found[i] = found[0];
                     continue;
@@ -83,7 +83,7 @@ template <class Traits> struct ProducerSm90 {
                 q_map, storage.queries_full[query.stage],
                 {row, head.head, head.batch, int(head.q_first), head.sq});
             if (more) load_keys(head, mask, row, keys, index);
-            // Meanwhile, before anybody waits for it.
+            // Overlaps the loads.
             find_tile(scheduler, count + 1);
             for (; more; ++index) {
                 const int key = keys.key;

@@ -19,7 +19,7 @@ struct GridBarrier {
 // and, in the block that arrived last, for those that left.  All threads of a block call it once a
 // launch.  What any block wrote before is visible to `share`, whose results must not depend on the
 // block that computes them.
-template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
+template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F work) {
     sync_block();
     bool leaves = false;
     uint32_t num_left = 0;
@@ -45,16 +45,16 @@ template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
         }
     }
     if (sync_block_or(leaves)) return;
-    constexpr uint32_t kHelps = 1u << 31;
+    constexpr uint32_t kForOther = 1u << 31;
     // The one value that lives across `share`, whose only call is inlined.
-    uint32_t block = blockIdx.x | (sync_block_or(num_left != 0) ? kHelps : 0);
+    uint32_t block = blockIdx.x | (sync_block_or(num_left != 0) ? kForOther : 0);
 #pragma unroll 1
     while (true) {
-        share(block & ~kHelps);
-        if (block < kHelps) return;
+        work(block & ~kForOther);
+        if (block < kForOther) return;
         sync_block();  // shared memory is free; nobody looks for a bit any more
-        if (threadIdx.x == 0 && block != (blockIdx.x | kHelps)) {
-            atomic_add(&barrier->left[block % kHelps / 32], 0u - (1u << block % 32));
+        if (threadIdx.x == 0 && block != (blockIdx.x | kForOther)) {
+            atomic_add(&barrier->left[block % kForOther / 32], 0u - (1u << block % 32));
             atomic_add(&barrier->state, uint64_t(0) - 1);
         }
         sync_block();
@@ -63,6 +63,6 @@ template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
             ++block;
         }
         if (block == gridDim.x) return;
-        block |= kHelps;
+        block |= kForOther;
     }
 }

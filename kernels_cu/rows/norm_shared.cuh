@@ -1,5 +1,5 @@
-// layer_norm and rms_norm with all options, of rows in shared memory: strides, conversion, weights of any
-// dtype, compensation, quantization.
+// layer_norm and rms_norm with all options, rows in shared memory: strides, conversion, weights of
+// any dtype, compensation, quantization.
 #include "rows/load_shared.cuh"
 #include "rows/moments.cuh"
 #include "rows/norm_params.cuh"
@@ -9,12 +9,12 @@ namespace rows {
 
 static_assert(!kEven, "even rows have kernels of their own (rows/norm_even.cuh)");
 
-// One thread's part of s = x + residual.
+// A thread's elements of s = x + residual.
 struct SharedInput {
     SharedRow<Element> x, residual;
     bool has_residual;
 
-    // `outside` where the row has no elements.
+    // outside: the value outside of the row.
     DEVICE void get(int i, float outside, float (&values)[kVectorWidth]) const {
         const Vector<Element, kVectorWidth> a = x[i];
 #pragma unroll
@@ -33,7 +33,7 @@ struct SharedInput {
     }
 };
 
-// Of layer_norm, if the row is whole.
+// layer_norm of unchunked rows.
 constexpr bool kMeanFirst = kClusterSize == 1 && kChunked != kAlways;
 
 // The statistic that warps, blocks or chunks of a row exchange, and its merge.
@@ -48,11 +48,10 @@ struct StatisticOf<false> {
     using Merge = MergeFloats<Sum>;
 };
 
-// Moments of FP32 elements leave no registers for a second vector under way.
+// Moments of FP32 elements leave no registers for a second vector in flight.
 constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
 
-// The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the
-// distances.
+// The squares of the warp's deviations from `mean`; rest: null, or gets the sum of the deviations.
 DEVICE float warp_squares(const SharedInput& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
 #pragma unroll(kSquaresUnrolled)
@@ -102,7 +101,7 @@ DEVICE void warp_statistic(const SharedInput& s, bool compensated, Moments& m) {
     }
 }
 
-// An element for each of the row's columns: weights or biases.
+// Weights or biases: one element per column.
 struct ColumnOperand {
     const void* first;
     int64_t stride, first_col;
@@ -121,7 +120,7 @@ struct ColumnOperand {
         for (int j = 0; j < kVectorWidth; ++j)
             values[j] = to_float(static_cast<const T*>(first)[col + j]);
     }
-    // Those of the vector at `position`, of which the chunk holds something; any number elsewhere.
+    // Elements of the vector at `position`, which overlaps the chunk; undefined outside.
     DEVICE void get(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         const int64_t col = first_col + position;
         const uintptr_t address =
@@ -154,14 +153,14 @@ struct ColumnOperand {
     }
 };
 
-// The epilogue: y of s.
+// The epilogue: y from s.
 template <bool kOfMeans>
 struct Normalizer {
     float mean, mean_low, rstd;
     ColumnOperand weight, bias;
 
     DEVICE void take(float squares, float count, float eps) {
-        squares = squares < 0.0f ? 0.0f : squares;  // rounding; NaN stays
+        squares = squares < 0.0f ? 0.0f : squares;  // rounding may make it negative; NaN stays
         rstd = reciprocal_square_root(squares / count + eps);
     }
     DEVICE void take(const Moments& m, float count, float eps) {
@@ -169,7 +168,7 @@ struct Normalizer {
         mean_low = m.mean_low;
         take(m.m2, count, eps);
     }
-    // Of a row in one block: its mean, then the squares about it.
+    // A row in one block: its mean, then the squares about it.
     DEVICE void take_mean_first(const SharedInput& s, float count, float eps, bool compensated) {
         const RowThread& t = s.x.thread;
         const MergeFloats<Sum> merge;
@@ -187,7 +186,7 @@ struct Normalizer {
         }
         take(squares, count, eps);
     }
-    // s of the vector at `position` becomes y.
+    // Turns s of the vector at `position` into y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         float factors[kVectorWidth];
         if (weight.first) {
@@ -214,7 +213,7 @@ struct Normalizer {
     }
 };
 
-// Addresses of a row's results, at position 0.  sum: s rounded to Element; null: not wanted.
+// Results of a row, at position 0.  sum: s rounded to Element; null: not stored.
 struct Destination {
     void* y;
     int64_t y_offset, y_stride;
@@ -329,7 +328,7 @@ DEVICE void normalize_shared_row(const SharedInput& s, const RowWork& work, cons
     float factor = 1.0f;
     const int64_t offset = row_offset(layout, NormParams::kStatistic, work.row);
     const bool writes = c.live && t.lane == 0 && t.rank == 0 && work.chunk == 0;
-    // With an infinity in it the row is NaN, whatever its sums have become.
+    // A row with an infinity is NaN, whatever its sums are.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
     if (kChunked != kAlways && out.row_scale) {

@@ -22,11 +22,11 @@ struct SpanNormOptions {
     int32_t weight_dtype, bias_dtype;
     int num_cols;
     float eps;
-    float *mean, *rstd;  // of this row; null: not wanted
+    float *mean, *rstd;  // of this row; null: not stored
     bool wants_sum;
 };
 
-// residual: null: none; becomes the sum.
+// residual: null, or gets the sum.
 template <int kStep>
 DEVICE void normalize_span_row(const SpanRow<kStep>& row, const SpanRow<kStep>* residual,
                                const RowThreads& t, const SpanNormOptions& options) {
@@ -52,7 +52,7 @@ DEVICE void normalize_span_row(const SpanRow<kStep>& row, const SpanRow<kStep>* 
     squares = t.merge_across_warps<1>(t.combine_in_warp(squares, Sum()), merge);
     const float rstd = reciprocal_square_root(squares * one_over_count + options.eps);
     if (t.live() && t.lane == 0) {
-        // With an infinity in it the row is NaN, whatever its sums have become.
+        // A row with an infinity is NaN, whatever its sums are.
         if (options.mean) *options.mean = rstd != rstd ? rstd : mean;
         if (options.rstd) *options.rstd = rstd;
     }

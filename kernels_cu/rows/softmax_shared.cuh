@@ -8,7 +8,7 @@ namespace rows {
 
 static_assert(!kEven, "even rows are in registers (softmax_register.cu)");
 
-// What the mask hides becomes `fill`; true when this thread keeps anything.  mask: at position 0.
+// Masked elements become `fill`; returns whether this thread keeps any.  mask: at position 0.
 DEVICE bool hide(const SharedRow<Element>& row, const uint8_t* mask, int64_t stride, Element fill) {
     const bool aligned = stride == 1 && reinterpret_cast<uintptr_t>(mask) % kVectorWidth == 0;
     bool any = false;
@@ -47,7 +47,7 @@ DEVICE void multiply_by_zero(const SharedRow<Element>& row, Element fill) {
     }
 }
 
-// The largest score of this warp's part of the row, in units of sign * x; every lane of the row
+// The largest score of the warp's elements of a row, in units of sign * x; every lane of the row
 // gets it.
 DEVICE float warp_max(const SharedRow<Element>& row, bool any, float sign) {
     Vector<Element, kVectorWidth> larger;
@@ -76,7 +76,8 @@ DEVICE float warp_sum(const SharedRow<Element>& row, float x_max, float exponent
     return reduce_in_warp(sum, Sum());
 }
 
-// A row's epilogue.  Nothing kept: zero, or -inf of the logarithm.  Nothing but -inf kept, or a NaN: NaN.
+// A row's epilogue.  All masked: zero, or -inf for log_softmax.  All kept scores -inf, or a NaN:
+// NaN.
 struct Normalizer {
     float x_max, scale, exponent_scale, factor, log_sum;
 
@@ -84,7 +85,7 @@ struct Normalizer {
         : x_max(0.0f), scale(scale), exponent_scale(scale * kLog2E), factor(0.0f), log_sum(0.0f) {
         if (total.max == -kInfinity) return;
         x_max = sign * total.max;
-        if (log) {  // a sum of 0 or NaN makes every element NaN, either way
+        if (log) {  // with a sum of 0 or NaN every element is NaN
             log_sum = log_accurate(total.sum);
         } else {
             factor = 1.0f / total.sum;

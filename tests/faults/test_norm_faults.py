@@ -73,7 +73,7 @@ FAULTS = {
         "clusters and chunks",
     ),
     "chunks' means not merged": Fault(
-        MOMENTS, "distance * distance * (a.count * share)", "0.0f", "clusters and chunks"
+        MOMENTS, "distance * distance * (a.count * weight)", "0.0f", "clusters and chunks"
     ),
     "the largest with its sign": Fault(
         QUANTIZE, "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);", "quantized"
@@ -108,9 +108,9 @@ FAULTS = {
         EVEN, "if (!at.holds(i)) break;", "", "ends of rows"
     ),
     "no squares between the vectors' means": Fault(
-        VECTORS, "part + step * step * (kWidth * (before * share))", "part", "a cluster"
+        VECTORS, "own_squares + delta * delta * (kWidth * (before * weight))", "own_squares", "a cluster"
     ),
-    "the last vector's mean": Fault(VECTORS, "mean += step * share;", "mean += step;", "a cluster"),
+    "the last vector's mean": Fault(VECTORS, "mean += delta * weight;", "mean += delta;", "a cluster"),
     "the first vector's weights for all": Fault(
         EVEN, "loaded = kWeightsFirst ? i : 0;", "loaded = 0;", "a cluster"
     ),
