@@ -1,5 +1,7 @@
-// normalize_shared.cu: layer_norm (kCentered: parts/presence.cuh) or rms_norm of rows, s = x + residual
-// (FP32, not rounded):
+// normalize_shared.cu: layer_norm (kCentered: parts/presence.cuh) or rms_norm of strided rows with
+// all options.
+//
+// s = x + residual, in FP32, not rounded:
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
 // A row is read once, into shared memory (rows/load_shared.cuh).  In a row of one block the mean is
@@ -11,6 +13,9 @@
 //                    format's largest value, decodes it.  Not for chunked rows.
 //   compensated      the rounding error of the mean is measured with the squares and subtracted
 //                    too.
+// Constants: Element, kCentered and those of rows/tile.cuh.
+// Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
+// shared memory sizeof(SharedRowStorage<Element>), twice that with a residual.
 #include "rows/norm_shared.cuh"
 
 KERNEL void normalize_shared(const Element* x, const Element* residual, const void* weight,

@@ -1,5 +1,5 @@
-// A warp's products in attention: queries by keys, probabilities by values, and the shared memory
-// that they read.  Constants: attention.cu's.
+// A warp's two GEMMs in attention, S = Q K^T and O += P V, and their shared memory.  Constants:
+// attention.cu's.
 #include "parts/attention_work_tile.cuh"
 #include "parts/online_softmax.cuh"
 #include "parts/shared_tile.cuh"
@@ -14,9 +14,10 @@ static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kMasked || 64 % kTileN
               "a warp's part of a tile lies in one block of a mask");
 static_assert(!kHalfScores || kHasHalfAccumulator, "sums in FP16");
 
-// Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
+// Whether queries are the rows of the accumulators: so on targets where an accumulator repacks to
+// an A operand.
 constexpr bool kRowsStay = kAccumulatorSide == kSideA;
-// Tiles that nothing masks have a loop of their own, but where lanes have no registers left for it.
+// Unmasked tiles have a loop of their own, unless registers are short.
 constexpr bool kTwoLoops = !kMasked && (kHeadDim < 256 || kRowsStay);
 using RowFragment = Fragment<Element, kAccumulatorSide>;
 constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
@@ -31,8 +32,8 @@ struct Layout {
         return kRowsStay ? FloatAccumulator::col(lane, i) : FloatAccumulator::row(lane, i);
     }
 };
-// kGroup columns of fragments are multiplied at once: more take more registers for their operands,
-// which warps with many sums lack.
+// kRows x kCols accumulator fragments.  kGroup columns of them are multiplied at once: more take
+// more registers for operands.
 template <class AccumulatorFragment, int kRows, int kCols>
 struct TiledAccumulator {
     static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1,
@@ -43,7 +44,7 @@ struct TiledAccumulator {
         auto& group = acc[col / kGroup];
         return kRowsStay ? group[row][col % kGroup] : group[col % kGroup][row];
     }
-    // += rows * columns; load(f, col): the fragment of column col.
+    // acc += rows * columns; load(f, col) loads the fragment of column col.
     template <class Load>
     DEVICE void add(const RowFragment (&rows)[kRows], const Load& load) {
 #pragma unroll
@@ -64,9 +65,9 @@ using Rows = Softmax::Rows;
 using QueryTile = SharedTile<kTileM, int(sizeof(Element)) * kHeadDim>;
 using KeyTile = SharedTile<kTileN, int(sizeof(Element)) * kHeadDim>;
 struct AttentionStorage {
-    QueryTile queries;  // at the end, the warps' outputs
+    QueryTile queries;  // finally the warps' outputs
     KeyTile keys, values;
-    float tops[kTileM];  // each row's largest score so far, where it is asked for
+    float tops[kTileM];  // each row's largest score so far, for statistics
 };
 
 struct Loaders {
@@ -88,7 +89,7 @@ DEVICE void multiply_keys(
     TiledAccumulator<AccumulatorFragment, kRowFragments, kKeyFragments>& acc) {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
-        // Those that share an address but for a constant, after one another: 64 apart.
+        // k steps 64 apart share an address up to a constant: they are adjacent in the loop.
         constexpr int kSharing = kHeadDim / 64;
         const int k = step / kSharing * 16 + step % kSharing * 64;
         RowFragment rows[kRowFragments];
@@ -120,10 +121,10 @@ DEVICE void score(const AttentionStorage& storage, const Loaders& loaders, Score
     }
 }
 
-// outputs += the probabilities, rounded to Element, times the values.
+// outputs += P V, with P rounded to Element.
 DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const Loaders& loaders,
                             Outputs& outputs) {
-    RowFragment rows[kKeyFragments][kRowFragments];  // half as many registers
+    RowFragment rows[kKeyFragments][kRowFragments];  // half the registers of the scores
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
 #pragma unroll
@@ -133,7 +134,7 @@ DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const 
     }
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
-        // Or the compiler would load too far ahead of where it has registers.
+        // Limits how far the compiler hoists loads: registers.
         if (!kHalfScores && n % 2 == 0) sync_warp();
         outputs.add(rows[n],
                     [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });

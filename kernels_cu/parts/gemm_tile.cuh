@@ -1,10 +1,9 @@
-// A block's tile: the fragment of its kProducts products, over the splits of k too, and their way
-// through shared memory to an epilogue.
+// A block's work tile: accumulators of its kProducts products, their reduction over split-K, and
+// their way through shared memory to an epilogue.
 //
-// Split k: where there are fewer tiles than multiprocessors, `splits` blocks share the k of one
-// tile.
-// The pass kStorePartials stores each block's fragment as the lanes hold them, the pass kReducePartials adds those of
-// a tile in the order of the splits: bitwise the same every time.
+// Split-K: with fewer tiles than SMs, `splits` blocks compute ranges of k of one tile.  The pass
+// kStorePartials stores each block's partial accumulators as the lanes hold them, the pass
+// kReducePartials adds those of a tile in the order of k: bitwise reproducible.
 #include "parts/gemm_work_tile.cuh"
 #include "parts/mainloop.cuh"
 
@@ -19,7 +18,7 @@ struct TileParams {
     BatchLayout batch;
     int64_t batch_size, m, n, k, k_per_split, tiles_m, tiles_n, splits;
     OperandParams a, b[kProducts];  // a: (m, k), b: (k, n)
-    int64_t has_block_scales;       // what arrays of scales then are; they are the main loop's
+    int64_t has_block_scales;       // whether the scales are block scales, applied by the mainloop
 };
 
 // One operand's arrays; null: absent.
@@ -30,16 +29,16 @@ struct OperandArrays {
 };
 
 constexpr int kFragments = kFragmentsM * kFragmentsN;
-// A warp's places of 16 x 16, each with a fragment of every product.
+// A warp's 16 x 16 positions in the tile, each with a fragment of every product.
 constexpr int kPositions = kFragmentsM * kColFragments;
 DEVICE constexpr int position_of(int fragment) {
     return fragment / kFragmentsN * kColFragments + fragment % kFragmentsN % kColFragments;
 }
 
-// Positions on their way through shared memory: as many at once as the stages' memory holds.
-constexpr int kPitch = 20;  // of a row: lanes spread over the banks
+// Staging of accumulators: as many positions at once as fit the stages' memory.
+constexpr int kPitch = 20;  // row stride, free of bank conflicts
 constexpr int kStagedPositions = kPositions / kFinishRounds;
-constexpr int kRun = 256 / kWarpSize;  // neighbouring columns that a lane finishes
+constexpr int kRun = 256 / kWarpSize;  // contiguous columns per lane
 
 struct GemmStorage {
     union {
@@ -50,7 +49,8 @@ struct GemmStorage {
     };
 };
 
-// Adds the fragment of the warps that share k, in their order.  Warp k keeps every kGridK-th place.
+// Sliced-K: adds the accumulators of the warps that share k, in their order.  Warp k keeps every
+// kGridK-th position.
 DEVICE void add_slices(GemmStorage& storage, const WarpCoord& warp, AccumulatorTile& acc) {
     if constexpr (kGridK > 1) {
         const int index = warp.m * kGridN + warp.n;
@@ -74,11 +74,11 @@ DEVICE void add_slices(GemmStorage& storage, const WarpCoord& warp, AccumulatorT
                 acc[f / kFragmentsN][f % kFragmentsN].values[i] = sum;
             }
         }
-        sync_block();  // the fragments take the slices' place
+        sync_block();  // the fragments overwrite the slices
     }
 }
 
-// Calls f(sum, place) for each sum that this lane keeps; place: of the sum among those of the tile.
+// Calls f(accumulator, index) for each accumulator that this lane keeps; index: in the tile.
 template <class F>
 DEVICE void for_each_accumulator(const WarpCoord& warp, AccumulatorTile& acc, F f) {
 #pragma unroll
@@ -98,7 +98,7 @@ DEVICE GemmWorkTile work_tile_of(const TileParams& params, uint32_t index = bloc
                                   uint32_t(params.batch_size), kTileM, kTileN);
 }
 
-// acc: the fragment of the block's tile, whole but in the pass kStorePartials, which stores them.
+// acc: the tile's accumulators; partial in the pass kStorePartials, which stores them.
 DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params,
                             const GemmWorkTile& work, const WarpCoord& warp, const OperandArrays& a,
                             const OperandArrays (&b)[kProducts], ElementAccumulator* partials,
@@ -170,8 +170,8 @@ DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params,
     }
 }
 
-// Calls f(row, col, runs) for the runs of kRun columns of the tile that this lane finishes, one of
-// each product: by way of shared memory.
+// Calls f(row, col, runs) for the runs of kRun contiguous columns, one of each product, that this
+// lane stores; through shared memory.
 template <class F>
 DEVICE void for_each_run(GemmStorage& storage, const WarpCoord& warp, const AccumulatorTile& acc,
                          F f) {
@@ -179,7 +179,7 @@ DEVICE void for_each_run(GemmStorage& storage, const WarpCoord& warp, const Accu
     auto& fragments = storage.fragments[int(threadIdx.x) / kWarpSize];
 #pragma unroll
     for (int first = 0; first < kPositions; first += kStagedPositions) {
-        sync_warp();  // what was here has been read
+        sync_warp();  // the staging has been read
 #pragma unroll
         for (int p = 0; p < kStagedPositions; ++p) {
             const int m = (first + p) / kColFragments, n = (first + p) % kColFragments;

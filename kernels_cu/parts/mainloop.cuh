@@ -1,20 +1,18 @@
-// The portable main loop: tiles of A and B by asynchronous copies through kStages buffers in shared
-// memory, fragments, mma.
+// The portable mainloop: tiles of A and B by cp.async through kStages stages in shared memory,
+// fragments, mma.
 //
-// A block computes a tile of kTileM x kTileN sums; its warps share it as kWarpsM x kWarpsN, and
-// kWarpsK of them share the k of every stage, whose sums are then added in the warps' order.
-//   kProducts            matrices B that A is multiplied with: 1 or 2, with kTileN columns of each.
-//   ElementA, ElementB   the operands as they are stored; e2m1x2: NVFP4 (parts/nvfp4.cuh).
-//   ComputeA, ComputeB   what they are multiplied as, which holds every number of them.
-//   kLayoutA, kLayoutB   kLayoutKMajor: neighbours along k are neighbours in memory, kLayoutMnMajor: along m (of
-//                        A) or n (of B); both begin at multiples of 16 bytes.  kLayoutStrided: any
-//                        strides and dtypes, element by element, converted on the way to shared
+// A block computes a tile of kTileM x kTileN accumulators with kWarpsM x kWarpsN x kWarpsK warps;
+// the kWarpsK warps slice the k of every stage, and their accumulators are added in order.
+//   kProducts            matrices B: 1, or 2 for a dual GEMM, with kTileN columns of each.
+//   ElementA, ElementB   storage types; e2m1x2: NVFP4 (parts/nvfp4.cuh).
+//   ComputeA, ComputeB   types of the multiplication, which hold every value of the storage types.
+//   kLayoutA, kLayoutB   kLayoutKMajor, kLayoutMnMajor: aligned to 16 bytes.  kLayoutStrided: any
+//                        strides and dtypes, by scalar loads, converted on the way to shared
 //                        memory.
-//   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and
-//                        added to others in FP32: for scales along k, and because the tensor cores
-//                        of FP8 keep few bits of a long sum.
-//   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all
-//   of k.
+//   kPromoteK            0, or the k after which MMA accumulators are multiplied by block scales
+//                        and promoted to FP32: for scales along k, and because FP8's tensor cores
+//                        keep few bits of a long sum.
+//   kHalfSums            FP16 accumulators, until promotion; then kPromoteK is all of k.
 #include "parts/dtype.cuh"
 #include "parts/gemm_work_tile.cuh"
 #include "parts/nvfp4.cuh"
@@ -25,22 +23,22 @@ enum Layout { kLayoutKMajor, kLayoutMnMajor, kLayoutStrided };
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 static_assert(kNumThreads == 32 * kWarpsM * kWarpsN * kWarpsK,
               "warps are counted as if of 32 lanes");
-// A warp of 64 lanes does what two of 32 would.
+// A warp of 64 lanes does the work of two.
 constexpr bool kWide = kWarpSize == 64;
 constexpr int kGridK = kWide && kWarpsK % 2 == 0 ? kWarpsK / 2 : kWarpsK;
 constexpr int kGridN = kWide && kGridK == kWarpsK && kWarpsN % 2 == 0 ? kWarpsN / 2 : kWarpsN;
 constexpr int kGridM = kNumWarps / (kGridK * kGridN);
 
 constexpr int kFragmentsM = kTileM / kGridM / 16;
-constexpr int kColFragments = kTileN / kGridN / 16;  // of each product
+constexpr int kColFragments = kTileN / kGridN / 16;  // per product
 constexpr int kFragmentsN = kProducts * kColFragments;
 static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
-// Operands are converted on the way from shared memory to fragments, two of them at once.
+// Mixed input: operands are converted between shared memory and fragments, two fragments at once.
 constexpr bool kMixedInput =
     sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
-// What sums are to be multiplied by in the end (kScaledUnit).
+// Factor of the final accumulators (kScaledUnit).
 constexpr float kAccumulatorScale = (kScaled<ElementA> ? 1.0f / kScaledUnit<ComputeA> : 1.0f) *
                                     (kScaled<ElementB> ? 1.0f / kScaledUnit<ComputeB> : 1.0f);
 constexpr LaneOrder kLaneOrder =
@@ -52,13 +50,12 @@ constexpr LaneOrder kLaneOrder =
 constexpr int kStep = kMixedInput ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
-// All at once, FP32's many steps would take all registers for their loads, and NVFP4's for
-// decoding.
+// Full unrolling would take all registers: FP32's many steps for loads, NVFP4's for decoding.
 constexpr int kUnrolledSteps = kSame<ComputeA, float>                   ? 2
                                : kScaled<ElementA> || kScaled<ElementB> ? 1
                                                                         : kStepsPerWarp;
 
-// What an operand's tile holds in shared memory, and in which order.
+// An operand's tile in shared memory.
 template <class Element, int kLayout, int kExtent>
 struct OperandTile {
     using Stored = Element;
@@ -82,7 +79,7 @@ DEVICE float value_of(const P& products, int i) {
     else return float(products.values[i]);
 }
 
-// What a product sums in, and, where sums are promoted, what they are promoted to.
+// The accumulators of the MMA, and those that they are promoted to.
 using MmaAccumulator = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
 static_assert(!kHalfSums || (kHasHalfAccumulator && kSame<ComputeA, half> && kPromoteK > 0),
               "FP16's sums are promoted");
@@ -103,7 +100,7 @@ using MmaAccumulatorTile = MmaAccumulator[kFragmentsM][kFragmentsN];
 using AccumulatorTile = AccumulatorFragment[kFragmentsM][kFragmentsN];
 static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
 
-// Where this warp stands in the block's tile.
+// This warp's coordinates in the block's tile.
 struct WarpCoord {
     int m, n, k, lane;
 
@@ -112,7 +109,7 @@ struct WarpCoord {
         return {warp / kGridN % kGridM, warp % kGridN, warp / (kGridN * kGridM), lane_id()};
     }
     DEVICE int row(int fragment) const { return (m * kFragmentsM + fragment) * 16; }
-    // Of its product: those of the second one follow.
+    // Of its product; the second product's columns follow.
     DEVICE int col(int fragment) const {
         return (n * kColFragments + fragment % kColFragments) * 16;
     }
@@ -123,10 +120,10 @@ struct OperandSource {
     const void* data;
     int64_t mn_stride, k_stride, extent;
     int dtype;
-    int64_t first_mn;    // the tile's first row or column
-    GroupScales groups;  // of NVFP4
+    int64_t first_mn;    // first row of A or column of B
+    GroupScales groups;  // NVFP4's scales
 
-    // Starts to load k [first_k, end_k) of it, at most kTileK, into `tile`.
+    // Issues the loads of k [first_k, end_k), at most kTileK, into `tile`.
     template <class Operand, int kLayout, int kExtent>
     DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         using Element = typename Operand::Stored;
@@ -151,7 +148,7 @@ struct Stage {
     typename OperandB::Tile b[kProducts];
 };
 
-// kStep of k of an operand, as one fragment or, where operands are converted, two.
+// Loads kStep of k of an operand: one fragment, or two for mixed input.
 template <class Operand, class Fragment>
 DEVICE void load_fragments(Fragment* fragments, int stride, const typename Operand::Tile& tile,
                            int first, int k) {
@@ -188,16 +185,16 @@ DEVICE void multiply_stage(const Stage& stage, const WarpCoord& warp, MmaAccumul
     }
 }
 
-// Scales of kBlockK of k of a row of A, and of that and kBlockK columns of B; absent: 1.  From the
-// tile's first row and the block of its first column on.
+// Block scales: of A one per row and kBlockK of k, of B one per kBlockK x kBlockK block; null: 1.
+// From the tile's first row and column block on.
 constexpr int kBlockK = 128;
 struct BlockScales {
     const float* a;
     const float* b[kProducts];
-    MatrixStrides a_strides, b_strides[kProducts];  // row and column: of a and of blocks, of blocks
-    int64_t rows, cols, first_col;  // rows of A, columns of B that exist; the tile's first column
+    MatrixStrides a_strides, b_strides[kProducts];  // strides: rows and blocks of a, blocks of b
+    int64_t rows, cols, first_col;  // valid rows of A and columns of B; the tile's first column
 
-    // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
+    // Adds the scaled MMA accumulators of k's block to acc, and clears them.
     DEVICE void promote(int64_t k, const WarpCoord& warp, MmaAccumulatorTile& products,
                         AccumulatorTile& acc) const {
         const int64_t block = k / kBlockK;
@@ -224,7 +221,7 @@ struct BlockScales {
     }
 };
 
-// sums = A * B over k in [first_k, end_k); they are zero before.  Every thread of the block takes part.
+// acc = A * B over k in [first_k, end_k); acc is zero before.  All threads of the block take part.
 template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,
@@ -249,7 +246,7 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
     MmaAccumulatorTile products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
-        sync_block();  // this stage has arrived, and the one before it has been read by all
+        sync_block();  // this stage has arrived, and all have read the one before it
         load_next();
         if constexpr (kPromoteK > 0) {
             multiply_stage(stages[stage], warp, products);

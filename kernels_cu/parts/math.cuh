@@ -15,11 +15,11 @@ struct Max {
 struct Sum {
     DEVICE float operator()(float a, float b) const { return a + b; }
 };
-// Floats that Combine merges, as the statistic of a row (rows/reduce.cuh).
+// Merges floats by Combine, as a row statistic (rows/reduce.cuh).
 template <class Combine>
 struct MergeFloats {
     DEVICE float operator()(float a, float b) const { return Combine()(a, b); }
-    // The lanes that differ in the bits [begin, end); each of them gets it.
+    // All-reduce over the lanes that differ in the bits [begin, end).
     DEVICE float across_lanes(float value, int begin, int end) const {
 #pragma unroll
         for (int bit = begin; bit < end; bit *= 2)

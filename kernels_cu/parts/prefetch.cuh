@@ -1,13 +1,13 @@
-// Every warp reads other lines of a kernel's parameters, so that they come together: one after the
-// other, as the code asks for them, they take long.  Hardly ever true, because something must come of
-// it.
+// Constant-bank prefetch: each warp reads other 64-byte lines of the kernel's parameters, so that
+// they are fetched concurrently instead of one after the other at their use.  The result is
+// practically never true; it keeps the loads alive.
 template <class Params>
 DEVICE bool prefetch_params(const Params& params, int warp) {
     constexpr int kLine = 16, kLines = int(sizeof(Params)) / 4 / kLine;
     return reinterpret_cast<const int*>(&params)[warp % kLines * kLine] == 0x5ca1ab1e;
 }
 
-// By the warp that is the first to use them.
+// Prefetches the parameters and, by warp `first`, the tensor maps.
 template <class Params>
 DEVICE void prefetch_maps(const Params& params, int warp, int first, const TensorMap& a_map,
                           const TensorMap& b_map) {
