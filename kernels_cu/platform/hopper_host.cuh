@@ -1,7 +1,7 @@
-// Hopper's words on the host (see hopper_cuda.cuh for what they mean).
+// Hopper's primitives on the host (semantics: hopper_cuda.cuh).
 //
-// What a transfer brings is poison (0xff) until it is delivered (host_hopper.h), which is as late
-// as possible.  Shared memory that a transfer or wgmma reads must stay as it is until the wait.
+// The destination of a transfer is poison (0xff) until delivery (host_hopper.h), which is as late
+// as possible.  Shared memory that a transfer or wgmma reads must not change until the wait.
 #define GRID_CONSTANT const
 
 namespace hopper {
@@ -114,7 +114,7 @@ DEVICE void tma_store_wait(HOST_LOCATION) {
 }
 
 // --- warps -----------------------------------------------------------------------------------
-// The last lane: a kernel that counts on the first one fails.
+// The last lane, to fail kernels that rely on the first.
 DEVICE bool elect_one(HOST_LOCATION) {
     return host::shuffle_from("elect_one", lane_id(), kWarpSize - 1, location) == lane_id();
 }

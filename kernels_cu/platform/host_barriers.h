@@ -1,4 +1,4 @@
-// The barriers of a block, a warp and a cluster, as host_runtime.cpp runs them.
+// Barriers of a block, a warp and a cluster in host_runtime.cpp.
 
 void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.scope = scope;
@@ -6,30 +6,30 @@ void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.expected = expected;
 }
 
-// Returns when `expected` of the fibers in [fibers, fibers + count) are here.  The last to arrive
-// combines their payloads, if they exchange any, and goes on at once.
-void arrive_and_wait(Barrier& b, Fiber* fibers, int count, int expected, const char* word,
+// Returns when `expected` of the fibers in [fibers, fibers + count) have arrived.  The last one
+// combines their payloads, if any, and continues at once.
+void arrive_and_wait(Barrier& b, Fiber* fibers, int count, int expected, const char* primitive,
                      Location location, bool one_line, bool orders_memory = true,
                      Combine combine = nullptr) {
     Fiber* self = worker->current;
     if (b.arrived == 0) {
         b.expected = expected;
-        b.word = word;
+        b.primitive = primitive;
         b.location = location;
         b.combine = combine;
     } else if (expected != b.expected) {
         fail_at("named_barrier: its threads differ in the count", location);
     } else if (one_line && !(same_location(location, b.location) && combine == b.combine)) {
         self->waiting_for = &b;
-        self->word = word;
+        self->primitive = primitive;
         self->location = location;
         fail_diverged(&b);
     }
     TSAN(long long* sync = &b.sync[b.phase % 2]; if (orders_memory) __tsan_release(sync));
     if (++b.arrived < expected) {
-        wait_for(self, b, word, location);
+        wait_for(self, b, primitive, location);
     } else {
-        // Who waits asks this too, but where one thread is all of them, nobody waits.
+        // Waiting fibers check this too, but with one thread none waits.
         if (worker->launch->stopped()) abandon();
         if (combine) {
             void* payloads[128] = {};
@@ -67,12 +67,12 @@ void named_barrier(int id, int count, Location location) {
                     location, false);
 }
 
-void exchange(const char* word, void* payload, Combine combine, Location location) {
+void exchange(const char* primitive, void* payload, Combine combine, Location location) {
     Warp& warp = *worker->current->warp;
     worker->current->payload = payload;
     // Like a GPU's, an exchange orders no memory.
-    arrive_and_wait(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, word, location, true,
-                    false, combine);
+    arrive_and_wait(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, primitive, location,
+                    true, false, combine);
 }
 
 void cluster_arrive(Location location) {

@@ -1,11 +1,10 @@
-// Hopper's barriers in shared memory and asynchronous transfers, as host_runtime.cpp runs them.
+// Hopper's mbarriers and asynchronous transfers in host_runtime.cpp.
 //
-// A transfer is delivered when no thread can go on without it; the sticky schedule delivers at
-// random moments as well.  The same goes for the end of a wait for stores or products.
+// A transfer is delivered when no thread can continue without it; the sticky schedule also delivers
+// at random.  The same applies to the end of waits for stores or wgmma.
 
 // --- barriers --------------------------------------------------------------------------------
-// The kernel's 8 bytes hold this and the barrier's number, so that one that is overwritten is
-// noticed.
+// The kernel's 8 bytes have this magic and the barrier's index, so that overwriting is detected.
 constexpr unsigned kPhaseBarrierMagic = 0xba441e40;
 
 Block* block_of(const void* p) {
@@ -55,7 +54,7 @@ void barrier_init(void* address, int count, Location location) {
     b.arrived = 0;
     b.expected = count;
     b.phase = 0;
-    b.word = "Barrier";
+    b.primitive = "Barrier";
     b.location = location;
     b.address = address;
     b.owner = block;
@@ -85,7 +84,7 @@ void barrier_wait(void* address, int parity, Location location) {
     PhaseBarrier& b = find_barrier(address, location);
     if (b.owner != self->owner) fail_at("only its own block can wait at a Barrier", location);
     if (parity != 0 && parity != 1) fail_at("a Barrier's parity is 0 or 1", location);
-    // Who comes so late that a further phase is over waits for one more, as on a GPU.
+    // A thread so late that another phase has completed waits for one more, as on a GPU.
     while (int(b.phase % 2) == parity) {
         self->parity = parity;
         wait_for(self, b, "Barrier::wait", location);
@@ -100,7 +99,7 @@ inline uintptr_t swizzled(uintptr_t address, int swizzle_bytes) {
     return address ^ (address >> 3 & bits);
 }
 
-// Moves the box between the array and `image`, the bytes of shared memory that begin at `shared`.
+// Copies the box between the array and `image`, the shared memory from `shared` on.
 void copy_box(const Transfer& t, char* image, bool load) {
     const TensorMap& map = t.map;
     const int line_bytes = map.box[0] * map.item_bytes;
@@ -109,7 +108,7 @@ void copy_box(const Transfer& t, char* image, bool load) {
     const long long last = columns - t.at[0] < map.box[0] ? columns - t.at[0] : map.box[0];
     char line[2048];
     for (int row = 0; row * line_bytes < t.bytes; ++row) {
-        // Modulo 2^64, as TMA has it: what is outside, or comes back from there, is no overflow.
+        // Modulo 2^64, as in TMA: out-of-bounds coordinates do not overflow.
         uint64_t address = map.address + uint64_t((t.at[0] + first) * map.item_bytes);
         bool inside = first < last;
         int rest = row;
@@ -168,7 +167,7 @@ void deliver(int i) {
     complete_phase(*done.barrier);
 }
 
-// False: nothing is under way.
+// False: nothing is in flight.
 bool deliver_one() {
     Worker& w = *worker;
     const int count = w.cluster.num_transfers;
@@ -186,7 +185,7 @@ void deliver_at_random() {
 }
 
 Transfer& new_transfer(Transfer::Kind kind, char* shared, int bytes, Location location) {
-    Unobserved unobserved;  // the list is the runtime's, not the kernel's
+    Unobserved unobserved;  // the list belongs to the runtime
     Cluster& c = worker->cluster;
     if (c.num_transfers == c.transfer_capacity) {
         c.transfer_capacity = 2 * c.transfer_capacity + 16;
@@ -283,8 +282,8 @@ void tma_load(const TensorMap* map, const int* at, void* shared, void* barrier, 
     }
 }
 
-// What threads store to shared memory becomes visible to TMA by a fence of theirs, before the
-// barrier that the store waits for.  Of store_matrix alone: other stores are the compiler's.
+// TMA sees a thread's shared-memory stores after its proxy fence, before the barrier that the store
+// waits for.  Checked for store_matrix only: other stores are the compiler's.
 StoredLine* stored_lines(const void* shared) {
     const Worker& w = *worker;
     return w.cluster.stored + (static_cast<const char*>(shared) - w.shared) / 16;
@@ -331,8 +330,7 @@ void tma_store(const TensorMap* map, const int* at, const void* shared, Location
 
 void tma_store_commit() { ++worker->current->num_store_groups; }
 
-// A store of this thread's that is not among the last `groups` groups; `read`: which is not yet
-// read.
+// A store of this thread outside of the last `groups` groups; read: one that TMA has not read yet.
 bool waited_for(const Transfer& t, int groups, bool read) {
     const Fiber* self = worker->current;
     return (t.kind == Transfer::kRead || (t.kind == Transfer::kWrite && !read)) &&
@@ -360,7 +358,7 @@ void tma_store_wait(int groups, bool read, Location location) {
 }
 
 // --- the end ---------------------------------------------------------------------------------
-// What a thread, and the block and cluster whose last one it is, must not leave behind.
+// Leftovers that a thread, or the last one of a block or cluster, must not have at exit.
 void check_thread_end(const Fiber& self) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_transfers; ++i) {

@@ -1,11 +1,11 @@
-// Shared memory and async copies into it, as host_runtime.cpp runs them.
+// Shared memory and cp.async in host_runtime.cpp.
 
 void poison(void* p, size_t bytes) {
     Unobserved unobserved;
     memset(p, 0xff, bytes);
 }
 
-// The variable of a SHARED, the same for all threads of the block.
+// The variable of a SHARED, one per block.
 void* shared(const SharedArray* array) {
     Cluster& c = worker->cluster;
     char* mine = worker->current->owner->shared;
@@ -42,7 +42,7 @@ void* cluster_shared(const void* pointer, int rank, Location location) {
     return c.blocks[rank].shared + offset;
 }
 
-// Every byte that the block's kernel may use.
+// All shared memory of the block's kernel.
 void poison_block(Block& block) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_arrays; ++i) poison(block.shared + c.offsets[i], c.arrays[i]->size);

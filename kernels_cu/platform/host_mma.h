@@ -1,11 +1,11 @@
-// mma, load_matrix and store_matrix as host_runtime.cpp runs them, once a warp's last lane has come.
+// mma, load_matrix and store_matrix in host_runtime.cpp, run when a warp's last lane arrives.
 
 #include "platform/host_products.h"
 
 int item_bytes(ElementType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
 
 // --- products --------------------------------------------------------------------------------
-// The operand's fragments of all lanes.
+// Gathers an operand from the fragments of all lanes.
 template <int kLanes, class Element, class T>
 void gather_operand(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
     constexpr int kCount = 512 / kLanes / int(sizeof(Element));
@@ -34,7 +34,7 @@ void gather_operand(T* out, void** payloads, int operand, int mn_stride, int k_s
     else of(e5m2());
 }
 
-// The sums of row `m` of fragments.
+// Loads or stores the accumulators of row `m` of fragments.
 template <bool kLoad, int kLanes, class T>
 void exchange_accumulators(void** payloads, int m, T* d, int n) {
     constexpr int kCount = 256 / kLanes;
@@ -54,7 +54,7 @@ void exchange_accumulators(void** payloads, int m, T* d, int n) {
 
 template <class T, int kLanes>
 void combine_mma(void** payloads) {
-    // Too large for a fiber's stack; none is switched to meanwhile.
+    // Too large for a fiber's stack; no switch happens meanwhile.
     static thread_local T a[kMaxFragments * 16 * 32], b[32 * kMaxFragments * 16];
     static thread_local T d[16 * kMaxFragments * 16];
     const Mma& op = *static_cast<const Mma*>(payloads[0]);

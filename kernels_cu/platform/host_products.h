@@ -1,5 +1,5 @@
-// Products of tiles in the matrix units: d (rows x n) += a (rows x k) b (k x n).  rows is a
-// multiple of 4 and at most kMostRows, n a multiple of 8, k at most kMostK.
+// Matrix products of tiles: d (rows x n) += a (rows x k) b (k x n).  rows: a multiple of 4, at most
+// kMostRows; n: a multiple of 8; k: at most kMostK.
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
@@ -33,8 +33,8 @@ void multiply(const TypePair&, int* d, const int* a, const int* b, int rows, int
 // --- floating-point numbers ------------------------------------------------------------------
 constexpr int kExponentBias = 127;
 
-// Biased exponents of floats that hold numbers of `type`.  Subnormals have the type's least one.
-// That of a product is out of FP32's range if a factor is zero, infinite or NaN.
+// Biased exponents of floats that hold values of `type`; subnormals have the type's least one.  A
+// product with a zero, infinite or NaN factor gets one out of FP32's range.
 Ints exponents_of(ElementType type, const float* x) {
     const int least = type == kHalf || type == kE5m2 ? -14 : type == kE4m3 ? -6 : -126;
     const Ints e = *reinterpret_cast<const Ints*>(x) >> 23 & 0xff;
@@ -73,7 +73,7 @@ Floats add_truncated(Floats sum, const float* a, const int* exponents, const Col
         const Ints e = b.exponents[i] + (exponents[i] - kExponentBias);
         largest = e > largest ? e : largest;
     }
-    // Otherwise everything is zero, some is infinite or NaN, or FP32 lacks the powers of two.
+    // Otherwise all is zero, some is infinite or NaN, or FP32 lacks the powers of two.
     const Ints usual = (largest > kBits) & (largest < 2 * kExponentBias - 1);
     Floats plain = sum;
     if (!all_of(usual)) {

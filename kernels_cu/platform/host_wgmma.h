@@ -1,14 +1,14 @@
-// wgmma as host_runtime.cpp runs it: from the bits of the descriptors, as the hardware reads them.
+// wgmma in host_runtime.cpp, from the bits of the descriptors, as in hardware.
 //
-// The product is computed when the last of the 128 threads has called it.  Until the wait the
-// accumulators are poison; at the wait the tiles must still hold what they held.
+// Computed when the last of the 128 threads has called it.  Until the wait the accumulators are
+// poison; at the wait the tiles must be unchanged.
 
 #include "platform/host_wgmma_products.h"
 
 constexpr int kWarpgroupSize = 128;
 constexpr int kMaxInFlight = 16;
 
-// What is under way for one array of accumulators of each thread.
+// The wgmma in flight of one array of accumulators per thread.
 struct InFlight {
     void* d[kWarpgroupSize];
     int n, last_group;
@@ -34,9 +34,9 @@ struct Issued {
 
 struct Warpgroup {
     Barrier barrier, waiting;
-    int groups_left;  // that they wait for: all but so many
+    int groups_left;  // groups that the wait leaves in flight
     Fiber* threads;
-    InFlight* in_flight[kMaxInFlight];  // allocated ones first come those in use
+    InFlight* in_flight[kMaxInFlight];  // those in use first, then free ones
     int num_in_flight;
     Issued* issued;
     int num_issued, issued_capacity;
@@ -122,7 +122,7 @@ void combine_wgmma(void** payloads) {
     issued.checksum = checksum;
 }
 
-// All threads wait; what they wait for is over now.
+// All threads wait; their wgmma are complete.
 void finish_wait(Warpgroup& g) {
     const int first_left = g.threads[0].num_wgmma_groups - g.groups_left;
     for (int i = 0; i < kWarpgroupSize; ++i) {
@@ -207,12 +207,12 @@ void wgmma_wait(int groups, Location location) {
     Barrier& b = g.waiting;
     Fiber* self = worker->current;
     if (b.arrived == 0) {
-        b.word = "wgmma_wait";
+        b.primitive = "wgmma_wait";
         b.location = location;
         g.groups_left = groups;
     } else if (!same_location(location, b.location)) {
         self->waiting_for = &b;
-        self->word = "wgmma_wait";
+        self->primitive = "wgmma_wait";
         self->location = location;
         fail_diverged(&b);
     }

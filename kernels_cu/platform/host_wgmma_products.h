@@ -1,4 +1,4 @@
-// The operands of host_wgmma.h, from the bits of their descriptors, and their products.
+// Operands of host_wgmma.h, from the bits of their descriptors, and their products.
 
 constexpr int kTileRows = 64;
 constexpr int kTileBytes = 32;  // along K
@@ -14,7 +14,7 @@ int num_units(const Wgmma& op, int operand) {
     return 2 * op.n;
 }
 
-// Where 16 bytes of a tile are.  K-major: half `unit % 2` of row `unit / 2`; MN-major: 8 rows from
+// Address of 16 bytes of a tile.  K-major: half `unit % 2` of row `unit / 2`; MN-major: 8 rows from
 // 8 * (unit / 16) on, at `unit % 16` along K.
 const unsigned char* unit_address(const Block& block, const Wgmma& op, int operand, int unit,
                                   Location location) {
@@ -94,7 +94,7 @@ T decode(ElementType type, const unsigned char* p) {
 template <class T>
 void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigned char* b_image,
                     T* d) {
-    // Too large for a fiber's stack; none is switched to meanwhile.
+    // Too large for a fiber's stack; no switch happens meanwhile.
     static thread_local T a[kTileRows * kTileBytes], b[kTileBytes * kMaxN];
     const int k = kTileBytes / item_bytes(op.types[0]), size = item_bytes(op.types[0]);
     for (int i = 0; i < kTileRows * k; ++i) a[i] = decode<T>(op.types[0], a_image + i * size);

@@ -1,11 +1,11 @@
-// Matrix words on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from sm_89
-// on.
+// Matrix primitives on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from
+// sm_89 on.
 #include "platform/mma_float.cuh"
 
 // --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
 // kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes)
-// of matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of
-// matrix i, or, kTransposed, of column l / 4.
+// of matrix i; register i of lane l has elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix
+// i, or, kTransposed, of column l / 4.
 namespace cuda {
 template <bool kTransposed, int kCount>
 DEVICE void load_matrix_at(uint32_t (&r)[kCount], uint32_t address) {
@@ -39,13 +39,12 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
 
 // --- fragments and their products ------------------------------------------------------------
 
-// A word: 8 rows and 16 bytes of k; a lane holds 4 bytes of row lane / 4.  They stand as the
-// instruction takes them from neighbouring registers: A's 16 rows by 32 bytes at once, B's 8 rows
-// by 32 bytes twice.
+// A word: 8 rows x 16 bytes of k; a lane has 4 bytes of row lane / 4.  In the order of mma.sync's
+// registers: A's 16 rows x 32 bytes at once, B's 8 rows x 32 bytes twice.
 template <class T, Side kSide> struct Fragment {
     uint32_t words[4];
 
-    // The word of one half of the rows and one of k.
+    // Index of the word of a half of the rows and of k.
     DEVICE static constexpr int word(int row_half, int k_half) {
         return kSide == kSideA ? row_half + 2 * k_half : 2 * row_half + k_half;
     }
@@ -117,7 +116,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// 16 of k by way of at(row or column, k), of which a lane asks for its own numbers.
+// Loads 16 of k by at(row or column, k), which a lane calls for its own elements.
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     static_assert(sizeof(T) == 2, "pairs of 16-bit numbers");
@@ -130,11 +129,11 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     }
 }
 
-// load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first:
-// as in load_fragment, of the first fragment, and with kMnMajor 0; outer, k: of others from
-// there on, multiples of 16.  Of a Tile that is Bytes<16> chunks[] at a multiple of 128 bytes,
-// place(line, chunk) of them of lines of kChunks, a power of two, and in which the chunks of a line
-// change places only among eight and alike in every eighth line.
+// load_fragment for many fragments of one tile, with one swizzled base address per lane.  first: of
+// the first fragment, as in load_fragment; 0 if kMnMajor.  mn, k: offsets of other fragments,
+// multiples of 16.  Tile: Bytes<16> chunks[], aligned to 128 bytes; index(line, chunk); rows of
+// kChunks chunks, a power of two; the swizzle permutes groups of eight chunks and repeats every
+// eight rows.
 template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     static_assert(sizeof(T) == 2, "chunks of eight");
@@ -146,11 +145,11 @@ struct FragmentLoader {
         offset = 16 * (kMnMajor ? Tile::index(F::k_half(q) * 8 + r, F::row_half(q))
                                 : Tile::index(first + F::row_half(q) * 8 + r, F::k_half(q)));
     }
-    // Where the compiler would keep an address for each fragment, from here on it does not.
+    // Ends the live ranges of addresses that the compiler would keep per fragment.
     DEVICE void forget() { offset = opaque(offset); }
     DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
         const int line = kMnMajor ? k : mn, chunk = (kMnMajor ? mn : k) / 8;
-        // Of eight chunks only the bits that change places with the line; the rest is one constant.
+        // Only the low three bits of the chunk are swizzled; the rest is a constant.
         const uint32_t start = uint32_t(__cvta_generic_to_shared(tile.chunks)) + offset;
         cuda::load_matrix_at<kMnMajor>(
             f.words, (start ^ 16 * (chunk % 8)) + 16 * (line * Tile::kChunks + chunk / 8 * 8));
@@ -172,9 +171,9 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
 }
 
 // --- sums as an operand of the next product ----------------------------------------------------
-// 16 x 16 sums, rounded to T, as 16 of k: with kSideA their rows stay rows and their columns are k,
-// with kSideB their columns stay columns and their rows are k.  On each platform the side that
-// leaves the numbers in their lanes, or nearly so.
+// Repacks 16 x 16 accumulators, rounded to T, as an operand with 16 of k: kSideA keeps rows,
+// columns are k; kSideB keeps columns, rows are k.  Each target has the side that needs the fewest
+// exchanges between lanes.
 constexpr Side kAccumulatorSide = kSideA;
 template <class T>
 DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accumulator<T>& d) {
@@ -183,7 +182,7 @@ DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accu
 }
 
 // --- products of FP16 summed in FP16 ------------------------------------------------------------
-// Value i stands where an Accumulator has it.
+// Value i has the position of Accumulator's.
 constexpr bool kHasHalfAccumulator = true;
 struct HalfAccumulator {
     static constexpr int kCount = 8;
@@ -215,7 +214,7 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
 
 // --- operands that are stored in bytes and multiplied as 16-bit numbers ----------------------
 namespace cuda {
-// One instruction for either half of the register, without a shift, where there is one.
+// Converts either half of the register by one instruction, where there is one.
 DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
 #if __CUDA_ARCH__ >= 890
     asm("{ .reg .b16 first, second;\n"
@@ -229,7 +228,7 @@ DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
     high = halves_of<e4m3>(bytes >> 16);
 #endif
 }
-// Four neighbouring bytes as two pairs.
+// Converts four adjacent bytes to two pairs.
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     if constexpr (kSame<Stored, int8_t> && kSame<T, half>) {
@@ -260,11 +259,11 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
 }
 }  // namespace cuda
 
-// 32 of k as two fragments, each number converted from Stored.
-// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose
-// lines run along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4
-// t to 4 t + 3 of each 16 (kFours), or 16 t to 16 t + 7 of 64, and 8 further on for the second 32 of
-// them (kEights), as pairs of its numbers 0 and 4, 2 and 6, 1 and 5, 3 and 7.
+// Loads 32 of k as two fragments, converted from Stored.
+// mma.sync's lane t of four takes k = 2 t, 2 t + 1, 2 t + 8, 2 t + 9 (kPairs).  A K-major operand
+// has 4 adjacent bytes in a lane, or 8 half bytes: lane t takes 4 t to 4 t + 3 of each 16 (kFours),
+// or 16 t to 16 t + 7 of 64, and 8 more for the second fragment (kEights), as pairs of elements 0
+// and 4, 2 and 6, 1 and 5, 3 and 7.
 template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                              int first, int k) {
@@ -299,8 +298,8 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
                     words[low.word(i, 0)] = two.words[0];
                     words[low.word(i, 1)] = two.words[1];
                 } else {
-                    // One word after the other, into the registers where a product wants them: two at
-                    // once come side by side, and each product's copies of them took more time.
+                    // Two 32-bit loads: a 64-bit load fills adjacent registers, and mma.sync would
+                    // need copies.
                     const auto* two = reinterpret_cast<const volatile uint32_t*>(chunk + t % 2 * 8);
                     words[low.word(i, 0)] = two[0];
                     words[low.word(i, 1)] = two[1];
@@ -319,7 +318,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
                                            high.words[high.word(i, 1)]);
         }
     } else {
-        // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
+        // A 16-bit element of the transposed matrix is a pair of columns: the even ones become the
         // fragment's first 8 columns, the odd ones the others (stored_column).
         static_assert(kOrder == LaneOrder::kPairs, "k lies across the lines");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
@@ -335,7 +334,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
     }
 }
 
-// The column of B that stands at column `col` of a fragment.
+// The column of B at column `col` of a fragment.
 template <class Stored, class T, bool kMnMajor>
 DEVICE int stored_column(int col) {
     constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kMnMajor;

@@ -1,6 +1,5 @@
-// Matrix words on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is
-// multiplied as FP16: gfx942 has a format of its own, and no other of these has both of the
-// standard ones.
+// Matrix primitives on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is
+// multiplied as FP16: gfx942 has its own format, and no other has both standard ones.
 #include "platform/mma_float.cuh"
 
 // Row (of A; column of B) lane % 16, k from lane / 16 % kGroups * kCount on.
@@ -9,7 +8,7 @@ constexpr int kGroups = 4;
 #elif defined(__GFX12__)
 constexpr int kGroups = 2;
 #else
-constexpr int kGroups = 1;  // both halves of the warp hold the same
+constexpr int kGroups = 1;  // both halves of the warp have the same elements
 #endif
 template <class T, Side kSide> struct Fragment {
     static constexpr int kCount = kFragmentK<T> / kGroups;
@@ -33,7 +32,7 @@ template <class T> struct AccumulatorBase {
 template <class T, int N> struct PackOf { typedef T Type __attribute__((ext_vector_type(N))); };
 template <class T, int N> using Pack = typename PackOf<T, N>::Type;
 
-// One instruction, k = 16: `a` and `b` point at a lane's 16 / kGroups numbers.
+// One instruction, k = 16; a, b: a lane's 16 / kGroups elements.
 template <class T>
 DEVICE void mma_16x16(float* acc, const void* a, const void* b) {
     constexpr int kElements = 16 / kGroups, kAccumulators = 256 / kWarpSize;
@@ -94,7 +93,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// 16 of k by way of at(row or column, k) (see mma_cuda.cuh).
+// Loads 16 of k by at(row or column, k) (see mma_cuda.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -111,7 +110,7 @@ struct FragmentLoader {
     DEVICE explicit FragmentLoader(int first) : first(first) {}
     DEVICE void forget() {}
     DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
-        // Or the compiler would keep the address of every element.
+        // opaque: the compiler would keep the address of every element.
         load_fragment<kMnMajor>(f, tile, opaque(first) + mn, k);
     }
 };
@@ -141,8 +140,8 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     }
 }
 
-// Sums as an operand of the next product (see mma_cuda.cuh).  Here columns stay columns: on gfx9
-// and gfx12 a lane has the rows that it needs as k, on gfx11 every second of them.
+// Accumulators as an operand (see mma_cuda.cuh).  Columns stay columns: on gfx9 and gfx12 a lane
+// has the rows that it needs as k, on gfx11 every second one.
 constexpr Side kAccumulatorSide = kSideB;
 template <class T>
 DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accumulator<T>& acc) {
@@ -160,13 +159,13 @@ DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accu
         }
     }
 }
-// Their matrix units sum FP16 in FP32.
+// The matrix units accumulate FP16 products in FP32.
 constexpr bool kHasHalfAccumulator = false;
 struct HalfAccumulator {
     DEVICE float value(int) const { return 0.0f; }
 };
 
-// 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
+// Loads 32 of k as two fragments, converted from Stored.  kOrder: k keeps its order here.
 template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                              int first, int k) {
@@ -183,7 +182,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
     }
 }
 
-// The column of B that stands at column `col` of a fragment.
+// The column of B at column `col` of a fragment.
 template <class Stored, class T, bool kMnMajor>
 DEVICE int stored_column(int col) {
     return col;

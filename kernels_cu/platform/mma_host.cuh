@@ -1,5 +1,5 @@
-// Matrix words on the host: each lane reads its own elements, and the last lane to arrive
-// multiplies for the warp (host_mma.h), which adds products as Hopper's tensor cores do.
+// Matrix primitives on the host: each lane loads its own elements, and the last lane to arrive
+// multiplies for the warp (host_mma.h), bit for bit as Hopper's tensor cores.
 #include "platform/mma_float.cuh"
 
 // --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
@@ -49,7 +49,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// 16 of k by way of at(row or column, k) (see mma_cuda.cuh).
+// Loads 16 of k by at(row or column, k) (see mma_cuda.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -141,7 +141,7 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
     }
 }
 
-// 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
+// Loads 32 of k as two fragments, converted from Stored.  kOrder: k keeps its order here.
 template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                              int first, int k) {
@@ -157,7 +157,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
     }
 }
 
-// The column of B that stands at column `col` of a fragment.
+// The column of B at column `col` of a fragment.
 template <class Stored, class T, bool kMnMajor>
 DEVICE int stored_column(int col) {
     return col;

@@ -1,6 +1,6 @@
-// The small number formats where the platform has no words of its own (host, HIP): integer code,
-// because compilers differ in the small types that they have.  The results are the same everywhere,
-// subnormals included.
+// Small floating-point formats for targets without instructions for them (host, HIP), by integer
+// code, because compilers' own types differ.  The results are the same everywhere, subnormals
+// included.
 #include "platform/formats.cuh"
 
 DEVICE float to_float(float x) { return x; }
@@ -34,7 +34,7 @@ DEVICE uint32_t pack(float low, float high) {
     return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << (8 * sizeof(T));
 }
 
-// The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
+// The two elements of a pack; e4m3 and e5m2: in the lower 16 bits.
 template <class T>
 DEVICE void unpack(uint32_t pair, float& low, float& high) {
     if constexpr (sizeof(T) == 2) {
@@ -46,7 +46,7 @@ DEVICE void unpack(uint32_t pair, float& low, float& high) {
     }
 }
 
-// Two 16-bit integers in each of a and b: the larger or smaller ones.
+// Element-wise maximum or minimum of two 16-bit integers in each of a and b.
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) {
     const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
@@ -56,8 +56,8 @@ DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) {
     return max_unsigned_pair(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
 }
 
-// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last
-// one first.
+// Permutes bytes of a (0 to 3) and b (4 to 7) by the hexadecimal digits of `select`, the last digit
+// first.
 DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
     const uint64_t both = uint64_t(b) << 32 | a;
     uint32_t picked = 0;

@@ -1,4 +1,4 @@
-// NVFP4's words on HIP.  Not in units: gfx90a's matrix unit takes subnormals for zeros.
+// NVFP4 on HIP.  kScaledUnit is 1: gfx90a's matrix unit flushes subnormals to zero.
 template <class T> constexpr float kScaledUnit = 1.0f;
 
 template <class T, Side kSide, class Tile>
@@ -18,7 +18,8 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
         Fragment<T, kSide>& f = j == 0 ? low : high;
 #pragma unroll
         for (int i = 0; i < kCount; i += 2) {
-            // A number's sign, exponent and mantissa at the place of FP16's are 2^-14 of it.
+            // An element's sign, exponent and mantissa in the fields of FP16 are 2^-14 times the
+            // element.
             const uint32_t byte = codes[i / 2], spread = (byte & 0xf) | (byte & 0xf0) << 12;
             const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << 9 & 0x0e000e00u);
             const auto x = bit_cast<hip::Pack<_Float16, 2>>(bits) * unit * factor;

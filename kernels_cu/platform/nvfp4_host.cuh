@@ -1,4 +1,4 @@
-// NVFP4's words on the host, with CUDA's unit.
+// NVFP4 on the host, with CUDA's kScaledUnit.
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
 
 template <class T, bool kUnits>

@@ -1,5 +1,5 @@
-// wgmma.cuh on the host (host_wgmma.h).  The accumulators are poison until the wait, which also
-// says where a tile has changed while wgmma read it.
+// wgmma.cuh on the host (host_wgmma.h).  Accumulators are poison until the wait, which also reports
+// tiles that changed while wgmma read them.
 
 namespace hopper {
 DEVICE void touch_sources(const host::Wgmma* op, int groups) {
