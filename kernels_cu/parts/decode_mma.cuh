@@ -1,4 +1,4 @@
-// What a warp computes of a tile: S = Q K^T, the online softmax, O += P V.
+// A warp's work on a tile: S = Q K^T, the online softmax, O += P V.
 //
 // Scores, probabilities and output accumulators of the warp's rows, keys and columns
 // (parts/decode_warp_layout.cuh) stay in registers, as in attention.cu (parts/online_softmax.cuh).
@@ -52,7 +52,7 @@ struct AccumulatorTile {
     }
 };
 using Scores = AccumulatorTile<kWarpRowFragments, kWarpKeyFragments>;
-// The warp's output accumulators, with the layout that parts/decode_epilogue.cuh asks for.
+// The warp's output accumulators, in the layout of parts/decode_epilogue.cuh.
 struct WarpOutput : AccumulatorTile<kWarpRowFragments, kWarpColFragments> {
     static constexpr int kContiguous =
         AccumulatorLayout::col(0, 1) == AccumulatorLayout::col(0, 0) + 1 ? 2 : 1;

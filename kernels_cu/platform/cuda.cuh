@@ -125,7 +125,7 @@ DEVICE void yield() {}
 constexpr int kMostPolls = 4096;  // about 0.7 us each
 #include "platform/grid.cuh"
 
-// --- numbers ---------------------------------------------------------------------------------
+// --- elements -----------------------------------------------------------------------------
 #include "platform/numbers_cuda.cuh"
 
 // Element-wise maximum or minimum of two 16-bit integers in each of a and b.

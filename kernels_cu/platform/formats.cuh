@@ -5,7 +5,7 @@ struct bf16 { uint16_t code; };
 struct e4m3 { uint8_t code; };
 struct e5m2 { uint8_t code; };
 
-namespace numbers {
+namespace formats {
 // A format of sign, exponent and mantissa.  kSpecial: the first code of infinity and NaN;
 // kOverflow: the code of too large a magnitude.
 template <int kExponent, int kMantissa, uint32_t kSpecial, uint32_t kOverflow, uint32_t kNan>
@@ -52,4 +52,4 @@ DEVICE uint32_t encode_bf16(float x) {
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     return nan ? bits >> 31 << 15 | 0x7fc0u : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-}  // namespace numbers
+}  // namespace formats

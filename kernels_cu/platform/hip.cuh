@@ -163,19 +163,19 @@ DEVICE void yield() { __builtin_amdgcn_s_sleep(1); }
 constexpr int kMostPolls = 4096;
 #include "platform/grid.cuh"
 
-// --- numbers ---------------------------------------------------------------------------------
+// --- elements -----------------------------------------------------------------------------
 #define half half_number  // the `half` of hiprtc's header is another type
 #include "platform/formats.cuh"
 // All targets convert FP16 (subnormals are kept, NaN stays NaN), and FP8 values are FP16 values,
 // those of e4m3 scaled by 2^-8.
-template <> DEVICE float numbers::Half::decode(uint32_t code) {
+template <> DEVICE float formats::Half::decode(uint32_t code) {
     return bit_cast<_Float16>(uint16_t(code));
 }
-template <> DEVICE uint32_t numbers::Half::encode(float x) {
+template <> DEVICE uint32_t formats::Half::encode(float x) {
     return bit_cast<uint16_t>(_Float16(x));
 }
-template <> DEVICE float numbers::E5m2::decode(uint32_t code) { return Half::decode(code << 8); }
-template <> DEVICE float numbers::E4m3::decode(uint32_t code) {
+template <> DEVICE float formats::E5m2::decode(uint32_t code) { return Half::decode(code << 8); }
+template <> DEVICE float formats::E4m3::decode(uint32_t code) {
     const uint32_t magnitude = code & 0x7f;
     const float x = 256.0f * Half::decode((code & 0x80) << 8 | magnitude << 7);
     return magnitude == 0x7f ? bit_cast<float>(0x7fc00000u) : x;

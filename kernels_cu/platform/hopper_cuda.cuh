@@ -273,7 +273,7 @@ DEVICE void decrease_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
+// --- 8 x 8 matrices of 16-bit elements: the inverse of load_matrix ----------------------------
 template <bool kTransposed = false, int kCount>
 DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount]) {
     const uint32_t address = hopper::shared_address(row);

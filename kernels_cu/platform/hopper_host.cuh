@@ -127,7 +127,7 @@ DEVICE void decrease_registers() {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
 }
 
-// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
+// --- 8 x 8 matrices of 16-bit elements: the inverse of load_matrix ----------------------------
 template <bool kTransposed = false, int kCount>
 DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount], HOST_LOCATION) {
     static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");

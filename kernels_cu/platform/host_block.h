@@ -45,7 +45,7 @@ struct Transfer {
     PhaseBarrier* barrier;
     int bytes;
     int group;             // of the issuer's stores
-    char* data;            // copy of a store's source when issued; a word
+    char* data;            // copy of a store's source when issued; one word
     const char* global;    // a bulk copy's source
     Warpgroup* warpgroup;  // of a wgmma
 };

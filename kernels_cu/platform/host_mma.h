@@ -79,7 +79,7 @@ void mma(Mma* op, Location location) {
     else of(float());
 }
 
-// --- matrices of 8 x 8 numbers -----------------------------------------------------------------
+// --- 8 x 8 matrices ---------------------------------------------------------------------------
 void combine_matrices(void** payloads) {
     for (int lane = 0; lane < worker->cluster.warp_size; ++lane) {
         if (!payloads[lane]) continue;

@@ -61,10 +61,10 @@ struct Columns {
     }
 };
 
-// `sum` and a row of A times eight columns of B, as Hopper's tensor cores add them (arXiv
-// 2511.10909; the vectors of tests/support/golden/hopper.npz bit for bit).  The exponent of a product is
-// the sum of its factors' exponents; 2^e is that of the largest addend.  All addends are truncated
-// to multiples of 2^(e - kBits), added exactly, and the result is truncated to kFraction fractional
+// `sum` plus a row of A times eight columns of B, as Hopper's tensor cores add them (arXiv
+// 2511.10909; bit for bit with tests/support/golden/hopper.npz).  The exponent of a product is the
+// sum of its factors' exponents; 2^e is that of the largest addend.  All addends are truncated to
+// multiples of 2^(e - kBits), added exactly, and the result is truncated to kFraction fractional
 // bits.
 template <int kBits, int kFraction>
 Floats add_truncated(Floats sum, const float* a, const int* exponents, const Columns& b, int k) {

@@ -42,7 +42,7 @@ struct Warpgroup {
     int num_issued, issued_capacity;
 };
 
-// --- what the last thread to arrive does -----------------------------------------------------
+// --- run by the last thread to arrive --------------------------------------------------------
 Warpgroup& warpgroup_of(const Fiber& f) {
     const Cluster& c = worker->cluster;
     const int per_block = c.num_threads / kWarpgroupSize;
@@ -166,7 +166,7 @@ void finish_wait(Warpgroup& g) {
     wake(g.waiting, g.threads, kWarpgroupSize);
 }
 
-// --- the words -------------------------------------------------------------------------------
+// --- primitives ------------------------------------------------------------------------------
 void reset_warpgroups(Cluster& c) {
     if (!c.warpgroups) return;
     for (int i = 0; i < kMaxClusterSize * kMaxThreads / kWarpgroupSize; ++i) {

@@ -2,10 +2,7 @@
 // sm_89 on.
 #include "platform/mma_float.cuh"
 
-// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
-// kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes)
-// of matrix i; register i of lane l has elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix
-// i, or, kTransposed, of column l / 4.
+// --- 8 x 8 matrices of 16-bit elements -------------------------------------------------------
 namespace cuda {
 template <bool kTransposed, int kCount>
 DEVICE void load_matrix_at(uint32_t (&r)[kCount], uint32_t address) {
@@ -37,7 +34,7 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
     cuda::load_matrix_at<kTransposed>(r, static_cast<uint32_t>(__cvta_generic_to_shared(row)));
 }
 
-// --- fragments and their products ------------------------------------------------------------
+// --- fragments and MMA -----------------------------------------------------------------------
 
 // A word: 8 rows x 16 bytes of k; a lane has 4 bytes of row lane / 4.  In the order of mma.sync's
 // registers: A's 16 rows x 32 bytes at once, B's 8 rows x 32 bytes twice.
@@ -170,10 +167,7 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     }
 }
 
-// --- sums as an operand of the next product ----------------------------------------------------
-// Repacks 16 x 16 accumulators, rounded to T, as an operand with 16 of k: kSideA keeps rows,
-// columns are k; kSideB keeps columns, rows are k.  Each target has the side that needs the fewest
-// exchanges between lanes.
+// --- accumulators as an operand --------------------------------------------------------------
 constexpr Side kAccumulatorSide = kSideA;
 template <class T>
 DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accumulator<T>& d) {
@@ -181,8 +175,7 @@ DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accu
     for (int i = 0; i < 4; ++i) f.words[i] = pack<T>(d.values[2 * i], d.values[2 * i + 1]);
 }
 
-// --- products of FP16 summed in FP16 ------------------------------------------------------------
-// Value i has the position of Accumulator's.
+// --- FP16 accumulators -----------------------------------------------------------------------
 constexpr bool kHasHalfAccumulator = true;
 struct HalfAccumulator {
     static constexpr int kCount = 8;
@@ -212,7 +205,7 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
     }
 }
 
-// --- operands that are stored in bytes and multiplied as 16-bit numbers ----------------------
+// --- mixed input: 8-bit operands multiplied as 16-bit elements -------------------------------
 namespace cuda {
 // Converts either half of the register by one instruction, where there is one.
 DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
@@ -237,7 +230,7 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
         low = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4140), 0x64806480u);
         high = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4342), 0x64806480u);
     } else if constexpr (kSame<Stored, int8_t>) {
-        // In BF16 0x4300 + u is 128 + u for 7 bits u, and 0x4380 is 256: with the sign bit apart, x is
+        // In BF16 0x4300 + u is 128 + u for 7 bits u, and 0x4380 is 256: without the sign bit, x is
         // 128 + u minus 128 or 256.
         const auto subtract = [](uint32_t pair) {
             return subtract_bf16s(pair & 0xff7fff7fu, pair & 0xff80ff80u);

@@ -2,7 +2,7 @@
 // multiplies for the warp (host_mma.h), bit for bit as Hopper's tensor cores.
 #include "platform/mma_float.cuh"
 
-// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
+// --- 8 x 8 matrices of 16-bit elements -------------------------------------------------------
 template <bool kTransposed = false, int kCount>
 DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_LOCATION) {
     static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
@@ -13,7 +13,7 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_LOCATION) {
     host::runtime->move_matrix(&mine, location);
 }
 
-// --- fragments and their products ------------------------------------------------------------
+// --- fragments and MMA -----------------------------------------------------------------------
 
 // Row (of A; column of B) lane % 16, k from (lane / 16) * kCount on.
 template <class T, Side kSide> struct Fragment {
@@ -87,7 +87,7 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     host::runtime->mma(&mine, location);
 }
 
-// --- sums as an operand of the next product (see mma_cuda.cuh) --------------------------------
+// --- accumulators as an operand (see mma_cuda.cuh) -------------------------------------------
 constexpr Side kAccumulatorSide = kWarpSize == 32 ? kSideA : kSideB;
 namespace host {
 template <class T> struct AccumulatorToFragment {
@@ -121,7 +121,7 @@ DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
     host::runtime->exchange("sums_to_fragment", &payload, payload.combine, location);
 }
 
-// --- products of FP16 summed in FP16: rounded once for every fragment of k ---------------------
+// --- FP16 accumulators: rounded once per fragment of k ---------------------------------------
 constexpr bool kHasHalfAccumulator = true;
 struct HalfAccumulator : host::AccumulatorBase<float> {
     DEVICE float value(int i) const { return values[i]; }

@@ -5,23 +5,23 @@
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(int8_t x) { return float(x); }
-DEVICE float to_float(half x) { return numbers::Half::decode(x.code); }
+DEVICE float to_float(half x) { return formats::Half::decode(x.code); }
 DEVICE float to_float(bf16 x) { return bit_cast<float>(uint32_t(x.code) << 16); }
-DEVICE float to_float(e4m3 x) { return numbers::E4m3::decode(x.code); }
-DEVICE float to_float(e5m2 x) { return numbers::E5m2::decode(x.code); }
+DEVICE float to_float(e4m3 x) { return formats::E4m3::decode(x.code); }
+DEVICE float to_float(e5m2 x) { return formats::E5m2::decode(x.code); }
 
 // Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
 // int8 saturates as well; NaN gives 0.
 template <class T>
 DEVICE T from_float(float x) {
     if constexpr (kSame<T, half>) {
-        return {uint16_t(numbers::Half::encode(x))};
+        return {uint16_t(formats::Half::encode(x))};
     } else if constexpr (kSame<T, bf16>) {
-        return {uint16_t(numbers::encode_bf16(x))};
+        return {uint16_t(formats::encode_bf16(x))};
     } else if constexpr (kSame<T, e4m3>) {
-        return {uint8_t(numbers::E4m3::encode(x))};
+        return {uint8_t(formats::E4m3::encode(x))};
     } else if constexpr (kSame<T, e5m2>) {
-        return {uint8_t(numbers::E5m2::encode(x))};
+        return {uint8_t(formats::E5m2::encode(x))};
     } else if constexpr (kSame<T, int8_t>) {
         return round_to_int8(x);
     } else {

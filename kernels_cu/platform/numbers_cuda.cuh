@@ -103,7 +103,7 @@ DEVICE uint32_t pack(float low, float high) {
         }
         pair = bytes;
 #else
-        using Format = typename Choose<kE4m3, numbers::E4m3, numbers::E5m2>::Type;
+        using Format = typename Choose<kE4m3, formats::E4m3, formats::E5m2>::Type;
         pair = Format::encode(low) | Format::encode(high) << 8;
 #endif
     }

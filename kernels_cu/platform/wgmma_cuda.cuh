@@ -165,7 +165,7 @@ DEVICE void wgmma(D (&d)[kRegisters], const Operand& a, uint64_t b, bool accumul
     hopper::WgmmaShape<2 * kRegisters>::template multiply<A, B, kA, kB>(d, a, b, accumulate);
 }
 
-// --- numbers of A's registers ----------------------------------------------------------------
+// --- elements of A's registers ---------------------------------------------------------------
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     cuda::convert_bytes<Stored, T>(bytes, low, high);

@@ -68,7 +68,7 @@ DEVICE void wgmma(D (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b, bool a
     hopper::multiply<A, B, kA, kB>(d, 0, a, b, accumulate, location);
 }
 
-// --- numbers of A's registers ----------------------------------------------------------------
+// --- elements of A's registers ---------------------------------------------------------------
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     const auto number = [&](int i) { return to_float(bit_cast<Stored>(uint8_t(bytes >> 8 * i))); };

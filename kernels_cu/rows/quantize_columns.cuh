@@ -1,4 +1,5 @@
-// Strips of columns in shared memory and registers: statistics, scales and codes (quantize_columns.cu).
+// Strips of columns in shared memory and registers: statistics, scales and codes
+// (quantize_columns.cu).
 #include "rows/quantize.cuh"
 #include "rows/reduce.cuh"
 #include "rows/tiles.cuh"
