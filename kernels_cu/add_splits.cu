@@ -1,11 +1,13 @@
-// add_splits.cu: the end of a product whose k is split between launches' blocks: out = activation(alpha *
-// (the sum of its parts) + bias) + residual, the parts added in the order of k.
+// add_splits.cu: the epilogue of split-K: out = activation(alpha * (sum of the partial products) +
+// bias) + residual.
+//
+// Partial products are added in the order of k, so results are bitwise reproducible.
 // Launch: grid (any), block (kNumThreads).
 #include "parts/epilogue.cuh"
 
 struct SplitsParams {
     EpilogueParams epilogue;  // n: a multiple of kRun
-    int64_t num_parts;        // m x n numbers each, one after another
+    int64_t num_parts;        // contiguous, m x n elements each
 };
 
 constexpr int kRun = 4;
@@ -18,13 +20,13 @@ KERNEL void add_splits(const float* parts, void* out, const void* bias, const vo
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
     int64_t run = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     for (; run < num_runs; run += step) {
-        float sums[kRun] = {};
-#pragma unroll 8  // loads under way at once
+        float acc[kRun] = {};
+#pragma unroll 8  // loads in flight
         for (int64_t part = 0; part < params.num_parts; ++part) {
             const Bytes<16> four = load_vector<16>(parts + (part * num_runs + run) * kRun);
 #pragma unroll
-            for (int i = 0; i < kRun; ++i) sums[i] += bit_cast<float>(four.words[i]);
+            for (int i = 0; i < kRun; ++i) acc[i] += bit_cast<float>(four.words[i]);
         }
-        epilogue.store(run / row_runs, run % row_runs * kRun, sums);
+        epilogue.store(run / row_runs, run % row_runs * kRun, acc);
     }
 }

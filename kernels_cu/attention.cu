@@ -1,20 +1,19 @@
-// attention.cu: out = softmax(scale * q k^T + bias, over the keys that are kept) v, of every head.
+// attention.cu: out = softmax(scale * q k^T + bias, masked) v for each head, on any target.
 //
-// A block computes kTileM queries of one head, its warps kTileM / warps of them each.  It walks
-// tiles of kTileN keys from the last to the first: a tile's values are copied while queries are
-// multiplied by its keys, and the next tile's keys while the values are multiplied.  A warp has its
-// scores in registers, makes them probabilities there (parts/online_softmax.cuh), rounds them to
-// Element and multiplies them by the values.  Only the tiles at the end of a row's keys are masked
-// element by element, in a loop of their own; tiles that no query of the block keeps are not
-// loaded.
-// Constants: Element; kHeadDim, to which the head sizes of q, k and v are padded with zeros in
-// shared memory; kTileM, kTileN; kMasked: there may be a mask, and scores that are scaled before the
-// softmax; kHalfScores: q k^T is summed in FP16.
-// Launch: grid (tiles of queries * heads * batch), block (kNumThreads), dynamic shared memory
+// A block computes kTileM queries of one head, each warp its own rows.  It iterates over tiles of
+// kTileN keys from the last to the first.  The copy of a tile's values overlaps S = Q K^T, the copy
+// of the next tile's keys overlaps O += P V.  Scores stay in registers, where the online softmax
+// turns them into probabilities of type Element (parts/online_softmax.cuh).  Only the tiles at the
+// end of a row's keys are masked, in a loop of their own.  Tiles that no query of the block keeps
+// are not loaded.
+// Constants: Element; kHeadDim, to which shared memory pads the head sizes with zeros; kTileM,
+// kTileN; kMasked: there may be a mask, and scores that are scaled before the softmax; kHalfScores:
+// FP16 accumulators for q k^T.
+// Launch: grid (query tiles * heads * batch), block (kNumThreads), dynamic shared memory
 // sizeof(AttentionStorage).
 #include "parts/attention_products.cuh"
 
-// Calls f(score, row, col) for every score of this lane; row, col: in the head.
+// Calls f(score, row, col) for each score of this lane; row and col are of the head.
 template <class F>
 DEVICE void for_each_score(Scores& scores, int first_row, int first_key, F f) {
     const int lane = lane_id();
@@ -30,7 +29,7 @@ DEVICE void for_each_score(Scores& scores, int first_row, int first_key, F f) {
         }
     }
 }
-// What is not kept becomes -inf, and scores get their scale and bias where the exponents do not.
+// Masked scores become -inf.  Applies the scale and the bias that the exponents do not include.
 DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const AttentionHead& head,
                         const HeadMask& mask, int first_row, int first_key, int block_type) {
     int limit = head.limit(params, first_row);
@@ -40,7 +39,7 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
                            [&](float& x, int, int) { x *= params.score_scale; });
         }
         if (params.mask.kind == kBoolMask || params.mask.kind == kBiasMask) {
-            // What is beyond the end is not used, or is masked below.
+            // Rows and columns past the end are clamped: they are unused or masked below.
             const int last_row = head.sq - 1, last_key = head.sk - 1;
             for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
                 x = mask.of_array(x, row < last_row ? row : last_row,
@@ -56,7 +55,8 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
         const int block_limit = mask.block_limit(first_row, block_type);
         limit = limit < block_limit ? limit : block_limit;
     }
-    if (first_key + kTileN <= limit) return;  // the first row has the lowest limit
+    if (first_key + kTileN <= limit)
+        return;  // no row is masked: the first one has the lowest limit
     const int lane = lane_id(), first_col = first_key + Layout::col(lane, 0);
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
@@ -68,8 +68,7 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
                 const int block_limit = mask.block_limit(row, block_type);
                 end = end < block_limit ? end : block_limit;
             }
-            // From the lane's first column to the value's: known while compiling, on most
-            // platforms.
+            // A compile-time constant on most targets.
             const int left = end - first_col,
                       from_first = Layout::col(lane, i) - Layout::col(lane, 0);
 #pragma unroll
@@ -85,11 +84,11 @@ struct WarpRows {
     Outputs outputs;
 };
 
-// In the block's tile.  Worked out anew by each caller, so that none keeps it in a register.
+// Rematerialised by each caller, so that it is not live across the mainloop.
 DEVICE int first_row_of_warp() { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; }
 
-// Calls f(top, m, r) with the place of the largest score of row r of row fragment m, in one lane of
-// those that have the row: no other lane reads it.
+// Calls f(top, m, r) with the largest score of row r of row fragment m, in the one lane that owns
+// the row.
 template <class F>
 DEVICE void for_each_top(AttentionStorage& storage, F f) {
     const int lane = lane_id(), first = first_row_of_warp();
@@ -103,7 +102,7 @@ DEVICE void for_each_top(AttentionStorage& storage, F f) {
     }
 }
 
-// Adds the keys of `scores`, which become probabilities, and their values.
+// Online softmax step: `scores` become probabilities P, then O += P V.
 DEVICE void attend(AttentionStorage& storage, const AttentionParams& params, const Loaders& loaders,
                    bool keeps_tops, Scores& scores, WarpRows& rows) {
     float largest[kRowFragments][Softmax::kRows], factors[kRowFragments][Softmax::kRows];
@@ -138,7 +137,7 @@ DEVICE void attend(AttentionStorage& storage, const AttentionParams& params, con
     multiply_values(scores, storage.values, loaders, rows.outputs);
 }
 
-// The way of a block through the tiles of keys.
+// The mainloop over key tiles.
 struct Walk {
     AttentionStorage& storage;
     const AttentionParams& params;
@@ -150,8 +149,8 @@ struct Walk {
     WarpRows& rows;
     int first_row, end;
     bool keeps_tops;
-    bool more;       // there is a tile
-    int block_type;  // of the warp's rows, in that tile
+    bool more;       // a tile is left
+    int block_type;  // of the warp's rows in the tile
 
     DEVICE void look() {
         block_type = kFullBlock;
@@ -161,31 +160,31 @@ struct Walk {
             if (blocks && more && row < head.sq) block_type = mask.block_type(row, tiles.key);
         }
     }
-    // One tile, whose keys are on their way.  kWhole: all of it exists, and all rows see it.
-    template <bool kWhole>
+    // One tile, whose keys are in flight.  kUnmasked: fully covered, and no row masks any key.
+    template <bool kUnmasked>
     DEVICE void step() {
         const int key = tiles.key, type = block_type;
         copy_async_wait<0>();
-        sync_block();  // the keys are there, and the values before these have been read by all
-        values.template start<kWhole>(storage.values, key, end - key);
+        sync_block();  // the keys have arrived, and all warps have read the previous values
+        values.template start<kUnmasked>(storage.values, key, end - key);
         copy_async_commit();
         if constexpr (!kMasked && kHeadDim < 256) loaders.forget();
-        bool seen = true;  // by the warp's last row
-        if constexpr (!kWhole) {
+        bool seen = true;  // the warp's last row keeps some key
+        if constexpr (!kUnmasked) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
-            // The same for all lanes, as the compiler knows of a vote.
+            // A vote tells the compiler that it is uniform.
             seen = vote_any(type != kMaskedBlock && key < head.limit(params, last));
         }
         Scores scores;
         if (seen) score(storage, loaders, scores);
         copy_async_wait<0>();
-        sync_block();  // the values are there, and the keys have been read by all
+        sync_block();  // the values have arrived, and all warps have read the keys
         more = tiles.next();
         if (more) keys.template start<true>(storage.keys, tiles.key, kTileN);
         copy_async_commit();
         look();
         if (!seen) return;
-        if constexpr (!kWhole) {
+        if constexpr (!kUnmasked) {
             mask_scores(scores, params, head, mask, first_row + first_row_of_warp(), key, type);
         }
         attend(storage, params, loaders, keeps_tops, scores, rows);
@@ -198,7 +197,8 @@ struct Statistics {
     float* row_sum;
 };
 
-// The warp's rows, by way of its part of the queries' memory, which no other warp reads.
+// Normalises the warp's rows and stores them through the shared memory of its queries, which no
+// other warp reads.
 DEVICE void finish(AttentionStorage& storage, const AttentionParams& params,
                    const AttentionHead& head, int warp_row, int first_row, WarpRows& rows_of_warp,
                    Element* out, const Statistics& statistics) {
@@ -207,7 +207,7 @@ DEVICE void finish(AttentionStorage& storage, const AttentionParams& params,
     sync_warp();  // the queries have been read
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
-        float inverse[Softmax::kRows];  // of the totals
+        float inverse[Softmax::kRows];  // 1 / total
 #pragma unroll
         for (int r = 0; r < Softmax::kRows; ++r) {
             const float total = rows_of_warp.softmax[m].total(r);
@@ -259,15 +259,15 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
                       const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                       const AttentionParams params) {
     SHARED_STORAGE(AttentionStorage, storage);
-    const AttentionPlace place = AttentionPlace::of(params, blockIdx.x);
+    const AttentionWorkTile index = AttentionWorkTile::of(params, blockIdx.x);
     const AttentionHead head =
-        AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head).of_warp();
-    const int row = uniform(place.tile * kTileM);
+        AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, index.head).of_warp();
+    const int row = uniform(index.tile * kTileM);
     if (row >= head.sq) return;
     const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
     const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
     const int rows = clamp_to(head.sq - row, kTileM);
-    const int end = head.limit(params, row + rows - 1);  // of the keys that the last row sees
+    const int end = head.limit(params, row + rows - 1);  // keys that the last row keeps
 
     const Element* q_origin = q + head.q_offset(params.q) + row * params.q.row;
     const Element* k_origin = k + head.k_offset(params.k);
@@ -299,7 +299,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     copy_async_wait<0>();
     if (end <= 0 || kMasked) sync_block();  // no tile may have waited for the queries
     // Worked out anew, so that the loop does not keep it in registers.
-    const AttentionPlace here = AttentionPlace::of(params, uint32_t(opaque(int(blockIdx.x))));
+    const AttentionWorkTile here = AttentionWorkTile::of(params, uint32_t(opaque(int(blockIdx.x))));
     const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);
     const int warp_row = first_row_of_warp();
     finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, rows_of_warp, out,

@@ -1,11 +1,11 @@
 // attention_hopper.cu: out = softmax(scale * Q @ K^T + mask) @ V on Hopper.
 //
-// Persistent and warp-specialised: one producer warpgroup issues TMA loads, consumer warpgroups of 64
-// queries each run both GEMMs by wgmma and the softmax between them.
+// Persistent and warp-specialised: one producer warpgroup issues TMA loads, consumer warpgroups of
+// 64 queries each run both GEMMs by wgmma and the softmax between them.
 // Type: Traits, an attention::TraitsSm90.
-// Launch: grid (any), block (Kernel::kThreads), dynamic shared memory sizeof(Kernel::Storage).  Tensor maps:
-// (batch, head, row, dim) of q, k, v and out, boxes of 64 dims and kTileM, kTileN, kTileN and 16 rows,
-// 128-byte swizzle; of packed sequences as attention/storage_sm90.cuh says.
+// Launch: grid (any), block (Kernel::kThreads), dynamic shared memory sizeof(Kernel::Storage).
+// Tensor maps: (batch, head, row, dim) of q, k, v and out; boxes of 64 dims and kTileM, kTileN,
+// kTileN and 16 rows; 128-byte swizzle.  Varlen: attention/storage_sm90.cuh.
 #include "attention/kernel_sm90.cuh"
 
 using Kernel = attention::KernelSm90<Traits>;

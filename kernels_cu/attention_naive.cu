@@ -1,15 +1,14 @@
-// attention_naive.cu: attention in three launches, all scores in memory, for comparison with
+// attention_naive.cu: attention in three launches with all scores in memory, a baseline for
 // attention.cu.
 //
-// Step 0: scores (B, H, Sq, Sk) = q k^T and what mask and scale make of them, a thread each.
-// Step 1: scores become exp(score - the row's largest), a group of 32 threads for each row;
-// statistics.
-// Step 2: out = scores v / the row's sum, a thread for each number.
+// Step 0: scores (B, H, Sq, Sk) = q k^T, scaled and masked; one thread a score.
+// Step 1: exp(score - row max) and the row statistics; 32 threads a row.
+// Step 2: out = scores v / row sum; one thread an element.
 // Constants: Element.  Launch: grid (32, 1 or 1 thread for each of these), block (kNumThreads).
-#include "parts/attention_task.cuh"
+#include "parts/attention_work_tile.cuh"
 #include "parts/math.cuh"
 
-// The head of row `row` of all, and that row in it.
+// The head of global row `row`; in_head: the row's index in it.
 DEVICE AttentionHead head_of(const AttentionParams& params, int64_t row, int& in_head) {
     in_head = int(row % params.sq);
     return AttentionHead::of(params, nullptr, nullptr, int(row / params.sq));
@@ -47,7 +46,7 @@ DEVICE float across_group(float x, Combine combine) {
     return x;
 }
 
-// One row of scores, by the 32 threads of this group, which may be half a warp; `exists`: or none.
+// Softmax of one row by 32 threads, which may be half a warp.  exists: false past the last row.
 DEVICE void softmax_row(const AttentionParams& params, float* scores, float* total,
                         const Statistics& statistics, int64_t row, bool exists) {
     const int64_t end = exists ? params.sk : 0;

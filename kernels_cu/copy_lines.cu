@@ -1,18 +1,18 @@
-// copy_lines.cu: lines of bytes that begin anywhere, to lines that begin at multiples of 16 bytes.
+// copy_lines.cu: copies misaligned rows of bytes to rows that are aligned to 16 bytes.
 //
-// A thread shifts what it reads in the two chunks of 16 bytes, at multiples of 16, that its own lies
-// in.  What is not of the source is not read; behind a line's end the result has anything.
+// Each thread makes one 16-byte chunk from the two aligned chunks that its source bytes overlap.
+// Nothing outside of the source is read; the padding of a row is undefined.
 // Launch: grid (any), block (kNumThreads).
 #include "parts/shared_tile.cuh"
 
 struct CopyParams {
     int64_t source_line, result_line,
-        source_bytes;    // from a line to the next; of all of the source
-    int64_t num_chunks;  // of the result, less than 2^32
+        source_bytes;    // strides of rows; size of the source
+    int64_t num_chunks;  // 16-byte chunks of the result, less than 2^32
     int32_t line_chunks, padding;
 };
 
-// The 16 bytes from the `first`-th one on, 0 to 15.
+// Bytes [first, first + 16) of low and high together; first: 0 to 15.
 DEVICE Bytes<16> shifted(const Bytes<16>& low, const Bytes<16>& high, int first) {
     uint32_t words[8];
     memcpy(words, &low, 16);

@@ -1,10 +1,10 @@
-// dequant_softmax.cu: the logits A @ (scale_b * B) + bias in FP32 and, for every row and kSetColumns
-// columns, their maximum and the sum of exp(logit - maximum), from which normalize_logits.cu makes the
+// dequant_softmax.cu: FP32 logits A @ (scale_b * B) + bias, and for each row and set of kSetColumns
+// columns their maximum and sum of exp(logit - maximum), which normalize_logits.cu turns into the
 // softmax.
 //
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: as gemm.cu's.  Dynamic shared memory
-// sizeof(GemmStorage).  statistics: (m, ceil(n / kSetColumns)).
+// Launch: as gemm.cu, dynamic shared memory sizeof(GemmStorage).  statistics: (m, ceil(n /
+// kSetColumns)).
 constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
@@ -20,41 +20,43 @@ struct LogitsParams {
 };
 using FragmentStatistics = MaxSum[kTileM][kTileN / 16];
 
-// Finishes a tile's logits and stores them and their statistics.
+// Epilogue: stores a tile's logits and their statistics.
 DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
-                         const WarpPlace& warp, const GemmTask& task,
-                         const MatrixEpilogue& epilogue, const AllSums& acc, MaxSum* statistics) {
+                         const WarpCoord& warp, const GemmWorkTile& work,
+                         const MatrixEpilogue& epilogue, const AccumulatorTile& acc,
+                         MaxSum* statistics) {
     const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
-    for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
-        const int64_t at_row = task.row + row, at_col = task.col + col;
-        const int count = at_row < params.m ? clamp_to(params.n - at_col, kRun) : 0;
-        MaxSum run{-kInfinity, 0.0f};
-        if (count > 0) {
-            float values[kRun];
-            epilogue.scale(at_row, at_col, count, runs[0], values);
-            if (epilogue.bias) {
-                MatrixEpilogue::add(epilogue.bias, params.bias_dtype, params.bias, at_row, at_col,
-                                    count, values);
-            }
-            epilogue.write(at_row, at_col, count, values);
-            run.max = -kLargestFloat;
+    for_each_run(storage, warp, acc,
+                 [&](int row, int col, const ElementAccumulator(&runs)[1][kRun]) {
+                     const int64_t at_row = work.row + row, at_col = work.col + col;
+                     const int count = at_row < params.m ? clamp_to(params.n - at_col, kRun) : 0;
+                     MaxSum run{-kInfinity, 0.0f};
+                     if (count > 0) {
+                         float values[kRun];
+                         epilogue.scale(at_row, at_col, count, runs[0], values);
+                         if (epilogue.bias) {
+                             MatrixEpilogue::add(epilogue.bias, params.bias_dtype, params.bias,
+                                                 at_row, at_col, count, values);
+                         }
+                         epilogue.write(at_row, at_col, count, values);
+                         run.max = -kLargestFloat;
 #pragma unroll
-            for (int i = 0; i < kRun; ++i)
-                run.max = i < count ? maximum(run.max, values[i]) : run.max;
+                         for (int i = 0; i < kRun; ++i)
+                             run.max = i < count ? maximum(run.max, values[i]) : run.max;
 #pragma unroll
-            for (int i = 0; i < kRun; ++i) {
-                if (i < count) run.sum += exp2_approx((values[i] - run.max) * kLog2E);
-            }
-        }
-        run = merge.across_lanes(run, 1, 16 / kRun);  // the fragment's row
-        if (col % 16 == 0) of_fragments[row][col / 16] = run;
-    });
+                         for (int i = 0; i < kRun; ++i) {
+                             if (i < count) run.sum += exp2_approx((values[i] - run.max) * kLog2E);
+                         }
+                     }
+                     run = merge.across_lanes(run, 1, 16 / kRun);  // the fragment's row
+                     if (col % 16 == 0) of_fragments[row][col / 16] = run;
+                 });
     sync_block();
     constexpr int kSets = kTileN / kSetColumns, kFragmentsOfSet = kSetColumns / 16;
     const int64_t num_sets = (params.n + kSetColumns - 1) / kSetColumns;
     for (int i = int(threadIdx.x); i < kTileM * kSets; i += kNumThreads) {
-        const int64_t row = task.row + i / kSets, set = task.col / kSetColumns + i % kSets;
+        const int64_t row = work.row + i / kSets, set = work.col / kSetColumns + i % kSets;
         if (row >= params.m || set >= num_sets) continue;
         MaxSum total{-kInfinity, 0.0f};
 #pragma unroll
@@ -66,17 +68,17 @@ DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
 }
 
 KERNEL void dequant_softmax(const void* a, const void* b, const void* bias, const float* scale_b,
-                            float* logits, MaxSum* statistics, SumType* partials,
+                            float* logits, MaxSum* statistics, ElementAccumulator* partials,
                             const LogitsParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
     SHARED(MaxSum, of_fragments, [kTileM][kTileN / 16]);
-    const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = task_of(params.tile);
-    AllSums acc{};
-    sum_tile(storage, params.tile, task, warp, {a, nullptr, nullptr}, {{b, scale_b, nullptr}},
-             partials, pass, acc);
-    if (pass == kPartial) return;
+    const WarpCoord warp = WarpCoord::here();
+    const GemmWorkTile work = work_tile_of(params.tile);
+    AccumulatorTile acc{};
+    accumulate_tile(storage, params.tile, work, warp, {a, nullptr, nullptr},
+                    {{b, scale_b, nullptr}}, partials, pass, acc);
+    if (pass == kStorePartials) return;
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
         params.epilogue, logits, bias, nullptr, nullptr, scale_b, 0, 0, 0, 0, 0);
-    store_logits(storage, of_fragments, warp, task, epilogue, acc, statistics);
+    store_logits(storage, of_fragments, warp, work, epilogue, acc, statistics);
 }

@@ -1,9 +1,9 @@
-// dequant_softmax_hopper.cu: the logits A @ (scale_b * B) + bias on Hopper, or their exponentials, with
-// statistics of them, from which normalize_logits.cu makes the softmax.
+// dequant_softmax_hopper.cu: logits A @ (scale_b * B) + bias on Hopper, or their exponentials, and
+// the statistics from which normalize_logits.cu makes the softmax.
 //
-// The mixed-input mainloop with a partial softmax (gemm/epilogue/partial_softmax.cuh).  Launch: grid
-// (any), block (kNumThreads = 384), dynamic shared memory sizeof(Kernel::SharedStorage).  statistics:
-// (m, ceil(n / kSetColumns)).
+// The mixed-input mainloop with a partial-softmax epilogue (gemm/epilogue/partial_softmax.cuh).
+// Launch: grid (any), block (kNumThreads = 384), dynamic shared memory
+// sizeof(Kernel::SharedStorage).  statistics: (m, ceil(n / kSetColumns)).
 #include "gemm/epilogue/partial_softmax.cuh"
 #include "gemm/kernel_sm90.cuh"
 

@@ -1,22 +1,24 @@
-// dequant_softmax_stream.cu: logits and statistics as dequant_softmax.cu, of up to 16 rows on Hopper, where
-// the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of kStages
-// stages, across the ends of tiles of columns, and the others multiply them by mma, each kWarpCols
-// columns.  All blocks have as many sets of columns, but for one, so that they end together: a
-// block's last tile may have fewer than the others.
+// dequant_softmax_stream.cu: dequant_softmax.cu for m <= 16 on Hopper, bound by the read of B.
+//
+// Warp-specialised and persistent: one producer warp loads tiles of A and B by TMA through a
+// pipeline of kStages stages, the consumer warps multiply kWarpCols columns each by mma.sync.
+// Every block gets the same number of column sets, give or take one, so that all finish together;
+// its last tile may be narrower.
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
-// Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory sizeof(StreamStorage).
-// Tensor maps without a batch: A in boxes of `rows` (8 or 16) rows x 64 numbers, B in boxes of kColumns
-// columns x 128 numbers, both along k.  statistics: (m, gridDim.x), of a block's columns.
+// Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
+// sizeof(StreamStorage).
+// Tensor maps without batch, K-major: A in boxes of `rows` (8 or 16) rows x 64 elements, B in boxes
+// of kColumns columns x 128 elements.  statistics: (m, gridDim.x), of each block's columns.
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/logits_statistics.cuh"
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
-#include "parts/read_ahead.cuh"
+#include "parts/prefetch.cuh"
 
-constexpr int kColumns = kSetColumns;  // of two warps
+constexpr int kColumns = kSetColumns;  // of two consumer warps
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
-constexpr int kDepth = 128, kLineBytes = 128;  // numbers of k of a stage; B's lines
+constexpr int kDepth = 128, kLineBytes = 128;  // tile_k of a stage; bytes of a swizzled row of B
 constexpr int kRun = 16, kPitch = kWarpCols + 4;
 static_assert(kNumThreads == 32 * (kWarps + 1) && kWarps % 2 == 0, "warps that multiply, and one");
 static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's lines");
@@ -27,7 +29,7 @@ struct StreamParams {
     EpilogueParams epilogue;  // its `out`: logits
 };
 
-// Lines of 128 bytes as TMA swizzles them, in boxes of kLines lines beside each other.
+// Rows of 128 bytes with TMA's 128-byte swizzle, in adjacent boxes of kLines rows.
 template <int kLines>
 struct BoxesTile {
     unsigned char bytes[kLines * kLineBytes];
@@ -43,42 +45,42 @@ struct StreamStage {
 };
 struct StreamStorage {
     StreamStage stages[kStages];
-    float logits[kWarps][kTileM][kPitch];  // of a warp, on their way to memory
-    MaxSum of_warps[kWarps][kTileM];       // of the block's columns that are the warp's
+    float logits[kWarps][kTileM][kPitch];  // staging of each warp
+    MaxSum of_warps[kWarps][kTileM];       // statistics of each warp's columns
     Barrier full[kStages], empty[kStages];
 };
 static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
 
 struct StreamPlace {
-    int stage = 0, parity = 0;
+    int stage = 0, phase = 0;
 
     DEVICE void advance() {
         if (++stage == kStages) {
             stage = 0;
-            parity ^= 1;
+            phase ^= 1;
         }
     }
 };
 
-// Adds the products of 16 rows and kWarpCols columns from `col` on.
+// acc += the products of 16 rows and kWarpCols columns from `col` on.
 DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<ElementA> (&acc)[1][2]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += 32) {
         FragmentA<ElementA> a[2][1];
         FragmentB<ElementA> b[2][2];
-        load_converted<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0], 0, k);
+        load_mixed_input<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0], 0, k);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            load_converted<ElementB, false, LaneOrder::kFours>(b[0][j], b[1][j], stage.cols,
-                                                               col + j * 16, k);
+            load_mixed_input<ElementB, false, LaneOrder::kFours>(b[0][j], b[1][j], stage.cols,
+                                                                 col + j * 16, k);
         }
         mma(acc, a[0], b[0]);
         mma(acc, a[1], b[1]);
     }
 }
 
-// Finishes and stores the warp's logits from column `first_col` on, by way of `staged`.  `seen` becomes
-// what they are merged with, of row lane / 2.
+// Epilogue of the warp's columns from `first_col` on, through `staged`.  Merges the statistics of
+// row lane / 2 into `seen`.
 DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& epilogue,
                          int64_t first_col, const Accumulator<ElementA> (&acc)[1][2],
                          MaxSum& seen) {
@@ -101,10 +103,10 @@ DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& 
     if (count > 0) {
         Vector<float, kRun> run;
         run.load(&staged[row][lane % 2 * kRun]);
-        float sums[kRun], values[kRun];
+        float run_acc[kRun], values[kRun];
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) sums[i] = run[i];
-        epilogue.scale(row, col, count, sums, values);
+        for (int i = 0; i < kRun; ++i) run_acc[i] = run[i];
+        epilogue.scale(row, col, count, run_acc, values);
         if (epilogue.bias) {
             MatrixEpilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count,
                                 values);
@@ -137,23 +139,23 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         fence_barrier_init();
     }
     sync_block();
-    // The block's sets of columns, kTileSets at a time.
+    // The block's column sets, kTileSets to a tile.
     constexpr int kTileSets = kTileN / kColumns;
     const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
     const int first_set = int(blockIdx.x * num_sets / gridDim.x),
               last_set = int((blockIdx.x + 1) * num_sets / gridDim.x),
               num_own = last_set - first_set;
     const int num_k_tiles = int(params.num_k_tiles);
-    StreamPlace place;
+    StreamPlace state;
     if (warp == kWarps) {
         if (elect_one()) {
             for (int set = first_set; set < last_set; set += kTileSets) {
                 const int sets = last_set - set < kTileSets ? last_set - set : kTileSets;
 #pragma unroll 1
-                for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
-                    StreamStage& stage = storage.stages[place.stage];
-                    Barrier& full = storage.full[place.stage];
-                    storage.empty[place.stage].wait(place.parity ^ 1);
+                for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
+                    StreamStage& stage = storage.stages[state.stage];
+                    Barrier& full = storage.full[state.stage];
+                    storage.empty[state.stage].wait(state.phase ^ 1);
                     full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kLineBytes);
                     for (int j = 0; j < sets; ++j) {
                         tma_load(stage.cols.bytes + j * kColumns * kLineBytes, b_map, full,
@@ -174,12 +176,12 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             const bool works = own < num_own;
             Accumulator<ElementA> acc[1][2] = {};
 #pragma unroll 1
-            for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
-                const StreamStage& stage = storage.stages[place.stage];
-                storage.full[place.stage].wait(place.parity);
+            for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
+                const StreamStage& stage = storage.stages[state.stage];
+                storage.full[state.stage].wait(state.phase);
                 if (works) multiply_stage(stage, warp * kWarpCols, acc);
                 sync_warp();
-                if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
+                if (threadIdx.x % 32 == 0) storage.empty[state.stage].arrive();
             }
             if (!works) continue;
             store_logits(storage.logits[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols,

@@ -1,22 +1,23 @@
-// dequantize_nvfp4.cu: y = code * scale of batches of NVFP4 matrices, all operands of a product that are to be
-// decoded, exact in FP16 and BF16; their FP32 scale is not part of it.
-// Constants: Element, of y: (batch, rows, 8 * words), its matrices and rows one after another.
+// dequantize_nvfp4.cu: y = code * scale for batches of NVFP4 matrices, exact in FP16 and BF16.
+//
+// One launch decodes all NVFP4 operands of a product.  The FP32 global scale is not applied.
+// Constants: Element, of y: (batch, rows, 8 * words), contiguous.
 // Launch: grid (any), block (kNumThreads).
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/nvfp4.cuh"
 
 struct OperandParams {
     BatchLayout batch;                // kA: of the codes, kGroupsA: of the scales
-    int64_t batch_size, rows, words;  // eight numbers in a word
+    int64_t batch_size, rows, words;  // a 32-bit word has eight elements
     int64_t row_stride;               // of the codes
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 constexpr int kMostDecoded = 3;
 struct DequantizeParams { OperandParams operands[kMostDecoded]; };
 
-constexpr int kAtOnce = 4;  // loads that a thread has under way
+constexpr int kAtOnce = 4;  // loads in flight per thread
 
-// Null codes: none.
+// codes: null for an absent operand.
 DEVICE void decode_operand(const uint8_t* codes, const e4m3* scales, Element* y,
                            const OperandParams& p) {
     if (!codes) return;

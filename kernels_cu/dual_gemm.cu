@@ -1,32 +1,33 @@
-// dual_gemm.cu: out = silu(A @ B1) * (A @ B2) for a batch of matrices, in one pass over A: a block
-// computes the same tile of both products (parts/mainloop.cuh), which meet in the epilogue
-// (parts/gate.cuh).
+// dual_gemm.cu: out = silu(A @ B1) * (A @ B2) for a batch of matrices, in one pass over A.
+//
+// A block computes the same tile of both products (parts/mainloop.cuh); the epilogue multiplies
+// them (parts/gate.cuh).
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: as gemm.cu's.
+// Launch: as gemm.cu.
 constexpr int kProducts = 2;
 #include "parts/gate.cuh"
 #include "parts/gemm_tile.cuh"
 
 struct DualParams {
     TileParams tile;
-    EpilogueParams epilogues[2];  // of each product; the output is the first one's
+    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
     int64_t policy;
 };
 
 KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
                       const float* scale_a, const float* scale_b1, const float* scale_b2,
                       const e4m3* groups_a, const e4m3* groups_b1, const e4m3* groups_b2,
-                      SumType* partials, const DualParams params, int64_t pass) {
+                      ElementAccumulator* partials, const DualParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
-    const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = task_of(params.tile);
-    AllSums acc{};
-    sum_tile(storage, params.tile, task, warp, {a, scale_a, groups_a},
-             {{b1, scale_b1, groups_b1}, {b2, scale_b2, groups_b2}}, partials, pass, acc);
-    if (pass == kPartial) return;
+    const WarpCoord warp = WarpCoord::here();
+    const GemmWorkTile work = work_tile_of(params.tile);
+    AccumulatorTile acc{};
+    accumulate_tile(storage, params.tile, work, warp, {a, scale_a, groups_a},
+                    {{b1, scale_b1, groups_b1}, {b2, scale_b2, groups_b2}}, partials, pass, acc);
+    if (pass == kStorePartials) return;
     const bool by_block = params.tile.has_block_scales != 0;
     const auto offset = [&](Operand operand) {
-        return params.tile.batch.offset(operand, task.batch);
+        return params.tile.batch.offset(operand, work.batch);
     };
     const auto epilogue = [&](int product, const float* scale_b, Operand operand) {
         return MatrixEpilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr,
@@ -36,15 +37,16 @@ KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
     const MatrixEpilogue first = epilogue(0, scale_b1, kScaleB),
                          second = epilogue(1, scale_b2, kScaleB2);
     const int policy = int(params.policy);
-    for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[2][kRun]) {
-        const int64_t at_row = task.row + row, at_col = task.col + col;
-        const int64_t cols = params.tile.n - at_col;
-        if (at_row >= params.tile.m || cols <= 0) return;
-        const int count = cols < kRun ? int(cols) : kRun;
-        float values[kRun], factors[kRun];
-        first.scale(at_row, at_col, count, runs[0], values);
-        second.scale(at_row, at_col, count, runs[1], factors);
-        gate_all(values, factors, policy);
-        first.write(at_row, at_col, count, values);
-    });
+    for_each_run(storage, warp, acc,
+                 [&](int row, int col, const ElementAccumulator(&runs)[2][kRun]) {
+                     const int64_t at_row = work.row + row, at_col = work.col + col;
+                     const int64_t cols = params.tile.n - at_col;
+                     if (at_row >= params.tile.m || cols <= 0) return;
+                     const int count = cols < kRun ? int(cols) : kRun;
+                     float values[kRun], factors[kRun];
+                     first.scale(at_row, at_col, count, runs[0], values);
+                     second.scale(at_row, at_col, count, runs[1], factors);
+                     gate_all(values, factors, policy);
+                     first.write(at_row, at_col, count, values);
+                 });
 }

@@ -1,8 +1,8 @@
-// dual_gemm_hopper.cu: dual_gemm.cu's out = silu(A @ B1) * (A @ B2) on Hopper.
+// dual_gemm_hopper.cu: out = silu(A @ B1) * (A @ B2) on Hopper.
 //
-// A tile has kTileN columns: half of them B1's and the same ones of B2, whose stages lie behind
-// each other in shared memory, so that the mainloop multiplies A by one matrix of both
-// (gemm/epilogue/gated.cuh).  Launch: as gemm_hopper.cu's.  Tensor maps: DualArguments.
+// Half of a tile's kTileN columns are B1's, half the same columns of B2.  Their stages are adjacent
+// in shared memory, so that the mainloop sees one matrix B (gemm/epilogue/gated.cuh).
+// Launch: as gemm_hopper.cu.  Tensor maps: DualArguments.
 #include "gemm/epilogue/gated.cuh"
 #include "gemm/kernel_sm90.cuh"
 

@@ -1,11 +1,12 @@
-// gemm.cu: out = activation(alpha * (A @ B) + bias) + residual for a batch of matrices.
+// gemm.cu: out = activation(alpha * (A @ B) + bias) + residual for a batch of matrices, on any
+// target.
 //
-// A block computes one tile (parts/mainloop.cuh), puts its fragments in shared memory one after
-// another and finishes them in runs of neighbouring columns (parts/epilogue.cuh); splits of k:
+// A block computes one tile (parts/mainloop.cuh).  Its accumulators go through shared memory, so
+// that the epilogue stores runs of contiguous columns (parts/epilogue.cuh).  Split-K:
 // parts/gemm_tile.cuh.
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: grid (tiles * batch * splits; of kReduce: tiles * batch), block (kNumThreads), dynamic
-// shared memory sizeof(GemmStorage).
+// Launch: grid (tiles * batch * splits; in pass kReducePartials tiles * batch), block
+// (kNumThreads), dynamic shared memory sizeof(GemmStorage).
 constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
@@ -17,23 +18,25 @@ struct GemmParams {
 
 KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, const void* residual,
                  const float* scale_a, const float* scale_b, const e4m3* groups_a,
-                 const e4m3* groups_b, SumType* partials, const GemmParams params, int64_t pass) {
+                 const e4m3* groups_b, ElementAccumulator* partials, const GemmParams params,
+                 int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
-    const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = task_of(params.tile);
-    AllSums acc{};
-    sum_tile(storage, params.tile, task, warp, {a, scale_a, groups_a}, {{b, scale_b, groups_b}},
-             partials, pass, acc);
-    if (pass == kPartial) return;
+    const WarpCoord warp = WarpCoord::here();
+    const GemmWorkTile work = work_tile_of(params.tile);
+    AccumulatorTile acc{};
+    accumulate_tile(storage, params.tile, work, warp, {a, scale_a, groups_a},
+                    {{b, scale_b, groups_b}}, partials, pass, acc);
+    if (pass == kStorePartials) return;
     const bool by_block = params.tile.has_block_scales != 0;
     const auto offset = [&](Operand operand) {
-        return params.tile.batch.offset(operand, task.batch);
+        return params.tile.batch.offset(operand, work.batch);
     };
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
         params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
         by_block ? nullptr : scale_b, offset(kOut), offset(kBias), offset(kResidual),
         offset(kScaleA), offset(kScaleB));
-    for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
-        epilogue.store(task.row + row, task.col + col, runs[0]);
-    });
+    for_each_run(storage, warp, acc,
+                 [&](int row, int col, const ElementAccumulator(&runs)[1][kRun]) {
+                     epilogue.store(work.row + row, work.col + col, runs[0]);
+                 });
 }

@@ -1,9 +1,9 @@
-// gemm_hopper.cu: gemm.cu's products on Hopper: out = activation(alpha * (A @ B) + bias) +
-// residual.
+// gemm_hopper.cu: out = activation(alpha * (A @ B) + bias) + residual on Hopper.
 //
 // Persistent and warp-specialised: one producer warpgroup issues TMA loads, the consumer warpgroups
-// run wgmma and the epilogue.  Launch: grid (any; clusters of kClusterSize), block (kNumThreads =
-// 384 or 512), dynamic shared memory sizeof(Kernel::SharedStorage).  Tensor maps: MatmulArguments.
+// run wgmma and the epilogue.
+// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared
+// memory sizeof(Kernel::SharedStorage).  Tensor maps: MatmulArguments.
 #include "gemm/epilogue/matmul.cuh"
 #include "gemm/kernel_sm90.cuh"
 

@@ -1,60 +1,62 @@
-// gemm_stream.cu: out = activation(alpha * (scale_a * (scale_b * (A @ B))) + bias) + residual for up
-// to 16 rows, where the time is that of reading B.
+// gemm_stream.cu: skinny GEMM, m <= 16: out = activation(alpha * (scale_a * (scale_b * (A @ B))) +
+// bias) + residual, bound by the read of B.
 //
-// A block has kTileN columns.  Its warps share k, kDepth each of every kWarps * kDepth, and wait for
-// nobody before the end: a warp brings its part of B, in lines of 128 bytes where they run along k, and
-// of A by asynchronous copies through kStages stages of its own.  What the epilogue needs is loaded
-// while the first stages are on their way, and there is little code besides: a lone wave of blocks waits
-// for every instruction that it meets for the first time.
-// The transposed product is computed, since the matrix unit's second operand can have 8 rows: up to 8
-// rows of A are read and multiplied as 8.
-// Constants: ElementA, ElementB; Compute, what they are multiplied as; kRows, 8 or 16, that A has at
-// most; kTileN, kDepth, kStages; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
-// multiples of 16 bytes and are whole chunks of 16; kCovered: of 16-bit numbers, and only the operands
-// begin so, lines of any length anywhere.
+// A block computes kTileN columns; its warps split k, kDepth each of every kWarps * kDepth.  Each
+// warp streams its part of A and B through its own cp.async pipeline of kStages stages, without
+// block barriers in the mainloop.  The loads of the epilogue overlap the pipeline's prologue.  The
+// code is short: with one wave of blocks, every instruction cache miss shows.
+// The product is computed with swap-AB, because the second operand of mma.sync may have 8 columns:
+// m <= 8 costs 8 rows, not 16.
+// Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16, the
+// largest m; kTileN, kDepth, kStages; kOuterMajorB: B is MN-major, otherwise K-major as A.  Rows
+// are aligned to 16 bytes and are whole 16-byte chunks.  kCovered: misaligned rows of 16-bit
+// elements and any length; only the operands themselves are aligned.
 // Launch: grid (kParts * ceil(n / (kParts * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(StreamStorage).
-#include "parts/covered_tile.cuh"
+#include "parts/misaligned_tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
 struct StreamParams {
-    int64_t a_row, b_line;  // from a row of A, and from a line of B, to the next, in elements
+    int64_t a_row, b_line;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
-    struct { int64_t block, quarter, row, word; } groups;  // GroupScales, of NVFP4
+    struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
     EpilogueParams epilogue;
 };
 
 constexpr int kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
-// Operands are converted on the way from shared memory to fragments, two of them at once.
-constexpr bool kConverts = sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
-constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: a byte has two numbers along k
+// Mixed input: operands are converted between shared memory and fragments, two fragments at once.
+constexpr bool kMixedInput =
+    sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
+constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: two elements along k in a byte
 constexpr LaneOrder kLaneOrder =
     kScaled ? LaneOrder::kEights
     : sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
-constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
-// Of lines along k that begin anywhere every eighth begins at the same place of its first chunk.  A block
-// has such columns: it reads B's chunks from their beginning, and A as if its rows began as far before.
+constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
+// Of misaligned K-major rows of 16-bit elements every eighth has the same alignment.  A block
+// computes such columns: it reads B's chunks from their aligned start, and A from as many elements
+// before its own.
 constexpr int kParts = kCovered && !kOuterMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
-using Sums = Accumulator<Compute>;
-using SumType = typename Sums::Sum;
+using AccumulatorFragment = Accumulator<Compute>;
+using ElementAccumulator = typename AccumulatorFragment::Scalar;
 
-// Of 8 rows a fragment has each twice; what becomes of the second ones nobody reads.
+// m <= 8: the fragment repeats its 8 rows; the copies' accumulators are unused.
 struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     DEVICE const void* operator()(int line, int chunk) const {
-        return &this->chunks[this->place(line % kRows, chunk)];
+        return &this->chunks[this->index(line % kRows, chunk)];
     }
 };
-constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
+constexpr int kPerElement = kScaled ? 2 : 1;  // values of an element of B
 constexpr int kLinesB = kOuterMajorB ? kDepth : kTileN,
               kLineB = kOuterMajorB ? kTileN : kDepth / kPerElement;
-using TileA = typename Choose<(kParts > 1), CoveredTile<ElementA, kRows, kDepth>, AlignedA>::Type;
-using CodesB = typename Choose<kCovered && kOuterMajorB, CoveredTile<ElementB, kLinesB, kLineB>,
+using TileA =
+    typename Choose<(kParts > 1), MisalignedTile<ElementA, kRows, kDepth>, AlignedA>::Type;
+using CodesB = typename Choose<kCovered && kOuterMajorB, MisalignedTile<ElementB, kLinesB, kLineB>,
                                SharedTile<kLinesB, kLineB* int(sizeof(ElementB))>>::Type;
 template <bool kScaled> struct TileOf {
     using Type = CodesB;
@@ -65,38 +67,37 @@ template <> struct TileOf<true> {
     DEVICE static auto& codes(Type& tile) { return tile.codes; }
 };
 using TileB = typename TileOf<kScaled>::Type;
-struct StreamStage {
+struct SkinnyStage {
     TileA a;
     TileB b;
 };
 struct StreamStorage {
     union Warp {
-        StreamStage stages[kStages];
-        SumType sums[kRows][kTileN + 4];
+        SkinnyStage stages[kStages];
+        ElementAccumulator acc[kRows][kTileN + 4];
     } warps[kWarps];
 };
 
-// The chunks of an operand that a lane copies into one stage after the other.
+// A lane's share of an operand's copies, stage by stage.
 template <class T, class Tile>
 struct LaneCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
-    static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
+    static constexpr int kAtOnce = kWarpSize / kChunks;  // rows per iteration
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
-    // Of a line in memory that neighbours of the warp or of the block bring the rest of.
-    static constexpr int kPart = kCovered || kChunks < 8 ? 128 : 0;
-    const T* next;  // the first chunk of the next stage
+    // L2 prefetch size of cp.async, where other lanes or blocks read the rest of the 128 bytes.
+    static constexpr int kL2Prefetch = kCovered || kChunks < 8 ? 128 : 0;
+    const T* next;  // source of the next stage
     int64_t next_line, next_stage;
-    int line, chunk, place;
+    int line, chunk, index;
 
     DEVICE LaneCopier(const T*, const T* origin, int64_t line_stride, int64_t stage_stride)
         : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
         chunk = lane_id() % kChunks;
-        line = opaque(lane_id() / kChunks);  // or the loop would work it out again
-        place = opaque(Tile::place(line, chunk));
+        line = opaque(lane_id() / kChunks);  // kept in a register: the loop would recompute it
+        index = opaque(Tile::index(line, chunk));
         next = origin + line * line_stride + chunk * kPerChunk;
     }
-    // Of `lines` lines of `elements`; the rest of the tile becomes zero.
     DEVICE void start(Tile& tile, int lines, int elements) {
         const T* from = next;
         const int own = chunk * kPerChunk < elements ? lines : 0;
@@ -104,9 +105,9 @@ struct LaneCopier {
 #pragma unroll
         for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
             // The bits of `line` are below those of `first`.
-            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
-            if constexpr (!kCovered) copy_async<16, kPart>(to, from, first + line < own);
-            else copy_async_part<kPart>(to, from, first + line < own ? bytes : 0);
+            void* to = &tile.chunks[(index ^ Tile::swizzle(first)) + first * kChunks];
+            if constexpr (!kCovered) copy_async<16, kL2Prefetch>(to, from, first + line < own);
+            else copy_async_part<kL2Prefetch>(to, from, first + line < own ? bytes : 0);
         }
         next += next_stage;
     }
@@ -114,9 +115,9 @@ struct LaneCopier {
 
 template <class T, class Tile>
 using CopierOf =
-    typename Choose<kIsCovered<Tile>, CoveredCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
+    typename Choose<kIsMisaligned<Tile>, MisalignedCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
 
-// Words of scales beside NVFP4's codes, that a lane copies.
+// A lane's share of the copies of NVFP4's scales, in words of four.
 template <class Tile>
 struct ScaleCopier {
     static constexpr int kLineWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kLineWords;
@@ -138,7 +139,8 @@ struct ScaleCopier {
                                 first_k + word % kLineWords * int64_t(kWordK));
         }
     }
-    // Of `lines` lines of `numbers` along k, a multiple of a word's; the others become zero.
+    // Copies the scales of `lines` rows and `numbers` elements of k, a multiple of a word's; the
+    // rest of the tile becomes zero.
     DEVICE void start(Tile& tile, int lines, int numbers) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
@@ -166,42 +168,43 @@ struct NoScales {
 template <bool kScaled>
 using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
 
-template <class Stored, bool kOuterMajor, class Fragment, class Tile>
-DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, const LinePhases& phases,
-                      int first, int k) {
-    if constexpr (kIsCovered<Tile>) {
-        collect_fragment(fragments[0], [&](int outer, int i) {
-            return kOuterMajor ? phases.line(tile, k + i)[first + outer]
-                               : phases.line(tile, first + outer)[k + i];
+template <class Stored, bool kMnMajor, class Fragment, class Tile>
+DEVICE void load_fragments(Fragment* fragments, int stride, const Tile& tile,
+                           const LinePhases& phases, int first, int k) {
+    if constexpr (kIsMisaligned<Tile>) {
+        collect_fragment(fragments[0], [&](int mn, int i) {
+            return kMnMajor ? phases.line(tile, k + i)[first + mn]
+                            : phases.line(tile, first + mn)[k + i];
         });
     } else if constexpr (kSame<Stored, e2m1x2>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
-    } else if constexpr (kConverts) {
-        load_converted<Stored, kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
-                                                        first, k);
+    } else if constexpr (kMixedInput) {
+        load_mixed_input<Stored, kMnMajor, kLaneOrder>(fragments[0], fragments[stride], tile, first,
+                                                       k);
     } else {
-        load_fragment<kOuterMajor>(fragments[0], tile, first, k);
+        load_fragment<kMnMajor>(fragments[0], tile, first, k);
     }
 }
 
-DEVICE void multiply_stage(const StreamStage& stage, const LinePhases& of_a, const LinePhases& of_b,
-                           Sums (&sums)[kColFragments][1]) {
+DEVICE void multiply_stage(const SkinnyStage& stage, const LinePhases& of_a, const LinePhases& of_b,
+                           AccumulatorFragment (&acc)[kColFragments][1]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
-        constexpr int kCount = kConverts ? 2 : 1;
+        constexpr int kCount = kMixedInput ? 2 : 1;
         FragmentA<Compute> cols[kCount][kColFragments];
         FragmentB<Compute> rows[kCount][1];
-        load_step<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
+        load_fragments<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b, n * 16, k);
+            load_fragments<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b,
+                                                   n * 16, k);
         }
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) mma(sums, cols[i], rows[i]);
+        for (int i = 0; i < kCount; ++i) mma(acc, cols[i], rows[i]);
     }
 }
 
-// Of the first stage, whose lines begin `count` numbers before their operands do.
+// Zeroes the `count` elements that the first stage has before its rows.
 template <class Stage>
 DEVICE void clear_heads(Stage& stage, const LinePhases& of_a, int count) {
     for (int line = lane_id(); line < kTileN; line += kWarpSize) {
@@ -213,13 +216,13 @@ DEVICE void clear_heads(Stage& stage, const LinePhases& of_a, int count) {
     }
 }
 
-// kRun neighbouring columns of a row, that a thread finishes, and what becomes of their sums.
+// The epilogue of kRun contiguous columns of a row, by one thread.
 constexpr int kRun = 4, kRowRuns = kTileN / kRun;
 constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
 struct FinishedRun {
     int row, tile_col;
     int64_t col;
-    int count;  // of its columns that exist
+    int count;  // valid columns
     float scales[kRun], bias[kRun] = {}, residual[kRun] = {}, factor = 1.0f;
 
     DEVICE void prepare(const MatrixEpilogue& epilogue, int number, int64_t first_col) {
@@ -243,20 +246,20 @@ struct FinishedRun {
                                 residual);
         }
     }
-    DEVICE void store(const MatrixEpilogue& epilogue, const SumType (&sums)[kRun]) const {
+    DEVICE void store(const MatrixEpilogue& epilogue, const ElementAccumulator (&acc)[kRun]) const {
         const EpilogueParams& p = epilogue.params;
-        if constexpr (kSame<SumType, int>) {
-            if (p.out_dtype == kInt32) return epilogue.store(row, col, sums);
+        if constexpr (kSame<ElementAccumulator, int>) {
+            if (p.out_dtype == kInt32) return epilogue.store(row, col, acc);
         }
         float values[kRun];
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
-            values[i] = float(sums[i]) * scales[i] * factor * p.alpha + bias[i];
+            values[i] = float(acc[i]) * scales[i] * factor * p.alpha + bias[i];
         }
         if (p.activation != kNoActivation) {
 #pragma unroll 1
             for (int i = 0; i < kRun; ++i) {
-                // The loop takes one code for all; the first value is always the next one.
+                // A rolled loop saves code: the values rotate through values[0].
                 const float first = activate(values[0], p.activation);
                 values[0] = values[1];
                 values[1] = values[2];
@@ -278,23 +281,23 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     auto& own = storage.warps[warp];
     const int part = int(blockIdx.x % kParts);
     const int64_t first_col = int64_t(blockIdx.x / kParts) * kTileN;
-    EpilogueParams ends = params.epilogue;
+    EpilogueParams epilogue_params = params.epilogue;
     int64_t b_line = params.b_line;
-    int before = 0;  // numbers of a line's first chunk that are not of the line
+    int before = 0;  // elements of a row's first chunk that precede the row
     const ElementB* first_b = b;
     if constexpr (kParts > 1) {
         first_b += part * b_line;
         before = int(uintptr_t(first_b) % 16 / sizeof(ElementB));
         b_line *= kParts;
-        ends.n = (ends.n - part + kParts - 1) / kParts;
-        if (first_col >= ends.n) return;
-        ends.out.col *= kParts;
-        ends.bias.col *= kParts;
-        ends.residual.col *= kParts;
-        ends.scale_b_stride *= kParts;
+        epilogue_params.n = (epilogue_params.n - part + kParts - 1) / kParts;
+        if (first_col >= epilogue_params.n) return;
+        epilogue_params.out.col *= kParts;
+        epilogue_params.bias.col *= kParts;
+        epilogue_params.residual.col *= kParts;
+        epilogue_params.scale_b_stride *= kParts;
     }
     const int first_k = warp * kDepth, last_k = params.k + before;
-    const int rows = int(ends.m), cols = clamp_to(ends.n - first_col, kTileN);
+    const int rows = int(epilogue_params.m), cols = clamp_to(epilogue_params.n - first_col, kTileN);
     constexpr int kStride = kWarps * kDepth;
     const ElementA* own_a = a + first_k - before;
     const ElementB* own_b =
@@ -306,15 +309,15 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const LinePhases phases_a = LinePhases::of(own_a, params.a_row),
                      phases_b = LinePhases::of(own_b, b_line);
     const auto& groups = params.groups;
-    ScalesOf<kScaled> of_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
-                                first_col, first_k, kStride);
+    ScalesOf<kScaled> copy_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
+                                  first_col, first_k, kStride);
     int to_load = last_k - first_k, next_stage = 0;
     const auto load_next = [&] {
         if (to_load > 0) {
-            StreamStage& stage = own.stages[next_stage];
+            SkinnyStage& stage = own.stages[next_stage];
             of_b.start(TileOf<kScaled>::codes(stage.b), kOuterMajorB ? to_load : cols,
                        kOuterMajorB ? cols : to_load / kPerElement);
-            of_scales.start(stage.b, cols, to_load);
+            copy_scales.start(stage.b, cols, to_load);
             of_a.start(stage.a, rows, to_load);
         }
         copy_async_commit();
@@ -325,19 +328,19 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     for (int i = 0; i < kStages - 1; ++i) load_next();
     const EpilogueParams& whole = params.epilogue;
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
-        ends, out, bias, residual, scale_a, scale_b, part * whole.out.col, part * whole.bias.col,
-        part * whole.residual.col, 0, part * whole.scale_b_stride);
+        epilogue_params, out, bias, residual, scale_a, scale_b, part * whole.out.col,
+        part * whole.bias.col, part * whole.residual.col, 0, part * whole.scale_b_stride);
     FinishedRun runs[kOwnRuns];
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {
         runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);
     }
-    Sums sums[kColFragments][1] = {};
+    AccumulatorFragment acc[kColFragments][1] = {};
     int stage = 0;
 #pragma unroll 1
     for (int k = first_k; k < last_k; k += kStride) {
         copy_async_wait<kStages - 2>();
-        sync_warp();  // this stage is whole, and the one before it has been read by all lanes
+        sync_warp();  // this stage has arrived, and all lanes have read the one before it
         load_next();
         if constexpr (kParts > 1) {
             if (k == 0 && before > 0) {
@@ -345,36 +348,37 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
                 sync_warp();
             }
         }
-        multiply_stage(own.stages[stage], phases_a, phases_b, sums);
+        multiply_stage(own.stages[stage], phases_a, phases_b, acc);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
-    sync_warp();  // the sums take the stages' place
+    sync_warp();  // the accumulators overwrite the stages
 #pragma unroll
     for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
-        for (int i = 0; i < Sums::kCount; ++i) {
-            const int row = Sums::col(lane_id(), i);
+        for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
+            const int row = AccumulatorFragment::col(lane_id(), i);
             if (row >= kRows) continue;
-            const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::row(lane_id(), i));
-            own.sums[row][n * 16 + col] = sums[n][0].values[i];
+            const int col = stored_column<ElementB, Compute, kOuterMajorB>(
+                AccumulatorFragment::row(lane_id(), i));
+            own.acc[row][n * 16 + col] = acc[n][0].values[i];
         }
     }
     sync_block();
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {
         if (runs[i].count == 0) continue;
-        SumType totals[kRun] = {};
+        ElementAccumulator totals[kRun] = {};
 #pragma unroll
         for (int from = 0; from < kWarps; ++from) {
 #pragma unroll
             for (int j = 0; j < kRun; ++j) {
-                totals[j] += storage.warps[from].sums[runs[i].row][runs[i].tile_col + j];
+                totals[j] += storage.warps[from].acc[runs[i].row][runs[i].tile_col + j];
             }
         }
         if constexpr (kScaled) {
 #pragma unroll
-            for (SumType& total : totals) total *= 1.0f / kScaledUnit<Compute>;
+            for (ElementAccumulator& total : totals) total *= 1.0f / kScaledUnit<Compute>;
         }
         runs[i].store(epilogue, totals);
     }

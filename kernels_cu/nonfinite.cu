@@ -1,37 +1,35 @@
-// nonfinite.cu: of all elements of any strided array, in one read: how many are NaN, +infinity and
-// -infinity, the first of them in C order, and the smallest, the largest and the mean of the
-// others.
+// nonfinite.cu: counts NaN, +infinity and -infinity in any strided array, and finds the first of
+// them in C order and the minimum, maximum and mean of the finite elements, in one read.
 //
-// A thread has kBatch vectors of kVectorWidth elements under way.  Their sum, in FP32 and pairwise,
-// is finite if all of them are (otherwise, also if it overflows, they are inspected one by one);
-// sums of batches, threads and blocks are added in FP64.  Smallest and largest are found among the
-// codes, as integers (struct Extremes), so that subnormals are not flushed.  What is not finite,
-// which is rare, is counted by atomics in shared memory.
-//   kPlain: the elements fill one stretch of memory, in any order of the dims; head and tail of it,
-//     which are no whole vectors, are inspected.  Otherwise each vector's place follows from the
-//     dims.
-// What a block has found it leaves in words that are zero before and never zero then, so that no
-//   fence and no second reading is needed: the block that was the last to begin waits for those of
-//   all, merges them in the order of the blocks and sets them back to zero.
-//   figures  [0, 4): NaN, +inf, -inf, the first place (kNowhere: none); [4, 7), as doubles:
-//            smallest, largest, mean (NaN without finite elements).
-//   words    zeros, no other launch's at that time, and zeros after it: [0] how many blocks have
-//            begun; then kNumWords arrays of a word for each block.
-// Constants: Element, kVectorWidth, kBatch, kPlain, kMaxDims.  Launch: any grid, block
-// (kNumThreads).
+// A thread has kBatch vectors of kVectorWidth elements in flight.  Their pairwise FP32 sum is
+// finite if all elements are; otherwise (also on overflow) they are inspected one by one.  Sums of
+// batches, threads and blocks are added in FP64.  Minimum and maximum are computed on the codes, as
+// integers (struct Extremes), so that subnormals are not flushed.  Non-finite elements are rare and
+// counted by atomics in shared memory.
+//   kPlain: the elements are one contiguous span of memory, in any order of the dims; its head and
+//   tail, which are not whole vectors, are inspected.  Otherwise each vector's address follows from
+//   the dims.
+// A block publishes its result in words that are 0 before and nonzero after, so that neither a
+// fence nor a second read is needed: the last block to start waits for the words of all blocks,
+// merges them in block order and clears them.
+//   figures  [0, 4): NaN, +inf, -inf, the first index (kNowhere: none); [4, 7), as doubles:
+//            minimum, maximum, mean (NaN without finite elements).
+//   words    0 before and after, exclusive to one launch: [0] blocks that have started; then
+//            kNumWords arrays of one word per block.
+// Constants: Element, kVectorWidth, kBatch, kPlain, kMaxDims.
+// Launch: grid (any), block (kNumThreads).
 #include "parts/vector.cuh"
 
 constexpr uint64_t kNowhere = 0x7fffffffffffffffull;
 
-// The array's dims in the order in which elements are walked, innermost first; the element of
-// digits d is at start + sum(d * strides) from x's first, and number first + sum(d * weights) in C
-// order.
+// The array's dims in traversal order, innermost first.  The element with digits d is at start +
+// sum(d * strides) from x's first, and has C-order index first + sum(d * weights).
 struct NonfiniteParams {
     int64_t num_elements, start, first, num_dims;
     int64_t sizes[kMaxDims], strides[kMaxDims], weights[kMaxDims];
 
     DEVICE int64_t locate(int64_t element, const int64_t (&steps)[kMaxDims]) const {
-        int64_t place = 0;
+        int64_t index = 0;
         uint64_t rest = uint64_t(element);
 #pragma unroll 1
         for (int d = 0; d + 1 < int(num_dims); ++d) {
@@ -39,16 +37,16 @@ struct NonfiniteParams {
             // A 64-bit division costs some hundred instructions, a 32-bit one twenty.
             const uint64_t next =
                 (rest | size) >> 32 ? rest / size : uint32_t(rest) / uint32_t(size);
-            place += int64_t(rest - next * size) * steps[d];
+            index += int64_t(rest - next * size) * steps[d];
             rest = next;
         }
-        return place + int64_t(rest) * steps[num_dims - 1];
+        return index + int64_t(rest) * steps[num_dims - 1];
     }
 };
 
 // --- codes -----------------------------------------------------------------------------------
-// A word holds an element's code in its upper bits, or two of 16 bits each; below an 8-bit code may
-// be anything.  Codes are a sign and a magnitude.
+// A word has an element's code in its upper bits, or two codes of 16 bits each; below an 8-bit code
+// the bits are undefined.  Codes are sign and magnitude.
 constexpr int kBits = 8 * int(sizeof(Element));
 constexpr bool kPairs = kBits < 32;
 
@@ -58,7 +56,7 @@ template <> struct CodeOf<2> { using Type = uint16_t; };
 template <> struct CodeOf<4> { using Type = uint32_t; };
 using Code = CodeOf<sizeof(Element)>::Type;
 
-// The first magnitude that is not finite, and the one of infinity (e4m3 has none).
+// The first non-finite magnitude, and that of infinity (e4m3 has none).
 constexpr uint32_t kSpecial = kSame<Element, float>  ? 0x7f800000u
                               : kSame<Element, bf16> ? 0x7f80u
                               : kSame<Element, half> ? 0x7c00u
@@ -66,7 +64,7 @@ constexpr uint32_t kSpecial = kSame<Element, float>  ? 0x7f800000u
                                                      : 0x7fu;
 constexpr uint32_t kInfinite = kSame<Element, e4m3> ? 0xffu : kSpecial;
 
-// Exactly, FP32 subnormals too, which arithmetic would flush.
+// Exact, also for FP32 subnormals, which arithmetic would flush.
 DEVICE double to_double(Code code) {
     uint32_t bits = code;
     if constexpr (kSame<Element, bf16>) {
@@ -81,11 +79,11 @@ DEVICE double to_double(Code code) {
     return bits >> 31 ? -value : value;
 }
 
-// The smallest and the largest of codes by three integer extremes.  As unsigned integers negative
-// numbers are the largest, those of larger magnitude first; as signed ones all of them are below
-// the others.  So the largest unsigned code is the smallest number if one is negative, else the
-// smallest unsigned one is; the largest signed code is the largest number if one is not negative,
-// else the smallest unsigned one is.
+// Minimum and maximum of codes by three integer extremes.  As unsigned integers, negative codes are
+// the largest, those of larger magnitude first; as signed integers, all of them are below the
+// others.  So the minimum is the largest unsigned code if that is negative, otherwise the smallest
+// unsigned code; the maximum is the largest signed code if that is nonnegative, otherwise the
+// smallest unsigned code.
 struct Extremes {
     uint32_t most, least, most_signed;
 
@@ -107,7 +105,7 @@ struct Extremes {
                 int(other.most_signed) > int(most_signed) ? other.most_signed : most_signed;
         }
     }
-    // Both halves of a word become the extreme of the two.
+    // Both halves become the extreme of the two.
     DEVICE void merge_pairs() {
         if constexpr (kPairs) {
             merge({most << 16 | most >> 16, least << 16 | least >> 16,
@@ -121,17 +119,17 @@ struct Extremes {
     }
 };
 
-// A code as an unsigned integer, larger for larger numbers, neither 0 nor 1 of a finite one.
+// An order-preserving unsigned key of a code; never 0 or 1 for a finite one.
 DEVICE uint32_t key_of(Code code) {
     const uint32_t top = uint32_t(code) << (32 - kBits);
     return top >> 31 ? ~top : top | 0x80000000u;
 }
-DEVICE double number_of(uint32_t key) {
+DEVICE double value_of(uint32_t key) {
     return to_double(Code((key >> 31 ? key ^ 0x80000000u : ~key) >> (32 - kBits)));
 }
 
-// What the finite ones among some of the elements hold: the key of the largest, and of the smallest
-// the key's complement; both are kNone without one.
+// Partial result of finite elements: sum, key of the maximum, complement of the minimum's key;
+// kNone without elements.
 struct Finite {
     static constexpr uint32_t kNone = 1;
     double sum;
@@ -143,7 +141,7 @@ struct Finite {
         largest = other.largest > largest ? other.largest : largest;
         smallest = other.smallest > smallest ? other.smallest : smallest;
     }
-    // Of all lanes; each of them gets it.
+    // All-reduce over the warp.
     DEVICE void merge_lanes() {
         sum = sum_of_warp(sum);
         largest = maximum_of_warp(largest);
@@ -151,9 +149,9 @@ struct Finite {
     }
 };
 
-// What the others are, and the place of the first: words of a block, and of all.
+// Counts of the non-finite kinds, and index of the first: words of a block, and of all.
 enum { kNan, kPositive, kNegative, kKinds, kFirst = kKinds, kSpecialWords };
-// A block's words: of those, then the complement of a sum, which is no NaN, and two keys.
+// A block's words: those, then the complement of the sum, which is not NaN, and two keys.
 enum { kSum = kSpecialWords, kKeys, kNumWords };
 
 // --- vectors ---------------------------------------------------------------------------------
@@ -208,7 +206,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
                       const NonfiniteParams params) {
     constexpr int kWarps = kNumThreads / kWarpSize;
     SHARED(Finite, of_warps, [kWarps]);
-    // What is special in this block; the place of its first, and then what is in all blocks.
+    // Non-finite counts of this block; index of its first, then the totals of all blocks.
     SHARED(uint32_t, counts, [kKinds]);
     SHARED(uint64_t, special, [kSpecialWords]);
     SHARED(bool, is_last, [1]);
@@ -227,14 +225,14 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
 
     double sum = 0.0;
     Extremes extremes = Extremes::none();
-    // A block's vectors of a batch lie side by side.
+    // A block's vectors of a batch are adjacent.
     constexpr int kStep = kNumThreads;
     const int64_t step = int64_t(gridDim.x) * kStep * kBatch;
     const auto at = [&](int64_t item) {
         const int64_t element = head + item * kVectorWidth;
         return data + (kPlain ? element : params.locate(element, params.strides));
     };
-    // How many vectors there are from `item` on, at most those of a block's batch.
+    // Vectors from `item` on, at most a block's batch.
     const auto count_from = [&](int64_t item) {
         const int64_t count = num_items - item;
         return count < kBatch * kStep ? int(count) : kBatch * kStep;
@@ -250,7 +248,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            // Behind the end the first one again, which changes no extreme and is not added.
+            // Past the end the first one again, which changes no extreme and is not added.
             batch[j].load(at(item + (j * kStep < count ? j * kStep : 0)));
         }
     };
@@ -261,7 +259,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
     if (tid < kKinds) counts[tid] = 0;
     if (tid < kSpecialWords) special[tid] = tid == kFirst ? kNowhere : 0;
     sync_block();
-    // Elements [begin, begin + count) of the walk, which lie at p and on.
+    // Inspects elements [begin, begin + count) of the traversal, contiguous from p on.
     const auto inspect = [&](const Element* p, int64_t begin, int count) {
         uint32_t num_nan = 0, num_positive = 0, num_negative = 0;
         uint64_t first = kNowhere;
@@ -282,8 +280,8 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
             } else {
                 ++num_positive;
             }
-            const uint64_t place = params.first + params.locate(begin + i, params.weights);
-            first = place < first ? place : first;
+            const uint64_t index = params.first + params.locate(begin + i, params.weights);
+            first = index < first ? index : first;
         }
         if (first == kNowhere) return;
         atomic_add(&counts[kNan], num_nan);
@@ -331,14 +329,14 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
     const int grid = int(gridDim.x);
     const auto word = [&](int which, int block) { return words + 1 + which * grid + block; };
     double per_element = 0.0;
-    // First the threads of this block, then, in the last one, the blocks: by the same code, which
-    // comes from memory when it is needed, once.
+    // Reduces the threads of this block, then, in the last block, the blocks: one instance of the
+    // code, which is fetched once.
 #pragma unroll 1
     for (int level = 0;; ++level) {
         found.merge_lanes();
         if (lane == 0) of_warps[warp] = found;
         sync_block();
-        // Meanwhile by another warp; counts, of which there are none as a rule, after the place.
+        // By another warp; counts, usually zero, after the first index.
         if (level == 0 && warp == kWarps - 1) {
             const bool counted = special[kFirst] != kNowhere;
             if (lane == kFirst || (counted && lane < kKinds)) {
@@ -356,21 +354,21 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
             store_relaxed(word(kKeys, blockIdx.x), uint64_t(found.largest) << 32 | found.smallest);
         }
         if (!is_last[0]) return;
-        sync_block();  // a warp that waits may keep others from what it waits for
-        // While the others end.
+        sync_block();  // a spinning warp may keep others from arriving
+        // Overlaps the other blocks.
         per_element = 1.0 / double(params.num_elements);
         found = Finite::none();
 #pragma unroll 1
         for (int first = warp * kWarpSize; first < grid; first += kNumThreads) {
             const int block = first + lane;
-            uint64_t sum_word = 0, keys = 0, place = 0;
+            uint64_t sum_word = 0, keys = 0, index = 0;
             bool there = true;
             do {
                 if (block < grid) {
                     sum_word = load_relaxed(word(kSum, block));
                     keys = load_relaxed(word(kKeys, block));
-                    place = load_relaxed(word(kFirst, block));
-                    there = sum_word != 0 && keys != 0 && place != 0;
+                    index = load_relaxed(word(kFirst, block));
+                    there = sum_word != 0 && keys != 0 && index != 0;
                 }
             } while (vote_any(!there));
             bool counted = false;
@@ -379,10 +377,10 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
                 store_relaxed(word(kKeys, block), 0);
                 store_relaxed(word(kFirst, block), 0);
                 found.merge({bit_cast<double>(~sum_word), uint32_t(keys >> 32), uint32_t(keys)});
-                counted = place - 1 != kNowhere;
+                counted = index - 1 != kNowhere;
             }
             if (!vote_any(counted)) continue;
-            if (counted) atomic_min(&special[kFirst], place - 1);
+            if (counted) atomic_min(&special[kFirst], index - 1);
 #pragma unroll 1
             for (int kind = 0; kind < kKinds; ++kind) {
                 uint64_t count = 1;
@@ -406,9 +404,9 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
         const double rest = found.sum - quotient * double(num_finite);
         double* statistics = reinterpret_cast<double*>(figures + kSpecialWords);
         const double nan = __builtin_bit_cast(double, 0x7ff8000000000000ull);
-        statistics[0] = num_finite ? number_of(~found.smallest) : nan;
-        statistics[1] = num_finite ? number_of(found.largest) : nan;
-        // A quotient and its correction instead of a division, which takes longer.
+        statistics[0] = num_finite ? value_of(~found.smallest) : nan;
+        statistics[1] = num_finite ? value_of(found.largest) : nan;
+        // A product and its correction: faster than a division.
         statistics[2] = num_finite ? quotient + rest * per_element : nan;
     }
 }

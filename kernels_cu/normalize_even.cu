@@ -1,13 +1,10 @@
 // normalize_even.cu: layer_norm (kCentered) and rms_norm of even rows, without options
 // (rows/norm_even.cuh).
-// The other arguments are those of normalize_shared.cu, where they are not null there either.
-// Constants: Element, kCentered, kQuantized, kRowsPerThread, kInRegisters, kWeightsFirst, kResidual
-// (whether there is one, parts/presence.cuh), kSmall (false) and those of rows/tile.cuh.
-// Launch: grid (ceil(rows / (kRowsPerBlock * kRowsPerThread)) * kClusterSize), block (kNumThreads),
-// dynamic shared memory sizeof(EvenStorage), twice that with a residual; none with kInRegisters.
+// Other arguments: as normalize_shared.cu, where not null there.
 #include "rows/norm_even.cuh"
 
-// Arguments in the order of their first use (rows/load_even.cuh).
+// In the order of first use: parameters come in 64-byte lines of the constant bank
+// (rows/load_even.cuh).
 KERNEL void normalize_even(const Element* x, const void* weight, const Element* residual,
                            const rows::EvenParams params, const void* bias, void* y, Element* sum,
                            float* rstd_out, float* mean_out, float* row_scale,

@@ -1,6 +1,8 @@
-// normalize_logits.cu: y = softmax of the logits of dequant_softmax*.cu, which leave statistics of sets of
-// columns: of FP32 logits, or, where logits is null, of the 16-bit exponentials over a set's maximum that y
-// holds.
+// normalize_logits.cu: y = softmax of the logits of dequant_softmax*.cu, from their per-set
+// statistics.
+//
+// The input is FP32 logits, or, where logits is null, the 16-bit exponentials over each set's
+// maximum that y holds.
 // Launch: grid (any), block (kNumThreads).  statistics: (m, num_sets).
 #include "parts/normalize_logits.cuh"
 #include "parts/scale_probabilities.cuh"

@@ -1,11 +1,11 @@
 // normalize_persistent.cu: layer_norm (kCentered) and rms_norm of even rows, without options, by
 // persistent, warp-specialised blocks or clusters; weights and biases stay in registers.
 //   sum         null without a residual; layer_norm has none.
-//   counter     zero, and zero again in the end.
-// The other arguments are those of normalize_shared.cu, where they are not null there either.
+//   counter     0 before and after the launch.
+// Other arguments: as normalize_shared.cu, where not null there.
 // Constants: Element, kCentered and those of rows/persistent.cuh.
-// Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
-// params.stages * sizeof(StageTile), twice that with a residual.
+// Launch: grid (at most the blocks that are resident at once), block (kNumThreads), dynamic shared
+// memory params.stages * sizeof(StageTile), twice that with a residual.
 #include "rows/norm_persistent.cuh"
 
 KERNEL void normalize_persistent(const Element* x, const Element* residual, const void* weight,

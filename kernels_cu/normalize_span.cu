@@ -1,7 +1,7 @@
 // normalize_span.cu: layer_norm (kCentered) and rms_norm of contiguous rows of any length
 // (rows/load_span.cuh), with contiguous weights of their dtype or FP32; neither quantized nor
 // compensated.
-// The other arguments are those of normalize_shared.cu.
+// Other arguments: as normalize_shared.cu.
 // Constants: Element, kCentered and those of rows/load_span.cuh.
 // Launch: grid (ceil(rows / (kNumThreads >> params.threads_log2))), block (kNumThreads), dynamic
 // shared memory sizeof(SpanStorage), twice that with a residual.
@@ -21,15 +21,15 @@ KERNEL void normalize_span(const Element* x, const Element* residual, const void
     span.load(tile.vectors, x, policy);
     span.loaded();
     const int64_t row = t.first_row + t.row_in_block;
-    const SpanNormTask task{
+    const SpanNormOptions options{
         weight,        bias,       params.weight_dtype,         params.bias_dtype,
         num_cols,      params.eps, mean ? mean + row : nullptr, rstd ? rstd + row : nullptr,
         sum != nullptr};
     const int begin = span.begin + t.row_in_block * num_cols;
     if (t.count < kWarpSize) {
-        normalize_span_row<1>(tile, second, begin, t, task);
+        normalize_span_row<1>(tile, second, begin, t, options);
     } else {
-        normalize_span_row<kWarpSize>(tile, second, begin, t, task);
+        normalize_span_row<kWarpSize>(tile, second, begin, t, options);
     }
     sync_block();
     const StorePolicy stores = store_policy(t.first_row >= params.stores_last_from);

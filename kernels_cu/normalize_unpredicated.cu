@@ -1,6 +1,8 @@
-// normalize_unpredicated.cu: normalize_even.cu of small contiguous matrices that cover all threads of all
-// blocks, with weights and biases, without statistics.  No runtime predicates.  Parameters, but for a
-// bias beside a residual, fit one 64-byte line; the latency of the first load dominates.
+// normalize_unpredicated.cu: normalize_even.cu for small contiguous matrices that cover all threads
+// of all blocks, with weights and biases, without statistics.
+//
+// No runtime predicates.  Parameters, except a bias beside a residual, fit one 64-byte line of the
+// constant bank; the latency of the first load dominates.
 // other: the residual, or without one (kResidual) the bias of layer_norm.
 // Constants: those of normalize_even.cu, with kSmall.
 // Launch: grid (rows / (kRowsPerBlock * kRowsPerThread)), block (kNumThreads).

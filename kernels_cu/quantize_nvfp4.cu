@@ -3,29 +3,29 @@
 //   global_scale = max |x| over finite x / (6 * 448), 1 where that is no normal number;
 //   scale = max |x| of the group / (6 * global_scale), NaN for a group with a NaN or an infinity;
 //   code = x / global_scale / scale; all three rounded to nearest even.
-// First each block's largest finite |x|; after a grid barrier codes and scales, a thread for each
-// group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  The second pass
-// goes through a thread's groups the other way round: what was read last is in the L2 cache.  A
+// First pass: each block's largest finite |x|.  After a grid barrier, second pass: codes and
+// scales, one thread per group; padding of blocked scales (parts/nvfp4.cuh) becomes zero.  The
+// second pass visits a thread's groups in reverse order, because the last ones read are in L2.  A
 // thread's first kHeld groups stay in shared memory.
-// Constants: Element; kAtOnce: groups that a thread loads before it goes on; kHeld, a multiple of it.
-// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(HeldGroups).  Fewer than 2^32
-// rows in all, with padding.  barrier: behind it, the blocks' partial results.
+// Constants: Element; kAtOnce: groups that a thread loads at once; kHeld, a multiple of it.
+// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(HeldGroups).  Fewer than
+// 2^32 rows in all, with padding.  barrier: followed by the blocks' partial results.
 #include "parts/math.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/vector.cuh"
 
-// Sizes and steps in elements; scale_rows, scale_groups: with padding.
+// Sizes and strides in elements; scale_rows, scale_groups: with padding.
 struct QuantizeParams {
     int64_t batch, rows, groups, scale_rows, scale_groups;
     int64_t batch_stride, row_stride, col_stride;  // of x
-    int64_t block, quarter, row, word;             // of the scales of a matrix (GroupScales)
+    int64_t block, quarter, row, word;             // of a matrix's scales (GroupScales)
     int64_t matrix_scales;
 };
 
 constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f, kLeastNormalScale = 0x1p-6f;
 
-// The bits of a group's elements: of |x|, those of larger numbers are larger, and of infinities and
-// NaN at least kInfinityBits.
+// Bits of a group's elements.  The bits of |x| order as |x| does; of infinity and NaN they are at
+// least kInfinityBits.
 constexpr bool kPairs = sizeof(Element) == 2;
 constexpr uint32_t kInfinityBits = kSame<Element, half> ? 0x7c00u : kPairs ? 0x7f80u : 0x7f800000u;
 struct Group {
@@ -44,17 +44,17 @@ struct Group {
             memcpy(vectors, elements, sizeof(vectors));
         }
     }
-    // As one of those that stay in shared memory.
-    template <class Held> DEVICE void hold(Held& held, uint32_t number) const {
+    // Keeps the group in shared memory, as the thread's `index`-th.
+    template <class Cache> DEVICE void store_cached(Cache& cache, uint32_t index) const {
 #pragma unroll
         for (int i = 0; i < int(sizeof(Element)); ++i) {
-            held.vectors[number * sizeof(Element) + i][threadIdx.x] = vectors[i];
+            cache.vectors[index * sizeof(Element) + i][threadIdx.x] = vectors[i];
         }
     }
-    template <class Held> DEVICE void take_held(const Held& held, uint32_t number) {
+    template <class Cache> DEVICE void load_cached(const Cache& cache, uint32_t index) {
 #pragma unroll
         for (int i = 0; i < int(sizeof(Element)); ++i) {
-            vectors[i] = held.vectors[number * sizeof(Element) + i][threadIdx.x];
+            vectors[i] = cache.vectors[index * sizeof(Element) + i][threadIdx.x];
         }
     }
     DEVICE uint32_t word(int i) const { return vectors[i / 4].words[i % 4]; }
@@ -87,7 +87,7 @@ struct Group {
         }
         return largest;
     }
-    // Numbers 2 i and 2 i + 1.
+    // Elements 2 i and 2 i + 1.
     DEVICE void pair(int i, float& first, float& second) const {
         if constexpr (kPairs) {
             unpack<Element>(word(i), first, second);
@@ -97,12 +97,12 @@ struct Group {
         }
     }
 };
-DEVICE float number_of_bits(uint32_t bits) {
+DEVICE float value_of_bits(uint32_t bits) {
     if constexpr (kPairs) return to_float(bit_cast<Element>(uint16_t(bits)));
     else return bit_cast<float>(bits);
 }
 
-// The largest of all threads' numbers, for each of them.
+// Block-wide maximum; all threads get it.
 DEVICE float block_largest(float value) {
     SHARED(float, warps, [kNumThreads / kWarpSize]);
     const MergeFloats<Max> merge;
@@ -114,21 +114,20 @@ DEVICE float block_largest(float value) {
     return value;
 }
 
-// x to the nearest number of e2m1 times 2^-14, ties to even; beyond 6 times that to one with more
-// digits.
+// Rounds x to the nearest e2m1 value times 2^-14, ties to even; past 6 times that, to more digits
+// than e2m1 has.
 DEVICE float round_code(float x) {
-    // With the exponent of x, but at least that of the smallest normal number: 2^22 times as much
-    // has half of its units in the last place for the distance of e2m1's numbers.  1.5 keeps it
-    // there for a negative x.
+    // The exponent of x, at least that of the smallest normal value: 2^22 times it has half of its
+    // ulp for the spacing of e2m1.  The 1.5 keeps the exponent for negative x.
     const float power = maximum(bit_cast<float>(bit_cast<uint32_t>(x) & 0x7f800000u), 0x1p-14f);
-    const float shift = power * (1.5f * 0x1p22f);  // exact, as is what follows but the sum
+    const float shift = power * (1.5f * 0x1p22f);  // exact; only x + shift rounds
     return (x + shift) - shift;
 }
 
-// Eight numbers of round_code as pairs of FP16: their codes, four bits each.
+// Codes, four bits each, of eight results of round_code, given as FP16 pairs.
 DEVICE uint32_t pack_codes(const uint32_t (&pairs)[4]) {
-    // FP16's upper byte has the sign, three zeros, the lower two bits of the exponent and the first
-    // one of the mantissa, and a zero: of the first and of the second numbers of all pairs.
+    // FP16's upper byte: sign, three zeros, the lower two exponent bits, the first mantissa bit,
+    // zero.  Gathers those of the first and of the second elements of all pairs.
     const uint32_t left = pick_bytes(pairs[0], pairs[1], 0x7351),
                    right = pick_bytes(pairs[2], pairs[3], 0x7351);
     const uint32_t firsts = pick_bytes(left, right, 0x5410),
@@ -136,16 +135,16 @@ DEVICE uint32_t pack_codes(const uint32_t (&pairs)[4]) {
     return (firsts >> 1 & 0x07070707u) | (firsts >> 4 & 0x08080808u) |
            (seconds << 3 & 0x70707070u) | (seconds & 0x80808080u);
 }
-// What a scale that was rounded down leaves beyond 6 is 6.
+// Saturates at 6, which a scale that was rounded down may exceed.
 DEVICE uint32_t saturate_codes(uint32_t pair) {
     return (pair & 0x80008000u) | min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u);
 }
 
 struct HeldGroups { Bytes<16> vectors[kHeld > 0 ? kHeld * int(sizeof(Element)) : 1][kNumThreads]; };
 
-// Calls f(line, next, group, number), in the threads of `block`, for their batches of kAtOnce lines,
-// from `line` on and `next` apart, of lines and groups; number: of the batch's first group among the
-// thread's.  Neighbours have neighbouring groups, and a thread stays with its group.
+// Calls f(line, next, group, index) for the batches of kAtOnce groups of each thread of `block`:
+// the groups `group` of the lines `line`, `line` + `next`, ...; index: of the batch's first group
+// among the thread's.  Adjacent threads have adjacent groups; a thread keeps its group's column.
 template <bool kBackwards, class F>
 DEVICE void for_each_batch(uint32_t block, uint32_t lines, uint32_t groups, F f) {
     const uint32_t threads = gridDim.x * kNumThreads, thread = block * kNumThreads + threadIdx.x;
@@ -166,7 +165,7 @@ DEVICE void for_each_batch(uint32_t block, uint32_t lines, uint32_t groups, F f)
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
                            GridBarrier* barrier, const QuantizeParams params) {
-    SHARED_STORAGE(HeldGroups, held);
+    SHARED_STORAGE(HeldGroups, cache);
     const QuantizeParams& p = params;
     float* partials = reinterpret_cast<float*>(barrier + 1);
     const int64_t size = sizeof(Element);
@@ -177,44 +176,45 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
     const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows,
                    scale_groups = uint32_t(p.scale_groups);
-    // Where the group of a line lies, and whether it is there and has numbers.
-    struct Place {
+    // Matrix and row of a line's group; whether it exists (with padding), and whether it has
+    // elements.
+    struct GroupCoord {
         uint32_t matrix, row;
-        bool is_there, has_numbers;
+        bool is_there, has_elements;
     };
-    const auto place_of = [&](uint32_t line, uint32_t group) {
+    const auto coord_of = [&](uint32_t line, uint32_t group) {
         const uint32_t matrix = p.batch > 1 ? line / scale_rows : 0,
                        row = line - matrix * scale_rows;
-        return Place{matrix, row, line < lines, line < lines && row < rows && group < groups};
+        return GroupCoord{matrix, row, line < lines, line < lines && row < rows && group < groups};
     };
-    const auto load = [&](Group& numbers, const Place& place, uint32_t group) {
-        const int64_t offset = place.matrix * p.batch_stride + place.row * p.row_stride;
-        numbers.load(x + offset + group * (kGroup * p.col_stride), p.col_stride, by_vectors);
+    const auto load = [&](Group& elements, const GroupCoord& coord, uint32_t group) {
+        const int64_t offset = coord.matrix * p.batch_stride + coord.row * p.row_stride;
+        elements.load(x + offset + group * (kGroup * p.col_stride), p.col_stride, by_vectors);
     };
     uint32_t largest_of_thread = 0;
     for_each_batch<false>(blockIdx.x, lines, scale_groups,
-                          [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
-                              Group numbers[kAtOnce];
-                              bool has_numbers[kAtOnce];
+                          [&](uint32_t line, uint32_t next, uint32_t group, uint32_t index) {
+                              Group elements[kAtOnce];
+                              bool has_elements[kAtOnce];
 #pragma unroll
                               for (int i = 0; i < kAtOnce; ++i) {
-                                  const Place place = place_of(line + i * next, group);
-                                  has_numbers[i] = place.has_numbers;
-                                  if (place.has_numbers) load(numbers[i], place, group);
+                                  const GroupCoord coord = coord_of(line + i * next, group);
+                                  has_elements[i] = coord.has_elements;
+                                  if (coord.has_elements) load(elements[i], coord, group);
                               }
 #pragma unroll
                               for (int i = 0; i < kAtOnce; ++i) {
-                                  if (!has_numbers[i]) continue;
-                                  const uint32_t bits = numbers[i].largest_finite_bits();
+                                  if (!has_elements[i]) continue;
+                                  const uint32_t bits = elements[i].largest_finite_bits();
                                   largest_of_thread =
                                       largest_of_thread > bits ? largest_of_thread : bits;
-                                  if (number < kHeld) numbers[i].hold(held, number + i);
+                                  if (index < kHeld) elements[i].store_cached(cache, index + i);
                               }
                           });
-    const float of_block = block_largest(number_of_bits(largest_of_thread));
+    const float of_block = block_largest(value_of_bits(largest_of_thread));
     if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
-    // What `block` writes.
-    const auto encode_share = [&](uint32_t block) {
+    // Second pass of `block`.
+    const auto encode_block = [&](uint32_t block) {
         float largest = 0.0f;
         for (int64_t i = threadIdx.x; i < gridDim.x; i += kNumThreads) {
             largest = maximum(largest, partials[i]);
@@ -222,68 +222,70 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
         largest = block_largest(largest) / (kLargestCode * kLargestScale);
         const float global = largest >= kSmallestNormal ? largest : 1.0f;
         if (block == 0 && threadIdx.x == 0) *global_scale = global;
-        const bool holds = block == blockIdx.x;  // one that has left took its groups with it
+        const bool is_own =
+            block == blockIdx.x;  // a block that has left the barrier took its cache with it
         const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
-        // The codes and the scale of a group.
-        const auto encode = [&](const Group& numbers, uint32_t matrix, uint32_t row,
+        // Stores a group's codes and returns its scale.
+        const auto encode = [&](const Group& elements, uint32_t matrix, uint32_t row,
                                 uint32_t group) {
-            const uint32_t bits = numbers.largest_bits();
+            const uint32_t bits = elements.largest_bits();
             const float nan = kInfinity - kInfinity;
             const e4m3 scale =
-                from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
+                from_float<e4m3>(bits < kInfinityBits ? value_of_bits(bits) * of_codes : nan);
             const float factor = to_float(scale);
             const bool coded = factor > 0.0f;
             const float of_scale = coded ? 0x1p-14f * reciprocal_approx(factor) : 0.0f;
-            // FP16 numbers have no global scale that makes the product of both a subnormal.
+            // With FP16 inputs the product of both scales is never subnormal.
             const float of_both = of_global * of_scale;
             uint32_t pairs[2][4];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                float number[2];
-                numbers.pair(i, number[0], number[1]);
+                float values[2];
+                elements.pair(i, values[0], values[1]);
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
-                    number[n] = round_code(kSame<Element, half> ? number[n] * of_both
-                                                                : number[n] * of_global * of_scale);
+                    values[n] = round_code(kSame<Element, half> ? values[n] * of_both
+                                                                : values[n] * of_global * of_scale);
                 }
-                pairs[i / 4][i % 4] = pack<half>(number[0], number[1]);
+                pairs[i / 4][i % 4] = pack<half>(values[0], values[1]);
             }
-            if (factor < kLeastNormalScale) {  // others are within 1 / 16
+            if (factor < kLeastNormalScale) {  // larger scales are rounded by at most 1 / 16
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
                     pairs[i / 4][i % 4] = saturate_codes(pairs[i / 4][i % 4]);
             }
             const Bytes<8> packed = {coded ? pack_codes(pairs[0]) : 0,
                                      coded ? pack_codes(pairs[1]) : 0};
-            const int64_t number = int64_t(matrix * rows + row) * groups + group;
-            store_vector<8>(codes + number * (kGroup / 2), packed);
+            const int64_t index = int64_t(matrix * rows + row) * groups + group;
+            store_vector<8>(codes + index * (kGroup / 2), packed);
             return scale;
         };
         for_each_batch<true>(block, lines, scale_groups,
-                             [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
-                                 Group numbers[kAtOnce];
+                             [&](uint32_t line, uint32_t next, uint32_t group, uint32_t index) {
+                                 Group elements[kAtOnce];
 #pragma unroll
                                  for (int i = 0; i < kAtOnce; ++i) {
-                                     const Place place = place_of(line + i * next, group);
-                                     if (!place.has_numbers) continue;
-                                     if (holds && number < kHeld)
-                                         numbers[i].take_held(held, number + i);
-                                     else load(numbers[i], place, group);
+                                     const GroupCoord coord = coord_of(line + i * next, group);
+                                     if (!coord.has_elements) continue;
+                                     if (is_own && index < kHeld)
+                                         elements[i].load_cached(cache, index + i);
+                                     else load(elements[i], coord, group);
                                  }
 #pragma unroll
                                  for (int i = 0; i < kAtOnce; ++i) {
-                                     const Place place = place_of(line + i * next, group);
-                                     if (!place.is_there) break;
+                                     const GroupCoord coord = coord_of(line + i * next, group);
+                                     if (!coord.is_there) break;
                                      e4m3 scale = from_float<e4m3>(0.0f);
-                                     if (place.has_numbers)
-                                         scale = encode(numbers[i], place.matrix, place.row, group);
-                                     // GroupScales::at, in 32 bits as far as that goes.
-                                     const uint32_t row = place.row;
-                                     scales[place.matrix * p.matrix_scales + row / 128 * p.block +
+                                     if (coord.has_elements)
+                                         scale =
+                                             encode(elements[i], coord.matrix, coord.row, group);
+                                     // GroupScales::at in 32-bit arithmetic.
+                                     const uint32_t row = coord.row;
+                                     scales[coord.matrix * p.matrix_scales + row / 128 * p.block +
                                             row % 128 / 32 * p.quarter + row % 32 * p.row +
                                             group / kWord * p.word + group % kWord] = scale;
                                  }
                              });
     };
-    after_all_blocks(barrier, encode_share);
+    after_all_blocks(barrier, encode_block);
 }

@@ -1,6 +1,8 @@
-// quantize_shared.cu: y = x / scale in FP8 or int8, one scale for each row: the row's largest |x| over
-// the format's largest number (rows/quantize.cuh).  A row lies along any axis, or is a whole tensor;
-// it is read once, into shared memory (rows/load_shared.cuh), unless it is chunked.
+// quantize_shared.cu: y = x / scale in FP8 or int8, one scale per row: the row's largest |x| over
+// the format's largest value (rows/quantize.cuh).
+//
+// A row is along any axis, or a whole tensor.  Unless chunked, it is read once, into shared memory
+// (rows/load_shared.cuh).
 // Constants: Element and those of rows/tile.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(SharedRowStorage<Element>).

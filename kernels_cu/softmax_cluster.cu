@@ -1,9 +1,10 @@
-// softmax_cluster.cu: y = softmax(x), or log_softmax(x), of long rows of any length at one stride,
-// without options: a row is the work of a cluster (rows/load_cluster.cuh).
-// The other arguments are those of softmax_shared.cu.
-// Constants: Element and those of rows/tile.cuh; kNumThreads and kClusterSize are the most.
+// softmax_cluster.cu: y = softmax(x) or log_softmax(x) of long rows of any length at one stride,
+// without options.
+//
+// A cluster computes a row (rows/load_cluster.cuh).  Other arguments: as softmax_shared.cu.
+// Constants: Element and those of rows/tile.cuh; kNumThreads and kClusterSize are upper limits.
 // Launch: grid (rows * params.blocks), block (up to kNumThreads, whole warps), clusters of
-// params.blocks, dynamic shared memory a vector for each vector of the block's threads.
+// params.blocks, dynamic shared memory one vector per vector of the block's threads.
 #include "rows/softmax_cluster.cuh"
 
 KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
@@ -14,7 +15,7 @@ KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
     const int64_t row = int(blockIdx.x) / blocks;
     const Element* x_row = x + row * params.layout.outer_strides[0][rows::SoftmaxParams::kX];
     const rows::ClusterRow part(tile, x_row, int(params.layout.num_cols), rank, blocks);
-    // Before the vectors: loaded behind them, it would come after all of them.
+    // Issued before the vectors: after them, it would arrive last.
     float single = -kInfinity;
     if (part.column >= 0) single = to_float(x_row[part.column]);
     part.load(x_row, load_policy(params.loads_last));

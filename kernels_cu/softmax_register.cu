@@ -1,6 +1,7 @@
-// softmax_register.cu: y = softmax(x), or log_softmax(x) (kLog), of even rows of one block, without
-// options: a row is read once, into registers.
-// The other arguments are those of softmax_shared.cu.
+// softmax_register.cu: y = softmax(x) or log_softmax(x) (kLog) of even rows of one block, without
+// options.
+//
+// A row is read once, into registers.  Other arguments: as softmax_shared.cu.
 // Constants: Element, kLog and those of rows/tile.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock)), block (kNumThreads).
 #include "rows/softmax_register.cuh"

@@ -1,6 +1,6 @@
-// softmax_span.cu: y = softmax(x), or log_softmax(x), of contiguous rows of any length, without options
-// (rows/load_span.cuh).
-// The other arguments are those of softmax_shared.cu.
+// softmax_span.cu: y = softmax(x) or log_softmax(x) of contiguous rows of any length, without
+// options (rows/load_span.cuh).
+// Other arguments: as softmax_shared.cu.
 // Constants: Element and those of rows/load_span.cuh.
 // Launch: grid (ceil(rows / (kNumThreads >> params.threads_log2))), block (kNumThreads), dynamic
 // shared memory sizeof(SpanStorage).

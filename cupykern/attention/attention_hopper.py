@@ -212,7 +212,7 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
     """Which block computes which tiles of queries, as int32 (rounds, blocks), -1 for none; None: every
     `blocks`-th one.
 
-    Causal tiles take longer the later they come: each one goes, in the order of attention_task.cuh, to
+    Causal tiles take longer the later they come: each one goes, in the order of attention_work_tile.cuh, to
     the block that has the least to do so far.  order: the tiles' numbers of queries, in that order.
     """
     if not is_scheduled(task, len(order), blocks):

@@ -221,7 +221,7 @@ FAMILY: Family[AttentionTask, AttentionConfig | AttentionHopperConfig] = Family(
 # --- plans -------------------------------------------------------------------------------------
 
 _STRIDES = np.dtype([(name, np.int64) for name in ("batch", "head", "row")])
-_PARAMS = np.dtype(  # attention_task.cuh: AttentionParams
+_PARAMS = np.dtype(  # attention_work_tile.cuh: AttentionParams
     [
         *((name, _STRIDES) for name in ("q", "k", "v", "out", "stats")),
         *((n, np.int64) for n in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v")),
@@ -323,7 +323,7 @@ def attention_plan(
 
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
-    """The tiles of queries of causal tasks as blocks count them (attention_task.cuh: AttentionPlace)."""
+    """The tiles of queries of causal tasks as blocks count them (attention_work_tile.cuh: AttentionWorkTile)."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)
     sections = np.tile(np.repeat(long_first, heads_per_section), whole)

@@ -32,7 +32,7 @@ from .product import (
 from .sm90_dual_config import Sm90DualGemmConfig
 from .sm90_gemm_config import Sm90GemmConfig
 
-_CODES, _GROUPS = 0, 7  # gemm_task.cuh: Operand
+_CODES, _GROUPS = 0, 7  # gemm_work_tile.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
 _PER_THREAD = 4 * 8  # numbers that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
 _MOST = 3  # operands; dequantize_nvfp4.cu: kMostDecoded
@@ -189,7 +189,7 @@ def _fill_operand(
 
 
 def _of_operands(codes: int, scales: int) -> np.ndarray:
-    """A dim's strides, in the order of gemm_task.cuh's Operand."""
+    """A dim's strides, in the order of gemm_work_tile.cuh's Operand."""
     strides = np.zeros(BATCH["strides"].shape[0], np.int64)
     strides[_CODES], strides[_GROUPS] = codes, scales
     return strides

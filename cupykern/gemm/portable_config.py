@@ -145,7 +145,7 @@ class GemmConfig:
         )
         step = 4 if compute == dtypes.float32 else 32 // compute.itemsize
         if sum(x.itemsize for x in elements) < 2 * compute.itemsize:
-            step = 32  # mainloop.cuh: kConverts
+            step = 32  # mainloop.cuh: kMixedInput
         if promote_k % self.tile_k:
             return f"accumulators are promoted every {promote_k} of k, no multiple of tile_k = {self.tile_k}"
         if self.tile_m % (16 * self.warps_m) or self.tile_n % (16 * self.warps_n):

@@ -13,7 +13,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import address_of, steps_of
 
-MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
+MAX_BATCH_DIMS = 4  # gemm_work_tile.cuh: kMaxBatchDims
 # Contiguous along k, along m or n, or neither.  mainloop.cuh: Layout
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
 BLOCK = 128  # of scales along k and n; mainloop.cuh, mainloop_sm90.cuh: kBlockK
@@ -217,7 +217,7 @@ class Product(NamedTuple):
 
 # --- what kernels take -------------------------------------------------------------------------
 
-_OPERANDS = 12  # gemm_task.cuh: Operand
+_OPERANDS = 12  # gemm_work_tile.cuh: Operand
 STRIDES = np.dtype([("row", np.int64), ("col", np.int64)])
 BATCH = np.dtype(
     [
@@ -260,7 +260,7 @@ def merge_batch(
 
 
 def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
-    """merge_batch of all operands of `product`, in the order of gemm_task.cuh's Operand."""
+    """merge_batch of all operands of `product`, in the order of gemm_work_tile.cuh's Operand."""
     p = product
     none = (0,) * len(p.batch)
     operands = (

@@ -63,7 +63,7 @@ _LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: LogitsParams
         ("epilogue", EPILOGUE),
     ]
 )
-_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_task.cuh: Operand
+_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_work_tile.cuh: Operand
 PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),

@@ -1,5 +1,5 @@
-// The epilogue of Hopper attention: outputs over the row sums, by way of the queries' shared memory, to a TMA
-// store; log-sum-exp and row statistics by threads.
+// The epilogue of Hopper attention: normalises the outputs and stores them by TMA through the
+// queries' shared memory; threads store log-sum-exp and row statistics.
 #include "attention/mask_sm90.cuh"
 #include "parts/online_softmax.cuh"
 
@@ -72,10 +72,10 @@ template <class Traits> struct EpilogueSm90 {
 #pragma unroll
                 for (int i = 0; i < Traits::kBoxes; ++i) {
                     if (i * kBoxDims < int(params.head_dim_v)) {
-                        const auto place = Coordinates<Traits::kVarlen>::of(to, i * kBoxDims);
+                        const auto coordinates = Coordinates<Traits::kVarlen>::of(to, i * kBoxDims);
                         tma_store(out_map,
                                   staging.bytes + i * staging.kBoxBytes + warp_row() * kLine,
-                                  place.at);
+                                  coordinates.at);
                     }
                 }
             }

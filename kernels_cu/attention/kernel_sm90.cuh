@@ -1,5 +1,6 @@
-// The warp-specialised role split of Hopper attention: one producer warpgroup, of which one thread issues TMA
-// loads, and consumer warpgroups of 64 queries each, persistently over the query tiles of a scheduler.
+// The warp-specialised role split of Hopper attention: one producer warpgroup, of which one thread
+// issues TMA loads, and consumer warpgroups of 64 queries each, persistently over the query tiles
+// of a scheduler.
 #include "attention/mainloop_sm90.cuh"
 #include "attention/producer_sm90.cuh"
 
@@ -18,7 +19,7 @@ template <class Traits> struct KernelSm90 {
     using Storage = SharedStorage<Traits>;
     using Scheduler = TileScheduler<Traits>;
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
-    // Of a thread, of the 65536 of an SM.
+    // Registers per thread, of an SM's 65536.
     static constexpr int kProducerRegisters = Traits::kDivergent ? 56 : kConsumers == 2 ? 40 : 32;
     static constexpr int kConsumerRegisters = Traits::kDivergent ? 224
                                               : kConsumers == 2  ? 232
@@ -39,7 +40,7 @@ template <class Traits> struct KernelSm90 {
         }
         if constexpr (Traits::kVarlen) {
             using Order = SequenceOrder<Traits::kVarlen>;
-            // In the memory of the first queries.
+            // Scratch: the memory of the first query stage.
             auto* scratch = reinterpret_cast<typename Order::Length*>(storage.queries[0].bytes);
             storage.sequences.template make<Traits::kTileM, kThreads>(params, a.cu_seqlens_q,
                                                                       a.cu_seqlens_k, scratch);

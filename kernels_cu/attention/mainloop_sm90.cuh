@@ -1,7 +1,7 @@
 // The mainloop of a consumer warpgroup of Hopper attention: 64 queries of a tile.
 //
-// S = Q K^T and O += P V by wgmma; P stays in registers, as wgmma's A.  The softmax of one key tile runs
-// beside O += P V of the tile before.
+// S = Q K^T and O += P V by wgmma; P stays in registers, as wgmma's A.  The softmax of one key tile
+// overlaps O += P V of the previous one.
 #include "attention/epilogue_sm90.cuh"
 
 namespace attention {
@@ -14,8 +14,8 @@ template <class Traits> struct MainloopSm90 {
     using Storage = SharedStorage<Traits>;
     using Epilogue = EpilogueSm90<Traits>;
     using Softmax = typename Epilogue::Softmax;
-    using StagePlace = StageOf<Traits::kStages>;
-    using QueryPlace = StageOf<Traits::kQueryStages>;
+    using KvState = PipelineState<Traits::kStages>;
+    using QueryState = PipelineState<Traits::kQueryStages>;
     static constexpr int kHeadDim = Traits::kHeadDim, kTileN = Traits::kTileN;
     static constexpr int kSteps = Traits::kSteps, kStepK = Traits::kStepK;
     static constexpr int kFragments = kTileN / 8;
@@ -27,7 +27,7 @@ template <class Traits> struct MainloopSm90 {
     const AttentionParams& params;
     const MaskArrays& arrays;
     Epilogue epilogue;
-    int warpgroup;  // in uniform registers
+    int warpgroup;  // uniform
     KeyRange<Traits> keys;
     float top[2], factors[2];
     Softmax softmax;
@@ -57,7 +57,7 @@ template <class Traits> struct MainloopSm90 {
         const auto& q = storage.queries[query_stage];
         const auto& k = storage.keys[stage];
         const uint64_t a = q.k_major(warpgroup * 64), b = k.k_major(0);
-        // Their values are not read: no register is kept, or copied, for them.
+        // Undefined: no register is kept or copied for them.
 #pragma unroll
         for (int i = 0; i < kTileN / 2; ++i) scores[i] = 0.0f;
         wgmma_fence(scores);
@@ -79,7 +79,8 @@ template <class Traits> struct MainloopSm90 {
         }
         wgmma_commit();
     }
-    // Scores become numerators of P; whether the outputs so far are to be multiplied by `factors`.
+    // Turns scores into the numerators of P; returns whether the outputs are to be rescaled by
+    // `factors`.
     DEVICE bool exponentiate(const QueryTile& tile) {
         const ScoreMask<Traits> mask{params, arrays, keys, scores};
         if constexpr (Mask::kArray) mask.apply_array(tile);
@@ -110,69 +111,68 @@ template <class Traits> struct MainloopSm90 {
     DEVICE void finish(int query_stage, const QueryTile& tile) {
         epilogue.store(query_stage, tile, softmax, top, outputs);
     }
-    // The values of a key tile that only other warpgroups keep.  Not before they are there: a phase of
-    // `empty` has one arrival of each warpgroup.  Warps that do not release do not wait: they may be
-    // late by more than a phase.
-    DEVICE void release_unused(StagePlace at) {
+    // Releases the values of a key tile that only other warpgroups keep, once they have arrived: a
+    // phase of `empty` has one arrival per warpgroup.  Warps that do not release do not wait, as
+    // they may be more than a phase late.
+    DEVICE void release_unused(KvState at) {
         if (kEveryThreadArrives || threadIdx.x % 128 == 0) {
             storage.values_full[at.stage].wait(at.phase);
             release(storage.values_empty[at.stage]);
         }
         sync_warp();
     }
-    // The queries are there; but the compiler moves no wait for a GEMM across a possible loop, to before
-    // the exponentials that it follows, which read none of its registers.
-    DEVICE void keep_order(QueryPlace place) {
-        storage.queries_full[place.stage].wait(place.phase);
+    // The queries have arrived.  A possible loop here keeps the compiler from moving the wait for
+    // wgmma above the exponentials that precede it and read none of its registers.
+    DEVICE void keep_order(QueryState query) {
+        storage.queries_full[query.stage].wait(query.phase);
     }
 
-    // The GEMM of the scores of the keys at `next` beside that of the outputs of the values at `at`;
-    // then the softmax of these scores.
-    DEVICE void step(const QueryTile& tile, QueryPlace place, const StagePlace& at,
-                     const StagePlace& next) {
-        begin_scores(place.stage, next.stage);
+    // S of the keys at `next` beside O += P V of the values at `at`; then the softmax of S.
+    DEVICE void step(const QueryTile& tile, QueryState query, const KvState& at,
+                     const KvState& next) {
+        begin_scores(query.stage, next.stage);
         storage.values_full[at.stage].wait(at.phase);
         begin_outputs(at.stage);
         wgmma_wait<1>(scores);
         release(storage.keys_empty[next.stage]);
         const bool grown = exponentiate(tile);
-        keep_order(place);
+        keep_order(query);
         wgmma_wait<0>(outputs);
         release(storage.values_empty[at.stage]);
         if (grown) rescale();
         to_fragments();
     }
 
-    // All warpgroups visit the same key tiles.  The first GEMM of the next query tile runs beside the
-    // epilogue of this one.
+    // All warpgroups visit the same key tiles.  The first GEMM of the next query tile overlaps this
+    // one's epilogue.
     DEVICE void run_uniform() {
-        uint32_t number = 0, count = 0;  // of key tiles and of query tiles so far
-        int stored = -1;                 // the query stage that a TMA store still reads
+        uint32_t index = 0, count = 0;  // key tiles and query tiles so far
+        int stored = -1;                // query stage that a TMA store still reads
 #pragma unroll 1
         for (;;) {
-            // A tile after none, or after one whose epilogue nothing ran beside.
-            QueryPlace place(count);
-            storage.queries_full[place.stage].wait(place.phase);
+            // The first tile, or one after a tile whose epilogue overlapped nothing.
+            QueryState query(count);
+            storage.queries_full[query.stage].wait(query.phase);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
             const int left = tile.num_steps;
             if (left == kNoTile) return;
             begin(tile);
             if (left == 0) {
                 clear();
-                finish(place.stage, tile);
-                epilogue.release_queries(place.stage);
+                finish(query.stage, tile);
+                epilogue.release_queries(query.stage);
                 ++count;
                 continue;
             }
-            const StagePlace at(number);
+            const KvState at(index);
             storage.keys_full[at.stage].wait(at.phase);
             keys.look_up(storage, at.stage, left);
-            begin_scores(place.stage, at.stage);
+            begin_scores(query.stage, at.stage);
             wgmma_wait<0>(scores);
 #pragma unroll 1
             for (;;) {
-                // The scores are those of the tile's first keys.
-                release(storage.keys_empty[StagePlace(number).stage]);
+                // These are the scores of the tile's first keys.
+                release(storage.keys_empty[KvState(index).stage]);
                 exponentiate(storage.tiles[count % Storage::kTiles]);
                 clear();
                 to_fragments();
@@ -180,15 +180,15 @@ template <class Traits> struct MainloopSm90 {
                 stored = -1;
 #pragma unroll 1
                 while (keys.more()) {
-                    const StagePlace before(number), at(++number);
+                    const KvState before(index), at(++index);
                     storage.keys_full[at.stage].wait(at.phase);
                     keys.look_up(storage, at.stage, keys.state);
-                    step(storage.tiles[count % Storage::kTiles], place, before, at);
+                    step(storage.tiles[count % Storage::kTiles], query, before, at);
                 }
-                const StagePlace before(number++);
+                const KvState before(index++);
                 const QueryTile& tile = storage.tiles[count % Storage::kTiles];
                 const QueryTile& next_tile = storage.tiles[++count % Storage::kTiles];
-                const QueryPlace next(count);
+                const QueryState next(count);
                 int next_left = 0;
                 if (Traits::kQueryStages == 2) {
                     storage.queries_full[next.stage].wait(next.phase);
@@ -199,62 +199,62 @@ template <class Traits> struct MainloopSm90 {
                     begin_outputs(before.stage);
                     wgmma_wait<0>(outputs);
                     release(storage.values_empty[before.stage]);
-                    finish(place.stage, tile);
+                    finish(query.stage, tile);
                     if (Traits::kQueryStages == 1 || next_left == 0)
-                        epilogue.release_queries(place.stage);
+                        epilogue.release_queries(query.stage);
                     break;
                 }
-                const StagePlace at(number);
+                const KvState at(index);
                 storage.keys_full[at.stage].wait(at.phase);
                 keys.look_up(storage, at.stage, next_left);
                 begin_outputs(before.stage);
                 begin_scores(next.stage, at.stage);
                 wgmma_wait<1>(outputs);
                 release(storage.values_empty[before.stage]);
-                finish(place.stage, tile);
+                finish(query.stage, tile);
                 begin(next_tile);
-                stored = place.stage;
-                place = next;
+                stored = query.stage;
+                query = next;
                 wgmma_wait<0>(scores);
             }
         }
     }
 
-    // Warpgroups skip key tiles that they do not keep.  A warpgroup goes by runs of tiles that it keeps:
-    // values that it has not multiplied yet must not keep others from being loaded.
+    // Warpgroups skip the key tiles that they do not keep.  A warpgroup processes runs of tiles
+    // that it keeps: values that it has not multiplied yet must not block the loads for others.
     DEVICE void run_divergent() {
-        uint32_t number = 0;
+        uint32_t index = 0;
 #pragma unroll 1
         for (uint32_t count = 0;; ++count) {
-            const QueryPlace place(count);
-            storage.queries_full[place.stage].wait(place.phase);
+            const QueryState query(count);
+            storage.queries_full[query.stage].wait(query.phase);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
             if (tile.num_steps == kNoTile) return;
             begin(tile);
             clear();
             bool more = tile.num_steps > 0;
-            bool pending = false;  // a tile after the run is skipped
+            bool pending = false;  // the tile after the run is skipped
 #pragma unroll 1
             while (more) {
-                StagePlace at(number);
+                KvState at(index);
                 storage.keys_full[at.stage].wait(at.phase);
                 keys.look_up(storage, at.stage);
                 more = keys.more();
                 if (!keys.keeps()) {
-                    named_barrier(1 + threadIdx.x / 128, 128);  // all warps have looked it up
+                    named_barrier(1 + threadIdx.x / 128, 128);  // all warps have read the tile
                     release(storage.keys_empty[at.stage]);
                     release_unused(at);
-                    ++number;
+                    ++index;
                     continue;
                 }
-                begin_scores(place.stage, at.stage);
+                begin_scores(query.stage, at.stage);
                 wgmma_wait<0>(scores);
                 release(storage.keys_empty[at.stage]);
                 if (exponentiate(storage.tiles[count % Storage::kTiles])) rescale();
                 to_fragments();
 #pragma unroll 1
                 while (more) {
-                    const StagePlace next(number + 1);
+                    const KvState next(index + 1);
                     storage.keys_full[next.stage].wait(next.phase);
                     keys.look_up(storage, next.stage);
                     more = keys.more();
@@ -262,24 +262,24 @@ template <class Traits> struct MainloopSm90 {
                         pending = true;
                         break;
                     }
-                    ++number;
-                    step(tile, place, at, next);
+                    ++index;
+                    step(tile, query, at, next);
                     at = next;
                 }
                 storage.values_full[at.stage].wait(at.phase);
                 begin_outputs(at.stage);
                 wgmma_wait<0>(outputs);
                 release(storage.values_empty[at.stage]);
-                ++number;
+                ++index;
                 if (pending) {
                     pending = false;
-                    const StagePlace skipped(number++);
+                    const KvState skipped(index++);
                     release(storage.keys_empty[skipped.stage]);
                     release_unused(skipped);
                 }
             }
-            finish(place.stage, tile);
-            epilogue.release_queries(place.stage);
+            finish(query.stage, tile);
+            epilogue.release_queries(query.stage);
         }
     }
 };

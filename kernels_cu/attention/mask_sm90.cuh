@@ -1,40 +1,41 @@
-// Masks of a warpgroup's accumulators of scores on Hopper: arrays, block masks, causality and the end of the
-// keys.  Only tiles that need it are masked.
+// Masks of a warpgroup's score accumulators on Hopper: arrays, block masks, causality, and the end
+// of the keys.  Only tiles that need it are masked.
 #include "attention/storage_sm90.cuh"
 #include "parts/dtype.cuh"
 
 namespace attention {
 
-// Four accumulators of a thread: two rows, 8 apart, with two neighbouring columns each.
+// Four accumulators of a thread: two rows, 8 apart, with two adjacent columns each.
 struct FragmentLayout {
     static constexpr int kCount = 4;
     DEVICE static constexpr int row(int lane, int i) { return lane / 4 + i / 2 * 8; }
     DEVICE static constexpr int col(int lane, int i) { return lane % 4 * 2 + i % 2; }
 };
 
-constexpr int kUnlimited = 0x7fff0000;  // more than any key, also some rows further on
-constexpr uint32_t kMore = 4;           // more than the types of blocks
+constexpr int kUnlimited = 0x7fff0000;  // larger than any key, with room for some rows
+constexpr uint32_t kMore = 4;           // more than the number of block types
 
-// First rows in a query tile.  Rematerialised by each caller, so that they are not live across the mainloop.
+// First rows in a query tile.  Rematerialised by each caller, so that they are not live across the
+// mainloop.
 DEVICE int warpgroup_row() { return opaque(int(threadIdx.x)) / 128 * 64; }
 DEVICE int warp_row() { return opaque(int(threadIdx.x)) / 32 * 16; }
 
-// Which keys the next scores are of, and how far the warpgroup's first row sees.
+// The keys of the next scores, and how far the warpgroup's first row sees.
 template <class Traits> struct KeyRange {
     using Mask = typename Traits::Mask;
-    int seen;       // keys from here on are not kept by the first row, if causal
-    int own_sk;     // of the sequence, if packed
-    int block_key;  // the first key of the block's tile, with a block mask
-    // Key tiles after this one; with a block mask the block's type, whether there are any, and the
-    // number of its partial tile, in 2, 1 and 29 bits.
+    int seen;       // the first row keeps keys below this, if causal
+    int own_sk;     // the sequence's keys, if varlen
+    int block_key;  // with a block mask: the first key of the block's tile
+    // Remaining key tiles; with a block mask: block type (2 bits), whether tiles remain (1), index
+    // of the partial tile (29).
     uint32_t state;
 
     DEVICE void begin(const AttentionParams& params, const QueryTile& tile) {
         if constexpr (Traits::kVarlen) own_sk = tile.head.sk;
         seen = params.causal ? tile.row + warpgroup_row() + tile.head.offset + 1 : kUnlimited;
     }
-    // remaining: key tiles with this one.  Before the GEMM: when a warpgroup's GEMM is complete, all of
-    // its warps have begun it, and `steps` may change.
+    // remaining: key tiles including this one.  Called before the GEMM: once a warpgroup's GEMM is
+    // complete, all of its warps have begun it, and `steps` may change.
     DEVICE void look_up(const SharedStorage<Traits>& storage, int stage, int remaining = 0) {
         if constexpr (Mask::kBlocks) {
             const KeyStep step = storage.steps[stage][threadIdx.x / 128];
@@ -50,7 +51,7 @@ template <class Traits> struct KeyRange {
     DEVICE int first_key() const { return Mask::kBlocks ? block_key : int(state) * Traits::kTileN; }
     // Uniform in the warpgroup.
     DEVICE bool more() const { return Mask::kBlocks ? state & kMore : state > 0; }
-    DEVICE int type() const { return int(state % kMore); }  // of the block
+    DEVICE int type() const { return int(state % kMore); }  // the block's type
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
 };
 
@@ -64,12 +65,12 @@ template <class Traits> struct ScoreMask {
     const KeyRange<Traits>& keys;
     Scores& scores;
 
-    // Every score becomes change(score, element of the mask).
+    // Replaces each score by change(score, element of the mask).
     template <class Change> DEVICE void for_each(const QueryTile& tile,
                                                  const Change& change) const {
         const int lane = opaque(lane_id()), key = keys.first_key() + Layout::col(lane, 0);
         const int64_t step = params.mask.strides[3];
-        const int there = keys.sk(params) - key;  // keys, from the lane's first one on
+        const int there = keys.sk(params) - key;  // keys from the lane's first one on
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int own = tile.row + warp_row() + Layout::row(lane, 2 * half);
@@ -110,7 +111,7 @@ template <class Traits> struct ScoreMask {
             if (params.mask.dtype == kBf16) add_bias<bf16>(tile);
         }
     }
-    // Scores of keys that are not kept become -inf.  query_row: the tile's first one.
+    // Masked scores become -inf.  query_row: the tile's first row.
     DEVICE void apply_limits(const int& query_row) const {
         const int sk = keys.sk(params), key = keys.first_key();
         const int end = keys.seen < sk ? keys.seen : sk;  // of the first row

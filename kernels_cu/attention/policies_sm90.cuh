@@ -1,29 +1,29 @@
-// The names that a variant of Hopper attention is written in: tile, stages, mask and sequences.
-#include "parts/attention_task.cuh"
+// Policy types that a variant of Hopper attention names: tile, stages, mask and sequences.
+#include "parts/attention_work_tile.cuh"
 
 namespace attention {
 
-// kHeadDim: what TMA pads the head sizes to with zeros.  kM queries by kN keys.
+// kHeadDim: TMA pads the head sizes to it with zeros.  Tiles of kM queries x kN keys.
 template <int kHeadDim_, int kM_, int kN_> struct Tile {
     static constexpr int kHeadDim = kHeadDim_, kM = kM_, kN = kN_;
 };
-// Buffers of keys (and as many of values), and of queries: with two, the first GEMM of the next query tile
-// runs beside the epilogue of this one.
+// Stages of keys (and of values), and of queries: with two, the first GEMM of the next query tile
+// overlaps the epilogue of this one.
 template <int kKeys_, int kQueries_> struct Stages {
     static constexpr int kKeys = kKeys_, kQueries = kQueries_;
 };
 
-// No mask but causality and the end of the sequence.
+// Causality and the end of the sequence only.
 struct NoMask { static constexpr bool kArray = false, kBlocks = false, kUniform = false; };
-// A bool or bias array, or scores that are scaled before the softmax.
+// A bool or bias array, or scores scaled before the softmax.
 struct ArrayMask { static constexpr bool kArray = true, kBlocks = false, kUniform = false; };
-// Blocks that are masked, causal, full or partial.  kUniform: of 128 queries and keys, so that the
-// warpgroups of a query tile visit the same keys.
+// A block mask: blocks are masked, causal, full or partial.  kUniform: blocks of 128 x 128, so that
+// all warpgroups of a query tile visit the same key tiles.
 template <bool kUniform_> struct BlockMask {
     static constexpr bool kArray = false, kBlocks = true, kUniform = kUniform_;
 };
 
-// Sequences of one length, or packed ones of different lengths.
+// Batched sequences of one length, or varlen.
 struct Batched { static constexpr bool kVarlen = false; };
 struct Varlen { static constexpr bool kVarlen = true; };
 
@@ -33,17 +33,17 @@ struct TraitsSm90 {
     using Mask = Mask_;
     static constexpr int kHeadDim = Tile_::kHeadDim, kTileM = Tile_::kM, kTileN = Tile_::kN;
     static constexpr int kStages = Stages_::kKeys, kQueryStages = Stages_::kQueries;
-    static constexpr int kConsumers = kTileM / 64;  // warpgroups, of 64 queries each
+    static constexpr int kConsumers = kTileM / 64;  // warpgroups of 64 queries
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kVarlen = Sequences_::kVarlen;
-    // The host does not know how long a query tile takes: blocks take the next one from a counter.
+    // Query tiles take unknown times: blocks take the next one from an atomic counter.
     static constexpr bool kDynamic = kVarlen || Mask::kBlocks;
     // Warpgroups skip different key tiles.
     static constexpr bool kDivergent = Mask::kBlocks && !Mask::kUniform;
 
     static constexpr int kSwizzleBytes = 128, kBoxDims = kSwizzleBytes / 2;
     static constexpr int kBoxes = kHeadDim / kBoxDims;
-    static constexpr int kStepK = 16, kSteps = kTileN / kStepK;  // of a wgmma, along keys
+    static constexpr int kStepK = 16, kSteps = kTileN / kStepK;  // k of one wgmma, along keys
     static_assert(kTileM % 64 == 0, "a warpgroup has 64 queries");
     static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256,
                   "whole boxes and steps");

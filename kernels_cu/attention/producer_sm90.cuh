@@ -1,7 +1,7 @@
 // The producer of Hopper attention: one thread issues the TMA loads of queries, keys and values.
 //
-// It walks the query tiles of its scheduler and, for each, the key tiles that it needs; it alone reads the
-// lists of a block mask.  What consumers must know of a query tile or a key tile it writes beside it.
+// It iterates over the query tiles of its scheduler and the key tiles that each needs.  It alone
+// reads the lists of a block mask, and passes what consumers need through shared memory.
 #include "attention/storage_sm90.cuh"
 
 namespace attention {
@@ -9,10 +9,11 @@ namespace attention {
 template <class Traits> struct ProducerSm90 {
     using Mask = typename Traits::Mask;
     using Storage = SharedStorage<Traits>;
-    // The tile's rows of blocks have a list each.
-    using KeyLists = KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN, Mask::kBlocks>;
-    using StagePlace = StageOf<Traits::kStages>;
-    using QueryPlace = StageOf<Traits::kQueryStages>;
+    // One list of key blocks per block row of the tile.
+    using KeyTileIterator =
+        KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN, Mask::kBlocks>;
+    using KvState = PipelineState<Traits::kStages>;
+    using QueryState = PipelineState<Traits::kQueryStages>;
     static constexpr int kConsumers = Traits::kConsumers;
     Storage& storage;
     const TensorMap &q_map, &k_map, &v_map;
@@ -22,15 +23,15 @@ template <class Traits> struct ProducerSm90 {
     DEVICE static RowRange keys_at(const AttentionHead& head, int key) {
         return {key, head.kv_head, head.batch, int(head.k_first), head.sk};
     }
-    // The key tile that `keys` is at, and what consumers must know of it.
+    // Loads the key tile that `keys` is at, and stores what consumers need of it.
     DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
-                          const KeyLists& keys, uint32_t number) {
-        const StagePlace to(number);
+                          const KeyTileIterator& keys, uint32_t index) {
+        const KvState to(index);
         KeyStep found[kConsumers];
         if constexpr (Mask::kBlocks) {
 #pragma unroll
             for (int i = 0; i < kConsumers; ++i) {
-                const int own = row + i * 64;  // of the warpgroup
+                const int own = row + i * 64;  // the warpgroup's first row
                 if (i > 0 && Mask::kUniform) {
                     found[i] = found[0];
                     continue;
@@ -61,34 +62,34 @@ template <class Traits> struct ProducerSm90 {
         storage.tiles[count % Storage::kTiles] = tile;
     }
     DEVICE void run(TileScheduler<Traits> scheduler) {
-        uint32_t number = 0;
+        uint32_t index = 0;
         find_tile(scheduler, 0);
 #pragma unroll 1
         for (uint32_t count = 0;; ++count) {
-            const QueryPlace place(count);
+            const QueryState query(count);
             QueryTile& tile = storage.tiles[count % Storage::kTiles];
-            storage.queries_empty[place.stage].wait(place.phase ^ 1);
+            storage.queries_empty[query.stage].wait(query.phase ^ 1);
             if (tile.num_steps == kNoTile) {
-                storage.queries_full[place.stage].arrive();
+                storage.queries_full[query.stage].arrive();
                 return;
             }
             const AttentionHead head = tile.head;
             const int row = tile.row;
             const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
-            KeyLists keys(mask, row, head.sq, tile.end);
+            KeyTileIterator keys(mask, row, head.sq, tile.end);
             bool more = keys.next();
             if (Mask::kBlocks && !more) tile.num_steps = 0;
-            storage.queries[place.stage].load(
-                q_map, storage.queries_full[place.stage],
+            storage.queries[query.stage].load(
+                q_map, storage.queries_full[query.stage],
                 {row, head.head, head.batch, int(head.q_first), head.sq});
-            if (more) load_keys(head, mask, row, keys, number);
-            // Meanwhile, before anybody waits for it.
+            if (more) load_keys(head, mask, row, keys, index);
+            // Overlaps the loads.
             find_tile(scheduler, count + 1);
-            for (; more; ++number) {
+            for (; more; ++index) {
                 const int key = keys.key;
                 more = keys.next();
-                if (more) load_keys(head, mask, row, keys, number + 1);
-                const StagePlace to(number);
+                if (more) load_keys(head, mask, row, keys, index + 1);
+                const KvState to(index);
                 storage.values_empty[to.stage].wait(to.phase ^ 1);
                 storage.values[to.stage].load(v_map, storage.values_full[to.stage],
                                               keys_at(head, key));

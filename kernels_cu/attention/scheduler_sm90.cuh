@@ -1,21 +1,25 @@
-// The persistent tile scheduler of Hopper attention: which query tiles a block computes, in which order.
+// The persistent tile scheduler of Hopper attention: which query tiles a block computes, in which
+// order.
 //
-// Static: the host knows how long every tile takes; a block has those that a schedule gives it, or
-// every gridDim.x-th one.  Dynamic (block masks, packed sequences): a block takes the next tile from
-// a counter as soon as it can; tiles with many keys come first as far as the order can tell.
+// Static: the times of all tiles are known; a block computes those that a schedule assigns, or
+// every gridDim.x-th one.
+// Dynamic (block masks, varlen): a block takes the next tile from an atomic counter; tiles with
+// many keys come first as far as the order is known.
 #include "attention/policies_sm90.cuh"
 
 namespace attention {
 
-constexpr int kMaxSequences = 384;  // packed ones: a thread of a block has one
+constexpr int kMaxSequences = 384;  // varlen: one thread of a block per sequence
 
-// Packed sequences, those with the longest tiles first.
+// Varlen: sequences sorted by their longest tile, descending.
 template <bool kVarlen> struct SequenceOrder {
     int count;  // of all tiles
     uint16_t numbers[kVarlen ? kMaxSequences : 1];
-    int first_tiles[kVarlen ? kMaxSequences : 1];  // of all heads, before those of a sequence
+    int first_tiles[kVarlen ? kMaxSequences
+                            : 1];  // prefix sum of tiles over the sorted sequences, all heads
 
-    // By all threads; `scratch` has kMaxSequences of {longest, tiles}.  The caller synchronises afterwards.
+    // By all threads; scratch: kMaxSequences of {longest, tiles}.  The caller synchronises
+    // afterwards.
     struct Length { int longest, tiles; };
     template <int kTileM, int kThreads>
     DEVICE void make(const AttentionParams& params, const int32_t* cu_seqlens_q,
@@ -44,7 +48,7 @@ template <bool kVarlen> struct SequenceOrder {
             if (rank == batch - 1) count = before + own.tiles;
         }
     }
-    // The rank of the sequence that a tile belongs to.
+    // Rank of the sequence that a tile belongs to.
     DEVICE int find(int batch, int tile) const {
         int low = 0, high = batch - 1;
         while (low < high) {
@@ -56,15 +60,15 @@ template <bool kVarlen> struct SequenceOrder {
     }
 };
 
-// By the thread that issues the loads.
+// By the producer thread.
 template <class Traits> struct TileScheduler {
     using Order = SequenceOrder<Traits::kVarlen>;
-    const int32_t* schedule;  // gridDim.x numbers a round, a -1 after a block's last one; or null
+    const int32_t* schedule;  // null, or gridDim.x tiles per round, -1 after a block's last one
     uint32_t* counter;        // 0 before and after the launch
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
     int count;       // of all tiles
-    int index;       // of the next tile; dynamic: of the first one
-    uint32_t taken;  // from the counter, after the first one
+    int index;       // next tile; dynamic: the first one
+    uint32_t taken;  // from the counter
     bool is_first;
 
     // After SequenceOrder::make.
@@ -75,19 +79,19 @@ template <class Traits> struct TileScheduler {
             Traits::kVarlen ? order.count : int(params.tiles * params.heads * params.batch);
         return {schedule, counter, cu_seqlens_q, cu_seqlens_k, count, int(blockIdx.x), 0, true};
     }
-    // The head and the first query of the next tile; false: there is none.
+    // Head and first query of the next tile; false: no tile is left.
     DEVICE bool next(const AttentionParams& params, const Order& order, AttentionHead& head,
                      int& row) {
         int tile = index;
         if constexpr (Traits::kDynamic) {
             if (!is_first) {
                 tile = int(gridDim.x + taken);
-                // For every tile one number is taken: this was the last one.
+                // One increment per tile: this was the last one.
                 if (taken == uint32_t(count - 1)) atomic_add(counter, 0u - uint32_t(count));
             }
             is_first = false;
             if (tile >= count) return false;
-            taken = atomic_add(counter, 1u);  // only the next call waits for it
+            taken = atomic_add(counter, 1u);  // only the next call depends on it
         } else {
             index += gridDim.x;
             if (schedule) tile = schedule[tile];
@@ -98,13 +102,13 @@ template <class Traits> struct TileScheduler {
             const int rank = order.find(int(params.batch), tile);
             const int heads = int(params.heads), first = order.first_tiles[rank];
             const int end = rank + 1 < int(params.batch) ? order.first_tiles[rank + 1] : count;
-            const AttentionPlace at = AttentionPlace::of(tile - first, (end - first) / heads, heads,
-                                                         params.heads_per_section);
+            const AttentionWorkTile at = AttentionWorkTile::of(tile - first, (end - first) / heads,
+                                                               heads, params.heads_per_section);
             head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k,
                                      order.numbers[rank] * heads + at.head);
             row = at.tile * Traits::kTileM;
         } else {
-            const AttentionPlace at = AttentionPlace::of(params, tile);
+            const AttentionWorkTile at = AttentionWorkTile::of(params, tile);
             head = AttentionHead::of(params, nullptr, nullptr, at.head);
             row = at.tile * Traits::kTileM;
         }

@@ -1,18 +1,18 @@
-// Shared memory of Hopper attention: stages of queries, keys and values, their barriers, and what the
-// producer tells the consumers of each.
+// Shared memory of Hopper attention: stages of queries, keys and values, their barriers, and the
+// producer's messages to the consumers.
 #include "attention/scheduler_sm90.cuh"
 #include "platform/wgmma.cuh"
 
 namespace attention {
 
-// Tensor maps of packed sequences have the rows of all sequences, but rows beyond the end of one must be
-// out of bounds: a sequence's last row is made the map's last one, row kRagged - 1, by a start that is
-// `length` rows further back.  Two more dimensions move it there: in one a step is a row, in the other
-// kRagged steps are the way back by kRagged rows, modulo 2^64.
+// Varlen tensor maps cover the rows of all sequences, but rows past the end of one must be out of
+// bounds.  A start `length` rows further back makes a sequence's last row the map's last one, row
+// kRagged - 1.  Two more dimensions undo the shift: in one a step is a row, in the other kRagged
+// steps are the way back by kRagged rows, modulo 2^64.
 constexpr int kRagged = 1 << 30;
 
-// Rows `row` and on of a head, in an element of the batch or a sequence that begins at `first` and has
-// `length` rows.
+// Rows from `row` on of a head, of a batch element or of the sequence that begins at `first` and
+// has `length` rows.
 struct RowRange { int row, head, batch, first, length; };
 
 template <bool kVarlen> struct Coordinates {
@@ -29,7 +29,7 @@ template <bool kVarlen> struct Coordinates {
     }
 };
 
-// kRows rows of kHeadDim elements, in boxes of kBoxDims of them.
+// kRows rows of kHeadDim elements, in boxes of kBoxDims.
 template <class Traits, int kRows> struct SharedRows {
     static constexpr int kLine = Traits::kSwizzleBytes, kBoxDims = Traits::kBoxDims;
     static constexpr int kBoxBytes = kRows * kLine;
@@ -43,45 +43,45 @@ template <class Traits, int kRows> struct SharedRows {
             tma_load(bytes + i * kBoxBytes, map, full, to.at);
         }
     }
-    // The K-major operand (K: dims) from `row` on, and the offset in bytes of dim `dim`.
+    // K-major operand (k: dims) from `row` on, and the byte offset of dim `dim`.
     DEVICE uint64_t k_major(int row) const {
         return matrix_descriptor<kLine>(bytes + row * kLine, 0, 8 * kLine);
     }
     DEVICE static int to_dim(int dim) { return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2; }
-    // The MN-major operand (K: rows), and the offset in bytes of row `row`.
+    // MN-major operand (k: rows), and the byte offset of row `row`.
     DEVICE uint64_t mn_major() const {
         return matrix_descriptor<kLine>(bytes, kBoxBytes, 8 * kLine);
     }
     DEVICE static int to_row(int row) { return row * kLine; }
 };
 
-// num_steps: the key tiles of a query tile, in descending order, of which a block mask may keep fewer;
-// kNoTile: the tile before was the last one.
+// num_steps: key tiles of a query tile, in descending order, of which a block mask may keep fewer;
+// kNoTile: the previous tile was the last one.
 constexpr int kNoTile = -1;
 struct QueryTile {
     AttentionHead head;
     int row, num_steps;
-    int end;  // keys from here on are not kept by its last row
+    int end;  // its last row keeps keys below this
 };
-// With a block mask, a warpgroup's part of a key tile: its first key, its block's type and partial tile, and
-// whether it is the last one of the query tile.
+// With a block mask, a warpgroup's view of a key tile: first key, block type, partial tile, and
+// whether it is the query tile's last one.
 struct alignas(16) KeyStep { int key, type, partial, last; };
 
-// Stage and phase of the index-th tile, of kCount stages.
-template <int kCount> struct StageOf {
+// Stage and phase of the index-th tile in a pipeline of kCount stages.
+template <int kCount> struct PipelineState {
     int stage, phase;
 
-    DEVICE explicit StageOf(uint32_t index)
+    DEVICE explicit PipelineState(uint32_t index)
         : stage(int(index % kCount)), phase(int(index / kCount & 1)) {}
 };
 
-// full: the bytes are in shared memory; empty: the consumers have read them.
+// full: the bytes have arrived; empty: the consumers have read them.
 template <class Traits> struct SharedStorage {
-    // The next query tile is known before the consumers have left the last but one.
+    // The producer writes a query tile before the consumers have left the last but one.
     static constexpr int kTiles = 4;
     static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages;
     static constexpr int kConsumers = Traits::kConsumers;
-    // Outputs overwrite their own queries before they are stored, with two stages while the other is loaded.
+    // Outputs overwrite their own queries; with two stages, the other one is loaded meanwhile.
     SharedRows<Traits, Traits::kTileM> queries[kQueryStages];
     SharedRows<Traits, Traits::kTileN> keys[kStages], values[kStages];
     KeyStep steps[Traits::Mask::kBlocks ? kStages : 1][kConsumers];  // of `keys`

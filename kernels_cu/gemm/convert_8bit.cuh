@@ -1,4 +1,4 @@
-// 8-bit weights B^T on their way to wgmma's registers (gemm/mainloop_sm90_rs.cuh).
+// In-register dequantisation of 8-bit weights B^T, wgmma's A operand (gemm/mainloop_sm90_rs.cuh).
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {
@@ -9,16 +9,16 @@ template <class Mainloop> struct Convert8Bit {
     using To = typename Mainloop::ColElement;
     static constexpr int kMmaK = Mainloop::kMmaK;
     static constexpr bool kMnMajor = Mainloop::kMnMajorRows;
-    static constexpr int kDepth = Mainloop::kTileK < 128 ? 32 : 64;  // of k, converted at once
+    static constexpr int kDepth = Mainloop::kTileK < 128 ? 32 : 64;  // k of one conversion
     using Fragment = uint32_t[kDepth / kMmaK][4];
-    // With sliced K it gains nothing, and gave wrong results on an H200 (docs/experiments.md).
+    // Sliced-K: no gain, and wrong results on an H200 (docs/experiments.md).
     static constexpr bool kFetches = !Mainloop::kSlicedK;
     static constexpr float kUnit = 1.0f;
     using Fetched = uint32_t[kMnMajor ? kDepth / 8 : kDepth / 4];
-    int row;  // the warp's first one of 16, in the tile
+    int row;  // the warp's first of 16 rows in the tile
 
     DEVICE Convert8Bit(const typename Mainloop::WorkTile&, int row) : row(row) {}
-    // Elements of a stage, of k from `k` on: four in a word, or, K-major, two.
+    // Loads elements of a stage from `k` on: MN-major four to a register, K-major two.
     DEVICE void fetch(Fetched& fetched, const unsigned char* stage, int k) const {
         const int lane = threadIdx.x % 32;
         if constexpr (kMnMajor) {
@@ -32,7 +32,7 @@ template <class Mainloop> struct Convert8Bit {
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < kDepth / 8; ++i) {  // of 16 of k, the first rows and the others
+            for (int i = 0; i < kDepth / 8; ++i) {  // k in steps of 16; rows 0-7, then 8-15
                 const int at = k + i / 2 * kMmaK;
                 const unsigned char* p =
                     stage + at / Stage::kLine * Stage::kBoxBytes +
@@ -52,9 +52,8 @@ template <class Mainloop> struct Convert8Bit {
 #pragma unroll
         for (int i = 0; i < kDepth / 8; ++i) {
             if constexpr (kMnMajor) {
-                // A 16-bit element of the transposed matrices is two rows' elements at one k: the
-                // even rows become wgmma's first 8 rows, the odd ones the others
-                // (EpilogueTile::row_of_half).
+                // Transposed as 16-bit elements, a register has pairs of rows at one k: the even
+                // rows become wgmma's rows 0-7, the odd ones rows 8-15 (EpilogueTile::row_of_half).
                 convert_bytes<From, To>(permute_bytes<0x3120>(fetched[i]), a[i / 2][i % 2 * 2],
                                         a[i / 2][i % 2 * 2 + 1]);
             } else {

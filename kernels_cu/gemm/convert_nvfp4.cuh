@@ -1,8 +1,8 @@
-// NVFP4 weights B^T on their way to wgmma's registers (gemm/mainloop_sm90_rs.cuh): codes from
-// shared memory, times their scales, which are loaded from global memory a few stages ahead.
+// In-register dequantisation of NVFP4 weights B^T, wgmma's A operand (gemm/mainloop_sm90_rs.cuh):
+// codes from shared memory, times scales that are prefetched from global memory.
 //
-// Of a Pair, the first half of a tile's rows are columns of one matrix, the others of the other
-// one: a thread's rows 0 to 7 of wgmma's 16 are of the first, 8 to 15 of the second.
+// Pair: the first half of a tile's rows are columns of one matrix B, the rest of the other.  A
+// thread's rows 0-7 of wgmma's 16 are of the first, rows 8-15 of the second.
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/nvfp4.cuh"
 
@@ -13,58 +13,59 @@ template <class Mainloop> struct ConvertNvfp4 {
     using To = typename Mainloop::ColElement;
     static constexpr int kMmaK = Mainloop::kMmaK, kTileK = Mainloop::kTileK;
     static constexpr bool kPair = Mainloop::Operands::B::kCount == 2;
-    // Of k, converted at once: the more, the more warps have to do while they wait.
+    // k of one conversion: larger ones hide more latency.
     static constexpr int kDepth = kTileK < 128 ? 32 : kTileK < 256 ? 64 : 128;
     using Fragment = uint32_t[kDepth / kMmaK][4];
     static constexpr bool kFetches = false;
     struct Fetched {};
-    static constexpr int kStageWords = kTileK / kWordK;  // words of scales
-    static constexpr int kWordsAhead = 4;  // that four lanes with the same rows hold at once
-    // Accumulators of 256 columns leave no registers to multiply them by a unit at the end.
+    static constexpr int kStageWords = kTileK / kWordK;  // words of four scales
+    static constexpr int kPrefetchedWords = 4;           // spread over the four lanes of a row
+    // False for 256 columns: no registers are left to multiply the accumulators by kUnit.
     static constexpr bool kUnits = Mainloop::kCols < 256;
-    static constexpr float kUnit = kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // of an accumulator
+    static constexpr float kUnit =
+        kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // factor of an accumulator
 
     const RowScales& scales;
-    int line, other;               // in a stage, of the thread's two rows; the second one after it
-    int first;                     // word of the warpgroup's first stage
-    uint32_t words[2], coming[2];  // lane i of four: word i of the rows' next kWordsAhead
+    int line, second_row;              // the thread's first row in a stage; distance of its second
+    int first;                         // first word of scales of the warpgroup's first stage
+    uint32_t words[2], prefetched[2];  // lane i of four: word i of the next kPrefetchedWords
 
     DEVICE ConvertNvfp4(const typename Mainloop::WorkTile& work, int row)
         : scales(work.row_scales) {
         const int lane = threadIdx.x % 32;
         line = kPair ? row / 2 + lane / 4 : row + lane / 4;
-        other = kPair ? Mainloop::kRows / 2 : 8;
+        second_row = kPair ? Mainloop::kRows / 2 : 8;
         first = (work.first_k_tile + (Mainloop::kSlicedK ? work.consumer : 0)) * kStageWords;
         fetch(0);
     }
-    // Of the warpgroup's own stages, the words from `from` on.
+    // Prefetches the scales of the warpgroup's stages, from word `from` on.
     DEVICE void fetch(int from) {
         constexpr int kStride = Mainloop::kStride;
-        const int own = from + int(threadIdx.x % kWordsAhead);
+        const int own = from + int(threadIdx.x % kPrefetchedWords);
         const int word = first + own / kStageWords * kStride * kStageWords + own % kStageWords,
                   count = scales.count - word * kWord;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const e4m3* p = scales.rows[half] + word * scales.steps[half];
-            coming[half] = 0;
+            prefetched[half] = 0;
             if (count >= kWord && scales.aligned) {
-                coming[half] = load_vector<4>(p).words[0];
+                prefetched[half] = load_vector<4>(p).words[0];
             } else {
 #pragma unroll
                 for (int i = 0; i < kWord; ++i) {
-                    if (i < count) coming[half] |= uint32_t(bit_cast<uint8_t>(p[i])) << 8 * i;
+                    if (i < count) prefetched[half] |= uint32_t(bit_cast<uint8_t>(p[i])) << 8 * i;
                 }
             }
         }
     }
-    // Of the tile's stage `index`, of k from `k` on; in their order.
+    // Dequantises stage `index` of the tile from `k` on; called in the order of k.
     DEVICE void load(Fragment& a, const unsigned char* stage, int index, int k) {
         const int lane = threadIdx.x % 32,
                   word = index / Mainloop::kStride * kStageWords + k / kWordK;
-        if (k % kWordK == 0 && word % kWordsAhead == 0) {
-            words[0] = coming[0];
-            words[1] = coming[1];
-            fetch(word + kWordsAhead);
+        if (k % kWordK == 0 && word % kPrefetchedWords == 0) {
+            words[0] = prefetched[0];
+            words[1] = prefetched[1];
+            fetch(word + kPrefetchedWords);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -73,10 +74,10 @@ template <class Mainloop> struct ConvertNvfp4 {
             for (int i = 0; i < kDepth / kMmaK; i += 2) {
                 const int at = k + i * kMmaK, ahead = word + (at - k) / kWordK;
                 if (i == 0 || at % kWordK == 0) {
-                    four = shuffle(words[half], lane / 4 * 4 + ahead % kWordsAhead);
+                    four = shuffle(words[half], lane / 4 * 4 + ahead % kPrefetchedWords);
                 }
                 const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
-                    stage + Stage::offset(line, at / 2) + half * other * Stage::kLine);
+                    stage + Stage::offset(line, at / 2) + half * second_row * Stage::kLine);
                 uint32_t pairs[4];
                 decode_bytes<To, kUnits>(codes.words, lane % 4, four >> at % kWordK / 2, pairs);
 #pragma unroll

@@ -2,16 +2,18 @@
 // the consumer warpgroups run the mainloop and the epilogue, persistently over the tiles of a
 // scheduler.
 //
-// Epilogue gives what differs between the kernels: Params (numbers, by value), Arguments (tensor
-// maps and arrays), Loader, what is in shared memory, and
-//   load       the broadcasts of one tile, by the producer warpgroup's second warp, if loads()
-//   Consumer   a consumer's own state: begin, reduce and store see a tile before and after its
-//              mainloop, finish comes last
-//   kClears    whether accumulators are cleared first: else ptxas serialises wgmma (C7517)
+// An Epilogue has Params (scalars, by value), Arguments (tensor maps and arrays), Loader, Staging
+// and SharedStorage, and
+//   load       loads the broadcasts of one tile, by the producer warpgroup's second warp, if
+//              loads()
+//   Consumer   state of a consumer warpgroup: begin before a tile's mainloop, reduce and store
+//              after it, finish after the last tile
+//   kClears    whether accumulators are cleared before the mainloop: otherwise ptxas serialises
+//              wgmma (C7517)
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
-#include "parts/read_ahead.cuh"
+#include "parts/prefetch.cuh"
 
 namespace gemm {
 
@@ -27,7 +29,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr int kConsumers = Mainloop::kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kPingPong = Mainloop::kPingPong, kSplitK = Mainloop::kSplitK;
-    // Of a thread: what all begin with, then the producer's and the consumers'.
+    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.
     static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
     static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
     static constexpr int kConsumerRegisters =
@@ -44,19 +46,19 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     SharedStorage& storage;
 
     DEVICE void run() {
-        // From one lane, so that the compiler knows that they are uniform.
+        // A shuffle tells the compiler that they are uniform.
         const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
-        if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp))
+        if ((warp == 4 * kConsumers && elect_one()) || prefetch_params(params, warp))
             arguments.prefetch_maps();
         if (warp == 0 && elect_one()) {
             storage.epilogue.init();
             storage.mainloop.init();
         }
         const Scheduler scheduler(params);
-        const int turn = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
-        // Before the barrier, while another warp initialises the pipeline's.
+        const int tile_offset = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
+        // Before the barrier: overlaps the initialisation of the pipeline.
         const OutputTile first_tile =
-            scheduler.tile(params, scheduler.first + turn * scheduler.step);
+            scheduler.tile(params, scheduler.first + tile_offset * scheduler.step);
         const Loader loader{arguments};
         if constexpr (Mainloop::kMulticast) {
             if constexpr (Loader::kPrefetches) {
@@ -70,7 +72,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         if constexpr (kSplitK) Epilogue::Reduction::begin();
         const Epilogue epilogue(params, arguments);
         if (warpgroup == kConsumers) produce(scheduler, loader, epilogue, first_tile);
-        else consume(scheduler, epilogue, first_tile, warp, warpgroup, turn);
+        else consume(scheduler, epilogue, first_tile, warp, warpgroup, tile_offset);
     }
 
     DEVICE void produce(const Scheduler& scheduler, const Loader& loader, const Epilogue& epilogue,
@@ -96,21 +98,22 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     }
 
     DEVICE void consume(const Scheduler& scheduler, const Epilogue& epilogue, OutputTile first_tile,
-                        int warp, int warpgroup, int turn) {
+                        int warp, int warpgroup, int tile_offset) {
         increase_registers<kConsumerRegisters>();
-        constexpr int turns = kPingPong ? kConsumers : 1;
+        constexpr int tile_stride = kPingPong ? kConsumers : 1;
         const int num_k_tiles = scheduler.num_k_tiles;
         typename Mainloop::WorkTile work{};
         work.num_k_tiles = num_k_tiles;
         work.first_k_tile = scheduler.first_k_tile;
         work.consumer = warpgroup;
         work.row = Mainloop::kCooperative ? warpgroup * Mainloop::kConsumerRows : 0;
-        work.state.skip(turn * num_k_tiles);
+        work.state.skip(tile_offset * num_k_tiles);
         typename Epilogue::Consumer consumer(epilogue, storage, work, warp, warpgroup);
         bool done = false;
         if constexpr (Epilogue::kBackToBack) done = consumer.run_back_to_back(scheduler);
         if (!done) do {
-                const int index = scheduler.first + (turn + work.count * turns) * scheduler.step;
+                const int index =
+                    scheduler.first + (tile_offset + work.count * tile_stride) * scheduler.step;
                 if (index >= scheduler.end) break;
                 OutputTile tile{};
                 if (consumer.needs_tile()) {
@@ -124,7 +127,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
                 if constexpr (Epilogue::kClears) Mainloop::clear(accumulator);
                 Mainloop::mma(storage.mainloop, work, accumulator);
                 const int count = work.count++;
-                work.state.skip(turns * num_k_tiles);
+                work.state.skip(tile_stride * num_k_tiles);
                 if (!consumer.reduce(tile, count, accumulator)) continue;
                 consumer.template store<Scheduler>(tile, count, accumulator);
             } while (!kSplitK);

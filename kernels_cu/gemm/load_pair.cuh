@@ -1,7 +1,7 @@
-// What the producer of a dual GEMM loads for one output tile: a tile of A and the same columns of
-// both matrices B, which lie behind each other in a stage, as if they were one matrix's.
+// Producer loads of a dual GEMM: a tile of A and the same columns of both matrices B, adjacent in a
+// stage, as if of one matrix.
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
@@ -17,7 +17,7 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static constexpr int kTileK = Mainloop::kTileK;
     const Arguments& arguments;
 
-    // Columns of a box.  With SwapAB for few rows of A, tiles may have fewer boxes
+    // Columns of a box.  With SwapAB and few rows of A a tile may have fewer boxes
     // (EvenColumnsScheduler).
     static constexpr int kColumns = Mainloop::kTileN / 2;  // of either matrix
     static constexpr bool kFewRows = kSwapAB && !Mainloop::kMixedInput;
@@ -29,11 +29,15 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static constexpr int kSecond = OperandB::kMnMajor ? StageUnit::kBytes : kBothBoxBytes / 2;
     static_assert(StageUnit::kLine == (kSwapAB ? StageRows::kLine : StageCols::kLine),
                   "the same lines");
-    static_assert(!kMulticast || StageUnit::kInnerBytes == kLineBytes,
+    static_assert(!kMulticast || StageUnit::kContiguousBytes == kLineBytes,
                   "a cluster's blocks load slices of one line");
 
-    DEVICE static int first_row(const GemmTask& tile) { return int(kSwapAB ? tile.col : tile.row); }
-    DEVICE static int first_col(const GemmTask& tile) { return int(kSwapAB ? tile.row : tile.col); }
+    DEVICE static int first_row(const GemmWorkTile& tile) {
+        return int(kSwapAB ? tile.col : tile.row);
+    }
+    DEVICE static int first_col(const GemmWorkTile& tile) {
+        return int(kSwapAB ? tile.row : tile.col);
+    }
 
     template <class Scheduler>
     DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,

@@ -1,6 +1,6 @@
-// What the producer loads for one output tile: a tile of A and one of B for every stage.
+// Producer loads of one output tile: a tile of A and one of B per stage.
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
@@ -15,9 +15,9 @@ template <class Mainloop, class Arguments> struct TileLoader {
     static constexpr int kCols = Mainloop::kCols;
     const Arguments& arguments;
 
-    // Blocks whose rows of 8-bit weights are as far apart as they are long would all read the same
-    // few memory banks at the same pace: they begin at different k, of which the columns alone
-    // decide.
+    // 8-bit weights whose row stride equals their length: in lockstep, all blocks would hit the
+    // same few DRAM banks.  Tiles therefore start at different k, a function of their columns
+    // alone.
     static constexpr bool kSpreads = Mainloop::kSlicedK && Mainloop::kMixedInput &&
                                      !Mainloop::kMnMajorRows && kCols < 64 && !kMulticast &&
                                      !kSame<typename Mainloop::RowElement, e2m1x2>;
@@ -28,17 +28,21 @@ template <class Mainloop, class Arguments> struct TileLoader {
 
     DEVICE const TensorMap& row_map() const { return kSwapAB ? arguments.b_map : arguments.a_map; }
     DEVICE const TensorMap& col_map() const { return kSwapAB ? arguments.a_map : arguments.b_map; }
-    DEVICE static int first_row(const GemmTask& tile) { return int(kSwapAB ? tile.col : tile.row); }
-    DEVICE static int first_col(const GemmTask& tile) { return int(kSwapAB ? tile.row : tile.col); }
-    DEVICE int row_batch(const GemmTask& tile) const {
+    DEVICE static int first_row(const GemmWorkTile& tile) {
+        return int(kSwapAB ? tile.col : tile.row);
+    }
+    DEVICE static int first_col(const GemmWorkTile& tile) {
+        return int(kSwapAB ? tile.row : tile.col);
+    }
+    DEVICE int row_batch(const GemmWorkTile& tile) const {
         return kSwapAB ? arguments.b_batch(tile) : arguments.a_batch(tile);
     }
-    DEVICE int col_batch(const GemmTask& tile) const {
+    DEVICE int col_batch(const GemmWorkTile& tile) const {
         return kSwapAB ? arguments.a_batch(tile) : arguments.b_batch(tile);
     }
 
     // L2 prefetch of the first stage, while the cluster's blocks synchronise.
-    DEVICE void prefetch(const GemmTask& tile) const {
+    DEVICE void prefetch(const GemmWorkTile& tile) const {
         StageRows::prefetch(row_map(), first_row(tile), row_batch(tile));
         StageCols::prefetch(col_map(),
                             first_col(tile) + cluster_rank() * (kCols / Mainloop::kClusterSize),
@@ -46,7 +50,7 @@ template <class Mainloop, class Arguments> struct TileLoader {
     }
     template <class Scheduler>
     DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,
-                     const GemmTask& tile) const {
+                     const GemmWorkTile& tile) const {
         const int first_k_tile = scheduler.first_k_tile, num_k_tiles = scheduler.num_k_tiles;
         const bool has_rows = !kMulticast || kSwapAB || tile.row < arguments.m();
         Mainloop::load(storage, state, row_map(), col_map(), arguments.stage_bytes(), first_k_tile,

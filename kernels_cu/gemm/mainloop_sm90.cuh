@@ -1,13 +1,12 @@
-// What the Hopper mainloops share: a producer loads tiles of A and B by TMA through a pipeline of
-// stages; consumer warpgroups multiply them by wgmma.
+// Common parts of the Hopper mainloops: a producer loads tiles of A and B by TMA through a pipeline
+// of stages; consumer warpgroups multiply them by wgmma.
 //
-// Each mainloop is a class template Mainloop<Operands, Tile, Stages, Schedule, Cluster> (the names
-// of gemm/policies.cuh) with a function `mma`, which accumulates one tile:
+// Each mainloop is a class template Mainloop<Operands, Tile, Stages, Schedule, Cluster> (names of
+// gemm/policies.cuh) with a function `mma` that accumulates one tile:
 //   MainloopSm90SS      both operands from shared memory: 16-bit elements, or int8
-//   MainloopSm90SSFp8   the same of FP8, whose partial accumulators are promoted to FP32
-//   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights are converted in registers
-// Rows and columns are those of the accumulators; with SwapAB they are columns and rows of the
-// output.
+//   MainloopSm90SSFp8   the same for FP8, with partial accumulators promoted to FP32
+//   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights, dequantised in registers
+// Rows and columns are those of the accumulators; with SwapAB, the output's columns and rows.
 #include "gemm/policies.cuh"
 #include "gemm/stage_operand.cuh"
 #include "parts/nvfp4.cuh"
@@ -16,30 +15,29 @@
 
 namespace gemm {
 
-constexpr int kWarpRows = 16;  // of the accumulators, per 64 of a warpgroup's
-constexpr int kBlockK = 128;   // of k, and of columns of B: what one scale of a block is for
+constexpr int kWarpRows = 16;  // a warp's accumulator rows of a warpgroup's 64
+constexpr int kBlockK = 128;   // block of a block scale: along k, and along the columns of B
 
-// Block scales: one for every kBlockK of k of a row of A, and of that and kBlockK columns of B;
-// null: 1.
+// Block scales: of A one per row and kBlockK of k, of B one per kBlockK x kBlockK block; null: 1.
 struct BlockScales {
     const float* a;
     const float* b;
-    int64_t a_row, a_k, b_k, b_col;  // strides: of a row, of a block
-    int last_row, last_block;        // of A, and of B's columns, that exist
+    int64_t a_row, a_k, b_k, b_col;  // strides of rows and blocks
+    int last_row, last_block;        // last valid row of A and column block of B
 
     DEVICE bool present() const { return a || b; }
 };
 
-// The e4m3 scales of an NVFP4 operand's two rows that a thread converts: words of four, each scale
-// for 16 of k.
+// The e4m3 scales of a thread's two rows of an NVFP4 operand, in words of four; each scales 16 of
+// k.
 struct RowScales {
     const e4m3* rows[2];
-    int64_t steps[2];  // from a word to the next
-    int count;         // scales of a row
-    bool aligned;      // words are
+    int64_t steps[2];  // stride of words
+    int count;         // scales per row
+    bool aligned;      // words are aligned
 };
 
-// Of the rows `first` and `second` of a matrix whose last one is `last`.
+// Of rows `first` and `second`; last: the matrix's last row.
 DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second, int last,
                                 int count) {
     const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) |
@@ -57,7 +55,7 @@ DEVICE void sync_cluster() {
     cluster_arrive();
     cluster_wait();
 }
-// At the kernel's begin: of barriers alone, which init has fenced.
+// Cluster barrier after init, which has fenced: orders mbarriers only.
 DEVICE void sync_cluster_barriers() {
     cluster_arrive_relaxed();
     cluster_wait();
@@ -87,7 +85,7 @@ struct MainloopSm90 {
     static constexpr bool kPingPong = Schedule_::kPingPong, kSlicedK = Schedule_::kSlicedK;
     static constexpr bool kCooperative = !kPingPong && !kSlicedK;
     static constexpr int kConsumerRows = kCooperative ? kRows / kConsumers : kRows;
-    static constexpr int kMmasM = kConsumerRows / 64;  // instructions along the rows
+    static constexpr int kMmasM = kConsumerRows / 64;  // wgmma instructions along the rows
     static_assert(kMmasM * 64 == kConsumerRows && kMmasM * kCols <= (kPingPong ? 384 : 352),
                   "the accumulators fit into registers");
     static_assert(!kSlicedK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
@@ -97,7 +95,7 @@ struct MainloopSm90 {
     static constexpr int kClusterSize = Cluster_::kSize;
     static constexpr bool kSplitK = Cluster_::kSplitK, kMulticast = Cluster_::kMulticast;
     static_assert(!kSplitK || kCooperative, "cluster split-K is of cooperative warpgroups");
-    // Cluster split-K: what a block receives of the other ones' accumulators.
+    // Cluster split-K: bytes of accumulators that a block receives from the others.
     static constexpr int kExchangeBytes =
         4 * (kClusterSize - 1) * kConsumers * kConsumerRows * kCols / kClusterSize;
 
@@ -110,8 +108,8 @@ struct MainloopSm90 {
     static_assert(!kSplitK || kExchangeBytes <= kStages * (StageRows::kBytes + StageCols::kBytes),
                   "the pipeline's stages hold what blocks exchange");
 
-    // One thread of a warpgroup releases a stage that wgmma has read, one of each warp what threads
-    // read themselves.
+    // wgmma's stages are released by one thread of a warpgroup; stages that threads read by one of
+    // each warp.
     static constexpr int kThreadsPerArrival = kMixedInput || kFp8 ? 32 : 128;
     static constexpr int kArrivals = (kCooperative ? kConsumers : 1) * 128 / kThreadsPerArrival *
                                      (kMulticast ? kClusterSize : 1);
@@ -119,7 +117,7 @@ struct MainloopSm90 {
                                            kMulticast ? kClusterSize : 1>;
     using PipelineState = typename Pipeline::State;
 
-    // order: between warpgroups, where one waits for another one's turn (see the mainloops).
+    // order: ordered barriers between the warpgroups (see the mainloops).
     struct SharedStorage {
         unsigned char rows[kStages][StageRows::kBytes];
         unsigned char cols[kStages][StageCols::kBytes];
@@ -133,24 +131,24 @@ struct MainloopSm90 {
         }
     };
 
-    // Shared memory of a warp's block scales on their way: four stages of a row of scales.
+    // Shared memory for a warp's block scales: four stages of one row of scales.
     static constexpr int kBlockScaleBytes =
         16 * (kSwapAB ? kCols + 1 : 16 + (kCols + kBlockK - 1) / kBlockK);
 
-    // What a warpgroup computes of one tile.
+    // A consumer warpgroup's work tile.
     struct WorkTile {
-        PipelineState state;       // of the tile's first stage
-        int num_k_tiles;           // the tile's stages
-        int first_k_tile;          // which ones these are
-        int consumer, count;       // which warpgroup; how many tiles it has computed before
+        PipelineState state;       // the tile's first stage
+        int num_k_tiles;           // number of stages
+        int first_k_tile;          // index of the first
+        int consumer, count;       // warpgroup; tiles computed before
         int row;                   // the warpgroup's first row in the tile
-        int first_row, first_col;  // of the warp's accumulators in the matrix
+        int first_row, first_col;  // the warp's first accumulator in the matrix
         BlockScales scales;
-        void* scale_stages;  // the warp's, of kBlockScaleBytes
+        void* scale_stages;  // the warp's kBlockScaleBytes
         RowScales row_scales;
     };
 
-    // The stages of a tile that a warpgroup multiplies: every kStride-th from its first one on.
+    // Iterates over a warpgroup's stages of a tile: every kStride-th.
     static constexpr int kStride = kSlicedK ? kConsumers : 1;
     struct ConsumerStages {
         PipelineState state;
@@ -176,9 +174,9 @@ struct MainloopSm90 {
     }
 
     // By the producer thread: loads the tile at (row, col), `num_k_tiles` of k from tile `first`
-    // on, of which the `ahead` first ones come last.  stage_bytes: of both operands of a stage;
-    // rows of A beyond it keep what they had.  has_rows: whether any of the tile's rows exist; TMA
-    // takes longer for others, and the cluster's other blocks would wait.
+    // on; the first `ahead` of them come last.  stage_bytes: expected bytes of a stage; rows of A
+    // past them keep stale data.  has_rows: false skips a tile of A without rows, for which TMA
+    // takes longer and would delay the cluster's other blocks.
     DEVICE static void load(SharedStorage& storage, PipelineState& state, const TensorMap& row_map,
                             const TensorMap& col_map, int stage_bytes, int first, int num_k_tiles,
                             int row, int col, int row_batch, int col_batch, int ahead = 0,

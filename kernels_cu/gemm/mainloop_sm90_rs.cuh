@@ -1,11 +1,10 @@
-// The mixed-input mainloop: a 16-bit A and narrower weights B, which each thread reads from shared
-// memory and converts in registers, kDepth of k ahead of the products under way.  With SwapAB: B^T
-// is wgmma's A, which may be in registers, and A^T its B, from shared memory.
+// The mixed-input mainloop: 16-bit A, narrower weights B.  Consumer threads load B from shared
+// memory and dequantise it in registers, kDepth of k ahead of wgmma.  SwapAB: B^T is wgmma's
+// register operand A, A^T its shared-memory operand B.
 //
-// Converter<Mainloop> (gemm/convert_*.cuh) says what is read and converted.  With kFetches it reads
-// another kDepth ahead, so that products wait for conversions only.  Where conversions take long
-// and warpgroups slice k, these take turns instead: one converts all of its stage while the other
-// multiplies.
+// Converter<Mainloop> (gemm/convert_*.cuh) loads and converts.  With kFetches its loads run another
+// kDepth ahead, so that wgmma waits for conversions only.  Where conversions dominate and schedules
+// are sliced-K, the warpgroups alternate: one converts a whole stage while the other multiplies.
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {
@@ -32,11 +31,11 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                   "64 rows a warpgroup");
 
     static constexpr int kDepth = Converter::kDepth;
-    using Fragment = typename Converter::Fragment;  // of wgmma's A, kDepth of k
-    static constexpr int kSteps = kTileK / kDepth;  // of a stage
+    using Fragment = typename Converter::Fragment;  // wgmma's A operand, kDepth of k
+    static constexpr int kSteps = kTileK / kDepth;  // conversions per stage
     static_assert(kSteps % 2 == 0, "the steps alternate between two fragments");
-    // Whether warpgroups take turns.  E4M3 becomes FP16 by an instruction, which they do not make
-    // faster; the registers of more than two fragments are too many.
+    // Whether the warpgroups alternate.  Not for E4M3 to FP16, which is one instruction; and more
+    // than two fragments take too many registers.
     static constexpr bool kOrdered = kSlicedK && Base::kCols == 64 && kSteps == 2 &&
                                      !kSame<RowElement, e2m1x2> &&
                                      !(kSame<RowElement, e4m3> && kSame<ColElement, half>);
@@ -95,8 +94,8 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         storage.pipeline.consumer_release(before);
     }
 
-    // The order of the warpgroups (storage.order): each has as many turns, one after the other, the
-    // first one first.
+    // Ordered barrier of the warpgroups (storage.order): they alternate, the first one first, the
+    // same number of times.
     struct Order {
         SharedStorage& storage;
         int consumer, next, end;
@@ -110,11 +109,11 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         DEVICE void wait() { storage.order[consumer].wait((next++ & 1) ^ (consumer == 0 ? 1 : 0)); }
         DEVICE void arrive() {
             sync_warp();
-            // Each warp, so that none is a turn behind, where a phase has the same parity again.
+            // Each warp waits, so that none falls a phase behind and sees the same parity again.
             if (threadIdx.x % kThreadsPerArrival == 0)
                 storage.order[(consumer + 1) % kConsumers].arrive();
         }
-        // The turns that there are no stages for.
+        // Arrivals for the missing stages.
         DEVICE void finish() {
             while (next < end) {
                 wait();
@@ -143,7 +142,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                     StageCols::descriptor(storage.cols[stage], 0, i * kMmaK), !first || i > 0);
             }
             wgmma_commit();
-            order.arrive();  // products under way; the other's come behind them
+            order.arrive();  // wgmma is issued; the other warpgroup's is queued behind it
             wgmma_wait<0>(accumulator, a);
             storage.pipeline.consumer_release(stage);
         }
@@ -159,7 +158,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             Converter converter(work, row);
             return mma_ordered(converter, storage, order, stages, accumulator);
         }
-        // The only stage is the other warpgroup's, or none is this block's.
+        // No stage: the only one is the other warpgroup's, or this block has none.
         if ((kSlicedK || Base::kSplitK) && !stages.valid()) return clear(accumulator);
         Converter converter(work, row);
         mma_steps(converter, storage, stages, accumulator);

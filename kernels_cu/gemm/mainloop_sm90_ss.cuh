@@ -1,5 +1,4 @@
-// The mainloop of operands that wgmma multiplies as they are, both from shared memory: 16-bit
-// elements, or int8.
+// The mainloop with both operands from shared memory: 16-bit elements, or int8.
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {
@@ -23,15 +22,15 @@ struct MainloopSm90SS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     static_assert(!Base::kMixedInput && !Base::kFp8,
                   "mixed input and FP8 have their own mainloops");
 
-    // storage.order: with PingPong, a warpgroup has begun its last stage of a tile, so that the
-    // next full stages are the other one's.
+    // storage.order: with PingPong, a warpgroup has issued its last stage of a tile, so that the
+    // next full stages are the other's.
     DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
         const int consumer = work.consumer, count = work.count;
         if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
         bool first = true;
         int before = 0;
-        // The only stage may be the other warpgroup's.  Clearing after the loop would make every
-        // stage wait for its own products (ptxas: C7517).
+        // Sliced-K: the only stage may be the other warpgroup's.  Cleared here: after the loop,
+        // every stage would wait for its own wgmma (ptxas: C7517).
         if (kSlicedK) Base::clear(accumulator);
 #pragma unroll 1
         for (ConsumerStages stages(work); stages.valid(); stages.next()) {

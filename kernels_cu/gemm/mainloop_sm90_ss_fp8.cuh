@@ -1,10 +1,10 @@
-// The mainloop of FP8 operands, both from shared memory.  Hopper's tensor cores keep 13 fractional
-// bits of an accumulator of FP8 products: after every stage, 128 of k, the partial accumulators are
-// multiplied by their block scales and promoted (added) to FP32 ones.
+// The FP8 mainloop, both operands from shared memory.  Hopper's tensor cores keep 13 fractional
+// bits of an FP8 accumulator: after each stage (128 of k) partial accumulators are multiplied by
+// their block scales and promoted to FP32.
 //
-// A warpgroup with registers for two partial accumulators promotes one while the tensor cores
-// compute the other: that of the next stage, or, of wide tiles, of the other half of the columns.
-// With one they compute another warpgroup's meanwhile.
+// With registers for two partial accumulators, a warpgroup promotes one while the tensor cores fill
+// the other: the next stage, or, for wide tiles, the other half of the columns.  With one,
+// promotion overlaps the other warpgroup's wgmma.
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {
@@ -32,17 +32,17 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static_assert(kTileK == kBlockK && !Base::kPingPong && kMmasM == 1,
                   "a stage is a block of scales");
 
-    static constexpr bool kHalves = kCols <= 192 && kCols > kBlockK;  // without block scales
+    static constexpr bool kHalves = kCols <= 192 && kCols > kBlockK;  // no block scales
     static constexpr int kPartialCols = kHalves ? kCols / 2 : kCols < kBlockK ? kCols : kBlockK;
-    static constexpr int kPartialSize = kPartialCols / 2;   // of a thread
-    static constexpr int kPartials = kCols / kPartialCols;  // of a stage
+    static constexpr int kPartialSize = kPartialCols / 2;   // per thread
+    static constexpr int kPartials = kCols / kPartialCols;  // per stage
     static constexpr bool kTwoStages = kConsumers == 2 && kPartials == 1;
     static_assert(kPartials * kPartialCols == kCols, "partial accumulators have all columns");
     using Partial = float[kPartialSize];
 
-    // The scales of a thread's accumulators in a stage: of its two rows, which are A's, and of
-    // every partial accumulator's columns, which are of one block of B's.  With SwapAB of its rows,
-    // which are of one block, and of each of its columns.
+    // Block scales of a thread's accumulators in a stage: of its two rows (A's), and of each
+    // partial accumulator's columns, which lie in one block of B.  SwapAB: of its rows, which lie
+    // in one block, and of each of its columns.
     static constexpr int kRowScales = kSwapAB ? 1 : 2;
     static constexpr int kColScales = kSwapAB ? kCols / 4 : kPartials;
     struct BlockScaleFragment {
@@ -54,21 +54,21 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         }
     };
 
-    // Those of a warp's rows and columns, loaded by cp.async through kScaleStages stages of shared
-    // memory, so that no register waits for one.  Beyond the matrix its last scale is taken.
+    // A warp's block scales, loaded by cp.async through kScaleStages stages of shared memory: no
+    // registers are held by loads in flight.  Past the matrix the last scale is repeated.
     static constexpr int kScaleStages = 4, kScales = kSwapAB ? kCols + 1 : 16 + kPartials;
     using ScaleStages = float[kScaleStages][kScales];
     static_assert(sizeof(ScaleStages) <= Base::kBlockScaleBytes,
                   "what a warp has of shared memory");
 
     struct BlockScalePipeline {
-        static constexpr int kCopies = (kScales + 31) / 32;  // of a lane
+        static constexpr int kCopies = (kScales + 31) / 32;  // per lane
         ScaleStages& stages;
         const float* from[kCopies];  // null: 1
         int64_t step[kCopies];
         int copied, end;
 
-        // Nothing reads the stages any more.
+        // The stages may be overwritten.
         DEVICE BlockScalePipeline(const WorkTile& work, int first)
             : stages(*reinterpret_cast<ScaleStages*>(work.scale_stages)), copied(0) {
             end = (work.num_k_tiles - first + kStride - 1) / kStride;
@@ -100,7 +100,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             }
             for (int i = 0; i < kScaleStages - 1; ++i) copy();
         }
-        // Issues the copies of the next stage, if there is one.
+        // Issues the copies of the next stage, if any.
         DEVICE void copy() {
 #pragma unroll
             for (int i = 0; i < kCopies; ++i) {
@@ -111,11 +111,11 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             copy_async_commit();
             ++copied;
         }
-        // The thread's own of the next stage.
+        // Loads the thread's scales of the next stage.
         DEVICE BlockScaleFragment next() {
             const int lane = threadIdx.x % 32;
             copy_async_wait<kScaleStages - 2>();
-            sync_warp();  // all lanes' copies are there, and the stage before is read
+            sync_warp();  // all lanes' copies have arrived, and the previous stage has been read
             const float* stage = stages[(copied + 1) % kScaleStages];
             BlockScaleFragment scales;
 #pragma unroll
@@ -138,16 +138,16 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         DEVICE void operator()() const {}
     };
 
-    // One tile of a warpgroup.  before_last is called while the last stage is multiplied.
+    // One tile of a warpgroup.  before_last runs beside the last stage's wgmma.
     template <bool kByBlock, class BeforeLast> struct Promotion {
         using Scales = typename Choose<kByBlock, BlockScalePipeline, NoBlockScales>::Type;
         const BeforeLast& before_last;
         SharedStorage& storage;
         const WorkTile& work;
         Accumulator& accumulator;
-        ConsumerStages issued;      // whose products are issued next
-        BlockScaleFragment scales;  // of the stage that is promoted
-        Scales source;              // of the stage that is promoted next
+        ConsumerStages issued;      // stages of the next wgmma
+        BlockScaleFragment scales;  // of the stage being promoted
+        Scales source;              // of the stage promoted next
 
         DEVICE Promotion(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator,
                          const BeforeLast& before_last)
@@ -159,10 +159,10 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
               source(work, issued.index) {}
         DEVICE void wait() { storage.pipeline.consumer_wait(issued.state); }
         DEVICE void release(int stage) { storage.pipeline.consumer_release(stage); }
-        // Issues the products of partial accumulator `index` of the next stage, which has come.
+        // Issues wgmma of partial accumulator `index` of the next stage, which has arrived.
         DEVICE void issue(int index, Partial& partial) {
             const int stage = issued.state.stage, row = work.row;
-            // Advanced from the first stage's, which stay the same, by one multiplication each.
+            // Descriptors are the first stage's plus an offset: one multiplication each.
             const uint64_t rows =
                 advance(StageRows::descriptor(storage.rows[0], row, 0), stage * StageRows::kBytes);
             const uint64_t cols =
@@ -185,7 +185,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
                 accumulator[0][i] += kByBlock ? partial[j] * scales.of_accumulator(i) : partial[j];
             }
         }
-        // Issues `next`, then promotes `partial`, whose stage is released.
+        // Issues `next`, then promotes `partial` and releases its stage.
         DEVICE void step(ConsumerStages& promoted, Partial& partial, Partial& next) {
             wait();
             issue(0, next);
@@ -242,7 +242,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
                 wgmma_wait<0>(right);
                 release(stage);
                 promote(1, right);
-            } else {  // never: ptxas ends all products only at a wait that every path takes
+            } else {  // unreachable: ptxas needs a wait on every path
                 before_last();
                 wgmma_wait<0>(left);
                 promote(0, left);
@@ -278,15 +278,15 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
         clear(accumulator);
         if (!ConsumerStages(work).valid())
-            return;  // the only stage is another warpgroup's, or another block's
+            return;  // no stage: the only one is another warpgroup's, or another block's
         const Nothing nothing;
         if (work.scales.present())
             Promotion<true, Nothing>(storage, work, accumulator, nothing).run();
         else Promotion<false, Nothing>(storage, work, accumulator, nothing).run();
     }
 
-    // A warpgroup's tiles back to back, without block scales.  `finish` is called for each when the
-    // accumulators are complete, `before_last` while its last stage is multiplied.
+    // A warpgroup's tiles back to back, without block scales.  `finish` is called for each when its
+    // accumulators are complete, `before_last` beside its last stage.
     template <class BeforeLast, class Finish>
     DEVICE static void mma_tiles(SharedStorage& storage, WorkTile& work, int num_tiles,
                                  Accumulator& accumulator, const BeforeLast& before_last,

@@ -1,4 +1,4 @@
-// The names that a variant of a Hopper GEMM is written in: operands, tile, schedule and cluster.
+// Policy types that a variant of a Hopper GEMM names: operands, tile, schedule and cluster.
 
 namespace gemm {
 
@@ -16,8 +16,8 @@ template <class Element_> struct MnMajor {
 // Two matrices B of a dual GEMM: a tile has half of its columns from each.
 template <class Operand> struct Pair : Operand { static constexpr int kCount = 2; };
 
-// Which operand has the accumulators' rows (wgmma's A).  Operands: A; the accumulators are A @ B.
-// SwapAB: B^T; they are the transposed product, so that few rows of A fill wgmma's columns.
+// The operand of the accumulators' rows, wgmma's A.  Operands: A; the accumulators are A @ B.
+// SwapAB: B^T; the accumulators are transposed, so that few rows of A fill wgmma's N.
 template <class A_, class B_> struct Operands {
     using A = A_;
     using B = B_;
@@ -33,15 +33,16 @@ template <class A_, class B_> struct SwapAB {
     static constexpr bool kSwapAB = true;
 };
 
-// Of the output, and elements along k of a stage.
+// Output tile, and tile_k.
 template <int kM_, int kN_, int kK_> struct Tile {
     static constexpr int kM = kM_, kN = kN_, kK = kK_;
 };
 template <int kCount_> struct Stages { static constexpr int kCount = kCount_; };
 
-// How the consumer warpgroups share work.  Cooperative: each has a slice of the rows of every tile.
-// PingPong: each has every second tile, so that one's epilogue runs beside the other's mainloop.
-// SlicedK: each has every second stage of a tile; their accumulators are added.
+// Schedules of the consumer warpgroups.
+// Cooperative: each computes a slice of the rows of every tile.
+// PingPong: each computes every second tile; one's epilogue overlaps the other's mainloop.
+// SlicedK: each computes every second stage of a tile; their accumulators are added.
 template <int kConsumers_> struct Cooperative {
     static constexpr int kConsumers = kConsumers_;
     static constexpr bool kPingPong = false, kSlicedK = false;
@@ -55,8 +56,9 @@ struct SlicedK {
     static constexpr bool kPingPong = false, kSlicedK = true;
 };
 
-// What the blocks of a cluster share.  Cluster: tiles with the same columns (of the accumulators);
-// each loads a slice of them and multicasts it.  SplitK: one tile, each block a range of k.
+// Cluster: its blocks compute tiles with the same columns (of the accumulators); each loads a slice
+// of them and multicasts it.
+// SplitK: its blocks compute one tile, each a range of k.
 template <int kSize_> struct Cluster {
     static constexpr int kSize = kSize_;
     static constexpr bool kMulticast = kSize > 1, kSplitK = false;

@@ -1,11 +1,9 @@
-// Accumulators of which several warpgroups (sliced-K) or blocks (cluster split-K) have a part of k
-// each.
+// Reductions of partial accumulators: over warpgroups (sliced-K) or a cluster's blocks (split-K).
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {
 
-// Sliced-K: the first warpgroup's accumulators plus the other one's, through `memory`, of
-// sizeof(Slices).
+// Sliced-K: adds the second warpgroup's accumulators to the first's.  memory: sizeof(Slices).
 template <class Mainloop> struct SlicedKReduction {
     using Accumulator = typename Mainloop::Accumulator;
     static constexpr int kSize = Mainloop::kMmasM * Mainloop::kCols / 2, kRow = Mainloop::kCols / 2;
@@ -22,48 +20,48 @@ template <class Mainloop> struct SlicedKReduction {
         for (int i = 0; i < kSize; ++i) {
             if (warpgroup == 0) accumulator[i / kRow][i % kRow] += slices[i][threadIdx.x % 128];
         }
-        named_barrier(3, 128 * Mainloop::kConsumers);  // read, before the next tile's
+        named_barrier(3, 128 * Mainloop::kConsumers);  // before the next tile overwrites the slices
     }
 };
 
-// Cluster split-K: each block finishes a range of the columns of each of kProducts products.
-// kOwnMemory: the blocks exchange accumulators through memory of their own, else through the
-// pipeline's stages.
+// Cluster split-K: each block reduces and stores a range of the columns of each of kProducts
+// products.  kOwnMemory: accumulators are exchanged through memory of their own, otherwise through
+// the pipeline's stages.
 template <class Mainloop, bool kOwnMemory> struct SplitKReduction {
     using Accumulator = typename Mainloop::Accumulator;
     using ElementAccumulator = typename Mainloop::ElementAccumulator;
     static constexpr int kClusterSize = Mainloop::kClusterSize, kMmasM = Mainloop::kMmasM;
     static constexpr int kProducts = Mainloop::Operands::B::kCount;
-    static constexpr int kThread = Mainloop::kCols / 2;  // accumulators of a thread in 64 rows
-    static constexpr int kOwn = kThread / kClusterSize;  // that its block finishes
+    static constexpr int kThread = Mainloop::kCols / 2;  // a thread's accumulators in 64 rows
+    static constexpr int kOwn = kThread / kClusterSize;  // those of its block's columns
     static_assert(kOwn / kProducts % 4 == 0, "four at once");
-    // By block, warpgroup, four accumulators and thread.
+    // Indexed by block, warpgroup, four accumulators and thread.
     using Exchange = Bytes<16>[kClusterSize - 1][Mainloop::kConsumers][kMmasM * kOwn / 4][128];
 
-    // Of a thread's accumulators in 64 rows, number i of those that block `rank` finishes.
+    // Index of the i-th of a thread's accumulators, in 64 rows, in the columns of block `rank`.
     DEVICE static constexpr int own_index(int rank, int i) {
         constexpr int kOfProduct = kOwn / kProducts;
         return i / kOfProduct * (kThread / kProducts) + rank * kOfProduct + i % kOfProduct;
     }
-    // By all threads of the cluster, at the kernel's begin and before the exchange.
+    // By all threads of the cluster: at kernel start, and before the exchange.
     DEVICE static void begin() {
         if constexpr (kOwnMemory) cluster_arrive();
     }
     DEVICE static void sync_before() {
-        if constexpr (kOwnMemory) cluster_wait();  // until the other blocks are there
-        else sync_cluster();                       // and no stage is read any more
+        if constexpr (kOwnMemory) cluster_wait();  // the other blocks have started
+        else sync_cluster();                       // and all stages have been read
     }
-    // By threads without accumulators.
+    // For the producer warpgroup's threads.
     DEVICE static void skip() {
         sync_before();
         sync_cluster();
     }
-    // The columns that this block finishes become the sum over the cluster's blocks, in the order
-    // of k; of two products they take the place of the first block's.
+    // This block's columns become the sum over the cluster's blocks, in the order of k.  With two
+    // products they are stored in the first block's columns.
     DEVICE static void add(void* memory, int warpgroup, Accumulator& accumulator) {
         Exchange& received = *static_cast<Exchange*>(memory);
         const int rank = cluster_rank(), thread = threadIdx.x % 128;
-        // Selected, not branched on: the compiler would copy all accumulators for either branch.
+        // Selects instead of branches: the compiler would copy all accumulators for each branch.
         const auto own = [&](int block, int i) {
             ElementAccumulator value = accumulator[i / kOwn][own_index(0, i % kOwn)];
 #pragma unroll
@@ -110,7 +108,7 @@ template <class Mainloop, bool kOwnMemory> struct SplitKReduction {
                 }
             }
         }
-        if (kOwnMemory) named_barrier(3, 128 * Mainloop::kConsumers);  // read, before others use it
+        if (kOwnMemory) named_barrier(3, 128 * Mainloop::kConsumers);  // before others overwrite it
     }
 };
 

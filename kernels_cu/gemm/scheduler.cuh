@@ -1,26 +1,27 @@
-// Which tiles of the output a block computes, and which range of their k.
+// Tile schedulers: which output tiles a block computes, and which range of k.
 //
 // A block computes tiles `first`, `first` + `step`, ... below `end`; Params is the kernel's.
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
-// Persistent: as many clusters as the GPU runs at once walk through the tiles, in columns of
-// params.swizzle tiles (GemmTask::of_block).  With cluster split-K a cluster computes one tile.
+// Persistent: as many clusters as fit the GPU iterate over the tiles, rasterised in groups of
+// params.swizzle rows of tiles (GemmWorkTile::of_block).  With cluster split-K a cluster computes
+// one tile.
 template <class Mainloop> struct PersistentScheduler {
     static constexpr int kClusterSize = Mainloop::kClusterSize;
     static constexpr bool kSplitK = Mainloop::kSplitK, kSwapAB = Mainloop::kSwapAB;
-    // Tiles beside each other that a cluster computes at once.
+    // Adjacent tiles that a cluster computes at once.
     static constexpr int kMulticastTiles = Mainloop::kMulticast ? kClusterSize : 1;
     static constexpr int kColumns = Mainloop::kTileN / Mainloop::Operands::B::kCount;
     static constexpr int kTileM = Mainloop::kTileM * (kSwapAB ? 1 : kMulticastTiles);
     static constexpr int kTileN = kColumns * (kSwapAB ? kMulticastTiles : 1);
 
-    using Tile = GemmTask;
+    using Tile = GemmWorkTile;
     DEVICE static int columns(const Tile&) { return kColumns; }
-    int end, first, step;           // tiles, each kClusterSize times
-    int first_k_tile, num_k_tiles;  // of this block: at least one
+    int end, first, step;           // in tiles * kClusterSize
+    int first_k_tile, num_k_tiles;  // this block's range of k, at least one tile
 
     template <class Params>
     DEVICE PersistentScheduler(const Params& params)
@@ -33,26 +34,26 @@ template <class Mainloop> struct PersistentScheduler {
         num_k_tiles = (kSplitK ? (rank + 1) * all / kClusterSize : all) - first_k_tile;
     }
     template <class Params> DEVICE static Tile tile(const Params& params, int index) {
-        Tile tile = GemmTask::of_block(index / kClusterSize, uint32_t(params.tiles_m),
-                                       uint32_t(params.tiles_n), uint32_t(params.batch_size),
-                                       kTileM, kTileN, uint32_t(params.swizzle));
+        Tile tile = GemmWorkTile::of_block(index / kClusterSize, uint32_t(params.tiles_m),
+                                           uint32_t(params.tiles_n), uint32_t(params.batch_size),
+                                           kTileM, kTileN, uint32_t(params.swizzle));
         if constexpr (Mainloop::kMulticast)
             (kSwapAB ? tile.col : tile.row) += cluster_rank() * Mainloop::kRows;
         return tile;
     }
 };
 
-// Of a Pair with few rows of A, whose time is that of reading B: where all rows are one tile, every
-// block has as many columns, but for kUnit.
+// For a Pair with few rows of A, bound by the read of B: if all rows fit one tile, columns are
+// split evenly over the blocks, in units of kUnit.
 template <class Mainloop> struct EvenColumnsScheduler {
     static_assert(Mainloop::kClusterSize == 1, "no cluster");
     using Persistent = PersistentScheduler<Mainloop>;
     static constexpr int kUnit = 16, kUnits = Persistent::kColumns / kUnit;
 
-    struct Tile : GemmTask { int num_columns; };
+    struct Tile : GemmWorkTile { int num_columns; };
     DEVICE static int columns(const Tile& tile) { return tile.num_columns; }
     bool even;
-    int end, first, step;  // tiles; where even, units of columns
+    int end, first, step;  // in tiles; if even, in units of columns
     int first_k_tile, num_k_tiles;
 
     template <class Params>

@@ -3,7 +3,7 @@
 
 namespace gemm {
 
-constexpr int kLineBytes = 128;  // of shared memory, swizzled; shorter lines by their length
+constexpr int kLineBytes = 128;  // 128-byte swizzle; shorter rows have a swizzle of their length
 
 // kExtent rows of A or columns of B, kTileK of k.
 template <class Operand, int kExtent, int kTileK> struct StageOperand {
@@ -11,28 +11,27 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     static constexpr bool kMnMajor = Operand::kMnMajor;
     static constexpr Major kMajor = kMnMajor ? kMajorMN : kMajorK;
     static constexpr int kSize = int(sizeof(Element));
-    static constexpr int kPacked = kSame<Element, e2m1x2> ? 2 : 1;  // values of an element
+    static constexpr int kPacked = kSame<Element, e2m1x2> ? 2 : 1;  // values per element
     static constexpr int kBytes = kExtent * kTileK * kSize / kPacked;
-    static constexpr int kInnerBytes = (kMnMajor ? kExtent : kTileK) * kSize / kPacked;
+    static constexpr int kContiguousBytes = (kMnMajor ? kExtent : kTileK) * kSize / kPacked;
     static_assert(kPacked == 1 || !kMnMajor, "the values of a byte are contiguous along k");
-    // Boxes of whole lines, which the tensor maps swizzle by.
-    static constexpr int kLine = kInnerBytes < kLineBytes ? kInnerBytes : kLineBytes;
+    // A TMA box is kLine bytes wide, the span of its swizzle.
+    static constexpr int kLine = kContiguousBytes < kLineBytes ? kContiguousBytes : kLineBytes;
     static constexpr int kBoxBytes = (kMnMajor ? kTileK : kExtent) * kLine;
     static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kLine) == 0, "whole boxes");
 
-    // extent: the first row of A or column of B.  step: from a box to the next.
+    // extent: the first row of A or column of B.  step: from one box to the next, in bytes.
     DEVICE static void load(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
                             int extent, int batch, int step = kBoxBytes) {
 #pragma unroll
         for (int i = 0; i < kBytes / kBoxBytes; ++i) {
-            const int inner = i * kLine / kSize;
-            tma_load(
-                stage + i * step, map, full,
-                {kMnMajor ? extent + inner : k / kPacked + inner, kMnMajor ? k : extent, batch});
+            const int contiguous = i * kLine / kSize;
+            tma_load(stage + i * step, map, full,
+                     {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
+                      kMnMajor ? k : extent, batch});
         }
     }
-    // The slice of block `rank` for all kClusterSize blocks of the cluster: some of the boxes, or a
-    // part of each.
+    // Multicasts block `rank`'s slice to the cluster: some of the boxes, or a part of each.
     template <int kClusterSize>
     DEVICE static void load_multicast(unsigned char* stage, const TensorMap& map, Barrier& full,
                                       int k, int extent, int batch, int rank) {
@@ -44,25 +43,25 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
         extent += kMnMajor ? first * kLine / kSize : rank * (kExtent / kClusterSize);
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
-            const int inner = i * kLine / kSize;
-            tma_load_multicast(
-                stage + i * kBoxBytes, map, full,
-                {kMnMajor ? extent + inner : k / kPacked + inner, kMnMajor ? k : extent, batch},
-                (1 << kClusterSize) - 1);
+            const int contiguous = i * kLine / kSize;
+            tma_load_multicast(stage + i * kBoxBytes, map, full,
+                               {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
+                                kMnMajor ? k : extent, batch},
+                               (1 << kClusterSize) - 1);
         }
     }
-    // L2 prefetch of the first box from k = 0 on; `extent` may be the first one of a block's slice.
+    // L2 prefetch of the first box at k = 0; `extent` may be that of a block's slice.
     DEVICE static void prefetch(const TensorMap& map, int extent, int batch) {
         tma_prefetch(map, {kMnMajor ? extent : 0, kMnMajor ? 0 : extent, batch});
     }
-    // Descriptor of one wgmma's tile from (extent, k) on.
+    // wgmma descriptor of the tile at (extent, k).
     DEVICE static uint64_t descriptor(const unsigned char* stage, int extent, int k) {
-        const int inner = (kMnMajor ? extent : k) * kSize, line = kMnMajor ? k : extent;
-        const unsigned char* p = stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
+        const int contiguous = (kMnMajor ? extent : k) * kSize, line = kMnMajor ? k : extent;
+        const unsigned char* p =
+            stage + contiguous / kLine * kBoxBytes + line * kLine + contiguous % kLine;
         return matrix_descriptor<kLine>(p, kMnMajor ? kBoxBytes : 0, 8 * kLine);
     }
-    // Swizzled offset of byte `byte` of line `line` of the first box; 8 lines further it is
-    // 8 * kLine more.
+    // Swizzled offset of byte `byte` of row `line` of the first box; 8 rows further adds 8 * kLine.
     DEVICE static int offset(int line, int byte) {
         const int offset = line * kLine;
         return (offset | (offset >> 3 & (kLine - 16))) ^ byte;

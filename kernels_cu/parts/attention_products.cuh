@@ -1,6 +1,6 @@
-// A warp's products in attention: queries by keys, probabilities by values, and the shared memory
-// that they read.  Constants: attention.cu's.
-#include "parts/attention_task.cuh"
+// A warp's two GEMMs in attention, S = Q K^T and O += P V, and their shared memory.  Constants:
+// attention.cu's.
+#include "parts/attention_work_tile.cuh"
 #include "parts/online_softmax.cuh"
 #include "parts/shared_tile.cuh"
 
@@ -12,38 +12,39 @@ static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == 
               "warps share a tile in fragments of 16 x 16");
 static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kMasked || 64 % kTileN == 0),
               "a warp's part of a tile lies in one block of a mask");
-static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
+static_assert(!kHalfScores || kHasHalfAccumulator, "sums in FP16");
 
-// Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
-constexpr bool kRowsStay = kSumsSide == kSideA;
-// Tiles that nothing masks have a loop of their own, but where lanes have no registers left for it.
+// Whether queries are the rows of the accumulators: so on targets where an accumulator repacks to
+// an A operand.
+constexpr bool kRowsStay = kAccumulatorSide == kSideA;
+// Unmasked tiles have a loop of their own, unless registers are short.
 constexpr bool kTwoLoops = !kMasked && (kHeadDim < 256 || kRowsStay);
-using RowFragment = Fragment<Element, kSumsSide>;
+using RowFragment = Fragment<Element, kAccumulatorSide>;
 constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
 using ColFragment = Fragment<Element, kColSide>;
-using ElementSums = Accumulator<Element>;
+using FloatAccumulator = Accumulator<Element>;
 struct Layout {
-    static constexpr int kCount = ElementSums::kCount;
+    static constexpr int kCount = FloatAccumulator::kCount;
     DEVICE static constexpr int row(int lane, int i) {
-        return kRowsStay ? ElementSums::row(lane, i) : ElementSums::col(lane, i);
+        return kRowsStay ? FloatAccumulator::row(lane, i) : FloatAccumulator::col(lane, i);
     }
     DEVICE static constexpr int col(int lane, int i) {
-        return kRowsStay ? ElementSums::col(lane, i) : ElementSums::row(lane, i);
+        return kRowsStay ? FloatAccumulator::col(lane, i) : FloatAccumulator::row(lane, i);
     }
 };
-// kGroup columns of fragments are multiplied at once: more take more registers for their operands,
-// which warps with many sums lack.
-template <class Sums, int kRows, int kCols>
-struct Products {
+// kRows x kCols accumulator fragments.  kGroup columns of them are multiplied at once: more take
+// more registers for operands.
+template <class AccumulatorFragment, int kRows, int kCols>
+struct TiledAccumulator {
     static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1,
                          kGroups = kCols / kGroup;
-    Sums sums[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
+    AccumulatorFragment acc[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
 
-    DEVICE Sums& at(int row, int col) {
-        auto& group = sums[col / kGroup];
+    DEVICE AccumulatorFragment& at(int row, int col) {
+        auto& group = acc[col / kGroup];
         return kRowsStay ? group[row][col % kGroup] : group[col % kGroup][row];
     }
-    // += rows * columns; load(f, col): the fragment of column col.
+    // acc += rows * columns; load(f, col) loads the fragment of column col.
     template <class Load>
     DEVICE void add(const RowFragment (&rows)[kRows], const Load& load) {
 #pragma unroll
@@ -51,26 +52,26 @@ struct Products {
             ColFragment cols[kGroup];
 #pragma unroll
             for (int i = 0; i < kGroup; ++i) load(cols[i], g * kGroup + i);
-            if constexpr (kRowsStay) mma(sums[g], rows, cols);
-            else mma(sums[g], cols, rows);
+            if constexpr (kRowsStay) mma(acc[g], rows, cols);
+            else mma(acc[g], cols, rows);
         }
     }
 };
-using Scores = Products<ElementSums, kRowFragments, kKeyFragments>;
-using Outputs = Products<ElementSums, kRowFragments, kDimFragments>;
+using Scores = TiledAccumulator<FloatAccumulator, kRowFragments, kKeyFragments>;
+using Outputs = TiledAccumulator<FloatAccumulator, kRowFragments, kDimFragments>;
 using Softmax = OnlineSoftmax<Element, Layout>;
 using Rows = Softmax::Rows;
 
 using QueryTile = SharedTile<kTileM, int(sizeof(Element)) * kHeadDim>;
 using KeyTile = SharedTile<kTileN, int(sizeof(Element)) * kHeadDim>;
 struct AttentionStorage {
-    QueryTile queries;  // at the end, the warps' outputs
+    QueryTile queries;  // finally the warps' outputs
     KeyTile keys, values;
-    float tops[kTileM];  // each row's largest score so far, where it is asked for
+    float tops[kTileM];  // each row's largest score so far, for statistics
 };
 
 struct Loaders {
-    FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
+    FragmentLoader<false, Element, kAccumulatorSide, QueryTile> queries;
     FragmentLoader<false, Element, kColSide, KeyTile> keys;
     FragmentLoader<true, Element, kColSide, KeyTile> values;
 
@@ -82,12 +83,13 @@ struct Loaders {
     }
 };
 
-template <class Sums>
-DEVICE void multiply_keys(const AttentionStorage& storage, const Loaders& loaders,
-                          Products<Sums, kRowFragments, kKeyFragments>& sums) {
+template <class AccumulatorFragment>
+DEVICE void multiply_keys(
+    const AttentionStorage& storage, const Loaders& loaders,
+    TiledAccumulator<AccumulatorFragment, kRowFragments, kKeyFragments>& acc) {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
-        // Those that share an address but for a constant, after one another: 64 apart.
+        // k steps 64 apart share an address up to a constant: they are adjacent in the loop.
         constexpr int kSharing = kHeadDim / 64;
         const int k = step / kSharing * 16 + step % kSharing * 64;
         RowFragment rows[kRowFragments];
@@ -95,21 +97,21 @@ DEVICE void multiply_keys(const AttentionStorage& storage, const Loaders& loader
         for (int m = 0; m < kRowFragments; ++m) {
             loaders.queries.load(rows[m], storage.queries, 16 * m, k);
         }
-        sums.add(rows,
-                 [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
+        acc.add(rows,
+                [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
     }
 }
 DEVICE void score(const AttentionStorage& storage, const Loaders& loaders, Scores& scores) {
     if constexpr (kHalfScores) {
-        Products<HalfAccumulator, kRowFragments, kKeyFragments> sums{};
-        multiply_keys(storage, loaders, sums);
+        TiledAccumulator<HalfAccumulator, kRowFragments, kKeyFragments> acc{};
+        multiply_keys(storage, loaders, acc);
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
 #pragma unroll
             for (int n = 0; n < kKeyFragments; ++n) {
 #pragma unroll
                 for (int i = 0; i < Layout::kCount; ++i) {
-                    scores.at(m, n).values[i] = sums.at(m, n).value(i);
+                    scores.at(m, n).values[i] = acc.at(m, n).value(i);
                 }
             }
         }
@@ -119,20 +121,20 @@ DEVICE void score(const AttentionStorage& storage, const Loaders& loaders, Score
     }
 }
 
-// outputs += the probabilities, rounded to Element, times the values.
+// outputs += P V, with P rounded to Element.
 DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const Loaders& loaders,
                             Outputs& outputs) {
-    RowFragment rows[kKeyFragments][kRowFragments];  // half as many registers
+    RowFragment rows[kKeyFragments][kRowFragments];  // half the registers of the scores
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
-            sums_to_fragment<Element>(rows[n][m], probabilities.at(m, n));
+            accumulator_to_fragment<Element>(rows[n][m], probabilities.at(m, n));
         }
     }
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
-        // Or the compiler would load too far ahead of where it has registers.
+        // Limits how far the compiler hoists loads: registers.
         if (!kHalfScores && n % 2 == 0) sync_warp();
         outputs.add(rows[n],
                     [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });

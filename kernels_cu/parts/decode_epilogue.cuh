@@ -4,7 +4,7 @@
 // A kernel gives a type Layout, a thread's kM x kN fragments of output accumulators:
 //   Layout::Fragment, with kCount values, and at(m, n), the fragment;
 //   Layout::row(m, i), col(n, i): the row and column in the work tile of value i of a fragment;
-//   Layout::kContiguous: that many values, from each multiple of it on, are adjacent in a row;
+//   Layout::kContiguous: each aligned run of that many values is adjacent in a row;
 //   Layout::kSlots, slot(i), slot_row(m, s): the rows of a fragment that the thread has values of;
 //   Layout::is_row_leader(): whether this thread stores the states of its rows.
 #include "parts/decode_merge.cuh"

@@ -85,7 +85,7 @@ struct KvLoader {
         int offsets[kOffsets];
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i)
-            offsets[i] = KvColumn::place(first_key + i * kKeysPerPass, vector);
+            offsets[i] = KvColumn::index(first_key + i * kKeysPerPass, vector);
         const auto copy = [&](int i, const Element* from_k, const Element* from_v, bool pages) {
             const int offset =
                 offsets[i % kOffsets] + i / kOffsets * kOffsets * kKeysPerPass * kVectors;

@@ -1,8 +1,8 @@
-// Main loop of decode attention: a block streams the tiles of its work tile, its warps compute them
-// (parts/decode_mma.cuh), and the end of a chunk hands over to parts/decode_epilogue.cuh.
+// Mainloop of decode attention: a block streams the tiles of its work tile, its warps compute them
+// (parts/decode_mma.cuh); at the end of a chunk, parts/decode_epilogue.cuh folds it.
 //
-// Warps that share rows add their parts of a chunk in the warps' order, through shared memory.
-// Constants: see decode_attention.cu.
+// Warps that share rows add their partial accumulators of a chunk in warp order, through shared
+// memory.  Constants: see decode_attention.cu.
 #include "parts/decode_mma.cuh"
 
 // Layout of the epilogue's accumulators where warps share the rows: a thread has a quad of each
@@ -56,7 +56,8 @@ struct DecodeStorage {
     WorkTile work;
 };
 
-// Adds the warps' parts of a chunk and folds the sum into the epilogue's group.
+// Adds the warps' partial accumulators of a chunk and folds the sum into the epilogue's group.  All
+// threads call it.
 struct WarpReduction {
     // All threads call it.
     template <class Epilogue>

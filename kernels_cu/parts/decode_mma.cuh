@@ -1,4 +1,4 @@
-// What a warp computes of a tile: S = Q K^T, the online softmax, O += P V.
+// A warp's work on a tile: S = Q K^T, the online softmax, O += P V.
 //
 // Scores, probabilities and output accumulators of the warp's rows, keys and columns
 // (parts/decode_warp_layout.cuh) stay in registers, as in attention.cu (parts/online_softmax.cuh).
@@ -8,10 +8,10 @@
 #include "parts/online_softmax.cuh"
 
 // Swapped: the queries are the B operand of the MMA.
-constexpr bool kSwapAB = kSumsSide != kSideA;
+constexpr bool kSwapAB = kAccumulatorSide != kSideA;
 constexpr Side kKvSide = kSwapAB ? kSideA : kSideB;
-using QpFragment = Fragment<Element, kSumsSide>;  // of Q or P
-using KvFragment = Fragment<Element, kKvSide>;    // of K^T or V
+using QpFragment = Fragment<Element, kAccumulatorSide>;  // of Q or P
+using KvFragment = Fragment<Element, kKvSide>;           // of K^T or V
 // Rows are queries, columns are keys (of S) or columns of V (of O).
 struct AccumulatorLayout {
     using Fragment = Accumulator<Element>;
@@ -52,7 +52,7 @@ struct AccumulatorTile {
     }
 };
 using Scores = AccumulatorTile<kWarpRowFragments, kWarpKeyFragments>;
-// The warp's output accumulators, with the layout that parts/decode_epilogue.cuh asks for.
+// The warp's output accumulators, in the layout of parts/decode_epilogue.cuh.
 struct WarpOutput : AccumulatorTile<kWarpRowFragments, kWarpColFragments> {
     static constexpr int kContiguous =
         AccumulatorLayout::col(0, 1) == AccumulatorLayout::col(0, 0) + 1 ? 2 : 1;
@@ -73,7 +73,7 @@ struct WarpOutput : AccumulatorTile<kWarpRowFragments, kWarpColFragments> {
 };
 
 struct FragmentLoaders {
-    FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
+    FragmentLoader<false, Element, kAccumulatorSide, QueryTile> queries;
     FragmentLoader<false, Element, kKvSide, KvColumn> keys;
     FragmentLoader<true, Element, kKvSide, KvColumn> values;
 
@@ -221,7 +221,7 @@ DEVICE void multiply_values(OutputAccumulator<WarpOutput>& output, Scores& proba
     for (int n = 0; n < kWarpKeyFragments; ++n) {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
-            sums_to_fragment<Element>(p[n][m], probabilities.at(m, n));
+            accumulator_to_fragment<Element>(p[n][m], probabilities.at(m, n));
         }
     }
 #pragma unroll

@@ -1,9 +1,9 @@
-// What a product goes through on its way to memory, in FP32 with one rounding at the end:
-//     out = activation(alpha * (scale_a * (scale_b * sum)) + bias) + residual
-// Main loops call MatrixEpilogue::store for runs of neighbouring columns.  A new activation is a line in
-// `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
+// The portable epilogue, in FP32 with one rounding at the end:
+//     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias) + residual
+// Mainloops call MatrixEpilogue::store for runs of contiguous columns.  A new activation is a line
+// in `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
 #include "parts/dtype.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/math.cuh"
 #include "parts/vector.cuh"
 
@@ -12,7 +12,7 @@ enum Activation { kNoActivation, kRelu, kGelu, kGeluTanh, kSilu };
 struct EpilogueParams {
     int64_t m, n;
     MatrixStrides out, bias, residual;
-    int64_t scale_a_stride, scale_b_stride;  // from a row, and from a column, to the next
+    int64_t scale_a_stride, scale_b_stride;  // strides of rows and columns
     float alpha;
     int32_t activation, out_dtype, bias_dtype, residual_dtype, padding;
 };
@@ -24,7 +24,7 @@ DEVICE float activate(float x, int activation) {
     if (activation == kSilu) return x * sigmoid(x);
     return x;
 }
-// One branch for all, which takes more registers.
+// Branches once, unrolled: takes more registers.
 template <int kCount>
 DEVICE void activate_all(float (&values)[kCount], int activation) {
 #pragma unroll
@@ -35,9 +35,9 @@ DEVICE void activate_all(float (&values)[kCount], int activation) {
     }
 }
 
-// The same in turns: the code of one for all.
+// The same as a rolled loop, to save code: the values rotate through values[0].
 template <int kCount>
-DEVICE void activate_in_turn(float (&values)[kCount], int activation) {
+DEVICE void activate_compact(float (&values)[kCount], int activation) {
 #pragma unroll 1
     for (int i = 0; i < kCount; ++i) {
         const float y = activate(values[0], activation);
@@ -47,7 +47,7 @@ DEVICE void activate_in_turn(float (&values)[kCount], int activation) {
     }
 }
 
-// Of one matrix of a batch: the pointers are at its element (0, 0).  Null: absent.
+// The epilogue of one matrix of a batch; pointers are to its element (0, 0), null: absent.
 struct MatrixEpilogue {
     const EpilogueParams& params;
     void* out;
@@ -56,25 +56,25 @@ struct MatrixEpilogue {
     const float* scale_a;
     const float* scale_b;
 
-    // The offsets, in elements, are those of the matrix in the batch.
+    // Offsets of the matrix in the batch, in elements.
     DEVICE static MatrixEpilogue of_matrix(const EpilogueParams& params, void* out,
                                            const void* bias, const void* residual,
                                            const float* scale_a, const float* scale_b,
                                            int64_t out_offset, int64_t bias_offset,
                                            int64_t residual_offset, int64_t scale_a_offset,
                                            int64_t scale_b_offset) {
-        const auto place = [](const void* p, int64_t offset, int dtype) {
+        const auto advance = [](const void* p, int64_t offset, int dtype) {
             return p ? element_address(p, offset, dtype) : p;
         };
         return {params,
                 static_cast<char*>(out) + out_offset * dtype_size(params.out_dtype),
-                place(bias, bias_offset, params.bias_dtype),
-                place(residual, residual_offset, params.residual_dtype),
-                static_cast<const float*>(place(scale_a, scale_a_offset, kFloat)),
-                static_cast<const float*>(place(scale_b, scale_b_offset, kFloat))};
+                advance(bias, bias_offset, params.bias_dtype),
+                advance(residual, residual_offset, params.residual_dtype),
+                static_cast<const float*>(advance(scale_a, scale_a_offset, kFloat)),
+                static_cast<const float*>(advance(scale_b, scale_b_offset, kFloat))};
     }
 
-    // A bias that is one number per row, or per column; else it is a matrix.
+    // Row or column broadcast of the bias; otherwise it is a matrix.
     DEVICE bool bias_of_rows() const { return bias && params.bias.col == 0; }
     DEVICE bool bias_of_cols() const {
         return bias && params.bias.col != 0 && params.bias.row == 0;
@@ -97,12 +97,13 @@ struct MatrixEpilogue {
         for (int i = 0; i < kRun; ++i) values[i] += added[i];
     }
 
-    // What the sums of row `row`, columns [col, col + kRun), stand for: times their scales.
+    // Multiplies the accumulators of row `row`, columns [col, col + kRun), by alpha and their
+    // scales.
     template <int kRun, class T>
-    DEVICE void scale(int64_t row, int64_t col, int count, const T (&sums)[kRun],
+    DEVICE void scale(int64_t row, int64_t col, int count, const T (&acc)[kRun],
                       float (&values)[kRun]) const {
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) values[i] = float(sums[i]);
+        for (int i = 0; i < kRun; ++i) values[i] = float(acc[i]);
         if (scale_b) {
             float scales[kRun];
             load_run(scale_b + col * params.scale_b_stride, params.scale_b_stride, count, scales);
@@ -114,7 +115,7 @@ struct MatrixEpilogue {
         for (int i = 0; i < kRun; ++i) values[i] = values[i] * factor * params.alpha;
     }
 
-    // `count` of the run's columns exist.
+    // count: valid columns of the run.
     template <int kRun>
     DEVICE void write(int64_t row, int64_t col, int count, const float (&values)[kRun]) const {
         const int64_t offset = row * params.out.row + col * params.out.col;
@@ -127,25 +128,25 @@ struct MatrixEpilogue {
         }
     }
 
-    // The sums of row `row`, columns [col, col + kRun), on their way to memory; nothing outside of
-    // the matrix is touched.
+    // Finishes and stores the accumulators of row `row`, columns [col, col + kRun); nothing outside
+    // of the matrix is accessed.
     template <int kRun, class T>
-    DEVICE void store(int64_t row, int64_t col, const T (&sums)[kRun]) const {
+    DEVICE void store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
         if (row >= params.m || col >= params.n) return;
         const int count = params.n - col < kRun ? int(params.n - col) : kRun;
         if constexpr (kSame<T, int>) {
-            if (params.out_dtype == kInt32) {  // exact, so that nothing else applies
+            if (params.out_dtype == kInt32) {  // exact: nothing else applies
                 int* p = static_cast<int*>(out) + row * params.out.row + col * params.out.col;
-#pragma unroll  // a loop up to count would keep the sums in local memory
+#pragma unroll  // a loop up to count would need local memory
                 for (int i = 0; i < kRun; ++i) {
-                    if (i < count) p[i * params.out.col] = sums[i];
+                    if (i < count) p[i * params.out.col] = acc[i];
                 }
                 return;
             }
         }
         float values[kRun];
-        scale(row, col, count, sums, values);
-#pragma unroll 1  // one code for both addends
+        scale(row, col, count, acc, values);
+#pragma unroll 1  // one instance of the code for bias and residual
         for (int i = 0; i < 2; ++i) {
             const bool first = i == 0;
             if (const void* p = first ? bias : residual) {
@@ -153,7 +154,7 @@ struct MatrixEpilogue {
                     first ? params.bias : params.residual, row, col, count, values);
             }
             if (first && params.activation != kNoActivation) {
-                activate_in_turn(values, params.activation);
+                activate_compact(values, params.activation);
             }
         }
         write(row, col, count, values);

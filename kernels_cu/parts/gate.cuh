@@ -1,9 +1,9 @@
-// The gate of dual_gemm_silu: silu(x) * y, in FP32 or, from some place on, in FP16.
+// The gate of dual_gemm_silu: silu(x) * y, in FP32 or partly in FP16.
 #include "parts/epilogue.cuh"
 
 enum Policy { kAllFp32, kHybrid, kAllFp16 };
 
-// An FP16 operation: the FP32 one on FP16 numbers, rounded, which is the correctly rounded one for
+// An FP16 operation: the FP32 operation on FP16 values, rounded, which is correctly rounded for
 // sums, products and quotients.
 DEVICE float round_to_half(float x) { return to_float(from_float<half>(x)); }
 
@@ -17,7 +17,7 @@ DEVICE float gate(float x, float y, int policy) {
     const float sigmoid_half = round_to_half(1.0f / round_to_half(1.0f + power));
     return round_to_half(round_to_half(x_half * sigmoid_half) * round_to_half(y));
 }
-// One branch for all; if compact, the code of one, in turns.
+// Branches once per fragment; kCompact loops to save code size.
 template <int kCount>
 DEVICE void gate_all(float (&values)[kCount], float (&factors)[kCount], int policy) {
     if constexpr (kCompact) {

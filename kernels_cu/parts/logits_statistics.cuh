@@ -1,3 +1,2 @@
-// What a product leaves of logits for the softmax: of every row, and of every set of kSetColumns columns,
-// a MaxSum.
+// Statistics of logits for the softmax: a MaxSum per row and set of kSetColumns columns.
 constexpr int kSetColumns = 64;

@@ -1,149 +1,144 @@
-// The portable main loop: tiles of A and B by asynchronous copies through kStages buffers in shared
-// memory, fragments, mma.
+// The portable mainloop: tiles of A and B by cp.async through kStages stages in shared memory,
+// fragments, mma.
 //
-// A block computes a tile of kTileM x kTileN sums; its warps share it as kWarpsM x kWarpsN, and
-// kWarpsK of them share the k of every stage, whose sums are then added in the warps' order.
-//   kProducts            matrices B that A is multiplied with: 1 or 2, with kTileN columns of each.
-//   ElementA, ElementB   the operands as they are stored; e2m1x2: NVFP4 (parts/nvfp4.cuh).
-//   ComputeA, ComputeB   what they are multiplied as, which holds every number of them.
-//   kLayoutA, kLayoutB   kInner: neighbours along k are neighbours in memory, kOuter: along m (of
-//                        A) or n (of B); both begin at multiples of 16 bytes.  kStrided: any
-//                        strides and dtypes, element by element, converted on the way to shared
+// A block computes a tile of kTileM x kTileN accumulators with kWarpsM x kWarpsN x kWarpsK warps;
+// the kWarpsK warps slice the k of every stage, and their accumulators are added in order.
+//   kProducts            matrices B: 1, or 2 for a dual GEMM, with kTileN columns of each.
+//   ElementA, ElementB   storage types; e2m1x2: NVFP4 (parts/nvfp4.cuh).
+//   ComputeA, ComputeB   types of the multiplication, which hold every value of the storage types.
+//   kLayoutA, kLayoutB   kLayoutKMajor, kLayoutMnMajor: aligned to 16 bytes.  kLayoutStrided: any
+//                        strides and dtypes, by scalar loads, converted on the way to shared
 //                        memory.
-//   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and
-//                        added to others in FP32: for scales along k, and because the tensor cores
-//                        of FP8 keep few bits of a long sum.
-//   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all
-//   of k.
+//   kPromoteK            0, or the k after which MMA accumulators are multiplied by block scales
+//                        and promoted to FP32: for scales along k, and because FP8's tensor cores
+//                        keep few bits of a long sum.
+//   kHalfSums            FP16 accumulators, until promotion; then kPromoteK is all of k.
 #include "parts/dtype.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
-enum Layout { kInner, kOuter, kStrided };
+enum Layout { kLayoutKMajor, kLayoutMnMajor, kLayoutStrided };
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 static_assert(kNumThreads == 32 * kWarpsM * kWarpsN * kWarpsK,
               "warps are counted as if of 32 lanes");
-// A warp of 64 lanes does what two of 32 would.
+// A warp of 64 lanes does the work of two.
 constexpr bool kWide = kWarpSize == 64;
 constexpr int kGridK = kWide && kWarpsK % 2 == 0 ? kWarpsK / 2 : kWarpsK;
 constexpr int kGridN = kWide && kGridK == kWarpsK && kWarpsN % 2 == 0 ? kWarpsN / 2 : kWarpsN;
 constexpr int kGridM = kNumWarps / (kGridK * kGridN);
 
 constexpr int kFragmentsM = kTileM / kGridM / 16;
-constexpr int kColFragments = kTileN / kGridN / 16;  // of each product
+constexpr int kColFragments = kTileN / kGridN / 16;  // per product
 constexpr int kFragmentsN = kProducts * kColFragments;
 static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
-// Operands are converted on the way from shared memory to fragments, two of them at once.
-constexpr bool kConverts =
+// Mixed input: operands are converted between shared memory and fragments, two fragments at once.
+constexpr bool kMixedInput =
     sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
-// What sums are to be multiplied by in the end (kScaledUnit).
-constexpr float kInUnits = (kScaled<ElementA> ? 1.0f / kScaledUnit<ComputeA> : 1.0f) *
-                           (kScaled<ElementB> ? 1.0f / kScaledUnit<ComputeB> : 1.0f);
-constexpr LaneOrder kLaneOrder = kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
-                                 : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
-                                         (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
-                                     ? LaneOrder::kFours
-                                     : LaneOrder::kPairs;
-constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
+// Factor of the final accumulators (kScaledUnit).
+constexpr float kAccumulatorScale = (kScaled<ElementA> ? 1.0f / kScaledUnit<ComputeA> : 1.0f) *
+                                    (kScaled<ElementB> ? 1.0f / kScaledUnit<ComputeB> : 1.0f);
+constexpr LaneOrder kLaneOrder =
+    kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
+    : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kLayoutKMajor) ||
+            (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kLayoutKMajor)
+        ? LaneOrder::kFours
+        : LaneOrder::kPairs;
+constexpr int kStep = kMixedInput ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
-// All at once, FP32's many steps would take all registers for their loads, and NVFP4's for
-// decoding.
+// Full unrolling would take all registers: FP32's many steps for loads, NVFP4's for decoding.
 constexpr int kUnrolledSteps = kSame<ComputeA, float>                   ? 2
                                : kScaled<ElementA> || kScaled<ElementB> ? 1
                                                                         : kStepsPerWarp;
 
-// What an operand's tile holds in shared memory, and in which order.
-template <class Element, int kLayout, int kOuterSize>
+// An operand's tile in shared memory.
+template <class Element, int kLayout, int kExtent>
 struct OperandTile {
     using Stored = Element;
-    static constexpr bool kOuterMajor = kLayout == kOuter;
-    static constexpr int kLineElements = kOuterMajor ? kOuterSize : kTileK;
-    using Tile =
-        SharedTile<kOuterMajor ? kTileK : kOuterSize, int(sizeof(Element)) * kLineElements>;
+    static constexpr bool kMnMajor = kLayout == kLayoutMnMajor;
+    static constexpr int kLineElements = kMnMajor ? kExtent : kTileK;
+    using Tile = SharedTile<kMnMajor ? kTileK : kExtent, int(sizeof(Element)) * kLineElements>;
 };
-template <int kLayout, int kOuterSize>
-struct OperandTile<e2m1x2, kLayout, kOuterSize> {
-    static_assert(kLayout == kInner, "the numbers of a byte are neighbours along k");
+template <int kLayout, int kExtent>
+struct OperandTile<e2m1x2, kLayout, kExtent> {
+    static_assert(kLayout == kLayoutKMajor, "the numbers of a byte are neighbours along k");
     using Stored = e2m1x2;
-    static constexpr bool kOuterMajor = false;
-    using Tile = ScaledTile<kOuterSize, kTileK>;
+    static constexpr bool kMnMajor = false;
+    using Tile = ScaledTile<kExtent, kTileK>;
 };
 using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
 using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
 
 template <class P>
-DEVICE float number_of(const P& products, int i) {
+DEVICE float value_of(const P& products, int i) {
     if constexpr (kHalfSums) return products.value(i);
     else return float(products.values[i]);
 }
 
-// What a product sums in, and, where sums are promoted, what they are promoted to.
-using Products = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
-static_assert(!kHalfSums || (kHasHalfSums && kSame<ComputeA, half> && kPromoteK > 0),
+// The accumulators of the MMA, and those that they are promoted to.
+using MmaAccumulator = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
+static_assert(!kHalfSums || (kHasHalfAccumulator && kSame<ComputeA, half> && kPromoteK > 0),
               "FP16's sums are promoted");
-struct Promoted {
-    using Sum = float;
-    using Places = Accumulator<ComputeA>;
-    static constexpr int kCount = Places::kCount;
+struct PromotedAccumulator {
+    using Scalar = float;
+    using Positions = Accumulator<ComputeA>;
+    static constexpr int kCount = Positions::kCount;
     float values[kCount];
 
-    DEVICE static int row(int lane, int i) { return Places::row(lane, i); }
-    DEVICE static int col(int lane, int i) { return Places::col(lane, i); }
+    DEVICE static int row(int lane, int i) { return Positions::row(lane, i); }
+    DEVICE static int col(int lane, int i) { return Positions::col(lane, i); }
 };
-template <bool kPromote> struct SumsOf { using Type = Products; };
-template <> struct SumsOf<true> { using Type = Promoted; };
-using Sums = typename SumsOf<(kPromoteK > 0)>::Type;
-using SumType = typename Sums::Sum;
-using AllProducts = Products[kFragmentsM][kFragmentsN];
-using AllSums = Sums[kFragmentsM][kFragmentsN];
+template <bool kPromote> struct AccumulatorOf { using Type = MmaAccumulator; };
+template <> struct AccumulatorOf<true> { using Type = PromotedAccumulator; };
+using AccumulatorFragment = typename AccumulatorOf<(kPromoteK > 0)>::Type;
+using ElementAccumulator = typename AccumulatorFragment::Scalar;
+using MmaAccumulatorTile = MmaAccumulator[kFragmentsM][kFragmentsN];
+using AccumulatorTile = AccumulatorFragment[kFragmentsM][kFragmentsN];
 static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
 
-// Where this warp stands in the block's tile.
-struct WarpPlace {
+// This warp's coordinates in the block's tile.
+struct WarpCoord {
     int m, n, k, lane;
 
-    DEVICE static WarpPlace here() {
+    DEVICE static WarpCoord here() {
         const int warp = int(threadIdx.x) / kWarpSize;
         return {warp / kGridN % kGridM, warp % kGridN, warp / (kGridN * kGridM), lane_id()};
     }
     DEVICE int row(int fragment) const { return (m * kFragmentsM + fragment) * 16; }
-    // Of its product: those of the second one follow.
+    // Of its product; the second product's columns follow.
     DEVICE int col(int fragment) const {
         return (n * kColFragments + fragment % kColFragments) * 16;
     }
 };
 
-// An operand in global memory: `outer` rows of A (columns of B) from the tile's first on.
+// An operand in global memory: `extent` rows of A (columns of B) from the tile's first on.
 struct OperandSource {
     const void* data;
-    int64_t outer_stride, k_stride, outer;
+    int64_t mn_stride, k_stride, extent;
     int dtype;
-    int64_t first_outer;  // the tile's first row or column
-    GroupScales groups;   // of NVFP4
+    int64_t first_mn;    // first row of A or column of B
+    GroupScales groups;  // NVFP4's scales
 
-    // Starts to load k [first_k, end_k) of it, at most kTileK, into `tile`.
-    template <class Operand, int kLayout, int kOuterSize>
+    // Issues the loads of k [first_k, end_k), at most kTileK, into `tile`.
+    template <class Operand, int kLayout, int kExtent>
     DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         using Element = typename Operand::Stored;
-        const int num_outer = clamp_to(outer, kOuterSize),
-                  num_k = clamp_to(end_k - first_k, kTileK);
+        const int num_mn = clamp_to(extent, kExtent), num_k = clamp_to(end_k - first_k, kTileK);
         if constexpr (kScaled<Element>) {
-            copy_scaled_tile(tile, static_cast<const uint8_t*>(data), outer_stride, groups,
-                             first_outer, first_k, num_outer, num_k);
-        } else if constexpr (kLayout == kStrided) {
-            gather_tile<Element>(tile, data, dtype, first_k * k_stride, outer_stride, k_stride,
-                                 num_outer, num_k);
-        } else if constexpr (kLayout == kOuter) {
+            copy_scaled_tile(tile, static_cast<const uint8_t*>(data), mn_stride, groups, first_mn,
+                             first_k, num_mn, num_k);
+        } else if constexpr (kLayout == kLayoutStrided) {
+            load_tile_scalar<Element>(tile, data, dtype, first_k * k_stride, mn_stride, k_stride,
+                                      num_mn, num_k);
+        } else if constexpr (kLayout == kLayoutMnMajor) {
             copy_tile(tile, static_cast<const Element*>(data) + first_k * k_stride, k_stride, num_k,
-                      num_outer);
+                      num_mn);
         } else {
-            copy_tile(tile, static_cast<const Element*>(data) + first_k, outer_stride, num_outer,
-                      num_k);
+            copy_tile(tile, static_cast<const Element*>(data) + first_k, mn_stride, num_mn, num_k);
         }
     }
 };
@@ -153,70 +148,72 @@ struct Stage {
     typename OperandB::Tile b[kProducts];
 };
 
-// kStep of k of an operand, as one fragment or, where operands are converted, two.
+// Loads kStep of k of an operand: one fragment, or two for mixed input.
 template <class Operand, class Fragment>
-DEVICE void load_step(Fragment* fragments, int stride, const typename Operand::Tile& tile,
-                      int first, int k) {
+DEVICE void load_fragments(Fragment* fragments, int stride, const typename Operand::Tile& tile,
+                           int first, int k) {
     using Stored = typename Operand::Stored;
     if constexpr (kScaled<Stored>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
-    } else if constexpr (kConverts) {
-        load_converted<Stored, Operand::kOuterMajor, kLaneOrder>(fragments[0], fragments[stride],
-                                                                 tile, first, k);
+    } else if constexpr (kMixedInput) {
+        load_mixed_input<Stored, Operand::kMnMajor, kLaneOrder>(fragments[0], fragments[stride],
+                                                                tile, first, k);
     } else {
-        load_fragment<Operand::kOuterMajor>(fragments[0], tile, first, k);
+        load_fragment<Operand::kMnMajor>(fragments[0], tile, first, k);
     }
 }
 
 // acc += the products of one stage.
-DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProducts& acc) {
+DEVICE void multiply_stage(const Stage& stage, const WarpCoord& warp, MmaAccumulatorTile& acc) {
 #pragma unroll(kUnrolledSteps)
     for (int step = 0; step < kStepsPerWarp; ++step) {
         const int k = (warp.k * kStepsPerWarp + step) * kStep;
-        constexpr int kCount = kConverts ? 2 : 1;
+        constexpr int kCount = kMixedInput ? 2 : 1;
         FragmentA<ComputeA> a[kCount][kFragmentsM];
         FragmentB<ComputeB> b[kCount][kFragmentsN];
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
-            load_step<OperandA>(&a[0][m], kFragmentsM, stage.a, warp.row(m), k);
+            load_fragments<OperandA>(&a[0][m], kFragmentsM, stage.a, warp.row(m), k);
         }
 #pragma unroll
         for (int n = 0; n < kFragmentsN; ++n) {
-            load_step<OperandB>(&b[0][n], kFragmentsN, stage.b[n / kColFragments], warp.col(n), k);
+            load_fragments<OperandB>(&b[0][n], kFragmentsN, stage.b[n / kColFragments], warp.col(n),
+                                     k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(acc, a[i], b[i]);
     }
 }
 
-// Scales of kBlockK of k of a row of A, and of that and kBlockK columns of B; absent: 1.  From the
-// tile's first row and the block of its first column on.
+// Block scales: of A one per row and kBlockK of k, of B one per kBlockK x kBlockK block; null: 1.
+// From the tile's first row and column block on.
 constexpr int kBlockK = 128;
 struct BlockScales {
     const float* a;
     const float* b[kProducts];
-    MatrixStrides a_strides, b_strides[kProducts];  // row and column: of a and of blocks, of blocks
-    int64_t rows, cols, first_col;  // rows of A, columns of B that exist; the tile's first column
+    MatrixStrides a_strides, b_strides[kProducts];  // strides: rows and blocks of a, blocks of b
+    int64_t rows, cols, first_col;  // valid rows of A and columns of B; the tile's first column
 
-    // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
-    DEVICE void promote(int64_t k, const WarpPlace& warp, AllProducts& products,
-                        AllSums& sums) const {
+    // Adds the scaled MMA accumulators of k's block to acc, and clears them.
+    DEVICE void promote(int64_t k, const WarpCoord& warp, MmaAccumulatorTile& products,
+                        AccumulatorTile& acc) const {
         const int64_t block = k / kBlockK;
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
             for (int n = 0; n < kFragmentsN; ++n) {
 #pragma unroll
-                for (int i = 0; i < Sums::kCount; ++i) {
-                    const int row = warp.row(m) + Sums::row(warp.lane, i), col = warp.col(n);
+                for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
+                    const int row = warp.row(m) + AccumulatorFragment::row(warp.lane, i),
+                              col = warp.col(n);
                     const float* of_b = b[n / kColFragments];
                     const MatrixStrides& strides = b_strides[n / kColFragments];
-                    float x = number_of(products[m][n], i);
+                    float x = value_of(products[m][n], i);
                     if (of_b && col < cols) {
                         x *= of_b[block * strides.row + (first_col + col) / kBlockK * strides.col];
                     }
                     if (a && row < rows) x *= a[row * a_strides.row + block * a_strides.col];
-                    sums[m][n].values[i] += x;
+                    acc[m][n].values[i] += x;
                 }
                 products[m][n] = {};
             }
@@ -224,12 +221,12 @@ struct BlockScales {
     }
 };
 
-// sums = A * B over k in [first_k, end_k); they are zero before.  Every thread of the block takes part.
+// acc = A * B over k in [first_k, end_k); acc is zero before.  All threads of the block take part.
 template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,
-                     int64_t first_k, int64_t end_k, const WarpPlace& warp,
-                     S (&sums)[kFragmentsM][kFragmentsN]) {
+                     int64_t first_k, int64_t end_k, const WarpCoord& warp,
+                     S (&acc)[kFragmentsM][kFragmentsN]) {
     int64_t next_k = first_k;
     int next_stage = 0, stage = 0;
     const auto load_next = [&] {
@@ -246,30 +243,30 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
     };
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) load_next();
-    AllProducts products{};
+    MmaAccumulatorTile products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
-        sync_block();  // this stage is whole, and the one before it has been read by all
+        sync_block();  // this stage has arrived, and all have read the one before it
         load_next();
         if constexpr (kPromoteK > 0) {
             multiply_stage(stages[stage], warp, products);
             const int64_t end = k + kTileK;
             if (!kHalfSums && (end % kPromoteK == 0 || end >= end_k)) {
-                scales.promote(k, warp, products, sums);
+                scales.promote(k, warp, products, acc);
             }
         } else {
-            multiply_stage(stages[stage], warp, sums);
+            multiply_stage(stages[stage], warp, acc);
         }
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
-    if constexpr (kHalfSums) scales.promote(first_k, warp, products, sums);
-    if constexpr (kInUnits != 1.0f) {
+    if constexpr (kHalfSums) scales.promote(first_k, warp, products, acc);
+    if constexpr (kAccumulatorScale != 1.0f) {
 #pragma unroll
-        for (auto& row : sums) {
+        for (auto& row : acc) {
 #pragma unroll
             for (S& fragment : row) {
 #pragma unroll
-                for (auto& sum : fragment.values) sum *= kInUnits;
+                for (auto& sum : fragment.values) sum *= kAccumulatorScale;
             }
         }
     }

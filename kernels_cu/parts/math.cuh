@@ -15,11 +15,11 @@ struct Max {
 struct Sum {
     DEVICE float operator()(float a, float b) const { return a + b; }
 };
-// Floats that Combine merges, as the statistic of a row (rows/reduce.cuh).
+// Merges floats by Combine, as a row statistic (rows/reduce.cuh).
 template <class Combine>
 struct MergeFloats {
     DEVICE float operator()(float a, float b) const { return Combine()(a, b); }
-    // The lanes that differ in the bits [begin, end); each of them gets it.
+    // All-reduce over the lanes that differ in the bits [begin, end).
     DEVICE float across_lanes(float value, int begin, int end) const {
 #pragma unroll
         for (int bit = begin; bit < end; bit *= 2)
@@ -94,9 +94,9 @@ DEVICE float gelu(float x) {
     return t * (0.5f - exp2_approx(polynomial(p, t))) + 0.5f * x;
 }
 
-// gelu(2 x) for results of 16 bits, within 2^-16 of it and 3 * 2^-24 |2 x|, in two thirds of gelu's
-// instructions: of half its argument, 2^p(t) is twice the probability, and 1 - 2^p(t) needs no other
-// factor.  The polynomial falls from its end, 2.7, on too.
+// gelu(2 x) for 16-bit results, within 2^-16 of it and 3 * 2^-24 |2 x|, in two thirds of gelu's
+// instructions: of half its argument, 2^p(t) is twice the probability, and 1 - 2^p(t) needs no
+// other factor.  Past its end, 2.7, the polynomial falls too.
 DEVICE float gelu_of_twice(float x) {
     constexpr float p[] = {-1.97317422e-05f, -2.30141616f, -1.84183502f,
                            -0.410050631f,    0.109299138f, -0.0139591321f};
@@ -104,8 +104,8 @@ DEVICE float gelu_of_twice(float x) {
     return t * (1.0f - exp2_approx(polynomial(p, t))) + x;
 }
 
-// x / 2 (1 + tanh(t)), t = sqrt(2 / pi) (x + 0.044715 x^3), as x times the sigmoid of 2 t; within 7 +
-// 5 max(-2 t, 0) ulp.
+// x / 2 (1 + tanh(t)), t = sqrt(2 / pi) (x + 0.044715 x^3), as x times the sigmoid of 2 t; within 7
+// + 5 max(-2 t, 0) ulp.
 DEVICE float gelu_tanh(float x) {
     constexpr float kFirst = -2.3022082f, kThird = -0.10294324f;  // of -2 t log2 e
     return x * reciprocal_approx(1.0f + exp2_approx(x * (kThird * (x * x) + kFirst)));

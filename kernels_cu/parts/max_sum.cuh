@@ -15,8 +15,8 @@ struct MergeMaxSum {
         const float max = maximum(a.max, b.max);
         return {max, a.sum * rescale(a.max, max) + b.sum * rescale(b.max, max)};
     }
-    // The lanes that differ in the bits [begin, end); each of them gets it.  Cheaper than pairs:
-    // one exponential, whatever the number of lanes.
+    // All-reduce over the lanes that differ in the bits [begin, end).  Cheaper than pairwise
+    // merges: one exponential for any number of lanes.
     DEVICE MaxSum across_lanes(const MaxSum& mine, int begin, int end) const {
         float max = mine.max;
 #pragma unroll

@@ -1,7 +1,7 @@
-// The second half of a softmax along rows of logits: y = exp(logit - max) / sum, from the statistics
-// of sets of kSetColumns columns.  The logits are read once; y may be the logits.
+// The second half of a softmax of logits: y = exp(logit - max) / sum, from statistics of sets of
+// kSetColumns columns.  The logits are read once; y may alias them.
 #include "parts/dtype.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/math.cuh"
 #include "parts/logits_statistics.cuh"
 #include "parts/max_sum.cuh"
@@ -13,17 +13,17 @@ struct NormalizeParams {
     int64_t dtype;  // of y
 };
 
-constexpr int kNormalRun = 8;        // columns that a thread takes at once
-constexpr int kPieceColumns = 2048;  // of a row: what blocks share
+constexpr int kNormalRun = 8;        // columns per thread and iteration
+constexpr int kPieceColumns = 2048;  // unit of work of a block
 constexpr int kBlockWarps = kNumThreads / kWarpSize;
 
-// Merges the statistics of a row, in an order that does not depend on the rest; for all threads.
+// Merges a row's statistics in a fixed order; every thread gets the result.
 DEVICE MaxSum row_statistics(const MaxSum* sets, int64_t num_sets, MaxSum* of_warps) {
     const MergeMaxSum merge{kLog2E};
     MaxSum total{-kInfinity, 0.0f};
     for (int64_t i = threadIdx.x; i < num_sets; i += kNumThreads) total = merge(total, sets[i]);
     total = merge.across_lanes(total, 1, kWarpSize);
-    sync_block();  // another row's have been read
+    sync_block();  // the previous row's have been read
     if (lane_id() == 0) of_warps[threadIdx.x / kWarpSize] = total;
     sync_block();
     total = of_warps[0];
@@ -54,8 +54,8 @@ DEVICE void normalize_columns(const float* logits, Out* y, const NormalizeParams
     }
 }
 
-// Calls f(row, begin, end) for the columns of rows that are the block's: the blocks of the grid share
-// the pieces of all rows, each has as many that follow each other.
+// Calls f(row, begin, end) for this block's column ranges: the pieces of all rows are split evenly,
+// in contiguous runs, over the blocks.
 template <class F>
 DEVICE void for_each_own_row(const NormalizeParams& p, F f) {
     const int64_t pieces = (p.n + kPieceColumns - 1) / kPieceColumns, all = p.m * pieces;

@@ -1,16 +1,15 @@
-// NVFP4 operands: e2m1 numbers, two to a byte along k, and one e4m3 scale for every 16 of k.
+// NVFP4 operands: e2m1 elements, two to a byte along k, and one e4m3 scale per 16 of k.
 #include "parts/shared_tile.cuh"
 #include "platform/nvfp4.cuh"
 
-constexpr int kGroup = 16;             // numbers of k that share a scale
-constexpr int kWord = 4, kWordK = 64;  // scales that lie together, and their k
+constexpr int kGroup = 16;             // k per scale
+constexpr int kWord = 4, kWordK = 64;  // adjacent scales, and their k
 
-// Where the scales of an operand lie, from its row (of B: its column) 0 on, as steps in bytes.
-// Plain scales, and those in blocks of 128 rows by 4, in which row i is at i % 32 * 16 + i / 32 *
-// 4.
+// Addresses of an operand's scales from row (of B: column) 0 on, by strides in bytes: plain scales,
+// and those in blocks of 128 rows x 4, in which row i is at i % 32 * 16 + i / 32 * 4.
 struct GroupScales {
     const e4m3* scales;
-    int64_t block, quarter, row, word;  // 128 rows, 32 rows, a row, 4 scales
+    int64_t block, quarter, row, word;  // strides of 128 rows, 32 rows, a row, 4 scales
 
     DEVICE const e4m3* at(int64_t line, int64_t k) const {
         return scales + line / 128 * block + line % 128 / 32 * quarter + line % 32 * row +
@@ -18,9 +17,9 @@ struct GroupScales {
     }
 };
 
-// Calls f(line, i, next) for every i < count and, kAtOnce of them at once, every line < lines, each
-// in one thread of the grid: for lines from `line` on, `next` apart, as far as there are.
-// Neighbours have neighbouring i, and a thread stays with its i, so that it divides only once.
+// Calls f(line, i, next) for every i < count and every line < lines, kAtOnce lines per call:
+// `line`, `line` + `next`, ..., as far as they exist.  Adjacent threads have adjacent i; a thread
+// keeps its i, so that it divides only once.
 template <int kAtOnce = 1, class F>
 DEVICE void for_each_in_lines(uint32_t lines, uint32_t count, F f) {
     const uint32_t threads = gridDim.x * kNumThreads,
@@ -44,9 +43,9 @@ struct ScaledTile {
     }
 };
 
-// Starts to copy num_lines lines of num_k numbers, a multiple of 16, from (first_line, first_k) on;
-// codes: of first_line, whose lines begin at multiples of 8 bytes.  The rest of the tile becomes
-// zero, the scales too: what lies behind the last group is not read.
+// Issues the copies of num_lines rows of num_k elements, a multiple of 16, from (first_line,
+// first_k) on.  codes: of first_line; rows are aligned to 8 bytes.  The rest of the tile becomes
+// zero, scales included: nothing is read past the last group.
 template <int kLines, int kDepth>
 DEVICE void copy_scaled_tile(ScaledTile<kLines, kDepth>& tile, const uint8_t* codes,
                              int64_t line_stride, const GroupScales& groups, int64_t first_line,

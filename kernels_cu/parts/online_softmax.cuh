@@ -1,29 +1,27 @@
-// Softmax of rows whose scores come one tile after another: the sum so far, and what the products
-// so far are to be multiplied by.
+// Online softmax of rows whose scores arrive tile by tile: the sum so far, and the factors that
+// rescale the outputs so far.
 //
-// Exponents are score * scale - origin + kShift, in units of log2: one FMA each.  The origin of a
-// row is its largest score so far, but it follows only where that has grown by more than
-// kRescaleAbove, because every step multiplies all products so far.  Probabilities are up to
-// 2^(kShift + kRescaleAbove): FP16 holds that, and kShift of them fewer become subnormal.  A row's
-// origin depends on its own scores alone.
+// Exponents are score * scale - origin + kShift, base 2: one FMA each.  A row's origin is its
+// largest score so far, but it moves only when that has grown by more than kRescaleAbove, because
+// every move rescales all outputs.  Probabilities are at most 2^(kShift + kRescaleAbove), which
+// FP16 holds; kShift makes fewer of them subnormal.  A row's origin depends on its own scores only.
 //
-// Every step takes its scores as score(n, i): value i of the n-th fragment along the row, a float&.
+// Functions take scores as score(n, i): value i of the n-th fragment along the row, a float&.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 
-// Which values of a fragment a lane has of the same row, and which lanes have others of it.
-// Layout: kCount values, value i of a lane in row(lane, i), alike in every lane of `kLanes`.
+// Maps a lane's values in a fragment to rows, and finds the lanes that share a row.  Layout: kCount
+// values, value i of a lane in row(lane, i); the mapping is the same in every lane.
 template <class Layout, int kLanes = kWarpSize>
 struct RowsOfLane {
-    // The first value that lies in the row of value i.
+    // The first value in the row of value i.
     DEVICE static constexpr int first_of(int i) {
         int first = 0;
         while (Layout::row(0, first) != Layout::row(0, i)) ++first;
         return first;
     }
-    // The rows of all values among the rows of the lane, 4 bits each: worked out while compiling,
-    // as an unrolled loop's `slot` is a shift by a constant then; by a loop it would be found at
-    // run time.
+    // Row slots of all values, 4 bits each: a compile-time constant, so that `slot` is a shift in
+    // an unrolled loop.
     DEVICE static constexpr uint64_t slots() {
         uint64_t packed = 0;
         for (int i = 0; i < Layout::kCount; ++i) {
@@ -34,7 +32,7 @@ struct RowsOfLane {
         return packed;
     }
     static_assert(Layout::kCount <= 16, "4 bits each");
-    // The row of value i among the rows of the lane.
+    // Row slot of value i.
     DEVICE static constexpr int slot(int i) {
         constexpr uint64_t kSlots = slots();
         return int(kSlots >> (4 * i) & 15);
@@ -44,7 +42,7 @@ struct RowsOfLane {
         for (int i = 0; i < Layout::kCount; ++i) rows += first_of(i) == i;
         return rows;
     }
-    // The row of a lane's fragment that has that number.
+    // Row of a slot.
     DEVICE static int row(int lane, int slot_) {
         int i = 0;
 #pragma unroll
@@ -70,7 +68,7 @@ struct RowsOfLane {
         return first;
     }
 
-    // Of the lanes that share a row with this one; each of them gets it.
+    // All-reduce over the lanes that share a row.
     template <class Combine>
     DEVICE static float across_lanes(float x, Combine combine) {
 #pragma unroll
@@ -82,16 +80,16 @@ struct RowsOfLane {
 };
 
 constexpr float kRescaleAbove = 8.0f;
-// FP16's largest number is 2^16.
+// FP16's range ends at 2^16.
 template <class T> constexpr float kShift = kSame<T, half> ? 7.0f : 0.0f;
 
-// The rows of a lane in one row of fragments.  T: what probabilities are rounded to.
+// State of a lane's rows in one row of fragments.  T: type that probabilities are rounded to.
 template <class T, class Layout>
 struct OnlineSoftmax {
     using Rows = RowsOfLane<Layout>;
     static constexpr int kRows = Rows::kRows;
-    float origin[kRows];  // -inf: not yet
-    float sum[kRows];     // of the probabilities that this lane had
+    float origin[kRows];  // -inf: no score yet
+    float sum[kRows];     // of this lane's probabilities
 
     DEVICE void reset() {
 #pragma unroll
@@ -100,9 +98,9 @@ struct OnlineSoftmax {
             sum[r] = 0.0f;
         }
     }
-    // Looks at kFragments more fragments.  largest: their largest score in each row; -inf: none, or
-    // none above -inf.  factors: what all products and sums so far are to be multiplied by
-    // (`rescale` does the sums); the result: whether any of this lane's is not 1.  scale: positive.
+    // Updates the origins with kFragments fragments.  largest: each row's largest score; -inf:
+    // none.  factors: rescale outputs and sums so far (`rescale` does the sums); returns whether
+    // one of this lane's is not 1.  scale: positive.
     template <int kFragments, class Score>
     DEVICE bool look(const Score& score, float scale, float (&largest)[kRows],
                      float (&factors)[kRows]) {
@@ -122,7 +120,7 @@ struct OnlineSoftmax {
             largest[r] = Rows::across_lanes(largest[r], Max());
             const float wanted = largest[r] * scale;
             factors[r] = 1.0f;
-            // False for NaN: of an infinite score, and where there is none.
+            // False for NaN, from an infinite score or no score.
             if (wanted - origin[r] > kRescaleAbove) {
                 factors[r] = exp2_approx(shifted(origin[r]) - shifted(wanted));
                 origin[r] = wanted;
@@ -135,7 +133,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) sum[r] *= factors[r];
     }
-    // Scores that have been looked at become probabilities.
+    // Replaces scores by probabilities, after `look`.
     template <int kFragments, class Score>
     DEVICE void exponentiate(const Score& score, float scale) {
         float from[kRows];
@@ -152,22 +150,21 @@ struct OnlineSoftmax {
             }
         }
     }
-    // What the scores of a row are taken from.
+    // The finite origin of a row's exponents.
     DEVICE static float shifted(float origin) { return origin - kShift<T>; }
-    // The whole sum of a row, in units of its origin: what the products are to be divided by.
+    // The row's total, relative to its origin: the divisor of the outputs.
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }
 };
 
-// What a row's statistics are in units of e.  top: the largest score; unit: what scores, as they
-// were given, were multiplied by to become these units; total: as in OnlineSoftmax, origin:
-// shifted.
+// A row's statistics, base e.  top: the largest score; unit: factor of scores to base e; total: of
+// OnlineSoftmax; origin: shifted.
 struct RowStatistics {
     float top, sum, log_sum_exp;
 
     DEVICE static RowStatistics of(float top, float origin, float total, float scale, float unit) {
         if (top == -kInfinity && !(total != total)) return {-kInfinity, 0.0f, -kInfinity};
         const float row_max = top * unit;
-        // exp2(origin) times the total is the sum of exponentials.
+        // exp2(origin) * total is the sum of exponentials.
         const float row_sum = top == -kInfinity ? total : total * exp2_approx(origin - top * scale);
         return {row_max, row_sum, row_max + log_accurate(row_sum)};
     }

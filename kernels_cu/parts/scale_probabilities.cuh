@@ -1,13 +1,12 @@
 // The second half of a softmax whose y has exponentials over the maximum of each set of kSetColumns
-// columns (gemm/epilogue/partial_softmax.cuh): every set is scaled by what the row's statistics
-// say.
+// columns (gemm/epilogue/partial_softmax.cuh): scales each set by the row's statistics.
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
 #include "parts/normalize_logits.cuh"
 #include "parts/vector.cuh"
 
-// Of one row, columns [begin, end), which are whole runs, as TMA has stored them.  y: contiguous,
-// aligned to 16 bytes.
+// Columns [begin, end) of one row, whole runs, as stored by TMA.  y: contiguous, aligned to 16
+// bytes.
 template <class Out>
 DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_warps, int64_t begin,
                       int64_t end) {
@@ -28,7 +27,7 @@ DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_w
     };
     int64_t run = begin / kNormalRun + threadIdx.x;
     Runs runs, next;
-    load(runs, run);  // beside the merging of the row's statistics
+    load(runs, run);  // overlaps the merge of the row's statistics
     const MaxSum total = row_statistics(sets, num_sets, of_warps);
     const float factor = 1.0f / total.sum;
     const auto scale_of = [&](float largest) {
@@ -55,7 +54,7 @@ DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_w
     }
 }
 
-// The blocks of the grid share the rows.  of_warps: kBlockWarps, in shared memory.
+// All blocks of the grid.  of_warps: kBlockWarps, in shared memory.
 template <class Out>
 DEVICE void scale_probabilities(Out* y, const MaxSum* statistics, const NormalizeParams& p,
                                 MaxSum* of_warps) {

@@ -1,35 +1,34 @@
-// A tile of an operand in shared memory, and how it gets there.
+// Tiles of operands in shared memory, and their loads.
 #include "parts/dtype.cuh"
 
-// Lines of kLineBytes in chunks of 16 bytes.  A chunk's place in its line is XORed with bits of the
-// line's number, so that what 8 lanes read at once (the same chunk of 8 lines) lies in different
-// banks; so do half chunks of 4 pairs of neighbouring chunks, and 4 neighbouring chunks of 2 lines.
+// kLines rows of kLineBytes, in 16-byte chunks.  Swizzle: a chunk's index in its row is XORed with
+// bits of the row, so that the same chunk of 8 rows is free of bank conflicts; so are half chunks
+// of 4 adjacent pairs, and 4 adjacent chunks of 2 rows.
 template <int kLines_, int kLineBytes>
 struct SharedTile {
     static constexpr int kLines = kLines_, kChunks = kLineBytes / 16;
-    static constexpr int kPeriod = 8;  // of lines, after which the places in a line repeat
+    static constexpr int kPeriod = 8;  // rows after which the swizzle repeats
     static_assert(kLineBytes % 16 == 0 && (kChunks & (kChunks - 1)) == 0, "chunks: a power of two");
     Bytes<16> chunks[kLines * kChunks];
 
-    // Of a sum of line numbers that have no bit in common it is the XOR of theirs.
+    // Linear over XOR: of rows without common bits, the swizzle of the sum is the XOR of theirs.
     DEVICE static constexpr int swizzle(int line) {
         return kChunks >= 8   ? (line & 1) << 2 | (line & 2) | (line >> 2 & 1)
                : kChunks == 4 ? line >> 1 & 3
                : kChunks == 2 ? line >> 2 & 1
                               : 0;
     }
-    DEVICE static constexpr int place(int line, int chunk) {
+    DEVICE static constexpr int index(int line, int chunk) {
         return line * kChunks + (chunk ^ swizzle(line));
     }
-    DEVICE void* operator()(int line, int chunk) { return &chunks[place(line, chunk)]; }
-    DEVICE const void* operator()(int line, int chunk) const { return &chunks[place(line, chunk)]; }
+    DEVICE void* operator()(int line, int chunk) { return &chunks[index(line, chunk)]; }
+    DEVICE const void* operator()(int line, int chunk) const { return &chunks[index(line, chunk)]; }
 };
 
 DEVICE int clamp_to(int64_t x, int high) { return x < 0 ? 0 : x < high ? int(x) : high; }
 
-// Starts to copy num_lines lines of num_elements from `origin` on; the rest of the tile becomes
-// zero.
-// Lines begin at multiples of 16 bytes.
+// Issues the copies of num_lines rows of num_elements from `origin` on; the rest of the tile
+// becomes zero.  Rows are aligned to 16 bytes.
 template <class T, int kLines, int kLineBytes>
 DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int64_t line_stride,
                       int num_lines, int num_elements) {
@@ -46,49 +45,49 @@ DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int
     }
 }
 
-// The same for tiles that a loop loads one after another: what stays the same of a thread's
-// addresses is kept, and the rest follows from it.  line_stride: of 32 bits, so that an address
-// takes one instruction.  num_elements: a multiple of a chunk's.
+// The same for a loop over tiles: keeps a thread's invariant addresses.  line_stride: 32 bits, so
+// that an address takes one instruction.  num_elements: a multiple of a chunk's.
 template <class T, class Tile>
 struct TileCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
     static constexpr int kAtOnce = kNumThreads / kChunks;
     static_assert(kAtOnce * kChunks == kNumThreads && (kAtOnce & (kAtOnce - 1)) == 0,
                   "threads share lines in whole");
-    const T* origin;  // of this thread's chunk of line 0 of all
+    const T* origin;  // this thread's chunk of row 0
     int line_stride;
     bool exists;
-    int line, place;
+    int line, index;
 
     DEVICE TileCopier(const T* origin, int line_stride, int num_elements)
         : line_stride(line_stride) {
         const int thread = int(threadIdx.x), chunk = thread % kChunks;
         line = thread / kChunks;
-        place = Tile::place(line, chunk);
+        index = Tile::index(line, chunk);
         exists = chunk * kPerChunk < num_elements;
         this->origin = origin + int64_t(line) * line_stride + chunk * kPerChunk;
     }
-    // Starts to copy the lines from first_line on, of which num_lines exist; kWhole: all of the
-    // tile's.
-    template <bool kWhole>
+    // Issues the copies of num_lines rows from first_line on.  kUnpredicated: num_lines covers the
+    // tile.
+    template <bool kUnpredicated>
     DEVICE void start(Tile& tile, int first_line, int num_lines) const {
-        if constexpr (!kWhole) {
+        if constexpr (!kUnpredicated) {
             if (num_lines >= Tile::kLines) return start<true>(tile, first_line, num_lines);
         }
-        const int stride = opaque(line_stride);  // or the loop would keep its multiples
+        const int stride =
+            opaque(line_stride);  // or the loop would keep its multiples in registers
         const T* from = origin + int64_t(first_line) * stride;
 #pragma unroll
         for (int first = 0; first < Tile::kLines; first += kAtOnce) {
             if (Tile::kLines < kAtOnce && line >= Tile::kLines) break;
             // The bits of `line` are below those of `first`.
-            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
+            void* to = &tile.chunks[(index ^ Tile::swizzle(first)) + first * kChunks];
             copy_async<16>(to, from + int64_t(first) * stride,
-                           exists && (kWhole || first + line < num_lines));
+                           exists && (kUnpredicated || first + line < num_lines));
         }
     }
 };
 
-// One element of an array of any dtype, as a number of T, which holds it exactly.
+// One element of an array of any dtype, converted to T, which holds it exactly.
 template <class T>
 DEVICE T load_as(const void* p, int64_t i, int dtype) {
     if constexpr (kSame<T, int8_t>) {
@@ -101,14 +100,14 @@ DEVICE T load_as(const void* p, int64_t i, int dtype) {
     }
 }
 
-// Loads num_lines lines of num_elements from any strides, element by element, converted to T.
+// Loads num_lines rows of num_elements of any strides by scalar loads, converted to T.
 template <class T, int kLines, int kLineBytes>
-DEVICE void gather_tile(SharedTile<kLines, kLineBytes>& tile, const void* p, int dtype,
-                        int64_t origin, int64_t line_stride, int64_t element_stride, int num_lines,
-                        int num_elements) {
+DEVICE void load_tile_scalar(SharedTile<kLines, kLineBytes>& tile, const void* p, int dtype,
+                             int64_t origin, int64_t line_stride, int64_t element_stride,
+                             int num_lines, int num_elements) {
     constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
     constexpr int kCount = kLines * kChunks;
-    // Neighbouring threads read neighbours in memory.
+    // Coalesced along the smaller stride.
     const bool along_lines = (line_stride < 0 ? -line_stride : line_stride) <
                              (element_stride < 0 ? -element_stride : element_stride);
     for (int i = int(threadIdx.x); i < kCount; i += kNumThreads) {

@@ -1,4 +1,4 @@
-// kWidth neighbouring elements of T, as they lie in memory: moved in the widest accesses.
+// kWidth contiguous elements of T in the widest accesses.
 template <class T, int kWidth>
 struct Vector {
     static constexpr int kAccess = sizeof(T) * kWidth < 16 ? int(sizeof(T)) * kWidth : 16;
@@ -7,7 +7,7 @@ struct Vector {
 
     DEVICE float operator[](int i) const {
         if constexpr (sizeof(T) == 2 && kAccess >= 4) {
-            // By words: of a half word taken out first a compiler makes two instructions.
+            // Unpacks words: extracting a half word first takes two instructions.
             constexpr int kPerAccess = kAccess / 2;
             float low, high;
             unpack<T>(bytes[i / kPerAccess].words[i % kPerAccess / 2], low, high);
@@ -30,7 +30,7 @@ struct Vector {
         from_elements(values);
     }
 
-    // The larger of both, element by element, with the signs that `flip` flips in `other`.
+    // Element-wise maximum; the signs of `other` are flipped if `flip`.
     DEVICE void take_larger(const Vector& other, bool flip) {
         constexpr bool kPairs = sizeof(T) == 2 && kAccess >= 4;
         if constexpr (kPairs) {
@@ -114,7 +114,7 @@ struct Vector {
     }
 };
 
-// kRun neighbouring columns of a row: `count` of them exist.
+// kRun contiguous columns of a row, `count` of them valid.
 template <class T, int kRun>
 DEVICE void load_run(const T* p, int64_t stride, int count, float (&values)[kRun]) {
     constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;

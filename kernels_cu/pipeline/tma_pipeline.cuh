@@ -10,7 +10,7 @@
 
 namespace pipeline {
 
-// Which stage is next, and the phase of its barriers.
+// Index of the next stage, and the phase of its barriers.
 template <int kStages> struct PipelineState {
     int stage = 0, phase = 0;
 
@@ -27,9 +27,9 @@ template <int kStages> struct PipelineState {
     }
 };
 
-// full: a stage's bytes are in shared memory; empty: its consumers have read it.
-// kThreadsPerArrival: one of so many threads arrives, kArrivals in all (of all blocks of a cluster
-// of kMulticastSize, which share their loads).
+// full: a stage's bytes have arrived; empty: its consumers have read it.  kThreadsPerArrival: one
+// of so many threads arrives, kArrivals in all (over the blocks of a cluster of kMulticastSize,
+// which share their loads).
 template <int kStages, int kThreadsPerArrival, int kArrivals, int kMulticastSize>
 struct TmaPipeline {
     using State = PipelineState<kStages>;
@@ -41,7 +41,7 @@ struct TmaPipeline {
             empty[i].init(kArrivals);
         }
     }
-    // Until the consumers, in all blocks of the cluster, have released the stage.
+    // Waits until the consumers, in all blocks of the cluster, have released the stage.
     DEVICE void producer_acquire(const State& state) { empty[state.stage].wait(state.phase ^ 1); }
     DEVICE void consumer_wait(const State& state) { full[state.stage].wait(state.phase); }
     // By a consumer that has read the stage.
@@ -54,7 +54,8 @@ struct TmaPipeline {
             empty[stage].arrive();
         }
     }
-    // By the producer, after its last load: until no other block arrives at this block's barriers.
+    // By the producer, after its last load: waits until no other block will arrive at this block's
+    // barriers.
     DEVICE void producer_tail(State state) {
 #pragma unroll 1
         for (int i = 0; i < kStages; ++i) {

@@ -1,4 +1,4 @@
-// What the three platform headers share: sized integers, bytes that move in one access, bit casts.
+// Common to the three platform headers: sized integers, bytes of one access, bit casts.
 using uint8_t = unsigned char;
 using uint16_t = unsigned short;
 using uint32_t = unsigned int;
@@ -16,7 +16,7 @@ DEVICE To bit_cast(const From& from) {
     return to;
 }
 
-// N bytes that one access moves: 1, 2, 4, 8 or 16.
+// N bytes of one access: 1, 2, 4, 8 or 16.
 template <int N> struct Bytes;
 template <> struct alignas(1) Bytes<1> { uint8_t words[1]; };
 template <> struct alignas(2) Bytes<2> { uint16_t words[1]; };
@@ -28,14 +28,14 @@ template <> struct alignas(16) Bytes<16> { uint32_t words[4]; };
 DEVICE int8_t round_to_int8(float x) {
     if (!(x == x)) return 0;
     const float y = x < -128.0f ? -128.0f : x > 127.0f ? 127.0f : x;
-    // The addition rounds: a sum this large has 1 for its unit in the last place.
+    // The addition rounds: a sum of this size has an ulp of 1.
     return int8_t(bit_cast<int>(y + 12582912.0f));
 }
 
 template <bool kFirst, class T, class U> struct Choose { using Type = T; };
 template <class T, class U> struct Choose<false, T, U> { using Type = U; };
 
-// Two e2m1 numbers, the first in the lower four bits.
+// Two e2m1 elements, the first in the lower four bits.
 struct e2m1x2 { uint8_t codes; };
 // +-0, 0.5, 1, 1.5, 2, 3, 4 and 6.
 DEVICE float decode_e2m1(uint32_t code) {

@@ -1,6 +1,6 @@
-// The vocabulary on CUDA (NVRTC, sm_80 and up): the only CUDA file that holds PTX or builtins.
-// hip.cuh and host.cuh give the same words; tests/platform/test_platform.py, test_numbers.py and
-// test_fragments.py hold each word against numpy.
+// Primitives on CUDA (NVRTC, sm_80 and up).  hip.cuh and host.cuh have the same interface;
+// tests/platform/test_platform.py, test_numbers.py and test_fragments.py check each primitive
+// against numpy.
 
 // --- kernels ---------------------------------------------------------------------------------
 // KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads,
@@ -23,8 +23,8 @@ using uintptr_t = unsigned long long;
 #include "platform/common.cuh"
 
 constexpr int kWarpSize = 32;
-// Whether one loop with a uniform branch does for several that are each for a case: where nobody has
-// measured what those gain, they only take compilers longer.
+// Whether one loop with a uniform branch replaces several specialised ones: where their gain is not
+// measured, they only cost compile time.
 constexpr bool kCompact = __CUDA_ARCH__ != 900;
 
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
@@ -32,9 +32,9 @@ constexpr bool kCompact = __CUDA_ARCH__ != 900;
 DEVICE int lane_id() { return threadIdx.x % kWarpSize; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
-// sync_block; whether any thread's `value` is true.
+// sync_block; returns whether any thread's `value` is true.
 DEVICE bool sync_block_or(bool value) { return __syncthreads_or(value) != 0; }
-// `count` threads (whole warps) meet at barrier `id`, 1 to 15; 0 is sync_block's.
+// Named barrier `id`, 1 to 15, of `count` threads (whole warps); 0 is sync_block's.
 DEVICE void named_barrier(int id, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
 }
@@ -46,19 +46,18 @@ template <class T>
 DEVICE T shuffle(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
-// x, of which the compiler does not know that it stays the same: what a loop derives from it is
-// computed there instead of being kept in registers.
+// x, opaque to the compiler: values that a loop derives from it are recomputed instead of kept in
+// registers.
 DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-// x, which all lanes have, as something of the warp: what follows from it need not lie in every
-// lane.
+// x, known to be uniform over the warp: derived values may use uniform registers.
 DEVICE int uniform(int x) { return int(__reduce_or_sync(0xffffffffu, unsigned(x))); }
 DEVICE bool vote_any(bool p) { return __any_sync(0xffffffffu, p); }
-// Of all lanes; each of them gets it.
+// All-reduce over the warp.
 DEVICE uint32_t maximum_of_warp(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
-// The same, by two products with ones: a third of the time of five shuffles and additions.
+// The same by two matrix products with ones, in a third of the time of five shuffles and additions.
 DEVICE double sum_of_warp(double x) {
     const auto multiply = [](double a, double b, double& low, double& high) {
         asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%4, %4};"
@@ -66,7 +65,7 @@ DEVICE double sum_of_warp(double x) {
             : "d"(a), "d"(b), "d"(0.0));
     };
     double low, high;
-    multiply(1.0, x, low, high);  // of lanes 4 i on, i = 2 * (lane % 4) and the next
+    multiply(1.0, x, low, high);  // sums over lanes 4 i and on, i = 2 * (lane % 4) and the next
     multiply(low + high, 1.0, low, high);
     return low;
 }
@@ -78,8 +77,8 @@ template <class T>
 DEVICE void atomic_min(T* address, T value) {
     atomicMin(address, value);
 }
-// What this thread wrote before is there for whoever sees the sum, and what others wrote before
-// theirs for this thread.
+// Release and acquire: this thread's earlier writes are visible to whoever reads the sum, and
+// theirs to this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     uint32_t old;
     asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
@@ -96,11 +95,11 @@ DEVICE uint64_t atomic_add_acq_rel(uint64_t* address, uint64_t value) {
                  : "memory");
     return old;
 }
-// Whether *address was `expected`, and is `desired` now.
+// Compare-and-swap; returns whether *address was `expected`.
 DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desired) {
     return atomicCAS(address, expected, desired) == expected;
 }
-// What others wrote before they changed this number is there for this thread.
+// Acquire: what others wrote before they changed the value is visible to this thread.
 DEVICE uint32_t load_acquire(const uint32_t* address) {
     uint32_t value;
     asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -111,7 +110,7 @@ DEVICE uint64_t load_acquire(const uint64_t* address) {
     asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
 }
-// Of one word, in which another block leaves something: nothing is said of what else it wrote.
+// Relaxed, for one word that another block writes: orders nothing else.
 DEVICE uint64_t load_relaxed(const uint64_t* address) {
     uint64_t value;
     asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -121,27 +120,27 @@ DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 DEVICE int count_bits(uint32_t x) { return __popc(x); }
-// Between two polls of what another block changes.
+// Backs off between two polls of a value that another block changes.
 DEVICE void yield() {}
-constexpr int kMostPolls = 4096;  // of about 0.7 us each
+constexpr int kMostPolls = 4096;  // about 0.7 us each
 #include "platform/grid.cuh"
 
-// --- numbers ---------------------------------------------------------------------------------
+// --- elements -----------------------------------------------------------------------------
 #include "platform/numbers_cuda.cuh"
 
-// Two 16-bit integers in each of a and b: the larger or smaller ones.
+// Element-wise maximum or minimum of two 16-bit integers in each of a and b.
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) { return __vminu2(a, b); }
 DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) { return __vmaxs2(a, b); }
-// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last
-// one first.
+// Permutes bytes of a (0 to 3) and b (4 to 7) by the hexadecimal digits of `select`, the last digit
+// first.
 DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
     return __byte_perm(a, b, select);
 }
 
-// The larger of two; a NaN is ignored if the other is a number.
+// The larger of two; ignores a NaN if the other is a number.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
-// a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
+// a * b + c, rounded once, whatever the compiler contracts elsewhere.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // Within 2 ulps of 1 / sqrt(x).
 DEVICE float reciprocal_square_root(float x) {
@@ -163,9 +162,9 @@ DEVICE float exp2_approx(float x) {
 }
 
 // --- global memory ---------------------------------------------------------------------------
-// How soon L2 gives up what loads bring.  evict_last: after all else.  A kernel that reads much once
-// and writes as much is faster by it, though it never reads again: what it writes then leaves L2 soon
-// and in order.  Where most of it all fits into L2 it is slower.
+// L2 eviction policy of loads.  evict_last is faster for a kernel that reads much once and writes
+// as much, although it never reads again: its writes then leave L2 soon and in order.  It is slower
+// where most of the data fits L2.
 struct LoadPolicy { uint64_t bits; };
 DEVICE LoadPolicy load_policy(bool evict_last) {
     uint64_t last, normal;
@@ -173,21 +172,21 @@ DEVICE LoadPolicy load_policy(bool evict_last) {
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
     return {evict_last ? last : normal};
 }
-// Before all else: of what nobody reads again.
+// evict_first: for data that is read once.
 DEVICE LoadPolicy load_policy_once() {
     uint64_t first;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
     return {first};
 }
-// The same of stores.  evict_last: of what a kernel writes in the end, some 48 MB, L2 then still holds
-// more when it ends, which memory need not take before that.
+// L2 eviction policy of stores.  evict_last: for the last results of a kernel, about 48 MB that L2
+// may still hold at its end, which DRAM then need not take before it.
 struct StorePolicy { uint64_t bits; };
-// What createpolicy makes: constants need fewer registers.
+// The results of createpolicy: constants take fewer registers.
 DEVICE StorePolicy store_policy(bool evict_last) {
     return {evict_last ? 0x14f0000000000000ull : 0x1000000000000000ull};
 }
-// N bytes in one access, aligned to N.  No other cache hints: stores that leave no trace in L1 or L2
-// made rows slower, and loads that are evicted first as well.
+// N bytes in one access, aligned to N.  No other cache hints: no-allocate stores and evict_first
+// loads made row kernels slower.
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
@@ -201,7 +200,7 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy policy) {
                  : "l"(p), "l"(policy.bits));
     return b;
 }
-// Of memory that nothing writes to while the kernel runs: may be moved before stores.
+// Read-only memory during the kernel: the load may move above stores.
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
     if constexpr (N == 16) {
@@ -226,8 +225,8 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy policy) {
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
-// 4, 8 or 16 bytes, aligned to their size; where `valid` is false the destination becomes zero.
-// kLine: 128 where what lies around the 16 bytes will be asked for, by this block or another; else 0.
+// Copies 4, 8 or 16 bytes, aligned to their size; if not `valid`, zero-fills the destination.
+// kLine: L2 prefetch size, 128 if this or another block will read the surrounding bytes; else 0.
 template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -263,7 +262,7 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy 
                  "l"(global), "r"(valid ? N : 0), "l"(policy.bits)
                  : "memory");
 }
-// The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+// Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
 template <int kLine = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -279,7 +278,7 @@ DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     }
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N of this thread's committed groups are under way.
+// Waits until at most N of this thread's committed groups are in flight.
 template <int N>
 DEVICE void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -288,21 +287,21 @@ DEVICE void copy_async_wait() {
 // --- clusters (sm_90a, sm_100a) --------------------------------------------------------------
 DEVICE int cluster_rank() {
     uint32_t rank;
-    // Volatile: read again where it is used, instead of kept in a register.
+    // Volatile: read again at each use, instead of kept in a register.
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return int(rank);
 }
 DEVICE void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// Of nothing but the arrival (and of barriers, after fence_barrier_init): what this thread has
-// written before others may not see.  Memory is not waited for, which takes hundreds of cycles.
+// Orders only the arrival (and barriers, after fence_barrier_init): this thread's earlier writes
+// may be invisible to others.  Does not wait for memory, which takes hundreds of cycles.
 DEVICE void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-// All of L1 is empty then.
+// Invalidates all of L1.
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// The same shared variable in the block of rank `rank`.
+// Address of the same shared variable in block `rank`.
 template <class T>
 DEVICE T* cluster_shared(T* shared, int rank) {
     T* remote;
@@ -313,5 +312,5 @@ DEVICE T* cluster_shared(T* shared, int rank) {
 // --- matrices --------------------------------------------------------------------------------
 #include "platform/mma_cuda.cuh"
 
-// Older architectures have them in name only: what a kernel does not call is not assembled.
+// Older architectures parse these, but assemble nothing that a kernel does not call.
 #include "platform/hopper_cuda.cuh"

@@ -1,13 +1,13 @@
-// The small number formats: codes, and their conversions by integer code, for platforms without
+// Small floating-point formats and their conversions by integer code, for targets without
 // instructions for them.
 struct half { uint16_t code; };
 struct bf16 { uint16_t code; };
 struct e4m3 { uint8_t code; };
 struct e5m2 { uint8_t code; };
 
-namespace numbers {
-// Formats of a sign, an exponent and a mantissa.  kSpecial: the first code of infinity and NaN;
-// kOverflow: what too large a magnitude becomes.
+namespace formats {
+// A format of sign, exponent and mantissa.  kSpecial: the first code of infinity and NaN;
+// kOverflow: the code of too large a magnitude.
 template <int kExponent, int kMantissa, uint32_t kSpecial, uint32_t kOverflow, uint32_t kNan>
 struct Format {
     static constexpr int kBias = (1 << (kExponent - 1)) - 1;
@@ -33,7 +33,7 @@ struct Format {
         const uint32_t half_unit = (1u << (kShift - 1)) - 1 + (magnitude >> kShift & 1);
         uint32_t code = ((magnitude + half_unit) >> kShift) - (uint32_t(127 - kBias) << kMantissa);
         if (magnitude < kSmallestNormal) {
-            // The addition rounds: a sum this large has the format's subnormal unit for its own.
+            // The addition rounds: a sum of this size has the format's subnormal unit as its ulp.
             constexpr uint32_t kLarge = kSubnormalUnit + (23u << 23);
             code =
                 bit_cast<uint32_t>(bit_cast<float>(magnitude) + bit_cast<float>(kLarge)) - kLarge;
@@ -52,4 +52,4 @@ DEVICE uint32_t encode_bf16(float x) {
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     return nan ? bits >> 31 << 15 | 0x7fc0u : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-}  // namespace numbers
+}  // namespace formats

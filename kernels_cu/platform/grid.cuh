@@ -1,30 +1,30 @@
-// A barrier of all blocks of a launch, which need not run at the same time.
+// A grid barrier for launches whose blocks need not be co-resident.
 //
-// A grid barrier that spins until the last block arrives deadlocks when some blocks find no room on
-// the GPU: where two launches of different streams each hold a part of it, both wait for ever.
-// Cooperative launches do not prevent that on a GPU that processes share in time slices.  So a block
-// stops waiting after kMostPolls polls and leaves its share of what follows to the block that
-// arrives last.  That one never waits for a block that has yet to begin.
+// A grid barrier that spins until the last block arrives deadlocks when blocks are not resident:
+// two launches of different streams may each hold a part of the GPU and wait for ever.  Cooperative
+// launches do not prevent that on a GPU that processes share in time slices.  So a block stops
+// waiting after kMostPolls polls and leaves its work to the block that arrives last, which never
+// waits for a block that has yet to start.
 
-// Words of a GridBarrier, all zero before a launch and after it, but for the upper bit of state.
+// All words are zero before and after a launch, except the upper bit of state.
 struct GridBarrier {
     static constexpr int kMostBlocks = 4096;
     uint64_t
         state;  // blocks that have arrived: upper half, which flips its upper bit; that left: lower
     uint32_t padding[2];
-    uint32_t left[kMostBlocks / 32];  // a bit for each block that has left
+    uint32_t left[kMostBlocks / 32];  // one bit per block that has left
 };
 
-// Waits for all blocks of the launch, gridDim.x <= kMostBlocks, then calls share(block) for this block
-// and, in the block that arrived last, for those that left.  All threads of a block call it once a
-// launch.  What any block wrote before is visible to `share`, whose results must not depend on the
-// block that computes them.
-template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
+// Waits for all blocks of the launch, gridDim.x <= kMostBlocks, then calls work(block) for this
+// block and, in the block that arrives last, for those that left.  All threads of a block call it
+// once a launch.  Earlier writes of all blocks are visible to `work`, whose results must not depend
+// on the block that computes them.
+template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F work) {
     sync_block();
     bool leaves = false;
     uint32_t num_left = 0;
     if (threadIdx.x == 0) {
-        // All blocks together add 2^63: the upper bit flips when the last one is here.
+        // All blocks together add 2^63: the upper bit flips with the last arrival.
         const uint32_t addend = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1;
         const uint64_t before = atomic_add_acq_rel(&barrier->state, uint64_t(addend) << 32);
         uint64_t now = before + (uint64_t(addend) << 32);
@@ -32,12 +32,12 @@ template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
         for (int polls = 0; (before ^ now) >> 63 == 0 && !leaves; ++polls) {
             yield();
             now = load_acquire(&barrier->state);
-            // Not when the last block has arrived meanwhile: it knows how many have left.
+            // Fails if the last block has arrived meanwhile: it counts the blocks that have left.
             leaves = polls >= kMostPolls && (before ^ now) >> 63 == 0 &&
                      compare_and_swap(&barrier->state, now, now + 1);
         }
         if (leaves) atomic_add(&barrier->left[blockIdx.x / 32], 1u << blockIdx.x % 32);
-        for (uint32_t seen = 0; seen < num_left;) {  // they are about to say who they are
+        for (uint32_t seen = 0; seen < num_left;) {  // they are about to set their bits
             seen = 0;
             for (uint32_t i = 0; i * 32 < gridDim.x; ++i) {
                 seen += count_bits(load_acquire(&barrier->left[i]));
@@ -45,16 +45,16 @@ template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
         }
     }
     if (sync_block_or(leaves)) return;
-    constexpr uint32_t kHelps = 1u << 31;
-    // The one value that lives across `share`, whose only call is inlined.
-    uint32_t block = blockIdx.x | (sync_block_or(num_left != 0) ? kHelps : 0);
+    constexpr uint32_t kForOther = 1u << 31;
+    // The only value live across `work`, whose one call is inlined.
+    uint32_t block = blockIdx.x | (sync_block_or(num_left != 0) ? kForOther : 0);
 #pragma unroll 1
     while (true) {
-        share(block & ~kHelps);
-        if (block < kHelps) return;
-        sync_block();  // shared memory is free; nobody looks for a bit any more
-        if (threadIdx.x == 0 && block != (blockIdx.x | kHelps)) {
-            atomic_add(&barrier->left[block % kHelps / 32], 0u - (1u << block % 32));
+        work(block & ~kForOther);
+        if (block < kForOther) return;
+        sync_block();  // shared memory is free; no thread looks for a bit any more
+        if (threadIdx.x == 0 && block != (blockIdx.x | kForOther)) {
+            atomic_add(&barrier->left[block % kForOther / 32], 0u - (1u << block % 32));
             atomic_add(&barrier->state, uint64_t(0) - 1);
         }
         sync_block();
@@ -63,6 +63,6 @@ template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
             ++block;
         }
         if (block == gridDim.x) return;
-        block |= kHelps;
+        block |= kForOther;
     }
 }

@@ -1,5 +1,5 @@
-// The vocabulary on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  Attributes and builtins of
-// clang alone, so that hiprtc and an offline clang without any header or device library take the
+// Primitives on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  Attributes and builtins of
+// clang alone, so that hiprtc and an offline clang without headers or device library compile the
 // same string.
 
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
@@ -59,7 +59,7 @@ DEVICE void sync_block() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-// sync_block; whether any thread's `value` is true.
+// sync_block; returns whether any thread's `value` is true.
 DEVICE bool sync_block_or(bool value) {
     SHARED(uint32_t, any, [1]);
     if (threadIdx.x == 0) any[0] = 0;
@@ -99,8 +99,7 @@ template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
     return shuffle(value, lane_id() ^ mask);
 }
-// x, which all lanes have, as something of the warp: what follows from it need not lie in every
-// lane.
+// x, known to be uniform over the warp: derived values may use scalar registers.
 DEVICE int uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
 DEVICE bool vote_any(bool p) {
     if constexpr (kWarpSize == 64) {
@@ -109,7 +108,7 @@ DEVICE bool vote_any(bool p) {
         return __builtin_amdgcn_ballot_w32(p) != 0;
     }
 }
-// Of all lanes; each of them gets it.
+// All-reduce over the warp.
 DEVICE uint32_t maximum_of_warp(uint32_t x) {
 #pragma unroll
     for (int bit = 1; bit < kWarpSize; bit *= 2) {
@@ -131,27 +130,27 @@ template <class T>
 DEVICE void atomic_min(T* address, T value) {
     __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-// What this thread wrote before is there for whoever sees the sum, and what others wrote before
-// theirs for this thread.
+// Release and acquire: this thread's earlier writes are visible to whoever reads the sum, and
+// theirs to this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
 DEVICE uint64_t atomic_add_acq_rel(uint64_t* address, uint64_t value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
-// Whether *address was `expected`, and is `desired` now.
+// Compare-and-swap; returns whether *address was `expected`.
 DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desired) {
     return __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED,
                                                 __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-// What others wrote before they changed this number is there for this thread.
+// Acquire: what others wrote before they changed the value is visible to this thread.
 DEVICE uint32_t load_acquire(const uint32_t* address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
 DEVICE uint64_t load_acquire(const uint64_t* address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
-// Of one word, in which another block leaves something: nothing is said of what else it wrote.
+// Relaxed, for one word that another block writes: orders nothing else.
 DEVICE uint64_t load_relaxed(const uint64_t* address) {
     return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -159,33 +158,33 @@ DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     __hip_atomic_store(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 DEVICE int count_bits(uint32_t x) { return __builtin_popcount(x); }
-// Between two polls of what another block changes.
+// Backs off between two polls of a value that another block changes.
 DEVICE void yield() { __builtin_amdgcn_s_sleep(1); }
 constexpr int kMostPolls = 4096;
 #include "platform/grid.cuh"
 
-// --- numbers ---------------------------------------------------------------------------------
+// --- elements -----------------------------------------------------------------------------
 #define half half_number  // the `half` of hiprtc's header is another type
 #include "platform/formats.cuh"
-// FP16 is the one format of which all of them have conversions (subnormals are kept, NaN stays NaN),
-// and FP8 numbers are FP16's, those of e4m3 2^-8 of them.
-template <> DEVICE float numbers::Half::decode(uint32_t code) {
+// All targets convert FP16 (subnormals are kept, NaN stays NaN), and FP8 values are FP16 values,
+// those of e4m3 scaled by 2^-8.
+template <> DEVICE float formats::Half::decode(uint32_t code) {
     return bit_cast<_Float16>(uint16_t(code));
 }
-template <> DEVICE uint32_t numbers::Half::encode(float x) {
+template <> DEVICE uint32_t formats::Half::encode(float x) {
     return bit_cast<uint16_t>(_Float16(x));
 }
-template <> DEVICE float numbers::E5m2::decode(uint32_t code) { return Half::decode(code << 8); }
-template <> DEVICE float numbers::E4m3::decode(uint32_t code) {
+template <> DEVICE float formats::E5m2::decode(uint32_t code) { return Half::decode(code << 8); }
+template <> DEVICE float formats::E4m3::decode(uint32_t code) {
     const uint32_t magnitude = code & 0x7f;
     const float x = 256.0f * Half::decode((code & 0x80) << 8 | magnitude << 7);
     return magnitude == 0x7f ? bit_cast<float>(0x7fc00000u) : x;
 }
 #include "platform/numbers.cuh"
 
-// The larger of two; a NaN is ignored if the other is a number.
+// The larger of two; ignores a NaN if the other is a number.
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
-// a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
+// a * b + c, rounded once, whatever the compiler contracts elsewhere.
 DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // The same for two pairs of 16-bit numbers (see pack).
 template <class T>
@@ -210,7 +209,7 @@ template <> struct Word<8> { typedef uint32_t Type __attribute__((ext_vector_typ
 template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_type(4))); };
 }  // namespace hip
 
-struct LoadPolicy {};  // not heeded
+struct LoadPolicy {};  // ignored
 DEVICE LoadPolicy load_policy(bool) { return {}; }
 DEVICE LoadPolicy load_policy_once() { return {}; }
 struct StorePolicy {};
@@ -239,8 +238,8 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy) {
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
-// Plain loads and stores: the compiler waits for a load where its value is stored, so that commit
-// and wait have nothing left to do.
+// Plain loads and stores: the compiler waits for a load at its store, so that commit and wait do
+// nothing.
 template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
@@ -256,7 +255,7 @@ template <int N>
 DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy) {
     copy_async<N>(shared, global, valid);
 }
-// The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+// Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
 template <int kLine = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     Bytes<16> b{};

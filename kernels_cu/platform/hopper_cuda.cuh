@@ -1,15 +1,15 @@
-// Hopper's words on CUDA (sm_90a): barriers in shared memory, TMA, registers by role.
-// hopper_host.cuh gives the same words; tests/platform/test_hopper_words.py and test_tensor_maps.py
-// hold them on both.  wgmma.cuh has the products.
+// Hopper's primitives on CUDA (sm_90a): mbarriers, TMA, setmaxnreg.  hopper_host.cuh has the same
+// interface; tests/platform/test_hopper_words.py and test_tensor_maps.py check both.  wgmma.cuh has
+// the matrix products.
 
-// `GRID_CONSTANT TensorMap map`: a kernel parameter that is passed by value and has an address.
+// `GRID_CONSTANT TensorMap map`: a kernel parameter by value that has an address.
 #define GRID_CONSTANT const __grid_constant__
 
 namespace hopper {
 DEVICE uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-// Of the same variable in the block of rank `rank`.
+// Address of the same variable in block `rank`.
 DEVICE uint32_t cluster_address(const void* p, int rank) {
     uint32_t address;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
@@ -18,12 +18,12 @@ DEVICE uint32_t cluster_address(const void* p, int rank) {
 }  // namespace hopper
 
 // --- barriers in shared memory (mbarrier) ----------------------------------------------------
-// A phase is complete when `count` arrivals and all expected bytes are in; then the next begins.
+// A phase completes when `count` arrivals and all expected bytes are in; then the next begins.
 // Phases have parity 0, 1, 0, ...: wait(parity) returns when the last phase of that parity is
 // complete, at once on a fresh barrier for parity 1.
 //
-// EVERY_THREAD_ARRIVES: for compute-sanitizer's racecheck, which does not see that the accesses of
-// threads that have met (sync_warp, wgmma) come before the arrival of one of them.
+// EVERY_THREAD_ARRIVES: for compute-sanitizer's racecheck, which does not see that accesses before
+// sync_warp or wgmma happen before the arrival of one thread.
 #ifdef EVERY_THREAD_ARRIVES
 constexpr bool kEveryThreadArrives = true;
 #else
@@ -32,8 +32,8 @@ constexpr bool kEveryThreadArrives = false;
 struct alignas(8) Barrier {
     uint64_t state;
 
-    // By one thread; then fence_barrier_init() and a barrier of the block or cluster.  threads: that
-    // each arrival is for (arrive_for).
+    // By one thread; then fence_barrier_init() and a barrier of the block or cluster.  threads:
+    // threads per arrival (arrive_for).
     DEVICE void init(int count, int threads = 1) {
         if (kEveryThreadArrives) count *= threads;
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(count)
@@ -42,25 +42,25 @@ struct alignas(8) Barrier {
     DEVICE void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
     }
-    // By a warp or warpgroup, whose threads have met since their accesses: one arrival for all.
+    // By a warp or warpgroup, synchronised since its accesses: one arrival for all.
     template <int kThreads>
     DEVICE void arrive_for() {
         if (kEveryThreadArrives || threadIdx.x % kThreads == 0) arrive();
     }
-    // At this barrier in the block of rank `rank`; seen there by wait_cluster.
+    // Arrives at this barrier of block `rank`, which waits by wait_cluster.
     DEVICE void arrive_remote(int rank) {
         asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
-    // The same after reads alone, so that what has been read may be overwritten: no fence, which
-    // would make the thread wait for all of its memory accesses, and `wait` sees it.
+    // The same after reads only, so that the data may be overwritten: no fence, which would wait
+    // for all of the thread's memory accesses; `wait` suffices.
     DEVICE void release_remote(int rank) {
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
-    // Arrives, and makes the phase wait for `bytes` more of asynchronous copies.
+    // Arrives, and expects `bytes` more of asynchronous copies.
     DEVICE void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
                      "r"(bytes)
@@ -78,9 +78,8 @@ struct alignas(8) Barrier {
                 : "memory");
         } while (!done);
     }
-    // The same, for what other blocks of the cluster have written before they arrived; it empties
-    // L1.
-    // store_async's bytes need it not.
+    // The same, and acquires what other blocks of the cluster wrote before they arrived;
+    // invalidates L1.  Not needed for store_async.
     DEVICE void wait_cluster(int parity) {
         uint32_t done;
         do {
@@ -96,14 +95,14 @@ struct alignas(8) Barrier {
     DEVICE uint32_t address() const { return hopper::shared_address(this); }
 };
 
-// After init: the barriers are ready for the cluster and for TMA.
+// After init: makes the barriers visible to the cluster and to TMA.
 DEVICE void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Before TMA or wgmma read what this thread has stored to shared memory; a barrier comes after it.
+// Makes this thread's shared-memory writes visible to TMA and wgmma; a barrier follows.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Stores `value` (4, 8 or 16 bytes) to *shared in the block of rank `rank`, and counts its bytes at
+// st.async: stores `value` (4, 8 or 16 bytes) to *shared of block `rank`, and counts its bytes at
 // `barrier` there.
 template <class T>
 DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
@@ -133,8 +132,8 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
 }
 
 // --- bulk copies -----------------------------------------------------------------------------
-// By one thread: brings `bytes` neighbours, a multiple of 16, from `global` to `shared`, both
-// aligned to 16, and counts them at `to`.
+// By one thread: copies `bytes`, a multiple of 16, from `global` to `shared`, both aligned to 16,
+// and counts them at `to`.
 DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -151,20 +150,20 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, 
 }
 
 // --- TMA -------------------------------------------------------------------------------------
-// The box of an array of 1 to 5 dimensions that one instruction moves; made by
-// cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; what lies
-// outside of the array reads as zero and is not written.  The innermost one must be a multiple of
-// 16 bytes, and those of a store must not be negative: others are illegal instructions.
+// A tensor map: array of 1 to 5 dimensions and the box of one TMA instruction, encoded by
+// cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; out of
+// bounds reads as zero and is not written.  The innermost coordinate must be a multiple of 16
+// bytes, and those of a store nonnegative: others are illegal instructions.
 struct alignas(64) TensorMap { uint64_t words[16]; };
 
-// How long L2 keeps what is read: the policies that createpolicy makes for the whole access.
+// L2 cache hints of loads: createpolicy's constants for the whole access.
 enum CacheHint : uint64_t {
     kEvictNormal = 0x1000000000000000,
     kEvictFirst = 0x12f0000000000000,
     kEvictLast = 0x14f0000000000000,
 };
 
-// The line of `address`, in global memory, comes to L2.
+// L2 prefetch of the line of `address`.
 DEVICE void prefetch(const void* address) {
     asm volatile("prefetch.L2 [%0];" ::"l"(address) : "memory");
 }
@@ -172,8 +171,8 @@ DEVICE void prefetch_tensor_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// One instruction per rank: %0 shared memory, %1 the map, %2 the cache policy, %3 the barrier, %4
-// the mask of a multicast, then the coordinates.
+// One instruction per rank: %0 shared memory, %1 tensor map, %2 cache policy, %3 barrier, %4
+// multicast mask, then the coordinates.
 #define TMA_AT_1 "{%5}"
 #define TMA_AT_2 "{%5, %6}"
 #define TMA_AT_3 "{%5, %6, %7}"
@@ -210,16 +209,16 @@ DEVICE void prefetch_tensor_map(const TensorMap& map) {
     if constexpr (kRank == 4) INSTRUCTION(4);        \
     if constexpr (kRank == 5) INSTRUCTION(5)
 
-// By one thread: brings the box at `at` to `shared` (128-byte aligned; 1024 where the map swizzles
-// by 128) and counts all its bytes at `barrier`.
+// By one thread: TMA load of the box at `at` to `shared` (aligned to 128 bytes; to 1024 with the
+// 128-byte swizzle), counted at `barrier`.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int (&at)[kRank]) {
     const uint32_t address = hopper::shared_address(shared), barrier = to.address();
     const uint16_t mask = 0;
     TMA_BY_RANK(TMA_LOAD);
 }
-// The same for the blocks of the cluster whose rank's bit is set in `ranks`: to the same place, and
-// counted at the same barrier, in each.
+// The same, multicast to the blocks whose rank's bit is set in `ranks`: same offset and barrier in
+// each.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
                                const int (&at)[kRank], int ranks) {
@@ -227,14 +226,14 @@ DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
     const uint16_t mask = uint16_t(ranks);
     TMA_BY_RANK(TMA_LOAD_MULTICAST);
 }
-// By one thread: the box at `at` is on its way to L2.
+// By one thread: L2 prefetch of the box at `at`.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_prefetch(const TensorMap& map, const int (&at)[kRank]) {
     const uint32_t address = 0, barrier = 0;
     const uint16_t mask = 0;
     TMA_BY_RANK(TMA_PREFETCH);
 }
-// By one thread, which then commits and waits: stores the box from `shared` to `at`.
+// By one thread, which then commits and waits: TMA store of the box from `shared` to `at`.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[kRank]) {
     const uint32_t address = hopper::shared_address(shared), barrier = 0;
@@ -242,28 +241,27 @@ DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[
     TMA_BY_RANK(TMA_STORE);
 }
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until all but the last N committed groups of this thread are done with shared memory; it may then
-// be overwritten.  A thread waits so for all that it has stored before it leaves the kernel.
+// Waits until TMA has read shared memory of all but the last N committed groups of this thread.
+// Required before the thread exits, for all groups.
 template <int N>
 DEVICE void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-// Until they are done altogether.
+// Waits until their writes are complete.
 template <int N>
 DEVICE void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // --- warps -----------------------------------------------------------------------------------
-// True in one lane, whichever, of a warp that is all here: always the same one.
+// True in one lane of a converged warp, always the same one.
 DEVICE bool elect_one() {
     uint32_t elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}"
                  : "=r"(elected));
     return elected != 0;
 }
-// All warps of a warpgroup: from now on a thread has N registers, of those that all warps together
-// have.
+// setmaxnreg, by all warps of a warpgroup: N registers per thread, from the block's pool.
 template <int N>
 DEVICE void increase_registers() {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
@@ -275,7 +273,7 @@ DEVICE void decrease_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
+// --- 8 x 8 matrices of 16-bit elements: the inverse of load_matrix ----------------------------
 template <bool kTransposed = false, int kCount>
 DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount]) {
     const uint32_t address = hopper::shared_address(row);

@@ -1,7 +1,7 @@
-// Hopper's words on the host (see hopper_cuda.cuh for what they mean).
+// Hopper's primitives on the host (semantics: hopper_cuda.cuh).
 //
-// What a transfer brings is poison (0xff) until it is delivered (host_hopper.h), which is as late
-// as possible.  Shared memory that a transfer or wgmma reads must stay as it is until the wait.
+// The destination of a transfer is poison (0xff) until delivery (host_hopper.h), which is as late
+// as possible.  Shared memory that a transfer or wgmma reads must not change until the wait.
 #define GRID_CONSTANT const
 
 namespace hopper {
@@ -13,54 +13,54 @@ constexpr bool kEveryThreadArrives = false;
 struct alignas(8) Barrier {
     uint64_t state;
 
-    DEVICE void init(int count, HOST_PLACE) { init(count, 1, place); }
-    DEVICE void init(int count, int, HOST_PLACE) {
+    DEVICE void init(int count, HOST_LOCATION) { init(count, 1, location); }
+    DEVICE void init(int count, int, HOST_LOCATION) {
         host::overwrite(this, 8);
-        host::runtime->barrier_init(this, count, place);
+        host::runtime->barrier_init(this, count, location);
     }
-    DEVICE void arrive(HOST_PLACE) { arrive_expect_tx(0, place); }
+    DEVICE void arrive(HOST_LOCATION) { arrive_expect_tx(0, location); }
     template <int kThreads>
-    DEVICE void arrive_for(HOST_PLACE) {
-        if (threadIdx.x % kThreads == 0) arrive(place);
+    DEVICE void arrive_for(HOST_LOCATION) {
+        if (threadIdx.x % kThreads == 0) arrive(location);
     }
-    DEVICE void arrive_remote(int rank, HOST_PLACE) {
-        host::runtime->barrier_arrive(cluster_shared(this, rank, place), 0, place);
+    DEVICE void arrive_remote(int rank, HOST_LOCATION) {
+        host::runtime->barrier_arrive(cluster_shared(this, rank, location), 0, location);
     }
-    DEVICE void release_remote(int rank, HOST_PLACE) { arrive_remote(rank, place); }
-    DEVICE void arrive_expect_tx(int bytes, HOST_PLACE) {
+    DEVICE void release_remote(int rank, HOST_LOCATION) { arrive_remote(rank, location); }
+    DEVICE void arrive_expect_tx(int bytes, HOST_LOCATION) {
         host::touch(this, 8);
-        host::runtime->barrier_arrive(this, bytes, place);
+        host::runtime->barrier_arrive(this, bytes, location);
     }
-    DEVICE void wait(int parity, HOST_PLACE) {
+    DEVICE void wait(int parity, HOST_LOCATION) {
         host::touch(this, 8);
-        host::runtime->barrier_wait(this, parity, place);
+        host::runtime->barrier_wait(this, parity, location);
     }
-    DEVICE void wait_cluster(int parity, HOST_PLACE) { wait(parity, place); }
+    DEVICE void wait_cluster(int parity, HOST_LOCATION) { wait(parity, location); }
 };
 
 DEVICE void fence_barrier_init() {}
 DEVICE void fence_async_proxy() { host::runtime->fence_async_proxy(); }
 
 template <class T>
-DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank, HOST_PLACE) {
+DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank, HOST_LOCATION) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes");
-    T* remote = cluster_shared(shared, rank, place);
-    host::check_alignment(remote, sizeof(T), place);
+    T* remote = cluster_shared(shared, rank, location);
+    host::check_alignment(remote, sizeof(T), location);
     host::overwrite(remote, sizeof(T));
-    host::runtime->store_async(remote, &value, sizeof(T), cluster_shared(&barrier, rank, place),
-                               place);
+    host::runtime->store_async(remote, &value, sizeof(T), cluster_shared(&barrier, rank, location),
+                               location);
 }
 
 // --- bulk copies -----------------------------------------------------------------------------
-DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, HOST_PLACE) {
-    host::runtime->bulk_check(shared, global, bytes, &to, place);
+DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, HOST_LOCATION) {
+    host::runtime->bulk_check(shared, global, bytes, &to, location);
     host::touch(global, bytes);
     host::overwrite(shared, bytes);
-    host::runtime->bulk_load(shared, global, bytes, &to, place);
+    host::runtime->bulk_load(shared, global, bytes, &to, location);
 }
 DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, LoadPolicy,
-                      HOST_PLACE) {
-    bulk_load(shared, global, bytes, to, place);
+                      HOST_LOCATION) {
+    bulk_load(shared, global, bytes, to, location);
 }
 
 // --- TMA -------------------------------------------------------------------------------------
@@ -74,49 +74,49 @@ DEVICE void tma_prefetch(const TensorMap&, const int (&)[kRank]) {}
 
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
-                               const int (&at)[kRank], int ranks, HOST_PLACE) {
-    host::runtime->tma_check(&map, at, kRank, shared, false, place);
+                               const int (&at)[kRank], int ranks, HOST_LOCATION) {
+    host::runtime->tma_check(&map, at, kRank, shared, false, location);
     for (int rank = 0; rank < 16; ++rank) {
         if (!(ranks >> rank & 1)) continue;
-        host::overwrite(cluster_shared(shared, rank, place), map.box_bytes());
+        host::overwrite(cluster_shared(shared, rank, location), map.box_bytes());
     }
-    host::runtime->tma_load(&map, at, shared, &to, ranks, place);
+    host::runtime->tma_load(&map, at, shared, &to, ranks, location);
 }
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int (&at)[kRank],
-                     HOST_PLACE) {
-    tma_load_multicast<kHint>(shared, map, to, at, 1 << cluster_rank(), place);
+                     HOST_LOCATION) {
+    tma_load_multicast<kHint>(shared, map, to, at, 1 << cluster_rank(), location);
 }
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[kRank],
-                      HOST_PLACE) {
-    host::runtime->tma_check(&map, at, kRank, shared, true, place);
+                      HOST_LOCATION) {
+    host::runtime->tma_check(&map, at, kRank, shared, true, location);
     host::touch(shared, map.box_bytes());
-    host::runtime->tma_store(&map, at, shared, place);
+    host::runtime->tma_store(&map, at, shared, location);
 }
 DEVICE void tma_store_commit() { host::runtime->tma_store_commit(); }
 namespace hopper {
-DEVICE void tma_store_wait(int groups, bool read, host::Place place) {
+DEVICE void tma_store_wait(int groups, bool read, host::Location location) {
     int bytes;
     for (int i = 0; const void* p = host::runtime->tma_store_source(groups, i, &bytes); ++i) {
         host::touch(p, bytes);
     }
-    host::runtime->tma_store_wait(groups, read, place);
+    host::runtime->tma_store_wait(groups, read, location);
 }
 }  // namespace hopper
 template <int N>
-DEVICE void tma_store_wait_read(HOST_PLACE) {
-    hopper::tma_store_wait(N, true, place);
+DEVICE void tma_store_wait_read(HOST_LOCATION) {
+    hopper::tma_store_wait(N, true, location);
 }
 template <int N>
-DEVICE void tma_store_wait(HOST_PLACE) {
-    hopper::tma_store_wait(N, false, place);
+DEVICE void tma_store_wait(HOST_LOCATION) {
+    hopper::tma_store_wait(N, false, location);
 }
 
 // --- warps -----------------------------------------------------------------------------------
-// The last lane: a kernel that counts on the first one fails.
-DEVICE bool elect_one(HOST_PLACE) {
-    return host::shuffle_from("elect_one", lane_id(), kWarpSize - 1, place) == lane_id();
+// The last lane, to fail kernels that rely on the first.
+DEVICE bool elect_one(HOST_LOCATION) {
+    return host::shuffle_from("elect_one", lane_id(), kWarpSize - 1, location) == lane_id();
 }
 template <int N>
 DEVICE void increase_registers() {
@@ -127,14 +127,14 @@ DEVICE void decrease_registers() {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
 }
 
-// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
+// --- 8 x 8 matrices of 16-bit elements: the inverse of load_matrix ----------------------------
 template <bool kTransposed = false, int kCount>
-DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount], HOST_PLACE) {
+DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount], HOST_LOCATION) {
     static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
     const bool has_row = lane_id() % 32 < 8 * kCount;
-    if (has_row) host::check_alignment(row, 16, place);
+    if (has_row) host::check_alignment(row, 16, location);
     if (has_row) host::overwrite(row, 16);
     if (has_row) host::runtime->matrix_stored(row);
     host::MoveMatrix mine{true, kTransposed, kCount, (uint16_t*)row, (uint32_t*)r};
-    host::runtime->move_matrix(&mine, place);
+    host::runtime->move_matrix(&mine, location);
 }

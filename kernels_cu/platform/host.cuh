@@ -1,9 +1,8 @@
-// The vocabulary on the host: C++17 for g++ and clang, threads as fibers (host_runtime.cpp).
+// Primitives on the host: C++17 for g++ and clang, threads as fibers (host_runtime.cpp).
 //
-// Like a GPU under -ftz=true, arithmetic takes and gives no FP32 subnormals; the compiler may
-// contract a * b + c to one rounding, or not.  Compiled with -DHOST_WARP_SIZE=32 or 64, and with
-// -DDEVICE=inline where it is to be compiled fast: a function that is inlined everywhere is
-// compiled as often.
+// As on a GPU with -ftz=true, FP32 subnormals are flushed; the compiler may contract a * b + c, or
+// not.  Compiled with -DHOST_WARP_SIZE=32 or 64, and with -DDEVICE=inline for fast compilation:
+// always-inlined functions are compiled once per call.
 #include "platform/host_runtime.h"
 
 // --- kernels ---------------------------------------------------------------------------------
@@ -13,8 +12,8 @@
 #define KERNEL static
 #define CLUSTER_DIMS(n)
 #define HOST_EXPORT extern "C" __attribute__((visibility("default")))
-// Exports an entry that takes the arguments' addresses, and the parameters' sizes: -1 a pointer's,
-// 0 the end.
+// Exports an entry that takes the arguments' addresses, and the sizes of the parameters: -1 for a
+// pointer, 0 at the end.
 #define REGISTER_KERNEL(name)                                                                \
     HOST_EXPORT void host_entry(void* const* args) {                                         \
         host::Call<decltype(&name)>::call(name, args);                                       \
@@ -47,8 +46,8 @@ template <class... P> struct Call<void (*)(P...)> {
 };
 }  // namespace host
 
-// Where a word stands in the kernel, for messages.
-#define HOST_PLACE host::Place place = {__builtin_FILE(), __builtin_LINE()}
+// Source location of a primitive's call, for messages.
+#define HOST_LOCATION host::Location location = {__builtin_FILE(), __builtin_LINE()}
 
 #define threadIdx (host::runtime->thread()->thread_index)
 #define blockIdx (host::runtime->thread()->block->block_index)
@@ -76,21 +75,21 @@ constexpr bool kCompact =
 
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return host::runtime->thread()->lane; }
-DEVICE void sync_block(HOST_PLACE) { host::runtime->sync_block(place); }
-// sync_block; whether any thread's `value` is true.
-DEVICE bool sync_block_or(bool value, HOST_PLACE) {
+DEVICE void sync_block(HOST_LOCATION) { host::runtime->sync_block(location); }
+// sync_block; returns whether any thread's `value` is true.
+DEVICE bool sync_block_or(bool value, HOST_LOCATION) {
     SHARED(uint32_t, any, [1]);
     if (threadIdx.x == 0) any[0] = 0;
-    host::runtime->sync_block(place);
+    host::runtime->sync_block(location);
     if (value) any[0] = 1;
-    host::runtime->sync_block(place);
+    host::runtime->sync_block(location);
     const bool result = any[0] != 0;
-    host::runtime->sync_block(place);
+    host::runtime->sync_block(location);
     return result;
 }
-DEVICE void sync_warp(HOST_PLACE) { host::runtime->sync_warp(place); }
-DEVICE void named_barrier(int id, int count, HOST_PLACE) {
-    host::runtime->named_barrier(id, count, place);
+DEVICE void sync_warp(HOST_LOCATION) { host::runtime->sync_warp(location); }
+DEVICE void named_barrier(int id, int count, HOST_LOCATION) {
+    host::runtime->named_barrier(id, count, location);
 }
 
 namespace host {
@@ -104,15 +103,16 @@ template <class T> struct Shuffle {
             Shuffle* mine = static_cast<Shuffle*>(payloads[i]);
             if (!mine) continue;
             const Shuffle* from = static_cast<const Shuffle*>(payloads[mine->source]);
-            // What a missing lane holds is undefined: NaN shows.
+            // A missing lane's value is undefined: NaN reveals its use.
             if (from) mine->result = from->value;
             else __builtin_memset(&mine->result, 0xff, sizeof(T));
         }
     }
 };
-template <class T> DEVICE T shuffle_from(const char* word, T value, int source, Place place) {
+template <class T> DEVICE T shuffle_from(const char* primitive, T value, int source,
+                                         Location location) {
     Shuffle<T> payload{value, value, source & (kWarpSize - 1)};
-    runtime->exchange(word, &payload, Shuffle<T>::combine, place);
+    runtime->exchange(primitive, &payload, Shuffle<T>::combine, location);
     return payload.result;
 }
 static void combine_any(void** payloads) {
@@ -125,31 +125,31 @@ static void combine_any(void** payloads) {
 }  // namespace host
 
 template <class T>
-DEVICE T shuffle_xor(T value, int mask, HOST_PLACE) {
-    return host::shuffle_from("shuffle_xor", value, lane_id() ^ mask, place);
+DEVICE T shuffle_xor(T value, int mask, HOST_LOCATION) {
+    return host::shuffle_from("shuffle_xor", value, lane_id() ^ mask, location);
 }
 template <class T>
-DEVICE T shuffle(T value, int lane, HOST_PLACE) {
-    return host::shuffle_from("shuffle", value, lane, place);
+DEVICE T shuffle(T value, int lane, HOST_LOCATION) {
+    return host::shuffle_from("shuffle", value, lane, location);
 }
 DEVICE int opaque(int x) { return x; }
-DEVICE int uniform(int x, HOST_PLACE) {
-    return host::shuffle_from("uniform", x, 0, place);  // where lanes differ, results do
+DEVICE int uniform(int x, HOST_LOCATION) {
+    return host::shuffle_from("uniform", x, 0, location);  // nonuniform values give wrong results
 }
-DEVICE bool vote_any(bool p, HOST_PLACE) {
-    host::runtime->exchange("vote_any", &p, host::combine_any, place);
+DEVICE bool vote_any(bool p, HOST_LOCATION) {
+    host::runtime->exchange("vote_any", &p, host::combine_any, location);
     return p;
 }
-// Of all lanes; each of them gets it.
-DEVICE uint32_t maximum_of_warp(uint32_t x, HOST_PLACE) {
+// All-reduce over the warp.
+DEVICE uint32_t maximum_of_warp(uint32_t x, HOST_LOCATION) {
     for (int bit = 1; bit < kWarpSize; bit *= 2) {
-        const uint32_t other = shuffle_xor(x, bit, place);
+        const uint32_t other = shuffle_xor(x, bit, location);
         x = other > x ? other : x;
     }
     return x;
 }
-DEVICE double sum_of_warp(double x, HOST_PLACE) {
-    for (int bit = 1; bit < kWarpSize; bit *= 2) x += shuffle_xor(x, bit, place);
+DEVICE double sum_of_warp(double x, HOST_LOCATION) {
+    for (int bit = 1; bit < kWarpSize; bit *= 2) x += shuffle_xor(x, bit, location);
     return x;
 }
 template <class T>
@@ -169,13 +169,13 @@ DEVICE void atomic_min(T* address, T value) {
                                                        __ATOMIC_RELAXED)) {
     }
 }
-// Whether *address was `expected`, and is `desired` now.
+// Compare-and-swap; returns whether *address was `expected`.
 DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desired) {
     return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
 }
-// What this thread wrote before is there for whoever sees the sum, and what others wrote before
-// theirs for this thread.
+// Release and acquire: this thread's earlier writes are visible to whoever reads the sum, and
+// theirs to this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
@@ -188,7 +188,7 @@ DEVICE uint32_t load_acquire(const uint32_t* address) {
 DEVICE uint64_t load_acquire(const uint64_t* address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
-// Of one word, in which another block leaves something: nothing is said of what else it wrote.
+// Relaxed, for one word that another block writes: orders nothing else.
 DEVICE uint64_t load_relaxed(const uint64_t* address) {
     return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
@@ -196,16 +196,17 @@ DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
 DEVICE int count_bits(uint32_t x) { return __builtin_popcount(x); }
-// Between two polls of what another block changes: the schedule says who is next.
+// Backs off between two polls of a value that another block changes; the schedule picks the next
+// fiber.
 DEVICE void yield() { host::runtime->yield(); }
 constexpr int kMostPolls = 3;  // blocks leave under some schedules and stay under others
 #include "platform/grid.cuh"
 
 #include "platform/numbers.cuh"
 
-// The larger of two; a NaN is ignored if the other is a number.
+// The larger of two; ignores a NaN if the other is a number.
 DEVICE float maximum(float a, float b) { return a > b || b != b ? a : b; }
-// a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
+// a * b + c, rounded once, whatever the compiler contracts elsewhere.
 DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // The same for two pairs of 16-bit numbers (see pack).
 template <class T>
@@ -222,12 +223,12 @@ DEVICE float exp2_approx(float x) { return __builtin_exp2f(x); }
 
 // --- global memory ---------------------------------------------------------------------------
 namespace host {
-// A GPU faults on an access that is not aligned to its size.
-DEVICE void check_alignment(const void* p, int size, Place place) {
-    if (uintptr_t(p) % size != 0) runtime->fail("an access is not aligned to its size", place);
+// A GPU faults on misaligned accesses.
+DEVICE void check_alignment(const void* p, int size, Location location) {
+    if (uintptr_t(p) % size != 0) runtime->fail("an access is not aligned to its size", location);
 }
 
-// Accesses of the kernel's own, so that sanitizers see them and name the kernel's line.
+// Accesses in the kernel's own code, so that sanitizers see them and name the kernel's line.
 DEVICE void overwrite(void* p, int bytes) {
     for (int i = 0; i < bytes; i += 4) {
         *reinterpret_cast<volatile uint32_t*>(static_cast<char*>(p) + i) = 0xffffffffu;
@@ -243,63 +244,63 @@ DEVICE void touch(const void* p, int bytes) {
 }  // namespace host
 
 template <int N>
-DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
-    host::check_alignment(p, N, place);
+DEVICE Bytes<N> load_vector(const void* p, HOST_LOCATION) {
+    host::check_alignment(p, N, location);
     return *static_cast<const Bytes<N>*>(p);
 }
-struct LoadPolicy {};  // of nothing
+struct LoadPolicy {};  // no effect
 DEVICE LoadPolicy load_policy(bool) { return {}; }
 DEVICE LoadPolicy load_policy_once() { return {}; }
 struct StorePolicy {};
 DEVICE StorePolicy store_policy(bool) { return {}; }
 template <int N>
-DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_PLACE) {
+DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
-    return load_vector<N>(p, place);
+    return load_vector<N>(p, location);
 }
 template <int N>
-DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_PLACE) {
-    return load_vector<N>(p, place);
+DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_LOCATION) {
+    return load_vector<N>(p, location);
 }
 template <int N>
-DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
-    host::check_alignment(p, N, place);
+DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_LOCATION) {
+    host::check_alignment(p, N, location);
     *static_cast<Bytes<N>*>(p) = b;
 }
 template <int N>
-DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy, HOST_PLACE) {
+DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for stores of 16 bytes");
-    store_vector<N>(p, b, place);
+    store_vector<N>(p, b, location);
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // The destination is poison (0xff) until the wait, which writes it.
 template <int N, int kLine = 0>
-DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_PLACE) {
+DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_LOCATION) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
-    host::check_alignment(shared, N, place);
-    host::check_alignment(global, N, place);
+    host::check_alignment(shared, N, location);
+    host::check_alignment(global, N, location);
     // Touched here, so that a sanitizer names this line.
     if (valid) (void)*static_cast<const volatile char*>(global);
     if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
     host::runtime->copy_async(shared, valid ? global : nullptr, N);
 }
 template <int N>
-DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_PLACE) {
+DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
-    copy_async<N>(shared, global, true, place);
+    copy_async<N>(shared, global, true, location);
 }
 template <int N>
-DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy, HOST_PLACE) {
+DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
-    copy_async<N>(shared, global, valid, place);
+    copy_async<N>(shared, global, valid, location);
 }
-// The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+// Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
 template <int kLine = 0>
-DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {
-    // Also of 0 bytes: a GPU issues the instruction with this address.
-    host::check_alignment(shared, 16, place);
-    host::check_alignment(global, 16, place);
+DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_LOCATION) {
+    // Checked for 0 bytes too: a GPU issues the instruction with this address.
+    host::check_alignment(shared, 16, location);
+    host::check_alignment(global, 16, location);
     if (bytes > 0) {
         // Touched here, so that a sanitizer names this line.
         (void)*static_cast<const volatile char*>(global);
@@ -317,12 +318,12 @@ DEVICE void copy_async_wait() {
 
 // --- clusters --------------------------------------------------------------------------------
 DEVICE int cluster_rank() { return host::runtime->thread()->block->rank; }
-DEVICE void cluster_arrive(HOST_PLACE) { host::runtime->cluster_arrive(place); }
-DEVICE void cluster_arrive_relaxed(HOST_PLACE) { host::runtime->cluster_arrive(place); }
-DEVICE void cluster_wait(HOST_PLACE) { host::runtime->cluster_wait(place); }
+DEVICE void cluster_arrive(HOST_LOCATION) { host::runtime->cluster_arrive(location); }
+DEVICE void cluster_arrive_relaxed(HOST_LOCATION) { host::runtime->cluster_arrive(location); }
+DEVICE void cluster_wait(HOST_LOCATION) { host::runtime->cluster_wait(location); }
 template <class T>
-DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {
-    return static_cast<T*>(host::runtime->cluster_shared(shared, rank, place));
+DEVICE T* cluster_shared(T* shared, int rank, HOST_LOCATION) {
+    return static_cast<T*>(host::runtime->cluster_shared(shared, rank, location));
 }
 
 // --- matrices --------------------------------------------------------------------------------

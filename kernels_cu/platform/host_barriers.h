@@ -1,4 +1,4 @@
-// The barriers of a block, a warp and a cluster, as host_runtime.cpp runs them.
+// Barriers of a block, a warp and a cluster in host_runtime.cpp.
 
 void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.scope = scope;
@@ -6,29 +6,30 @@ void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.expected = expected;
 }
 
-// Returns when `expected` of the fibers in [fibers, fibers + count) are here.  The last to arrive
-// combines their payloads, if they exchange any, and goes on at once.
-void meet(Barrier& b, Fiber* fibers, int count, int expected, const char* word, Place place,
-          bool one_line, bool orders_memory = true, Combine combine = nullptr) {
+// Returns when `expected` of the fibers in [fibers, fibers + count) have arrived.  The last one
+// combines their payloads, if any, and continues at once.
+void arrive_and_wait(Barrier& b, Fiber* fibers, int count, int expected, const char* primitive,
+                     Location location, bool one_line, bool orders_memory = true,
+                     Combine combine = nullptr) {
     Fiber* self = worker->current;
     if (b.arrived == 0) {
         b.expected = expected;
-        b.word = word;
-        b.place = place;
+        b.primitive = primitive;
+        b.location = location;
         b.combine = combine;
     } else if (expected != b.expected) {
-        fail_at("named_barrier: its threads differ in the count", place);
-    } else if (one_line && !(same_place(place, b.place) && combine == b.combine)) {
+        fail_at("named_barrier: its threads differ in the count", location);
+    } else if (one_line && !(same_location(location, b.location) && combine == b.combine)) {
         self->waiting_for = &b;
-        self->word = word;
-        self->place = place;
+        self->primitive = primitive;
+        self->location = location;
         fail_diverged(&b);
     }
     TSAN(long long* sync = &b.sync[b.phase % 2]; if (orders_memory) __tsan_release(sync));
     if (++b.arrived < expected) {
-        wait_for(self, b, word, place);
+        wait_for(self, b, primitive, location);
     } else {
-        // Who waits asks this too, but where one thread is all of them, nobody waits.
+        // Waiting fibers check this too, but with one thread none waits.
         if (worker->launch->stopped()) abandon();
         if (combine) {
             void* payloads[128] = {};
@@ -43,41 +44,42 @@ void meet(Barrier& b, Fiber* fibers, int count, int expected, const char* word, 
     TSAN(if (orders_memory) __tsan_acquire(sync));
 }
 
-void sync_block(Place place) {
+void sync_block(Location location) {
     Block& block = *worker->current->owner;
     const int count = worker->cluster.num_threads;
-    meet(block.barriers[0], block.threads, count, count, "sync_block", place, true);
+    arrive_and_wait(block.barriers[0], block.threads, count, count, "sync_block", location, true);
 }
 
-void sync_warp(Place place) {
+void sync_warp(Location location) {
     Warp& warp = *worker->current->warp;
-    meet(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, "sync_warp", place, true);
+    arrive_and_wait(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, "sync_warp", location,
+                    true);
 }
 
-void named_barrier(int id, int count, Place place) {
+void named_barrier(int id, int count, Location location) {
     Cluster& cluster = worker->cluster;
-    if (id < 1 || id >= kNumBarriers) fail_at("named_barrier: the id is not in 1 to 15", place);
+    if (id < 1 || id >= kNumBarriers) fail_at("named_barrier: the id is not in 1 to 15", location);
     if (count < 1 || count > cluster.num_threads || count % cluster.warp_size != 0) {
-        fail_at("named_barrier: the count is not that of some whole warps of the block", place);
+        fail_at("named_barrier: the count is not that of some whole warps of the block", location);
     }
     Block& block = *worker->current->owner;
-    meet(block.barriers[id], block.threads, cluster.num_threads, count, "named_barrier", place,
-         false);
+    arrive_and_wait(block.barriers[id], block.threads, cluster.num_threads, count, "named_barrier",
+                    location, false);
 }
 
-void exchange(const char* word, void* payload, Combine combine, Place place) {
+void exchange(const char* primitive, void* payload, Combine combine, Location location) {
     Warp& warp = *worker->current->warp;
     worker->current->payload = payload;
     // Like a GPU's, an exchange orders no memory.
-    meet(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, word, place, true, false,
-         combine);
+    arrive_and_wait(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, primitive, location,
+                    true, false, combine);
 }
 
-void cluster_arrive(Place place) {
+void cluster_arrive(Location location) {
     Fiber* self = worker->current;
     Cluster& cluster = worker->cluster;
     Barrier& b = cluster.barrier;
-    if (self->arrived_at_cluster) fail_at("cluster_arrive twice without cluster_wait", place);
+    if (self->arrived_at_cluster) fail_at("cluster_arrive twice without cluster_wait", location);
     self->arrived_at_cluster = true;
     self->cluster_phase = b.phase;
     TSAN(__tsan_release(&b.sync[b.phase % 2]));
@@ -87,13 +89,13 @@ void cluster_arrive(Place place) {
     wake(b, cluster.fibers, cluster.num_fibers());
 }
 
-void cluster_wait(Place place) {
+void cluster_wait(Location location) {
     Fiber* self = worker->current;
-    if (!self->arrived_at_cluster) fail_at("cluster_wait without cluster_arrive", place);
+    if (!self->arrived_at_cluster) fail_at("cluster_wait without cluster_arrive", location);
     Barrier& b = worker->cluster.barrier;
     if (b.phase == self->cluster_phase) {
-        b.place = place;
-        wait_for(self, b, "cluster_wait", place);
+        b.location = location;
+        wait_for(self, b, "cluster_wait", location);
     }
     self->arrived_at_cluster = false;
     TSAN(__tsan_acquire(&b.sync[self->cluster_phase % 2]));

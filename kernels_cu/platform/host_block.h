@@ -1,4 +1,4 @@
-// Fibers, barriers, blocks and clusters: what one worker holds of the GPU.
+// Fibers, barriers, blocks and clusters: a worker's part of the GPU.
 
 struct Block;
 struct Fiber;
@@ -6,52 +6,51 @@ struct Warpgroup;
 
 enum Scope { kWarp, kWarpgroup, kBlock, kCluster, kPhase, kStores };
 
-// Where threads meet.  `place` is that of the first to arrive.
+// A barrier.  location: of the first arrival.
 struct Barrier {
     Scope scope;
     int arrived, expected;
-    const char* word;
-    Place place;
+    const char* primitive;
+    Location location;
     Combine combine;
     unsigned phase;
-    TSAN(long long sync[2];)  // by phase, so that early arrivals at the next one order nothing here
+    TSAN(long long
+             sync[2];)  // by phase, so that early arrivals at the next phase order nothing here
 };
 
 struct Warp {
     Barrier barrier;
     Fiber* lanes;
     int num_lanes;
-    int num_ready;  // in `ready`, which the sticky schedule uses
+    int num_ready;  // in `ready`, for the sticky schedule
     Fiber* ready[64];
 };
 
-// A Barrier of the kernel; `place` is where it was initialised, `arrived` and `expected` are this
-// phase's.
+// An mbarrier.  location: of its initialisation; arrived, expected: of this phase.
 struct PhaseBarrier : Barrier {
     const void* address;
     Block* owner;
-    long long bytes;  // expected and not here yet; negative: here and not expected yet
+    long long bytes;  // expected and not arrived; negative: arrived and not expected
 };
 
-// What TMA, an asynchronous store or wgmma has under way.  A store by TMA is done in two steps.
+// A TMA transfer, asynchronous store or wgmma in flight.  A TMA store has two steps.
 struct Transfer {
     enum Kind { kLoad, kRead, kWrite, kWord, kBulk, kProducts } kind;
     Fiber* issuer;
-    Place place;
+    Location location;
     TensorMap map;
     int at[5];
     char* shared;  // a store's source, else the destination
-    Block* block;  // whose shared memory that is
+    Block* block;  // owner of that shared memory
     PhaseBarrier* barrier;
     int bytes;
     int group;             // of the issuer's stores
-    char* data;            // a store's source, as it was when issued; a word
+    char* data;            // copy of a store's source when issued; one word
     const char* global;    // a bulk copy's source
-    Warpgroup* warpgroup;  // whose products
+    Warpgroup* warpgroup;  // of a wgmma
 };
 
-// Who wrote 16 bytes of shared memory last, by store_matrix, after how many of its fences for
-// asynchronous transfers.
+// Last store_matrix to 16 bytes of shared memory: its thread, and its proxy fences so far.
 struct StoredLine {
     const Fiber* by;
     int num_proxy_fences;
@@ -71,14 +70,14 @@ struct Fiber : ThreadView {
     int index;  // in the block
     bool done;
     const Barrier* waiting_for;  // null: ready, running or done
-    const char* word;
-    Place place;
+    const char* primitive;
+    Location location;
     void* payload;
     bool arrived_at_cluster;
     unsigned cluster_phase;
     int num_groups, num_copies, copy_capacity;
     Copy* copies;
-    int parity;  // that it waits for at a PhaseBarrier
+    int parity;  // parity of the awaited phase
     int num_store_groups;
     int num_wgmma_groups;
     bool wgmma_fenced;
@@ -109,15 +108,15 @@ struct Cluster {
     Warp* warps;
     Barrier barrier;
     int live;
-    PhaseBarrier* phase_barriers;  // made by the first
+    PhaseBarrier* phase_barriers;  // allocated at first use
     int num_phase_barriers;
     Transfer* transfers;
     int num_transfers, transfer_capacity;
-    Barrier stores;      // for those who wait for theirs
+    Barrier stores;      // waiters for stores
     StoredLine* stored;  // of all shared memory; made by the first store_matrix
     bool has_stored;
     Warpgroup* warpgroups;  // made by the first wgmma
-    // The static arrays met so far lie at the same offsets in all blocks.
+    // Static arrays seen so far have the same offsets in all blocks.
     const SharedArray* arrays[kMaxArrays];
     size_t offsets[kMaxArrays];
     int num_arrays;
@@ -128,8 +127,8 @@ struct Cluster {
 };
 
 // --- schedules -------------------------------------------------------------------------------
-// Which of the ready fibers runs next.  fifo: who waits longest.  lifo: who came last.  sticky: one
-// warp as far as it can go, then another at random.
+// The next ready fiber.  fifo: the longest waiting.  lifo: the last.  sticky: one warp as far as it
+// can go, then another at random.
 enum Order { kFifo, kLifo, kSticky };
 
 class ReadyList {
@@ -150,7 +149,7 @@ class ReadyList {
         }
         ++count_;
     }
-    // Null: nobody is ready.
+    // Null: no fiber is ready.
     Fiber* pop() {
         if (count_ == 0) return nullptr;
         --count_;

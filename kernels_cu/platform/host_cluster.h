@@ -1,4 +1,4 @@
-// How a worker of host_runtime.cpp runs the clusters of a launch, one after another.
+// A worker of host_runtime.cpp runs the clusters of a launch, one after another.
 
 bool allocate(Worker& w, const Launch& launch) {
     Cluster& c = w.cluster;
@@ -39,7 +39,7 @@ bool allocate(Worker& w, const Launch& launch) {
     return true;
 }
 
-// Everything that is the same for all clusters of a launch.
+// State common to all clusters of a launch.
 bool prepare(Worker& w, const Launch& launch) {
     if (!allocate(w, launch)) return false;
     Cluster& c = w.cluster;
@@ -116,7 +116,7 @@ Worker* new_worker() {
     return w;
 }
 
-// Works on `launch` until none of its clusters is left to start.
+// Runs clusters of `launch` until all have been started.
 void run_clusters(Launch& launch) {
     if (!worker) worker = new_worker();
     Worker& w = *worker;

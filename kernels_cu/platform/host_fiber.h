@@ -1,5 +1,5 @@
-// Fibers: a stack, an assembly switch of a few ns, and what the sanitizers must be told of both.
-// The runtime itself is never instrumented; HOST_ASAN and HOST_TSAN say what its kernels are.
+// Fibers: a stack, a context switch in assembly of a few ns, and the sanitizers' annotations.  The
+// runtime itself is never instrumented; HOST_ASAN and HOST_TSAN describe its kernels.
 
 #ifdef HOST_ASAN
 extern "C" {
@@ -40,7 +40,7 @@ constexpr unsigned kNoSync = 1;  // a switch orders nothing: only barriers do
 #define TSAN(...)
 #endif
 
-// What the runtime does on a kernel's behalf orders nothing and races with nothing.
+// The runtime's accesses on behalf of a kernel neither order nor race.
 static thread_local int unobserved_depth;
 
 inline void begin_unobserved() {
@@ -140,7 +140,7 @@ static void flush_subnormals() {
 #error "the host target is for x86-64 and aarch64"
 #endif
 
-// A place to go on: a fiber's, or a worker's own stack.
+// A context: a fiber's, or a worker's own stack.
 struct Context {
     void* stack_pointer;
     char* bottom;  // of the stack
@@ -149,7 +149,7 @@ struct Context {
     TSAN(void* tsan_fiber;)
 };
 
-// Once, when a context first runs.
+// At a context's first run.
 inline void enter_context() { ASAN(__sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr)); }
 
 inline void switch_context(Context& from, Context& to) {
@@ -161,7 +161,7 @@ inline void switch_context(Context& from, Context& to) {
 
 constexpr unsigned long long kCanary = 0x5ca1ab1e0ddba11ull;
 
-// Makes `c`, whose stack is set, start over with `main`, whatever it was at.
+// Restarts `c`, whose stack is set, with `main`.
 inline void reset_context(Context& c, void (*main)()) {
     ASAN(__asan_unpoison_memory_region(c.bottom, c.size));
     ASAN(c.fake_stack = nullptr);

@@ -1,11 +1,10 @@
-// Hopper's barriers in shared memory and asynchronous transfers, as host_runtime.cpp runs them.
+// Hopper's mbarriers and asynchronous transfers in host_runtime.cpp.
 //
-// A transfer is delivered when no thread can go on without it; the sticky schedule delivers at
-// random moments as well.  The same goes for the end of a wait for stores or products.
+// A transfer is delivered when no thread can continue without it; the sticky schedule also delivers
+// at random.  The same applies to the end of waits for stores or wgmma.
 
 // --- barriers --------------------------------------------------------------------------------
-// The kernel's 8 bytes hold this and the barrier's number, so that one that is overwritten is
-// noticed.
+// The kernel's 8 bytes have this magic and the barrier's index, so that overwriting is detected.
 constexpr unsigned kPhaseBarrierMagic = 0xba441e40;
 
 Block* block_of(const void* p) {
@@ -15,38 +14,38 @@ Block* block_of(const void* p) {
     return &w.cluster.blocks[offset / w.shared_bytes];
 }
 
-PhaseBarrier& find_barrier(const void* address, Place place) {
+PhaseBarrier& find_barrier(const void* address, Location location) {
     Cluster& c = worker->cluster;
     const Block* block = block_of(address);
-    if (!block) fail_at("a Barrier must be in shared memory", place);
+    if (!block) fail_at("a Barrier must be in shared memory", location);
     if (block->started && block->live == 0)
-        fail_at("the Barrier's block has left the kernel", place);
+        fail_at("the Barrier's block has left the kernel", location);
     unsigned words[2];
     memcpy(words, address, sizeof(words));
     if (words[1] == kPhaseBarrierMagic && words[0] < unsigned(c.num_phase_barriers) &&
         c.phase_barriers[words[0]].address == address) {
         return c.phase_barriers[words[0]];
     }
-    fail_at("the Barrier is not initialised, or overwritten", place);
+    fail_at("the Barrier is not initialised, or overwritten", location);
 }
 
-void barrier_init(void* address, int count, Place place) {
+void barrier_init(void* address, int count, Location location) {
     Cluster& c = worker->cluster;
     Block* block = block_of(address);
     if (block != worker->current->owner) {
-        fail_at("a Barrier is initialised in its own block's shared memory", place);
+        fail_at("a Barrier is initialised in its own block's shared memory", location);
     }
-    if (count < 1 || count >= 1 << 20) fail_at("a Barrier counts 1 to 1048575 arrivals", place);
+    if (count < 1 || count >= 1 << 20) fail_at("a Barrier counts 1 to 1048575 arrivals", location);
     for (int i = 0; i < c.num_phase_barriers; ++i) {
         if (c.phase_barriers[i].address == address)
-            fail_at("a Barrier is initialised twice", place);
+            fail_at("a Barrier is initialised twice", location);
     }
     if (!c.phase_barriers) {
         c.phase_barriers =
             static_cast<PhaseBarrier*>(calloc(kMaxPhaseBarriers, sizeof(PhaseBarrier)));
     }
     if (!c.phase_barriers || c.num_phase_barriers == kMaxPhaseBarriers) {
-        fail_at("too many Barriers", place);
+        fail_at("too many Barriers", location);
     }
     const unsigned words[2] = {unsigned(c.num_phase_barriers), kPhaseBarrierMagic};
     memcpy(address, words, sizeof(words));
@@ -55,8 +54,8 @@ void barrier_init(void* address, int count, Place place) {
     b.arrived = 0;
     b.expected = count;
     b.phase = 0;
-    b.word = "Barrier";
-    b.place = place;
+    b.primitive = "Barrier";
+    b.location = location;
     b.address = address;
     b.owner = block;
     b.bytes = 0;
@@ -69,10 +68,10 @@ void complete_phase(PhaseBarrier& b) {
     wake(b, b.owner->threads, worker->cluster.num_threads);
 }
 
-void barrier_arrive(void* address, int expected_bytes, Place place) {
-    PhaseBarrier& b = find_barrier(address, place);
+void barrier_arrive(void* address, int expected_bytes, Location location) {
+    PhaseBarrier& b = find_barrier(address, location);
     if (b.arrived == b.expected) {
-        fail_at("more threads arrive at the Barrier in one phase than it counts", place);
+        fail_at("more threads arrive at the Barrier in one phase than it counts", location);
     }
     TSAN(__tsan_release(&b.sync[b.phase % 2]));
     b.bytes += expected_bytes;
@@ -80,15 +79,15 @@ void barrier_arrive(void* address, int expected_bytes, Place place) {
     complete_phase(b);
 }
 
-void barrier_wait(void* address, int parity, Place place) {
+void barrier_wait(void* address, int parity, Location location) {
     Fiber* self = worker->current;
-    PhaseBarrier& b = find_barrier(address, place);
-    if (b.owner != self->owner) fail_at("only its own block can wait at a Barrier", place);
-    if (parity != 0 && parity != 1) fail_at("a Barrier's parity is 0 or 1", place);
-    // Who comes so late that a further phase is over waits for one more, as on a GPU.
+    PhaseBarrier& b = find_barrier(address, location);
+    if (b.owner != self->owner) fail_at("only its own block can wait at a Barrier", location);
+    if (parity != 0 && parity != 1) fail_at("a Barrier's parity is 0 or 1", location);
+    // A thread so late that another phase has completed waits for one more, as on a GPU.
     while (int(b.phase % 2) == parity) {
         self->parity = parity;
-        wait_for(self, b, "Barrier::wait", place);
+        wait_for(self, b, "Barrier::wait", location);
     }
     TSAN(__tsan_acquire(&b.sync[parity]));
 }
@@ -100,7 +99,7 @@ inline uintptr_t swizzled(uintptr_t address, int swizzle_bytes) {
     return address ^ (address >> 3 & bits);
 }
 
-// Moves the box between the array and `image`, the bytes of shared memory that begin at `shared`.
+// Copies the box between the array and `image`, the shared memory from `shared` on.
 void copy_box(const Transfer& t, char* image, bool load) {
     const TensorMap& map = t.map;
     const int line_bytes = map.box[0] * map.item_bytes;
@@ -109,7 +108,7 @@ void copy_box(const Transfer& t, char* image, bool load) {
     const long long last = columns - t.at[0] < map.box[0] ? columns - t.at[0] : map.box[0];
     char line[2048];
     for (int row = 0; row * line_bytes < t.bytes; ++row) {
-        // Modulo 2^64, as TMA has it: what is outside, or comes back from there, is no overflow.
+        // Modulo 2^64, as in TMA: out-of-bounds coordinates do not overflow.
         uint64_t address = map.address + uint64_t((t.at[0] + first) * map.item_bytes);
         bool inside = first < last;
         int rest = row;
@@ -149,7 +148,7 @@ void deliver(int i) {
     Unobserved unobserved;
     if (t.kind == Transfer::kRead) {
         if (memcmp(t.data, t.shared, t.bytes) != 0) {
-            fail_of(*t.issuer, "shared memory changed while tma_store read it", t.place);
+            fail_of(*t.issuer, "shared memory changed while tma_store read it", t.location);
         }
         t.kind = Transfer::kWrite;
         wake(c.stores, t.issuer, 1);
@@ -168,7 +167,7 @@ void deliver(int i) {
     complete_phase(*done.barrier);
 }
 
-// False: nothing is under way.
+// False: nothing is in flight.
 bool deliver_one() {
     Worker& w = *worker;
     const int count = w.cluster.num_transfers;
@@ -185,8 +184,8 @@ void deliver_at_random() {
     if (w.ready.order() == kSticky && w.ready.random() % 8 == 0) deliver_one();
 }
 
-Transfer& new_transfer(Transfer::Kind kind, char* shared, int bytes, Place place) {
-    Unobserved unobserved;  // the list is the runtime's, not the kernel's
+Transfer& new_transfer(Transfer::Kind kind, char* shared, int bytes, Location location) {
+    Unobserved unobserved;  // the list belongs to the runtime
     Cluster& c = worker->cluster;
     if (c.num_transfers == c.transfer_capacity) {
         c.transfer_capacity = 2 * c.transfer_capacity + 16;
@@ -197,17 +196,18 @@ Transfer& new_transfer(Transfer::Kind kind, char* shared, int bytes, Place place
     t = {};
     t.kind = kind;
     t.issuer = worker->current;
-    t.place = place;
+    t.location = location;
     t.shared = shared;
     t.block = block_of(shared);
     t.bytes = bytes;
     return t;
 }
 
-void store_async(void* remote, const void* value, int bytes, void* remote_barrier, Place place) {
-    PhaseBarrier& barrier = find_barrier(remote_barrier, place);
+void store_async(void* remote, const void* value, int bytes, void* remote_barrier,
+                 Location location) {
+    PhaseBarrier& barrier = find_barrier(remote_barrier, location);
     TSAN(__tsan_release(&barrier.sync[barrier.phase % 2]));
-    Transfer& t = new_transfer(Transfer::kWord, static_cast<char*>(remote), bytes, place);
+    Transfer& t = new_transfer(Transfer::kWord, static_cast<char*>(remote), bytes, location);
     t.barrier = &barrier;
     Unobserved unobserved;
     t.data = static_cast<char*>(malloc(bytes));
@@ -215,74 +215,75 @@ void store_async(void* remote, const void* value, int bytes, void* remote_barrie
 }
 
 void bulk_check(const void* shared, const void* global, int bytes, const void* barrier,
-                Place place) {
+                Location location) {
     const Block& block = *worker->current->owner;
     if (uintptr_t(shared) % 16 || uintptr_t(global) % 16 || bytes % 16 || bytes < 0) {
-        fail_at("bulk_load: addresses and bytes must be multiples of 16", place);
+        fail_at("bulk_load: addresses and bytes must be multiples of 16", location);
     }
     if (block_of(shared) != &block || block_of(barrier) != &block) {
-        fail_at("bulk_load: not in the block's shared memory", place);
+        fail_at("bulk_load: not in the block's shared memory", location);
     }
     if (static_cast<const char*>(shared) + bytes >
         block.shared + kDynamicOffset + worker->cluster.dynamic_bytes) {
-        fail_at("bulk_load: the copy is larger than the rest of shared memory", place);
+        fail_at("bulk_load: the copy is larger than the rest of shared memory", location);
     }
 }
 
-void bulk_load(void* shared, const void* global, int bytes, void* barrier, Place place) {
-    PhaseBarrier& there = find_barrier(barrier, place);
+void bulk_load(void* shared, const void* global, int bytes, void* barrier, Location location) {
+    PhaseBarrier& there = find_barrier(barrier, location);
     TSAN(__tsan_release(&there.sync[there.phase % 2]));
-    Transfer& t = new_transfer(Transfer::kBulk, static_cast<char*>(shared), bytes, place);
+    Transfer& t = new_transfer(Transfer::kBulk, static_cast<char*>(shared), bytes, location);
     t.global = static_cast<const char*>(global);
     t.barrier = &there;
 }
 
 // --- TMA -------------------------------------------------------------------------------------
 void tma_check(const TensorMap* map, const int* at, int num_coordinates, const void* shared,
-               bool store, Place place) {
-    if (map->magic != kTensorMapMagic) fail_at("TMA: not a TensorMap of the host target", place);
-    if (num_coordinates != map->rank) fail_at("TMA: as many coordinates as the map's rank", place);
+               bool store, Location location) {
+    if (map->magic != kTensorMapMagic) fail_at("TMA: not a TensorMap of the host target", location);
+    if (num_coordinates != map->rank)
+        fail_at("TMA: as many coordinates as the map's rank", location);
     if ((long long)at[0] * map->item_bytes % 16 != 0) {
-        fail_at("TMA: the innermost coordinate must be a multiple of 16 bytes", place);
+        fail_at("TMA: the innermost coordinate must be a multiple of 16 bytes", location);
     }
     if (store && map->shape[0] * map->item_bytes % 16 != 0) {
-        fail_at("tma_store: lines must be of whole 16 bytes, which are all written", place);
+        fail_at("tma_store: lines must be of whole 16 bytes, which are all written", location);
     }
     for (int i = 0; i < map->rank; ++i) {
-        if (store && at[i] < 0) fail_at("tma_store: no coordinate may be negative", place);
+        if (store && at[i] < 0) fail_at("tma_store: no coordinate may be negative", location);
     }
     const Block& block = *worker->current->owner;
-    if (block_of(shared) != &block) fail_at("TMA: not in the block's shared memory", place);
+    if (block_of(shared) != &block) fail_at("TMA: not in the block's shared memory", location);
     if (uintptr_t(shared) % (map->swizzle_bytes ? 8 * map->swizzle_bytes : 128) != 0) {
-        fail_at("TMA: shared memory is not aligned to 128 bytes, or 8 times the swizzle", place);
+        fail_at("TMA: shared memory is not aligned to 128 bytes, or 8 times the swizzle", location);
     }
     const char* end = static_cast<const char*>(shared) + map->box_bytes();
     if (end > block.shared + kDynamicOffset + worker->cluster.dynamic_bytes) {
-        fail_at("TMA: the box is larger than the rest of shared memory", place);
+        fail_at("TMA: the box is larger than the rest of shared memory", location);
     }
 }
 
 void tma_load(const TensorMap* map, const int* at, void* shared, void* barrier, int ranks,
-              Place place) {
+              Location location) {
     Cluster& c = worker->cluster;
     const Block& mine = *worker->current->owner;
-    if (block_of(barrier) != &mine) fail_at("tma_load: not a Barrier of this block", place);
-    if (ranks < 1 || ranks >> c.size != 0) fail_at("tma_load: no such rank", place);
+    if (block_of(barrier) != &mine) fail_at("tma_load: not a Barrier of this block", location);
+    if (ranks < 1 || ranks >> c.size != 0) fail_at("tma_load: no such rank", location);
     for (int rank = 0; rank < c.size; ++rank) {
         if (!(ranks >> rank & 1)) continue;
         const ptrdiff_t offset = c.blocks[rank].shared - mine.shared;
-        PhaseBarrier& there = find_barrier(static_cast<char*>(barrier) + offset, place);
+        PhaseBarrier& there = find_barrier(static_cast<char*>(barrier) + offset, location);
         TSAN(__tsan_release(&there.sync[there.phase % 2]));
         char* destination = static_cast<char*>(shared) + offset;
-        Transfer& t = new_transfer(Transfer::kLoad, destination, map->box_bytes(), place);
+        Transfer& t = new_transfer(Transfer::kLoad, destination, map->box_bytes(), location);
         t.map = *map;
         memcpy(t.at, at, map->rank * sizeof(int));
         t.barrier = &there;
     }
 }
 
-// What threads store to shared memory becomes visible to TMA by a fence of theirs, before the
-// barrier that the store waits for.  Of store_matrix alone: other stores are the compiler's.
+// TMA sees a thread's shared-memory stores after its proxy fence, before the barrier that the store
+// waits for.  Checked for store_matrix only: other stores are the compiler's.
 StoredLine* stored_lines(const void* shared) {
     const Worker& w = *worker;
     return w.cluster.stored + (static_cast<const char*>(shared) - w.shared) / 16;
@@ -303,23 +304,23 @@ void matrix_stored(const void* line) {
 
 void fence_async_proxy() { ++worker->current->num_proxy_fences; }
 
-void check_fenced(const void* shared, int bytes, Place place) {
+void check_fenced(const void* shared, int bytes, Location location) {
     if (!worker->cluster.has_stored) return;
     const StoredLine* lines = stored_lines(shared);
     for (int i = 0; i < bytes / 16; ++i) {
         if (lines[i].by && lines[i].num_proxy_fences == lines[i].by->num_proxy_fences) {
             fail_at("tma_store reads what store_matrix has stored without fence_async_proxy",
-                    place);
+                    location);
         }
     }
 }
 
-void tma_store(const TensorMap* map, const int* at, const void* shared, Place place) {
+void tma_store(const TensorMap* map, const int* at, const void* shared, Location location) {
     Unobserved unobserved;
     const int bytes = map->box_bytes();
-    check_fenced(shared, bytes, place);
+    check_fenced(shared, bytes, location);
     char* source = static_cast<char*>(const_cast<void*>(shared));
-    Transfer& t = new_transfer(Transfer::kRead, source, bytes, place);
+    Transfer& t = new_transfer(Transfer::kRead, source, bytes, location);
     t.map = *map;
     memcpy(t.at, at, map->rank * sizeof(int));
     t.group = worker->current->num_store_groups;
@@ -329,8 +330,7 @@ void tma_store(const TensorMap* map, const int* at, const void* shared, Place pl
 
 void tma_store_commit() { ++worker->current->num_store_groups; }
 
-// A store of this thread's that is not among the last `groups` groups; `read`: which is not yet
-// read.
+// A store of this thread outside of the last `groups` groups; read: one that TMA has not read yet.
 bool waited_for(const Transfer& t, int groups, bool read) {
     const Fiber* self = worker->current;
     return (t.kind == Transfer::kRead || (t.kind == Transfer::kWrite && !read)) &&
@@ -348,23 +348,23 @@ const void* tma_store_source(int groups, int i, int* bytes) {
     return nullptr;
 }
 
-void tma_store_wait(int groups, bool read, Place place) {
+void tma_store_wait(int groups, bool read, Location location) {
     Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_transfers; ++i) {
         if (!waited_for(c.transfers[i], groups, read)) continue;
-        wait_for(worker->current, c.stores, "tma_store_wait", place);
+        wait_for(worker->current, c.stores, "tma_store_wait", location);
         i = -1;
     }
 }
 
 // --- the end ---------------------------------------------------------------------------------
-// What a thread, and the block and cluster whose last one it is, must not leave behind.
+// Leftovers that a thread, or the last one of a block or cluster, must not have at exit.
 void check_thread_end(const Fiber& self) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_transfers; ++i) {
         const Transfer& t = c.transfers[i];
         if (t.kind == Transfer::kRead && t.issuer == &self) {
-            fail_at("the thread left the kernel before tma_store had read all", t.place);
+            fail_at("the thread left the kernel before tma_store had read all", t.location);
         }
     }
 }
@@ -374,7 +374,7 @@ void check_block_end(const Block& block) {
     for (int i = 0; i < c.num_transfers; ++i) {
         const Transfer& t = c.transfers[i];
         if (t.barrier && t.block == &block) {
-            fail_at("the block left the kernel before this had arrived", t.place);
+            fail_at("the block left the kernel before this had arrived", t.location);
         }
     }
     for (int i = 0; i < c.num_phase_barriers; ++i) {
@@ -383,7 +383,7 @@ void check_block_end(const Block& block) {
         fail_at(b.bytes > 0
                     ? "at the end, fewer bytes have arrived at the Barrier than were expected"
                     : "at the end, more bytes have arrived at the Barrier than were expected",
-                b.place);
+                b.location);
     }
 }
 

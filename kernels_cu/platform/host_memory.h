@@ -1,11 +1,11 @@
-// Shared memory and async copies into it, as host_runtime.cpp runs them.
+// Shared memory and cp.async in host_runtime.cpp.
 
 void poison(void* p, size_t bytes) {
     Unobserved unobserved;
     memset(p, 0xff, bytes);
 }
 
-// The variable of a SHARED, the same for all threads of the block.
+// The variable of a SHARED, one per block.
 void* shared(const SharedArray* array) {
     Cluster& c = worker->cluster;
     char* mine = worker->current->owner->shared;
@@ -16,7 +16,7 @@ void* shared(const SharedArray* array) {
     const size_t offset = (c.static_bytes + kRedzone + alignment - 1) / alignment * alignment;
     c.static_bytes = offset + array->size + kRedzone;
     if (c.num_arrays == kMaxArrays || c.static_bytes > kDynamicOffset) {
-        fail_at("static shared memory ends at 48 KB and 64 arrays", array->place);
+        fail_at("static shared memory ends at 48 KB and 64 arrays", array->location);
     }
     c.arrays[c.num_arrays] = array;
     c.offsets[c.num_arrays++] = offset;
@@ -27,22 +27,22 @@ void* shared(const SharedArray* array) {
     return mine + offset;
 }
 
-void* dynamic_shared(unsigned size, Place place) {
+void* dynamic_shared(unsigned size, Location location) {
     if (size > worker->cluster.dynamic_bytes) {
-        fail_at("SHARED_STORAGE is larger than the launch's dynamic shared memory", place);
+        fail_at("SHARED_STORAGE is larger than the launch's dynamic shared memory", location);
     }
     return worker->current->owner->shared + kDynamicOffset;
 }
 
-void* cluster_shared(const void* pointer, int rank, Place place) {
+void* cluster_shared(const void* pointer, int rank, Location location) {
     Cluster& c = worker->cluster;
     const size_t offset = static_cast<const char*>(pointer) - worker->current->owner->shared;
-    if (rank < 0 || rank >= c.size) fail_at("cluster_shared: no such rank", place);
-    if (offset >= worker->shared_bytes) fail_at("cluster_shared: not in shared memory", place);
+    if (rank < 0 || rank >= c.size) fail_at("cluster_shared: no such rank", location);
+    if (offset >= worker->shared_bytes) fail_at("cluster_shared: not in shared memory", location);
     return c.blocks[rank].shared + offset;
 }
 
-// Every byte that the block's kernel may use.
+// All shared memory of the block's kernel.
 void poison_block(Block& block) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_arrays; ++i) poison(block.shared + c.offsets[i], c.arrays[i]->size);

@@ -1,19 +1,19 @@
-// mma, load_matrix and store_matrix as host_runtime.cpp runs them, once a warp's last lane has come.
+// mma, load_matrix and store_matrix in host_runtime.cpp, run when a warp's last lane arrives.
 
 #include "platform/host_products.h"
 
-int item_bytes(NumberType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
+int item_bytes(ElementType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
 
 // --- products --------------------------------------------------------------------------------
-// The operand's fragments of all lanes.
-template <int kLanes, class Number, class T>
-void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride) {
-    constexpr int kCount = 512 / kLanes / int(sizeof(Number));
+// Gathers an operand from the fragments of all lanes.
+template <int kLanes, class Element, class T>
+void gather_operand(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
+    constexpr int kCount = 512 / kLanes / int(sizeof(Element));
     for (int lane = 0; lane < kLanes; ++lane) {
         const Mma& mine = *static_cast<const Mma*>(payloads[lane]);
-        const Number* from = static_cast<const Number*>(mine.fragments[operand]);
+        const Element* from = static_cast<const Element*>(mine.fragments[operand]);
         for (int f = 0; f < mine.counts[operand]; ++f, from += kCount) {
-            T* to = out + (f * 16 + lane % 16) * outer_stride + lane / 16 * kCount * k_stride;
+            T* to = out + (f * 16 + lane % 16) * mn_stride + lane / 16 * kCount * k_stride;
             for (int i = 0; i < kCount; ++i) {
                 if constexpr (kSame<T, int>) to[i * k_stride] = from[i];
                 else to[i * k_stride] = to_float(from[i]);
@@ -22,10 +22,10 @@ void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride
     }
 }
 template <int kLanes, class T>
-void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride) {
-    const NumberType type = static_cast<const Mma*>(payloads[0])->types[operand];
-    const auto of = [&](auto number) {
-        gather<kLanes, decltype(number)>(out, payloads, operand, outer_stride, k_stride);
+void gather_operand(T* out, void** payloads, int operand, int mn_stride, int k_stride) {
+    const ElementType type = static_cast<const Mma*>(payloads[0])->types[operand];
+    const auto of = [&](auto element) {
+        gather_operand<kLanes, decltype(element)>(out, payloads, operand, mn_stride, k_stride);
     };
     if constexpr (kSame<T, int>) of(int8_t());
     else if (type == kHalf) of(half());
@@ -34,18 +34,19 @@ void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride
     else of(e5m2());
 }
 
-// The sums of row `m` of fragments.
-template <bool kGather, int kLanes, class T>
-void exchange_sums(void** payloads, int m, T* d, int n) {
+// Loads or stores the accumulators of row `m` of fragments.
+template <bool kLoad, int kLanes, class T>
+void exchange_accumulators(void** payloads, int m, T* d, int n) {
     constexpr int kCount = 256 / kLanes;
     for (int lane = 0; lane < kLanes; ++lane) {
         const Mma& mine = *static_cast<const Mma*>(payloads[lane]);
-        T* sums = static_cast<T*>(mine.sums) + m * n / 16 * kCount;
-        for (int f = 0; f < n / 16; ++f, sums += kCount) {
+        T* accumulators = static_cast<T*>(mine.accumulators) + m * n / 16 * kCount;
+        for (int f = 0; f < n / 16; ++f, accumulators += kCount) {
             for (int i = 0; i < kCount; ++i) {
-                T& here = d[sum_row(kLanes, lane, i) * n + f * 16 + sum_col(kLanes, lane, i)];
-                if constexpr (kGather) here = sums[i];
-                else sums[i] = here;
+                T& here = d[accumulator_row(kLanes, lane, i) * n + f * 16 +
+                            accumulator_col(kLanes, lane, i)];
+                if constexpr (kLoad) here = accumulators[i];
+                else accumulators[i] = here;
             }
         }
     }
@@ -53,32 +54,32 @@ void exchange_sums(void** payloads, int m, T* d, int n) {
 
 template <class T, int kLanes>
 void combine_mma(void** payloads) {
-    // Too large for a fiber's stack; none is switched to meanwhile.
+    // Too large for a fiber's stack; no switch happens meanwhile.
     static thread_local T a[kMaxFragments * 16 * 32], b[32 * kMaxFragments * 16];
     static thread_local T d[16 * kMaxFragments * 16];
     const Mma& op = *static_cast<const Mma*>(payloads[0]);
     const int k = 32 / item_bytes(op.types[0]), n = op.counts[1] * 16;
-    gather<kLanes>(a, payloads, 0, k, 1);
-    gather<kLanes>(b, payloads, 1, 1, n);
+    gather_operand<kLanes>(a, payloads, 0, k, 1);
+    gather_operand<kLanes>(b, payloads, 1, 1, n);
     for (int m = 0; m < op.counts[0]; ++m) {
-        exchange_sums<true, kLanes>(payloads, m, d, n);
+        exchange_accumulators<true, kLanes>(payloads, m, d, n);
         multiply(op.types, d, a + m * 16 * k, b, 16, n, k);
-        exchange_sums<false, kLanes>(payloads, m, d, n);
+        exchange_accumulators<false, kLanes>(payloads, m, d, n);
     }
 }
 
-void mma(Mma* op, Place place) {
+void mma(Mma* op, Location location) {
     const int lanes = worker->cluster.warp_size;
-    if (worker->current->warp->num_lanes != lanes) fail_at("mma is for whole warps", place);
-    const auto of = [&](auto number) {
-        using T = decltype(number);
-        exchange("mma", op, lanes == 32 ? combine_mma<T, 32> : combine_mma<T, 64>, place);
+    if (worker->current->warp->num_lanes != lanes) fail_at("mma is for whole warps", location);
+    const auto of = [&](auto element) {
+        using T = decltype(element);
+        exchange("mma", op, lanes == 32 ? combine_mma<T, 32> : combine_mma<T, 64>, location);
     };
     if (op->types[0] == kInt8) of(int());
     else of(float());
 }
 
-// --- matrices of 8 x 8 numbers -----------------------------------------------------------------
+// --- 8 x 8 matrices ---------------------------------------------------------------------------
 void combine_matrices(void** payloads) {
     for (int lane = 0; lane < worker->cluster.warp_size; ++lane) {
         if (!payloads[lane]) continue;
@@ -87,15 +88,15 @@ void combine_matrices(void** payloads) {
             const int matrix = n / 2, from = lane % 32 / 4, to = lane % 4 * 2 + n % 2;
             const int source = lane / 32 * 32 + matrix * 8 + (mine.transposed ? to : from);
             if (!payloads[source]) continue;
-            uint16_t& number =
+            uint16_t& element =
                 static_cast<MoveMatrix*>(payloads[source])->row[mine.transposed ? from : to];
             uint32_t& r = mine.registers[matrix];
-            if (mine.store) number = uint16_t(r >> n % 2 * 16);
-            else r = n % 2 ? uint32_t(number) << 16 | (r & 0xffff) : number;
+            if (mine.store) element = uint16_t(r >> n % 2 * 16);
+            else r = n % 2 ? uint32_t(element) << 16 | (r & 0xffff) : element;
         }
     }
 }
 
-void move_matrix(MoveMatrix* mine, Place place) {
-    exchange(mine->store ? "store_matrix" : "load_matrix", mine, combine_matrices, place);
+void move_matrix(MoveMatrix* mine, Location location) {
+    exchange(mine->store ? "store_matrix" : "load_matrix", mine, combine_matrices, location);
 }

@@ -1,4 +1,4 @@
-// Launches, and the threads that work on them: one per CPU, started once.
+// Launches and worker threads: one per CPU, started once.
 
 // One kernel launch.
 struct Launch {
@@ -17,7 +17,7 @@ struct Launch {
 
     int num_clusters() const { return grid / cluster_size; }
     bool stopped() const { return __atomic_load_n(&stop, __ATOMIC_RELAXED); }
-    // The first error is the one that is told.
+    // Only the first error is reported.
     void fail(const char* message) {
         int expected = 0;
         if (__atomic_compare_exchange_n(&stop, &expected, 1, false, __ATOMIC_ACQ_REL,
@@ -33,7 +33,7 @@ void run_clusters(Launch& launch);
 class Pool {
   public:
     static void* operator new(size_t size) noexcept { return malloc(size); }
-    // Of this process: threads do not survive a fork.
+    // Per process: threads do not survive a fork.
     static Pool& get() {
         static Pool* pool;
         Pool* p = __atomic_load_n(&pool, __ATOMIC_ACQUIRE);
@@ -58,7 +58,7 @@ class Pool {
         else pthread_cond_broadcast(&work_);
         pthread_mutex_unlock(&lock_);
     }
-    // False: not finished within `milliseconds`; negative: wait for ever.
+    // False: not finished within `milliseconds`; negative: no limit.
     bool wait(Launch* launch, int milliseconds) {
         timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
@@ -75,7 +75,7 @@ class Pool {
         pthread_mutex_unlock(&lock_);
         return finished;
     }
-    // Ends `launch`, started or not, and returns when nobody works on it.
+    // Cancels `launch`, started or not, and returns when no worker runs it.
     void cancel(Launch* launch) {
         __atomic_store_n(&launch->stop, 1, __ATOMIC_RELAXED);
         pthread_mutex_lock(&lock_);
@@ -96,7 +96,7 @@ class Pool {
     void start_workers() {
         cpu_set_t cpus;
         const int count = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-        sigset_t all, before;  // signals are for the threads of Python
+        sigset_t all, before;  // signals go to Python's threads
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         for (int i = 0; i < count; ++i) {
@@ -117,7 +117,7 @@ class Pool {
             pthread_mutex_unlock(&pool.lock_);
             run_clusters(*launch);
             pthread_mutex_lock(&pool.lock_);
-            pool.unlink(launch);  // all of it is taken
+            pool.unlink(launch);  // all clusters have been started
             if (--launch->num_workers == 0) {
                 launch->finished = true;
                 pthread_cond_broadcast(&pool.finished_);

@@ -1,12 +1,12 @@
-// Products of tiles in the matrix units: d (rows x n) += a (rows x k) b (k x n).  rows is a
-// multiple of 4 and at most kMostRows, n a multiple of 8, k at most kMostK.
+// Matrix products of tiles: d (rows x n) += a (rows x k) b (k x n).  rows: a multiple of 4, at most
+// kMostRows; n: a multiple of 8; k: at most kMostK.
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(64), may_alias));
 typedef long long Longs __attribute__((vector_size(64), may_alias));
 
-using TypePair = NumberType[2];  // of A and of B
+using TypePair = ElementType[2];  // of A and of B
 constexpr int kMostRows = 64, kMostK = 32;
 
 // int8: exact.
@@ -33,9 +33,9 @@ void multiply(const TypePair&, int* d, const int* a, const int* b, int rows, int
 // --- floating-point numbers ------------------------------------------------------------------
 constexpr int kExponentBias = 127;
 
-// Biased exponents of floats that hold numbers of `type`.  Subnormals have the type's least one.
-// That of a product is out of FP32's range if a factor is zero, infinite or NaN.
-Ints exponents_of(NumberType type, const float* x) {
+// Biased exponents of floats that hold values of `type`; subnormals have the type's least one.  A
+// product with a zero, infinite or NaN factor gets one out of FP32's range.
+Ints exponents_of(ElementType type, const float* x) {
     const int least = type == kHalf || type == kE5m2 ? -14 : type == kE4m3 ? -6 : -126;
     const Ints e = *reinterpret_cast<const Ints*>(x) >> 23 & 0xff;
     const Ints lifted = e < least + kExponentBias ? e - e + (least + kExponentBias) : e;
@@ -53,7 +53,7 @@ struct Columns {
     Floats values[kMostK];
     Ints exponents[kMostK];
 
-    Columns(NumberType type, const float* b, int n, int k) {
+    Columns(ElementType type, const float* b, int n, int k) {
         for (int i = 0; i < k; ++i, b += n) {
             values[i] = *reinterpret_cast<const Floats*>(b);
             exponents[i] = exponents_of(type, b);
@@ -61,10 +61,10 @@ struct Columns {
     }
 };
 
-// `sum` and a row of A times eight columns of B, as Hopper's tensor cores add them (arXiv
-// 2511.10909; the vectors of tests/support/golden/hopper.npz bit for bit).  The exponent of a product is
-// the sum of its factors' exponents; 2^e is that of the largest addend.  All addends are truncated
-// to multiples of 2^(e - kBits), added exactly, and the result is truncated to kFraction fractional
+// `sum` plus a row of A times eight columns of B, as Hopper's tensor cores add them (arXiv
+// 2511.10909; bit for bit with tests/support/golden/hopper.npz).  The exponent of a product is the
+// sum of its factors' exponents; 2^e is that of the largest addend.  All addends are truncated to
+// multiples of 2^(e - kBits), added exactly, and the result is truncated to kFraction fractional
 // bits.
 template <int kBits, int kFraction>
 Floats add_truncated(Floats sum, const float* a, const int* exponents, const Columns& b, int k) {
@@ -73,7 +73,7 @@ Floats add_truncated(Floats sum, const float* a, const int* exponents, const Col
         const Ints e = b.exponents[i] + (exponents[i] - kExponentBias);
         largest = e > largest ? e : largest;
     }
-    // Otherwise everything is zero, some is infinite or NaN, or FP32 lacks the powers of two.
+    // Otherwise all is zero, some is infinite or NaN, or FP32 lacks the powers of two.
     const Ints usual = (largest > kBits) & (largest < 2 * kExponentBias - 1);
     Floats plain = sum;
     if (!all_of(usual)) {

@@ -1,4 +1,4 @@
-// The message of threads that cannot go on: who waits where, and what the others do.
+// Deadlock messages: which threads wait where, and what the others do.
 
 class Text {
   public:
@@ -15,25 +15,25 @@ class Text {
     char *p_, *end_;
 };
 
-static bool same_place(const Place& a, const Place& b) {
+static bool same_location(const Location& a, const Location& b) {
     return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
 }
 
-// Two fibers that do the same: both done, or both waiting at one word and line.
+// Two fibers in the same state: both done, or both waiting in one primitive at one line.
 static bool alike(const Fiber& a, const Fiber& b) {
     if (a.done || b.done) return a.done == b.done;
     if (!a.waiting_for || !b.waiting_for) return a.waiting_for == b.waiting_for;
     if (a.waiting_for->scope == kPhase && a.waiting_for != b.waiting_for) return false;
-    return strcmp(a.word, b.word) == 0 && same_place(a.place, b.place);
+    return strcmp(a.primitive, b.primitive) == 0 && same_location(a.location, b.location);
 }
 
-// The threads of [first, first + count) that do as `like` does: "32 threads (0-30, 63) ".
+// The threads of [first, first + count) in the state of `like`: "32 threads (0-30, 63) ".
 static void describe_threads(Text& text, const Fiber* first, int count, const Fiber& like,
-                             bool with_numbers) {
+                             bool with_indices) {
     int n = 0;
     for (int i = 0; i < count; ++i) n += alike(first[i], like);
     text.add("%d thread%s ", n, n == 1 ? "" : "s");
-    if (!with_numbers) return;
+    if (!with_indices) return;
     text.add("(");
     int ranges = 0;
     for (int i = 0; i < count; ++i) {
@@ -51,15 +51,15 @@ static void describe_threads(Text& text, const Fiber* first, int count, const Fi
     text.add(") ");
 }
 
-// Why the threads at `barrier` wait in vain.
+// Why the threads at `barrier` cannot continue.
 static void describe_divergence(Text text, const Cluster& cluster, const Barrier& barrier) {
     const Fiber* first = cluster.fibers;
     int count = cluster.num_fibers();
     const Fiber* waiting = first;
     while (waiting->waiting_for != &barrier) ++waiting;
     const Block& block = *waiting->owner;
-    text.add("%s:%d: %s: %d of %d ", barrier.place.file, barrier.place.line, barrier.word,
-             barrier.arrived, barrier.expected);
+    text.add("%s:%d: %s: %d of %d ", barrier.location.file, barrier.location.line,
+             barrier.primitive, barrier.arrived, barrier.expected);
     if (barrier.scope == kWarp) {
         first = waiting->warp->lanes;
         count = waiting->warp->num_lanes;
@@ -81,20 +81,21 @@ static void describe_divergence(Text text, const Cluster& cluster, const Barrier
         bool seen = false;
         for (int j = 0; j < i && !seen; ++j) seen = alike(first[i], first[j]);
         const Fiber& f = first[i];
-        const bool here = f.waiting_for == &barrier && same_place(f.place, barrier.place) &&
-                          strcmp(f.word, barrier.word) == 0;
+        const bool here = f.waiting_for == &barrier &&
+                          same_location(f.location, barrier.location) &&
+                          strcmp(f.primitive, barrier.primitive) == 0;
         if (seen || here || (!f.done && !f.waiting_for)) continue;
         text.add("; ");
         describe_threads(text, first, count, f, barrier.scope != kCluster);
         if (f.done) {
             text.add("left the kernel");
         } else {
-            text.add("wait at %s:%d: %s", f.place.file, f.place.line, f.word);
+            text.add("wait at %s:%d: %s", f.location.file, f.location.line, f.primitive);
         }
     }
 }
 
-// Of all barriers at which fibers wait, one of the smallest scope: it tells most.
+// Of all barriers with waiting fibers, one of the smallest scope: the most specific message.
 static const Barrier* narrowest_barrier(const Cluster& cluster) {
     const Barrier* found = nullptr;
     for (int i = 0; i < cluster.num_fibers(); ++i) {
@@ -104,10 +105,11 @@ static const Barrier* narrowest_barrier(const Cluster& cluster) {
     return found;
 }
 
-// What the phase that `f` waits for lacks.
+// What `f`'s phase lacks.
 static void describe_phase(Text& text, const Fiber& f) {
     const PhaseBarrier& b = *static_cast<const PhaseBarrier*>(f.waiting_for);
-    text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.place.file, b.place.line);
+    text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.location.file,
+             b.location.line);
     if (int(b.phase % 2) != f.parity) {
         text.add("that phase is over");
         return;
@@ -117,9 +119,9 @@ static void describe_phase(Text& text, const Fiber& f) {
     if (b.bytes < 0) text.add(", %lld bytes more than expected", -b.bytes);
 }
 
-// Why nobody can go on: every block's threads, those that wait at a Barrier first.
+// Why no fiber can continue: every block's threads, those that wait at an mbarrier first.
 static void describe_stall(Text text, const Cluster& cluster) {
-    int parts = 0;
+    int groups = 0;
     for (int pass = 0; pass < 2; ++pass) {
         const bool at_phase = pass == 0;
         for (int i = 0; i < cluster.num_fibers(); ++i) {
@@ -129,8 +131,9 @@ static void describe_stall(Text text, const Cluster& cluster) {
             bool seen = false;
             for (int j = 0; j < f.index && !seen; ++j) seen = alike(first[j], f);
             if (seen) continue;
-            if (parts++ > 0) text.add("; ");
-            if (f.waiting_for) text.add("%s:%d: %s: ", f.place.file, f.place.line, f.word);
+            if (groups++ > 0) text.add("; ");
+            if (f.waiting_for)
+                text.add("%s:%d: %s: ", f.location.file, f.location.line, f.primitive);
             describe_threads(text, first, cluster.num_threads, f, true);
             text.add("of block %u %s", f.owner->block_index.x, f.done ? "left the kernel" : "wait");
             if (at_phase) describe_phase(text, f);

@@ -1,8 +1,8 @@
-// The host's GPU: runs each block's threads as fibers of one worker thread, blocks on all CPUs.
+// The host target's GPU: runs each block's threads as fibers of one worker thread, blocks on all
+// CPUs.
 //
-// A fiber runs until it waits for others; then the schedule says who is next.  When nobody can go
-// on, or a barrier's threads are at different lines, the launch ends with a message that says
-// where.
+// A fiber runs until it waits; then the schedule picks the next one.  If no fiber can continue, or
+// a barrier's threads are at different lines, the launch ends with a message.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -34,7 +34,7 @@ struct Worker {
     Launch* launch;
     Cluster cluster;
     ReadyList ready;
-    bool broken;  // fibers were left in the middle of a kernel
+    bool broken;  // fibers were abandoned inside a kernel
     int fiber_capacity;
     char* stacks;
     char* shared;
@@ -46,7 +46,7 @@ thread_local Worker* worker;
 
 void fiber_main();
 
-// Leaves the cluster where it stands: the worker goes on.
+// Abandons the cluster; the worker continues.
 [[noreturn]] void abandon() {
     worker->broken = true;
     while (unobserved_depth > 0) end_unobserved();
@@ -54,17 +54,17 @@ void fiber_main();
     __builtin_unreachable();
 }
 
-// What `fiber` did at `place` is wrong.
-[[noreturn]] void fail_of(const Fiber& fiber, const char* message, Place place) {
+// Reports an error of `fiber` at `location`.
+[[noreturn]] void fail_of(const Fiber& fiber, const char* message, Location location) {
     char text[512];
-    snprintf(text, sizeof(text), "%s:%d: %s (block %u, thread %d)", place.file, place.line, message,
-             fiber.owner->block_index.x, fiber.index);
+    snprintf(text, sizeof(text), "%s:%d: %s (block %u, thread %d)", location.file, location.line,
+             message, fiber.owner->block_index.x, fiber.index);
     worker->launch->fail(text);
     abandon();
 }
 
-__attribute__((noreturn)) void fail_at(const char* message, Place place) {
-    fail_of(*worker->current, message, place);
+__attribute__((noreturn)) void fail_at(const char* message, Location location) {
+    fail_of(*worker->current, message, location);
 }
 
 [[noreturn]] void fail_diverged(const Barrier* barrier) {
@@ -100,14 +100,14 @@ void switch_to_next() {
     if (next != self) switch_context(self->context, next->context);
 }
 
-void wait_for(Fiber* self, const Barrier& barrier, const char* word, Place place) {
+void wait_for(Fiber* self, const Barrier& barrier, const char* primitive, Location location) {
     self->waiting_for = &barrier;
-    self->word = word;
-    self->place = place;
+    self->primitive = primitive;
+    self->location = location;
     switch_to_next();
 }
 
-// Lets others go on, and comes back when the schedule says so.
+// Yields; returns when the schedule picks this fiber.
 void yield() {
     worker->ready.push(worker->current);
     switch_to_next();
@@ -171,13 +171,13 @@ const Runtime kRuntime = {
     fail_at,
 };
 
-// A fiber's life: one thread of the kernel after the other.
+// A fiber runs one thread of the kernel after the other.
 void fiber_main() {
     enter_context();
     for (;;) {
         TSAN(__tsan_acquire(&worker->start));
         Block& block = *worker->current->owner;
-        if (!block.started) {  // what others have written here before is lost
+        if (!block.started) {  // discards earlier contents
             block.started = true;
             poison_block(block);
         }
@@ -191,7 +191,7 @@ void fiber_main() {
         check_thread_end(self);
         check_wgmma_end(self);
         self.done = true;
-        // The shared memory of a block that has left is nobody's.
+        // The shared memory of an exited block is invalid.
         if (--self.owner->live == 0) {
             check_block_end(*self.owner);
             poison_block(*self.owner);
@@ -230,14 +230,14 @@ Launch* host_create(void* entry, int num_threads, int cluster_size, int warp_siz
     return launch;
 }
 
-// Starts the launch, if it has not started, and waits; 0: not finished after `milliseconds`.
+// Starts the launch, if not started, and waits; 0: not finished after `milliseconds`.
 int host_run(Launch* launch, int milliseconds) {
     Pool& pool = Pool::get();
     if (!launch->submitted) pool.submit(launch);
     return pool.wait(launch, milliseconds);
 }
 
-// Ends the launch, finished or not, and forgets it; `error` gets its message, or "".
+// Ends and frees the launch, finished or not; `error` gets its message, or "".
 void host_finish(Launch* launch, char* error, int size) {
     if (launch->submitted) Pool::get().cancel(launch);
     snprintf(error, size, "%s", launch->error);

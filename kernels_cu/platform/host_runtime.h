@@ -1,4 +1,5 @@
-// What a host kernel and host_runtime.cpp share.  Kernels include no system header, nor does this.
+// The interface of host kernels and host_runtime.cpp.  Kernels include no system header, nor does
+// this.
 namespace host {
 
 struct Dim3 { unsigned x, y, z; };
@@ -12,16 +13,16 @@ struct ThreadView {
     const BlockView* block;
 };
 
-// A line of a kernel, for messages.
-struct Place {
+// A source location, for messages.
+struct Location {
     const char* file;
     int line;
 };
 
-// One SHARED(...): a static array of every block.  Its own address tells it from all others.
+// One SHARED(...): a static array of every block, identified by the address of this struct.
 struct SharedArray {
     unsigned size, alignment;
-    Place place;
+    Location location;
 };
 
 // An array and the box of it that TMA moves; dimensions from the innermost on.  The layout is that
@@ -42,28 +43,28 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) == 128, "as on CUDA");
 constexpr unsigned long long kTensorMapMagic = 0x70614d726f736e54;
 
-enum NumberType { kHalf, kBf16, kE4m3, kE5m2, kInt8 };
+enum ElementType { kHalf, kBf16, kE4m3, kE5m2, kInt8 };
 
-// One lane's part of the products of all pairs of `counts` fragments of A and of B (mma_host.cuh).
-// A fragment is 16 rows of A or columns of B by 32 bytes of k: the lane has row (column) lane % 16,
-// and the lane / 16-th of as many parts of k as there are such lanes.  sums: float or int.
+// One lane's part of mma over all pairs of `counts` fragments of A and B (mma_host.cuh).  A
+// fragment is 16 rows of A or columns of B x 32 bytes of k: the lane has row (column) lane % 16,
+// and of k the lane / 16-th part.  accumulators: float or int.
 struct Mma {
-    NumberType types[2];
+    ElementType types[2];
     int counts[2];
     const void* fragments[2];
-    void* sums;
+    void* accumulators;
 };
 constexpr int kMaxFragments = 16;
-// Where a lane's i-th of the 16 x 16 sums stands: as mma.sync has it in a warp of 32, as MFMA has
-// it in one of 64.
-constexpr int sum_row(int lanes, int lane, int i) {
+// Position of a lane's i-th accumulator of 16 x 16: mma.sync's in a warp of 32, MFMA's in one of
+// 64.
+constexpr int accumulator_row(int lanes, int lane, int i) {
     return lanes == 32 ? lane / 4 + i % 4 / 2 * 8 : lane / 16 * 4 + i;
 }
-constexpr int sum_col(int lanes, int lane, int i) {
+constexpr int accumulator_col(int lanes, int lane, int i) {
     return lanes == 32 ? i / 4 * 8 + lane % 4 * 2 + i % 2 : lane % 16;
 }
 
-// One lane's part of `count` matrices of 8 x 8 numbers of 16 bits.
+// One lane's part of `count` 8 x 8 matrices of 16-bit elements.
 struct MoveMatrix {
     bool store, transposed;
     int count;
@@ -73,7 +74,7 @@ struct MoveMatrix {
 
 // One thread's part of a wgmma.  tiles: descriptors of A and B.
 struct Wgmma {
-    NumberType types[2];
+    ElementType types[2];
     bool mn_major[2];
     int n, accumulate;
     unsigned long long tiles[2];
@@ -81,58 +82,57 @@ struct Wgmma {
     void* d;
 };
 
-// What the last lane to arrive does for its warp.  payloads[i]: what lane i left; null: no such
-// lane.
+// Run by the last lane to arrive, for its warp.  payloads[i]: lane i's; null: no such lane.
 using Combine = void (*)(void** payloads);
 
-// The runtime's functions.  A kernel's module gets the table when it is loaded, so that two
-// runtimes (with and without a sanitizer) never mix up their symbols.
+// The runtime's functions.  A kernel's module gets the table when loaded, so that two runtimes
+// (with and without a sanitizer) never mix symbols.
 struct Runtime {
-    // The same for the whole life of a thread, so calls may be merged.
+    // Constant in a thread's life, so calls may be merged.
     const ThreadView* (*thread)() __attribute__((const));
-    void (*sync_block)(Place);
-    void (*sync_warp)(Place);
-    void (*named_barrier)(int id, int count, Place);
-    void (*exchange)(const char* word, void* payload, Combine, Place);
-    void (*mma)(Mma*, Place);
-    void (*move_matrix)(MoveMatrix*, Place);
-    void (*cluster_arrive)(Place);
-    void (*cluster_wait)(Place);
+    void (*sync_block)(Location);
+    void (*sync_warp)(Location);
+    void (*named_barrier)(int id, int count, Location);
+    void (*exchange)(const char* primitive, void* payload, Combine, Location);
+    void (*mma)(Mma*, Location);
+    void (*move_matrix)(MoveMatrix*, Location);
+    void (*cluster_arrive)(Location);
+    void (*cluster_wait)(Location);
     void (*yield)();
     void* (*shared)(const SharedArray*);
-    void* (*dynamic_shared)(unsigned size, Place);
-    void* (*cluster_shared)(const void* shared, int rank, Place);
+    void* (*dynamic_shared)(unsigned size, Location);
+    void* (*cluster_shared)(const void* shared, int rank, Location);
     void (*copy_async)(void* shared, const void* global, int bytes);  // global null: zeros
     void (*copy_async_commit)();
     void (*copy_async_wait)(int groups);
-    // Hopper.  A transfer's destination is poisoned by the caller.
-    void (*barrier_init)(void* barrier, int count, Place);
-    void (*barrier_arrive)(void* barrier, int expected_bytes, Place);
-    void (*barrier_wait)(void* barrier, int parity, Place);
-    void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Place);
+    // Hopper.  The caller poisons a transfer's destination.
+    void (*barrier_init)(void* barrier, int count, Location);
+    void (*barrier_arrive)(void* barrier, int expected_bytes, Location);
+    void (*barrier_wait)(void* barrier, int parity, Location);
+    void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Location);
     void (*bulk_check)(const void* shared, const void* global, int bytes, const void* barrier,
-                       Place);
-    void (*bulk_load)(void* shared, const void* global, int bytes, void* barrier, Place);
+                       Location);
+    void (*bulk_load)(void* shared, const void* global, int bytes, void* barrier, Location);
     void (*tma_check)(const TensorMap*, const int* at, int num_coordinates, const void* shared,
-                      bool store, Place);
+                      bool store, Location);
     void (*tma_load)(const TensorMap*, const int* at, void* shared, void* barrier, int ranks,
-                     Place);
-    void (*tma_store)(const TensorMap*, const int* at, const void* shared, Place);
+                     Location);
+    void (*tma_store)(const TensorMap*, const int* at, const void* shared, Location);
     void (*tma_store_commit)();
-    // The i-th source that the wait is for; null: no more.
+    // The i-th source of the awaited transfers; null: no more.
     const void* (*tma_store_source)(int groups, int i, int* bytes);
-    void (*tma_store_wait)(int groups, bool read, Place);
+    void (*tma_store_wait)(int groups, bool read, Location);
     unsigned (*shared_address)(const void* shared);
-    void (*matrix_stored)(const void* line);  // 16 bytes of shared memory, by this thread itself
+    void (*matrix_stored)(const void* line);  // 16 bytes of shared memory, by this thread
     void (*fence_async_proxy)();
     void (*wgmma_fence)();
-    void (*wgmma)(const Wgmma*, Place);
+    void (*wgmma)(const Wgmma*, Location);
     void (*wgmma_commit)();
-    void (*wgmma_wait)(int groups, Place);
+    void (*wgmma_wait)(int groups, Location);
     bool (*wgmma_under_way)(const void* d);
-    // The i-th 16 bytes that this thread answers for, of `op` or (null) of what the wait is for.
+    // The i-th 16 bytes that this thread checks, of `op` or (null) of the wait.
     const void* (*wgmma_source)(const Wgmma* op, int groups, int i);
-    void (*fail)(const char* message, Place) __attribute__((noreturn));
+    void (*fail)(const char* message, Location) __attribute__((noreturn));
 };
 
 using Entry = void (*)(void* const* args);

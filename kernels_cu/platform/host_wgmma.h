@@ -1,18 +1,18 @@
-// wgmma as host_runtime.cpp runs it: from the bits of the descriptors, as the hardware reads them.
+// wgmma in host_runtime.cpp, from the bits of the descriptors, as in hardware.
 //
-// The product is computed when the last of the 128 threads has called it.  Until the wait the
-// accumulators are poison; at the wait the tiles must still hold what they held.
+// Computed when the last of the 128 threads has called it.  Until the wait the accumulators are
+// poison; at the wait the tiles must be unchanged.
 
 #include "platform/host_wgmma_products.h"
 
 constexpr int kWarpgroupSize = 128;
 constexpr int kMaxInFlight = 16;
 
-// What is under way for one array of accumulators of each thread.
+// The wgmma in flight of one array of accumulators per thread.
 struct InFlight {
     void* d[kWarpgroupSize];
     int n, last_group;
-    Place place;
+    Location location;
     union {
         float floats[kTileRows * kMaxN];
         int ints[kTileRows * kMaxN];
@@ -27,42 +27,42 @@ struct ARegisters {
 struct Issued {
     Wgmma op;
     int group;
-    Place place;
+    Location location;
     unsigned long long checksum;
     ARegisters a[kWarpgroupSize];  // where A is in registers
 };
 
 struct Warpgroup {
     Barrier barrier, waiting;
-    int groups_left;  // that they wait for: all but so many
+    int groups_left;  // groups that the wait leaves in flight
     Fiber* threads;
-    InFlight* in_flight[kMaxInFlight];  // allocated ones first come those in use
+    InFlight* in_flight[kMaxInFlight];  // those in use first, then free ones
     int num_in_flight;
     Issued* issued;
     int num_issued, issued_capacity;
 };
 
-// --- what the last thread to arrive does -----------------------------------------------------
+// --- run by the last thread to arrive --------------------------------------------------------
 Warpgroup& warpgroup_of(const Fiber& f) {
     const Cluster& c = worker->cluster;
     const int per_block = c.num_threads / kWarpgroupSize;
     return c.warpgroups[f.owner->rank * per_block + f.index / kWarpgroupSize];
 }
 
-InFlight& find_in_flight(Warpgroup& g, void** payloads, int n, Place place) {
+InFlight& find_in_flight(Warpgroup& g, void** payloads, int n, Location location) {
     const auto d_of = [&](int i) { return static_cast<const Wgmma*>(payloads[i])->d; };
     for (int j = 0; j < g.num_in_flight; ++j) {
         InFlight& f = *g.in_flight[j];
         if (f.d[0] != d_of(0)) continue;
         for (int i = 0; i < kWarpgroupSize; ++i) {
             if (f.d[i] != d_of(i) || f.n != n) {
-                fail_at("wgmma: accumulators of another shape are under way", place);
+                fail_at("wgmma: accumulators of another shape are under way", location);
             }
         }
         return f;
     }
     if (g.num_in_flight == kMaxInFlight)
-        fail_at("wgmma: too many accumulators are under way", place);
+        fail_at("wgmma: too many accumulators are under way", location);
     InFlight*& fresh = g.in_flight[g.num_in_flight++];
     if (!fresh) fresh = static_cast<InFlight*>(malloc(sizeof(InFlight)));
     fresh->n = n;
@@ -79,19 +79,19 @@ InFlight& find_in_flight(Warpgroup& g, void** payloads, int n, Place place) {
 
 void combine_wgmma(void** payloads) {
     Warpgroup& g = warpgroup_of(*worker->current);
-    const Place place = g.barrier.place;
+    const Location location = g.barrier.location;
     const Wgmma& op = *static_cast<const Wgmma*>(payloads[0]);
     for (int i = 0; i < kWarpgroupSize; ++i) {
         const Wgmma& other = *static_cast<const Wgmma*>(payloads[i]);
         const Fiber& f = g.threads[i];
         if (memcmp(other.tiles, op.tiles, sizeof(op.tiles)) != 0 ||
             other.accumulate != op.accumulate) {
-            fail_at("wgmma: the threads' descriptors or `accumulate` differ", place);
+            fail_at("wgmma: the threads' descriptors or `accumulate` differ", location);
         }
         if (f.num_wgmma_groups != g.threads[0].num_wgmma_groups) {
-            fail_at("wgmma: some threads have committed, others not", place);
+            fail_at("wgmma: some threads have committed, others not", location);
         }
-        if (!f.wgmma_fenced) fail_at("wgmma without wgmma_fence since the last wait", place);
+        if (!f.wgmma_fenced) fail_at("wgmma without wgmma_fence since the last wait", location);
     }
     if (g.num_issued == g.issued_capacity) {
         g.issued_capacity = 2 * g.issued_capacity + 32;
@@ -110,25 +110,25 @@ void combine_wgmma(void** payloads) {
             }
         }
     }
-    const unsigned long long checksum = read_operands(*g.threads->owner, op, a, b, place);
-    InFlight& f = find_in_flight(g, payloads, op.n, place);
+    const unsigned long long checksum = read_operands(*g.threads->owner, op, a, b, location);
+    InFlight& f = find_in_flight(g, payloads, op.n, location);
     f.last_group = g.threads[0].num_wgmma_groups;
-    f.place = place;
+    f.location = location;
     if (is_int(op)) multiply_tiles(op, a, b, f.ints);
     else multiply_tiles(op, a, b, f.floats);
     issued.op = op;
     issued.group = f.last_group;
-    issued.place = place;
+    issued.location = location;
     issued.checksum = checksum;
 }
 
-// All threads wait; what they wait for is over now.
+// All threads wait; their wgmma are complete.
 void finish_wait(Warpgroup& g) {
     const int first_left = g.threads[0].num_wgmma_groups - g.groups_left;
     for (int i = 0; i < kWarpgroupSize; ++i) {
         if (g.threads[i].num_wgmma_groups != g.threads[0].num_wgmma_groups) {
             fail_of(g.threads[i], "wgmma_wait: some threads have committed, others not",
-                    g.waiting.place);
+                    g.waiting.location);
         }
         g.threads[i].wgmma_fenced = false;
     }
@@ -140,12 +140,12 @@ void finish_wait(Warpgroup& g) {
             continue;
         }
         unsigned char a[kTileRows * kTileBytes], b[kMaxN * kTileBytes];
-        if (read_operands(*g.threads->owner, issued.op, a, b, issued.place) != issued.checksum) {
-            fail_of(*g.threads, "shared memory changed while wgmma read it", issued.place);
+        if (read_operands(*g.threads->owner, issued.op, a, b, issued.location) != issued.checksum) {
+            fail_of(*g.threads, "shared memory changed while wgmma read it", issued.location);
         }
         for (int t = 0; issued.op.a_registers && t < kWarpgroupSize; ++t) {
             if (memcmp(issued.a[t].address, issued.a[t].values, 16) == 0) continue;
-            fail_of(*g.threads, "A's registers changed while wgmma read them", issued.place);
+            fail_of(*g.threads, "A's registers changed while wgmma read them", issued.location);
         }
     }
     g.num_issued = kept;
@@ -166,7 +166,7 @@ void finish_wait(Warpgroup& g) {
     wake(g.waiting, g.threads, kWarpgroupSize);
 }
 
-// --- the words -------------------------------------------------------------------------------
+// --- primitives ------------------------------------------------------------------------------
 void reset_warpgroups(Cluster& c) {
     if (!c.warpgroups) return;
     for (int i = 0; i < kMaxClusterSize * kMaxThreads / kWarpgroupSize; ++i) {
@@ -176,10 +176,11 @@ void reset_warpgroups(Cluster& c) {
     }
 }
 
-Warpgroup& my_warpgroup(const char* message, Place place) {
+Warpgroup& my_warpgroup(const char* message, Location location) {
     Cluster& c = worker->cluster;
     const Fiber& self = *worker->current;
-    if ((self.index / kWarpgroupSize + 1) * kWarpgroupSize > c.num_threads) fail_at(message, place);
+    if ((self.index / kWarpgroupSize + 1) * kWarpgroupSize > c.num_threads)
+        fail_at(message, location);
     if (!c.warpgroups) {
         const int count = kMaxClusterSize * kMaxThreads / kWarpgroupSize;
         c.warpgroups = static_cast<Warpgroup*>(calloc(count, sizeof(Warpgroup)));
@@ -193,33 +194,33 @@ Warpgroup& my_warpgroup(const char* message, Place place) {
 void wgmma_fence() { worker->current->wgmma_fenced = true; }
 void wgmma_commit() { ++worker->current->num_wgmma_groups; }
 
-void wgmma(const Wgmma* op, Place place) {
-    Warpgroup& g = my_warpgroup("wgmma is for warpgroups of 128 threads", place);
+void wgmma(const Wgmma* op, Location location) {
+    Warpgroup& g = my_warpgroup("wgmma is for warpgroups of 128 threads", location);
     worker->current->payload = const_cast<Wgmma*>(op);
-    meet(g.barrier, g.threads, kWarpgroupSize, kWarpgroupSize, "wgmma", place, true, false,
-         combine_wgmma);
+    arrive_and_wait(g.barrier, g.threads, kWarpgroupSize, kWarpgroupSize, "wgmma", location, true,
+                    false, combine_wgmma);
 }
 
 // Orders memory, so that one thread can tell the producer that the whole warpgroup has read a tile.
-void wgmma_wait(int groups, Place place) {
-    Warpgroup& g = my_warpgroup("wgmma_wait is for warpgroups of 128 threads", place);
+void wgmma_wait(int groups, Location location) {
+    Warpgroup& g = my_warpgroup("wgmma_wait is for warpgroups of 128 threads", location);
     Barrier& b = g.waiting;
     Fiber* self = worker->current;
     if (b.arrived == 0) {
-        b.word = "wgmma_wait";
-        b.place = place;
+        b.primitive = "wgmma_wait";
+        b.location = location;
         g.groups_left = groups;
-    } else if (!same_place(place, b.place)) {
+    } else if (!same_location(location, b.location)) {
         self->waiting_for = &b;
-        self->word = "wgmma_wait";
-        self->place = place;
+        self->primitive = "wgmma_wait";
+        self->location = location;
         fail_diverged(&b);
     }
     TSAN(long long* sync = &b.sync[b.phase % 2]; __tsan_release(sync));
     if (++b.arrived == kWarpgroupSize) {
-        new_transfer(Transfer::kProducts, self->owner->shared, 0, place).warpgroup = &g;
+        new_transfer(Transfer::kProducts, self->owner->shared, 0, location).warpgroup = &g;
     }
-    wait_for(self, b, "wgmma_wait", place);
+    wait_for(self, b, "wgmma_wait", location);
     TSAN(__tsan_acquire(sync));
 }
 
@@ -259,5 +260,5 @@ void check_wgmma_end(const Fiber& self) {
     if (!c.warpgroups || (self.index / kWarpgroupSize + 1) * kWarpgroupSize > c.num_threads) return;
     const Warpgroup& g = warpgroup_of(self);
     if (g.num_in_flight > 0)
-        fail_at("the thread left the kernel without wgmma_wait", g.in_flight[0]->place);
+        fail_at("the thread left the kernel without wgmma_wait", g.in_flight[0]->location);
 }

@@ -1,4 +1,4 @@
-// The operands of host_wgmma.h, from the bits of their descriptors, and their products.
+// Operands of host_wgmma.h, from the bits of their descriptors, and their products.
 
 constexpr int kTileRows = 64;
 constexpr int kTileBytes = 32;  // along K
@@ -14,16 +14,16 @@ int num_units(const Wgmma& op, int operand) {
     return 2 * op.n;
 }
 
-// Where 16 bytes of a tile are.  K-major: half `unit % 2` of row `unit / 2`; MN-major: 8 rows from
+// Address of 16 bytes of a tile.  K-major: half `unit % 2` of row `unit / 2`; MN-major: 8 rows from
 // 8 * (unit / 16) on, at `unit % 16` along K.
 const unsigned char* unit_address(const Block& block, const Wgmma& op, int operand, int unit,
-                                  Place place) {
+                                  Location location) {
     const unsigned long long tile = op.tiles[operand];
     const unsigned leading = unsigned(tile >> 16 & 0x3fff) << 4;
     const unsigned stride = unsigned(tile >> 32 & 0x3fff) << 4;
     const int swizzle_modes[] = {0, 128, 64, 32};
     const unsigned span = swizzle_modes[tile >> 62];
-    if (tile >> 49 & 7) fail_at("wgmma: descriptors have base offset 0", place);
+    if (tile >> 49 & 7) fail_at("wgmma: descriptors have base offset 0", location);
     unsigned address = unsigned(tile & 0x3fff) << 4;
     if (!op.mn_major[operand]) {
         const unsigned row = unit / 2, half = unit % 2;
@@ -38,7 +38,7 @@ const unsigned char* unit_address(const Block& block, const Wgmma& op, int opera
     address = unsigned(swizzled(address, span)) & 0x3ffff;
     const Cluster& c = worker->cluster;
     if (address + 16 > c.dynamic_bytes) {
-        fail_at("wgmma: a tile reaches past the dynamic shared memory", place);
+        fail_at("wgmma: a tile reaches past the dynamic shared memory", location);
     }
     const char* dynamic = block.shared + kDynamicOffset;
     return reinterpret_cast<const unsigned char*>(dynamic + address);
@@ -55,10 +55,10 @@ unsigned shared_address(const void* p) {
 
 // `image`: the operand's rows, kTileBytes each.  Returns a checksum of the bytes.
 unsigned long long read_operand(const Block& block, const Wgmma& op, int operand,
-                                unsigned char* image, Place place) {
+                                unsigned char* image, Location location) {
     unsigned long long checksum = 0;
     for (int unit = 0; unit < num_units(op, operand); ++unit) {
-        const unsigned char* from = unit_address(block, op, operand, unit, place);
+        const unsigned char* from = unit_address(block, op, operand, unit, location);
         unsigned long long words[2];
         memcpy(words, from, 16);
         checksum = (checksum ^ words[0]) * 0x9e3779b97f4a7c15;
@@ -75,13 +75,13 @@ unsigned long long read_operand(const Block& block, const Wgmma& op, int operand
 }
 
 unsigned long long read_operands(const Block& block, const Wgmma& op, unsigned char* a,
-                                 unsigned char* b, Place place) {
-    const unsigned long long checksum = read_operand(block, op, 0, a, place);
-    return checksum * 3 + read_operand(block, op, 1, b, place);
+                                 unsigned char* b, Location location) {
+    const unsigned long long checksum = read_operand(block, op, 0, a, location);
+    return checksum * 3 + read_operand(block, op, 1, b, location);
 }
 
 template <class T>
-T decode(NumberType type, const unsigned char* p) {
+T decode(ElementType type, const unsigned char* p) {
     uint16_t code;
     memcpy(&code, p, item_bytes(type));
     if (type == kHalf) return T(to_float(half{code}));
@@ -94,7 +94,7 @@ T decode(NumberType type, const unsigned char* p) {
 template <class T>
 void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigned char* b_image,
                     T* d) {
-    // Too large for a fiber's stack; none is switched to meanwhile.
+    // Too large for a fiber's stack; no switch happens meanwhile.
     static thread_local T a[kTileRows * kTileBytes], b[kTileBytes * kMaxN];
     const int k = kTileBytes / item_bytes(op.types[0]), size = item_bytes(op.types[0]);
     for (int i = 0; i < kTileRows * k; ++i) a[i] = decode<T>(op.types[0], a_image + i * size);

@@ -1,11 +1,8 @@
-// Matrix words on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from sm_89
-// on.
+// Matrix primitives on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from
+// sm_89 on.
 #include "platform/mma_float.cuh"
 
-// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
-// kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes)
-// of matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of
-// matrix i, or, kTransposed, of column l / 4.
+// --- 8 x 8 matrices of 16-bit elements -------------------------------------------------------
 namespace cuda {
 template <bool kTransposed, int kCount>
 DEVICE void load_matrix_at(uint32_t (&r)[kCount], uint32_t address) {
@@ -37,15 +34,14 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
     cuda::load_matrix_at<kTransposed>(r, static_cast<uint32_t>(__cvta_generic_to_shared(row)));
 }
 
-// --- fragments and their products ------------------------------------------------------------
+// --- fragments and MMA -----------------------------------------------------------------------
 
-// A word: 8 rows and 16 bytes of k; a lane holds 4 bytes of row lane / 4.  They stand as the
-// instruction takes them from neighbouring registers: A's 16 rows by 32 bytes at once, B's 8 rows
-// by 32 bytes twice.
+// A word: 8 rows x 16 bytes of k; a lane has 4 bytes of row lane / 4.  In the order of mma.sync's
+// registers: A's 16 rows x 32 bytes at once, B's 8 rows x 32 bytes twice.
 template <class T, Side kSide> struct Fragment {
     uint32_t words[4];
 
-    // The word of one half of the rows and one of k.
+    // Index of the word of a half of the rows and of k.
     DEVICE static constexpr int word(int row_half, int k_half) {
         return kSide == kSideA ? row_half + 2 * k_half : 2 * row_half + k_half;
     }
@@ -54,7 +50,7 @@ template <class T, Side kSide> struct Fragment {
 };
 
 template <class T> struct Accumulator {
-    using Sum = float;
+    using Scalar = float;
     static constexpr int kCount = 8;
     float values[8];
 
@@ -63,7 +59,7 @@ template <class T> struct Accumulator {
     DEVICE static constexpr int col(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 };
 template <> struct Accumulator<int8_t> {
-    using Sum = int;
+    using Scalar = int;
     static constexpr int kCount = 8;
     int values[8];
 
@@ -103,12 +99,12 @@ DEVICE void mma_16x8(int* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
 #undef CUDA_MMA
 }  // namespace cuda
 
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+template <bool kMnMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     using F = Fragment<T, kSide>;
     const int r = lane_id() % 8, row_half = F::row_half(lane_id() / 8),
               k_half = F::k_half(lane_id() / 8);
-    if constexpr (kOuterMajor) {
+    if constexpr (kMnMajor) {
         static_assert(sizeof(T) == 2, "load_matrix transposes 16-bit numbers");
         load_matrix<true>(f.words, tile(k + k_half * 8 + r, first / 8 + row_half));
     } else {
@@ -117,7 +113,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// 16 of k by way of at(row or column, k), of which a lane asks for its own numbers.
+// Loads 16 of k by at(row or column, k), which a lane calls for its own elements.
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     static_assert(sizeof(T) == 2, "pairs of 16-bit numbers");
@@ -130,29 +126,29 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     }
 }
 
-// load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first:
-// as in load_fragment, of the first fragment, and with kOuterMajor 0; outer, k: of others from
-// there on, multiples of 16.  Of a Tile that is Bytes<16> chunks[] at a multiple of 128 bytes,
-// place(line, chunk) of them of lines of kChunks, a power of two, and in which the chunks of a line
-// change places only among eight and alike in every eighth line.
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+// load_fragment for many fragments of one tile, with one swizzled base address per lane.  first: of
+// the first fragment, as in load_fragment; 0 if kMnMajor.  mn, k: offsets of other fragments,
+// multiples of 16.  Tile: Bytes<16> chunks[], aligned to 128 bytes; index(line, chunk); rows of
+// kChunks chunks, a power of two; the swizzle permutes groups of eight chunks and repeats every
+// eight rows.
+template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     static_assert(sizeof(T) == 2, "chunks of eight");
-    int place;
+    int offset;
 
     DEVICE explicit FragmentLoader(int first) {
         using F = Fragment<T, kSide>;
         const int r = lane_id() % 8, q = lane_id() / 8;
-        place = 16 * (kOuterMajor ? Tile::place(F::k_half(q) * 8 + r, F::row_half(q))
-                                  : Tile::place(first + F::row_half(q) * 8 + r, F::k_half(q)));
+        offset = 16 * (kMnMajor ? Tile::index(F::k_half(q) * 8 + r, F::row_half(q))
+                                : Tile::index(first + F::row_half(q) * 8 + r, F::k_half(q)));
     }
-    // Where the compiler would keep an address for each fragment, from here on it does not.
-    DEVICE void forget() { place = opaque(place); }
-    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
-        const int line = kOuterMajor ? k : outer, chunk = (kOuterMajor ? outer : k) / 8;
-        // Of eight chunks only the bits that change places with the line; the rest is one constant.
-        const uint32_t start = uint32_t(__cvta_generic_to_shared(tile.chunks)) + place;
-        cuda::load_matrix_at<kOuterMajor>(
+    // Ends the live ranges of addresses that the compiler would keep per fragment.
+    DEVICE void forget() { offset = opaque(offset); }
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
+        const int line = kMnMajor ? k : mn, chunk = (kMnMajor ? mn : k) / 8;
+        // Only the low three bits of the chunk are swizzled; the rest is a constant.
+        const uint32_t start = uint32_t(__cvta_generic_to_shared(tile.chunks)) + offset;
+        cuda::load_matrix_at<kMnMajor>(
             f.words, (start ^ 16 * (chunk % 8)) + 16 * (line * Tile::kChunks + chunk / 8 * 8));
     }
 };
@@ -164,27 +160,23 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
-            auto* sums = acc[m][n].values;
-            cuda::mma_16x8<A, B>(sums, a[m].words, b[n].words[0], b[n].words[1]);
-            cuda::mma_16x8<A, B>(sums + 4, a[m].words, b[n].words[2], b[n].words[3]);
+            auto* d = acc[m][n].values;
+            cuda::mma_16x8<A, B>(d, a[m].words, b[n].words[0], b[n].words[1]);
+            cuda::mma_16x8<A, B>(d + 4, a[m].words, b[n].words[2], b[n].words[3]);
         }
     }
 }
 
-// --- sums as an operand of the next product ----------------------------------------------------
-// 16 x 16 sums, rounded to T, as 16 of k: with kSideA their rows stay rows and their columns are k,
-// with kSideB their columns stay columns and their rows are k.  On each platform the side that
-// leaves the numbers in their lanes, or nearly so.
-constexpr Side kSumsSide = kSideA;
+// --- accumulators as an operand --------------------------------------------------------------
+constexpr Side kAccumulatorSide = kSideA;
 template <class T>
-DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums) {
+DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accumulator<T>& d) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) f.words[i] = pack<T>(sums.values[2 * i], sums.values[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) f.words[i] = pack<T>(d.values[2 * i], d.values[2 * i + 1]);
 }
 
-// --- products of FP16 summed in FP16 ------------------------------------------------------------
-// Value i stands where an Accumulator has it.
-constexpr bool kHasHalfSums = true;
+// --- FP16 accumulators -----------------------------------------------------------------------
+constexpr bool kHasHalfAccumulator = true;
 struct HalfAccumulator {
     static constexpr int kCount = 8;
     uint32_t words[4];
@@ -202,10 +194,10 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
         for (int n = 0; n < kN; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                uint32_t* sums = acc[m][n].words + 2 * i;
+                uint32_t* d = acc[m][n].words + 2 * i;
                 asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, "
                     "{%6, %7}, {%0, %1};"
-                    : "+r"(sums[0]), "+r"(sums[1])
+                    : "+r"(d[0]), "+r"(d[1])
                     : "r"(a[m].words[0]), "r"(a[m].words[1]), "r"(a[m].words[2]),
                       "r"(a[m].words[3]), "r"(b[n].words[2 * i]), "r"(b[n].words[2 * i + 1]));
             }
@@ -213,9 +205,9 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
     }
 }
 
-// --- operands that are stored in bytes and multiplied as 16-bit numbers ----------------------
+// --- mixed input: 8-bit operands multiplied as 16-bit elements -------------------------------
 namespace cuda {
-// One instruction for either half of the register, without a shift, where there is one.
+// Converts either half of the register by one instruction, where there is one.
 DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
 #if __CUDA_ARCH__ >= 890
     asm("{ .reg .b16 first, second;\n"
@@ -229,7 +221,7 @@ DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
     high = halves_of<e4m3>(bytes >> 16);
 #endif
 }
-// Four neighbouring bytes as two pairs.
+// Converts four adjacent bytes to two pairs.
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     if constexpr (kSame<Stored, int8_t> && kSame<T, half>) {
@@ -238,7 +230,7 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
         low = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4140), 0x64806480u);
         high = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4342), 0x64806480u);
     } else if constexpr (kSame<Stored, int8_t>) {
-        // In BF16 0x4300 + u is 128 + u for 7 bits u, and 0x4380 is 256: with the sign bit apart, x is
+        // In BF16 0x4300 + u is 128 + u for 7 bits u, and 0x4380 is 256: without the sign bit, x is
         // 128 + u minus 128 or 256.
         const auto subtract = [](uint32_t pair) {
             return subtract_bf16s(pair & 0xff7fff7fu, pair & 0xff80ff80u);
@@ -260,20 +252,20 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
 }
 }  // namespace cuda
 
-// 32 of k as two fragments, each number converted from Stored.
-// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose
-// lines run along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4
-// t to 4 t + 3 of each 16 (kFours), or 16 t to 16 t + 7 of 64, and 8 further on for the second 32 of
-// them (kEights), as pairs of its numbers 0 and 4, 2 and 6, 1 and 5, 3 and 7.
-template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
-DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
-                           int first, int k) {
+// Loads 32 of k as two fragments, converted from Stored.
+// mma.sync's lane t of four takes k = 2 t, 2 t + 1, 2 t + 8, 2 t + 9 (kPairs).  A K-major operand
+// has 4 adjacent bytes in a lane, or 8 half bytes: lane t takes 4 t to 4 t + 3 of each 16 (kFours),
+// or 16 t to 16 t + 7 of 64, and 8 more for the second fragment (kEights), as pairs of elements 0
+// and 4, 2 and 6, 1 and 5, 3 and 7.
+template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
+DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                             int first, int k) {
     const int r = lane_id() % 8, q = lane_id() / 8;
     if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kPairs) {
-        load_fragment<kOuterMajor>(low, tile, first, k);
-        load_fragment<kOuterMajor>(high, tile, first, k + 16);
+        load_fragment<kMnMajor>(low, tile, first, k);
+        load_fragment<kMnMajor>(high, tile, first, k + 16);
     } else if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kEights) {
-        static_assert(!kOuterMajor, "k runs along the lines");
+        static_assert(!kMnMajor, "k runs along the lines");
         const int row = lane_id() / 4, chunk = k / 64 * 8 + lane_id() % 4 * 2 + k / 32 % 2;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -285,7 +277,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             high.words[high.word(i, 1)] = __byte_perm(pairs[1], pairs[3], 0x7632);
         }
     } else if constexpr (kSame<Stored, T>) {
-        static_assert(!kOuterMajor, "k runs along the lines");
+        static_assert(!kMnMajor, "k runs along the lines");
         const int row = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -299,15 +291,15 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
                     words[low.word(i, 0)] = two.words[0];
                     words[low.word(i, 1)] = two.words[1];
                 } else {
-                    // One word after the other, into the registers where a product wants them: two at
-                    // once come side by side, and each product's copies of them took more time.
+                    // Two 32-bit loads: a 64-bit load fills adjacent registers, and mma.sync would
+                    // need copies.
                     const auto* two = reinterpret_cast<const volatile uint32_t*>(chunk + t % 2 * 8);
                     words[low.word(i, 0)] = two[0];
                     words[low.word(i, 1)] = two[1];
                 }
             }
         }
-    } else if constexpr (!kOuterMajor) {
+    } else if constexpr (!kMnMajor) {
         static_assert(kOrder == LaneOrder::kFours, "bytes of k lie in the order of their lines");
         uint32_t bytes[4];
         load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
@@ -319,7 +311,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
                                            high.words[high.word(i, 1)]);
         }
     } else {
-        // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
+        // A 16-bit element of the transposed matrix is a pair of columns: the even ones become the
         // fragment's first 8 columns, the odd ones the others (stored_column).
         static_assert(kOrder == LaneOrder::kPairs, "k lies across the lines");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
@@ -335,9 +327,9 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     }
 }
 
-// The column of B that stands at column `col` of a fragment.
-template <class Stored, class T, bool kOuterMajor>
+// The column of B at column `col` of a fragment.
+template <class Stored, class T, bool kMnMajor>
 DEVICE int stored_column(int col) {
-    constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kOuterMajor;
+    constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kMnMajor;
     return kPairs ? col % 8 * 2 + col / 8 : col;
 }

@@ -1,20 +1,18 @@
-// Fragments, and those of FP32.  No matrix unit multiplies FP32 without rounding it to TF32 first,
-// so each lane multiplies rows and columns of its own: the same code on every platform.
+// Fragments, and FP32's.  Matrix units round FP32 to TF32, so each lane multiplies its own rows and
+// columns by FMA: the same code on every target.
 
-// 16 rows of A, or 16 columns of B, by kFragmentK<T> of k: the part that one lane holds.
+// A lane's part of 16 rows of A, or 16 columns of B, x kFragmentK<T> of k.
 enum Side { kSideA, kSideB };
 template <class T, Side kSide> struct Fragment;
 template <class T> using FragmentA = Fragment<T, kSideA>;
 template <class T> using FragmentB = Fragment<T, kSideB>;
-// Which k a lane holds: kPairs as the matrix unit has it; kFours and kEights: where operands are
-// converted and a lane has 4 or 8 neighbours of memory.  The order of k is free as long as A and B
-// have the same.
+// The k of a lane: kPairs is the matrix unit's order; kFours and kEights, for mixed input, give a
+// lane 4 or 8 adjacent elements.  Any order of k is valid that A and B share.
 enum class LaneOrder { kPairs, kFours, kEights };
 template <class T> constexpr int kFragmentK = 32 / int(sizeof(T));
 template <> constexpr int kFragmentK<float> = 4;
 
-// The 16 x 16 sums of products of T in a warp; this lane's number i is at row(lane, i), col(lane,
-// i).
+// A lane's part of 16 x 16 accumulators of products of T; value i is at row(lane, i), col(lane, i).
 template <class T> struct Accumulator;
 
 template <Side kSide> struct Fragment<float, kSide> {
@@ -29,7 +27,7 @@ template <Side kSide> struct Fragment<float, kSide> {
 };
 
 template <> struct Accumulator<float> {
-    using Sum = float;
+    using Scalar = float;
     static constexpr int kCount = 256 / kWarpSize;
     float values[kCount];
 
@@ -37,16 +35,15 @@ template <> struct Accumulator<float> {
     DEVICE static constexpr int col(int lane, int i) { return FragmentB<float>::line(lane, i % 4); }
 };
 
-// From shared memory, whose tile(line, c) is the address of the 16-byte chunk c of a line.
-// kOuterMajor:
-// its lines are k, their elements rows of A (columns of B); otherwise the other way round.
-// Elements [first, first + 16) and [k, k + kFragmentK).
-template <bool kOuterMajor, Side kSide, class Tile>
+// Loads elements [first, first + 16) x [k, k + kFragmentK) from shared memory; tile(line, c): the
+// address of 16-byte chunk c of a row.  kMnMajor: rows of the tile are k; otherwise rows of A
+// (columns of B).
+template <bool kMnMajor, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<float, kSide>& f, const Tile& tile, int first, int k) {
 #pragma unroll
     for (int i = 0; i < Fragment<float, kSide>::kLines; ++i) {
         const int line = first + Fragment<float, kSide>::line(lane_id(), i);
-        if constexpr (kOuterMajor) {
+        if constexpr (kMnMajor) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 f.values[i][j] = static_cast<const float*>(tile(k + j, line / 4))[line % 4];
@@ -57,7 +54,7 @@ DEVICE void load_fragment(Fragment<float, kSide>& f, const Tile& tile, int first
     }
 }
 
-// acc += a * b for all pairs of fragments; sums along k in order.
+// acc += a * b for all pairs of fragments, in the order of k.
 template <int kM, int kN>
 DEVICE void mma(Accumulator<float> (&acc)[kM][kN], const FragmentA<float> (&a)[kM],
                 const FragmentB<float> (&b)[kN]) {

@@ -1,6 +1,5 @@
-// Matrix words on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is
-// multiplied as FP16: gfx942 has a format of its own, and no other of these has both of the
-// standard ones.
+// Matrix primitives on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is
+// multiplied as FP16: gfx942 has its own format, and no other has both standard ones.
 #include "platform/mma_float.cuh"
 
 // Row (of A; column of B) lane % 16, k from lane / 16 % kGroups * kCount on.
@@ -9,7 +8,7 @@ constexpr int kGroups = 4;
 #elif defined(__GFX12__)
 constexpr int kGroups = 2;
 #else
-constexpr int kGroups = 1;  // both halves of the warp hold the same
+constexpr int kGroups = 1;  // both halves of the warp have the same elements
 #endif
 template <class T, Side kSide> struct Fragment {
     static constexpr int kCount = kFragmentK<T> / kGroups;
@@ -17,8 +16,8 @@ template <class T, Side kSide> struct Fragment {
 };
 
 namespace hip {
-template <class T> struct Sums {
-    using Sum = T;
+template <class T> struct AccumulatorBase {
+    using Scalar = T;
     static constexpr int kCount = 256 / kWarpSize;
     T values[kCount];
 
@@ -33,16 +32,16 @@ template <class T> struct Sums {
 template <class T, int N> struct PackOf { typedef T Type __attribute__((ext_vector_type(N))); };
 template <class T, int N> using Pack = typename PackOf<T, N>::Type;
 
-// One instruction, k = 16: `a` and `b` point at a lane's 16 / kGroups numbers.
+// One instruction, k = 16; a, b: a lane's 16 / kGroups elements.
 template <class T>
-DEVICE void mma_16x16(float* sums, const void* a, const void* b) {
-    constexpr int kNumbers = 16 / kGroups, kSums = 256 / kWarpSize;
-    auto& c = *reinterpret_cast<Pack<float, kSums>*>(sums);
+DEVICE void mma_16x16(float* acc, const void* a, const void* b) {
+    constexpr int kElements = 16 / kGroups, kAccumulators = 256 / kWarpSize;
+    auto& c = *reinterpret_cast<Pack<float, kAccumulators>*>(acc);
     constexpr bool kIsHalf = kSame<T, half>;
-    const auto& half_a = *static_cast<const Pack<_Float16, kNumbers>*>(a);
-    const auto& half_b = *static_cast<const Pack<_Float16, kNumbers>*>(b);
-    const auto& bf16_a = *static_cast<const Pack<short, kNumbers>*>(a);
-    const auto& bf16_b = *static_cast<const Pack<short, kNumbers>*>(b);
+    const auto& half_a = *static_cast<const Pack<_Float16, kElements>*>(a);
+    const auto& half_b = *static_cast<const Pack<_Float16, kElements>*>(b);
+    const auto& bf16_a = *static_cast<const Pack<short, kElements>*>(a);
+    const auto& bf16_b = *static_cast<const Pack<short, kElements>*>(b);
 #if defined(__GFX9__)
     if constexpr (kIsHalf) c = __builtin_amdgcn_mfma_f32_16x16x16f16(half_a, half_b, c, 0, 0, 0);
     else c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bf16_a, bf16_b, c, 0, 0, 0);
@@ -55,8 +54,8 @@ DEVICE void mma_16x16(float* sums, const void* a, const void* b) {
 #endif
 }
 template <class T>
-DEVICE void mma_16x16(int* sums, const void* a, const void* b) {
-    auto& c = *reinterpret_cast<Pack<int, 256 / kWarpSize>*>(sums);
+DEVICE void mma_16x16(int* acc, const void* a, const void* b) {
+    auto& c = *reinterpret_cast<Pack<int, 256 / kWarpSize>*>(acc);
     constexpr int kWords = 4 / kGroups;
     using Words = Pack<int, kWords>;
 #if defined(__GFX9__)
@@ -71,30 +70,30 @@ DEVICE void mma_16x16(int* sums, const void* a, const void* b) {
 #endif
 }
 }  // namespace hip
-template <class T> struct alignas(16) Accumulator : hip::Sums<float> {};
-template <> struct alignas(16) Accumulator<int8_t> : hip::Sums<int> {};
+template <class T> struct alignas(16) Accumulator : hip::AccumulatorBase<float> {};
+template <> struct alignas(16) Accumulator<int8_t> : hip::AccumulatorBase<int> {};
 
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+template <bool kMnMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(T)), kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 % kGroups * kCount;
-    if constexpr (kOuterMajor) {
+    if constexpr (kMnMajor) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            f.values[i] = static_cast<const T*>(tile(k + i, outer / kPerChunk))[outer % kPerChunk];
+            f.values[i] = static_cast<const T*>(tile(k + i, mn / kPerChunk))[mn % kPerChunk];
         }
     } else {
         constexpr int kPiece = kCount < kPerChunk ? kCount : kPerChunk;
 #pragma unroll
         for (int i = 0; i < kCount; i += kPiece) {
-            const T* chunk = static_cast<const T*>(tile(outer, (k + i) / kPerChunk));
+            const T* chunk = static_cast<const T*>(tile(mn, (k + i) / kPerChunk));
             memcpy(f.values + i, chunk + (k + i) % kPerChunk, kPiece * sizeof(T));
         }
     }
 }
 
-// 16 of k by way of at(row or column, k) (see mma_cuda.cuh).
+// Loads 16 of k by at(row or column, k) (see mma_cuda.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -104,15 +103,15 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
 }
 
 // load_fragment for many fragments of one tile (see mma_cuda.cuh).
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     int first;
 
     DEVICE explicit FragmentLoader(int first) : first(first) {}
     DEVICE void forget() {}
-    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
-        // Or the compiler would keep the address of every element.
-        load_fragment<kOuterMajor>(f, tile, opaque(first) + outer, k);
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
+        // opaque: the compiler would keep the address of every element.
+        load_fragment<kMnMajor>(f, tile, opaque(first) + mn, k);
     }
 };
 
@@ -133,59 +132,58 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
 #endif
 #pragma unroll
             for (int i = 0; i < kFragmentK<A> / 16; ++i) {
-                constexpr int kNumbers = 16 / kGroups;
-                hip::mma_16x16<A>(acc[m][n].values, a[m].values + i * kNumbers,
-                                  b[n].values + i * kNumbers);
+                constexpr int kElements = 16 / kGroups;
+                hip::mma_16x16<A>(acc[m][n].values, a[m].values + i * kElements,
+                                  b[n].values + i * kElements);
             }
         }
     }
 }
 
-// Sums as an operand of the next product (see mma_cuda.cuh).  Here columns stay columns: on gfx9
-// and gfx12 a lane has the rows that it needs as k, on gfx11 every second of them.
-constexpr Side kSumsSide = kSideB;
+// Accumulators as an operand (see mma_cuda.cuh).  Columns stay columns: on gfx9 and gfx12 a lane
+// has the rows that it needs as k, on gfx11 every second one.
+constexpr Side kAccumulatorSide = kSideB;
 template <class T>
-DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums) {
+DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accumulator<T>& acc) {
     if constexpr (kGroups > 1) {
-        static_assert(Fragment<T, kSumsSide>::kCount == Accumulator<T>::kCount, "16 of k");
+        static_assert(Fragment<T, kAccumulatorSide>::kCount == Accumulator<T>::kCount, "16 of k");
 #pragma unroll
-        for (int i = 0; i < Accumulator<T>::kCount; ++i)
-            f.values[i] = from_float<T>(sums.values[i]);
+        for (int i = 0; i < Accumulator<T>::kCount; ++i) f.values[i] = from_float<T>(acc.values[i]);
     } else {
         const bool upper = lane_id() >= 16;
 #pragma unroll
         for (int i = 0; i < Accumulator<T>::kCount; ++i) {
-            const float mine = sums.values[i], other = shuffle_xor(mine, 16);
+            const float mine = acc.values[i], other = shuffle_xor(mine, 16);
             f.values[2 * i] = from_float<T>(upper ? other : mine);
             f.values[2 * i + 1] = from_float<T>(upper ? mine : other);
         }
     }
 }
-// Their matrix units sum FP16 in FP32.
-constexpr bool kHasHalfSums = false;
+// The matrix units accumulate FP16 products in FP32.
+constexpr bool kHasHalfAccumulator = false;
 struct HalfAccumulator {
     DEVICE float value(int) const { return 0.0f; }
 };
 
-// 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
-template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
-DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
-                           int first, int k) {
+// Loads 32 of k as two fragments, converted from Stored.  kOrder: k keeps its order here.
+template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
+DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                             int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 % kGroups * kCount;
 #pragma unroll
     for (int i = 0; i < 2 * kCount; ++i) {
         const int at = k + i % kCount + i / kCount * 16;
-        const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
+        const int line = kMnMajor ? at : mn, element = kMnMajor ? mn : at;
         const Stored x =
             static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
     }
 }
 
-// The column of B that stands at column `col` of a fragment.
-template <class Stored, class T, bool kOuterMajor>
+// The column of B at column `col` of a fragment.
+template <class Stored, class T, bool kMnMajor>
 DEVICE int stored_column(int col) {
     return col;
 }

@@ -1,19 +1,19 @@
-// Matrix words on the host: each lane reads its own elements, and the last lane to arrive
-// multiplies for the warp (host_mma.h), which adds products as Hopper's tensor cores do.
+// Matrix primitives on the host: each lane loads its own elements, and the last lane to arrive
+// multiplies for the warp (host_mma.h), bit for bit as Hopper's tensor cores.
 #include "platform/mma_float.cuh"
 
-// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
+// --- 8 x 8 matrices of 16-bit elements -------------------------------------------------------
 template <bool kTransposed = false, int kCount>
-DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_PLACE) {
+DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_LOCATION) {
     static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
     const bool has_row = lane_id() % 32 < 8 * kCount;
-    if (has_row) host::check_alignment(row, 16, place);
+    if (has_row) host::check_alignment(row, 16, location);
     if (has_row) host::touch(row, 16);
     host::MoveMatrix mine{false, kTransposed, kCount, (uint16_t*)row, r};
-    host::runtime->move_matrix(&mine, place);
+    host::runtime->move_matrix(&mine, location);
 }
 
-// --- fragments and their products ------------------------------------------------------------
+// --- fragments and MMA -----------------------------------------------------------------------
 
 // Row (of A; column of B) lane % 16, k from (lane / 16) * kCount on.
 template <class T, Side kSide> struct Fragment {
@@ -22,34 +22,34 @@ template <class T, Side kSide> struct Fragment {
 };
 
 namespace host {
-template <class T> struct Sums {
-    using Sum = T;
+template <class T> struct AccumulatorBase {
+    using Scalar = T;
     static constexpr int kCount = 256 / kWarpSize;
     T values[kCount];
 
-    DEVICE static constexpr int row(int lane, int i) { return sum_row(kWarpSize, lane, i); }
-    DEVICE static constexpr int col(int lane, int i) { return sum_col(kWarpSize, lane, i); }
+    DEVICE static constexpr int row(int lane, int i) { return accumulator_row(kWarpSize, lane, i); }
+    DEVICE static constexpr int col(int lane, int i) { return accumulator_col(kWarpSize, lane, i); }
 };
 }  // namespace host
-template <class T> struct Accumulator : host::Sums<float> {};
-template <> struct Accumulator<int8_t> : host::Sums<int> {};
+template <class T> struct Accumulator : host::AccumulatorBase<float> {};
+template <> struct Accumulator<int8_t> : host::AccumulatorBase<int> {};
 
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+template <bool kMnMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(T)), kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 * kCount;
-    if constexpr (kOuterMajor) {
+    if constexpr (kMnMajor) {
         for (int i = 0; i < kCount; ++i) {
-            f.values[i] = static_cast<const T*>(tile(k + i, outer / kPerChunk))[outer % kPerChunk];
+            f.values[i] = static_cast<const T*>(tile(k + i, mn / kPerChunk))[mn % kPerChunk];
         }
     } else {
-        const T* chunk = static_cast<const T*>(tile(outer, k / kPerChunk));
+        const T* chunk = static_cast<const T*>(tile(mn, k / kPerChunk));
         memcpy(f.values, chunk + k % kPerChunk, sizeof(f.values));
     }
 }
 
-// 16 of k by way of at(row or column, k) (see mma_cuda.cuh).
+// Loads 16 of k by at(row or column, k) (see mma_cuda.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -59,53 +59,54 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
 }
 
 // load_fragment for many fragments of one tile (see mma_cuda.cuh).
-template <bool kOuterMajor, class T, Side kSide, class Tile>
+template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     int first;
 
     DEVICE explicit FragmentLoader(int first) : first(first) {}
     DEVICE void forget() {}
-    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
-        load_fragment<kOuterMajor>(f, tile, first + outer, k);
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
+        load_fragment<kMnMajor>(f, tile, first + mn, k);
     }
 };
 
 namespace host {
-template <class T> constexpr NumberType kNumberType = kSame<T, half>   ? kHalf
-                                                      : kSame<T, bf16> ? kBf16
-                                                      : kSame<T, e4m3> ? kE4m3
-                                                      : kSame<T, e5m2> ? kE5m2
-                                                                       : kInt8;
+template <class T> constexpr ElementType kElementType = kSame<T, half>   ? kHalf
+                                                        : kSame<T, bf16> ? kBf16
+                                                        : kSame<T, e4m3> ? kE4m3
+                                                        : kSame<T, e5m2> ? kE5m2
+                                                                         : kInt8;
 }  // namespace host
 
 template <class A, class B, int kM, int kN>
 DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
-                const FragmentB<B> (&b)[kN], HOST_PLACE) {
+                const FragmentB<B> (&b)[kN], HOST_LOCATION) {
     static_assert(sizeof(A) == sizeof(B), "fragments have the same of k");
     static_assert(kM <= host::kMaxFragments && kN <= host::kMaxFragments, "host_mma.h has room");
-    host::Mma mine{{host::kNumberType<A>, host::kNumberType<B>}, {kM, kN}, {a, b}, acc};
-    host::runtime->mma(&mine, place);
+    host::Mma mine{{host::kElementType<A>, host::kElementType<B>}, {kM, kN}, {a, b}, acc};
+    host::runtime->mma(&mine, location);
 }
 
-// --- sums as an operand of the next product (see mma_cuda.cuh) --------------------------------
-constexpr Side kSumsSide = kWarpSize == 32 ? kSideA : kSideB;
+// --- accumulators as an operand (see mma_cuda.cuh) -------------------------------------------
+constexpr Side kAccumulatorSide = kWarpSize == 32 ? kSideA : kSideB;
 namespace host {
-template <class T> struct SumsToFragment {
-    Fragment<T, kSumsSide>* fragment;
-    const Accumulator<T>* sums;
+template <class T> struct AccumulatorToFragment {
+    Fragment<T, kAccumulatorSide>* fragment;
+    const Accumulator<T>* accumulators;
 
     static void combine(void** payloads) {
         float all[16][16];  // [row or column][k]
-        constexpr int kCount = Fragment<T, kSumsSide>::kCount;
+        constexpr int kCount = Fragment<T, kAccumulatorSide>::kCount;
         for (int lane = 0; lane < kWarpSize; ++lane) {
-            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            const auto& mine = *static_cast<const AccumulatorToFragment*>(payloads[lane]);
             for (int i = 0; i < Accumulator<T>::kCount; ++i) {
                 const int row = Accumulator<T>::row(lane, i), col = Accumulator<T>::col(lane, i);
-                (kSumsSide == kSideA ? all[row][col] : all[col][row]) = mine.sums->values[i];
+                (kAccumulatorSide == kSideA ? all[row][col] : all[col][row]) =
+                    mine.accumulators->values[i];
             }
         }
         for (int lane = 0; lane < kWarpSize; ++lane) {
-            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            const auto& mine = *static_cast<const AccumulatorToFragment*>(payloads[lane]);
             for (int i = 0; i < kCount; ++i) {
                 mine.fragment->values[i] = from_float<T>(all[lane % 16][lane / 16 * kCount + i]);
             }
@@ -114,49 +115,50 @@ template <class T> struct SumsToFragment {
 };
 }  // namespace host
 template <class T>
-DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums, HOST_PLACE) {
-    host::SumsToFragment<T> payload{&f, &sums};
-    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, place);
+DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
+                                    const Accumulator<T>& accumulators, HOST_LOCATION) {
+    host::AccumulatorToFragment<T> payload{&f, &accumulators};
+    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, location);
 }
 
-// --- products of FP16 summed in FP16: rounded once for every fragment of k ---------------------
-constexpr bool kHasHalfSums = true;
-struct HalfAccumulator : host::Sums<float> {
+// --- FP16 accumulators: rounded once per fragment of k ---------------------------------------
+constexpr bool kHasHalfAccumulator = true;
+struct HalfAccumulator : host::AccumulatorBase<float> {
     DEVICE float value(int i) const { return values[i]; }
 };
 template <int kM, int kN>
 DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
-                const FragmentB<half> (&b)[kN], HOST_PLACE) {
-    Accumulator<half> sums[kM][kN];
-    memcpy(sums, acc, sizeof(sums));
-    mma(sums, a, b, place);
+                const FragmentB<half> (&b)[kN], HOST_LOCATION) {
+    Accumulator<half> accumulators[kM][kN];
+    memcpy(accumulators, acc, sizeof(accumulators));
+    mma(accumulators, a, b, location);
     for (int m = 0; m < kM; ++m) {
         for (int n = 0; n < kN; ++n) {
             for (int i = 0; i < HalfAccumulator::kCount; ++i) {
-                acc[m][n].values[i] = to_float(from_float<half>(sums[m][n].values[i]));
+                acc[m][n].values[i] = to_float(from_float<half>(accumulators[m][n].values[i]));
             }
         }
     }
 }
 
-// 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
-template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
-DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
-                           int first, int k) {
+// Loads 32 of k as two fragments, converted from Stored.  kOrder: k keeps its order here.
+template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
+DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                             int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 * kCount;
     for (int i = 0; i < 2 * kCount; ++i) {
         const int at = k + i % kCount + i / kCount * 16;
-        const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
+        const int line = kMnMajor ? at : mn, element = kMnMajor ? mn : at;
         const Stored x =
             static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
     }
 }
 
-// The column of B that stands at column `col` of a fragment.
-template <class Stored, class T, bool kOuterMajor>
+// The column of B at column `col` of a fragment.
+template <class Stored, class T, bool kMnMajor>
 DEVICE int stored_column(int col) {
     return col;
 }

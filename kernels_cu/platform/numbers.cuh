@@ -1,27 +1,27 @@
-// The small number formats where the platform has no words of its own (host, HIP): integer code,
-// because compilers differ in the small types that they have.  The results are the same everywhere,
-// subnormals included.
+// Small floating-point formats for targets without instructions for them (host, HIP), by integer
+// code, because compilers' own types differ.  The results are the same everywhere, subnormals
+// included.
 #include "platform/formats.cuh"
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(int8_t x) { return float(x); }
-DEVICE float to_float(half x) { return numbers::Half::decode(x.code); }
+DEVICE float to_float(half x) { return formats::Half::decode(x.code); }
 DEVICE float to_float(bf16 x) { return bit_cast<float>(uint32_t(x.code) << 16); }
-DEVICE float to_float(e4m3 x) { return numbers::E4m3::decode(x.code); }
-DEVICE float to_float(e5m2 x) { return numbers::E5m2::decode(x.code); }
+DEVICE float to_float(e4m3 x) { return formats::E4m3::decode(x.code); }
+DEVICE float to_float(e5m2 x) { return formats::E5m2::decode(x.code); }
 
 // Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
 // int8 saturates as well; NaN gives 0.
 template <class T>
 DEVICE T from_float(float x) {
     if constexpr (kSame<T, half>) {
-        return {uint16_t(numbers::Half::encode(x))};
+        return {uint16_t(formats::Half::encode(x))};
     } else if constexpr (kSame<T, bf16>) {
-        return {uint16_t(numbers::encode_bf16(x))};
+        return {uint16_t(formats::encode_bf16(x))};
     } else if constexpr (kSame<T, e4m3>) {
-        return {uint8_t(numbers::E4m3::encode(x))};
+        return {uint8_t(formats::E4m3::encode(x))};
     } else if constexpr (kSame<T, e5m2>) {
-        return {uint8_t(numbers::E5m2::encode(x))};
+        return {uint8_t(formats::E5m2::encode(x))};
     } else if constexpr (kSame<T, int8_t>) {
         return round_to_int8(x);
     } else {
@@ -34,7 +34,7 @@ DEVICE uint32_t pack(float low, float high) {
     return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << (8 * sizeof(T));
 }
 
-// The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
+// The two elements of a pack; e4m3 and e5m2: in the lower 16 bits.
 template <class T>
 DEVICE void unpack(uint32_t pair, float& low, float& high) {
     if constexpr (sizeof(T) == 2) {
@@ -46,7 +46,7 @@ DEVICE void unpack(uint32_t pair, float& low, float& high) {
     }
 }
 
-// Two 16-bit integers in each of a and b: the larger or smaller ones.
+// Element-wise maximum or minimum of two 16-bit integers in each of a and b.
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) {
     const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
@@ -56,8 +56,8 @@ DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) {
     return max_unsigned_pair(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
 }
 
-// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last
-// one first.
+// Permutes bytes of a (0 to 3) and b (4 to 7) by the hexadecimal digits of `select`, the last digit
+// first.
 DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
     const uint64_t both = uint64_t(b) << 32 | a;
     uint32_t picked = 0;

@@ -1,5 +1,5 @@
-// The small number formats on CUDA, by instructions: NVIDIA's headers of them take NVRTC as long as
-// a small kernel.
+// Small floating-point formats on CUDA, by instructions: NVIDIA's headers for them take NVRTC as
+// long as a small kernel.
 #include "platform/formats.cuh"
 
 namespace cuda {
@@ -40,7 +40,7 @@ DEVICE float high_float(uint32_t halves) {
     return y;
 }
 
-// Two FP8 numbers, in the lower 16 bits, as FP16, which holds them.
+// Two FP8 elements, in the lower 16 bits, as FP16, exactly.
 template <class T>
 DEVICE uint32_t halves_of(uint32_t bytes) {
     uint32_t halves;
@@ -53,7 +53,7 @@ DEVICE uint32_t halves_of(uint32_t bytes) {
 #else
     halves = __byte_perm(bytes, 0, 0x1404);  // e5m2: the upper half of an FP16 code
     if constexpr (kSame<T, e4m3>) {
-        // An FP16 number 2^8 too small, but for the one code of NaN.
+        // FP16, 2^8 too small, except the one code of NaN.
         const uint32_t magnitudes = (halves & 0x7f007f00u) >> 1;
         const uint32_t nans = __vcmpeq2(magnitudes, 0x3f803f80u) & 0x7fff7fffu;
         halves = (halves & 0x80008000u) | multiply_halves(magnitudes, 0x5c005c00u) | nans;
@@ -82,7 +82,8 @@ DEVICE float to_float(bf16 x) {
 DEVICE float to_float(e4m3 x) { return cuda::low_float(cuda::halves_of<e4m3>(x.code)); }
 DEVICE float to_float(e5m2 x) { return cuda::low_float(cuda::halves_of<e5m2>(x.code)); }
 
-// Two numbers in one register, `low` in the lower half; e4m3 and e5m2: in the lower 16 bits.
+// Packs two elements into one register, `low` in the lower half; e4m3 and e5m2: in the lower 16
+// bits.
 template <class T>
 DEVICE uint32_t pack(float low, float high) {
     static_assert(sizeof(T) <= 2 && !kSame<T, int8_t>, "pack makes two numbers of 8 or 16 bits");
@@ -102,7 +103,7 @@ DEVICE uint32_t pack(float low, float high) {
         }
         pair = bytes;
 #else
-        using Format = typename Choose<kE4m3, numbers::E4m3, numbers::E5m2>::Type;
+        using Format = typename Choose<kE4m3, formats::E4m3, formats::E5m2>::Type;
         pair = Format::encode(low) | Format::encode(high) << 8;
 #endif
     }
@@ -132,7 +133,7 @@ DEVICE T from_float(float x) {
     }
 }
 
-// The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
+// The two elements of a pack; e4m3 and e5m2: in the lower 16 bits.
 template <class T>
 DEVICE void unpack(uint32_t pair, float& low, float& high) {
     if constexpr (kSame<T, bf16>) {
@@ -146,7 +147,7 @@ DEVICE void unpack(uint32_t pair, float& low, float& high) {
     }
 }
 
-// The larger ones of two pairs of 16-bit numbers (see pack and maximum).
+// Element-wise maximum of two pairs of 16-bit elements (see pack and maximum).
 template <class T>
 DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     return kSame<T, half> ? cuda::maximum_halves(a, b) : cuda::maximum_bf16s(a, b);

@@ -1,16 +1,16 @@
-// Numbers of NVFP4: e2m1, times an e4m3 scale of 16 of k.  T, half or bf16, holds such products exactly,
-// and times kScaledUnit<T>, too.  Included by the kernels that decode them.
+// NVFP4: e2m1 elements times an e4m3 scale per 16 of k.  T, half or bf16, holds such products
+// exactly, also times kScaledUnit<T>.  Included by the kernels that decode them.
 //
-//     decode_scaled<T>(codes, scale, pairs)     eight numbers, the first in the lowest bits
+//     decode_scaled<T>(codes, scale, pairs)     eight elements, the first in the lowest bits
 //     decode_bytes<T, kUnits>(words, byte, scales, pairs)
-//         byte `byte` of each of four words, two numbers each, times two scales, in the lower 16 bits
-//         of `scales`, one for two words, and with kUnits kScaledUnit<T>; not on HIP
+//         byte `byte` of each of four words, two elements each, times two scales (the lower 16 bits
+//         of `scales`, one per two words) and with kUnits kScaledUnit<T>; not on HIP
 //     load_scaled(low, high, tile, first, k)
-//         32 of k as two fragments in kEights' order, times scales and kScaledUnit<T>; tile.codes(line,
-//         k / 32): 16 bytes along k; tile.scale(line, k / 16).  All 64 of k from a multiple on are
-//         multiplied, in whichever order
+//         32 of k as two fragments in kEights' order, times scales and kScaledUnit<T>;
+//         tile.codes(line, k / 32): 16 bytes along k; tile.scale(line, k / 16).  All 64 of k from a
+//         multiple of 64 on must be multiplied, in any order
 //
-// pairs: four of T.  Sums of products are divided by kScaledUnit<T> in the end.
+// pairs: four of T.  Accumulators are finally divided by kScaledUnit<T>.
 #if defined(__CUDA_ARCH__)
 #include "platform/nvfp4_cuda.cuh"
 #else

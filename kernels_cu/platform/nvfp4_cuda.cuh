@@ -1,26 +1,26 @@
-// NVFP4's words on CUDA.  A number's sign, exponent and mantissa at the places of FP16's are 2^-14 of it,
-// of BF16's 2^-126: moved there it takes fewer instructions than by any table or conversion.
+// NVFP4 on CUDA.  An element's sign, exponent and mantissa, moved to the fields of FP16, are 2^-14
+// times the element, of BF16 2^-126: fewer instructions than a table or a conversion.
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
 
 namespace cuda {
-// Of eight numbers those of the bytes' lower halves and the others, as upper bytes of FP16.
+// Of eight elements, those of the bytes' lower halves and the others, as upper bytes of FP16.
 DEVICE void spread_codes(uint32_t codes, uint32_t& lower, uint32_t& upper) {
     lower = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu);
     upper = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
 }
-// Neighbours as pairs of FP16.
+// Adjacent elements as pairs of FP16.
 DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
     uint32_t lower, upper;
     spread_codes(codes, lower, upper);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        // Of two bytes: the second one's lower and upper number, each behind the first one's.
+        // Of two bytes: the lower and upper elements of the second, each behind the first's.
         const uint32_t two = __byte_perm(lower, upper, i == 0 ? 0x4501 : 0x6723);
         pairs[2 * i] = two & 0xff00ff00u;
         pairs[2 * i + 1] = __byte_perm(two, 0, 0x2404);
     }
 }
-// Either half twice: a product picks its half without an instruction.
+// Either half twice: the multiplication selects its half without an instruction.
 DEVICE void repeat_halves(uint32_t halves, uint32_t& low, uint32_t& high) {
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }"
         : "=r"(low), "=r"(high)
@@ -40,7 +40,7 @@ DEVICE uint32_t multiply_bf16s(uint32_t a, uint32_t b) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
     return y;
 }
-// Eight numbers times a scale and kScaledUnit<T>, in kEights' pairs, which lie 16 bits apart already.
+// Eight elements times a scale and kScaledUnit<T>, in kEights' pairs, which lie 16 bits apart.
 template <class T>
 DEVICE void decode_apart(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const uint32_t halves = halves_of<e4m3>(scale.code);
@@ -98,11 +98,11 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
     const int row = first + lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        // A lane's numbers in 64 of k have one scale: a step's neighbour asks for the same.
+        // A lane's elements in 64 of k have one scale: the next step loads the same one.
         const char* chunk = static_cast<const char*>(tile.codes(row + 8 * i, k / 64 * 2 + t / 2));
         const auto two = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
         uint32_t pairs[4];
-        // Not an index: of no array where k is known at run time only.
+        // A select, not an index: k may be a runtime value.
         const uint32_t codes = k / 32 % 2 == 0 ? two.words[0] : two.words[1];
         cuda::decode_apart<T>(codes, tile.scale(row + 8 * i, k / 64 * 4 + t), pairs);
         low.words[low.word(i, 0)] = pairs[0];

@@ -1,4 +1,4 @@
-// NVFP4's words on the host, with CUDA's unit.
+// NVFP4 on the host, with CUDA's kScaledUnit.
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
 
 template <class T, bool kUnits>
@@ -17,13 +17,13 @@ template <class T, Side kSide, class Tile>
 DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                         int first, int k) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
+    const int mn = first + lane_id() % 16;
     k += lane_id() / 16 * kCount;
     for (int i = 0; i < 2 * kCount; ++i) {
         const int at = k + i % kCount + i / kCount * 16;
-        const uint8_t* chunk = static_cast<const uint8_t*>(tile.codes(outer, at / 32));
+        const uint8_t* chunk = static_cast<const uint8_t*>(tile.codes(mn, at / 32));
         const uint32_t code = chunk[at % 32 / 2] >> at % 2 * 4 & 0xf;
-        const float x = decode_e2m1(code) * to_float(tile.scale(outer, at / 16));
+        const float x = decode_e2m1(code) * to_float(tile.scale(mn, at / 16));
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(x * kScaledUnit<T>);
     }
 }

@@ -1,9 +1,9 @@
-// wgmma.cuh on CUDA: one instruction per shape, types and place of A.
+// wgmma.cuh on CUDA: one instruction per shape, types and location of A.
 
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 namespace hopper {
-// The compiler moves no access of d across this point.
+// Keeps the compiler from moving accesses of d across this point.
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(int& x) { asm volatile("" : "+r"(x)::"memory"); }
 DEVICE void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
@@ -14,14 +14,14 @@ DEVICE void pin(D (&d)[kRegisters]) {
 }
 }  // namespace hopper
 
-// What the thread has done to the accumulators `d` and to A's registers comes before the wgmma that
-// follow.
+// Orders the thread's writes to the accumulators `d` and to A's registers before the following
+// wgmma.
 template <class... D>
 DEVICE void wgmma_fence(D&... d) {
     (hopper::pin(d), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// Until all but the last N groups are done; `d` are accumulators that the thread reads next.
+// Waits until all but the last N groups are complete; `d`: accumulators that the thread reads next.
 template <int N, class... D>
 DEVICE void wgmma_wait(D&... d) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -66,8 +66,8 @@ DEVICE void wgmma_wait(D&... d) {
 #define WGMMA_FLOATS(i, j, k, l) , "+f"(d[i]), "+f"(d[j]), "+f"(d[k]), "+f"(d[l])
 #define WGMMA_INTS(i, j, k, l) , "+r"(d[i]), "+r"(d[j]), "+r"(d[k]), "+r"(d[l])
 
-// The instruction's operands after D: A (a descriptor, or four registers), B, whether to
-// accumulate, and the majors.  `last` are the immediate ones: signs of A and B, majors.
+// Operands after D: A (a descriptor, or four registers), B, whether to accumulate, and the
+// immediates in `last`: signs of A and B, majors.
 #define WGMMA(n, types, a, b, accumulates, last, constraint, registers, ...)                   \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulates                             \
                  ", 0;\n"                                                                      \
@@ -104,7 +104,7 @@ namespace hopper {
 template <int kN> struct WgmmaShape {
     static_assert(kAlwaysFalse<WgmmaShape>, "N is a multiple of 8 from 8 to 256");
 };
-// The numbers are those of the operands after D.
+// Numbers of the operands after D.
 #define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)                                            \
     template <> struct WgmmaShape<n> {                                                            \
         template <class A, class B, Major kA, Major kB, class D>                                  \
@@ -152,8 +152,8 @@ WGMMA_SHAPE(248, 124, 125, 126, 127, 128, 129, 130, 131)
 WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
 }  // namespace hopper
 
-// D = A B, plus D if `accumulate`.  A: a tile's descriptor, or this thread's registers of A, in
-// which row wgmma_row(thread, 2 (i % 2)) has its numbers 2 (thread % 4) and the next one (8-bit: 4
+// D = A B, plus D if `accumulate`.  A: a descriptor, or this thread's registers, of which register
+// i has, in row wgmma_row(thread, 2 (i % 2)), elements 2 (thread % 4) and the next one (8-bit: 4
 // (thread % 4) and the next three), plus half of K for i >= 2.
 template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class Operand, class D,
           int kRegisters>
@@ -165,7 +165,7 @@ DEVICE void wgmma(D (&d)[kRegisters], const Operand& a, uint64_t b, bool accumul
     hopper::WgmmaShape<2 * kRegisters>::template multiply<A, B, kA, kB>(d, a, b, accumulate);
 }
 
-// --- numbers of A's registers ----------------------------------------------------------------
+// --- elements of A's registers ---------------------------------------------------------------
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     cuda::convert_bytes<Stored, T>(bytes, low, high);

@@ -1,5 +1,5 @@
-// wgmma.cuh on the host (host_wgmma.h).  The accumulators are poison until the wait, which also
-// says where a tile has changed while wgmma read it.
+// wgmma.cuh on the host (host_wgmma.h).  Accumulators are poison until the wait, which also reports
+// tiles that changed while wgmma read them.
 
 namespace hopper {
 DEVICE void touch_sources(const host::Wgmma* op, int groups) {
@@ -8,9 +8,9 @@ DEVICE void touch_sources(const host::Wgmma* op, int groups) {
         host::touch(p, 16);
 #endif
 }
-DEVICE void check_ready(const void* d, host::Place place) {
+DEVICE void check_ready(const void* d, host::Location location) {
     if (host::runtime->wgmma_under_way(d)) {
-        host::runtime->fail("wgmma_wait: these accumulators are still under way", place);
+        host::runtime->fail("wgmma_wait: these accumulators are still under way", location);
     }
 }
 }  // namespace hopper
@@ -21,31 +21,31 @@ DEVICE void wgmma_fence(D&... d) {
 }
 DEVICE void wgmma_commit() { host::runtime->wgmma_commit(); }
 template <int N>
-DEVICE void wgmma_wait(HOST_PLACE) {
+DEVICE void wgmma_wait(HOST_LOCATION) {
     hopper::touch_sources(nullptr, N);
-    host::runtime->wgmma_wait(N, place);
+    host::runtime->wgmma_wait(N, location);
 }
 template <int N, class D, int kRegisters>
-DEVICE void wgmma_wait(D (&d)[kRegisters], HOST_PLACE) {
-    wgmma_wait<N>(place);
-    hopper::check_ready(d, place);
+DEVICE void wgmma_wait(D (&d)[kRegisters], HOST_LOCATION) {
+    wgmma_wait<N>(location);
+    hopper::check_ready(d, location);
 }
 template <int N, class D0, class D1, int kRegisters0, int kRegisters1>
-DEVICE void wgmma_wait(D0 (&d0)[kRegisters0], D1 (&d1)[kRegisters1], HOST_PLACE) {
-    wgmma_wait<N>(d0, place);
-    hopper::check_ready(d1, place);
+DEVICE void wgmma_wait(D0 (&d0)[kRegisters0], D1 (&d1)[kRegisters1], HOST_LOCATION) {
+    wgmma_wait<N>(d0, location);
+    hopper::check_ready(d1, location);
 }
 
 namespace hopper {
 template <class A, class B, Major kA, Major kB, class D, int kRegisters>
 DEVICE void multiply(D (&d)[kRegisters], uint64_t a, const uint32_t* a_registers, uint64_t b,
-                     bool accumulate, host::Place place) {
+                     bool accumulate, host::Location location) {
     static_assert(kRegisters % 4 == 0 && kRegisters >= 4 && kRegisters <= 128,
                   "N is a multiple of 8 from 8 to 256");
     static_assert(kSame<D, int> == kSame<A, int8_t>, "int8 has int32 accumulators, others float");
     static_assert(sizeof(A) == 1 ? kA == kMajorK && kB == kMajorK : kSame<A, B>,
                   "16-bit operands are of one type, 8-bit ones K-major");
-    const host::Wgmma op = {{host::kNumberType<A>, host::kNumberType<B>},
+    const host::Wgmma op = {{host::kElementType<A>, host::kElementType<B>},
                             {kA == kMajorMN, kB == kMajorMN},
                             2 * kRegisters,
                             accumulate,
@@ -53,22 +53,22 @@ DEVICE void multiply(D (&d)[kRegisters], uint64_t a, const uint32_t* a_registers
                             a_registers,
                             d};
     touch_sources(&op, 0);
-    host::runtime->wgmma(&op, place);
+    host::runtime->wgmma(&op, location);
 }
 }  // namespace hopper
 
 template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class D, int kRegisters>
-DEVICE void wgmma(D (&d)[kRegisters], uint64_t a, uint64_t b, bool accumulate, HOST_PLACE) {
-    hopper::multiply<A, B, kA, kB>(d, a, nullptr, b, accumulate, place);
+DEVICE void wgmma(D (&d)[kRegisters], uint64_t a, uint64_t b, bool accumulate, HOST_LOCATION) {
+    hopper::multiply<A, B, kA, kB>(d, a, nullptr, b, accumulate, location);
 }
 template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class D, int kRegisters>
 DEVICE void wgmma(D (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b, bool accumulate,
-                  HOST_PLACE) {
+                  HOST_LOCATION) {
     static_assert(kA == kMajorK, "A in registers has no major");
-    hopper::multiply<A, B, kA, kB>(d, 0, a, b, accumulate, place);
+    hopper::multiply<A, B, kA, kB>(d, 0, a, b, accumulate, location);
 }
 
-// --- numbers of A's registers ----------------------------------------------------------------
+// --- elements of A's registers ---------------------------------------------------------------
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     const auto number = [&](int i) { return to_float(bit_cast<Stored>(uint8_t(bytes >> 8 * i))); };

@@ -1,10 +1,10 @@
-// Long rows of any length and alignment at one stride, in the shared memory of a cluster each.
+// Long rows of any length and alignment at one stride, each in the shared memory of a cluster.
 //
-// How many blocks a cluster has, and how many threads they have, the launch says, so that all lengths
-// run the same code.  The row's whole vectors, wherever in memory they begin, come to shared memory by
-// asynchronous copies, one column of vectors for each thread, which only ever touches its own.  The
-// elements before and behind them, fewer than two vectors, are in a register of as many threads.
-// Constants: those of rows/tile.cuh; kNumThreads and kClusterSize are the most.
+// The launch chooses the blocks of a cluster and their threads, so that one kernel serves all
+// lengths.  cp.async copies a row's aligned vectors to shared memory; each thread owns a column of
+// vectors.  The elements before and after them, fewer than two vectors, are in one register of as
+// many threads.
+// Constants: those of rows/tile.cuh; kNumThreads and kClusterSize are upper limits.
 #include "rows/reduce.cuh"
 
 namespace rows {
@@ -12,34 +12,34 @@ namespace rows {
 using RowVector = Vector<Element, kVectorWidth>;
 constexpr int kVectorsOfLine = 128 / int(sizeof(RowVector));
 
-// This thread's part of a row: the vectors first, first + step, ... of `num_vectors`, and perhaps a
-// single element.
+// A thread's part of a row: vectors first, first + step, ... of `num_vectors`, and perhaps a single
+// element.
 struct ClusterRow {
     RowVector* mine;
     int num_threads, first, step, num_vectors;
-    int head;    // elements before the first whole vector
-    int column;  // of the single element; negative: none
+    int head;    // elements before the first aligned vector
+    int column;  // column of the single element; negative: none
 
     DEVICE ClusterRow(RowVector& tile, const Element* x_row, int num_cols, int rank, int blocks) {
         mine = &tile + int(threadIdx.x);
         num_threads = int(blockDim.x);
-        const int place = rank * num_threads + int(threadIdx.x);
+        const int cluster_thread = rank * num_threads + int(threadIdx.x);
         step = blocks * num_threads;
         const unsigned begin = unsigned(reinterpret_cast<uintptr_t>(x_row) / sizeof(Element));
         head = int(-begin % kVectorWidth);
         if (head > num_cols) head = num_cols;
         num_vectors = (num_cols - head) / kVectorWidth;
-        // Warps begin where lines of memory do; all have as many iterations as without that.
-        first = place - int((begin + head) / kVectorWidth % kVectorsOfLine);
+        // Aligns warps to 128-byte lines; the iteration count stays the same.
+        first = cluster_thread - int((begin + head) / kVectorWidth % kVectorsOfLine);
         if (first < 0) first += step;
         const int tail = head + num_vectors * kVectorWidth;
         column = -1;
-        if (place < head) column = place;
-        const int at = tail + place - kVectorWidth;
+        if (cluster_thread < head) column = cluster_thread;
+        const int at = tail + cluster_thread - kVectorWidth;
         if (at >= tail && at < num_cols) column = at;
     }
-    // body(vector in shared memory, the row's element at which it begins).  Passes that read it take
-    // a copy: of a reference NVRTC forgets the alignment, and loads FP32 byte by byte.
+    // body(vector in shared memory, row index of its first element).  Readers take a copy: through
+    // a reference NVRTC loses the alignment and loads FP32 byte by byte.
     template <class Body>
     DEVICE void for_vectors(Body body) const {
         RowVector* at = mine;
@@ -58,7 +58,7 @@ struct ClusterRow {
         copy_async_commit();
         copy_async_wait<0>();
     }
-    // result(value) of each element.
+    // Stores result(value) of each element.
     template <class Result>
     DEVICE void store(Element* y_row, float single, StorePolicy policy, Result result) const {
         for_vectors([&](RowVector vector, int col) {
@@ -72,26 +72,26 @@ struct ClusterRow {
     }
 };
 
-// The row's statistic, of each warp's: every warp sends its own to all blocks.
+// Merges the row's statistic: every warp sends its own to all blocks.
 template <class Statistic, class Merge>
 DEVICE Statistic merge_cluster(const Statistic& of_warp, const Statistic& none, int rank,
                                int blocks, const Merge& merge) {
-    SHARED(Statistic, parts, [kClusterSize * kNumThreads / kWarpSize]);
+    SHARED(Statistic, partials, [kClusterSize * kNumThreads / kWarpSize]);
     const int warps = int(blockDim.x) / kWarpSize, count = blocks * warps;
-    const int place = rank * warps + int(threadIdx.x) / kWarpSize;
-    if (blocks == 1) {  // no cluster, in which alone a GPU has asynchronous stores
-        if (lane_id() == 0) parts[place] = of_warp;
+    const int cluster_warp = rank * warps + int(threadIdx.x) / kWarpSize;
+    if (blocks == 1) {  // st.async needs a cluster
+        if (lane_id() == 0) partials[cluster_warp] = of_warp;
         sync_block();
     } else {
         Barrier& full = exchange_barriers()[0];
         if (threadIdx.x == 0) full.arrive_expect_tx(count * int(sizeof(Statistic)));
         cluster_wait();
-        if (lane_id() < blocks) store_async(&parts[place], of_warp, full, lane_id());
+        if (lane_id() < blocks) store_async(&partials[cluster_warp], of_warp, full, lane_id());
         full.wait(0);
     }
     Statistic total = none;
 #pragma unroll 1
-    for (int i = lane_id(); i < count; i += kWarpSize) total = merge(total, parts[i]);
+    for (int i = lane_id(); i < count; i += kWarpSize) total = merge(total, partials[i]);
     return merge.across_lanes(total, 1, kWarpSize);
 }
 

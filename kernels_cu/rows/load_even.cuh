@@ -1,23 +1,24 @@
-// Even rows in registers (kInRegisters) or shared memory, of which a thread has the same columns of
-// kRowsPerThread neighbouring ones, and loads their weights and biases once.
+// Even rows in registers (kInRegisters) or shared memory.  A thread has the same columns of
+// kRowsPerThread adjacent rows, and loads their weights and biases once.
 // Constants: those of rows/norm_even.cuh.
 #include "rows/reduce.cuh"
 #include "rows/vector_moments.cuh"
 
 namespace rows {
 
-// Parameters (cupykern/rows/norm_plan.py: _EVEN_PARAMS, _COLD_PARAMS), among the arrays of
-// normalize_even.cu.  The constant bank is fetched in lines of 64 bytes, one after the other.  The loads
-// of rows need the first line alone, which has room for 48 bytes of these; their stores the second.
+// Parameters (cupykern/rows/norm_plan.py: _EVEN_PARAMS, _COLD_PARAMS), interleaved with the arrays
+// of normalize_even.cu.  The constant bank is fetched in 64-byte lines, one after the other: the
+// loads of rows need only the first line, which has room for 48 bytes of these, their stores the
+// second.
 struct EvenParams {
     int64_t x_stride, residual_stride;  // of rows
     uint16_t unpredicated;              // nonzero: all vectors, rows, weights and biases exist
-    uint16_t loads_last;                // nonzero: evicted last
+    uint16_t loads_last;                // nonzero: evict_last
     float eps;
     int64_t y_stride, sum_stride;
-    int64_t stores_last_from;  // the first row whose results are evicted last
+    int64_t stores_last_from;  // the first row that is stored with evict_last
 };
-// Those that few calls need.
+// Rarely used parameters.
 struct ColdParams { int64_t statistic_stride, num_rows, num_cols, dtype; };
 
 using RowVector = Vector<Element, kVectorWidth>;
@@ -27,9 +28,9 @@ DEVICE EvenStorage* storage() {
     return &rows;
 }
 
-// How far loops over vectors are unrolled: as registers allow, of which layer_norm with a residual takes
-// the most.  In registers all, and a count above theirs: NVRTC 12.4 applies a count of one to the inner
-// loop over rows too.
+// Unroll factors of loops over vectors, as registers allow; layer_norm with a residual takes the
+// most.  Register-resident rows are fully unrolled, by a larger factor: NVRTC 12.4 applies a factor
+// of one to the inner loop over rows too.
 constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
 template <bool kTight>
 constexpr int kUnrolled = kInRegisters                        ? 16
@@ -37,30 +38,30 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
 constexpr int kParts = kClusterSize * kWarpsPerRow;
-// Whether a row in registers is unpacked to FP32 once: of one warp, and with a residual, whose sum takes half
-// the registers of its terms.
+// Whether a register-resident row is unpacked to FP32 once: for one warp, and with a residual,
+// where the sum takes half the registers of its terms.
 template <bool kHasResidual>
 constexpr bool kUnpackOnce = kInRegisters && kRowsPerThread == 1 && (kParts == 1 || kHasResidual);
 
-// The columns of a thread's vectors, in all of its rows.  kUnpredicated: all vectors, rows, weights and biases
-// exist: no predicates.
+// The columns of a thread's vectors, in all of its rows.  kUnpredicated: all vectors, rows, weights
+// and biases exist.
 template <bool kUnpredicated>
 struct EvenTile {
     RowThread t;
     int num_cols;
-    float one_over_count;  // of this warp's elements
+    float one_over_count;  // 1 / elements of this warp
 
     DEVICE static EvenTile here(int64_t num_cols) {
         EvenTile at{RowThread::here(), int(num_cols), 0.0f};
-        // Keeps the compiler from hoisting what depends on it above the branch on `unpredicated`, where it
-        // would hold registers.
+        // Keeps the compiler from hoisting dependent values above the branch on `unpredicated`,
+        // where they would hold registers.
         at.t.lane = opaque(at.t.lane);
         const float count = at.count_of(at.t.rank * kWarpsPerRow + at.warp());
         at.one_over_count = 1.0f / (count > 0.0f ? count : 1.0f);
         return at;
     }
 
-    // Of vector 0, and how much further vector i is: addresses of one base with constant offsets.
+    // Column of vector 0, and offset of vector i: one base address with constant offsets.
     DEVICE int first() const { return t.position(0); }
     DEVICE static constexpr int step(int i) {
         return i * (kClusterSize * kThreadsPerRow * kVectorWidth);
@@ -68,7 +69,7 @@ struct EvenTile {
     DEVICE bool holds(int i) const { return kUnpredicated || first() + step(i) < num_cols; }
     DEVICE float one_over_cols() const { return 1.0f / float(kUnpredicated ? kChunk : num_cols); }
     DEVICE int warp() const { return t.lane / kWarpSize; }
-    // The elements of part number `part`: of a warp in some block of the cluster.
+    // Elements of partial statistic `part`: of one warp of the cluster.
     DEVICE float count_of(int part) const {
         if (kUnpredicated || num_cols == kChunk) return float(kChunk / kParts);
         if (kParts == 1) return float(num_cols);
@@ -92,12 +93,12 @@ DEVICE void keep_packed(RowVector& vector) {
     }
 }
 
-// This thread's part of an array's rows, in registers or shared memory; zeros outside of the rows.
+// A thread's vectors of an array's rows, in registers or shared memory; zeros outside of the rows.
 struct EvenRows {
     RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
     EvenStorage* shared;
 
-    // p: the first row's at the first place; rows from `live` on are not there.  policy: a LoadPolicy
+    // p: of the first row, at position 0; rows from `live` on do not exist.  policy: a LoadPolicy
     // or none.
     template <bool kUnpredicated, class... Policy>
     DEVICE void start(const Element* p, int64_t stride, const EvenTile<kUnpredicated>& at, int live,
@@ -122,7 +123,7 @@ struct EvenRows {
     template <bool kOnce>
     DEVICE RowVector get(int r, int i) {
         if constexpr (kInRegisters) {
-            // Stays packed until it is used again: unpacked it takes twice the registers.
+            // Stays packed until its next use: unpacked it takes twice the registers.
             if constexpr (!kOnce) keep_packed(registers[r][i]);
             return registers[r][i];
         } else {
@@ -166,7 +167,7 @@ DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& a
     return vector;
 }
 
-// A thread's weights and biases, loaded with the row (kWeightsFirst) or where they are used.
+// A thread's weights and biases, loaded with the row (kWeightsFirst) or at their use.
 template <bool kUnpredicated>
 struct Affine {
     static constexpr int kHeld = kWeightsFirst ? kVectorsPerThread : 1;
@@ -193,7 +194,7 @@ struct Affine {
             biases[to] = load_columns<kUnpredicated>(there ? bias : nullptr, at, i, 0.0f);
         }
     }
-    // Of vector i alone.
+    // Vector i only.
     DEVICE RowVector weights_of(const EvenTile<kUnpredicated>& at, int i) {
         if constexpr (kWeightsFirst) {
             keep_packed(weights[i]);

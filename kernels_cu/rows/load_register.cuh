@@ -1,7 +1,8 @@
 // Even rows of one block in registers: read once, transformed by a functor, written once.
 //
-// A functor's reduce(vectors, values, thread) unpacks a thread's vectors to values, may change them,
-// and returns an epilogue that makes a result of each value.  fill() is the element outside of the row.
+// A functor's reduce(vectors, values, thread) unpacks a thread's vectors to values, may change
+// them, and returns an epilogue that maps each value to its result.  fill() is the element outside
+// of the row.
 #include "rows/reduce.cuh"
 
 namespace rows {
@@ -11,9 +12,9 @@ static_assert(kEven && !kChunked && !kLanesAcrossRows && kClusterSize == 1, "row
 using RowVector = Vector<Element, kVectorWidth>;
 using RowVectors = RowVector[kVectorsPerThread];
 using RowValues = float[kVectorsPerThread][kVectorWidth];
-constexpr int kStep = kThreadsPerRow * kVectorWidth;  // from one of a thread's vectors to the next
+constexpr int kStep = kThreadsPerRow * kVectorWidth;  // stride of a thread's vectors
 
-// kUnpredicated: every thread has all of its vectors, in every row.
+// kUnpredicated: every thread has all of its vectors in every row.
 template <class Functor, bool kUnpredicated, class Params>
 DEVICE void transform_register_rows(const Element* x, Element* y, const Params& params) {
     const auto& layout = params.layout;
@@ -34,7 +35,7 @@ DEVICE void transform_register_rows(const Element* x, Element* y, const Params& 
     RowValues values;
     const auto epilogue = Functor::reduce(vectors, values, t);
     Element* to = y + row_offset(layout, Params::kY, row) + t.position(0);
-    // Of the block's first row, so that the policy is the block's and takes no registers.
+    // The policy of the block's first row: uniform, so that it takes no registers.
     const int64_t first_row = int64_t(blockIdx.x) * kRowsPerBlock;
     const StorePolicy policy_of_stores = store_policy(first_row >= params.stores_last_from);
 #pragma unroll

@@ -1,18 +1,17 @@
-// Rows in shared memory: asynchronous copies bring a row there once, where it stays for all passes over
-// it.  The bytes under way need no registers, so that many blocks run at once and the loads of some
-// overlap the arithmetic and the stores of others.  A thread only ever touches its own vectors: the
-// data itself needs no barrier.
+// Rows in shared memory: cp.async copies a row once; it stays for all passes.  Bytes in flight take
+// no registers, so that many blocks are resident and the loads of some overlap the arithmetic and
+// stores of others.  A thread only accesses its own vectors: the data needs no barrier.
 #include "rows/reduce.cuh"
 
 namespace rows {
 
-// Vectors exist only where neighbours along the row are neighbours in memory.
+// Vectors need contiguous rows.
 DEVICE int64_t step(int position, int64_t stride) {
     return kVectorWidth > 1 ? position : position * stride;
 }
 
-// The vector at `position` of a row, `fill` where that has no elements; p is the element at
-// position 0.
+// Loads the vector at `position` of a row, `fill` outside of the row.  p: the element at position
+// 0.
 template <class T>
 DEVICE Vector<T, kVectorWidth> load_row_vector(const T* p, int64_t stride, int position,
                                                const RowChunk& c, T fill) {
@@ -32,7 +31,7 @@ DEVICE Vector<T, kVectorWidth> load_row_vector(const T* p, int64_t stride, int p
     return vector;
 }
 
-// A block's rows in shared memory, one column of vectors for each thread.
+// A block's rows in shared memory, one column of vectors per thread.
 template <class T>
 struct SharedRowStorage {
     Vector<T, kVectorWidth> vectors[kVectorsPerThread][kNumThreads];
@@ -49,7 +48,7 @@ struct SharedRow {
         return storage.vectors[i][threadIdx.x];
     }
 
-    // p: the element at position 0.  Places outside the row become `fill`.  finish() waits.
+    // p: the element at position 0.  Positions outside of the row become `fill`.  finish() waits.
     DEVICE void start(const T* p, int64_t stride, T fill,
                       LoadPolicy policy = load_policy(false)) const {
         if constexpr (kVectorWidth > 1) {
@@ -64,7 +63,7 @@ struct SharedRow {
             }
             copy_async_commit();
         } else {
-            // Several loads under way before the first store to shared memory waits for one.
+            // Several loads in flight before the first store waits.
             constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
 #pragma unroll 1
             for (int i = 0; i < kVectorsPerThread; i += kBatch) {
@@ -84,7 +83,7 @@ struct SharedRow {
     }
 };
 
-// Store the vector at `position` of a row, rounded to T; p is the element at position 0.
+// Stores the vector at `position` of a row, rounded to T.  p: the element at position 0.
 template <class T, class... Policy>
 DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk& c,
                              const float (&values)[kVectorWidth], Policy... policy) {

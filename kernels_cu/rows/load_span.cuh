@@ -1,14 +1,15 @@
-// Contiguous rows of any length that the threads of a block hold.
+// Contiguous rows of any length, held by the threads of a block.
 //
-// A block's rows are one span of memory.  It comes to shared memory and leaves it by whole vectors but
-// for the elements at its two ends, wherever rows begin in it; threads load a row from there into
-// registers, and store its results in its place.  How many threads share a row the launch says: all
-// lengths run the same code.
+// A block's rows are one contiguous span of memory.  Whole vectors move it to shared memory and
+// back, except the elements at its ends, whatever the alignment of its rows.  Threads load a row
+// from there into registers and store its results to the same positions.  The launch chooses the
+// threads of a row, so that one kernel serves all lengths.
 //
-// Threads load 32-bit words of shared memory.  Of 16 bits, a row's first and last element may share
-// theirs with other rows: one thread has the first of them besides its words, another one the last.
-// Constants: those of rows/tile.cuh, kThreadsPerRow the block's; a thread holds
-// kVectorsPerThread * kVectorWidth elements and one 32-bit word.
+// Threads load 32-bit words of shared memory.  With 16-bit elements, a row's first and last element
+// may share a word with another row: one thread has the first beside its words, another one the
+// last.
+// Constants: those of rows/tile.cuh, kThreadsPerRow the block's; a thread holds kVectorsPerThread *
+// kVectorWidth elements and one 32-bit word.
 #include "rows/tile.cuh"
 
 namespace rows {
@@ -22,7 +23,7 @@ constexpr int kPackedPerThread = kVectorsPerThread * kVectorWidth / kPack + 1;
 static_assert(kPackedPerThread % 2 == 1,
               "lanes with an odd number of 32-bit words each differ in their banks");
 
-// The block's rows, and the threads of one of them: 2^log2.
+// The block's rows, and 2^log2 threads of each.
 struct RowThreads {
     int log2, count;
     int row_in_block, lane;  // of this thread
@@ -43,15 +44,15 @@ struct RowThreads {
     }
     DEVICE bool live() const { return row_in_block < num_rows; }
 
-    // Of this warp's lanes on the row.
+    // Reduces over this warp's lanes of the row.
     template <class Combine>
     DEVICE float combine_in_warp(float value, Combine combine) const {
         const int lanes = count < kWarpSize ? count : kWarpSize;
         for (int bit = 1; bit < lanes; bit *= 2) value = combine(value, shuffle_xor(value, bit));
         return value;
     }
-    // Of the row's warps; merge.across_lanes as in parts/max_sum.cuh.  kExchange counts a kernel's
-    // calls from 0.
+    // Reduces over the row's warps; merge.across_lanes as in parts/max_sum.cuh.  kExchange counts a
+    // kernel's calls from 0.
     template <int kExchange, class Statistic, class Merge>
     DEVICE Statistic merge_across_warps(const Statistic& mine, Merge merge) const {
         if (count <= kWarpSize) return mine;
@@ -63,11 +64,11 @@ struct RowThreads {
     }
 };
 
-// The elements of a block's rows; positions count from the first one's vector.
+// A block's span; positions count from the vector of its first element.
 struct Span {
     using Vec = Vector<Element, kVectorWidth>;
     int begin, end;
-    int64_t first;  // of position 0, from the array's beginning
+    int64_t first;  // array index of position 0
 
     DEVICE static Span of(const Element* x, const RowThreads& t, int num_cols) {
         Span s;
@@ -91,7 +92,7 @@ struct Span {
         copy_async_wait<0>();
         sync_block();
     }
-    // A barrier comes before.
+    // After a barrier.
     DEVICE void store(const Vec* tile, Element* y, StorePolicy policy) const {
         Element* to = y + first;
         for (int i = first_vector() + int(threadIdx.x); i < end_of_vectors(); i += kNumThreads) {
@@ -104,7 +105,7 @@ struct Span {
   private:
     DEVICE int first_vector() const { return begin > 0; }
     DEVICE int end_of_vectors() const { return end / kVectorWidth; }
-    // The position outside of whole vectors that this thread moves; negative: none.
+    // The position outside of whole vectors that this thread copies; negative: none.
     DEVICE int at_end() const {
         const int thread = int(threadIdx.x);
         if (thread < kVectorWidth) {
@@ -119,21 +120,21 @@ struct Span {
 // A block's rows in shared memory.
 struct SpanStorage { Span::Vec vectors[kNumThreads * kVectorsPerThread + 1]; };
 
-// A thread's part of a row in FP32.
+// A thread's elements of a row in FP32.
 struct SpanValues { float packed[kPackedPerThread][kPack], single; };
 
-// This thread's part of a row.
-// kStep 1: a lane has neighbouring 32-bit words, an odd number: for rows that share a warp.
-// kWarpSize: neighbouring lanes have neighbouring words.
+// A thread's part of a row.
+// kStep 1: a lane has adjacent 32-bit words, an odd number, for rows that share a warp.
+// kStep kWarpSize: adjacent lanes have adjacent words.
 template <int kStep>
 struct SpanRow {
     Packed* mine;
-    int num_packed, most;  // of this thread, of any
-    int first_col;         // of the first of them
+    int num_packed, most;  // words of this thread; most of any thread
+    int first_col;         // of the first word
     Element* single;       // null: none
     int single_col;
 
-    // The row begins at `begin`.
+    // begin: position of the row.
     DEVICE SpanRow(SpanStorage& storage, int begin, const RowThreads& t, int num_cols) {
         Element* elements = reinterpret_cast<Element*>(&storage);
         const int end = begin + num_cols;
@@ -151,8 +152,8 @@ struct SpanRow {
         single_col = t.lane == 0 ? 0 : num_cols - 1;
         single = has_single ? elements + begin + single_col : nullptr;
     }
-    static constexpr int kGroup = kPackedPerThread / 4;  // whose end one branch tests
-    // body(i), i a constant, for all 32-bit words of a thread, and some that it does not have.
+    static constexpr int kGroup = kPackedPerThread / 4;  // words per branch
+    // Calls body(i), i a constant, for all of a thread's 32-bit words and some past the last.
     template <class Body>
     DEVICE void for_packed(Body body) const {
 #pragma unroll
@@ -185,10 +186,10 @@ struct SpanRow {
         });
         if (single) values.single += to_float(*single);
     }
-    // body(value, what `columns` has for its column).
+    // Calls body(value, element of `columns` in its column).
     template <class T, class Body>
     DEVICE void for_columns(SpanValues& values, const T* columns, Body body) const {
-        // 32 bits beside an address that all threads share: few registers, few instructions.
+        // 32-bit offsets from a uniform address: few registers, few instructions.
         const char* bytes = reinterpret_cast<const char*>(columns);
         const T* first =
             reinterpret_cast<const T*>(bytes + uint32_t(first_col) * uint32_t(sizeof(T)));
@@ -203,7 +204,7 @@ struct SpanRow {
         });
         if (single) body(values.single, to_float(columns[single_col]));
     }
-    // Number i of this thread's; of `outside` if there is none.
+    // This thread's i-th word; `outside` past the last one.
     DEVICE Packed get(int i, float outside) const {
         Packed packed;
         packed.fill(from_float<Element>(outside));

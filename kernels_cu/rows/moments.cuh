@@ -1,6 +1,6 @@
-// Number, mean and sum of squared distances from the mean, of a set; the mean in two parts, so that
-// one of 1e4 times the spread loses nothing: mean + mean_low.  Chan, Golub, LeVeque, The American
-// Statistician 37 (1983); Welford's update is the case of one element.
+// Count, mean and sum of squared deviations of a set.  The mean has two parts, mean + mean_low, so
+// that a mean 1e4 times the spread loses nothing.  Chan, Golub, LeVeque, The American Statistician
+// 37 (1983); Welford's update is the case of one element.
 #include "parts/math.cuh"
 
 namespace rows {
@@ -18,21 +18,19 @@ struct MergeMoments {
     DEVICE Moments operator()(const Moments& a, const Moments& b) const {
         const float count = a.count + b.count;
         if (b.count == 0.0f) return a;
-        const float share = b.count / count;
+        const float weight = b.count / count;
         const float distance = (b.mean - a.mean) + (b.mean_low - a.mean_low);
         Moments s;
         s.count = count;
-        two_sum(a.mean, a.mean_low + distance * share, s.mean, s.mean_low);
-        s.m2 = a.m2 + b.m2 + distance * distance * (a.count * share);
+        two_sum(a.mean, a.mean_low + distance * weight, s.mean, s.mean_low);
+        s.m2 = a.m2 + b.m2 + distance * distance * (a.count * weight);
         return s;
     }
-    // The lanes that differ in the bits [begin, end); each of them gets the same.  First the means
-    // as distances from one of them, then the squares about the common mean: no division for each
-    // pair.
+    // All-reduce over the lanes that differ in the bits [begin, end): first the means, as distances
+    // from one of them, then the squares about the common mean, without a division per pair.
     DEVICE Moments across_lanes(const Moments& mine, int begin, int end) const {
         Moments s;
-        // The first lane's mean: it holds the row's first elements, so there are some if there are
-        // any.
+        // The first lane's mean: its set is only empty if all are.
         const float origin = shuffle(mine.mean, lane_id() & ~((end - 1) & ~(begin - 1)));
         const float from_origin = (mine.mean - origin) + mine.mean_low;
         float step = mine.count * from_origin;

@@ -1,12 +1,11 @@
 // layer_norm and rms_norm of even rows without options, read once.
 //
 // One exchange between warps and blocks: each warp has the mean of its own elements and the squares
-// about it (in registers first the mean), and all merge them (as rows/moments.cuh, without its second
-// part of the mean).
-//   kQuantized: rms_norm, y is FP8 or int8, row_scale decodes it.  The row's largest |s * weight|
-// comes with the squares; it is the largest |y| but for the factor rstd.
-// Constants: those of normalize_even.cu, and kSmall: a small matrix that covers all threads of all blocks:
-// no cache hints, no predicates.
+// about it (two passes over registers), and all merge them (as rows/moments.cuh, without mean_low).
+//   kQuantized: rms_norm with FP8 or int8 y, decoded by row_scale.  The row's largest |s * weight|
+//   is reduced with the squares; times rstd it is the largest |y|.
+// Constants: those of normalize_even.cu, and kSmall: a small matrix that covers all threads of all
+// blocks; no cache hints, no predicates.
 #include "rows/load_even.cuh"
 #include "rows/quantize.cuh"
 
@@ -18,21 +17,21 @@ static_assert(!kQuantized || kRowsPerThread <= 2,
               "each row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
 
-// A policy takes registers, of which two rows in shared memory with means and biases leave none.
+// A cache policy takes registers: none are left by two rows in shared memory with means and biases.
 constexpr bool kStoresHavePolicy =
     !kSmall && (kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1));
 
-// Whether statistics are stored last, combined again from a row's parts: where that takes fewer registers.
+// Whether statistics are stored last, merged again from the partials: takes fewer registers.
 constexpr bool kStatisticsLast =
     kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
 
-// A warp's, a block's or a row's: the mean, or of kQuantized the largest |s * weight|; the squares
-// about the mean, or about zero.
+// Statistic of a warp, block or row: the mean, or with kQuantized the largest |s * weight|; the
+// squares about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
 
-constexpr float kOfLane = kVectorsPerThread * kVectorWidth;  // elements
+constexpr float kOfLane = kVectorsPerThread * kVectorWidth;  // elements of a lane
 
-// Merges pairs of lanes, of as many elements each.
+// Merges pairs of lanes with equal counts.
 DEVICE Statistic merge_lanes(Statistic s) {
     float half_of_both = kOfLane / 2;
 #pragma unroll
@@ -45,7 +44,7 @@ DEVICE Statistic merge_lanes(Statistic s) {
     return s;
 }
 
-// The warp's part of row r.
+// The warp's partial statistic of row r.
 template <class EvenInput, bool kUnpredicated>
 DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicated>& at,
                                 Affine<kUnpredicated>& columns) {
@@ -56,25 +55,25 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth];
             s.get(r, i, values);
-            float parts[2] = {0.0f, 0.0f};
+            float partials[2] = {0.0f, 0.0f};
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) parts[j % 2] += values[j];
-            sum += parts[0] + parts[1];
+            for (int j = 0; j < kVectorWidth; ++j) partials[j % 2] += values[j];
+            sum += partials[0] + partials[1];
         }
-        // Squares about each lane's own mean: one butterfly across the warp instead of two.
+        // Squares about each lane's own mean: one butterfly over the warp instead of two.
         if constexpr (kSmall) mean = sum / kOfLane;
         else mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             if (!at.holds(i)) break;
-            float values[kVectorWidth], parts[2] = {0.0f, 0.0f};
+            float values[kVectorWidth], partials[2] = {0.0f, 0.0f};
             s.get(r, i, values);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
                 const float distance = values[j] - mean;
-                parts[j % 2] += distance * distance;
+                partials[j % 2] += distance * distance;
             }
-            squares += parts[0] + parts[1];
+            squares += partials[0] + partials[1];
         }
         if constexpr (kSmall) return merge_lanes({mean, squares});
     } else if constexpr (kCentered) {
@@ -89,7 +88,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
         mean = reduce_in_warp(mine.sum(), Sum()) * at.one_over_count;
         squares = mine.squares_about(mean);
     } else {
-        float largest = 0.0f;  // a NaN is in the squares
+        float largest = 0.0f;  // the squares carry NaN
 #pragma unroll(kQuantized&& kWeightsFirst ? kVectorsPerThread : kUnrolled<EvenInput::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth], part = 0.0f;
@@ -114,28 +113,28 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
 
 // Combine the statistics of a row's warps and blocks.
 template <bool kUnpredicated>
-DEVICE Statistic merge_parts_of_row(const Statistic* parts, const EvenTile<kUnpredicated>& at) {
+DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
     constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
     const int lane = lane_id() % kLanes;
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
     if constexpr (kCentered) {
-        // Distances from one of the means, so that a mean far from zero loses nothing.
-        origin = parts[0].first;
+        // Deviations from one of the means, so that a mean far from zero loses nothing.
+        origin = partials[0].first;
 #pragma unroll
         for (int i = lane; i < kParts; i += kLanes) {
-            s.first += at.count_of(i) * (parts[i].first - origin);
+            s.first += at.count_of(i) * (partials[i].first - origin);
         }
         s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
     }
 #pragma unroll
     for (int i = lane; i < kParts; i += kLanes) {
-        s.squares += parts[i].squares;
+        s.squares += partials[i].squares;
         if constexpr (kCentered) {
-            const float distance = (parts[i].first - origin) - s.first;
+            const float distance = (partials[i].first - origin) - s.first;
             s.squares += at.count_of(i) * (distance * distance);
         }
-        if constexpr (kQuantized) s.first = maximum(s.first, parts[i].first);
+        if constexpr (kQuantized) s.first = maximum(s.first, partials[i].first);
     }
     s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kLanes);
     if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kLanes);
@@ -143,18 +142,18 @@ DEVICE Statistic merge_parts_of_row(const Statistic* parts, const EvenTile<kUnpr
     return s;
 }
 
-// Statistics of a block's rows that have several parts.
-using Parts = Statistic[kRowsPerThread][kParts];
-DEVICE Parts* parts_of_rows() {
-    SHARED(Parts, parts, [kRowsPerBlock]);
-    return parts;
+// Partial statistics of a block's rows.
+using RowPartials = Statistic[kRowsPerThread][kParts];
+DEVICE RowPartials* row_partials() {
+    SHARED(RowPartials, partials, [kRowsPerBlock]);
+    return partials;
 }
 
 // Combine the rows' statistics across warps and blocks, in `s`.
 template <bool kUnpredicated>
 DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicated>& at) {
     if constexpr (kParts > 1) {
-        Parts& mine = parts_of_rows()[at.t.row_in_block];
+        RowPartials& mine = row_partials()[at.t.row_in_block];
         if constexpr (kClusterSize > 1) {
             Barrier& full = exchange_barriers()[0];
             if (threadIdx.x == 0) {
@@ -177,11 +176,11 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
             sync_block();
         }
 #pragma unroll
-        for (int r = 0; r < kRowsPerThread; ++r) s[r] = merge_parts_of_row(mine[r], at);
+        for (int r = 0; r < kRowsPerThread; ++r) s[r] = merge_row_partials(mine[r], at);
     }
 }
 
-// The largest |y| of row r anew, where the products with weights alone are too small or too large.
+// Recomputes the largest |y| of row r where the products with weights alone overflow or underflow.
 template <class EvenInput, bool kUnpredicated>
 DEVICE float largest_result(EvenInput& s, int r, const EvenTile<kUnpredicated>& at, float rstd,
                             Affine<kUnpredicated>& columns) {
@@ -198,13 +197,13 @@ DEVICE float largest_result(EvenInput& s, int r, const EvenTile<kUnpredicated>& 
     return reduce_in_warp(largest.value(), Larger());
 }
 
-// FP32 outputs of each row; null: not wanted.
+// FP32 outputs per row; null: not stored.
 struct StatisticOutputs { float *mean, *rstd, *scale; };
 
 // y = (s * rstd + shift) * weight + bias, times `encode` where quantized.
 struct RowFactors { float rstd, shift, encode; };
 
-// Stores a row's statistics, by one of its threads.
+// One thread of the row stores its statistics.
 template <bool kUnpredicated>
 DEVICE void store_statistic(const Statistic& s, int64_t row, const EvenTile<kUnpredicated>& at,
                             const StatisticOutputs& outputs, const EvenParams& params,
@@ -212,7 +211,7 @@ DEVICE void store_statistic(const Statistic& s, int64_t row, const EvenTile<kUnp
     if (at.t.lane != 0 || at.t.rank != 0 || (!kUnpredicated && row >= cold.num_rows)) return;
     const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
     const int64_t to = row * cold.statistic_stride;
-    // With an infinity in it the row is NaN, whatever its sums have become.
+    // A row with an infinity is NaN, whatever its sums are.
     if constexpr (kCentered) outputs.mean[to] = rstd != rstd ? rstd : s.first;
     outputs.rstd[to] = rstd;
 }
@@ -239,10 +238,11 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     }
     const auto start = [&](EvenRows& loaded, const Element* p, int64_t stride) {
         p += row * stride + at.first();
-        if constexpr (kQuantized && kRegisters <= 64) {  // of which none is left
+        if constexpr (kQuantized && kRegisters <= 64) {  // no registers are left
             loaded.start(p, stride, at, live);
         } else if constexpr (kInRegisters && kThreadsPerRow < 512) {
-            // Without any policy few short rows are faster; more threads have no registers for it.
+            // No policy is faster for few short rows; with more threads there are no registers for
+            // it.
             if (params.loads_last) {
                 loaded.start(p, stride, at, live, load_policy(true));
             } else {
@@ -253,9 +253,10 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
     };
     Affine<kUnpredicated> columns{weight, bias};
-    // Before the rows, whose load policy is a branch: ptxas would sink loads behind it to the first use.
+    // Before the rows: their load policy is a branch, behind which ptxas would sink these loads to
+    // their first use.
     if constexpr (kInRegisters) columns.start(at);
-    // Without that branch this keeps their order, at no cost.
+    // Without that branch, this keeps the order at no cost.
     if constexpr (kSmall) sync_warp();
     start(s.x, x, params.x_stride);
     if constexpr (kHasResidual) start(s.residual, residual, params.residual_stride);
@@ -267,7 +268,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     for (int r = 0; r < kRowsPerThread; ++r) {
         statistics[r] = warp_statistic(s, r, at, columns);
     }
-    // The block's policy takes no registers; but with several rows a thread ptxas then spills.
+    // A uniform policy takes no registers, but with several rows per thread ptxas spills.
     const int64_t first_row =
         kRowsPerThread > 1 ? row : int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock;
     const auto store = [&](const RowVector& vector, Element* to) {
@@ -277,7 +278,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             vector.store(to);
         }
     };
-    // Overlaps the barrier.  With predicates at the end: they would take registers.
+    // Overlaps the barrier.  With predicates at the end, where they would otherwise take registers.
     constexpr bool kStoreSumFirst = kHasResidual && kUnpredicated && kInRegisters && !kQuantized;
     const auto store_sum = [&](int r, int i, const float (&values)[kVectorWidth]) {
         RowVector vector;
@@ -311,7 +312,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             const float product = statistics[r].first;
             const bool safe = product >= 0x1p-60f && product < kInfinity;
             float largest = product * rstd;
-            // The same for all that share the row, and where rows share a warp for those.
+            // Uniform over the threads of a row, and of a warp whose rows share it.
             if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
                 const float of_warp = largest_result(s, r, at, rstd, columns);
                 const MergeFloats<Larger> merge;
@@ -319,7 +320,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                                           : merge_across_warps<2>(of_warp, at.t, merge);
                 largest = safe ? largest : anew;
             }
-            const QuantizeScale scale(largest, largest_number(cold.dtype));
+            const QuantizeScale scale(largest, largest_finite(cold.dtype));
             factors[r].encode = scale.encode;
             if ((kUnpredicated || row + r < cold.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
                 outputs.scale[(row + r) * cold.statistic_stride] = scale.decode;
@@ -369,9 +370,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     if (kStatisticsLast && outputs.rstd) {
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-            // Loaded again: kept, it would take registers until now.
-            const int place = opaque(at.t.row_in_block);
-            const Statistic s = merge_parts_of_row(parts_of_rows()[place][r], at);
+            // Loaded again, so that it holds no registers until here.
+            const int row_in_block = opaque(at.t.row_in_block);
+            const Statistic s = merge_row_partials(row_partials()[row_in_block][r], at);
             store_statistic(s, row + r, at, outputs, params, cold);
         }
     }

@@ -1,6 +1,7 @@
 // layer_norm and rms_norm by persistent blocks (rows/persistent.cuh).
-//   layer_norm  the mean of each warp's elements and the squares about it, then of the block's and the row's
-//               (as rows/moments.cuh, without its second part of the mean).
+//
+// layer_norm: each warp has the mean of its elements and the squares about it; blocks and rows
+// merge them (as rows/moments.cuh, without mean_low).
 // Constants: those of rows/persistent.cuh, kCentered.
 #include "rows/norm_params.cuh"
 #include "rows/persistent.cuh"
@@ -29,17 +30,17 @@ DEVICE void get_input(const RowPipeline<1 + kHasResidual>& pipeline, const Pipel
     }
 }
 
-// How many elements there are, and one over it: the same in all rows.
+// A count of elements and its reciprocal: the same in all rows.
 struct alignas(8) Count {
     float count, reciprocal;
 
     DEVICE static Count of(float count) { return {count, count > 0.0f ? 1.0f / count : 0.0f}; }
 };
-// Of the reducers' warps, of the row's blocks, of this block and of the row.
-struct Counts {
+// Counts of the reducer warps, the row's blocks, this block and the row.
+struct ElementCounts {
     const Count *of_warps, *of_blocks, *of_block, *of_row;
 
-    DEVICE static Counts of(int64_t num_cols) {
+    DEVICE static ElementCounts of(int64_t num_cols) {
         SHARED(Count, of_warps, [kReducerWarps]);
         SHARED(Count, of_blocks, [kClusterSize]);
         SHARED(Count, of_all, [2]);
@@ -67,33 +68,33 @@ struct Counts {
     }
 };
 
-// kCount parts, part(i), become one.  all: their elements; counts: those of each.
-template <int kCount, class Part>
-DEVICE void merge(Part part, const Count*, const Count*, float& merged) {
-    merged = sum_over<kCount>(part);
+// Merges partial(0 .. kCount).  all: their elements; counts: those of each.
+template <int kCount, class Partial>
+DEVICE void merge(Partial partial, const Count*, const Count*, float& merged) {
+    merged = sum_over<kCount>(partial);
 }
-template <int kCount, class Part>
-DEVICE void merge(Part part, const Count* counts, const Count* all, MeanAndSquares& merged) {
-    // Distances from one of the means, so that a mean far from zero loses nothing.
-    const float origin = part(0).mean;
-    const auto distance = [&](int i) { return part(i).mean - origin; };
+template <int kCount, class Partial>
+DEVICE void merge(Partial partial, const Count* counts, const Count* all, MeanAndSquares& merged) {
+    // Deviations from one of the means, so that a mean far from zero loses nothing.
+    const float origin = partial(0).mean;
+    const auto distance = [&](int i) { return partial(i).mean - origin; };
     const float step =
         sum_over<kCount>([&](int i) { return counts[i].count * distance(i); }) * all->reciprocal;
     merged = {origin + step, sum_over<kCount>([&](int i) {
                   const float from_mean = distance(i) - step;
-                  return part(i).squares + counts[i].count * (from_mean * from_mean);
+                  return partial(i).squares + counts[i].count * (from_mean * from_mean);
               })};
 }
 
-// A thread's statistic, and its warp's.
+// Statistic of a thread, and of its warp.
 struct SquaresOfVectors {
     float sum = 0.0f;
 
     DEVICE void take(const float (&values)[kVectorWidth]) {
-        float part = 0.0f;
+        float partial = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
-        sum += part;
+        for (int j = 0; j < kVectorWidth; ++j) partial += values[j] * values[j];
+        sum += partial;
     }
 };
 DEVICE float of_warp(const SquaresOfVectors& mine, const Count&) {
@@ -136,7 +137,7 @@ struct PersistentAffine {
     }
 };
 
-// What consumers need of a row.  row: -1 after the last one.
+// The merger's message to the consumers.  row: -1 after the last one.
 struct alignas(16) RowScalars {
     float rstd, shift;
     int row, padding;
@@ -151,9 +152,9 @@ struct PersistentNorm {
     const NormParams& params;
     RowPipeline<kArrays> pipeline;
     Exchange<Statistic> exchange;
-    Counts counts;
+    ElementCounts counts;
     RowScalars* scalars_of_rows;
-    float *mean_out, *rstd_out;  // null: not wanted
+    float *mean_out, *rstd_out;  // null: not stored
 
     DEVICE void produce(uint32_t* counter) const {
         if (lane_id() != 0) return;
@@ -194,24 +195,24 @@ struct PersistentNorm {
                     mine.take(values);
                 }
             }
-            exchange.send(iteration, of_warp(mine, count), [&](const Statistic* parts) {
+            exchange.send(iteration, of_warp(mine, count), [&](const Statistic* partials) {
                 Statistic merged;
-                merge<kReducerWarps>([&](int i) { return parts[i]; }, counts.of_warps,
+                merge<kReducerWarps>([&](int i) { return partials[i]; }, counts.of_warps,
                                      counts.of_block, merged);
                 return merged;
             });
         }
     }
-    // All messages are received before a block ends, so that nothing is written into its shared
-    // memory then.
+    // A block receives all messages before it exits, so that nothing is written to its shared
+    // memory afterwards.
     DEVICE void merge_rows() const {
         for (int iteration = 0;; ++iteration) {
             const int row = pipeline.row(iteration);
             RowScalars scalars{0.0f, 0.0f, row, 0};
             if (row >= 0) {
-                const Statistic* parts = exchange.receive(iteration);
+                const Statistic* partials = exchange.receive(iteration);
                 Statistic found;
-                merge<kClusterSize>([&](int i) { return parts[i]; }, counts.of_blocks,
+                merge<kClusterSize>([&](int i) { return partials[i]; }, counts.of_blocks,
                                     counts.of_row, found);
                 scalars.rstd = reciprocal_square_root(
                     squares_of(found) * counts.of_row->reciprocal + params.eps);
@@ -247,7 +248,7 @@ struct PersistentNorm {
             const StorePolicy policy = store_policy(scalars.row >= params.stores_last_from);
 #pragma unroll
             for (int i = 0; i < kVectorsPerThread; ++i, at.advance(pipeline.stages)) {
-                pipeline.wait_full(at);  // reducers have waited: no wait
+                pipeline.wait_full(at);  // returns at once: the reducers have waited
                 if (pipeline.slice.holds(i, vector)) {
                     const int position = pipeline.slice.position(i, vector);
                     float values[kVectorWidth];
@@ -269,7 +270,7 @@ struct PersistentNorm {
     }
 };
 
-// Registers of a warpgroup, where roles have whole warpgroups: consumers need more, others less.
+// setmaxnreg, where roles are whole warpgroups: consumers need more registers, the others fewer.
 constexpr bool kUnevenRegisters = kConsumers == 512;
 
 template <bool kHasResidual>
@@ -279,7 +280,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                            const NormParams& params) {
     SHARED(RowScalars, scalars_of_rows, [kSlots]);
     const int64_t num_cols = params.layout.num_cols;
-    const Counts counts = Counts::of(num_cols);
+    const ElementCounts counts = ElementCounts::of(num_cols);
     const PersistentBarriers barriers = PersistentBarriers::make(params.stages);
     const Slice slice = Slice::here(num_cols);
     const auto pipeline =

@@ -1,5 +1,5 @@
-// layer_norm and rms_norm with all options, of rows in shared memory: strides, conversion, weights of any
-// dtype, compensation, quantization.
+// layer_norm and rms_norm with all options, rows in shared memory: strides, conversion, weights of
+// any dtype, compensation, quantization.
 #include "rows/load_shared.cuh"
 #include "rows/moments.cuh"
 #include "rows/norm_params.cuh"
@@ -9,12 +9,12 @@ namespace rows {
 
 static_assert(!kEven, "even rows have kernels of their own (rows/norm_even.cuh)");
 
-// One thread's part of s = x + residual.
+// A thread's elements of s = x + residual.
 struct SharedInput {
     SharedRow<Element> x, residual;
     bool has_residual;
 
-    // `outside` where the row has no elements.
+    // outside: the value outside of the row.
     DEVICE void get(int i, float outside, float (&values)[kVectorWidth]) const {
         const Vector<Element, kVectorWidth> a = x[i];
 #pragma unroll
@@ -33,7 +33,7 @@ struct SharedInput {
     }
 };
 
-// Of layer_norm, if the row is whole.
+// layer_norm of unchunked rows.
 constexpr bool kMeanFirst = kClusterSize == 1 && kChunked != kAlways;
 
 // The statistic that warps, blocks or chunks of a row exchange, and its merge.
@@ -48,11 +48,10 @@ struct StatisticOf<false> {
     using Merge = MergeFloats<Sum>;
 };
 
-// Moments of FP32 elements leave no registers for a second vector under way.
+// Moments of FP32 elements leave no registers for a second vector in flight.
 constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
 
-// The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the
-// distances.
+// The squares of the warp's deviations from `mean`; rest: null, or gets the sum of the deviations.
 DEVICE float warp_squares(const SharedInput& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
 #pragma unroll(kSquaresUnrolled)
@@ -102,7 +101,7 @@ DEVICE void warp_statistic(const SharedInput& s, bool compensated, Moments& m) {
     }
 }
 
-// An element for each of the row's columns: weights or biases.
+// Weights or biases: one element per column.
 struct ColumnOperand {
     const void* first;
     int64_t stride, first_col;
@@ -121,7 +120,7 @@ struct ColumnOperand {
         for (int j = 0; j < kVectorWidth; ++j)
             values[j] = to_float(static_cast<const T*>(first)[col + j]);
     }
-    // Those of the vector at `position`, of which the chunk holds something; any number elsewhere.
+    // Elements of the vector at `position`, which overlaps the chunk; undefined outside.
     DEVICE void get(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         const int64_t col = first_col + position;
         const uintptr_t address =
@@ -139,7 +138,7 @@ struct ColumnOperand {
 #pragma unroll 1  // saves code
             for (int j = 0; j < kVectorWidth; ++j) {
                 const bool inside = c.holds(position + j);
-                const float x = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
+                const float x = inside ? load_element(first, (col + j) * stride, dtype) : 0.0f;
 #pragma unroll
                 for (int k = 1; k < kVectorWidth; ++k) values[k - 1] = values[k];
                 values[kVectorWidth - 1] = x;
@@ -154,14 +153,14 @@ struct ColumnOperand {
     }
 };
 
-// The epilogue: y of s.
+// The epilogue: y from s.
 template <bool kOfMeans>
 struct Normalizer {
     float mean, mean_low, rstd;
     ColumnOperand weight, bias;
 
     DEVICE void take(float squares, float count, float eps) {
-        squares = squares < 0.0f ? 0.0f : squares;  // rounding; NaN stays
+        squares = squares < 0.0f ? 0.0f : squares;  // rounding may make it negative; NaN stays
         rstd = reciprocal_square_root(squares / count + eps);
     }
     DEVICE void take(const Moments& m, float count, float eps) {
@@ -169,7 +168,7 @@ struct Normalizer {
         mean_low = m.mean_low;
         take(m.m2, count, eps);
     }
-    // Of a row in one block: its mean, then the squares about it.
+    // A row in one block: its mean, then the squares about it.
     DEVICE void take_mean_first(const SharedInput& s, float count, float eps, bool compensated) {
         const RowThread& t = s.x.thread;
         const MergeFloats<Sum> merge;
@@ -187,7 +186,7 @@ struct Normalizer {
         }
         take(squares, count, eps);
     }
-    // s of the vector at `position` becomes y.
+    // Turns s of the vector at `position` into y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         float factors[kVectorWidth];
         if (weight.first) {
@@ -214,7 +213,7 @@ struct Normalizer {
     }
 };
 
-// Addresses of a row's results, at position 0.  sum: s rounded to Element; null: not wanted.
+// Results of a row, at position 0.  sum: s rounded to Element; null: not stored.
 struct Destination {
     void* y;
     int64_t y_offset, y_stride;
@@ -280,7 +279,7 @@ DEVICE QuantizeScale row_quantize_scale(const SharedInput& s,
     constexpr int kExchange = kOfMeans && kMeanFirst ? 3 : 1;
     const MergeFloats<Larger> merge;
     const float of_row = merge_across_warps<kExchange>(of_warp, s.x.thread, merge);
-    return QuantizeScale(of_row, largest_number(dtype));
+    return QuantizeScale(of_row, largest_finite(dtype));
 }
 
 // Outputs and scratch memory.
@@ -292,7 +291,7 @@ struct NormOutputs {
 };
 
 template <bool kOfMeans>
-DEVICE void normalize_shared_row(const SharedInput& s, const RowTask& task, const void* weight,
+DEVICE void normalize_shared_row(const SharedInput& s, const RowWork& work, const void* weight,
                                  const void* bias, const NormOutputs& out,
                                  const NormParams& params) {
     const auto& layout = params.layout;
@@ -305,31 +304,31 @@ DEVICE void normalize_shared_row(const SharedInput& s, const RowTask& task, cons
                            {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
     const bool compensated = params.compensated != 0;
-    if (task.pass != kMerge) s.x.finish();
-    if (kOfMeans && kMeanFirst && task.pass == kWholeRow) {
+    if (work.pass != kMerge) s.x.finish();
+    if (kOfMeans && kMeanFirst && work.pass == kSinglePass) {
         n.take_mean_first(s, count, params.eps, compensated);
     } else {
         using Statistic = typename StatisticOf<kOfMeans>::Type;
         const typename StatisticOf<kOfMeans>::Merge merge;
         Statistic statistic{}, *statistics = static_cast<Statistic*>(out.statistics);
-        if (task.pass != kMerge && task.pass != kApply) warp_statistic(s, compensated, statistic);
-        if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, statistic)) return;
+        if (work.pass != kMerge && work.pass != kApply) warp_statistic(s, compensated, statistic);
+        if (!merge_row(work, t, c.live, layout.num_rows, statistics, merge, statistic)) return;
         n.take(statistic, count, params.eps);
     }
 
     Destination to{out.y,
-                   row_offset(layout, NormParams::kY, task.row),
+                   row_offset(layout, NormParams::kY, work.row),
                    layout.col_strides[NormParams::kY],
                    params.dtype,
                    out.sum,
                    layout.col_strides[NormParams::kSum]};
     to.y_offset += c.first_col * to.y_stride;
     if (to.sum)
-        to.sum += row_offset(layout, NormParams::kSum, task.row) + c.first_col * to.sum_stride;
+        to.sum += row_offset(layout, NormParams::kSum, work.row) + c.first_col * to.sum_stride;
     float factor = 1.0f;
-    const int64_t offset = row_offset(layout, NormParams::kStatistic, task.row);
-    const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
-    // With an infinity in it the row is NaN, whatever its sums have become.
+    const int64_t offset = row_offset(layout, NormParams::kStatistic, work.row);
+    const bool writes = c.live && t.lane == 0 && t.rank == 0 && work.chunk == 0;
+    // A row with an infinity is NaN, whatever its sums are.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
     if (kChunked != kAlways && out.row_scale) {
@@ -348,18 +347,18 @@ DEVICE void normalize_shared_rows(const Element* x, const Element* residual, con
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();
-    const RowTask task = RowTask::here(pass, params.num_chunks, t);
-    const Element* x_row = x + row_offset(layout, Params::kX, task.row);
-    const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
+    const RowWork work = RowWork::here(pass, params.num_chunks, t);
+    const Element* x_row = x + row_offset(layout, Params::kX, work.row);
+    const RowChunk c = row_chunk(x_row, work.row, layout.num_rows, layout.num_cols, work.chunk);
 
     const SharedRow<Element> xs{storage, t, c}, residuals{(&storage)[1], t, c};
-    if (task.pass != kMerge) {
+    if (work.pass != kMerge) {
         const Element zero = from_float<Element>(0.0f);
         const LoadPolicy policy = load_policy(params.loads_last);
         if (residual) {
             const int64_t stride = layout.col_strides[Params::kResidual];
             const int64_t offset =
-                row_offset(layout, Params::kResidual, task.row) + c.first_col * stride;
+                row_offset(layout, Params::kResidual, work.row) + c.first_col * stride;
             residuals.start(residual + offset, stride, zero, policy);
         }
         const int64_t stride = layout.col_strides[Params::kX];
@@ -367,11 +366,11 @@ DEVICE void normalize_shared_rows(const Element* x, const Element* residual, con
     }
     const SharedInput s{xs, residuals, residual != nullptr};
     if constexpr (kCentered != kEither) {
-        normalize_shared_row<kCentered == kAlways>(s, task, weight, bias, out, params);
+        normalize_shared_row<kCentered == kAlways>(s, work, weight, bias, out, params);
     } else if (params.centered) {
-        normalize_shared_row<true>(s, task, weight, bias, out, params);
+        normalize_shared_row<true>(s, work, weight, bias, out, params);
     } else {
-        normalize_shared_row<false>(s, task, weight, bias, out, params);
+        normalize_shared_row<false>(s, work, weight, bias, out, params);
     }
 }
 

@@ -17,27 +17,27 @@ DEVICE void for_columns(const SpanRow<kStep>& part, SpanValues& s, const void* c
 }
 
 // Options of a row.
-struct SpanNormTask {
+struct SpanNormOptions {
     const void *weight, *bias;  // null: none
     int32_t weight_dtype, bias_dtype;
     int num_cols;
     float eps;
-    float *mean, *rstd;  // of this row; null: not wanted
+    float *mean, *rstd;  // of this row; null: not stored
     bool wants_sum;
 };
 
-// residual: null: none; becomes the sum.
+// residual: null, or gets the sum.
 template <int kStep>
 DEVICE void normalize_span_row(const SpanRow<kStep>& row, const SpanRow<kStep>* residual,
-                               const RowThreads& t, const SpanNormTask& task) {
+                               const RowThreads& t, const SpanNormOptions& options) {
     SpanValues s;
     row.load(s, 0.0f);
     if (residual) {
         residual->add_to(s);
-        if (task.wants_sum) residual->store(s);
+        if (options.wants_sum) residual->store(s);
     }
     const MergeFloats<Sum> merge;
-    const float one_over_count = 1.0f / float(task.num_cols);
+    const float one_over_count = 1.0f / float(options.num_cols);
     float mean = 0.0f;
     if constexpr (kCentered) {
         float sum = 0.0f;
@@ -50,17 +50,17 @@ DEVICE void normalize_span_row(const SpanRow<kStep>& row, const SpanRow<kStep>* 
     float squares = 0.0f;
     row.for_values(s, [&](float value) { squares += value * value; });
     squares = t.merge_across_warps<1>(t.combine_in_warp(squares, Sum()), merge);
-    const float rstd = reciprocal_square_root(squares * one_over_count + task.eps);
+    const float rstd = reciprocal_square_root(squares * one_over_count + options.eps);
     if (t.live() && t.lane == 0) {
-        // With an infinity in it the row is NaN, whatever its sums have become.
-        if (task.mean) *task.mean = rstd != rstd ? rstd : mean;
-        if (task.rstd) *task.rstd = rstd;
+        // A row with an infinity is NaN, whatever its sums are.
+        if (options.mean) *options.mean = rstd != rstd ? rstd : mean;
+        if (options.rstd) *options.rstd = rstd;
     }
     row.for_values(s, [&](float& value) { value *= rstd; });
-    for_columns(row, s, task.weight, task.weight_dtype,
+    for_columns(row, s, options.weight, options.weight_dtype,
                 [](float& value, float weight) { value *= weight; });
     if constexpr (kCentered) {
-        for_columns(row, s, task.bias, task.bias_dtype,
+        for_columns(row, s, options.bias, options.bias_dtype,
                     [](float& value, float bias) { value += bias; });
     }
     row.store(s);
@@ -68,13 +68,13 @@ DEVICE void normalize_span_row(const SpanRow<kStep>& row, const SpanRow<kStep>* 
 
 template <int kStep>
 DEVICE void normalize_span_row(SpanStorage& x, SpanStorage* residual, int begin,
-                               const RowThreads& t, const SpanNormTask& task) {
-    const SpanRow<kStep> row(x, begin, t, task.num_cols);
+                               const RowThreads& t, const SpanNormOptions& options) {
+    const SpanRow<kStep> row(x, begin, t, options.num_cols);
     if (residual) {
-        const SpanRow<kStep> of_residual(*residual, begin, t, task.num_cols);
-        normalize_span_row(row, &of_residual, t, task);
+        const SpanRow<kStep> of_residual(*residual, begin, t, options.num_cols);
+        normalize_span_row(row, &of_residual, t, options);
     } else {
-        normalize_span_row<kStep>(row, nullptr, t, task);
+        normalize_span_row<kStep>(row, nullptr, t, options);
     }
 }
 

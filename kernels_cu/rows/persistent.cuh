@@ -1,20 +1,20 @@
-// Persistent, warp-specialised rows: a block, or a cluster, takes one row after the other.  That saves what a
-// block for each row costs: as much traffic from L2 for a row's weights as for the row, and the time in
-// which nothing of a block's is under way.
+// Persistent, warp-specialised rows: a block or cluster processes one row after the other.  A block
+// per row would read the weights from L2 as often as the row, and have nothing in flight while it
+// starts and ends.
 //
-// A block's warps have roles, so that no step of a row waits for one of another row:
-//   producer   loads tiles of rows into the stages of a pipeline by bulk copies, each as soon as its stage
-//              is empty; the first block's publishes to all blocks which rows come
-//   reducers   kThreadsPerRow / 2 threads, compute a row's statistics as its tiles come; one of their
-//              warps sends the block's to all blocks of the cluster
-//   merger     merges the statistics of all blocks to what consumers need
-//   consumers  kThreadsPerRow threads, write results, with weights and biases in their registers
-// Other threads have nothing to do.
+// Warps have roles, so that no stage of a row waits for another row:
+//   producer   loads tiles of rows into the stages of a pipeline by bulk copies; the first block's
+//              publishes the rows to all blocks
+//   reducers   kThreadsPerRow / 2 threads, compute a row's statistics as its tiles arrive; one of
+//              their warps sends the block's to all blocks of the cluster
+//   merger     merges the statistics of all blocks for the consumers
+//   consumers  kThreadsPerRow threads, write results, with weights and biases in registers
+// The other threads are idle.
 //
-// A block has the same kThreadsPerRow * kVectorsPerThread neighbouring vectors of every row, its slice; of a
-// cluster's blocks each has another one.  A stage holds one vector of each consumer.
-// Constants: Element and those of rows/tile.cuh, kEven; kNumThreads are one and a half times kThreadsPerRow
-// and kOtherThreads.
+// A block owns the same kThreadsPerRow * kVectorsPerThread adjacent vectors of every row, its
+// slice; the blocks of a cluster own different slices.  A stage holds one vector per consumer.
+// Constants: Element and those of rows/tile.cuh, kEven; kNumThreads = 1.5 * kThreadsPerRow +
+// kOtherThreads.
 #include "rows/reduce.cuh"
 
 namespace rows {
@@ -37,10 +37,10 @@ DEVICE Role role_of_warp() {
     return warp == 0 ? kProducer : warp == 1 ? kMerger : kIdle;
 }
 
-// One stage: a vector for each consumer.
+// One stage: a vector per consumer.
 struct StageTile { RowVector vectors[kConsumers]; };
 
-// The vectors of a row that are this block's: `count` from number `first` on.
+// This block's vectors of a row: `count` from vector `first` on.
 struct Slice {
     int first, count;
 
@@ -56,13 +56,13 @@ struct Slice {
         if constexpr (kClusterSize > 1) rank = cluster_rank();
         return of_rank(num_cols, rank);
     }
-    // Whether tile i has a vector number `vector`.
+    // Whether tile i has vector `vector`.
     DEVICE bool holds(int i, int vector) const { return i * kConsumers + vector < count; }
-    // Its first element, counted from the row's.
+    // Its first element, from the row's start.
     DEVICE int position(int i, int vector) const {
         return (first + i * kConsumers + vector) * kVectorWidth;
     }
-    // The vectors of tile i.
+    // Number of vectors in tile i.
     DEVICE int vectors(int i) const {
         const int rest = count - i * kConsumers;
         return rest < 0 ? 0 : rest < kConsumers ? rest : kConsumers;
@@ -89,20 +89,20 @@ struct PipelineState {
     }
 };
 
-// What a row hands on is in the slot of its iteration.  A slot is reused kSlots iterations later, when
-// nobody needs it: a pipeline holds up to kMaxRows rows, so that no block is as many iterations ahead of
-// another one, and no role of another one.
+// Messages about a row are in the slot of its iteration.  A slot is reused kSlots iterations later:
+// a pipeline holds up to kMaxRows rows, which bounds the distance between blocks, and between
+// roles.
 constexpr int kSlots = 16, kMaxRows = 6;
 static_assert(kSlots > 2 * kMaxRows + 3, "blocks may be kMaxRows rows apart, and a block's roles");
 DEVICE int slot_of(int iteration) { return iteration % kSlots; }
 DEVICE int phase_of(int iteration) { return iteration / kSlots % 2; }
 
-// All barriers, ready: first in a kernel.
-//   full, empty   of stages
-//   scheduled     of slots: the row is known
-//   in_block      the statistics of the reducers' warps are there
-//   exchanged     those of all blocks
-//   finished      what consumers need
+// All barriers, initialised at kernel start.
+//   full, empty   per stage
+//   scheduled     per slot: the row is known
+//   in_block      the reducer warps' statistics have been written
+//   exchanged     the blocks' statistics have arrived
+//   finished      the merger's message has been written
 struct PersistentBarriers {
     Barrier *full, *empty, *scheduled, *in_block, *exchanged, *finished;
 
@@ -127,7 +127,7 @@ struct PersistentBarriers {
             fence_barrier_init();
         }
         if constexpr (kClusterSize > 1) {
-            // All have started before one writes into another's shared memory.
+            // All blocks have started before one writes into another's shared memory.
             cluster_arrive_relaxed();
             cluster_wait();
         } else {
@@ -137,11 +137,11 @@ struct PersistentBarriers {
     }
 };
 
-// The stages of kArrays arrays' rows: a tile of x's, then another array's.
+// Stages of the rows of kArrays arrays: a tile of x, then a tile of the other array.
 template <int kArrays>
 struct RowPipeline {
     StageTile* tiles;
-    int* rows;  // of slots; -1 after the last one
+    int* rows;  // per slot; -1 after the last row
     const PersistentBarriers& barriers;
     Slice slice;
     int stages;
@@ -151,7 +151,7 @@ struct RowPipeline {
         SHARED(int, rows, [kSlots]);
         return {tiles, rows, barriers, slice, stages};
     }
-    // By the first block's producer: `row` is the row of `iteration`.
+    // By the first block's producer: publishes the row of `iteration`.
     DEVICE void publish(int iteration, int row) const {
         const int slot = slot_of(iteration);
         if constexpr (kClusterSize > 1) {
@@ -163,7 +163,7 @@ struct RowPipeline {
             barriers.scheduled[slot].arrive();
         }
     }
-    // By the producer: so many bytes will arrive.
+    // By the producer: expects the bytes of a published row.
     DEVICE void expect_row(int iteration) const {
         if constexpr (kClusterSize > 1) {
             barriers.scheduled[slot_of(iteration)].arrive_expect_tx(int(sizeof(int)));
@@ -192,7 +192,7 @@ struct RowPipeline {
         }
     }
     DEVICE void wait_full(const PipelineState& at) const { barriers.full[at.stage].wait(at.phase); }
-    // By each of the consumers' warps, once it is done with a stage.
+    // By each consumer warp, after its last read of a stage.
     DEVICE void release(const PipelineState& at) const {
         sync_warp();
         if (lane_id() == 0) barriers.empty[at.stage].arrive();
@@ -203,13 +203,13 @@ struct RowPipeline {
     }
 };
 
-// Dynamic scheduler: a cluster (or block) takes two rows at first, and then one at a time by an atomic
-// counter, so that fast ones do not wait for the others in the end.  By the first block's producer, which
-// waits for the counter while its pipeline is full.
-template <class Ring>
+// Dynamic scheduler: a cluster (or block) takes two rows at first, then one at a time by an atomic
+// counter, for load balance.  By the first block's producer, which waits for the counter while its
+// pipeline is full.
+template <class Pipeline>
 struct DynamicScheduler {
-    static constexpr int kRowsAhead = 2;  // iterations whose rows are known
-    const Ring& pipeline;
+    static constexpr int kPrefetchedRows = 2;  // iterations published in advance
+    const Pipeline& pipeline;
     uint32_t* counter;  // 0 before and after the launch
     const int64_t& num_rows;
     bool ended;
@@ -220,23 +220,23 @@ struct DynamicScheduler {
         pipeline.publish(iteration, ended ? -1 : int(row));
     }
     DEVICE void start() {
-        for (int iteration = 0; iteration < kRowsAhead && !ended; ++iteration) {
+        for (int iteration = 0; iteration < kPrefetchedRows && !ended; ++iteration) {
             publish(iteration, int64_t(blockIdx.x) / kClusterSize + iteration * groups());
         }
     }
     // The row of `iteration` has been loaded.
     DEVICE void advance(int iteration) {
         if (ended) return;
-        // A cluster that got rows at first takes more until there are none.
-        const int64_t asked = num_rows - (kRowsAhead - 1) * groups();
+        // A cluster that started with rows increments until no row is left.
+        const int64_t asked = num_rows - (kPrefetchedRows - 1) * groups();
         const uint32_t taken = atomic_add(counter, 1u);
         if (taken + 1 == uint32_t(asked)) atomic_add(counter, 0u - uint32_t(asked));
-        publish(iteration + kRowsAhead, kRowsAhead * groups() + taken);
+        publish(iteration + kPrefetchedRows, kPrefetchedRows * groups() + taken);
     }
 };
 
-// Statistics of the reducers' warps go to one of them, in rotation, which merges them and sends the block's to
-// the mergers of all blocks.
+// One reducer warp, in rotation, merges the reducer warps' statistics and sends the block's to the
+// mergers of all blocks.
 template <class Statistic>
 struct Exchange {
     Statistic (*of_warps)[kReducerWarps];
@@ -249,11 +249,11 @@ struct Exchange {
         return {of_warps, of_blocks, barriers};
     }
     DEVICE static int reducer_warp() { return (int(threadIdx.x) - kConsumers) / kWarpSize; }
-    // By all reducers.  merge_warps(parts): of kReducerWarps parts, in every lane.
+    // By all reducers.  merge_warps(partials) merges kReducerWarps partials, in every lane.
     template <class Merge>
     DEVICE void send(int iteration, const Statistic& of_warp, Merge merge_warps) const {
         const int slot = slot_of(iteration);
-        sync_warp();  // all of them have read their tiles, which may then be overwritten
+        sync_warp();  // all lanes have read their tiles, which may then be overwritten
         if (lane_id() == 0) {
             of_warps[slot][reducer_warp()] = of_warp;
             barriers.in_block[slot].arrive();
@@ -279,7 +279,7 @@ struct Exchange {
     }
 };
 
-// A sum of use(i) over the parts that a warp has in its lanes; every lane gets it.
+// Sum of use(i) over kCount partials, dealt to the warp's lanes; every lane gets it.
 template <int kCount, class Use>
 DEVICE float sum_over(Use use) {
     constexpr int kLanes = kCount < kWarpSize ? kCount : kWarpSize;

@@ -1,5 +1,5 @@
-// Narrow formats with a scale: decoded = code * scale, the scale the group's largest |value| over
-// the format's largest number; 1 where that is no normal number (a group of zeros), NaN for a group
+// Narrow formats with a scale: decoded = code * scale; scale = the group's largest |value| over the
+// format's largest value; 1 where that is not a normal number (a group of zeros), NaN for a group
 // with a NaN or an infinity.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
@@ -7,7 +7,7 @@
 
 namespace rows {
 
-// The largest |value| of a group; NaN if there is one, because its code is the largest.
+// The largest |value| of a group.  NaN wins, because its code is the largest.
 struct Largest {
     uint32_t code = 0;
     DEVICE void take(float x) {
@@ -16,7 +16,7 @@ struct Largest {
     }
     DEVICE float value() const { return bit_cast<float>(code); }
 };
-// The same of 32 bits at a time: one FP32 element, or a pair of 16 bits.
+// The same, 32 bits at a time: one FP32 element or a pair of 16-bit elements.
 template <class T>
 struct LargestPacked {
     static constexpr bool kPairs = sizeof(T) == 2;
@@ -35,7 +35,7 @@ struct LargestPacked {
             for (const uint32_t elements : access.words) take(elements);
         }
     }
-    // Of the lanes that differ in the bits [begin, end); each of them gets it.
+    // All-reduce over the lanes that differ in the bits [begin, end).
     DEVICE void across_lanes(int begin, int end) {
 #pragma unroll
         for (int bit = begin; bit < end; bit *= 2) merge(shuffle_xor(packed, bit));
@@ -55,18 +55,18 @@ struct Larger {
     DEVICE float operator()(float a, float b) const { return a >= b || a != a ? a : b; }
 };
 
-DEVICE float largest_number(int dtype) {
+DEVICE float largest_finite(int dtype) {
     return dtype == kE4m3 ? 448.0f : dtype == kE5m2 ? 57344.0f : 127.0f;
 }
 
 struct QuantizeScale {
     float decode, encode;
 
-    DEVICE QuantizeScale(float largest, float largest_number) : decode(1.0f), encode(1.0f) {
+    DEVICE QuantizeScale(float largest, float largest_finite) : decode(1.0f), encode(1.0f) {
         if (!(largest < kInfinity)) {
             decode = encode = kInfinity - kInfinity;
-        } else if (largest / largest_number >= kSmallestNormal) {
-            decode = largest / largest_number;
+        } else if (largest / largest_finite >= kSmallestNormal) {
+            decode = largest / largest_finite;
             encode = 1.0f / decode;
         }
     }

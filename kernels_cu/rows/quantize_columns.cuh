@@ -1,4 +1,5 @@
-// Strips of columns in shared memory and registers: statistics, scales and codes (quantize_columns.cu).
+// Strips of columns in shared memory and registers: statistics, scales and codes
+// (quantize_columns.cu).
 #include "rows/quantize.cuh"
 #include "rows/reduce.cuh"
 #include "rows/tiles.cuh"
@@ -13,7 +14,7 @@ constexpr int kColumns = kRowsPerBlock * kVectorWidth, kPackedPerVector = 4,
 using Items = Vector<Element, kVectorWidth>;
 static_assert(sizeof(Items) == 4 * kPackedPerVector, "vectors of 16 bytes");
 
-// The largest of each of a vector's elements, or pairs of them.
+// Per-element maxima of vectors, in pairs for 16-bit elements.
 struct alignas(16) LargestOfItems {
     LargestPacked<Element> packed[kPackedPerVector];
 
@@ -27,8 +28,7 @@ struct alignas(16) LargestOfItems {
     }
 };
 
-// The statistics of the strip's blocks: LargestOfItems of each vector of columns, in the order of
-// their ranks.
+// Statistics of the strip's blocks in rank order: LargestOfItems of each column of vectors.
 using OfBlocks = Bytes<16>[kClusterSize][kRowsPerBlock];
 DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) {
     SHARED(Bytes<16>, of_warps, [kWarps][kRowsPerBlock]);
@@ -61,13 +61,13 @@ DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) 
     return of_blocks;
 }
 
-// This thread's vectors: the first ones in registers, the others in shared memory.
+// A thread's vectors: the first ones in registers, the rest in shared memory.
 constexpr int kStored = kVectorsPerThread - kInRegisters;
 struct ColumnStorage { Items vectors[kStored][kNumThreads]; };
 struct Column {
     Items registers[kInRegisters > 0 ? kInRegisters : 1];
     ColumnStorage& storage;
-    int count;  // of vectors that exist
+    int count;  // valid vectors
 
     DEVICE void load(const Element* from, int64_t step) {
         const Element* p = from + kInRegisters * step;
@@ -83,7 +83,7 @@ struct Column {
         }
         copy_async_wait<0>();
     }
-    // use(number, items) of each.
+    // Calls use(index, items) for each.
     template <class Use>
     DEVICE void for_each(Use use) const {
 #pragma unroll
@@ -117,7 +117,7 @@ DEVICE void quantize_strip(const Element* x, void* y, float* scales, const TileP
     const MatrixTile strip = MatrixTile::of(params, int64_t(blockIdx.x) / kClusterSize);
     const int col = t.row_in_block * kVectorWidth;
     const int row = t.rank * (kThreadsPerRow * kVectorsPerThread) + t.lane;
-    // This thread's vectors that exist.
+    // This thread's valid vectors.
     const int below = col < strip.num_cols ? strip.num_rows - row : 0;
     const int count = below <= 0 ? 0 : (below + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -131,7 +131,7 @@ DEVICE void quantize_strip(const Element* x, void* y, float* scales, const TileP
     for (auto& packed : largest.packed) packed.across_lanes(kRowsPerBlock, kWarpSize);
     const OfBlocks& of_blocks = exchange(largest, t);
 
-    // A thread for each column's scale.
+    // One thread per scale.
     SHARED(float, encodes, [kColumns]);
     const int column = int(threadIdx.x);
     if (column < strip.num_cols) {
@@ -142,7 +142,7 @@ DEVICE void quantize_strip(const Element* x, void* y, float* scales, const TileP
         if constexpr (kPerPacked == 2) {
             of_column.packed = column % 2 ? of_column.packed >> 16 : of_column.packed & 0xffffu;
         }
-        const QuantizeScale scale(of_column.value(), largest_number(params.dtype));
+        const QuantizeScale scale(of_column.value(), largest_finite(params.dtype));
         encodes[column] = scale.encode;
         const int64_t matrix = quotient(strip.scale, params.col_tiles);
         const int64_t first = (strip.scale - matrix * params.col_tiles) * kColumns;

@@ -5,11 +5,10 @@
 
 namespace rows {
 
-// A vector of a tile: its place there, and how many columns it has.
+// A vector of a tile: its coordinates, and its number of columns.
 struct TileVector { int row, col, count; };
 
-// The vectors of a tile, and which of them are this thread's: every kThreadsPerRow-th from its lane
-// on.
+// The vectors of a tile; this thread has every kThreadsPerRow-th from its lane on.
 struct TileVectors {
     int num_cols, per_row, count;
 
@@ -62,7 +61,7 @@ DEVICE void store(Code* y, const TileParams& p, const TileVector& at, float enco
     }
 }
 
-// first: the thread's first vector, which it has kept.
+// first: the thread's first vector, still in registers.
 template <class Code>
 DEVICE void store_tile(Code* y, const TileParams& p, const MatrixTile& tile,
                        const TileSource& source, const TileVectors& vectors, const RowThread& t,
@@ -99,7 +98,7 @@ DEVICE void quantize_tile(const Element* x, void* y, float* scales, const TilePa
     const float of_warp = reduce_in_warp(mine.value(), Larger());
     const float largest = merge_across_warps<0>(of_warp, t, MergeFloats<Larger>());
     if (index >= params.num_tiles) return;
-    const QuantizeScale scale(largest, largest_number(params.dtype));
+    const QuantizeScale scale(largest, largest_finite(params.dtype));
     const float encode = scale.encode;
     if (t.lane == 0) scales[tile.scale] = scale.decode;
     if (params.dtype == kE4m3) {

@@ -8,7 +8,7 @@ namespace rows {
 constexpr int kTiles = kVectorsPerThread == 1 ? 8 : 1, kVectors = kTiles * kVectorsPerThread;
 using Items = Vector<Element, kVectorWidth>;
 
-// This thread's vectors: number n is in row first + n * step of the stack of tiles.
+// This thread's vectors: vector n is in row first + n * step of the stack of tiles.
 struct RegisterTiles {
     MatrixTile stack;
     int height, first, step, col;
@@ -29,7 +29,7 @@ struct RegisterTiles {
     }
 };
 
-// largest[i], without an array in memory.
+// largest[i] without local memory.
 DEVICE uint32_t select_packed(const LargestPacked<Element> (&largest)[kTiles], int i) {
     if constexpr (kTiles == 1) {
         return largest[0].packed;
@@ -48,7 +48,7 @@ DEVICE void make_scales(const RegisterTiles& tiles, const TileParams& p, const R
                         const LargestPacked<Element> (&largest)[kTiles], float* scales,
                         float (&encode)[kTiles]) {
     constexpr bool kLaneEach = kTiles > 1 && kThreadsPerRow >= kTiles;
-    const float of_format = largest_number(p.dtype);
+    const float of_format = largest_finite(p.dtype);
     if constexpr (kLaneEach) {
         const LargestPacked<Element> mine{select_packed(largest, t.lane % kTiles)};
         const QuantizeScale scale(mine.value(), of_format);

@@ -26,7 +26,7 @@ struct LargestItem {
             for (int j = 0; j < kVectorWidth; ++j) elements.take(x[j]);
         }
     }
-    // Of the warp's part of the row.
+    // The warp's part of the row.
     DEVICE float of_warp() const {
         const float mine = sizeof(Items) % 4 == 0 ? packed.value() : elements.value();
         return reduce_in_warp(mine, Larger());
@@ -39,8 +39,8 @@ DEVICE float warp_largest(const SharedRow<Element>& row) {
     for (int i = 0; i < kVectorsPerThread; ++i) largest.take(row[i]);  // zeros outside of the row
     return largest.of_warp();
 }
-// The same of a chunk of which nothing else is wanted yet: it does not go through shared memory.
-// p: at position 0.
+// The same for a chunk that is read for its statistic only: bypasses shared memory.  p: at position
+// 0.
 DEVICE float warp_largest(const Element* p, int64_t stride, const RowThread& t, const RowChunk& c) {
     constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
     LargestItem largest;
@@ -79,30 +79,30 @@ DEVICE void quantize_rows(const Element* x, void* y, float* scales, float* stati
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();
-    const RowTask task = RowTask::here(pass, params.num_chunks, t);
-    const Element* x_row = x + row_offset(layout, Params::kX, task.row);
-    const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
+    const RowWork work = RowWork::here(pass, params.num_chunks, t);
+    const Element* x_row = x + row_offset(layout, Params::kX, work.row);
+    const RowChunk c = row_chunk(x_row, work.row, layout.num_rows, layout.num_cols, work.chunk);
 
     const SharedRow<Element> row{storage, t, c};
     float largest = 0.0f;
     const int64_t x_stride = layout.col_strides[Params::kX];
     const Element* chunk = x_row + c.first_col * x_stride;
-    if (kChunked && task.pass == kStatistics) {
+    if (kChunked && work.pass == kStatistics) {
         largest = warp_largest(chunk, x_stride, t, c);
-    } else if (task.pass != kMerge) {
+    } else if (work.pass != kMerge) {
         row.start(chunk, x_stride, from_float<Element>(0.0f));
         row.finish();
-        if (task.pass != kApply) largest = warp_largest(row);
+        if (work.pass != kApply) largest = warp_largest(row);
     }
     const MergeFloats<Larger> merge;
-    if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, largest)) return;
+    if (!merge_row(work, t, c.live, layout.num_rows, statistics, merge, largest)) return;
 
-    const QuantizeScale scale(largest, largest_number(params.dtype));
-    if (c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0) {
-        scales[row_offset(layout, Params::kScale, task.row)] = scale.decode;
+    const QuantizeScale scale(largest, largest_finite(params.dtype));
+    if (c.live && t.lane == 0 && t.rank == 0 && work.chunk == 0) {
+        scales[row_offset(layout, Params::kScale, work.row)] = scale.decode;
     }
     const int64_t stride = layout.col_strides[Params::kY];
-    const int64_t offset = row_offset(layout, Params::kY, task.row) + c.first_col * stride;
+    const int64_t offset = row_offset(layout, Params::kY, work.row) + c.first_col * stride;
     if (params.dtype == kE4m3) {
         store_codes(static_cast<e4m3*>(y) + offset, stride, row, scale.encode);
     } else if (params.dtype == kE5m2) {

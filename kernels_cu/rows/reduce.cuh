@@ -1,10 +1,10 @@
-// Reductions over the threads of a row.
-// Every thread of the block (and cluster) takes part and gets the result.  The order is fixed.
+// Reductions over the threads of a row.  Every thread of the block (and cluster) takes part and
+// gets the result.  The order is fixed.
 #include "rows/tile.cuh"
 
 namespace rows {
 
-// Lanes of one warp that hold the same row differ in the bits [kFirstLaneBit, kLastLaneBit).
+// The lanes of a warp that share a row differ in the bits [kFirstLaneBit, kLastLaneBit).
 constexpr int kFirstLaneBit = kLanesAcrossRows ? kRowsPerBlock : 1;
 constexpr int kLastLaneBit =
     kLanesAcrossRows ? kWarpSize : (kThreadsPerRow < kWarpSize ? kThreadsPerRow : kWarpSize);
@@ -18,17 +18,17 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
     return value;
 }
 
-// The elements of a row that the lanes of a warp hold.
+// Number of a row's elements in a warp.
 DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
     constexpr int kLanes = kLastLaneBit / kFirstLaneBit;
-    // For all rows of a warp or for none: no lane must miss the shuffles.
+    // All rows of a warp or none: every lane must take part in the shuffles.
     if (kRowsPerBlock == 1 && c.low == 0 && c.high == kChunk) {
         return float(kLanes * kVectorsPerThread * kVectorWidth);
     }
     return reduce_in_warp(float(c.count(thread)), Sum());
 }
 
-// Warps that share a row, and rows that share a warp.
+// Warps per row, and rows per warp.
 constexpr int kRowsPerWarp = kLanesAcrossRows
                                  ? (kRowsPerBlock < kWarpSize ? kRowsPerBlock : kWarpSize)
                                  : (kThreadsPerRow < kWarpSize ? kWarpSize / kThreadsPerRow : 1);
@@ -36,41 +36,41 @@ constexpr int kWarpsPerRow = kLanesAcrossRows ? kThreadsPerRow * kRowsPerWarp / 
                              : kThreadsPerRow > kWarpSize ? kThreadsPerRow / kWarpSize
                                                           : 1;
 
-// parts[0..kCount) merged pairwise, a tree of fixed shape: a term passes log2(kCount) merges.
+// Merges partials[0 .. kCount) pairwise, a tree of fixed shape: log2(kCount) merges per term.
 template <int kCount, class Statistic, class Merge>
-DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
+DEVICE Statistic merge_tree(const Statistic* partials, Merge merge) {
     if constexpr (kCount == 1) {
-        return parts[0];
+        return partials[0];
     } else {
         constexpr int kHalf = kCount / 2;
-        return merge(merge_tree<kHalf>(parts, merge),
-                     merge_tree<kCount - kHalf>(parts + kHalf, merge));
+        return merge(merge_tree<kHalf>(partials, merge),
+                     merge_tree<kCount - kHalf>(partials + kHalf, merge));
     }
 }
 
-// kParts statistics in shared memory: dealt to the lanes where the whole warp is on one row.
+// kParts statistics in shared memory, dealt to the lanes where the whole warp is on one row.
 template <int kParts, class Statistic, class Merge>
-DEVICE Statistic merge_parts(const Statistic* parts, Merge merge) {
+DEVICE Statistic merge_partials(const Statistic* partials, Merge merge) {
     if constexpr (kRowsPerWarp == 1) {
         constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
         const int lane = lane_id() % kLanes;
-        Statistic s = parts[lane];
+        Statistic s = partials[lane];
 #pragma unroll
-        for (int i = kLanes; i < kParts; i += kLanes) s = merge(s, parts[i + lane]);
+        for (int i = kLanes; i < kParts; i += kLanes) s = merge(s, partials[i + lane]);
         return merge.across_lanes(s, 1, kLanes);
     } else {
-        return merge_tree<kParts>(parts, merge);
+        return merge_tree<kParts>(partials, merge);
     }
 }
 
-// A barrier for each exchange of a cluster: complete when what all warps have sent is in.
+// One barrier per exchange of a cluster: complete when all warps' messages have arrived.
 constexpr int kMaxExchanges = 3;
 DEVICE Barrier* exchange_barriers() {
     SHARED(Barrier, barriers, [kMaxExchanges]);
     return barriers;
 }
 
-// A cluster's blocks must all have started before one writes into another's shared memory: call
+// All blocks of a cluster must have started before one writes into another's shared memory: call
 // this first in a kernel that calls merge_across_warps.
 DEVICE void announce_to_cluster() {
     if constexpr (kClusterSize > 1) {
@@ -82,60 +82,60 @@ DEVICE void announce_to_cluster() {
     }
 }
 
-// Merges what the warps of a row hold, in the block or cluster; every thread gets it.
-// merge(a, b) is of two statistics, merge.across_lanes(s, begin, end) of the lanes that differ in
-// the bits [begin, end).  kExchange counts a kernel's calls from 0, because the shared memory of
-// one is not used again.
+// Merges the statistics of a row's warps, in the block or cluster; every thread gets the result.
+// merge(a, b) merges two statistics, merge.across_lanes(s, begin, end) those of the lanes that
+// differ in the bits [begin, end).  kExchange counts a kernel's calls from 0, because an exchange's
+// shared memory is not reused.
 template <int kExchange, class Statistic, class Merge>
 DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, Merge merge) {
     const int warp = kLanesAcrossRows ? t.lane * kRowsPerWarp / kWarpSize : t.lane / kWarpSize;
     if constexpr (kClusterSize > 1) {
-        // Each warp sends its own to every block: no barrier of the block or the cluster on the
-        // way.
+        // Each warp sends its statistic to every block: no block or cluster barrier.
         static_assert(kRowsPerBlock == 1 && kExchange < kMaxExchanges, "one row to a cluster");
         constexpr int kParts = kClusterSize * kWarpsPerRow;
-        SHARED(Statistic, parts, [kParts]);
+        SHARED(Statistic, partials, [kParts]);
         Barrier& full = exchange_barriers()[kExchange];
         if (threadIdx.x == 0) full.arrive_expect_tx(kParts * int(sizeof(Statistic)));
         if constexpr (kExchange == 0) cluster_wait();
         if (lane_id() < kClusterSize) {
-            store_async(&parts[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
+            store_async(&partials[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
         }
         full.wait(0);
-        return merge_parts<kParts>(parts, merge);
+        return merge_partials<kParts>(partials, merge);
     } else if constexpr (kWarpsPerRow > 1) {
-        SHARED(Statistic, parts, [kRowsPerBlock][kWarpsPerRow]);
+        SHARED(Statistic, partials, [kRowsPerBlock][kWarpsPerRow]);
         if (lane_id() / kFirstLaneBit % (kLastLaneBit / kFirstLaneBit) == 0) {
-            parts[t.row_in_block][warp] = mine;
+            partials[t.row_in_block][warp] = mine;
         }
         sync_block();
-        return merge_parts<kWarpsPerRow>(parts[t.row_in_block], merge);
+        return merge_partials<kWarpsPerRow>(partials[t.row_in_block], merge);
     } else {
         return mine;
     }
 }
 
-// `s`, this warp's statistic of the row's chunk, becomes the row's.  False: the launch ends here.
-// statistics: num_rows * num_chunks, then one for each row.
+// Merges `s`, this warp's statistic of the row's chunk, over the row.  False: the launch ends here.
+// statistics: num_rows * num_chunks, then one per row.
 template <class Statistic, class Merge>
-DEVICE bool merge_row(const RowTask& task, const RowThread& t, bool live, int64_t num_rows,
+DEVICE bool merge_row(const RowWork& work, const RowThread& t, bool live, int64_t num_rows,
                       Statistic* statistics, Merge merge, Statistic& s) {
-    Statistic* chunks = statistics + task.row * task.num_chunks;
-    Statistic* merged = statistics + num_rows * task.num_chunks + task.row;
-    if (task.pass == kApply) {
+    Statistic* chunks = statistics + work.row * work.num_chunks;
+    Statistic* merged = statistics + num_rows * work.num_chunks + work.row;
+    if (work.pass == kApply) {
         if (live) s = *merged;
         return true;
     }
-    if (task.pass == kMerge) {
-        for (int64_t i = t.lane; live && i < task.num_chunks; i += kThreadsPerRow) {
-            // The first one as it is: merged with nothing, a mean in two parts would become one.
+    if (work.pass == kMerge) {
+        for (int64_t i = t.lane; live && i < work.num_chunks; i += kThreadsPerRow) {
+            // Starts from the first one: merged with an empty set, a mean in two parts would become
+            // one.
             s = i < kThreadsPerRow ? chunks[i] : merge(s, chunks[i]);
         }
         s = merge.across_lanes(s, kFirstLaneBit, kLastLaneBit);
     }
     s = merge_across_warps<0>(s, t, merge);
-    if (task.pass == kWholeRow) return true;
-    if (live && t.lane == 0) (task.pass == kMerge ? *merged : chunks[task.chunk]) = s;
+    if (work.pass == kSinglePass) return true;
+    if (live && t.lane == 0) (work.pass == kMerge ? *merged : chunks[work.chunk]) = s;
     return false;
 }
 

@@ -1,6 +1,6 @@
-// Softmax and log_softmax of rows without options, whose elements stay in a thread's registers: each is
-// exponentiated once, over the maximum of its warp, and multiplied by one factor once the row's
-// maximum and sum are known.  log_softmax keeps the elements instead.
+// Softmax and log_softmax of register-resident rows without options: each element is exponentiated
+// once, over the maximum of its warp, and multiplied by one factor once the row's maximum and sum
+// are known.  log_softmax keeps the elements instead.
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
 #include "rows/reduce.cuh"
@@ -8,7 +8,7 @@
 
 namespace rows {
 
-// exp(value - max), which replaces `value` unless kLog.
+// Returns exp(value - max), which replaces `value` unless kLog.
 template <bool kLog>
 DEVICE float exponentiate(float& value, float max) {
     const float power = exp2_approx((value - max) * kLog2E);
@@ -16,7 +16,7 @@ DEVICE float exponentiate(float& value, float max) {
     return power;
 }
 
-// What makes results of exponentiated values.
+// Maps exponentiated values to results.
 template <bool kLog>
 struct SoftmaxEpilogue {
     float max, log_sum, factor;
@@ -27,7 +27,7 @@ struct SoftmaxEpilogue {
           log_sum(kLog ? log_accurate(total.sum) : 0.0f),
           factor(reciprocal_approx(total.sum)) {}
 
-    // The values were exponentiated over `from`.
+    // from: the maximum that the values were exponentiated over.
     DEVICE void rescale(float from, const MergeMaxSum& merge) {
         factor *= merge.rescale(from, max);
     }

@@ -4,7 +4,7 @@
 
 namespace rows {
 
-// The warp's part of a row.  single: this thread's single element, -inf if it has none.
+// The warp's statistic.  single: this thread's single element, -inf if it has none.
 DEVICE MaxSum warp_max_sum(const ClusterRow& row, float single) {
     RowVector larger;
     larger.fill(from_float<Element>(-kInfinity));

@@ -8,7 +8,7 @@ namespace rows {
 
 static_assert(!kEven, "even rows are in registers (softmax_register.cu)");
 
-// What the mask hides becomes `fill`; true when this thread keeps anything.  mask: at position 0.
+// Masked elements become `fill`; returns whether this thread keeps any.  mask: at position 0.
 DEVICE bool hide(const SharedRow<Element>& row, const uint8_t* mask, int64_t stride, Element fill) {
     const bool aligned = stride == 1 && reinterpret_cast<uintptr_t>(mask) % kVectorWidth == 0;
     bool any = false;
@@ -47,7 +47,7 @@ DEVICE void multiply_by_zero(const SharedRow<Element>& row, Element fill) {
     }
 }
 
-// The largest score of this warp's part of the row, in units of sign * x; every lane of the row
+// The largest score of the warp's elements of a row, in units of sign * x; every lane of the row
 // gets it.
 DEVICE float warp_max(const SharedRow<Element>& row, bool any, float sign) {
     Vector<Element, kVectorWidth> larger;
@@ -76,7 +76,8 @@ DEVICE float warp_sum(const SharedRow<Element>& row, float x_max, float exponent
     return reduce_in_warp(sum, Sum());
 }
 
-// A row's epilogue.  Nothing kept: zero, or -inf of the logarithm.  Nothing but -inf kept, or a NaN: NaN.
+// A row's epilogue.  All masked: zero, or -inf for log_softmax.  All kept scores -inf, or a NaN:
+// NaN.
 struct Normalizer {
     float x_max, scale, exponent_scale, factor, log_sum;
 
@@ -84,7 +85,7 @@ struct Normalizer {
         : x_max(0.0f), scale(scale), exponent_scale(scale * kLog2E), factor(0.0f), log_sum(0.0f) {
         if (total.max == -kInfinity) return;
         x_max = sign * total.max;
-        if (log) {  // a sum of 0 or NaN makes every element NaN, either way
+        if (log) {  // with a sum of 0 or NaN every element is NaN
             log_sum = log_accurate(total.sum);
         } else {
             factor = 1.0f / total.sum;
@@ -127,9 +128,9 @@ DEVICE void softmax_rows(const Element* x, const uint8_t* mask, void* y, MaxSum*
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();
-    const RowTask task = RowTask::here(pass, params.num_chunks, t);
-    const Element* x_row = x + row_offset(layout, Params::kX, task.row);
-    const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
+    const RowWork work = RowWork::here(pass, params.num_chunks, t);
+    const Element* x_row = x + row_offset(layout, Params::kX, work.row);
+    const RowChunk c = row_chunk(x_row, work.row, layout.num_rows, layout.num_cols, work.chunk);
 
     const float sign = params.scale < 0.0f ? -1.0f : 1.0f;
     const float scale = params.scale == 0.0f ? 1.0f : params.scale;
@@ -137,7 +138,7 @@ DEVICE void softmax_rows(const Element* x, const uint8_t* mask, void* y, MaxSum*
 
     const SharedRow<Element> row{storage, t, c};
     MaxSum total{-kInfinity, 0.0f};
-    if (task.pass != kMerge) {
+    if (work.pass != kMerge) {
         const Element fill = from_float<Element>(-sign * kInfinity);
         const int64_t x_stride = layout.col_strides[Params::kX];
         row.start(x_row + c.first_col * x_stride, x_stride, fill, load_policy(params.loads_last));
@@ -147,21 +148,21 @@ DEVICE void softmax_rows(const Element* x, const uint8_t* mask, void* y, MaxSum*
         if (mask) {
             const int64_t stride = layout.col_strides[Params::kMask];
             const int64_t offset =
-                row_offset(layout, Params::kMask, task.row) + c.first_col * stride;
+                row_offset(layout, Params::kMask, work.row) + c.first_col * stride;
             any = hide(row, mask + offset, stride, fill);
         }
-        if (task.pass != kApply) {
+        if (work.pass != kApply) {
             total.max = warp_max(row, any, sign);
             const float x_max = total.max == -kInfinity ? 0.0f : sign * total.max;
             total.sum = warp_sum(row, x_max, scale * kLog2E);
         }
     }
-    if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, total)) return;
+    if (!merge_row(work, t, c.live, layout.num_rows, statistics, merge, total)) return;
 
     const bool log = params.log != 0;
     const Normalizer normalizer(total, sign, scale, log);
     const int64_t stride = layout.col_strides[Params::kY];
-    const int64_t offset = row_offset(layout, Params::kY, task.row) + c.first_col * stride;
+    const int64_t offset = row_offset(layout, Params::kY, work.row) + c.first_col * stride;
     if (params.dtype == kFloat) {
         store(static_cast<float*>(y) + offset, stride, row, normalizer, log);
     } else if (params.dtype == kHalf) {

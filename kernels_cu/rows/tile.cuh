@@ -1,17 +1,17 @@
-// How the threads of a block, or of a cluster's blocks, share rows of any strided arrays.
+// How the threads of a block or cluster share rows of strided arrays.
 //
-// kThreadsPerRow threads (of each of kClusterSize blocks) share one row; a block has kNumThreads /
+// kThreadsPerRow threads (of each of kClusterSize blocks) share a row; a block has kNumThreads /
 // kThreadsPerRow rows, a thread kVectorsPerThread vectors of kVectorWidth elements.
-//   kVectorWidth > 1: neighbouring elements are neighbours in memory.  Rows may be misaligned: `head`
-//     elements are missing from a row's first vector, so that all others are aligned, and the
-//     vectors at the row's ends move element by element.
-//   kLanesAcrossRows: neighbouring threads have neighbouring rows (softmax over axis 0 of a C
-//     array); otherwise neighbouring threads have neighbouring vectors of one row.
+//   kVectorWidth > 1: rows are contiguous.  They may be misaligned: `head` elements are missing
+//   from a row's first vector, so that all others are aligned, and the vectors at the row's ends
+//   are copied by scalar loads and stores.
+//   kLanesAcrossRows: adjacent threads have adjacent rows (softmax over axis 0 of a C array);
+//   otherwise adjacent threads have adjacent vectors of one row.
 //   kEven: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
-//     options that its kernel names.  That keeps the code small: with all options a kernel is
-//     several times as long, and up to a quarter slower for the instruction cache's misses.
-//   kChunked (parts/presence.cuh): rows, longer than a block or cluster holds, are cut into chunks
-//     of kChunk elements.
+//   kernel's options.  The code is several times shorter than with all options, which are up to 25%
+//   slower by instruction cache misses.
+//   kChunked (parts/presence.cuh): rows longer than a block or cluster holds are cut into chunks of
+//   kChunk elements.
 // Constants: kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kChunked, kEven.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
@@ -24,12 +24,12 @@ constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
 constexpr int kChunk = kClusterSize * kThreadsPerRow * kVectorsPerThread * kVectorWidth;
 constexpr int kMaxOuterDims = 6;
 
-// A chunked row takes three launches: kStatistics makes each chunk's statistic, kMerge makes one of a
-// row's, and kApply reads the row a second time.  All others take one, kWholeRow.
-enum Pass { kWholeRow, kStatistics, kMerge, kApply };
+// Chunked rows take three launches: kStatistics computes each chunk's statistic, kMerge merges a
+// row's, kApply reads the row a second time.  All others take one, kSinglePass.
+enum Pass { kSinglePass, kStatistics, kMerge, kApply };
 
-// Sizes and strides, in elements, of the rows of kOperands arrays; the outer dims are innermost first.
-// Even rows' fields are neighbours: a kernel's parameters come from memory too, line by line.
+// Sizes and strides, in elements, of the rows of kOperands arrays; outer dims innermost first.  The
+// fields of even rows are adjacent, because the constant bank is fetched line by line.
 template <int kOperands>
 struct RowLayout {
     int64_t num_rows, num_cols;
@@ -38,13 +38,13 @@ struct RowLayout {
     int64_t num_outer_dims, outer_sizes[kMaxOuterDims];
 };
 
-// This thread's place: which row, and which of the row's vectors.
+// A thread's row, and its vectors in it.
 struct RowThread {
     int row_in_block, lane, rank;
 
     DEVICE static RowThread here() {
         RowThread t;
-        const unsigned tid = threadIdx.x;  // of which quotients take one instruction
+        const unsigned tid = threadIdx.x;  // unsigned: quotients take one instruction
         t.row_in_block = int(kLanesAcrossRows ? tid % kRowsPerBlock : tid / kThreadsPerRow);
         t.lane = int(kLanesAcrossRows ? tid / kRowsPerBlock : tid % kThreadsPerRow);
         t.rank = 0;
@@ -57,38 +57,38 @@ struct RowThread {
     }
 };
 
-// What this block does, and which row and chunk of it this thread works on.
-struct RowTask {
+// The pass of this launch, and this thread's row and chunk.
+struct RowWork {
     Pass pass;
     int64_t row, chunk, num_chunks;
 
-    DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
-        RowTask task{kWholeRow, 0, 0, 1};
+    DEVICE static RowWork here(int64_t pass, int64_t num_chunks, const RowThread& t) {
+        RowWork work{kSinglePass, 0, 0, 1};
         int64_t group = blockIdx.x / kClusterSize;
-        if (kChunked == kAlways || (kChunked == kEither && pass != kWholeRow)) {
-            task.pass = Pass(pass);
-            task.num_chunks = num_chunks;
-            // What was read last comes first: it is still in L2.
+        if (kChunked == kAlways || (kChunked == kEither && pass != kSinglePass)) {
+            work.pass = Pass(pass);
+            work.num_chunks = num_chunks;
+            // Reverse order: the last rows read are still in L2.
             if (pass == kApply) group = int64_t(gridDim.x) - 1 - group;
         }
         int64_t row_group = group;
         if constexpr (kChunked) {
-            if (task.pass == kStatistics || task.pass == kApply) {
+            if (work.pass == kStatistics || work.pass == kApply) {
                 row_group = group / num_chunks;
-                task.chunk = group % num_chunks;
+                work.chunk = group % num_chunks;
             }
         }
-        task.row = row_group * kRowsPerBlock + t.row_in_block;
-        return task;
+        work.row = row_group * kRowsPerBlock + t.row_in_block;
+        return work;
     }
 };
 
-// The part of one row that a chunk covers.  Positions count from the chunk's first vector; those of
-// the row's elements are [low, high).
+// The part of a row in a chunk.  Positions count from the chunk's first vector; the row's elements
+// are [low, high).
 struct RowChunk {
     int64_t first_col;  // the column at position 0: negative by `head` in the first chunk
     int low, high;
-    bool live;  // false: there is no such row
+    bool live;  // false: past the last row
 
     DEVICE bool holds(int position) const { return (kEven || position >= low) && position < high; }
     DEVICE bool holds_all(int position) const {
@@ -97,7 +97,7 @@ struct RowChunk {
     DEVICE bool holds_any(int position) const {
         return (kEven || position + kVectorWidth > low) && position < high;
     }
-    // The row's elements in a thread's vectors.
+    // Number of the row's elements in a thread's vectors.
     DEVICE int count(const RowThread& thread) const {
         int sum = 0;
         for (int i = 0; i < kVectorsPerThread; ++i) {

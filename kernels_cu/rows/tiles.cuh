@@ -1,5 +1,5 @@
-// Tiles of matrices.  A tile of the launch is one of x with a scale of its own, or several of those, one
-// under the other.  (cupykern/rows/quantize_tiles.py: _TILE_PARAMS)
+// Tiles of matrices.  A tile of the launch is a tile of x with one scale, or several vertically
+// adjacent ones.  (cupykern/rows/quantize_tiles.py: _TILE_PARAMS)
 #include "rows/tile.cuh"
 
 namespace rows {
@@ -16,7 +16,7 @@ struct TileParams {
 
 // Offsets and size of a tile.
 struct MatrixTile {
-    int64_t x, y, scale;  // its first element, its scale or the first of them
+    int64_t x, y, scale;  // offsets of its first element and first scale
     int num_rows, num_cols;
 
     DEVICE static MatrixTile of(const TileParams& p, int64_t index) {

@@ -27,7 +27,7 @@ FAULTS = {
         "hidden keys",
     ),
     "causal, one key too many": Fault(
-        "parts/attention_task.cuh", "row + offset + 1;", "row + offset + 2;", "tails"
+        "parts/attention_work_tile.cuh", "row + offset + 1;", "row + offset + 2;", "tails"
     ),
     "a tile that the causal limit cuts is not masked": Fault(
         "attention.cu",
@@ -36,7 +36,7 @@ FAULTS = {
         "blocks",
     ),
     "the last tile of keys is skipped": Fault(
-        "parts/attention_task.cuh",
+        "parts/attention_work_tile.cuh",
         "? ((end - 1) / kTileN + 1) * kTileN : 0)",
         "? end / kTileN * kTileN : 0)",
         "tails",
@@ -72,28 +72,28 @@ FAULTS = {
         "attention.cu", "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
     ),
     "values are loaded over while they are read": Fault(
-        "attention.cu", "sync_block();  // the keys are there", "// the keys are there", "tails"
+        "attention.cu", "sync_block();  // the keys have arrived", "// the keys are there", "tails"
     ),
     "keys are loaded over while they are read": Fault(
-        "attention.cu", "sync_block();  // the values are there", "// the values are there", "tails"
+        "attention.cu", "sync_block();  // the values have arrived", "// the values are there", "tails"
     ),
     "keys too early": Fault(
         "attention.cu",
-        "copy_async_wait<0>();\n        sync_block();  // the keys are there",
-        "copy_async_wait<1>();\n        sync_block();  // the keys are there",
+        "copy_async_wait<0>();\n        sync_block();  // the keys have arrived",
+        "copy_async_wait<1>();\n        sync_block();  // the keys have arrived",
         "tails",
     ),
     "values too early": Fault(
         "attention.cu",
-        "copy_async_wait<0>();\n        sync_block();  // the values are there",
-        "copy_async_wait<1>();\n        sync_block();  // the values are there",
+        "copy_async_wait<0>();\n        sync_block();  // the values have arrived",
+        "copy_async_wait<1>();\n        sync_block();  // the values have arrived",
         "tails",
     ),
     "the tile that the end cuts is taken for a whole one": Fault(
         "attention.cu", "tiles.key + kTileN > whole_keys)", "tiles.key >= whole_keys)", "tails"
     ),
     "keys past the end are read": Fault(
-        "parts/shared_tile.cuh", "(kWhole || first + line < num_lines)", "(true)", "tails"
+        "parts/shared_tile.cuh", "(kUnpredicated || first + line < num_lines)", "(true)", "tails"
     ),
     "elements past the end of a row are read": Fault(
         "parts/shared_tile.cuh",
@@ -105,7 +105,7 @@ FAULTS = {
         "attention.cu", "if (row < rows && chunk < chunks)", "if (chunk < chunks)", "tails"
     ),
     "the keys of another head": Fault(
-        "parts/attention_task.cuh",
+        "parts/attention_work_tile.cuh",
         "h.head / int(params.heads / params.kv_heads);",
         "h.head % int(params.kv_heads);",
         "groups",
@@ -126,10 +126,10 @@ FAULTS = {
         "parts/attention_mask.cuh", "head * params.block_stride_h}", "0}", "blocks"
     ),
     "a packed sequence's causality from the other end": Fault(
-        "parts/attention_task.cuh", "params.bottom_right ? h.sk - h.sq : 0;", "0;", "packed"
+        "parts/attention_work_tile.cuh", "params.bottom_right ? h.sk - h.sq : 0;", "0;", "packed"
     ),
     "a packed sequence reads into the next": Fault(
-        "parts/attention_task.cuh",
+        "parts/attention_work_tile.cuh",
         "h.sk = clamp_index(k_end - h.k_first, 0, params.sk);",
         "h.sk = clamp_index(params.total_k - h.k_first, 0, params.sk);",
         "packed",
@@ -142,7 +142,7 @@ FAULTS = {
         "large offsets",
     ),
     "the last section too large": Fault(
-        "parts/attention_task.cuh",
+        "parts/attention_work_tile.cuh",
         "heads = rest < per_section ? rest : per_section;",
         "heads = per_section;",
         "sections",

@@ -22,7 +22,7 @@ FAULTS = {
         PRODUCER, "keys_empty[to.stage].wait(to.phase ^ 1);", "keys_empty[to.stage].wait(1);", "full"
     ),
     "queries are loaded while outputs are there": Fault(
-        PRODUCER, "storage.queries_empty[place.stage].wait(place.phase ^ 1); if (tile", "if (tile", "packed",
+        PRODUCER, "storage.queries_empty[query.stage].wait(query.phase ^ 1); if (tile", "if (tile", "packed",
     ),
     "values are released before they are multiplied": Fault(
         MAIN,
@@ -33,14 +33,14 @@ FAULTS = {
     "scores are read too early": Fault(MAIN, "wgmma_wait<1>(scores);", "wgmma_wait<2>(scores);", "full"),
     "outputs are read too early": Fault(MAIN, "wgmma_wait<1>(outputs);", "wgmma_wait<2>(outputs);", "full"),
     "the next tile's scores are read too early": Fault(
-        MAIN, "place = next; wgmma_wait<0>(scores);", "place = next;", "full"
+        MAIN, "query = next; wgmma_wait<0>(scores);", "query = next;", "full"
     ),
     "the next tile's scores are of this tile's queries": Fault(
-        MAIN, "begin_scores(next.stage, at.stage);", "begin_scores(place.stage, at.stage);",
+        MAIN, "begin_scores(next.stage, at.stage);", "begin_scores(query.stage, at.stage);",
         "full",
     ),
     "values of the next tile": Fault(
-        MAIN, "const StagePlace before(number), at(++number);", "const StagePlace before(++number), at(number);",
+        MAIN, "const KvState before(index), at(++index);", "const KvState before(++index), at(index);",
         "full",
     ),
     "products are not rescaled": Fault(MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= 1.0f;", "growing"),
@@ -70,7 +70,7 @@ FAULTS = {
     ),
     "a tile without keys is left out": Fault(
         MAIN,
-        "clear(); finish(place.stage, tile);",
+        "clear(); finish(query.stage, tile);",
         "clear();",
         "empty tiles",
     ),

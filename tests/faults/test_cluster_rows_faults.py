@@ -19,7 +19,7 @@ FUNCTOR = "rows/softmax_cluster.cuh"
 FAULTS = {
     "no wait for the copies": Fault(LOAD, "copy_async_wait<0>();", ";", "one block"),
     "the elements before the first vector": Fault(
-        LOAD, "if (place < head) column = place;", "", "places"
+        LOAD, "if (cluster_thread < head) column = cluster_thread;", "", "places"
     ),
     "the elements behind the last vector": Fault(
         LOAD, "at >= tail && at < num_cols", "false", "one block"
@@ -29,7 +29,7 @@ FAULTS = {
     ),
     "every block has the single elements": Fault(
         LOAD,
-        "if (place < head) column = place;",
+        "if (cluster_thread < head) column = cluster_thread;",
         "if (int(threadIdx.x) < head) column = int(threadIdx.x);",
         "places",
     ),
@@ -48,9 +48,9 @@ FAULTS = {
     "pairs overlap": Fault(LOAD, "at += 2 * num_threads;", "at += num_threads;", "one block"),
     "vectors before the row": Fault(LOAD, "if (first < 0) first += step;", "", "places"),
     "a turn more than there is room for": Fault(
-        LOAD, "if (first < 0) first += step;", "if (first < 0) first = place;", "full"
+        LOAD, "if (first < 0) first += step;", "if (first < 0) first = cluster_thread;", "full"
     ),
-    "blocks do the same": Fault(LOAD, "first = place -", "first = int(threadIdx.x) -", "cluster"),
+    "blocks do the same": Fault(LOAD, "first = cluster_thread -", "first = int(threadIdx.x) -", "cluster"),
     "the first warps' statistics alone": Fault(
         LOAD, "i < count; i +=", "i < warps; i +=", "cluster"
     ),

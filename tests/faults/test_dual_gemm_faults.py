@@ -111,7 +111,7 @@ FAULTS = {
         REDUCE, "i / kOfProduct * (kThread / kProducts) + rank", "rank", "split"
     ),
     "stages are overwritten while they are read": Fault(
-        REDUCE, "else sync_cluster();                       // and no stage is read any more", "", "split"
+        REDUCE, "else sync_cluster();                       // and all stages have been read", "", "split"
     ),
     "every block has all of k": Fault(
         SCHEDULER, "kSplitK ? rank * all / kClusterSize : 0;", "0;", "split"

@@ -69,7 +69,7 @@ FAULTS = {
         SS, "if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);", "", "ping-pong"
     ),
     "stages of the other warpgroup's tile": Fault(
-        KERNEL, "work.state.skip(turns * num_k_tiles);", "work.state.skip(num_k_tiles);", "ping-pong"
+        KERNEL, "work.state.skip(tile_stride * num_k_tiles);", "work.state.skip(num_k_tiles);", "ping-pong"
     ),
     "the turn of every tile the first": Fault(
         SS, "(consumer ^ 1 ^ count) & 1", "(consumer ^ 1) & 1", "ping-pong"
@@ -85,7 +85,7 @@ FAULTS = {
         STAGE, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"
     ),
     "a box from beside the tile": Fault(
-        STAGE, "{kMnMajor ? extent + inner :", "{kMnMajor ? extent :", "ping-pong"
+        STAGE, "{kMnMajor ? extent + contiguous :", "{kMnMajor ? extent :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
         MAINLOOP, "has_rows ? stage_bytes : ", "has_rows ? StageRows::kBytes : ",

@@ -16,10 +16,10 @@ from gemm_stream_checks import (
 from planted import Fault, fault_tests
 
 FILE = "gemm_stream.cu"
-COVERED = "parts/covered_tile.cuh"
+COVERED = "parts/misaligned_tile.cuh"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
-        FILE, "sync_warp();  // this stage is whole", "// this stage is whole", "k along lines"
+        FILE, "sync_warp();  // this stage has arrived", "// this stage has arrived", "k along lines"
     ),
     "a stage too early": Fault(
         FILE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "k along lines"
@@ -35,7 +35,7 @@ FAULTS = {
         FILE, "first < Tile::kLines;", "first < kAtOnce;", "k along lines"
     ),
     "places of a line are those of the lane's first one": Fault(
-        FILE, "(place ^ Tile::swizzle(first))", "place", "n along lines"
+        FILE, "(index ^ Tile::swizzle(first))", "index", "n along lines"
     ),
     "k that ends within a stage is copied whole": Fault(
         FILE, "chunk * kPerChunk < elements ? lines : 0", "lines", "k along lines"
@@ -71,13 +71,13 @@ FAULTS = {
         FILE, "part * whole.out.col", "0 * whole.out.col", "lines along k"
     ),
     "columns of all parts": Fault(
-        FILE, "ends.n = (ends.n - part + kParts - 1) / kParts;", "", "lines along k"
+        FILE, "epilogue_params.n = (epilogue_params.n - part + kParts - 1) / kParts;", "", "lines along k"
     ),
     "a bias of the columns beside": Fault(
-        FILE, "ends.bias.col *= kParts;", "", "bias of lines along k"
+        FILE, "epilogue_params.bias.col *= kParts;", "", "bias of lines along k"
     ),
     "a residual of the columns beside": Fault(
-        FILE, "ends.residual.col *= kParts;", "", "residual of lines along k"
+        FILE, "epilogue_params.residual.col *= kParts;", "", "residual of lines along k"
     ),
     "lines begin as the first one does": Fault(
         COVERED, "i % Tile::kLines * step", "0", "lines along n"

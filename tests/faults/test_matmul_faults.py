@@ -21,8 +21,8 @@ MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul
 FAULTS = {
     "no barrier between stages": Fault(
         "parts/mainloop.cuh",
-        "        sync_block();  // this stage is whole",
-        "        // this stage is whole",
+        "        sync_block();  // this stage has arrived",
+        "        // this stage has arrived",
         "tails",
     ),
     "a stage too early": Fault(
@@ -51,8 +51,8 @@ FAULTS = {
     ),
     "slices added before they are there": Fault(
         "parts/gemm_tile.cuh",
-        "        sync_block();\n#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (place_of(f)",
-        "#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (place_of(f)",
+        "        sync_block();\n#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (position_of(f)",
+        "#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (position_of(f)",
         "tails",
     ),
     "the first slice twice": Fault(
@@ -99,18 +99,18 @@ FAULTS = {
     ),
     "a row's offset in 32 bits": Fault(
         "parts/gemm_tile.cuh",
-        "offset(kA) + task.row * params.a.strides.row, params.a.dtype)",
-        "int(offset(kA) + task.row * params.a.strides.row), params.a.dtype)",
+        "offset(kA) + work.row * params.a.strides.row, params.a.dtype)",
+        "int(offset(kA) + work.row * params.a.strides.row), params.a.dtype)",
         "large offsets",
     ),
     "the batch's dims in the wrong order": Fault(
-        "parts/gemm_task.cuh",
+        "parts/gemm_work_tile.cuh",
         "sum += int64_t(rest - next * size) * strides[operand][d];",
         "sum += int64_t(next) * strides[operand][d];",
         "batches",
     ),
     "the last group of tiles too high": Fault(
-        "parts/gemm_task.cuh",
+        "parts/gemm_work_tile.cuh",
         "rows = rest < height ? rest : height,",
         "rows = height,",
         "many tiles",

@@ -56,18 +56,18 @@ FAULTS = {
     ),
     "places of 32 bits": Fault(
         FILE,
-        "return place + int64_t(rest) * steps[num_dims - 1];",
-        "return int(place + int64_t(rest) * steps[num_dims - 1]);",
+        "return index + int64_t(rest) * steps[num_dims - 1];",
+        "return int(index + int64_t(rest) * steps[num_dims - 1]);",
         "large offsets",
     ),
     "outer dims in the wrong order": Fault(
-        FILE, "place += int64_t(rest - next * size)", "place += int64_t(next)", "F"
+        FILE, "index += int64_t(rest - next * size)", "index += int64_t(next)", "F"
     ),
     "the first as it is walked": Fault(
         FILE, "params.first + params.locate(begin + i, params.weights)", "begin + i", "F"
     ),
     "the last for the first": Fault(
-        FILE, "first = place < first ? place : first;", "first = place;", "neighbours"
+        FILE, "first = index < first ? index : first;", "first = index;", "neighbours"
     ),
     "the first of the first thread": Fault(
         FILE, "atomic_min(&special[kFirst], first);", "special[kFirst] = first;", "special"
@@ -103,7 +103,7 @@ FAULTS = {
     "no block is the last": Fault(FILE, "== gridDim.x - 1;", "== gridDim.x;", "blocks"),
     "a block is not merged": Fault(FILE, "if (block < grid)", "if (block < grid - 1)", "blocks"),
     "the first place of this block": Fault(
-        FILE, "if (counted) atomic_min(&special[kFirst], place - 1);", "", "special"
+        FILE, "if (counted) atomic_min(&special[kFirst], index - 1);", "", "special"
     ),
     "counts of the first of 32 blocks": Fault(
         FILE,

@@ -55,7 +55,7 @@ FAULTS = {
         "weights",
     ),
     "a weight's stride ignored": Fault(
-        SHARED, "load_number(first, (col + j) * stride, dtype)", "load_number(first, col + j, dtype)", "weights"
+        SHARED, "load_element(first, (col + j) * stride, dtype)", "load_element(first, col + j, dtype)", "weights"
     ),
     "a chunk's weights from the row's start": Fault(
         SHARED, "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"
@@ -73,7 +73,7 @@ FAULTS = {
         "clusters and chunks",
     ),
     "chunks' means not merged": Fault(
-        MOMENTS, "distance * distance * (a.count * share)", "0.0f", "clusters and chunks"
+        MOMENTS, "distance * distance * (a.count * weight)", "0.0f", "clusters and chunks"
     ),
     "the largest with its sign": Fault(
         QUANTIZE, "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);", "quantized"
@@ -89,10 +89,10 @@ FAULTS = {
     ),
     "warps that do not meet": Fault(EVEN, "            sync_block();\n", "", "plain rows"),
     "the warp's own part as the row's": Fault(
-        EVEN, "s[r] = merge_parts_of_row(mine[r], at);", ";", "a cluster"
+        EVEN, "s[r] = merge_row_partials(mine[r], at);", ";", "a cluster"
     ),
     "the first row's statistics for all": Fault(
-        EVEN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "a cluster"
+        EVEN, "merge_row_partials(mine[r], at)", "merge_row_partials(mine[0], at)", "a cluster"
     ),
     "sums at another stride": Fault(
         "normalize_unpredicated.cu", "eps, rows::kChunk, rows::kChunk, 0", "eps, rows::kChunk, 0, 0", "filled rows"
@@ -108,9 +108,9 @@ FAULTS = {
         EVEN, "if (!at.holds(i)) break;", "", "ends of rows"
     ),
     "no squares between the vectors' means": Fault(
-        VECTORS, "part + step * step * (kWidth * (before * share))", "part", "a cluster"
+        VECTORS, "own_squares + delta * delta * (kWidth * (before * weight))", "own_squares", "a cluster"
     ),
-    "the last vector's mean": Fault(VECTORS, "mean += step * share;", "mean += step;", "a cluster"),
+    "the last vector's mean": Fault(VECTORS, "mean += delta * weight;", "mean += delta;", "a cluster"),
     "the first vector's weights for all": Fault(
         EVEN, "loaded = kWeightsFirst ? i : 0;", "loaded = 0;", "a cluster"
     ),

@@ -38,10 +38,10 @@ FAULTS = {
         "codes",
     ),
     "the scale of the next group": Fault(
-        HOST, "to_float(tile.scale(outer, at / 16))", "to_float(tile.scale(outer, at / 16 ^ 1))", "codes"
+        HOST, "to_float(tile.scale(mn, at / 16))", "to_float(tile.scale(mn, at / 16 ^ 1))", "codes"
     ),
     "the scale of another row": Fault(
-        HOST, "to_float(tile.scale(outer, at / 16))", "to_float(tile.scale(outer ^ 8, at / 16))", "codes"
+        HOST, "to_float(tile.scale(mn, at / 16))", "to_float(tile.scale(mn ^ 8, at / 16))", "codes"
     ),
     "an e2m1 subnormal is zero": Fault(
         "platform/common.cuh", "mantissa * 0x3f000000u", "0u", "codes"
@@ -77,8 +77,8 @@ FAULTS = {
         "quantize_nvfp4.cu", "0x1p-14f * reciprocal_approx(factor)", "0x1p-14f", "quantised"
     ),
     "NaN is not the group's": Fault(
-        "quantize_nvfp4.cu", "bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan",
-        "number_of_bits(bits) * of_codes", "not finite",
+        "quantize_nvfp4.cu", "bits < kInfinityBits ? value_of_bits(bits) * of_codes : nan",
+        "value_of_bits(bits) * of_codes", "not finite",
     ),
     "infinities are the largest": Fault(
         "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
@@ -91,7 +91,7 @@ FAULTS = {
         "quantize_nvfp4.cu", "for_each_batch<true>(block, ", "for_each_batch<true>(blockIdx.x, ", "quantised"
     ),
     "groups that a block took with it": Fault(
-        "quantize_nvfp4.cu", "holds = block == blockIdx.x;", "holds = true;", "quantised"
+        "quantize_nvfp4.cu", "is_own = block == blockIdx.x;", "is_own = true;", "quantised"
     ),
     "a block that does not wait for others": Fault(
         "platform/grid.cuh", "now = load_acquire(&barrier->state);", "break;", "quantised"
@@ -115,12 +115,12 @@ FAULTS = {
         "scales of all",
     ),
     "the other row's codes": Fault(
-        "gemm/convert_nvfp4.cuh", "half * other * Stage::kLine", "0", "nvfp4"
+        "gemm/convert_nvfp4.cuh", "half * second_row * Stage::kLine", "0", "nvfp4"
     ),
     "the same words of scales for ever": Fault(
-        "gemm/convert_nvfp4.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
+        "gemm/convert_nvfp4.cuh", "fetch(word + kPrefetchedWords)", "fetch(0)", "nvfp4"
     ),
-    "sums in units": Fault("parts/mainloop.cuh", "sum *= kInUnits", "sum *= 1.0f", "codes"),
+    "sums in units": Fault("parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"),
     "sums in units, of few rows": Fault(
         "gemm_stream.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
     ),

@@ -25,7 +25,7 @@ FAULTS = {
         PERSISTENT, "barriers.empty[at.stage].wait(at.phase ^ 1);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
-        PERSISTENT, "kRowsAhead * groups() + taken", "kRowsAhead * groups() + taken + 1", "rms_norm float16"
+        PERSISTENT, "kPrefetchedRows * groups() + taken", "kPrefetchedRows * groups() + taken + 1", "rms_norm float16"
     ),
     "the first row again": Fault(
         PERSISTENT, "/ kClusterSize + iteration * groups()", "/ kClusterSize", "rms_norm float16"
@@ -52,7 +52,7 @@ FAULTS = {
         PERSISTENT, "barriers.exchanged[slot_of(iteration)].wait(phase_of(iteration));", "", "rms_norm float32"
     ),
     "one block's part for all": Fault(
-        NORM, "return parts[i]; }, counts.of_blocks", "return parts[0]; }, counts.of_blocks",
+        NORM, "return partials[i]; }, counts.of_blocks", "return partials[0]; }, counts.of_blocks",
         "rms_norm float32",
     ),
     "blocks that have not started": Fault(
@@ -74,7 +74,7 @@ FAULTS = {
         NORM, "Count::of(float(other.count * kVectorWidth))", "Count::of(8.0f)", "layer_norm float32"
     ),
     "no squares between the means": Fault(
-        NORM, "part(i).squares + counts[i].count * (from_mean * from_mean)", "part(i).squares",
+        NORM, "partial(i).squares + counts[i].count * (from_mean * from_mean)", "partial(i).squares",
         "layer_norm float32",
     ),
     "the row before's shift": Fault(

@@ -26,30 +26,30 @@ FAULTS = {
     ),
     "a row's scale in the order of the launch": Fault(
         SHARED,
-        "scales[row_offset(layout, Params::kScale, task.row)]",
-        "scales[task.row]",
+        "scales[row_offset(layout, Params::kScale, work.row)]",
+        "scales[work.row]",
         "columns",
     ),
     "a scale for the chunk, not for the row": Fault(
         SHARED,
-        "if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, largest)) return;",
+        "if (!merge_row(work, t, c.live, layout.num_rows, statistics, merge, largest)) return;",
         "float other = largest;\n"
-        "if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, other)) return;",
+        "if (!merge_row(work, t, c.live, layout.num_rows, statistics, merge, other)) return;",
         "rows",
     ),
     "a scale of 0 for zeros": Fault(
         SCALE, ": decode(1.0f), encode(1.0f) {", ": decode(0.0f), encode(1.0f) {", "zeros"
     ),
     "a normal scale becomes one": Fault(
-        SCALE, "largest / largest_number >= kSmallestNormal", "largest / largest_number > kSmallestNormal",
+        SCALE, "largest / largest_finite >= kSmallestNormal", "largest / largest_finite > kSmallestNormal",
         "scales of one",
     ),
     "scales become one too early": Fault(
-        SCALE, "largest / largest_number >= kSmallestNormal",
-        "largest / largest_number >= 1.000002f * kSmallestNormal", "scales of one",
+        SCALE, "largest / largest_finite >= kSmallestNormal",
+        "largest / largest_finite >= 1.000002f * kSmallestNormal", "scales of one",
     ),
     "scales become one too late": Fault(
-        SCALE, "largest / largest_number >= kSmallestNormal", "largest / largest_number >= 0.0f",
+        SCALE, "largest / largest_finite >= kSmallestNormal", "largest / largest_finite >= 0.0f",
         "scales of one",
     ),
     "an infinity is scaled like any number": Fault(

@@ -84,14 +84,14 @@ FAULTS = {
     ),
     "a warp's partial in another's place": Fault(
         "rows/reduce.cuh",
-        "parts[t.row_in_block][warp] = mine;",
-        "parts[t.row_in_block][warp ^ (kWarpsPerRow - 1) & 1 & ~warp] = mine;",
+        "partials[t.row_in_block][warp] = mine;",
+        "partials[t.row_in_block][warp ^ (kWarpsPerRow - 1) & 1 & ~warp] = mine;",
         "warps",
     ),
     "a block's partial in the first slot": Fault(
         "rows/reduce.cuh",
-        "&parts[t.rank * kWarpsPerRow + warp]",
-        "&parts[warp]",
+        "&partials[t.rank * kWarpsPerRow + warp]",
+        "&partials[warp]",
         "configs",
     ),
     "identity 0 for the maximum": Fault(
@@ -198,8 +198,8 @@ FAULTS = {
     ),
     "the last chunk not merged": Fault(
         "rows/reduce.cuh",
-        "live && i < task.num_chunks;",
-        "live && i < task.num_chunks - 1;",
+        "live && i < work.num_chunks;",
+        "live && i < work.num_chunks - 1;",
         "configs",
     ),
 }

@@ -59,7 +59,7 @@ FAULTS = {
     ),
     "a shared word's weight": Fault(SPAN, "columns[single_col]", "columns[0]", "norms"),
     "no eps": Fault(
-        NORM, "squares * one_over_count + task.eps", "squares * one_over_count", "norms"
+        NORM, "squares * one_over_count + options.eps", "squares * one_over_count", "norms"
     ),
 }
 

@@ -187,13 +187,13 @@ KERNEL void word(const half* x, uint32_t* y) {
     copy_async_commit();
     copy_async_wait<0>();
     sync_block();
-    constexpr int kFirst = kOuterMajor ? 0 : 16;
-    FragmentLoader<kOuterMajor != 0, half, kSideB, Tile> loader(kFirst);
+    constexpr int kFirst = kMnMajor ? 0 : 16;
+    FragmentLoader<kMnMajor != 0, half, kSideB, Tile> loader(kFirst);
     loader.forget();
     for (int outer = 0; outer < 32; outer += 16) for (int k = 0; k < 48; k += 16) {
         Fragment<half, kSideB> f, g;
         loader.load(f, s.tile, outer, k);
-        load_fragment<kOuterMajor != 0>(g, s.tile, kFirst + outer, k);
+        load_fragment<kMnMajor != 0>(g, s.tile, kFirst + outer, k);
         uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
         memcpy(a, &f, sizeof(f));
         memcpy(b, &g, sizeof(g));
@@ -203,7 +203,7 @@ KERNEL void word(const half* x, uint32_t* y) {
 """
     x = np.arange(64 * 8 * chunks, dtype=np.uint16).view(np.float16)
     y = np.zeros(target.warp_size, U32)
-    constants = (("kChunks", chunks), ("kOuterMajor", outer_major))
+    constants = (("kChunks", chunks), ("kMnMajor", outer_major))
     variant = Variant("word", (), constants, target.warp_size, text=text)
     here = [target.xp.asarray(a) for a in (x, y)]
     target.compile(variant)(1, tuple(here), 64 * 16 * chunks)
@@ -215,7 +215,7 @@ KERNEL void word(const half* x, uint32_t* y) {
 def test_sums_become_an_operand(target, number):
     """(a b^T) b, the sums of the first product in registers; where columns stay columns, transposed."""
     body = """
-    constexpr bool kRowsStay = kSumsSide == kSideA;
+    constexpr bool kRowsStay = kAccumulatorSide == kSideA;
     Accumulator<A> sums[2][2] = {}, acc[2][2] = {};
     for (int k = 0; k < kDepth; k += 16) {
         FragmentA<A> f[2];
@@ -229,10 +229,10 @@ def test_sums_become_an_operand(target, number):
         mma(sums, f, g);
     }
     for (int k = 0; k < 2; ++k) {
-        Fragment<A, kSumsSide> f[2];
+        Fragment<A, kAccumulatorSide> f[2];
         Fragment<A, kRowsStay ? kSideB : kSideA> g[2];
         for (int i = 0; i < 2; ++i) {
-            sums_to_fragment<A>(f[i], kRowsStay ? sums[i][k] : sums[k][i]);
+            accumulator_to_fragment<A>(f[i], kRowsStay ? sums[i][k] : sums[k][i]);
             load_fragment<true>(g[i], s.b, 16 * i, 16 * k);
         }
         const auto multiply = [&](const auto& sums, const auto& other) {
@@ -299,8 +299,8 @@ def test_converted_fragments(target, a, stored, outer_major):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {{
-            load_converted<A, false, kOrder>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<Stored, kOuter, kOrder>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_mixed_input<A, false, kOrder>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_mixed_input<Stored, kOuter, kOrder>(g[0][i], g[1][i], s.b, 16 * i, k);
         }}
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);
@@ -326,8 +326,8 @@ def test_both_operands_converted(target, a, b):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            load_converted<StoredA, false, LaneOrder::kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<StoredB, false, LaneOrder::kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_mixed_input<StoredA, false, LaneOrder::kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_mixed_input<StoredB, false, LaneOrder::kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
         }
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);
@@ -356,7 +356,7 @@ def test_scaled_fragments(target, a, first):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            if (kPlain) load_converted<A, false, LaneOrder::kEights>(f[0][i], f[1][i], s.a, 16 * i, k);
+            if (kPlain) load_mixed_input<A, false, LaneOrder::kEights>(f[0][i], f[1][i], s.a, 16 * i, k);
             else load_scaled(f[0][i], f[1][i], ours, 16 * i, k);
             load_scaled(g[0][i], g[1][i], theirs, 16 * i, k);
         }

@@ -2,7 +2,7 @@
 // producer warpgroup beside the mainloop.  Rows and columns are the output's.
 #include "gemm/epilogue/tile.cuh"
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
@@ -13,25 +13,25 @@ template <class Tile> struct TileBroadcast {
     static constexpr bool kScales = Tile::kScales, kSwapAB = Tile::kSwapAB;
     static constexpr bool kGeneral = Tile::kGeneral;
     static constexpr int kTileN = Mainloop::kTileN;
-    // 16-bit operands may have a scale each, of the whole matrix, if there is no residual.
+    // 16-bit operands: an optional scale per matrix, if there is no residual.
     static constexpr bool kMatrixScales = kGeneral && !kScales && !kSwapAB;
     static constexpr int kColVectors = kScales ? 2 : 1;
     static constexpr int kRowScales = !kScales ? 0 : kSwapAB ? 1 : Tile::kRows;  // SwapAB: one
-    alignas(16) float cols[kColVectors][kTileN];  // scale_b, if there are scales, and bias
-    float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kMatrixScales scale_b and scale_a
-    // Row and column of the tile in the output, its matrix of the batch, and the residual's, or,
-    // where there is none, whether there is a bias.
+    alignas(16) float cols[kColVectors][kTileN];  // scale_b (if kScales), bias
+    float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kMatrixScales scale_b, scale_a
+    // The tile's row, column and matrix of the batch in the output, and the matrix of the residual,
+    // or, without one, whether there is a bias.
     Bytes<16> origin;
     Barrier full, empty;
 
     DEVICE void init() {
-        full.init(kScales ? 3 : 1, 32);  // both operands' scales and the rest
-        // The warps that store a tile.
+        full.init(kScales ? 3 : 1, 32);  // scales of A, scales of B, the rest
+        // One arrival per warp that stores the tile.
         empty.init(4 * (Mainloop::kCooperative ? Mainloop::kConsumers : 1), 32);
     }
-    // By one warp: those of a tile, when the ones before have been read.  No scales: 1.  For
-    // gelu_of_twice, half the bias.
-    DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& tile,
+    // By one warp: loads a tile's broadcasts once the previous ones have been read.  An absent
+    // scale is 1.  gelu_of_twice takes half the bias.
+    DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmWorkTile& tile,
                      const float* scale_a, const float* scale_b, const void* bias, int count) {
         empty.wait((count & 1) ^ 1);
         if (threadIdx.x % 32 == 0) {
@@ -42,8 +42,8 @@ template <class Tile> struct TileBroadcast {
         }
         const int cols_there = int(p.n) - int(tile.col);
         if constexpr (kScales) {
-            // alpha, exactly, in the place of a scale that is absent (gemm_hopper.py): StoreTma
-            // multiplies by both alone.
+            // alpha replaces an absent scale, exactly (gemm_hopper.py): StoreTma multiplies by both
+            // alone.
             const float of_rows = kSwapAB || scale_a ? 1.0f : p.alpha;
             const float of_cols = kSwapAB || scale_b || !scale_a ? 1.0f : p.alpha;
             load_scales(cols[0], kTileN, scale_b, batch.offset(kScaleB, tile.batch), tile.col,
@@ -62,10 +62,9 @@ template <class Tile> struct TileBroadcast {
         sync_warp();
         full.arrive_for<32>();
     }
-    // Scales of the tile's rows or columns, of which `there` exist; others are anything.  By TMA,
-    // where they are contiguous and aligned: one by one they take longer than the mainloop of a
-    // small k, and loads of a lane that are all under way at once, or cp.async, cost FP8's mainloop
-    // 1% where k is large.
+    // Loads scales, of which `there` exist; the rest is undefined.  By TMA if contiguous and
+    // aligned: element by element takes longer than the mainloop of a small k, and batched loads or
+    // cp.async slow FP8's mainloop by 1% for large k.
     DEVICE void load_scales(float* to, int count, const float* scales, int64_t offset,
                             int64_t first, int64_t stride, int there, float absent) {
         const int lane = threadIdx.x % 32;
@@ -83,11 +82,11 @@ template <class Tile> struct TileBroadcast {
 #pragma unroll 1
         for (int i = lane; i < count; i += 32)
             to[i] = any && stride != 0 && i < there ? from[i * stride] : one;
-        fence_async_proxy();  // another tile's may come by TMA
+        fence_async_proxy();  // the next tile's scales may be written by TMA
         sync_warp();
         full.arrive_for<32>();
     }
-    // The bias times `factor`; of 16-bit operands a lane issues four loads at once.
+    // Loads the bias times `factor`; with 16-bit operands a lane has four loads in flight.
     DEVICE void load_bias(const void* bias, int64_t offset, int64_t stride, int dtype, int there,
                           float factor) {
         constexpr int kAtOnce = kScales ? 1 : 4;
@@ -113,20 +112,20 @@ template <class Tile> struct TileBroadcast {
             }
         }
     }
-    // Those of two neighbouring columns, the first one even.
+    // The broadcasts of two adjacent columns, the first even.
     DEVICE ColumnPair pair(int vector, int col) const {
         return *reinterpret_cast<const ColumnPair*>(&cols[vector][col]);
     }
-    // Whether a bias is to be read; not so only where the general epilogue is not compiled in.
+    // Whether to read the bias; false only where the general epilogue is not compiled in.
     DEVICE bool biased() const { return !Mainloop::kFp8 || kGeneral || origin.words[3] != 0; }
-    // By a warp that has read them.
+    // By a warp, after its last read.
     DEVICE void release() {
         sync_warp();
         empty.arrive_for<32>();
     }
 };
 
-// scale_a of a lane's rows.  row: the warp's first one in the tile.
+// scale_a of a lane's rows.  row: the warp's first row in the tile.
 template <class Tile> struct RowScaleFragment {
     float rows[Tile::kMmasM][2];
 

@@ -1,29 +1,27 @@
 // The gated epilogue of a dual GEMM: out = silu(d1) * d2 of the accumulators d1, d2 of both
 // products.
 //
-// A thread has accumulators of the same places of both, which meet in registers: those of kOwnCols
-// columns of the first product from 0 on, of the second from kCols / 4 on.  With SwapAB the columns
-// are the rows of the accumulators:
-//   - NVFP4 weights: ConvertNvfp4 takes 8 of either matrix in a warp, so that a thread has both as
-//     well;
-//   - few rows of A, with SlicedK: they are in different warps and meet in shared memory.
+// A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
+// from kCols / 4 on.  With SwapAB the columns are the rows of the accumulators:
+//   - NVFP4 weights: ConvertNvfp4 gives a warp 8 rows of either matrix, so that a thread has both;
+//   - few rows of A, sliced-K: d1 and d2 are in different warps and go through shared memory.
 #include "gemm/epilogue/gated_scales.cuh"
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/gate.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
 struct DualParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
-    EpilogueParams epilogues[2];  // of each product; the output is the first one's
-    int32_t tma_stores, swizzle;  // in tiles (GemmTask::of_block)
+    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
+    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
     int64_t policy;
-    int64_t num_groups;                                       // of NVFP4's k
+    int64_t num_groups;                                       // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
 
     DEVICE int64_t columns() const { return epilogues[0].n; }
@@ -46,13 +44,13 @@ struct DualArguments {
         prefetch_tensor_map(b1_map);
         prefetch_tensor_map(b2_map);
     }
-    DEVICE int a_batch(const GemmTask& tile) const {
+    DEVICE int a_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kA, tile.batch));
     }
-    DEVICE int b1_batch(const GemmTask& tile) const {
+    DEVICE int b1_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB, tile.batch));
     }
-    DEVICE int b2_batch(const GemmTask& tile) const {
+    DEVICE int b2_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB2, tile.batch));
     }
 };
@@ -70,14 +68,15 @@ template <class Mainloop_> struct GatedEpilogue {
     static constexpr int kConsumers = Mainloop::kConsumers, kMmasM = Mainloop::kMmasM;
     static constexpr int kCols = Mainloop::kCols;
     static_assert(Mainloop::kSlicedK == kFewRows, "sliced-K is for few rows");
-    // Columns of the output that the block finishes, in slices of a warp.
+    // Output columns that this block stores, in slices of a warp.
     static constexpr int kOwnCols = Loader::kColumns / (kSplitK ? Mainloop::kClusterSize : 1);
     static constexpr int kSlice = 16, kSlices = kOwnCols / kSlice;
-    // TMA stores a warp's rows in boxes of kBoxCols columns, swizzled by their lines.
+    // TMA stores a warp's rows in boxes of kBoxCols columns, swizzled by the box's width.
     static constexpr int kBoxCols = kOwnCols % 64 == 0 ? 64 : kOwnCols % 32 == 0 ? 32 : 16;
     static constexpr int kBoxLine = 2 * kBoxCols, kBoxBytes = kWarpRows * kBoxLine;
 
-    // Few rows: what a thread has of a tile, and where all threads leave it, for every second tile.
+    // Few rows: a thread's accumulators, and the staging of all threads, double-buffered over
+    // tiles.
     static constexpr int kFew = kCols / 2;
     using FewAccumulators = typename Mainloop::ElementAccumulator[kFew][128 * kConsumers];
     union Staging {
@@ -96,17 +95,18 @@ template <class Mainloop_> struct GatedEpilogue {
     DEVICE GatedEpilogue(const Params& params, const Arguments& arguments)
         : params(params), arguments(arguments) {}
     DEVICE bool loads() const { return false; }
-    DEVICE void load(SharedStorage&, const GemmTask&, int) const {}
+    DEVICE void load(SharedStorage&, const GemmWorkTile&, int) const {}
 
-    // Stages slice `slice`: 16 x 16 values as store_matrix takes them.
-    DEVICE static void stage_part(unsigned char* staging, int slice, const uint32_t (&packed)[4]) {
-        const int lane = threadIdx.x % 32, line = lane % 16, place = slice * 2 + lane / 16;
-        constexpr int kPlaces = kBoxLine / 16;
-        const int at = line * kBoxLine + place % kPlaces * 16;
-        store_matrix(staging + place / kPlaces * kBoxBytes + (at ^ (at >> 3 & (kBoxLine - 16))),
-                     packed);
+    // Stages the 16 x 16 values of slice `slice` by store_matrix.
+    DEVICE static void stage_slice(unsigned char* staging, int slice, const uint32_t (&packed)[4]) {
+        const int lane = threadIdx.x % 32, line = lane % 16, column = slice * 2 + lane / 16;
+        constexpr int kBoxColumns = kBoxLine / 16;
+        const int at = line * kBoxLine + column % kBoxColumns * 16;
+        store_matrix(
+            staging + column / kBoxColumns * kBoxBytes + (at ^ (at >> 3 & (kBoxLine - 16))),
+            packed);
     }
-    // By the warp: stores the 16 rows that it has staged, from (row, col) on, by TMA.
+    // By a warp: TMA store of its 16 staged rows at (row, col).
     DEVICE static void store_staged(const TensorMap& map, const unsigned char* staging, int row,
                                     int col, int batch) {
         fence_async_proxy();
@@ -119,14 +119,14 @@ template <class Mainloop_> struct GatedEpilogue {
             tma_store_commit();
         }
     }
-    // Until TMA has read what the warp staged before.
+    // Waits until TMA has read the warp's staging.
     DEVICE static void wait_staged() {
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
     }
 
-    // With one factor for each product, in FP32 up to the output.  (row, col): of the warp's first
-    // accumulator in the output.
+    // One factor per product, in FP32 up to the output.  (row, col): the warp's first accumulator
+    // in the output.
     template <class Out>
     DEVICE static void store_scaled(unsigned char* staging, const TensorMap& map,
                                     const float (&factors)[2], int row, int col, int batch,
@@ -146,17 +146,17 @@ template <class Mainloop_> struct GatedEpilogue {
                 const uint32_t packed[4] = {
                     pack<Out>(gated[0], gated[1]), pack<Out>(gated[2], gated[3]),
                     pack<Out>(gated[4], gated[5]), pack<Out>(gated[6], gated[7])};
-                stage_part(staging, slice, packed);
+                stage_slice(staging, slice, packed);
             }
             store_staged(map, staging, row + 64 * m, col, batch);
         }
     }
 
-    // The same for all scales, policies and outputs; map: null where TMA cannot store the output.
-    template <class Sums>
+    // General: all scales, policies and outputs.  map: null where TMA cannot store the output.
+    template <class AccumulatorArray>
     DEVICE static void store_general(unsigned char* staging, const TensorMap* map,
                                      const GatedScales& scales, int policy, int row, int col,
-                                     int batch, const Sums& accumulator) {
+                                     int batch, const AccumulatorArray& accumulator) {
         const MatrixEpilogue &first = scales.first, &second = scales.second;
         const EpilogueParams& params = first.params;
         const int lane = threadIdx.x % 32;
@@ -204,54 +204,54 @@ template <class Mainloop_> struct GatedEpilogue {
                                 : pack<bf16>(values[2 * i], values[2 * i + 1]);
             }
             if (slice == 0) wait_staged();
-            stage_part(staging, slice, packed);
+            stage_slice(staging, slice, packed);
             if (slice == kSlices - 1) store_staged(*map, staging, row + 64 * m, col, batch);
         }
     }
 
-    // Mixed input: a thread's accumulators are of one column `col` of the output, of both products
-    // in turn, from row `row` on.
+    // Mixed input: a thread's accumulators are of output column `col`, from row `row` on,
+    // alternately of either product.
     DEVICE static void store_column(const GatedScales& scales, int policy, int row, int col,
                                     const Accumulator& accumulator) {
         const EpilogueParams& params = scales.first.params;
-        constexpr int kNumbers = 16;  // of both products, finished at once
+        constexpr int kProductRows = 16;  // of both products, per iteration
         const int lane = threadIdx.x % 32;
         if (col >= params.n) return;
         const float factors[2] = {GatedScales::col(scales.first, col),
                                   GatedScales::col(scales.second, col)};
 #pragma unroll 1
-        for (int slice = 0; slice < kCols / 2 / kNumbers; ++slice) {
-            float products[2][kNumbers / 2];
+        for (int slice = 0; slice < kCols / 2 / kProductRows; ++slice) {
+            float products[2][kProductRows / 2];
 #pragma unroll
-            for (int p = 0; p < kCols / 2 / kNumbers; ++p) {
+            for (int p = 0; p < kCols / 2 / kProductRows; ++p) {
                 if (p != slice) continue;
 #pragma unroll
-                for (int i = 0; i < kNumbers; ++i) {
+                for (int i = 0; i < kProductRows; ++i) {
                     products[i / 2 % 2][i / 4 * 2 + i % 2] =
-                        float(accumulator[0][p * kNumbers + i]);
+                        float(accumulator[0][p * kProductRows + i]);
                 }
             }
             const auto row_of = [&](int i) {
-                return row + slice * kNumbers * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+                return row + slice * kProductRows * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
             };
 #pragma unroll
-            for (int i = 0; i < kNumbers / 2; ++i) {
+            for (int i = 0; i < kProductRows / 2; ++i) {
                 const float factor = GatedScales::row(scales.first, row_of(i));
                 products[0][i] = products[0][i] * factors[0] * factor * params.alpha;
                 products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
             }
             gate_all(products[0], products[1], policy);
 #pragma unroll
-            for (int i = 0; i < kNumbers / 2; ++i) {
+            for (int i = 0; i < kProductRows / 2; ++i) {
                 const float one[1] = {products[0][i]};
                 if (row_of(i) < params.m) scales.first.write(row_of(i), col, 1, one);
             }
         }
     }
 
-    // Few rows: both warpgroups have accumulators of every second stage; the first half of a
-    // warpgroup's warps has those of B1's columns, the other one those of B2's. last_col: one more
-    // than the tile's last column.
+    // Few rows, sliced-K: both warpgroups have partial accumulators; the first half of a
+    // warpgroup's warps has B1's columns, the second half B2's.  last_col: one past the tile's last
+    // column.
     DEVICE static void store_few_rows(FewAccumulators& of_tile, const GatedScales& scales,
                                       int policy, int row, int col, int last_col,
                                       const Accumulator& accumulator) {
@@ -305,15 +305,15 @@ template <class Mainloop_> struct GatedEpilogue {
               warp(warp),
               warpgroup(warpgroup) {}
         DEVICE bool needs_tile() const { return true; }
-        DEVICE int64_t offset(const GemmTask& tile, Operand operand) const {
+        DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
             return epilogue.params.batch.offset(operand, tile.batch);
         }
-        // Mixed input: the thread's column of the output.
-        DEVICE int own_col(const GemmTask& tile) const {
+        // Mixed input: the thread's output column.
+        DEVICE int own_col(const GemmWorkTile& tile) const {
             return int(tile.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
         }
         DEVICE RowScales row_scales(const e4m3* scales, Operand operand, int i,
-                                    const GemmTask& tile) const {
+                                    const GemmWorkTile& tile) const {
             const DualParams& params = epilogue.params;
             const auto& steps = params.groups[i];
             const int col = own_col(tile);
@@ -321,7 +321,7 @@ template <class Mainloop_> struct GatedEpilogue {
                 {scales + offset(tile, operand), steps.block, steps.quarter, steps.row, steps.word},
                 col, col, int(params.columns()) - 1, int(params.num_groups));
         }
-        DEVICE void begin(const GemmTask& tile) {
+        DEVICE void begin(const GemmWorkTile& tile) {
             if constexpr (kMixedInput) {
                 const DualArguments& arguments = epilogue.arguments;
                 work.row_scales = row_scales(arguments.groups_b1, kGroupsB, 0, tile);
@@ -331,7 +331,7 @@ template <class Mainloop_> struct GatedEpilogue {
                 work.row_scales.aligned = work.row_scales.aligned && others.aligned;
             }
         }
-        DEVICE bool reduce(const GemmTask&, int, Accumulator& accumulator) {
+        DEVICE bool reduce(const GemmWorkTile&, int, Accumulator& accumulator) {
             if constexpr (kSplitK) {
                 void* memory = kSplitKInStaging ? static_cast<void*>(&staging) : &mainloop;
                 Reduction::add(memory, warpgroup, accumulator);

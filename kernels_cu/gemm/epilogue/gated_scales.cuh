@@ -7,8 +7,8 @@ namespace gemm {
 struct GatedScales {
     const MatrixEpilogue &first, &second;
 
-    // One factor for each product, if it has no vectors of scales and the order of the
-    // multiplications does not matter.
+    // One factor per product, if there are no scale vectors and the order of the multiplications
+    // does not matter.
     DEVICE bool plain(float (&factors)[2]) const {
         const EpilogueParams& p = first.params;
         bool fits = true;

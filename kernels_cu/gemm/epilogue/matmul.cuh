@@ -1,5 +1,5 @@
-// The epilogues of matmul and scaled_mm on Hopper: which are compiled in, and what each does before
-// and after a tile's mainloop.
+// The epilogues of matmul and scaled_mm on Hopper: which are compiled in, and their work before and
+// after a tile's mainloop.
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/ops.cuh"
 #include "gemm/epilogue/residual.cuh"
@@ -9,15 +9,16 @@
 #include "gemm/load_tile.cuh"
 #include "gemm/reduce.cuh"
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 
 namespace gemm {
 
-// What MatmulEpilogue is made of; params.epilogue_kind selects one.  TmaStore: 16-bit outputs
-// without residual.  General: everything, and a TMA store with a residual, FP32 outputs or scales
-// of whole 16-bit matrices, whose code and barriers would cost TmaStore 1% to 5%.  A kernel of one
-// kind is short: code between what runs takes time too, because most of it is in no cache.  FP8's
-// kernel of TmaStore alone is for products without block scales.
+// Epilogues that are compiled in; params.epilogue_kind selects one.
+// TmaStore: 16-bit outputs without residual.
+// General: everything, and a TMA store with a residual, FP32 outputs or scales per 16-bit matrix;
+// its code and barriers would slow TmaStore by 1% to 5%.
+// Kernels of one kind are short, because instruction cache misses show.  FP8's kernel with TmaStore
+// alone is for products without block scales.
 struct TmaStore {};
 struct General {};
 enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
@@ -27,18 +28,17 @@ struct MatmulParams {
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
     MatrixStrides block_scales_a, block_scales_b;
     EpilogueParams epilogue;
-    int32_t tma_stores, swizzle;  // in tiles (GemmTask::of_block)
-    int32_t has_block_scales;     // scale_a and scale_b are the mainloop's
-    int32_t stage_bytes;          // without rows of A that do not exist
+    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
+    int32_t has_block_scales;     // scale_a and scale_b are block scales, applied by the mainloop
+    int32_t stage_bytes;          // expected bytes of a stage, without A's rows out of bounds
     int32_t epilogue_kind, padding;
-    int64_t num_groups;                                    // of NVFP4's k
+    int64_t num_groups;                                    // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-// Tensor maps of (batch, m, k) of A and (batch, n, k) of B, with their last two dims swapped where
-// they are MN-major; of (batch, m, n) of the output, boxes of 16 x 64 (FP32: 32), with SwapAB up to
-// 64 x 64; for kTmaResidualEpilogue the same of the residual.  The maps' batch is BatchLayout's
-// offset.
+// Tensor maps: (batch, m, k) of A and (batch, n, k) of B, the last two dims swapped if MN-major;
+// (batch, m, n) of the output, boxes of 16 x 64 (FP32: 32), with SwapAB up to 64 x 64; for
+// kTmaResidualEpilogue the same of the residual.  Their batch index is BatchLayout's offset.
 struct MatmulArguments {
     const TensorMap &a_map, &b_map, &out_map, &residual_map;
     void* out;
@@ -53,10 +53,10 @@ struct MatmulArguments {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }
-    DEVICE int a_batch(const GemmTask& tile) const {
+    DEVICE int a_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kA, tile.batch));
     }
-    DEVICE int b_batch(const GemmTask& tile) const {
+    DEVICE int b_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB, tile.batch));
     }
     DEVICE int stage_bytes() const { return params.stage_bytes; }
@@ -81,19 +81,19 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
     using Tile = EpilogueTile<Mainloop, kGeneral>;
     using Broadcast = TileBroadcast<Tile>;
     using Staging = typename Tile::Staging[4 * kConsumers];
-    // Tiles back to back, whose epilogue runs in the mainloop's loop.
+    // Tiles back to back: the epilogue runs inside the mainloop's loop.
     static constexpr bool kBackToBack = kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB;
-    // Of tiles that warpgroups compute at the same time; of wide tiles of FP8 also of the next one,
-    // whose mainloop may take less than its broadcasts.
+    // One set of broadcasts per concurrent tile; for FP8's wide tiles also one for the next tile,
+    // whose mainloop may be shorter than its loads.
     static constexpr int kBroadcasts = kPingPong                         ? kConsumers
                                        : kBackToBack && Tile::kBoxes > 2 ? 2
                                                                          : 1;
-    // Block scales have shared memory of their own where other blocks write to the staging at any
+    // Block scales have their own shared memory if other blocks may write to the staging at any
     // time.
     static constexpr bool kOwnScaleStages = kFp8 && kSplitK;
     struct SharedStorage {
         Broadcast broadcasts[kBroadcasts];
-        Barrier residual[kGeneral ? 4 * kConsumers : 1][2];  // of the warps' boxes
+        Barrier residual[kGeneral ? 4 * kConsumers : 1][2];  // per warp and box
         alignas(16) unsigned char scale_stages[kOwnScaleStages
                                                    ? 4 * kConsumers * Mainloop::kBlockScaleBytes
                                                    : 1];
@@ -107,13 +107,13 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
             }
         }
     };
-    // Cluster split-K: through the staging, if it is large enough.
+    // Cluster split-K: through the staging, if large enough.
     static constexpr bool kSplitKInStaging = Mainloop::kExchangeBytes <= int(sizeof(Staging));
     using Reduction = SplitKReduction<Mainloop, kSplitKInStaging>;
 
     const Params& params;
     const Arguments& arguments;
-    // short: one of the TMA-store epilogues.
+    // One of the TMA-store epilogues.
     bool by_block, is_tma_store, is_tma_residual, is_short;
 
     DEVICE MatmulEpilogue(const Params& params, const Arguments& arguments)
@@ -124,16 +124,16 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
           is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
           is_short(is_tma_store || is_tma_residual) {}
 
-    DEVICE int64_t offset(const GemmTask& tile, Operand operand) const {
+    DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
         return params.batch.offset(operand, tile.batch);
     }
     DEVICE bool loads() const { return is_short; }
-    DEVICE void load(SharedStorage& shared, const GemmTask& tile, int count) const {
+    DEVICE void load(SharedStorage& shared, const GemmWorkTile& tile, int count) const {
         shared.broadcasts[count % kBroadcasts].load(
             params.epilogue, params.batch, tile, by_block ? nullptr : arguments.scale_a,
             by_block ? nullptr : arguments.scale_b, arguments.bias, count / kBroadcasts);
     }
-    DEVICE MatrixEpilogue of_matrix(const GemmTask& tile) const {
+    DEVICE MatrixEpilogue of_matrix(const GemmWorkTile& tile) const {
         return MatrixEpilogue::of_matrix(params.epilogue, arguments.out, arguments.bias,
                                          arguments.residual, by_block ? nullptr : arguments.scale_a,
                                          by_block ? nullptr : arguments.scale_b, offset(tile, kOut),
@@ -142,14 +142,14 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
     }
 
     struct Consumer {
-        int box = 0;  // to fill next
+        int box = 0;  // next box to fill
         const MatmulEpilogue& epilogue;
         Staging& staging;
         typename Mainloop::SharedStorage& mainloop;
         SharedStorage& shared;
         WorkTile& work;
         int warp, warpgroup;
-        int row;  // the warp's first one in the tile
+        int row;  // the warp's first row in the tile
         Residual<Tile> residual;
         bool adds;
 
@@ -168,7 +168,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
                        storage.epilogue.residual[kGeneral ? first_warp(warp, warpgroup) : 0],
                        &storage.staging[first_warp(warp, warpgroup)]},
               adds(epilogue.is_tma_residual && epilogue.arguments.residual != nullptr) {}
-        // Of the warps that share boxes.
+        // Index of the warps that share boxes.
         DEVICE static int first_warp(int warp, int warpgroup) {
             return kSwapAB ? 4 * warpgroup : warp;
         }
@@ -181,8 +181,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
             if (!adds) store.template store<false>(accumulator);
             else if constexpr (kGeneral) store.template store<true>(accumulator);
         }
-        // All tiles of the block, where the epilogue and the mainloop are those that do; else
-        // false.
+        // Runs all tiles of the block if epilogue and mainloop can; otherwise returns false.
         template <class Scheduler>
         DEVICE bool run_back_to_back(const Scheduler& scheduler) {
             const bool runs = epilogue.is_short && !epilogue.by_block;
@@ -211,18 +210,18 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
             return true;
         }
 
-        // Where a tile is takes divisions, which a short epilogue need not wait for.
+        // Tile coordinates take divisions, which the TMA-store epilogue does not need.
         DEVICE bool needs_tile() {
-            if (Tile::kMmasM * Tile::kChunks % 2 == 0) box = 0;  // known without a register
+            if (Tile::kMmasM * Tile::kChunks % 2 == 0) box = 0;  // a constant: saves a register
             return kSwapAB || !epilogue.is_short || epilogue.by_block || Mainloop::kMixedInput ||
                    adds;
         }
-        DEVICE void begin_residual(const GemmTask& tile, int count) const {
+        DEVICE void begin_residual(const GemmWorkTile& tile, int count) const {
             if (!adds) return;
             residual.begin(count, work.first_row, work.first_col,
                            int(epilogue.offset(tile, kResidual)));
         }
-        DEVICE void begin(const GemmTask& tile) {
+        DEVICE void begin(const GemmWorkTile& tile) {
             const MatmulParams& params = epilogue.params;
             const MatmulArguments& arguments = epilogue.arguments;
             if (kFp8 && epilogue.by_block) begin_block_scales(tile);
@@ -234,18 +233,19 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
                 work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
                                                  int(params.num_groups));
             }
-            if constexpr (!kTmaStore) {  // beside TmaStore it costs those without a residual 3%
+            if constexpr (
+                !kTmaStore) {  // compiled next to TmaStore it slows products without residual by 3%
                 if (!epilogue.is_tma_residual)
                     EpilogueOps<Tile>::prefetch_residual(epilogue.of_matrix(tile), work.first_row,
                                                          work.first_col);
             }
-            // With split-K, other blocks' accumulators come to the boxes before.
+            // Not with split-K, where other blocks' accumulators come to the boxes first.
             if (!kSplitK && !(kSlicedK && warpgroup > 0)) begin_residual(tile, work.count);
         }
-        DEVICE void begin_block_scales(const GemmTask& tile) {
+        DEVICE void begin_block_scales(const GemmWorkTile& tile) {
             const MatmulParams& params = epilogue.params;
             const MatmulArguments& arguments = epilogue.arguments;
-            // The tile before is stored from there.
+            // The previous tile is being stored from there.
             if (threadIdx.x % (kSwapAB ? 128 : 32) == 0) tma_store_wait_read<0>();
             if (kSwapAB) named_barrier(1 + warpgroup, 128);
             else sync_warp();
@@ -265,15 +265,15 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
                 int(params.epilogue.n - 1) / kBlockK};
         }
 
-        // Adds the accumulators of other warpgroups and blocks; false: nothing is left to store.
-        DEVICE bool reduce(const GemmTask& tile, int count, Accumulator& accumulator) {
+        // Reduces over warpgroups and blocks; false: this warpgroup has nothing to store.
+        DEVICE bool reduce(const GemmWorkTile& tile, int count, Accumulator& accumulator) {
             if constexpr (kSlicedK) {
                 using Reduction = SlicedKReduction<Mainloop>;
                 static_assert(sizeof(typename Reduction::Slices) <= sizeof(Staging) / 2,
                               "half of the staging: the second warpgroup's, which stores nothing");
-                // Block scales there have been read.  (By both warpgroups, though only the second
-                // one's are there: racecheck reports races of what follows a barrier of that one
-                // alone.)
+                // The block scales in the staging have been read.  Both warpgroups wait, though
+                // only the second's are there: racecheck reports races after a barrier of one
+                // warpgroup.
                 if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);
                 Reduction::add(&staging[4], warpgroup, accumulator);
                 if (warpgroup > 0) return false;
@@ -287,7 +287,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
             return true;
         }
         template <class Scheduler>
-        DEVICE void store(const GemmTask& tile, int count, const Accumulator& accumulator) {
+        DEVICE void store(const GemmWorkTile& tile, int count, const Accumulator& accumulator) {
             const MatmulParams& params = epilogue.params;
             if (epilogue.is_short) {
                 Broadcast& broadcast = shared.broadcasts[kPingPong ? warpgroup : 0];

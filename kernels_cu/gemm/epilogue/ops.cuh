@@ -1,4 +1,4 @@
-// The epilogue that does everything, in registers:
+// The general epilogue, in registers:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias) + residual
 // with a bias of rows, columns or elements, and any dtypes.  TMA stores the output.
 #include "gemm/epilogue/store_box.cuh"
@@ -16,7 +16,7 @@ template <class Tile> struct EpilogueOps {
     static constexpr int kSlice = Tile::kSlice, kSlicesOfChunk = Tile::kSlicesOfChunk;
     static constexpr int kValues = Tile::kValues;
 
-    // A vector along a tile's columns, those of a chunk spread over a warp's lanes; absent: zero.
+    // Column broadcast: a chunk's columns spread over a warp's lanes; absent: zero.
     struct ColumnBroadcast {
         float pairs[kChunks][2];
 
@@ -26,11 +26,11 @@ template <class Tile> struct EpilogueOps {
             for (int i = 0; i < kChunks * 2; ++i) {
                 const int at = col + Tile::chunk_col(i / 2) + i % 2;
                 pairs[i / 2][i % 2] =
-                    p && at < num_cols ? load_number(p, at * stride, dtype) : 0.0f;
+                    p && at < num_cols ? load_element(p, at * stride, dtype) : 0.0f;
             }
         }
     };
-    // A vector along the rows of a thread's accumulators.
+    // Row broadcast: one element per row of the thread's accumulators.
     struct RowBroadcast {
         float rows[kMmasM][2];
 
@@ -38,7 +38,8 @@ template <class Tile> struct EpilogueOps {
 #pragma unroll
             for (int i = 0; i < kMmasM * 2; ++i) {
                 const int at = row + i / 2 * 64 + Tile::row_of_half(threadIdx.x % 32, i % 2);
-                rows[i / 2][i % 2] = p && at < num_rows ? load_number(p, at * stride, dtype) : 0.0f;
+                rows[i / 2][i % 2] =
+                    p && at < num_rows ? load_element(p, at * stride, dtype) : 0.0f;
             }
         }
     };
@@ -67,12 +68,11 @@ template <class Tile> struct EpilogueOps {
         }
     };
 
-    // L2 prefetch of the residual, beside the mainloop.  (row, col): of the warp's first
-    // accumulator.
+    // L2 prefetch of the residual, beside the mainloop.  (row, col): the warp's first accumulator.
     DEVICE static void prefetch_residual(const MatrixEpilogue& e, int row, int col) {
         if (!e.residual) return;
         const EpilogueParams& p = e.params;
-        // One prefetch for each 128 contiguous bytes of the output.
+        // One prefetch per 128 contiguous bytes.
         const int line = 128 / dtype_size(p.residual_dtype);
         const int along = kSwapAB ? kWarpRows : kCols,
                   across = kSwapAB ? kCols : kMmasM * kWarpRows;
@@ -88,8 +88,8 @@ template <class Tile> struct EpilogueOps {
         }
     }
 
-    // values += the elements of `p`, a matrix of the output's shape, from (row, col) on; all loads
-    // are issued before the first addition.
+    // values += the elements at (row, col) of `p`, which has the output's shape; all loads are
+    // issued before the first addition.
     template <class T>
     DEVICE static void add_elements(const T* p, const MatrixStrides& strides,
                                     const EpilogueParams& params, int row, int col,
@@ -121,14 +121,14 @@ template <class Tile> struct EpilogueOps {
         }
     }
 
-    // The output's values, in FP32, of slice `slice`.  (row, col): of the slice's first
-    // accumulator.
+    // The FP32 results of slice `slice`.  (row, col): the slice's first accumulator.
     DEVICE static void finish_slice(const MatrixEpilogue& epilogue, const Broadcasts& broadcasts,
                                     int slice, int row, int col, const Accumulator& accumulator,
                                     float (&values)[kValues]) {
         const EpilogueParams& params = epilogue.params;
         float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
-        ElementAccumulator picked[kValues] = {};  // else the tile before's hold registers
+        ElementAccumulator picked[kValues] =
+            {};  // cleared, or the previous tile's values would hold registers
 #pragma unroll
         for (int p = 0; p < kMmasM * kSlices; ++p) {
             if (p != slice) continue;
@@ -146,7 +146,7 @@ template <class Tile> struct EpilogueOps {
         }
 #pragma unroll
         for (int i = 0; i < kValues; ++i) values[i] = float(picked[i]);
-        // Of value i's column, which is value i + 2's too.
+        // The broadcast of value i's column, which is also value i + 2's.
         const auto of_col = [&](const float (&pair)[2], int i) {
             const int lane = slice % kSlicesOfChunk * kSlice / 2 + i / 4 * 4 + threadIdx.x % 4;
             return shuffle(pair[i % 2], lane);
@@ -190,7 +190,7 @@ template <class Tile> struct EpilogueOps {
         }
         const bool bias_matrix =
             epilogue.bias && !epilogue.bias_of_rows() && !epilogue.bias_of_cols();
-#pragma unroll 1  // one instance of the code for both matrices
+#pragma unroll 1  // one instance of the code for bias and residual
         for (int i = 0; i < 2; ++i) {
             const bool first = i == 0;
             if (first ? bias_matrix : epilogue.residual != nullptr) {
@@ -199,12 +199,12 @@ template <class Tile> struct EpilogueOps {
                            first ? params.bias : params.residual, params, row, col, values);
             }
             if (first && params.activation != kNoActivation) {
-                activate_in_turn(values, params.activation);
+                activate_compact(values, params.activation);
             }
         }
     }
 
-    // Stores the warp's accumulators by TMA.  (row, col): of the first one.  box: to fill next.
+    // TMA store of the warp's accumulators.  (row, col): the first one.  box: the next to fill.
     DEVICE static void store_boxes(Staging* warps, int& box, const TensorMap& map,
                                    const MatrixEpilogue& epilogue, const Broadcasts& broadcasts,
                                    int row, int col, int batch, const Accumulator& accumulator) {

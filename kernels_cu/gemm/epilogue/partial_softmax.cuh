@@ -1,11 +1,12 @@
-// The partial-softmax epilogue of logits: y = softmax(A @ (scale_b * B) + bias) is half done, for
-// every row and set of kSetColumns columns, a warpgroup's.  Where TMA stores a 16-bit y, it gets
-// the exponentials over the set's maximum, and the logits stay in registers, in FP32; else
-// `logits`, of FP32, get them.  In both cases `statistics` of (m, sets) get maximum and sum.
+// The partial-softmax epilogue: the first half of y = softmax(A @ (scale_b * B) + bias).
+//
+// For each row and set of kSetColumns columns (a warpgroup's), `statistics` of (m, sets) gets
+// maximum and sum.  If TMA stores a 16-bit y, y gets the exponentials over the set's maximum, and
+// the FP32 logits stay in registers; otherwise FP32 `logits` are stored.
 #include "gemm/load_tile.cuh"
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/epilogue.cuh"
-#include "parts/gemm_task.cuh"
+#include "parts/gemm_work_tile.cuh"
 #include "parts/logits_statistics.cuh"
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
@@ -14,12 +15,12 @@ namespace gemm {
 
 struct LogitsParams {
     static constexpr int64_t batch_size = 1;
-    int64_t num_k_tiles, tiles_m, tiles_n, swizzle;  // swizzle: in tiles (GemmTask::of_block)
-    EpilogueParams epilogue;                         // its `out`: logits, or y
+    int64_t num_k_tiles, tiles_m, tiles_n, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
+    EpilogueParams epilogue;                         // out: logits, or y
 };
 
-// Tensor maps as MatmulArguments' of A and B, without a batch; of a 16-bit y, boxes of 64 x 64.
-// logits: null, or where they are stored.
+// Tensor maps: A and B as MatmulArguments', without batch; 16-bit y in boxes of 64 x 64.  logits:
+// null, or FP32.
 template <class Mainloop> struct LogitsArguments {
     const TensorMap &a_map, &b_map, &y_map;
     const void* bias;
@@ -31,16 +32,16 @@ template <class Mainloop> struct LogitsArguments {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }
-    DEVICE static int a_batch(const GemmTask&) { return 0; }
-    DEVICE static int b_batch(const GemmTask&) { return 0; }
+    DEVICE static int a_batch(const GemmWorkTile&) { return 0; }
+    DEVICE static int b_batch(const GemmWorkTile&) { return 0; }
     DEVICE static int stage_bytes() {
         return Mainloop::StageRows::kBytes + Mainloop::StageCols::kBytes;
     }
-    DEVICE static int64_t m() { return 0; }  // for clusters, which logits have not
+    DEVICE static int64_t m() { return 0; }  // for clusters, which this kernel does not have
 };
 
-// Reduces kCount rows over the eight lanes that differ in lane / 4 only, each of which has a value
-// of all: values[i] becomes row lane / 4 * kCount / 8 + i's.  The lanes share the work.
+// Reduces kCount rows over the eight lanes that differ in lane / 4, each with a value of every row:
+// values[i] becomes the result of row lane / 4 * kCount / 8 + i.  The lanes share the work.
 template <int kCount, class Combine>
 DEVICE void merge_rows(float (&values)[kCount], Combine combine) {
     const int lane = threadIdx.x % 32;
@@ -72,20 +73,19 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                       !Mainloop::kSplitK && Mainloop::kConsumerRows == kSetColumns,
                   "a warpgroup has one set of columns, with all of k");
 
-    // Logits in slices of kSliceRows rows through a warp's shared memory (MN-major weights: the
-    // even columns first, as Convert8Bit has them), kRun columns of a lane.  kPitch: without bank
-    // conflicts.
+    // Staging of logits, kSliceRows rows of a warp at a time, kRun columns per lane.  MN-major
+    // weights: the even columns first, as Convert8Bit orders them.  kPitch: free of bank conflicts.
     static constexpr int kSliceRows = 32, kRun = 8, kPitch = 20;
     struct WarpLogits {
         alignas(16) uint32_t logits[kSliceRows][kPitch];
-        MaxSum rows[kCols];  // of the warp's 16 columns
+        MaxSum rows[kCols];  // statistics of the warp's 16 columns
     };
-    // Exponentials in passes of kPassRows rows through a warpgroup's.
+    // Staging of exponentials, kPassRows rows of a warpgroup at a time.
     static constexpr int kPassRows = kCols < 128 ? kCols : 128;
     static constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kLineBytes;
     static constexpr int kBoxes = kPassRows / kBoxRows;
-    static constexpr int kPassValues = kPassRows / 2;     // of a thread, of two columns
-    static constexpr int kOwnRows = kPassValues / 2 / 8;  // of them, after merge_rows
+    static constexpr int kPassValues = kPassRows / 2;     // per thread, of two columns
+    static constexpr int kOwnRows = kPassValues / 2 / 8;  // per thread after merge_rows
     struct PassStorage {
         alignas(1024) unsigned char boxes[kBoxes][kBoxBytes];
         float warp_max[4][kPassRows], warp_sum[4][kPassRows];
@@ -105,14 +105,14 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
     DEVICE PartialSoftmaxEpilogue(const Params& params, const Arguments& arguments)
         : params(params), arguments(arguments) {}
     DEVICE bool loads() const { return false; }
-    DEVICE void load(SharedStorage&, const GemmTask&, int) const {}
+    DEVICE void load(SharedStorage&, const GemmWorkTile&, int) const {}
 
-    // Scale and bias of a thread's two columns, loaded beside the mainloop.  Columns beyond the
+    // Scale and bias of a thread's two columns, loaded beside the mainloop.  Columns past the
     // matrix count as -inf.
     struct ColumnScales {
         float scale[2], added[2];
 
-        // first_col: of the warpgroup.
+        // first_col: the warpgroup's first column.
         DEVICE void load(const MatrixEpilogue& epilogue, int first_col) {
             const EpilogueParams& params = epilogue.params;
             const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -127,13 +127,13 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 added[half] = there ? 0.0f : -kInfinity;
                 if (biased) {
                     added[half] =
-                        load_number(epilogue.bias, col * params.bias.col, params.bias_dtype);
+                        load_element(epilogue.bias, col * params.bias.col, params.bias_dtype);
                 }
             }
         }
     };
 
-    // (first_row, first_col): of the warpgroup's first logit.  Overwrites the accumulators.
+    // (first_row, first_col): the warpgroup's first logit.  Overwrites the accumulators.
     template <class Out>
     DEVICE static void store_probabilities(PassStorage& to, const TensorMap& map,
                                            const EpilogueParams& params,
@@ -143,7 +143,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
         const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
         const int barrier = 1 + threadIdx.x / 128;
         constexpr int kValues = kPassValues / 2;
-        // Number i of a lane's rows: of those that it begins with, and of those that it merges.
+        // The i-th of a lane's rows: before the merge, and after it.
         const auto begun = [&](int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; };
         const auto merged = [&](int i) { return begun(lane / 4 * kOwnRows + i); };
         const int64_t set = first_col / 64;
@@ -169,7 +169,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 for (int i = 0; i < 4; ++i) max = maximum(max, to.warp_max[i][thread]);
                 to.max[thread] = max;
             }
-            if (thread == 0) tma_store_wait_read<0>();  // the boxes are free
+            if (thread == 0) tma_store_wait_read<0>();  // TMA has read the boxes
             named_barrier(barrier, 128);
 #pragma unroll
             for (int i = 0; i < kValues; i += 2) {
@@ -189,14 +189,14 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 const float* eight = &accumulator[0][i];
                 unsigned char* lines = to.boxes[i * 2 / kBoxRows];
                 const int top = i * 2 % kBoxRows;
-                if constexpr (kMnMajorRows) {  // two columns of a row are neighbours
+                if constexpr (kMnMajorRows) {  // two columns of a row are adjacent
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
                         const int line = top + wgmma_col(lane, j / 2 * 4 + j % 2);
-                        const int place = (warp * 2 + lane / 16) ^ line % 8;
+                        const int column = (warp * 2 + lane / 16) ^ line % 8;
                         const float* two = eight + j / 2 * 4 + j % 2;
                         unsigned char* at =
-                            lines + line * kLineBytes + place * 16 + lane / 4 % 4 * 4;
+                            lines + line * kLineBytes + column * 16 + lane / 4 % 4 * 4;
                         *reinterpret_cast<uint32_t*>(at) = pack<Out>(two[0], two[2]);
                     }
                 } else {
@@ -204,8 +204,8 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                         pack<Out>(eight[0], eight[1]), pack<Out>(eight[2], eight[3]),
                         pack<Out>(eight[4], eight[5]), pack<Out>(eight[6], eight[7])};
                     const int line = top + lane / 16 * 8 + lane % 8;
-                    const int place = (warp * 2 + lane / 8 % 2) ^ line % 8;
-                    store_matrix<true>(lines + line * kLineBytes + place * 16, packed);
+                    const int column = (warp * 2 + lane / 8 % 2) ^ line % 8;
+                    store_matrix<true>(lines + line * kLineBytes + column * 16, packed);
                 }
             }
             fence_async_proxy();
@@ -226,18 +226,17 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 for (int i = 0; i < 4; ++i) sum += to.warp_sum[i][thread];
                 statistics[(row + thread) * num_sets + set] = {to.max[thread], sum};
             }
-            // The next pass's to where this one's are: the loop's code is long.
+            // Moves the next pass's values down: unrolled, the loop's code is long.
 #pragma unroll
             for (int i = 0; i < kCols / 2 - kPassValues; ++i)
                 accumulator[0][i] = accumulator[0][i + kPassValues];
         }
     }
 
-    // Stores the warp's logits from (first_row, first_col) on, in FP32, and leaves their statistics
-    // in to.rows.
+    // Stores the warp's FP32 logits at (first_row, first_col), and their statistics in to.rows.
     DEVICE static void store_logits(WarpLogits& to, const MatrixEpilogue& epilogue, int first_row,
                                     int first_col, const Accumulator& accumulator) {
-        constexpr int kValues = kSliceRows / 2;  // of a lane, of kSliceRows rows
+        constexpr int kValues = kSliceRows / 2;  // per lane, of kSliceRows rows
         const EpilogueParams& params = epilogue.params;
         const MergeMaxSum merge{kLog2E};
         const int lane = threadIdx.x % 32, run = lane % 2, col = first_col + run * kRun;
@@ -252,13 +251,13 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
             scales[i] = epilogue.scale_b && there
                             ? epilogue.scale_b[(col + i) * params.scale_b_stride]
                             : 1.0f;
-            added[i] = same_bias && there ? load_number(epilogue.bias, (col + i) * params.bias.col,
-                                                        params.bias_dtype)
+            added[i] = same_bias && there ? load_element(epilogue.bias, (col + i) * params.bias.col,
+                                                         params.bias_dtype)
                                           : 0.0f;
         }
 #pragma unroll 1
         for (int slice = 0; slice < kCols / kSliceRows; ++slice) {
-            sync_warp();  // what was here has been read
+            sync_warp();  // the staging has been read
 #pragma unroll
             for (int p = 0; p < kCols / kSliceRows; ++p) {
                 if (p != slice) continue;
@@ -330,24 +329,26 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                                                epilogue.arguments.bias, nullptr, nullptr,
                                                epilogue.arguments.scale_b, 0, 0, 0, 0, 0)) {}
         DEVICE bool needs_tile() const { return true; }
-        DEVICE int first_col(const GemmTask& tile) const { return int(tile.col) + work.row; }
-        DEVICE void begin(const GemmTask& tile) {
+        DEVICE int first_col(const GemmWorkTile& tile) const { return int(tile.col) + work.row; }
+        DEVICE void begin(const GemmWorkTile& tile) {
             if (!epilogue.arguments.logits) columns.load(matrix, first_col(tile));
         }
-        DEVICE bool reduce(const GemmTask&, int, Accumulator&) const { return true; }
+        DEVICE bool reduce(const GemmWorkTile&, int, Accumulator&) const { return true; }
         template <class Scheduler>
-        DEVICE void store(const GemmTask& tile, int, Accumulator& accumulator) {
+        DEVICE void store(const GemmWorkTile& tile, int, Accumulator& accumulator) {
             if (epilogue.arguments.logits) return store_with_statistics(tile, accumulator);
             if (epilogue.params.epilogue.out_dtype == kHalf) store_y<half>(tile, accumulator);
             else store_y<bf16>(tile, accumulator);
         }
-        template <class Out> DEVICE void store_y(const GemmTask& tile, Accumulator& accumulator) {
+        template <class Out> DEVICE void store_y(const GemmWorkTile& tile,
+                                                 Accumulator& accumulator) {
             store_probabilities<Out>(staging.passes[warpgroup], epilogue.arguments.y_map,
                                      epilogue.params.epilogue, columns,
                                      epilogue.arguments.statistics, num_sets, int(tile.row),
                                      first_col(tile), accumulator);
         }
-        DEVICE void store_with_statistics(const GemmTask& tile, const Accumulator& accumulator) {
+        DEVICE void store_with_statistics(const GemmWorkTile& tile,
+                                          const Accumulator& accumulator) {
             const int first_row = int(tile.row);
             store_logits(staging.warps[warp], matrix, first_row,
                          first_col(tile) + warp % 4 * kWarpRows, accumulator);
@@ -363,7 +364,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 for (int j = 1; j < 4; ++j) total = merge(total, warps[j].rows[i]);
                 epilogue.arguments.statistics[(first_row + i) * num_sets + set] = total;
             }
-            named_barrier(1 + warpgroup, 128);  // read, before the next tile's
+            named_barrier(1 + warpgroup, 128);  // before the next tile overwrites it
         }
         DEVICE void finish() const {
             if (threadIdx.x % 128 == 0) tma_store_wait<0>();

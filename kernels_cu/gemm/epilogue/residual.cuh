@@ -3,9 +3,9 @@
 
 namespace gemm {
 
-// A warp's, or with SwapAB a warpgroup's: each box is loaded to where its results are stored from,
-// a tile's first two beside the mainloop, every other one when TMA has read the results that were
-// there.
+// A warp's residual boxes, or with SwapAB a warpgroup's.  A box is loaded to the staging from which
+// its results are stored: a tile's first two boxes beside the mainloop, the others once TMA has
+// read the results that were there.
 template <class Tile> struct Residual {
     using OwnChunks = typename Tile::OwnChunks;
     using Staging = typename Tile::Staging;
@@ -16,13 +16,13 @@ template <class Tile> struct Residual {
     Barrier (&full)[2];
     Staging* staging;
 
-    // By one thread, which also stores the boxes.
+    // By the thread that also stores the boxes.
     DEVICE static bool loads() { return threadIdx.x % (kSwapAB ? 128 : 32) == 0; }
-    // Which box of a tile has a chunk of the columns of rows 64 * m on.
+    // Box of a tile that has `chunk` of the columns of rows 64 * m on.
     DEVICE static int box_of(int m, int chunk) {
         return m * OwnChunks::kCount + chunk - OwnChunks().first;
     }
-    // Where box `i` of tile `count` is.
+    // Staging of box `i` of tile `count`.
     DEVICE unsigned char* box(int count, int i) const {
         return staging->boxes[0] + (count * kTileBoxes + i) % 2 * (kSwapAB ? 4 : 1) * kBoxBytes;
     }
@@ -30,14 +30,15 @@ template <class Tile> struct Residual {
         const int index = count * kTileBoxes + i;
         full[index % 2].wait(index / 2 & 1);
     }
-    // (row, col): of the tile's first accumulator.
+    // (row, col): the tile's first accumulator.
     DEVICE void load(int count, int i, int row, int col, int batch) const {
         Barrier& barrier = full[(count * kTileBoxes + i) % 2];
         barrier.arrive_expect_tx(kSwapAB ? Tile::kChunk * kLineBytes : kBoxBytes);
         const auto at = coordinates(i, row, col, batch);
         tma_load(box(count, i), map, barrier, at.of);
     }
-    // Before tile `count` is stored: loads the boxes that there is room for, the others to L2.
+    // Before tile `count` is stored: loads as many boxes as there is staging for, and prefetches
+    // the others to L2.
     DEVICE void begin(int count, int row, int col, int batch) const {
         if (loads()) {
             tma_store_wait_read<0>();
@@ -49,7 +50,7 @@ template <class Tile> struct Residual {
         }
         sync_warp();
     }
-    // When box `i` is being stored: loads what takes its place.
+    // While box `i` is being stored: loads the next box into its staging.
     DEVICE void follow(int count, int i, int row, int col, int batch) const {
         if (i + 2 >= kTileBoxes) return;
         tma_store_wait_read<0>();

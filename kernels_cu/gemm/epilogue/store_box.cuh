@@ -1,4 +1,4 @@
-// A slice of accumulators to (or from) a box of shared memory, which TMA stores.
+// Moves a slice of accumulators to or from a box of shared memory, which TMA stores.
 #include "gemm/epilogue/tile.cuh"
 
 namespace gemm {
@@ -11,8 +11,8 @@ template <class Tile> struct StoreBox {
     using Values = float[kValues];
     using Pairs = uint32_t[kValues / 2];
 
-    // Of a lane's values, pair `i`, neighbours in the output: the first one, and how far the second
-    // one is.
+    // Pair `i` of a lane's values, adjacent in the output: index of the first, distance of the
+    // second.
     DEVICE static constexpr int first_of_pair(int i) {
         return kPairedRows ? i / 2 * 4 + i % 2 : 2 * i;
     }
@@ -29,7 +29,7 @@ template <class Tile> struct StoreBox {
                 packed[i] = pack<bf16>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
         }
     }
-    // values += the same pairs.
+    // Adds the same pairs to `values`.
     template <class T> DEVICE static void add_pairs(const Pairs& added, Values& values) {
 #pragma unroll
         for (int i = 0; i < kValues / 2; ++i) {
@@ -44,19 +44,19 @@ template <class Tile> struct StoreBox {
         else add_pairs<bf16>(added, values);
     }
 
-    // A slice's pairs to (kLoads: from) their places in `box`, of which it is slice `slice`.
+    // Moves a slice's pairs to (kLoads: from) slice `slice` of `box`.
     template <bool kLoads, class Pairs>
     DEVICE static void move_slice(unsigned char* box, int slice, Pairs& packed) {
         const int lane = Tile::lane(), warp = threadIdx.x / 32;
-        // 16 bytes of a line.
-        const auto place = [&](int line, int i) {
+        // Swizzled address of 16-byte column i of a row of the box.
+        const auto address = [&](int line, int i) {
             return box + line * kLineBytes + (i ^ line % 8) * 16;
         };
-        if constexpr (kPairedRows) {  // two rows of a column are one word
+        if constexpr (kPairedRows) {  // two rows of a column are one 32-bit word
 #pragma unroll
             for (int i = 0; i < kValues / 2; ++i) {
                 const int line = slice * kSlice + wgmma_col(lane, i / 2 * 4 + i % 2);
-                unsigned char* words = place(line, warp % 4 * 2 + lane / 16);
+                unsigned char* words = address(line, warp % 4 * 2 + lane / 16);
                 auto& word = *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4);
                 if constexpr (kLoads) packed[i] = word;
                 else word = packed[i];
@@ -66,8 +66,8 @@ template <class Tile> struct StoreBox {
             for (int j = 0; j < kSlice / 16; ++j) {
                 const int line = slice * kSlice + j * 16 + lane / 16 * 8 + lane % 8;
                 unsigned char* row =
-                    kSwapAB ? place(line, warp % 4 * 2 + lane / 8 % 2)
-                            : place(lane % 16, slice * (kSlice / 8) + 2 * j + lane / 16);
+                    kSwapAB ? address(line, warp % 4 * 2 + lane / 8 % 2)
+                            : address(lane % 16, slice * (kSlice / 8) + 2 * j + lane / 16);
                 uint32_t four[4];
                 if constexpr (kLoads) load_matrix<kSwapAB>(four, row);
 #pragma unroll
@@ -80,9 +80,9 @@ template <class Tile> struct StoreBox {
         }
     }
 
-    // Slice `slice` of the warp's accumulators to its place in box `box`, which TMA stores when it
-    // is full: 16 rows of 64 columns; with SwapAB 64 rows of the warpgroup, each column a line.
-    // (row, col): of the slice's first accumulator.
+    // Stages slice `slice` of the warp's accumulators in box `box`, which TMA stores when full: 16
+    // rows x 64 columns; with SwapAB 64 rows of the warpgroup, one column per row of the box.
+    // (row, col): the slice's first accumulator.
     DEVICE static void store_slice(Staging* warps, int& box, const TensorMap& map, int slice,
                                    int row, int col, int batch, int dtype, const Values& values) {
         const int warp = threadIdx.x / 32, warpgroup = warp / 4;

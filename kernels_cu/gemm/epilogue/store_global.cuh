@@ -1,5 +1,5 @@
-// The epilogue where TMA cannot store the output: through shared memory, so that each lane finishes
-// and stores runs of contiguous columns (parts/epilogue.cuh).
+// The epilogue for outputs that TMA cannot store: through shared memory, so that each lane stores
+// runs of contiguous columns (parts/epilogue.cuh).
 #include "gemm/epilogue/tile.cuh"
 #include "parts/epilogue.cuh"
 
@@ -12,16 +12,16 @@ template <class Tile> struct StoreGlobal {
     static constexpr bool kSwapAB = Tile::kSwapAB;
     static constexpr int kMmasM = Tile::kMmasM, kChunk = Tile::kChunk, kChunks = Tile::kChunks;
 
-    // (row, col): of the warp's first accumulator.
+    // (row, col): the warp's first accumulator.
     DEVICE static void store(Staging& staging, const MatrixEpilogue& epilogue, int row, int col,
                              const Accumulator& accumulator) {
         constexpr int kRun = 8;
-        // Lines are rows, or with SwapAB columns, in runs of contiguous elements of the output.
+        // A line is a row, or with SwapAB a column, in runs of contiguous elements of the output.
         constexpr int kRuns = (kSwapAB ? kWarpRows : kChunk) / kRun,
                       kNumLines = kWarpRows * kChunk / kRun / kRuns;
         const int lane = Tile::lane();
-        // Swizzled: lanes spread over the banks.
-        const auto place = [&](int line, int run) {
+        // Swizzled against bank conflicts.
+        const auto address = [&](int line, int run) {
             const int bits = kSwapAB ? line / 2 % 2 : line % 8;
             return &staging.chunk[line * kRuns * kRun + (run ^ bits) * kRun];
         };
@@ -29,7 +29,7 @@ template <class Tile> struct StoreGlobal {
 #pragma unroll 1
         for (int chunk = 0; chunk < kMmasM * kChunks; ++chunk) {
             if (!own.has(chunk % kChunks)) continue;
-            sync_warp();  // what was here has been read
+            sync_warp();  // the staging has been read
 #pragma unroll
             for (int c = 0; c < kMmasM * kChunks; ++c) {
                 if (c != chunk) continue;
@@ -41,10 +41,10 @@ template <class Tile> struct StoreGlobal {
                                            bit_cast<uint32_t>(pair[1])};
                     const int r = Tile::row_of_half(lane, i / 2 % 2), at = wgmma_col(lane, i);
                     if constexpr (kSwapAB) {
-                        place(at, r / kRun)[r % kRun] = bits.words[0];
-                        place(at + 1, r / kRun)[r % kRun] = bits.words[1];
+                        address(at, r / kRun)[r % kRun] = bits.words[0];
+                        address(at + 1, r / kRun)[r % kRun] = bits.words[1];
                     } else {
-                        *reinterpret_cast<Bytes<8>*>(&place(r, at / kRun)[at % kRun]) = bits;
+                        *reinterpret_cast<Bytes<8>*>(&address(r, at / kRun)[at % kRun]) = bits;
                     }
                 }
             }
@@ -54,7 +54,7 @@ template <class Tile> struct StoreGlobal {
 #pragma unroll 1
             for (int line = lane / kRuns; line < kNumLines; line += 32 / kRuns) {
                 const int at = lane % kRuns * kRun;
-                const uint32_t* from = place(line, lane % kRuns);
+                const uint32_t* from = address(line, lane % kRuns);
                 ElementAccumulator run[kRun];
 #pragma unroll
                 for (int i = 0; i < kRun; i += 4) {

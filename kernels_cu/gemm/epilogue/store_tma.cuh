@@ -1,20 +1,19 @@
-// The TMA-store epilogue of a warp's accumulators, in registers:
+// The TMA-store epilogue, in registers:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias of its column) + residual
-// where TMA stores the output, nothing else is to be done and, if there is a residual, TMA loads
-// it.
+// for outputs that TMA stores; TMA loads the residual, if any.
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/residual.cuh"
 #include "parts/epilogue.cuh"
 
 namespace gemm {
 
-// Of 16-bit outputs: gelu is of twice its argument.
+// For 16-bit outputs: gelu takes half of its argument.
 template <int kActivation> DEVICE float activate_16bit(float x) {
     return kActivation == kGelu ? gelu_of_twice(x) : activate(x, kActivation);
 }
 
-// values[2 i] and values[2 i + 1] += the two elements of word i; or packed to it, but for those of
-// the first 16 * kept columns.
+// values[2 i] and values[2 i + 1] += the two elements of word i; or packs them to it, except the
+// first 16 * kept columns.
 template <class T, int kWords>
 DEVICE void add_words(float (&values)[8 * kWords], const uint32_t (&added)[kWords][4]) {
 #pragma unroll
@@ -32,8 +31,8 @@ DEVICE void pack_words(const float (&values)[8 * kWords], uint32_t (&packed)[kWo
         if (i >= 4 * kept) packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
 }
 
-// In boxes of 16 lines of 128 bytes.  row: the warp's first one in the tile, count: the tile's
-// number; box: to fill next.
+// Boxes have 16 rows of 128 bytes.  row: the warp's first row in the tile; count: index of the
+// tile; box: the next to fill.
 template <class Tile> struct StoreTma {
     using Mainloop = typename Tile::Mainloop;
     using Accumulator = typename Tile::Accumulator;
@@ -41,7 +40,7 @@ template <class Tile> struct StoreTma {
     static constexpr bool kScales = Tile::kScales, kGeneral = Tile::kGeneral;
     static constexpr int kMmasM = Tile::kMmasM, kCols = Tile::kCols;
     static constexpr int kChunk = Tile::kChunk, kChunks = Tile::kChunks, kBoxes = Tile::kBoxes;
-    // With scales of rows and columns besides, activations leave no registers.
+    // Row and column scales leave no registers for activations.
     static constexpr bool kActivates = sizeof(typename Mainloop::ElementA) == 2;
 
     typename Tile::Staging& staging;
@@ -53,10 +52,10 @@ template <class Tile> struct StoreTma {
     int row, count;
     const Residual<Tile>& residual;
 
-    // A lane's values of kCount columns from `first` on, of rows 64 * m on, but for the residual
-    // and the first 16 * kept columns.  For gelu, alpha and the bias are halved.  With a small k
-    // shared memory gives broadcasts no faster than accumulators take them: an absent bias is not
-    // read.
+    // A lane's results of kCount columns from `first` on, of rows 64 * m on, before the residual
+    // and except the first 16 * kept columns.  For gelu, alpha and the bias are halved.  With a
+    // small k, shared memory delivers broadcasts no faster than accumulators consume them, so an
+    // absent bias is not read.
     template <int kActivation, bool kScaled, int kCount>
     DEVICE void finish(const Accumulator& accumulator, int lane, int m, int first, float alpha,
                        float (&values)[kCount], int kept = 0) const {
@@ -90,15 +89,15 @@ template <class Tile> struct StoreTma {
             for (int i = 0; i < kCount; ++i) values[i] = activate_16bit<kActivation>(values[i]);
         }
     }
-    // 16-bit outputs.  Where the boxes hold the whole tile they are filled and stored together: the
-    // warp waits once for TMA to have read them, and once until TMA may read them.
+    // 16-bit outputs.  If the boxes hold the whole tile, they are filled and stored together: one
+    // wait for TMA's reads, one proxy fence.
     template <int kActivation, bool kAdds>
     DEVICE void store_pairs(const Accumulator& accumulator) const {
         constexpr int kTogether = kMmasM == 1 && !Tile::kSplitK && kCols == 2 * kChunk ? 2 : 1;
-        constexpr bool kOwnBoxes = kBoxes > 2;  // every chunk has its own
-        // Columns at once.  Beside the other warpgroup's large tile, many independent instructions
-        // of the activation in a row would keep the tensor cores from the registers.  The largest
-        // tiles' accumulators leave no registers for more either.
+        constexpr bool kOwnBoxes = kBoxes > 2;  // a box per chunk
+        // Columns per iteration.  Beside the other warpgroup's mainloop, a long run of independent
+        // activation instructions would starve the tensor cores of register bandwidth.  The largest
+        // tiles leave no registers for more either.
         constexpr bool kFewAtOnce =
             Mainloop::kPingPong && kMmasM > 1 && (kActivation > kRelu || kMmasM * kCols >= 352);
         constexpr int kAtOnce = kFewAtOnce ? 16 : kChunk, kWords = kAtOnce / 16;
@@ -110,12 +109,12 @@ template <class Tile> struct StoreTma {
         const bool halves = params.out_dtype == kHalf;
         const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
         const typename Tile::OwnChunks own;
-        // 16 x 16 elements of a box, from its column `begin` on.
-        const int place_of_lane = lane % 16 * kLineBytes + (lane / 16 ^ lane % 8) * 16;
+        // Stores 16 x 16 elements of a box from its column `begin` on.
+        const int lane_address = lane % 16 * kLineBytes + (lane / 16 ^ lane % 8) * 16;
         const auto matrix = [&](unsigned char* from, int begin) {
-            return from + (place_of_lane ^ begin * 2);
+            return from + (lane_address ^ begin * 2);
         };
-        // Of a chunk of the columns of rows 64 * m on, from its column `begin` on.  to: its box.
+        // Packs a chunk's columns of rows 64 * m on, from its column `begin` on.  to: its box.
         const auto pack_columns = [&](int m, int chunk, int begin, unsigned char* to,
                                       uint32_t (&packed)[kWords][4], int kept = 0) {
             Values values;
@@ -142,7 +141,7 @@ template <class Tile> struct StoreTma {
             if (!own.has(chunk)) continue;
             const int index = Residual<Tile>::box_of(m, chunk);
             unsigned char* to[kTogether];
-            // 16 columns each that the chunk before has too.
+            // Groups of 16 columns that the previous chunk has too.
             const int kept = Mainloop::kFp8 && kTogether == 1
                                  ? (chunk * kChunk - Tile::chunk_col(chunk)) / 16
                                  : 0;
@@ -184,7 +183,7 @@ template <class Tile> struct StoreTma {
             if (kTogether == 1 && !kOwnBoxes) box ^= 1;
         }
     }
-    // FP32 outputs, 32 columns a box.
+    // FP32 outputs, 32 columns per box.
     DEVICE void store_floats(const Accumulator& accumulator) const {
         constexpr int kFloats = 32, kFloatBoxes = (kCols + kFloats - 1) / kFloats;
         const Bytes<16> origin = broadcast.origin;
@@ -222,7 +221,7 @@ template <class Tile> struct StoreTma {
             box ^= 1;
         }
     }
-    // kAdds: a residual, to 16-bit outputs.
+    // kAdds: 16-bit outputs with a residual.
     template <bool kAdds> DEVICE void store(const Accumulator& accumulator) const {
         if constexpr (kGeneral && !kAdds) {
             if (params.out_dtype == kFloat) return store_floats(accumulator);

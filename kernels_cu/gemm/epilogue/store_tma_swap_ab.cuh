@@ -6,7 +6,7 @@
 
 namespace gemm {
 
-// row: the warp's first one in the tile; (out_row, col): of its first accumulator in the output.
+// row: the warp's first row in the tile; (out_row, col): its first accumulator in the output.
 template <class Tile> struct StoreTmaSwapAB {
     using Accumulator = typename Tile::Accumulator;
     using Box = StoreBox<Tile>;
@@ -25,7 +25,7 @@ template <class Tile> struct StoreTmaSwapAB {
     int row, out_row, col, batch, count;
     const Residual<Tile>& residual;
 
-    // A slice's values, but for the activation and the residual.
+    // A slice's results before activation and residual.
     DEVICE void finish(const Picked& picked, float alpha, Values& values) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -41,7 +41,7 @@ template <class Tile> struct StoreTmaSwapAB {
             }
         }
     }
-    // kTmaResidual: it is added, and what `follow` does.
+    // kTmaResidual: adds the residual and loads the next box's.
     template <bool kTmaResidual> DEVICE void store(const Accumulator& accumulator) const {
         const typename Tile::OwnChunks own;
         Picked picked;
@@ -77,23 +77,23 @@ template <class Tile> struct StoreTmaSwapAB {
             return;
         }
         const bool gelus = kActivates && params.activation == kGelu;
-        if (!kTmaResidual && gelus) {  // unrolled too: picking at run time takes as long as gelu
+        if (!kTmaResidual && gelus) {  // unrolled: a dynamic index costs as much as gelu
 #pragma unroll
             for (int slice = 0; slice < kSlices; ++slice) {
                 if (!own.has(slice / kSlicesOfChunk)) continue;
                 pick(slice);
-                finish(picked, 0.5f * params.alpha, values);  // and half the bias
+                finish(picked, 0.5f * params.alpha, values);  // the bias is halved too
 #pragma unroll
                 for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
                 store_slice(slice);
             }
             return;
         }
-        // One at a time: the activations are many instructions.
+        // Rolled: the code of the activations is long.
 #pragma unroll 1
         for (int slice = 0; slice < kSlices; ++slice) {
             if (!own.has(slice / kSlicesOfChunk)) continue;
-            pick(0);  // even if it is another one: else the tile before's hold registers
+            pick(0);  // initialises `picked`: the previous tile's values would hold registers
 #pragma unroll
             for (int known = 1; known < kSlices; ++known) {
                 if (known == slice) pick(known);

@@ -1,11 +1,11 @@
-// The accumulators of one warp as the epilogues take them: in chunks of up to 64 columns, in slices
-// of up to 32, and through boxes of shared memory.  Rows and columns are those of the accumulators;
-// with SwapAB they are the output's columns and rows.
+// Partition of a warp's accumulators in the epilogues: chunks of up to 64 columns, slices of up to
+// 32, boxes of shared memory.  Rows and columns are those of the accumulators; with SwapAB, the
+// output's columns and rows.
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {
 
-// kGeneral: the epilogue that does everything is compiled in.
+// kGeneral: the general epilogue is compiled in.
 template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     using Mainloop = Mainloop_;
     using Accumulator = typename Mainloop::Accumulator;
@@ -16,15 +16,14 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     static_assert(!kSwapAB || kMmasM == 1, "a warpgroup fills its boxes together");
 
     static constexpr int kOwnCols =
-        kCols / (kSplitK ? Mainloop::kClusterSize : 1);  // of this block
+        kCols / (kSplitK ? Mainloop::kClusterSize : 1);  // this block's columns
     static constexpr int kChunk = kOwnCols < 64 ? kOwnCols : 64;
     static constexpr int kSlice = kChunk < 32 ? kChunk : 32;
-    static constexpr int kValues = kSlice / 2;  // of a lane in a slice
+    static constexpr int kValues = kSlice / 2;  // per lane and slice
     static_assert(kChunk % kSlice == 0 && (kSwapAB || kChunk == 64), "whole slices");
     static_assert(kOwnCols % kChunk == 0 || (!kSwapAB && !kSplitK && kOwnCols % 8 == 0),
                   "whole chunks, or columns that store_matrix takes at once");
-    // If chunks do not divide a tile, the last one ends where the tile does and overlaps the one
-    // before.
+    // If chunks do not divide a tile, the last one ends with the tile and overlaps the one before.
     static constexpr int kChunks = (kCols + kChunk - 1) / kChunk;
     static constexpr int kSlicesOfChunk = kChunk / kSlice, kSlices = kChunks * kSlicesOfChunk;
     DEVICE static constexpr int chunk_col(int chunk) {
@@ -33,7 +32,7 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     DEVICE static constexpr int slice_col(int slice) {
         return chunk_col(slice / kSlicesOfChunk) + slice % kSlicesOfChunk * kSlice;
     }
-    // The chunks that this block finishes.
+    // The chunks that this block stores.
     struct OwnChunks {
         static constexpr int kCount = kSplitK ? kOwnCols / kChunk : kChunks;
         int first;
@@ -44,9 +43,9 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
         }
     };
 
-    // A warp's shared memory: boxes that it fills one after the other and TMA stores, or one chunk
-    // in FP32.  With SwapAB a warpgroup has its boxes together.  FP8's tiles of three chunks have a
-    // box for each, so that no chunk waits until TMA has read another one.
+    // A warp's staging: boxes that TMA stores, or one chunk in FP32.  With SwapAB a warpgroup
+    // shares its boxes.  FP8's tiles of three chunks have a box per chunk, so that no chunk waits
+    // until TMA has read another.
     static constexpr int kBoxBytes = kWarpRows * 64 * 2;
     static constexpr int kBoxes = Mainloop::kFp8 && !kSwapAB && kChunks == 3 ? 3 : 2;
     union Staging {
@@ -54,18 +53,18 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
         alignas(16) uint32_t chunk[kWarpRows * 64];
     };
 
-    // Lane id, rematerialised so that it is not live across the mainloop.  The compiler knows that
-    // it is not negative: divisions are shifts.
+    // Lane id, rematerialised so that it is not live across the mainloop.  Known to be nonnegative:
+    // divisions become shifts.
     DEVICE static int lane() { return opaque(threadIdx.x % 32) & 31; }
 
-    // 8-bit MN-major weights: pairs of columns come in one register (gemm/convert_8bit.cuh).
+    // 8-bit MN-major weights: a register has a pair of columns (gemm/convert_8bit.cuh).
     static constexpr bool kPairedRows = Mainloop::kMixedInput && Mainloop::kMnMajorRows;
-    // Which of a warp's 16 rows is a lane's in the first (half 0) or the second 8.
+    // A lane's row, of a warp's 16, in the first (half 0) or second 8.
     DEVICE static int row_of_half(int lane, int half) {
         return kPairedRows ? lane / 4 * 2 + half : lane / 4 + half * 8;
     }
 
-    // Other operands have one scale for the whole matrix, or none.
+    // 16-bit operands have one scale per matrix, or none.
     static constexpr bool kScales = sizeof(typename Mainloop::ElementB) == 1;
 };
 

@@ -1,20 +1,20 @@
-// Lines of an operand that begin anywhere, in shared memory: with them come the whole chunks of 16
-// bytes that they lie in, and who reads a line begins where it does.
+// Misaligned rows of an operand in shared memory: the aligned 16-byte chunks that a row overlaps
+// are copied; readers add the row's offset in its first chunk.
 #include "parts/shared_tile.cuh"
 
 template <class T, int kLines_, int kElements>
-struct CoveredTile {
+struct MisalignedTile {
     using Element = T;
     static constexpr int kLines = kLines_, kChunks = kElements * int(sizeof(T)) / 16;
     static constexpr int kLineElements = kElements;
-    Bytes<16> chunks[kLines][kChunks + 1];  // lines in different banks
+    Bytes<16> chunks[kLines][kChunks + 1];  // padding against bank conflicts
 };
 
-template <class Tile> constexpr bool kIsCovered = false;
+template <class Tile> constexpr bool kIsMisaligned = false;
 template <class T, int kLines, int kElements>
-constexpr bool kIsCovered<CoveredTile<T, kLines, kElements>> = true;
+constexpr bool kIsMisaligned<MisalignedTile<T, kLines, kElements>> = true;
 
-// Where the lines of an operand begin in their first chunks.  They stay there from stage to stage.
+// Byte offsets of the rows in their first chunks, the same in every stage.
 struct LinePhases {
     uint32_t first, step;  // in bytes
 
@@ -34,11 +34,10 @@ struct LinePhases {
     }
 };
 
-// The chunks that a lane copies into one stage after the other.  The operand begins at a multiple of
-// 16 bytes, or there would be a chunk that begins before it; of a line nothing is read behind its end,
-// and of the first one nothing before it.
+// A lane's share of the copies, stage by stage.  The operand itself is aligned to 16 bytes, or a
+// chunk would begin before it; nothing is read past a row's end, or before the operand.
 template <class T, class Tile>
-struct CoveredCopier {
+struct MisalignedCopier {
     static constexpr int kChunks = Tile::kChunks, kAtOnce = kWarpSize / kChunks;
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
@@ -46,7 +45,8 @@ struct CoveredCopier {
     const T* next;  // the first line of the next stage
     int64_t line_stride, stage_stride;
 
-    DEVICE CoveredCopier(const T* begin, const T* origin, int64_t line_stride, int64_t stage_stride)
+    DEVICE MisalignedCopier(const T* begin, const T* origin, int64_t line_stride,
+                            int64_t stage_stride)
         : begin(begin), next(origin), line_stride(line_stride), stage_stride(stage_stride) {}
     DEVICE void copy(Tile& tile, int line, int chunk, int lines, int elements) const {
         const char* from = reinterpret_cast<const char*>(next + line * line_stride);
@@ -56,7 +56,7 @@ struct CoveredCopier {
         copy_async_part(&tile.chunks[line][chunk], from,
                         line < lines && from >= begin ? clamp_to(bytes, 16) : 0);
     }
-    // Of `lines` lines of `elements`; the rest of the tile becomes zero.
+    // Copies `lines` rows of `elements`; the rest of the tile becomes zero.
     DEVICE void start(Tile& tile, int lines, int elements) {
         elements = elements < Tile::kLineElements ? elements : Tile::kLineElements;
 #pragma unroll

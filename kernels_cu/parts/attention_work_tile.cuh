@@ -1,17 +1,17 @@
-// Which queries and keys a block of an attention kernel works on, and in which order.
+// Which queries and keys a block of an attention kernel computes, and in which order.
 #include "parts/attention_mask.cuh"
 
-// The step from a batch, head or row to the next, in elements.
+// Strides of batch, head and row, in elements.
 struct AttentionStrides { int64_t batch, head, row; };
 
 struct AttentionParams {
     AttentionStrides q, k, v, out, stats;
     int64_t batch, heads, kv_heads, sq, sk, head_dim, head_dim_v;
     int64_t tiles, heads_per_section;
-    int64_t total_q, total_k;  // rows in all, of packed sequences; else 0
+    int64_t total_q, total_k;  // varlen: total rows; else 0
     MaskParams mask;
-    // Scores are q k^T * score_scale where prescale, exponents that times exponent_scale in units
-    // of log2, and `unit` makes scores units of e.
+    // Scores are q k^T * score_scale if prescale; exponents are scores * exponent_scale, base 2;
+    // scores * unit are base e.
     float score_scale, exponent_scale, unit;
     int32_t prescale, causal, offset, bottom_right, padding;
 };
@@ -20,7 +20,7 @@ DEVICE int clamp_index(int64_t x, int64_t low, int64_t high) {
     return int(x < low ? low : x > high ? high : x);
 }
 
-// Where a head's arrays begin: sequence `batch` of packed ones, or element `batch` of a batch.
+// Offsets of a head, in element `batch` of a batch or in sequence `batch` of a varlen call.
 struct AttentionHead {
     int batch, head, kv_head;
     int sq, sk, offset;        // query i keeps keys j <= i + offset, if causal
@@ -44,11 +44,11 @@ struct AttentionHead {
             h.sq = clamp_index(q_end - h.q_first, 0, params.sq);
             h.sk = clamp_index(k_end - h.k_first, 0, params.sk);
             h.offset = params.bottom_right ? h.sk - h.sq : 0;
-            h.batch = 0;  // there is one of all sequences
+            h.batch = 0;  // varlen arrays have no batch
         }
         return h;
     }
-    // The same, as whole warps work on it.
+    // The same, uniform over the warp.
     DEVICE AttentionHead of_warp() const {
         return {uniform(batch), uniform(head),   uniform(kv_head),      uniform(sq),
                 uniform(sk),    uniform(offset), uniform(int(q_first)), uniform(int(k_first))};
@@ -59,25 +59,24 @@ struct AttentionHead {
     DEVICE int64_t k_offset(const AttentionStrides& s) const {
         return batch * s.batch + kv_head * s.head + k_first * s.row;
     }
-    // Keys from here on are not kept by `row`.
+    // `row` keeps keys below this.
     DEVICE int limit(const AttentionParams& params, int row) const {
         const int seen = row + offset + 1;
         return params.causal && seen < sk ? seen : sk;
     }
 };
 
-// The head's number and the tile of queries of a block.  Heads whose keys and values fit in the L2
-// cache together are a section; in it the tiles come from the last on, which has the most keys if
-// any has more.
-struct AttentionPlace {
+// Head and query tile of a block.  Heads whose keys and values fit L2 together are a section;
+// within it, tiles go from the last, which has the most keys if causal, to the first.
+struct AttentionWorkTile {
     int head, tile;
 
-    DEVICE static AttentionPlace of(const AttentionParams& params, uint32_t index) {
+    DEVICE static AttentionWorkTile of(const AttentionParams& params, uint32_t index) {
         return of(index, params.tiles, params.batch * params.heads, params.heads_per_section);
     }
-    // Of `all` heads with so many tiles each.
-    DEVICE static AttentionPlace of(uint32_t index, uint32_t tiles, uint32_t all,
-                                    uint32_t per_section) {
+    // Of `all` heads with `tiles` query tiles each.
+    DEVICE static AttentionWorkTile of(uint32_t index, uint32_t tiles, uint32_t all,
+                                       uint32_t per_section) {
         const uint32_t section = index / (per_section * tiles),
                        in_section = index % (per_section * tiles);
         const uint32_t rest = all - section * per_section,
@@ -87,16 +86,16 @@ struct AttentionPlace {
     }
 };
 
-// The tiles of keys that a tile of queries needs, in descending order: those below `end`, and of a
-// block mask those of blocks that at least one of its rows of blocks keeps.  The first one alone
-// may reach beyond `end`.  kWarps: whole warps walk together, also where the mask is not of blocks.
+// Iterates over the key tiles that a query tile needs, in descending order: those below `end`, and
+// with a block mask only tiles of blocks that one of its block rows keeps.  Only the first may
+// reach past `end`.  kWarps: uniform over warps, also for other masks.
 template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false>
 struct KeyTiles {
-    int key;  // the first one of the tile
+    int key;  // the tile's first key
 
     DEVICE KeyTiles(const HeadMask&, int, int, int end)
         : key(end > 0 ? ((end - 1) / kTileN + 1) * kTileN : 0) {}
-    // Goes to the next tile; false: there is none.
+    // Advances; false: no tile is left.
     DEVICE bool next() {
         key -= kTileN;
         return key >= 0;
@@ -107,19 +106,19 @@ template <int kTileM, int kTileN, bool kWarps>
 struct KeyTiles<kTileM, kTileN, true, kWarps> {
     static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
     static constexpr int kNone = -1;
-    int key, end, first_key;  // first_key: of the block
+    int key, end, first_key;  // first_key: the block's first key
     int kv_shift, list_step;
-    const int32_t* indices;                // of the first list
-    int left[kMaxLists], last[kMaxLists];  // blocks of each list; the last of them, read ahead
+    const int32_t* indices;                // the first list
+    int left[kMaxLists], last[kMaxLists];  // blocks left of each list; the last of them, prefetched
 
-    // row, sq: the first query of the tile, and the queries of the head.
+    // row: the tile's first query; sq: queries of the head.
     DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int end)
         : key(0),
           end(end),
           first_key(0x7fffffff),
           kv_shift(mask.params.kv_shift),
           list_step(mask.params.kv_blocks) {
-        if (kWarps && mask.params.kind != kBlockMask) {  // one block, of all keys
+        if (kWarps && mask.params.kind != kBlockMask) {  // one block of all keys
             key = end > 0 ? (end + kTileN - 1) & -kTileN : 0;
             first_key = 0;
 #pragma unroll
@@ -130,7 +129,7 @@ struct KeyTiles<kTileM, kTileN, true, kWarps> {
         indices = mask.arrays.kv_indices + mask.block(q_block, 0);
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
-            const int first = row + i * 64;  // blocks are of 64 rows at least
+            const int first = row + i * 64;  // blocks have at least 64 rows
             const bool own = i == 0 || (first & ((1 << mask.params.q_shift) - 1)) == 0;
             left[i] = of_all(
                 own && first < sq ? mask.arrays.kv_num_blocks[mask.first_row + q_block + i] : 0);
@@ -161,7 +160,7 @@ struct KeyTiles<kTileM, kTileN, true, kWarps> {
         int block = kNone;
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
-            last[i] = of_all(last[i]);  // only here, which waits for it
+            last[i] = of_all(last[i]);  // only here: waits for the load
             block = last[i] > block ? last[i] : block;
         }
         if (block == kNone) return false;

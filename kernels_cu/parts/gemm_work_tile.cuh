@@ -1,7 +1,7 @@
-// Which part of a batched product a block computes, and where its matrices lie.
+// Work tiles of a batched GEMM, and the offsets of its matrices.
 
 constexpr int kMaxBatchDims = 4;
-// The arrays of a product that have a batch.
+// Arrays of a GEMM that have batch strides.
 enum Operand {
     kA,
     kB,
@@ -14,11 +14,11 @@ enum Operand {
     kGroupsB,
     kB2,
     kScaleB2,
-    kGroupsB2,  // of a second product
+    kGroupsB2,  // of a dual GEMM's second product
     kOperands
 };
 
-// The step from a row, or a column, to the next, in elements: 0 where an operand is broadcast.
+// Strides of rows and columns in elements, 0 where an operand is broadcast.
 struct MatrixStrides { int64_t row, col; };
 
 // Strides in elements, 0 where an operand is broadcast; the innermost dim first.
@@ -27,7 +27,7 @@ struct BatchLayout {
     int64_t sizes[kMaxBatchDims];
     int64_t strides[kOperands][kMaxBatchDims];
 
-    // index: a matrix's, of less than 2^31.
+    // index: of a matrix, less than 2^31.
     DEVICE int64_t offset(int operand, int64_t index) const {
         int64_t sum = 0;
         uint32_t rest = uint32_t(index);
@@ -41,23 +41,23 @@ struct BatchLayout {
     }
 };
 
-// One tile of one matrix of the batch, and one split of its k.
-struct GemmTask {
-    int64_t batch, row, col;  // of the tile's first element
-    int64_t tile, split;      // tile: its number in the batch's order
+// A tile of one matrix of the batch, and a split of its k.
+struct GemmWorkTile {
+    int64_t batch, row, col;  // the tile's first element
+    int64_t tile, split;      // tile: index in the batch's order
 
-    // Blocks that run at the same time share rows of A and columns of B in the L2 cache: they go
-    // down `height` tiles before they go right.  All tiles of a split follow each other; there are
-    // less than 2^31 in all.
-    DEVICE static GemmTask of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n,
-                                    uint32_t batch, int tile_m, int tile_n, uint32_t height = 8) {
+    // Rasterisation: down `height` tiles, then right, so that concurrent blocks share rows of A and
+    // columns of B in L2.  The tiles of one split are consecutive; fewer than 2^31 in all.
+    DEVICE static GemmWorkTile of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n,
+                                        uint32_t batch, int tile_m, int tile_n,
+                                        uint32_t height = 8) {
         if (height > tiles_m) height = tiles_m;
-        // Where there is one of something, without a division: until a block knows its tile, the
-        // tensor cores wait.
+        // Avoids divisions where a count is 1: the tensor cores are idle until a block knows its
+        // tile.
         const auto divide = [](uint32_t x, uint32_t by) {
             return x < by ? 0 : by == 1 ? x : x / by;
         };
-        GemmTask task;
+        GemmWorkTile work;
         const uint32_t tiles = tiles_m * tiles_n;
         const uint32_t split = divide(index, tiles * batch), tile = index - split * tiles * batch;
         const uint32_t matrix = divide(tile, tiles), in_matrix = tile - matrix * tiles;
@@ -65,11 +65,11 @@ struct GemmTask {
         const uint32_t in_group = in_matrix - group * height * tiles_n;
         const uint32_t top = group * height, rest = tiles_m - top;
         const uint32_t rows = rest < height ? rest : height, col = divide(in_group, rows);
-        task.row = int64_t(top + in_group - col * rows) * tile_m;
-        task.col = int64_t(col) * tile_n;
-        task.batch = matrix;
-        task.tile = tile;
-        task.split = split;
-        return task;
+        work.row = int64_t(top + in_group - col * rows) * tile_m;
+        work.col = int64_t(col) * tile_n;
+        work.batch = matrix;
+        work.tile = tile;
+        work.split = split;
+        return work;
     }
 };
