@@ -50,7 +50,9 @@ FAULTS = {
     "a turn more than there is room for": Fault(
         LOAD, "if (first < 0) first += step;", "if (first < 0) first = cluster_thread;", "full"
     ),
-    "blocks do the same": Fault(LOAD, "first = cluster_thread -", "first = int(threadIdx.x) -", "cluster"),
+    "blocks do the same": Fault(
+        LOAD, "first = cluster_thread -", "first = int(threadIdx.x) -", "cluster"
+    ),
     "the first warps' statistics alone": Fault(
         LOAD, "i < count; i +=", "i < warps; i +=", "cluster"
     ),
