@@ -105,7 +105,7 @@ class ColumnTask:
 
 def configs(task: ColumnTask, device: Device) -> tuple[SharedColumns, ...]:
     """The legal configs, the fastest first; none for matrices that this kernel does not walk."""
-    if len(task.shape) - 2 > MAX_OUTER_DIMS or not in_vectors(task.x, task.y):
+    if len(task.shape) - 2 > MAX_OUTER_DIMS or not in_vectors(task.shape[-1], task.x, task.y):
         return ()
     listed = column_configs(device.arch, task.dtype.itemsize)
     return tuple(c for c in listed if c.rows_held >= task.shape[-2])

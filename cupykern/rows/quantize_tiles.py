@@ -54,7 +54,8 @@ class TileTask:
 
     @property
     def vectors(self) -> bool:
-        return in_vectors(self.x, self.y) and self.block[1] % (VECTOR_BYTES // self.x.itemsize) == 0
+        whole = self.block[1] % (VECTOR_BYTES // self.x.itemsize) == 0
+        return whole and in_vectors(self.shape[-1], self.x, self.y)
 
 
 class _Tiles(RowConfig):
@@ -238,11 +239,15 @@ def run_tiles(
     return y, scale, launch
 
 
-def in_vectors(x: Operand, y: Operand) -> bool:
-    """Whether matrices' rows are aligned vectors of x's elements, in both arrays; y's elements are bytes."""
+def in_vectors(num_cols: int, x: Operand, y: Operand) -> bool:
+    """Whether matrices' rows are whole, aligned vectors of x's elements, in both arrays; y's elements are bytes.
+
+    A single row has no step from which that would follow.
+    """
     width = VECTOR_BYTES // x.itemsize
     return (
-        (x.strides[-1], y.strides[-1]) == (x.itemsize, 1)
+        num_cols % width == 0
+        and (x.strides[-1], y.strides[-1]) == (x.itemsize, 1)
         and all(stride % VECTOR_BYTES == 0 for stride in (x.offset, *x.strides[:-1]))
         and all(stride % width == 0 for stride in (y.offset, *y.strides[:-1]))
     )
