@@ -56,7 +56,7 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         # An option is looked up by its value, which a list has not.
         given = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
-        return [y.contiguous() for y in as_tuple(function(**given))]
+        return apart([y.contiguous() for y in as_tuple(function(**given))])
 
     def fake_run(*args: Any, **kwargs: Any) -> list[Tensor]:
         return fake(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
@@ -83,6 +83,18 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
     TENSORS.operators[name] = call
     return call
+
+
+def apart(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of an operator, each in a storage of its own, as torch requires: small ones of one call share
+    an allocation."""
+    found: list[Tensor] = []
+    storages: set[int] = set()
+    for y in outputs:
+        storage = y.untyped_storage().data_ptr()
+        found.append(y.clone() if storage in storages else y)
+        storages.add(storage)
+    return found
 
 
 def _option(name: str, key: str, x: Any) -> Any:

@@ -103,6 +103,14 @@ def _block(x, w, functions):
     return functions.softmax(z * 2, scale=0.5), s, values, scale, c
 
 
+def test_outputs_that_share_an_allocation_become_storages_of_their_own():
+    """On a GPU small outputs of one call lie in one allocation, which torch refuses of an operator."""
+    memory = torch.arange(8.0)
+    first, second = cupykern.torch.apart([memory[:4], memory[4:]])
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+    assert torch.equal(torch.cat([first, second]), memory)
+
+
 @pytest.mark.parametrize("functions", [cupykern.torch, cupykern], ids=lambda m: m.__name__)
 def test_compile_keeps_one_graph(functions):
     torch.compiler.reset()
