@@ -70,12 +70,13 @@ def installed(wheel, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    # Of the folders in a .pth file no .pth file is read: an editable cupykern stays out.
-    (site / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = str(folder / "bin" / "python")
     install = ["-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
     done = subprocess.run([sys.executable, *install, str(wheel)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    # Only now: pip would find the editable cupykern there, and leave out the wheel.  Of the folders in a .pth
+    # file no .pth file is read, so that Python does not find it.
+    (site / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin"
 
 
