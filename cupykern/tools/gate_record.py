@@ -113,7 +113,7 @@ def _rows(
                 return
     if not again:
         return
-    end = time.monotonic() + again
+    end = min(end, time.monotonic() + again)
     random.shuffle(known)
     with closing(gate.compile_all(known, jobs)) as rows:
         for row in rows:
