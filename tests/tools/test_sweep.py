@@ -249,8 +249,9 @@ def test_a_killed_sweep_goes_on(tmp_path):
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    before = [line for line in path.read_text().splitlines() if '"kind": "trial"' in line]
-    assert 3 <= len(before) < 31
+    # The last line may be torn: the process was killed while it wrote.
+    before = [line for line in path.read_text().split("\n")[:-1] if '"kind": "trial"' in line]
+    assert 2 <= len(before) < 31
     again = child(tmp_path, "[None] + 30 * ['slow']", "--resume", "--in-process")
     assert again.wait(timeout=120) == 0
     after = [line for line in path.read_text().splitlines() if '"kind": "trial"' in line]
