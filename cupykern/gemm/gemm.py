@@ -23,7 +23,7 @@ from ..targets.repeated import Repeated
 from . import portable_heuristic, skinny_gemm, sm90_heuristic
 from .dequantize_nvfp4 import DecodedPlan, DecodeFirst, decoded_plan
 from .gemm_task import GemmTask, make_task
-from .logits import LogitsPlan, fill_logits, logits_plan
+from .logits import NormalizedPlan, fill_logits, normalized_plan
 from .portable_config import GemmConfig
 from .product import (
     ARRAYS,
@@ -168,7 +168,7 @@ class GemmPlan(NamedTuple):
         return (self.repeated,) if self.splits == 1 else ()
 
 
-AnyPlan = GemmPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan | LogitsPlan
+AnyPlan = GemmPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan | NormalizedPlan
 
 
 def task_of(product: Product) -> GemmTask:
@@ -186,7 +186,7 @@ def task_of(product: Product) -> GemmTask:
 
 
 def streams(target: Target, product: Product) -> bool:
-    """Whether a skinny GEMM reads the operands of `product` where they lie."""
+    """Whether a skinny GEMM computes `product`, without copies of its operands."""
     return isinstance(FAMILY.config(task_of(product), target), SkinnyGemmConfig)
 
 
@@ -200,7 +200,7 @@ def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> Any
     task = task_of(product)
     config = FAMILY.config(task, target, config)
     plan = _plan_of(target, product, task, config)
-    return logits_plan(target, product, plan) if product.kernel == "dequant_softmax" else plan
+    return normalized_plan(target, product, plan) if product.kernel == "dequant_softmax" else plan
 
 
 def _plan_of(

@@ -32,7 +32,7 @@ def fill_logits(params: np.ndarray, product: Product) -> None:
     fill_epilogue(params["epilogue"], p._replace(out=p.out if p.logits is None else p.logits))
 
 
-class LogitsPlan(NamedTuple):
+class NormalizedPlan(NamedTuple):
     """The product's launches, and the one that makes the softmax of what they leave."""
 
     product: Any
@@ -50,7 +50,7 @@ class LogitsPlan(NamedTuple):
         return (*launches, self.normalize) if launches else ()
 
 
-def logits_plan(target: Target, product: Product, plan: Any) -> LogitsPlan:
+def normalized_plan(target: Target, product: Product, plan: Any) -> NormalizedPlan:
     """plan: of `product`'s logits and statistics."""
     p = product
     logits = p.out if p.logits is None else p.logits
@@ -66,7 +66,7 @@ def logits_plan(target: Target, product: Product, plan: Any) -> LogitsPlan:
         _, _, y, _, _, logits, statistics = arrays
         return logits, statistics, y, struct
 
-    return LogitsPlan(plan, Repeated(kernel, grid, 0, arguments))
+    return NormalizedPlan(plan, Repeated(kernel, grid, 0, arguments))
 
 
 class LogitsMemory(NamedTuple):

@@ -1,5 +1,5 @@
-"""Split-K with a workspace: few tiles and long k, as a batch of products of parts of k that
-another launch adds.
+"""Split-K with a workspace, for few tiles and long K: a batch of partial products, which another
+launch adds.
 
 The Python half of kernels_cu/add_splits.cu.
 """
@@ -28,8 +28,8 @@ _OUT, _ENDS = 2, slice(2, 7)  # in product.ARRAYS, of what the last launch takes
 
 @dataclass(frozen=True)
 class SplitKWorkspace:
-    """`splits` parts of k, each of whole stages, by `config`; a second launch adds them and has
-    the epilogue."""
+    """K split `splits` times, into whole stages, by `config`; a second launch adds the partial
+    accumulators and has the epilogue."""
 
     config: Sm90GemmConfig
     splits: int

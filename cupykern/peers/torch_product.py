@@ -227,16 +227,16 @@ def _scaled_mm(options: dict[str, Any], fast: bool) -> Callable[..., Any]:
 
 def _block_scales(scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
     """As F.scaled_mm takes scales of 1 x 128 and 128 x 128: neighbours along the first dim are neighbours
-    in memory, and b's blocks along k are filled up to a multiple of 4."""
+    in memory, and b's blocks along k are padded up to a multiple of 4."""
     import torch
 
     along_k, along_n = scale_b.shape
     rows = -(-along_k // 4) * 4
     options = {"dtype": scale_b.dtype, "device": scale_b.device}
-    filled = torch.empty_strided((rows, along_n), (1, rows), **options).zero_()
-    filled[:along_k] = scale_b
+    padded = torch.empty_strided((rows, along_n), (1, rows), **options).zero_()
+    padded[:along_k] = scale_b
     strides = (1, scale_a.shape[0])
-    return torch.empty_strided(scale_a.shape, strides, **options).copy_(scale_a), filled
+    return torch.empty_strided(scale_a.shape, strides, **options).copy_(scale_a), padded
 
 
 def _block_scaled_mm(options: dict[str, Any]) -> Callable[..., Any]:

@@ -28,8 +28,8 @@ _MOST_PROCESSES = 16  # each takes half a gigabyte of the GPU
 
 
 class _Found(NamedTuple):
-    """What came of a chunk.  different: hashes of the calls that ran alone; refused: of those with a legal
-    error."""
+    """What came of a chunk.  different: hashes of the calls that ran alone in it; refused: of those with a
+    legal error."""
 
     sequences: int
     calls: int
@@ -110,12 +110,12 @@ def _machine(target: str) -> Machine:
 
 def _run(target: str, names: tuple[str, ...], sequences: int, seed: int) -> _Found:
     machine, large = _machine(target), target != "host"
-    calls, failures = 0, []
+    calls, failures, known = 0, [], len(machine.outcomes())
     for run in run_sequences(machine, names, sequences, seed, large):
         calls += run.calls
         if run.failure is not None:
             failures.append(str(run.failure))
-    outcomes = {_digest(call): outcome for call, outcome in machine.outcomes()}
+    outcomes = {_digest(call): outcome for call, outcome in machine.outcomes()[known:]}
     refused = frozenset(h for h, outcome in outcomes.items() if outcome.error is not None)
     return _Found(sequences, calls, tuple(failures), frozenset(outcomes), refused)
 

@@ -1,10 +1,9 @@
 // A grid barrier for launches whose blocks need not be co-resident.
 //
 // A grid barrier that spins until the last block arrives deadlocks when blocks are not resident:
-// two launches of different streams may each hold a part of the GPU and wait for ever.  Cooperative
-// launches do not prevent that on a GPU that processes share in time slices.  So a block stops
-// waiting after kMostPolls polls and leaves its work to the block that arrives last, which never
-// waits for a block that has yet to start.
+// two launches of different streams may each hold a part of the GPU and wait for ever.  So a block
+// stops waiting after kMostPolls polls and leaves its work to the block that arrives last, which
+// never waits for a block that has yet to start.
 
 // All words are zero before and after a launch, except the upper bit of state.
 struct GridBarrier {

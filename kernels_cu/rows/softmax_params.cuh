@@ -1,4 +1,4 @@
-// Parameters of the kernels of softmax and log_softmax (cupykern/rows/softmax.py: _PARAMS).
+// Parameters of the kernels of softmax and log_softmax (cupykern/rows/softmax_plan.py: _PARAMS).
 #include "rows/tile.cuh"
 
 namespace rows {

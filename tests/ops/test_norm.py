@@ -228,10 +228,10 @@ def test_a_mean_of_ten_thousand_times_the_spread_is_within_the_bound(target):
     assert errors[False] <= 5e-3 and errors[True] <= 1e-5
 
 
-@pytest.mark.parametrize(("shape", "turned"), [((40, 33), True), ((3, 40_001), False)])
-def test_compensated_means_merge_over_chunks(target, shape, turned):
+@pytest.mark.parametrize(("shape", "transposed"), [((40, 33), True), ((3, 40_001), False)])
+def test_compensated_means_merge_over_chunks(target, shape, transposed):
     """Of rows that are merged from chunks: neighbours in memory are of several rows, or rows are long."""
-    x = _far_from_zero(target, shape[::-1]).T if turned else _far_from_zero(target, shape)
+    x = _far_from_zero(target, shape[::-1]).T if transposed else _far_from_zero(target, shape)
     (expected,) = (to_numpy(y) for y in LAYER_OP.reference(x))
     y = to_numpy(cupykern.layer_norm(x, compensated=True))
     assert np.abs(y - expected).max() <= 1e-5

@@ -49,7 +49,7 @@ def test_every_layout_is_within_the_bound(target, granularity, layout):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("num_cols", [2, 9, 255, 257])
 def test_a_single_row_of_no_whole_vectors_is_within_the_bound(target, granularity, num_cols):
-    """Its one stride says nothing about where it ends; what lies behind it must not be read."""
+    """Its one stride says nothing about where it ends; memory behind it must not be read."""
     memory = np.full((1, num_cols + 16), np.inf, np.float16)
     x = memory[:, :num_cols]
     x[...] = np.random.default_rng(0).standard_normal(x.shape)
