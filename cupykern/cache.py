@@ -2,7 +2,7 @@
 
     host/<40 hex digits>.so     compiled host kernels (targets/host_compiler.py)
     host/tmp-<pid>-<random>/    what a process is compiling; `sweep` removes abandoned ones
-    tuned-<version>.json        tuned configs (store.py), with a .lock
+    tuned-<version>.json        tuned configs (runtime/store.py), with a .lock
     cupykern-bench.lock         the lock of benchmarks (tuning/protocol.py)
 
 A shared object runs with the rights of the process that loads it.  So directories are made with mode

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import dtypes, tuned, workspace
+from .. import dtypes, tuned
 from ..kernels import Variant
+from ..runtime import workspace
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import dtypes, plans
+from .. import dtypes
 from ..arrays import maker
-from ..choice import Family
-from ..jit import get_kernel
 from ..kernels import Variant
+from ..runtime import plans
+from ..runtime.choice import Family
+from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..choice import Family
 from ..kernels import EITHER, Variant
+from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import plans, workspace
 from ..arrays import in_elements, packed, steps_of
-from ..jit import get_kernel
 from ..rows.row_layout import Operand, operand
+from ..runtime import plans, workspace
+from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
 from .decode_config import (
     CHUNKS_PER_GROUP,

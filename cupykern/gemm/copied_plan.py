@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import maker, steps_of
-from ..jit import get_kernel
 from ..kernels import Variant
+from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
 from .product import (

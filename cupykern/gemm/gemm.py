@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import maker
-from ..choice import Family
-from ..jit import get_kernel
 from ..kernels import Variant
+from ..runtime.choice import Family
+from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated

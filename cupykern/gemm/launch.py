@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, plans
+from .. import arguments
 from ..arrays import assign, maker, packed
+from ..runtime import plans
 from ..targets import Target
 from . import gemm, product
 from .copied_plan import CopiedPlan, Copy, copies

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import dtypes, workspace
-from ..jit import get_kernel
+from .. import dtypes
 from ..kernels import Variant
+from ..runtime import workspace
+from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
 from .product import STRIDES, Matrix, Product, fill_epilogue

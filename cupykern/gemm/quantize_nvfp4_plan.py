@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import arrays, dtypes, nvfp4, plans, workspace
-from ..choice import Family
-from ..jit import get_kernel
+from .. import arrays, dtypes, nvfp4
 from ..kernels import Variant
 from ..nvfp4 import GROUP, NvFp4
+from ..runtime import plans, workspace
+from ..runtime.choice import Family
+from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from ..targets.repeated import Repeated

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..jit import get_kernel
 from ..kernels import Variant
+from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from ..targets.repeated import Repeated

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import tuned
-from ..jit import get_kernel
+from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated

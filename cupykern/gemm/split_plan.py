@@ -13,8 +13,8 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays import maker
-from ..jit import get_kernel
 from ..kernels import Variant
+from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from .gemm_task import GemmTask
 from .product import EPILOGUE, FLOAT16S, Matrix, Product, fill_epilogue

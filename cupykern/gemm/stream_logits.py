@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ..jit import get_kernel
+from ..runtime.jit import get_kernel
 from ..targets import Target
 from .gemm_task import GemmTask
 from .logits import SET_COLUMNS, fill_logits

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, plans, reference
+from .. import arguments, reference
 from ..arrays import assign, maker
 from ..attention import attention_plan
 from ..attention.attention_hopper import AttentionHopperConfig
@@ -14,6 +14,7 @@ from ..attention.attention_plan import AttentionConfig
 from ..attention.attention_task import AttentionTask
 from ..attention.block_mask import BlockMask
 from ..op import Op
+from ..runtime import plans
 from .checks.attention import (
     arrays_of,
     block_arrays,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, dtypes, inputs, plans, reference
+from .. import arguments, dtypes, inputs, reference
 from ..arrays import assign, in_elements, maker, packed
 from ..attention import attention_plan
 from ..attention.attention_hopper import AttentionHopperConfig
@@ -16,6 +16,7 @@ from ..attention.attention_task import NO_MASK, AttentionTask, mask_mode
 from ..kernels import Variant
 from ..numerics import namespace
 from ..op import Call, Draw, Work
+from ..runtime import plans
 from ..targets import is_cupy
 from .attention import OP as ATTENTION_OP
 from .checks.attention import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, dtypes, plans, reference
+from .. import arguments, dtypes, reference
 from ..arrays import assign, in_elements, maker
 from ..attention import decode_config, decode_plan
 from ..attention.decode_config import (
@@ -19,6 +19,7 @@ from ..attention.decode_config import (
     DecodeConfig,
 )
 from ..op import Op
+from ..runtime import plans
 from ..targets import Target, is_cupy
 from .problems import decode_attention as problems
 from .problems.decode_attention import task_of

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arguments, dtypes, inputs, plans, reference
+from .. import arguments, dtypes, inputs, reference
 from ..arrays import address_of, assign, maker
 from ..gemm import gemm, launch, product
 from ..gemm.gemm import AnyConfig
@@ -18,6 +18,7 @@ from ..gemm.logits_plan import LogitsPlan, is_row, memory_of
 from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Matrix, Product
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
+from ..runtime import plans
 from .checks.products import check_addend, check_shapes
 from .problems import products
 

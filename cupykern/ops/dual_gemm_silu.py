@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arguments, dtypes, inputs, nvfp4, plans, reference
+from .. import arguments, dtypes, inputs, nvfp4, reference
 from ..gemm import dequantize_nvfp4, gemm, launch, product, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
@@ -16,6 +16,7 @@ from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from ..kernels import Variant
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
+from ..runtime import plans
 from .checks.products import check_shapes
 from .checks.scales import (
     ReadOperand,

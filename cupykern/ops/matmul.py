@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import arguments, dtypes, plans, reference
+from .. import arguments, dtypes, reference
 from ..gemm import gemm, launch
 from ..gemm.gemm import AnyConfig
 from ..op import Op
+from ..runtime import plans
 from .checks.products import (
     INPUTS,
     check_accumulate,

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arguments, arrays, dtypes, plans, reference
+from .. import arguments, arrays, dtypes, reference
 from ..kernels import Variant
 from ..numerics import finfo
 from ..op import Op, as_tuple
@@ -25,6 +25,7 @@ from ..rows.norm_plan import (
     of_layout,
 )
 from ..rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
+from ..runtime import plans
 from ..targets import Target, limits
 from .problems import norm as problems
 from .problems.norm import NormProblem

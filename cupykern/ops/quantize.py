@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arguments, arrays, dtypes, inputs, plans, reference
+from .. import arguments, arrays, dtypes, inputs, reference
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..rows import quantize_columns, quantize_rows, quantize_tiles
@@ -17,6 +17,7 @@ from ..rows.quantize_columns import SharedColumns, column_configs, column_varian
 from ..rows.quantize_rows import DTYPES, GRANULARITIES, all_row_configs, run_rows, scale_shape
 from ..rows.quantize_tiles import global_tiles, register_tiles, run_tiles, tile_variant
 from ..rows.row_layout import RowLayout, contiguous_operand, row_layout
+from ..runtime import plans
 from ..targets import limits
 
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit integers

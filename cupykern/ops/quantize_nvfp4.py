@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arguments, arrays, dtypes, inputs, nvfp4, plans, reference
+from .. import arguments, arrays, dtypes, inputs, nvfp4, reference
 from ..arrays import address_of
 from ..gemm import quantize_nvfp4_plan
 from ..gemm.product import Matrix, matrix
@@ -16,6 +16,7 @@ from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, 
 from ..numerics import as_float64, namespace
 from ..nvfp4 import GROUP, NvFp4
 from ..op import Call, Draw, Op, Work
+from ..runtime import plans
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:

@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arguments, dtypes, nvfp4, plans, reference
+from .. import arguments, dtypes, nvfp4, reference
 from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..kernels import Variant
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
+from ..runtime import plans
 from ..targets.limits import device
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
 from .checks.scales import (

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .. import arguments, dtypes, inputs, plans, reference
+from .. import arguments, dtypes, inputs, reference
 from ..arrays import assign, empty_like_of, maker, packed
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
@@ -26,6 +26,7 @@ from ..rows.softmax_plan import (
     softmax_task,
     softmax_variant,
 )
+from ..runtime import plans
 from ..targets import limits, of_array
 from ..targets.limits import is_measured
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import arrays, dtypes, plans, workspace
-from ..choice import Family
-from ..jit import get_kernel
+from .. import arrays, dtypes
+from ..runtime import plans, workspace
+from ..runtime.choice import Family
+from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
 from .nonfinite_walk import (

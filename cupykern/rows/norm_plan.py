@@ -10,8 +10,8 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays import Twins, small_twins
-from ..choice import Family
 from ..kernels import EITHER, Variant
+from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig, SharedRows, SpanRows, row_traits

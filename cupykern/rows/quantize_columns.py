@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays, plans
+from .. import arrays
 from ..arguments import check_fields
-from ..choice import Family
-from ..jit import get_kernel
 from ..kernels import Variant
+from ..runtime import plans
+from ..runtime.choice import Family
+from ..runtime.jit import get_kernel
 from ..targets import Device, Target, device_of
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .configs import RowConfig

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays, dtypes, plans
-from ..choice import Family
+from .. import arrays, dtypes
+from ..runtime import plans
+from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_cluster_size
 from .configs import RowConfig, Rows, SharedRows, fitting, row_traits

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays, dtypes, plans
-from ..choice import Family
-from ..jit import get_kernel
+from .. import arrays, dtypes
 from ..kernels import Variant
+from ..runtime import plans
+from ..runtime.choice import Family
+from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import workspace
 from ..arrays import maker
-from ..jit import get_kernel
 from ..kernels import Variant
+from ..runtime import workspace
+from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.repeated import Repeated
 from .configs import RowConfig, SpanRows

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .. import dtypes, plans
-from ..choice import Family
+from .. import dtypes
 from ..kernels import Variant
+from ..runtime import plans
+from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig, Rows, SharedRows, SpanRows, row_traits

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, plans
+from .. import dtypes
 from ..arrays import address_of
 from ..typing import Array
 from . import is_cupy
@@ -23,6 +23,7 @@ SWIZZLES = (0, 32, 64, 128)
 
 _MAX_RANK = 5
 _MAX_BOX = 256
+_MAX_KEPT = 4096
 _ALIGNMENT = 16  # bytes, of the array and its strides
 
 # cuda.h: CUtensorMapDataType.  The one-byte floats move as bytes; zeros outside are zeros in all.
@@ -91,14 +92,15 @@ def encode(
         return _encode_host(address, dtype.itemsize, shape, strides, box, swizzle)
     if target == "cuda":
         found = _encode_cuda(address, dtype, shape, strides, box, swizzle)
-        if len(_encoded) >= plans.MAX_PLANS:
+        if len(_encoded) >= _MAX_KEPT:
             _encoded.clear()
         _encoded[key] = found
         return _argument(found)
     raise ValueError(f"a tensor map's target must be cuda or host; got {target!r}")
 
 
-_encoded = plans.table()  # a map by all but its address: others follow from them sooner
+_encoded: dict[Any, _CudaMap] = {}  # a map by all but its address: others follow from them sooner
+forget = _encoded.clear
 
 
 def _argument(encoded: _CudaMap) -> Any:

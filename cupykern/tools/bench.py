@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .. import jit
 from ..kernels import Variant
 from ..op import Call, Op, as_tuple
 from ..peers import Peer, to_array
+from ..runtime import jit
 from ..targets import Target, UnavailableError
 from ..tuning.contender import MAX_SAMPLE, OURS, Contender, Result, Verifier, our_contender
 from ..tuning.protocol import Monitor

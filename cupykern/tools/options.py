@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from .. import OPS, choice, dtypes, environment, targets
+from .. import OPS, dtypes, environment, targets
 from ..op import Op
+from ..runtime import choice
 from ..targets import host_compiler
 from .stored import to_json
 from .tables import one_line

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from .. import store
 from ..op import Op
+from ..runtime import store
 from ..targets import Target
 from ..tuning import protocol, winners
 from ..tuning.sweep import first_request

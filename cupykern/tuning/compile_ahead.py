@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
 
-from .. import check, jit, targets
+from .. import check, targets
 from ..kernels import Variant
 from ..op import Op, RandomDraw, as_tuple
+from ..runtime import jit
 from ..targets import CompileError, Target
 
 _MAX_PROCESSES = 16

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import choice, jit, plans
 from ..arguments import field_kinds
 from ..kernels import Variant
 from ..op import Call, Op
+from ..runtime import choice, jit, plans
 from ..targets import Target, UnavailableError
 from .compile_ahead import compile_ahead
 from .contender import Contender, Verifier, our_contender

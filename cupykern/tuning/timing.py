@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from .. import jit
 from ..kernels import Variant
+from ..runtime import jit
 from ..targets import GpuKernel, Target
 from ..typing import Array
 

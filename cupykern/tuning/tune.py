@@ -1,4 +1,4 @@
-"""Tuning: the fastest config of a call, measured once and kept in the store (store.py)."""
+"""Tuning: the fastest config of a call, measured once and kept in the store (runtime/store.py)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .. import choice, store, targets
+from .. import targets
 from ..op import Call, Op
 from ..ops import OPS
 from ..ops.nonfinite_report import is_capturing
+from ..runtime import choice, store
 
 
 def find_op(op: Any) -> Op:

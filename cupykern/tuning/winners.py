@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import choice, plans, store
 from ..op import Call, Op
+from ..runtime import choice, plans, store
 from ..targets import Target
 from .sweep import Candidate, Settings, Subject, sweep
 from .timing import clock_of

@@ -12,9 +12,10 @@ from earlier_calls import PAIRS
 from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
 
-from cupykern import plans, targets
+from cupykern import targets
 from cupykern.nvfp4 import scale_shape
 from cupykern.op import RandomDraw
+from cupykern.runtime import plans
 from cupykern.tools.history import (
     FAMILIES,
     Array,

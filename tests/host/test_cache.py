@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from cupykern import cache, cli, store
+from cupykern import cache, cli
 from cupykern.kernels import Variant
+from cupykern.runtime import store
 from cupykern.targets import CompileError, host, host_compiler
 from cupykern.tools import doctor
 from cupykern.tuning import protocol

@@ -11,7 +11,8 @@ from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
 
 import cupykern
-from cupykern import arrays, plans, targets
+from cupykern import arrays, targets
+from cupykern.runtime import plans
 from cupykern.tools.history import Machine, check_sequence
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import choice, environment, targets
+from cupykern import environment, targets
 from cupykern.ops.softmax import OP
+from cupykern.runtime import choice
 from cupykern.targets import cuda, host, host_compiler
 
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, inputs, jit, targets
+from cupykern import check, inputs, targets
 from cupykern.kernels import Variant
 from cupykern.op import Call, as_tuple
 from cupykern.ops.softmax import OP, SoftmaxProblem
+from cupykern.runtime import jit
 from cupykern.targets import CompileError, host
 from cupykern.tools import bench
 from cupykern.tuning.timing import clock_of

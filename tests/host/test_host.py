@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupykern import cli, jit, targets
+from cupykern import cli, targets
 from cupykern.kernels import ROOT, Variant, file_text, source_text
 from cupykern.ops.softmax import OP
+from cupykern.runtime import jit
 from cupykern.targets import CompileError, UnavailableError, host, host_compiler
 from cupykern.tools import doctor
 

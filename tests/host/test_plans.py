@@ -13,9 +13,10 @@ from fake_gpu import fake_gpu
 
 import cupykern
 from cupykern import arrays as arrays_of_cupykern
-from cupykern import dtypes, plans, targets, workspace
+from cupykern import dtypes, targets
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.ops.nonfinite_report import nonfinite_arrays
+from cupykern.runtime import plans, workspace
 from cupykern.tools.bench import tiny_problem
 
 cupy = pytest.importorskip("cupy")

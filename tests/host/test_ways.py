@@ -12,7 +12,8 @@ from fake_gpu import fake_gpu
 from layers import layer_of
 
 import cupykern
-from cupykern import plans, targets
+from cupykern import targets
+from cupykern.runtime import plans
 
 ROOT = Path(cupykern.__file__).parent
 
@@ -93,7 +94,10 @@ def test_way_of_a_cold_call(gpu, name, most):
     plans.clear()
     way = way_of(call)
     assert len(way.modules) <= most, way.modules
-    assert {caller for caller, _ in way.climbs} <= {"cupykern.choice", "cupykern.targets.repeated"}
+    assert {caller for caller, _ in way.climbs} <= {
+        "cupykern.runtime.choice",
+        "cupykern.targets.repeated",
+    }
 
 
 def test_a_climb_is_seen(gpu, monkeypatch):
@@ -105,6 +109,8 @@ def test_a_climb_is_seen(gpu, monkeypatch):
         rows.bench_shapes("host")
         return find(*given)
 
-    code = climbs.__code__.replace(co_filename=str(ROOT / "plans.py"))
+    code = climbs.__code__.replace(co_filename=str(ROOT / "runtime/plans.py"))
     monkeypatch.setattr(plans, "find", type(climbs)(code, globals(), closure=climbs.__closure__))
-    assert ("cupykern.plans", "cupykern.rows.rows") in way_of(calls_of(gpu)["softmax"]).climbs
+    assert ("cupykern.runtime.plans", "cupykern.rows.rows") in way_of(
+        calls_of(gpu)["softmax"]
+    ).climbs

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cupykern import workspace
+from cupykern.runtime import workspace
 
 
 class Stream:

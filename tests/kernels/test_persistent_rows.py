@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from persistent_rows_problems import CONFIGS, OPS, SMALL, problem_of
 
 import cupykern
-from cupykern import check, inputs, workspace
+from cupykern import check, inputs
 from cupykern.op import Op, as_tuple
 from cupykern.ops.norm import LAYER_OP, RMS_OP
 from cupykern.rows.norm_configs import NormRows, PersistentRows
 from cupykern.rows.row_layout import contiguous_operand, row_layout
+from cupykern.runtime import workspace
 
 pytestmark = needs.bulk_copies
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 import cupykern
-from cupykern import check, dtypes, inputs, reference, workspace
+from cupykern import check, dtypes, inputs, reference
 from cupykern.attention import decode_plan
 from cupykern.attention.decode_config import DecodeConfig, DecodeTask
+from cupykern.runtime import workspace
 from cupykern.targets import host, of_array
 
 FP16 = dtypes.float16

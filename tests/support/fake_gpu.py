@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from fake_copies import replace_copies
 
-from cupykern import plans, targets, workspace
+from cupykern import targets
 from cupykern.kernels import Variant
+from cupykern.runtime import plans, workspace
 from cupykern.targets import tensor_map
 
 _PAGE = 512  # bytes: what CuPy aligns new arrays to

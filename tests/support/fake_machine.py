@@ -9,7 +9,7 @@ from typing import Any
 from fake_copies import MOST_COPIED
 from fake_gpu import FakeGpu, Launch
 
-from cupykern import workspace
+from cupykern.runtime import workspace
 from cupykern.tools.history import FAMILIES, Call, run
 from cupykern.tools.history.memory import make_image
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from cupykern import choice, dtypes, targets
+from cupykern import dtypes, targets
 from cupykern.kernels import Variant
 from cupykern.numerics import finfo
 from cupykern.op import Bound, Call, Op, Work
+from cupykern.runtime import choice
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ LAYERS = (
         "environment",
         "cache",
         "op",
-        "plans",
         "tuned",
         "typing",
     ),  # import no array and no device
@@ -25,7 +24,7 @@ LAYERS = (
         *("targets", "arrays", "numerics", "arguments", "inputs", "nvfp4", "interop"),
         *("reference", "error_statistics", "check"),
     ),
-    ("jit", "choice", "store", "workspace"),  # what calls share at run time
+    ("runtime",),  # what calls share at run time
     ("rows", "gemm", "attention"),  # tasks, plans, configs, heuristics
     ("ops",),
     ("tuning",),

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cupykern import check, jit, kernels, plans
+from cupykern import check, kernels
 from cupykern.op import Op
+from cupykern.runtime import jit, plans
 from cupykern.targets import host
 
 SCHEDULES = (("fifo", 32), ("sticky:1", 32), ("lifo", 64))

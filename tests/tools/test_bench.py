@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from fake_op import make_op
 
-from cupykern import OPS, check, jit, targets
+from cupykern import OPS, check, targets
 from cupykern.op import Bound, RandomDraw
 from cupykern.peers.base import Peer
+from cupykern.runtime import jit
 from cupykern.tools import bench, results
 from cupykern.tuning import compile_ahead, protocol, timing
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from cupykern import cli, dtypes, tuned
-from cupykern.choice import Request
 from cupykern.gemm import gemm, sm90_heuristic
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import FP4, K_MAJOR
 from cupykern.gemm.split_plan import SplitKWorkspace
+from cupykern.runtime.choice import Request
 from cupykern.targets import host
 from cupykern.tools import fit
 from cupykern.tuning.trials import Trial

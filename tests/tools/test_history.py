@@ -17,9 +17,10 @@ from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
 
 import cupykern
-from cupykern import OPS, choice, cli, plans, targets, workspace
+from cupykern import OPS, cli, targets
 from cupykern.op import RandomDraw
 from cupykern.rows import softmax_plan
+from cupykern.runtime import choice, plans, workspace
 from cupykern.tools import history
 from cupykern.tools.history import FAMILIES, Alias, Array, Machine, call, check_sequence
 from cupykern.tools.history.sequences import draw_sequence
@@ -211,7 +212,6 @@ KEPT = {
     "gemm.portable_heuristic": {"_tiles", "_dual_tiles", "configs"},
     "gemm.sm90_heuristic": {"table"},
     "inputs": {"_normal_block"},
-    "jit": {"_kernels"},
     "numerics": {"_finfo", "_widen"},
     "rows.heuristic": {"shared_configs"},
     "rows.nonfinite_plan": {"_max_blocks"},
@@ -219,7 +219,8 @@ KEPT = {
     "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
     "rows.softmax_heuristic": {"softmax_configs"},
     "kernels": {"_files", "_resolve"},  # the kernels' source files
-    "store": {"_path", "built_in", "digest"},
+    "runtime.jit": {"_kernels"},
+    "runtime.store": {"_path", "built_in", "digest"},
     "targets": {"device_name", "_gpu"},
     "targets.base": {"_launch_pointer"},
     "tuned": {"load"},

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cupykern
-from cupykern import OPS, choice, cli, plans, store, targets
+from cupykern import OPS, cli, targets
 from cupykern.op import Call, Op, as_tuple
+from cupykern.runtime import choice, plans, store
 from cupykern.tools import options, stored
 from cupykern.tools.trace import document
 from cupykern.tuning import sweep, winners

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ... import plans
 from ...op import Op
+from ...runtime import plans
 from ...targets import Target
 from .bits import Mismatches, arrays_of
 from .shapes import problems

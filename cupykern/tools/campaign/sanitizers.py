@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ... import check, jit, plans
+from ... import check
 from ...kernels import Variant
 from ...op import Call, Op, RandomDraw
+from ...runtime import jit, plans
 from ...targets import Target
 from . import shapes
 from .tally import Tally, Task, find_op

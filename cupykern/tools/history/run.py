@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import jit, plans, targets, workspace
+from ... import targets
 from ...arrays import empty_of
 from ...kernels import Variant
 from ...nvfp4 import NvFp4
 from ...op import RandomDraw, as_tuple
+from ...runtime import jit, plans, workspace
 from ...targets import Target
 from .draws import Config
 from .memory import Array, Image, Place, make_image

@@ -17,13 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import cache as disk_cache
-from .environment import cache_dir
-from .kernels import file_text
+from .. import cache as disk_cache
+from ..environment import cache_dir
+from ..kernels import file_text
 
 _VERSION = 1
 _NAME = f"tuned-{_VERSION}.json"
-BUILT_IN = Path(__file__).with_name("tuned.json")
+BUILT_IN = Path(__file__).parents[1] / "tuned.json"
 _FIELDS = ("config", "digest")  # what every row must have, as strings
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's own, not in typeshed

@@ -19,8 +19,10 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+from ..targets import tensor_map
+
 MAX_PLANS = 4096
-_clears: list[Callable[[], None]] = []
+_clears: list[Callable[[], None]] = [tensor_map.forget]
 
 
 def cached(function: Callable[..., Any]) -> Any:
@@ -28,13 +30,6 @@ def cached(function: Callable[..., Any]) -> Any:
     wrapped = lru_cache(maxsize=MAX_PLANS)(function)
     _clears.append(wrapped.cache_clear)
     return wrapped
-
-
-def table() -> dict[Any, Any]:
-    """A new dictionary that `clear` empties."""
-    made: dict[Any, Any] = {}
-    _clears.append(made.clear)
-    return made
 
 
 def clear() -> None:
@@ -46,7 +41,7 @@ def clear() -> None:
 Found = tuple[tuple[Any, ...] | None, Any, Any]
 _ALIGNMENT = 64  # bytes, the most that a plan asks about an address
 _NOTHING = None, None  # of an array that is not there: its part of a key, and its address
-_warm = table()
+_warm: dict[Any, Any] = {}
 _cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
 
 
@@ -162,7 +157,7 @@ def _same_call(*call: Any) -> object:
     return object()
 
 
-_clears.append(_same_call.cache_clear)
+_clears += [_warm.clear, _same_call.cache_clear]
 _warm_get = _warm.get
 
 

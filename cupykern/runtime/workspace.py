@@ -11,8 +11,8 @@ from typing import cast
 
 import numpy as np
 
-from .targets import Target
-from .typing import Array
+from ..targets import Target
+from ..typing import Array
 
 MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
 _NEVER_CAPTURED = (0, 1)  # the default stream

@@ -17,10 +17,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from ..arguments import check_fields
+from ..kernels import Variant
+from ..targets import Device, Target, device_name, device_of
 from . import store
-from .arguments import check_fields
-from .kernels import Variant
-from .targets import Device, Target, device_name, device_of
 
 MODES = ("readonly", "0", "1")
 

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..kernels import Variant
+from ..targets import Kernel, Target, Usage
 from . import plans
-from .kernels import Variant
-from .targets import Kernel, Target, Usage
 
 _kernels: dict[tuple[Target, Variant], Kernel] = {}
 _lock = threading.Lock()

@@ -1,0 +1,1 @@
+"""What calls share at run time: loaded kernels, plans, chosen configs and workspace."""
