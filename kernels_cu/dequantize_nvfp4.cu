@@ -22,37 +22,38 @@ DEVICE void decode_operand(const uint8_t* codes, const e4m3* scales, Element* y,
                            const OperandParams& p) {
     if (!codes) return;
     const uint32_t rows = uint32_t(p.rows), words = uint32_t(p.words),
-                   lines = rows * uint32_t(p.batch_size);
-    for_each_in_lines<kAtOnce>(lines, words, [&](uint32_t line, uint32_t word, uint32_t next) {
-        uint32_t eights[kAtOnce];
-        e4m3 factors[kAtOnce];
+                   flat_rows = rows * uint32_t(p.batch_size);
+    for_each_in_rows<kAtOnce>(flat_rows, words,
+                              [&](uint32_t flat_row, uint32_t word, uint32_t next) {
+                                  uint32_t eights[kAtOnce];
+                                  e4m3 factors[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const uint32_t at = line + i * next;
-            if (at >= lines) continue;
-            uint32_t row = at;
-            int64_t from = word * 4;
-            GroupScales groups{scales, p.groups.block, p.groups.quarter, p.groups.row,
-                               p.groups.word};
-            if (p.batch_size > 1) {
-                const uint32_t matrix = at / rows;
-                row -= matrix * rows;
-                from += p.batch.offset(kA, matrix);
-                groups.scales += p.batch.offset(kGroupsA, matrix);
-            }
-            from += row * p.row_stride;
-            eights[i] = load_vector<4>(codes + from).words[0];
-            factors[i] = *groups.at(row, int64_t(word) * 8);
-        }
+                                  for (int i = 0; i < kAtOnce; ++i) {
+                                      const uint32_t at = flat_row + i * next;
+                                      if (at >= flat_rows) continue;
+                                      uint32_t row = at;
+                                      int64_t from = word * 4;
+                                      GroupScales groups{scales, p.groups.block, p.groups.quarter,
+                                                         p.groups.row, p.groups.word};
+                                      if (p.batch_size > 1) {
+                                          const uint32_t matrix = at / rows;
+                                          row -= matrix * rows;
+                                          from += p.batch.offset(kA, matrix);
+                                          groups.scales += p.batch.offset(kGroupsA, matrix);
+                                      }
+                                      from += row * p.row_stride;
+                                      eights[i] = load_vector<4>(codes + from).words[0];
+                                      factors[i] = *groups.at(row, int64_t(word) * 8);
+                                  }
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const uint32_t at = line + i * next;
-            if (at >= lines) continue;
-            Bytes<16> eight;
-            decode_scaled<Element>(eights[i], factors[i], eight.words);
-            store_vector<16>(y + (int64_t(at) * words + word) * 8, eight);
-        }
-    });
+                                  for (int i = 0; i < kAtOnce; ++i) {
+                                      const uint32_t at = flat_row + i * next;
+                                      if (at >= flat_rows) continue;
+                                      Bytes<16> eight;
+                                      decode_scaled<Element>(eights[i], factors[i], eight.words);
+                                      store_vector<16>(y + (int64_t(at) * words + word) * 8, eight);
+                                  }
+                              });
 }
 
 KERNEL void dequantize_nvfp4(const uint8_t* codes0, const e4m3* scales0, Element* y0,

@@ -6,9 +6,9 @@
 // First pass: each block's largest finite |x|.  After a grid barrier, second pass: codes and
 // scales, one thread per group; padding of blocked scales (parts/nvfp4.cuh) becomes zero.  The
 // second pass visits a thread's groups in reverse order, because the last ones read are in L2.  A
-// thread's first kHeld groups stay in shared memory.
-// Constants: Element; kAtOnce: groups that a thread loads at once; kHeld, a multiple of it.
-// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(HeldGroups).  Fewer than
+// thread's first kCachedGroups groups stay in shared memory.
+// Constants: Element; kAtOnce: groups that a thread loads at once; kCachedGroups, a multiple of it.
+// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(CachedGroups).  Fewer than
 // 2^32 rows in all, with padding.  barrier: followed by the blocks' partial results.
 #include "parts/math.cuh"
 #include "parts/nvfp4.cuh"
@@ -140,19 +140,21 @@ DEVICE uint32_t saturate_codes(uint32_t pair) {
     return (pair & 0x80008000u) | min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u);
 }
 
-struct HeldGroups { Bytes<16> vectors[kHeld > 0 ? kHeld * int(sizeof(Element)) : 1][kNumThreads]; };
+struct CachedGroups {
+    Bytes<16> vectors[kCachedGroups > 0 ? kCachedGroups * int(sizeof(Element)) : 1][kNumThreads];
+};
 
-// Calls f(line, next, group, index) for the batches of kAtOnce groups of each thread of `block`:
-// the groups `group` of the lines `line`, `line` + `next`, ...; index: of the batch's first group
+// Calls f(row, next, group, index) for the batches of kAtOnce groups of each thread of `block`:
+// the groups `group` of the rows `row`, `row` + `next`, ...; index: of the batch's first group
 // among the thread's.  Adjacent threads have adjacent groups; a thread keeps its group's column.
 template <bool kBackwards, class F>
-DEVICE void for_each_batch(uint32_t block, uint32_t lines, uint32_t groups, F f) {
+DEVICE void for_each_batch(uint32_t block, uint32_t rows, uint32_t groups, F f) {
     const uint32_t threads = gridDim.x * kNumThreads, thread = block * kNumThreads + threadIdx.x;
     const uint32_t across = groups < threads ? groups : threads;
     const uint32_t down = threads / across, top = thread / across, first = thread - top * across;
-    if (top >= down || top >= lines) return;
+    if (top >= down || top >= rows) return;
     const uint32_t columns = (groups - first - 1) / across + 1,
-                   batches = (lines - top - 1) / (kAtOnce * down) + 1;
+                   batches = (rows - top - 1) / (kAtOnce * down) + 1;
     for (uint32_t i = 0; i < columns; ++i) {
         const uint32_t column = kBackwards ? columns - 1 - i : i;
         for (uint32_t j = 0; j < batches; ++j) {
@@ -165,7 +167,7 @@ DEVICE void for_each_batch(uint32_t block, uint32_t lines, uint32_t groups, F f)
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
                            GridBarrier* barrier, const QuantizeParams params) {
-    SHARED_STORAGE(HeldGroups, cache);
+    SHARED_STORAGE(CachedGroups, cache);
     const QuantizeParams& p = params;
     float* partials = reinterpret_cast<float*>(barrier + 1);
     const int64_t size = sizeof(Element);
@@ -174,31 +176,32 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
         (uintptr_t(x) | uintptr_t(p.row_stride * size) | uintptr_t(p.batch_stride * size)) % 16 ==
             0;
     const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
-    const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows,
+    const uint32_t scale_rows = uint32_t(p.scale_rows), flat_rows = uint32_t(p.batch) * scale_rows,
                    scale_groups = uint32_t(p.scale_groups);
-    // Matrix and row of a line's group; whether it exists (with padding), and whether it has
+    // Matrix and row of a group; whether it exists (with padding), and whether it has
     // elements.
     struct GroupCoord {
         uint32_t matrix, row;
         bool is_there, has_elements;
     };
-    const auto coord_of = [&](uint32_t line, uint32_t group) {
-        const uint32_t matrix = p.batch > 1 ? line / scale_rows : 0,
-                       row = line - matrix * scale_rows;
-        return GroupCoord{matrix, row, line < lines, line < lines && row < rows && group < groups};
+    const auto coord_of = [&](uint32_t flat_row, uint32_t group) {
+        const uint32_t matrix = p.batch > 1 ? flat_row / scale_rows : 0,
+                       row = flat_row - matrix * scale_rows;
+        return GroupCoord{matrix, row, flat_row < flat_rows,
+                          flat_row < flat_rows && row < rows && group < groups};
     };
     const auto load = [&](Group& elements, const GroupCoord& coord, uint32_t group) {
         const int64_t offset = coord.matrix * p.batch_stride + coord.row * p.row_stride;
         elements.load(x + offset + group * (kGroup * p.col_stride), p.col_stride, by_vectors);
     };
     uint32_t largest_of_thread = 0;
-    for_each_batch<false>(blockIdx.x, lines, scale_groups,
-                          [&](uint32_t line, uint32_t next, uint32_t group, uint32_t index) {
+    for_each_batch<false>(blockIdx.x, flat_rows, scale_groups,
+                          [&](uint32_t flat_row, uint32_t next, uint32_t group, uint32_t index) {
                               Group elements[kAtOnce];
                               bool has_elements[kAtOnce];
 #pragma unroll
                               for (int i = 0; i < kAtOnce; ++i) {
-                                  const GroupCoord coord = coord_of(line + i * next, group);
+                                  const GroupCoord coord = coord_of(flat_row + i * next, group);
                                   has_elements[i] = coord.has_elements;
                                   if (coord.has_elements) load(elements[i], coord, group);
                               }
@@ -208,7 +211,8 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
                                   const uint32_t bits = elements[i].largest_finite_bits();
                                   largest_of_thread =
                                       largest_of_thread > bits ? largest_of_thread : bits;
-                                  if (index < kHeld) elements[i].store_cached(cache, index + i);
+                                  if (index < kCachedGroups)
+                                      elements[i].store_cached(cache, index + i);
                               }
                           });
     const float of_block = block_largest(value_of_bits(largest_of_thread));
@@ -260,20 +264,20 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
             store_vector<8>(codes + index * (kGroup / 2), packed);
             return scale;
         };
-        for_each_batch<true>(block, lines, scale_groups,
-                             [&](uint32_t line, uint32_t next, uint32_t group, uint32_t index) {
+        for_each_batch<true>(block, flat_rows, scale_groups,
+                             [&](uint32_t flat_row, uint32_t next, uint32_t group, uint32_t index) {
                                  Group elements[kAtOnce];
 #pragma unroll
                                  for (int i = 0; i < kAtOnce; ++i) {
-                                     const GroupCoord coord = coord_of(line + i * next, group);
+                                     const GroupCoord coord = coord_of(flat_row + i * next, group);
                                      if (!coord.has_elements) continue;
-                                     if (is_own && index < kHeld)
+                                     if (is_own && index < kCachedGroups)
                                          elements[i].load_cached(cache, index + i);
                                      else load(elements[i], coord, group);
                                  }
 #pragma unroll
                                  for (int i = 0; i < kAtOnce; ++i) {
-                                     const GroupCoord coord = coord_of(line + i * next, group);
+                                     const GroupCoord coord = coord_of(flat_row + i * next, group);
                                      if (!coord.is_there) break;
                                      e4m3 scale = from_float<e4m3>(0.0f);
                                      if (coord.has_elements)

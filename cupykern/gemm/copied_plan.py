@@ -1,4 +1,4 @@
-"""Products of operands that no mainloop reads by vectors: these are copied before, line by line."""
+"""Products of misaligned or strided operands: these are first copied into aligned memory."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .product import (
 
 _LINE = 128  # bytes, that L2 reads at once
 _MANY = 2**24  # multiplications
-COPY_LINES = Variant("copy_lines", (), (), 256)
-_PARAMS = np.dtype(  # copy_lines.cu: CopyParams
+ALIGN_ROWS = Variant("align_rows", (), (), 256)
+_PARAMS = np.dtype(  # align_rows.cu: CopyParams
     [
-        *(("source_line", np.int64), ("result_line", np.int64), ("source_bytes", np.int64)),
-        *(("num_chunks", np.int64), ("line_chunks", np.int32), ("padding", np.int32)),
+        *(("source_row", np.int64), ("result_row", np.int64), ("source_bytes", np.int64)),
+        *(("num_chunks", np.int64), ("row_chunks", np.int32), ("padding", np.int32)),
     ]
 )
 _FEW_ROWS = 256
 
 
 class Copy(NamedTuple):
-    """Of an operand: its name, shape and strides in bytes, and whether its columns become lines, not its rows."""
+    """Of an operand: its name, shape and strides in bytes, and whether its columns become rows of the copy."""
 
     name: str
     dtype: np.dtype
@@ -47,7 +47,7 @@ class Copy(NamedTuple):
 
     @property
     def pitch(self) -> int:
-        """From a line to the next in bytes."""
+        """From a row to the next in bytes."""
         size = self.shape[-2 if self.columns else -1] * self.dtype.itemsize
         return -(-size // _LINE) * _LINE
 
@@ -65,15 +65,15 @@ class Copy(NamedTuple):
 
     @property
     def in_memory(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides, lines before their numbers."""
+        """Shape and strides, rows before their elements."""
         if not self.columns:
             return self.shape, self.strides
         shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (self.shape, self.strides))
         return shape, strides
 
     @property
-    def lines(self) -> tuple[int, int] | None:
-        """How many there are and the bytes from one to the next, if copy_lines.cu copies them."""
+    def rows(self) -> tuple[int, int] | None:
+        """How many there are and the bytes from one to the next, if align_rows.cu copies them."""
         shape, strides = self.in_memory
         dims = merge_batch(shape[:-1], (strides[:-1],))
         count, (step,) = dims[0] if dims else (1, (0,))
@@ -83,11 +83,11 @@ class Copy(NamedTuple):
 
     def copier(self, target: Target) -> Callable[[Any], Any]:
         """What makes the copy's memory of an array that begins where the operand does."""
-        xp, itemsize, lines = target.xp, self.dtype.itemsize, self.lines
+        xp, itemsize, rows = target.xp, self.dtype.itemsize, self.rows
         shape, strides = self.in_memory
         bits, size = np.dtype(f"u{itemsize}"), shape[-1] * itemsize
         empty, made_shape = maker(xp), (*shape[:-1], self.pitch // itemsize)
-        if lines is None:
+        if rows is None:
 
             def assign(x: Any) -> Any:
                 made = empty(made_shape, bits)
@@ -99,14 +99,14 @@ class Copy(NamedTuple):
                 return made
 
             return assign
-        count, step = lines
+        count, step = rows
         params = np.zeros((), _PARAMS)
-        params["source_line"], params["result_line"] = step, self.pitch
+        params["source_row"], params["result_row"] = step, self.pitch
         params["source_bytes"] = (count - 1) * step + size
-        params["line_chunks"] = chunks = -(-size // ALIGNMENT)
+        params["row_chunks"] = chunks = -(-size // ALIGNMENT)
         params["num_chunks"] = count * chunks
-        grid = min(-(-count * chunks // COPY_LINES.num_threads), 16 * target.multiprocessors)
-        kernel, struct = get_kernel(target, COPY_LINES), target.by_value(params)
+        grid = min(-(-count * chunks // ALIGN_ROWS.num_threads), 16 * target.multiprocessors)
+        kernel, struct = get_kernel(target, ALIGN_ROWS), target.by_value(params)
         repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
 
         def launch(x: Any) -> Any:
@@ -128,7 +128,7 @@ def copies(
 ) -> tuple[Copy, ...]:
     """Of which operands of a product copies are made, so that all can be read by vectors.
 
-    None of small products: of lines that copy_lines.cu copies an eighth is small.  FP16 (128, 129, 131) takes 19
+    None of small products: where align_rows.cu makes the copies an eighth is small.  FP16 (128, 129, 131) takes 19
     us so instead of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25 instead of 133 (H200).
     Also of a few rows of a that lie in columns, for which there are no tiles: (32, 4096, 4096) 20.4 instead of
     31.7 us, but (304, 4096, 4096) 52.8 instead of 48.2.
@@ -139,8 +139,8 @@ def copies(
         return ()
     vectors = dual_by_vectors if "b2" in others else by_vectors
     own = MN_MAJOR if a.row == 1 and m > _FEW_ROWS else K_MAJOR, MN_MAJOR if b.col == 1 else K_MAJOR
-    inner = K_MAJOR, K_MAJOR
-    for to_a, to_b in (inner,) if fp16_accumulate else (own, (K_MAJOR, own[1]), inner):
+    k_major = K_MAJOR, K_MAJOR
+    for to_a, to_b in (k_major,) if fp16_accumulate else (own, (K_MAJOR, own[1]), k_major):
         if not vectors(a.dtype, b.dtype, to_a, to_b, block_scales):
             continue
         found = {"a": to_a == MN_MAJOR} if layout_of(a, a.col, a.row, k, m) != to_a else {}
@@ -148,7 +148,7 @@ def copies(
             if layout_of(x, x.row, x.col, k, n) != to_b:
                 found[name] = to_b == K_MAJOR
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
-        least = _MANY // 8 if all(copy.lines for copy in made) else _MANY
+        least = _MANY // 8 if all(copy.rows for copy in made) else _MANY
         return made if m * n * k >= least else ()
     return ()
 

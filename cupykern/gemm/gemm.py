@@ -43,12 +43,12 @@ from .product import (
     product_dims,
 )
 from .skinny_gemm import SkinnyGemmConfig, SkinnyGemmPlan, skinny_gemm_plan
+from .skinny_logits import skinny_logits_plan
 from .sm90_epilogue import fits_tma_store
 from .sm90_heuristic import Sm90AnyConfig
-from .sm90_logits_config import StreamLogitsConfig
+from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import Sm90Plan, sm90_plan
 from .split_plan import SplitKWorkspace, SplitPlan, split_plan
-from .stream_logits import stream_logits_plan
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 
@@ -71,8 +71,8 @@ def slow_activation(activation: str | None) -> bool:
 
 def fp16_accumulate_task(task: GemmTask) -> GemmTask:
     """`task` with FP16 accumulators, which is rare: only K-major operands are read by vectors."""
-    inner = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
-    layout = K_MAJOR if inner else STRIDED
+    k_major = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
+    layout = K_MAJOR if k_major else STRIDED
     return replace(task, fp16_accumulate=True, layout_a=layout, layout_b=layout)
 
 
@@ -93,13 +93,13 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
 
 
 def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
-    """The number of SMs decides between tiles, whose sums agree bit for bit, but not about splits
+    """The number of SMs decides between tiles, whose accumulators agree bit for bit, but not about splits
     of k."""
     portable = portable_heuristic.configs(task, device)
     hopper = sm90_heuristic.configs(task, device)
     skinny = skinny_gemm.configs(task, device)
     on_hopper = device.arch != "host" and hopper
-    if on_hopper and (portable[0].gathers or sm90_heuristic.is_profitable(task, hopper[0])):
+    if on_hopper and (portable[0].scalar_loads or sm90_heuristic.is_profitable(task, hopper[0])):
         return (*skinny, *hopper, *portable)
     return (*skinny, *portable, *hopper)
 
@@ -213,12 +213,14 @@ def _plan_of(
         splits, of_part = config.splits, config.config
         return split_plan(target, product, splits, lambda part: gemm_plan(target, part, of_part))
     if isinstance(config, DecodeFirst):
-        inner, decoded = config.config, task.decoded
+        mainloop, decoded = config.config, task.decoded
         names = ("a", "b", "b2")
-        return decoded_plan(target, product, names, lambda p: sm90_plan(target, p, decoded, inner))
+        return decoded_plan(
+            target, product, names, lambda p: sm90_plan(target, p, decoded, mainloop)
+        )
     plan: Any = sm90_plan
-    if isinstance(config, (SkinnyGemmConfig, StreamLogitsConfig)):
-        plan = skinny_gemm_plan if isinstance(config, SkinnyGemmConfig) else stream_logits_plan
+    if isinstance(config, (SkinnyGemmConfig, SkinnyLogitsConfig)):
+        plan = skinny_gemm_plan if isinstance(config, SkinnyGemmConfig) else skinny_logits_plan
     if task.a == FP4:
         of = task.a_decoded
         return decoded_plan(target, product, ("a",), lambda p: plan(target, p, of, config))

@@ -130,8 +130,8 @@ def make_task(
     return replace(task, nvfp4_tma=codes, scale_vectors=scaled)
 
 
-def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:
-    """x: (outer, k), of which layout_of says so."""
+def _tma_walks(x: Matrix, layout: int, mn: int, k: int) -> bool:
+    """x: (mn, k), of which layout_of says so."""
     step = x.row if layout == K_MAJOR else x.col
     most = max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize
-    return max(outer, k) < 2**31 and most < 2**40
+    return max(mn, k) < 2**31 and most < 2**40

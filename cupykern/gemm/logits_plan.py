@@ -16,8 +16,8 @@ from .gemm import AnyConfig
 from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
 from .operand_maps import tma_stores
 from .product import Matrix
-from .sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
-from .stream_logits import stream_blocks
+from .skinny_logits import skinny_blocks
+from .sm90_logits_config import SkinnyLogitsConfig, Sm90LogitsConfig
 
 
 class LogitsPlan(NamedTuple):
@@ -63,8 +63,8 @@ def memory_of(
     rows, n = y.shape
     num_sets = -(-n // SET_COLUMNS)
     stays = isinstance(config, Sm90LogitsConfig) and _takes_shares(y, bias)
-    if isinstance(config, StreamLogitsConfig):
-        num_sets = stream_blocks(n, target)
+    if isinstance(config, SkinnyLogitsConfig):
+        num_sets = skinny_blocks(n, target)
     logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
     own = logits is not None and y.dtype != dtypes.float32
     return logits_memory(rows, n, num_sets, own), logits, num_sets

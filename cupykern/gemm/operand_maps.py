@@ -8,7 +8,7 @@ import numpy as np
 
 from ..targets.map_plan import MapPlan
 from .product import ALIGNMENT, FLOAT16S, FP4, K_MAJOR, Matrix
-from .sm90_config import LINE
+from .sm90_config import SWIZZLE_BYTES
 
 
 def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -39,32 +39,32 @@ def operand_map(
     x: Matrix,
     batch: tuple[int, ...],
     layout: int,
-    outer: int,
-    outer_step: int,
+    mn: int,
+    mn_step: int,
     k: int,
     k_step: int,
-    tile_outer: int,
+    tile_mn: int,
     tile_k: int,
 ) -> MapPlan:
     """Boxes as gemm/stage_operand.cuh: StageOperand loads them."""
     if x.dtype == FP4:
         x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
-    line = min(LINE // x.dtype.itemsize, tile_k if layout == K_MAJOR else tile_outer)
+    box_row = min(SWIZZLE_BYTES // x.dtype.itemsize, tile_k if layout == K_MAJOR else tile_mn)
     if layout == K_MAJOR:
-        return map_plan(x, batch, (outer, k), (outer_step, 1), (1, tile_outer, line))
-    return map_plan(x, batch, (k, outer), (k_step, 1), (1, tile_k, line))
+        return map_plan(x, batch, (mn, k), (mn_step, 1), (1, tile_mn, box_row))
+    return map_plan(x, batch, (k, mn), (k_step, 1), (1, tile_k, box_row))
 
 
 def tma_stores(out: Matrix, m: int, n: int, dtypes: tuple[np.dtype, ...] = FLOAT16S) -> bool:
-    """Whether m x n numbers of one of these dtypes can be stored by TMA, which writes 16 bytes whole, also
+    """Whether m x n elements of one of these dtypes can be stored by TMA, which writes 16 bytes whole, also
     beyond the end of a row within them."""
-    per_line = ALIGNMENT // out.dtype.itemsize
+    per_vector = ALIGNMENT // out.dtype.itemsize
     return (
         out.dtype in dtypes
         and out.aligned
         and out.col == 1
-        and n % per_line == 0
-        and (m == 1 or (out.row > 0 and out.row % per_line == 0))
+        and n % per_vector == 0
+        and (m == 1 or (out.row > 0 and out.row % per_vector == 0))
         and all(stride >= 0 for stride in out.batch_strides)
         and max(out.row, *out.batch_strides, 0, 0) * out.dtype.itemsize < 2**40
     )

@@ -29,10 +29,10 @@ class GemmConfig:
     at a time, through `stages` buffers.
 
     splits: so many blocks share the k of a tile; a second launch adds their partial accumulators.
-    finish_rounds: in how many parts a warp's accumulators go through shared memory to the epilogue.
+    finish_rounds: in how many rounds a warp's accumulators go through shared memory to the epilogue.
     fp8: FP8 operands are multiplied as they are, with accumulators promoted every 128 of k; else
         as FP16.
-    gathers: both operands are read element by element, whatever their layouts.
+    scalar_loads: both operands are read element by element, whatever their layouts.
     promotes: accumulators are promoted as block scales need it, whether there are any: one variant
         for both.
     """
@@ -47,7 +47,7 @@ class GemmConfig:
     splits: int = 1
     finish_rounds: int = 1
     fp8: bool = False
-    gathers: bool = False
+    scalar_loads: bool = False
     promotes: bool = False
 
     @property
@@ -65,7 +65,7 @@ class GemmConfig:
 
     def layouts(self, task: GemmTask) -> tuple[int, int]:
         """How the mainloop reads a and b."""
-        return (STRIDED, STRIDED) if self.gathers else (task.layout_a, task.layout_b)
+        return (STRIDED, STRIDED) if self.scalar_loads else (task.layout_a, task.layout_b)
 
     def computes(self, task: GemmTask) -> tuple[np.dtype, np.dtype]:
         """a and b as they are multiplied."""
@@ -123,7 +123,7 @@ class GemmConfig:
 
     def _type_refusal(self, task: GemmTask, arch: str) -> str | None:
         compute, _ = self.computes(task)
-        if self.gathers and FP4 in (task.a, task.b):
+        if self.scalar_loads and FP4 in (task.a, task.b):
             return "NVFP4 is not read element by element"
         if self.fp8 and not (task.a in FP8 and task.b in FP8 and STRIDED not in self.layouts(task)):
             return "fp8 is for two FP8 operands that are K-major"
@@ -169,10 +169,10 @@ class GemmConfig:
         operands = zip(
             self.layouts(task), (self.tile_m, self.tile_n), self.elements(task), strict=True
         )
-        for layout, outer, element in operands:
+        for layout, mn, element in operands:
             if element == FP4 and self.tile_k % 64:
                 return f"tile_k must be a multiple of 64 for NVFP4; got {self.tile_k}"
-            row = (outer if layout == MN_MAJOR else self.tile_k) * element.itemsize // 16
+            row = (mn if layout == MN_MAJOR else self.tile_k) * element.itemsize // 16
             row = row // 2 if element == FP4 else row
             if row < 1 or row & (row - 1):
                 return f"a row of {16 * row} bytes in shared memory is not 16 times a power of two"

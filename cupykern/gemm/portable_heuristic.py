@@ -32,42 +32,42 @@ def _tiles(
     """The tiles for operands of these dtypes and layouts, the largest first.
 
     Few for what is rare: each is a variant for every pair of dtypes and layouts.  What Hopper's
-    mainloops multiply is gathered there, as operands of any strides are: TMA cannot load it.
+    mainloops multiply is read by scalar loads there, as operands of any strides are: TMA cannot load it.
     Left are those of which k is split (sm90_heuristic.is_profitable), and logits, which have so
     many columns that several small blocks on an SM stream them.  Where nothing is measured, tiles
     of 16 rows are left out: the tensor cores' idle rows of a tile of 64 are hidden by the reading
-    of b; and what is rare is gathered.
+    of b; and what is rare is read by scalar loads.
     """
     few_rows = is_measured(arch)
     compute = compute_dtype(a, b)
     gfx = arch.startswith("gfx")
     gfx11 = arch.startswith("gfx11")  # whose fragments take twice as many registers
-    roomy = max_shared_bytes(arch) >= 160 * 1024
+    large_shared = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
     e5m2 = dtypes.float8_e5m2 in (a, b)
     strided = STRIDED in (layout_a, layout_b)
-    outer = (layout_a, layout_b) == (MN_MAJOR, MN_MAJOR)
+    mn_major = (layout_a, layout_b) == (MN_MAJOR, MN_MAJOR)
     if arch == "sm_90a" and kernel == "gemm":
-        alone = fp16_accumulate or outer or b == FP4 or (block_scales and a in FLOAT16S)
-        gathers = not alone and compute != dtypes.float32
+        alone = fp16_accumulate or mn_major or b == FP4 or (block_scales and a in FLOAT16S)
+        scalar = not alone and compute != dtypes.float32
     else:
         rare = e5m2 or (block_scales and (layout_b == MN_MAJOR or a == dtypes.int8))
-        gathers = not is_measured(arch) and (rare or (layout_a, layout_b) == (MN_MAJOR, K_MAJOR))
+        scalar = not is_measured(arch) and (rare or (layout_a, layout_b) == (MN_MAJOR, K_MAJOR))
     promotes = compute in FLOAT16S and not is_measured(arch)
     warps_n = 4 if gfx11 and (block_scales or promotes) else 2
-    gathered = GemmConfig(
+    by_elements = GemmConfig(
         *(64, 64, 128 // compute.itemsize, 2, warps_n),
-        stages=2, gathers=not strided, promotes=promotes,
+        stages=2, scalar_loads=not strided, promotes=promotes,
     )  # fmt: skip
-    if gathers or strided:
-        inner = arch == "sm_90a" and (layout_a, layout_b) == (K_MAJOR, K_MAJOR)
-        return (gathered, small) if inner and a == b in FLOAT16S else (gathered,)
+    if scalar or strided:
+        k_major = arch == "sm_90a" and (layout_a, layout_b) == (K_MAJOR, K_MAJOR)
+        return (by_elements, small) if k_major and a == b in FLOAT16S else (by_elements,)
     if compute == dtypes.float32:
         return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
     if b == FP4:
         cols = 64 if gfx else 128
-        large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
+        large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if large_shared else few)
         if arch == "sm_90a":
             # Hopper's mainloop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in
             # 52.9 (H200).
@@ -93,7 +93,9 @@ def _tiles(
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or (block_scales and is_measured(arch)) else 128
         warps_n = 4 if promotes and cols == 128 else 2
-        large = GemmConfig(64, cols, 64, 2, warps_n, stages=4 if roomy else few, promotes=promotes)
+        large = GemmConfig(
+            64, cols, 64, 2, warps_n, stages=4 if large_shared else few, promotes=promotes
+        )
         if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
             small = replace(small, tile_k=256, stages=3)
         few_rows = few_rows and not (e5m2 or block_scales)
@@ -103,7 +105,7 @@ def _tiles(
         medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
     else:
         large = GemmConfig(128, 128, 64, 2, 4, stages=3)
-        medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
+        medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if large_shared else 3)
     return (large, medium, small) if few_rows and layout_a == K_MAJOR else (large,)
 
 
@@ -113,7 +115,7 @@ def _dual_tiles(
 ) -> tuple[GemmConfig, ...]:
     """As `_tiles`, for two products: a block has tile_n columns of each."""
     gfx, gfx11 = arch.startswith("gfx"), arch.startswith("gfx11")
-    roomy = max_shared_bytes(arch) >= 160 * 1024
+    large_shared = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3
     strided = STRIDED in (layout_a, layout_b)
     on_hopper = (
@@ -126,14 +128,14 @@ def _dual_tiles(
         if gfx11:
             rows, cols, warps_n = 32 if block_scales or promotes else 64, 64, 4
         tile = GemmConfig(rows, cols, 64 if wide else 128, 2, warps_n, stages=2)
-        return (replace(tile, gathers=not strided, promotes=promotes),)
+        return (replace(tile, scalar_loads=not strided, promotes=promotes),)
     if a in FLOAT16S and a == b:
-        large = GemmConfig(128, 64, 64, 2, 4, stages=3 if roomy else 2)
+        large = GemmConfig(128, 64, 64, 2, 4, stages=3 if large_shared else 2)
         if gfx:
             large = GemmConfig(64, 64, 32, 2, 4, stages=2, finish_rounds=2)
         small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
         return (large, small) if layout_b == K_MAJOR and arch == "host" else (large,)
-    large = GemmConfig(64, 32 if gfx else 64, 64, 2, 2, stages=4 if roomy else few)
+    large = GemmConfig(64, 32 if gfx else 64, 64, 2, 2, stages=4 if large_shared else few)
     if gfx11:
         large = GemmConfig(32, 32, 64, 2, 2, stages=2)
     if a.itemsize == 1 and a != FP4 and not gfx:

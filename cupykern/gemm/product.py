@@ -125,20 +125,20 @@ def dual_by_vectors(
     return layout_b == K_MAJOR and dtypes.float8_e5m2 not in (a, b)
 
 
-def layout_of(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
+def layout_of(x: Matrix, k_step: int, mn_step: int, k: int, mn: int) -> int:
     """How the mainloop can read an operand alone: by vectors along k or along its other dim, at positive
     steps, or not.
     """
     if not x.aligned or min(x.batch_strides, default=0) < 0:
         return STRIDED
 
-    def in_lines(near: int, near_size: int, step: int, size: int) -> bool:
+    def contiguous(near: int, near_size: int, step: int, size: int) -> bool:
         whole = step % (ALIGNMENT // x.dtype.itemsize) == 0
         return (near == 1 or near_size == 1) and whole and (step > 0 or size == 1)
 
-    if in_lines(k_step, k, outer_step, outer):
+    if contiguous(k_step, k, mn_step, mn):
         return K_MAJOR
-    return MN_MAJOR if in_lines(outer_step, outer, k_step, k) else STRIDED
+    return MN_MAJOR if contiguous(mn_step, mn, k_step, k) else STRIDED
 
 
 def misaligned_layout(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
@@ -148,8 +148,8 @@ def misaligned_layout(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
         return STRIDED
     if (b.row == 1 or k == 1) and b.col >= 0:
         return K_MAJOR
-    outer = (b.col == 1 or n == 1) and b.row >= 0
-    return MN_MAJOR if outer and layout_of(a, a.col, a.row, k, m) == K_MAJOR else STRIDED
+    mn_major = (b.col == 1 or n == 1) and b.row >= 0
+    return MN_MAJOR if mn_major and layout_of(a, a.col, a.row, k, m) == K_MAJOR else STRIDED
 
 
 def groups(scales: Matrix, k: int, blocked: bool) -> Groups:

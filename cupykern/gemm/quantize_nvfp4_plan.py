@@ -37,17 +37,17 @@ _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
 @dataclass(frozen=True)
 class NvFp4Config:
     """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through groups of
-    16 numbers; each thread loads at_once of them before it goes on.  held: how many of its groups a thread
-    keeps in shared memory from one pass to the other; a multiple of at_once."""
+    16 elements; each thread loads at_once of them before it goes on.  cached_groups: how many of its groups
+    a thread keeps in shared memory from one pass to the other; a multiple of at_once."""
 
     num_threads: int = 256
     num_blocks: int = 4
     at_once: int = 1
-    held: int = 0
+    cached_groups: int = 0
 
     def shared_bytes(self, itemsize: int) -> int:
-        """quantize_nvfp4.cu: HeldGroups"""
-        return _VECTOR_BYTES * self.num_threads * max(1, self.held * itemsize)
+        """quantize_nvfp4.cu: CachedGroups"""
+        return _VECTOR_BYTES * self.num_threads * max(1, self.cached_groups * itemsize)
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
     """Of inputs of `dtype`."""
     at_once = 2 if dtype.itemsize == 2 and is_measured(arch) else 1  # else it spills
     if arch == "host":
-        return (NvFp4Config(256, 1, at_once, held=2),)
+        return (NvFp4Config(256, 1, at_once, cached_groups=2),)
     one = NvFp4Config(1024, 1, at_once)
     most = (max_shared_bytes(arch) - _STATIC_BYTES) // one.shared_bytes(1)
     if most < 8:  # vectors: little room
         return (NvFp4Config(256, 4, at_once),)
-    return (replace(one, held=most // dtype.itemsize // at_once * at_once),)
+    return (replace(one, cached_groups=most // dtype.itemsize // at_once * at_once),)
 
 
 def _refusal(config: NvFp4Config, task: NvFp4Task, device: Device) -> str | None:
@@ -80,8 +80,8 @@ def _refusal(config: NvFp4Config, task: NvFp4Task, device: Device) -> str | None
         return f"num_blocks must be positive; got {c.num_blocks}"
     if c.at_once not in (1, 2, 4):
         return f"at_once must be 1, 2 or 4; got {c.at_once}"
-    if c.held < 0 or c.held % c.at_once:
-        return f"held must be a multiple of at_once; got {c.held}"
+    if c.cached_groups < 0 or c.cached_groups % c.at_once:
+        return f"cached_groups must be a multiple of at_once; got {c.cached_groups}"
     needed, most = c.shared_bytes(task.dtype.itemsize), max_shared_bytes(arch) - _STATIC_BYTES
     if needed > most:
         return f"{needed} bytes of shared memory are more than {most}"
@@ -92,7 +92,7 @@ def variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
     together = (1536 if dtype.itemsize == 2 else 1024) // config.num_threads
     blocks = max(1, min(config.num_blocks, together))
-    constants = (("kAtOnce", config.at_once), ("kHeld", config.held))
+    constants = (("kAtOnce", config.at_once), ("kCachedGroups", config.cached_groups))
     return Variant(
         "quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks, waits=True
     )

@@ -1,6 +1,6 @@
 """Products of up to 16 rows, in the time of reading b: configs and plans.
 
-The Python half of kernels_cu/gemm_stream.cu.
+The Python half of kernels_cu/skinny_gemm.cu.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .sm90_config import shared_memory_refusal
 
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
-_PARTS = 8  # gemm_stream.cu: kParts
-_PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
+_PHASES = 8  # skinny_gemm.cu: kPhases
+_PARAMS = np.dtype(  # skinny_gemm.cu: StreamParams
     [
-        *(("a_row", np.int64), ("b_line", np.int64), ("k", np.int32), ("padding", np.int32)),
+        *(("a_row", np.int64), ("b_row", np.int64), ("k", np.int32), ("padding", np.int32)),
         *(("groups", np.int64, 4), ("epilogue", EPILOGUE)),
     ]
 )
@@ -44,7 +44,7 @@ _PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
 
 @dataclass(frozen=True)
 class SkinnyGemmConfig:
-    """tile_n columns for a block, whose warps slice k and never wait for each other before the
+    """tile_n columns for a block, whose warps slice k and have no block barrier before the
     epilogue.
 
     tile_k: elements along k of a warp's stage; each has every warps-th of them.
@@ -66,7 +66,7 @@ class SkinnyGemmConfig:
         return 32 * self.warps
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
+        """Dynamic shared memory of a block (skinny_gemm.cu: StreamStorage), at either warp size."""
         task = task.a_decoded
         misaligned = ALIGNMENT if is_misaligned(task) else 0  # bytes of a row besides its own
         bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not _mn_major(task)))
@@ -85,15 +85,15 @@ class SkinnyGemmConfig:
         names = ("ElementA", "ElementB", "Compute")
         types = (task.a, task.b, compute_dtype(task.a, task.b))
         return Variant(
-            "gemm_stream",
+            "skinny_gemm",
             tuple((name, dtypes.CPP_NAMES[x]) for name, x in zip(names, types, strict=True)),
             (
                 ("kRows", self.rows),
                 ("kTileN", self.tile_n),
                 ("kDepth", self.tile_k),
                 ("kStages", self.stages),
-                ("kOuterMajorB", _mn_major(task)),
-                ("kCovered", is_misaligned(task)),
+                ("kMnMajorB", _mn_major(task)),
+                ("kMisaligned", is_misaligned(task)),
             ),
             self.num_threads,
             min_blocks=self.min_blocks,
@@ -131,7 +131,7 @@ def _row_bytes(dtype: np.dtype, elements: int) -> int:
 
 
 def is_misaligned(task: GemmTask) -> bool:
-    """Whether rows begin anywhere (gemm_stream.cu: kCovered)."""
+    """Whether rows are misaligned (skinny_gemm.cu: kMisaligned)."""
     return task.misaligned_b != STRIDED
 
 
@@ -178,7 +178,7 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     stages = max(2, min(most, (max_shared_bytes(arch) // 2 - 1024) // stage))
     found = [SkinnyGemmConfig(tile_n, tile_k, 4, stages, 2, rows)]
     if is_misaligned(task) and is_measured(arch):
-        # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 with n along lines (16 x 4097 x 4096).
+        # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 MN-major (16 x 4097 x 4096).
         found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
     if arch == "sm_90a" and not mn_major:
         alone = []  # on a multiprocessor, where each block has one
@@ -207,13 +207,13 @@ def skinny_gemm_plan(
     """product: of a task that `refusal` does not refuse, an NVFP4 a decoded."""
     params = np.zeros((), _PARAMS)
     params["a_row"] = product.a.row
-    params["b_line"] = product.b.row if _mn_major(task) else product.b.col
+    params["b_row"] = product.b.row if _mn_major(task) else product.b.col
     params["k"] = product.k
     if product.groups_b is not None:
         params["groups"] = product.groups_b[1:]
     fill_epilogue(params["epilogue"], product)
     kernel, struct = get_kernel(target, config.variant(task)), target.by_value(params)
-    parts = _PARTS if is_misaligned(task) and not _mn_major(task) else 1
-    grid = parts * math.ceil(product.n / (parts * config.tile_n))
+    phases = _PHASES if is_misaligned(task) and not _mn_major(task) else 1
+    grid = phases * math.ceil(product.n / (phases * config.tile_n))
     sizes = grid, config.shared_bytes(task)
     return SkinnyGemmPlan(Repeated(kernel, *sizes, lambda arrays: (*arrays, struct)))

@@ -29,7 +29,7 @@ from .sm90_policies import (
 )
 
 ARCHS = ("sm_90a", "host")
-LINE = 128  # bytes of a row of a stage; gemm/stage_operand.cuh: kLineBytes
+SWIZZLE_BYTES = 128  # bytes of a row of a stage; gemm/stage_operand.cuh: kSwizzleBytes
 _MAX_TILES, _MAX_SIZE = 2**30, 2**31 - 512  # int32 coordinates
 
 
@@ -82,7 +82,7 @@ class Sm90Config:
 
     @property
     def split_k(self) -> int:
-        """Into how many parts a cluster splits k."""
+        """Over how many blocks of a cluster k is split."""
         return self.cluster.size if isinstance(self.cluster, SplitK) else 1
 
     @property
@@ -240,8 +240,8 @@ class Sm90Config:
         return None
 
     def stages_refusal(self, task: GemmTask) -> str | None:
-        if self.tile_k * task.a.itemsize % LINE:
-            return f"tile_k must be a multiple of {LINE // task.a.itemsize}; got {self.tile_k}"
+        if self.tile_k * task.a.itemsize % SWIZZLE_BYTES:
+            return f"tile_k must be a multiple of {SWIZZLE_BYTES // task.a.itemsize}; got {self.tile_k}"
         if self.stages < 2:
             return "a stage is released after the next one has come: at least 2"
         sliced, small = isinstance(self.schedule, SlicedK), self.rows * self.cols <= 64 * 64
@@ -359,7 +359,7 @@ class MixedInput(Sm90Config):
         if decoded.a not in FLOAT16S or decoded.b.itemsize != 1:
             name = type(self).__name__
             return f"{name} is for a 16-bit a and an 8-bit or NVFP4 b; got {task.a} and {task.b}"
-        if task.b == FP4 and (self.tile_k > 4 * LINE // 2 or not task.nvfp4_tma):
+        if task.b == FP4 and (self.tile_k > 4 * SWIZZLE_BYTES // 2 or not task.nvfp4_tma):
             return "NVFP4 is decoded in registers of strides that TMA walks, tile_k at most 256"
         return None
 

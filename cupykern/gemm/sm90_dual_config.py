@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .gemm_task import GemmTask
 from .product import FP4, MN_MAJOR
-from .sm90_config import LINE, SS, Fp8, MixedInput, Sm90Config, round_up
+from .sm90_config import SS, SWIZZLE_BYTES, Fp8, MixedInput, Sm90Config, round_up
 from .sm90_policies import COOPERATIVE, NO_CLUSTER, Cooperative, Multicast, SlicedK, SplitK
 
 
@@ -68,7 +68,7 @@ class SwappedIfSliced(GatedEpilogue):
         return self.column_refusal(128 if mn_major else 64) or super().tile_refusal(task)
 
     def cluster_refusal(self, task: GemmTask) -> str | None:
-        wide = self.tile_k * task.a.itemsize > LINE
+        wide = self.tile_k * task.a.itemsize > SWIZZLE_BYTES
         if self.cluster.size > 1 and (wide or (task.layout_b == MN_MAJOR and self.split_k == 1)):
             return (
                 "clusters that multicast b of a dual GEMM need K-major b and a tile_k of 128 bytes"

@@ -21,17 +21,17 @@ from .product import FLOAT16S, FP4, FP8, K_MAJOR
 from .sm90_config import Sm90Config
 from .sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig, Sm90Nvfp4DualGemmConfig
 from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
-from .sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from .sm90_logits_config import SkinnyLogitsConfig, Sm90LogitsConfig
 from .sm90_policies import Cooperative, Multicast, PingPong, SlicedK, SplitK
 from .split_plan import SplitKWorkspace
 
 ARCH = "sm_90a"
 CONFIGS = (
     *(Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig, Sm90DualGemmConfig),
-    *(Sm90Fp8DualGemmConfig, Sm90Nvfp4DualGemmConfig, Sm90LogitsConfig, StreamLogitsConfig),
+    *(Sm90Fp8DualGemmConfig, Sm90Nvfp4DualGemmConfig, Sm90LogitsConfig, SkinnyLogitsConfig),
     *(SplitKWorkspace, DecodeFirst),
 )
-Sm90AnyConfig = Sm90Config | StreamLogitsConfig | SplitKWorkspace | DecodeFirst
+Sm90AnyConfig = Sm90Config | SkinnyLogitsConfig | SplitKWorkspace | DecodeFirst
 _NAMED = {
     kind.__name__: kind for kind in (*CONFIGS, Cooperative, PingPong, SlicedK, Multicast, SplitK)
 }
@@ -82,9 +82,9 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
 def tables_of(task: GemmTask) -> tuple[str, ...]:
     """Those of a task.  Few for what is rare."""
     a, b = task.a, task.b
-    inner = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
+    k_major = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
     if task.kernel == "dequant_softmax":
-        return ("logits, few rows",) if task.m <= FEW_ROWS and inner else ("logits",)
+        return ("logits, few rows",) if task.m <= FEW_ROWS and k_major else ("logits",)
     if task.kernel == "dual_gemm":
         return _dual_tables(task)
     if b == FP4:
@@ -157,26 +157,26 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     return (*split, *(tile.config for tile in sorted(fitting, key=order)))
 
 
-def _is_for_few_rows(config: Sm90Config | StreamLogitsConfig) -> bool:
-    if isinstance(config, StreamLogitsConfig):
+def _is_for_few_rows(config: Sm90Config | SkinnyLogitsConfig) -> bool:
+    if isinstance(config, SkinnyLogitsConfig):
         return False
     return isinstance(config.schedule, SlicedK) or (_splits_k(config) and config.tile_m <= 64)
 
 
-def _splits_k(config: Sm90Config | StreamLogitsConfig) -> bool:
+def _splits_k(config: Sm90Config | SkinnyLogitsConfig) -> bool:
     return isinstance(config, Sm90Config) and config.split_k > 1
 
 
 def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[SplitKWorkspace, ...]:
     """The fastest config that splits k between blocks, if it is faster than `whole` us.
 
-    Of up to as many parts of tiles as there are SMs; they are FP32 and so of the general epilogue.
+    Of up to as many splits of tiles as there are SMs; they are FP32 and so of the general epilogue.
     """
     if not task.a == task.b in FLOAT16S or not task.aligned_128:
         return ()
     times = {}
     for tile in tiles_of(task):
-        for splits in _C["split_parts"]:
+        for splits in _C["splits"]:
             config = SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits)
             if (
                 "general" in tile.epilogues
@@ -212,9 +212,9 @@ def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
 
 
 def _num_tiles(tile: Tile, task: GemmTask) -> int:
-    """Or parts of them: what a block computes at a time."""
+    """Of what a block computes at a time."""
     c = tile.kernel
-    if isinstance(c, StreamLogitsConfig):
+    if isinstance(c, SkinnyLogitsConfig):
         return task.batch * math.ceil(task.n / c.tile_n)
     rows, cols = c.cluster_tile
     if isinstance(tile.config, DecodeFirst) and task.mixed_input:
@@ -230,15 +230,15 @@ def estimate(
     """Us until the busiest of `blocks` blocks has computed its tiles; of a SplitKWorkspace with so
     many splits, until their sum is in memory.  Linear in the tile's time and the constants."""
     if splits > 1:
-        parts = estimate(
+        first = estimate(
             tile,
-            SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits).part(task),
+            SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits).split(task),
             blocks,
             1,
             constants,
         )
         return (
-            parts
+            first
             + constants["split_launch"]
             + splits * task.m * task.n * constants["split_element"]
         )

@@ -1,7 +1,7 @@
 """Configs of Hopper's dequant_softmax kernels: tiles of wgmma, and a stream of weights for few
 rows.
 
-The Python half of the types of kernels_cu/dequant_softmax_hopper.cu and dequant_softmax_stream.cu.
+The Python half of the types of kernels_cu/dequant_softmax_hopper.cu and dequant_softmax_skinny.cu.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sm90LogitsConfig(MixedInput):
 
 
 @dataclass(frozen=True)
-class StreamLogitsConfig:
+class SkinnyLogitsConfig:
     """Up to 16 rows by mma: each warp has 32 of tile_n columns."""
 
     tile_n: int
@@ -54,7 +54,7 @@ class StreamLogitsConfig:
         return self.tile_n + 32
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (dequant_softmax_stream.cu: StreamStorage)."""
+        """Dynamic shared memory of a block (dequant_softmax_skinny.cu: StreamStorage)."""
         warps, rows = self.tile_n // 32, self.rows
         staged = warps * rows * 36 * 4 + warps * rows * 8
         return self.stages * (self.tile_n * self.tile_k + rows * self.tile_k * 2 + 16) + staged
@@ -62,12 +62,12 @@ class StreamLogitsConfig:
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
         if task.kernel != "dequant_softmax" or (task.layout_a, task.layout_b) != (K_MAJOR, K_MAJOR):
-            return "StreamLogitsConfig is for dequant_softmax of K-major operands"
+            return "SkinnyLogitsConfig is for dequant_softmax of K-major operands"
         if task.m > self.rows:
-            return f"StreamLogitsConfig is for up to {self.rows} rows; got {task.m}"
+            return f"SkinnyLogitsConfig is for up to {self.rows} rows; got {task.m}"
         if not 0 < self.tile_n <= 512 or self.tile_n % 64 or self.stages < 2:
             return (
-                "StreamLogitsConfig needs tile_n a multiple of 64 up to 512, and at least 2 stages"
+                "SkinnyLogitsConfig needs tile_n a multiple of 64 up to 512, and at least 2 stages"
             )
         return (
             device_refusal(device)
@@ -78,4 +78,4 @@ class StreamLogitsConfig:
     def variant(self, task: GemmTask) -> Variant:
         types = (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b]))
         sizes = (("kTileN", self.tile_n), ("kStages", self.stages))
-        return Variant("dequant_softmax_stream", types, sizes, self.num_threads)
+        return Variant("dequant_softmax_skinny", types, sizes, self.num_threads)

@@ -32,7 +32,7 @@ from .product import (
     fill_epilogues,
     product_dims,
 )
-from .sm90_config import LINE, Sm90Config
+from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
 from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind
 
@@ -175,7 +175,7 @@ def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | No
     by_threads = p.b2 is not None and c.swap_ab
     if (kind == TMA_RESIDUAL or tma_stores(p.out, p.m, p.n)) and not by_threads:
         rows = min(c.tile_m // c.split_k, 64) if c.swap_ab else 16
-        box = (1, rows, LINE // max(2, p.out.dtype.itemsize))  # MatmulArguments
+        box = (1, rows, SWIZZLE_BYTES // max(2, p.out.dtype.itemsize))  # MatmulArguments
         if isinstance(c, GatedEpilogue):  # kBoxCols
             box = (1, 16, math.gcd(c.own_columns, 64))
         shape = p.m, p.n

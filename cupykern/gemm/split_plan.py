@@ -1,7 +1,7 @@
-"""Split-K with a workspace, for few tiles and long K: a batch of partial products, which another
-launch adds.
+"""Split-K with a workspace, for few tiles and long K: a batch of partial accumulators, which
+another launch adds.
 
-The Python half of kernels_cu/add_splits.cu.
+The Python half of kernels_cu/reduce_split_k.cu.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .gemm_task import GemmTask
 from .product import EPILOGUE, FLOAT16S, Matrix, Product, fill_epilogue
 from .sm90_gemm_config import Sm90GemmConfig
 
-ADD_SPLITS = Variant("add_splits", (), (), 256)
-_RUN, _BLOCKS = 4, 8  # add_splits.cu: kRun; blocks of a multiprocessor
-_PARAMS = np.dtype([("epilogue", EPILOGUE), ("num_parts", np.int64)])  # SplitsParams
-_OUT, _ENDS = 2, slice(2, 7)  # in product.ARRAYS, of what the last launch takes
+REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
+_RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks of a multiprocessor
+_PARAMS = np.dtype([("epilogue", EPILOGUE), ("num_splits", np.int64)])  # SplitKParams
+_OUT, _EPILOGUE = 2, slice(2, 7)  # in product.ARRAYS, of what the last launch takes
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class SplitKWorkspace:
     def num_threads(self) -> int:
         return self.config.num_threads
 
-    def part(self, task: GemmTask) -> GemmTask:
-        """The task of the parts, as a batch."""
+    def split(self, task: GemmTask) -> GemmTask:
+        """The task of the first launch: a batch of partial accumulators."""
         changes: dict[str, Any] = {"tma_store_epilogue": False, "slow_activation": False}
         return replace(task, batch=self.splits, k=task.k // self.splits, **changes)
 
     def shared_bytes(self, task: GemmTask) -> int:
-        return self.config.shared_bytes(self.part(task))
+        return self.config.shared_bytes(self.split(task))
 
     def variant(self, task: GemmTask) -> Variant:
         """Of the first launch."""
-        return self.config.variant(self.part(task))
+        return self.config.variant(self.split(task))
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
@@ -58,18 +58,18 @@ class SplitKWorkspace:
         if t.kernel != "gemm" or not t.a == t.b in FLOAT16S or t.batch != 1 or t.n % 4:
             return "split-K with a workspace is of one 16-bit product with a multiple of 4 columns"
         if not t.k or t.k % (splits * max(1, self.config.tile_k)):
-            return f"k = {t.k} is no {splits} parts of whole stages"
+            return f"{splits} splits of k = {t.k} are not of whole stages"
         if splits * t.m * t.n >= 2**31:
-            return f"{splits} parts of {t.m} x {t.n} accumulators need too large a workspace"
-        return self.config.refusal(self.part(t), device)
+            return f"{splits} splits of {t.m} x {t.n} accumulators need too large a workspace"
+        return self.config.refusal(self.split(t), device)
 
 
 class SplitPlan(NamedTuple):
-    """The launch of the parts, to memory of their own, and the one that adds them."""
+    """The launch of the splits, to a workspace, and the one that adds them."""
 
-    parts: Any
-    num_parts: int
-    size: int  # of a part
+    splits: Any
+    num_splits: int
+    size: int  # accumulators of a split
     kernel: Kernel
     grid: int
     params: Any
@@ -77,16 +77,16 @@ class SplitPlan(NamedTuple):
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
-        parts = maker(xp)((self.num_parts * self.size,), dtypes.float32)
+        partials = maker(xp)((self.num_splits * self.size,), dtypes.float32)
         absent = [None] * (len(arrays) - _OUT - 1)
-        self.parts.launch(xp, (*arrays[:_OUT], parts, *absent))
-        self.kernel(self.grid, (parts, *arrays[_ENDS], self.params))
+        self.splits.launch(xp, (*arrays[:_OUT], partials, *absent))
+        self.kernel(self.grid, (partials, *arrays[_EPILOGUE], self.params))
 
 
 def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> SplitPlan:
-    """plan_of(product): the plan of the parts."""
+    """plan_of(product): the plan of the splits."""
     p, depth = product, product.k // splits
-    of_parts = Product(
+    of_splits = Product(
         *((splits,), p.m, p.n, depth),
         p.a._replace(batch_strides=(depth * p.a.col,)),
         p.b._replace(batch_strides=(depth * p.b.row,)),
@@ -100,13 +100,13 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
     )
     params = np.zeros((), _PARAMS)
     fill_epilogue(params["epilogue"], p)
-    params["num_parts"] = splits
-    blocks = -(-p.m * p.n // (_RUN * ADD_SPLITS.num_threads))
+    params["num_splits"] = splits
+    blocks = -(-p.m * p.n // (_RUN * REDUCE_SPLIT_K.num_threads))
     return SplitPlan(
-        parts=plan_of(of_parts),
-        num_parts=splits,
+        splits=plan_of(of_splits),
+        num_splits=splits,
         size=p.m * p.n,
-        kernel=get_kernel(target, ADD_SPLITS),
+        kernel=get_kernel(target, REDUCE_SPLIT_K),
         grid=min(blocks, _BLOCKS * target.multiprocessors),
         params=target.by_value(params),
     )

@@ -48,7 +48,7 @@ def dequant_softmax(
     dtype: float16, bfloat16 or float32, of the result; None: a's.
     out: array to write into, of the result's shape and dtype and apart from all operands.
     config: a GemmConfig of the product, tile_n a multiple of 64, a Sm90LogitsConfig or a
-        StreamLogitsConfig; None: the default one.
+        SkinnyLogitsConfig; None: the default one.
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come

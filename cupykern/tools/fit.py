@@ -112,7 +112,7 @@ def samples(trials: Iterable[Trial]) -> list[Sample]:
             task = task_of_key(trial.key or "", trial.shape)
             for name in sm90_heuristic.tables_of(task):
                 for i, tile in enumerate(sm90_heuristic.table(name)):
-                    for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["split_parts"]):
+                    for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
                         config: Any = tile.config
                         if splits > 1:
                             config = SplitKWorkspace(config, splits)

@@ -18,7 +18,7 @@ template <class Traits> struct EpilogueSm90 {
     using Layout = FragmentLayout;
     using Softmax = OnlineSoftmax<Element, Layout>;
     using Outputs = float[Traits::kHeadDim / 2];
-    static constexpr int kBoxDims = Traits::kBoxDims, kLine = Traits::kSwizzleBytes;
+    static constexpr int kBoxDims = Traits::kBoxDims, kRowBytes = Traits::kSwizzleBytes;
     const AttentionParams& params;
     SharedStorage<Traits>& storage;
     const TensorMap& out_map;
@@ -47,10 +47,10 @@ template <class Traits> struct EpilogueSm90 {
             }
         }
         named_barrier(1 + threadIdx.x / 128, 128);  // the warpgroup has read its queries
-        // Lane l addresses line l % 8 of the l / 8-th matrix: rows 0-7 and 8-15 of 8 dims, then of
+        // Lane l addresses row l % 8 of the l / 8-th matrix: rows 0-7 and 8-15 of 8 dims, then of
         // the next 8.
         auto& staging = storage.queries[query_stage];
-        const int line = warp_row() + lane % 16;
+        const int box_row = warp_row() + lane % 16;
 #pragma unroll
         for (int dim = 0; dim < Traits::kHeadDim; dim += 16) {
             uint32_t packed[4];
@@ -60,8 +60,8 @@ template <class Traits> struct EpilogueSm90 {
                 packed[i] = pack<Element>(pair[0] * inverse[i % 2], pair[1] * inverse[i % 2]);
             }
             const int chunk = dim % kBoxDims / 8 + lane / 16;
-            store_matrix(staging.bytes + dim / kBoxDims * staging.kBoxBytes + line * kLine +
-                             (chunk ^ line % 8) * 16,
+            store_matrix(staging.bytes + dim / kBoxDims * staging.kBoxBytes + box_row * kRowBytes +
+                             (chunk ^ box_row % 8) * 16,
                          packed);
         }
         fence_async_proxy();
@@ -74,7 +74,7 @@ template <class Traits> struct EpilogueSm90 {
                     if (i * kBoxDims < int(params.head_dim_v)) {
                         const auto coordinates = Coordinates<Traits::kVarlen>::of(to, i * kBoxDims);
                         tma_store(out_map,
-                                  staging.bytes + i * staging.kBoxBytes + warp_row() * kLine,
+                                  staging.bytes + i * staging.kBoxBytes + warp_row() * kRowBytes,
                                   coordinates.at);
                     }
                 }

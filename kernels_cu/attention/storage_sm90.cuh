@@ -31,8 +31,8 @@ template <bool kVarlen> struct Coordinates {
 
 // kRows rows of kHeadDim elements, in boxes of kBoxDims.
 template <class Traits, int kRows> struct SharedRows {
-    static constexpr int kLine = Traits::kSwizzleBytes, kBoxDims = Traits::kBoxDims;
-    static constexpr int kBoxBytes = kRows * kLine;
+    static constexpr int kRowBytes = Traits::kSwizzleBytes, kBoxDims = Traits::kBoxDims;
+    static constexpr int kBoxBytes = kRows * kRowBytes;
     unsigned char bytes[Traits::kBoxes * kBoxBytes];
 
     DEVICE void load(const TensorMap& map, Barrier& full, const RowRange& from) {
@@ -45,14 +45,14 @@ template <class Traits, int kRows> struct SharedRows {
     }
     // K-major operand (k: dims) from `row` on, and the byte offset of dim `dim`.
     DEVICE uint64_t k_major(int row) const {
-        return matrix_descriptor<kLine>(bytes + row * kLine, 0, 8 * kLine);
+        return matrix_descriptor<kRowBytes>(bytes + row * kRowBytes, 0, 8 * kRowBytes);
     }
     DEVICE static int to_dim(int dim) { return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2; }
     // MN-major operand (k: rows), and the byte offset of row `row`.
     DEVICE uint64_t mn_major() const {
-        return matrix_descriptor<kLine>(bytes, kBoxBytes, 8 * kLine);
+        return matrix_descriptor<kRowBytes>(bytes, kBoxBytes, 8 * kRowBytes);
     }
-    DEVICE static int to_row(int row) { return row * kLine; }
+    DEVICE static int to_row(int row) { return row * kRowBytes; }
 };
 
 // num_steps: key tiles of a query tile, in descending order, of which a block mask may keep fewer;

@@ -22,7 +22,7 @@ template <class Mainloop> struct Convert8Bit {
     DEVICE void fetch(Fetched& fetched, const unsigned char* stage, int k) const {
         const int lane = threadIdx.x % 32;
         if constexpr (kMnMajor) {
-            static_assert(Mainloop::kRows <= kLineBytes, "a line has all rows");
+            static_assert(Mainloop::kRows <= kSwizzleBytes, "one box has all rows");
 #pragma unroll
             for (int i = 0; i < kDepth / 32; ++i) {
                 uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
@@ -35,9 +35,9 @@ template <class Mainloop> struct Convert8Bit {
             for (int i = 0; i < kDepth / 8; ++i) {  // k in steps of 16; rows 0-7, then 8-15
                 const int at = k + i / 2 * kMmaK;
                 const unsigned char* p =
-                    stage + at / Stage::kLine * Stage::kBoxBytes +
-                    Stage::offset(row + lane / 4, at % Stage::kLine + lane % 4 * 2) +
-                    i % 2 * 8 * Stage::kLine;
+                    stage + at / Stage::kRowBytes * Stage::kBoxBytes +
+                    Stage::offset(row + lane / 4, at % Stage::kRowBytes + lane % 4 * 2) +
+                    i % 2 * 8 * Stage::kRowBytes;
                 fetched[2 * i] = *reinterpret_cast<const uint16_t*>(p);
                 fetched[2 * i + 1] = *reinterpret_cast<const uint16_t*>(p + 8);
             }

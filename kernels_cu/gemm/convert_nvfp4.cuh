@@ -26,14 +26,14 @@ template <class Mainloop> struct ConvertNvfp4 {
         kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // factor of an accumulator
 
     const RowScales& scales;
-    int line, second_row;              // the thread's first row in a stage; distance of its second
+    int first_row, second_row;         // the thread's first row in a stage; distance of its second
     int first;                         // first word of scales of the warpgroup's first stage
     uint32_t words[2], prefetched[2];  // lane i of four: word i of the next kPrefetchedWords
 
     DEVICE ConvertNvfp4(const typename Mainloop::WorkTile& work, int row)
         : scales(work.row_scales) {
         const int lane = threadIdx.x % 32;
-        line = kPair ? row / 2 + lane / 4 : row + lane / 4;
+        first_row = kPair ? row / 2 + lane / 4 : row + lane / 4;
         second_row = kPair ? Mainloop::kRows / 2 : 8;
         first = (work.first_k_tile + (Mainloop::kSlicedK ? work.consumer : 0)) * kStageWords;
         fetch(0);
@@ -76,8 +76,9 @@ template <class Mainloop> struct ConvertNvfp4 {
                 if (i == 0 || at % kWordK == 0) {
                     four = shuffle(words[half], lane / 4 * 4 + ahead % kPrefetchedWords);
                 }
-                const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
-                    stage + Stage::offset(line, at / 2) + half * second_row * Stage::kLine);
+                const Bytes<16> codes =
+                    *reinterpret_cast<const Bytes<16>*>(stage + Stage::offset(first_row, at / 2) +
+                                                        half * second_row * Stage::kRowBytes);
                 uint32_t pairs[4];
                 decode_bytes<To, kUnits>(codes.words, lane % 4, four >> at % kWordK / 2, pairs);
 #pragma unroll

@@ -27,10 +27,10 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static constexpr int kBothBoxBytes = kSwapAB ? StageRows::kBoxBytes : StageCols::kBoxBytes;
     static constexpr int kStep = OperandB::kMnMajor ? StageUnit::kBoxBytes : kBothBoxBytes;
     static constexpr int kSecond = OperandB::kMnMajor ? StageUnit::kBytes : kBothBoxBytes / 2;
-    static_assert(StageUnit::kLine == (kSwapAB ? StageRows::kLine : StageCols::kLine),
-                  "the same lines");
-    static_assert(!kMulticast || StageUnit::kContiguousBytes == kLineBytes,
-                  "a cluster's blocks load slices of one line");
+    static_assert(StageUnit::kRowBytes == (kSwapAB ? StageRows::kRowBytes : StageCols::kRowBytes),
+                  "the same rows");
+    static_assert(!kMulticast || StageUnit::kContiguousBytes == kSwizzleBytes,
+                  "a cluster's blocks load slices of one row");
 
     DEVICE static int first_row(const GemmWorkTile& tile) {
         return int(kSwapAB ? tile.col : tile.row);

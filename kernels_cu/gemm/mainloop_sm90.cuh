@@ -79,7 +79,7 @@ struct MainloopSm90 {
     static constexpr int kTileM = Tile_::kM, kTileN = Tile_::kN, kTileK = Tile_::kK;
     static constexpr int kRows = kSwapAB ? kTileN : kTileM, kCols = kSwapAB ? kTileM : kTileN;
     static constexpr int kMmaK = 32 / int(sizeof(ElementA));
-    static_assert(kTileK % (kLineBytes / int(sizeof(ElementA))) == 0, "whole lines of A");
+    static_assert(kTileK % (kSwizzleBytes / int(sizeof(ElementA))) == 0, "whole boxes of A");
 
     static constexpr int kConsumers = Schedule_::kConsumers;
     static constexpr bool kPingPong = Schedule_::kPingPong, kSlicedK = Schedule_::kSlicedK;

@@ -3,7 +3,7 @@
 
 namespace gemm {
 
-constexpr int kLineBytes = 128;  // 128-byte swizzle; shorter rows have a swizzle of their length
+constexpr int kSwizzleBytes = 128;  // 128-byte swizzle; shorter rows have a swizzle of their length
 
 // kExtent rows of A or columns of B, kTileK of k.
 template <class Operand, int kExtent, int kTileK> struct StageOperand {
@@ -15,17 +15,18 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     static constexpr int kBytes = kExtent * kTileK * kSize / kPacked;
     static constexpr int kContiguousBytes = (kMnMajor ? kExtent : kTileK) * kSize / kPacked;
     static_assert(kPacked == 1 || !kMnMajor, "the values of a byte are contiguous along k");
-    // A TMA box is kLine bytes wide, the span of its swizzle.
-    static constexpr int kLine = kContiguousBytes < kLineBytes ? kContiguousBytes : kLineBytes;
-    static constexpr int kBoxBytes = (kMnMajor ? kTileK : kExtent) * kLine;
-    static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kLine) == 0, "whole boxes");
+    // A TMA box is kRowBytes bytes wide, the span of its swizzle.
+    static constexpr int kRowBytes =
+        kContiguousBytes < kSwizzleBytes ? kContiguousBytes : kSwizzleBytes;
+    static constexpr int kBoxBytes = (kMnMajor ? kTileK : kExtent) * kRowBytes;
+    static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kRowBytes) == 0, "whole boxes");
 
     // extent: the first row of A or column of B.  step: from one box to the next, in bytes.
     DEVICE static void load(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
                             int extent, int batch, int step = kBoxBytes) {
 #pragma unroll
         for (int i = 0; i < kBytes / kBoxBytes; ++i) {
-            const int contiguous = i * kLine / kSize;
+            const int contiguous = i * kRowBytes / kSize;
             tma_load(stage + i * step, map, full,
                      {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
                       kMnMajor ? k : extent, batch});
@@ -37,13 +38,13 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
                                       int k, int extent, int batch, int rank) {
         constexpr int kBoxes = kBytes / kBoxBytes / (kMnMajor ? kClusterSize : 1);
         constexpr int kSliceBytes = kBoxBytes / (kMnMajor ? 1 : kClusterSize);
-        static_assert(kBoxes > 0 && kSliceBytes % (8 * kLine) == 0, "a slice for every block");
+        static_assert(kBoxes > 0 && kSliceBytes % (8 * kRowBytes) == 0, "a slice for every block");
         const int first = kMnMajor ? rank * kBoxes : 0;
         stage += first * kBoxBytes + (kMnMajor ? 0 : rank * kSliceBytes);
-        extent += kMnMajor ? first * kLine / kSize : rank * (kExtent / kClusterSize);
+        extent += kMnMajor ? first * kRowBytes / kSize : rank * (kExtent / kClusterSize);
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
-            const int contiguous = i * kLine / kSize;
+            const int contiguous = i * kRowBytes / kSize;
             tma_load_multicast(stage + i * kBoxBytes, map, full,
                                {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
                                 kMnMajor ? k : extent, batch},
@@ -56,15 +57,15 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     }
     // wgmma descriptor of the tile at (extent, k).
     DEVICE static uint64_t descriptor(const unsigned char* stage, int extent, int k) {
-        const int contiguous = (kMnMajor ? extent : k) * kSize, line = kMnMajor ? k : extent;
+        const int contiguous = (kMnMajor ? extent : k) * kSize, row = kMnMajor ? k : extent;
         const unsigned char* p =
-            stage + contiguous / kLine * kBoxBytes + line * kLine + contiguous % kLine;
-        return matrix_descriptor<kLine>(p, kMnMajor ? kBoxBytes : 0, 8 * kLine);
+            stage + contiguous / kRowBytes * kBoxBytes + row * kRowBytes + contiguous % kRowBytes;
+        return matrix_descriptor<kRowBytes>(p, kMnMajor ? kBoxBytes : 0, 8 * kRowBytes);
     }
-    // Swizzled offset of byte `byte` of row `line` of the first box; 8 rows further adds 8 * kLine.
-    DEVICE static int offset(int line, int byte) {
-        const int offset = line * kLine;
-        return (offset | (offset >> 3 & (kLine - 16))) ^ byte;
+    // Swizzled offset of byte `byte` of row `row` of the first box; 8 rows add 8 * kRowBytes.
+    DEVICE static int offset(int row, int byte) {
+        const int offset = row * kRowBytes;
+        return (offset | (offset >> 3 & (kRowBytes - 16))) ^ byte;
     }
 };
 

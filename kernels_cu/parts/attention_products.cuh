@@ -12,7 +12,7 @@ static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == 
               "warps share a tile in fragments of 16 x 16");
 static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kMasked || 64 % kTileN == 0),
               "a warp's part of a tile lies in one block of a mask");
-static_assert(!kHalfScores || kHasHalfAccumulator, "sums in FP16");
+static_assert(!kHalfScores || kHasHalfAccumulator, "FP16 accumulators");
 
 // Whether queries are the rows of the accumulators: so on targets where an accumulator repacks to
 // an A operand.

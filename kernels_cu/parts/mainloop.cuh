@@ -60,12 +60,12 @@ template <class Element, int kLayout, int kExtent>
 struct OperandTile {
     using Stored = Element;
     static constexpr bool kMnMajor = kLayout == kLayoutMnMajor;
-    static constexpr int kLineElements = kMnMajor ? kExtent : kTileK;
-    using Tile = SharedTile<kMnMajor ? kTileK : kExtent, int(sizeof(Element)) * kLineElements>;
+    static constexpr int kRowElements = kMnMajor ? kExtent : kTileK;
+    using Tile = SharedTile<kMnMajor ? kTileK : kExtent, int(sizeof(Element)) * kRowElements>;
 };
 template <int kLayout, int kExtent>
 struct OperandTile<e2m1x2, kLayout, kExtent> {
-    static_assert(kLayout == kLayoutKMajor, "the numbers of a byte are neighbours along k");
+    static_assert(kLayout == kLayoutKMajor, "the elements of a byte are contiguous along k");
     using Stored = e2m1x2;
     static constexpr bool kMnMajor = false;
     using Tile = ScaledTile<kExtent, kTileK>;
@@ -82,7 +82,7 @@ DEVICE float value_of(const P& products, int i) {
 // The accumulators of the MMA, and those that they are promoted to.
 using MmaAccumulator = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
 static_assert(!kHalfSums || (kHasHalfAccumulator && kSame<ComputeA, half> && kPromoteK > 0),
-              "FP16's sums are promoted");
+              "FP16 accumulators are promoted");
 struct PromotedAccumulator {
     using Scalar = float;
     using Positions = Accumulator<ComputeA>;
@@ -98,7 +98,7 @@ using AccumulatorFragment = typename AccumulatorOf<(kPromoteK > 0)>::Type;
 using ElementAccumulator = typename AccumulatorFragment::Scalar;
 using MmaAccumulatorTile = MmaAccumulator[kFragmentsM][kFragmentsN];
 using AccumulatorTile = AccumulatorFragment[kFragmentsM][kFragmentsN];
-static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
+static_assert(kPromoteK % kTileK == 0, "accumulators are promoted after whole stages");
 
 // This warp's coordinates in the block's tile.
 struct WarpCoord {

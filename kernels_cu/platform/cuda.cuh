@@ -226,13 +226,13 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy policy) {
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // Copies 4, 8 or 16 bytes, aligned to their size; if not `valid`, zero-fills the destination.
-// kLine: L2 prefetch size, 128 if this or another block will read the surrounding bytes; else 0.
-template <int N, int kLine = 0>
+// kL2Prefetch: 128 if this or another block will read the surrounding bytes; else 0.
+template <int N, int kL2Prefetch = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
     const int bytes = valid ? N : 0;
-    static_assert(kLine == 0 || (kLine == 128 && N == 16), "lines of L2");
-    if constexpr (kLine == 128) {
+    static_assert(kL2Prefetch == 0 || (kL2Prefetch == 128 && N == 16), "none, or 128 bytes");
+    if constexpr (kL2Prefetch == 128) {
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address),
                      "l"(global), "r"(bytes)
                      : "memory");
@@ -263,11 +263,11 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy 
                  : "memory");
 }
 // Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
-template <int kLine = 0>
+template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    static_assert(kLine == 0 || kLine == 128, "lines of L2");
-    if constexpr (kLine == 128) {
+    static_assert(kL2Prefetch == 0 || kL2Prefetch == 128, "none, or 128 bytes");
+    if constexpr (kL2Prefetch == 128) {
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address),
                      "l"(global), "r"(bytes)
                      : "memory");

@@ -240,7 +240,7 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy) {
 // --- async copies, global -> shared ----------------------------------------------------------
 // Plain loads and stores: the compiler waits for a load at its store, so that commit and wait do
 // nothing.
-template <int N, int kLine = 0>
+template <int N, int kL2Prefetch = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     Bytes<N> b{};
@@ -256,7 +256,7 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy)
     copy_async<N>(shared, global, valid);
 }
 // Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
-template <int kLine = 0>
+template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     Bytes<16> b{};
     if (bytes == 16) {

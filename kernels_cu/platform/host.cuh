@@ -275,7 +275,7 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy, HOST_LOCATION)
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // The destination is poison (0xff) until the wait, which writes it.
-template <int N, int kLine = 0>
+template <int N, int kL2Prefetch = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_LOCATION) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     host::check_alignment(shared, N, location);
@@ -296,7 +296,7 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy,
     copy_async<N>(shared, global, valid, location);
 }
 // Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
-template <int kLine = 0>
+template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_LOCATION) {
     // Checked for 0 bytes too: a GPU issues the instruction with this address.
     host::check_alignment(shared, 16, location);

@@ -51,7 +51,7 @@ struct Transfer {
 };
 
 // Last store_matrix to 16 bytes of shared memory: its thread, and its proxy fences so far.
-struct StoredLine {
+struct StoredChunk {
     const Fiber* by;
     int num_proxy_fences;
 };
@@ -112,8 +112,8 @@ struct Cluster {
     int num_phase_barriers;
     Transfer* transfers;
     int num_transfers, transfer_capacity;
-    Barrier stores;      // waiters for stores
-    StoredLine* stored;  // of all shared memory; made by the first store_matrix
+    Barrier stores;       // waiters for stores
+    StoredChunk* stored;  // of all shared memory; made by the first store_matrix
     bool has_stored;
     Warpgroup* warpgroups;  // made by the first wgmma
     // Static arrays seen so far have the same offsets in all blocks.

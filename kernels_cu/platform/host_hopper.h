@@ -102,12 +102,12 @@ inline uintptr_t swizzled(uintptr_t address, int swizzle_bytes) {
 // Copies the box between the array and `image`, the shared memory from `shared` on.
 void copy_box(const Transfer& t, char* image, bool load) {
     const TensorMap& map = t.map;
-    const int line_bytes = map.box[0] * map.item_bytes;
+    const int row_bytes = map.box[0] * map.item_bytes;
     const long long columns = (long long)map.shape[0];
     const long long first = t.at[0] < 0 ? -(long long)t.at[0] : 0;
     const long long last = columns - t.at[0] < map.box[0] ? columns - t.at[0] : map.box[0];
-    char line[2048];
-    for (int row = 0; row * line_bytes < t.bytes; ++row) {
+    char data[2048];
+    for (int row = 0; row * row_bytes < t.bytes; ++row) {
         // Modulo 2^64, as in TMA: out-of-bounds coordinates do not overflow.
         uint64_t address = map.address + uint64_t((t.at[0] + first) * map.item_bytes);
         bool inside = first < last;
@@ -121,15 +121,15 @@ void copy_box(const Transfer& t, char* image, bool load) {
         char* global = reinterpret_cast<char*>(address);
         const size_t bytes = inside ? (last - first) * map.item_bytes : 0;
         if (load) {
-            memset(line, 0, line_bytes);
-            memcpy(line + first * map.item_bytes * inside, global, bytes);
+            memset(data, 0, row_bytes);
+            memcpy(data + first * map.item_bytes * inside, global, bytes);
         }
-        for (int i = 0; i < line_bytes; i += 16) {
-            const uintptr_t address = uintptr_t(t.shared) + row * line_bytes + i;
+        for (int i = 0; i < row_bytes; i += 16) {
+            const uintptr_t address = uintptr_t(t.shared) + row * row_bytes + i;
             char* there = image + (swizzled(address, map.swizzle_bytes) - uintptr_t(t.shared));
-            memcpy(load ? there : line + i, load ? line + i : there, 16);
+            memcpy(load ? there : data + i, load ? data + i : there, 16);
         }
-        if (!load) memcpy(global, line + first * map.item_bytes * inside, bytes);
+        if (!load) memcpy(global, data + first * map.item_bytes * inside, bytes);
     }
 }
 
@@ -247,7 +247,7 @@ void tma_check(const TensorMap* map, const int* at, int num_coordinates, const v
         fail_at("TMA: the innermost coordinate must be a multiple of 16 bytes", location);
     }
     if (store && map->shape[0] * map->item_bytes % 16 != 0) {
-        fail_at("tma_store: lines must be of whole 16 bytes, which are all written", location);
+        fail_at("tma_store: rows must be whole multiples of 16 bytes", location);
     }
     for (int i = 0; i < map->rank; ++i) {
         if (store && at[i] < 0) fail_at("tma_store: no coordinate may be negative", location);
@@ -284,31 +284,31 @@ void tma_load(const TensorMap* map, const int* at, void* shared, void* barrier, 
 
 // TMA sees a thread's shared-memory stores after its proxy fence, before the barrier that the store
 // waits for.  Checked for store_matrix only: other stores are the compiler's.
-StoredLine* stored_lines(const void* shared) {
+StoredChunk* stored_chunks(const void* shared) {
     const Worker& w = *worker;
     return w.cluster.stored + (static_cast<const char*>(shared) - w.shared) / 16;
 }
 
-void matrix_stored(const void* line) {
+void matrix_stored(const void* chunk) {
     Cluster& c = worker->cluster;
-    if (!block_of(line)) return;
+    if (!block_of(chunk)) return;
     if (!c.stored) {
         c.stored =
-            static_cast<StoredLine*>(calloc(worker->shared_capacity / 16, sizeof(StoredLine)));
+            static_cast<StoredChunk*>(calloc(worker->shared_capacity / 16, sizeof(StoredChunk)));
         if (!c.stored) return;
     }
     c.has_stored = true;
     const Fiber* self = worker->current;
-    *stored_lines(line) = {self, self->num_proxy_fences};
+    *stored_chunks(chunk) = {self, self->num_proxy_fences};
 }
 
 void fence_async_proxy() { ++worker->current->num_proxy_fences; }
 
 void check_fenced(const void* shared, int bytes, Location location) {
     if (!worker->cluster.has_stored) return;
-    const StoredLine* lines = stored_lines(shared);
+    const StoredChunk* chunks = stored_chunks(shared);
     for (int i = 0; i < bytes / 16; ++i) {
-        if (lines[i].by && lines[i].num_proxy_fences == lines[i].by->num_proxy_fences) {
+        if (chunks[i].by && chunks[i].num_proxy_fences == chunks[i].by->num_proxy_fences) {
             fail_at("tma_store reads what store_matrix has stored without fence_async_proxy",
                     location);
         }
@@ -391,7 +391,7 @@ void forget_transfers(Cluster& c) {
     while (c.num_transfers > 0) free(c.transfers[--c.num_transfers].data);
     c.num_phase_barriers = 0;
     if (c.has_stored) {
-        memset(c.stored, 0, worker->shared_bytes / 16 * c.size * sizeof(StoredLine));
+        memset(c.stored, 0, worker->shared_bytes / 16 * c.size * sizeof(StoredChunk));
     }
     c.has_stored = false;
 }

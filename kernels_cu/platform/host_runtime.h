@@ -123,7 +123,7 @@ struct Runtime {
     const void* (*tma_store_source)(int groups, int i, int* bytes);
     void (*tma_store_wait)(int groups, bool read, Location);
     unsigned (*shared_address)(const void* shared);
-    void (*matrix_stored)(const void* line);  // 16 bytes of shared memory, by this thread
+    void (*matrix_stored)(const void* chunk);  // 16 bytes of shared memory, by this thread
     void (*fence_async_proxy)();
     void (*wgmma_fence)();
     void (*wgmma)(const Wgmma*, Location);

@@ -128,7 +128,7 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
 
 // load_fragment for many fragments of one tile, with one swizzled base address per lane.  first: of
 // the first fragment, as in load_fragment; 0 if kMnMajor.  mn, k: offsets of other fragments,
-// multiples of 16.  Tile: Bytes<16> chunks[], aligned to 128 bytes; index(line, chunk); rows of
+// multiples of 16.  Tile: Bytes<16> chunks[], aligned to 128 bytes; index(row, chunk); rows of
 // kChunks chunks, a power of two; the swizzle permutes groups of eight chunks and repeats every
 // eight rows.
 template <bool kMnMajor, class T, Side kSide, class Tile>
@@ -145,11 +145,11 @@ struct FragmentLoader {
     // Ends the live ranges of addresses that the compiler would keep per fragment.
     DEVICE void forget() { offset = opaque(offset); }
     DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
-        const int line = kMnMajor ? k : mn, chunk = (kMnMajor ? mn : k) / 8;
+        const int row = kMnMajor ? k : mn, chunk = (kMnMajor ? mn : k) / 8;
         // Only the low three bits of the chunk are swizzled; the rest is a constant.
         const uint32_t start = uint32_t(__cvta_generic_to_shared(tile.chunks)) + offset;
         cuda::load_matrix_at<kMnMajor>(
-            f.words, (start ^ 16 * (chunk % 8)) + 16 * (line * Tile::kChunks + chunk / 8 * 8));
+            f.words, (start ^ 16 * (chunk % 8)) + 16 * (row * Tile::kChunks + chunk / 8 * 8));
     }
 };
 
@@ -265,7 +265,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
         load_fragment<kMnMajor>(low, tile, first, k);
         load_fragment<kMnMajor>(high, tile, first, k + 16);
     } else if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kEights) {
-        static_assert(!kMnMajor, "k runs along the lines");
+        static_assert(!kMnMajor, "k is contiguous");
         const int row = lane_id() / 4, chunk = k / 64 * 8 + lane_id() % 4 * 2 + k / 32 % 2;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -277,7 +277,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
             high.words[high.word(i, 1)] = __byte_perm(pairs[1], pairs[3], 0x7632);
         }
     } else if constexpr (kSame<Stored, T>) {
-        static_assert(!kMnMajor, "k runs along the lines");
+        static_assert(!kMnMajor, "k is contiguous");
         const int row = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -300,7 +300,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
             }
         }
     } else if constexpr (!kMnMajor) {
-        static_assert(kOrder == LaneOrder::kFours, "bytes of k lie in the order of their lines");
+        static_assert(kOrder == LaneOrder::kFours, "bytes of k keep their order");
         uint32_t bytes[4];
         load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
 #pragma unroll
@@ -313,7 +313,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
     } else {
         // A 16-bit element of the transposed matrix is a pair of columns: the even ones become the
         // fragment's first 8 columns, the odd ones the others (stored_column).
-        static_assert(kOrder == LaneOrder::kPairs, "k lies across the lines");
+        static_assert(kOrder == LaneOrder::kPairs, "mn is contiguous");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
         load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
 #pragma unroll

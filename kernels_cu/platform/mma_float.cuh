@@ -18,10 +18,10 @@ template <class T> struct Accumulator;
 template <Side kSide> struct Fragment<float, kSide> {
     // A: rows lane / 4 + kStep * i.  B: columns lane % 4 + kStep * i.
     static constexpr int kStep = kSide == kSideA ? kWarpSize / 4 : 4;
-    static constexpr int kLines = 16 / kStep;
-    float values[kLines][4];
+    static constexpr int kExtent = 16 / kStep;
+    float values[kExtent][4];
 
-    DEVICE static constexpr int line(int lane, int i) {
+    DEVICE static constexpr int mn(int lane, int i) {
         return (kSide == kSideA ? lane / 4 : lane % 4) + kStep * i;
     }
 };
@@ -31,25 +31,25 @@ template <> struct Accumulator<float> {
     static constexpr int kCount = 256 / kWarpSize;
     float values[kCount];
 
-    DEVICE static constexpr int row(int lane, int i) { return FragmentA<float>::line(lane, i / 4); }
-    DEVICE static constexpr int col(int lane, int i) { return FragmentB<float>::line(lane, i % 4); }
+    DEVICE static constexpr int row(int lane, int i) { return FragmentA<float>::mn(lane, i / 4); }
+    DEVICE static constexpr int col(int lane, int i) { return FragmentB<float>::mn(lane, i % 4); }
 };
 
-// Loads elements [first, first + 16) x [k, k + kFragmentK) from shared memory; tile(line, c): the
+// Loads elements [first, first + 16) x [k, k + kFragmentK) from shared memory; tile(row, c): the
 // address of 16-byte chunk c of a row.  kMnMajor: rows of the tile are k; otherwise rows of A
 // (columns of B).
 template <bool kMnMajor, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<float, kSide>& f, const Tile& tile, int first, int k) {
 #pragma unroll
-    for (int i = 0; i < Fragment<float, kSide>::kLines; ++i) {
-        const int line = first + Fragment<float, kSide>::line(lane_id(), i);
+    for (int i = 0; i < Fragment<float, kSide>::kExtent; ++i) {
+        const int mn = first + Fragment<float, kSide>::mn(lane_id(), i);
         if constexpr (kMnMajor) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                f.values[i][j] = static_cast<const float*>(tile(k + j, line / 4))[line % 4];
+                f.values[i][j] = static_cast<const float*>(tile(k + j, mn / 4))[mn % 4];
             }
         } else {
-            memcpy(f.values[i], tile(line, k / 4), 16);
+            memcpy(f.values[i], tile(mn, k / 4), 16);
         }
     }
 }

@@ -150,9 +150,9 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
     k += lane_id() / 16 * kCount;
     for (int i = 0; i < 2 * kCount; ++i) {
         const int at = k + i % kCount + i / kCount * 16;
-        const int line = kMnMajor ? at : mn, element = kMnMajor ? mn : at;
+        const int row = kMnMajor ? at : mn, element = kMnMajor ? mn : at;
         const Stored x =
-            static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
+            static_cast<const Stored*>(tile(row, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
     }
 }

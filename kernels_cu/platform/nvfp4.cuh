@@ -7,7 +7,7 @@
 //         of `scales`, one per two words) and with kUnits kScaledUnit<T>; not on HIP
 //     load_scaled(low, high, tile, first, k)
 //         32 of k as two fragments in kEights' order, times scales and kScaledUnit<T>;
-//         tile.codes(line, k / 32): 16 bytes along k; tile.scale(line, k / 16).  All 64 of k from a
+//         tile.codes(row, k / 32): 16 bytes along k; tile.scale(row, k / 16).  All 64 of k from a
 //         multiple of 64 on must be multiplied, in any order
 //
 // pairs: four of T.  Accumulators are finally divided by kScaledUnit<T>.

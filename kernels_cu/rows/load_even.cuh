@@ -37,11 +37,12 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 128 : 64) ? 4
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
-constexpr int kParts = kClusterSize * kWarpsPerRow;
+constexpr int kPartials = kClusterSize * kWarpsPerRow;
 // Whether a register-resident row is unpacked to FP32 once: for one warp, and with a residual,
 // where the sum takes half the registers of its terms.
 template <bool kHasResidual>
-constexpr bool kUnpackOnce = kInRegisters && kRowsPerThread == 1 && (kParts == 1 || kHasResidual);
+constexpr bool kUnpackOnce =
+    kInRegisters && kRowsPerThread == 1 && (kPartials == 1 || kHasResidual);
 
 // The columns of a thread's vectors, in all of its rows.  kUnpredicated: all vectors, rows, weights
 // and biases exist.
@@ -71,8 +72,8 @@ struct EvenTile {
     DEVICE int warp() const { return t.lane / kWarpSize; }
     // Elements of partial statistic `part`: of one warp of the cluster.
     DEVICE float count_of(int part) const {
-        if (kUnpredicated || num_cols == kChunk) return float(kChunk / kParts);
-        if (kParts == 1) return float(num_cols);
+        if (kUnpredicated || num_cols == kChunk) return float(kChunk / kPartials);
+        if (kPartials == 1) return float(num_cols);
         const int total = num_cols / kVectorWidth;
         const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
         int vectors = 0;
@@ -170,9 +171,9 @@ DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& a
 // A thread's weights and biases, loaded with the row (kWeightsFirst) or at their use.
 template <bool kUnpredicated>
 struct Affine {
-    static constexpr int kHeld = kWeightsFirst ? kVectorsPerThread : 1;
+    static constexpr int kRegisterVectors = kWeightsFirst ? kVectorsPerThread : 1;
     const void *weight, *bias;
-    RowVector weights[kHeld], biases[kCentered ? kHeld : 1];
+    RowVector weights[kRegisterVectors], biases[kCentered ? kRegisterVectors : 1];
 
     DEVICE void start(const EvenTile<kUnpredicated>& at) {
         if constexpr (kWeightsFirst) {

@@ -1,4 +1,4 @@
-// Contiguous rows of any length, held by the threads of a block.
+// Contiguous rows of any length, in the registers of a block.
 //
 // A block's rows are one contiguous span of memory.  Whole vectors move it to shared memory and
 // back, except the elements at its ends, whatever the alignment of its rows.  Threads load a row
@@ -56,11 +56,11 @@ struct RowThreads {
     template <int kExchange, class Statistic, class Merge>
     DEVICE Statistic merge_across_warps(const Statistic& mine, Merge merge) const {
         if (count <= kWarpSize) return mine;
-        SHARED(Statistic, parts, [kNumThreads / kWarpSize]);
-        if (lane_id() == 0) parts[threadIdx.x / kWarpSize] = mine;
+        SHARED(Statistic, partials, [kNumThreads / kWarpSize]);
+        if (lane_id() == 0) partials[threadIdx.x / kWarpSize] = mine;
         sync_block();
         const int warps = count / kWarpSize;
-        return merge.across_lanes(parts[row_in_block * warps + lane_id() % warps], 1, warps);
+        return merge.across_lanes(partials[row_in_block * warps + lane_id() % warps], 1, warps);
     }
 };
 

@@ -23,7 +23,7 @@ constexpr bool kStoresHavePolicy =
 
 // Whether statistics are stored last, merged again from the partials: takes fewer registers.
 constexpr bool kStatisticsLast =
-    kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
+    kPartials > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
 
 // Statistic of a warp, block or row: the mean, or with kQuantized the largest |s * weight|; the
 // squares about the mean, or about zero.
@@ -114,7 +114,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
 // Combine the statistics of a row's warps and blocks.
 template <bool kUnpredicated>
 DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
-    constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
+    constexpr int kLanes = kPartials < kWarpSize ? kPartials : kWarpSize;
     const int lane = lane_id() % kLanes;
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
@@ -122,13 +122,13 @@ DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kU
         // Deviations from one of the means, so that a mean far from zero loses nothing.
         origin = partials[0].first;
 #pragma unroll
-        for (int i = lane; i < kParts; i += kLanes) {
+        for (int i = lane; i < kPartials; i += kLanes) {
             s.first += at.count_of(i) * (partials[i].first - origin);
         }
         s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
     }
 #pragma unroll
-    for (int i = lane; i < kParts; i += kLanes) {
+    for (int i = lane; i < kPartials; i += kLanes) {
         s.squares += partials[i].squares;
         if constexpr (kCentered) {
             const float distance = (partials[i].first - origin) - s.first;
@@ -143,7 +143,7 @@ DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kU
 }
 
 // Partial statistics of a block's rows.
-using RowPartials = Statistic[kRowsPerThread][kParts];
+using RowPartials = Statistic[kRowsPerThread][kPartials];
 DEVICE RowPartials* row_partials() {
     SHARED(RowPartials, partials, [kRowsPerBlock]);
     return partials;
@@ -152,12 +152,12 @@ DEVICE RowPartials* row_partials() {
 // Combine the rows' statistics across warps and blocks, in `s`.
 template <bool kUnpredicated>
 DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicated>& at) {
-    if constexpr (kParts > 1) {
+    if constexpr (kPartials > 1) {
         RowPartials& mine = row_partials()[at.t.row_in_block];
         if constexpr (kClusterSize > 1) {
             Barrier& full = exchange_barriers()[0];
             if (threadIdx.x == 0) {
-                full.arrive_expect_tx(kRowsPerThread * kParts * int(sizeof(Statistic)));
+                full.arrive_expect_tx(kRowsPerThread * kPartials * int(sizeof(Statistic)));
             }
             cluster_wait();
             if (lane_id() < kClusterSize) {

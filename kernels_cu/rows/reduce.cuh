@@ -48,18 +48,18 @@ DEVICE Statistic merge_tree(const Statistic* partials, Merge merge) {
     }
 }
 
-// kParts statistics in shared memory, dealt to the lanes where the whole warp is on one row.
-template <int kParts, class Statistic, class Merge>
+// kPartials statistics in shared memory, dealt to the lanes where the whole warp is on one row.
+template <int kPartials, class Statistic, class Merge>
 DEVICE Statistic merge_partials(const Statistic* partials, Merge merge) {
     if constexpr (kRowsPerWarp == 1) {
-        constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
+        constexpr int kLanes = kPartials < kWarpSize ? kPartials : kWarpSize;
         const int lane = lane_id() % kLanes;
         Statistic s = partials[lane];
 #pragma unroll
-        for (int i = kLanes; i < kParts; i += kLanes) s = merge(s, partials[i + lane]);
+        for (int i = kLanes; i < kPartials; i += kLanes) s = merge(s, partials[i + lane]);
         return merge.across_lanes(s, 1, kLanes);
     } else {
-        return merge_tree<kParts>(partials, merge);
+        return merge_tree<kPartials>(partials, merge);
     }
 }
 
@@ -92,16 +92,16 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
     if constexpr (kClusterSize > 1) {
         // Each warp sends its statistic to every block: no block or cluster barrier.
         static_assert(kRowsPerBlock == 1 && kExchange < kMaxExchanges, "one row to a cluster");
-        constexpr int kParts = kClusterSize * kWarpsPerRow;
-        SHARED(Statistic, partials, [kParts]);
+        constexpr int kPartials = kClusterSize * kWarpsPerRow;
+        SHARED(Statistic, partials, [kPartials]);
         Barrier& full = exchange_barriers()[kExchange];
-        if (threadIdx.x == 0) full.arrive_expect_tx(kParts * int(sizeof(Statistic)));
+        if (threadIdx.x == 0) full.arrive_expect_tx(kPartials * int(sizeof(Statistic)));
         if constexpr (kExchange == 0) cluster_wait();
         if (lane_id() < kClusterSize) {
             store_async(&partials[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
         }
         full.wait(0);
-        return merge_partials<kParts>(partials, merge);
+        return merge_partials<kPartials>(partials, merge);
     } else if constexpr (kWarpsPerRow > 1) {
         SHARED(Statistic, partials, [kRowsPerBlock][kWarpsPerRow]);
         if (lane_id() / kFirstLaneBit % (kLastLaneBit / kFirstLaneBit) == 0) {

@@ -93,7 +93,7 @@ FAULTS = {
         "attention.cu", "tiles.key + kTileN > whole_keys)", "tiles.key >= whole_keys)", "tails"
     ),
     "keys past the end are read": Fault(
-        "parts/shared_tile.cuh", "(kUnpredicated || first + line < num_lines)", "(true)", "tails"
+        "parts/shared_tile.cuh", "(kUnpredicated || first + row < num_rows)", "(true)", "tails"
     ),
     "elements past the end of a row are read": Fault(
         "parts/shared_tile.cuh",

@@ -1,4 +1,4 @@
-"""Planted faults in copy_lines.cu, each of which a check must catch."""
+"""Planted faults in align_rows.cu, each of which a check must catch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from planted import Fault, fault_tests
 
 from cupykern.targets import host
 
-FILE = "copy_lines.cu"
+FILE = "align_rows.cu"
 FAULTS = {
     "lines that begin at 8 bytes are not shifted": Fault(FILE, "first & 8", "first & 16", "lines"),
     "whole words are not shifted": Fault(FILE, "first & 4", "first & 16", "lines"),

@@ -8,14 +8,14 @@ import numpy as np
 from planted import Fault, fault_tests
 
 from cupykern import OPS, check
-from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from cupykern.gemm.sm90_logits_config import SkinnyLogitsConfig, Sm90LogitsConfig
 from cupykern.ops.dequant_softmax import LogitsProblem
 from cupykern.targets import host
 
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
 PARTIAL = "gemm/epilogue/partial_softmax.cuh"
 SCALE = "parts/scale_probabilities.cuh"
-STREAM = "dequant_softmax_stream.cu"
+STREAM = "dequant_softmax_skinny.cu"
 NORMALIZE = "parts/normalize_logits.cuh"
 
 FAULTS = {
@@ -51,8 +51,8 @@ FAULTS = {
         PARTIAL, "if (i < count) total.sum +=", "total.sum +=", "logits"
     ),
     "sums before they are all there": Fault(
-        PARTIAL, "        sync_warp();\n#pragma unroll 1\n        for (int line",
-        "#pragma unroll 1\n        for (int line", "logits",
+        PARTIAL, "        sync_warp();\n#pragma unroll 1\n        for (int slice_row",
+        "#pragma unroll 1\n        for (int slice_row", "logits",
     ),
     "statistics before the other warps have theirs": Fault(
         PARTIAL, "named_barrier(1 + warpgroup, 128);\n const MergeMaxSum merge{kLog2E};\n const int64_t set",
@@ -140,7 +140,7 @@ def _check_streams() -> None:
     call = LOGITS.inputs(LogitsProblem(9, 1100, 272, layout_w="F", out_dtype="float32"), 1, np)
     references = LOGITS.reference(*call.args, **call.kwargs)
     bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
-    y = LOGITS.run(*call.args, **call.kwargs, config=StreamLogitsConfig(128, 2))
+    y = LOGITS.run(*call.args, **call.kwargs, config=SkinnyLogitsConfig(128, 2))
     assert check.compare((y,), references, bounds).ok
 
 

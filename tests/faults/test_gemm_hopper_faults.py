@@ -302,8 +302,8 @@ FAULTS = {
     "a residual of the batch's first matrix": Fault(
         BROADCAST, "uint32_t(batch.offset(kResidual, tile.batch))", "0", "residual"
     ),
-    "FP32 results where lines are not permuted": Fault(
-        STORE_TMA, "(col / 4 ^ line % 8)", "(col / 4)", "floats"
+    "FP32 results whose rows are not swizzled": Fault(
+        STORE_TMA, "(col / 4 ^ box_row % 8)", "(col / 4)", "floats"
     ),
     "FP32 results of the first columns": Fault(STORE_TMA, "{out_col + first, out_row", "{out_col, out_row", "floats"),
     "the whole bias to half a sum": Fault(

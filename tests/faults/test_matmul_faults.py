@@ -61,10 +61,10 @@ FAULTS = {
         "for (int k = 0; k < kGridK; ++k) sum",
         "tails",
     ),
-    "a line too many": Fault(
+    "a row too many": Fault(
         "parts/shared_tile.cuh",
-        "line < num_lines ? elements",
-        "line <= num_lines ? elements",
+        "row < num_rows ? elements",
+        "row <= num_rows ? elements",
         "tails",
     ),
     "a vector's tail is not zero": Fault(
@@ -75,14 +75,14 @@ FAULTS = {
     ),
     "chunks in each other's place": Fault(
         "parts/shared_tile.cuh",
-        "return line * kChunks + (chunk ^ swizzle(line));",
-        "return line * kChunks + (chunk | swizzle(line));",
+        "return row * kChunks + (chunk ^ swizzle(row));",
+        "return row * kChunks + (chunk | swizzle(row));",
         "tails",
     ),
-    "strides of lines and elements swapped": Fault(
+    "strides of rows and elements swapped": Fault(
         "parts/shared_tile.cuh",
-        "origin + line * line_stride + chunk * kPerChunk * element_stride;",
-        "origin + line * element_stride + chunk * kPerChunk * line_stride;",
+        "origin + row * row_stride + chunk * kPerChunk * element_stride;",
+        "origin + row * element_stride + chunk * kPerChunk * row_stride;",
         "tails",
     ),
     "columns past the end": Fault(

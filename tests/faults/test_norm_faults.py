@@ -130,7 +130,7 @@ FAULTS = {
         EVEN, "at.t.rank * kWarpsPerRow + at.warp()]", "at.warp()]", "a cluster"
     ),
     "one row's bytes awaited": Fault(
-        EVEN, "arrive_expect_tx(kRowsPerThread * kParts", "arrive_expect_tx(kParts", "a cluster"
+        EVEN, "arrive_expect_tx(kRowsPerThread * kPartials", "arrive_expect_tx(kPartials", "a cluster"
     ),
 }  # fmt: skip
 

@@ -50,10 +50,10 @@ FAULTS = {
         "platform/common.cuh", "magnitude | code >> 3 << 31", "magnitude", "codes"
     ),
     "blocks of 128 rows as far apart as quarters": Fault(
-        "parts/nvfp4.cuh", "line / 128 * block", "line / 128 * quarter", "blocked scales"
+        "parts/nvfp4.cuh", "mn / 128 * block", "mn / 128 * quarter", "blocked scales"
     ),
     "quarters of a block left out": Fault(
-        "parts/nvfp4.cuh", "line % 128 / 32 * quarter", "0", "codes"
+        "parts/nvfp4.cuh", "mn % 128 / 32 * quarter", "0", "codes"
     ),
     "the next word of scales": Fault(
         "parts/nvfp4.cuh", "k / kWordK * word", "0", "blocked scales"
@@ -65,7 +65,7 @@ FAULTS = {
         "padding",
     ),
     "tiles begin at the first scale": Fault(
-        "parts/nvfp4.cuh", "groups.at(first_line + line,", "groups.at(line,", "blocked scales"
+        "parts/nvfp4.cuh", "groups.at(first_row + row,", "groups.at(row,", "blocked scales"
     ),
     "bytes of 8 where there are 16": Fault(
         "parts/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
@@ -97,8 +97,8 @@ FAULTS = {
         "platform/grid.cuh", "now = load_acquire(&barrier->state);", "break;", "quantised"
     ),
     "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
-    "the last lines are not decoded": Fault(
-        "dequantize_nvfp4.cu", "if (at >= lines) continue;\n            Bytes", "if (i > 0) continue;\n            Bytes",
+    "the last rows are not decoded": Fault(
+        "dequantize_nvfp4.cu", "if (at >= flat_rows) continue;\n            Bytes", "if (i > 0) continue;\n            Bytes",
         "decoded",
     ),
     "every batch decodes the first matrix": Fault(
@@ -115,14 +115,14 @@ FAULTS = {
         "scales of all",
     ),
     "the other row's codes": Fault(
-        "gemm/convert_nvfp4.cuh", "half * second_row * Stage::kLine", "0", "nvfp4"
+        "gemm/convert_nvfp4.cuh", "half * second_row * Stage::kRowBytes", "0", "nvfp4"
     ),
     "the same words of scales for ever": Fault(
         "gemm/convert_nvfp4.cuh", "fetch(word + kPrefetchedWords)", "fetch(0)", "nvfp4"
     ),
     "sums in units": Fault("parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"),
     "sums in units, of few rows": Fault(
-        "gemm_stream.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
+        "skinny_gemm.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
     ),
     "sums in units, on Hopper": Fault(
         "gemm/mainloop_sm90_rs.cuh", "value *= Converter::kUnit", "value *= 1.0f", "nvfp4"

@@ -18,8 +18,8 @@ FAULTS = {
     "no wait for the other blocks": Fault("rows/reduce.cuh", "full.wait(0);", "", "configs"),
     "too few bytes awaited": Fault(
         "rows/reduce.cuh",
-        "kParts * int(sizeof(Statistic))",
-        "(kParts - 1) * int(sizeof(Statistic))",
+        "kPartials * int(sizeof(Statistic))",
+        "(kPartials - 1) * int(sizeof(Statistic))",
         "configs",
     ),
     "blocks that have not started": Fault(

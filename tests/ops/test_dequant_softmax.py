@@ -16,7 +16,7 @@ from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.logits import NORMALIZE_LOGITS
 from cupykern.gemm.product import K_MAJOR, MN_MAJOR
 from cupykern.gemm.sm90_gemm_config import Sm90MixedGemmConfig
-from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from cupykern.gemm.sm90_logits_config import SkinnyLogitsConfig, Sm90LogitsConfig
 from cupykern.numerics import as_float64
 from cupykern.ops.dequant_softmax import LogitsProblem, tasks_of_variants
 from cupykern.ops.problems.products import with_layout
@@ -136,7 +136,7 @@ def test_empty_arrays_give_empty_results(target):
 
 
 HOPPER = (Sm90LogitsConfig(256, 128, 64, 2), Sm90LogitsConfig(64, 128, 128, 3))
-STREAM = StreamLogitsConfig(128, 2)
+STREAM = SkinnyLogitsConfig(128, 2)
 
 
 def check_hopper(xp) -> None:

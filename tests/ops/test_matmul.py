@@ -53,7 +53,7 @@ def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
             config = replace(config, splits=1 + len(seen) % 3)
             comparison = compare(MATMUL, *call.args, config=config)
             assert comparison.ok, f"{problem!r} {config}: {comparison}"
-    # Or one that gathers the operands of all layouts.
+    # Or one with scalar loads of the operands of all layouts.
     assert len(seen) > 1 or ("kLayoutA", STRIDED) in next(iter(seen)).constants
 
 

@@ -22,11 +22,11 @@ from products import (
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.gemm import gemm
-from cupykern.gemm.copied_plan import COPY_LINES
+from cupykern.gemm.copied_plan import ALIGN_ROWS
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, by_vectors
-from cupykern.gemm.split_plan import ADD_SPLITS
+from cupykern.gemm.split_plan import REDUCE_SPLIT_K
 from cupykern.op import Call, RandomDraw
 from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of
 from cupykern.ops.scaled_mm import PAIRS as SCALED_PAIRS
@@ -143,7 +143,7 @@ def test_every_variant_is_chosen_by_some_product():
                     if layouts[0] != STRIDED and not by_vectors(a, b, *layouts, blocks):
                         continue
                     for m in (1, 64, 8192):
-                        # Of two matrices: few rows of one are streamed (test_gemm_stream.py).
+                        # Of two matrices: few rows of one are streamed (test_skinny_gemm.py).
                         task = GemmTask(2, m, 8192, 8192, a, b, *layouts, blocks, tma=False)
                         tasks = [task]
                         if sums_in_half(task, arch):
@@ -154,14 +154,14 @@ def test_every_variant_is_chosen_by_some_product():
 
 
 def test_every_variant_on_hopper_is_chosen_by_some_product():
-    """Of those that portable_variants has not, but lines of any length (test_gemm_stream.py)."""
+    """Of those that portable_variants has not, but lines of any length (test_skinny_gemm.py)."""
     wanted = {v for op in (MATMUL, SCALED) for v in op.variants("sm_90a")} - {
         *portable_variants("sm_90a"),
         *nvfp4_variants("sm_90a"),
-        COPY_LINES,
-        ADD_SPLITS,
+        ALIGN_ROWS,
+        REDUCE_SPLIT_K,
     }
-    wanted = {v for v in wanted if ("kCovered", True) not in v.constants}
+    wanted = {v for v in wanted if ("kMisaligned", True) not in v.constants}
     draw = RandomDraw(1)
     tasks = []
     for blocks, pairs in ((False, PAIRS), (True, SCALED_PAIRS)):
@@ -235,20 +235,22 @@ def test_configs_that_do_not_fit_are_refused(change, says):
         ("bfloat16", None, "F", "F"),
     ],
 )
-def test_operands_of_any_layout_can_be_gathered(target, dtype, dtype_b, layout_a, layout_b):
+def test_operands_of_any_layout_can_be_read_by_scalar_loads(
+    target, dtype, dtype_b, layout_a, layout_b
+):
     """As where nothing is measured those of rare dtypes and layouts are."""
     problem = MatmulProblem(80, 144, 272, dtype, dtype_b, layout_a=layout_a, layout_b=layout_b)
     task = task_of(problem)
     (config,) = (c for c in gemm.configs(task, "sm_86") if isinstance(c, GemmConfig))
-    assert config.gathers and STRIDED not in (task.layout_a, task.layout_b)
+    assert config.scalar_loads and STRIDED not in (task.layout_a, task.layout_b)
     call = MATMUL.inputs(problem, 1, target.xp)
     assert compare(MATMUL, *call.args, config=replace(config, splits=2)).ok
 
 
-def test_gathered_operands_have_scales_of_blocks(target):
+def test_scalar_loads_have_scales_of_blocks(target):
     a, b = random(target, (70, 272), "float16", 1), random(target, (272, 144), "int8", 2)
     scale = target.xp.asarray(np.random.default_rng(3).uniform(0.5, 1.5, (3, 2)), np.float32)
-    config = GemmConfig(64, 64, 64, 2, 2, stages=2, gathers=True)
+    config = GemmConfig(64, 64, 64, 2, 2, stages=2, scalar_loads=True)
     assert compare(SCALED, a, b, None, scale, config=config).ok
     task = replace(TASK, a=FP4, b=FP4)
     assert "NVFP4 is not read" in gemm.refusal(config, task, "sm_90a")

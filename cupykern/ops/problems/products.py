@@ -12,11 +12,11 @@ import numpy as np
 
 from ... import dtypes, inputs
 from ...gemm import gemm, product, skinny_gemm, sm90_config, sm90_heuristic
-from ...gemm.copied_plan import COPY_LINES
+from ...gemm.copied_plan import ALIGN_ROWS
 from ...gemm.gemm_task import GemmTask, make_task
 from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
 from ...gemm.sm90_epilogue import fits_tma_store
-from ...gemm.split_plan import ADD_SPLITS
+from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ...targets.limits import device
@@ -207,11 +207,11 @@ def variants(
     arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
 ) -> tuple[Variant, ...]:
     """Every variant of products of these pairs of dtypes."""
-    found: dict[Variant, None] = {COPY_LINES: None}
+    found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         if a == b in product.FLOAT16S and arch in sm90_config.ARCHS:
-            found[ADD_SPLITS] = None
+            found[REDUCE_SPLIT_K] = None
         for layout_a, layout_b in (
             (i, j) for i in (K_MAJOR, MN_MAJOR) for j in (K_MAJOR, MN_MAJOR)
         ):
@@ -219,14 +219,14 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
-                of_lines = STRIDED in layouts and a == b in product.FLOAT16S
-                few_rows = replace(task, misaligned_b=layout_b if of_lines else STRIDED)
+                misaligned = STRIDED in layouts and a == b in product.FLOAT16S
+                few_rows = replace(task, misaligned_b=layout_b if misaligned else STRIDED)
                 for m in (1, skinny_gemm.ROWS):
                     for skinny in skinny_gemm.configs(replace(few_rows, m=m), device(arch)):
                         found[gemm.variant(few_rows, skinny)] = None
-                # Other layouts' rows count as beginning with lines.
-                lines = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
-                for tma_store, aligned in itertools.product((True, False), lines):
+                # Other layouts' rows count as aligned to 128 bytes.
+                alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
+                for tma_store, aligned in itertools.product((True, False), alignments):
                     ends = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(ends, m=m), arch))
                     of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))

@@ -73,7 +73,7 @@ template <class Mainloop_> struct GatedEpilogue {
     static constexpr int kSlice = 16, kSlices = kOwnCols / kSlice;
     // TMA stores a warp's rows in boxes of kBoxCols columns, swizzled by the box's width.
     static constexpr int kBoxCols = kOwnCols % 64 == 0 ? 64 : kOwnCols % 32 == 0 ? 32 : 16;
-    static constexpr int kBoxLine = 2 * kBoxCols, kBoxBytes = kWarpRows * kBoxLine;
+    static constexpr int kBoxRowBytes = 2 * kBoxCols, kBoxBytes = kWarpRows * kBoxRowBytes;
 
     // Few rows: a thread's accumulators, and the staging of all threads, double-buffered over
     // tiles.
@@ -99,11 +99,11 @@ template <class Mainloop_> struct GatedEpilogue {
 
     // Stages the 16 x 16 values of slice `slice` by store_matrix.
     DEVICE static void stage_slice(unsigned char* staging, int slice, const uint32_t (&packed)[4]) {
-        const int lane = threadIdx.x % 32, line = lane % 16, column = slice * 2 + lane / 16;
-        constexpr int kBoxColumns = kBoxLine / 16;
-        const int at = line * kBoxLine + column % kBoxColumns * 16;
+        const int lane = threadIdx.x % 32, row = lane % 16, column = slice * 2 + lane / 16;
+        constexpr int kBoxColumns = kBoxRowBytes / 16;
+        const int at = row * kBoxRowBytes + column % kBoxColumns * 16;
         store_matrix(
-            staging + column / kBoxColumns * kBoxBytes + (at ^ (at >> 3 & (kBoxLine - 16))),
+            staging + column / kBoxColumns * kBoxBytes + (at ^ (at >> 3 & (kBoxRowBytes - 16))),
             packed);
     }
     // By a warp: TMA store of its 16 staged rows at (row, col).

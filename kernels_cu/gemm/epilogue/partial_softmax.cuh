@@ -82,7 +82,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
     };
     // Staging of exponentials, kPassRows rows of a warpgroup at a time.
     static constexpr int kPassRows = kCols < 128 ? kCols : 128;
-    static constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kLineBytes;
+    static constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kSwizzleBytes;
     static constexpr int kBoxes = kPassRows / kBoxRows;
     static constexpr int kPassValues = kPassRows / 2;     // per thread, of two columns
     static constexpr int kOwnRows = kPassValues / 2 / 8;  // per thread after merge_rows
@@ -187,25 +187,25 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
 #pragma unroll
             for (int i = 0; i < kPassValues; i += 8) {
                 const float* eight = &accumulator[0][i];
-                unsigned char* lines = to.boxes[i * 2 / kBoxRows];
+                unsigned char* box = to.boxes[i * 2 / kBoxRows];
                 const int top = i * 2 % kBoxRows;
                 if constexpr (kMnMajorRows) {  // two columns of a row are adjacent
 #pragma unroll
                     for (int j = 0; j < 4; ++j) {
-                        const int line = top + wgmma_col(lane, j / 2 * 4 + j % 2);
-                        const int column = (warp * 2 + lane / 16) ^ line % 8;
+                        const int box_row = top + wgmma_col(lane, j / 2 * 4 + j % 2);
+                        const int column = (warp * 2 + lane / 16) ^ box_row % 8;
                         const float* two = eight + j / 2 * 4 + j % 2;
                         unsigned char* at =
-                            lines + line * kLineBytes + column * 16 + lane / 4 % 4 * 4;
+                            box + box_row * kSwizzleBytes + column * 16 + lane / 4 % 4 * 4;
                         *reinterpret_cast<uint32_t*>(at) = pack<Out>(two[0], two[2]);
                     }
                 } else {
                     const uint32_t packed[4] = {
                         pack<Out>(eight[0], eight[1]), pack<Out>(eight[2], eight[3]),
                         pack<Out>(eight[4], eight[5]), pack<Out>(eight[6], eight[7])};
-                    const int line = top + lane / 16 * 8 + lane % 8;
-                    const int column = (warp * 2 + lane / 8 % 2) ^ line % 8;
-                    store_matrix<true>(lines + line * kLineBytes + column * 16, packed);
+                    const int box_row = top + lane / 16 * 8 + lane % 8;
+                    const int column = (warp * 2 + lane / 8 % 2) ^ box_row % 8;
+                    store_matrix<true>(box + box_row * kSwizzleBytes + column * 16, packed);
                 }
             }
             fence_async_proxy();
@@ -269,8 +269,8 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
             }
             sync_warp();
 #pragma unroll 1
-            for (int line = lane / 2; line < kSliceRows; line += 16) {
-                const int in_tile = slice * kSliceRows + line, row = first_row + in_tile;
+            for (int slice_row = lane / 2; slice_row < kSliceRows; slice_row += 16) {
+                const int in_tile = slice * kSliceRows + slice_row, row = first_row + in_tile;
                 MaxSum total{-kInfinity, 0.0f};
                 if (row < params.m && count > 0) {
                     float values[kRun];
@@ -278,7 +278,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                     for (int i = 0; i < kRun; i += 4) {
                         const int at = kMnMajorRows ? run * 4 + i * 2 : run * kRun + i;
                         const Bytes<16> four =
-                            *reinterpret_cast<const Bytes<16>*>(&to.logits[line][at]);
+                            *reinterpret_cast<const Bytes<16>*>(&to.logits[slice_row][at]);
 #pragma unroll
                         for (int j = 0; j < 4; ++j) {
                             const int column = kMnMajorRows ? 2 * j + i / 4 : i + j;

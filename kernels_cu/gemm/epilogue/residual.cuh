@@ -33,7 +33,7 @@ template <class Tile> struct Residual {
     // (row, col): the tile's first accumulator.
     DEVICE void load(int count, int i, int row, int col, int batch) const {
         Barrier& barrier = full[(count * kTileBoxes + i) % 2];
-        barrier.arrive_expect_tx(kSwapAB ? Tile::kChunk * kLineBytes : kBoxBytes);
+        barrier.arrive_expect_tx(kSwapAB ? Tile::kChunk * kSwizzleBytes : kBoxBytes);
         const auto at = coordinates(i, row, col, batch);
         tma_load(box(count, i), map, barrier, at.of);
     }

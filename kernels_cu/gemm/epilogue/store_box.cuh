@@ -49,14 +49,14 @@ template <class Tile> struct StoreBox {
     DEVICE static void move_slice(unsigned char* box, int slice, Pairs& packed) {
         const int lane = Tile::lane(), warp = threadIdx.x / 32;
         // Swizzled address of 16-byte column i of a row of the box.
-        const auto address = [&](int line, int i) {
-            return box + line * kLineBytes + (i ^ line % 8) * 16;
+        const auto address = [&](int box_row, int i) {
+            return box + box_row * kSwizzleBytes + (i ^ box_row % 8) * 16;
         };
         if constexpr (kPairedRows) {  // two rows of a column are one 32-bit word
 #pragma unroll
             for (int i = 0; i < kValues / 2; ++i) {
-                const int line = slice * kSlice + wgmma_col(lane, i / 2 * 4 + i % 2);
-                unsigned char* words = address(line, warp % 4 * 2 + lane / 16);
+                const int box_row = slice * kSlice + wgmma_col(lane, i / 2 * 4 + i % 2);
+                unsigned char* words = address(box_row, warp % 4 * 2 + lane / 16);
                 auto& word = *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4);
                 if constexpr (kLoads) packed[i] = word;
                 else word = packed[i];
@@ -64,9 +64,9 @@ template <class Tile> struct StoreBox {
         } else {
 #pragma unroll
             for (int j = 0; j < kSlice / 16; ++j) {
-                const int line = slice * kSlice + j * 16 + lane / 16 * 8 + lane % 8;
+                const int box_row = slice * kSlice + j * 16 + lane / 16 * 8 + lane % 8;
                 unsigned char* row =
-                    kSwapAB ? address(line, warp % 4 * 2 + lane / 8 % 2)
+                    kSwapAB ? address(box_row, warp % 4 * 2 + lane / 8 % 2)
                             : address(lane % 16, slice * (kSlice / 8) + 2 * j + lane / 16);
                 uint32_t four[4];
                 if constexpr (kLoads) load_matrix<kSwapAB>(four, row);

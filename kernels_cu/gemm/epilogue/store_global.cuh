@@ -16,14 +16,14 @@ template <class Tile> struct StoreGlobal {
     DEVICE static void store(Staging& staging, const MatrixEpilogue& epilogue, int row, int col,
                              const Accumulator& accumulator) {
         constexpr int kRun = 8;
-        // A line is a row, or with SwapAB a column, in runs of contiguous elements of the output.
+        // A staged row is a row, or with SwapAB a column, in runs of contiguous elements.
         constexpr int kRuns = (kSwapAB ? kWarpRows : kChunk) / kRun,
-                      kNumLines = kWarpRows * kChunk / kRun / kRuns;
+                      kStagedRows = kWarpRows * kChunk / kRun / kRuns;
         const int lane = Tile::lane();
         // Swizzled against bank conflicts.
-        const auto address = [&](int line, int run) {
-            const int bits = kSwapAB ? line / 2 % 2 : line % 8;
-            return &staging.chunk[line * kRuns * kRun + (run ^ bits) * kRun];
+        const auto address = [&](int staged, int run) {
+            const int bits = kSwapAB ? staged / 2 % 2 : staged % 8;
+            return &staging.chunk[staged * kRuns * kRun + (run ^ bits) * kRun];
         };
         const typename Tile::OwnChunks own;
 #pragma unroll 1
@@ -52,9 +52,9 @@ template <class Tile> struct StoreGlobal {
             const int first_row = row + chunk / kChunks * 64,
                       first_col = col + Tile::chunk_col(chunk % kChunks);
 #pragma unroll 1
-            for (int line = lane / kRuns; line < kNumLines; line += 32 / kRuns) {
+            for (int staged = lane / kRuns; staged < kStagedRows; staged += 32 / kRuns) {
                 const int at = lane % kRuns * kRun;
-                const uint32_t* from = address(line, lane % kRuns);
+                const uint32_t* from = address(staged, lane % kRuns);
                 ElementAccumulator run[kRun];
 #pragma unroll
                 for (int i = 0; i < kRun; i += 4) {
@@ -63,8 +63,8 @@ template <class Tile> struct StoreGlobal {
                     for (int j = 0; j < 4; ++j)
                         run[i + j] = bit_cast<ElementAccumulator>(four.words[j]);
                 }
-                if constexpr (kSwapAB) epilogue.store(first_col + line, first_row + at, run);
-                else epilogue.store(first_row + line, first_col + at, run);
+                if constexpr (kSwapAB) epilogue.store(first_col + staged, first_row + at, run);
+                else epilogue.store(first_row + staged, first_col + at, run);
             }
         }
     }

@@ -110,7 +110,7 @@ template <class Tile> struct StoreTma {
         const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
         const typename Tile::OwnChunks own;
         // Stores 16 x 16 elements of a box from its column `begin` on.
-        const int lane_address = lane % 16 * kLineBytes + (lane / 16 ^ lane % 8) * 16;
+        const int lane_address = lane % 16 * kSwizzleBytes + (lane / 16 ^ lane % 8) * 16;
         const auto matrix = [&](unsigned char* from, int begin) {
             return from + (lane_address ^ begin * 2);
         };
@@ -206,8 +206,9 @@ template <class Tile> struct StoreTma {
                                                                 params.alpha, values);
 #pragma unroll
                 for (int j = 0; j < 8; j += 2) {
-                    const int line = lane / 4 + j / 2 % 2 * 8, col = begin + wgmma_col(lane, j);
-                    unsigned char* four = to + line * kLineBytes + (col / 4 ^ line % 8) * 16;
+                    const int box_row = lane / 4 + j / 2 % 2 * 8, col = begin + wgmma_col(lane, j);
+                    unsigned char* four =
+                        to + box_row * kSwizzleBytes + (col / 4 ^ box_row % 8) * 16;
                     *reinterpret_cast<Bytes<8>*>(four + col % 4 * 4) = {
                         bit_cast<uint32_t>(values[j]), bit_cast<uint32_t>(values[j + 1])};
                 }

@@ -1,17 +1,17 @@
-// gemm_stream.cu: skinny GEMM, m <= 16: out = activation(alpha * (scale_a * (scale_b * (A @ B))) +
+// skinny_gemm.cu: skinny GEMM, m <= 16: out = activation(alpha * (scale_a * (scale_b * (A @ B))) +
 // bias) + residual, bound by the read of B.
 //
 // A block computes kTileN columns; its warps split k, kDepth each of every kWarps * kDepth.  Each
-// warp streams its part of A and B through its own cp.async pipeline of kStages stages, without
+// warp streams its share of A and B through its own cp.async pipeline of kStages stages, without
 // block barriers in the mainloop.  The loads of the epilogue overlap the pipeline's prologue.  The
 // code is short: with one wave of blocks, every instruction cache miss shows.
 // The product is computed with swap-AB, because the second operand of mma.sync may have 8 columns:
 // m <= 8 costs 8 rows, not 16.
 // Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16, the
-// largest m; kTileN, kDepth, kStages; kOuterMajorB: B is MN-major, otherwise K-major as A.  Rows
-// are aligned to 16 bytes and are whole 16-byte chunks.  kCovered: misaligned rows of 16-bit
+// largest m; kTileN, kDepth, kStages; kMnMajorB: B is MN-major, otherwise K-major as A.  Rows
+// are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned: misaligned rows of 16-bit
 // elements and any length; only the operands themselves are aligned.
-// Launch: grid (kParts * ceil(n / (kParts * kTileN))), block (kNumThreads), dynamic shared memory
+// Launch: grid (kPhases * ceil(n / (kPhases * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(StreamStorage).
 #include "parts/misaligned_tile.cuh"
 #include "parts/epilogue.cuh"
@@ -19,7 +19,7 @@
 #include "parts/shared_tile.cuh"
 
 struct StreamParams {
-    int64_t a_row, b_line;  // row strides of A and of B (MN-major: of k), in elements
+    int64_t a_row, b_row;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
     EpilogueParams epilogue;
@@ -32,14 +32,14 @@ constexpr bool kMixedInput =
 constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: two elements along k in a byte
 constexpr LaneOrder kLaneOrder =
     kScaled ? LaneOrder::kEights
-    : sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
+    : sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kMnMajorB)
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
 // Of misaligned K-major rows of 16-bit elements every eighth has the same alignment.  A block
 // computes such columns: it reads B's chunks from their aligned start, and A from as many elements
 // before its own.
-constexpr int kParts = kCovered && !kOuterMajorB ? 8 : 1;
+constexpr int kPhases = kMisaligned && !kMnMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
 using AccumulatorFragment = Accumulator<Compute>;
@@ -47,17 +47,17 @@ using ElementAccumulator = typename AccumulatorFragment::Scalar;
 
 // m <= 8: the fragment repeats its 8 rows; the copies' accumulators are unused.
 struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
-    DEVICE const void* operator()(int line, int chunk) const {
-        return &this->chunks[this->index(line % kRows, chunk)];
+    DEVICE const void* operator()(int row, int chunk) const {
+        return &this->chunks[this->index(row % kRows, chunk)];
     }
 };
 constexpr int kPerElement = kScaled ? 2 : 1;  // values of an element of B
-constexpr int kLinesB = kOuterMajorB ? kDepth : kTileN,
-              kLineB = kOuterMajorB ? kTileN : kDepth / kPerElement;
+constexpr int kRowsB = kMnMajorB ? kDepth : kTileN,
+              kRowB = kMnMajorB ? kTileN : kDepth / kPerElement;
 using TileA =
-    typename Choose<(kParts > 1), MisalignedTile<ElementA, kRows, kDepth>, AlignedA>::Type;
-using CodesB = typename Choose<kCovered && kOuterMajorB, MisalignedTile<ElementB, kLinesB, kLineB>,
-                               SharedTile<kLinesB, kLineB* int(sizeof(ElementB))>>::Type;
+    typename Choose<(kPhases > 1), MisalignedTile<ElementA, kRows, kDepth>, AlignedA>::Type;
+using CodesB = typename Choose<kMisaligned && kMnMajorB, MisalignedTile<ElementB, kRowsB, kRowB>,
+                               SharedTile<kRowsB, kRowB* int(sizeof(ElementB))>>::Type;
 template <bool kScaled> struct TileOf {
     using Type = CodesB;
     DEVICE static CodesB& codes(CodesB& tile) { return tile; }
@@ -83,31 +83,31 @@ template <class T, class Tile>
 struct LaneCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
     static constexpr int kAtOnce = kWarpSize / kChunks;  // rows per iteration
-    static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
-                  "lanes share lines in whole");
+    static_assert(kAtOnce * kChunks == kWarpSize && Tile::kRows % kAtOnce == 0,
+                  "whole rows per iteration");
     // L2 prefetch size of cp.async, where other lanes or blocks read the rest of the 128 bytes.
-    static constexpr int kL2Prefetch = kCovered || kChunks < 8 ? 128 : 0;
+    static constexpr int kL2Prefetch = kMisaligned || kChunks < 8 ? 128 : 0;
     const T* next;  // source of the next stage
-    int64_t next_line, next_stage;
-    int line, chunk, index;
+    int64_t next_row, next_stage;
+    int row, chunk, index;
 
-    DEVICE LaneCopier(const T*, const T* origin, int64_t line_stride, int64_t stage_stride)
-        : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
+    DEVICE LaneCopier(const T*, const T* origin, int64_t row_stride, int64_t stage_stride)
+        : next_row(kAtOnce * row_stride), next_stage(stage_stride) {
         chunk = lane_id() % kChunks;
-        line = opaque(lane_id() / kChunks);  // kept in a register: the loop would recompute it
-        index = opaque(Tile::index(line, chunk));
-        next = origin + line * line_stride + chunk * kPerChunk;
+        row = opaque(lane_id() / kChunks);  // kept in a register: the loop would recompute it
+        index = opaque(Tile::index(row, chunk));
+        next = origin + row * row_stride + chunk * kPerChunk;
     }
-    DEVICE void start(Tile& tile, int lines, int elements) {
+    DEVICE void start(Tile& tile, int rows, int elements) {
         const T* from = next;
-        const int own = chunk * kPerChunk < elements ? lines : 0;
+        const int own = chunk * kPerChunk < elements ? rows : 0;
         const int bytes = clamp_to(elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));
 #pragma unroll
-        for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
-            // The bits of `line` are below those of `first`.
+        for (int first = 0; first < Tile::kRows; first += kAtOnce, from += next_row) {
+            // The bits of `row` are below those of `first`.
             void* to = &tile.chunks[(index ^ Tile::swizzle(first)) + first * kChunks];
-            if constexpr (!kCovered) copy_async<16, kL2Prefetch>(to, from, first + line < own);
-            else copy_async_part<kL2Prefetch>(to, from, first + line < own ? bytes : 0);
+            if constexpr (!kMisaligned) copy_async<16, kL2Prefetch>(to, from, first + row < own);
+            else copy_async_part<kL2Prefetch>(to, from, first + row < own ? bytes : 0);
         }
         next += next_stage;
     }
@@ -120,7 +120,7 @@ using CopierOf =
 // A lane's share of the copies of NVFP4's scales, in words of four.
 template <class Tile>
 struct ScaleCopier {
-    static constexpr int kLineWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kLineWords;
+    static constexpr int kRowWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kRowWords;
     static constexpr int kOwn = (kWords + kWarpSize - 1) / kWarpSize;
     const e4m3* next[kOwn];
     int64_t next_stage;
@@ -135,19 +135,19 @@ struct ScaleCopier {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
             const int word = lane_id() + i * kWarpSize;
-            next[i] = groups.at(first_col + word / kLineWords,
-                                first_k + word % kLineWords * int64_t(kWordK));
+            next[i] = groups.at(first_col + word / kRowWords,
+                                first_k + word % kRowWords * int64_t(kWordK));
         }
     }
-    // Copies the scales of `lines` rows and `numbers` elements of k, a multiple of a word's; the
+    // Copies the scales of `rows` rows and `elements` of k, a multiple of a word's; the
     // rest of the tile becomes zero.
-    DEVICE void start(Tile& tile, int lines, int numbers) {
+    DEVICE void start(Tile& tile, int rows, int elements) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
-            const int word = lane_id() + i * kWarpSize, line = word / kLineWords;
+            const int word = lane_id() + i * kWarpSize, row = word / kRowWords;
             if (kWords % kWarpSize != 0 && word >= kWords) break;
-            auto& to = tile.words[line][word % kLineWords];
-            const bool exists = line < lines && word % kLineWords * kWordK < numbers;
+            auto& to = tile.words[row][word % kRowWords];
+            const bool exists = row < rows && word % kRowWords * kWordK < elements;
             if (aligned) {
                 copy_async<kWord>(&to, next[i], exists);
             } else {
@@ -170,11 +170,11 @@ using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
 
 template <class Stored, bool kMnMajor, class Fragment, class Tile>
 DEVICE void load_fragments(Fragment* fragments, int stride, const Tile& tile,
-                           const LinePhases& phases, int first, int k) {
+                           const RowPhases& phases, int first, int k) {
     if constexpr (kIsMisaligned<Tile>) {
         collect_fragment(fragments[0], [&](int mn, int i) {
-            return kMnMajor ? phases.line(tile, k + i)[first + mn]
-                            : phases.line(tile, first + mn)[k + i];
+            return kMnMajor ? phases.row(tile, k + i)[first + mn]
+                            : phases.row(tile, first + mn)[k + i];
         });
     } else if constexpr (kSame<Stored, e2m1x2>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
@@ -186,7 +186,7 @@ DEVICE void load_fragments(Fragment* fragments, int stride, const Tile& tile,
     }
 }
 
-DEVICE void multiply_stage(const SkinnyStage& stage, const LinePhases& of_a, const LinePhases& of_b,
+DEVICE void multiply_stage(const SkinnyStage& stage, const RowPhases& of_a, const RowPhases& of_b,
                            AccumulatorFragment (&acc)[kColFragments][1]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
@@ -196,8 +196,8 @@ DEVICE void multiply_stage(const SkinnyStage& stage, const LinePhases& of_a, con
         load_fragments<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_fragments<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b,
-                                                   n * 16, k);
+            load_fragments<ElementB, kMnMajorB>(&cols[0][n], kColFragments, stage.b, of_b, n * 16,
+                                                k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(acc, cols[i], rows[i]);
@@ -206,13 +206,13 @@ DEVICE void multiply_stage(const SkinnyStage& stage, const LinePhases& of_a, con
 
 // Zeroes the `count` elements that the first stage has before its rows.
 template <class Stage>
-DEVICE void clear_heads(Stage& stage, const LinePhases& of_a, int count) {
-    for (int line = lane_id(); line < kTileN; line += kWarpSize) {
-        auto* b = static_cast<ElementB*>(stage.b(line, 0));
+DEVICE void clear_heads(Stage& stage, const RowPhases& of_a, int count) {
+    for (int row = lane_id(); row < kTileN; row += kWarpSize) {
+        auto* b = static_cast<ElementB*>(stage.b(row, 0));
         for (int i = 0; i < count; ++i) b[i] = ElementB();
     }
-    for (int line = lane_id(); line < kRows; line += kWarpSize) {
-        for (int i = 0; i < count; ++i) of_a.line(stage.a, line)[i] = ElementA();
+    for (int row = lane_id(); row < kRows; row += kWarpSize) {
+        for (int i = 0; i < count; ++i) of_a.row(stage.a, row)[i] = ElementA();
     }
 }
 
@@ -273,28 +273,28 @@ struct FinishedRun {
     }
 };
 
-KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const void* bias,
+KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
                         const e4m3* groups_b, const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
     const int warp = int(threadIdx.x) / kWarpSize;
     auto& own = storage.warps[warp];
-    const int part = int(blockIdx.x % kParts);
-    const int64_t first_col = int64_t(blockIdx.x / kParts) * kTileN;
+    const int phase = int(blockIdx.x % kPhases);
+    const int64_t first_col = int64_t(blockIdx.x / kPhases) * kTileN;
     EpilogueParams epilogue_params = params.epilogue;
-    int64_t b_line = params.b_line;
+    int64_t b_row = params.b_row;
     int before = 0;  // elements of a row's first chunk that precede the row
     const ElementB* first_b = b;
-    if constexpr (kParts > 1) {
-        first_b += part * b_line;
+    if constexpr (kPhases > 1) {
+        first_b += phase * b_row;
         before = int(uintptr_t(first_b) % 16 / sizeof(ElementB));
-        b_line *= kParts;
-        epilogue_params.n = (epilogue_params.n - part + kParts - 1) / kParts;
+        b_row *= kPhases;
+        epilogue_params.n = (epilogue_params.n - phase + kPhases - 1) / kPhases;
         if (first_col >= epilogue_params.n) return;
-        epilogue_params.out.col *= kParts;
-        epilogue_params.bias.col *= kParts;
-        epilogue_params.residual.col *= kParts;
-        epilogue_params.scale_b_stride *= kParts;
+        epilogue_params.out.col *= kPhases;
+        epilogue_params.bias.col *= kPhases;
+        epilogue_params.residual.col *= kPhases;
+        epilogue_params.scale_b_stride *= kPhases;
     }
     const int first_k = warp * kDepth, last_k = params.k + before;
     const int rows = int(epilogue_params.m), cols = clamp_to(epilogue_params.n - first_col, kTileN);
@@ -302,12 +302,12 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const ElementA* own_a = a + first_k - before;
     const ElementB* own_b =
         first_b - before +
-        (kOuterMajorB ? first_col + first_k * b_line : first_col * b_line + first_k / kPerElement);
+        (kMnMajorB ? first_col + first_k * b_row : first_col * b_row + first_k / kPerElement);
     CopierOf<ElementA, TileA> of_a(a, own_a, params.a_row, kStride);
-    CopierOf<ElementB, CodesB> of_b(b, own_b, b_line,
-                                    kOuterMajorB ? kStride * b_line : kStride / kPerElement);
-    const LinePhases phases_a = LinePhases::of(own_a, params.a_row),
-                     phases_b = LinePhases::of(own_b, b_line);
+    CopierOf<ElementB, CodesB> of_b(b, own_b, b_row,
+                                    kMnMajorB ? kStride * b_row : kStride / kPerElement);
+    const RowPhases phases_a = RowPhases::of(own_a, params.a_row),
+                    phases_b = RowPhases::of(own_b, b_row);
     const auto& groups = params.groups;
     ScalesOf<kScaled> copy_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
                                   first_col, first_k, kStride);
@@ -315,8 +315,8 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const auto load_next = [&] {
         if (to_load > 0) {
             SkinnyStage& stage = own.stages[next_stage];
-            of_b.start(TileOf<kScaled>::codes(stage.b), kOuterMajorB ? to_load : cols,
-                       kOuterMajorB ? cols : to_load / kPerElement);
+            of_b.start(TileOf<kScaled>::codes(stage.b), kMnMajorB ? to_load : cols,
+                       kMnMajorB ? cols : to_load / kPerElement);
             copy_scales.start(stage.b, cols, to_load);
             of_a.start(stage.a, rows, to_load);
         }
@@ -328,8 +328,8 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     for (int i = 0; i < kStages - 1; ++i) load_next();
     const EpilogueParams& whole = params.epilogue;
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
-        epilogue_params, out, bias, residual, scale_a, scale_b, part * whole.out.col,
-        part * whole.bias.col, part * whole.residual.col, 0, part * whole.scale_b_stride);
+        epilogue_params, out, bias, residual, scale_a, scale_b, phase * whole.out.col,
+        phase * whole.bias.col, phase * whole.residual.col, 0, phase * whole.scale_b_stride);
     FinishedRun runs[kOwnRuns];
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {
@@ -342,7 +342,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
         copy_async_wait<kStages - 2>();
         sync_warp();  // this stage has arrived, and all lanes have read the one before it
         load_next();
-        if constexpr (kParts > 1) {
+        if constexpr (kPhases > 1) {
             if (k == 0 && before > 0) {
                 clear_heads(own.stages[stage], phases_a, before);
                 sync_warp();
@@ -359,8 +359,8 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
         for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
             const int row = AccumulatorFragment::col(lane_id(), i);
             if (row >= kRows) continue;
-            const int col = stored_column<ElementB, Compute, kOuterMajorB>(
-                AccumulatorFragment::row(lane_id(), i));
+            const int col =
+                stored_column<ElementB, Compute, kMnMajorB>(AccumulatorFragment::row(lane_id(), i));
             own.acc[row][n * 16 + col] = acc[n][0].values[i];
         }
     }

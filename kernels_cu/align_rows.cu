@@ -1,4 +1,4 @@
-// copy_lines.cu: copies misaligned rows of bytes to rows that are aligned to 16 bytes.
+// align_rows.cu: copies misaligned rows of bytes to rows that are aligned to 16 bytes.
 //
 // Each thread makes one 16-byte chunk from the two aligned chunks that its source bytes overlap.
 // Nothing outside of the source is read; the padding of a row is undefined.
@@ -6,10 +6,10 @@
 #include "parts/shared_tile.cuh"
 
 struct CopyParams {
-    int64_t source_line, result_line,
+    int64_t source_row, result_row,
         source_bytes;    // strides of rows; size of the source
     int64_t num_chunks;  // 16-byte chunks of the result, less than 2^32
-    int32_t line_chunks, padding;
+    int32_t row_chunks, padding;
 };
 
 // Bytes [first, first + 16) of low and high together; first: 0 to 15.
@@ -33,14 +33,14 @@ DEVICE Bytes<16> shifted(const Bytes<16>& low, const Bytes<16>& high, int first)
     return found;
 }
 
-KERNEL void copy_lines(const char* source, char* result, const CopyParams params) {
+KERNEL void align_rows(const char* source, char* result, const CopyParams params) {
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
     int64_t number = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     for (; number < params.num_chunks; number += step) {
-        const uint32_t line = uint32_t(number) / uint32_t(params.line_chunks);
-        const uint32_t chunk = uint32_t(number) - line * uint32_t(params.line_chunks);
-        const int64_t from = line * params.source_line + int64_t(chunk) * 16;
-        char* to = result + line * params.result_line + int64_t(chunk) * 16;
+        const uint32_t row = uint32_t(number) / uint32_t(params.row_chunks);
+        const uint32_t chunk = uint32_t(number) - row * uint32_t(params.row_chunks);
+        const int64_t from = row * params.source_row + int64_t(chunk) * 16;
+        char* to = result + row * params.result_row + int64_t(chunk) * 16;
         const int first = int(uintptr_t(source + from) % 16);
         if (from >= first && from - first + 32 <= params.source_bytes) {
             const char* chunks = source + from - first;

@@ -1,19 +1,19 @@
-// add_splits.cu: the epilogue of split-K: out = activation(alpha * (sum of the partial products) +
-// bias) + residual.
+// reduce_split_k.cu: adds the partial accumulators of split-K with a workspace, then the epilogue:
+// out = activation(alpha * sum + bias) + residual.
 //
-// Partial products are added in the order of k, so results are bitwise reproducible.
+// Partial accumulators are added in the order of k, so results are bitwise reproducible.
 // Launch: grid (any), block (kNumThreads).
 #include "parts/epilogue.cuh"
 
-struct SplitsParams {
+struct SplitKParams {
     EpilogueParams epilogue;  // n: a multiple of kRun
-    int64_t num_parts;        // contiguous, m x n elements each
+    int64_t num_splits;       // contiguous, m x n elements each
 };
 
 constexpr int kRun = 4;
 
-KERNEL void add_splits(const float* parts, void* out, const void* bias, const void* residual,
-                       const float* scale_a, const float* scale_b, const SplitsParams params) {
+KERNEL void reduce_split_k(const float* partials, void* out, const void* bias, const void* residual,
+                           const float* scale_a, const float* scale_b, const SplitKParams params) {
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(params.epilogue, out, bias, residual,
                                                               scale_a, scale_b, 0, 0, 0, 0, 0);
     const int64_t row_runs = params.epilogue.n / kRun, num_runs = params.epilogue.m * row_runs;
@@ -22,8 +22,8 @@ KERNEL void add_splits(const float* parts, void* out, const void* bias, const vo
     for (; run < num_runs; run += step) {
         float acc[kRun] = {};
 #pragma unroll 8  // loads in flight
-        for (int64_t part = 0; part < params.num_parts; ++part) {
-            const Bytes<16> four = load_vector<16>(parts + (part * num_runs + run) * kRun);
+        for (int64_t split = 0; split < params.num_splits; ++split) {
+            const Bytes<16> four = load_vector<16>(partials + (split * num_runs + run) * kRun);
 #pragma unroll
             for (int i = 0; i < kRun; ++i) acc[i] += bit_cast<float>(four.words[i]);
         }

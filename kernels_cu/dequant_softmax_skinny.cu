@@ -1,4 +1,4 @@
-// dequant_softmax_stream.cu: dequant_softmax.cu for m <= 16 on Hopper, bound by the read of B.
+// dequant_softmax_skinny.cu: dequant_softmax.cu for m <= 16 on Hopper, bound by the read of B.
 //
 // Warp-specialised and persistent: one producer warp loads tiles of A and B by TMA through a
 // pipeline of kStages stages, the consumer warps multiply kWarpCols columns each by mma.sync.
@@ -18,10 +18,10 @@
 
 constexpr int kColumns = kSetColumns;  // of two consumer warps
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
-constexpr int kDepth = 128, kLineBytes = 128;  // tile_k of a stage; bytes of a swizzled row of B
+constexpr int kDepth = 128, kSwizzleBytes = 128;  // tile_k of a stage; bytes of a swizzled row of B
 constexpr int kRun = 16, kPitch = kWarpCols + 4;
 static_assert(kNumThreads == 32 * (kWarps + 1) && kWarps % 2 == 0, "warps that multiply, and one");
-static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's lines");
+static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's rows");
 
 struct StreamParams {
     int64_t num_k_tiles;
@@ -29,14 +29,14 @@ struct StreamParams {
     EpilogueParams epilogue;  // its `out`: logits
 };
 
-// Rows of 128 bytes with TMA's 128-byte swizzle, in adjacent boxes of kLines rows.
-template <int kLines>
+// Rows of 128 bytes with TMA's 128-byte swizzle, in adjacent boxes of kRows rows.
+template <int kRows>
 struct BoxesTile {
-    unsigned char bytes[kLines * kLineBytes];
+    unsigned char bytes[kRows * kSwizzleBytes];
 
-    DEVICE const void* operator()(int line, int chunk) const {
-        const unsigned char* box = bytes + chunk / 8 * (kLines * kLineBytes);
-        return box + line * kLineBytes + (chunk % 8 ^ line % 8) * 16;
+    DEVICE const void* operator()(int row, int chunk) const {
+        const unsigned char* box = bytes + chunk / 8 * (kRows * kSwizzleBytes);
+        return box + row * kSwizzleBytes + (chunk % 8 ^ row % 8) * 16;
     }
 };
 struct StreamStage {
@@ -51,7 +51,7 @@ struct StreamStorage {
 };
 static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
 
-struct StreamPlace {
+struct PipelineState {
     int stage = 0, phase = 0;
 
     DEVICE void advance() {
@@ -125,7 +125,7 @@ DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& 
     seen = merge(seen, merge.across_lanes(total, 1, 2));
 }
 
-KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
+KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                                    const void* bias, const float* scale_b, float* logits,
                                    MaxSum* statistics, const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
@@ -146,7 +146,7 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
               last_set = int((blockIdx.x + 1) * num_sets / gridDim.x),
               num_own = last_set - first_set;
     const int num_k_tiles = int(params.num_k_tiles);
-    StreamPlace state;
+    PipelineState state;
     if (warp == kWarps) {
         if (elect_one()) {
             for (int set = first_set; set < last_set; set += kTileSets) {
@@ -156,9 +156,9 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
                     StreamStage& stage = storage.stages[state.stage];
                     Barrier& full = storage.full[state.stage];
                     storage.empty[state.stage].wait(state.phase ^ 1);
-                    full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kLineBytes);
+                    full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kSwizzleBytes);
                     for (int j = 0; j < sets; ++j) {
-                        tma_load(stage.cols.bytes + j * kColumns * kLineBytes, b_map, full,
+                        tma_load(stage.cols.bytes + j * kColumns * kSwizzleBytes, b_map, full,
                                  {i * kDepth, (set + j) * kColumns, 0});
                     }
                     tma_load(stage.rows[0].bytes, a_map, full, {i * kDepth, 0, 0});

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows that stream b (kernels_cu/gemm_stream.cu)."""
+"""Products of up to 16 rows that stream b (kernels_cu/skinny_gemm.cu)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gemm_stream_checks import (
-    CONFIG,
-    E4M3,
-    LINES,
-    NVFP4,
-    WIDE,
-    check_epilogue_of_lines,
-    holds,
-    lines,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import MATMUL, SCALED, compare, random, to_numpy
+from skinny_gemm_checks import (
+    CONFIG,
+    E4M3,
+    MISALIGNED,
+    NVFP4,
+    WIDE,
+    check_misaligned_epilogue,
+    holds,
+    misaligned_rows,
+)
 
 import cupykern
 from cupykern import dtypes
@@ -76,7 +76,7 @@ def test_any_problem(target, data, seed):
 @pytest.mark.parametrize("name", ["bias", "residual"])
 def test_every_column_of_odd_lines_has_its_own_bias_and_residual(name):
     with host.use():
-        check_epilogue_of_lines(name)
+        check_misaligned_epilogue(name)
 
 
 @settings(max_examples=60)
@@ -91,11 +91,11 @@ def test_lines_of_any_length(target, sizes, gaps, dtype, layout_b):
     multiplied."""
     m, n, k = sizes
     along_k = layout_b == "F"
-    a = lines(target.xp, (m, k), dtype, gaps[0] if along_k else -k % 8, 1)
+    a = misaligned_rows(target.xp, (m, k), dtype, gaps[0] if along_k else -k % 8, 1)
     shape = (n, k) if along_k else (k, n)
-    b = lines(target.xp, shape, dtype, gaps[1] + ((shape[1] + gaps[1]) % 8 == 0), 2)
+    b = misaligned_rows(target.xp, shape, dtype, gaps[1] + ((shape[1] + gaps[1]) % 8 == 0), 2)
     b = b.T if along_k else b
-    outputs = cupykern.matmul(a, b, out_dtype="float32", config=LINES if along_k else WIDE)
+    outputs = cupykern.matmul(a, b, out_dtype="float32", config=MISALIGNED if along_k else WIDE)
     assert compare(MATMUL, a, b, outputs=outputs, out_dtype="float32").ok
 
 
@@ -187,8 +187,10 @@ def test_lines_that_are_read_where_they_lie(target):
         (m, k), n = a.shape, b.shape[1]
         return product.misaligned_layout(*(product.matrix(x, ()) for x in (a, b)), m, n, k)
 
-    a, b = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 33), (9, 33)))
-    even, wide = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 32), (32, 9)))
+    a, b = (misaligned_rows(target.xp, shape, "float16", 0, 1) for shape in ((5, 33), (9, 33)))
+    even, wide = (
+        misaligned_rows(target.xp, shape, "float16", 0, 1) for shape in ((5, 32), (32, 9))
+    )
     assert lines_of(a, b.T) == lines_of(even, b[:, :32].T) == lines_of(a[:1], b[:1].T) == K_MAJOR
     assert lines_of(even, wide) == MN_MAJOR
     assert lines_of(a[:, :32], wide) == STRIDED  # of a by vectors alone

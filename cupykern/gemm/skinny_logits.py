@@ -1,6 +1,6 @@
 """Launches of dequant_softmax for up to 16 rows.
 
-The Python half of kernels_cu/dequant_softmax_stream.cu.
+The Python half of kernels_cu/dequant_softmax_skinny.cu.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .gemm_task import GemmTask
 from .logits import SET_COLUMNS, fill_logits
 from .operand_maps import operand_map
 from .product import EPILOGUE, K_MAJOR, Product
-from .sm90_config import LINE
-from .sm90_logits_config import StreamLogitsConfig
+from .sm90_config import SWIZZLE_BYTES
+from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import PLACES, Sm90Plan, mapped_launch
 
-_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
+_PARAMS = np.dtype(  # dequant_softmax_skinny.cu: StreamParams
     [
         *(("num_k_tiles", np.int64), ("rows", np.int64)),
         ("epilogue", EPILOGUE),
@@ -27,7 +27,7 @@ _PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
 )
 
 
-def stream_blocks(n: int, target: Target) -> int:
+def skinny_blocks(n: int, target: Target) -> int:
     """How many blocks share n columns of logits, each as many sets of SET_COLUMNS, but for one."""
     return min(math.ceil(n / SET_COLUMNS), target.multiprocessors)
 
@@ -37,17 +37,17 @@ def _rows(m: int) -> int:
     return 8 if m <= 8 else 16
 
 
-def stream_logits_plan(
-    target: Target, product: Product, task: GemmTask, config: StreamLogitsConfig
+def skinny_logits_plan(
+    target: Target, product: Product, task: GemmTask, config: SkinnyLogitsConfig
 ) -> Sm90Plan:
     p, rows = product, _rows(product.m)
     maps = (
         operand_map(p.a, (), K_MAJOR, p.m, p.a.row, p.k, 1, rows, 64),
-        operand_map(p.b, (), K_MAJOR, p.n, p.b.col, p.k, 1, SET_COLUMNS, LINE),
+        operand_map(p.b, (), K_MAJOR, p.n, p.b.col, p.k, 1, SET_COLUMNS, SWIZZLE_BYTES),
     )
     params = np.zeros((), _PARAMS)
-    params["num_k_tiles"], params["rows"] = math.ceil(p.k / LINE), rows
+    params["num_k_tiles"], params["rows"] = math.ceil(p.k / SWIZZLE_BYTES), rows
     fill_logits(params, p)
     kernel = get_kernel(target, config.variant(task))
-    sizes = stream_blocks(p.n, target), config.shared_bytes(task)
+    sizes = skinny_blocks(p.n, target), config.shared_bytes(task)
     return mapped_launch(target, kernel, sizes, maps, PLACES[p.kernel], target.by_value(params))

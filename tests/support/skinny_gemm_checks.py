@@ -1,4 +1,4 @@
-"""Configs and checks of the products that stream b."""
+"""Configs and checks of skinny GEMMs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = SkinnyGemmConfig(32, 128, 4, 3)
 WIDE = SkinnyGemmConfig(64, 64, 2, 2)
 
 
-LINES = replace(CONFIG, tile_k=64)  # that begin anywhere
+MISALIGNED = replace(CONFIG, tile_k=64)
 
 
 def holds(op, problem, config, target, seed: int = 1) -> check.Comparison:
@@ -46,20 +46,20 @@ def check_problem_of(m, n, k, dtype, dtype_b, layout_b, config, **options) -> No
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
-def check_lines(m: int, n: int, k: int, layout_b: str) -> None:
-    """Raises AssertionError.  Lines with NaN in the gaps."""
-    a = lines(np, (m, k), "float16", 1 if layout_b == "F" else -k % 8, 1)
+def check_misaligned(m: int, n: int, k: int, layout_b: str) -> None:
+    """Raises AssertionError.  NaN in the gaps between rows."""
+    a = misaligned_rows(np, (m, k), "float16", 1 if layout_b == "F" else -k % 8, 1)
     b = (
-        lines(np, (n, k), "float16", 1, 2).T
+        misaligned_rows(np, (n, k), "float16", 1, 2).T
         if layout_b == "F"
-        else lines(np, (k, n), "float16", 1, 2)
+        else misaligned_rows(np, (k, n), "float16", 1, 2)
     )
-    comparison = compare(MATMUL, a, b, config=LINES if layout_b == "F" else WIDE)
+    comparison = compare(MATMUL, a, b, config=MISALIGNED if layout_b == "F" else WIDE)
     assert comparison.ok, f"{m, n, k, layout_b}: {comparison}"
 
 
-def lines(xp, shape, dtype, gap: int, seed: int):
-    """Numbers in lines with a gap behind each, between NaN on all sides; they begin at a multiple of 16 bytes."""
+def misaligned_rows(xp, shape, dtype, gap: int, seed: int):
+    """Rows with a gap behind each, between NaN on all sides; the first begins at a multiple of 16 bytes."""
     count, size = shape
     values = operand_values("same_sign", shape, dtypes.NAMES[dtype], seed)
     frame = xp.full(count * (size + gap) + 24, np.nan, values.dtype)
@@ -69,12 +69,12 @@ def lines(xp, shape, dtype, gap: int, seed: int):
     return x
 
 
-def check_epilogue_of_lines(name: str) -> None:
-    """Raises AssertionError.  Columns in parts, whose bias or residual differs from column to column."""
+def check_misaligned_epilogue(name: str) -> None:
+    """Raises AssertionError.  Columns by phases of alignment, whose bias or residual differs from column to column."""
     m, n, k = 5, 300, 329
-    a, b = (lines(np, shape, "float16", 1, i) for i, shape in enumerate(((m, k), (n, k))))
+    a, b = (misaligned_rows(np, shape, "float16", 1, i) for i, shape in enumerate(((m, k), (n, k))))
     addend = np.arange(m * n).reshape(m, n).astype(np.float32)
     addend = {"bias": addend[0], "residual": addend}[name]
-    plain = to_numpy(cupykern.matmul(a, b.T, out_dtype="float32", config=LINES))
-    y = cupykern.matmul(a, b.T, out_dtype="float32", config=LINES, **{name: addend})
+    plain = to_numpy(cupykern.matmul(a, b.T, out_dtype="float32", config=MISALIGNED))
+    y = cupykern.matmul(a, b.T, out_dtype="float32", config=MISALIGNED, **{name: addend})
     np.testing.assert_allclose(to_numpy(y), plain + addend, rtol=2.0**-22)

@@ -1,4 +1,4 @@
-"""Planted faults in add_splits.cu, each of which a check must catch."""
+"""Planted faults in reduce_split_k.cu, each of which a check must catch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.problems.products import MatmulProblem
 from cupykern.targets import host
 
-FILE = "add_splits.cu"
+FILE = "reduce_split_k.cu"
 FAULTS = {
-    "the last part is left out": Fault(FILE, "part < params.num_parts", "part < 3", "splits"),
-    "the first part for all": Fault(FILE, "(part * num_runs + run)", "(run)", "splits"),
-    "no more parts than are loaded at once": Fault(
-        FILE, "part < params.num_parts", "part < params.num_parts && part < 8", "many splits"
+    "the last split is left out": Fault(FILE, "split < params.num_splits", "split < 3", "splits"),
+    "the first split for all": Fault(FILE, "(split * num_runs + run)", "(run)", "splits"),
+    "no more splits than are loaded at once": Fault(
+        FILE, "split < params.num_splits", "split < params.num_splits && split < 8", "many splits"
     ),
-    "the rest of the parts left out": Fault(
+    "the rest of the splits left out": Fault(
         FILE,
-        "part < params.num_parts",
-        "part < (params.num_parts < 8 ? params.num_parts : params.num_parts / 8 * 8)",
+        "split < params.num_splits",
+        "split < (params.num_splits < 8 ? params.num_splits : params.num_splits / 8 * 8)",
         "many splits",
     ),
     "the first row's columns": Fault(FILE, "run % row_runs * kRun", "0", "splits"),

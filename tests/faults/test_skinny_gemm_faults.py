@@ -1,0 +1,133 @@
+"""Planted faults in skinny_gemm.cu, each of which a check must catch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planted import Fault, fault_tests
+from skinny_gemm_checks import (
+    CONFIG,
+    E4M3,
+    NVFP4,
+    WIDE,
+    check_misaligned,
+    check_misaligned_epilogue,
+    check_problem_of,
+)
+
+FILE = "skinny_gemm.cu"
+MISALIGNED = "parts/misaligned_tile.cuh"
+FAULTS = {
+    "a stage is read before all lanes have it": Fault(
+        FILE, "sync_warp();  // this stage has arrived", "// this stage has arrived", "K-major b"
+    ),
+    "a stage too early": Fault(
+        FILE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "K-major b"
+    ),
+    "a stage is loaded over while it is read": Fault(
+        FILE, "i < kStages - 1; ++i) load_next();", "i < kStages; ++i) load_next();", "K-major b"
+    ),
+    "all warps take the same k": Fault(
+        FILE, "first_k = warp * kDepth,", "first_k = 0,", "K-major b"
+    ),
+    "rows of a in others' place": Fault(FILE, "row % kRows", "row % 4", "8 rows"),
+    "chunks of the first rows only": Fault(
+        FILE, "first < Tile::kRows;", "first < kAtOnce;", "K-major b"
+    ),
+    "chunks of a row are those of the lane's first one": Fault(
+        FILE, "(index ^ Tile::swizzle(first))", "index", "MN-major b"
+    ),
+    "k that ends within a stage is copied whole": Fault(
+        FILE, "chunk * kPerChunk < elements ? rows : 0", "rows", "K-major b"
+    ),
+    "rows of b past the end of k": Fault(
+        FILE, "kMnMajorB ? to_load : cols,", "kMnMajorB ? kDepth : cols,", "MN-major b"
+    ),
+    "accumulators are added before all warps have stored theirs": Fault(
+        FILE, "    sync_block();\n", "", "K-major b"
+    ),
+    "a warp's accumulators are left out": Fault(
+        FILE, "for (int from = 0; from < kWarps;", "for (int from = 1; from < kWarps;", "K-major b"
+    ),
+    "what lies before rows of b is multiplied": Fault(
+        FILE, "b[i] = ElementB();", ";", "misaligned K-major b"
+    ),
+    "what lies before rows of a is multiplied": Fault(
+        FILE, "of_a.row(stage.a, row)[i] = ElementA();", ";", "misaligned K-major b"
+    ),
+    "rows are cleared while others read them": Fault(
+        FILE, "clear_heads(own.stages[stage], phases_a, before);\n sync_warp();", "clear_heads(own.stages[stage], phases_a, before);", "misaligned K-major b"
+    ),
+    "a does not begin where b does": Fault(
+        FILE, "own_a = a + first_k - before;", "own_a = a + first_k;", "misaligned K-major b"
+    ),
+    "k ends as if it began with a chunk": Fault(
+        FILE, "last_k = params.k + before;", "last_k = params.k;", "misaligned K-major b"
+    ),
+    "what lies behind rows is copied": Fault(
+        FILE, "first + row < own ? bytes : 0", "first + row < own ? 16 : 0", "misaligned K-major b"
+    ),
+    "results of other columns": Fault(
+        FILE, "phase * whole.out.col", "0 * whole.out.col", "misaligned K-major b"
+    ),
+    "columns of all phases": Fault(
+        FILE, "epilogue_params.n = (epilogue_params.n - phase + kPhases - 1) / kPhases;", "", "misaligned K-major b"
+    ),
+    "a bias of the columns beside": Fault(
+        FILE, "epilogue_params.bias.col *= kPhases;", "", "bias of misaligned K-major b"
+    ),
+    "a residual of the columns beside": Fault(
+        FILE, "epilogue_params.residual.col *= kPhases;", "", "residual of misaligned K-major b"
+    ),
+    "rows begin as the first one does": Fault(
+        MISALIGNED, "i % Tile::kRows * step", "0", "misaligned MN-major b"
+    ),
+    "rows without their last chunk": Fault(
+        MISALIGNED, "copy(tile, row, kChunks, rows, elements);", ";", "misaligned MN-major b"
+    ),
+    "what lies behind rows of a is copied": Fault(
+        MISALIGNED, "clamp_to(bytes, 16) : 0", "16 : 0", "misaligned K-major b"
+    ),
+    "scales of the first words only": Fault(
+        FILE, "            next[i] += next_stage;\n", "", "nvfp4"
+    ),
+    "a row's scales in each other's place": Fault(
+        FILE, "tile.words[row][word % kRowWords];", "tile.words[row][0];", "nvfp4"
+    ),
+    "columns past the end are stored": Fault(
+        FILE, "clamp_to(p.n - col, kRun)", "kRun", "K-major b"
+    ),
+    "the bias of the first columns": Fault(
+        FILE, "p.bias_dtype, p.bias, row, col, count, bias", "p.bias_dtype, p.bias, row, tile_col, count, bias", "epilogues"
+    ),
+    "the residual before the activation": Fault(
+        FILE, "* p.alpha + bias[i];", "* p.alpha + bias[i] + residual[i];", "epilogues"
+    ),
+    "values in each other's place after the activation": Fault(
+        FILE, "values[3] = first;", "values[3] = values[0];", "epilogues"
+    ),
+}  # fmt: skip
+
+
+def _check(*args, **options):
+    return lambda: check_problem_of(*args, **options)
+
+
+CHECKS = {
+    "K-major b": _check(16, 40, 1104, "float16", E4M3, "F", CONFIG),
+    "8 rows": _check(8, 40, 304, "float16", E4M3, "F", replace(CONFIG, rows=8)),
+    "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
+    "MN-major b": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
+    "misaligned K-major b": lambda: check_misaligned(5, 300, 329, "F"),
+    "bias of misaligned K-major b": lambda: check_misaligned_epilogue("bias"),
+    "residual of misaligned K-major b": lambda: check_misaligned_epilogue("residual"),
+    "misaligned MN-major b": lambda: check_misaligned(5, 81, 304, "C"),
+    "epilogues": _check(
+        5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu", kind="normal",
+    ),
+}  # fmt: skip
+
+
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, checks=CHECKS
+)
