@@ -31,15 +31,15 @@ _MANY = 0x7FFF0000  # more than any coordinate
 
 
 class Kind(NamedTuple):
-    """What the variants of a task differ by.  mode: attention_task.mask_mode's; one_list: a mask's blocks are
-    of 128 queries and keys; packed: sequences of different lengths."""
+    """What the variants of a task differ by.  mode: attention_task.mask_mode's; uniform: a mask's blocks are
+    of 128 queries and keys; varlen: sequences of different lengths."""
 
     mode: int = 0
-    one_list: bool = False
-    packed: bool = False
+    uniform: bool = False
+    varlen: bool = False
 
 
-KINDS = (Kind(), Kind(1), Kind(2), Kind(2, one_list=True), Kind(packed=True))
+KINDS = (Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
     registers = head_dim // 2 + c.tile_n // 2 + c.tile_n // 4
     limit = 200 if c.tile_m == 128 else 128
     if registers > limit:
-        return f"a thread's {registers} sums are more than {limit}"
+        return f"a thread's {registers} accumulators are more than {limit}"
     needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
@@ -101,13 +101,13 @@ def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
             if head_dim == 256
             else AttentionHopperConfig(128, 64),
         )
-    if kind.mode == 2 and not kind.one_list:
+    if kind.mode == 2 and not kind.uniform:
         return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
     if kind.mode == 2:
         return (AttentionHopperConfig(128, 64 if head_dim == 256 else 128),)
     return {
         64: (
-            AttentionHopperConfig(128, 128) if kind.packed else AttentionHopperConfig(192, 128, 3),
+            AttentionHopperConfig(128, 128) if kind.varlen else AttentionHopperConfig(192, 128, 3),
         ),
         128: (AttentionHopperConfig(128, 128),),
         256: (AttentionHopperConfig(128, 80),),
@@ -122,16 +122,16 @@ def kind_of(task: AttentionTask) -> Kind:
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
     """Why TMA and this kernel, or this config of it, cannot do a task; None: they can."""
     kind = kind_of(task)
-    if config is not None and (kind.mode == 2 or kind.packed) and config.tile_m != 128:
-        return "with masks of blocks and packed sequences tile_m is 128"
-    if kind.mode == 2 and config is not None and (128 if kind.one_list else 64) % config.tile_n:
+    if config is not None and (kind.mode == 2 or kind.varlen) and config.tile_m != 128:
+        return "with masks of blocks and varlen sequences tile_m is 128"
+    if kind.mode == 2 and config is not None and (128 if kind.uniform else 64) % config.tile_n:
         return "a tile of keys lies in one block of a mask"
     if task.naive or task.half_scores:
-        return "FP16 sums are the portable kernel's"
-    if task.prescale and (kind.packed or kind.mode == 2):
-        return "scales up to 0 of packed sequences and masks of blocks are the portable kernel's"
-    if kind.packed and task.batch > MOST_SEQUENCES:
-        return f"more than {MOST_SEQUENCES} packed sequences are the portable kernel's"
+        return "FP16 accumulators are the portable kernel's"
+    if task.prescale and (kind.varlen or kind.mode == 2):
+        return "scales up to 0 of varlen sequences and masks of blocks are the portable kernel's"
+    if kind.varlen and task.batch > MOST_SEQUENCES:
+        return f"more than {MOST_SEQUENCES} varlen sequences are the portable kernel's"
     sizes = _sizes(task)
     if 0 in (n for size in sizes for n in size):
         return "TMA has no arrays without elements"
@@ -139,16 +139,16 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
     steps = zip([n for size in sizes for n in size[:3]], strides, strict=True)
     if any(step <= 0 for size, step in steps if size > 1):
         return "TMA walks positive strides only"
-    if max(strides) * task.dtype.itemsize >= (_RAGGED_BYTES if kind.packed else 2**40):
-        return "TMA's strides are below 2**40 bytes, those of packed sequences below 2**35"
+    if max(strides) * task.dtype.itemsize >= (_RAGGED_BYTES if kind.varlen else 2**40):
+        return "TMA's strides are below 2**40 bytes, those of varlen sequences below 2**35"
     return None
 
 
 def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperConfig) -> Variant:
     c, stages = config, f"attention::Stages<{config.stages}, {config.query_tiles(head_dim)}>"
-    uniform = "true" if kind.one_list else "false"
+    uniform = "true" if kind.uniform else "false"
     mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>")[kind.mode]
-    sequences = "Varlen" if kind.packed else "Batched"
+    sequences = "Varlen" if kind.varlen else "Batched"
     traits = (
         f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
         f"attention::Tile<{head_dim}, {c.tile_m}, {c.tile_n}>, {stages}, "
@@ -193,7 +193,7 @@ def _map(dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: 
 def _ragged_map(
     dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: int
 ) -> MapPlan:
-    """Of packed sequences: (way back, row of all, head, row, dim), as attention/storage_sm90.cuh says."""
+    """Of varlen sequences: (way back, row of all, head, row, dim), as attention/storage_sm90.cuh says."""
     _, heads, total, dim = shape
     _, head, row = steps
     row = row if total > 1 else 16

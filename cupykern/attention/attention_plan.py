@@ -85,7 +85,7 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less
     if mode or head_dim == 256:
         return AttentionConfig(64, 64, 4)
-    if arch != "sm_90a":  # registers do not hold as many sums
+    if arch != "sm_90a":  # registers do not hold as many accumulators
         return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
     return AttentionConfig(128, 128 if head_dim == 64 else 64, 4)
 
@@ -203,7 +203,7 @@ def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
     t = task
     kinds = {
         "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
-        "mask": t.mask.kind, "blocks": t.mask.blocks[:2], "packed": t.totals is not None,
+        "mask": t.mask.kind, "blocks": t.mask.blocks[:2], "varlen": t.totals is not None,
         "half_scores": t.half_scores, "prescale": t.prescale,
     }  # fmt: skip
     return {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}, kinds

@@ -44,8 +44,8 @@ class MaskPlace(NamedTuple):
 class AttentionTask(NamedTuple):
     """A call without its arrays.  Strides, in elements: of the batch (or 0), the head and the row.
 
-    totals: (rows of q, rows of k) of packed sequences, whose sq and sk are the longest; else None.
-    offset: causal queries i keep keys j <= i + offset; None: not causal.  bottom_right: of packed
+    totals: (rows of q, rows of k) of varlen sequences, whose sq and sk are the longest; else None.
+    offset: causal queries i keep keys j <= i + offset; None: not causal.  bottom_right: of varlen
     sequences, where each has an offset of its own.
     """
 

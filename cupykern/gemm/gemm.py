@@ -164,7 +164,7 @@ class GemmPlan(NamedTuple):
 
     @property
     def launches(self) -> tuple[Repeated, ...]:
-        """None where each call takes memory for partial sums."""
+        """None where each call takes memory for partial accumulators."""
         return (self.repeated,) if self.splits == 1 else ()
 
 

@@ -90,7 +90,7 @@ def _tiles(
             return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
         promotes = kernel == "gemm" and layout_b == K_MAJOR and not is_measured(arch)
         promotes = promotes and not e5m2  # which has no scales of blocks
-        # Scaled blocks have their sums twice, of the products and of the blocks.
+        # Block scales need accumulators twice, of the products and of the blocks.
         cols = 64 if gfx or (block_scales and is_measured(arch)) else 128
         warps_n = 4 if promotes and cols == 128 else 2
         large = GemmConfig(

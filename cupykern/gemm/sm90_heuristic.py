@@ -131,7 +131,7 @@ def _dual_tables(task: GemmTask) -> tuple[str, ...]:
 def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     """The legal configs of `task` on `device`, the estimated fastest first.
 
-    Sliced-K, SplitK and SplitKWorkspace change the order of sums: the task alone decides about
+    Sliced-K, SplitK and SplitKWorkspace change the order of accumulation: the task alone decides about
     them, not the number of SMs.
     """
     fitting = [

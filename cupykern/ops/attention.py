@@ -137,7 +137,7 @@ def attention(
     if algorithm not in ("flash", "naive"):
         raise ValueError(f"algorithm must be 'flash' or 'naive'; got {algorithm!r}")
     if algorithm == "naive" and (config is not None or qk_accumulate == "float16"):
-        raise ValueError("the naive algorithm has no config and sums in FP32")
+        raise ValueError("the naive algorithm has no config and accumulates in FP32")
     places = (0, 2, 1, 3) if layout == "bshd" else (0, 1, 2, 3)
     heads_first = tuple(x.transpose(places) for x in (q, k, v))
     batch, heads, sq, dim, kv_heads, sk, dim_v = check_shapes(*heads_first)

@@ -50,7 +50,7 @@ def dequant_softmax(
     config: a GemmConfig of the product, tile_n a multiple of 64, a Sm90LogitsConfig or a
         SkinnyLogitsConfig; None: the default one.
 
-    w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
+    w is converted inside the kernel and accumulators are FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
     from the product's epilogue, so that a second launch reads them once.  On Hopper, logits of more
     than 16 rows, with results of 16 bits and no bias but one of columns, stay in registers: the result

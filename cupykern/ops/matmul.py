@@ -54,18 +54,17 @@ def matmul(
     out: array to write into, of the result's shape and dtype and apart from all operands.
     config: a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig or
         SplitKWorkspace; None: the measured one.
-    accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
+    accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a partial
         sum beyond 65504 is infinite.  Not on AMD.
 
-    Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
-    epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero; K must be less than
-    2^31, which Hopper's kernels count to.  Any strides: operands
-    whose neighbours lie along a row or column (of 8-bit ones and FP16 sums, along K), and whose rows or
-    columns begin at multiples of 16 bytes, are read by vectors, others element by element.  Of products of at
-    least 2^24 multiplications (2^21 where neighbours lie so) these others are copied before, into memory of
-    their size that the call frees again, but 16-bit ones of up to 16 rows where only lines, not arrays, begin
-    elsewhere; and so are up to 256 rows of an a that lies in columns, and an operand whose byte strides are no
-    multiples of its itemsize.
+    Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32; the
+    epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be less than
+    2^31.  Any strides: K-major or MN-major operands (8-bit ones and those of FP16 accumulators: K-major)
+    whose rows are aligned to 16 bytes are read by vectors, others by scalar loads.  From 2^24
+    multiplications on (2^21 where only the alignment is wrong) these others are first copied into aligned
+    memory, which the call frees again, except misaligned 16-bit ones of up to 16 rows in an aligned array;
+    so are up to 256 rows of an MN-major a, and an operand whose byte strides are no multiples of its
+    itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.

@@ -288,9 +288,9 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
         for m in (1, skinny_gemm.ROWS):
             for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
                 found[gemm.variant(task, skinny)] = None
-        for ends in (task, replace(task, tma_store_epilogue=False)):
-            for config in gemm.configs(ends, arch):
-                found[gemm.variant(ends, config)] = None
+        for epilogue in (task, replace(task, tma_store_epilogue=False)):
+            for config in gemm.configs(epilogue, arch):
+                found[gemm.variant(epilogue, config)] = None
     if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)

@@ -209,12 +209,12 @@ def _alignment_error(aligned: int, depth: int, terms: Terms, sums: PartialSums) 
 class Products:
     """How a sum of products of two dtypes is added up.
 
-    half_sums: in FP16.  by_block: scales of blocks multiply the sums of PROMOTED_K of k.
+    half_accumulators: in FP16.  by_block: scales of blocks multiply the sums of PROMOTED_K of k.
     """
 
     a: np.dtype
     b: np.dtype
-    half_sums: bool = False
+    half_accumulators: bool = False
     by_block: bool = False
 
     @property
@@ -224,7 +224,7 @@ class Products:
 
     @property
     def adder(self) -> Adder:
-        if self.half_sums:
+        if self.half_accumulators:
             return HALF
         if dtypes.float32 in (self.a, self.b):
             return FMA
@@ -265,14 +265,16 @@ class Products:
             gamma = (k + 2) * UNIT_ROUNDOFF_32
         elif self.adder is TENSOR_8:
             gamma += min(-(-k // TENSOR_8.depth), PROMOTED_K // TENSOR_8.depth) * TENSOR_8.worst
-        elif self.half_sums:
+        elif self.half_accumulators:
             steps = -(-k // HALF.depth)
             return math.expm1(steps * math.log1p(HALF.worst + TENSOR_16.worst))
         return gamma / (1 - gamma)
 
     def _underflow(self, k: int) -> float:
         """What FP16 sums lose below their smallest normal number."""
-        return -(-k // HALF.depth) * 2 * finfo(dtypes.float16).underflow_error * self.half_sums
+        return (
+            -(-k // HALF.depth) * 2 * finfo(dtypes.float16).underflow_error * self.half_accumulators
+        )
 
     def _expected(self, terms: Terms) -> tuple[Any, Any]:
         """(square, bias)"""

@@ -60,10 +60,10 @@ def attention_varlen(
     ]
     xp = namespace(q)
     if not parts:
-        return packed(
+        return concatenated(
             xp, [attention(q[None], k[None], v[None], layout="bshd", **of_sequences(options))]
         )
-    return packed(xp, parts)
+    return concatenated(xp, parts)
 
 
 def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def sequences(q: Array, k: Array, v: Array, cu_q: Any, cu_k: Any) -> Iterator[tu
         yield q[None, cu_q[i] : cu_q[i + 1]], k[None, keys], v[None, keys]
 
 
-def packed(xp: Namespace, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def concatenated(xp: Namespace, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Outputs (rows, H, Dv) and statistics (H, rows) of all sequences."""
     return tuple(
         xp.concatenate([x[0] for x in xs], axis=0 if i == 0 else 1)

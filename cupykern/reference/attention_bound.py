@@ -23,7 +23,7 @@ from .accumulation import (
     significand_bits,
 )
 from .approximate import FLOOR, Approximate
-from .attention import Problem, Rows, named, of_sequences, outputs, packed, sequences
+from .attention import Problem, Rows, concatenated, named, of_sequences, outputs, sequences
 from .elementary import (
     EXP2_BIAS,
     EXP2_RMS,
@@ -325,7 +325,7 @@ def attention_varlen_bound(
         first = end
     if not parts:
         return tuple(Bound(xp.zeros_like(x), xp.zeros_like(x)) for x in reference)
-    return joined(parts, lambda arrays: packed(xp, arrays))
+    return joined(parts, lambda arrays: concatenated(xp, arrays))
 
 
 def joined(

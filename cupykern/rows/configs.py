@@ -77,7 +77,7 @@ class RowConfig:
         vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
         return vectors * self.vector_width
 
-    def covers(self, layout: RowLayout) -> bool:
+    def is_unpredicated(self, layout: RowLayout) -> bool:
         """Whether all vectors of all threads have elements, in all rows of all blocks."""
         return layout.num_cols == self.chunk and layout.num_rows % self.rows_per_block == 0
 

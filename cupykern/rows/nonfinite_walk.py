@@ -21,7 +21,7 @@ MAX_DIMS = 8
 @dataclass(frozen=True)
 class NonfiniteConfig:
     """num_threads threads per block, each with `batch` vectors of vector_width elements under way;
-    min_blocks blocks on a multiprocessor.  plain: the elements fill one stretch of memory.
+    min_blocks blocks on a multiprocessor.  plain: the elements fill one contiguous span.
     """
 
     num_threads: int
@@ -36,7 +36,7 @@ class Walk(NamedTuple):
 
     dims: (size, stride, weight) innermost first, strides in elements and not negative; `start` is the
     first element's place, `first` its number in C order, weights the steps of that number.
-    plain: the elements fill one stretch of memory, whose ends need not be whole vectors.  whole: the
+    plain: the elements fill one contiguous span, whose ends need not be whole vectors.  whole: the
     innermost dim is of whole vectors.
     """
 
@@ -96,13 +96,13 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
 
 def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
     """The config for elements of `itemsize` bytes."""
-    one_stretch, *several_dims = configs_of(arch, itemsize)
-    return one_stretch if walk.plain else several_dims[walk.whole]
+    one_span, *several_dims = configs_of(arch, itemsize)
+    return one_span if walk.plain else several_dims[walk.whole]
 
 
 @cache
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
-    """For one stretch of vectors; where configs are measured also for single elements, and for vectors, of
+    """For one span of vectors; where configs are measured also for single elements, and for vectors, of
     several dims."""
     width = VECTOR_BYTES // itemsize
     # Elsewhere NVRTC wants a few registers more than two blocks leave.
@@ -119,7 +119,7 @@ def refusal(config: NonfiniteConfig, itemsize: int, walk: Walk) -> str | None:
     """Why `config` cannot walk the array; None: it can."""
     c, width = config, VECTOR_BYTES // itemsize
     if c.plain and not walk.plain:
-        return "the array is not one stretch of memory"
+        return "the array is not one contiguous span"
     if c.vector_width != 1 and not (c.vector_width == width and (c.plain or walk.whole)):
         wide = f" or {width}" if walk.plain or walk.whole else ""
         return f"these strides allow vector_width 1{wide}" + (

@@ -104,7 +104,7 @@ class UnpredicatedRows(EvenNormRows):
     def _rows_refusal(self, rows: NormRows) -> str | None:
         if not rows.complete:
             return "UnpredicatedRows is for calls with weights and biases, without statistics"
-        if not (rows.layout.contiguous and self.covers(rows.layout)):
+        if not (rows.layout.contiguous and self.is_unpredicated(rows.layout)):
             return "UnpredicatedRows is for contiguous rows that cover all threads"
         return super()._rows_refusal(rows)
 

@@ -247,7 +247,9 @@ def make_norm(
     params["eps"] = task.eps
     if even:
         cold = np.zeros((), _COLD_PARAMS)
-        params["unpredicated"] = config.covers(layout) and len(task.columns) == 1 + options.centered
+        params["unpredicated"] = (
+            config.is_unpredicated(layout) and len(task.columns) == 1 + options.centered
+        )
         cold["num_rows"], cold["num_cols"] = layout.num_rows, layout.num_cols
         cold["dtype"] = dtypes.CODES[task.y_dtype]
         for _, strides in layout.outer:  # one dim, or there is one row

@@ -106,7 +106,7 @@ def plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
     params["dtype"] = dtypes.CODES[task.y_dtype]
     params["log"] = task.log
     params["blocks"] = config.cluster_size
-    params["unpredicated"] = config.covers(layout)
+    params["unpredicated"] = config.is_unpredicated(layout)
     evicts_last(params, layout, itemsize, task.y_dtype.itemsize)
     variant = FAMILY.variant(task, config)
     return row_plan(target, variant, config, layout, params, 8, config.shared_bytes(itemsize))

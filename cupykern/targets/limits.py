@@ -21,7 +21,7 @@ _MULTIPROCESSORS = {
     "sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90a": 132, "sm_100a": 148, "sm_120a": 170,
     "gfx90a": 104, "gfx942": 304, "gfx1100": 48, "gfx1151": 20, "gfx1201": 32,
 }  # fmt: skip
-"""How many blocks run at once, for the number of splits: by architecture, so that the sums of two chips
+"""How many blocks run at once, for the number of splits: by architecture, so that the results of two chips
 of one architecture agree bit for bit."""
 
 

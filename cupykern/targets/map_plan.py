@@ -14,7 +14,7 @@ from .base import Target
 
 
 class MapPlan(NamedTuple):
-    """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
+    """A tensor map without its address (tensor_map.encode), swizzled by the box's rows."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

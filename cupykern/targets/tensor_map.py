@@ -76,7 +76,7 @@ def encode(
     """A kernel argument: the map of the array at `address` on `target` ("cuda" or "host").
 
     strides: in bytes.  box: elements per dimension of what one instruction moves.  swizzle: 0, or the
-    bytes of the box's lines in shared memory, 32, 64 or 128, whose 16-byte parts are then permuted.
+    bytes of the box's rows in shared memory, 32, 64 or 128, whose 16-byte chunks are then permuted.
 
     Raises ValueError for what TMA cannot do, TypeError for a dtype that it cannot move, and
     UnavailableError without a CUDA driver.
@@ -137,9 +137,9 @@ def _check(
         raise ValueError(
             f"a tensor map's last dimension must be contiguous; got a stride of {strides[-1]} bytes"
         )
-    line = -(-shape[-1] * itemsize // _ALIGNMENT) * _ALIGNMENT
+    row = -(-shape[-1] * itemsize // _ALIGNMENT) * _ALIGNMENT
     strides = tuple(
-        line if size == 1 else stride for size, stride in zip(shape, strides, strict=True)
+        row if size == 1 else stride for size, stride in zip(shape, strides, strict=True)
     )
     if not all(0 <= stride < 2**40 and stride % _ALIGNMENT == 0 for stride in strides[:-1]):
         raise ValueError(
@@ -147,13 +147,13 @@ def _check(
         )
     if swizzle not in SWIZZLES:
         raise ValueError(f"swizzle must be one of {SWIZZLES} bytes; got {swizzle}")
-    inner = box[-1] * itemsize
-    if inner % 16:
-        raise ValueError(f"a box's lines are multiples of 16 bytes; got {inner}")
-    # TMA would take shorter lines than the swizzle's, and leave gaps between them.
-    if swizzle and inner != swizzle:
+    row_bytes = box[-1] * itemsize
+    if row_bytes % 16:
+        raise ValueError(f"a box's rows are multiples of 16 bytes; got {row_bytes}")
+    # TMA would take shorter rows than the swizzle's, and leave gaps between them.
+    if swizzle and row_bytes != swizzle:
         raise ValueError(
-            f"a box's lines must be as long as the swizzle, {swizzle} bytes; got {inner}"
+            f"a box's rows must be as long as the swizzle, {swizzle} bytes; got {row_bytes}"
         )
     return strides
 
@@ -199,7 +199,7 @@ def _encode_cuda(
     swizzle: int,
 ) -> _CudaMap:
     rank, made = len(shape), _CudaMap()
-    # Of long rows that begin anywhere in a line of memory, boxes are parts of lines, and the rest of 256
+    # Of long rows that are misaligned, boxes have parts of 128-byte lines, and the rest of 256
     # bytes is another box's: (4096, 4096, 4104) in 190 us instead of 197 (bf16, H200).
     anywhere = rank > 1 and strides[-2] % 128 != 0 and shape[-1] * dtype.itemsize > 512
     error = _called(

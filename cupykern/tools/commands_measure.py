@@ -158,7 +158,7 @@ def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> 
             )
             for row in rows
         ),
-        f"{where.name} ({where.arch}), K = {policies.K}, seed {seed}, the same sums for each policy; outside: "
+        f"{where.name} ({where.arch}), K = {policies.K}, seed {seed}, the same accumulators for each policy; outside: "
         f"of rtol = atol = {policies.TOLERANCE:g} of FP64 rounded to FP16; registers: {rows[0].arch}",
     )
     write_json(json_path, [asdict(row) for row in rows])

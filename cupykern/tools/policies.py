@@ -1,6 +1,6 @@
-"""The policies of dual_gemm_silu side by side: what each costs in accuracy, on the same sums.
+"""The policies of dual_gemm_silu side by side: what each costs in accuracy, on the same accumulators.
 
-The kernel's sums do not depend on the policy, bit for bit: only the epilogue differs.
+The kernel's accumulators do not depend on the policy, bit for bit: only the epilogue differs.
 """
 
 from __future__ import annotations

@@ -10,21 +10,21 @@ from cupykern.targets import host
 
 FILE = "align_rows.cu"
 FAULTS = {
-    "lines that begin at 8 bytes are not shifted": Fault(FILE, "first & 8", "first & 16", "lines"),
-    "whole words are not shifted": Fault(FILE, "first & 4", "first & 16", "lines"),
-    "parts of words are not shifted": Fault(FILE, "first % 4 * 0x1111", "0 * 0x1111", "lines"),
-    "the last chunk is not copied": Fault(FILE, "i < rest;", "i < 0;", "lines"),
+    "rows that begin at 8 bytes are not shifted": Fault(FILE, "first & 8", "first & 16", "rows"),
+    "whole words are not shifted": Fault(FILE, "first & 4", "first & 16", "rows"),
+    "parts of words are not shifted": Fault(FILE, "first % 4 * 0x1111", "0 * 0x1111", "rows"),
+    "the last chunk is not copied": Fault(FILE, "i < rest;", "i < 0;", "rows"),
     "chunks of the first blocks only": Fault(
-        FILE, "number < params.num_chunks; number += step", "number < step; number += step", "lines"
+        FILE, "number < params.num_chunks; number += step", "number < step; number += step", "rows"
     ),
 }
 
 
-def check_lines() -> None:
+def check_rows() -> None:
     for dtype, gap in ((np.float16, 0), (np.int8, 3), (np.float32, 0)):
         check_copy(host.current(), (1100, 301), dtype, gap, 3)
 
 
 test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
-    FAULTS, checks={"lines": check_lines}
+    FAULTS, checks={"rows": check_rows}
 )

@@ -84,7 +84,7 @@ FAULTS = {
     "b2 before b1": Fault(
         LOADER, "load_b(b, arguments.b1_map", "load_b(b, arguments.b2_map", "hopper"
     ),
-    "the second product's sums are the first one's": Fault(
+    "the second product's accumulators are the first one's": Fault(
         GATED, "float(accumulator[m][kCols / 4 + at]) * factors[1]", "float(accumulator[m][at]) * factors[1]",
         "hopper",
     ),

@@ -160,7 +160,7 @@ FAULTS = {
         "col / kBlockK * strides.col",
         "scales",
     ),
-    "promoted sums are counted again": Fault(
+    "promoted accumulators are added again": Fault(
         "parts/mainloop.cuh",
         "                products[m][n] = {};\n",
         "",

@@ -163,7 +163,7 @@ def test_more_sequences_than_it_orders():
         (AttentionHopperConfig(128, 100), {}, "tile_n"),
         (AttentionHopperConfig(128, 128, 9), {}, "stages"),
         (AttentionHopperConfig(192, 256), {}, "sums"),
-        (AttentionHopperConfig(128, 128), {"qk_accumulate": "float16"}, "FP16 sums"),
+        (AttentionHopperConfig(128, 128), {"qk_accumulate": "float16"}, "FP16 accumulators"),
         (
             AttentionHopperConfig(128, 128),
             {"mask": BlockMask.from_dense(np.ones((70, 90), bool), 64, 128)},

@@ -54,7 +54,7 @@ def check(a, b):
     first=st.integers(0, 20),
     columns=st.booleans(),
 )
-def test_lines_are_copied_from_anywhere(target, shape, dtype, gap, first, columns):
+def test_misaligned_rows_are_copied(target, shape, dtype, gap, first, columns):
     check_copy(target, shape if shape[0] > 1 else shape[1:], dtype, gap, first, columns)
 
 

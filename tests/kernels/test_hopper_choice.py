@@ -65,7 +65,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
 def test_tiles_of_other_dtypes(changes, tile, sliced_k):
     config = gemm.choose_config(task(**changes), "sm_90a", 132)
     assert (config.tile_m, config.tile_n) == tile
-    for blocks in (132, 114):  # the sums are the same
+    for blocks in (132, 114):  # the order of accumulation is the same
         config = gemm.choose_config(task(**changes), "sm_90a", blocks)
         assert isinstance(config.schedule, SlicedK) == sliced_k
 
@@ -176,14 +176,14 @@ def test_ping_pong_for_slow_epilogues():
             16,
         ),
         ({"m": 24, "n": 512, "k": 8192, "layout_b": MN_MAJOR}, (128, 64), 16),
-        ({"m": 512, "n": 512, "k": 16384 + 64}, None, 1),  # no parts of whole lines
+        ({"m": 512, "n": 512, "k": 16384 + 64}, None, 1),  # no splits of whole stages
         ({"m": 512, "n": 512, "k": 16384, "batch": 2}, None, 1),
         ({"m": 512, "n": 512, "k": 1024}, None, 1),  # the second launch takes longer
         ({"m": 4096, "n": 4096, "k": 16384}, None, 1),
     ],
 )
 def test_few_tiles_and_long_k_are_split(changes, tile, splits):
-    for blocks in (132, 78):  # the sums are the same
+    for blocks in (132, 78):  # the order of accumulation is the same
         config = gemm.choose_config(task(**changes), "sm_90a", blocks)
         if isinstance(config, SplitKWorkspace):
             assert config.splits == splits
@@ -225,7 +225,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         (replace(CONFIG, tile_n=128, schedule=PingPong(), cluster=SplitK(2)), {}, "sm_90a", "SplitK needs"),
         (SplitKWorkspace(CONFIG, 0), {}, "sm_90a", "splits must be positive"),
         (SplitKWorkspace(CONFIG, 2), {"batch": 2}, "sm_90a", "is of one 16-bit product"),
-        (SplitKWorkspace(CONFIG, 4), {"k": 4096 + 64}, "sm_90a", "is no 4 parts of whole stages"),
+        (SplitKWorkspace(CONFIG, 4), {"k": 4096 + 64}, "sm_90a", "4 splits of k = 4160 are not"),
         (SplitKWorkspace(CONFIG, 64), {"m": 16384}, "sm_90a", "need too large a workspace"),
         (SplitKWorkspace(CONFIG, 2), {"tma": False}, "sm_90a", "multiples of 16 bytes"),
         (replace(CONFIG, cluster=SplitK(2), stages=2), {}, "sm_90a", "fill more than the stages"),

@@ -216,7 +216,7 @@ def test_every_variant_is_some_rows_choice(name, arch):
 @pytest.mark.parametrize("shape, whole", [((64, 256), 1), ((63, 256), 0), ((64, 248), 0)])
 def test_whole_rows(shape, whole):
     layout = row_layout(shape, 1, (contiguous_operand(shape, 2),) * 3, (1,))
-    assert GOOD.covers(layout) == whole
+    assert GOOD.is_unpredicated(layout) == whole
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows that stream b (kernels_cu/skinny_gemm.cu)."""
+"""Skinny GEMM, up to 16 rows (kernels_cu/skinny_gemm.cu)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_any_problem(target, data, seed):
 
 
 @pytest.mark.parametrize("name", ["bias", "residual"])
-def test_every_column_of_odd_lines_has_its_own_bias_and_residual(name):
+def test_every_column_of_misaligned_b_has_its_own_bias_and_residual(name):
     with host.use():
         check_misaligned_epilogue(name)
 
@@ -86,16 +86,16 @@ def test_every_column_of_odd_lines_has_its_own_bias_and_residual(name):
     dtype=st.sampled_from(("float16", "bfloat16")),
     layout_b=st.sampled_from("CF"),
 )
-def test_lines_of_any_length(target, sizes, gaps, dtype, layout_b):
-    """Lines that begin in every place of 16 bytes; what lies before, between and behind them is not
+def test_misaligned_rows_of_any_length(target, sizes, gaps, dtype, layout_b):
+    """Rows of every alignment to 16 bytes; what is before, between and behind them is not
     multiplied."""
     m, n, k = sizes
-    along_k = layout_b == "F"
-    a = misaligned_rows(target.xp, (m, k), dtype, gaps[0] if along_k else -k % 8, 1)
-    shape = (n, k) if along_k else (k, n)
+    k_major = layout_b == "F"
+    a = misaligned_rows(target.xp, (m, k), dtype, gaps[0] if k_major else -k % 8, 1)
+    shape = (n, k) if k_major else (k, n)
     b = misaligned_rows(target.xp, shape, dtype, gaps[1] + ((shape[1] + gaps[1]) % 8 == 0), 2)
-    b = b.T if along_k else b
-    outputs = cupykern.matmul(a, b, out_dtype="float32", config=MISALIGNED if along_k else WIDE)
+    b = b.T if k_major else b
+    outputs = cupykern.matmul(a, b, out_dtype="float32", config=MISALIGNED if k_major else WIDE)
     assert compare(MATMUL, a, b, outputs=outputs, out_dtype="float32").ok
 
 
@@ -159,7 +159,7 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     few = gemm.choose_config(replace(task, m=8), arch)
     halves = b.itemsize == 1 and layout_b == "F" and arch in ("sm_90a", "host")
     assert few.rows == (8 if halves else 16) and few.stages >= chosen.stages
-    assert replace(few, rows=16, stages=chosen.stages) == chosen  # the same sums
+    assert replace(few, rows=16, stages=chosen.stages) == chosen  # the same order of accumulation
     narrow = gemm.choose_config(replace(task, n=1024), arch)
     assert isinstance(narrow, SkinnyGemmConfig)
     more_warps = layout_b == "F" and (
@@ -180,10 +180,10 @@ def test_few_rows_of_any_length_are_streamed(arch, layout_b):
         assert not isinstance(gemm.choose_config(replace(task, **change), arch), SkinnyGemmConfig)
 
 
-def test_lines_that_are_read_where_they_lie(target):
+def test_misaligned_layouts_that_are_read_in_place(target):
     """Operands that begin at a multiple of 16 bytes."""
 
-    def lines_of(a, b):
+    def layout_of(a, b):
         (m, k), n = a.shape, b.shape[1]
         return product.misaligned_layout(*(product.matrix(x, ()) for x in (a, b)), m, n, k)
 
@@ -191,11 +191,11 @@ def test_lines_that_are_read_where_they_lie(target):
     even, wide = (
         misaligned_rows(target.xp, shape, "float16", 0, 1) for shape in ((5, 32), (32, 9))
     )
-    assert lines_of(a, b.T) == lines_of(even, b[:, :32].T) == lines_of(a[:1], b[:1].T) == K_MAJOR
-    assert lines_of(even, wide) == MN_MAJOR
-    assert lines_of(a[:, :32], wide) == STRIDED  # of a by vectors alone
+    assert layout_of(a, b.T) == layout_of(even, b[:, :32].T) == layout_of(a[:1], b[:1].T) == K_MAJOR
+    assert layout_of(even, wide) == MN_MAJOR
+    assert layout_of(a[:, :32], wide) == STRIDED  # of a by vectors alone
     for x, y in ((a[:, ::2], b[:, :17].T), (a[1:], b.T), (a, b[1:].T), (a[::-1][:, ::-1], b.T)):
-        assert lines_of(x, y) == STRIDED
+        assert layout_of(x, y) == STRIDED
 
 
 @pytest.mark.compile

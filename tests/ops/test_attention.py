@@ -54,7 +54,7 @@ def test_two_rows_of_fragments_a_warp_are_within_the_bound():
 
 @pytest.mark.parametrize("accumulate", ["float32", "float16"])
 def test_row_statistics_meet_the_gate_of_fp32_accumulation(accumulate):
-    """The gate of FP32 sums: row_max within 1e-5, row_sum within 1e-4; FP16 sums miss it."""
+    """The gate of FP32 accumulation: row_max within 1e-5, row_sum within 1e-4; FP16 accumulation misses it."""
     q, k, v = (normal(1, 1, 128, 64), normal(1, 1, 200, 64), normal(1, 1, 200, 64))
     _, top, total = attention(q, k, v, return_row_stats=True, qk_accumulate=accumulate)
     _, exact_top, exact_total = OP.reference(q, k, v, return_row_stats=True)

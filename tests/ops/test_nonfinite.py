@@ -235,7 +235,7 @@ def test_every_config_has_the_same_report(target):
     ("view", "change", "error", "says"),
     [
         (np.s_[:, :31], {"vector_width": 8, "plain": False}, None, "width 1$"),
-        (np.s_[:, :31], {"vector_width": 1, "plain": True}, None, "one stretch"),
+        (np.s_[:, :31], {"vector_width": 1, "plain": True}, None, "one contiguous span"),
         (np.s_[0, :5], {"vector_width": 8, "plain": False}, None, "or 8, if it is plain"),
         (np.s_[:], {"vector_width": 4}, None, "width 1 or 8$"),
         (np.s_[:], {"num_threads": 1024}, None, "from 64 to 512"),

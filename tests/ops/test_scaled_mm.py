@@ -154,7 +154,7 @@ def test_every_variant_is_chosen_by_some_product():
 
 
 def test_every_variant_on_hopper_is_chosen_by_some_product():
-    """Of those that portable_variants has not, but lines of any length (test_skinny_gemm.py)."""
+    """Of those that portable_variants has not, but misaligned rows (test_skinny_gemm.py)."""
     wanted = {v for op in (MATMUL, SCALED) for v in op.variants("sm_90a")} - {
         *portable_variants("sm_90a"),
         *nvfp4_variants("sm_90a"),

@@ -116,7 +116,7 @@ _PRODUCT = (
         ),
         (
             "if (t == 0) { TensorMap odd = map; odd.shape[0] = 60; tma_store(odd, s.tile, {8, 0}); }",
-            "word.cu:6: tma_store: lines must be of whole 16 bytes, which are all written",
+            "word.cu:6: tma_store: rows must be whole multiples of 16 bytes",
         ),
         (
             "if (t == 0) tma_store(map, s.tile, {8, -1});",

@@ -66,7 +66,9 @@ def check_shapes(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
         raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
     check_depth(a.shape[-1])
     if a.dtype == dtypes.int8 and a.shape[-1] > _MAX_INT8_K:
-        raise ValueError(f"int32 sums are exact up to K = {_MAX_INT8_K}; got K = {a.shape[-1]}")
+        raise ValueError(
+            f"int32 accumulators are exact up to K = {_MAX_INT8_K}; got K = {a.shape[-1]}"
+        )
     try:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:

@@ -66,13 +66,13 @@ class AttentionProblem:
 
 
 def draw_problem(draw: Draw) -> AttentionProblem:
-    """Few variants: bfloat16 and FP16 sums with small heads only, the largest heads in tests of their own."""
+    """Few variants: bfloat16 and FP16 accumulators with small heads only, the largest heads in tests of their own."""
     dtype = draw.choice(("float16", "float16", "bfloat16"))
     wide = dtype == "float16" and draw.choice((False, False, True))
     dims = (72, 80, 128) if wide else (8, 24, 40, 64)
     h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2), (3, 3)))
     d, dv = draw.choice(dims), draw.choice(dims)
-    half_sums = dtype == "float16" and not wide and draw.choice((False, False, False, True))
+    half_accumulators = dtype == "float16" and not wide and draw.choice((False, False, False, True))
     mask = draw.choice((None, None, None, "bool", "bias", "block"))
     sq = draw.choice((0, 1, 2, 16, 33, 64, 65, 100, 130))
     sk = draw.choice((sq, 0, 1, 7, 31, 32, 33, 64, 65, 100, 130, 200))
@@ -94,8 +94,8 @@ def draw_problem(draw: Draw) -> AttentionProblem:
         blocks=draw.choice(((64, 64), (64, 128), (128, 64), (128, 128))),
         layout=draw.choice(("bhsd", "bhsd", "bshd")),
         view=draw.choice(("C", "C", "padded", *inputs.LAYOUTS)),
-        qk_accumulate="float16" if half_sums else "float32",
-        algorithm="flash" if half_sums else draw.choice(("flash",) * 7 + ("naive",)),
+        qk_accumulate="float16" if half_accumulators else "float32",
+        algorithm="flash" if half_accumulators else draw.choice(("flash",) * 7 + ("naive",)),
         lse=draw.choice((False, True)),
         row_stats=draw.choice((False, True)),
         kind=draw.choice(KINDS),
@@ -279,15 +279,15 @@ def configs(problem: AttentionProblem, arch: str) -> tuple[Any, ...]:
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     """None where attention_hopper.cu cannot do it."""
     p = problem
-    packed = hasattr(p, "lengths")
+    varlen = hasattr(p, "lengths")
     fits = (p.algorithm, p.qk_accumulate) == ("flash", "float32") and p.view in ("C", "padded")
-    if packed:
+    if varlen:
         fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
-        return attention_hopper.Kind(packed=True) if fits and p.mode == 0 else None
-    one_list = p.mode == 2 and p.blocks == (128, 128)
+        return attention_hopper.Kind(varlen=True) if fits and p.mode == 0 else None
+    uniform = p.mode == 2 and p.blocks == (128, 128)
     fits = fits and not (p.mode == 2 and prescales(BLOCK_MASK, p.scale))
-    return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
+    return attention_hopper.Kind(p.mode, uniform) if fits and p.sq and p.sk else None
 
 
 def variant(

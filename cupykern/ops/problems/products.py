@@ -227,11 +227,11 @@ def variants(
                 # Other layouts' rows count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
                 for tma_store, aligned in itertools.product((True, False), alignments):
-                    ends = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
-                    few = (c for m in (32, 64) for c in gemm.configs(replace(ends, m=m), arch))
+                    general = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
+                    few = (c for m in (32, 64) for c in gemm.configs(replace(general, m=m), arch))
                     of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))
-                    for config in (*gemm.configs(ends, arch), *of_few):
-                        found[gemm.variant(ends, config)] = None
+                    for config in (*gemm.configs(general, arch), *of_few):
+                        found[gemm.variant(general, config)] = None
                 fp16_accumulate = gemm.fp16_accumulate_task(task)
                 for config in (
                     gemm.configs(fp16_accumulate, arch)
