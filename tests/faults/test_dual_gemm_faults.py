@@ -69,7 +69,7 @@ FAULTS = {
         "activate(x, kSilu) * y",
         "policies",
     ),
-    "partial sums of one product alone": Fault(
+    "partial accumulators of one product alone": Fault(
         "parts/gemm_tile.cuh", "kTileSize = kProducts * kTileM * kTileN", "kTileSize = kTileM * kTileN",
         "splits",
     ),
@@ -128,7 +128,7 @@ FAULTS = {
     "few rows: the other half of the columns": Fault(
         GATED, "of_tile[i][64 + thread] +", "of_tile[i][32 + thread] +", "few rows"
     ),
-    "few rows: sums before they are there": Fault(
+    "few rows: accumulators before they are there": Fault(
         GATED, "named_barrier(3, 128 * kConsumers);", "", "few rows"
     ),
 }  # fmt: skip

@@ -50,7 +50,7 @@ FAULTS = {
     "no wait for a stage's bytes": Fault(
         SS, "storage.pipeline.consumer_wait(stages.state);", "", "shared tiles"
     ),
-    "no wait for the last sums": Fault(SS, "wgmma_wait<0>(accumulator);", "", "shared tiles"),
+    "no wait for the last accumulators": Fault(SS, "wgmma_wait<0>(accumulator);", "", "shared tiles"),
     "a stage released while it is multiplied": Fault(
         SS, "if (!first) storage.pipeline.consumer_release(before);",
         "storage.pipeline.consumer_release(stage);", "shared tiles",
@@ -61,10 +61,10 @@ FAULTS = {
     "the first stage of B for all": Fault(
         SS, "StageCols::descriptor(storage.cols[stage], 0, k)", "StageCols::descriptor(storage.cols[0], 0, k)", "shared tiles"
     ),
-    "sums of k that a warpgroup has no stage of": Fault(
+    "accumulators of k that a warpgroup has no stage of": Fault(
         SS, "if (kSlicedK) Base::clear(accumulator);", "", "shared k"
     ),
-    "sums of the tile before": Fault(SS, "!first || k > 0", "true", "shared tiles"),
+    "accumulators of the tile before": Fault(SS, "!first || k > 0", "true", "shared tiles"),
     "turns without order": Fault(
         SS, "if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);", "", "ping-pong"
     ),
@@ -117,7 +117,7 @@ FAULTS = {
     "scales over those that other lanes still read": Fault(
         FP8, "sync_warp();  // all lanes'", "// all lanes'", "blocks"
     ),
-    "scales over sums of the other warpgroup": Fault(
+    "scales over accumulators of the other warpgroup": Fault(
         EPILOGUE, "if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);", "", "few rows in blocks"
     ),
     "alpha left out": Fault(BROADCAST, "kSwapAB || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
@@ -173,7 +173,7 @@ FAULTS = {
     "the k of the cluster's first block": Fault(
         SCHEDULER, "first_k_tile = kSplitK ? rank * all / kClusterSize : 0", "first_k_tile = 0", "split k",
     ),
-    "the sums of the cluster's other blocks left out": Fault(
+    "the accumulators of the cluster's other blocks left out": Fault(
         REDUCE, "bit_cast<ElementAccumulator>(four.words[j]);", "ElementAccumulator(0);", "split k",
     ),
     "the scales of the first part of k": Fault(FP8, "k = work.first_k_tile + first;", "k = first;", "split k"),
@@ -202,7 +202,7 @@ FAULTS = {
     "the other warpgroup's half left out": Fault(
         EPILOGUE, "Reduction::add(&staging[4], warpgroup, accumulator);", "", "shared k"
     ),
-    "sums added before they are there": Fault(
+    "accumulators added before they are there": Fault(
         REDUCE,
         "named_barrier(3, 128 * Mainloop::kConsumers);\n#pragma unroll\n for (int i = 0; i < kSize; ++i) {\n if (warpgroup == 0)",
         "\n#pragma unroll\n for (int i = 0; i < kSize; ++i) {\n if (warpgroup == 0)",
@@ -266,7 +266,7 @@ FAULTS = {
         CONVERT_NVFP4, "(work.first_k_tile + (Mainloop::kSlicedK ? work.consumer : 0))",
         "(Mainloop::kSlicedK ? work.consumer : 0)", "nvfp4, split k"
     ),
-    "sums stored before the others are read": Fault(
+    "accumulators stored before the others are read": Fault(
         REDUCE, "if (kOwnMemory) named_barrier(3, 128 * Mainloop::kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(

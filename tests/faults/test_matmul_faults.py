@@ -119,13 +119,13 @@ FAULTS = {
         "parts/gemm_tile.cuh",
         "split < params.splits; ++split",
         "split < params.splits - 1; ++split",
-        "long sums",
+        "long k",
     ),
     "a split reads into the next": Fault(
         "parts/gemm_tile.cuh",
         "last_k < params.k ? last_k : params.k, warp",
         "params.k, warp",
-        "long sums",
+        "long k",
     ),
     "the activation after the residual": Fault(
         "parts/epilogue.cuh",
@@ -200,7 +200,7 @@ def _problems() -> Iterator[tuple[str, object, object]]:
         yield "scales", SCALED, ScaledProblem(product(40, 300, 300, dtype_b="int8"), scales)
         fp8 = product(70, 40, 320, "float8_e4m3fn", "float8_e4m3fn", layout_b="F")
         yield "scales", SCALED, ScaledProblem(fp8, scales)
-    yield "long sums", MATMUL, product(70, 40, 1024, "float8_e4m3fn", layout_b="F")
+    yield "long k", MATMUL, product(70, 40, 1024, "float8_e4m3fn", layout_b="F")
 
 
 def _check_stages() -> None:

@@ -67,7 +67,7 @@ FAULTS = {
         FILE, "params.first + params.locate(begin + i, params.weights)", "begin + i", "F"
     ),
     "the last for the first": Fault(
-        FILE, "first = index < first ? index : first;", "first = index;", "neighbours"
+        FILE, "first = index < first ? index : first;", "first = index;", "adjacent"
     ),
     "the first of the first thread": Fault(
         FILE, "atomic_min(&special[kFirst], first);", "special[kFirst] = first;", "special"
@@ -158,7 +158,7 @@ def _check_subnormals() -> None:
         _agrees((-tiny * np.arange(1.0, 50)).astype(dtype))
 
 
-def _check_neighbours() -> None:
+def _check_adjacent() -> None:
     """Two of one vector."""
     x = np.ones((8, 8), np.float16)
     x[3, 5:7] = np.nan
@@ -200,7 +200,7 @@ def _check_large_offsets() -> None:
 CHECKS = {
     "signs": _check_signs,
     "subnormals": _check_subnormals,
-    "neighbours": _check_neighbours,
+    "adjacent": _check_adjacent,
     "quotients": _check_quotients,
     "words": _check_words,
     "large offsets": _check_large_offsets,

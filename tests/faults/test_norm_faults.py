@@ -95,7 +95,7 @@ FAULTS = {
         EVEN, "merge_row_partials(mine[r], at)", "merge_row_partials(mine[0], at)", "a cluster"
     ),
     "sums at another stride": Fault(
-        "normalize_unpredicated.cu", "eps, rows::kChunk, rows::kChunk, 0", "eps, rows::kChunk, 0, 0", "filled rows"
+        "normalize_unpredicated.cu", "eps, rows::kChunk, rows::kChunk, 0", "eps, rows::kChunk, 0, 0", "unpredicated rows"
     ),
     "rows that are not there": Fault(EVEN, "if (!kUnpredicated && row + r >= cold.num_rows) continue;", "", "short rows"),
     "no squares between the warps' means": Fault(
@@ -141,7 +141,7 @@ def _problems() -> Iterator[tuple[str, object, NormProblem]]:
         yield "plain rows", op, NormProblem((5, 2048), "float16", weight_dtype="float16")
         for residual in (False, True):
             yield (
-                "filled rows",
+                "unpredicated rows",
                 op,
                 NormProblem(
                     (8, 512),

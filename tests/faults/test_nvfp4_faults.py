@@ -120,11 +120,11 @@ FAULTS = {
     "the same words of scales for ever": Fault(
         "gemm/convert_nvfp4.cuh", "fetch(word + kPrefetchedWords)", "fetch(0)", "nvfp4"
     ),
-    "sums in units": Fault("parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"),
-    "sums in units, of few rows": Fault(
+    "accumulators in units": Fault("parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"),
+    "accumulators in units, of few rows": Fault(
         "skinny_gemm.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
     ),
-    "sums in units, on Hopper": Fault(
+    "accumulators in units, on Hopper": Fault(
         "gemm/mainloop_sm90_rs.cuh", "value *= Converter::kUnit", "value *= 1.0f", "nvfp4"
     ),
     "b2's scales in b1's order": Fault(

@@ -18,7 +18,7 @@ FAULTS = {
     "readers that do not wait for a piece": Fault(
         NORM, "pipeline.wait_full(at);\n#pragma", "#pragma", "rms_norm float16"
     ),
-    "the ring's second turn awaited like its first": Fault(
+    "the second phase of a stage awaited like its first": Fault(
         PERSISTENT, "phase ^= 1;", "", "rms_norm float16"
     ),
     "a stage filled while it is read": Fault(

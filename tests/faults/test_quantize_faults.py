@@ -76,8 +76,8 @@ FAULTS = {
     "warps of a tile that do not meet": Fault(
         GLOBAL_TILES, "merge_across_warps<0>(of_warp, t, MergeFloats<Larger>())", "of_warp", "large tiles"
     ),
-    "warps of a held tile that do not meet": Fault(
-        REGISTER_TILES, "largest[n].across_lanes(1, kWarpsPerRow);", "", "held tiles"
+    "warps of a register tile that do not meet": Fault(
+        REGISTER_TILES, "largest[n].across_lanes(1, kWarpsPerRow);", "", "register tiles"
     ),
     "the same lane's scale for all tiles": Fault(
         REGISTER_TILES, "(lane_id() & ~(kTiles - 1)) + i", "lane_id() & ~(kTiles - 1)", "stacked tiles"
@@ -95,9 +95,9 @@ FAULTS = {
         REGISTER_TILES, "&& col < stack.num_cols", "", "stacked tiles"
     ),
     "only the lower halves' largest": Fault(
-        SCALE, "low > high ? low : high", "low", "held tiles"
+        SCALE, "low > high ? low : high", "low", "register tiles"
     ),
-    "words of both signs": Fault(SCALE, "0x7fff7fffu : 0x7fffffffu", "0xffffffffu : 0xffffffffu", "held tiles"),
+    "words of both signs": Fault(SCALE, "0x7fff7fffu : 0x7fffffffu", "0xffffffffu : 0xffffffffu", "register tiles"),
     "warps of a strip that do not meet": Fault(
         COLUMNS, "for (int i = 0; i < kWarps; ++i) largest.merge", "for (int i = 0; i < 1; ++i) largest.merge",
         "strips",
@@ -142,7 +142,7 @@ def _problems() -> Iterator[tuple[str, object, QuantizeProblem]]:
     yield "stacked tiles", OP, problem((19, 264), "e4m3", "block", (1, 128))
     yield "stacked tiles", OP, problem((19, 136), "e5m2", "block", (1, 64))
     yield "stacked tiles", OP, problem((2, 19, 40), "int8", "block", (1, 32))
-    yield "held tiles", OP, problem((50, 72), "e5m2", "block", (40, 64))
+    yield "register tiles", OP, problem((50, 72), "e5m2", "block", (40, 64))
     yield "large tiles", OP, problem((130, 72), "e4m3", "block", (128, 24))
 
 

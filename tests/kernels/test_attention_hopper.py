@@ -162,7 +162,7 @@ def test_more_sequences_than_it_orders():
         (AttentionHopperConfig(100, 128), {}, "tile_m"),
         (AttentionHopperConfig(128, 100), {}, "tile_n"),
         (AttentionHopperConfig(128, 128, 9), {}, "stages"),
-        (AttentionHopperConfig(192, 256), {}, "sums"),
+        (AttentionHopperConfig(192, 256), {}, "accumulators"),
         (AttentionHopperConfig(128, 128), {"qk_accumulate": "float16"}, "FP16 accumulators"),
         (
             AttentionHopperConfig(128, 128),

@@ -1,4 +1,4 @@
-"""What attention alone has: masks of blocks, arguments, gates, packed sequences."""
+"""What attention alone has: masks of blocks, arguments, gates, varlen sequences."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_causal_of_equal_lengths_needs_no_alignment():
 
 
 def test_causal_packed_sequences_need_an_alignment():
-    q, k, v, *cu = packed()
+    q, k, v, *cu = varlen_inputs()
     with pytest.raises(ValueError, match="'top_left' or 'bottom_right'; got None"):
         varlen(q, k, v, *cu, max_seqlen_q=30, max_seqlen_k=35, causal=True, causal_align=None)
 
@@ -382,17 +382,17 @@ def test_every_head_size_has_a_config(arch):
     assert len(attention_plan.variants(arch)) <= {"host": 90, "sm_90a": 66}.get(arch, 40)
 
 
-# --- packed sequences ------------------------------------------------------------------------------
+# --- varlen sequences ------------------------------------------------------------------------------
 
 
-def packed():
+def varlen_inputs():
     q, k = normal(50, 2, 16), normal(60, 1, 16)
     return q, k, k, np.array([0, 20, 20, 50], np.int32), np.array([0, 10, 25, 60], np.int32)
 
 
 def test_device_offsets_are_clamped(monkeypatch):
     """Offsets that nobody checks, as a GPU's: nothing outside of the arrays is read or written."""
-    q, k, v, cu_q, cu_k = packed()
+    q, k, v, cu_q, cu_k = varlen_inputs()
     good = varlen(q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35)
     module = sys.modules["cupykern.ops.attention_varlen"]
     monkeypatch.setattr(module, "check_cu_seqlens", lambda _, cu, *rest: cu)
@@ -424,7 +424,7 @@ def test_device_offsets_are_clamped(monkeypatch):
     ],
 )
 def test_illegal_packed_arguments_are_refused(change, error, says):
-    q, k, v, cu_q, cu_k = packed()
+    q, k, v, cu_q, cu_k = varlen_inputs()
     a = {"q": q, "cu_q": cu_q, "cu_k": cu_k, "max_seqlen_q": 30, "max_seqlen_k": 35, **change}
     with pytest.raises(error, match=says):
         varlen(
@@ -435,7 +435,7 @@ def test_illegal_packed_arguments_are_refused(change, error, says):
 
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
 def test_packed_results_beside_their_offsets(name):
-    q, k, v, *cu = packed()
+    q, k, v, *cu = varlen_inputs()
     memory = np.zeros(q.size + 8, np.float16)
     out, offsets = memory[: q.size].reshape(q.shape), memory[q.size - 8 :].view(np.int32)[:4]
     i = name == "cu_seqlens_k"
@@ -446,7 +446,7 @@ def test_packed_results_beside_their_offsets(name):
 
 
 def test_packed_sequences_have_the_bits_of_each_alone():
-    q, k, v, cu_q, cu_k = packed()
+    q, k, v, cu_q, cu_k = varlen_inputs()
     y, lse = varlen(
         q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35, causal=True, return_lse=True
     )

@@ -104,7 +104,7 @@ def test_integers_are_exact(target):
         for m, n, k in ((70, 33, 200), (5, 150, 64), (17, 64, 1000)):
             a = rng.integers(0, 3, (m, k))
             b1, b2 = rng.integers(1, 3, (k, n)), rng.integers(-2, 3, (k, n))
-            a[:, 0], b1[0] = 8, 8  # sums of at least 64
+            a[:, 0], b1[0] = 8, 8  # accumulators of at least 64
             arrays = (
                 with_layout(x.astype(dtypes.NAMES[name]), layout, target.xp)
                 for x, name, layout in ((a, dtype, "C"), (b1, dtype_b, "F"), (b2, dtype_b, "F"))
@@ -252,12 +252,12 @@ def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
         (Sm90DualGemmConfig(128, 128, 128, 6, cluster=Multicast(2)), "a tile_k of 128 bytes"),
     ):
         assert says in gemm.refusal(config, replace(task, k=64), "sm_90a")
-    outer = task_of(replace(HOPPER[0], n=192, layout_b1="C", layout_b2="C"))
+    mn_major = task_of(replace(HOPPER[0], n=192, layout_b1="C", layout_b2="C"))
     for config, says in (
         (Sm90DualGemmConfig(128, 192, 64, 4), "of 128 where"),
         (Sm90DualGemmConfig(16, 128, 64, 4, SlicedK()), "needs K-major operands"),
     ):
-        assert says in gemm.refusal(config, outer, "sm_90a")
+        assert says in gemm.refusal(config, mn_major, "sm_90a")
     few = task_of(DualProblem(16, 14336, 4096, NVFP4, NVFP4))  # rows to decode weights for
     assert isinstance(gemm.choose_config(few, "sm_90a"), gemm.GemmConfig)
 

@@ -409,7 +409,7 @@ def test_subnormal_operands_count_as_themselves_or_as_zero(target, dtype):
     assert np.isin(y, (0.0, exact) if dtype != "float16" else (exact,)).all()
 
 
-# --- sums in FP16 --------------------------------------------------------------------------------
+# --- FP16 accumulators ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_subnormal_operands_count_as_themselves_or_as_zero(target, dtype):
     ],
 )
 def test_fp16_accumulation_is_within_its_bound_and_differs(target, layout_a, layout_b, kind, k):
-    """Within their bound, and other sums than in FP32."""
+    """Within their bound, and other results than in FP32."""
     problem = MatmulProblem(130, 65, k, layout_a=layout_a, layout_b=layout_b, kind=kind, bias=(65,))
     call = MATMUL.inputs(problem, 3, target.xp)
     kwargs = {**call.kwargs, "accumulate": "float16", "out_dtype": "float32"}

@@ -17,13 +17,13 @@ MATRIX_FORMATS = {
     "float": np.float32,
 }
 _MATRICES = """
-// Lines of kBytes from global memory on; chunk c of line i.
-template <int kLines, int kBytes> struct Lines {
-    Bytes<16> chunks[kLines][kBytes / 16];
-    DEVICE const void* operator()(int line, int chunk) const { return &chunks[line][chunk]; }
+// Rows of kBytes from global memory on; chunk c of row i.
+template <int kRows, int kBytes> struct Rows {
+    Bytes<16> chunks[kRows][kBytes / 16];
+    DEVICE const void* operator()(int row, int chunk) const { return &chunks[row][chunk]; }
     DEVICE void fill(const void* from) {
         const Bytes<16>* p = static_cast<const Bytes<16>*>(from);
-        for (int i = threadIdx.x; i < kLines * kBytes / 16; i += kNumThreads) {
+        for (int i = threadIdx.x; i < kRows * kBytes / 16; i += kNumThreads) {
             chunks[i / (kBytes / 16)][i % (kBytes / 16)] = p[i];
         }
     }
@@ -32,12 +32,12 @@ template <int kLines, int kBytes> struct Lines {
 
 
 def multiply(target, body, a, b, out, types, constants=()):
-    """One warp's `body`, with a and b (32 outer lines of k, or k lines of 32) in shared memory."""
+    """One warp's `body`, with a and b (32 rows of k, or k rows of 32) in shared memory."""
     k = a.shape[1]
 
     def storage(x):
-        lines, elements = x.T.shape if not x.flags.c_contiguous else x.shape
-        return f"Lines<{lines}, {elements * x.itemsize}>"
+        rows, elements = x.T.shape if not x.flags.c_contiguous else x.shape
+        return f"Rows<{rows}, {elements * x.itemsize}>"
 
     text = (
         f"{_MATRICES}struct Storage {{ {storage(a)} a; {storage(b)} b; }};\n"
@@ -56,10 +56,10 @@ def multiply(target, body, a, b, out, types, constants=()):
     return here[-1] if isinstance(here[-1], np.ndarray) else here[-1].get()
 
 
-def integers(shape, cpp, outer_major, seed):
-    """Small integers: (outer, k), in memory by k if outer_major."""
+def integers(shape, cpp, mn_major, seed):
+    """Small integers: (mn, k), in memory by k if mn_major."""
     x = np.random.default_rng(seed).integers(-8, 9, shape).astype(MATRIX_FORMATS[cpp])
-    return np.asfortranarray(x) if outer_major else x
+    return np.asfortranarray(x) if mn_major else x
 
 
 _STORE = """
@@ -73,7 +73,7 @@ _STORE = """
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "outer_major"),
+    ("a", "b", "mn_major"),
     [
         *((c, c, (i, j)) for c in ("half", "bf16", "float") for i in (0, 1) for j in (0, 1)),
         ("int8_t", "int8_t", (0, 0)),  # bytes lie along k
@@ -84,7 +84,7 @@ _STORE = """
         ),
     ],
 )
-def test_products_of_fragments(target, a, b, outer_major):
+def test_products_of_fragments(target, a, b, mn_major):
     """Every element of the product, each in one place, added to what the accumulator held."""
     size = np.dtype(MATRIX_FORMATS[a]).itemsize
     depth = 2 * (4 if a == "float" else 32 // size)
@@ -97,8 +97,8 @@ def test_products_of_fragments(target, a, b, outer_major):
         FragmentA<A> f[2];
         FragmentB<B> g[2];
         for (int i = 0; i < 2; ++i) {
-            load_fragment<kOuterA != 0>(f[i], s.a, 16 * i, k);
-            load_fragment<kOuterB != 0>(g[i], s.b, 16 * i, k);
+            load_fragment<kMnMajorA != 0>(f[i], s.a, 16 * i, k);
+            load_fragment<kMnMajorB != 0>(g[i], s.b, 16 * i, k);
         }
         mma(acc, f, g);
     }
@@ -106,12 +106,12 @@ def test_products_of_fragments(target, a, b, outer_major):
     out = "int" if a == "int8_t" else "float"
     x, y = (
         integers((32, depth), c, o, i)
-        for i, (c, o) in enumerate(zip((a, b), outer_major, strict=True))
+        for i, (c, o) in enumerate(zip((a, b), mn_major, strict=True))
     )
     poison = np.full((32, 32), -(2**20), np.int32 if a == "int8_t" else F32)
     product = multiply(
         target, body, x, y, poison, (("A", a), ("B", b), ("Out", out)),
-        (("kOuterA", outer_major[0]), ("kOuterB", outer_major[1])),
+        (("kMnMajorA", mn_major[0]), ("kMnMajorB", mn_major[1])),
     )  # fmt: skip
     expected = x.astype(np.float64) @ y.astype(np.float64).T
     expected += np.kron([[0, 1], [2, 3]], np.ones((16, 16)))
@@ -149,14 +149,14 @@ def test_products_are_added_as_tensor_cores_do(target, a):
 def test_fragments_of_single_elements(target, number, side):
     """What load_fragment makes of a tile, when each lane asks for its elements."""
     text = f"""{_MATRICES}
-struct Storage {{ Lines<32, 64> tile; }};
+struct Storage {{ Rows<32, 64> tile; }};
 KERNEL void word(const T* x, uint32_t* y) {{
     SHARED_STORAGE(Storage, s);
     s.tile.fill(x);
     sync_block();
     for (int first = 0; first < 32; first += 16) for (int k = 0; k < 32; k += 16) {{
         Fragment<T, {side}> f, g;
-        collect_fragment(f, [&](int outer, int i) {{ return x[(first + outer) * 32 + k + i]; }});
+        collect_fragment(f, [&](int mn, int i) {{ return x[(first + mn) * 32 + k + i]; }});
         load_fragment<false>(g, s.tile, first, k);
         uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
         memcpy(a, &f, sizeof(f));
@@ -173,10 +173,10 @@ KERNEL void word(const T* x, uint32_t* y) {{
     assert (same == same[0]).all() and same[0] >= 4 * 2 and same[0] % 4 == 0
 
 
-@pytest.mark.parametrize("outer_major", [0, 1])
+@pytest.mark.parametrize("mn_major", [0, 1])
 @pytest.mark.parametrize("chunks", [8, 16])
-def test_loaders_load_fragments(target, chunks, outer_major):
-    """What load_fragment does, of a tile of 64 lines from line 16 (or the first element) on."""
+def test_loaders_load_fragments(target, chunks, mn_major):
+    """What load_fragment does, of a tile of 64 rows from row 16 (or the first element) on."""
     text = """
 #include "parts/shared_tile.cuh"
 using Tile = SharedTile<64, 16 * kChunks>;
@@ -190,10 +190,10 @@ KERNEL void word(const half* x, uint32_t* y) {
     constexpr int kFirst = kMnMajor ? 0 : 16;
     FragmentLoader<kMnMajor != 0, half, kSideB, Tile> loader(kFirst);
     loader.forget();
-    for (int outer = 0; outer < 32; outer += 16) for (int k = 0; k < 48; k += 16) {
+    for (int mn = 0; mn < 32; mn += 16) for (int k = 0; k < 48; k += 16) {
         Fragment<half, kSideB> f, g;
-        loader.load(f, s.tile, outer, k);
-        load_fragment<kMnMajor != 0>(g, s.tile, kFirst + outer, k);
+        loader.load(f, s.tile, mn, k);
+        load_fragment<kMnMajor != 0>(g, s.tile, kFirst + mn, k);
         uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
         memcpy(a, &f, sizeof(f));
         memcpy(b, &g, sizeof(g));
@@ -203,7 +203,7 @@ KERNEL void word(const half* x, uint32_t* y) {
 """
     x = np.arange(64 * 8 * chunks, dtype=np.uint16).view(np.float16)
     y = np.zeros(target.warp_size, U32)
-    constants = (("kChunks", chunks), ("kMnMajor", outer_major))
+    constants = (("kChunks", chunks), ("kMnMajor", mn_major))
     variant = Variant("word", (), constants, target.warp_size, text=text)
     here = [target.xp.asarray(a) for a in (x, y)]
     target.compile(variant)(1, tuple(here), 64 * 16 * chunks)
@@ -213,10 +213,10 @@ KERNEL void word(const half* x, uint32_t* y) {
 
 @pytest.mark.parametrize("number", ["half", "bf16"])
 def test_sums_become_an_operand(target, number):
-    """(a b^T) b, the sums of the first product in registers; where columns stay columns, transposed."""
+    """(a b^T) b, the accumulators of the first product in registers; where columns stay columns, transposed."""
     body = """
     constexpr bool kRowsStay = kAccumulatorSide == kSideA;
-    Accumulator<A> sums[2][2] = {}, acc[2][2] = {};
+    Accumulator<A> product[2][2] = {}, acc[2][2] = {};
     for (int k = 0; k < kDepth; k += 16) {
         FragmentA<A> f[2];
         FragmentB<A> g[2];
@@ -226,18 +226,18 @@ def test_sums_become_an_operand(target, number):
             if constexpr (kRowsStay) load_fragment<false>(g[i], s.b, 16 * i, k);
             else load_fragment<false>(g[i], s.a, 16 * i, k);
         }
-        mma(sums, f, g);
+        mma(product, f, g);
     }
     for (int k = 0; k < 2; ++k) {
         Fragment<A, kAccumulatorSide> f[2];
         Fragment<A, kRowsStay ? kSideB : kSideA> g[2];
         for (int i = 0; i < 2; ++i) {
-            accumulator_to_fragment<A>(f[i], kRowsStay ? sums[i][k] : sums[k][i]);
+            accumulator_to_fragment<A>(f[i], kRowsStay ? product[i][k] : product[k][i]);
             load_fragment<true>(g[i], s.b, 16 * i, 16 * k);
         }
-        const auto multiply = [&](const auto& sums, const auto& other) {
-            if constexpr (kRowsStay) mma(acc, sums, other);
-            else mma(acc, other, sums);
+        const auto multiply = [&](const auto& product, const auto& other) {
+            if constexpr (kRowsStay) mma(acc, product, other);
+            else mma(acc, other, product);
         };
         multiply(f, g);
     }
@@ -286,27 +286,27 @@ def test_products_summed_in_fp16(target):
     np.testing.assert_array_equal(out, exact.astype(np.float16).astype(F32))
 
 
-@pytest.mark.parametrize("outer_major", [0, 1])
+@pytest.mark.parametrize("mn_major", [0, 1])
 @pytest.mark.parametrize("stored", ["e4m3", "e5m2", "int8_t"])
 @pytest.mark.parametrize("a", ["half", "bf16"])
-def test_converted_fragments(target, a, stored, outer_major):
+def test_converted_fragments(target, a, stored, mn_major):
     """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
     body = f"""
-    constexpr bool kOuter = {outer_major};
-    constexpr LaneOrder kOrder = kOuter ? LaneOrder::kPairs : LaneOrder::kFours;
+    constexpr bool kMnMajor = {mn_major};
+    constexpr LaneOrder kOrder = kMnMajor ? LaneOrder::kPairs : LaneOrder::kFours;
     Accumulator<A> acc[2][2] = {{}};
     for (int k = 0; k < kDepth; k += 32) {{
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {{
             load_mixed_input<A, false, kOrder>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_mixed_input<Stored, kOuter, kOrder>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_mixed_input<Stored, kMnMajor, kOrder>(g[0][i], g[1][i], s.b, 16 * i, k);
         }}
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);
     }}
-""" + _STORE.replace("COLUMN", "stored_column<Stored, A, kOuter>(col)")
-    x, y = integers((32, 64), a, False, 1), integers((32, 64), stored, outer_major, 2)
+""" + _STORE.replace("COLUMN", "stored_column<Stored, A, kMnMajor>(col)")
+    x, y = integers((32, 64), a, False, 1), integers((32, 64), stored, mn_major, 2)
     product = multiply(
         target,
         body,
@@ -347,8 +347,8 @@ def test_scaled_fragments(target, a, first):
     struct Scaled {
         const unsigned char* bytes;
         const e4m3* scales;
-        DEVICE const void* codes(int line, int chunk) const { return bytes + line * 32 + chunk * 16; }
-        DEVICE e4m3 scale(int line, int group) const { return scales[line * 4 + group]; }
+        DEVICE const void* codes(int row, int chunk) const { return bytes + row * 32 + chunk * 16; }
+        DEVICE e4m3 scale(int row, int group) const { return scales[row * 4 + group]; }
     };
     const Scaled ours{s.codes, s.scales}, theirs{s.codes + 1024, s.scales + 128};
     Accumulator<A> acc[2][2] = {};
@@ -377,7 +377,7 @@ struct alignas(16) Storage {
     e4m3 scales[256];
     struct {
         alignas(16) A numbers[32 * 64];
-        DEVICE const void* operator()(int line, int chunk) const { return numbers + line * 64 + chunk * 8; }
+        DEVICE const void* operator()(int row, int chunk) const { return numbers + row * 64 + chunk * 8; }
     } a;
 };
 KERNEL void word(const unsigned char* codes, const unsigned char* scales, const unsigned short* a, float* y) {

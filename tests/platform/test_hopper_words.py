@@ -27,7 +27,7 @@ pytestmark = needs.hopper
 
 
 def test_phases_of_a_ring(target):
-    """One warp produces, three consume, through a ring of two stages."""
+    """One warp produces, three consume, through a pipeline of two stages."""
     text = """
 struct Storage { Barrier full[2], empty[2]; int values[2][32]; };
 KERNEL void word(int* y) {
@@ -101,7 +101,7 @@ KERNEL void word(const Word* x, Word* y) {
 def test_bulk_loads_through_a_ring(target):
     """Lines of different lengths, a stage filled again once all have read it."""
     text = """
-struct Storage { alignas(16) uint32_t ring[2][128]; Barrier full[2]; };
+struct Storage { alignas(16) uint32_t stages[2][128]; Barrier full[2]; };
 KERNEL void word(const uint32_t* x, uint32_t* y, int count) {
     SHARED_STORAGE(Storage, s);
     const int i = threadIdx.x;
@@ -110,18 +110,18 @@ KERNEL void word(const uint32_t* x, uint32_t* y, int count) {
         fence_barrier_init();
         for (int line = 0; line < 2; ++line) {
             s.full[line].arrive_expect_tx(512 - 16 * line);
-            bulk_load(s.ring[line], x + 128 * line, 512 - 16 * line, s.full[line]);
+            bulk_load(s.stages[line], x + 128 * line, 512 - 16 * line, s.full[line]);
         }
     }
     sync_block();
     for (int line = 0; line < count; ++line) {
         const int stage = line % 2, next = line + 2;
         s.full[stage].wait(line / 2 % 2);
-        const uint32_t value = s.ring[stage][i];
+        const uint32_t value = s.stages[stage][i];
         sync_block();
         if (i == 0 && next < count) {
             s.full[stage].arrive_expect_tx(512 - 16 * next);
-            bulk_load(s.ring[stage], x + 128 * next, 512 - 16 * next, s.full[stage],
+            bulk_load(s.stages[stage], x + 128 * next, 512 - 16 * next, s.full[stage],
                       load_policy(true));
         }
         y[128 * line + i] = i < 128 - 4 * line ? value : 0;

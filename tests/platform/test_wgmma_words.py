@@ -28,34 +28,34 @@ pytestmark = needs.hopper
 
 # --- products -----------------------------------------------------------------------------------
 
-# A product of tiles with 128 bytes of K: TMA brings the tiles in boxes whose lines have kSwizzle bytes,
+# A product of tiles with 128 bytes of K: TMA brings the tiles in boxes whose rows have kSwizzle bytes,
 # without swizzle 16.
 PRODUCT = """
-constexpr int kSize = sizeof(A), kK = 128 / kSize, kLine = kSwizzle ? kSwizzle : 16;
+constexpr int kSize = sizeof(A), kK = 128 / kSize, kRowBytes = kSwizzle ? kSwizzle : 16;
 constexpr int kStep = 32 / kSize;
 struct Storage {
     alignas(1024) unsigned char a[64 * 128], b[kN * 128];
     Barrier full;
 };
 
-// The tile's descriptor for the numbers from k on, of kRows rows.
+// The tile's descriptor for k on, of kRows rows.
 template <Major kMajor, int kRows>
 DEVICE uint64_t descriptor(const unsigned char* tile, int k) {
     if (kMajor == kMajorK) {
-        const unsigned char* p = tile + k * kSize / kLine * kLine * kRows + k * kSize % kLine;
-        return matrix_descriptor<kSwizzle>(p, kLine * kRows, 8 * kLine);
+        const unsigned char* p = tile + k * kSize / kRowBytes * kRowBytes * kRows + k * kSize % kRowBytes;
+        return matrix_descriptor<kSwizzle>(p, kRowBytes * kRows, 8 * kRowBytes);
     }
-    const unsigned char* p = tile + k * kLine;
-    if (kSwizzle) return matrix_descriptor<kSwizzle>(p, kK * kLine, 8 * kLine);
-    return matrix_descriptor<kSwizzle>(p, 8 * kLine, kK * kLine);
+    const unsigned char* p = tile + k * kRowBytes;
+    if (kSwizzle) return matrix_descriptor<kSwizzle>(p, kK * kRowBytes, 8 * kRowBytes);
+    return matrix_descriptor<kSwizzle>(p, 8 * kRowBytes, kK * kRowBytes);
 }
 
 template <Major kMajor, int kRows>
 DEVICE void load(unsigned char* tile, const TensorMap& map, Barrier& full) {
-    constexpr int kLines = kMajor == kMajorK ? kRows : kK;
+    constexpr int kBoxRows = kMajor == kMajorK ? kRows : kK;
     constexpr int kWidth = kMajor == kMajorK ? kK : kRows;
-    for (int i = 0; i < kWidth * kSize / kLine; ++i) {
-        tma_load(tile + i * kLine * kLines, map, full, {i * kLine / kSize, 0});
+    for (int i = 0; i < kWidth * kSize / kRowBytes; ++i) {
+        tma_load(tile + i * kRowBytes * kBoxRows, map, full, {i * kRowBytes / kSize, 0});
     }
 }
 
