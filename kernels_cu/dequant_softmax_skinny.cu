@@ -6,7 +6,7 @@
 // its last tile may be narrower.
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
 // Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
-// sizeof(StreamStorage).
+// sizeof(SkinnyLogitsStorage).
 // Tensor maps without batch, K-major: A in boxes of `rows` (8 or 16) rows x 64 elements, B in boxes
 // of kColumns columns x 128 elements.  statistics: (m, gridDim.x), of each block's columns.
 #include "parts/epilogue.cuh"
@@ -23,7 +23,7 @@ constexpr int kRun = 16, kPitch = kWarpCols + 4;
 static_assert(kNumThreads == 32 * (kWarps + 1) && kWarps % 2 == 0, "warps that multiply, and one");
 static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's rows");
 
-struct StreamParams {
+struct SkinnyLogitsParams {
     int64_t num_k_tiles;
     int64_t rows;
     EpilogueParams epilogue;  // its `out`: logits
@@ -39,17 +39,17 @@ struct BoxesTile {
         return box + row * kSwizzleBytes + (chunk % 8 ^ row % 8) * 16;
     }
 };
-struct StreamStage {
+struct SkinnyLogitsStage {
     BoxesTile<kTileN> cols;
     BoxesTile<kTileM> rows[2];
 };
-struct StreamStorage {
-    StreamStage stages[kStages];
+struct SkinnyLogitsStorage {
+    SkinnyLogitsStage stages[kStages];
     float logits[kWarps][kTileM][kPitch];  // staging of each warp
     MaxSum of_warps[kWarps][kTileM];       // statistics of each warp's columns
     Barrier full[kStages], empty[kStages];
 };
-static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
+static_assert(sizeof(SkinnyLogitsStage) % 1024 == 0, "stages are aligned");
 
 struct PipelineState {
     int stage = 0, phase = 0;
@@ -63,7 +63,8 @@ struct PipelineState {
 };
 
 // acc += the products of 16 rows and kWarpCols columns from `col` on.
-DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<ElementA> (&acc)[1][2]) {
+DEVICE void multiply_stage(const SkinnyLogitsStage& stage, int col,
+                           Accumulator<ElementA> (&acc)[1][2]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += 32) {
         FragmentA<ElementA> a[2][1];
@@ -127,8 +128,8 @@ DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& 
 
 KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                                    const void* bias, const float* scale_b, float* logits,
-                                   MaxSum* statistics, const StreamParams params) {
-    SHARED_STORAGE(StreamStorage, storage);
+                                   MaxSum* statistics, const SkinnyLogitsParams params) {
+    SHARED_STORAGE(SkinnyLogitsStorage, storage);
     const int warp = threadIdx.x / 32;
     prefetch_maps(params, warp, kWarps, a_map, b_map);
     if (threadIdx.x == 0) {
@@ -153,7 +154,7 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
                 const int sets = last_set - set < kTileSets ? last_set - set : kTileSets;
 #pragma unroll 1
                 for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
-                    StreamStage& stage = storage.stages[state.stage];
+                    SkinnyLogitsStage& stage = storage.stages[state.stage];
                     Barrier& full = storage.full[state.stage];
                     storage.empty[state.stage].wait(state.phase ^ 1);
                     full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kSwizzleBytes);
@@ -177,7 +178,7 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             Accumulator<ElementA> acc[1][2] = {};
 #pragma unroll 1
             for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
-                const StreamStage& stage = storage.stages[state.stage];
+                const SkinnyLogitsStage& stage = storage.stages[state.stage];
                 storage.full[state.stage].wait(state.phase);
                 if (works) multiply_stage(stage, warp * kWarpCols, acc);
                 sync_warp();

@@ -6,20 +6,20 @@
 #include "parts/gemm_work_tile.cuh"
 #include "parts/nvfp4.cuh"
 
-struct OperandParams {
+struct DequantizeOperand {
     BatchLayout batch;                // kA: of the codes, kGroupsA: of the scales
     int64_t batch_size, rows, words;  // a 32-bit word has eight elements
     int64_t row_stride;               // of the codes
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 constexpr int kMostDecoded = 3;
-struct DequantizeParams { OperandParams operands[kMostDecoded]; };
+struct DequantizeParams { DequantizeOperand operands[kMostDecoded]; };
 
 constexpr int kAtOnce = 4;  // loads in flight per thread
 
 // codes: null for an absent operand.
 DEVICE void decode_operand(const uint8_t* codes, const e4m3* scales, Element* y,
-                           const OperandParams& p) {
+                           const DequantizeOperand& p) {
     if (!codes) return;
     const uint32_t rows = uint32_t(p.rows), words = uint32_t(p.words),
                    flat_rows = rows * uint32_t(p.batch_size);

@@ -8,7 +8,7 @@ constexpr int kProducts = 2;
 #include "parts/gate.cuh"
 #include "parts/gemm_tile.cuh"
 
-struct DualParams {
+struct DualGemmParams {
     TileParams tile;
     EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
     int64_t policy;
@@ -17,7 +17,7 @@ struct DualParams {
 KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
                       const float* scale_a, const float* scale_b1, const float* scale_b2,
                       const e4m3* groups_a, const e4m3* groups_b1, const e4m3* groups_b2,
-                      ElementAccumulator* partials, const DualParams params, int64_t pass) {
+                      ElementAccumulator* partials, const DualGemmParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
     const WarpCoord warp = WarpCoord::here();
     const GemmWorkTile work = work_tile_of(params.tile);

@@ -7,6 +7,6 @@
 #include "rows/quantize_columns.cuh"
 
 KERNEL void quantize_columns(const Element* x, void* y, float* scales,
-                             const rows::TileParams params) {
+                             const rows::QuantizeTileParams params) {
     rows::quantize_strip(x, y, scales, params);
 }

@@ -8,6 +8,6 @@
 #include "rows/quantize_global_tiles.cuh"
 
 KERNEL void quantize_global_tiles(const Element* x, void* y, float* scales,
-                                  const rows::TileParams params) {
+                                  const rows::QuantizeTileParams params) {
     rows::quantize_tile(x, y, scales, params);
 }

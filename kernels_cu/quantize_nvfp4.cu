@@ -15,7 +15,7 @@
 #include "parts/vector.cuh"
 
 // Sizes and strides in elements; scale_rows, scale_groups: with padding.
-struct QuantizeParams {
+struct QuantizeNvfp4Params {
     int64_t batch, rows, groups, scale_rows, scale_groups;
     int64_t batch_stride, row_stride, col_stride;  // of x
     int64_t block, quarter, row, word;             // of a matrix's scales (GroupScales)
@@ -166,9 +166,9 @@ DEVICE void for_each_batch(uint32_t block, uint32_t rows, uint32_t groups, F f) 
 }
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
-                           GridBarrier* barrier, const QuantizeParams params) {
+                           GridBarrier* barrier, const QuantizeNvfp4Params params) {
     SHARED_STORAGE(CachedGroups, cache);
-    const QuantizeParams& p = params;
+    const QuantizeNvfp4Params& p = params;
     float* partials = reinterpret_cast<float*>(barrier + 1);
     const int64_t size = sizeof(Element);
     const bool by_vectors =

@@ -10,6 +10,6 @@
 #include "rows/quantize_register_tiles.cuh"
 
 KERNEL void quantize_register_tiles(const Element* x, void* y, float* scales,
-                                    const rows::TileParams params) {
+                                    const rows::QuantizeTileParams params) {
     rows::quantize_tiles(x, y, scales, params);
 }

@@ -9,6 +9,6 @@
 #include "rows/quantize_shared.cuh"
 
 KERNEL void quantize_shared(const Element* x, void* y, float* scales, float* statistics,
-                            const rows::QuantizeParams params, int64_t pass) {
+                            const rows::QuantizeRowParams params, int64_t pass) {
     rows::quantize_rows(x, y, scales, statistics, params, pass);
 }

@@ -12,13 +12,13 @@
 // are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned: misaligned rows of 16-bit
 // elements and any length; only the operands themselves are aligned.
 // Launch: grid (kPhases * ceil(n / (kPhases * kTileN))), block (kNumThreads), dynamic shared memory
-// sizeof(StreamStorage).
+// sizeof(SkinnyGemmStorage).
 #include "parts/misaligned_tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
-struct StreamParams {
+struct SkinnyGemmParams {
     int64_t a_row, b_row;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
@@ -71,7 +71,7 @@ struct SkinnyStage {
     TileA a;
     TileB b;
 };
-struct StreamStorage {
+struct SkinnyGemmStorage {
     union Warp {
         SkinnyStage stages[kStages];
         ElementAccumulator acc[kRows][kTileN + 4];
@@ -275,8 +275,8 @@ struct FinishedRun {
 
 KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
-                        const e4m3* groups_b, const StreamParams params) {
-    SHARED_STORAGE(StreamStorage, storage);
+                        const e4m3* groups_b, const SkinnyGemmParams params) {
+    SHARED_STORAGE(SkinnyGemmStorage, storage);
     const int warp = int(threadIdx.x) / kWarpSize;
     auto& own = storage.warps[warp];
     const int phase = int(blockIdx.x % kPhases);

@@ -125,7 +125,7 @@ FAMILY = Family(
 
 @cache
 def _params_dtype(kernel: str) -> np.dtype:
-    """gemm.cu: GemmParams, dual_gemm.cu: DualParams, dequant_softmax.cu: LogitsParams"""
+    """gemm.cu: GemmParams, dual_gemm.cu: DualGemmParams, dequant_softmax.cu: LogitsParams"""
     products = 2 if kernel == "dual_gemm" else 1
     sizes = ("batch_size", "m", "n", "k", "k_per_split", "tiles_m", "tiles_n", "splits")
     tile = [  # gemm_tile.cuh: TileParams

@@ -22,7 +22,7 @@ from .product import Groups, Matrix, groups
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
 _E4M3 = dtypes.float8_e4m3fn
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
+_PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeNvfp4Params
     [
         (name, np.int64)
         for name in (

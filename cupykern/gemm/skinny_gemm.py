@@ -34,7 +34,7 @@ from .sm90_config import shared_memory_refusal
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
 _PHASES = 8  # skinny_gemm.cu: kPhases
-_PARAMS = np.dtype(  # skinny_gemm.cu: StreamParams
+_PARAMS = np.dtype(  # skinny_gemm.cu: SkinnyGemmParams
     [
         *(("a_row", np.int64), ("b_row", np.int64), ("k", np.int32), ("padding", np.int32)),
         *(("groups", np.int64, 4), ("epilogue", EPILOGUE)),
@@ -66,7 +66,7 @@ class SkinnyGemmConfig:
         return 32 * self.warps
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (skinny_gemm.cu: StreamStorage), at either warp size."""
+        """Dynamic shared memory of a block (SkinnyGemmStorage), at either warp size."""
         task = task.a_decoded
         misaligned = ALIGNMENT if is_misaligned(task) else 0  # bytes of a row besides its own
         bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not _mn_major(task)))

@@ -19,7 +19,7 @@ from .sm90_config import SWIZZLE_BYTES
 from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import PLACES, Sm90Plan, mapped_launch
 
-_PARAMS = np.dtype(  # dequant_softmax_skinny.cu: StreamParams
+_PARAMS = np.dtype(  # dequant_softmax_skinny.cu: SkinnyLogitsParams
     [
         *(("num_k_tiles", np.int64), ("rows", np.int64)),
         ("epilogue", EPILOGUE),

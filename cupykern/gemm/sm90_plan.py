@@ -48,7 +48,7 @@ _PARAMS = np.dtype(  # gemm/epilogue/matmul.cuh: MatmulParams
         *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
-_DUAL_PARAMS = np.dtype(  # gemm/epilogue/gated.cuh: DualParams
+_DUAL_PARAMS = np.dtype(  # gemm/epilogue/gated.cuh: GatedParams
     [
         ("batch", BATCH),
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
@@ -57,7 +57,7 @@ _DUAL_PARAMS = np.dtype(  # gemm/epilogue/gated.cuh: DualParams
         *(("num_groups", np.int64), ("groups", np.int64, (2, 4))),
     ]
 )
-_LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: LogitsParams
+_LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: PartialSoftmaxParams
     [
         *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "swizzle")),
         ("epilogue", EPILOGUE),

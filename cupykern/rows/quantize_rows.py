@@ -22,7 +22,7 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
 Launch = Callable[[tuple[Any, Any, Any]], None]
 
-_PARAMS = np.dtype(  # rows/quantize_shared.cuh: QuantizeParams
+_PARAMS = np.dtype(  # rows/quantize_shared.cuh: QuantizeRowParams
     [
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),

@@ -20,7 +20,7 @@ from .heuristic import few_of, register_cap
 from .quantize_rows import Launch, scale_shape
 from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 
-_TILE_PARAMS = np.dtype(  # rows/tiles.cuh: TileParams
+_TILE_PARAMS = np.dtype(  # rows/tiles.cuh: QuantizeTileParams
     [
         *((name, np.int64) for name in ("num_tiles", "row_tiles", "col_tiles")),
         *((name, np.int64) for name in ("num_rows", "num_cols", "tile_rows", "tile_cols")),
@@ -257,7 +257,7 @@ def in_vectors(num_cols: int, x: Operand, y: Operand) -> bool:
 def tile_params(
     shape: tuple[int, ...], x: Operand, y: Operand, code: np.dtype, tile: tuple[int, int]
 ) -> np.ndarray:
-    """TileParams of arrays of `shape`, without what follows from the number of tiles and scales."""
+    """QuantizeTileParams of `shape`, without what follows from the number of tiles and scales."""
     params = np.zeros((), _TILE_PARAMS)
     params["num_rows"], params["num_cols"] = shape[-2:]
     params["tile_rows"], params["tile_cols"] = tile

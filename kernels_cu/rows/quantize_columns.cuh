@@ -110,7 +110,8 @@ DEVICE void store_columns(Code* y, int64_t step, const Column& column,
     });
 }
 
-DEVICE void quantize_strip(const Element* x, void* y, float* scales, const TileParams& params) {
+DEVICE void quantize_strip(const Element* x, void* y, float* scales,
+                           const QuantizeTileParams& params) {
     announce_to_cluster();
     SHARED_STORAGE(ColumnStorage, storage);
     const RowThread t = RowThread::here();

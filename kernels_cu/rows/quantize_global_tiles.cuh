@@ -44,7 +44,7 @@ struct TileSource {
 };
 
 template <class Code>
-DEVICE void store(Code* y, const TileParams& p, const TileVector& at, float encode,
+DEVICE void store(Code* y, const QuantizeTileParams& p, const TileVector& at, float encode,
                   float (&values)[kVectorWidth]) {
 #pragma unroll
     for (int j = 0; j < kVectorWidth; ++j) values[j] *= encode;
@@ -63,7 +63,7 @@ DEVICE void store(Code* y, const TileParams& p, const TileVector& at, float enco
 
 // first: the thread's first vector, still in registers.
 template <class Code>
-DEVICE void store_tile(Code* y, const TileParams& p, const MatrixTile& tile,
+DEVICE void store_tile(Code* y, const QuantizeTileParams& p, const MatrixTile& tile,
                        const TileSource& source, const TileVectors& vectors, const RowThread& t,
                        float encode, float (&first)[kVectorWidth]) {
     y += tile.y;
@@ -77,7 +77,8 @@ DEVICE void store_tile(Code* y, const TileParams& p, const MatrixTile& tile,
     }
 }
 
-DEVICE void quantize_tile(const Element* x, void* y, float* scales, const TileParams& params) {
+DEVICE void quantize_tile(const Element* x, void* y, float* scales,
+                          const QuantizeTileParams& params) {
     const RowThread t = RowThread::here();
     const int64_t index = int64_t(blockIdx.x) * kRowsPerBlock + t.row_in_block;
     const MatrixTile tile = MatrixTile::of(params, index);

@@ -13,7 +13,7 @@ struct RegisterTiles {
     MatrixTile stack;
     int height, first, step, col;
 
-    DEVICE static RegisterTiles of(const TileParams& p, const RowThread& t, int64_t index) {
+    DEVICE static RegisterTiles of(const QuantizeTileParams& p, const RowThread& t, int64_t index) {
         RegisterTiles tiles;
         tiles.stack = MatrixTile::of(p, index);
         tiles.height = int(p.scale_row_elements);
@@ -44,7 +44,7 @@ DEVICE uint32_t select_packed(const LargestPacked<Element> (&largest)[kTiles], i
     }
 }
 
-DEVICE void make_scales(const RegisterTiles& tiles, const TileParams& p, const RowThread& t,
+DEVICE void make_scales(const RegisterTiles& tiles, const QuantizeTileParams& p, const RowThread& t,
                         const LargestPacked<Element> (&largest)[kTiles], float* scales,
                         float (&encode)[kTiles]) {
     constexpr bool kLaneEach = kTiles > 1 && kThreadsPerRow >= kTiles;
@@ -72,7 +72,7 @@ DEVICE void make_scales(const RegisterTiles& tiles, const TileParams& p, const R
 }
 
 template <class Code>
-DEVICE void store_tiles(Code* y, const RegisterTiles& tiles, const TileParams& p,
+DEVICE void store_tiles(Code* y, const RegisterTiles& tiles, const QuantizeTileParams& p,
                         const Items (&items)[kVectors], const float (&encode)[kTiles]) {
     y += tiles.stack.y + tiles.col + tiles.first * p.y_row;
     const int64_t step = tiles.step * p.y_row;
@@ -90,7 +90,8 @@ DEVICE void store_tiles(Code* y, const RegisterTiles& tiles, const TileParams& p
     }
 }
 
-DEVICE void quantize_tiles(const Element* x, void* y, float* scales, const TileParams& params) {
+DEVICE void quantize_tiles(const Element* x, void* y, float* scales,
+                           const QuantizeTileParams& params) {
     const RowThread t = RowThread::here();
     const RegisterTiles tiles =
         RegisterTiles::of(params, t, int64_t(blockIdx.x) * kRowsPerBlock + t.row_in_block);

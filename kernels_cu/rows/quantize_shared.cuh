@@ -4,7 +4,7 @@
 
 namespace rows {
 
-struct QuantizeParams {  // cupykern/rows/quantize_rows.py: _PARAMS
+struct QuantizeRowParams {  // cupykern/rows/quantize_rows.py: _PARAMS
     enum Operand { kX, kY, kScale, kOperands };
 
     RowLayout<kOperands> layout;
@@ -73,8 +73,8 @@ DEVICE void store_codes(Code* y, int64_t stride, const SharedRow<Element>& row, 
 }
 
 DEVICE void quantize_rows(const Element* x, void* y, float* scales, float* statistics,
-                          const QuantizeParams& params, int64_t pass) {
-    using Params = QuantizeParams;
+                          const QuantizeRowParams& params, int64_t pass) {
+    using Params = QuantizeRowParams;
     announce_to_cluster();
     SHARED_STORAGE(SharedRowStorage<Element>, storage);
     const auto& layout = params.layout;

@@ -4,7 +4,7 @@
 
 namespace rows {
 
-struct TileParams {
+struct QuantizeTileParams {
     int64_t num_tiles, row_tiles, col_tiles;  // of all matrices, and of one
     int64_t num_rows, num_cols, tile_rows, tile_cols;
     int64_t scale_rows, scale_row_elements;              // of one matrix; rows of x for each
@@ -19,7 +19,7 @@ struct MatrixTile {
     int64_t x, y, scale;  // offsets of its first element and first scale
     int num_rows, num_cols;
 
-    DEVICE static MatrixTile of(const TileParams& p, int64_t index) {
+    DEVICE static MatrixTile of(const QuantizeTileParams& p, int64_t index) {
         MatrixTile tile{0, 0, 0, 0, 0};
         if (index >= p.num_tiles) return tile;
         const int64_t tile_row = quotient(index, p.col_tiles);

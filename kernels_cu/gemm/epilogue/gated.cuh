@@ -15,7 +15,7 @@
 
 namespace gemm {
 
-struct DualParams {
+struct GatedParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
     EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
@@ -37,7 +37,7 @@ struct DualArguments {
     const float* scale_b2;
     const e4m3* groups_b1;
     const e4m3* groups_b2;
-    const DualParams& params;
+    const GatedParams& params;
 
     DEVICE void prefetch_maps() const {
         prefetch_tensor_map(a_map);
@@ -57,7 +57,7 @@ struct DualArguments {
 
 template <class Mainloop_> struct GatedEpilogue {
     using Mainloop = Mainloop_;
-    using Params = DualParams;
+    using Params = GatedParams;
     using Arguments = DualArguments;
     using Loader = PairLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
@@ -314,7 +314,7 @@ template <class Mainloop_> struct GatedEpilogue {
         }
         DEVICE RowScales row_scales(const e4m3* scales, Operand operand, int i,
                                     const GemmWorkTile& tile) const {
-            const DualParams& params = epilogue.params;
+            const GatedParams& params = epilogue.params;
             const auto& steps = params.groups[i];
             const int col = own_col(tile);
             return scales_of_rows(
@@ -341,7 +341,7 @@ template <class Mainloop_> struct GatedEpilogue {
         template <class Scheduler>
         DEVICE void store(const typename Scheduler::Tile& tile, int count,
                           const Accumulator& accumulator) {
-            const DualParams& params = epilogue.params;
+            const GatedParams& params = epilogue.params;
             const DualArguments& arguments = epilogue.arguments;
             const auto of_product = [&](int product, const float* scale_b, Operand operand) {
                 return MatrixEpilogue::of_matrix(params.epilogues[product], arguments.out, nullptr,

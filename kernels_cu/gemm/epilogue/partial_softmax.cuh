@@ -13,7 +13,7 @@
 
 namespace gemm {
 
-struct LogitsParams {
+struct PartialSoftmaxParams {
     static constexpr int64_t batch_size = 1;
     int64_t num_k_tiles, tiles_m, tiles_n, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
     EpilogueParams epilogue;                         // out: logits, or y
@@ -61,7 +61,7 @@ DEVICE void merge_rows(float (&values)[kCount], Combine combine) {
 
 template <class Mainloop_> struct PartialSoftmaxEpilogue {
     using Mainloop = Mainloop_;
-    using Params = LogitsParams;
+    using Params = PartialSoftmaxParams;
     using Arguments = LogitsArguments<Mainloop>;
     using Loader = TileLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
