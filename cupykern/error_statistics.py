@@ -20,7 +20,7 @@ from .typing import Array
 DEVIATIONS = 6.0
 """Standard deviations that chance may make: 1e-9 of normal numbers are beyond them, on one side."""
 
-_SAMPLE = 1 << 14  # elements among which equal errors are counted
+SAMPLE = 1 << 14  # elements among which equal errors are counted
 _PLACES = 64  # between two neighbouring numbers of the output's format
 
 
@@ -139,7 +139,7 @@ def repeats(places: Array) -> float:
 
 def pairs(x: Array) -> float:
     """The share of pairs of elements that are equal but for their signs.  Of a sample, where they are many."""
-    if x.size > _SAMPLE:
-        x = x[namespace(x).asarray(np.random.default_rng(0).integers(x.size, size=_SAMPLE))]
+    if x.size > SAMPLE:
+        x = x[namespace(x).asarray(np.random.default_rng(0).integers(x.size, size=SAMPLE))]
     counts = np.unique(np.abs(to_numpy(x)), return_counts=True)[1].astype(np.float64)
     return float(np.sum(counts * (counts - 1)) / max(x.size * (x.size - 1), 1))

@@ -29,6 +29,8 @@ from .rounding import RELATIVE_RMS, ROUNDING
 # the last place, and of its square, over the number itself.
 _ULP = 0.5 / math.log(2)
 _ULP_SQUARED = 3 * RELATIVE_RMS**2
+_LARGEST = (16 / 9) ** 4
+"""The largest product p of two uniform numbers, over the mean of |p|^(-1/4) to the power of -4."""
 
 
 def product(a: Array, b: Array) -> Any:
@@ -78,12 +80,14 @@ class Adder(NamedTuple):
     aligned: of a tensor core, to how many fractional bits of the largest exponent it truncates the
         products and the accumulator before it adds them exactly, and truncates the result.  None:
         the result is rounded to nearest.
+    smallest: the accumulator's smallest subnormal number; 0 where none is expected to matter.
     """
 
     depth: int
     fraction: int
     worst: float
     aligned: int | None = None
+    smallest: float = 0.0
 
 
 FMA = Adder(1, 23, UNIT_ROUNDOFF_32)
@@ -99,7 +103,7 @@ large."""
 TENSOR_8 = Adder(32, 13, 34 * 2.0**-13, aligned=13)
 """FP8 on Hopper and Ada: 33 addends and the result lose less than 2^-13 of the largest each."""
 
-HALF = Adder(16, 10, 2 * 2.0**-10)
+HALF = Adder(16, 10, 2 * 2.0**-10, smallest=2.0**-24)
 """FP16 sums of FP16 products: rounded after 16 of them on Hopper, at worst truncated after 8."""
 
 PROMOTED_K = 128
@@ -110,7 +114,7 @@ class Terms(NamedTuple):
     """What is known of the k products of each element's sum, as FP64 arrays.
 
     total: their sum.  sizes: the sum of their absolute values.  squares: the sum of their squares.
-    significand: the bits of a product.
+    significand: the bits of a product.  roots: the sum of their inverse_root; 0: not known.
     """
 
     total: Array
@@ -118,6 +122,7 @@ class Terms(NamedTuple):
     squares: Array
     k: int
     significand: int
+    roots: Any = 0.0
 
     def squares_of_parts(self, size: int) -> Any:
         """The expected sum of the squares of the sums of `size` terms each, in random order."""
@@ -150,6 +155,12 @@ class PartialSums(NamedTuple):
         )
 
 
+def inverse_root(x: Array) -> Any:
+    """|x|^(-1/4), 0 of zeros."""
+    xp = namespace(x)
+    return xp.where(x != 0, abs(xp.where(x != 0, x, 1.0)) ** -0.25, 0.0)
+
+
 def significand_bits(dtype: np.dtype) -> int:
     """Of the numbers that operands of `dtype` are multiplied as."""
     if dtype == dtypes.int8:
@@ -167,7 +178,11 @@ def expected_error(adder: Adder, terms: Terms, chunk: int) -> tuple[Any, Any]:
     sums = PartialSums.of(terms, adder.depth, chunk)
     unit = 2.0**-adder.fraction
     if adder.aligned is None:
-        return unit**2 * _ULP_SQUARED / 12 * sums.squares, xp.zeros_like(terms.total)
+        square = unit**2 * _ULP_SQUARED / 12 * sums.squares
+        # Subnormal sums have the smallest number's gap; what rounds to zero is lost as a whole.
+        lost = xp.minimum(sums.count * adder.smallest**2 / 12, sums.squares)
+        one_sign = xp.where(xp.abs(terms.total) < adder.smallest, xp.sqrt(lost), 0.0)
+        return square + lost, one_sign
     # The accumulator has about one bit more than its largest addend: what is cut is a multiple of
     # so much of a unit in the last place.
     step = 2.0 ** (adder.fraction - adder.aligned - 1)
@@ -185,17 +200,23 @@ def _alignment_error(aligned: int, depth: int, terms: Terms, sums: PartialSums) 
     product's sign.
 
     Only a product below 2^(significand - 2 - aligned) of the largest addend has bits to lose.
-    Their share is taken as that of products of two uniform numbers, t (1 - log t).  The mean is
-    that of products of one size and sign, whose sums grow steadily.
+    Their share is taken as that of products p of two uniform numbers, t (1 - log t), whose largest
+    is 4 times the mean of |p|.  Few products that are much larger than the others hide these from
+    that mean, not from that of |p|^(-1/4), of which the others' largest follows likewise.  It
+    counts where it is less than half of the former: of two uniform numbers they are equal, of
+    normal ones it is 0.77 of that.  The error's mean is that of products of one size and sign,
+    whose sums grow steadily.
     """
     xp = namespace(terms.total)
     unit = 2.0**-aligned
     typical = terms.sizes / terms.k
     some = xp.where(typical > 0, typical, 1.0)
+    others = _LARGEST * (terms.k / xp.maximum(xp.asarray(terms.roots), 2.0**-200)) ** 4
+    most = xp.minimum(4 * some, 2 * others)
     covered = 2.0 ** (aligned + 2 - terms.significand)  # the addend that cuts a product of 1
     # The largest addend is the accumulator, or a product, whose square is half of its step's.
     largest = sums.squares / sums.count + depth / 2 * terms.squares / terms.k
-    share = xp.sqrt(_ULP_SQUARED * largest) / (4 * some * covered)
+    share = xp.sqrt(_ULP_SQUARED * largest) / (most * covered)
     share = xp.minimum(xp.maximum(share, 2.0**-64), 1.0)
     variance = terms.k * share * (1 - xp.log(share)) * unit**2 / 3 * _ULP_SQUARED * largest
     last = 2 * xp.abs(sums.mean) / sums.count
@@ -253,7 +274,8 @@ class Products:
         """Of finite arrays."""
         sizes = product(abs(a), abs(b))
         bits = significand_bits(self.a) + significand_bits(self.b)
-        return Terms(product(a, b), sizes, product(a * a, b * b), a.shape[-1], bits)
+        squares, roots = product(a * a, b * b), product(inverse_root(a), inverse_root(b))
+        return Terms(product(a, b), sizes, squares, a.shape[-1], bits, roots)
 
     def _relative(self, k: int) -> float:
         """The worst error of the sum relative to that of the absolute values."""

@@ -19,6 +19,7 @@ from .accumulation import (
     aligned_sizes,
     expected_error,
     flushed,
+    inverse_root,
     product,
     significand_bits,
 )
@@ -165,7 +166,8 @@ class _Bounds:
         sizes = product(q, keys)
         total = xp.where(xp.isfinite(part.product), part.product, 0.0) / (problem.scale or 1.0)
         bits = 2 * significand_bits(self.dtype)
-        terms = Terms(total, sizes, product(q * q, keys * keys), depth, bits)
+        roots = product(inverse_root(q), inverse_root(keys))
+        terms = Terms(total, sizes, product(q * q, keys * keys), depth, bits, roots)
         adder = HALF if self.half else TENSOR_16
         square, bias = expected_error(adder, terms, max(depth, 1))
         steps = -(-depth // adder.depth)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..error_statistics import SAMPLE, pairs
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, gap, namespace, to_numpy
 from ..op import Bound
 from ..typing import Array
@@ -57,6 +58,24 @@ def _totals(x: Array) -> _Totals:
     return _Totals(kinds, first, low, high, total, magnitudes, squares, gaps)
 
 
+def _copies(x: Array) -> float:
+    """How often 16 bytes of x's elements, in C order, occur in it: on average of those at each
+    element, or at a sample of them.  1 of random numbers, 8 of a row that is broadcast to 8."""
+    flat = x.view(f"u{x.itemsize}").reshape(-1)
+    width = 16 // x.itemsize
+    count = flat.size - width + 1
+    if count < 2:
+        return 1.0
+    first = np.arange(count)
+    if count > SAMPLE:
+        first = np.random.default_rng(0).choice(count, SAMPLE, replace=False)
+    xp = namespace(x)
+    codes = to_numpy(flat[xp.asarray(first)[:, None] + xp.arange(width)])
+    low, high = np.ascontiguousarray(codes).view(np.uint64).T
+    # Odd factors mix the halves; products wrap around.
+    return 1 + (count - 1) * pairs(low * np.uint64(0x9E3779B97F4A7C15) + high)
+
+
 def nonfinite(x: Array) -> tuple[Any, Any]:
     """((NaN, +inf, -inf, the first's number in C order or 2^63 - 1), (min, max, mean)) in FP64."""
     xp = namespace(x)
@@ -76,9 +95,10 @@ def nonfinite_bound(x: Array, *, reference: tuple[Any, Any]) -> tuple[Bound, Bou
     flushed is less than 2^-126 of each number and of each sum of some, of which there are fewer than
     numbers.  FP64 adds n roundings at most, here and in the reference, and the quotient.
 
-    Expected: independent roundings of the partial sums (rounding.py).  At level l there are n / 2^l sums
+    Expected: roundings of the partial sums (rounding.py).  At level l there are n / 2^l sums
     of 2^l numbers, whose mean square is 2^l times the variance and 4^l times the squared mean.  A sum is
-    exact unless one of its numbers has a last place below the sum's.
+    exact unless one of its numbers has a last place below the sum's.  Equal sums have equal errors: of
+    c copies of each, the mean's error is that of n / c independent ones, sqrt(c) times as large.
     """
     xp = namespace(x)
     zeros = xp.zeros(4)
@@ -99,6 +119,6 @@ def nonfinite_bound(x: Array, *, reference: tuple[Any, Any]) -> tuple[Bound, Bou
             place = max(math.frexp(4 * math.sqrt(partial))[1] - 1 - 23 + 1023, 0)
             share = min((totals.gaps[:place].sum() + 1) / n, 1.0)
             squares += (1 - (1 - share) ** count) * partial / count
-        rms = ROUNDING * math.sqrt(squares / n) + _FLUSHED + _UNIT_ROUNDOFF_64 * size
+        rms = ROUNDING * math.sqrt(squares * _copies(x) / n) + _FLUSHED + _UNIT_ROUNDOFF_64 * size
     mean = xp.asarray([0.0, 0.0, worst]), xp.asarray([0.0, 0.0, rms])
     return Bound(zeros, zeros), Bound(*mean)
