@@ -6,7 +6,6 @@ The Python half of kernels_cu/dequantize_nvfp4.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +14,7 @@ from .. import dtypes
 from ..arrays import maker
 from ..kernels import Variant
 from ..runtime.jit import get_kernel
-from ..targets import Device, Kernel, Target
-from .gemm_task import GemmTask
+from ..targets import Kernel, Target
 from .product import (
     ARRAYS,
     BATCH,
@@ -29,8 +27,6 @@ from .product import (
     fill_batch,
     merge_batch,
 )
-from .sm90_dual_config import Sm90DualGemmConfig
-from .sm90_gemm_config import Sm90GemmConfig
 
 _CODES, _GROUPS = 0, 7  # gemm_work_tile.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
@@ -54,33 +50,6 @@ def variant(dtype: np.dtype) -> Variant:
 
 def variants() -> tuple[Variant, ...]:
     return tuple(map(variant, FLOAT16S))
-
-
-@dataclass(frozen=True)
-class DecodeFirst:
-    """NVFP4 weights are decoded to 16-bit elements in memory, by a launch of their own; then
-    `config`."""
-
-    config: Sm90GemmConfig | Sm90DualGemmConfig
-
-    @property
-    def num_threads(self) -> int:
-        return self.config.num_threads
-
-    def shared_bytes(self, task: GemmTask) -> int:
-        return self.config.shared_bytes(task.decoded)
-
-    def variant(self, task: GemmTask) -> Variant:
-        """Of the second launch."""
-        return self.config.variant(task.decoded)
-
-    def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
-        if task.b != FP4:
-            return f"DecodeFirst is for NVFP4 weights; got {task.b}"
-        if task.scale_vectors:
-            return "Hopper's epilogue of 16-bit operands takes one scale of all elements"
-        return self.config.refusal(task.decoded, device)
 
 
 class DecodedPlan(NamedTuple):

@@ -21,7 +21,9 @@ from ..targets import Device, Kernel, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
 from . import portable_heuristic, skinny_gemm, sm90_heuristic
-from .dequantize_nvfp4 import DecodedPlan, DecodeFirst, decoded_plan
+from .decode_first import DecodeFirst
+from .dequantize_8bit import ConvertedPlan, converted_plan
+from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .gemm_task import GemmTask, make_task
 from .logits import NormalizedPlan, fill_logits, normalized_plan
 from .portable_config import GemmConfig
@@ -168,7 +170,15 @@ class GemmPlan(NamedTuple):
         return (self.repeated,) if self.splits == 1 else ()
 
 
-AnyPlan = GemmPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan | NormalizedPlan
+AnyPlan = (
+    GemmPlan
+    | SkinnyGemmPlan
+    | Sm90Plan
+    | ConvertedPlan
+    | DecodedPlan
+    | SplitPlan
+    | NormalizedPlan
+)
 
 
 def task_of(product: Product) -> GemmTask:
@@ -181,6 +191,7 @@ def task_of(product: Product) -> GemmTask:
         task,
         slow_activation=slow_activation(p.activation),
         tma_store_epilogue=fits_tma_store(p, task.mixed_input),
+        row_scales=p.scale_a is not None and p.scale_a.row != 0 and not p.block_scales,
     )
     return fp16_accumulate_task(task) if p.fp16_accumulate else task
 
@@ -205,7 +216,7 @@ def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> Any
 
 def _plan_of(
     target: Target, product: Product, task: GemmTask, config: AnyConfig
-) -> GemmPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan:
+) -> GemmPlan | SkinnyGemmPlan | Sm90Plan | ConvertedPlan | DecodedPlan | SplitPlan:
     """`gemm_plan`'s, but for the softmax of logits."""
     if isinstance(config, GemmConfig):
         return _portable_plan(target, product, task, config)
@@ -213,11 +224,14 @@ def _plan_of(
         splits, of_part = config.splits, config.config
         return split_plan(target, product, splits, lambda part: gemm_plan(target, part, of_part))
     if isinstance(config, DecodeFirst):
-        mainloop, decoded = config.config, task.decoded
-        names = ("a", "b", "b2")
-        return decoded_plan(
-            target, product, names, lambda p: sm90_plan(target, p, decoded, mainloop)
-        )
+        mainloop, decoded = config.config, config.decoded(task)
+
+        def of_decoded(p: Product) -> Sm90Plan:
+            return sm90_plan(target, p, decoded, mainloop)
+
+        if task.b != FP4:
+            return converted_plan(target, product, of_decoded)
+        return decoded_plan(target, product, ("a", "b", "b2"), of_decoded)
     plan: Any = sm90_plan
     if isinstance(config, (SkinnyGemmConfig, SkinnyLogitsConfig)):
         plan = skinny_gemm_plan if isinstance(config, SkinnyGemmConfig) else skinny_logits_plan

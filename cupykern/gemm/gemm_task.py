@@ -38,6 +38,8 @@ class GemmTask:
     slow_activation: the activation takes many instructions (any but relu).
     tma_store_epilogue: the TMA-store epilogue does: at most a bias of columns and an activation,
         and a 16-bit result that TMA can store (sm90_epilogue.py: fits_tma_store).
+    row_scales: a has a scale for each row, which that epilogue does not take with SwapAB.
+    column_scales: 16-bit weights have a scale for each column (DecodeFirst).
     aligned_128: rows of 16-bit K-major operands are 128-byte aligned; of others L2 reads two lines
         for one.
     misaligned_b: how 16-bit operands lie whose rows are misaligned, so that their layouts are
@@ -61,6 +63,8 @@ class GemmTask:
     scale_vectors: bool = False
     slow_activation: bool = False
     tma_store_epilogue: bool = True
+    row_scales: bool = False
+    column_scales: bool = False
     aligned_128: bool = True
     misaligned_b: int = STRIDED
 
@@ -75,8 +79,8 @@ class GemmTask:
 
     @property
     def decoded(self) -> GemmTask:
-        """With NVFP4 operands as 16-bit elements in memory."""
-        if self.b != FP4:
+        """With operands of fewer bits as 16-bit elements in memory."""
+        if self.b != FP4 and not self.mixed_input:
             return self
         dtype = compute_dtype(self.a, self.b)
         return replace(self, a=dtype, b=dtype)
@@ -85,7 +89,7 @@ class GemmTask:
     def a_decoded(self) -> GemmTask:
         """With an NVFP4 a as 16-bit elements in memory, as the mainloops multiply it with an NVFP4
         b."""
-        return replace(self.decoded, b=FP4) if self.a == FP4 else self
+        return replace(self, a=compute_dtype(self.a, self.b)) if self.a == FP4 else self
 
 
 def make_task(

@@ -19,20 +19,21 @@ def epilogue_kind(product: Product, swap_ab: bool) -> int:
 
 
 def fits_tma_store(product: Product, swap_ab: bool) -> bool:
-    """Whether gemm/epilogue/store_tma.cuh does, of 16-bit results without a residual."""
+    """Whether kernels with TmaStore do: 16-bit results without a residual or block scales."""
     p = product
-    alone = p.residual is None and not _has_scalar_scales(p)
+    alone = p.residual is None and not (p.block_scales or _has_scalar_scales(p))
     return alone and tma_stores(p.out, p.m, p.n) and _is_short(p, swap_ab)
 
 
 def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
-    """Whether it does for a residual of the result's dtype, or FP32 results, or scales of 16-bit
-    operands."""
+    """Whether TMA stores in kernels with General: with a residual of the result's dtype, FP32
+    results, block scales or scales of 16-bit operands."""
     p, scaled = product, _has_scalar_scales(product)
     if p.residual is None:
         floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
-        stores = floats or (scaled and tma_stores(p.out, p.m, p.n))
-        return stores and not swap_ab and _is_short(p, swap_ab)
+        stores = tma_stores(p.out, p.m, p.n)
+        fits = (p.block_scales and stores) or (not swap_ab and (floats or (scaled and stores)))
+        return fits and _is_short(p, swap_ab)
     # The residual's boxes would be the stages of block scales.
     same = p.residual.dtype == p.out.dtype and not (p.block_scales or scaled)
     both = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .. import dtypes
 from .gemm_task import GemmTask
-from .product import BLOCK, FLOAT16S, FP4, K_MAJOR
+from .product import BLOCK, FLOAT16S, K_MAJOR
 from .sm90_config import SS, Fp8, MixedInput, Sm90Config
 from .sm90_policies import (
     COOPERATIVE,
@@ -34,35 +34,23 @@ class MatmulEpilogue(Sm90Config):
         return self.schedule.warpgroups * (3 if self.in_halves(task) else 2) * _BOX_BYTES
 
     def epilogue_bytes(self, task: GemmTask) -> int:
-        scales = task.b.itemsize == 1
-        factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
+        factors = 4 * self.tile_n + 16
+        if task.b.itemsize == 1:
+            factors = 8 * self.tile_n + 4 * self.tile_m
+        elif task.column_scales:
+            factors += 4 * self.tile_n
         buffers = 2 if isinstance(self.schedule, PingPong) or self.in_halves(task) else 1
         residual_barriers = 4 * self.schedule.warpgroups * 16
         return (factors + 32) * buffers + residual_barriers
 
-    def tma_store_only(self, task: GemmTask) -> bool:
-        """Whether the one kernel for `task` has the TMA-store epilogue alone."""
-        return False
-
-    def epilogues(self, task: GemmTask) -> tuple[str, ...]:
-        """Those that are compiled in.
-
-        One kernel for each where the epilogue is a large part of the launch, of 16 bits: others
-        are too many variants.  Their code is fetched from memory: (64, 8192, 256) of FP16 by E4M3
-        takes 10.1 us instead of 12.9, (32, 4096, 4096) of BF16 16.6 instead of 17.6 (H200).
-        """
-        if self.tma_store_only(task):
-            return ("TmaStore",)
-        small = self.tile_m * self.tile_n <= 64 * 64
-        profitable = small or (task.a == task.b and task.layout_a == K_MAJOR)
-        rare = task.b in (FP4, dtypes.float8_e5m2)
-        if task.a in FLOAT16S and (self.split_k > 1 or (profitable and not rare)):
-            return ("TmaStore",) if task.tma_store_epilogue else ("General",)
-        return ("TmaStore", "General")
-
     def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
-        kinds = ", ".join(f"gemm::{kind}" for kind in self.epilogues(task))
-        return f"gemm::MatmulEpilogue<Mainloop, {kinds}>", "matmul"
+        """A kernel has one epilogue: its code is fetched from memory.  (64, 8192, 256) of FP16 by
+        E4M3 takes 10.1 us instead of 12.9 with both, (32, 4096, 4096) of BF16 16.6 instead of 17.6
+        (H200)."""
+        tma_store = task.tma_store_epilogue and not (self.swap_ab and task.row_scales)
+        scaled = "Scaled" if task.column_scales else ""
+        kind = f"{scaled}TmaStore" if tma_store else "General"
+        return f"gemm::MatmulEpilogue<Mainloop, gemm::{kind}>", "matmul"
 
 
 @dataclass(frozen=True)
@@ -101,17 +89,11 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
     cluster: Multicast | SplitK = NO_CLUSTER
     swap_ab: bool = False
 
-    def tma_store_only(self, task: GemmTask) -> bool:
-        """Of two E4M3 operands without block scales where a block has several tiles
-        (MatmulEpilogue::kBackToBack): (4096, 7168, 2048) takes 98.1 us instead of 99.9, (256,
-        4096, 7168) 19.7 instead of 20.9 (H200)."""
-        back_to_back = self.cooperative and self.split_k == 1 and not self.swap_ab
-        e4m3 = task.a == task.b == dtypes.float8_e4m3fn
-        return e4m3 and back_to_back and task.tma_store_epilogue and not task.block_scales
-
     def in_halves(self, task: GemmTask) -> bool:
         """Whether the columns are multiplied in two halves (MainloopSm90SSFp8::kHalves)."""
-        return self.tma_store_only(task) and BLOCK < self.tile_n <= 192
+        back_to_back = self.cooperative and self.split_k == 1 and not self.swap_ab
+        e4m3 = task.a == task.b == dtypes.float8_e4m3fn
+        return e4m3 and back_to_back and task.tma_store_epilogue and BLOCK < self.tile_n <= 192
 
     def epilogue_bytes(self, task: GemmTask) -> int:
         size = super().epilogue_bytes(task)

@@ -15,7 +15,7 @@ from typing import Any, cast
 from .. import dtypes, tuned
 from ..targets import Device
 from ..targets.limits import multiprocessors
-from .dequantize_nvfp4 import DecodeFirst
+from .decode_first import DecodeFirst
 from .gemm_task import GemmTask
 from .product import FLOAT16S, FP4, FP8, K_MAJOR
 from .sm90_config import Sm90Config

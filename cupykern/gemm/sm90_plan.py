@@ -107,7 +107,9 @@ def mapped_launch(
 def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Config) -> Sm90Plan:
     """The plan of `product`, of `task`, whose NVFP4 operands are decoded as `config` needs them."""
     p, c = product, config
-    kind = epilogue_kind(p, c.swap_ab) if p.kernel == "gemm" else GENERAL
+    kind = GENERAL
+    if p.kernel == "gemm":
+        kind = TMA_STORE if task.column_scales else epilogue_kind(p, c.swap_ab)
     task = replace(task, tma_store_epilogue=kind == TMA_STORE)
     tiles = task.batch * math.prod(c.cluster_tiles(p.m, p.n))
     clusters = (

@@ -311,7 +311,8 @@ def _task(problem: ScaledProblem) -> GemmTask:
     scale_a, scale_b = (
         x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]
     )
-    return products.task_of(p, by_block(scale_a, scale_b, p.m, p.n, p.k))
+    blocks = by_block(scale_a, scale_b, p.m, p.n, p.k)
+    return products.task_of(p, blocks, scale_a is not None and not blocks)
 
 
 def _sample(

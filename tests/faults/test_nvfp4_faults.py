@@ -10,7 +10,7 @@ from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import OPS, check, nvfp4
-from cupykern.gemm.dequantize_nvfp4 import DecodeFirst
+from cupykern.gemm.decode_first import DecodeFirst
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.gemm.sm90_policies import Multicast, PingPong

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import dtypes
 from cupykern.gemm import gemm, product, sm90_heuristic
-from cupykern.gemm.dequantize_nvfp4 import DecodeFirst
+from cupykern.gemm.decode_first import DecodeFirst
 from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.sm90_config import Sm90Config
 from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig

@@ -14,7 +14,7 @@ from nvfp4_checks import check_global_scales_of_one
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, inputs, nvfp4
 from cupykern.gemm import gemm, sm90_heuristic
-from cupykern.gemm.dequantize_nvfp4 import DecodeFirst
+from cupykern.gemm.decode_first import DecodeFirst
 from cupykern.gemm.gemm_task import GemmTask, make_task
 from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, matrix
 from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import sm90_heuristic
-from cupykern.gemm.dequantize_nvfp4 import DecodeFirst
+from cupykern.gemm.decode_first import DecodeFirst
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import K_MAJOR
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig

@@ -248,8 +248,10 @@ def sums_in_half(task: GemmTask, arch: str) -> bool:
     return plain and not arch.startswith("gfx")
 
 
-def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
-    """Without scales of rows or columns."""
+def task_of(
+    problem: MatmulProblem, block_scales: bool = False, row_scales: bool = False
+) -> GemmTask:
+    """row_scales: a has a scale for each row."""
     call = make_inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
@@ -266,12 +268,14 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     whole = product.Product(
         *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
+        block_scales=block_scales,
     )
     task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
     return replace(
         task,
         slow_activation=gemm.slow_activation(problem.activation),
         tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
+        row_scales=row_scales,
     )
 
 

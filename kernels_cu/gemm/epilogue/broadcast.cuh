@@ -16,7 +16,7 @@ template <class Tile> struct TileBroadcast {
     // 16-bit operands: an optional scale per matrix, if there is no residual.
     static constexpr bool kMatrixScales = kGeneral && !kScales && !kSwapAB;
     static constexpr int kColVectors = kScales ? 2 : 1;
-    static constexpr int kRowScales = !kScales ? 0 : kSwapAB ? 1 : Tile::kRows;  // SwapAB: one
+    static constexpr int kRowScales = Tile::kRowScales ? Tile::kRows : kScales ? 1 : 0;
     alignas(16) float cols[kColVectors][kTileN];  // scale_b (if kScales), bias
     float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kMatrixScales scale_b, scale_a
     // The tile's row, column and matrix of the batch in the output, and the matrix of the residual,
@@ -44,8 +44,8 @@ template <class Tile> struct TileBroadcast {
         if constexpr (kScales) {
             // alpha replaces an absent scale, exactly (gemm_hopper.py): StoreTma multiplies by both
             // alone.
-            const float of_rows = kSwapAB || scale_a ? 1.0f : p.alpha;
-            const float of_cols = kSwapAB || scale_b || !scale_a ? 1.0f : p.alpha;
+            const float of_rows = !Tile::kRowScales || scale_a ? 1.0f : p.alpha;
+            const float of_cols = !Tile::kRowScales || scale_b || !scale_a ? 1.0f : p.alpha;
             load_scales(cols[0], kTileN, scale_b, batch.offset(kScaleB, tile.batch), tile.col,
                         p.scale_b_stride, cols_there, of_cols);
             load_scales(rows, kRowScales, scale_a, batch.offset(kScaleA, tile.batch), tile.row,
@@ -125,7 +125,7 @@ template <class Tile> struct TileBroadcast {
     }
 };
 
-// scale_a of a lane's rows.  row: the warp's first row in the tile.
+// scale_a of a lane's rows, if they have one each.  row: the warp's first row in the tile.
 template <class Tile> struct RowScaleFragment {
     float rows[Tile::kMmasM][2];
 
@@ -133,7 +133,7 @@ template <class Tile> struct RowScaleFragment {
 #pragma unroll
         for (int i = 0; i < 2 * Tile::kMmasM; ++i) {
             const int below = 64 * (i / 2) + int(threadIdx.x) % 32 / 4 + 8 * (i % 2);
-            rows[i / 2][i % 2] = Tile::kScales ? broadcast.rows[row + below] : 1.0f;
+            rows[i / 2][i % 2] = Tile::kRowScales ? broadcast.rows[row + below] : 1.0f;
         }
     }
 };

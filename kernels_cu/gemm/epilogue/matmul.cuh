@@ -13,13 +13,13 @@
 
 namespace gemm {
 
-// Epilogues that are compiled in; params.epilogue_kind selects one.
-// TmaStore: 16-bit outputs without residual.
-// General: everything, and a TMA store with a residual, FP32 outputs or scales per 16-bit matrix;
-// its code and barriers would slow TmaStore by 1% to 5%.
-// Kernels of one kind are short, because instruction cache misses show.  FP8's kernel with TmaStore
-// alone is for products without block scales.
+// The epilogue of a kernel: one alone, because instruction cache misses show.
+// TmaStore: 16-bit outputs without residual or block scales.
+// ScaledTmaStore: the same of 16-bit operands with a scale of each column of B.
+// General: everything; params.epilogue_kind selects a TMA store with a residual, FP32 outputs,
+// block scales or scales per 16-bit matrix.
 struct TmaStore {};
+struct ScaledTmaStore {};
 struct General {};
 enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
 
@@ -63,22 +63,22 @@ struct MatmulArguments {
     DEVICE int64_t m() const { return params.epilogue.m; }
 };
 
-template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
+template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Mainloop = Mainloop_;
     using Params = MatmulParams;
     using Arguments = MatmulArguments;
     using Loader = TileLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
-    static constexpr bool kTmaStore = (kSame<Kinds, TmaStore> || ...);
-    static constexpr bool kGeneral = (kSame<Kinds, General> || ...);
-    static_assert(kTmaStore || kGeneral, "an epilogue");
+    static constexpr bool kGeneral = kSame<Kind, General>;
+    static constexpr bool kScaled = kSame<Kind, ScaledTmaStore>;
+    static_assert(kGeneral || kScaled || kSame<Kind, TmaStore>, "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
     static constexpr bool kSlicedK = Mainloop::kSlicedK, kSplitK = Mainloop::kSplitK;
     static constexpr bool kPingPong = Mainloop::kPingPong, kClears = false;
     static constexpr int kConsumers = Mainloop::kConsumers;
 
-    using Tile = EpilogueTile<Mainloop, kGeneral>;
+    using Tile = EpilogueTile<Mainloop, kGeneral, kScaled>;
     using Broadcast = TileBroadcast<Tile>;
     using Staging = typename Tile::Staging[4 * kConsumers];
     // Tiles back to back: the epilogue runs inside the mainloop's loop.
@@ -113,16 +113,14 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
 
     const Params& params;
     const Arguments& arguments;
-    // One of the TMA-store epilogues.
-    bool by_block, is_tma_store, is_tma_residual, is_short;
+    bool by_block, is_tma_residual, is_short;  // is_short: one of the TMA-store epilogues
 
     DEVICE MatmulEpilogue(const Params& params, const Arguments& arguments)
         : params(params),
           arguments(arguments),
           by_block(kFp8 && kGeneral && params.has_block_scales != 0),
-          is_tma_store(kTmaStore && (!kGeneral || params.epilogue_kind == kTmaStoreEpilogue)),
           is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
-          is_short(is_tma_store || is_tma_residual) {}
+          is_short(!kGeneral || is_tma_residual) {}
 
     DEVICE int64_t offset(const GemmWorkTile& tile, Operand operand) const {
         return params.batch.offset(operand, tile.batch);
@@ -233,8 +231,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
                 work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
                                                  int(params.num_groups));
             }
-            if constexpr (
-                !kTmaStore) {  // compiled next to TmaStore it slows products without residual by 3%
+            if constexpr (kGeneral) {
                 if (!epilogue.is_tma_residual)
                     EpilogueOps<Tile>::prefetch_residual(epilogue.of_matrix(tile), work.first_row,
                                                          work.first_col);
@@ -304,7 +301,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
                                                      int(epilogue.offset(tile, kOut)),
                                                      count,
                                                      residual};
-                    if (!epilogue.is_tma_residual) store.template store<false>(accumulator);
+                    if (!adds) store.template store<false>(accumulator);
                     else if constexpr (kGeneral) store.template store<true>(accumulator);
                 } else {
                     RowScaleFragment<Tile> scales;

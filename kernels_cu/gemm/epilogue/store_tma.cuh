@@ -62,7 +62,10 @@ template <class Tile> struct StoreTma {
         const auto of_col = [&](int vector, int i) {
             return broadcast.pair(vector, first + wgmma_col(lane, i / 4 * 4)).values[i % 2];
         };
-        const auto of_row = [&](int i) { return kScales ? row_scales.rows[m][i / 2 % 2] : alpha; };
+        const float all = kScales && !Tile::kRowScales ? alpha * broadcast.rows[0] : alpha;
+        const auto of_row = [&](int i) {
+            return Tile::kRowScales ? row_scales.rows[m][i / 2 % 2] : all;
+        };
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             if (i < 8 * kept) continue;

@@ -5,8 +5,9 @@
 
 namespace gemm {
 
-// kGeneral: the general epilogue is compiled in.
-template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
+// kGeneral: the general epilogue is compiled in.  kScaled: 16-bit operands whose columns of B have
+// scales.
+template <class Mainloop_, bool kGeneral_, bool kScaled = false> struct EpilogueTile {
     using Mainloop = Mainloop_;
     using Accumulator = typename Mainloop::Accumulator;
     static constexpr bool kGeneral = kGeneral_, kSwapAB = Mainloop::kSwapAB;
@@ -64,8 +65,10 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
         return kPairedRows ? lane / 4 * 2 + half : lane / 4 + half * 8;
     }
 
-    // 16-bit operands have one scale per matrix, or none.
-    static constexpr bool kScales = sizeof(typename Mainloop::ElementB) == 1;
+    // Other 16-bit operands have one scale per matrix, or none.
+    static constexpr bool kScales = kScaled || sizeof(typename Mainloop::ElementB) == 1;
+    // A has a scale per row.
+    static constexpr bool kRowScales = kScales && !kScaled && !kSwapAB;
 };
 
 }  // namespace gemm
