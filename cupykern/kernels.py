@@ -156,4 +156,4 @@ def _expand_text(name: str, text: str, seen: set[str]) -> Iterator[str]:
             yield from _expand(include[1], seen)
             yield f'#line {number + 1} "{name}"\n'
         else:
-            yield line
+            yield "\n" if line == "#pragma once\n" else line

@@ -2,10 +2,9 @@
 // columns their maximum and sum of exp(logit - maximum), which normalize_logits.cu turns into the
 // softmax.
 //
-// Constants: those of parts/mainloop.cuh but kProducts.
+// Constants: those of parts/mainloop.cuh.
 // Launch: as gemm.cu, dynamic shared memory sizeof(GemmStorage).  statistics: (m, ceil(n /
 // kSetColumns)).
-constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
 #include "parts/logits_statistics.cuh"

@@ -2,9 +2,8 @@
 //
 // A block computes the same tile of both products (parts/mainloop.cuh); the epilogue multiplies
 // them (parts/gate.cuh).
-// Constants: those of parts/mainloop.cuh but kProducts.
+// Constants: those of parts/mainloop.cuh.
 // Launch: as gemm.cu.
-constexpr int kProducts = 2;
 #include "parts/gate.cuh"
 #include "parts/gemm_tile.cuh"
 

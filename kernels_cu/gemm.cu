@@ -4,10 +4,9 @@
 // A block computes one tile (parts/mainloop.cuh).  Its accumulators go through shared memory, so
 // that the epilogue stores runs of contiguous columns (parts/epilogue.cuh).  Split-K:
 // parts/gemm_tile.cuh.
-// Constants: those of parts/mainloop.cuh but kProducts.
+// Constants: those of parts/mainloop.cuh.
 // Launch: grid (tiles * batch * splits; in pass kReducePartials tiles * batch), block
 // (kNumThreads), dynamic shared memory sizeof(GemmStorage).
-constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
 

@@ -15,6 +15,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import maker
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
@@ -221,21 +222,6 @@ FAMILY: Family[AttentionTask, AttentionConfig | AttentionHopperConfig] = Family(
 
 # --- plans -------------------------------------------------------------------------------------
 
-_STRIDES = np.dtype([(name, np.int64) for name in ("batch", "head", "row")])
-_PARAMS = np.dtype(  # attention_work_tile.cuh: AttentionParams
-    [
-        *((name, _STRIDES) for name in ("q", "k", "v", "out", "stats")),
-        *((n, np.int64) for n in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v")),
-        *((n, np.int64) for n in ("tiles", "heads_per_section", "total_q", "total_k")),
-        ("mask_strides", np.int64, 4),
-        *((n, np.int64) for n in ("block_stride_b", "block_stride_h")),
-        *((n, np.int32) for n in ("mask_kind", "mask_dtype", "q_shift", "kv_shift")),
-        *((n, np.int32) for n in ("kv_blocks", "block_causal_offset")),
-        *((n, np.float32) for n in ("score_scale", "exponent_scale", "unit")),
-        *((n, np.int32) for n in ("prescale", "causal", "offset", "bottom_right", "padding")),
-    ]
-)  # fmt: skip
-
 
 class AttentionPlan(NamedTuple):
     """The launches of a task."""
@@ -276,7 +262,7 @@ def attention_plan(
     if grid >= 2**31:
         raise ValueError(f"attention has {grid} tiles, more than 2^31 - 1")
 
-    params = np.zeros((), _PARAMS)
+    params = zeros("parts/attention_work_tile.cuh", "AttentionParams")
     for name in ("q", "k", "v", "out"):
         params[name] = getattr(t, name)
     params["stats"] = (0, t.totals[0], 1) if t.totals else (t.heads * t.sq, t.sq, 1)
@@ -287,12 +273,13 @@ def attention_plan(
     if t.totals:
         params["total_q"], params["total_k"] = t.totals
     m = t.mask
-    params["mask_strides"], params["mask_kind"] = m.strides, m.kind
-    params["mask_dtype"] = dtypes.CODES.get(m.dtype, 0)
+    mask = params["mask"]
+    mask["strides"], mask["kind"] = m.strides, m.kind
+    mask["dtype"] = dtypes.CODES.get(m.dtype, 0)
     for name, value in zip(("q_shift", "kv_shift", "kv_blocks"), m.blocks, strict=True):
-        params[name] = value
-    params["block_stride_b"], params["block_stride_h"] = m.block_strides
-    params["block_causal_offset"] = m.causal_offset
+        mask[name] = value
+    mask["block_stride_b"], mask["block_stride_h"] = m.block_strides
+    mask["causal_offset"] = m.causal_offset
     params["prescale"] = t.prescale
     params["score_scale"] = t.scale if t.prescale else 1.0
     params["exponent_scale"] = (1.0 if t.prescale else t.scale) * _LOG2_E

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import in_elements, packed, steps_of
+from ..param_structs import zeros
 from ..rows.row_layout import Operand, operand
 from ..runtime import plans, workspace
 from ..runtime.jit import get_kernel
@@ -22,27 +23,6 @@ from .decode_config import (
     merge_states_bytes,
     merge_variant,
     variant,
-)
-
-_FAST_DIVMOD = np.dtype([("divisor", np.int32), ("reciprocal", np.uint32)])
-_DIVISORS = ("row_tiles", "splits", "kv_heads", "queries", "min_chunk", "page_size")
-_PARAMS = np.dtype(  # parts/decode_work_tile.cuh: DecodeParams
-    [
-        *((name, np.int64, (4,)) for name in ("q_strides", "out_strides")),
-        *((name, np.int64, (3,)) for name in ("k_strides", "v_strides")),
-        *((name, np.int64) for name in ("table_stride", "num_partials")),
-        *((name, _FAST_DIVMOD) for name in _DIVISORS),
-        *(
-            (name, np.int32)
-            for name in (
-                *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
-                *("max_doublings", "chunks_per_block", "chunk_partials", "partials", "counters"),
-                "causal",
-            )
-        ),
-        ("scale_log2", np.float32),
-        ("padding", np.int32),
-    ]
 )
 
 
@@ -154,7 +134,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         "causal": call.causal,
         "scale_log2": call.scale * math.log2(math.e),
     }
-    params = np.zeros((), _PARAMS)
+    params = zeros("parts/decode_work_tile.cuh", "DecodeParams")
     for name, value in values.items():
         params[name] = value
     for name, x in (

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays import maker, steps_of
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
@@ -27,12 +28,6 @@ from .product import (
 _LINE = 128  # bytes, that L2 reads at once
 _MANY = 2**24  # multiplications
 ALIGN_ROWS = Variant("align_rows", (), (), 256)
-_PARAMS = np.dtype(  # align_rows.cu: CopyParams
-    [
-        *(("source_row", np.int64), ("result_row", np.int64), ("source_bytes", np.int64)),
-        *(("num_chunks", np.int64), ("row_chunks", np.int32), ("padding", np.int32)),
-    ]
-)
 _FEW_ROWS = 256
 
 
@@ -100,7 +95,7 @@ class Copy(NamedTuple):
 
             return assign
         count, step = rows
-        params = np.zeros((), _PARAMS)
+        params = zeros("align_rows.cu", "CopyParams")
         params["source_row"], params["result_row"] = step, self.pitch
         params["source_bytes"] = (count - 1) * step + size
         params["row_chunks"] = chunks = -(-size // ALIGNMENT)

@@ -13,18 +13,17 @@ import numpy as np
 from .. import dtypes
 from ..arrays import maker
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
 from .product import (
     ARRAYS,
-    BATCH,
     FLOAT16S,
     FP4,
     Groups,
     Matrix,
     Product,
     compute_dtype,
-    fill_batch,
     merge_batch,
 )
 
@@ -32,14 +31,6 @@ _CODES, _GROUPS = 0, 7  # gemm_work_tile.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
 _PER_THREAD = 4 * 8  # numbers that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
 _MOST = 3  # operands; dequantize_nvfp4.cu: kMostDecoded
-_OPERAND = np.dtype(  # DequantizeOperand
-    [
-        ("batch", BATCH),
-        *((name, np.int64) for name in ("batch_size", "rows", "words", "row_stride")),
-        ("groups", np.int64, 4),
-    ]
-)
-_PARAMS = np.dtype([("operands", _OPERAND, _MOST)])
 
 
 def variant(dtype: np.dtype) -> Variant:
@@ -90,7 +81,7 @@ def decoded_plan(
     """
     p = product
     dtype = compute_dtype(p.a.dtype, p.b.dtype)
-    params = np.zeros((), _PARAMS)
+    params = zeros("dequantize_nvfp4.cu", "DequantizeParams")
     operands: dict[tuple[str, str], int] = {}
     fields: dict[str, Any] = {}
     for name, rows in (("a", p.m), ("b", p.n), ("b2", p.n)):
@@ -135,7 +126,7 @@ def _fill_operand(
     dtype: np.dtype,
 ) -> tuple[Matrix, int]:
     """(what is made, how many numbers) of a batch of (rows, k) numbers; of one that is broadcast
-    each is decoded once.  operand: of _PARAMS, zeros.  Raises ValueError."""
+    each is decoded once.  operand: DequantizeOperand, zeros.  Raises ValueError."""
     rows, k = shape
     own = [
         i
@@ -151,14 +142,11 @@ def _fill_operand(
         strides[i] = step
         step *= batch[i]
     dims = merge_batch(sizes, [[s.batch_strides[i] for i in own] for s in (x, groups)])
-    fill_batch(operand["batch"], [(size, _of_operands(*steps)) for size, steps in dims])
+    layout = operand["batch"]
+    layout["num_dims"] = len(dims)
+    for d, (size, steps) in enumerate(dims):
+        layout["sizes"][d] = size
+        layout["strides"][[_CODES, _GROUPS], d] = steps
     operand["batch_size"], operand["rows"], operand["words"] = count, rows, k // 8
     operand["row_stride"], operand["groups"] = x.row, groups[1:]
     return Matrix(dtype, tuple(strides), k, 1, True), count * rows * k
-
-
-def _of_operands(codes: int, scales: int) -> np.ndarray:
-    """A dim's strides, in the order of gemm_work_tile.cuh's Operand."""
-    strides = np.zeros(BATCH["strides"].shape[0], np.int64)
-    strides[_CODES], strides[_GROUPS] = codes, scales
-    return strides

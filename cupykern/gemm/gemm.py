@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays import maker
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
@@ -29,13 +29,10 @@ from .logits import NormalizedPlan, fill_logits, normalized_plan
 from .portable_config import GemmConfig
 from .product import (
     ARRAYS,
-    BATCH,
     BLOCK,
-    EPILOGUE,
     FP4,
     K_MAJOR,
     MAX_BATCH_DIMS,
-    OPERAND,
     STRIDED,
     Product,
     fill_batch,
@@ -124,22 +121,11 @@ FAMILY = Family(
 
 # --- plans -------------------------------------------------------------------------------------
 
-
-@cache
-def _params_dtype(kernel: str) -> np.dtype:
-    """gemm.cu: GemmParams, dual_gemm.cu: DualGemmParams, dequant_softmax.cu: LogitsParams"""
-    products = 2 if kernel == "dual_gemm" else 1
-    sizes = ("batch_size", "m", "n", "k", "k_per_split", "tiles_m", "tiles_n", "splits")
-    tile = [  # gemm_tile.cuh: TileParams
-        ("batch", BATCH),
-        *((name, np.int64) for name in sizes),
-        *(("a", OPERAND), ("b", OPERAND, products)),
-        ("has_block_scales", np.int64),
-    ]
-    if kernel == "dequant_softmax":
-        return np.dtype([("tile", tile), ("epilogue", EPILOGUE)])
-    last = [("policy", np.int64)] if products == 2 else []
-    return np.dtype([("tile", tile), ("epilogues", EPILOGUE, products), *last])
+_PARAMS = {
+    "gemm": ("gemm.cu", "GemmParams"),
+    "dual_gemm": ("dual_gemm.cu", "DualGemmParams"),
+    "dequant_softmax": ("dequant_softmax.cu", "LogitsParams"),
+}
 
 
 class GemmPlan(NamedTuple):
@@ -250,7 +236,7 @@ def _portable_plan(
     if tiles * config.splits >= 2**31:
         raise ValueError(f"the product has {tiles * config.splits} tiles, more than 2^31 - 1")
 
-    params = np.zeros((), _params_dtype(p.kernel))
+    params = zeros(*_PARAMS[p.kernel], kProducts=task.products)
     tile = params["tile"]
     fill_batch(tile["batch"], product_dims(p))
     tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
@@ -265,7 +251,7 @@ def _portable_plan(
     if p.kernel == "dequant_softmax":
         fill_logits(params, p)
     elif p.b2 is None:
-        fill_epilogue(params["epilogues"][0], p)
+        fill_epilogue(params["epilogue"], p)
     else:
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)

@@ -10,21 +10,16 @@ import numpy as np
 
 from .. import dtypes
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime import workspace
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
-from .product import STRIDES, Matrix, Product, fill_epilogue
+from .product import Matrix, Product, fill_epilogue
 
 SET_COLUMNS, _PIECE_COLUMNS = 64, 2048  # logits_statistics.cuh, normalize_logits.cuh
 _THREADS, _BLOCKS = 256, 8  # of a block; of a multiprocessor
 NORMALIZE_LOGITS = Variant("normalize_logits", (), (), _THREADS)
-_PARAMS = np.dtype(  # normalize_logits.cuh: NormalizeParams
-    [
-        *((name, np.int64) for name in ("m", "n", "num_sets")),
-        *(("logits", STRIDES), ("y", STRIDES), ("dtype", np.int64)),
-    ]
-)
 
 
 def fill_logits(params: np.ndarray, product: Product) -> None:
@@ -55,7 +50,7 @@ def normalized_plan(target: Target, product: Product, plan: Any) -> NormalizedPl
     """plan: of `product`'s logits and statistics."""
     p = product
     logits = p.out if p.logits is None else p.logits
-    params = np.zeros((), _PARAMS)
+    params = zeros("parts/normalize_logits.cuh", "NormalizeParams")
     params["m"], params["n"], params["num_sets"] = p.m, p.n, p.num_sets
     params["logits"] = (logits.row, logits.col)
     params["y"], params["dtype"] = (p.out.row, p.out.col), dtypes.CODES[p.out.dtype]

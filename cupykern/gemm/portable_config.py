@@ -103,6 +103,7 @@ class GemmConfig:
                 ("kFinishRounds", self.finish_rounds),
                 ("kPromoteK", self.promote_k(task)),
                 ("kHalfSums", task.fp16_accumulate),
+                ("kProducts", task.products),
             ),
             self.num_threads,
         )

@@ -217,31 +217,6 @@ class Product(NamedTuple):
 
 # --- what kernels take -------------------------------------------------------------------------
 
-_OPERANDS = 12  # gemm_work_tile.cuh: Operand
-STRIDES = np.dtype([("row", np.int64), ("col", np.int64)])
-BATCH = np.dtype(
-    [
-        ("num_dims", np.int64),
-        ("sizes", np.int64, MAX_BATCH_DIMS),
-        ("strides", np.int64, (_OPERANDS, MAX_BATCH_DIMS)),
-    ]
-)
-OPERAND = np.dtype(  # gemm_tile.cuh: OperandParams
-    [
-        *(("strides", STRIDES), ("block_scales", STRIDES), ("groups", np.int64, 4)),
-        *(("dtype", np.int32), ("padding", np.int32)),
-    ]
-)
-EPILOGUE = np.dtype(  # epilogue.cuh: EpilogueParams
-    [
-        *(("m", np.int64), ("n", np.int64)),
-        *(("out", STRIDES), ("bias", STRIDES), ("residual", STRIDES)),
-        *(("scale_a_stride", np.int64), ("scale_b_stride", np.int64)),
-        *(("alpha", np.float32), ("activation", np.int32), ("out_dtype", np.int32)),
-        *(("bias_dtype", np.int32), ("residual_dtype", np.int32), ("padding", np.int32)),
-    ]
-)
-
 
 def merge_batch(
     sizes: Sequence[int], strides: Sequence[Sequence[int]]
@@ -271,7 +246,7 @@ def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
-    """batch: of dtype BATCH, zeros."""
+    """batch: a BatchLayout, zeros."""
     batch["num_dims"] = len(dims)
     for d, (size, strides) in enumerate(dims):
         batch["sizes"][d] = size
@@ -281,7 +256,7 @@ def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
 def fill_operand(
     operand: np.ndarray, x: Matrix, scale: Matrix | None, groups: Groups | None
 ) -> None:
-    """operand: of dtype OPERAND, zeros.  scale: of blocks."""
+    """operand: OperandParams, zeros.  scale: of blocks."""
     operand["strides"] = (x.row, x.col)
     operand["dtype"] = dtypes.CODES[x.dtype]
     if scale is not None:
@@ -291,7 +266,7 @@ def fill_operand(
 
 
 def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
-    """epilogue: of dtype EPILOGUE, zeros."""
+    """epilogue: EpilogueParams, zeros."""
     p = product
     epilogue["m"], epilogue["n"] = p.m, p.n
     for name, x in (("out", p.out), ("bias", p.bias), ("residual", p.residual)):
@@ -305,6 +280,6 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
 
 
 def fill_epilogues(epilogues: np.ndarray, product: Product) -> None:
-    """epilogues: two of dtype EPILOGUE, zeros: those of both products."""
+    """epilogues: two EpilogueParams, zeros: those of both products."""
     fill_epilogue(epilogues[0], product)
     fill_epilogue(epilogues[1], product._replace(scale_b=product.scale_b2, alpha=product.alpha2))

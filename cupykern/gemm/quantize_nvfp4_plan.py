@@ -11,6 +11,7 @@ import numpy as np
 from .. import arrays, dtypes, nvfp4
 from ..kernels import Variant
 from ..nvfp4 import GROUP, NvFp4
+from ..param_structs import zeros
 from ..runtime import plans, workspace
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
@@ -22,16 +23,6 @@ from .product import Groups, Matrix, groups
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
 _E4M3 = dtypes.float8_e4m3fn
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeNvfp4Params
-    [
-        (name, np.int64)
-        for name in (
-            *("batch", "rows", "groups", "scale_rows", "scale_groups"),
-            *("batch_stride", "row_stride", "col_stride"),
-            *("block", "quarter", "row", "word", "matrix_scales"),
-        )
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,7 @@ def _places(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, 
 def _params(
     batch: int, rows: int, k: int, x: Any, steps: Groups, matrix_scales: int, layout: str
 ) -> np.ndarray:
-    params = np.zeros((), _PARAMS)
+    params = zeros("quantize_nvfp4.cu", "QuantizeNvfp4Params")
     params["batch"], params["rows"], params["groups"] = batch, rows, k // GROUP
     padded = (-(-rows // 128) * 128, -(-k // 64) * 4) if layout == "blocked" else (rows, k // GROUP)
     params["scale_rows"], params["scale_groups"] = padded

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import dtypes
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
@@ -20,7 +21,6 @@ from ..targets.repeated import Repeated
 from .gemm_task import GemmTask
 from .product import (
     ALIGNMENT,
-    EPILOGUE,
     FP4,
     K_MAJOR,
     MN_MAJOR,
@@ -34,12 +34,6 @@ from .sm90_config import shared_memory_refusal
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
 _PHASES = 8  # skinny_gemm.cu: kPhases
-_PARAMS = np.dtype(  # skinny_gemm.cu: SkinnyGemmParams
-    [
-        *(("a_row", np.int64), ("b_row", np.int64), ("k", np.int32), ("padding", np.int32)),
-        *(("groups", np.int64, 4), ("epilogue", EPILOGUE)),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -205,7 +199,7 @@ def skinny_gemm_plan(
     target: Target, product: Product, task: GemmTask, config: SkinnyGemmConfig
 ) -> SkinnyGemmPlan:
     """product: of a task that `refusal` does not refuse, an NVFP4 a decoded."""
-    params = np.zeros((), _PARAMS)
+    params = zeros("skinny_gemm.cu", "SkinnyGemmParams")
     params["a_row"] = product.a.row
     params["b_row"] = product.b.row if _mn_major(task) else product.b.col
     params["k"] = product.k

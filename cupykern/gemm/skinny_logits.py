@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
+from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from .gemm_task import GemmTask
 from .logits import SET_COLUMNS, fill_logits
 from .operand_maps import operand_map
-from .product import EPILOGUE, K_MAJOR, Product
+from .product import K_MAJOR, Product
 from .sm90_config import SWIZZLE_BYTES
 from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import PLACES, Sm90Plan, mapped_launch
-
-_PARAMS = np.dtype(  # dequant_softmax_skinny.cu: SkinnyLogitsParams
-    [
-        *(("num_k_tiles", np.int64), ("rows", np.int64)),
-        ("epilogue", EPILOGUE),
-    ]
-)
 
 
 def skinny_blocks(n: int, target: Target) -> int:
@@ -45,7 +37,7 @@ def skinny_logits_plan(
         operand_map(p.a, (), K_MAJOR, p.m, p.a.row, p.k, 1, rows, 64),
         operand_map(p.b, (), K_MAJOR, p.n, p.b.col, p.k, 1, SET_COLUMNS, SWIZZLE_BYTES),
     )
-    params = np.zeros((), _PARAMS)
+    params = zeros("dequant_softmax_skinny.cu", "SkinnyLogitsParams")
     params["num_k_tiles"], params["rows"] = math.ceil(p.k / SWIZZLE_BYTES), rows
     fill_logits(params, p)
     kernel = get_kernel(target, config.variant(task))

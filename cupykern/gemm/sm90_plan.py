@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import tuned
+from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.map_plan import MapPlan, encoded_maps
@@ -21,11 +22,8 @@ from .gemm_task import GemmTask
 from .logits import fill_logits
 from .operand_maps import map_plan, operand_map, tma_stores
 from .product import (
-    BATCH,
-    EPILOGUE,
     FP4,
     K_MAJOR,
-    STRIDES,
     Product,
     fill_batch,
     fill_epilogue,
@@ -37,32 +35,6 @@ from .sm90_dual_config import GatedEpilogue
 from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind
 
 _C = tuned.constants("sm_90a", "gemm")
-_PARAMS = np.dtype(  # gemm/epilogue/matmul.cuh: MatmulParams
-    [
-        ("batch", BATCH),
-        *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
-        *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
-        ("epilogue", EPILOGUE),
-        *((name, np.int32) for name in ("tma_stores", "swizzle", "has_block_scales")),
-        *(("stage_bytes", np.int32), ("epilogue_kind", np.int32), ("padding", np.int32)),
-        *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
-    ]
-)
-_DUAL_PARAMS = np.dtype(  # gemm/epilogue/gated.cuh: GatedParams
-    [
-        ("batch", BATCH),
-        *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
-        ("epilogues", EPILOGUE, 2),
-        *(("tma_stores", np.int32), ("swizzle", np.int32), ("policy", np.int64)),
-        *(("num_groups", np.int64), ("groups", np.int64, (2, 4))),
-    ]
-)
-_LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: PartialSoftmaxParams
-    [
-        *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "swizzle")),
-        ("epilogue", EPILOGUE),
-    ]
-)
 _A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_work_tile.cuh: Operand
 PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
@@ -123,7 +95,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     operands = _operand_maps(p, task, c)
     mapped: Sequence[int] = range(4)
     if p.kernel == "dequant_softmax":
-        params = np.zeros((), _LOGITS_PARAMS)
+        params = zeros("gemm/epilogue/partial_softmax.cuh", "PartialSoftmaxParams")
         fill_logits(params, p)
         map_out = None
         if p.logits is None:  # PartialSoftmaxEpilogue: kBoxRows
@@ -188,7 +160,7 @@ def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | No
 
 
 def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.ndarray:
-    params = np.zeros((), _PARAMS)
+    params = zeros("gemm/epilogue/matmul.cuh", "MatmulParams")
     fill_epilogue(params["epilogue"], p)
     bytes_b = c.tile_n * c.tile_k * p.b.dtype.itemsize // (2 if p.b.dtype == FP4 else 1)
     bytes_a = math.prod(_rows_a(p, task, c)) * c.tile_k * p.a.dtype.itemsize
@@ -202,7 +174,7 @@ def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.n
 
 
 def _dual_params(p: Product) -> np.ndarray:
-    params = np.zeros((), _DUAL_PARAMS)
+    params = zeros("gemm/epilogue/gated.cuh", "GatedParams")
     fill_epilogues(params["epilogues"], p)
     params["policy"] = p.policy
     return params
@@ -220,4 +192,4 @@ def _fill_common(
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:
-            params["groups"][i] = groups[1:]
+            np.atleast_1d(params["groups"])[i] = groups[1:]

@@ -9,20 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .. import dtypes
 from ..arrays import maker
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from .gemm_task import GemmTask
-from .product import EPILOGUE, FLOAT16S, Matrix, Product, fill_epilogue
+from .product import FLOAT16S, Matrix, Product, fill_epilogue
 from .sm90_gemm_config import Sm90GemmConfig
 
 REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
 _RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks of a multiprocessor
-_PARAMS = np.dtype([("epilogue", EPILOGUE), ("num_splits", np.int64)])  # SplitKParams
 _OUT, _EPILOGUE = 2, slice(2, 7)  # in product.ARRAYS, of what the last launch takes
 
 
@@ -98,7 +96,7 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
         alpha=1.0,
         activation=None,
     )
-    params = np.zeros((), _PARAMS)
+    params = zeros("reduce_split_k.cu", "SplitKParams")
     fill_epilogue(params["epilogue"], p)
     params["num_splits"] = splits
     blocks = -(-p.m * p.n // (_RUN * REDUCE_SPLIT_K.num_threads))

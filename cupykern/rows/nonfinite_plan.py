@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays, dtypes
+from ..param_structs import zeros
 from ..runtime import plans, workspace
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
@@ -34,17 +35,6 @@ DTYPES = (
 FIGURES, WORDS = 7, 6
 NOWHERE = 2**63 - 1
 _MOST_OF_BLOCK = 2**31  # elements, which a block counts in 32 bits
-_PARAMS = np.dtype(  # nonfinite.cu: NonfiniteParams
-    [
-        ("num_elements", np.int64),
-        ("start", np.int64),
-        ("first", np.int64),
-        ("num_dims", np.int64),
-        ("sizes", np.int64, MAX_DIMS),
-        ("strides", np.int64, MAX_DIMS),
-        ("weights", np.int64, MAX_DIMS),
-    ]
-)
 
 
 class NonfinitePlan(NamedTuple):
@@ -80,7 +70,7 @@ FAMILY: Family[NonfiniteTask, NonfiniteConfig] = Family(
 @plans.cached
 def plan(target: Target, task: NonfiniteTask, given: NonfiniteConfig | None) -> NonfinitePlan:
     walk, config = task.walk, FAMILY.config(task, target, given)
-    params = np.zeros((), _PARAMS)
+    params = zeros("nonfinite.cu", "NonfiniteParams", kMaxDims=MAX_DIMS)
     for name in ("num_elements", "start", "first"):
         params[name] = getattr(walk, name)
     params["num_dims"] = len(walk.dims)

@@ -11,6 +11,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import Twins, small_twins
 from ..kernels import EITHER, Variant
+from ..param_structs import zeros
 from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured
@@ -28,7 +29,6 @@ from .row_layout import (
     VECTOR_BYTES,
     RowLayout,
     contiguous_operand,
-    layout_dtype,
     operand,
     row_layout,
 )
@@ -36,40 +36,6 @@ from .rows import RowPlan, evicts_last, row_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # rows/norm_params.cuh: NormParams
-    [
-        ("stores_last_from", np.int64),
-        ("loads_last", np.int64),
-        ("layout", layout_dtype(5)),
-        ("num_chunks", np.int64),
-        ("weight_stride", np.int64),
-        ("bias_stride", np.int64),
-        ("dtype", np.int32),
-        ("weight_dtype", np.int32),
-        ("bias_dtype", np.int32),
-        ("centered", np.int32),
-        ("compensated", np.int32),
-        ("stages", np.int32),
-        ("eps", np.float32),
-        ("threads_log2", np.int32),
-    ]
-)
-
-_EVEN_PARAMS = np.dtype(  # rows/load_even.cuh: EvenParams
-    [
-        ("x_stride", np.int64),
-        ("residual_stride", np.int64),
-        ("unpredicated", np.uint16),
-        ("loads_last", np.uint16),
-        ("eps", np.float32),
-        ("y_stride", np.int64),
-        ("sum_stride", np.int64),
-        ("stores_last_from", np.int64),
-    ]
-)
-_COLD_PARAMS = np.dtype(  # rows/load_even.cuh: ColdParams
-    [(name, np.int64) for name in ("statistic_stride", "num_rows", "num_cols", "dtype")]
-)
 # The strides of the operands of a layout.
 _STRIDES = ("x_stride", "residual_stride", "y_stride", "sum_stride", "statistic_stride")
 
@@ -243,10 +209,14 @@ def make_norm(
     if config.chunked and task.quantized:
         return None  # a row's scale is known only when all of it has been normalised
     even = isinstance(config, EvenNormRows)
-    params, arguments = np.zeros((), _EVEN_PARAMS if even else _PARAMS), None
+    if even:
+        params = zeros("rows/load_even.cuh", "EvenParams")
+    else:
+        params = zeros("rows/norm_params.cuh", "NormParams")
+    arguments = None
     params["eps"] = task.eps
     if even:
-        cold = np.zeros((), _COLD_PARAMS)
+        cold = zeros("rows/load_even.cuh", "ColdParams")
         params["unpredicated"] = (
             config.is_unpredicated(layout) and len(task.columns) == 1 + options.centered
         )

@@ -9,27 +9,19 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, dtypes
+from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_cluster_size
 from .configs import RowConfig, Rows, SharedRows, fitting, row_traits
 from .heuristic import CLUSTERS, FEW_VECTORS, Table, register_cap, shared_configs
-from .row_layout import VECTOR_BYTES, RowLayout, layout_dtype, operand, row_layout
+from .row_layout import VECTOR_BYTES, RowLayout, operand, row_layout
 from .rows import RowPlan, row_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
 Launch = Callable[[tuple[Any, Any, Any]], None]
-
-_PARAMS = np.dtype(  # rows/quantize_shared.cuh: QuantizeRowParams
-    [
-        ("layout", layout_dtype(3)),
-        ("num_chunks", np.int64),
-        ("dtype", np.int32),
-        ("padding", np.int32),
-    ]
-)
 
 
 def scale_shape(
@@ -158,7 +150,7 @@ FAMILY = Family(
 @plans.cached
 def _plan(target: Target, task: QuantizeRowsTask, given: RowConfig | None) -> RowPlan:
     config = FAMILY.config(task, target, given)
-    params = np.zeros((), _PARAMS)
+    params = zeros("rows/quantize_shared.cuh", "QuantizeRowParams")
     params["dtype"] = dtypes.CODES[task.code]
     variant, shared_bytes = FAMILY.variant(task, config), config.shared_bytes(task.dtype.itemsize)
     return row_plan(target, variant, config, task.layout, params, 4, shared_bytes)

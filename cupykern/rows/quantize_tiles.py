@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import arrays, dtypes
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
@@ -19,24 +20,6 @@ from .configs import RowConfig
 from .heuristic import few_of, register_cap
 from .quantize_rows import Launch, scale_shape
 from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
-
-_TILE_PARAMS = np.dtype(  # rows/tiles.cuh: QuantizeTileParams
-    [
-        *((name, np.int64) for name in ("num_tiles", "row_tiles", "col_tiles")),
-        *((name, np.int64) for name in ("num_rows", "num_cols", "tile_rows", "tile_cols")),
-        *((name, np.int64) for name in ("scale_rows", "scale_row_elements")),
-        ("num_outer_dims", np.int64),
-        ("outer_sizes", np.int64, MAX_OUTER_DIMS),
-        ("x_outer", np.int64, MAX_OUTER_DIMS),
-        ("x_row", np.int64),
-        ("x_col", np.int64),
-        ("y_outer", np.int64, MAX_OUTER_DIMS),
-        ("y_row", np.int64),
-        ("y_col", np.int64),
-        ("dtype", np.int32),
-        ("padding", np.int32),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -258,7 +241,7 @@ def tile_params(
     shape: tuple[int, ...], x: Operand, y: Operand, code: np.dtype, tile: tuple[int, int]
 ) -> np.ndarray:
     """QuantizeTileParams of `shape`, without what follows from the number of tiles and scales."""
-    params = np.zeros((), _TILE_PARAMS)
+    params = zeros("rows/tiles.cuh", "QuantizeTileParams")
     params["num_rows"], params["num_cols"] = shape[-2:]
     params["tile_rows"], params["tile_cols"] = tile
     params["num_outer_dims"] = len(shape) - 2

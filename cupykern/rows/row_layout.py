@@ -15,23 +15,6 @@ from ..arrays import address_of, steps_of
 
 VECTOR_BYTES = 16
 MAX_OUTER_DIMS = 6  # rows/tile.cuh: kMaxOuterDims
-_LAYOUT_DTYPES: dict[int, np.dtype] = {}
-
-
-def layout_dtype(num_operands: int) -> np.dtype:
-    """rows/tile.cuh's RowLayout<num_operands> as a numpy structured dtype."""
-    if num_operands not in _LAYOUT_DTYPES:
-        _LAYOUT_DTYPES[num_operands] = np.dtype(
-            [
-                ("num_rows", np.int64),
-                ("num_cols", np.int64),
-                ("outer_strides", np.int64, (MAX_OUTER_DIMS, num_operands)),
-                ("col_strides", np.int64, num_operands),
-                ("num_outer_dims", np.int64),
-                ("outer_sizes", np.int64, MAX_OUTER_DIMS),
-            ]
-        )
-    return _LAYOUT_DTYPES[num_operands]
 
 
 class Operand(NamedTuple):
@@ -83,16 +66,14 @@ class RowLayout:
         """The same for a call with options that the kernels of contiguous rows lack."""
         return replace(self, contiguous=False)
 
-    def struct(self) -> np.ndarray:
-        """The layout as the struct of rows/tile.cuh, a 0-d structured array."""
-        struct = np.zeros((), layout_dtype(len(self.col_strides)))
+    def fill(self, struct: np.ndarray) -> None:
+        """struct: a RowLayout of rows/tile.cuh, zeros."""
         struct["num_rows"], struct["num_cols"] = self.num_rows, self.num_cols
         struct["num_outer_dims"] = len(self.outer)
         for d, (size, strides) in enumerate(self.outer):
             struct["outer_sizes"][d] = size
             struct["outer_strides"][d] = strides
         struct["col_strides"] = self.col_strides
-        return struct
 
 
 def row_layout(

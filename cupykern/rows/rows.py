@@ -85,7 +85,7 @@ def row_plan(
         params["threads_log2"] = config.threads_log2(layout.num_cols)
     passes = "layout" in (params.dtype.names or ())
     if passes:
-        params["layout"] = layout.struct()
+        layout.fill(params["layout"])
         params["num_chunks"] = num_chunks
     stages = config.num_stages(target.arch, shared_bytes)
     if stages:  # no block waits for another to end

@@ -8,33 +8,18 @@ import numpy as np
 
 from .. import dtypes
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig, Rows, SharedRows, SpanRows, row_traits
-from .row_layout import Operand, RowLayout, layout_dtype, row_layout
+from .row_layout import Operand, RowLayout, row_layout
 from .rows import RowPlan, evicts_last, row_plan
 from .softmax_configs import ClusterRows, RegisterRows
 from .softmax_heuristic import softmax_configs_of
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-
-_PARAMS = np.dtype(  # rows/softmax_params.cuh: SoftmaxParams
-    [
-        ("stores_last_from", np.int64),
-        ("loads_last", np.int32),
-        ("unpredicated", np.int32),
-        ("layout", layout_dtype(3)),
-        ("num_chunks", np.int64),
-        ("scale", np.float32),
-        ("dtype", np.int32),
-        ("log", np.int32),
-        ("threads_log2", np.int32),
-        ("blocks", np.int32),
-    ],
-    align=True,
-)
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,7 @@ def plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
     """Config, kernel and parameters of a task."""
     config = FAMILY.config(task, target, given)
     layout, itemsize = task.layout, task.x_dtype.itemsize
-    params = np.zeros((), _PARAMS)
+    params = zeros("rows/softmax_params.cuh", "SoftmaxParams")
     params["scale"] = task.scale
     params["dtype"] = dtypes.CODES[task.y_dtype]
     params["log"] = task.log

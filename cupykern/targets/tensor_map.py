@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays import address_of
+from ..param_structs import zeros
 from ..typing import Array
 from . import is_cupy
 from .base import UnavailableError, by_value, launch_argument_at
@@ -42,17 +43,7 @@ _DATA_TYPES = {
 _INTERLEAVE_NONE = 0
 _L2_PROMOTION_128B, _L2_PROMOTION_256B = 2, 3
 _OUTSIDE_IS_ZERO = 0
-
-# The host target's map: host_runtime.h, TensorMap.
 _HOST_MAGIC = int.from_bytes(b"TnsorMap", "little")
-_HOST_MAP = np.dtype(
-    {
-        "names": ["magic", "address", "shape", "strides", "box", "rank", "itemsize", "swizzle"],
-        "formats": ["u8", "u8", "5u8", "4u8", "5u2", "u1", "u1", "u1"],
-        "offsets": [0, 8, 16, 56, 88, 98, 99, 100],
-        "itemsize": 128,
-    }
-)
 
 
 def of_array(array: Array, box: Sequence[int], swizzle: int) -> np.ndarray:
@@ -167,12 +158,12 @@ def _encode_host(
     swizzle: int,
 ) -> np.ndarray:
     rank = len(shape)
-    data = np.zeros(1, _HOST_MAP)
+    data = zeros("platform/host_runtime.h", "TensorMap")
     data["magic"], data["address"] = _HOST_MAGIC, address
-    data["shape"][0, :rank] = shape[::-1]
-    data["strides"][0, : rank - 1] = strides[-2::-1]
-    data["box"][0, :rank] = box[::-1]
-    data["rank"], data["itemsize"], data["swizzle"] = rank, itemsize, swizzle
+    data["shape"][:rank] = shape[::-1]
+    data["strides"][: rank - 1] = strides[-2::-1]
+    data["box"][:rank] = box[::-1]
+    data["rank"], data["item_bytes"], data["swizzle_bytes"] = rank, itemsize, swizzle
     return by_value(data)
 
 

@@ -1,5 +1,6 @@
 // The epilogue of Hopper attention: normalises the outputs and stores them by TMA through the
 // queries' shared memory; threads store log-sum-exp and row statistics.
+#pragma once
 #include "attention/mask_sm90.cuh"
 #include "parts/online_softmax.cuh"
 

@@ -1,6 +1,7 @@
 // The warp-specialised role split of Hopper attention: one producer warpgroup, of which one thread
 // issues TMA loads, and consumer warpgroups of 64 queries each, persistently over the query tiles
 // of a scheduler.
+#pragma once
 #include "attention/mainloop_sm90.cuh"
 #include "attention/producer_sm90.cuh"
 

@@ -2,6 +2,7 @@
 //
 // S = Q K^T and O += P V by wgmma; P stays in registers, as wgmma's A.  The softmax of one key tile
 // overlaps O += P V of the previous one.
+#pragma once
 #include "attention/epilogue_sm90.cuh"
 
 namespace attention {

@@ -1,5 +1,6 @@
 // Masks of a warpgroup's score accumulators on Hopper: arrays, block masks, causality, and the end
 // of the keys.  Only tiles that need it are masked.
+#pragma once
 #include "attention/storage_sm90.cuh"
 #include "parts/dtype.cuh"
 

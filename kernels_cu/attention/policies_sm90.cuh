@@ -1,4 +1,5 @@
 // Policy types that a variant of Hopper attention names: tile, stages, mask and sequences.
+#pragma once
 #include "parts/attention_work_tile.cuh"
 
 namespace attention {

@@ -2,6 +2,7 @@
 //
 // It iterates over the query tiles of its scheduler and the key tiles that each needs.  It alone
 // reads the lists of a block mask, and passes what consumers need through shared memory.
+#pragma once
 #include "attention/storage_sm90.cuh"
 
 namespace attention {

@@ -5,6 +5,7 @@
 // every gridDim.x-th one.
 // Dynamic (block masks, varlen): a block takes the next tile from an atomic counter; tiles with
 // many keys come first as far as the order is known.
+#pragma once
 #include "attention/policies_sm90.cuh"
 
 namespace attention {

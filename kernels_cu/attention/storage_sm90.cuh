@@ -1,5 +1,6 @@
 // Shared memory of Hopper attention: stages of queries, keys and values, their barriers, and the
 // producer's messages to the consumers.
+#pragma once
 #include "attention/scheduler_sm90.cuh"
 #include "platform/wgmma.cuh"
 

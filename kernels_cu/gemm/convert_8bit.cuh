@@ -1,4 +1,5 @@
 // In-register dequantisation of 8-bit weights B^T, wgmma's A operand (gemm/mainloop_sm90_rs.cuh).
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {

@@ -3,6 +3,7 @@
 //
 // Pair: the first half of a tile's rows are columns of one matrix B, the rest of the other.  A
 // thread's rows 0-7 of wgmma's 16 are of the first, rows 8-15 of the second.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/nvfp4.cuh"
 

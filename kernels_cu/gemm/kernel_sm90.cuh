@@ -10,6 +10,7 @@
 //              after it, finish after the last tile
 //   kClears    whether accumulators are cleared before the mainloop: otherwise ptxas serialises
 //              wgmma (C7517)
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"

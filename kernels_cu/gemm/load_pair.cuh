@@ -1,5 +1,6 @@
 // Producer loads of a dual GEMM: a tile of A and the same columns of both matrices B, adjacent in a
 // stage, as if of one matrix.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/gemm_work_tile.cuh"
 

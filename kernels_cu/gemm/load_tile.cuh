@@ -1,4 +1,5 @@
 // Producer loads of one output tile: a tile of A and one of B per stage.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/gemm_work_tile.cuh"
 

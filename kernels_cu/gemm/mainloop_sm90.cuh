@@ -7,6 +7,7 @@
 //   MainloopSm90SSFp8   the same for FP8, with partial accumulators promoted to FP32
 //   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights, dequantised in registers
 // Rows and columns are those of the accumulators; with SwapAB, the output's columns and rows.
+#pragma once
 #include "gemm/policies.cuh"
 #include "gemm/stage_operand.cuh"
 #include "parts/nvfp4.cuh"

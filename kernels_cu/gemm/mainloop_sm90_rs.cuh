@@ -5,6 +5,7 @@
 // Converter<Mainloop> (gemm/convert_*.cuh) loads and converts.  With kFetches its loads run another
 // kDepth ahead, so that wgmma waits for conversions only.  Where conversions dominate and schedules
 // are sliced-K, the warpgroups alternate: one converts a whole stage while the other multiplies.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {

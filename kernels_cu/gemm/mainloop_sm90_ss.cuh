@@ -1,4 +1,5 @@
 // The mainloop with both operands from shared memory: 16-bit elements, or int8.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {

@@ -5,6 +5,7 @@
 // With registers for two partial accumulators, a warpgroup promotes one while the tensor cores fill
 // the other: the next stage, or, for wide tiles, the other half of the columns.  With one,
 // promotion overlaps the other warpgroup's wgmma.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {

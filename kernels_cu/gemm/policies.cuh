@@ -1,4 +1,5 @@
 // Policy types that a variant of a Hopper GEMM names: operands, tile, schedule and cluster.
+#pragma once
 
 namespace gemm {
 

@@ -1,4 +1,5 @@
 // Reductions of partial accumulators: over warpgroups (sliced-K) or a cluster's blocks (split-K).
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {

@@ -1,6 +1,7 @@
 // Tile schedulers: which output tiles a block computes, and which range of k.
 //
 // A block computes tiles `first`, `first` + `step`, ... below `end`; Params is the kernel's.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/gemm_work_tile.cuh"
 

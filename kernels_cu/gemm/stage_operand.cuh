@@ -1,4 +1,5 @@
 // One operand's slice of a pipeline stage in shared memory: how TMA loads it and wgmma reads it.
+#pragma once
 #include "platform/wgmma.cuh"
 
 namespace gemm {

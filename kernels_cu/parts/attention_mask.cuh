@@ -1,4 +1,5 @@
 // Which keys a query keeps: those within the sequence, within causality, and kept by the mask.
+#pragma once
 #include "parts/dtype.cuh"
 
 enum MaskKind { kNoMask, kBoolMask, kBiasMask, kBlockMask };

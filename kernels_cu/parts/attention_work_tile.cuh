@@ -1,4 +1,5 @@
 // Which queries and keys a block of an attention kernel computes, and in which order.
+#pragma once
 #include "parts/attention_mask.cuh"
 
 // Strides of batch, head and row, in elements.

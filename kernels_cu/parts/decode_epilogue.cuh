@@ -7,6 +7,7 @@
 //   Layout::kContiguous: each aligned run of that many values is adjacent in a row;
 //   Layout::kSlots, slot(i), slot_row(m, s): the rows of a fragment that the thread has values of;
 //   Layout::is_row_leader(): whether this thread stores the states of its rows.
+#pragma once
 #include "parts/decode_merge.cuh"
 
 // Large row tiles only store partial results: the kernel decode_merge merges them with more blocks.

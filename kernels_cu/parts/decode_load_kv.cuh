@@ -3,6 +3,7 @@
 // Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
 // Constants: Element, kDim (D and Dv padded), kTileN (keys of a tile), kStages, kPaged: whether
 // there is a block table (parts/presence.cuh).
+#pragma once
 #include "parts/decode_load_q.cuh"
 #include "parts/decode_warp_layout.cuh"
 #include "parts/presence.cuh"

@@ -1,5 +1,6 @@
 // Loads the queries of a row tile into shared memory.
 // Constants: Element, kTileM, kDim (D and Dv padded).
+#pragma once
 #include "parts/decode_merge.cuh"
 #include "parts/shared_tile.cuh"
 

@@ -3,6 +3,7 @@
 //
 // Warps that share rows add their partial accumulators of a chunk in warp order, through shared
 // memory.  Constants: see decode_attention.cu.
+#pragma once
 #include "parts/decode_mma.cuh"
 
 // Layout of the epilogue's accumulators where warps share the rows: a thread has a quad of each

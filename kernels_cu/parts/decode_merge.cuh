@@ -4,6 +4,7 @@
 // of a row compute its factors together and exchange them by shuffles: no barriers.  Few blocks run
 // this, and instruction fetch is part of its latency: loops are unrolled little.
 // Constants: kTileM, kDim, kMaxChunks, kChunksPerGroup, kNumThreads.
+#pragma once
 #include "parts/decode_work_tile.cuh"
 
 // A quad is four adjacent columns of a row.  In a pass the threads cover kRowsPerPass rows.

@@ -3,6 +3,7 @@
 // Scores, probabilities and output accumulators of the warp's rows, keys and columns
 // (parts/decode_warp_layout.cuh) stay in registers, as in attention.cu (parts/online_softmax.cuh).
 // Constants: see decode_attention.cu.
+#pragma once
 #include "parts/decode_epilogue.cuh"
 #include "parts/decode_load_kv.cuh"
 #include "parts/online_softmax.cuh"

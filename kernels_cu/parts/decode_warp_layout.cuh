@@ -3,6 +3,7 @@
 // With many rows each warp has rows of its own.  With few rows all warps compute all rows, each for
 // keys of its own, and where a tile has fewer fragments of keys than warps, for columns of V.
 // Constants: kTileM, kTileN, kDim, kNumThreads.
+#pragma once
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kRowWarps = kTileM >= 16 * kNumWarps ? kNumWarps : 1;
 constexpr int kKeyFragments = kTileN / 16, kDimFragments = kDim / 16;

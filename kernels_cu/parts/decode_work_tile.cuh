@@ -3,6 +3,7 @@
 // A row tile is kTileM rows of a KV head in one sequence; its rows are the query heads that share
 // the KV head times the queries.  A work tile is a row tile against a run of chunks of keys.
 // Constants: kTileM, kMaxChunks (of a sequence), kChunksPerGroup.
+#pragma once
 #include "parts/math.cuh"
 
 constexpr int kMaxGroups = kMaxChunks / kChunksPerGroup;

@@ -1,4 +1,5 @@
 // Runtime dtype of an array; a uniform branch of the kernel picks the C++ type.
+#pragma once
 enum DType { kHalf, kBf16, kFloat, kE4m3, kE5m2, kInt8, kInt32, kE2m1 };
 
 template <class T> DEVICE constexpr int dtype_of();

@@ -2,6 +2,7 @@
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias) + residual
 // Mainloops call MatrixEpilogue::store for runs of contiguous columns.  A new activation is a line
 // in `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
+#pragma once
 #include "parts/dtype.cuh"
 #include "parts/gemm_work_tile.cuh"
 #include "parts/math.cuh"

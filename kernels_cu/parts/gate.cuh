@@ -1,4 +1,5 @@
 // The gate of dual_gemm_silu: silu(x) * y, in FP32 or partly in FP16.
+#pragma once
 #include "parts/epilogue.cuh"
 
 enum Policy { kAllFp32, kHybrid, kAllFp16 };

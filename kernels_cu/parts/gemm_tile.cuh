@@ -4,6 +4,7 @@
 // Split-K: with fewer tiles than SMs, `splits` blocks compute ranges of k of one tile.  The pass
 // kStorePartials stores each block's partial accumulators as the lanes hold them, the pass
 // kReducePartials adds those of a tile in the order of k: bitwise reproducible.
+#pragma once
 #include "parts/gemm_work_tile.cuh"
 #include "parts/mainloop.cuh"
 

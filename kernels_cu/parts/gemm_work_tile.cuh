@@ -1,4 +1,5 @@
 // Work tiles of a batched GEMM, and the offsets of its matrices.
+#pragma once
 
 constexpr int kMaxBatchDims = 4;
 // Arrays of a GEMM that have batch strides.

@@ -13,6 +13,7 @@
 //                        and promoted to FP32: for scales along k, and because FP8's tensor cores
 //                        keep few bits of a long sum.
 //   kHalfSums            FP16 accumulators, until promotion; then kPromoteK is all of k.
+#pragma once
 #include "parts/dtype.cuh"
 #include "parts/gemm_work_tile.cuh"
 #include "parts/nvfp4.cuh"

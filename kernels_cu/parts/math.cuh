@@ -5,6 +5,7 @@
 // itself.
 // The polynomials are minimax in relative error: weighted least squares iterated (Lawson), then the
 // coefficients rounded to FP32 one after another and the rest fitted again.
+#pragma once
 
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kSmallestNormal = 0x1p-126f;

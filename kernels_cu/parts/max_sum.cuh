@@ -3,6 +3,7 @@
 // max is -inf when the set is empty and at least -kLargestFloat when it is not, so that a set of
 // -inf alone (sum 0, softmax NaN) differs from an empty one (sum 0, softmax zero) and no inf - inf
 // arises from either.
+#pragma once
 struct MaxSum { float max, sum; };
 
 struct MergeMaxSum {

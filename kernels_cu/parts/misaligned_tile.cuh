@@ -1,5 +1,6 @@
 // Misaligned rows of an operand in shared memory: the aligned 16-byte chunks that a row overlaps
 // are copied; readers add the row's offset in its first chunk.
+#pragma once
 #include "parts/shared_tile.cuh"
 
 template <class T, int kRows_, int kElements>

@@ -1,5 +1,6 @@
 // The second half of a softmax of logits: y = exp(logit - max) / sum, from statistics of sets of
 // kSetColumns columns.  The logits are read once; y may alias them.
+#pragma once
 #include "parts/dtype.cuh"
 #include "parts/gemm_work_tile.cuh"
 #include "parts/math.cuh"

@@ -1,4 +1,5 @@
 // NVFP4 operands: e2m1 elements, two to a byte along k, and one e4m3 scale per 16 of k.
+#pragma once
 #include "parts/shared_tile.cuh"
 #include "platform/nvfp4.cuh"
 

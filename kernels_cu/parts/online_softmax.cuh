@@ -7,6 +7,7 @@
 // FP16 holds; kShift makes fewer of them subnormal.  A row's origin depends on its own scores only.
 //
 // Functions take scores as score(n, i): value i of the n-th fragment along the row, a float&.
+#pragma once
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 

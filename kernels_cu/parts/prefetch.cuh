@@ -1,6 +1,7 @@
 // Constant-bank prefetch: each warp reads other 64-byte lines of the kernel's parameters, so that
 // they are fetched concurrently instead of one after the other at their use.  The result is
 // practically never true; it keeps the loads alive.
+#pragma once
 template <class Params>
 DEVICE bool prefetch_params(const Params& params, int warp) {
     constexpr int kLine = 16, kLines = int(sizeof(Params)) / 4 / kLine;

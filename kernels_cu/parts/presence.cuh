@@ -1,3 +1,4 @@
 // Whether calls of a variant have an option: never, always, or decided at run time
-// (kernels_cu/__init__.py: EITHER).
+// (cupykern/kernels.py: EITHER).
+#pragma once
 enum Presence { kNever, kAlways, kEither };

@@ -1,5 +1,6 @@
 // The second half of a softmax whose y has exponentials over the maximum of each set of kSetColumns
 // columns (gemm/epilogue/partial_softmax.cuh): scales each set by the row's statistics.
+#pragma once
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
 #include "parts/normalize_logits.cuh"

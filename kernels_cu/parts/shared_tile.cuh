@@ -1,4 +1,5 @@
 // Tiles of operands in shared memory, and their loads.
+#pragma once
 #include "parts/dtype.cuh"
 
 // kRows rows of kRowBytes, in 16-byte chunks.  Swizzle: a chunk's index in its row is XORed with

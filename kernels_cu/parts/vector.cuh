@@ -1,4 +1,5 @@
 // kWidth contiguous elements of T in the widest accesses.
+#pragma once
 template <class T, int kWidth>
 struct Vector {
     static constexpr int kAccess = sizeof(T) * kWidth < 16 ? int(sizeof(T)) * kWidth : 16;

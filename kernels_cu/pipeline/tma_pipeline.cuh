@@ -7,6 +7,7 @@
 //     state.advance();                         state.advance();
 //
 // A producer whose barriers other blocks of the cluster arrive at ends with producer_tail.
+#pragma once
 
 namespace pipeline {
 

@@ -1,4 +1,5 @@
 // Common to the three platform headers: sized integers, bytes of one access, bit casts.
+#pragma once
 using uint8_t = unsigned char;
 using uint16_t = unsigned short;
 using uint32_t = unsigned int;

@@ -1,6 +1,7 @@
 // Primitives on CUDA (NVRTC, sm_80 and up).  hip.cuh and host.cuh have the same interface;
 // tests/platform/test_platform.py, test_numbers.py and test_fragments.py check each primitive
 // against numpy.
+#pragma once
 
 // --- kernels ---------------------------------------------------------------------------------
 // KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads,

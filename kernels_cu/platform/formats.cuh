@@ -1,5 +1,6 @@
 // Small floating-point formats and their conversions by integer code, for targets without
 // instructions for them.
+#pragma once
 struct half { uint16_t code; };
 struct bf16 { uint16_t code; };
 struct e4m3 { uint8_t code; };

@@ -4,6 +4,7 @@
 // two launches of different streams may each hold a part of the GPU and wait for ever.  So a block
 // stops waiting after kMostPolls polls and leaves its work to the block that arrives last, which
 // never waits for a block that has yet to start.
+#pragma once
 
 // All words are zero before and after a launch, except the upper bit of state.
 struct GridBarrier {

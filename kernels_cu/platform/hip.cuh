@@ -1,6 +1,7 @@
 // Primitives on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  Attributes and builtins of
 // clang alone, so that hiprtc and an offline clang without headers or device library compile the
 // same string.
+#pragma once
 
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
 #define KERNEL                                        \

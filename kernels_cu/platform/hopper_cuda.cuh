@@ -1,6 +1,7 @@
 // Hopper's primitives on CUDA (sm_90a): mbarriers, TMA, setmaxnreg.  hopper_host.cuh has the same
 // interface; tests/platform/test_hopper_words.py and test_tensor_maps.py check both.  wgmma.cuh has
 // the matrix products.
+#pragma once
 
 // `GRID_CONSTANT TensorMap map`: a kernel parameter by value that has an address.
 #define GRID_CONSTANT const __grid_constant__

@@ -2,6 +2,7 @@
 //
 // The destination of a transfer is poison (0xff) until delivery (host_hopper.h), which is as late
 // as possible.  Shared memory that a transfer or wgmma reads must not change until the wait.
+#pragma once
 #define GRID_CONSTANT const
 
 namespace hopper {

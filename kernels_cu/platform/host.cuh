@@ -3,6 +3,7 @@
 // As on a GPU with -ftz=true, FP32 subnormals are flushed; the compiler may contract a * b + c, or
 // not.  Compiled with -DHOST_WARP_SIZE=32 or 64, and with -DDEVICE=inline for fast compilation:
 // always-inlined functions are compiled once per call.
+#pragma once
 #include "platform/host_runtime.h"
 
 // --- kernels ---------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 // Barriers of a block, a warp and a cluster in host_runtime.cpp.
+#pragma once
 
 void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.scope = scope;

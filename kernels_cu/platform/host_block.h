@@ -1,4 +1,5 @@
 // Fibers, barriers, blocks and clusters: a worker's part of the GPU.
+#pragma once
 
 struct Block;
 struct Fiber;

@@ -1,4 +1,5 @@
 // A worker of host_runtime.cpp runs the clusters of a launch, one after another.
+#pragma once
 
 bool allocate(Worker& w, const Launch& launch) {
     Cluster& c = w.cluster;

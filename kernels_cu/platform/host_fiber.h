@@ -1,5 +1,6 @@
 // Fibers: a stack, a context switch in assembly of a few ns, and the sanitizers' annotations.  The
 // runtime itself is never instrumented; HOST_ASAN and HOST_TSAN describe its kernels.
+#pragma once
 
 #ifdef HOST_ASAN
 extern "C" {

@@ -2,6 +2,7 @@
 //
 // A transfer is delivered when no thread can continue without it; the sticky schedule also delivers
 // at random.  The same applies to the end of waits for stores or wgmma.
+#pragma once
 
 // --- barriers --------------------------------------------------------------------------------
 // The kernel's 8 bytes have this magic and the barrier's index, so that overwriting is detected.

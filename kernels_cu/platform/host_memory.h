@@ -1,4 +1,5 @@
 // Shared memory and cp.async in host_runtime.cpp.
+#pragma once
 
 void poison(void* p, size_t bytes) {
     Unobserved unobserved;

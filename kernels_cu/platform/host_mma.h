@@ -1,4 +1,5 @@
 // mma, load_matrix and store_matrix in host_runtime.cpp, run when a warp's last lane arrives.
+#pragma once
 
 #include "platform/host_products.h"
 

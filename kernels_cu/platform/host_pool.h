@@ -1,4 +1,5 @@
 // Launches and worker threads: one per CPU, started once.
+#pragma once
 
 // One kernel launch.
 struct Launch {

@@ -1,5 +1,6 @@
 // Matrix products of tiles: d (rows x n) += a (rows x k) b (k x n).  rows: a multiple of 4, at most
 // kMostRows; n: a multiple of 8; k: at most kMostK.
+#pragma once
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));

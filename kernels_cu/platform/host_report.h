@@ -1,4 +1,5 @@
 // Deadlock messages: which threads wait where, and what the others do.
+#pragma once
 
 class Text {
   public:

@@ -1,5 +1,6 @@
 // The interface of host kernels and host_runtime.cpp.  Kernels include no system header, nor does
 // this.
+#pragma once
 namespace host {
 
 struct Dim3 { unsigned x, y, z; };
@@ -25,8 +26,7 @@ struct SharedArray {
     Location location;
 };
 
-// An array and the box of it that TMA moves; dimensions from the innermost on.  The layout is that
-// of cupykern/targets/tensor_map.py.
+// An array and the box of it that TMA moves; dimensions from the innermost on.
 struct TensorMap {
     unsigned long long magic, address;
     unsigned long long shape[5], strides[4];  // elements; bytes, from the second dimension on

@@ -2,6 +2,7 @@
 //
 // Computed when the last of the 128 threads has called it.  Until the wait the accumulators are
 // poison; at the wait the tiles must be unchanged.
+#pragma once
 
 #include "platform/host_wgmma_products.h"
 

@@ -1,4 +1,5 @@
 // Operands of host_wgmma.h, from the bits of their descriptors, and their products.
+#pragma once
 
 constexpr int kTileRows = 64;
 constexpr int kTileBytes = 32;  // along K

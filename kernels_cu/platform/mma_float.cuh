@@ -1,5 +1,6 @@
 // Fragments, and FP32's.  Matrix units round FP32 to TF32, so each lane multiplies its own rows and
 // columns by FMA: the same code on every target.
+#pragma once
 
 // A lane's part of 16 rows of A, or 16 columns of B, x kFragmentK<T> of k.
 enum Side { kSideA, kSideB };

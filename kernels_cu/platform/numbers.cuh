@@ -1,6 +1,7 @@
 // Small floating-point formats for targets without instructions for them (host, HIP), by integer
 // code, because compilers' own types differ.  The results are the same everywhere, subnormals
 // included.
+#pragma once
 #include "platform/formats.cuh"
 
 DEVICE float to_float(float x) { return x; }

@@ -1,5 +1,6 @@
 // Small floating-point formats on CUDA, by instructions: NVIDIA's headers for them take NVRTC as
 // long as a small kernel.
+#pragma once
 #include "platform/formats.cuh"
 
 namespace cuda {

@@ -11,6 +11,7 @@
 //         multiple of 64 on must be multiplied, in any order
 //
 // pairs: four of T.  Accumulators are finally divided by kScaledUnit<T>.
+#pragma once
 #if defined(__CUDA_ARCH__)
 #include "platform/nvfp4_cuda.cuh"
 #else

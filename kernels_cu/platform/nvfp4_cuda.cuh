@@ -1,5 +1,6 @@
 // NVFP4 on CUDA.  An element's sign, exponent and mantissa, moved to the fields of FP16, are 2^-14
 // times the element, of BF16 2^-126: fewer instructions than a table or a conversion.
+#pragma once
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
 
 namespace cuda {

@@ -1,4 +1,5 @@
 // NVFP4 on HIP.  kScaledUnit is 1: gfx90a's matrix unit flushes subnormals to zero.
+#pragma once
 template <class T> constexpr float kScaledUnit = 1.0f;
 
 template <class T, Side kSide, class Tile>

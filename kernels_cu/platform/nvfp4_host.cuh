@@ -1,4 +1,5 @@
 // NVFP4 on the host, with CUDA's kScaledUnit.
+#pragma once
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
 
 template <class T, bool kUnits>

@@ -10,6 +10,7 @@
 // Register operands A stay in use until the wait, too.  convert_bytes<Stored, T>(bytes, low, high)
 // converts four 8-bit elements to pairs of T; permute_bytes<0x3210>(bytes) picks a byte by each
 // hexadecimal digit.
+#pragma once
 
 // Layout of a 16-bit operand in shared memory: K-major or MN-major.  8-bit operands are K-major.
 enum Major { kMajorK, kMajorMN };

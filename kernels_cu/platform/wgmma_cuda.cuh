@@ -1,4 +1,5 @@
 // wgmma.cuh on CUDA: one instruction per shape, types and location of A.
+#pragma once
 
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 

@@ -1,5 +1,6 @@
 // wgmma.cuh on the host (host_wgmma.h).  Accumulators are poison until the wait, which also reports
 // tiles that changed while wgmma read them.
+#pragma once
 
 namespace hopper {
 DEVICE void touch_sources(const host::Wgmma* op, int groups) {

@@ -5,6 +5,7 @@
 // vectors.  The elements before and after them, fewer than two vectors, are in one register of as
 // many threads.
 // Constants: those of rows/tile.cuh; kNumThreads and kClusterSize are upper limits.
+#pragma once
 #include "rows/reduce.cuh"
 
 namespace rows {

@@ -1,15 +1,15 @@
 // Even rows in registers (kInRegisters) or shared memory.  A thread has the same columns of
 // kRowsPerThread adjacent rows, and loads their weights and biases once.
 // Constants: those of rows/norm_even.cuh.
+#pragma once
 #include "rows/reduce.cuh"
 #include "rows/vector_moments.cuh"
 
 namespace rows {
 
-// Parameters (cupykern/rows/norm_plan.py: _EVEN_PARAMS, _COLD_PARAMS), interleaved with the arrays
-// of normalize_even.cu.  The constant bank is fetched in 64-byte lines, one after the other: the
-// loads of rows need only the first line, which has room for 48 bytes of these, their stores the
-// second.
+// Parameters, interleaved with the arrays of normalize_even.cu.  The constant bank is fetched in
+// 64-byte lines, one after the other: the loads of rows need only the first line, which has room
+// for 48 bytes of these, their stores the second.
 struct EvenParams {
     int64_t x_stride, residual_stride;  // of rows
     uint16_t unpredicated;              // nonzero: all vectors, rows, weights and biases exist

@@ -3,6 +3,7 @@
 // A functor's reduce(vectors, values, thread) unpacks a thread's vectors to values, may change
 // them, and returns an epilogue that maps each value to its result.  fill() is the element outside
 // of the row.
+#pragma once
 #include "rows/reduce.cuh"
 
 namespace rows {

@@ -1,6 +1,7 @@
 // Rows in shared memory: cp.async copies a row once; it stays for all passes.  Bytes in flight take
 // no registers, so that many blocks are resident and the loads of some overlap the arithmetic and
 // stores of others.  A thread only accesses its own vectors: the data needs no barrier.
+#pragma once
 #include "rows/reduce.cuh"
 
 namespace rows {

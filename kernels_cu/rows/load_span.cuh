@@ -10,6 +10,7 @@
 // last.
 // Constants: those of rows/tile.cuh, kThreadsPerRow the block's; a thread holds kVectorsPerThread *
 // kVectorWidth elements and one 32-bit word.
+#pragma once
 #include "rows/tile.cuh"
 
 namespace rows {

@@ -6,6 +6,7 @@
 //   is reduced with the squares; times rstd it is the largest |y|.
 // Constants: those of normalize_even.cu, and kSmall: a small matrix that covers all threads of all
 // blocks; no cache hints, no predicates.
+#pragma once
 #include "rows/load_even.cuh"
 #include "rows/quantize.cuh"
 

@@ -1,5 +1,5 @@
-// Parameters of the layer_norm and rms_norm kernels except rows/norm_even.cuh
-// (cupykern/rows/norm_plan.py: _PARAMS).
+// Parameters of the layer_norm and rms_norm kernels except rows/norm_even.cuh.
+#pragma once
 #include "rows/tile.cuh"
 
 namespace rows {

@@ -3,6 +3,7 @@
 // layer_norm: each warp has the mean of its elements and the squares about it; blocks and rows
 // merge them (as rows/moments.cuh, without mean_low).
 // Constants: those of rows/persistent.cuh, kCentered.
+#pragma once
 #include "rows/norm_params.cuh"
 #include "rows/persistent.cuh"
 #include "rows/vector_moments.cuh"

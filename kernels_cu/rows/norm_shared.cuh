@@ -1,5 +1,6 @@
 // layer_norm and rms_norm with all options, rows in shared memory: strides, conversion, weights of
 // any dtype, compensation, quantization.
+#pragma once
 #include "rows/load_shared.cuh"
 #include "rows/moments.cuh"
 #include "rows/norm_params.cuh"

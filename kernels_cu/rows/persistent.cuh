@@ -15,6 +15,7 @@
 // slice; the blocks of a cluster own different slices.  A stage holds one vector per consumer.
 // Constants: Element and those of rows/tile.cuh, kEven; kNumThreads = 1.5 * kThreadsPerRow +
 // kOtherThreads.
+#pragma once
 #include "rows/reduce.cuh"
 
 namespace rows {

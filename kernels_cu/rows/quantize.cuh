@@ -1,6 +1,7 @@
 // Narrow formats with a scale: decoded = code * scale; scale = the group's largest |value| over the
 // format's largest value; 1 where that is not a normal number (a group of zeros), NaN for a group
 // with a NaN or an infinity.
+#pragma once
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 #include "parts/vector.cuh"

@@ -1,5 +1,6 @@
 // Strips of columns in shared memory and registers: statistics, scales and codes
 // (quantize_columns.cu).
+#pragma once
 #include "rows/quantize.cuh"
 #include "rows/reduce.cuh"
 #include "rows/tiles.cuh"

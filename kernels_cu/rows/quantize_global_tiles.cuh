@@ -1,4 +1,5 @@
 // Tiles of any size, read from global memory twice (quantize_global_tiles.cu).
+#pragma once
 #include "rows/quantize.cuh"
 #include "rows/reduce.cuh"
 #include "rows/tiles.cuh"

@@ -1,4 +1,5 @@
 // Tiles in registers (quantize_register_tiles.cu).
+#pragma once
 #include "rows/quantize.cuh"
 #include "rows/reduce.cuh"
 #include "rows/tiles.cuh"

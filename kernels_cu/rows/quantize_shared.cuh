@@ -1,10 +1,11 @@
 // quantize of rows in shared memory: largest elements and codes.
+#pragma once
 #include "rows/quantize.cuh"
 #include "rows/load_shared.cuh"
 
 namespace rows {
 
-struct QuantizeRowParams {  // cupykern/rows/quantize_rows.py: _PARAMS
+struct QuantizeRowParams {
     enum Operand { kX, kY, kScale, kOperands };
 
     RowLayout<kOperands> layout;

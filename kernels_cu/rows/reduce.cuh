@@ -1,5 +1,6 @@
 // Reductions over the threads of a row.  Every thread of the block (and cluster) takes part and
 // gets the result.  The order is fixed.
+#pragma once
 #include "rows/tile.cuh"
 
 namespace rows {

@@ -1,6 +1,7 @@
 // Softmax and log_softmax of register-resident rows without options: each element is exponentiated
 // once, over the maximum of its warp, and multiplied by one factor once the row's maximum and sum
 // are known.  log_softmax keeps the elements instead.
+#pragma once
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
 #include "rows/reduce.cuh"

@@ -1,4 +1,5 @@
 // Statistics and results of long rows in a cluster (softmax_cluster.cu).
+#pragma once
 #include "rows/load_cluster.cuh"
 #include "rows/softmax.cuh"
 

@@ -1,4 +1,5 @@
-// Parameters of the kernels of softmax and log_softmax (cupykern/rows/softmax_plan.py: _PARAMS).
+// Parameters of the kernels of softmax and log_softmax.
+#pragma once
 #include "rows/tile.cuh"
 
 namespace rows {

@@ -1,4 +1,5 @@
 // The functor of softmax of even rows in registers (rows/load_register.cuh).
+#pragma once
 #include "rows/softmax.cuh"
 #include "rows/load_register.cuh"
 

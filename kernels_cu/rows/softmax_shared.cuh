@@ -1,4 +1,5 @@
 // Softmax and log_softmax with all options, of rows in shared memory: mask, scale, conversion.
+#pragma once
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
 #include "rows/softmax_params.cuh"

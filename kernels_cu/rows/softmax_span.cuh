@@ -1,4 +1,5 @@
 // Softmax of a thread's part of a contiguous row (rows/load_span.cuh).
+#pragma once
 #include "rows/load_span.cuh"
 #include "rows/softmax.cuh"
 

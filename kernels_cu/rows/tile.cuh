@@ -13,6 +13,7 @@
 //   kChunked (parts/presence.cuh): rows longer than a block or cluster holds are cut into chunks of
 //   kChunk elements.
 // Constants: kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kChunked, kEven.
+#pragma once
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 #include "parts/presence.cuh"

@@ -1,5 +1,6 @@
 // Tiles of matrices.  A tile of the launch is a tile of x with one scale, or several vertically
-// adjacent ones.  (cupykern/rows/quantize_tiles.py: _TILE_PARAMS)
+// adjacent ones.
+#pragma once
 #include "rows/tile.cuh"
 
 namespace rows {

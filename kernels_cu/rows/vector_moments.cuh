@@ -1,6 +1,7 @@
 // Mean of a thread's vectors and squares about it, in one pass: squares of each vector about its
 // own mean, and of the means (Chan, Golub, LeVeque, The American Statistician 37, 1983).  All
 // vectors are whole.
+#pragma once
 #include "parts/math.cuh"
 
 namespace rows {

@@ -17,6 +17,7 @@ LAYERS = (
         "environment",
         "cache",
         "op",
+        "param_structs",
         "tuned",
         "typing",
     ),  # import no array and no device

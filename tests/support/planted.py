@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cupykern import check, kernels
+from cupykern import check, kernels, param_structs
 from cupykern.op import Op
 from cupykern.runtime import jit, plans
 from cupykern.targets import host
@@ -47,6 +47,7 @@ def _forget() -> None:
     for cached in vars(kernels).values():
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
+    param_structs.struct_dtype.cache_clear()
     jit.clear()
     plans.clear()
 

@@ -1,5 +1,6 @@
 // Row and column broadcasts of a tile: bias and scales in shared memory, loaded by a warp of the
 // producer warpgroup beside the mainloop.  Rows and columns are the output's.
+#pragma once
 #include "gemm/epilogue/tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/gemm_work_tile.cuh"

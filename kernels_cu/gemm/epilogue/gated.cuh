@@ -5,6 +5,7 @@
 // from kCols / 4 on.  With SwapAB the columns are the rows of the accumulators:
 //   - NVFP4 weights: ConvertNvfp4 gives a warp 8 rows of either matrix, so that a thread has both;
 //   - few rows of A, sliced-K: d1 and d2 are in different warps and go through shared memory.
+#pragma once
 #include "gemm/epilogue/gated_scales.cuh"
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"

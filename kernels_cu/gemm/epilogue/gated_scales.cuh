@@ -1,4 +1,5 @@
 // The scales of a dual GEMM's two products.
+#pragma once
 #include "parts/epilogue.cuh"
 #include "parts/math.cuh"
 

@@ -1,5 +1,6 @@
 // The epilogues of matmul and scaled_mm on Hopper: which are compiled in, and their work before and
 // after a tile's mainloop.
+#pragma once
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/ops.cuh"
 #include "gemm/epilogue/residual.cuh"

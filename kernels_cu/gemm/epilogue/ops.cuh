@@ -1,6 +1,7 @@
 // The general epilogue, in registers:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias) + residual
 // with a bias of rows, columns or elements, and any dtypes.  TMA stores the output.
+#pragma once
 #include "gemm/epilogue/store_box.cuh"
 #include "parts/epilogue.cuh"
 

@@ -3,6 +3,7 @@
 // For each row and set of kSetColumns columns (a warpgroup's), `statistics` of (m, sets) gets
 // maximum and sum.  If TMA stores a 16-bit y, y gets the exponentials over the set's maximum, and
 // the FP32 logits stay in registers; otherwise FP32 `logits` are stored.
+#pragma once
 #include "gemm/load_tile.cuh"
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/epilogue.cuh"

@@ -1,4 +1,5 @@
 // The residual (C), of the output's dtype, loaded by TMA.
+#pragma once
 #include "gemm/epilogue/tile.cuh"
 
 namespace gemm {

@@ -1,4 +1,5 @@
 // Moves a slice of accumulators to or from a box of shared memory, which TMA stores.
+#pragma once
 #include "gemm/epilogue/tile.cuh"
 
 namespace gemm {

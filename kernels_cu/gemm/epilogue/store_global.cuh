@@ -1,5 +1,6 @@
 // The epilogue for outputs that TMA cannot store: through shared memory, so that each lane stores
 // runs of contiguous columns (parts/epilogue.cuh).
+#pragma once
 #include "gemm/epilogue/tile.cuh"
 #include "parts/epilogue.cuh"
 

@@ -1,6 +1,7 @@
 // The TMA-store epilogue, in registers:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias of its column) + residual
 // for outputs that TMA stores; TMA loads the residual, if any.
+#pragma once
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/residual.cuh"
 #include "parts/epilogue.cuh"

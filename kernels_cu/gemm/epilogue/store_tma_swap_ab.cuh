@@ -1,4 +1,5 @@
 // StoreTma for transposed accumulators (SwapAB), in boxes of a warpgroup.
+#pragma once
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/residual.cuh"
 #include "gemm/epilogue/store_box.cuh"

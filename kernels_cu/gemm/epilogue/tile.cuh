@@ -1,6 +1,7 @@
 // Partition of a warp's accumulators in the epilogues: chunks of up to 64 columns, slices of up to
 // 32, boxes of shared memory.  Rows and columns are those of the accumulators; with SwapAB, the
 // output's columns and rows.
+#pragma once
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {

@@ -1,0 +1,116 @@
+"""Launches have as much dynamic shared memory as the kernels' structs take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import editor
+import pytest
+from fake_gpu import FakeGpu, fake_gpu
+from fake_machine import SIZE, FakeMachine
+
+import cupykern
+from cupykern import kernels, targets
+from cupykern.kernels import Variant
+from cupykern.op import RandomDraw
+from cupykern.ops.norm import LAYER_OP
+from cupykern.rows.norm_configs import PersistentRows
+from cupykern.tools.history import FAMILIES
+from cupykern.tools.history.sequences import draw_sequence
+
+_SEQUENCES = 30  # of each function
+_VARIANTS = 3  # of each kernel
+# One struct for each array of a call, or each stage or vector that fits.
+_SEVERAL = {
+    *("normalize_even", "normalize_persistent", "normalize_shared", "normalize_span"),
+    "softmax_cluster",
+}
+# Bytes that a launch may have too many: configs round up, and Hopper's attention has room for a
+# varlen call's sequences and a block mask's steps in all calls.
+_SPARE = {"attention_hopper": 2400, "decode_attention": 16, "gemm_hopper": 1024}
+_ASSERT = """#undef SHARED_STORAGE
+template <int kStorage> constexpr bool kFits = {condition};
+#define SHARED_STORAGE(Struct, name)                                             \\
+    static_assert(kFits<int(sizeof(Struct))>, "as large as the launch's memory"); \\
+    Struct& name = *static_cast<Struct*>(nullptr)
+"""
+
+Launches = dict[Variant, set[int]]
+
+
+def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """The variants that have shared memory, and how many bytes."""
+    found: Launches = defaultdict(set)
+
+    def note() -> None:
+        for launch in gpu.launches:
+            if launch.shared_bytes:
+                found[launch.variant].add(launch.shared_bytes)
+        gpu.launches.clear()
+
+    weights, scale = gpu.array((32000, 4096), "int8"), gpu.array((32000,), "float32")
+    for m in (8, 512):
+        cupykern.dequant_softmax(gpu.array((m, 4096), "float16"), weights.T, scale)
+        note()
+    shape = (256, 32768)
+    problem = LAYER_OP.bench_problem(shape, "float16")
+    for config in LAYER_OP.configs(problem, gpu.arch):
+        if isinstance(config, PersistentRows):
+            x = gpu.array(shape, "float16")
+            cupykern.layer_norm(x, x[0], x[0], config=config)
+            note()
+    machine = FakeMachine(gpu, monkeypatch)
+    for name in FAMILIES:
+        for seed in range(_SEQUENCES):
+            for call in draw_sequence(RandomDraw(seed), (name,), large=True):
+                machine.alone(call)
+                note()
+    return found
+
+
+@pytest.fixture(scope="module")
+def launches() -> Launches:
+    pytest.importorskip("cupy")
+    if targets.get().name != "host":
+        pytest.skip("there is a GPU")
+    with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch, SIZE) as gpu:
+        return _run(gpu, monkeypatch)
+
+
+def _errors(variant: Variant, sizes: set[int], spare: int) -> str:
+    if variant.kernel in _SEVERAL:
+        fits = (f"{size} % kStorage == 0" for size in sizes)
+    else:
+        fits = (f"kStorage <= {size} && {size} <= kStorage + {spare}" for size in sizes)
+    text = kernels.source_text(variant, "host")
+    start = text.index('#line 1 "variant of')
+    lines = _ASSERT.replace("{condition}", " && ".join(fits))
+    return editor.errors("-", text=text[:start] + lines + text[start:])
+
+
+def _has_storage(entry: Path) -> bool:
+    return "SHARED_STORAGE(" in kernels.file_text(entry.name)
+
+
+def test_every_kernel_with_shared_memory_is_launched(launches):
+    """But normalize_unpredicated, which has rows in registers."""
+    having = {path.stem for path in kernels.ROOT.glob("*.cu") if _has_storage(path)}
+    assert {variant.kernel for variant in launches} == having - {"normalize_unpredicated"}
+
+
+def test_launches_have_the_bytes_of_the_struct(launches):
+    of_kernel = defaultdict(list)
+    for variant in sorted(launches, key=str):
+        of_kernel[variant.kernel].append(variant)
+    for kernel, variants in of_kernel.items():
+        for variant in variants[:: -(-len(variants) // _VARIANTS)]:
+            said = _errors(variant, launches[variant], _SPARE.get(kernel, 0))
+            assert not said, f"{variant}, {launches[variant]} bytes: {said}"
+
+
+@pytest.mark.parametrize("kernel", ["gemm", "softmax_cluster"])
+@pytest.mark.parametrize("wrong", [-8, 8])
+def test_a_wrong_size_is_seen(launches, kernel, wrong):
+    variant = min((v for v in launches if v.kernel == kernel), key=str)
+    assert _errors(variant, {size + wrong for size in launches[variant]}, 0)
