@@ -13,6 +13,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import maker
 from ..kernels import Variant
+from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
@@ -22,12 +23,6 @@ _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
 _CHUNK, _AT_ONCE = 16, 4  # dequantize_8bit.cu: kChunk, kAtOnce
 _ALIGNED = 64  # elements: rows of whole 128 bytes
 _B = 1  # in product.ARRAYS
-_PARAMS = np.dtype(  # Dequantize8bitParams
-    [
-        *(("source_stride", np.int64), ("result_stride", np.int64), ("num_chunks", np.int64)),
-        *(("row_chunks", np.int32), ("num_cols", np.int32)),
-    ]
-)
 
 
 def variant(source: np.dtype, dtype: np.dtype) -> Variant:
@@ -72,7 +67,7 @@ def converted_plan(
     chunks = -(-cols // _CHUNK)
     if rows * chunks >= 2**32:
         raise ValueError(f"8-bit weights of {rows} rows of {cols} are too many to convert")
-    params = np.zeros((), _PARAMS)
+    params = zeros("dequantize_8bit.cu", "Dequantize8bitParams")
     params["source_stride"] = p.b.col if k_major else p.b.row
     params["result_stride"], params["num_chunks"] = pitch, rows * chunks
     params["row_chunks"], params["num_cols"] = chunks, cols
