@@ -4,6 +4,8 @@
 ```     a section for each command of `cupykern`, with its --help
 ```{result-figures}
 ```     the figures of results/*.json that `cupykern report` draws
+<!-- table of the site: softmax -->
+        a table of `cupykern report` that is not committed
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("command-help", CommandHelp)
     app.add_directive("result-figures", ResultFigures)
+    app.connect("source-read", _fill_tables)
     return {"parallel_read_safe": True}
+
+
+def _fill_tables(app: Any, page: str, source: list[str]) -> None:
+    from cupykern.tools import report
+
+    if page == "results":
+        source[0] = report.on_site(source[0], RESULTS)
 
 
 def _section(name: str, title: nodes.Node, *content: nodes.Node) -> nodes.section:

@@ -15,7 +15,15 @@ from ..op import Call, Op, as_tuple
 from ..peers import Peer, to_array
 from ..runtime import jit
 from ..targets import Target, UnavailableError
-from ..tuning.contender import MAX_SAMPLE, OURS, Contender, Result, Verifier, our_contender
+from ..tuning.contender import (
+    MAX_SAMPLE,
+    NO_SUCH_FUNCTION,
+    OURS,
+    Contender,
+    Result,
+    Verifier,
+    our_contender,
+)
 from ..tuning.protocol import Monitor
 from ..tuning.timing import FLUSH_BYTES, Clock, Function, time_rounds
 from .results import Row
@@ -77,8 +85,8 @@ def bench_task(
 ) -> Row:
     """Verify, time and verify again; what fails is noted in its Result.
 
-    monitor: of the GPU's clocks, entered.  Our own function is not timed if it is wrong; a peer is, and shown with its error.
-    Raises UnavailableError and MemoryError (the problem does not fit).
+    monitor: of the GPU's clocks, entered.  Our own function is not timed if it is wrong; a peer is,
+    and shown with its error.  Raises UnavailableError and MemoryError (the problem does not fit).
     """
     op, work, row = task.op, task.op.work(task.problem), _new_row(task)
     try:
@@ -150,7 +158,7 @@ def _peer_contender(peer: Peer, op: Op, call: Call, verifier: Verifier, xp: Any)
     try:
         function = peer.build(op.name, call)
         if function is None:
-            failed.result.note = "has no such function"
+            failed.result.note = NO_SUCH_FUNCTION
             return failed
         contender = _PeerContender(peer.name, function, xp)
         contender()
@@ -185,7 +193,8 @@ def run(
 ) -> Iterator[Row]:
     """Bench one task after another.  Raises UnavailableError.
 
-    place: draws how much memory to keep from each task, so that its arrays lie elsewhere every time.
+    place: draws how much memory to keep from each task, so that its arrays lie elsewhere every
+        time.
     """
     for task in all_tasks:
         try:
@@ -210,8 +219,8 @@ def free_memory(target: Target) -> None:
 
 
 def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
-    """What a benchmark of these tasks will launch, each once; not quite all where a call's further way
-    depends on results."""
+    """What a benchmark of these tasks will launch, each once; not quite all where a call's further
+    way depends on results."""
     problems = {(task.op.name, repr(task.problem)): (task.op, task.problem) for task in all_tasks}
     if target.name != "host":  # host_times
         for op in {op.name: op for op, _ in problems.values()}.values():
@@ -232,8 +241,8 @@ def _first_of_host(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
 
 
 def _recorded(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
-    """Of a call that launches nothing: with arrays of the GPU, which take milliseconds to make, where
-    numpy's would take seconds."""
+    """Of a call that launches nothing: with arrays of the GPU, which take milliseconds to make,
+    where numpy's would take seconds."""
     with jit.recording() as recorded:
         call = op.inputs(problem, 0, target.xp)
         op.run(*call.args, **call.kwargs)

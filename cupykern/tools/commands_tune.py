@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,8 @@ from .options import (
 def _parse_grid(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> dict[str, tuple[Any, ...]]:
-    """ "stages=2,3;fp8=True" -> {"stages": (2, 3), "fp8": (True,)}; "cluster=SplitK(2)" makes that of a field.
+    """ "stages=2,3;fp8=True" -> {"stages": (2, 3), "fp8": (True,)}; "cluster=SplitK(2)" makes that
+    of a field.
 
     Raises click.UsageError.
     """
@@ -85,7 +85,7 @@ def _tasks(
     sizes: tuple[int, ...] | None,
     dtype_names: tuple[str, ...] | None,
 ) -> list[Any]:
-    """The problems of a sweep.  sizes: of shapes all of whose dims are alike.  Raises UsageError."""
+    """The problems of a sweep.  sizes: of shapes with equal dims.  Raises UsageError."""
     dims = len(op.bench_shapes(target)[0])
     wanted = [*(shapes or ()), *((size,) * dims for size in sizes or ())]
     return bench_tasks([op], target, wanted or [*op.bench_shapes(target)[:1]], dtype_names)
@@ -116,7 +116,7 @@ wait_option = click.option("--wait", is_flag=True, help="Wait for another benchm
 @sizes_option
 @dtypes_option
 @click.option("--configs", "grid", callback=_parse_grid,
-              help='Also every config with these fields replaced, as "stages=2,3;cluster=SplitK(2)".')  # fmt: skip
+              help='Also with these fields replaced: "stages=2,3;cluster=SplitK(2)".')  # fmt: skip
 @click.option("--top", type=click.IntRange(1), default=5, show_default=True,
               help="How many of the best to time again, in turns, and to print.")  # fmt: skip
 @click.option("--trace", type=click.Path(dir_okay=False), callback=parse_output,
@@ -131,7 +131,7 @@ wait_option = click.option("--wait", is_flag=True, help="Wait for another benchm
 @click.option("--timeout", type=click.FloatRange(1), default=300, show_default=True,
               help="Seconds without a result after which a config is given up.")  # fmt: skip
 @click.option("--in-process", is_flag=True,
-              help="Start no other process: what crashes then ends the sweep (--resume goes on).")  # fmt: skip
+              help="Start no process: a crash ends the sweep (--resume goes on).")  # fmt: skip
 @wait_option
 @click.pass_context
 def sweep(
@@ -156,11 +156,11 @@ def sweep(
 ) -> int:
     """Time every config of an op on some problems and rank them.
 
-    A config is how a kernel cuts up its work: tiles, threads, stages.  Each one is compiled, verified
-    against FP64 and timed in turns with the one that the op would choose; the best are then timed
-    again, all in turns.  What does not compile, is wrong or crashes is a row with its reason.  Every
-    result is in the trace at once: after Ctrl-C, --resume goes on.  Without --shapes and --sizes it is
-    the op's first bench shape.
+    A config is how a kernel cuts up its work: tiles, threads, stages.  Each one is compiled,
+    verified against FP64 and timed in turns with the one that the op would choose; the best are
+    then timed again, all in turns.  What does not compile, is wrong or crashes is a row with its
+    reason.  Every result is in the trace at once: after Ctrl-C, --resume goes on.  Without --shapes
+    and --sizes it is the op's first bench shape.
 
     \b
     Example: cupykern sweep matmul --sizes 4096,8192 --dtype float16 --configs "stages=2,3,4"
@@ -194,7 +194,7 @@ def sweep(
 @click.option("--list", "show", is_flag=True, help="Only print what is kept.")
 @click.option("--forget", is_flag=True, help="Remove what is kept for OP, or all.")
 @click.option("--built-in", "sweeps", multiple=True, type=click.Path(exists=True, dir_okay=False),
-              help="Write the rows that come with the package anew, from these sweeps.")  # fmt: skip
+              help="Write the package's own rows anew, from these sweeps.")  # fmt: skip
 @json_option
 @wait_option
 def tune(
@@ -214,10 +214,10 @@ def tune(
 ) -> int:
     """Find the fastest configs on this machine, for later calls.
 
-    Of an op's problems.  What is kept is in a file of your cache directory.  A later call of the op with the same dtypes and
-    about the same sizes uses it, until the kernels' source changes.  CUPYKERN_TUNE=0 ignores the file,
-    CUPYKERN_TUNE=1 tunes what it lacks at the first call.  Without --shapes and --sizes it is the op's
-    first bench shape.
+    Of an op's problems.  What is kept is in a file of your cache directory.  A later call of the op
+    with the same dtypes and about the same sizes uses it, until the kernels' source changes.
+    CUPYKERN_TUNE=0 ignores the file, CUPYKERN_TUNE=1 tunes what it lacks at the first call.
+    Without --shapes and --sizes it is the op's first bench shape.
 
     \b
     Example: cupykern tune softmax --shapes "4096,4096;32768,1024" --dtype float16
@@ -241,10 +241,10 @@ def tune(
 @click.option("--shape", "shapes", callback=parse_shapes, help="Default: the first bench shape.")
 @click.option("--dtype", "dtype_names", callback=parse_dtypes, help="Default: the op's first.")
 @click.option("--config", type=click.IntRange(1),
-              help="Number of the config, as `cupykern sweep` tries them.  Default: the op's choice.")  # fmt: skip
+              help="Number of the config in `cupykern sweep`.  Default: the op's.")  # fmt: skip
 @seed_option
 @click.option("--read", "recorded", type=click.Path(exists=True, dir_okay=False),
-              help="Show what `ncu --csv --page raw --print-units base` wrote to this file.")  # fmt: skip
+              help="Show the output of `ncu --csv --page raw --print-units base`.")  # fmt: skip
 @json_option
 def profile(
     op: Op,
@@ -258,9 +258,9 @@ def profile(
 ) -> int:
     """Say what holds a kernel up, by the hardware's counters.
 
-    Runs Nsight Compute (or rocprofv3 on AMD) on one launch and prints how much of the memory's and the
-    tensor cores' throughput it reaches, how many warps are resident, what they wait for, and conflicts
-    in shared memory.  Says how to install the profiler where it is missing.
+    Runs Nsight Compute (or rocprofv3 on AMD) on one launch and prints how much of the memory's and
+    the tensor cores' throughput it reaches, how many warps are resident, what they wait for, and
+    conflicts in shared memory.  Says how to install the profiler where it is missing.
 
     \b
     Example: cupykern profile softmax --shape 4096,4096 --dtype float16
@@ -274,10 +274,8 @@ def profile(
         except ValueError as error:
             raise Failure(f"{recorded}: {error}") from None
         profiles.show(found)
-        write_json(
-            json_path,
-            {"kind": "profile", "op": op.name, "launches": [asdict(launch) for launch in found]},
-        )
+        request = {"op": op.name}
+        write_json(json_path, profiles.document({"kind": "profile"}, request, found))
         return 0
     where = targets.get(target)
     shape = (shapes or [op.bench_shapes(where.name)[0]])[0]
@@ -288,16 +286,23 @@ def profile(
         raise click.UsageError(f"--config must be at most {len(configs)}; got {config}")
     chosen = configs[(config or 1) - 1]
     variant = op.variant(task.problem, chosen)
-    document = records.header("profile", where)
-    document |= {"op": op.name, "shape": shape, "dtype": dtype, "config": repr(chosen)}
+    header = records.header("profile", where)
+    path = Path(json_path) if json_path else None
+    call: dict[str, Any] = {
+        "op": op.name,
+        "shape": list(shape),
+        "dtype": dtype,
+        "config": repr(chosen),
+    }
     try:
         name = None if config is None else repr(chosen)
         found = profiles.run(where.name, variant.kernel, op.name, shape, dtype, seed, name)
     except targets.UnavailableError as error:
-        write_json(json_path, {**document, "launches": [], "unavailable": str(error)})
+        call["unavailable"] = str(error)
+        write_json(json_path, profiles.document(header, call, [], path))
         raise
     profiles.show(found)
-    write_json(json_path, {**document, "launches": [asdict(launch) for launch in found]})
+    write_json(json_path, profiles.document(header, call, found, path))
     return 0
 
 
@@ -309,8 +314,8 @@ def profile(
 def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
     """Fit the model that chooses GEMM configs to SWEEPS.
 
-    Prints each time as it is and as fitted, and how well both tell the times of a quarter of the shapes,
-    which the fit does not see.  The numbers are those of cupykern/tuned/sm_90a.json.
+    Prints each time as it is and as fitted, and how well both tell the times of a quarter of the
+    shapes, which the fit does not see.  The numbers are those of cupykern/tuned/sm_90a.json.
 
     \b
     Example: cupykern fit results/sweep_matmul.json --write cupykern/tuned/sm_90a.json

@@ -1,13 +1,14 @@
 """The record of the compile gate: which sources have passed it, by which compiler.
 
-Compiling everything takes 25 to 50 minutes of a core; of a change most variants' sources are the same as
-before.  The record is a text file with a line for each variant and architecture that passed, so that what
-a change does to registers is in its diff: architecture, kernel, digest, registers of a thread.
+Compiling everything takes 25 to 50 minutes of a core; of a change most variants' sources are the
+same as before.  The record is a text file with a line for each variant and architecture that
+passed, so that what a change does to registers is in its diff.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import random
 import re
@@ -25,11 +26,12 @@ from . import gate
 
 # Lines that no compiler sees: comments, which lines they were, nothing.
 _UNSEEN = re.compile(r"^[ \t]*(//.*|#line .*)?\n", re.MULTILINE)
-# One more whenever gate.failure comes to refuse more: all is compiled again.  Of sm_90a more was asked once,
-# that no wgmma is waited for at once (C7517).
+# One more whenever gate.failure comes to refuse more: all is compiled again.  Of sm_90a more was
+# asked once, that no wgmma is waited for at once (C7517).
 _ASKED = {"sm_90a": 2}
 _SECONDS = 20.0  # between the record's writings
-_HEADER = "# architecture, kernel, digest of source and compiler, registers of a thread\n"
+_DIGITS = 8  # of a digest: an architecture has fewer than 100 variants of a kernel
+_HEADER = "# Architecture and kernel; a variant's digest of source and compiler, registers.\n"
 
 
 class Key(NamedTuple):
@@ -45,7 +47,7 @@ def key(variant: Variant, arch: str) -> Key:
     """Raises UnavailableError where there is no compiler for `arch`."""
     text = _digest(variant, "hip" if arch.startswith("gfx") else "cuda")
     told = (_ASKED.get(arch, 1), gate.compiler(arch), offline.options(arch), variant.tuned, text)
-    return Key(arch, variant.kernel, hashlib.sha256(repr(told).encode()).hexdigest()[:16])
+    return Key(arch, variant.kernel, hashlib.sha256(repr(told).encode()).hexdigest()[:_DIGITS])
 
 
 @cache
@@ -62,13 +64,13 @@ def compile_new(
     again: float = 0,
     within: float = math.inf,
 ) -> Iterator[gate.Row]:
-    """A Row for each of `todo` that is not on the record `path`, NVIDIA's first, until `within` seconds have
-    passed, then for others in random order, for `again` seconds.  Of those it is an error that they need
-    other registers than on record.
+    """A Row for each of `todo` that is not on the record `path`, NVIDIA's first, until `within`
+    seconds have passed, then for others in random order, for `again` seconds.  Of those it is an
+    error that they need other registers than on record.
 
-    The record is written now and then, and at the end, with what passed, without what failed and what is
-    no longer among `current`; of architectures that `current` does not have, everything stays.
-    Raises UnavailableError and OSError.
+    The record is written now and then, and at the end, with what passed, without what failed and
+    what is no longer among `current`; of architectures that `current` does not have, everything
+    stays.  Raises UnavailableError and OSError.
     """
     record = _read(path)
     keys = {key(*task) for task in current}
@@ -126,12 +128,22 @@ def _rows(
 
 
 def _read(path: Path) -> dict[Key, int]:
-    """By whole lines; nothing without a file."""
-    if not path.exists():
-        return {}
-    rows = (line.split() for line in path.read_text().splitlines())
-    return {Key(*row[:3]): int(row[3]) for row in rows if len(row) == 4 and row[3].isdigit()}
+    """Nothing without a file."""
+    record: dict[Key, int] = {}
+    arch, kernel = "", ""
+    for line in path.read_text().splitlines()[1:] if path.exists() else ():
+        first, second = line.split()
+        if line.startswith(" "):
+            record[Key(arch, kernel, first)] = int(second)
+        else:
+            arch, kernel = first, second
+    return record
 
 
 def _write(path: Path, record: dict[Key, int]) -> None:
-    path.write_text(_HEADER + "".join(f"{' '.join(of)} {record[of]}\n" for of in sorted(record)))
+    lines = [_HEADER]
+    for (arch, kernel), group in itertools.groupby(sorted(record), key=lambda of: of[:2]):
+        lines += [f"{arch} {kernel}\n", *(f" {of.digest} {record[of]}\n" for of in group)]
+    whole = path.with_name(f"{path.name}.new")
+    whole.write_text("".join(lines))
+    whole.replace(path)

@@ -30,13 +30,15 @@ _HEAD = """<!doctype html>
   :root {{ --ink: #e6e8ec; --faint: #3b424e; --ground: #14171c; --card: #1c2027; --link: #86b4f5; }}
 }}
 * {{ box-sizing: border-box; }}
-body {{ margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--ground); color: var(--ink);
+body {{ margin: 0 auto; padding: 1rem; max-width: 84rem;
+  background: var(--ground); color: var(--ink);
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }}
 h1 {{ font-size: 1.7rem; margin: .5rem 0; }}
 h2 {{ font-size: 1.25rem; margin: 2rem 0 .5rem; }}
 a {{ color: var(--link); }}
 nav a {{ margin-right: 1rem; white-space: nowrap; }}
-.cards {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
+.cards {{ display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
 figure {{ margin: 0; padding: .75rem; background: var(--card); border-radius: .5rem; }}
 figcaption {{ font-size: .85rem; opacity: .85; }}
 svg {{ display: block; width: 100%; height: auto; font-family: inherit; }}
@@ -44,7 +46,8 @@ details {{ margin: .75rem 0; }}
 summary {{ cursor: pointer; }}
 .table {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .2rem .6rem; border-bottom: 1px solid var(--faint); text-align: right; white-space: nowrap; }}
+th, td {{ padding: .2rem .6rem; border-bottom: 1px solid var(--faint);
+  text-align: right; white-space: nowrap; }}
 .text {{ text-align: left; white-space: normal; min-width: 9rem; }}
 ol {{ margin: .5rem 0 0; padding-left: 1.6rem; }}
 </style>
@@ -73,12 +76,18 @@ def is_current(page: Path, folder: Path) -> bool:
 
 
 def make(folder: Path) -> str:
-    """The page of folder/*.json.  Raises ValueError for broken files, ImportError without matplotlib."""
+    """The page of folder/*.json.
+
+    Raises ValueError for broken files, ImportError without matplotlib.
+    """
     return _assemble(sections(folder), digest(folder))
 
 
 def sections(folder: Path, with_tables: bool = True) -> list[tuple[str, str, str]]:
-    """(id, heading, HTML) of each section.  with_tables: also the tables behind the figures; raises as `make`."""
+    """(id, heading, HTML) of each section.
+
+    with_tables: also the tables behind the figures; raises as `make`.
+    """
     documents = report.load(folder)
     rows = report.latest(documents)
     tables = report.tables(documents) if with_tables else {}
@@ -108,9 +117,12 @@ def _assemble(sections: Sequence[tuple[str, str, str]], results: str) -> str:
     parts = [
         _HEAD.format(digest=results),
         "<h1>cupykern: results</h1>\n",
-        "<p>Device times, medians of event-timed runs with a cold L2 cache; ours, the plain copy and the "
-        "peers took turns in one run, and every result was verified against FP64 within its derived "
-        "bound before and after. A hollow marker is a peer whose result missed that bound. Written by "
+        "<p>Device times, medians of event-timed runs with a cold L2 cache; ours, the plain copy "
+        "and the "
+        "peers took turns in one run, and every result was verified against FP64 within its "
+        "derived "
+        "bound before and after. A hollow marker is a peer whose result missed that bound. Written "
+        "by "
         "<code>cupykern report</code> from <code>results/*.json</code>.</p>\n",
         f"<nav>{links}</nav>\n" if sections else "<p>Not measured yet.</p>\n",
     ]
@@ -196,7 +208,8 @@ def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
         header, trials = read(path)
         problems, shares = [], []
         best: dict[str, float] = {}
-        for (op, shape, dtype), group in by_problem(trials):  # noqa: B007 - op is used after the loop
+        # op is used after the loop.
+        for (op, shape, dtype), group in by_problem(trials):  # noqa: B007
             ranked = [trial for trial in ranking(group) if trial.median_us and trial.verified]
             if not ranked:
                 continue
@@ -265,8 +278,10 @@ def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
         counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
         limits = document["limits"]
         caption = (
-            f"{document.get('title', path.stem)}. {_where(document)}, {document['date'][:10]}: {counts}. "
-            f"Margin {100 * limits['margin']:g}%; at most {100 * limits['false_alarms'] / 2:g}% of such "
+            f"{document.get('title', path.stem)}. {_where(document)}, {document['date'][:10]}: "
+            f"{counts}. "
+            f"Margin {100 * limits['margin']:g}%; at most {100 * limits['false_alarms'] / 2:g}% of "
+            f"such "
             "benchmarks reject a row of unchanged code"
         )
         labels = [
@@ -301,12 +316,12 @@ def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
 
 def _profile_sections(folder: Path) -> list[tuple[str, str, str]]:
     found: list[tuple[str, list[tuple[str, str]]]] = []
-    for _, document in _documents(folder, "profile"):
-        what = f"{document['op']} {' x '.join(map(str, document['shape']))} {document['dtype']}"
-        caption = f"{what} on {document['machine']['device']}, {document['date'][:10]}"
-        if not document["launches"]:
-            found.append((f"{caption}: {document['unavailable']}", []))
-        for launch in document["launches"]:
+    for document, profile in report.profiles(report.load(folder, "profile")):
+        what = f"{profile['op']} {' x '.join(map(str, profile['shape']))} {profile['dtype']}"
+        caption = f"{what} on {document['machine']['device']}, {profile['date'][:10]}"
+        if not profile["launches"]:
+            found.append((f"{caption}: {profile['unavailable']}", []))
+        for launch in profile["launches"]:
             lines = [("counter", "value")]
             lines += [
                 (label, f"{number(x)} {unit}".strip()) for label, x, unit in launch["figures"]
@@ -330,8 +345,10 @@ def _check_sections(folder: Path) -> list[tuple[str, str, str]]:
             figures.draw_precision(axis, rows, op)
             where = document["target"]
             caption = (
-                f"{op} on {where}: errors of random cases in units of the output's last place; bars from "
-                "50% to 99% of them, dots the worst, ticks the derived bound's median, up to a million"
+                f"{op} on {where}: errors of random cases in units of the output's last place; "
+                f"bars from "
+                "50% to 99% of them, dots the worst, ticks the derived bound's median, up to a "
+                "million"
             )
             cards.append(_figure(figure, f"check-{path.stem}-{op}", caption))
     return [("precision", "Precision", _cards(cards))] if cards else []

@@ -17,23 +17,25 @@ from typing import Any
 import click
 
 from ..targets import UnavailableError
+from . import stored
 from .tables import number, print_table
 
 FOLDERS = ("/usr/local/cuda/bin", "/opt/rocm/bin")  # besides PATH
 WARMUPS = 2  # launches before the one that is profiled: the first ones also load code
 MAX_STALLS = 5  # reasons to wait that are shown
 INSTALL = {
-    "ncu": "Nsight Compute (ncu) is missing.  It comes with the CUDA toolkit; alone: conda install -c "
-    "nvidia nsight-compute, or the package nsight-compute of NVIDIA's apt and dnf repositories.  "
-    "Counters may need root, or the driver's option NVreg_RestrictProfilingToAdminUsers=0",
-    "rocprofv3": "rocprofv3 is missing.  It comes with ROCm (package rocprofiler-sdk of AMD's apt and "
-    "dnf repositories)",
+    "ncu": "Nsight Compute (ncu) is missing.  It comes with the CUDA toolkit; alone: conda install "
+    "-c nvidia nsight-compute, or the package nsight-compute of NVIDIA's apt and dnf "
+    "repositories.  Counters may need root, or the driver's option "
+    "NVreg_RestrictProfilingToAdminUsers=0",
+    "rocprofv3": "rocprofv3 is missing.  It comes with ROCm (package rocprofiler-sdk of AMD's apt "
+    "and dnf repositories)",
 }
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of a profile.  values: a profiler's names for it, of which the first found counts."""
+    """One line of a profile.  names: a profiler's names for it; the first found counts."""
 
     label: str
     names: tuple[str, ...]
@@ -64,7 +66,9 @@ _STALLS = {
 }
 NCU = (
     Figure("time", ("gpu__time_duration.sum",), "us", 1e-3),
-    Figure("memory throughput", ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",)),
+    Figure(
+        "memory throughput", ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",)
+    ),
     Figure(
         "DRAM throughput",
         (
@@ -117,7 +121,7 @@ _ROCM_COUNTERS = 7  # of ROCM: the rest stands in every line
 
 @dataclass(frozen=True)
 class Profile:
-    """A launch.  figures: (label, value, unit).  stalls: (why warps waited, share), the most first."""
+    """A launch.  figures: (label, value, unit).  stalls: (reason, share), the most first."""
 
     kernel: str
     figures: tuple[tuple[str, float, str], ...]
@@ -127,8 +131,8 @@ class Profile:
 def parse_ncu(text: str) -> list[Profile]:
     """The launches in what `ncu --csv --page raw --print-units base` prints.
 
-    A line of names, a line of units, a line per launch; ncu's own messages stand around them.  Raises
-    ValueError where there is no such table.
+    A line of names, a line of units, a line per launch; ncu's own messages stand around them.
+    Raises ValueError where there is no such table.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     table = list(csv.reader(io.StringIO("\n".join(lines))))
@@ -195,6 +199,31 @@ def parse_rocprof(texts: Iterable[str], kernel: str) -> list[Profile]:
     return [Profile(kernel, _figures(ROCM, values))]
 
 
+def document(
+    header: dict[str, Any],
+    call: dict[str, Any],
+    launches: Sequence[Profile],
+    path: Path | None = None,
+) -> dict[str, Any]:
+    """For --json: the call's record, after those of other calls on the same device in `path`."""
+    others = []
+    if path is not None and path.exists():
+        known = stored.read(path)
+        if known.get("kind") == "profile" and _device(known) == _device(header):
+            names = "op", "shape", "dtype"
+            others = [p for p in known["profiles"] if any(p[name] != call[name] for name in names)]
+    found = [
+        {"kernel": launch.kernel, "figures": launch.figures, "stalls": launch.stalls[:MAX_STALLS]}
+        for launch in launches
+    ]
+    record = {**call, "date": header.get("date"), "launches": found}
+    return {**header, "profiles": [*others, record]}
+
+
+def _device(document: dict[str, Any]) -> Any:
+    return document.get("machine", {}).get("device")
+
+
 def show(launches: Sequence[Profile]) -> None:
     for launch in launches:
         print_table(
@@ -206,7 +235,7 @@ def show(launches: Sequence[Profile]) -> None:
             click.echo(f"{100 * share:.0f}% of the waiting is for {reason}")
 
 
-# --- running ---------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 
 def run(

@@ -1,9 +1,8 @@
 """The tables of README and docs/results.md, written from the committed results/*.json.
 
-A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, "summary"
-for a line an op and dtype, "headline" for a line an op, "host time" for the host time per call, "profiles"
-for what hardware counters said, "sensitivity" for the errors that `check` finds, or "suite" for the share of
-shapes of a suite that are ahead.
+A table stands between `<!-- table: softmax -->` and `<!-- end -->`.  `<!-- table of the site:
+softmax -->` is where the site's build puts one that is not committed.  A table's name is an op's,
+or one of _OTHERS.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,18 @@ from . import headline, sensitivity, stored
 from .suite import summary
 from .tables import number
 
-HOST_TIME = "host time"
-SUMMARY = "summary"
-HEADLINE = "headline"
-PROFILES = "profiles"
-SENSITIVITY = "sensitivity"
-SUITE = "suite"
-_OTHERS = {
-    HOST_TIME,
-    SUMMARY,
-    HEADLINE,
-    PROFILES,
-    SENSITIVITY,
-    SUITE,
-}  # tables that are not of an op
+HOST_TIME = "host time"  # of a call of each op
+SUMMARY = "summary"  # a line for each op and dtype
+HEADLINE = "headline"  # a line for each op
+PROFILES = "profiles"  # what hardware counters said
+SENSITIVITY = "sensitivity"  # the errors that `check` finds
+SUITE = "suite"  # the share of shapes of a suite that are ahead
+_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, SUITE}
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 _PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5}}
 _TABLE = re.compile(r"(<!-- table: ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_SITE_TABLE = re.compile(r"<!-- table of the site: ([^>]*?) -->\n")
 _VERSIONS = (
     ("CuPy", "cupy"),
     ("NVRTC", "nvrtc"),
@@ -58,8 +51,8 @@ _NOT_MEASURED = "Not measured yet.\n"
 
 
 def load(folder: Path, kind: str = "bench", host: bool = False) -> list[dict[str, Any]]:
-    """The documents of `kind` from GPUs, and if wanted the host target, among folder/*.json, the oldest
-    first.  Raises ValueError."""
+    """The documents of `kind` from GPUs, and if wanted the host target, among folder/*.json, the
+    oldest first.  Raises ValueError."""
     documents = []
     for path in sorted(folder.glob("*.json")):
         document = stored.read(path)
@@ -288,15 +281,24 @@ def _place_of_op() -> Callable[[str], int]:
     return lambda name: places.get(name, len(places))
 
 
+def profiles(
+    documents: Iterable[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(document, profile) of each call in the files that `profile --json` wrote."""
+    for document in documents:
+        for profile in document["profiles"]:
+            yield document, profile
+
+
 def _profile_table(documents: Iterable[dict[str, Any]]) -> str:
     """A line for the latest profile of each call.  documents: the oldest first."""
     latest_of: dict[Any, dict[str, Any]] = {}
-    for document in documents:
-        if document["launches"]:
-            latest_of[document["op"], tuple(document["shape"]), document["dtype"]] = document
+    for _, profile in profiles(documents):
+        if profile["launches"]:
+            latest_of[profile["op"], tuple(profile["shape"]), profile["dtype"]] = profile
     lines = [("op", "shape", "dtype", "waits most for", *_PROFILED.values())]
-    for (op, shape, dtype), document in sorted(latest_of.items(), key=lambda item: item[0][0]):
-        launch = document["launches"][0]
+    for (op, shape, dtype), profile in sorted(latest_of.items(), key=lambda item: item[0][0]):
+        launch = profile["launches"][0]
         values = {label: number(value) for label, value, _ in launch["figures"]}
         waits = [f"{reason} ({share:.0%})" for reason, share in launch["stalls"][:2]]
         figures = [values.get(label, "-") for label in _PROFILED]
@@ -318,7 +320,10 @@ def _sensitivity_table(documents: Iterable[dict[str, Any]]) -> str:
 
 
 def _suite_table(documents: Iterable[dict[str, Any]]) -> str:
-    """Of the latest run of each suite and seed on each device, a line an op.  documents: the oldest first."""
+    """Of the latest run of each suite and seed on each device, a line an op.
+
+    documents: the oldest first.
+    """
     latest_of = {
         (
             document["machine"]["device"],
@@ -374,6 +379,7 @@ def update(texts: Sequence[str], written: dict[str, str]) -> list[str]:
     text = "".join(texts)
     known = {*_OTHERS, *(op.name for op in OPS)}
     places = {match[2] for match in _TABLE.finditer(text)}
+    places |= {match[1] for match in _SITE_TABLE.finditer(text)}
     if text.count("<!-- table:") != len(_TABLE.findall(text)):
         raise ValueError("a '<!-- table: ... -->' lacks its '<!-- end -->'")
     if unknown := places - known:
@@ -390,11 +396,22 @@ def update(texts: Sequence[str], written: dict[str, str]) -> list[str]:
 def report(pages: Sequence[Path], results: Path) -> tuple[list[str], list[str]]:
     """(the pages as they are, as they should be).  Raises OSError and ValueError."""
     texts = [page.read_text(encoding="utf-8") for page in pages]
+    return texts, update(texts, all_tables(results))
+
+
+def on_site(text: str, results: Path) -> str:
+    """A page with its tables of the site, which are not committed."""
+    written = all_tables(results)
+    return _SITE_TABLE.sub(lambda match: written.get(match[1], _NOT_MEASURED), text)
+
+
+def all_tables(results: Path) -> dict[str, str]:
+    """Markdown by table name.  Raises ValueError."""
     written = tables(load(results))
-    if profiles := load(results, "profile"):
-        written[PROFILES] = _profile_table(profiles)
+    if profiled := load(results, "profile"):
+        written[PROFILES] = _profile_table(profiled)
     if found := load(results, "sensitivity", host=True):
         written[SENSITIVITY] = _sensitivity_table(found)
     if suites := load(results, "suite"):
         written[SUITE] = _suite_table(suites)
-    return texts, update(texts, written)
+    return written

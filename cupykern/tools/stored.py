@@ -1,7 +1,8 @@
-"""How measurements are stored: small JSON files that hold what was measured, and nothing that follows from it.
+"""How measurements are stored: small JSON files of what was measured, without what follows from it.
 
-A benchmark's row has its results by name, as lists of `columns`; `notes` say why a result is not verified.
-Speeds follow from times and bytes.  Floats keep 5 significant digits, and each record takes one line.
+A benchmark's row has its results by name, as lists of `columns`.  `notes` say why a result is not
+verified, "" where the error is the reason.  A library without the function is left out.  Speeds
+follow from times and bytes.  Floats keep 5 significant digits, and each record takes one line.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-COLUMNS = (
-    *("median_us", "q20_us", "q80_us", "runs"),
-    *("error_over_bound", "rms_ratio", "relative_l2"),
-)
-_DERIVED = ("problem", "results", "clocks", "repeats")  # of a row: stored otherwise or not at all
+from ..tuning.contender import NO_SUCH_FUNCTION
+
+COLUMNS = ("median_us", "q20_us", "q80_us", "error_over_bound")
+_DERIVED = ("problem", "results", "clocks", "repeats", "notes", "parts")  # of a row: made again
 
 
 def to_json(value: Any) -> str:
-    """`value` as JSON, a line for each record of a list; numbers that JSON lacks become "inf", "-inf", "nan"."""
+    """`value` as JSON, a line for each record of a list.
+
+    Numbers that JSON lacks become "inf", "-inf", "nan".
+    """
     value = pack(plain_json(value))
     if not isinstance(value, dict):
         return _line(value) + "\n"
@@ -62,13 +65,14 @@ def pack(document: Any) -> Any:
 
 def _pack_row(row: dict[str, Any]) -> dict[str, Any]:
     packed = {k: v for k, v in row.items() if k not in _DERIVED and v is not None}
+    results = [result for result in row["results"] if result.get("note") != NO_SUCH_FUNCTION]
     packed["results"] = {
-        result["name"]: [result.get(name) for name in COLUMNS] for result in row["results"]
+        result["name"]: [result.get(name) for name in COLUMNS] for result in results
     }
     for name, field in (("notes", "note"), ("parts", "parts_us")):
-        found = {r["name"]: r.get(field) for r in row["results"] if r.get(field) is not None}
+        found = {r["name"]: r.get(field) for r in results if r.get(field) is not None}
         if name == "notes":
-            found |= {r["name"]: r["note"] or "" for r in row["results"] if not r["verified"]}
+            found |= {r["name"]: _why(r) for r in results if not r["verified"]}
         if found:
             packed[name] = found
     if row.get("clocks") and row["clocks"].get("fell"):
@@ -76,6 +80,11 @@ def _pack_row(row: dict[str, Any]) -> dict[str, Any]:
     if row.get("repeats"):
         packed["repeats"] = row["repeats"]
     return packed
+
+
+def _why(result: dict[str, Any]) -> str:
+    ratio = result.get("error_over_bound")
+    return "" if ratio is not None and float(ratio) > 1 else (result["note"] or "")
 
 
 def read(path: Path) -> Any:

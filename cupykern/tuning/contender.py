@@ -10,6 +10,7 @@ from ..op import Call, Op, Work, as_tuple
 from .timing import Function, Timing
 
 OURS = "cupykern"
+NO_SUCH_FUNCTION = "has no such function"  # the note of a library that lacks the op
 ERRORS = ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps", "relative_l2")
 
 

@@ -76,18 +76,28 @@ COMPARISON = {
 PROFILE = {
     **RECORD,
     "kind": "profile",
-    "op": "softmax",
-    "shape": [4096, 4096],
-    "dtype": "float16",
-    "launches": [
+    "profiles": [
         {
-            "kernel": "softmax",
-            "figures": [["DRAM throughput", 88.25, "%"]],
-            "stalls": [["a barrier", 0.9]],
+            "op": "softmax",
+            "shape": [4096, 4096],
+            "dtype": "float16",
+            "date": RECORD["date"],
+            "launches": [
+                {
+                    "kernel": "softmax",
+                    "figures": [["DRAM throughput", 88.25, "%"]],
+                    "stalls": [["a barrier", 0.9]],
+                }
+            ],
         }
     ],
 }
-MISSING = {**PROFILE, "op": "matmul", "launches": [], "unavailable": "ncu is missing"}
+MISSING = {
+    **PROFILE,
+    "profiles": [
+        PROFILE["profiles"][0] | {"op": "matmul", "launches": [], "unavailable": "ncu is missing"}
+    ],
+}
 HOST_SWEEP = {**SWEEP, "target": "host", "machine": {"device": "a CPU"}}
 
 

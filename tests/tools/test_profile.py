@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupykern import OPS, cli, targets
-from cupykern.tools import profile
+from cupykern.tools import profile, stored
 
 STALL = profile._STALL
 NCU = {
@@ -33,7 +33,7 @@ NCU = {
 
 
 def raw_page(launches: int = 1) -> str:
-    """As Nsight Compute's documentation has it: names, units, a line per launch, messages around."""
+    """As Nsight Compute documents: names, units, a line per launch, messages around."""
     rows = [NCU.keys(), [unit for unit, _ in NCU.values()]]
     rows += [[value for _, value in NCU.values()]] * launches
     table = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
@@ -97,7 +97,8 @@ def test_the_command_shows_a_recorded_page(capsys, tmp_path):
     assert cli.main(["profile", "softmax", "--read", str(page), "--json", str(out)]) == 0
     text = capsys.readouterr().out
     assert "88.2" in text and "90% of the waiting is for loads from global" in text
-    assert json.loads(out.read_text())["launches"][0]["kernel"] == "softmax"
+    (found,) = json.loads(out.read_text())["profiles"]
+    assert found["launches"][0]["kernel"] == "softmax"
     page.write_text("nothing\n")
     assert cli.main(["profile", "softmax", "--read", str(page)]) == 1
     assert capsys.readouterr().err.startswith("error: ")
@@ -109,8 +110,27 @@ def test_the_reason_why_there_is_no_profile_is_kept(capsys, tmp_path):
     assert cli.main(["profile", "softmax", *arguments]) == 1
     assert "needs a GPU" in capsys.readouterr().err
     document = json.loads(out.read_text())
-    assert (document["kind"], document["op"], document["shape"]) == ("profile", "softmax", [4, 64])
-    assert document["launches"] == [] and "needs a GPU" in document["unavailable"]
+    (found,) = document["profiles"]
+    assert (document["kind"], found["op"], found["shape"]) == ("profile", "softmax", [4, 64])
+    assert found["launches"] == [] and "needs a GPU" in found["unavailable"]
+
+
+def test_profiles_of_a_device_are_kept_together(tmp_path):
+    """Of a call the last one."""
+    path = tmp_path / "p.json"
+
+    def add(op: str, kernel: str, device: str = "one") -> list[tuple[str, str]]:
+        header = {"kind": "profile", "date": "now", "machine": {"device": device}}
+        call = {"op": op, "shape": [4, 64], "dtype": "float16"}
+        launches = [profile.Profile(kernel, ())]
+        path.write_text(stored.to_json(profile.document(header, call, launches, path)))
+        found = stored.read(path)["profiles"]
+        return [(each["op"], each["launches"][0]["kernel"]) for each in found]
+
+    assert add("softmax", "a") == [("softmax", "a")]
+    assert add("matmul", "b") == [("softmax", "a"), ("matmul", "b")]
+    assert add("softmax", "c") == [("matmul", "b"), ("softmax", "c")]
+    assert add("softmax", "d", "another") == [("softmax", "d")]
 
 
 @pytest.mark.parametrize("kind, tool", [("cuda", "ncu"), ("hip", "rocprofv3")])
@@ -142,7 +162,8 @@ def test_profilers_are_run(kind, tool, body, label, monkeypatch, tmp_path):
     stand_in = tmp_path / tool
     log = tmp_path / "log"
     stand_in.write_text(
-        f"#!{sys.executable}\nimport sys\nopen({str(log)!r}, 'a').write(repr(sys.argv) + '\\n')\n{body}\n"
+        f"#!{sys.executable}\nimport sys\nopen({str(log)!r}, 'a').write(repr(sys.argv) + '\\n')\n"
+        f"{body}\n"
     )
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

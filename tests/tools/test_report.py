@@ -16,6 +16,7 @@ from cupykern.tools import headline, report, stored
 ROOT = Path(__file__).resolve().parents[2]
 
 
+SITE_TABLE = "<!-- table of the site: softmax -->\n"
 README = "# t\n\n<!-- table: softmax -->\nold\n<!-- end -->\n\ntext\n"
 
 
@@ -131,12 +132,11 @@ def test_host_times_stand_as_the_ops_do():
 
 
 def test_profiles_have_a_table_of_the_latest_of_each_call(tmp_path):
-    profile = {
-        "kind": "profile", "target": "cuda", "op": "matmul", "shape": [4, 8, 16], "dtype": "float16",
-    }  # fmt: skip
+    call = {"op": "matmul", "shape": [4, 8, 16], "dtype": "float16"}
     for day, busy, launches in (("02", 80.0, 1), ("01", 70.0, 1), ("03", 60.0, 0)):
         launch = {"figures": [["tensor cores busy", busy, "%"]], "stalls": [["a barrier", 0.5]]}
-        document = {**profile, "date": f"2026-01-{day}", "launches": [launch] * launches}
+        profile = {**call, "launches": [launch] * launches}
+        document = {"kind": "profile", "target": "cuda", "date": day, "profiles": [profile]}
         (tmp_path / f"{day}.json").write_text(json.dumps(document))
     page = tmp_path / "page.md"
     page.write_text("<!-- table: profiles -->\n<!-- end -->\n")
@@ -172,7 +172,12 @@ def test_a_suite_has_a_table_of_the_share_of_shapes_ahead(tmp_path):
     for day, seed, scale in (("02", 0, 1.0), ("01", 0, 9.0), ("01", 1, 2.0)):
         rows = [
             DOCUMENT["rows"][0]
-            | {"results": [result_row("cupykern", ours), *([result_row("torch", scale * peer)] if peer else [])]}
+            | {
+                "results": [
+                    result_row("cupykern", ours),
+                    *([result_row("torch", scale * peer)] if peer else [])
+                ]
+            }
             for ours, peer in times
         ]  # fmt: skip
         alone = [DOCUMENT["rows"][0] | {"op": "quantize", "results": [result_row("cupykern", 1.0)]}]
@@ -189,6 +194,16 @@ def test_a_suite_has_a_table_of_the_share_of_shapes_ahead(tmp_path):
     assert "| `softmax` | 3 | 100% | 0% | 0% | 1.98 |" in written and "seed 1" in written
     assert written.count("`softmax`") == 2 and "quantize" not in written
     assert "Not measured yet." in written.partition("text")[0]
+
+
+def test_a_table_of_the_site_is_not_committed(tmp_path):
+    text = README.replace("<!-- table: softmax -->\nold\n<!-- end -->", SITE_TABLE)
+    (page := tmp_path / "page.md").write_text(text)
+    (tmp_path / "h200.json").write_text(json.dumps(DOCUMENT))
+    assert report.report([page], tmp_path)[1] == [text]
+    assert "| 4096 x 4096 | float16 | 20.0 |" in report.on_site(text, tmp_path)
+    with pytest.raises(ValueError, match="no op for the table 'softmaks'"):
+        report.update([text.replace("softmax", "softmaks")], {})
 
 
 def test_a_table_without_results_says_so():

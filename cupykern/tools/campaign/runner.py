@@ -15,7 +15,7 @@ from ...targets import Target
 from .. import records
 from ..stored import to_json
 from .parts import Part
-from .tally import Tally, Task
+from .tally import COLUMNS, Tally, Task
 from .workers import Worker, failed, ready
 
 _POLL = 1.0  # seconds
@@ -204,5 +204,6 @@ class Campaign:
             "seconds": round(self.seconds, 1),
             "complete": all(progress.state == "finished" for progress in self.progress),
             "failed": self.failed,
+            "row_columns": COLUMNS,
             "parts": [progress.document() for progress in self.progress],
         }

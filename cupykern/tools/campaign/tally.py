@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ... import OPS
@@ -11,6 +11,7 @@ from ...op import Op
 
 MOST_FAILURES = 50  # of a part, that are recorded with their text; all are counted
 RATIOS = ("error_over_bound", "rms_ratio", "bias_ratio")  # of check.Comparison
+COLUMNS = ("done", "failed", *RATIOS)
 _LONGEST = 1500  # characters of a failure's text
 
 
@@ -105,9 +106,11 @@ class Tally:
         self.context_lost |= other.context_lost
 
     def document(self) -> dict[str, Any]:
-        """For the record."""
-        found = (asdict(row) for _, row in sorted(self.rows.items()))
-        rows = [{name: x for name, x in row.items() if x is not None} for row in found]
+        """For the record.  rows: by op and dtype the numbers of COLUMNS that there are."""
+        rows: dict[str, dict[str, list[Any]]] = {}
+        for (op, dtype), row in sorted(self.rows.items()):
+            numbers = (getattr(row, name) for name in COLUMNS)
+            rows.setdefault(op, {})[dtype] = [x for x in numbers if x is not None]
         return {"rows": rows, "failures": self.failures, "notes": self.notes}
 
     def _merge_row(self, row: Row) -> None:
