@@ -25,8 +25,10 @@ A_CRASH = "a crash"
 
 
 class Fault(NamedTuple):
-    """In `file`, `old` becomes `new`; spaces and ends of lines are as the formatter likes them.  caught:
-    the name of a check that fails."""
+    """In `file`, `old` becomes `new`, whatever the spaces and line ends, and also after a rename.
+
+    caught: the name of a check that fails.
+    """
 
     file: str
     old: str
@@ -35,12 +37,56 @@ class Fault(NamedTuple):
 
 
 def changed(fault: Fault) -> str:
-    """The file's text with the fault.  Raises LookupError where the file has not the text to change."""
-    letters = re.compile(r"\s*".join(map(re.escape, "".join(fault.old.split()))))
-    text, count = letters.subn(lambda _: fault.new.strip(), (kernels.ROOT / fault.file).read_text())
-    if not count:
+    """The file's text with the fault.
+
+    Raises LookupError where the file has not the text to change.
+    """
+    text = (kernels.ROOT / fault.file).read_text()
+    names = renamed(text, fault.old)
+    if names is None:
         raise LookupError(f"{fault.file} no longer has {fault.old!r}")
-    return text
+    old, new = (
+        _NAME.sub(lambda name: names.get(name[0], name[0]), part) for part in (fault.old, fault.new)
+    )
+    return _anywhere(old).sub(lambda _: new.strip(), text)
+
+
+_NAME = re.compile(r"(?<!\w)[A-Za-z_]\w*")
+
+
+def _anywhere(old: str) -> re.Pattern[str]:
+    return re.compile(r"\s*".join(map(re.escape, "".join(old.split()))))
+
+
+def renamed(text: str, old: str) -> dict[str, str] | None:
+    """What the names of `old` are called in `text`; {}: as in `old`.
+
+    The place has the shape of `old`: the same text but for names, equal names where `old` has equal
+    ones.  None: no such place keeps half of the names, or several keep the most.
+    """
+    if _anywhere(old).search(text):
+        return {}
+    names = list(dict.fromkeys(_NAME.findall(old)))
+    shape, seen = [], set()
+    for part in re.findall(rf"{_NAME.pattern}|\S", old):
+        if part not in names:
+            shape += map(re.escape, part)
+            continue
+        group = f"n{names.index(part)}"
+        shape.append(rf"\b(?P={group})\b" if part in seen else f"(?P<{group}>{_NAME.pattern})")
+        seen.add(part)
+    anywhere = r"\s*".join(shape)
+    # Not from the middle of a.b or a::b.
+    places = {match.groups() for match in re.finditer(f"(?<![.:])(?={anywhere})", text)}
+
+    def kept(place: tuple[str, ...]) -> int:
+        return sum(map(str.__eq__, place, names))
+
+    most = max(map(kept, places), default=0)
+    best = [place for place in places if kept(place) == most]
+    if len(best) != 1 or 2 * most < len(names):
+        return None
+    return dict(zip(names, best[0], strict=True))
 
 
 def _forget() -> None:
@@ -74,8 +120,8 @@ Checks = Mapping[str, Callable[[], None]]
 
 def first_failure(problems: Problems, checks: Checks, wanted: str) -> str | None:
     """The name of the first check that fails, or None: the problems against their bounds, then
-    functions that raise AssertionError.  The check `wanted` goes before all others: each variant that
-    a fault changes is compiled again."""
+    functions that raise AssertionError.  The check `wanted` goes before all others: each variant
+    that a fault changes is compiled again."""
     names = {name for name, _, _ in problems()} | set(checks)
     for chosen in ({wanted} & names, names - {wanted}):
         for schedule, warp_size in SCHEDULES if chosen else ():
@@ -112,7 +158,10 @@ def _holds(op: Op, problem: Any, target: host.HostTarget) -> bool:
 
 
 def caught_by(fault: Fault, tmp_path_factory: Any, problems: Problems, checks: Checks) -> str:
-    """The check that catches the fault; "": none.  In a process that a wild access may kill: A_CRASH."""
+    """The check that catches the fault; "": none.
+
+    In a process that a wild access may kill: A_CRASH.
+    """
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
@@ -142,8 +191,8 @@ def fault_tests(
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
     """A module's three tests: each fault changes the file as it is now and names a check that there
     is; nothing fails without a fault; each fault fails the check that it names, or ends its process
-    before that check looks: what the memory held that it overwrote is chance.  Of the faults only some
-    (every eighth) are planted without --exhaustive: each compiles kernels of its own."""
+    before that check looks: what the memory held that it overwrote is chance.  Of the faults only
+    some (every eighth) are planted without --exhaustive: each compiles kernels of its own."""
 
     def test_faults_apply() -> None:
         names = {name for name, _, _ in problems()} | set(checks)
