@@ -221,7 +221,8 @@ def overlap(a: Array, b: Array) -> bool:
         return False
     # Interleaved views (x[::2], x[1::2]) share a range but no byte: numpy decides by strides alone.
     try:
-        return np.shares_memory(_shadow(a), _shadow(b), max_work=100_000)  # type: ignore[arg-type]  # numpy takes any number
+        most: Any = 100_000  # numpy takes any number, its stub does not
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=most)
     except np.exceptions.TooHardError:  # of no views by slices
         return True
 

@@ -40,7 +40,8 @@ def empty_of(xp: Namespace, shape: int | Sequence[int], dtype: DTypeLike) -> Arr
 
 @cache
 def maker(xp: Namespace) -> Callable[..., Array]:
-    """The function that allocates C-contiguous arrays: make(shape, dtype), of CuPy also with memory.
+    """The function that allocates C-contiguous arrays: make(shape, dtype), of CuPy also with
+    memory.
 
     numpy: `_aligned_empty`.  CuPy: as cupy.ndarray, but faster where possible: its class passes the
     arguments on twice before the undocumented `_init` takes them, a third of the time of small
@@ -94,7 +95,7 @@ def at(xp: Namespace, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> A
 
 @cache
 def takes_fp8(xp: Namespace) -> bool:
-    """Whether CuPy makes arrays of FP8 where there is memory, which takes less than a view of bytes."""
+    """Whether CuPy makes arrays of FP8 in given memory, which is faster than a view of bytes."""
     try:
         xp.ndarray((1,), dtypes.float8_e4m3fn, _nowhere(xp))
         return True
@@ -105,8 +106,8 @@ def takes_fp8(xp: Namespace) -> bool:
 def empty_pair(
     xp: Namespace, x: Array, dtype: np.dtype, scale_shape: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """For CuPy: uninitialised arrays of x's shape and the one-byte `dtype`, and of FP32 scales, in one
-    piece of memory: one allocation."""
+    """For CuPy: uninitialised arrays of x's shape and the one-byte `dtype`, and of FP32 scales, in
+    one piece of memory: one allocation."""
     size = -(-x.size // 512) * 512
     memory = xp.cuda.alloc(size + 4 * math.prod(scale_shape))
     values = at(xp, x.shape, dtype, memory)
@@ -131,7 +132,10 @@ class Twins(NamedTuple):
 
 
 def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Twins | None:
-    """Of small arrays, which one allocation gets; None: large ones, that can be freed one by one, or FP8."""
+    """Of small arrays, which share one allocation.
+
+    None: large ones, which can be freed one by one, or FP8.
+    """
     place, size = (math.prod(shape) * dtype.itemsize for dtype in (first, second))
     if size > _SMALL or first in ONE_BYTE:
         return None
@@ -157,8 +161,8 @@ def address_of(array: Array) -> int:
 def steps_of(array: Array) -> tuple[int, ...]:
     """The strides in bytes, 0 along dims of one element and where there are no elements.
 
-    Nothing steps there, so that strides may be any, also those of C-contiguous arrays: arrays of one
-    shape that are C-contiguous have the same steps, and the same plans.
+    Nothing steps there, so that strides may be any, also those of C-contiguous arrays: arrays of
+    one shape that are C-contiguous have the same steps, and the same plans.
     """
     if array.size == 0:
         return (0,) * array.ndim
@@ -191,8 +195,8 @@ def assign(y: Array, x: Array) -> None:
 
 
 def _bytes(x: Array) -> Array:
-    """The bytes of CuPy's x, along a last dim: CuPy's own kernels would read and write elements at any address,
-    which faults."""
+    """The bytes of CuPy's x, along a last dim: CuPy's own kernels would read and write elements at
+    any address, which faults."""
     return cast(
         Array, cast(Any, type(x))((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
     )

@@ -5,9 +5,9 @@
     tuned-<version>.json        tuned configs (runtime/store.py), with a .lock
     cupykern-bench.lock         the lock of benchmarks (tuning/protocol.py)
 
-A shared object runs with the rights of the process that loads it.  So directories are made with mode
-0700, and nothing is read from a directory or a file that belongs to another user or that other users
-can write.  A process that cannot use the cache directory compiles in a directory of its own
+A shared object runs with the rights of the process that loads it.  So directories are made with
+mode 0700, and nothing is read from a directory or a file that belongs to another user or that other
+users can write.  A process that cannot use the cache directory compiles in a directory of its own
 (`private_folder`) and warns once.
 """
 
@@ -73,7 +73,7 @@ def read(path: Path) -> bytes:
 
 
 def check_private(path: Path) -> None:
-    """Raise PermissionError if another user could have written `path`; OSError if it is not there."""
+    """PermissionError if another user could have written `path`; OSError if it is not there."""
     _check_private(path, os.stat(path))
 
 
@@ -155,8 +155,9 @@ def sweep(
 ) -> None:
     """Remove the directories of these names in `place` whose process was killed.
 
-    remove: one of them; None: only what a compile makes.  min_age_s: only those that have not changed for
-    so long.  A process of another machine or container, with which `place` is shared, is not seen here.
+    remove: one of them; None: only what a compile makes.  min_age_s: only those that have not
+    changed for so long.  A process of another machine or container, with which `place` is shared,
+    is not seen here.
     """
     for entry in _entries(place):
         match = names.fullmatch(entry.name)

@@ -20,8 +20,9 @@ RMS_LIMIT = 1.5
 
 GUARD_BYTES = 4096
 _GUARD, _POISON = 0xA5, 0xFF  # 0xFF... is NaN in every floating format
-# Elements of a call's arrays.  Up to here FP64 on the CPU takes less time than CuPy takes to compile the
-# reference's operations, of which every dtype and order of strides has its own: 0.25 s each.
+# Elements of a call's arrays.  Up to here FP64 on the CPU takes less time than CuPy takes to
+# compile the reference's operations, of which every dtype and order of strides has its own: 0.25 s
+# each.
 _SMALL = 1 << 24
 _REPEATS, _FAR = (
     2,
@@ -39,12 +40,13 @@ class Comparison:
 
     error_over_bound: the largest |error| / bound; inf where NaN or an infinity is out of place.
     output, index: where that is: the output's number, its element.  got, expected: what is there.
-    rms_ratio: the largest sqrt(mean((error / expected rms)^2)) of an output, over what chance may make
-        of 1 where there are as few independent errors (error_statistics.py).
+    rms_ratio: the largest sqrt(mean((error / expected rms)^2)) of an output, over what chance may
+        make of 1 where there are as few independent errors (error_statistics.py).
     bias_ratio: the largest |mean(error / expected rms)| of an output, over its limit.
     max_abs, max_rel: the largest |error| and |error / reference|, of finite elements.
     ulps: the largest |error| in units of the output's last place at the reference.
-    relative_l2: the largest |error| / |reference| of an output, both as vectors of their finite elements.
+    relative_l2: the largest |error| / |reference| of an output, both as vectors of their finite
+        elements.
     """
 
     error_over_bound: float = 0.0
@@ -70,8 +72,8 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"error/bound {self.error_over_bound:.3g}, rms/expected {self.rms_ratio:.3g}, bias/limit "
-            f"{self.bias_ratio:.3g}; worst at output {self.output}{list(self.index)}: "
+            f"error/bound {self.error_over_bound:.3g}, rms/expected {self.rms_ratio:.3g}, "
+            f"bias/limit {self.bias_ratio:.3g}; worst at output {self.output}{list(self.index)}: "
             f"got {self.got!r}, expected {self.expected!r}"
         )
 
@@ -141,8 +143,8 @@ def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -
 
 
 def ulp_errors(output: Array, reference: Array, bound: Bound) -> tuple[Array, Array]:
-    """(|error|, the bound) in units of the output's last place at the reference, of the elements that
-    are finite in both and not exactly 0 in both, as what a mask hides."""
+    """(|error|, the bound) in units of the output's last place at the reference, of the elements
+    that are finite in both and not exactly 0 in both, as what a mask hides."""
     xp = namespace(reference)
     y = as_float64(output)
     both = xp.isfinite(y) & xp.isfinite(reference) & ((y != 0) | (reference != 0))
@@ -220,10 +222,11 @@ def check_problem(
 ) -> Comparison:
     """Run a problem, also into a guarded `out`, and compare both with the reference.
 
-    Errors more of one sign than expected must be so again for other inputs: a fault is systematic, chance is
-    not.  Errors beyond the bound, or larger than expected, fail at once.
+    Errors more of one sign than expected must be so again for other inputs: a fault is systematic,
+    chance is not.  Errors beyond the bound, or larger than expected, fail at once.
 
-    observe: shown (op, problem, outputs, references, bounds).  Raises Violation, and what the op raises.
+    observe: shown (op, problem, outputs, references, bounds).  Raises Violation, and what the op
+        raises.
     """
     result = _check_once(op, problem, seed, xp, observe)
     for other in range(1, _REPEATS + 1):

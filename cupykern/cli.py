@@ -177,8 +177,8 @@ _SHOWN = 10  # names of files that --clear leaves
 def cache(clear: bool) -> int:
     """Show where compiled host kernels are kept, or remove them.
 
-    And how large they are.  --clear removes only files that cupykern compiled, and says what it leaves.
-    Kernels for GPUs are in CuPy's own cache, which stays as it is.
+    And how large they are.  --clear removes only files that cupykern compiled, and says what it
+    leaves.  Kernels for GPUs are in CuPy's own cache, which stays as it is.
 
     \b
     Example: cupykern cache --clear
@@ -210,7 +210,7 @@ def cache(clear: bool) -> int:
 @click.option(
     "--record",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Compile only what this file does not have; note there what passes.  Default: compile all.",
+    help="Compile only what this file lacks; note there what passes.  Default: compile all.",
 )
 @click.option(
     "--again",
@@ -254,8 +254,9 @@ def compile_(
 ) -> int:
     """Compile every variant for GPUs that need not be here.
 
-    Shows registers, local and shared memory.  Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
-    variant does not compile, or needs some although it is tuned.
+    Shows registers, local and shared memory.  Local memory is slow: spilled registers, and arrays
+    that are indexed at run time.  Exits with 1 if a variant does not compile, or needs some
+    although it is tuned.
 
     \b
     Example: cupykern compile softmax --arch sm_90a,gfx942

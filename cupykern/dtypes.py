@@ -54,7 +54,8 @@ def resolve(dtype: object, argument: str, allowed: tuple[np.dtype, ...]) -> np.d
     """`dtype` (a name, type or dtype) as one of `allowed`.  Raises TypeError naming `argument`."""
     resolved: np.dtype | None
     try:
-        resolved = NAMES[dtype] if isinstance(dtype, str) and dtype in NAMES else np.dtype(dtype)  # type: ignore[call-overload]  # it raises TypeError
+        known = NAMES.get(dtype) if isinstance(dtype, str) else None
+        resolved = known or np.dtype(dtype)  # type: ignore[call-overload]  # it raises TypeError
     except (TypeError, ValueError, SyntaxError):  # numpy's, of what it cannot read
         resolved = None
     # To numpy None is float64, and equals it.
@@ -65,7 +66,10 @@ def resolve(dtype: object, argument: str, allowed: tuple[np.dtype, ...]) -> np.d
 
 
 def of_product(a: np.dtype, b: np.dtype, plain: bool) -> np.dtype:
-    """The dtype of a product's result where none is asked for; plain: nothing else applies to it."""
+    """The dtype of a product's result where none is asked for.
+
+    plain: nothing else applies to it.
+    """
     if a == b == int8 and plain:
         return int32
     if a in (float8_e4m3fn, float8_e5m2):

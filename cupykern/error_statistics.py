@@ -1,9 +1,9 @@
 """Whether an output's errors are as large as expected: their mean square and their mean.
 
-Both are of errors in units of what is expected of each element (op.Bound), so that large and small results
-count alike.  How far they may be from 1 and 0 by chance follows from how many independent errors there
-are, of which elements of a row that share an error, elements with the same result, and those whose
-errors have a part in common, are fewer.
+Both are of errors in units of what is expected of each element (op.Bound), so that large and small
+results count alike.  How far they may be from 1 and 0 by chance follows from how many independent
+errors there are, of which elements of a row that share an error, elements with the same result, and
+those whose errors have a part in common, are fewer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Statistics(NamedTuple):
 
     rms: their root mean square; most_rms: what chance may make of it.
     mean: their mean, positive where |result| is too large, beyond the rounding's, which is known;
-    most_mean: what the arithmetic's own bias and chance may make of it.  All are 0 where no errors are
-    expected.
+    most_mean: what the arithmetic's own bias and chance may make of it.  All are 0 where no errors
+    are expected.
     """
 
     rms: float = 0.0
@@ -63,9 +63,9 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
         expected = count + float(xp.sum(xp.where(expects, known_square, 0.0)))
         mean = float(xp.sum(xp.where(expects, error - known, 0.0))) / count
         bias = float(xp.sum(xp.where(expects, bound.bias * scale, 0.0))) / count
-        # The variances of the mean square and of the mean: of independent errors, each as often as its
-        # result comes, of what elements share, as if rows were repeated as often, and of what all have in
-        # common; 1 at most, of one error.
+        # The variances of the mean square and of the mean: of independent errors, each as often as
+        # its result comes, of what elements share, as if rows were repeated as often, and of what
+        # all have in common; 1 at most, of one error.
         share = xp.minimum((gap(reference, dtype) * scale)[expects] ** 2 / 12, 1.0)
         alike = float(xp.mean(share)) * repeats(places[expects])
         times = 1 + count * max(alike, pairs(reference[expects]))
@@ -87,12 +87,13 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
 
 
 def _of_rounding(reference: Array, scale: Array, dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """What is known of an element's error, because its result lies at a known place between neighbouring
-    numbers: its mean, how much its mean square differs from 1, and the place.
+    """What a result's place between neighbouring numbers says about its error.
 
-    Of a result whose only error is its rounding that is all.  Of one that has another one before, of s
-    gaps root mean square, the roundings' mean error, a periodic function of the place, is smeared: its first
-    harmonic becomes exp(-2 pi^2 s^2) of itself.
+    That is its mean, how much its mean square differs from 1, and the place.
+
+    Of a result whose only error is its rounding that is all.  Of one that has another one before,
+    of s gaps root mean square, the roundings' mean error, a periodic function of the place, is
+    smeared: its first harmonic becomes exp(-2 pi^2 s^2) of itself.
     """
     xp = namespace(reference)
     spacing = gap(reference, dtype)
@@ -105,8 +106,8 @@ def _of_rounding(reference: Array, scale: Array, dtype: np.dtype) -> tuple[Array
 
 
 def chi_square_quantile(freedom: float) -> float:
-    """What a mean of `freedom` squares of normal numbers exceeds with a probability of 1e-9.  (Wilson and
-    Hilferty, Proc. Natl. Acad. Sci. 17 (1931).)"""
+    """What a mean of `freedom` squares of normal numbers exceeds with a probability of 1e-9.
+    (Wilson and Hilferty, Proc. Natl. Acad. Sci. 17 (1931).)"""
     spread = 2 / (9 * freedom)
     return (1 - spread + DEVIATIONS * math.sqrt(spread)) ** 3
 
@@ -114,8 +115,8 @@ def chi_square_quantile(freedom: float) -> float:
 def _shared(bound: Bound, scale: Array, shape: tuple[int, ...], count: int) -> tuple[float, float]:
     """What shared errors add to the variances of the mean square and of the mean.
 
-    Elements i and j of a row, whose errors are shared by parts f_i and f_j (of their root mean squares),
-    have the correlation f_i f_j, and their squares its square.
+    Elements i and j of a row, whose errors are shared by parts f_i and f_j (of their root mean
+    squares), have the correlation f_i f_j, and their squares its square.
     """
     if isinstance(bound.shared, float) and bound.shared == 0.0:
         return 0.0, 0.0
@@ -129,16 +130,19 @@ def _shared(bound: Bound, scale: Array, shape: tuple[int, ...], count: int) -> t
 
 
 def repeats(places: Array) -> float:
-    """The share of pairs of results, beyond chance, that lie at the same place between their neighbours in
-    the output's format: their roundings are alike.  So are those of equal results, of results that
-    differ by less than a gap, and of such that differ by whole gaps.
+    """The share of pairs of results, beyond chance, that lie at the same place between their
+    neighbours in the output's format: their roundings are alike.  So are those of equal results, of
+    results that differ by less than a gap, and of such that differ by whole gaps.
     """
     found = pairs(namespace(places).rint(places * _PLACES) % _PLACES)
     return max(found - 1 / _PLACES, 0.0) / (1 - 1 / _PLACES)
 
 
 def pairs(x: Array) -> float:
-    """The share of pairs of elements that are equal but for their signs.  Of a sample, where they are many."""
+    """The share of pairs of elements that are equal but for their signs.
+
+    Of a sample, where they are many.
+    """
     if x.size > SAMPLE:
         x = x[namespace(x).asarray(np.random.default_rng(0).integers(x.size, size=SAMPLE))]
     counts = np.unique(np.abs(to_numpy(x)), return_counts=True)[1].astype(np.float64)

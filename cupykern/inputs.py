@@ -21,9 +21,9 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.
     """Random numbers of `kind`, rounded to `dtype`.
 
     normal: N(0, 1).  uniform: [-10, 10).  same_sign: [0.5, 1.5).  wide: exponents over a third of
-    the format's range.  exact: small integers.  subnormal: normal, times the smallest normal number and
-    a power of two from 1/8 to 4096.  special: normal with NaN, infinities, zeros of both signs, subnormals
-    and +-max / 2 (differences stay finite) sprinkled in, not in every row.
+    the format's range.  exact: small integers.  subnormal: normal, times the smallest normal number
+    and a power of two from 1/8 to 4096.  special: normal with NaN, infinities, zeros of both signs,
+    subnormals and +-max / 2 (differences stay finite) sprinkled in, not in every row.
     """
     rng = np.random.default_rng(seed)
     info = finfo(dtype)
@@ -57,8 +57,8 @@ def with_layout(x: Array, layout: str, xp: Namespace) -> Array:
     """x's numbers in `xp`, in another memory layout; a view where the layout says so.
 
     sliced: every second element of a larger array along the last axis.  negative: reversed strides.
-    offset: one element off the alignment of the allocation.  broadcast: stride 0 along the first axis
-    (whose first entry is repeated).
+    offset: one element off the alignment of the allocation.  broadcast: stride 0 along the first
+    axis (whose first entry is repeated).
     """
     if xp is not np and isinstance(x, np.ndarray) and x.ndim and layout != "C":
         return _upload(with_layout(x, layout, np), xp)
@@ -87,9 +87,10 @@ def with_layout(x: Array, layout: str, xp: Namespace) -> Array:
 
 
 def _upload(x: Any, xp: Namespace) -> Array:
-    """x in CuPy's `xp`, as far from its memory's beginning and with the same strides: one copy of bytes.
+    """x in CuPy's `xp`, with the same offset in its memory and the same strides: one copy of bytes.
 
-    CuPy's own copies between strides are kernels that it compiles for each dtype and number of dims.
+    CuPy's own copies between strides are kernels that it compiles for each dtype and number of
+    dims.
     """
     if not x.size:
         return xp.asarray(x)
@@ -116,8 +117,8 @@ def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[st
 
 
 def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Namespace) -> Array:
-    """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.  int8: of
-    N(0, 32^2).
+    """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.  int8:
+    of N(0, 32^2).
 
     A block of 2^22 random numbers, and every further block a shifted copy of it, so that no two
     rows are equal and large GPU arrays need no transfer and no cuRAND.
@@ -139,8 +140,8 @@ def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Namespa
 
 @functools.lru_cache(maxsize=8)
 def _normal_block(dtype: np.dtype, seed: int) -> tuple[np.ndarray, Mapping[str, Any]]:
-    """2^22 of bench_values' numbers, which many rows of a benchmark share, and the generator's state
-    after them."""
+    """2^22 of bench_values' numbers, which many rows of a benchmark share, and the generator's
+    state after them."""
     rng = np.random.default_rng(seed)
     numbers: np.ndarray = rng.standard_normal(1 << 22, dtype=np.float32)
     if dtype == dtypes.int8:
@@ -159,8 +160,8 @@ def take_rows(y: Array, rows: np.ndarray) -> Array:
 
 
 def sample_rows(x: Array, max_elements: int, seed: int) -> np.ndarray | None:
-    """The numbers of some of x's first-axis entries, of up to about max_elements elements in all; the
-    first and the last are among them.  None: all of x is that small.
+    """The numbers of some of x's first-axis entries, of up to about max_elements elements in all;
+    the first and the last are among them.  None: all of x is that small.
     """
     num_rows = x.shape[0]
     keep = max(2, max_elements * num_rows // max(x.size, 1))

@@ -29,17 +29,19 @@ class Variant:
     """One specialisation of the kernel `kernel` (file kernels_cu/<kernel>.cu, entry <kernel>).
 
     types: ("Element", "half") pairs, written as `using Element = half;`.
-    constants: ("kVectorWidth", 8) pairs, written as `constexpr int kVectorWidth = 8;` (bool likewise).
+    constants: ("kVectorWidth", 8) pairs, written as `constexpr int kVectorWidth = 8;` (bool
+        likewise).
     num_threads: threads per block, written as kNumThreads.
     cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
     min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
     tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
-    includes: files that declare what `types` name; they come before these, after the launch's sizes.
-    waits: blocks wait for each other (platform/grid.cuh).  The host target runs all of them at once, at
-        most 16, so that its schedules decide which of them wait.
-    launched: (threads of a block, blocks of a cluster) of the launches, where the source takes any numbers
-        up to num_threads and cluster_size: it is the same for all of them.
+    includes: files that declare what `types` name; they come before these, after the launch's
+        sizes.
+    waits: blocks wait for each other (platform/grid.cuh).  The host target runs all of them at
+        once, at most 16, so that its schedules decide which of them wait.
+    launched: (threads of a block, blocks of a cluster) of the launches, where the source takes any
+        numbers up to num_threads and cluster_size: it is the same for all of them.
     """
 
     kernel: str

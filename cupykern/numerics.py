@@ -20,8 +20,9 @@ UNIT_ROUNDOFF_32 = 2.0**-24
 class FloatInfo:
     """Properties of a number format.
 
-    eps: the gap between 1 and the next number.  unit_roundoff: half of it, the largest relative error
-    of rounding to nearest.  min_normal, min_subnormal: the smallest positive numbers of either kind.
+    eps: the gap between 1 and the next number.  unit_roundoff: half of it, the largest relative
+    error of rounding to nearest.  min_normal, min_subnormal: the smallest positive numbers of
+    either kind.
     max: the largest finite number.  underflow_error: the largest absolute error of storing a number
     below min_normal; FP32 kernels flush subnormals, so fp32 and bf16 lose all of it.
     """
@@ -123,7 +124,10 @@ def as_float64(x: Array) -> Array:
 
 
 def power_of_two(x: Array) -> Array:
-    """The largest power of two up to |x|, x in FP64; 0 of zeros and subnormals, inf of inf and NaN."""
+    """The largest power of two up to |x|, x in FP64.
+
+    0 for zeros and subnormals, inf for inf and NaN.
+    """
     return (namespace(x).abs(x).view(np.int64) & (0x7FF << 52)).view(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""NVFP4: e2m1 numbers, two to a byte, with an e4m3 scale for every 16 of a row and an FP32 one of all.
+"""NVFP4: e2m1 numbers, two to a byte, with an e4m3 scale for 16 of a row and one FP32 scale.
 
 The format of NVIDIA's Blackwell (PTX ISA, tcgen05.mma .kind::mxf4nvf4; cuBLAS, "1D block scaling").
 """
@@ -40,13 +40,14 @@ class NvFp4:
     data: uint8 (..., rows, K / 2): two e2m1 codes in a byte, the first one in its lower four bits.
     scale: float8_e4m3fn, (..., rows, K / 16); or, with layout "blocked", flat as
         (..., ceil(rows / 128) * ceil(K / 64) * 512), the scale of (i, j) at
-        (i // 128 * ceil(K / 64) + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4, padding zero.
+        (i // 128 * ceil(K / 64) + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4, padding
+        zero.
     global_scale: a finite number, or a float32 array of one element.
 
     All of one library, which may be any that the ops take; they are kept as they are given.
 
-    A number is code * scale * global_scale.  As `a` of a product the rows are M; as `b` they are N: it
-    stands for the matrix (K, N).
+    A number is code * scale * global_scale.  As `a` of a product the rows are M; as `b` they are N:
+    it stands for the matrix (K, N).
 
     Raises TypeError (types, dtypes) and ValueError (shapes, layout, devices).
     """
@@ -70,7 +71,8 @@ class NvFp4:
             raise ValueError(f"layout must be 'plain' or 'blocked'; got {self.layout!r}")
         if self.data.ndim < 2 or self.data.shape[-1] % (GROUP // 2):
             raise ValueError(
-                f"data must have shape (..., rows, K / 2), K a multiple of 16; got {self.data.shape}"
+                f"data must have shape (..., rows, K / 2), K a multiple of 16; got "
+                f"{self.data.shape}"
             )
         wanted = scale_shape(self.shape, self.layout)
         if self.scale.shape != wanted:
@@ -177,7 +179,8 @@ def nbytes(dtype: str, k: int) -> int:
 def pack_e2m1(x: Any) -> Any:
     """Numbers (..., K), K even, as e2m1 codes, two to a byte: uint8 (..., K / 2).
 
-    To nearest even; beyond 6 saturates, infinities too; NaN gives 0.  Raises ValueError for an odd K.
+    To nearest even; beyond 6 saturates, infinities too; NaN gives 0.  Raises ValueError for an odd
+    K.
     """
     if x.ndim < 1 or x.shape[-1] % 2:
         raise ValueError(f"x must have an even number of columns; got shape {x.shape}")
@@ -199,7 +202,7 @@ def unpack_e2m1(data: Any) -> Any:
 
 
 def blocked_scales(scale: Any) -> Any:
-    """Scales (..., rows, K / 16) in the order of NvFp4's layout "blocked": flat, with zeros as padding."""
+    """Scales (..., rows, K / 16) in NvFp4's layout "blocked": flat, padded with zeros."""
     xp = namespace(scale)
     *batch, rows, groups = scale.shape
     tall, wide = -(-rows // _BLOCK_ROWS), -(-groups // _BLOCK_GROUPS)
@@ -210,7 +213,10 @@ def blocked_scales(scale: Any) -> Any:
 
 
 def plain_scales(flat: Any, rows: int, k: int) -> Any:
-    """The scales (..., rows, K / 16) of `blocked_scales`' result.  Raises ValueError for another size."""
+    """The scales (..., rows, K / 16) of `blocked_scales`' result.
+
+    Raises ValueError for another size.
+    """
     xp = namespace(flat)
     *batch, size = flat.shape
     if size != _blocked_size(rows, k):
@@ -223,7 +229,11 @@ def plain_scales(flat: Any, rows: int, k: int) -> Any:
 
 
 def _swap(xp: Any, blocks: Any, dims: int) -> Any:
-    """(block of rows, quarter, row, block of groups, group) -> (…, block of groups, row, quarter, group)."""
+    """Move the axes of scales into the order of blocks.
+
+    From (block of rows, quarter, row, block of groups, group) to (block of rows, block of groups,
+    row, quarter, group).
+    """
     order = (*range(dims), *(dims + i for i in (0, 3, 2, 1, 4)))
     return xp.ascontiguousarray(blocks.transpose(order))
 
@@ -231,9 +241,9 @@ def _swap(xp: Any, blocks: Any, dims: int) -> Any:
 def random(kind: str, shape: tuple[int, ...], seed: int, xp: Any, layout: str) -> NvFp4:
     """A seeded NvFp4 of shape (..., rows, K) in the namespace `xp`.
 
-    kind "codes": codes 0, +-0.5, +-1 and +-1.5, scales uniform in [0, 1); else any code, and such scales
-    that products have a variance of about 1.  layout: of the bytes (inputs.LAYOUTS).  The seed decides
-    about the order of the scales and the kind of global_scale.
+    kind "codes": codes 0, +-0.5, +-1 and +-1.5, scales uniform in [0, 1); else any code, and such
+    scales that products have a variance of about 1.  layout: of the bytes (inputs.LAYOUTS).  The
+    seed decides about the order of the scales and the kind of global_scale.
     """
     rng = np.random.default_rng(seed)
     *outer, k = shape

@@ -77,8 +77,8 @@ class Work(NamedTuple):
 class Op:
     """One public function and how to exercise it.
 
-    A *problem* is the op's own frozen dataclass: shapes, dtypes and options, no data; its str() is a
-    short label, its repr() rebuilds it.
+    A *problem* is the op's own frozen dataclass: shapes, dtypes and options, no data; its str() is
+    a short label, its repr() rebuilds it.
     """
 
     name: str
@@ -106,11 +106,11 @@ class Op:
     sample: Callable[[Call, tuple[Any, ...], int, int], tuple[Call, tuple[Any, ...]]]
     """(call, outputs, max_elements, seed) -> a seeded part of both that can be verified alone."""
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
-    """The input dtypes of `bench`, by name; of products with more (ops/problems/products.py: bench_product)."""
+    """The input dtypes of `bench`, by name; for products see products.bench_product."""
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
-    """The arrays of what an op returns: an array, several, or a thing that gives them as `outputs()`."""
+    """The arrays of what an op returns: an array, several, or an object with `outputs()`."""
     if hasattr(outputs, "outputs"):
         return outputs.outputs()
     return outputs if isinstance(outputs, tuple) else (outputs,)

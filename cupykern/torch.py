@@ -6,12 +6,13 @@
     def block(x, weight):
         return cupykern.torch.rms_norm(x, weight) * 2
 
-Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.  Their
-results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start sooner.
-Where torch.compile traces these with a tensor as first, positional argument, they are the operators; those
-that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config` or a BlockMask break the
-graph.  What an NvFp4 is an argument of belongs outside, in a function with torch.compiler.disable.  There
-is no backward pass: a tensor that requires grad raises RuntimeError unless grad mode is off.
+Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.
+Their results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start
+sooner.  Where torch.compile traces these with a tensor as first, positional argument, they are the
+operators; those that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config` or
+a BlockMask break the graph.  What an NvFp4 is an argument of belongs outside, in a function with
+torch.compiler.disable.  There is no backward pass: a tensor that requires grad raises RuntimeError
+unless grad mode is off.
 """
 
 from __future__ import annotations
@@ -80,14 +81,15 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"`cupykern.{name}` of tensors, as the operator cupykern::{name}."
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by inspect
+    signature = inspect.Signature(parameters)
+    call.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
     TENSORS.operators[name] = call
     return call
 
 
 def apart(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of an operator, each in a storage of its own, as torch requires: small ones of one call share
-    an allocation."""
+    """The outputs of an operator, each in a storage of its own, as torch requires: small ones of
+    one call share an allocation."""
     found: list[Tensor] = []
     storages: set[int] = set()
     for y in outputs:

@@ -6,9 +6,9 @@
         name, dtype=torch.bfloat16, attn_implementation="cupykern"
     )
 
-The import registers "cupykern" with transformers' AttentionInterface and AttentionMaskInterface; masks are
-those of "sdpa": of bool, or None where causality says it all.  Models run in float16 or bfloat16, without
-gradients.
+The import registers "cupykern" with transformers' AttentionInterface and AttentionMaskInterface;
+masks are those of "sdpa": of bool, or None where causality says it all.  Models run in float16 or
+bfloat16, without gradients.
 """
 
 from __future__ import annotations
@@ -40,28 +40,30 @@ def attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in place of its eager attention.
 
-    query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) with what a cache holds; H is a
-    multiple of Hkv.  float16 or bfloat16.
-    attention_mask: bool (B or 1, H or 1, Sq, >= Sk), True = keep, or a bias; causality and windows are in
-    it.  None: causal if is_causal (None: module.is_causal) and Sq > 1, of the last sliding_window keys.
+    query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) with what a cache holds;
+    H is a multiple of Hkv.  float16 or bfloat16.
+    attention_mask: bool (B or 1, H or 1, Sq, >= Sk), True = keep, or a bias; causality and windows
+    are in it.  None: causal if is_causal (None: module.is_causal) and Sq > 1, of the last
+    sliding_window keys.
 
     Returns (out, None), out (B, Sq, H, Dv); weights are not kept.
 
     One query without a mask, a step of decoding, runs in decode_attention, others in attention.
 
-    Raises NotImplementedError for dropout, softcap, sinks (s_aux), position_bias, a paged cache, head_mask
-    and float32, RuntimeError for tensors that require grad.
+    Raises NotImplementedError for dropout, softcap, sinks (s_aux), position_bias, a paged cache,
+    head_mask and float32, RuntimeError for tensors that require grad.
     """
     given = [name for name in _UNKNOWN if options.get(name) is not None]
     if dropout or given:
         lacks = ", ".join(["dropout"] * bool(dropout) + given)
         raise NotImplementedError(
-            f"attn_implementation={NAME!r} has no {lacks}: use 'sdpa' or 'eager' for {type(module).__name__}"
+            f"attn_implementation={NAME!r} has no {lacks}: use 'sdpa' or 'eager' for "
+            f"{type(module).__name__}"
         )
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise NotImplementedError(
-            f"attn_implementation={NAME!r} takes float16 and bfloat16, not {query.dtype}: load the model "
-            "with dtype=torch.bfloat16"
+            f"attn_implementation={NAME!r} takes float16 and bfloat16, not {query.dtype}: load the "
+            f"model with dtype=torch.bfloat16"
         )
     queries, keys = query.shape[2], key.shape[2]
     if is_causal is None:
@@ -85,8 +87,8 @@ def attention_forward(
 
 
 def _window(query: torch.Tensor, keys: int, window: int, is_causal: bool) -> torch.Tensor:
-    """Each query, of the last positions, sees the keys less than `window` before it, and if it is not
-    causal as many after it."""
+    """Each query, of the last positions, sees the keys less than `window` before it, and if it is
+    not causal as many after it."""
     at = torch.arange(keys, device=query.device)
     before = at[keys - query.shape[2] :, None] - at
     return (before < window) & (before >= 0 if is_causal else before > -window)

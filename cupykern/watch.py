@@ -34,8 +34,8 @@ class WatchRecord:
     ('matmul', 0, (1, 1), ['a'])
 
     op: the function's name.  output: which of its outputs, from 0.  shape, dtype: the output's.
-    report: what it holds.  inputs: reports of the array arguments that hold NaN or infinities too, by
-    name; overwritten: of those that the call wrote to, which can't be told any more.
+    report: what it holds.  inputs: reports of the array arguments that hold NaN or infinities too,
+    by name; overwritten: of those that the call wrote to, which can't be told any more.
     """
 
     op: str
@@ -102,8 +102,8 @@ class Watch:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"watch cannot look at the output of {name}: the stream is being captured, and to look "
-                "is to wait for it",
+                f"watch cannot look at the output of {name}: the stream is being captured, and to "
+                f"look is to wait for it",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -117,16 +117,16 @@ def watch(callback: Callable[[WatchRecord], Any] | None = None) -> Watch:
     >>> watched.records[0].op, watched.records[0].report.num_nan
     ('softmax', 2)
 
-    callback: called with each WatchRecord, while this and outer watches look at nothing; what it raises
-        ends the call of the op.
+    callback: called with each WatchRecord, while this and outer watches look at nothing; what it
+        raises ends the call of the op.
 
-    The first output that holds one is logged, as a warning of the logger "cupykern"; `w.records` has
-    all of them.  Outputs of the formats that nonfinite_report takes are looked at (not int8); arrays
-    given as arguments only once an output holds something.  That -inf may be right, as log_softmax's
-    of what a mask hides, is not known here.
+    The first output that holds one is logged, as a warning of the logger "cupykern"; `w.records`
+    has all of them.  Outputs of the formats that nonfinite_report takes are looked at (not int8);
+    arrays given as arguments only once an output holds something.  That -inf may be right, as
+    log_softmax's of what a mask hides, is not known here.
 
-    Every look synchronises.  A stream under capture can't be waited for: calls that are captured are
-    not looked at, and the first one in a watch gives a RuntimeWarning.
+    Every look synchronises.  A stream under capture can't be waited for: calls that are captured
+    are not looked at, and the first one in a watch gives a RuntimeWarning.
 
     Watches nest: each looks, logs and records by itself.  One belongs to the thread, or the task of
     asyncio, that entered it.  Entering one that is active raises RuntimeError.

@@ -1,4 +1,7 @@
-"""Sphinx's configuration: `python -m sphinx -W -b html docs build/docs`.  Loads nothing from the network."""
+"""Sphinx's configuration: `python -m sphinx -W -b html docs build/docs`.
+
+Loads nothing from the network.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""A small Llama on cupykern: loads Hugging Face's safetensors, fills a cache of keys and values, decodes.
+"""A small Llama on cupykern: loads Hugging Face's safetensors, fills a KV cache, decodes.
 
     python examples/tiny_llama.py --random 1024,8,16,4,32000 --tokens 64
     python examples/tiny_llama.py path/to/a/llama --prompt 128000,9906 --tokens 64 --temperature 0.7
 
-The folder holds config.json and *.safetensors of a LlamaForCausalLM.  Tokens are numbers: there is no tokenizer.
-The model runs on the GPU, or with --target host on the CPU, where times are those of an emulation.
+The folder holds config.json and *.safetensors of a LlamaForCausalLM.  Tokens are numbers: there is
+no tokenizer.  The model runs on the GPU, or with --target host on the CPU, where times are those of
+an emulation.
 
-A decoder layer calls cupykern seven times, and CuPy for the rotation: each norm adds the residual, the
-projections of queries, keys and values are one product, gate and up are one `dual_gemm_silu`.
+A decoder layer calls cupykern seven times, and CuPy for the rotation: each norm adds the residual,
+the projections of queries, keys and values are one product, gate and up are one `dual_gemm_silu`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _DTYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32}
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a file, as views of it: nothing is read before it is used.
 
-    The format: 8 bytes with the header's length, a JSON header {name: {dtype, shape, data_offsets}}, the
-    data (https://github.com/huggingface/safetensors).  Raises ValueError for another file and for dtypes
-    other than F16, BF16 and F32.
+    The format: 8 bytes with the header's length, a JSON header {name: {dtype, shape,
+    data_offsets}}, the data (https://github.com/huggingface/safetensors).  Raises ValueError for
+    another file and for dtypes other than F16, BF16 and F32.
     """
     try:
         with open(path, "rb") as file:
@@ -135,8 +136,8 @@ def random_weights(config: LlamaConfig, dtype: str, seed: int = 0) -> dict[str, 
 class Cache:
     """Keys and values of what was read so far: per layer (batch, KV heads, room, head_dim).
 
-    rotations: what `rotate` takes, of each position.  lengths: int32 (batch,) on the device: the tokens
-    that are there; length: the same number here."""
+    rotations: what `rotate` takes, of each position.  lengths: int32 (batch,) on the device: the
+    tokens that are there; length: the same number here."""
 
     keys: list[Any]
     values: list[Any]
@@ -149,8 +150,8 @@ class Llama:
     """A LlamaForCausalLM for one batch of sequences of one length.
 
     weights: by Hugging Face's names.  Raises ValueError where one is missing or has another shape.
-    dtype: "float16" or "bfloat16", of weights, activations and cache.  target: "cuda", "hip", "host" or
-    None, the GPU if there is one.
+    dtype: "float16" or "bfloat16", of weights, activations and cache.  target: "cuda", "hip",
+    "host" or None, the GPU if there is one.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Llama:
         return logits.reshape(batch, n, -1) if every else logits
 
     def _attend(self, qkv: Any, rotations: Any, cache: Cache, number: int) -> Any:
-        """Attention of one layer: (batch, n, heads, head_dim), for one token (batch, heads, 1, head_dim).
+        """Attention of one layer: (batch, n, heads, head_dim), or (batch, heads, 1, head_dim).
 
         qkv: its queries, keys and values, (batch, n, heads + 2 * KV heads, head_dim).
         """
@@ -255,8 +256,9 @@ def _add_norm(x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
 
 
 def rotate(x: Any, rotations: Any) -> Any:
-    """Rotary positions as Hugging Face has them: of each head of x (batch, n, heads, D), number i is
-    turned with number i + D / 2.  rotations: float32 (n, 1, 3, D / 2): cosines, -sines and sines.
+    """Rotary positions as Hugging Face has them: of each head of x (batch, n, heads, D), number i
+    is turned with number i + D / 2.  rotations: float32 (n, 1, 3, D / 2): cosines, -sines and
+    sines.
 
     In FP32, rounded once.
     """

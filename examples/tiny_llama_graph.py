@@ -1,4 +1,4 @@
-"""tiny_llama whose decode step is a CUDA graph: one launch for each token, instead of dozens for each layer.
+"""tiny_llama whose decode step is a CUDA graph: one launch a token, not dozens a layer.
 
     python examples/tiny_llama_graph.py --random 1024,8,16,4,32000 --tokens 64
 
@@ -16,7 +16,10 @@ from tiny_llama import Cache, Llama, main
 
 
 class Step(NamedTuple):
-    """A captured decode step.  tokens, logits: where it reads and writes; pool: of what lies between."""
+    """A captured decode step.
+
+    tokens, logits: where it reads and writes; pool: of what lies between.
+    """
 
     graph: Any
     tokens: Any
@@ -25,8 +28,8 @@ class Step(NamedTuple):
 
 
 class GraphLlama(Llama):
-    """A Llama that captures its second decode step with a cache, and then replays it; on numpy arrays,
-    where there are no graphs, it only reads the positions from the same place."""
+    """A Llama that captures its second decode step with a cache, and then replays it; on numpy
+    arrays, where there are no graphs, it only reads the positions from the same place."""
 
     def __call__(self, tokens: Any, cache: Cache, every: bool = False) -> Any:
         if tokens.shape[1] > 1 or every or self.xp is np:

@@ -1,11 +1,11 @@
 """Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here.
 
-What a target does not have, or a machine without a GPU, is deselected, not skipped: one line at the end
-counts it.  A skip means that a tool is missing here.
+What a target does not have, or a machine without a GPU, is deselected, not skipped: one line at the
+end counts it.  A skip means that a tool is missing here.
 
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
-size of tests that take the two in turn, cases of tests that take every second to sixth, and hypothesis'
-examples.
+size of tests that take the two in turn, cases of tests that take every second to sixth, and
+hypothesis' examples.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Before numpy is imported.  FP64 products of tests are small, and the threads of several test processes
-# that wait for each other take ten times as long.
+# Before numpy is imported.  FP64 products of tests are small, and the threads of several test
+# processes that wait for each other take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Most of the tests' time goes into compiling kernels for problems that are small.
 os.environ.setdefault("CUPYKERN_HOST_OPTIMIZE", "0")
@@ -59,8 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A process for each core, if pytest-xdist is here and no `-n` says otherwise; one process where
-    there is a GPU, whose memory and time the tests would share."""
+    """A process for each core, if pytest-xdist is here and no `-n` says otherwise; one process
+    where there is a GPU, whose memory and time the tests would share."""
     option = config.option
     no_say = getattr(option, "numprocesses", 0) is None and option.dist == "no"
     if no_say and not (option.usepdb or "PYTEST_XDIST_WORKER" in os.environ) and _gpu() is None:
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _without(item: pytest.Item) -> str | None:
-    """What the item needs (tests/support/needs.py) and its target, or this machine, does not have."""
+    """What the item needs (tests/support/needs.py) and its target or this machine lacks."""
     target = None
     if "gpu" in item.fixturenames or "gpu" in item.keywords:
         target = None if item.config.getoption("target") == "host" else _gpu()
@@ -99,7 +99,10 @@ def _without(item: pytest.Item) -> str | None:
 
 
 def _left_out(item: pytest.Item, cases: dict[Any, int]) -> str | None:
-    """By the markers exhaustive, in_turn and thinned.  cases: the test's own, numbered as they come."""
+    """By the markers exhaustive, in_turn and thinned.
+
+    cases: the test's own, numbered as they come.
+    """
     if item.config.getoption("exhaustive"):
         return None
     callspec = getattr(item, "callspec", None)

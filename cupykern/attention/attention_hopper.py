@@ -31,8 +31,8 @@ _MANY = 0x7FFF0000  # more than any coordinate
 
 
 class Kind(NamedTuple):
-    """What the variants of a task differ by.  mode: attention_task.mask_mode's; uniform: a mask's blocks are
-    of 128 queries and keys; varlen: sequences of different lengths."""
+    """What the variants of a task differ by.  mode: attention_task.mask_mode's; uniform: a mask's
+    blocks are of 128 queries and keys; varlen: sequences of different lengths."""
 
     mode: int = 0
     uniform: bool = False
@@ -44,15 +44,15 @@ KINDS = (Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True))
 
 @dataclass(frozen=True)
 class AttentionHopperConfig:
-    """Warpgroups of 64 queries, and one that loads, compute tile_m queries by tiles of tile_n keys, of
-    which `stages` are in shared memory."""
+    """Warpgroups of 64 queries, and one that loads, compute tile_m queries by tiles of tile_n keys,
+    of which `stages` are in shared memory."""
 
     tile_m: int
     tile_n: int
     stages: int = 2
 
     def query_tiles(self, head_dim: int) -> int:
-        """How many tiles of queries shared memory has room for: with two the next one is there early."""
+        """Tiles of queries in shared memory: with two, the next one is loaded early."""
         return 2 if self._shared_bytes(head_dim, 2) <= max_shared_bytes("sm_90a") else 1
 
     def shared_bytes(self, head_dim: int) -> int:
@@ -193,7 +193,7 @@ def _map(dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: 
 def _ragged_map(
     dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: int
 ) -> MapPlan:
-    """Of varlen sequences: (way back, row of all, head, row, dim), as attention/storage_sm90.cuh says."""
+    """Of varlen sequences: (way back, row of all, head, row, dim), see storage_sm90.cuh."""
     _, heads, total, dim = shape
     _, head, row = steps
     row = row if total > 1 else 16
@@ -210,11 +210,12 @@ def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
 
 
 def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blocks: int) -> Any:
-    """Which block computes which tiles of queries, as int32 (rounds, blocks), -1 for none; None: every
-    `blocks`-th one.
+    """Which block computes which tiles of queries, as int32 (rounds, blocks), -1 for none; None:
+    every `blocks`-th one.
 
-    Causal tiles take longer the later they come: each one goes, in the order of attention_work_tile.cuh, to
-    the block that has the least to do so far.  order: the tiles' numbers of queries, in that order.
+    Causal tiles take longer the later they come: each one goes, in the order of
+    attention_work_tile.cuh, to the block that has the least to do so far.  order: the tiles'
+    numbers of queries, in that order.
     """
     if not is_scheduled(task, len(order), blocks):
         return None
@@ -249,7 +250,7 @@ class AttentionHopperPlan(NamedTuple):
         self.repeated.launch(arrays, places)
 
     def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
-        """launch(places, *given): `launch` of arrays(*given), which are made only where places are new."""
+        """launch(places, *given): `launch` of arrays(*given), made only where places are new."""
         if not self.num_counters:
             return self.repeated.of(arrays).launch_at
 
@@ -274,7 +275,7 @@ def hopper_plan(
     planned: Any,
     params: Any,
 ) -> AttentionHopperPlan:
-    """sizes: blocks, and the bytes of their shared memory.  planned: `schedule`'s, on the target."""
+    """sizes: blocks, bytes of their shared memory.  planned: `schedule`'s, on the target."""
     plans = maps(task, config)
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -49,7 +49,7 @@ class AttentionConfig:
 def refusal(
     config: AttentionConfig | AttentionHopperConfig, head_dim: int, mode: int, arch: str
 ) -> str | None:
-    """Why `config` does not fit head_dim (of HEAD_DIMS) and mask_mode's mode on `arch`; None: it does."""
+    """Why `config` does not fit head_dim (of HEAD_DIMS) and the mask mode on `arch`, or None."""
     if isinstance(config, AttentionHopperConfig):
         return attention_hopper.refusal(config, head_dim, arch)
     c = config
@@ -58,11 +58,17 @@ def refusal(
     if c.num_warps > 32:
         return f"{c.num_warps} warps are more than 32"
     if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64, 128):
-        return f"tile_m must be 16 to 128 and tile_n 16 to 128, powers of two; got {c.tile_m}, {c.tile_n}"
+        return (
+            "tile_m must be 16 to 128 and tile_n 16 to 128, powers of two; "
+            f"got {c.tile_m}, {c.tile_n}"
+        )
     if mode and c.tile_n > 64:
         return f"tile_n must divide a mask's block of 64 keys; got {c.tile_n}"
     if c.tile_m % (16 * c.num_warps) or c.tile_m // c.num_warps > 32 or c.num_warps % 2:
-        return f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; got {c.num_warps}"
+        return (
+            f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; "
+            f"got {c.num_warps}"
+        )
     needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
@@ -72,8 +78,8 @@ def refusal(
 def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
     """The config for heads that are padded to head_dim; mode: mask_mode's.
 
-    Warps of 32 queries read keys and values from shared memory half as often as those of 16; where their
-    registers do not hold that, or a block's shared memory, tiles are smaller.
+    Warps of 32 queries read keys and values from shared memory half as often as those of 16; where
+    their registers do not hold that, or a block's shared memory, tiles are smaller.
     """
     less, least = AttentionConfig(64, 32, 4), AttentionConfig(64, 16, 4)
     if arch == "host":
@@ -234,8 +240,9 @@ class AttentionPlan(NamedTuple):
     scores: int  # and sums of rows, of the naive algorithm
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five and both
-        cu_seqlens; None where absent.  places: what addresses of all CuPy's arrays follow from."""
+        """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
+        and both cu_seqlens; None where absent.  places: what addresses of all CuPy's arrays follow
+        from."""
         if len(arrays) == 4:
             arrays += (None,) * 10
         if self.naive_grids is None:
@@ -311,7 +318,7 @@ def attention_plan(
 
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
-    """The tiles of queries of causal tasks as blocks count them (attention_work_tile.cuh: AttentionWorkTile)."""
+    """The tiles of queries of causal tasks in the order of attention_work_tile.cuh."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)
     sections = np.tile(np.repeat(long_first, heads_per_section), whole)
@@ -319,8 +326,8 @@ def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarra
 
 
 def _heads_per_section(task: AttentionTask) -> int:
-    """Of tasks with tiles of different lengths, causal ones and those of blocks, whose long tiles come first,
-    as many heads as the L2 cache holds the keys of."""
+    """Of tasks with tiles of different lengths, causal ones and those of blocks, whose long tiles
+    come first, as many heads as the L2 cache holds the keys of."""
     if task.offset is None and task.mask.kind != BLOCK_MASK:
         return 1
     group = task.heads // task.kv_heads

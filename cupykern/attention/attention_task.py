@@ -17,8 +17,8 @@ def prescales(kind: int, scale: float | None) -> bool:
 
 
 def mask_mode(kind: int, scale: float | None) -> int:
-    """kMaskMode of attention_hopper.cu: 2 for blocks, 1 for arrays and for scores that are scaled before the
-    softmax, else 0; attention.cu tells only 0 from the others."""
+    """kMaskMode of attention_hopper.cu: 2 for blocks, 1 for arrays and for scores that are scaled
+    before the softmax, else 0; attention.cu tells only 0 from the others."""
     if kind == BLOCK_MASK:
         return 2
     return int(kind != NO_MASK or prescales(kind, scale))
@@ -31,7 +31,8 @@ def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
 
 class MaskPlace(NamedTuple):
     """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: the
-    logarithms of their sizes, how many there are along the keys, and the strides of b and h in rows of blocks."""
+    logarithms of their sizes, how many there are along the keys, and the strides of b and h in rows
+    of blocks."""
 
     kind: int = NO_MASK
     dtype: np.dtype | None = None

@@ -1,1 +1,1 @@
-"""Products of matrices: their problems, configs and plans, and the ops that fuse something with one."""
+"""Matrix products: their problems, configs and plans, and the ops that fuse with one."""

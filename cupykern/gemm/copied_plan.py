@@ -32,7 +32,7 @@ _FEW_ROWS = 256
 
 
 class Copy(NamedTuple):
-    """Of an operand: its name, shape and strides in bytes, and whether its columns become rows of the copy."""
+    """An operand's name, shape, byte strides, and whether its columns become the copy's rows."""
 
     name: str
     dtype: np.dtype
@@ -123,10 +123,10 @@ def copies(
 ) -> tuple[Copy, ...]:
     """Of which operands of a product copies are made, so that all can be read by vectors.
 
-    None of small products: where align_rows.cu makes the copies an eighth is small.  FP16 (128, 129, 131) takes 19
-    us so instead of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25 instead of 133 (H200).
-    Also of a few rows of a that lie in columns, for which there are no tiles: (32, 4096, 4096) 20.4 instead of
-    31.7 us, but (304, 4096, 4096) 52.8 instead of 48.2.
+    None of small products: where align_rows.cu makes the copies an eighth is small.  FP16 (128,
+    129, 131) takes 19 us so instead of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25
+    instead of 133 (H200).  Also of a few rows of a that lie in columns, for which there are no
+    tiles: (32, 4096, 4096) 20.4 instead of 31.7 us, but (304, 4096, 4096) 52.8 instead of 48.2.
     """
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}
     b = others["b"]

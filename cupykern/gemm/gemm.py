@@ -92,8 +92,8 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
 
 
 def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
-    """The number of SMs decides between tiles, whose accumulators agree bit for bit, but not about splits
-    of k."""
+    """The number of SMs decides between tiles, whose accumulators agree bit for bit, but not about
+    splits of k."""
     portable = portable_heuristic.configs(task, device)
     hopper = sm90_heuristic.configs(task, device)
     skinny = skinny_gemm.configs(task, device)
@@ -157,13 +157,7 @@ class GemmPlan(NamedTuple):
 
 
 AnyPlan = (
-    GemmPlan
-    | SkinnyGemmPlan
-    | Sm90Plan
-    | ConvertedPlan
-    | DecodedPlan
-    | SplitPlan
-    | NormalizedPlan
+    GemmPlan | SkinnyGemmPlan | Sm90Plan | ConvertedPlan | DecodedPlan | SplitPlan | NormalizedPlan
 )
 
 

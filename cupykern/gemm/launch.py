@@ -19,7 +19,10 @@ from .product import Product
 
 
 def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
-    """The result of a call that plans.find knows.  given: the arrays, in the order that `run` was told."""
+    """The result of a call that plans.find knows.
+
+    given: the arrays, in the order that `run` was told.
+    """
     target, plan, pick, shape, out_dtype = known
     y = maker(target.xp)(shape, out_dtype) if out is None else out
     plan.launch(target.xp, pick((*given, None, y)))
@@ -48,10 +51,12 @@ def run(
 ) -> Any:
     """Launch a product whose arguments are checked.
 
-    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of plans.find,
-    if these are the arrays that it was given, or views that begin where they do; given: their names, in
-    the order in which `launch_known` will get them.  options: the other fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
-    are not K; `complete`, (product, config) -> the whole product, and other arrays that the kernel takes, by name.
+    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of
+    plans.find, if these are the arrays that it was given, or views that begin where they do; given:
+    their names, in the order in which `launch_known` will get them.  options: the other fields of
+    Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns are not
+    K; `complete`, (product, config) -> the whole product, and other arrays that the kernel takes,
+    by name.
     """
     if out is not None:
         arguments.check_new_out(out, shape, out_dtype, operands)

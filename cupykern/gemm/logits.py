@@ -1,5 +1,5 @@
-"""Logits on their way to a softmax: where they and the statistics of their columns lie, and the launch that
-makes the softmax of them."""
+"""Logits on their way to a softmax: where they and the statistics of their columns lie, and the
+launch that makes the softmax of them."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def normalized_plan(target: Target, product: Product, plan: Any) -> NormalizedPl
 
 
 class LogitsMemory(NamedTuple):
-    """What a call has beside its result, in bytes: statistics, a multiple of 16, and FP32 logits, 0 where
-    they lie in the result or in no memory."""
+    """What a call has beside its result, in bytes: statistics, a multiple of 16, and FP32 logits, 0
+    where they lie in the result or in no memory."""
 
     statistics: int
     logits: int

@@ -1,4 +1,4 @@
-"""Plans of a product and the softmax of its rows: where logits lie, and the launches of later calls."""
+"""Plans of a product and the softmax of its rows: where logits lie, and later launches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class LogitsPlan(NamedTuple):
 def memory_of(
     target: Target, config: AnyConfig, y: Any, place: Matrix, bias: Any
 ) -> tuple[LogitsMemory, Matrix | None, int]:
-    """(what the call takes, where logits lie in memory, of how many sets of columns there are statistics);
+    """(what the call takes, where logits lie in memory, of how many sets of columns there are
+    statistics);
     place: y's."""
     rows, n = y.shape
     num_sets = -(-n // SET_COLUMNS)

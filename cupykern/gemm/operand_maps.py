@@ -1,4 +1,4 @@
-"""Tensor maps of operands and results of products: which boxes, and whether TMA walks their strides."""
+"""Tensor maps of operands and results: which boxes, and whether TMA walks their strides."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def operand_map(
 
 
 def tma_stores(out: Matrix, m: int, n: int, dtypes: tuple[np.dtype, ...] = FLOAT16S) -> bool:
-    """Whether m x n elements of one of these dtypes can be stored by TMA, which writes 16 bytes whole, also
-    beyond the end of a row within them."""
+    """Whether m x n elements of one of these dtypes can be stored by TMA, which writes 16 bytes
+    whole, also beyond the end of a row within them."""
     per_vector = ALIGNMENT // out.dtype.itemsize
     return (
         out.dtype in dtypes

@@ -29,7 +29,8 @@ class GemmConfig:
     at a time, through `stages` buffers.
 
     splits: so many blocks share the k of a tile; a second launch adds their partial accumulators.
-    finish_rounds: in how many rounds a warp's accumulators go through shared memory to the epilogue.
+    finish_rounds: in how many rounds a warp's accumulators go through shared memory to the
+        epilogue.
     fp8: FP8 operands are multiplied as they are, with accumulators promoted every 128 of k; else
         as FP16.
     scalar_loads: both operands are read element by element, whatever their layouts.
@@ -148,7 +149,10 @@ class GemmConfig:
         if sum(x.itemsize for x in elements) < 2 * compute.itemsize:
             step = 32  # mainloop.cuh: kMixedInput
         if promote_k % self.tile_k:
-            return f"accumulators are promoted every {promote_k} of k, no multiple of tile_k = {self.tile_k}"
+            return (
+                f"accumulators are promoted every {promote_k} of k, "
+                f"no multiple of tile_k = {self.tile_k}"
+            )
         if self.tile_m % (16 * self.warps_m) or self.tile_n % (16 * self.warps_n):
             warps, tile = f"{self.warps_m} x {self.warps_n}", f"{self.tile_m} x {self.tile_n}"
             return f"warps {warps} do not share {tile} in fragments of 16 x 16"
@@ -162,7 +166,10 @@ class GemmConfig:
             return f"{self.num_threads} threads are more than 1024"
         fragments = self.tile_m * self.tile_n // (256 * self.warps_m * self.warps_n)
         if fragments % self.finish_rounds:
-            return f"finish_rounds must divide a warp's {fragments} fragments; got {self.finish_rounds}"
+            return (
+                f"finish_rounds must divide a warp's {fragments} fragments; "
+                f"got {self.finish_rounds}"
+            )
         return None
 
     def _row_refusal(self, task: GemmTask) -> str | None:

@@ -32,11 +32,11 @@ def _tiles(
     """The tiles for operands of these dtypes and layouts, the largest first.
 
     Few for what is rare: each is a variant for every pair of dtypes and layouts.  What Hopper's
-    mainloops multiply is read by scalar loads there, as operands of any strides are: TMA cannot load it.
-    Left are those of which k is split (sm90_heuristic.is_profitable), and logits, which have so
-    many columns that several small blocks on an SM stream them.  Where nothing is measured, tiles
-    of 16 rows are left out: the tensor cores' idle rows of a tile of 64 are hidden by the reading
-    of b; and what is rare is read by scalar loads.
+    mainloops multiply is read by scalar loads there, as operands of any strides are: TMA cannot
+    load it.  Left are those of which k is split (sm90_heuristic.is_profitable), and logits, which
+    have so many columns that several small blocks on an SM stream them.  Where nothing is measured,
+    tiles of 16 rows are left out: the tensor cores' idle rows of a tile of 64 are hidden by the
+    reading of b; and what is rare is read by scalar loads.
     """
     few_rows = is_measured(arch)
     compute = compute_dtype(a, b)

@@ -39,8 +39,8 @@ def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
     if a in FLOAT16S and b == FP4:
         return a
     raise TypeError(
-        f"a and b must both be float16, bfloat16, float32 or int8, both FP8, or a float16 or bfloat16 "
-        f"and b FP8 or int8; got {a} and {b}"
+        f"a and b must both be float16, bfloat16, float32 or int8, both FP8, or a float16 or "
+        f"bfloat16 and b FP8 or int8; got {a} and {b}"
     )
 
 
@@ -50,7 +50,8 @@ def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
 class Matrix(NamedTuple):
     """A batch of matrices as a plan sees it: strides in elements, 0 along dims of one element.
 
-    aligned: every matrix begins at a multiple of 16 bytes.  uint8 is FP4: an element is two numbers.
+    aligned: every matrix begins at a multiple of 16 bytes.  uint8 is FP4: an element is two
+        numbers.
     """
 
     dtype: np.dtype
@@ -83,7 +84,7 @@ class Groups(NamedTuple):
 
 
 def must_be_copied(a: Matrix, b: Matrix, k: int, m: int) -> bool:
-    """Whether the mainloops, which read what NVFP4 is multiplied with by vectors along k, cannot read a so."""
+    """Whether the mainloops cannot read NVFP4's other operand by vectors along k."""
     return b.dtype == FP4 != a.dtype and layout_of(a, a.col, a.row, k, m) != K_MAJOR
 
 
@@ -126,8 +127,8 @@ def dual_by_vectors(
 
 
 def layout_of(x: Matrix, k_step: int, mn_step: int, k: int, mn: int) -> int:
-    """How the mainloop can read an operand alone: by vectors along k or along its other dim, at positive
-    steps, or not.
+    """How the mainloop can read an operand alone: by vectors along k or along its other dim, at
+    positive steps, or not.
     """
     if not x.aligned or min(x.batch_strides, default=0) < 0:
         return STRIDED
@@ -184,8 +185,8 @@ class Product(NamedTuple):
     block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
     fp16_accumulate: accumulators of FP16 products are FP16.
     groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
-    logits: of dequant_softmax, where they are in memory (logits.py); num_sets: of columns that a row has
-    statistics of.
+    logits: of dequant_softmax, where they are in memory (logits.py); num_sets: of columns that a
+    row has statistics of.
     """
 
     batch: tuple[int, ...]
@@ -221,7 +222,7 @@ class Product(NamedTuple):
 def merge_batch(
     sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(size, strides of each operand) of as few dims as walk the batch in order, innermost first."""
+    """(size, strides of each operand) of the fewest dims that walk the batch, innermost first."""
     dims: list[tuple[int, tuple[int, ...]]] = []
     for size, *steps in reversed(list(zip(sizes, *strides, strict=True))):
         if size == 1:

@@ -1,4 +1,4 @@
-"""Tasks and plans of quantize_nvfp4: the walk through groups of 16 numbers, in one launch or two."""
+"""Tasks and plans of quantize_nvfp4: the walk through groups of 16, in one or two launches."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 @dataclass(frozen=True)
 class NvFp4Config:
-    """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through groups of
-    16 elements; each thread loads at_once of them before it goes on.  cached_groups: how many of its groups
-    a thread keeps in shared memory from one pass to the other; a multiple of at_once."""
+    """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through
+    groups of 16 elements; each thread loads at_once of them before it goes on.  cached_groups: how
+    many of its groups a thread keeps in shared memory from one pass to the other; a multiple of
+    at_once."""
 
     num_threads: int = 256
     num_blocks: int = 4

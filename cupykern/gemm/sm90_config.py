@@ -241,7 +241,8 @@ class Sm90Config:
 
     def stages_refusal(self, task: GemmTask) -> str | None:
         if self.tile_k * task.a.itemsize % SWIZZLE_BYTES:
-            return f"tile_k must be a multiple of {SWIZZLE_BYTES // task.a.itemsize}; got {self.tile_k}"
+            step = SWIZZLE_BYTES // task.a.itemsize
+            return f"tile_k must be a multiple of {step}; got {self.tile_k}"
         if self.stages < 2:
             return "a stage is released after the next one has come: at least 2"
         sliced, small = isinstance(self.schedule, SlicedK), self.rows * self.cols <= 64 * 64

@@ -131,8 +131,8 @@ def _dual_tables(task: GemmTask) -> tuple[str, ...]:
 def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     """The legal configs of `task` on `device`, the estimated fastest first.
 
-    Sliced-K, SplitK and SplitKWorkspace change the order of accumulation: the task alone decides about
-    them, not the number of SMs.
+    Sliced-K, SplitK and SplitKWorkspace change the order of accumulation: the task alone decides
+    about them, not the number of SMs.
     """
     fitting = [
         tile

@@ -17,11 +17,11 @@ def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
     >>> cupykern.asarray([0.1, 300.0, 500.0], "float8_e4m3fn", target="host").astype(float).tolist()
     [0.1015625, 288.0, nan]
 
-    dtype None: x's.  An array of another library (torch, JAX, DLPack) that is on `target` and of `dtype`
-    becomes a cupy or numpy array of the same memory.  Numbers are rounded to nearest even by numpy and
-    ml_dtypes on the host: beyond the format's largest number they become infinity, or NaN where it has
-    none (float8_e4m3fn).  To int8 and int32 they are cast as by numpy, towards zero and without a limit:
-    `quantize` rounds.
+    dtype None: x's.  An array of another library (torch, JAX, DLPack) that is on `target` and of
+    `dtype` becomes a cupy or numpy array of the same memory.  Numbers are rounded to nearest even
+    by numpy and ml_dtypes on the host: beyond the format's largest number they become infinity, or
+    NaN where it has none (float8_e4m3fn).  To int8 and int32 they are cast as by numpy, towards
+    zero and without a limit: `quantize` rounds.
     Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
     """
     xp = targets.get(target).xp

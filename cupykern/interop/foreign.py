@@ -1,14 +1,15 @@
-"""Calls with arrays of other libraries: which arguments are such, and how a call of an op takes them.
+"""Calls with arrays of other libraries: which arguments they are, and how an op takes them.
 
 The rules, for every public function:
 
-- An array argument, `out` and the arrays of an NvFp4 included, may be a torch tensor, a JAX array, or an
-  object with `__dlpack__` or `__cuda_array_interface__`.  Its memory is used where it is, in its strides.
-- Results are of the library of the first array among the arguments, in the order of the signature.  `out`
-  comes back as the object that was given.
+- An array argument, `out` and the arrays of an NvFp4 included, may be a torch tensor, a JAX array,
+  or an object with `__dlpack__` or `__cuda_array_interface__`.  Its memory is used where it is, in
+  its strides.
+- Results are of the library of the first array among the arguments, in the order of the signature.
+  `out` comes back as the object that was given.
 - Arrays of several libraries may be mixed where cupy's or numpy's could: on one device.
-- The call runs on torch's current stream if the first array is a tensor, else on CuPy's.  Where arrays
-  come from another stream, the two wait for each other.
+- The call runs on torch's current stream if the first array is a tensor, else on CuPy's.  Where
+  arrays come from another stream, the two wait for each other.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Library(Protocol):
 
 
 class _Kind(Enum):
-    """What else an argument's class may be: a cupy or numpy array, one that holds arrays, torch.dtype."""
+    """What else an argument may be: a cupy or numpy array, one that holds arrays, torch.dtype."""
 
     OTHER, NATIVE, HOLDER, DTYPE = range(4)
 

@@ -13,8 +13,8 @@ import numpy as np
 from . import dlpack
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
-# (an event, arrays that kernels launched before it may read).  Who exported them does not know CuPy's
-# stream, so they must not be freed before.
+# (an event, arrays that kernels launched before it may read).  Who exported them does not know
+# CuPy's stream, so they must not be freed before.
 in_use: deque[tuple[Any, Sequence[Any]]] = deque()
 
 
@@ -36,8 +36,8 @@ class Protocols:
         if self.name == "jax":
             if isinstance(x, sys.modules["jax"].core.Tracer):
                 raise TypeError(
-                    f"{name} must not be traced by JAX: kernels are launched by the call itself; call "
-                    "outside of jax.jit, jax.grad and jax.vmap"
+                    f"{name} must not be traced by JAX: kernels are launched by the call itself; "
+                    f"call outside of jax.jit, jax.grad and jax.vmap"
                 )
             if name == "out":
                 raise TypeError("out must not be a jax array, which cannot be written to")

@@ -27,8 +27,8 @@ DTYPES = {
 TORCH = {dtype: of_torch for of_torch, dtype in DTYPES.items()}
 if hasattr(torch, "float4_e2m1fn_x2"):  # NvFp4's data: two codes in a byte
     DTYPES[torch.float4_e2m1fn_x2] = np.dtype(np.uint8)
-# Of dtypes that numpy lacks: the tensor's view that becomes an array, and the array's that becomes a
-# tensor.
+# Of dtypes that numpy lacks: the tensor's view that becomes an array, and the array's that becomes
+# a tensor.
 _VIEWS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 
 
@@ -36,7 +36,7 @@ _VIEWED = {d for d in DTYPES if DTYPES[d].isbuiltin != 1 or d not in TORCH.value
 
 
 class Tensors:
-    """Calls run on torch's current stream of the tensor's device, with memory of torch's allocator."""
+    """Calls run on torch's current stream of the device, with torch's allocator."""
 
     name = "torch"
 
@@ -67,8 +67,8 @@ class Tensors:
         return _Running(x.get_device(), any(is_cupy(x) or hasattr(x, "arrays") for x in values))
 
     def native(self, name: str, x: Any) -> Any:
-        """The array of x's memory, ready on CuPy's current stream.  Raises TypeError and RuntimeError
-        (a tensor that requires grad)."""
+        """The array of x's memory, ready on CuPy's current stream.  Raises TypeError and
+        RuntimeError (a tensor that requires grad)."""
         if x.requires_grad:
             if torch.is_grad_enabled():
                 raise RuntimeError(

@@ -50,16 +50,17 @@ def dequant_softmax(
     config: a GemmConfig of the product, tile_n a multiple of 64, a Sm90LogitsConfig or a
         SkinnyLogitsConfig; None: the default one.
 
-    w is converted inside the kernel and accumulators are FP32, as in `scaled_mm`.  The logits stay in FP32, in
-    `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
-    from the product's epilogue, so that a second launch reads them once.  On Hopper, logits of more
-    than 16 rows, with results of 16 bits and no bias but one of columns, stay in registers: the result
-    gets their exponentials over the largest of 64 columns, which are then scaled.  A row that holds NaN or
-    +inf, or -inf alone, gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
-    `out` does not; a and w also where `matmul` copies operands.
+    w is converted inside the kernel and accumulators are FP32, as in `scaled_mm`.  The logits stay
+    in FP32, in `out` if that is FP32, else in memory of their own; their largest and their sums of
+    exponentials come from the product's epilogue, so that a second launch reads them once.  On
+    Hopper, logits of more than 16 rows, with results of 16 bits and no bias but one of columns,
+    stay in registers: the result gets their exponentials over the largest of 64 columns, which are
+    then scaled.  A row that holds NaN or +inf, or -inf alone, gives NaN.  a and bias are copied if
+    they do not merge to a matrix of all rows, and the result is if `out` does not; a and w also
+    where `matmul` copies operands.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error bound:
-    `reference.dequant_softmax_bound`.
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error
+    bound: `reference.dequant_softmax_bound`.
     """
     scales = None if scale_w is None or isinstance(scale_w, (int, float)) else scale_w
     factor = scale_w if scales is None else None

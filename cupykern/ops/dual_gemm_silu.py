@@ -1,4 +1,4 @@
-"""dual_gemm_silu: the gated half of a feed-forward layer, silu(a @ b1) * (a @ b2), in one pass over a."""
+"""dual_gemm_silu: the gated half of a feed-forward layer, silu(a @ b1) * (a @ b2), in one pass."""
 
 from __future__ import annotations
 
@@ -48,29 +48,31 @@ def dual_gemm_silu(
     out: Any = None,
     config: AnyConfig | None = None,
 ) -> Any:
-    """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)), silu(x) = x sigmoid(x)
+    """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)),
+    with silu(x) = x sigmoid(x)
 
     >>> a = np.array([[1.0, 2.0]], np.float16)
     >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)
     >>> cupykern.dual_gemm_silu(a, gate, up).round(2).astype(float).round(2).tolist()
     [[2.19, 5.28]]
 
-    a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16 or bfloat16; or
-        a pair of `scaled_mm`: both FP8, both int8, a float16 or bfloat16 and b1, b2 FP8, int8 or NvFp4,
-        or all NvFp4.
+    a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16 or
+        bfloat16; or a pair of `scaled_mm`: both FP8, both int8, a float16 or bfloat16 and b1, b2
+        FP8, int8 or NvFp4, or all NvFp4.
     scale_a, scale_b1, scale_b2: as scale_a and scale_b of `scaled_mm`; None: 1.
-    policy: how far the epilogue stays in FP32.  "fp32": up to the result.  "hybrid": SiLU in FP32, its
-        product with the other one in FP16.  "fp16": every operation in FP16, so that a sum below -65504
-        gives NaN and one below -11.1 zero.
+    policy: how far the epilogue stays in FP32.  "fp32": up to the result.  "hybrid": SiLU in FP32,
+        its product with the other one in FP16.  "fp16": every operation in FP16, so that a sum
+        below -65504 gives NaN and one below -11.1 zero.
     out_dtype: float16, bfloat16 or float32; None: a's for float16 and bfloat16, else float16.
     out: array to write into, of the result's shape and dtype and apart from all operands.
     config: a GemmConfig or one of the dual GEMM configs of Hopper; None: the default one.
 
-    Neither product is written to memory: a block computes the same tile of both.  Sums in FP32, int8 exactly in int32.  Layouts and copies as for
-    `scaled_mm`; b1 and b2 of different layouts count as read element by element.
+    Neither product is written to memory: a block computes the same tile of both.  Sums in FP32,
+    int8 exactly in int32.  Layouts and copies as for `scaled_mm`; b1 and b2 of different layouts
+    count as read element by element.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
-    Error bound: `reference.dual_gemm_silu_bound`.
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config,
+    devices).  Error bound: `reference.dual_gemm_silu_bound`.
     """
     if any(isinstance(x, NvFp4) for x in (a, b1, b2)):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
@@ -167,8 +169,8 @@ SCALES = ("none", "numbers", "tensor", "rows", "blocks")
 
 @dataclass(frozen=True)
 class DualProblem:
-    """One call, without its numbers.  kind: matmul's, or "unit": products of variance 1, "codes": codes
-    of NVFP4 up to 1.5 and scales in [0, 1)."""
+    """One call, without its numbers.  kind: matmul's, or "unit": products of variance 1, "codes":
+    codes of NVFP4 up to 1.5 and scales in [0, 1)."""
 
     m: int
     n: int

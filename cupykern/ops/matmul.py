@@ -1,4 +1,4 @@
-"""matmul: products of matrices with the epilogue fused, for every pair of dtypes that kernels take."""
+"""matmul: matrix products with a fused epilogue, for every pair of dtypes that kernels take."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ def matmul(
     >>> cupykern.matmul(a, -a, bias=np.array([8, 8], np.float32), activation="relu").tolist()
     [[1.0, 0.0], [0.0, 0.0]]
 
-    a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8, both
-        FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.
-    bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of shape
-        (N,) is one per column.
+    a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8,
+        both FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.
+    bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of
+        shape (N,) is one per column.
     activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
     alpha: a finite real number.  A 0-d cupy array is read back, which synchronises.
     out_dtype: float16, bfloat16 or float32 of the result, or int32 of an int8 product with no other
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig or
-        SplitKWorkspace; None: the measured one.
-    accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a partial
-        sum beyond 65504 is infinite.  Not on AMD.
+    config: a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig
+        or SplitKWorkspace; None: the measured one.
+    accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
+        partial sum beyond 65504 is infinite.  Not on AMD.
 
-    Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32; the
-    epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be less than
-    2^31.  Any strides: K-major or MN-major operands (8-bit ones and those of FP16 accumulators: K-major)
-    whose rows are aligned to 16 bytes are read by vectors, others by scalar loads.  From 2^24
-    multiplications on (2^21 where only the alignment is wrong) these others are first copied into aligned
-    memory, which the call frees again, except misaligned 16-bit ones of up to 16 rows in an aligned array;
-    so are up to 256 rows of an MN-major a, and an operand whose byte strides are no multiples of its
-    itemsize.
+    Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32;
+    the epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be
+    less than 2^31.  Any strides: K-major or MN-major operands (8-bit ones and those of FP16
+    accumulators: K-major) whose rows are aligned to 16 bytes are read by vectors, others by scalar
+    loads.  From 2^24 multiplications on (2^21 where only the alignment is wrong) these others are
+    first copied into aligned memory, which the call frees again, except misaligned 16-bit ones of
+    up to 16 rows in an aligned array; so are up to 256 rows of an MN-major a, and an operand whose
+    byte strides are no multiples of its itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.

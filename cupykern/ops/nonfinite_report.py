@@ -1,4 +1,4 @@
-"""nonfinite_report: NaN and infinities of an array, and statistics of its other elements, in one read."""
+"""nonfinite_report: NaN, infinities, and statistics of the other elements, in one read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class NonfiniteReport:
     1
 
     size: of its elements, num_nan are NaN, num_posinf and num_neginf infinite.
-    first_index: of the first of these in C order, a tuple of an int for each dim; None: all are finite.
+    first_index: of the first of these in C order, a tuple of an int for each dim; None: all are
+        finite.
     min, max, mean: of the finite elements; NaN if there are none.
     """
 
@@ -47,7 +48,8 @@ class NonfiniteReport:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_nan} NaN, {self.num_posinf} +inf and {self.num_neginf} -inf of {self.size}, "
+            f"{self.num_nan} NaN, {self.num_posinf} +inf and {self.num_neginf} -inf of "
+            f"{self.size}, "
             f"the first at {self.first_index}; the others from {self.min:g} to {self.max:g}, "
             f"mean {self.mean:g}"
         )
@@ -63,17 +65,18 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
     >>> report.min, report.max
     (-2.0, 1.0)
 
-    x: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2 array of any shape and strides (cupy: on
-        its GPU, on the current stream; numpy: on the host target).  It is copied only if a stride is
-        no multiple of the itemsize, or more than 8 dims cannot be merged.
+    x: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2 array of any shape and strides
+        (cupy: on its GPU, on the current stream; numpy: on the host target).  It is copied only if
+        a stride is no multiple of the itemsize, or more than 8 dims cannot be merged.
     config: a NonfiniteConfig; None: the measured one.
 
-    Reads the result back, which waits for the stream: this synchronises.  Counts, the index, min and
-    max are exact, subnormals included; the mean is a sum in FP32 of up to 64 numbers at a time, added
-    up in FP64, so that nothing overflows.  The same bits for the same array, whenever it is called.
+    Reads the result back, which waits for the stream: this synchronises.  Counts, the index, min
+    and max are exact, subnormals included; the mean is a sum in FP32 of up to 64 numbers at a time,
+    added up in FP64, so that nothing overflows.  The same bits for the same array, whenever it is
+    called.
 
-    Raises TypeError (x's type and dtype), ValueError (config) and RuntimeError while the current stream is captured.  Error
-    bound: `reference.nonfinite_bound`.
+    Raises TypeError (x's type and dtype), ValueError (config) and RuntimeError while the current
+    stream is captured.  Error bound: `reference.nonfinite_bound`.
     """
     target = _check(x)
     if is_capturing(target):

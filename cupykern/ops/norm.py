@@ -54,21 +54,21 @@ def layer_norm(
     >>> mean.tolist()
     [2.5]
 
-    x: float16, bfloat16 or float32 array of at least one dim and any strides (cupy: on its GPU, on the
-        current stream; numpy: on the host target).
+    x: float16, bfloat16 or float32 array of at least one dim and any strides (cupy: on its GPU, on
+        the current stream; numpy: on the host target).
     weight, bias: arrays of shape (x.shape[-1],), each of any of the three dtypes; None: 1 and 0.
-    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32, where squares
-        below 2^-126 are 0 and those from 2^128 on infinite.
+    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32, where
+        squares below 2^-126 are 0 and those from 2^128 on infinite.
     residual: array of x's shape and dtype.  s is not rounded before it is normalised.
-    compensated: the mean in two parts.  For rows whose mean is a thousand times their spread and more.
+    compensated: the mean in two parts, for rows whose mean is over a thousand times their spread.
     return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
     dtype: float16, bfloat16 or float32, of the result; None: x's.
     out: array for the result, of x's shape: x itself, or apart from the other arrays.
     config: one of norm_plan.FAMILY's; None: the tuned or the measured one.
 
-    Returns y; (y, s rounded to x's dtype) with a residual; mean and rstd follow.  A row with a NaN or
-    an infinity is NaN throughout, its statistics too.  Means are taken first and squares about them,
-    in FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
+    Returns y; (y, s rounded to x's dtype) with a residual; mean and rstd follow.  A row with a NaN
+    or an infinity is NaN throughout, its statistics too.  Means are taken first and squares about
+    them, in FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
 
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices).  Error
     bound: `reference.layer_norm_bound`.
@@ -109,8 +109,8 @@ def rms_norm(
     Returns y, or (q, row_scale) with y = q * row_scale and row_scale float32 of shape
     (*x.shape[:-1], 1); with a residual, s rounded to x's dtype follows, then rstd.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices, formats).
-    Error bound: `reference.rms_norm_bound`.
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices,
+    formats).  Error bound: `reference.rms_norm_bound`.
     """
     options = (False, False, return_stats, quantize)
     return _run(x, weight, None, eps, residual, options, dtype, out, config)

@@ -44,19 +44,19 @@ def quantize(
         "column" and "block" two.
     dtype: "e4m3", "e5m2", "int8", or the dtype float8_e4m3fn, float8_e5m2 or int8.
     granularity: what shares a scale: everything ("tensor"), what differs only along the last axis
-        ("row") or the last but one ("column"), or tiles of `block` = (rows, columns) of the last two.
-    config: one of the FAMILY of quantize_rows, quantize_columns or quantize_tiles; None: the tuned or the
-        measured one.
+        ("row") or the last but one ("column"), or tiles of `block` = (rows, columns).
+    config: one of the FAMILY of quantize_rows, quantize_columns or quantize_tiles; None: the tuned
+        or the measured one.
 
     values: of x's shape.  scale: float32 of shape (), (..., M, 1), (..., 1, N) or
-    (..., ceil(M / rows), ceil(N / columns)): the group's largest magnitude over the format's largest
-    number, 448, 57344 or 127; 1 where that is below 2^-126.  Values are rounded to nearest even and
-    saturate.  A group with a NaN or an infinity has scale NaN and values NaN (int8: 0).
+    (..., ceil(M / rows), ceil(N / columns)): the group's largest magnitude over the format's
+    largest number, 448, 57344 or 127; 1 where that is below 2^-126.  Values are rounded to nearest
+    even and saturate.  A group with a NaN or an infinity has scale NaN and values NaN (int8: 0).
 
     x is read once (twice where a group is longer than a block's or cluster's shared memory).
 
-    Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error bound:
-    `reference.quantize_bound`.
+    Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error
+    bound: `reference.quantize_bound`.
     """
     key, known, _ = plans.find(("quantize", dtype, granularity, block, config), None, x)
     if known is not None:

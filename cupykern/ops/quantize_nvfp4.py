@@ -33,10 +33,11 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     layout: of the scales, "plain" or "blocked" (`NvFp4`).
     config: an NvFp4Config; None: the default one.
 
-    global_scale, a float32 array of shape (): the largest finite |x| over 2688 = 6 * 448, 1 where that is
-    below 2^-126.  scale: the largest |x| of 16 over 6 * global_scale, NaN for a group with a NaN or an
-    infinity, whose codes are 0.  All are rounded to nearest even, codes beyond 6 saturate.  (NVIDIA,
-    "Pretraining Large Language Models with NVFP4", arXiv 2509.25149, two-level scaling.)
+    global_scale, a float32 array of shape (): the largest finite |x| over 2688 = 6 * 448, 1 where
+    that is below 2^-126.  scale: the largest |x| of 16 over 6 * global_scale, NaN for a group with
+    a NaN or an infinity, whose codes are 0.  All are rounded to nearest even, codes beyond 6
+    saturate.  (NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv 2509.25149, two-level
+    scaling.)
 
     x is read twice; it is copied if its batch's dims do not merge to one stride.
 
@@ -129,7 +130,7 @@ def _work(problem: NvFp4Problem) -> Work:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Some rows of one matrix, among them that with the largest number: it decides about every scale.
+    """Some rows of one matrix, with the one of the largest number, which decides every scale.
 
     outputs: NvFp4.outputs', which stand in plain order.
     """

@@ -54,22 +54,24 @@ def scaled_mm(
     [[25.0, -12.5]]
 
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
-        int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.  Or an
-        NvFp4 with an NvFp4 or with float16 or bfloat16 on either side: its numbers, exact in FP16 and
-        BF16, are decoded inside the kernel (on Hopper, where it has tiles enough: an NvFp4 a, and b for
-        many rows, in memory before, two bytes a number), its global scale is part of the epilogue.
-    scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a float32
-        array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks of 128 of k
-        (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128), ceil(N / 128)).  Blocks
-        go with blocks or None.  An NvFp4 has its own, and the other operand no blocks.
+        int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.  Or
+        an NvFp4 with an NvFp4 or with float16 or bfloat16 on either side: its numbers, exact in
+        FP16 and BF16, are decoded inside the kernel (on Hopper, where it has tiles enough: an NvFp4
+        a, and b for many rows, in memory before, two bytes a number), its global scale is part of
+        the epilogue.
+    scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a
+        float32 array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks
+        of 128 of k (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128),
+        ceil(N / 128)).  Blocks go with blocks or None.  An NvFp4 has its own, and the other operand
+        no blocks.
     bias, activation, out_dtype, out, config: as for `matmul`.  out_dtype None: a's for float16 and
-        bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for int8 without scales, bias
-        and activation.
+        bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for int8 without scales,
+        bias and activation.
 
-    Sums in FP32, int8 exactly in int32 (blocks: each block); the scales and the epilogue in FP32, one
-    rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any strides.  Of an
-    NvFp4, data whose rows do not begin at multiples of 8 bytes, and arrays with a step between bytes of a
-    row, are copied.
+    Sums in FP32, int8 exactly in int32 (blocks: each block); the scales and the epilogue in FP32,
+    one rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any
+    strides.  Of an NvFp4, data whose rows do not begin at multiples of 8 bytes, and arrays with a
+    step between bytes of a row, are copied.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
     bound: `reference.scaled_mm_bound`.
@@ -96,7 +98,8 @@ def scaled_mm(
     y = read_operand("b", b, scale_b, a)
     if y.dtype not in QUANTIZED:
         raise TypeError(
-            f"b must be float8_e4m3fn, float8_e5m2, int8 or NvFp4; got {y.dtype} (matmul takes others)"
+            f"b must be float8_e4m3fn, float8_e5m2, int8 or NvFp4; got {y.dtype} (matmul takes "
+            f"others)"
         )
     alpha = product_of_scales(x, y)
     # By what is given, not by its value: it decides about the result's dtype.
@@ -194,8 +197,8 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
-    """dtype: as products.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not named.
-    Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own."""
+    """dtype: as products.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not
+    named.  Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own."""
     if NVFP4 in dtype.partition(":")[0].split("*"):
         return ScaledProblem(_nvfp4_bench_product(shape, dtype), "none")
     default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"

@@ -56,12 +56,12 @@ def softmax(
         whatever it holds.
     scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
     dtype: float16, bfloat16 or float32, of the result; None: x's.
-    out: array to write into, of x's shape and the result's dtype: x itself, or apart from x and mask.
+    out: array to write into, of x's shape and the result's dtype: x, or apart from x and mask.
     config: one of softmax_plan.FAMILY's; None: the tuned or the measured one.
 
     A row of which nothing is kept gives zeros; one that keeps a NaN or an infinite score, or only
-    scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride is
-    no multiple of the itemsize, or more than 6 dims cannot be merged.
+    scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride
+    is no multiple of the itemsize, or more than 6 dims cannot be merged.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices) and
     numpy.exceptions.AxisError.  Error bound: `reference.softmax_bound`.
@@ -84,8 +84,8 @@ def log_softmax(
     >>> print(cupykern.log_softmax(np.zeros((1, 4), np.float32)).round(4))  # -log(4)
     [[-1.3863 -1.3863 -1.3863 -1.3863]]
 
-    Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing is
-    kept too.  Error bound: `reference.log_softmax_bound`.
+    Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing
+    is kept too.  Error bound: `reference.log_softmax_bound`.
     """
     return _run(x, axis, mask, scale, dtype, out, True, config)
 

@@ -21,8 +21,8 @@ class Peer:
     module: what must be importable for it.
     build: (op name, call) -> a function that computes the call's output, or None if the library has
         none for this op and these arguments.  Importing, and what needs time, happens in `build`.
-    parts: likewise, the functions of the steps that the peer takes one after another, by name; {} if
-        it takes one.  Timed beside it, not verified.
+    parts: likewise, the functions of the steps that the peer takes one after another, by name; {}
+        if it takes one.  Timed beside it, not verified.
     """
 
     name: str

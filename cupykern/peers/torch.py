@@ -1,7 +1,7 @@
 """PyTorch, as written ("torch") and through its compiler ("torch.compile").
 
-"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.cast": products of
-weights that have been converted before, which take twice the memory.
+"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.cast":
+products of weights that have been converted before, which take twice the memory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""PyTorch's dual_gemm_silu and dequant_softmax, for peers/torch.py: one product with b1 and b2 side by side,
-and an epilogue; weights decoded, multiplied and normalised."""
+"""PyTorch's dual_gemm_silu and dequant_softmax, for peers/torch.py: one product with b1 and b2 side
+by side, and an epilogue; weights decoded, multiplied and normalised."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SCALES = ("scale_a", "scale_b1", "scale_b2")
 
 
 def steps_of_dual(call: Call) -> dict[str, _Built]:
-    """(function, tensors) of the product alone, and of the epilogue alone; {} where torch has none: for
-    FP16, BF16 or E4M3 without a batch, scales by tensor."""
+    """(function, tensors) of the product alone, and of the epilogue alone; {} where torch has none:
+    for FP16, BF16 or E4M3 without a batch, scales by tensor."""
     import torch
 
     a, b1, b2 = call.args

@@ -20,10 +20,10 @@ _OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype"}
 def product(
     op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
 ) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """(a function, its tensors) of a matmul or scaled_mm call; None where torch has no such product.
+    """(a function, its tensors) of a matmul or scaled_mm call; None where torch has no such one.
 
-    fast_accumulation: of torch._scaled_mm; cast: b is converted to a's dtype, and scaled, beforehand, and
-    so is NvFp4 on either side, which torch does not multiply otherwise.
+    fast_accumulation: of torch._scaled_mm; cast: b is converted to a's dtype, and scaled,
+    beforehand, and so is NvFp4 on either side, which torch does not multiply otherwise.
     None for what has no such choice.
     """
     import torch
@@ -78,7 +78,7 @@ def steps_of_product(op: str, call: Call) -> _Steps:
 def _parse(
     op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], bool] | None:
-    """(multiply, finish, the tensors of both, whether F.linear adds the bias); None as `product`."""
+    """(multiply, finish, tensors of both, whether F.linear adds the bias); None as `product`."""
     import torch
 
     scales = (*call.args[2:], None, None)[:2]
@@ -204,7 +204,7 @@ def _integer(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
 
 
 def _scaled_mm(options: dict[str, Any], fast: bool) -> Callable[..., Any]:
-    """torch._scaled_mm: b's columns lie in memory one after another, scales by tensor or all by row."""
+    """torch._scaled_mm: b is column-major; scales by tensor, or all by row."""
     import torch
 
     out_dtype = _torch_dtype(options.get("out_dtype") or dtypes.bfloat16)
@@ -226,8 +226,8 @@ def _scaled_mm(options: dict[str, Any], fast: bool) -> Callable[..., Any]:
 
 
 def _block_scales(scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
-    """As F.scaled_mm takes scales of 1 x 128 and 128 x 128: neighbours along the first dim are neighbours
-    in memory, and b's blocks along k are padded up to a multiple of 4."""
+    """As F.scaled_mm takes scales of 1 x 128 and 128 x 128: neighbours along the first dim are
+    neighbours in memory, and b's blocks along k are padded up to a multiple of 4."""
     import torch
 
     along_k, along_n = scale_b.shape

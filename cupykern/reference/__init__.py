@@ -1,7 +1,7 @@
 """What each op computes in FP64, and the derived bound of its error.
 
-References take an op's own arguments, in numpy or cupy, and return a tuple of FP64 arrays; bounds take
-the same and return a `Bound` per output.
+References take an op's own arguments, in numpy or cupy, and return a tuple of FP64 arrays; bounds
+take the same and return a `Bound` per output.
 """
 
 from .attention import attention, attention_varlen

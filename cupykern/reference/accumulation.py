@@ -57,10 +57,11 @@ def flushed(a: Array, b: Array) -> Any:
 
 
 def aligned_sizes(a: Array, b: Array, dtype_a: np.dtype, dtype_b: np.dtype, sizes: Any) -> Any:
-    """`sizes`, |a| @ |b|, as tensor cores see it when they align products; a and b are absolute values.
+    """`sizes`, |a| @ |b|, as tensor cores align products; a and b are absolute values.
 
-    A subnormal operand has the exponent of the smallest normal number there, so a product loses what lies
-    below that, not below its own size (seen on an H200: sums of FP16 subnormals were off by 2^-18).
+    A subnormal operand has the exponent of the smallest normal number there, so a product loses
+    what lies below that, not below its own size (seen on an H200: sums of FP16 subnormals were off
+    by 2^-18).
     """
     xp = namespace(a)
     pairs = [
@@ -309,7 +310,7 @@ class Products:
         return square + expected_error(FMA, chunks, chunks.k)[0], bias
 
     def _of_blocks(self, a: Array, b: Array) -> tuple[Any, Any]:
-        """(square, bias) of sums of blocks, which scales of either sign multiply: their order is known."""
+        """(square, bias) of sums of blocks in a known order, times scales of either sign."""
         so_far = product(a[..., :0], b[..., :0, :])
         xp, square, bias = namespace(a), so_far, so_far
         for first in range(0, a.shape[-1], PROMOTED_K):

@@ -33,8 +33,8 @@ def attention(
 ) -> tuple[Any, ...]:
     """softmax(scale * q k^T + bias, over the keys that are kept) v in FP64.
 
-    A score of -inf counts as masked; a row with no key gives zeros, and -inf, 0, -inf as its largest
-    score, sum and log-sum-exp.  The largest score is that of those that are numbers.
+    A score of -inf counts as masked; a row with no key gives zeros, and -inf, 0, -inf as its
+    largest score, sum and log-sum-exp.  The largest score is that of those that are numbers.
     """
     problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout)
 
@@ -53,7 +53,7 @@ def attention(
 def attention_varlen(
     q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **options: Any
 ) -> tuple[Any, ...]:
-    """`attention` of every sequence by itself: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D)."""
+    """`attention` of each sequence: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D)."""
     parts = [
         attention(*sequence, layout="bshd", **of_sequences(options))
         for sequence in sequences(q, k, v, cu_seqlens_q, cu_seqlens_k)
@@ -103,7 +103,8 @@ def named(outputs: tuple[Any, ...], with_lse: bool, with_stats: bool) -> tuple[A
 class Rows(NamedTuple):
     """Some rows of scores: (B, Hkv, G, rows, Sk); what has no keys axis keeps it with size 1.
 
-    product: scale * q k^T.  score: that and a bias.  weights: exp(score - top), 0 where nothing is kept.
+    product: scale * q k^T.  score: that and a bias.  weights: exp(score - top), 0 where nothing is
+        kept.
     divisor: the sum, or 1 of an empty row.  finite_top: top, or 0 where it is not finite.
     """
 
@@ -120,7 +121,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Operands in FP64: q (B, Hkv, G, Sq, D), k and v (B, Hkv, 1, Sk, D or Dv), with H = Hkv * G."""
+    """FP64 operands: q (B, Hkv, G, Sq, D), k and v (B, Hkv, 1, Sk, D or Dv), H = Hkv * G."""
 
     xp: Namespace
     q: Array

@@ -57,10 +57,10 @@ def decode_attention_bound(
 ) -> tuple[Bound, ...]:
     """Elementwise: that of attention, and what chunks add to it.
 
-    All sums so far are multiplied by a rounded exponential with every tile of a chunk, where its warps'
-    sums are added up, with every chunk of its group, and once more when groups are added up: each time a
-    relative error of 2 EXP2_ULPS + 2 units, at worst in the same direction for the products and in the
-    other for their sum.  Warps, chunks and groups are added one after another.
+    All sums so far are multiplied by a rounded exponential with every tile of a chunk, where its
+    warps' sums are added up, with every chunk of its group, and once more when groups are added up:
+    each time a relative error of 2 EXP2_ULPS + 2 units, at worst in the same direction for the
+    products and in the other for their sum.  Warps, chunks and groups are added one after another.
     """
     options = _options(causal, scale, return_lse)
     parts = []
@@ -88,8 +88,8 @@ def decode_attention_bound(
 
 
 def _merged_lse(bound: Bound, lse: Array, k: Array) -> Bound:
-    """A log-sum-exp of the sum and the origin that chunks are merged in: both have FP16's shift, by which they
-    are larger."""
+    """A log-sum-exp of the sum and the origin that chunks are merged in: both have FP16's shift, by
+    which they are larger."""
     xp = namespace(lse)
     size = math.log(k.shape[2] + 1) + P_SHIFT * math.log(2) * (k.dtype == np.float16)
     of_origin = rounding_rms(xp.where(xp.isfinite(lse), xp.abs(lse), 0.0) + size)

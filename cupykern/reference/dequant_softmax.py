@@ -41,11 +41,11 @@ def dequant_softmax_bound(
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise, relative: a logit's error, and those of all weighted by their shares of the sum, are
-    relative errors of the result; beside them those of softmax itself (softmax_bound), whose sums are
-    at least as deep; one rounding, or two of 16 bits: of the exponential over the largest of its
-    columns, which loses least where it counts most, and of the result; underflow of both, because the
-    last factor is at most 1.  exp(r) - 1 for errors r that are not small.
+    """Elementwise, relative: a logit's error, and those of all weighted by their shares of the sum,
+    are relative errors of the result; beside them those of softmax itself (softmax_bound), whose
+    sums are at least as deep; one rounding, or two of 16 bits: of the exponential over the largest
+    of its columns, which loses least where it counts most, and of the result; underflow of both,
+    because the last factor is at most 1.  exp(r) - 1 for errors r that are not small.
 
     Expected: both roundings, of the first one as if all columns had the row's largest number.
     """

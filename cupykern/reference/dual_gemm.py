@@ -54,9 +54,10 @@ def dual_gemm_silu_bound(
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise: with d1 and d2 off by e1 and e2, |silu(d1 + e1) (d2 + e2) - silu(d1) d2| is at most
-    1.1 |e1| (|d2| + |e2|) + |silu(d1)| |e2|; and the epilogue's roundings.  Infinite where a policy's
-    FP16 numbers overflow.
+    """Elementwise: with d1 and d2 off by e1 and e2, |silu(d1 + e1) (d2 + e2) - silu(d1) d2| is at
+    most
+    1.1 |e1| (|d2| + |e2|) + |silu(d1)| |e2|; and the epilogue's roundings.  Infinite where a
+    policy's FP16 numbers overflow.
     """
     xp = operand_namespace(a)
     if out_dtype is None:
@@ -119,9 +120,9 @@ def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
 def _half_silu(x: Approximate) -> Approximate:
     """silu at an FP16 x in FP16 operations.
 
-    The power 2^p, p rounded to FP16, is rounded itself; its error weighs as much as 1 - sigmoid.  Then the
-    sum with 1 and the quotient are rounded; the caller rounds the product.  From -10.9 down the
-    exponential may overflow, which makes the sigmoid zero.
+    The power 2^p, p rounded to FP16, is rounded itself; its error weighs as much as 1 - sigmoid.
+    Then the sum with 1 and the quotient are rounded; the caller rounds the product.  From -10.9
+    down the exponential may overflow, which makes the sigmoid zero.
     """
     xp, half, tiny = namespace(x.exact), _HALF.unit_roundoff, _HALF.underflow_error
     exact, size = x.exact, abs(x.exact)

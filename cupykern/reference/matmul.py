@@ -53,7 +53,7 @@ def matmul_bound(
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise: the error of the sum, carried through the epilogue, and one rounding at the end."""
+    """Elementwise: the error of the sum, carried through the epilogue, and a last rounding."""
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
     if out_dtype is None:
         out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
@@ -184,7 +184,7 @@ def operand_dtype(x: Array) -> np.dtype:
 def operands(
     a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None
 ) -> tuple[Any, Any, Any]:
-    """(a, b, a factor of their product), which are exact in FP64: scales of blocks are in a and b."""
+    """(a, b, a factor of their product), exact in FP64; a and b include scales of blocks."""
     xp = operand_namespace(a)
     a = a.dequantize() if isinstance(a, NvFp4) else as_float64(a)
     b = b.dequantize().swapaxes(-1, -2) if isinstance(b, NvFp4) else as_float64(b)

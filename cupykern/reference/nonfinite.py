@@ -92,13 +92,13 @@ def nonfinite_bound(x: Array, *, reference: tuple[Any, Any]) -> tuple[Bound, Bou
 
     A batch of R = 64 bytes' numbers is summed pairwise in FP32: each passes log2(R) roundings, u =
     2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2); what is
-    flushed is less than 2^-126 of each number and of each sum of some, of which there are fewer than
-    numbers.  FP64 adds n roundings at most, here and in the reference, and the quotient.
+    flushed is less than 2^-126 of each number and of each sum of some, of which there are fewer
+    than numbers.  FP64 adds n roundings at most, here and in the reference, and the quotient.
 
-    Expected: roundings of the partial sums (rounding.py).  At level l there are n / 2^l sums
-    of 2^l numbers, whose mean square is 2^l times the variance and 4^l times the squared mean.  A sum is
-    exact unless one of its numbers has a last place below the sum's.  Equal sums have equal errors: of
-    c copies of each, the mean's error is that of n / c independent ones, sqrt(c) times as large.
+    Expected: roundings of the partial sums (rounding.py).  At level l there are n / 2^l sums of 2^l
+    numbers, whose mean square is 2^l times the variance and 4^l times the squared mean.  A sum is
+    exact unless one of its numbers has a last place below the sum's.  Equal sums have equal errors:
+    of c copies of each, the mean's error is that of n / c independent ones, sqrt(c) times as large.
     """
     xp = namespace(x)
     zeros = xp.zeros(4)

@@ -49,7 +49,7 @@ def layer_norm(
     return_stats: bool = False,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """((s - mean) / sqrt(var + eps) * weight + bias[, s][, mean, rstd]) in FP64, s = x + residual."""
+    """(s - mean) / sqrt(var + eps) * weight + bias[, s][, mean, rstd] in FP64, s = x + residual."""
     with np.errstate(all="ignore"):
         row = _row(x, residual, True, 1e-5 if eps is None else float(eps))
         y = _affine((row.s - row.mean) * row.rstd, weight, bias)
@@ -154,13 +154,14 @@ def _errors(
 
     A thread adds up to 32 elements one after another, or merges the means of 8 vectors whose 8
     elements it has added (3 roundings each); then 6 levels of lanes and 4 of warps.  Squares about
-    the mean of a vector, which is off by up to 9 u rms(s), are moved to the row's.  A warp merges the moments of up to 256 warps: 4 by each
-    lane, then 32 lanes (as distances from one of them) in 5 levels and at most 10 more roundings; a
-    row's chunks are merged one after another before.
+    the mean of a vector, which is off by up to 9 u rms(s), are moved to the row's.  A warp merges
+    the moments of up to 256 warps: 4 by each lane, then 32 lanes (as distances from one of them) in
+    5 levels and at most 10 more roundings; a row's chunks are merged one after another before.
 
-    Expected: the roundings of the sums (rounding.sum_variance; of distances from the mean partial sums grow
-    as the root of their terms' number), of the product with 1 / n and of the sum with eps (_of_eps), half
-    of them in rstd.  An error d of the mean makes the variance larger by d^2, to first order not at all.
+    Expected: the roundings of the sums (rounding.sum_variance; of distances from the mean partial
+    sums grow as the root of their terms' number), of the product with 1 / n and of the sum with eps
+    (_of_eps), half of them in rstd.  An error d of the mean makes the variance larger by d^2, to
+    first order not at all.
     """
     xp = namespace(row.s)
     n = row.s.shape[-1]
@@ -172,7 +173,8 @@ def _errors(
     flushed = _flushed(x) + (0.0 if residual is None else _flushed(residual) + _flushed(x))
     s = s_rms = xp.zeros_like(row.s)
     if residual is not None:
-        # Known: of sums of two FP32 numbers of one binade, which are ties or exact, half a gap or none.
+        # Known: of sums of two FP32 numbers of one binade, which are ties or exact, half a gap or
+        #     none.
         s_rms = xp.where(
             row.s == row.s.astype(np.float32), 0.0, abs(row.s.astype(np.float32) - row.s)
         )
@@ -260,9 +262,9 @@ def _of_origin(n: int) -> float:
 
 
 def _equal_squares(row: _Row, n: int) -> Any:
-    """The share of a row's squares about the mean that FP32 sums cannot tell from the mean's own: of
-    elements so much smaller than a few of the row that they count as zeros.  None where that square is
-    itself too small to be rounded by half a gap of the sum."""
+    """The share of a row's squares about the mean that FP32 sums cannot tell from the mean's own:
+    of elements so much smaller than a few of the row that they count as zeros.  None where that
+    square is itself too small to be rounded by half a gap of the sum."""
     xp = namespace(row.s)
     spacing = gap(n * row.variance, np.float32)
     alike = 2 * xp.abs(row.s * row.mean) + row.s**2 <= spacing / 2
@@ -274,11 +276,11 @@ def _of_eps(row: _Row, relative: Any) -> tuple[Any, Any]:
     """(size, size of the mean) of the error of variance + eps, and of eps in FP32.
 
     It is no random one where the variance, as FP32 has it, lies on a grid as wide as the sum's: all
-    variances of a binade have the same error, that of rounding eps to the grid; of half a gap one of
-    either sign.  On grids h 2^-i as wide that of the sum takes 2^i values; with e the remainder of eps
-    on such a grid, their mean is h / 2 - e.  Of a variance much smaller than eps the sum's place between
-    its neighbours is known, and so the error is, as far as the variance's own, `relative` to it, does
-    not smear it (error_statistics._of_rounding).
+    variances of a binade have the same error, that of rounding eps to the grid; of half a gap one
+    of either sign.  On grids h 2^-i as wide that of the sum takes 2^i values; with e the remainder
+    of eps on such a grid, their mean is h / 2 - e.  Of a variance much smaller than eps the sum's
+    place between its neighbours is known, and so the error is, as far as the variance's own,
+    `relative` to it, does not smear it (error_statistics._of_rounding).
     """
     xp = namespace(row.s)
     if not row.eps:
@@ -298,8 +300,9 @@ def _of_eps(row: _Row, relative: Any) -> tuple[Any, Any]:
 
 
 def _alike(arguments: Any) -> float:
-    """The share of pairs of rows whose rsqrt has the same error, but for roundings: of arguments in one
-    segment of its table, and, beyond chance, at the same place in their segments (RSQRT_SEGMENTS).
+    """The share of pairs of rows whose rsqrt has the same error, but for roundings: of arguments in
+    one segment of its table, and, beyond chance, at the same place in their segments
+    (RSQRT_SEGMENTS).
     """
     xp, places = namespace(arguments), 16
     arguments = arguments[xp.isfinite(arguments) & (arguments > 0)]
@@ -399,8 +402,8 @@ class _YErrors(NamedTuple):
 def _y_errors(
     row: _Row, errors: _Errors, weight: Array | None, bias: Array | None, compensated: bool
 ) -> _YErrors:
-    """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is the
-    result's own."""
+    """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is
+    the result's own."""
     xp = namespace(row.s)
     distance = xp.abs(row.s - row.mean)
     z = distance * row.rstd

@@ -36,8 +36,8 @@ def divide(y: Array, scale: Array, dtype: np.dtype) -> Any:
 def scale_bound(
     scale: Array, largest: Any, worst: Any, rms: Any, floor: Any, dtype: np.dtype
 ) -> Bound:
-    """Of a scale, from the errors of the group's largest magnitude; floor: what flushed subnormals change
-    of it.
+    """Of a scale, from the errors of the group's largest magnitude; floor: what flushed subnormals
+    change of it.
 
     Infinite where rounding decides whether the scale is 1.
     """
@@ -134,8 +134,8 @@ def quantize_bound(
     block: tuple[int, int] = (1, 128),
     reference: tuple[Any, Any],
 ) -> tuple[Bound, Bound]:
-    """The scale: one rounding.  Codes: that, those of a reciprocal and a product, the format's; subnormal
-    numbers of x may count as zeros.
+    """The scale: one rounding.  Codes: that, those of a reciprocal and a product, the format's;
+    subnormal numbers of x may count as zeros.
     """
     xp, code = namespace(x), _format(dtype)
     q, scale = reference
@@ -156,7 +156,7 @@ _E4M3, _E2M1 = finfo(dtypes.float8_e4m3fn), finfo(dtypes.float4_e2m1fn)
 
 
 def quantize_nvfp4(x: Array, **_: Any) -> tuple[Any, Any, Any]:
-    """(x, NaN where its group of 16 has no finite sum; the groups' scales, not rounded; global scale)."""
+    """(x, NaN where its group of 16 has no finite sum; scales, not rounded; global scale)."""
     xp = namespace(x)
     with np.errstate(all="ignore"):
         y = x.astype(np.float64)
@@ -175,9 +175,9 @@ def quantize_nvfp4(x: Array, **_: Any) -> tuple[Any, Any, Any]:
 def quantize_nvfp4_bound(
     x: Array, *, layout: str = "plain", config: Any = None, reference: tuple[Any, Any, Any]
 ) -> tuple[Bound, Bound, Bound]:
-    """The numbers: half the gap of e2m1 at x over the scale, which itself is rounded to e4m3; a scale
-    that is rounded down makes the largest number saturate.  Infinite where rounding decides whether
-    global_scale is 1.
+    """The numbers: half the gap of e2m1 at x over the scale, which itself is rounded to e4m3; a
+    scale that is rounded down makes the largest number saturate.  Infinite where rounding decides
+    whether global_scale is 1.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y, scale, global_scale = reference
@@ -198,8 +198,8 @@ def quantize_nvfp4_bound(
         # As far as 6 times the scale reaches, which is all where the scale is zero.
         worst = xp.where(low == 0, xp.maximum(xp.abs(y), worst), worst)
 
-        # Expected: a rounding to e2m1 by the scale as it was before it was rounded.  Less than half the least
-        # code becomes zero, and so do all numbers of a scale that does.
+        # Expected: a rounding to e2m1 by the scale as it was before it was rounded.  Less than half
+        # the least code becomes zero, and so do all numbers of a scale that does.
         size = xp.abs(y / seen)
         own = (xp.where(size <= 2, 0.5, xp.where(size <= 4, 1.0, 2.0)) * seen) ** 2 / 12
         random = (size > 0.25) & (low > 0) & (seen < np.inf) & ~unsure

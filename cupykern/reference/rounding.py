@@ -2,8 +2,8 @@
 
 Errors of roundings are taken as independent random numbers of mean zero (Higham and Mary, A new
 approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41 (2019), model 2.1), each
-uniform over the gap between the neighbouring numbers of its result: gap / sqrt(12), root mean square.
-What a GPU's intrinsics add is measured (elementary.py).
+uniform over the gap between the neighbouring numbers of its result: gap / sqrt(12), root mean
+square.  What a GPU's intrinsics add is measured (elementary.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..op import Bound
 from ..typing import Array, Factor
 
 RELATIVE_RMS = math.sqrt(1 / (8 * math.log(2)))
-"""A rounding's relative error in units of u, of a result whose logarithm is uniform over a binade: the
-gap is 2 u / m of the result, m in [1, 2) of density 1 / (m log 2), and the mean of 1 / m^2 is
+"""A rounding's relative error in units of u, of a result whose logarithm is uniform over a binade.
+The gap is 2 u / m of the result, m in [1, 2) of density 1 / (m log 2), and the mean of 1 / m^2 is
 3 / (8 log 2).  Where the result is known, rounding_rms is exact."""
 
 ROUNDING = RELATIVE_RMS * UNIT_ROUNDOFF_32
@@ -27,10 +27,10 @@ ROUNDING = RELATIVE_RMS * UNIT_ROUNDOFF_32
 
 
 SQUARES_BIAS = 1.25 * UNIT_ROUNDOFF_32
-"""How far the mean relative error of a sum of squares of 16-bit numbers may be from 0.  Odd squares are 1 modulo 8, so
-that additions which drop their last two or three bits round down more often than up: on average by 1 / 8
-of a gap, in each of the few additions of a term that drop just these.  1.17 u measured (fp16 in [0.5,
-1.5), rows of 257); sums of FP32 numbers' squares have none."""
+"""How far the mean relative error of a sum of squares of 16-bit numbers may be from 0.  Odd squares
+are 1 modulo 8.  So additions that drop their last two or three bits round down more often than up:
+on average by 1 / 8 of a gap, in the few additions of a term that drop just these.  1.17 u measured
+(fp16 in [0.5, 1.5), rows of 257); sums of FP32 numbers' squares have none."""
 
 
 def rounding_rms(x: Array, dtype: Any = np.float32) -> Any:
@@ -46,19 +46,20 @@ def inexact_rms(x: Array) -> Any:
 
 
 def sum_variance(concentration: Any, num_terms: int, chain: int = 16, equal: Any = 0.0) -> Any:
-    """The variance of a sum's error over the sum's square, of terms of one sign, in units of ROUNDING^2.
+    """The variance of a sum's error over its square, for terms of one sign, in units of ROUNDING^2.
 
-    concentration: the sum of the terms' squared shares; 1, of terms of both signs, for the variance over
-    the sum of their squares.  A thread adds `chain` terms one after another (1 to 40), then trees add up
-    what threads and warps have.  Each addition's error is ROUNDING times its partial sum.  m partial sums of a
-    level, of terms in any order, have squares that add up to (1 - concentration) / m + concentration of
-    the whole's.  Over the levels of a tree that makes 2 and the number of levels; along a chain of c terms
-    c^2 / (3 n) and c / 2.  Partial sums that one term dominates have its gap, which may be the largest of a
+    concentration: the sum of the terms' squared shares; 1, of terms of both signs, for the variance
+    over the sum of their squares.  A thread adds `chain` terms one after another (1 to 40), then
+    trees add up what threads and warps have.  Each addition's error is ROUNDING times its partial
+    sum.  m partial sums of a level, of terms in any order, have squares that add up to (1 -
+    concentration) / m + concentration of the whole's.  Over the levels of a tree that makes 2 and
+    the number of levels; along a chain of c terms c^2 / (3 n) and c / 2.  Partial sums that one
+    term dominates have its gap, which may be the largest of a
     binade: 1 / (3 RELATIVE_RMS^2) times as much.
 
-    equal: the share of terms that are equal.  Added to a partial sum that one term dominates, which lies
-    on the same grid each time, they have the same error: of the j that follow in the chain its square is
-    j^2 times, not j times, that of one, c^2 / 3 on average, not c / 2.
+    equal: the share of terms that are equal.  Added to a partial sum that one term dominates, which
+    lies on the same grid each time, they have the same error: of the j that follow in the chain its
+    square is j^2 times, not j times, that of one, c^2 / 3 on average, not c / 2.
     """
     if num_terms < 2:
         return 0.0 * concentration
@@ -84,8 +85,8 @@ def stored(
 ) -> Bound:
     """The Bound of y, which had the errors worst, rms, shared, bias and common, rounded to `dtype`.
 
-    floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: where it may
-    exceed what is expected, and where results are rounded to zero, nothing is.
+    floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: where
+    it may exceed what is expected, and where results are rounded to zero, nothing is.
     """
     xp, info, size = namespace(y), finfo(dtype), abs(y)
     own = gap(y, dtype) ** 2 / 12

@@ -60,9 +60,9 @@ def _parts(
 def _depth(num_cols: int) -> tuple[int, int]:
     """(additions, rescalings) that a term of a row's sum passes through, at most.
 
-    softmax.cu: a thread adds up to 64 elements of a batch, then merges 4 batches; trees merge up to 64
-    lanes, 16 warps and 16 blocks (6 + 4 + 4 levels), and for split rows once more chunks, one after
-    another when there are more of them than lanes.  Each merge may rescale.
+    softmax.cu: a thread adds up to 64 elements of a batch, then merges 4 batches; trees merge up to
+    64 lanes, 16 warps and 16 blocks (6 + 4 + 4 levels), and for split rows once more chunks, one
+    after another when there are more of them than lanes.  Each merge may rescale.
     """
     merges = min(num_cols, 4 + 2 * (6 + 4) + 4 + num_cols // 8192)
     return min(num_cols, 64) + merges, merges
@@ -89,10 +89,11 @@ _PART = 16  # elements of a row that a thread has at least, where several rows s
 def _rescaling(distance: Any, weights: Any, axis: int) -> Any:
     """How much too small a row's sum is on average because parts of it are rescaled, relatively.
 
-    Kernels sum parts over their own largest numbers and merge them pairwise: the part whose largest is d
-    smaller is multiplied by exp(-d), and has the mean error of that exponential; the other one by exactly
-    1.  A row of n passes log2(n / 16) levels of that.  The exponential's mean error is EXP2_BIAS for
-    arguments from 1 on and falls to a tenth of it towards 0; it is taken as linear between.
+    Kernels sum parts over their own largest numbers and merge them pairwise: the part whose largest
+    is d smaller is multiplied by exp(-d), and has the mean error of that exponential; the other one
+    by exactly
+    1.  A row of n passes log2(n / 16) levels of that.  The exponential's mean error is EXP2_BIAS
+    for arguments from 1 on and falls to a tenth of it towards 0; it is taken as linear between.
 
     distance: infinite where nothing is kept.  weights: shares of the sum.
     """
@@ -117,13 +118,13 @@ def _of_parts(reduce: Any, x: Any, size: int, fill: float) -> Any:
 
 
 def errors(x: Array, axis: int, mask: Array | None, scale: Factor | None) -> Errors:
-    """An exponent (x - x_max) * (scale * log2 e) takes a rounding each in the subtraction, log2 e and
-    their product, two more with a scale, and what flushed subnormals lose; of two exponents that are
-    added up, the distances are too.
+    """An exponent (x - x_max) * (scale * log2 e) takes a rounding each in the subtraction, log2 e
+    and their product, two more with a scale, and what flushed subnormals lose; of two exponents
+    that are added up, the distances are too.
 
     Expected: the subtraction's rounding, if the difference is no FP32 number, the product's and the
-    exponential's; the constants' errors are known.  The sum has these weighted by the terms' shares, and
-    its additions' (rounding.sum_variance).
+    exponential's; the constants' errors are known.  The sum has these weighted by the terms'
+    shares, and its additions' (rounding.sum_variance).
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     score, keep, sums, _ = _parts(x, axis, mask, scale)
@@ -184,18 +185,18 @@ def softmax_bound(
     out: Array | None = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise: relative errors of exp (where a row stays in registers as the product of two: over
-    the largest number of a part, and of that over the row's), of the sum, of its reciprocal (1 ulp) and
-    the products with it, one rounding; underflow.
+    """Elementwise: relative errors of exp (where a row stays in registers as the product of two:
+    over the largest number of a part, and of that over the row's), of the sum, of its reciprocal (1
+    ulp) and the products with it, one rounding; underflow.
 
     First-order terms summed, then r / (1 - r) for the higher orders (Higham, Accuracy and Stability
     of Numerical Algorithms, 2nd ed., lemma 3.1; Blanchard, Higham, Higham, IMA J. Numer. Anal. 41
     (2021), for softmax).
 
-    Expected: an exponential's, that of its part's largest number over the row's and the product with it;
-    the row's sum and reciprocal are shared.  EXP2_BIAS cancels where all exponentials have it; nearer to
-    0 they have less, and those by which parts of the sum are rescaled only the sum has: results are too
-    small, or too large.
+    Expected: an exponential's, that of its part's largest number over the row's and the product
+    with it; the row's sum and reciprocal are shared.  EXP2_BIAS cancels where all exponentials have
+    it; nearer to 0 they have less, and those by which parts of the sum are rescaled only the sum
+    has: results are too small, or too large.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
@@ -203,8 +204,8 @@ def softmax_bound(
     with np.errstate(all="ignore"):
         e = errors(x, axis, mask, scale)
         relative = e.exponent + 4 * EXP2_ULPS * u + e.total + 4 * u
-        # Beyond the series: both are shares of 1, and exponentials at most those of the largest exponents;
-        # the sum has a term of 1.
+        # Beyond the series: both are shares of 1, and exponentials at most those of the largest
+        # exponents; the sum has a term of 1.
         rounded = relative + finfo(dtype).unit_roundoff
         most = xp.minimum(2 * xp.exp(e.exponent - e.distance), 1.0)
         worst = xp.where(rounded < 1, y * relative / (1 - rounded), most)
@@ -233,8 +234,9 @@ def log_softmax_bound(
     """Elementwise, absolute: s - max s and the logarithm rounded, the sum's relative error, one
     rounding to the output.
 
-    Expected: the roundings of x - max x and, with a scale, of the product; the logarithm's and the sum's
-    relative error are shared, and EXP2_BIAS is the sum's too, with that of its rescaled parts.
+    Expected: the roundings of x - max x and, with a scale, of the product; the logarithm's and the
+    sum's relative error are shared, and EXP2_BIAS is the sum's too, with that of its rescaled
+    parts.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])

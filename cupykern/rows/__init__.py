@@ -1,1 +1,1 @@
-"""Row kernels: softmax, norms, quantization and the non-finite report, a row of a matrix at a time."""
+"""Row kernels: softmax, norms, quantization and the non-finite report, row by row."""

@@ -1,8 +1,8 @@
 """How blocks share rows: a dataclass for each family of row kernels.
 
 A config is the shape of a block's work.  `refusal` says why it cannot walk the rows of a task,
-`shared_bytes` what it takes of shared memory, `constants` how a variant spells it.  Families of one op
-alone stand beside it (softmax_configs.py, norm_configs.py, quantize_*.py).
+`shared_bytes` what it takes of shared memory, `constants` how a variant spells it.  Families of one
+op alone stand beside it (softmax_configs.py, norm_configs.py, quantize_*.py).
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class RowConfig:
         return self.num_threads
 
     def num_stages(self, arch: str, stage_bytes: int) -> int:
-        """Of PersistentRows: how many stages a block has, whose `shared_bytes` are of one.  0: of others."""
+        """Of PersistentRows: how many stages a block has, whose `shared_bytes` are of one.
+
+        0: of others.
+        """
         return 0
 
     @property
@@ -177,7 +180,8 @@ class SharedRows(RowConfig):
     lanes_across_rows: neighbouring threads on neighbouring rows: where x's rows are closer together
         than the elements of one.
     chunked: rows of any length, cut into chunks, in three launches.
-    generic: one variant for whole and for chunked rows, and for both norms; where nothing is measured.
+    generic: one variant for whole and for chunked rows, and for both norms; where nothing is
+        measured.
     """
 
     num_threads: int
@@ -221,7 +225,7 @@ class BlockRows(RowConfig):
 
 @dataclass(frozen=True)
 class SpanRows(BlockRows):
-    """Contiguous rows of any length up to `chunk`, without options: a block's rows are one span of memory.
+    """Contiguous rows of up to `chunk` elements, without options: a block's rows are one span.
 
     A row has as many threads as its length takes.
     """
@@ -233,8 +237,8 @@ class SpanRows(BlockRows):
     suffix = "_span"
 
     def threads_log2(self, num_cols: int) -> int:
-        """Of the threads that share a row.  Two threads at least of 16 bits: a row has up to two elements
-        that share their 32-bit words with other rows."""
+        """Of the threads that share a row.  Two threads at least of 16 bits: a row has up to two
+        elements that share their 32-bit words with other rows."""
         elements = self.vectors_per_thread * self.vector_width
         return max((-(-num_cols // elements) - 1).bit_length(), int(self.vector_width == 8))
 

@@ -12,8 +12,8 @@ from .row_layout import VECTOR_BYTES
 
 Table = tuple[tuple[int, int, int, int], ...]
 
-# (num_threads, threads_per_row, elements_per_thread, cluster_size), by the elements' bytes and rising
-# length of the row: the first that holds it wins.
+# (num_threads, threads_per_row, elements_per_thread, cluster_size), by the elements' bytes and
+# rising length of the row: the first that holds it wins.
 CLUSTERS: dict[int, Table] = {
     2: (
         (256, 256, 64, 2),
@@ -102,7 +102,7 @@ def _of_any_length(
 def span_configs(
     arch: str, itemsize: int, table: tuple[tuple[int, int, int], ...]
 ) -> tuple[SpanRows, ...]:
-    """SpanRows of a table of (num_threads, elements of a thread, min_blocks); none where nothing is measured."""
+    """SpanRows of (num_threads, elements of a thread, min_blocks); none on unmeasured devices."""
     width = VECTOR_BYTES // itemsize
     return tuple(
         SpanRows(threads, width, elements // width, register_cap(arch, blocks))
@@ -117,5 +117,5 @@ def register_cap(arch: str, min_blocks: int) -> int:
 
 
 def few_of(arch: str, table: tuple[Any, ...], step: int = 2) -> tuple[Any, ...]:
-    """`table`, of rising size; where nothing is measured each `step`th of it, the largest among them."""
+    """`table`, of rising size; on unmeasured devices each `step`th of it, with the largest."""
     return table if is_measured(arch) else table[(len(table) - 1) % step :: step]

@@ -34,8 +34,8 @@ class NonfiniteConfig:
 class Walk(NamedTuple):
     """The order in which an array's elements are read: nonfinite.cu's NonfiniteParams.
 
-    dims: (size, stride, weight) innermost first, strides in elements and not negative; `start` is the
-    first element's place, `first` its number in C order, weights the steps of that number.
+    dims: (size, stride, weight) innermost first, strides in elements and not negative; `start` is
+    the first element's place, `first` its number in C order, weights the steps of that number.
     plain: the elements fill one contiguous span, whose ends need not be whole vectors.  whole: the
     innermost dim is of whole vectors.
     """
@@ -49,8 +49,8 @@ class Walk(NamedTuple):
 
 
 def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
-    """The walk over an array of `shape`; None where a kernel cannot go: a stride or an address that is
-    no whole number of elements, or too many dims that don't merge.
+    """The walk over an array of `shape`; None where a kernel cannot go: a stride or an address that
+    is no whole number of elements, or too many dims that don't merge.
     """
     if any(step % x.itemsize for step in (x.offset, *x.strides)):
         return None
@@ -102,8 +102,8 @@ def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
 
 @cache
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
-    """For one span of vectors; where configs are measured also for single elements, and for vectors, of
-    several dims."""
+    """For one span of vectors; where configs are measured also for single elements, and for
+    vectors, of several dims."""
     width = VECTOR_BYTES // itemsize
     # Elsewhere NVRTC wants a few registers more than two blocks leave.
     blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1

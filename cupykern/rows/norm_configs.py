@@ -16,8 +16,8 @@ _OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
 
 @dataclass(frozen=True)
 class NormRows(Rows):
-    """centered: of layer_norm.  quantized: results are.  complete: with all weights and biases that the op
-    has, without statistics or quantized results."""
+    """centered: of layer_norm.  quantized: results are.  complete: with all weights and biases that
+    the op has, without statistics or quantized results."""
 
     centered: bool = False
     quantized: bool = False
@@ -27,8 +27,8 @@ class NormRows(Rows):
 class EvenNormRows(RowConfig):
     """Even rows without options, of which a thread has rows_per_thread neighbouring ones.
 
-    weights_first: weights are loaded together with the row, into registers: for small matrices, which wait
-        for memory once.
+    weights_first: weights are loaded together with the row, into registers: for small matrices,
+        which wait for memory once.
     generic: one variant with and without a residual; where nothing is measured.
     in_registers: whether rows are, as kernels spell it.
     """
@@ -84,7 +84,8 @@ class NormRegisterRows(EvenNormRows):
 
 @dataclass(frozen=True)
 class UnpredicatedRows(EvenNormRows):
-    """NormRegisterRows of small contiguous matrices that cover all threads, with weights and biases, without
+    """NormRegisterRows of small contiguous matrices that cover all threads, with weights and
+    biases, without
     statistics: no predicates, and few parameters."""
 
     num_threads: int
@@ -127,8 +128,8 @@ class NormSharedRows(EvenNormRows):
 
 @dataclass(frozen=True)
 class PersistentRows(BlockRows):
-    """Even rows by persistent, warp-specialised blocks or clusters, which take rows by a counter; neither
-    quantized nor of layer_norm with a residual, for want of registers.
+    """Even rows by persistent, warp-specialised blocks or clusters, which take rows by a counter;
+    neither quantized nor of layer_norm with a residual, for want of registers.
 
     stages: at most so many, of a vector of each consumer, as shared memory holds.
     num_threads write results, half as many take statistics, others load.
@@ -168,5 +169,6 @@ class PersistentRows(BlockRows):
             return "PersistentRows neither quantizes nor computes layer_norm with a residual"
         stage_bytes = rows.num_arrays * self.shared_bytes(rows.itemsize)
         if self.num_stages(rows.arch, stage_bytes) < self.vectors_per_thread:
-            return f"the {self.vectors_per_thread} stages of a row, {stage_bytes} bytes each, do not fit"
+            stages = self.vectors_per_thread
+            return f"the {stages} stages of a row, {stage_bytes} bytes each, do not fit"
         return super()._rows_refusal(rows)

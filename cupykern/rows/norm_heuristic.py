@@ -19,9 +19,9 @@ from .row_layout import VECTOR_BYTES
 _Table = tuple[tuple[int, int, int, int, int, str], ...]
 _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 
-# Even rows without a residual, by `centered`, the elements' bytes and rising length of the row: (num_threads,
-# threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first that holds a row
-# wins.  Several rows of a thread share its loads of weights, and their reductions.
+# Even rows without a residual, by `centered`, the elements' bytes and rising length of the row:
+# (num_threads, threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first
+# that holds a row wins.  Several rows of a thread share its loads of weights, and their reductions.
 # where: NormRegisterRows (R) or NormSharedRows (S); W: weights_first.
 _SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # rows, of any of these
 _BLOCKS: dict[bool, dict[int, _Table]] = {
@@ -70,11 +70,12 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
         ),
     },
 }
-# Of rms_norm's FP32 rows of 4096 columns, up to which the first of two configs is the faster one: 32.3 instead of
-# 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
+# Of rms_norm's FP32 rows of 4096 columns, up to which the first of two configs is the faster one:
+# 32.3 instead of 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5
+# instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
-# UnpredicatedRows, by (centered, has_residual): 512 and 1024 columns take 1.5%
-# to 4% less than by the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32, and of 2048 columns
+# UnpredicatedRows, by (centered, has_residual): 512 and 1024 columns take 1.5% to 4% less than by
+# the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32, and of 2048 columns
 # in BF16, 0.5% to 2%.
 _SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
     (False, False): {
@@ -134,8 +135,8 @@ _FEW: dict[int, _Table] = {
     4: ((128, 32, 1, 1, 4, "R"), (256, 256, 4, 1, 1, "R"), (1024, 1024, 4, 1, 1, "R")),
 }
 # Of longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
-# min_blocks, rows_per_thread, weights_first).  Many bytes must be under way: weights, which come with
-# the row, wait in registers, of which few large blocks leave enough.
+# min_blocks, rows_per_thread, weights_first).  Many bytes must be under way: weights, which come
+# with the row, wait in registers, of which few large blocks leave enough.
 _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
     (False, False): {
         2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8, 16)),
@@ -154,7 +155,8 @@ _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
         4: (*((512, 4, size, 2, 1, False) for size in (8, 16)), (1024, 4, 16, 1, 1, False)),
     },
 }
-# PersistentRows, of rows that take more than half of a chunk: (num_threads, vectors_per_thread, cluster_size).
+# PersistentRows, of rows that take more than half of a chunk: (num_threads, vectors_per_thread,
+# cluster_size).
 _PERSISTENT: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] = {
     (False, False): {2: (), 4: ((512, 8, 16),)},
     (True, False): {2: ((512, 8, 8),), 4: ((512, 8, 16),)},
@@ -192,7 +194,7 @@ _QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
 def norm_configs(
     arch: str, itemsize: int, centered: bool, has_residual: bool
 ) -> tuple[RowConfig, ...]:
-    """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
+    """Every config on `arch` for elements of `itemsize` bytes, without quantized results."""
     persistent = _PERSISTENT[centered, has_residual][itemsize] if arch == "sm_90a" else ()
     small = _SMALL[centered, has_residual][itemsize] if is_measured(arch) else ()
     width = VECTOR_BYTES // itemsize
@@ -230,8 +232,8 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where nothing
-    is measured, rows that are closer together than their elements are copied."""
+    """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where
+    nothing is measured, rows that are closer together than their elements are copied."""
     return tuple(
         config
         for config in shared_configs(arch, itemsize)

@@ -1,4 +1,4 @@
-"""Tasks and plans of the norms: which kernel normalises the rows of a call, with which parameters."""
+"""Tasks and plans of the norms: which kernel normalizes a call's rows, with which parameters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Options(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A weight or a bias as a plan sees it: the stride in elements, and whether it starts at a vector."""
+    """A weight or bias as a plan sees it: its stride in elements, and whether it is aligned."""
 
     dtype: np.dtype
     stride: int
@@ -139,7 +139,7 @@ def of_layout(
     options: Options,
     has_residual: bool,
 ) -> NormTask:
-    """The task of rows of `layout`, which the contiguous-span kernels may walk if they have its options."""
+    """The task of rows of `layout`, for contiguous-span kernels too if they have its options."""
     task = NormTask(layout, x_dtype, y_dtype, *columns, eps, options, has_residual)
     span = (
         y_dtype == x_dtype
@@ -187,8 +187,8 @@ FAMILY = Family(
 
 @dataclass(frozen=True)
 class Norm:
-    """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is one.  twins:
-    both of these, if they are small."""
+    """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is
+    one.  twins: both of these, if they are small."""
 
     plan: RowPlan
     y_dtype: np.dtype

@@ -28,8 +28,8 @@ _STATIC_BYTES = 12 * 1024  # at most: what warps and blocks exchange
 
 @dataclass(frozen=True)
 class SharedColumns(RowConfig):
-    """Columns of matrices in C order, in shared memory: threads_per_column threads under each other on a vector
-    of columns.
+    """Columns of matrices in C order, in shared memory: threads_per_column threads under each other
+    on a vector of columns.
 
     register_vectors: of a thread's vectors, those in registers.
     """
@@ -64,7 +64,8 @@ class SharedColumns(RowConfig):
         return self.num_threads * stored * self.vector_width * itemsize
 
 
-# SharedColumns but for vector_width, by rising length of the columns: the first that holds them wins.
+# SharedColumns but for vector_width, by rising length of the columns: the first that holds them
+# wins.
 _TABLE = (
     (512, 64, 4, 1, 1, 0),
     *((256, 32, 16, size, 1, 0) for size in (1, 2, 4, 8)),
@@ -74,8 +75,8 @@ _TABLE = (
 
 
 def column_configs(arch: str, itemsize: int) -> tuple[SharedColumns, ...]:
-    """Every config on `arch`, those of the shortest columns first; where nothing is measured that of the
-    longest."""
+    """Every config on `arch`, those of the shortest columns first; where nothing is measured that
+    of the longest."""
     limit = max_cluster_size(arch) if is_measured(arch) else 1
     width = VECTOR_BYTES // itemsize
     configs = tuple(

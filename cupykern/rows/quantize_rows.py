@@ -73,8 +73,9 @@ def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
 
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize_shared.cu on `arch`; clusters only of even rows and of scalars.  Where nothing is
-    measured one of even rows, and one variant for a tensor and for other rows in vectors."""
+    """Every config of quantize_shared.cu on `arch`; clusters only of even rows and of scalars.
+    Where nothing is measured one of even rows, and one variant for a tensor and for other rows in
+    vectors."""
     tensor, even = tensor_config(arch, itemsize), _even_configs(arch, itemsize)
     shared = shared_configs(arch, itemsize)
     if not is_measured(arch):
@@ -117,7 +118,7 @@ def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
 
 @dataclass(frozen=True)
 class QuantizeRowsTask:
-    """All that decides how rows, columns or a tensor are quantized.  Equal tasks have equal plans."""
+    """All that decides how rows, columns or a tensor are quantized; equal tasks, equal plans."""
 
     layout: RowLayout  # of x, the values and their scales
     dtype: np.dtype

@@ -26,7 +26,8 @@ from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 class TileTask:
     """All that decides how tiles of `block` = (rows, columns) of a matrix are quantized.
 
-    x, y: of the matrix and its values.  vectors: rows of the matrix and of tiles are whole, aligned vectors.
+    x, y: of the matrix and its values.  vectors: rows of the matrix and of tiles are whole, aligned
+        vectors.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +58,7 @@ class _Tiles(RowConfig):
         return 1
 
     def refusal(self, task: TileTask) -> str | None:
-        """Why the config cannot walk the tiles of `task`, in vectors or element by element; None: it can."""
+        """Why the config cannot walk the tiles of `task`, in vectors or by elements, or None."""
         if not 32 <= self.num_threads <= 1024:
             return f"num_threads must be 32 to 1024; got {self.num_threads}"
         if min(self.threads_per_tile, self.vectors_per_thread, self.min_blocks) < 1:
@@ -91,8 +92,8 @@ class GlobalTiles(_Tiles):
 
 @dataclass(frozen=True)
 class RegisterTiles(_Tiles):
-    """Tiles of up to threads_per_tile * vectors_per_thread vectors, in registers (quantize_register_tiles.cu); of
-    one vector a thread has eight tiles, one under the other."""
+    """Tiles of up to threads_per_tile * vectors_per_thread vectors, in registers
+    (quantize_register_tiles.cu); of one vector a thread has eight tiles, one under the other."""
 
     num_threads: int
     threads_per_tile: int
@@ -148,8 +149,8 @@ def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
 
 
 def global_tiles(arch: str, itemsize: int) -> tuple[GlobalTiles, ...]:
-    """Those of vectors first; where nothing is measured, tiles that are not RegisterTiles are rare, and read
-    element by element."""
+    """Those of vectors first; where nothing is measured, tiles that are not RegisterTiles are rare,
+    and read element by element."""
     vectors = (GlobalTiles(256, 256, VECTOR_BYTES // itemsize),) if is_measured(arch) else ()
     return (*vectors, *(GlobalTiles(256, threads, 1) for threads in few_of(arch, (16, 256))))
 
@@ -224,7 +225,8 @@ def run_tiles(
 
 
 def in_vectors(num_cols: int, x: Operand, y: Operand) -> bool:
-    """Whether matrices' rows are whole, aligned vectors of x's elements, in both arrays; y's elements are bytes.
+    """Whether matrices' rows are whole, aligned vectors of x's elements, in both arrays; y's
+    elements are bytes.
 
     A single row has no step from which that would follow.
     """

@@ -18,8 +18,7 @@ MAX_OUTER_DIMS = 6  # rows/tile.cuh: kMaxOuterDims
 
 
 class Operand(NamedTuple):
-    """An array as a layout sees it: strides in bytes (`steps_of`), and how far off a 64-byte line it
-    starts."""
+    """An array as a layout sees it: byte strides (`steps_of`), and its offset in a 64-byte line."""
 
     strides: tuple[int, ...]
     offset: int
@@ -81,8 +80,8 @@ def row_layout(
 ) -> RowLayout | None:
     """The layout of `operands` (x first), all of `shape`.
 
-    None where a kernel can't walk them: a stride or an offset that is no whole number of elements, or
-    more than MAX_OUTER_DIMS dims that don't merge.
+    None where a kernel can't walk them: a stride or an offset that is no whole number of elements,
+    or more than MAX_OUTER_DIMS dims that don't merge.
     vectored: which operands must be walked in the same vectors as x (y, a residual; not a mask).
     """
     if any(step % op.itemsize for op in operands for step in (op.offset, *op.strides)):

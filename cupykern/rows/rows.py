@@ -16,7 +16,8 @@ from ..targets.repeated import Repeated
 from .configs import RowConfig, SpanRows
 from .row_layout import RowLayout
 
-# Measured on an H200.  Below there is no gain.  Of stores only the last ones: L2 has room for no more.
+# Measured on an H200.  Below there is no gain.  Of stores only the last ones: L2 has room for no
+# more.
 _LOADS_LAST_BYTES = 96 * 2**20
 _STORES_LAST_BYTES = 48 * 2**20
 
@@ -46,8 +47,8 @@ class RowPlan(NamedTuple):
     repeated: Repeated  # of whole rows
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass.  places: what
-        addresses of all CuPy's arrays follow from; None: their own."""
+        """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass.
+        places: what addresses of all CuPy's arrays follow from; None: their own."""
         if not self.chunked:
             if self.counted:
                 counter = workspace.take_counters(self.target, 1)
@@ -72,11 +73,11 @@ def row_plan(
     shared_bytes: int,
     arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
 ) -> RowPlan:
-    """The plan of a row kernel; sets the fields `layout`, `num_chunks`, `stages` and `threads_log2` of
-    `params`.  A kernel whose params have no layout has neither statistics nor passes.
+    """The plan of a row kernel; sets the fields `layout`, `num_chunks`, `stages` and `threads_log2`
+    of `params`.  A kernel whose params have no layout has neither statistics nor passes.
 
-    shared_bytes: of a block; of PersistentRows, of one stage.  arguments: the kernel's, of its arrays; None: these, and
-    `params` after them.
+    shared_bytes: of a block; of PersistentRows, of one stage.  arguments: the kernel's, of its
+    arrays; None: these, and `params` after them.
     """
     kernel = get_kernel(target, variant)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
@@ -115,8 +116,8 @@ def row_plan(
 
 
 def evicts_last(params: np.ndarray, layout: RowLayout, read: int, written: int) -> None:
-    """Set whether a call's loads are evicted last from L2 (cuda.cuh: load_policy), and from which row on its
-    stores are.
+    """Set whether a call's loads are evicted last from L2 (cuda.cuh: load_policy), and from which
+    row on its stores are.
 
     read, written: bytes for each element.
     """

@@ -30,9 +30,10 @@ class RegisterRows(RowConfig):
 
 @dataclass(frozen=True)
 class ClusterRows(BlockRows):
-    """Long rows of vectors at one stride, of any length and alignment, without options: a cluster each.
+    """Long rows at one stride, of any length and alignment, without options: a cluster a row.
 
-    num_threads is any number of whole warps.  A kernel takes the numbers of threads and blocks at run
+    num_threads is any number of whole warps.  A kernel takes the numbers of threads and blocks at
+    run
     time: all configs of a dtype are one variant.
     """
 

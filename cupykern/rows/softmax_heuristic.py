@@ -38,14 +38,14 @@ _REGISTERS = {
 # SpanRows: (num_threads, elements of a thread, min_blocks).
 _SPANS = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
 
-# The fewest vectors of ClusterRows' rows, by the elements' bytes: FP16 of 1500 columns 80% to 96% of a copy, of 1001
-# 90% to 85%, FP32 of 2047 97% to 103%, of 1500 104% to 103%.
+# The fewest vectors of ClusterRows' rows, by the elements' bytes: FP16 of 1500 columns 80% to 96%
+# of a copy, of 1001 90% to 85%, FP32 of 2047 97% to 103%, of 1500 104% to 103%.
 _FEWEST_VECTORS = {2: 161, 4: 385}
 
 
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config on `arch` for elements of `itemsize` bytes but ClusterRows, in the order of preference."""
+    """All configs but ClusterRows on `arch` for elements of `itemsize` bytes, preferred first."""
     width = VECTOR_BYTES // itemsize
     return (
         *(
@@ -80,9 +80,10 @@ def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
         threads = next((t for t in some if t < fewest and of_block <= 12.5 * t), fewest)
         if of_block >= (_FEWEST_VECTORS[itemsize] if blocks == 1 else 513):
             found.append(config(threads, blocks))
-    # 16 bits: rows of 262144 by eight blocks of 384 threads instead of 16 of 256 98.0% to 101.2% of a copy, of
-    # 50257 by two of 256 instead of four 99.6% to 100.4%.  FP32, in 50 KB of a block instead of 80: of 151669 by
-    # 16 of 256 instead of eight of 384 100.2% to 101.3%, of 50257 by eight instead of four 100.7% to 101.5% (H200).
+    # 16 bits: rows of 262144 by eight blocks of 384 threads instead of 16 of 256 98.0% to 101.2% of
+    # a copy, of 50257 by two of 256 instead of four 99.6% to 100.4%.  FP32, in 50 KB of a block
+    # instead of 80: of 151669 by 16 of 256 instead of eight of 384 100.2% to 101.3%, of 50257 by
+    # eight instead of four 100.7% to 101.5% (H200).
     found.sort(
         key=lambda c: (
             c.num_threads > 384,
@@ -100,8 +101,8 @@ def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest measured first."""
     configs = fitting(softmax_configs(rows.arch, rows.itemsize), rows)
     registers = [c for c in configs if isinstance(c, RegisterRows)]
-    # Of SpanRows the fewest threads a row: more bytes are under way (301 columns of 16 bits by 8 instead of
-    # 16 threads 75% to 99% of a copy).
+    # Of SpanRows the fewest threads a row: more bytes are under way (301 columns of 16 bits by 8
+    # instead of 16 threads 75% to 99% of a copy).
     spans = [c for c in configs if isinstance(c, SpanRows)]
     spans.sort(key=lambda c: c.threads_log2(rows.layout.num_cols))
     shared = [c for c in configs if isinstance(c, SharedRows)]

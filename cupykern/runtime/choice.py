@@ -1,11 +1,11 @@
 """Which config a task gets: the caller's, else the tuned one, else the estimated fastest.
 
-A *task* is one frozen, hashable value: all that decides how a call is computed.  A `Family` is the kernels
-that compute tasks of one type.  Which configs are legal, which one is chosen and the key of every cache
-are functions of the task and the device alone, so that no call depends on earlier ones.
+A *task* is one frozen, hashable value: all that decides how a call is computed.  A `Family` is the
+kernels that compute tasks of one type.  Which configs are legal, which one is chosen and the key of
+every cache are functions of the task and the device alone, so that no call depends on earlier ones.
 
-CUPYKERN_TUNE: "readonly" (default) asks the store of tuned configs, "0" does not, "1" also tunes what it
-lacks at its first call (tuning/tune.py).
+CUPYKERN_TUNE: "readonly" (default) asks the store of tuned configs, "0" does not, "1" also tunes
+what it lacks at its first call (tuning/tune.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Config = TypeVar("Config")
 
 
 class InternalError(RuntimeError):
-    """A config that cannot compute its task reached a launch: a defect of cupykern, not of the call."""
+    """A config that cannot compute its task reached a launch: a defect of cupykern."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ class Family(Generic[Task, Config]):
     traits: Callable[[Task], tuple[Mapping[str, int], Mapping[str, Any]]]
 
     def config(self, task: Task, target: Target, given: Any = None) -> Config:
-        """`given` if it can compute `task` on `target`, or the tuned config, else the first of `configs`.
+        """`given` if it can compute `task`, or the tuned config, else the first of `configs`.
 
-        Raises TypeError and ValueError for a given config that cannot, InternalError for a chosen one.
+        Raises TypeError and ValueError for a given config that cannot, InternalError for a chosen
+        one.
         """
         hash(task)  # a task is a value
         device = device_of(target)

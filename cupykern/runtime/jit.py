@@ -17,7 +17,8 @@ from . import plans
 _kernels: dict[tuple[Target, Variant], Kernel] = {}
 _lock = threading.Lock()
 # A thread that compiles stays behind.
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's own, not in typeshed
+_reinit = _lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own, not in typeshed
+os.register_at_fork(after_in_child=_reinit)
 
 
 def get_kernel(target: Target, variant: Variant) -> Kernel:
@@ -52,8 +53,9 @@ _recorded: ContextVar[dict[Variant, None] | None] = ContextVar("cupykern_recorde
 
 @contextmanager
 def recording() -> Iterator[dict[Variant, None]]:
-    """Within the block this thread's calls compile and launch nothing, and their results are whatever was
-    in memory; the variants that they would launch are the keys of the dictionary.  All plans go."""
+    """Within the block this thread's calls compile and launch nothing, and their results are
+    whatever was in memory; the variants that they would launch are the keys of the dictionary.  All
+    plans go."""
     variants: dict[Variant, None] = {}
     plans.clear()
     token = _recorded.set(variants)

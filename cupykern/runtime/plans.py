@@ -2,14 +2,15 @@
 
 Two levels decide nothing and only save work:
 
-| cache | key | value |
-| --- | --- | --- |
-| `remember` (calls) | function, every option with its type, and of every array dtype, shape, strides, address modulo 64, device, distance to `out` | the plan, and the shape and dtype of the result |
-| `cached` (plans) | the target, the task (one frozen value, choice.py), the config if the caller gives one | grid, shared memory, parameters, the loaded kernel |
+- `remember` (calls).  Key: the function, every option with its type, and for every array its dtype,
+  shape, strides, address modulo 64, device and distance to `out`.  Value: the plan, and the shape
+  and dtype of the result.
+- `cached` (plans).  Key: the target, the task (one frozen value, choice.py), and the config if the
+  caller gives one.  Value: grid, shared memory, parameters, the loaded kernel.
 
-Below them lie resources, each by its whole content: loaded kernels by target and variant (jit.py), tensor
-maps by all of their fields (targets/tensor_map.py), workspace by device and stream (workspace.py).
-`clear` empties both levels.  A call after it computes the same bits.
+Below them lie resources, each by its whole content: loaded kernels by target and variant (jit.py),
+tensor maps by all of their fields (targets/tensor_map.py), workspace by device and stream
+(workspace.py).  `clear` empties both levels.  A call after it computes the same bits.
 """
 
 from __future__ import annotations
@@ -56,23 +57,24 @@ def find(
     f: Any = None,
     *others: Any,
 ) -> tuple[tuple[Any, ...] | None, Any, Any]:
-    """(key, what `remember` kept for a call like this, or None, the addresses of its arrays and of out).
+    """(key, what `remember` kept for such a call, or None, the addresses of its arrays and out).
 
-    call: the name of the function, and all arguments that are no arrays.  a to others, out: its arrays;
-    all but a may be None.  What is found is for launches on the current device, where the arrays are.
-    The key is None for calls that are not kept: those on arrays other than CuPy's (numpy's run on the
-    host target, which has settings), and those with arguments that cannot be hashed.
+    call: the name of the function, and all arguments that are no arrays.  a to others, out: its
+    arrays; all but a may be None.  What is found is for launches on the current device, where the
+    arrays are.  The key is None for calls that are not kept: those on arrays other than CuPy's
+    (numpy's run on the host target, which has settings), and those with arguments that cannot be
+    hashed.
 
-    What is asked of an array stands here six times: loops and calls would take as long as all of this,
-    a tenth of a warm call.
+    What is asked of an array stands here six times: loops and calls would take as long as all of
+    this, a tenth of a warm call.
     """
     key: tuple[Any, ...]
     places: tuple[Any, ...]
     try:
         data = a.data
         at_a = data.ptr
-        # Whether it is C-contiguous is known sooner than strides are; then arrays.steps_of follows from
-        # the shape.
+        # Whether it is C-contiguous is known sooner than strides are; then arrays.steps_of follows
+        # from the shape.
         steps = a._c_contiguous or a.strides
         device = data.device_id
         of_a = a.dtype, a.shape, steps, at_a % _ALIGNMENT, device, a.__class__
@@ -152,8 +154,8 @@ def _place(x: Any) -> tuple[tuple[Any, ...], int]:
 
 @lru_cache(maxsize=MAX_PLANS, typed=True)
 def _same_call(*call: Any) -> object:
-    """One object for equal arguments of the same types: 1, 1.0 and True are equal, but not all of them are
-    legal everywhere."""
+    """One object for equal arguments of the same types: 1, 1.0 and True are equal, but not all of
+    them are legal everywhere."""
     return object()
 
 

@@ -1,7 +1,7 @@
 """The store of tuned configs: a JSON file in the cache directory, and the rows that come with us.
 
-The file's name holds the version of its format: cupykerns of two versions share a directory, each with
-a file of its own.
+The file's name holds the version of its format: cupykerns of two versions share a directory, each
+with a file of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _NAME = f"tuned-{_VERSION}.json"
 BUILT_IN = Path(__file__).parents[1] / "tuned.json"
 _FIELDS = ("config", "digest")  # what every row must have, as strings
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's own, not in typeshed
+_reinit = _lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own, not in typeshed
+os.register_at_fork(after_in_child=_reinit)
 _loaded: tuple[Path, dict[str, dict[str, Any]]] | None = None
 
 
@@ -62,7 +63,10 @@ def reload() -> None:
 
 
 def put(new: Mapping[str, dict[str, Any]]) -> None:
-    """Add rows, in place of those with the same keys.  Processes may do so at once.  Raises OSError."""
+    """Add rows, in place of those with the same keys.  Processes may do so at once.
+
+    Raises OSError.
+    """
     _change(lambda known: {**known, **new})
 
 
@@ -106,8 +110,8 @@ def write(place: Path, all_rows: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _read(place: Path) -> dict[str, dict[str, Any]]:
-    """The file's rows.  A file of something else is set aside, with a warning; one that another user
-    could have written is not read, with a warning too."""
+    """The file's rows.  A file of something else is set aside, with a warning; one that another
+    user could have written is not read, with a warning too."""
     try:
         text = disk_cache.read(place)
     except FileNotFoundError:

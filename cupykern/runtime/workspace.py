@@ -1,7 +1,7 @@
-"""Memory that a launch leaves as it found it: partial results, and counters that are zero in between.
+"""Memory that launches leave as they found it: partial results, and counters that are zero.
 
-Launches of one stream follow each other, so they share what that stream has.  What a graph launches may
-run at any time: it has memory of its own for as long as the process lives.
+Launches of one stream follow each other, so they share what that stream has.  What a graph launches
+may run at any time: it has memory of its own for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ GRID_WORDS = 4 + MOST_BLOCKS // 32  # of take_for_grid, before what is of anythi
 
 
 def take_for_grid(target: Target, num_bytes: int) -> Array:
-    """uint32: a GridBarrier and num_bytes of anything, for one launch on the current stream of the current
-    device, `target`'s."""
+    """uint32: a GridBarrier and num_bytes of anything, for one launch on the current stream of the
+    current device, `target`'s."""
     if target.name == "host":
         return _make_for_grid(target, num_bytes)
     key = _stream(target)

@@ -39,7 +39,7 @@ def device_of(target: Target) -> Device:
 
 @cache
 def device_name(target: Target) -> str:
-    """The GPU's name, of the host target the CPU's, and the architecture, as the store of tuned configs says it."""
+    """The device's name (host: the CPU's) and architecture, as the tuned configs have them."""
     try:
         name = product_name(target)
     except Exception:  # a driver that does not tell
@@ -74,7 +74,7 @@ def is_cupy(array: object) -> bool:
 
 
 def of_array(array: Array) -> Target:
-    """The target that holds `array`: of a cupy array, its device's; of a numpy array, the host's."""
+    """The target that holds `array`: a cupy array's device, or the host for numpy."""
     if isinstance(array, np.ndarray):
         from . import host
 

@@ -28,8 +28,8 @@ class UnavailableError(RuntimeError):
 
 
 class Usage(NamedTuple):
-    """What a loaded kernel takes: registers of a thread, local memory of a thread (spills and arrays)
-    and static shared memory of a block, both in bytes."""
+    """What a loaded kernel takes: registers of a thread, local memory of a thread (spills and
+    arrays) and static shared memory of a block, both in bytes."""
 
     registers: int
     local_bytes: int
@@ -39,7 +39,8 @@ class Usage(NamedTuple):
 class Kernel(Protocol):
     """A compiled variant, loaded.
 
-    CUDA's has also pack(grid, args, shared_bytes), which makes a launch ready (`repeated.Repeated`).
+    CUDA's has also pack(grid, args, shared_bytes), which makes a launch ready
+    (`repeated.Repeated`).
     """
 
     @property
@@ -93,7 +94,7 @@ class Target(Protocol):
         """Compile (or read from the disk cache) and load.  Raises CompileError."""
 
     def by_value(self, struct: np.ndarray | np.generic) -> Any:
-        """A kernel argument: `struct`'s bytes, passed by value.  Worth keeping for other launches."""
+        """A kernel argument: `struct`'s bytes, passed by value.  Keep it for other launches."""
 
 
 class Device(NamedTuple):

@@ -1,5 +1,5 @@
-"""What CuPy has no words for: launches in clusters whose size the launch says, and how many clusters a CUDA
-device runs at once."""
+"""What CuPy has no words for: launches in clusters whose size the launch says, and how many
+clusters a CUDA device runs at once."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def max_active_clusters(function: int, size: int, num_threads: int, shared_bytes
 def cluster_launcher(
     function: int, size: int, sizes: tuple[int, int, int]
 ) -> Callable[[int, int], None]:
-    """What launches the CUfunction, which says nothing of clusters, in clusters of `size` blocks: called with
-    a stream and the address of the arguments' addresses.
+    """What launches the CUfunction, which says nothing of clusters, in clusters of `size` blocks:
+    called with a stream and the address of the arguments' addresses.
 
-    sizes: blocks, threads of a block, bytes of dynamic shared memory.  Raises RuntimeError with the driver's
-    error.
+    sizes: blocks, threads of a block, bytes of dynamic shared memory.  Raises RuntimeError with the
+    driver's error.
     """
     launch_kernel = _driver().cuLaunchKernelEx
     launch_kernel.argtypes = [ctypes.c_void_p] * 4

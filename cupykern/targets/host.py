@@ -1,14 +1,15 @@
-"""The host target: kernels compiled as C++ and run on the CPU, for tests and for machines without GPU.
+"""The host target: kernels compiled as C++ and run on the CPU, for tests and machines without GPU.
 
 Settings, by `use(...)` or the environment:
     warp_size   CUPYKERN_HOST_WARP_SIZE   32 (default) or 64
-    schedule    CUPYKERN_HOST_SCHEDULE    fifo (default), lifo or sticky:<seed>: which thread runs next
-    sanitizer   CUPYKERN_HOST_SANITIZER   address (and undefined behaviour) or thread: build kernels with it
+    schedule    CUPYKERN_HOST_SCHEDULE    thread order: fifo (default), lifo or sticky:<seed>
+    sanitizer   CUPYKERN_HOST_SANITIZER   build kernels with a checker: address (and undefined
+                                          behaviour) or thread
 And by the environment alone:
-                CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels that are
-                                          somewhat slower, or 0: in less than half, slower still
-Schedules differ in the races that they expose.  A barrier or shuffle that not all threads reach ends
-in HostKernelError, never in a hang.
+                CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels
+                                          that are somewhat slower, or 0: in less than half of it
+Schedules differ in the races that they expose.  A barrier or shuffle that not all threads reach
+ends in HostKernelError, never in a hang.
 """
 
 from __future__ import annotations
@@ -177,8 +178,8 @@ class HostKernel:
         Ctrl-C ends the kernel where a thread next meets others or a block starts, so not in a loop
         without a barrier or shuffle.
 
-        Raises TypeError for arguments that do not fit the kernel's parameters, ValueError for a grid
-        that is not a multiple of the cluster, and HostKernelError.
+        Raises TypeError for arguments that do not fit the kernel's parameters, ValueError for a
+        grid that is not a multiple of the cluster, and HostKernelError.
         """
         _, cluster_size = self._variant.launch_sizes
         if grid <= 0 or grid % cluster_size:
@@ -229,7 +230,8 @@ class HostKernel:
 
 
 _runtime_lock = threading.Lock()  # in a forked process nobody releases it
-os.register_at_fork(after_in_child=_runtime_lock._at_fork_reinit)  # type: ignore[attr-defined]  # CPython's own, not in typeshed
+_reinit = _runtime_lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own
+os.register_at_fork(after_in_child=_reinit)
 _RUNTIME_DEFINES = {"address": "-DHOST_ASAN", "thread": "-DHOST_TSAN"}
 _runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}
 

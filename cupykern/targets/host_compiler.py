@@ -1,4 +1,4 @@
-"""The C++ compiler of the host target: which one, with which flags, and the disk cache of what it built."""
+"""The C++ compiler of the host target: which one, its flags, and the disk cache of its builds."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ _SANITIZER_FLAGS = {
 def kernel_flags(
     compiler: Compiler, sanitizer: str | None, level: str | None = None
 ) -> tuple[str, ...]:
-    """level: of optimization; None: CUPYKERN_HOST_OPTIMIZE's.  Raises ValueError for a wrong one."""
+    """level: of optimization; None: CUPYKERN_HOST_OPTIMIZE's.  Raises ValueError."""
     if sanitizer:
         return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
     level = level or environment.host_optimization()
@@ -166,11 +166,11 @@ _DIGEST_BYTES = 32
 def build(
     compiler: Compiler, flags: tuple[str, ...], source: str, symbols: tuple[str, ...]
 ) -> ctypes.CDLL:
-    """The loaded library of `source`, which defines `symbols`, from the cache if it is there and whole.
+    """The loaded library of `source`, which defines `symbols`, from the cache if it is whole there.
 
-    Without a cache directory, or where a compile in it fails, as it does on a full disk, the compile is
-    repeated in a private directory.  Raises CompilerFailed if that fails too, and OSError if there is no
-    such directory.
+    Without a cache directory, or where a compile in it fails, as it does on a full disk, the
+    compile is repeated in a private directory.  Raises CompilerFailed if that fails too, and
+    OSError if there is no such directory.
     """
     key = hashlib.sha256()
     for part in (_FORMAT, *compiler.command, compiler.version, *flags, source):
@@ -201,8 +201,8 @@ def _load(path: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
     """The library at `path`; None if it is missing, another one, damaged or cannot be loaded, or if
     another user could have written it.
 
-    A digest of its name and its bytes follows these in the file: loading a truncated library can crash,
-    and another kernel's would be launched.
+    A digest of its name and its bytes follows these in the file: loading a truncated library can
+    crash, and another kernel's would be launched.
     """
     try:
         data = disk_cache.read(path)
@@ -250,7 +250,7 @@ def _compile(
 
 
 def _environment() -> dict[str, str]:
-    """The compiler's: without a checker (sanitizer_environment), under which it takes three times as long."""
+    """The compiler's environment: no sanitizer, under which it would take three times as long."""
     without = "LD_PRELOAD" if environment.host_sanitizer() else None
     return {name: value for name, value in os.environ.items() if name != without}
 
@@ -273,8 +273,8 @@ _OPTIONS = {
 def sanitizer_environment(name: str) -> dict[str, str]:
     """What to add to the environment of a process that is to run kernels under sanitizer `name`.
 
-    The process ends with an exit code other than 0 after a report.  Raises ValueError for an unknown
-    name and UnavailableError where the compiler lacks the sanitizer.
+    The process ends with an exit code other than 0 after a report.  Raises ValueError for an
+    unknown name and UnavailableError where the compiler lacks the sanitizer.
     """
     if name not in SANITIZERS:
         raise ValueError(f"sanitizer must be one of {', '.join(SANITIZERS)}; got {name!r}")

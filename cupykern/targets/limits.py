@@ -21,16 +21,16 @@ _MULTIPROCESSORS = {
     "sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90a": 132, "sm_100a": 148, "sm_120a": 170,
     "gfx90a": 104, "gfx942": 304, "gfx1100": 48, "gfx1151": 20, "gfx1201": 32,
 }  # fmt: skip
-"""How many blocks run at once, for the number of splits: by architecture, so that the results of two chips
-of one architecture agree bit for bit."""
+"""How many blocks run at once, for the number of splits: by architecture, so that the results of
+two chips of one architecture agree bit for bit."""
 
 
 _MEASURED = ("sm_90a", "host")
 
 
 def is_measured(arch: str) -> bool:
-    """Whether configs were measured on `arch`, or it is the host, which runs the same ones; elsewhere each
-    op has few, which reason alone chose."""
+    """Whether configs were measured on `arch`, or it is the host, which runs the same ones;
+    elsewhere each op has few, which reason alone chose."""
     return arch in _MEASURED
 
 

@@ -1,4 +1,7 @@
-"""Compiling for GPUs that are not here: NVRTC for sm_*, clang for gfx*.  What the compile gates use."""
+"""Compiling for GPUs that are not here: NVRTC for sm_*, clang for gfx*.
+
+What the compile gates use.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,11 @@ class UnknownArchError(Exception):
 class Usage:
     """What a compiled variant needs.
 
-    registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), local_bytes of its local memory
-    (the stack frame; AMD: scratch), spilled registers and arrays that are indexed at run time among
-    them, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
-    code: digest of the machine code (code_digest; AMD: of the assembly); equal digests are equal kernels.
+    registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), local_bytes of its local
+    memory (the stack frame; AMD: scratch), spilled registers and arrays that are indexed at run
+    time among them, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
+    code: digest of the machine code (code_digest; AMD: of the assembly); equal digests are equal
+        kernels.
     """
 
     registers: int
@@ -103,9 +107,10 @@ _BROKEN = (
 
 
 def broken_copies(cubin: bytes) -> int:
-    """How many instructions `LDGSTS [R + UR + offset], desc[UR]` the code has, for which a GPU has no encoding.
+    """How many `LDGSTS [R + UR + offset], desc[UR]` the code has, which no GPU can encode.
 
-    Some versions of ptxas make them of cp.async with a cache policy (13.0), with 0 for the registers.
+    Some versions of ptxas make them of cp.async with a cache policy (13.0), with 0 for the
+    registers.
     """
     found = 0
     for name, content in _sections(cubin):
@@ -129,7 +134,7 @@ _OF_SYMBOLS = (0x0A, 0x0F, 0x11, 0x12, 0x23, 0x2F)
 
 
 def code_digest(cubin: bytes) -> str:
-    """Of the sections that decide what a kernel does: instructions, constants, resources and launch attributes.
+    """Of the sections that make a kernel: instructions, constants, resources, launch attributes.
 
     Names of kernels and files, line numbers, symbol tables and addresses of variables do not count.
     """
@@ -143,7 +148,7 @@ def code_digest(cubin: bytes) -> str:
 
 
 def _without_symbols(info: bytes) -> bytes:
-    """.nv.info, in any order of the symbol table: (format, attribute, size or value, payload) entries."""
+    """.nv.info: (format, attribute, size or value, payload) entries, in any order of symbols."""
     result, at = bytearray(info), 0
     while at < len(info):
         kind, attribute, size = struct.unpack_from("<2BH", info, at)

@@ -22,9 +22,9 @@ _MOST = 1024  # that one plan keeps
 class Repeated:
     """The launches of one plan, by where their arrays lie.
 
-    CuPy looks at every argument of every launch, and tensor maps are of addresses.  When arrays lie where
-    they lay before, as results often do whose predecessors were freed, nothing is left to look at: a
-    launch that comes for the second time is packed, and later ones are that one.
+    CuPy looks at every argument of every launch, and tensor maps are of addresses.  When arrays lie
+    where they lay before, as results often do whose predecessors were freed, nothing is left to
+    look at: a launch that comes for the second time is packed, and later ones are that one.
     """
 
     __slots__ = ("_arguments", "_grid", "_kernel", "_known", "_pack", "_shared_bytes")
@@ -67,7 +67,7 @@ class Repeated:
             known()
 
     def launch_at(self, places: Any, *given: Any) -> None:
-        """With what `arguments` makes of `given`, whose addresses follow from `places`; None: they do not."""
+        """With what `arguments` makes of `given`; None: addresses do not follow from `places`."""
         known = self._known.get(places)
         if known is None or known is _seen:
             self._launch(places, known, given)
@@ -111,9 +111,9 @@ def pack(
 ) -> Callable[[], None]:
     """What launches CuPy's `kernel` (a Function) on the stream that is current when it is called.
 
-    sizes: blocks, threads of a block, bytes of dynamic shared memory.  args: as Kernel takes them; of arrays
-    the address alone is kept.  The current device is `device_id`.  cluster_size: of the launch, where the
-    kernel does not say it.
+    sizes: blocks, threads of a block, bytes of dynamic shared memory.  args: as Kernel takes them;
+    of arrays the address alone is kept.  The current device is `device_id`.  cluster_size: of the
+    launch, where the kernel does not say it.
     """
     import cupy
 

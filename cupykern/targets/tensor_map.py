@@ -1,7 +1,7 @@
 """Tensor maps: what TMA needs to know of an array to move boxes of it, as a kernel's argument.
 
-A kernel takes it as `GRID_CONSTANT TensorMap map`.  Shapes, strides and boxes are in numpy's order, the
-innermost dimension last; the kernel's coordinates are in TMA's, the innermost first.
+A kernel takes it as `GRID_CONSTANT TensorMap map`.  Shapes, strides and boxes are in numpy's order,
+the innermost dimension last; the kernel's coordinates are in TMA's, the innermost first.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def encode(
 ) -> np.ndarray:
     """A kernel argument: the map of the array at `address` on `target` ("cuda" or "host").
 
-    strides: in bytes.  box: elements per dimension of what one instruction moves.  swizzle: 0, or the
-    bytes of the box's rows in shared memory, 32, 64 or 128, whose 16-byte chunks are then permuted.
+    strides: in bytes.  box: elements per dimension of what one instruction moves.  swizzle: 0, or
+    the bytes of the box's rows in shared memory, 32, 64 or 128, whose 16-byte chunks are then
+    permuted.
 
     Raises ValueError for what TMA cannot do, TypeError for a dtype that it cannot move, and
     UnavailableError without a CUDA driver.
@@ -230,8 +231,8 @@ _INVALID_CONTEXT = 201  # cuda.h: CUDA_ERROR_INVALID_CONTEXT
 
 
 def _called(function: Any, *args: Any) -> int:
-    """The driver's error code.  A thread that has not used the runtime yet has no context: CuPy makes the
-    device's current."""
+    """The driver's error code.  A thread that has not used the runtime yet has no context: CuPy
+    makes the device's current."""
     error = function(*args)
     if error == _INVALID_CONTEXT:
         import cupy

@@ -1,28 +1,29 @@
 """A benchmark against an earlier one: for each row keep, reject or noise.
 
-A row is run again and again, the other rows in between and its arrays elsewhere in memory each time, so
-that the spread of its runs holds what differs between two runs of one program: clocks, temperature, the
-places of arrays.  After each of some numbers of runs (looks) every row is judged, and one that is
-decided is run no more:
+A row is run again and again, the other rows in between and its arrays elsewhere in memory each
+time, so that the spread of its runs holds what differs between two runs of one program: clocks,
+temperature, the places of arrays.  After each of some numbers of runs (looks) every row is judged,
+and one that is decided is run no more:
 
     reject  slower by more than MARGIN;
     keep    faster by more than MARGIN;
     noise   neither, and no change of FOUND or more; or still undecided after the last look.
 
-Each is a one-sided test of Student's t for the means of log times, the variances of both sides pooled
-(the same rows, measured in the same way).  p-values are as Abramowitz and Stegun 26.7.3 and 26.7.4.
+Each is a one-sided test of Student's t for the means of log times, the variances of both sides
+pooled (the same rows, measured in the same way).  p-values are as Abramowitz and Stegun 26.7.3 and
+26.7.4.
 
-Of unchanged code, whose means differ by at most MARGIN between two processes, a benchmark rejects a row
-with a probability of at most FALSE_ALARMS / 2, and finds one faster with as much: the level of each test
-is that by the number of rows and by the number of looks (Bonferroni, which needs no independence).
-Likewise one of the rows that did change by FOUND is called noise before the last look with a
-probability of at most FALSE_ALARMS / 2.  That is derived for normal log times;
+Of unchanged code, whose means differ by at most MARGIN between two processes, a benchmark rejects a
+row with a probability of at most FALSE_ALARMS / 2, and finds one faster with as much: the level of
+each test is that by the number of rows and by the number of looks (Bonferroni, which needs no
+independence).  Likewise one of the rows that did change by FOUND is called noise before the last
+look with a probability of at most FALSE_ALARMS / 2.  That is derived for normal log times;
 tests/tools/test_baseline.py counts that it holds with heavy tails and two levels too, if the
 baseline has runs enough to show them.
 
-What memory bounds gets slower with the memory's clock, as plain copies do; on the host everything gets
-slower with what else the machine does, and a plain copy is a kernel too.  The copies' change, its mean
-over all such rows, is taken off; a row's own copy alone would add its own noise.
+What memory bounds gets slower with the memory's clock, as plain copies do; on the host everything
+gets slower with what else the machine does, and a plain copy is a kernel too.  The copies' change,
+its mean over all such rows, is taken off; a row's own copy alone would add its own noise.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ _LOG_MARGIN, _LOG_FOUND = math.log1p(MARGIN), math.log1p(FOUND)
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: "keep" (faster), "reject" (slower, or wrong now), "noise", or "new" (the baseline lacks it).
+    """word: "keep" (faster), "reject" (slower, or wrong), "noise", or "new" (not in the baseline).
 
-    decided: more runs would not be worth their time.  change: of the time, relative; spread: one run's
-    standard deviation, relative; p: of a reject or keep; seen: the smallest slowdown that so many runs
-    of such a spread would call a reject, relative.  runs: (now, before).
+    decided: more runs would not be worth their time.  change: of the time, relative; spread: one
+    run's standard deviation, relative; p: of a reject or keep; seen: the smallest slowdown that so
+    many runs of such a spread would call a reject, relative.  runs: (now, before).
     """
 
     word: str
@@ -162,7 +163,7 @@ def _drift(sides: Sequence[_Sides]) -> tuple[float, float]:
 
 
 def _pooled(now: Sequence[float], before: Sequence[float]) -> tuple[float, float, int]:
-    """(the square of the standard error of the means' difference, a run's variance, its freedom)."""
+    """(squared standard error of the means' difference, a run's variance, degrees of freedom)."""
     freedom = len(now) + len(before) - 2
     squares = sum(
         (len(side) - 1) * statistics.variance(side) for side in (now, before) if len(side) > 1
@@ -178,8 +179,8 @@ def judge(
     drift: float = 0.0,
     drift_error2: float = 0.0,
 ) -> Verdict:
-    """now, before: log times of runs, at least two of now.  tests: rows by looks.  drift: what of the
-    change is the machine's, and the square of its standard error.
+    """now, before: log times of runs, at least two of now.  tests: rows by looks.  drift: what of
+    the change is the machine's, and the square of its standard error.
 
     Raises ValueError for too few runs.
     """

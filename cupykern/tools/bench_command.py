@@ -141,8 +141,8 @@ def _passes(
     outputs: Outputs,
     runs: list[list[results.Row]],
 ) -> Iterator[list[baseline.Verdict]]:
-    """Run the rows in turns, so that each sees every drift, and append them to `runs`; with a baseline
-    yield the verdicts at each look, after which only undecided rows go on."""
+    """Run the rows in turns, so that each sees every drift, and append them to `runs`; with a
+    baseline yield the verdicts at each look, after which only undecided rows go on."""
     compared = outputs.baseline
     at = (outputs.repeats or 1,) if compared is None else baseline.looks(outputs.repeats)
     open_rows = list(range(len(tasks)))
@@ -175,7 +175,10 @@ def _of_suite(suite: Suite, rows: Sequence[results.Row]) -> dict[str, Any]:
 
 
 def _comparison(compared: Baseline, found: Sequence[baseline.Verdict] | None) -> dict[str, Any]:
-    """What a comparison's document has besides a benchmark's.  found: None if it never came to a look."""
+    """What a comparison's document has besides a benchmark's.
+
+    found: None if it never came to a look.
+    """
     return {
         "kind": "comparison",
         "baseline": compared.path,
@@ -205,14 +208,14 @@ def _print_verdicts(rows: Sequence[results.Row], found: Sequence[baseline.Verdic
             )
             for row, verdict in zip(rows, found, strict=True)
         ),
-        f"keep: faster, reject: slower, by more than {100 * baseline.MARGIN:g}% and beyond the spread; or "
-        "wrong.  noise: neither",
+        f"keep: faster, reject: slower, by more than {100 * baseline.MARGIN:g}% and beyond the "
+        f"spread; or wrong.  noise: neither",
     )  # fmt: skip
     few = [verdict.runs[1] for verdict in found if not verdict.decided and verdict.runs]
     if few and min(few) < baseline.LOOKS[1]:
         click.echo(
-            f"the baseline has {min(few)} runs of a row: measure it with --repeats {baseline.LOOKS[2]} "
-            "to decide about smaller changes"
+            f"the baseline has {min(few)} runs of a row: measure it with --repeats "
+            f"{baseline.LOOKS[2]} to decide about smaller changes"
         )
     return any(verdict.word == "reject" for verdict in found)
 

@@ -41,14 +41,14 @@ _SHOWN_FAILURES = 10
 @click.option("--cases", type=click.IntRange(1), default=100, show_default=True, help="Per op.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--report", "precise", is_flag=True,
-              help="Also say how the errors are distributed, in units in the last place.")  # fmt: skip
+              help="Also say how the errors are distributed, in ulps.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_plot,
               help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--policies", is_flag=True,
               help="Instead compare dual_gemm_silu's policies, at K = 7168.")  # fmt: skip
 @click.option("--history", type=click.IntRange(1), metavar="SEQUENCES",
-              help="Instead run random sequences of calls: the bits of a result must not depend on the "
-              "calls before it.  Sequence i is drawn from SEED + i.")  # fmt: skip
+              help="Instead run random sequences of calls: the bits of a result must not depend on "
+              "the calls before it.  Sequence i is drawn from SEED + i.")  # fmt: skip
 @click.option("--sensitivity", is_flag=True,
               help="Instead say how small an error of all results would be found.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores",
@@ -69,9 +69,9 @@ def check(
 ) -> int:
     """Compare random cases with FP64, within derived error bounds.
 
-    Elementwise.  Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to reproduce it.
-    A unit in the last place (ulp) is the gap between neighbouring numbers of the result's format:
-    rounding alone costs up to half of one.
+    Elementwise.  Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to
+    reproduce it.  A unit in the last place (ulp) is the gap between neighbouring numbers of the
+    result's format: rounding alone costs up to half of one.
 
     \b
     Example: cupykern check softmax --target host --cases 200
@@ -158,8 +158,9 @@ def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> 
             )
             for row in rows
         ),
-        f"{where.name} ({where.arch}), K = {policies.K}, seed {seed}, the same accumulators for each policy; outside: "
-        f"of rtol = atol = {policies.TOLERANCE:g} of FP64 rounded to FP16; registers: {rows[0].arch}",
+        f"{where.name} ({where.arch}), K = {policies.K}, seed {seed}, the same accumulators for "
+        f"each policy; outside: of rtol = atol = {policies.TOLERANCE:g} of FP64 rounded to FP16; "
+        f"registers: {rows[0].arch}",
     )
     write_json(json_path, [asdict(row) for row in rows])
     return 1 if any(row.error_over_bound > 1 for row in rows) else 0
@@ -176,8 +177,8 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
     print_table(
         sensitivity.HEAD,
         map(sensitivity.cells, found),
-        f"{where.name} ({where.arch}), seed {seed}: the smallest error of all elements of a result that is "
-        "found; relative, of 8-bit results in units in the last place",
+        f"{where.name} ({where.arch}), seed {seed}: the smallest error of all elements of a result "
+        f"that is found; relative, of 8-bit results in units in the last place",
     )
     document = {**records.header("sensitivity", where), "seed": seed, "rows": found}
     write_json(path, document)
@@ -196,7 +197,7 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
               help="Instead shapes of a public model, of all of them (models), or random ones "
               "(random:SEED:COUNT).  A wrong name lists the models.")  # fmt: skip
 @click.option("--rows", type=click.IntRange(1),
-              help="Of a suite: how many shapes of each op and dtype.  Default: 12, on the host 1.")  # fmt: skip
+              help="Of a suite: shapes of each op and dtype.  Default: 12; host: 1.")  # fmt: skip
 @click.option("--against", callback=parse_names, help="Peers, with commas, or all.  Default: none.")
 @json_option
 @click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
@@ -204,9 +205,9 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_plot,
               help="Draw the speeds into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--baseline", type=click.Path(exists=True, dir_okay=False),
-              help="Compare with this JSON of an earlier bench: keep, reject or noise per row.")  # fmt: skip
+              help="Compare with an earlier bench's JSON: keep, reject or noise.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1),
-              help="Runs of all rows, in turns.  Default: 1, with --baseline up to 24.")  # fmt: skip
+              help="Runs of all rows, in turns.  Default: 1; --baseline: up to 24.")  # fmt: skip
 @click.option("--rep-ms", type=float, callback=parse_ms, default=100, show_default=True,
               help="Timed ms of the op's own time per row.")  # fmt: skip
 @click.option("--warmup-ms", type=float, callback=parse_ms, default=25, show_default=True)
@@ -233,14 +234,15 @@ def bench(
 ) -> int:
     """Time ops beside a plain copy of their bytes, and peers.
 
-    Without OP, all of them.  Every result is verified against FP64 before and after it is timed; L2 is flushed before every
-    run; times are medians with 20% and 80% quantiles.  Exits with 1 if a result is wrong, or with
-    --baseline if a row got slower by more than its noise: rows are run again until that is decided.
-    A baseline should have runs of its own to compare with: measure it with --repeats 12.
+    Without OP, all of them.  Every result is verified against FP64 before and after it is timed; L2
+    is flushed before every run; times are medians with 20% and 80% quantiles.  Exits with 1 if a
+    result is wrong, or with --baseline if a row got slower by more than its noise: rows are run
+    again until that is decided.  A baseline should have runs of its own to compare with: measure it
+    with --repeats 12.
 
-    With --suite, prints for each op and dtype the fastest peer's time over ours (a geometric mean), the share of
-    shapes that are behind by 2%, 3% and 10%, and the ones furthest behind.  Another --seed takes other shapes: tune
-    with one, judge by another.
+    With --suite, prints for each op and dtype the fastest peer's time over ours (a geometric mean),
+    the share of shapes that are behind by 2%, 3% and 10%, and the ones furthest behind.  Another
+    --seed takes other shapes: tune with one, judge by another.
 
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
@@ -293,7 +295,8 @@ _PAGES = "README.md", "docs/results.md"  # of a checkout
 @click.command()
 @click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 1 if it would.")
 @click.option("--tables", multiple=True, type=click.Path(dir_okay=False),
-              show_default=f"{', '.join(_PAGES)}, where they are", help="Pages that hold tables.")  # fmt: skip
+              show_default=f"{', '.join(_PAGES)}, where they are",
+              help="Pages that hold tables.")  # fmt: skip
 @click.option("--results", type=click.Path(file_okay=False), default="results", show_default=True)
 @click.option("--page", type=click.Path(dir_okay=False),
               show_default="docs/results.html, or results.html where there is no docs",
@@ -301,10 +304,10 @@ _PAGES = "README.md", "docs/results.md"  # of a checkout
 def report(only_check: bool, tables: tuple[str, ...], results: str, page: str | None) -> int:
     """Write the tables and plots of results.
 
-    From the results in a folder, which holds what `bench`, `sweep`, `tune`, `profile` and `check --report` wrote with --json.
-    The page is one file that loads nothing: roofs, speed against size beside the peers, errors against
-    the bound, heat maps of sweeps, tuned calls, comparisons, profiles.  It needs no checkout; in one, the
-    tables of README and docs are written too.
+    From the results in a folder, which holds what `bench`, `sweep`, `tune`, `profile` and `check
+    --report` wrote with --json.  The page is one file that loads nothing: roofs, speed against size
+    beside the peers, errors against the bound, heat maps of sweeps, tuned calls, comparisons,
+    profiles.  It needs no checkout; in one, the tables of README and docs are written too.
 
     \b
     Example: cupykern report --results measured --page measured.html

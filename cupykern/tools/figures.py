@@ -1,4 +1,4 @@
-"""Figures of results, drawn by matplotlib; as SVG they take their colours from the page around them."""
+"""Figures of results, drawn by matplotlib; an SVG takes its colours from the page around it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def new_figure(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
 def to_svg(figure: Any, name: str, label: str) -> str:
     """The figure as an <svg> element for HTML, without any address in it; closes the figure.
 
-    name: what its ids begin with, so that those of several figures differ.  label: for who cannot see.
+    name: what its ids begin with, so that those of several figures differ.  label: for who cannot
+        see.
     """
     import matplotlib
     from matplotlib import pyplot
@@ -168,7 +169,10 @@ def draw_throughput(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> No
 
 @_styled
 def draw_memory_roof(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """rows: (op, row) of what memory bounds.  The share of a plain copy's speed against bytes moved."""
+    """rows: (op, row) of what memory bounds.
+
+    The share of a plain copy's speed against bytes moved.
+    """
     names = list(dict.fromkeys(op for op, _ in rows))
     for name in names:
         points = [
@@ -189,7 +193,7 @@ def draw_memory_roof(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> N
 
 @_styled
 def draw_roofline(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]], copy_gbps: float) -> None:
-    """rows: (op, row) of what computes.  copy_gbps: of the fastest plain copy, the slope of the roof.
+    """rows: (op, row) of what computes.  copy_gbps: of the fastest plain copy, the roof's slope.
 
     The flat roof is the fastest product that was measured, ours or a peer's.
     """
@@ -272,8 +276,8 @@ def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> Non
 def draw_changes(
     axis: Any, labels: Sequence[str], verdicts: Sequence[dict[str, Any]], margin: float
 ) -> None:
-    """Verdicts of baseline.py, as records: changes in %, with bars as long as a change must be past the
-    margin to be sure."""
+    """Verdicts of baseline.py, as records: changes in %, with bars as long as a change must be past
+    the margin to be sure."""
     places = [i for i, verdict in enumerate(verdicts) if verdict["change"] is not None]
     for word, color in (("reject", _OUR_COLOR), ("keep", _COLORS[2]), ("noise", _COLORS[4])):
         ours = [i for i in places if verdicts[i]["word"] == word]
@@ -294,8 +298,8 @@ def draw_changes(
 @_styled
 def draw_heat(axis: Any, grid: Sequence[Sequence[float | None]], problems: Sequence[str],
               configs: Sequence[str], title: str) -> None:  # fmt: skip
-    """grid: the share of the best of each config (row) and problem (column), from 0 to 1.  configs: their
-    numbers, say."""
+    """grid: the share of the best of each config (row) and problem (column), from 0 to 1.  configs:
+    their numbers, say."""
     import numpy as np
 
     values = np.array([[np.nan if v is None else v for v in row] for row in grid], float)

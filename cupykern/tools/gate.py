@@ -23,7 +23,8 @@ _MAX_STATIC_SHARED_BYTES = 48 * 1024
 class Row:
     """One variant on one architecture; figures are None if it did not compile.
 
-    error: the compiler's message.  skipped: why this compiler cannot try.  compiler: its name and version.
+    error: the compiler's message.  skipped: why this compiler cannot try.  compiler: its name and
+        version.
     code: digest of the machine code (offline.Usage).
     """
 

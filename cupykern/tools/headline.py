@@ -1,7 +1,8 @@
 """README's headline: a line for each op, and the same as a picture for light and dark pages.
 
-The speedup of a row is the time of its fastest library over ours.  An op's speedup is the geometric mean
-over its rows.  The picture is written as SVG by hand: a few bars, the same bytes on every machine.
+The speedup of a row is the time of its fastest library over ours.  An op's speedup is the geometric
+mean over its rows.  The picture is written as SVG by hand: a few bars, the same bytes on every
+machine.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Line:
-    """An op's rows on one device.  speedups: a row each, of rows with peers.  copy: the median share of a
-    plain copy's bandwidth, of ops without a product; tflops: the largest, of the others."""
+    """An op's rows on one device.  speedups: a row each, of rows with peers.  copy: the median
+    share of a plain copy's bandwidth, of ops without a product; tflops: the largest, of the others.
+    """
 
     op: str
     dtypes: tuple[str, ...]
@@ -89,8 +91,8 @@ _MOST = 16.0  # the axis of speedups ends there
 
 
 def svg(lines: Sequence[Line], device: str, theme: str) -> str:
-    """Two panels: bars of speedups on a logarithmic axis with the range over rows, and the worst error
-    over the derived bound.  theme: "light" or "dark"."""
+    """Two panels: bars of speedups on a logarithmic axis with the range over rows, and the worst
+    error over the derived bound.  theme: "light" or "dark"."""
     ink, faint, rule = _THEMES[theme]
     height = _TOP + _ROW * len(lines) + 30
     right = _NAME + _LEFT + 70

@@ -28,8 +28,8 @@ _MOST_PROCESSES = 16  # each takes half a gigabyte of the GPU
 
 
 class _Found(NamedTuple):
-    """What came of a chunk.  different: hashes of the calls that ran alone in it; refused: of those with a
-    legal error."""
+    """What came of a chunk.  different: hashes of the calls that ran alone in it; refused: of those
+    with a legal error."""
 
     sequences: int
     calls: int

@@ -1,7 +1,8 @@
 """Digests of machine code: whether a change of the source changes what the GPU runs.
 
-A rename, a move or a type must not.  A file has one line for each variant and architecture, in the order
-of gate.tasks: architecture, kernel, digest (offline.code_digest), registers of a thread, bytes of local memory.
+A rename, a move or a type must not.  A file has one line for each variant and architecture, in the
+order of gate.tasks: architecture, kernel, digest (offline.code_digest), registers of a thread,
+bytes of local memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def write(path: Path, rows: Iterable[gate.Row]) -> None:
 
 
 def compare(path: Path, rows: Iterable[gate.Row]) -> list[gate.Row]:
-    """`rows`, with an error in each whose machine code the file `path` does not have.  Raises OSError."""
+    """`rows`, with an error in each whose machine code the file `path` does not have.
+
+    Raises OSError.
+    """
     known: dict[tuple[str, str], set[str]] = {}
     for line in path.read_text().splitlines():
         if not line.startswith("#"):

@@ -125,7 +125,8 @@ def parse_dtypes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
     names = parse_names(ctx, param, text)
-    # Products have pairs and options as well: float16*int8:bias+kn (ops/problems/products.py: bench_product).
+    # Products have pairs and options as well: float16*int8:bias+kn (ops/problems/products.py:
+    # bench_product).
     for name in (part for text in names or () for part in text.partition(":")[0].split("*")):
         if name not in dtypes.NAMES:
             raise click.UsageError(f"unknown dtype {name!r}; dtypes are {', '.join(dtypes.NAMES)}")

@@ -118,12 +118,9 @@ def _assemble(sections: Sequence[tuple[str, str, str]], results: str) -> str:
         _HEAD.format(digest=results),
         "<h1>cupykern: results</h1>\n",
         "<p>Device times, medians of event-timed runs with a cold L2 cache; ours, the plain copy "
-        "and the "
-        "peers took turns in one run, and every result was verified against FP64 within its "
-        "derived "
-        "bound before and after. A hollow marker is a peer whose result missed that bound. Written "
-        "by "
-        "<code>cupykern report</code> from <code>results/*.json</code>.</p>\n",
+        "and the peers took turns in one run, and every result was verified against FP64 within "
+        "its derived bound before and after. A hollow marker is a peer whose result missed that "
+        "bound. Written by <code>cupykern report</code> from <code>results/*.json</code>.</p>\n",
         f"<nav>{links}</nav>\n" if sections else "<p>Not measured yet.</p>\n",
     ]
     for name, title, body in sections:
@@ -279,10 +276,9 @@ def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
         limits = document["limits"]
         caption = (
             f"{document.get('title', path.stem)}. {_where(document)}, {document['date'][:10]}: "
-            f"{counts}. "
-            f"Margin {100 * limits['margin']:g}%; at most {100 * limits['false_alarms'] / 2:g}% of "
-            f"such "
-            "benchmarks reject a row of unchanged code"
+            f"{counts}. Margin {100 * limits['margin']:g}%; at most "
+            f"{100 * limits['false_alarms'] / 2:g}% of such benchmarks reject a row of unchanged "
+            "code"
         )
         labels = [
             f"{row['op']} {' x '.join(map(str, row['shape']))} {row['dtype']}"
@@ -346,9 +342,8 @@ def _check_sections(folder: Path) -> list[tuple[str, str, str]]:
             where = document["target"]
             caption = (
                 f"{op} on {where}: errors of random cases in units of the output's last place; "
-                f"bars from "
-                "50% to 99% of them, dots the worst, ticks the derived bound's median, up to a "
-                "million"
+                "bars from 50% to 99% of them, dots the worst, ticks the derived bound's median, "
+                "up to a million"
             )
             cards.append(_figure(figure, f"check-{path.stem}-{op}", caption))
     return [("precision", "Precision", _cards(cards))] if cards else []

@@ -11,8 +11,8 @@ from .results import Row
 def plot_rows(rows: Sequence[Row], path: str) -> bool:
     """Draw speed against shape, one panel per op and dtype, one bar per implementation.
 
-    The file's ending picks the format.  False if there is nothing to draw, and no file then.  Raises
-    ImportError without matplotlib, ValueError for an ending that it does not know.
+    The file's ending picks the format.  False if there is nothing to draw, and no file then.
+    Raises ImportError without matplotlib, ValueError for an ending that it does not know.
     """
     import matplotlib
 

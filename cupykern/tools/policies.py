@@ -1,4 +1,5 @@
-"""The policies of dual_gemm_silu side by side: what each costs in accuracy, on the same accumulators.
+"""The policies of dual_gemm_silu side by side: what each costs in accuracy, on the same
+accumulators.
 
 The kernel's accumulators do not depend on the policy, bit for bit: only the epilogue differs.
 """
@@ -26,9 +27,9 @@ K = 7168
 class PolicyRow:
     """One policy on one problem, FP16 results.
 
-    outside: the share of elements with |error| > TOLERANCE * (1 + |reference|), the reference rounded to
-    FP16.  registers, occupancy: of the kernel for `arch`, all policies being one kernel; None where
-    there is no compiler for it.
+    outside: the share of elements with |error| > TOLERANCE * (1 + |reference|), the reference
+    rounded to FP16.  registers, occupancy: of the kernel for `arch`, all policies being one kernel;
+    None where there is no compiler for it.
     """
 
     problem: str
@@ -91,7 +92,8 @@ def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float
 
 
 def occupancy(arch: str, num_threads: int, registers: int, shared_bytes: int) -> float:
-    """The share of an NVIDIA multiprocessor's warps that blocks of such a kernel fill (CUDA's occupancy
+    """The share of an NVIDIA multiprocessor's warps that blocks of such a kernel fill (CUDA's
+    occupancy
     calculator: registers in units of 256 a warp, 1 KiB of shared memory more for each block)."""
     warps = -(-num_threads // 32)
     per_warp = -(-registers * 32 // 256) * 256

@@ -25,8 +25,9 @@ _Key = tuple[str, str, str, str]  # op, dtype, policy, output
 class Row:
     """The errors of one op, input dtype, policy and output dtype, in ulps of the output.
 
-    quantiles: of |error| at QUANTILES.  worst: the largest.  half: the share up to half an ulp, which
-    rounding alone may cost.  bound: the median of the derived bound.  error_over_bound: the largest.
+    quantiles: of |error| at QUANTILES.  worst: the largest.  half: the share up to half an ulp,
+    which rounding alone may cost.  bound: the median of the derived bound.  error_over_bound: the
+    largest.
     """
 
     op: str

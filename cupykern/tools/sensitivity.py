@@ -1,9 +1,9 @@
 """How small an error of an op's results `check` finds: check --sensitivity.
 
 Errors are planted into all elements of one result before it is compared: relative ones of 2^-s, of
-random sign, then all of one sign (results too large), rounded to the result's format as a kernel would
-do.  Of FP8 and integer results they are one unit in the last place (ulp).  The figure is the largest s
-that the comparison finds.
+random sign, then all of one sign (results too large), rounded to the result's format as a kernel
+would do.  Of FP8 and integer results they are one unit in the last place (ulp).  The figure is the
+largest s that the comparison finds.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Row:
     """One result of one call.
 
     result: its place among several, and its dtype.  rms: its errors' root mean square over what is
-    expected.  unit: "relative" or "ulp".  random, one_sign: the largest s that is found, of ulps 0; None: not
-    even that.  single: the share of elements of which one alone that is off by one ulp, away from zero or
-    towards it, would be found.
+    expected.  unit: "relative" or "ulp".  random, one_sign: the largest s that is found, of ulps 0;
+    None: not even that.  single: the share of elements of which one alone that is off by one ulp,
+    away from zero or towards it, would be found.
     """
 
     op: str

@@ -59,7 +59,7 @@ def run(
     trace: Trace,
     outputs: tuple[str | None, str | None],
 ) -> int:
-    """Sweep, print and write (JSON, CSV); returns the exit code.  On Ctrl-C what is there is kept."""
+    """Sweep, print and write (JSON, CSV); returns the exit code.  Ctrl-C keeps what is there."""
     try:
         _sweep(tasks, target, settings, grid, trace)
     except ContextLost as error:
@@ -165,8 +165,8 @@ def show(trials: Sequence[Trial], top: int, target: Target) -> None:
         for clocks, together in _by_clocks(right[:top]):
             who = "all of these" if len(together) > 1 else names[together[0].config]
             click.echo(
-                f"{who}: the clocks fell to {clocks['sm_mhz']:.0f} of {clocks['best_sm_mhz']:.0f} MHz "
-                f"({clocks['power_w']:.0f} W)"
+                f"{who}: the clocks fell to {clocks['sm_mhz']:.0f} of {clocks['best_sm_mhz']:.0f} "
+                f"MHz ({clocks['power_w']:.0f} W)"
                 + (": timed in turns, so that they compare" if len(together) > 1 else "")
             )
         for trial in ranked:

@@ -47,7 +47,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def _fitting(widths: Sequence[int], right: Sequence[bool], limit: int) -> list[int]:
-    """Widths of columns that fit into `limit` with two spaces between them, the widest made narrower.
+    """Widths of columns that fit into `limit`, two spaces apart, the widest made narrower.
 
     Columns of numbers keep theirs.  No column of text gets narrower than _LEAST_WIDTH.
     """
@@ -92,9 +92,10 @@ def _print_rich(
 
 @contextmanager
 def progress(length: int | Callable[[], int | None] | None, label: str) -> Iterator[Any]:
-    """Yield advance(text): a bar on stderr if that is a terminal, else a line there every 10 seconds.
+    """Yield advance(text): a bar on stderr if that is a terminal, else a line every 10 seconds.
 
-    length: how often it will be called; or a function that says so, with None as long as nobody knows.
+    length: how often it will be called; or a function that says so, with None as long as nobody
+        knows.
     """
     total = length if callable(length) else lambda: length
     if not sys.stderr.isatty():

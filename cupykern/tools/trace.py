@@ -1,4 +1,4 @@
-"""A sweep's trace: a line of JSON per event, so that neither Ctrl-C nor a crash loses what was found."""
+"""A sweep's trace: a line of JSON per event, so that Ctrl-C or a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Trace:
 
 
 def under_way(path: Path) -> bool:
-    """Whether a config is being tried, by the last whole line of a trace that another process writes."""
+    """Whether a config is being tried, by the last whole line of another process's trace."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     except OSError:

@@ -1,1 +1,4 @@
-"""Tuning: configs are compiled, verified and timed, and the fastest are kept.  Benchmarks measure alike."""
+"""Tuning: configs are compiled, verified and timed, and the fastest are kept.
+
+Benchmarks measure alike.
+"""

@@ -44,7 +44,7 @@ def variants_of_cases(
 def compile_ahead(
     target: Target, variants: Iterable[Variant], jobs: int
 ) -> Iterator[tuple[Variant, float, str | None]]:
-    """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end up.
+    """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end.
 
     The first ones are under way while `variants` finds the next.
     """
@@ -68,8 +68,8 @@ def compile_ahead(
 
 
 def _pool(target: Target, jobs: int) -> Executor:
-    # The host's compiler is a process of its own.  And a library call starts none: they would run the
-    # caller's main module again.
+    # The host's compiler is a process of its own.  And a library call starts none: they would run
+    # the caller's main module again.
     if target.name == "host" or jobs == 1:
         return ThreadPoolExecutor(jobs)
     # NVRTC compiles one program at a time in a process.  Ctrl-C is for this one, which ends them.

@@ -1,4 +1,4 @@
-"""What makes times comparable: one benchmark at a time, nobody else on the GPU, clocks that hold."""
+"""What makes times comparable: one benchmark at a time, an idle GPU, clocks that hold."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def _lock_path() -> Path:
 def other_processes(target: Target) -> list[str]:
     """The other processes that compute on the target's GPU, as "python (pid 123, 500 MiB)".
 
-    Empty on the host, and where nvidia-smi does not say.  The processes that started this one are left
+    Empty on the host, and where nvidia-smi does not say.  The processes that started this one are
+    left
     out: they wait for it.
     """
     if target.name != "cuda":

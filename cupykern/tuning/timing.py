@@ -48,9 +48,9 @@ class Clock(Protocol):
 def time_rounds(
     clock: Clock, functions: Sequence[Function], warmup_ms: float, rep_ms: float
 ) -> list[Timing]:
-    """Time the functions side by side: each round runs all of them, so that a drift of the clocks hits
-    all alike, in an order of its own, so that what a function leaves behind (heat, clocks, caches)
-    does not always hit the same other one.
+    """Time the functions side by side: each round runs all of them, so that a drift of the clocks
+    hits all alike, in an order of its own, so that what a function leaves behind (heat, clocks,
+    caches) does not always hit the same other one.
 
     There are as many rounds as functions[0] can be run in rep_ms, within the clock's limits.
     """
@@ -90,8 +90,8 @@ read_words(const uint4* data, long long count, unsigned int* sink) {
     if (sum == 0x9e3779b9u) *sink = sum;
 }
 """
-# Lines that a kernel asked L2 to evict last stay there while others are read in the plain way.  So the
-# flush reads in their way, and then gives up its lines.
+# Lines that a kernel asked L2 to evict last stay there while others are read in the plain way.  So
+# the flush reads in their way, and then gives up its lines.
 _REPLACE = r"""
 extern "C" __global__ void __launch_bounds__(512)
 replace_lines(const uint4* data, long long count, unsigned int* sink) {
@@ -110,7 +110,8 @@ replace_lines(const uint4* data, long long count, unsigned int* sink) {
 extern "C" __global__ void __launch_bounds__(512) give_up_lines(const char* data, long long lines) {
     long long stride = (long long)gridDim.x * blockDim.x;
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < lines; i += stride)
-        asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(data + 128 * i) : "memory");
+        asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(data + 128 * i)
+                     : "memory");
 }
 """
 _WAIT = r"""
@@ -124,7 +125,7 @@ _NOTHING = 'extern "C" __global__ void nothing(const void* x, void* y, int m, in
 
 
 def _empty(cupy: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """As whoever has no other way than cupy.empty; of FP8, which it does not make, by way of bytes."""
+    """cupy.empty; for FP8, which it does not make, a view of bytes."""
     if dtype.itemsize > 1 or dtype.kind in "iu":
         return cupy.empty(shape, dtype)
     return cupy.empty(shape, np.uint8).view(dtype)
@@ -155,8 +156,8 @@ class GpuClock:
     def flush(self) -> None:
         """Replace the L2 cache's lines by clean ones.
 
-        After the write alone, the next kernel would pay for writing back what is still dirty; after a plain
-        read, of 128 MB that were read to be evicted last 3% would still be there.
+        After the write alone, the next kernel would pay for writing back what is still dirty; after
+        a plain read, of 128 MB that were read to be evicted last 3% would still be there.
         """
         self._flush_buffer.data.memset_async(0, FLUSH_BYTES)
         if self._replace_kernel is None or self._give_up_kernel is None:
@@ -205,9 +206,10 @@ class GpuClock:
         return words.view(np.uint8)[:nbytes]
 
     def host_times(self, call: Function, out: Array) -> dict[str, float]:
-        """Microseconds of host time of a warm call, of the launch of a kernel that does nothing by calling
-        its RawKernel, of cupy.empty of the call's result, and of the call's own launches by calling their
-        RawKernels; how many these are; and what the call takes beyond one launch and cupy.empty.
+        """Microseconds of host time of a warm call, of the launch of a kernel that does nothing by
+        calling its RawKernel, of cupy.empty of the call's result, and of the call's own launches by
+        calling their RawKernels; how many these are; and what the call takes beyond one launch and
+        cupy.empty.
 
         In turns, since a CPU's speed changes from one millisecond to the next: medians of rounds.
         """
@@ -254,7 +256,7 @@ class GpuClock:
 
 
 _STAGED = """
-// y = x, staged in shared memory: with barriers, as kernels have them, whose emulation takes most of
+// y = x, staged in shared memory, with barriers as kernels have them: their emulation takes most of
 // the host's time.  A read writes the same few words again and again.
 KERNEL void {name}(const unsigned int* x, unsigned int* y, long long count) {{
     SHARED(unsigned int, staged, [128]);
@@ -293,7 +295,8 @@ class HostClock:
     """CPU time of all threads of this process, without a flush: its times are not GPU times.
 
     What else the machine does then counts less: under a load that doubled the wall-clock time of a
-    softmax, its CPU time moved by a few percent, and so did that of the plain copy, which is a kernel too.
+    softmax, its CPU time moved by a few percent, and so did that of the plain copy, which is a
+    kernel too.
     """
 
     min_rounds, max_rounds = 3, 20

@@ -14,9 +14,9 @@ _FIELD = re.compile(r"(\w+)=([^,()]+)")
 class Trial:
     """One config on one problem; times in microseconds, None where not measured.
 
-    key, digest: of the store's row that this could become.  default_us: the default config's time in
-    the same rounds.  local_bytes: of a thread, spills among them.  final: timed again, in turns with
-    the other best ones.  clocks: protocol.summarize_clocks.  reason: why it failed.
+    key, digest: of the store's row that this could become.  default_us: the default config's time
+    in the same rounds.  local_bytes: of a thread, spills among them.  final: timed again, in turns
+    with the other best ones.  clocks: protocol.summarize_clocks.  reason: why it failed.
     """
 
     op: str
@@ -66,8 +66,8 @@ def from_record(record: dict[str, Any]) -> Trial:
 
 
 def ranking(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials of one problem, the best first: the finalists' last timing counts, and of the others
-    their time beside the default; then what failed."""
+    """The trials of one problem, the best first: the finalists' last timing counts, and of the
+    others their time beside the default; then what failed."""
     latest: dict[tuple[str, ...], Trial] = {}
     for trial in trials:
         latest[trial.name] = trial

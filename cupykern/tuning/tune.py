@@ -42,14 +42,15 @@ def tune(op: Any, *inputs: Any, **options: Any) -> str:
     op: a function of cupykern or its name.  inputs, options: its arguments.  They are read, not
     written: `out` is left out, the results are thrown away.
 
-    Returns the fastest config, as text: the default unless another one was at least 2% faster.  It is
-    kept for calls of the same dtypes and kind of layout on this device, whose sizes round up to the
-    same eighths (choice.bucket), in this process and those to come (CUPYKERN_TUNE=0: they do not
-    look), until the kernels' source changes.  Each config is verified against FP64 before it counts.
+    Returns the fastest config, as text: the default unless another one was at least 2% faster.  It
+    is kept for calls of the same dtypes and kind of layout on this device, whose sizes round up to
+    the same eighths (choice.bucket), in this process and those to come (CUPYKERN_TUNE=0: they do
+    not look), until the kernels' source changes.  Each config is verified against FP64 before it
+    counts.
 
-    Takes seconds, most of them compiling, and waits for another benchmark's end; not to be called while
-    a stream is captured.  Raises what the call raises, TypeError and ValueError for an unknown op,
-    RuntimeError where no config is right, OSError where the file cannot be written.
+    Takes seconds, most of them compiling, and waits for another benchmark's end; not to be called
+    while a stream is captured.  Raises what the call raises, TypeError and ValueError for an
+    unknown op, RuntimeError where no config is right, OSError where the file cannot be written.
     """
     from . import protocol, sweep, winners
 

@@ -74,8 +74,8 @@ def row(best: Trial, ranked: list[Trial]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Worth:
-    """rows: the store's, by key.  Numbers of problems: whose default stays, whose default is not right,
-    whose calls ask for no tuned config."""
+    """rows: the store's, by key.  Numbers of problems: whose default stays, whose default is not
+    right, whose calls ask for no tuned config."""
 
     rows: Mapping[str, Any]
     default: int = 0

@@ -1,4 +1,4 @@
-"""What a person sees of the command: tables that fit, what to install, estimates, a page anywhere."""
+"""What a user sees of the command: tables that fit, what to install, estimates, a page."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_examples_for_a_gpu(page):
 
 @pytest.mark.parametrize("page", ON_GPU)
 def test_examples_for_a_gpu_without_one(page):
-    """They compile, what they import is there, and so is each dotted name of a module: cupy.cuda.Stream."""
+    """They compile; what they import and each dotted name (cupy.cuda.Stream) exist."""
     pytest.importorskip("cupy")
     for block in _blocks(page):
         if _needs_gpu(block):

@@ -1,4 +1,4 @@
-"""The site builds without a warning and without the network; every command and public name is on it."""
+"""The site builds without a warning or the network, with every command and public name."""
 
 from __future__ import annotations
 

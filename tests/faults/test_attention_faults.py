@@ -75,7 +75,8 @@ FAULTS = {
         "attention.cu", "sync_block();  // the keys have arrived", "// the keys are there", "tails"
     ),
     "keys are loaded over while they are read": Fault(
-        "attention.cu", "sync_block();  // the values have arrived", "// the values are there", "tails"
+        "attention.cu", "sync_block();  // the values have arrived", "// the values are there",
+        "tails"
     ),
     "keys too early": Fault(
         "attention.cu",
@@ -114,7 +115,8 @@ FAULTS = {
         "parts/attention_mask.cuh", "batch * params.strides[0] + head", "head", "masks"
     ),
     "a bias is added to scores without scale": Fault(
-        "attention.cu", "if (params.prescale) {", "if (params.prescale && params.unit < 0) {", "masks"
+        "attention.cu", "if (params.prescale) {", "if (params.prescale && params.unit < 0) {",
+        "masks"
     ),
     "a masked block is computed where its neighbour is": Fault(
         "attention.cu", "type != kMaskedBlock && key <", "key <", "large tiles"
@@ -135,7 +137,8 @@ FAULTS = {
         "packed",
     ),
     "the logarithm without the largest score": Fault(
-        "parts/online_softmax.cuh", "row_max + log_accurate(row_sum)", "log_accurate(row_sum)", "tails"
+        "parts/online_softmax.cuh", "row_max + log_accurate(row_sum)", "log_accurate(row_sum)",
+        "tails"
     ),
     "an offset in 32 bits": Fault(
         "attention.cu", "v + head.k_offset(params.v);", "v + int(head.k_offset(params.v));",
@@ -148,7 +151,8 @@ FAULTS = {
         "sections",
     ),
     "an output that is all zero": Fault(
-        "attention.cu", "rows_of_warp.outputs.at(m, d).values[i] * inverse", "0.0f * inverse", "tails"
+        "attention.cu", "rows_of_warp.outputs.at(m, d).values[i] * inverse", "0.0f * inverse",
+        "tails"
     ),
 }  # fmt: skip
 
@@ -191,7 +195,7 @@ def _normal(*shape: int) -> np.ndarray:
 
 
 def _check_growing() -> None:
-    """The largest score grows from tile to tile, by more and by less than products are rescaled for."""
+    """The largest score grows from tile to tile, by more and by less than the rescale threshold."""
     for step in (0.5, 5.4, 5.6, 9.0):  # natural units; rescaled from 8 log 2 = 5.55 on
         q, v = np.ones((1, 1, 16, 8), np.float16), _normal(1, 1, 200, 8)
         k = np.repeat(step / 8 * np.arange(200) / 32, 8).astype(np.float16).reshape(1, 1, 200, 8)

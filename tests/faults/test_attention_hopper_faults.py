@@ -1,4 +1,4 @@
-"""Planted faults of attention's Hopper kernel: each must be caught by the check that is named here."""
+"""Planted faults of attention's Hopper kernel: the named check must catch each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ MAIN, MASK, EPILOGUE, PRODUCER, STORAGE, ORDER = (
     for x in ("mainloop", "mask", "epilogue", "producer", "storage", "scheduler")
 )
 NAMES = (
-    "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "bool", "bias", "negative scale",
+    "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "bool", "bias",
+    "negative scale",
     "empty tiles", "packed", "causal packed",
 )  # fmt: skip
 
 FAULTS = {
     "keys of one stage alone": Fault(
-        PRODUCER, "keys_empty[to.stage].wait(to.phase ^ 1);", "keys_empty[to.stage].wait(1);", "full"
+        PRODUCER, "keys_empty[to.stage].wait(to.phase ^ 1);", "keys_empty[to.stage].wait(1);",
+        "full"
     ),
     "queries are loaded while outputs are there": Fault(
-        PRODUCER, "storage.queries_empty[query.stage].wait(query.phase ^ 1); if (tile", "if (tile", "packed",
+        PRODUCER, "storage.queries_empty[query.stage].wait(query.phase ^ 1); if (tile", "if (tile",
+        "packed",
     ),
     "values are released before they are multiplied": Fault(
         MAIN,
@@ -30,8 +33,12 @@ FAULTS = {
         "release(storage.values_empty[at.stage]); wgmma_wait<0>(outputs); if (grown)",
         "full",
     ),
-    "scores are read too early": Fault(MAIN, "wgmma_wait<1>(scores);", "wgmma_wait<2>(scores);", "full"),
-    "outputs are read too early": Fault(MAIN, "wgmma_wait<1>(outputs);", "wgmma_wait<2>(outputs);", "full"),
+    "scores are read too early": Fault(
+        MAIN, "wgmma_wait<1>(scores);", "wgmma_wait<2>(scores);", "full"
+    ),
+    "outputs are read too early": Fault(
+        MAIN, "wgmma_wait<1>(outputs);", "wgmma_wait<2>(outputs);", "full"
+    ),
     "the next tile's scores are read too early": Fault(
         MAIN, "query = next; wgmma_wait<0>(scores);", "query = next;", "full"
     ),
@@ -40,10 +47,13 @@ FAULTS = {
         "full",
     ),
     "values of the next tile": Fault(
-        MAIN, "const KvState before(index), at(++index);", "const KvState before(++index), at(index);",
+        MAIN, "const KvState before(index), at(++index);",
+        "const KvState before(++index), at(index);",
         "full",
     ),
-    "products are not rescaled": Fault(MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= 1.0f;", "growing"),
+    "products are not rescaled": Fault(
+        MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= 1.0f;", "growing"
+    ),
     "rows of the other half are rescaled": Fault(
         MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
     ),
@@ -57,9 +67,12 @@ FAULTS = {
     "outputs are overwritten while they are stored": Fault(
         EPILOGUE, "tma_store_wait_read<0>(); if (!kEvery", "if (!kEvery", "full"
     ),
-    "outputs are stored without a fence": Fault(EPILOGUE, "fence_async_proxy(); sync_warp();", "sync_warp();", "full"),
+    "outputs are stored without a fence": Fault(
+        EPILOGUE, "fence_async_proxy(); sync_warp();", "sync_warp();", "full"
+    ),
     "probabilities in another order": Fault(
-        MAIN, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]", "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
+        MAIN, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]",
+        "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
         "full",
     ),
     "statistics of the other row": Fault(
@@ -87,30 +100,44 @@ FAULTS = {
         MASK, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
     ),
     "what is known of the block before": Fault(
-        MAIN, "keys.look_up(storage, at.stage, keys.state);", "keys.look_up(storage, before.stage, keys.state);",
+        MAIN, "keys.look_up(storage, at.stage, keys.state);",
+        "keys.look_up(storage, before.stage, keys.state);",
         "large blocks",
     ),
-    "an element of the mask for the next key": Fault(MASK, "change(score, at + i * step)", "change(score, at + step)", "bool"),
-    "a mask's rows of the first warp": Fault(
-        MASK, "tile.row + warp_row() + Layout::row(lane, 2 * half); const int row", "tile.row + Layout::row(lane, 2 * half); const int row", "bias"
+    "an element of the mask for the next key": Fault(
+        MASK, "change(score, at + i * step)", "change(score, at + step)", "bool"
     ),
-    "a bias of -inf is added": Fault(MASK, "bias == -kInfinity ? bias : x + bias", "x + bias", "bias"),
-    "scores are not scaled before": Fault(MASK, "scores[i] *= params.score_scale;", "scores[i] *= 1.0f;", "negative scale"),
-    "the last block is not the last": Fault(PRODUCER, "partial, !keys.more()", "partial, keys.more()", "large blocks"),
+    "a mask's rows of the first warp": Fault(
+        MASK, "tile.row + warp_row() + Layout::row(lane, 2 * half); const int row",
+        "tile.row + Layout::row(lane, 2 * half); const int row", "bias"
+    ),
+    "a bias of -inf is added": Fault(
+        MASK, "bias == -kInfinity ? bias : x + bias", "x + bias", "bias"
+    ),
+    "scores are not scaled before": Fault(
+        MASK, "scores[i] *= params.score_scale;", "scores[i] *= 1.0f;", "negative scale"
+    ),
+    "the last block is not the last": Fault(
+        PRODUCER, "partial, !keys.more()", "partial, keys.more()", "large blocks"
+    ),
     "keys of the next sequence": Fault(
-        STORAGE, "kRagged - p.length + p.row : p.row;", "kRagged / 2 - p.length + p.row : p.row;", "packed"
+        STORAGE, "kRagged - p.length + p.row : p.row;", "kRagged / 2 - p.length + p.row : p.row;",
+        "packed"
     ),
     "rows of the sequence before": Fault(
         STORAGE, "p.first + p.length : p.batch;", "p.first + p.length - 1 : p.batch;", "packed"
     ),
     "sequences of one length count as one": Fault(
-        ORDER, "other.longest == own.longest && j < i", "other.longest == own.longest && j < 0", "packed"
+        ORDER, "other.longest == own.longest && j < i", "other.longest == own.longest && j < 0",
+        "packed"
     ),
     "a sequence's last tile is left out": Fault(
-        ORDER, "((head.sq + kTileM - 1) / kTileM) * heads", "(head.sq / kTileM) * heads", "causal packed"
+        ORDER, "((head.sq + kTileM - 1) / kTileM) * heads", "(head.sq / kTileM) * heads",
+        "causal packed"
     ),
     "the offset of the sequences' batch": Fault(
-        MASK, "warpgroup_row() + tile.head.offset + 1", "warpgroup_row() + params.offset + 1", "causal packed"
+        MASK, "warpgroup_row() + tile.head.offset + 1", "warpgroup_row() + params.offset + 1",
+        "causal packed"
     ),
 }  # fmt: skip
 

@@ -26,7 +26,8 @@ FAULTS = {
         "dequant_softmax.cu", "run = merge.across_lanes(run, 1, 16 / kRun);", "", "softmax"
     ),
     "statistics before they are there": Fault(
-        "dequant_softmax.cu", "    sync_block();\n    constexpr int kSets", "    constexpr int kSets", "softmax"
+        "dequant_softmax.cu", "    sync_block();\n    constexpr int kSets",
+        "    constexpr int kSets", "softmax"
     ),
     "a set's first fragment alone": Fault(
         "dequant_softmax.cu", "j < kFragmentsOfSet;", "j < 1;", "softmax"
@@ -55,14 +56,16 @@ FAULTS = {
         "#pragma unroll 1\n        for (int slice_row", "logits",
     ),
     "statistics before the other warps have theirs": Fault(
-        PARTIAL, "named_barrier(1 + warpgroup, 128);\n const MergeMaxSum merge{kLog2E};\n const int64_t set",
+        PARTIAL,
+        "named_barrier(1 + warpgroup, 128);\n const MergeMaxSum merge{kLog2E};\n const int64_t set",
         "const MergeMaxSum merge{kLog2E};\n const int64_t set", "logits",
     ),
     "the even columns are the first ones": Fault(
         PARTIAL, "kMnMajorRows ? 2 * j + i / 4 : i + j", "i + j", "logits"
     ),
     "shares of a warp's largest": Fault(
-        PARTIAL, "max = maximum(max, to.warp_max[i][thread])", "max = to.warp_max[0][thread]", "shares"
+        PARTIAL, "max = maximum(max, to.warp_max[i][thread])", "max = to.warp_max[0][thread]",
+        "shares"
     ),
     "sums of a warp's shares alone": Fault(
         PARTIAL, "sum += to.warp_sum[i][thread]", "sum = to.warp_sum[0][thread]", "shares"
@@ -99,7 +102,8 @@ FAULTS = {
     ),
     "streams: warps without columns count": Fault(STREAM, "own < num_own;", "true;", "streams"),
     "streams: statistics of one warp": Fault(
-        STREAM, "for (int i = 1; i < kWarps; ++i) total", "for (int i = kWarps; i < kWarps; ++i) total", "streams"
+        STREAM, "for (int i = 1; i < kWarps; ++i) total",
+        "for (int i = kWarps; i < kWarps; ++i) total", "streams"
     ),
     "streams: half of a row": Fault(STREAM, "merge.across_lanes(total, 1, 2)", "total", "streams"),
     "streams: the first half of k twice": Fault(

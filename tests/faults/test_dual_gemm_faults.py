@@ -25,23 +25,27 @@ LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"
 
 FAULTS = {
     "b2 is b1": Fault(
-        "parts/gemm_tile.cuh", "element_address(b[i].data,", "element_address(b[0].data,", "two products"
+        "parts/gemm_tile.cuh", "element_address(b[i].data,", "element_address(b[0].data,",
+        "two products"
     ),
     "b1 and b2 swapped": Fault(
-        "dual_gemm.cu", "gate_all(values, factors, policy)", "gate_all(factors, values, policy), values[0] = factors[0]",
+        "dual_gemm.cu", "gate_all(values, factors, policy)",
+        "gate_all(factors, values, policy), values[0] = factors[0]",
         "two products",
     ),
     "the second product's fragments are the first one's": Fault(
         "parts/gemm_tile.cuh", "acc[m][product * kColFragments + n]", "acc[m][n]", "two products"
     ),
     "the second product's columns beside the first one's": Fault(
-        "parts/mainloop.cuh", "fragment % kColFragments) * 16; }", "fragment) * 16; }", "two products"
+        "parts/mainloop.cuh", "fragment % kColFragments) * 16; }", "fragment) * 16; }",
+        "two products"
     ),
     "silu's exponential with the other sign": Fault(
         "parts/math.cuh", "exp2_approx(-kLog2E * x)", "exp2_approx(kLog2E * x)", "two products"
     ),
     "the first one's scale for both": Fault(
-        "dual_gemm.cu", "second = epilogue(1, scale_b2, kScaleB2)", "second = epilogue(1, scale_b1, kScaleB)",
+        "dual_gemm.cu", "second = epilogue(1, scale_b2, kScaleB2)",
+        "second = epilogue(1, scale_b1, kScaleB)",
         "scales",
     ),
     "the blocks' scales of b1 for both": Fault(
@@ -70,13 +74,17 @@ FAULTS = {
         "policies",
     ),
     "partial accumulators of one product alone": Fault(
-        "parts/gemm_tile.cuh", "kTileSize = kProducts * kTileM * kTileN", "kTileSize = kTileM * kTileN",
+        "parts/gemm_tile.cuh", "kTileSize = kProducts * kTileM * kTileN",
+        "kTileSize = kTileM * kTileN",
         "splits",
     ),
     "one scale of all is forgotten": Fault(
-        "gemm/epilogue/gated_scales.cuh", "factors[i] = b * a * e.params.alpha;", "factors[i] = e.params.alpha;", "hopper"
+        "gemm/epilogue/gated_scales.cuh", "factors[i] = b * a * e.params.alpha;",
+        "factors[i] = e.params.alpha;", "hopper"
     ),
-    "one factor where there are many": Fault("gemm/epilogue/gated_scales.cuh", "return fits;", "return true;", "hopper"),
+    "one factor where there are many": Fault(
+        "gemm/epilogue/gated_scales.cuh", "return fits;", "return true;", "hopper"
+    ),
     "b2's stage is b1's": Fault(
         LOADER, "load_b(b + kSecond, arguments.b2_map", "load_b(b + kSecond, arguments.b1_map",
         "hopper",
@@ -85,7 +93,8 @@ FAULTS = {
         LOADER, "load_b(b, arguments.b1_map", "load_b(b, arguments.b2_map", "hopper"
     ),
     "the second product's accumulators are the first one's": Fault(
-        GATED, "float(accumulator[m][kCols / 4 + at]) * factors[1]", "float(accumulator[m][at]) * factors[1]",
+        GATED, "float(accumulator[m][kCols / 4 + at]) * factors[1]",
+        "float(accumulator[m][at]) * factors[1]",
         "hopper",
     ),
     "tiles as wide as both products": Fault(
@@ -111,7 +120,8 @@ FAULTS = {
         REDUCE, "i / kOfProduct * (kThread / kProducts) + rank", "rank", "split"
     ),
     "stages are overwritten while they are read": Fault(
-        REDUCE, "else sync_cluster();                       // and all stages have been read", "", "split"
+        REDUCE, "else sync_cluster();                       // and all stages have been read", "",
+        "split"
     ),
     "every block has all of k": Fault(
         SCHEDULER, "kSplitK ? rank * all / kClusterSize : 0;", "0;", "split"
@@ -120,7 +130,8 @@ FAULTS = {
         GATED, "accumulator[0][i] + of_tile[i][128 + thread]", "accumulator[0][i]", "few rows"
     ),
     "few rows: a block's last columns are left out": Fault(
-        SCHEDULER, "num_columns = (end - index) * kUnit", "num_columns = (end - index - 1) * kUnit", "few rows"
+        SCHEDULER, "num_columns = (end - index) * kUnit", "num_columns = (end - index - 1) * kUnit",
+        "few rows"
     ),
     "few rows: the second unit's columns are the first one's": Fault(
         LOADER, "col + i * kUnit, batch, kStep", "col, batch, kStep", "few rows"

@@ -45,12 +45,15 @@ FAULTS = {
         PIPELINE, "wait(state.phase ^ 1)", "wait(state.phase)", "shared tiles"
     ),
     "the parity of the next round": Fault(
-        PIPELINE, "            stage = 0;\n            phase ^= 1;", "            stage = 0;", "shared tiles"
+        PIPELINE, "            stage = 0;\n            phase ^= 1;", "            stage = 0;",
+        "shared tiles"
     ),
     "no wait for a stage's bytes": Fault(
         SS, "storage.pipeline.consumer_wait(stages.state);", "", "shared tiles"
     ),
-    "no wait for the last accumulators": Fault(SS, "wgmma_wait<0>(accumulator);", "", "shared tiles"),
+    "no wait for the last accumulators": Fault(
+        SS, "wgmma_wait<0>(accumulator);", "", "shared tiles"
+    ),
     "a stage released while it is multiplied": Fault(
         SS, "if (!first) storage.pipeline.consumer_release(before);",
         "storage.pipeline.consumer_release(stage);", "shared tiles",
@@ -59,17 +62,20 @@ FAULTS = {
         PIPELINE, "empty[i].init(kArrivals);", "empty[i].init(1);", "shared tiles"
     ),
     "the first stage of B for all": Fault(
-        SS, "StageCols::descriptor(storage.cols[stage], 0, k)", "StageCols::descriptor(storage.cols[0], 0, k)", "shared tiles"
+        SS, "StageCols::descriptor(storage.cols[stage], 0, k)",
+        "StageCols::descriptor(storage.cols[0], 0, k)", "shared tiles"
     ),
     "accumulators of k that a warpgroup has no stage of": Fault(
         SS, "if (kSlicedK) Base::clear(accumulator);", "", "shared k"
     ),
     "accumulators of the tile before": Fault(SS, "!first || k > 0", "true", "shared tiles"),
     "turns without order": Fault(
-        SS, "if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);", "", "ping-pong"
+        SS, "if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);", "",
+        "ping-pong"
     ),
     "stages of the other warpgroup's tile": Fault(
-        KERNEL, "work.state.skip(tile_stride * num_k_tiles);", "work.state.skip(num_k_tiles);", "ping-pong"
+        KERNEL, "work.state.skip(tile_stride * num_k_tiles);", "work.state.skip(num_k_tiles);",
+        "ping-pong"
     ),
     "the turn of every tile the first": Fault(
         SS, "(consumer ^ 1 ^ count) & 1", "(consumer ^ 1) & 1", "ping-pong"
@@ -79,7 +85,8 @@ FAULTS = {
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        STORE_TMA, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();", "", "shared tiles"
+        STORE_TMA, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();", "",
+        "shared tiles"
     ),
     "every box to the same place": Fault(
         STAGE, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"
@@ -92,11 +99,13 @@ FAULTS = {
         "shared tiles",
     ),
     "the bias of the next column": Fault(
-        OPS, "const float added = of_col(col_bias, i);", "const float added = of_col(col_bias, i ^ 1);",
+        OPS, "const float added = of_col(col_bias, i);",
+        "const float added = of_col(col_bias, i ^ 1);",
         "epilogue",
     ),
     "the bias of the first rows": Fault(
-        OPS, "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
+        OPS, "values[i] * params.alpha + row_bias[i / 2 % 2]",
+        "values[i] * params.alpha + row_bias[0]",
         "bias of rows",
     ),
     "the promotion left out": Fault(FP8, _PRODUCTS, _UNPROMOTED, "same sign"),
@@ -118,9 +127,12 @@ FAULTS = {
         FP8, "sync_warp();  // all lanes'", "// all lanes'", "blocks"
     ),
     "scales over accumulators of the other warpgroup": Fault(
-        EPILOGUE, "if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);", "", "few rows in blocks"
+        EPILOGUE, "if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);", "",
+        "few rows in blocks"
     ),
-    "alpha left out": Fault(BROADCAST, "kSwapAB || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
+    "alpha left out": Fault(
+        BROADCAST, "kSwapAB || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"
+    ),
     "a scale for two columns": Fault(
         FP8, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
     ),
@@ -139,16 +151,19 @@ FAULTS = {
         "wide blocks",
     ),
     "a stage released before its last chunk": Fault(
-        FP8, "if (index == kPartials - 1) {\n release", "if (index == 0) {\n release", "wide blocks",
+        FP8, "if (index == kPartials - 1) {\n release", "if (index == 0) {\n release",
+        "wide blocks",
     ),
     "the right half added before it is there": Fault(
         FP8, "wgmma_wait<1>(right);", "", "halves"
     ),
     "a stage released before its right half is read": Fault(
-        FP8, "wgmma_wait<1>(right);\n release(stage);", "release(stage);\n wgmma_wait<1>(right);", "halves",
+        FP8, "wgmma_wait<1>(right);\n release(stage);", "release(stage);\n wgmma_wait<1>(right);",
+        "halves",
     ),
     "no wait for the bytes of halves": Fault(
-        FP8, "promote(0, left);\n wait();\n issue(0, left);", "promote(0, left);\n issue(0, left);", "halves"
+        FP8, "promote(0, left);\n wait();\n issue(0, left);", "promote(0, left);\n issue(0, left);",
+        "halves"
     ),
     "the left half's columns for both": Fault(
         FP8, "StageCols::descriptor(storage.cols[0], index % kPartials * kPartialCols, 0)",
@@ -159,7 +174,8 @@ FAULTS = {
         TILE, "kChunks = (kCols + kChunk - 1) / kChunk", "kChunks = kCols / kChunk", "halves"
     ),
     "the last chunk where a whole one would be": Fault(
-        STORE_TMA, "{out_col + Tile::chunk_col(chunk + i), out_row", "{out_col + (chunk + i) * kChunk, out_row", "halves"
+        STORE_TMA, "{out_col + Tile::chunk_col(chunk + i), out_row",
+        "{out_col + (chunk + i) * kChunk, out_row", "halves"
     ),
     "a place of the first columns": Fault(
         STORE_TMA, "out_col = int(origin.words[1]),", "out_col = 0,", "plain"
@@ -171,18 +187,28 @@ FAULTS = {
         FP8, "row = work.row;", "row = 0;", "blocks"
     ),
     "the k of the cluster's first block": Fault(
-        SCHEDULER, "first_k_tile = kSplitK ? rank * all / kClusterSize : 0", "first_k_tile = 0", "split k",
+        SCHEDULER, "first_k_tile = kSplitK ? rank * all / kClusterSize : 0", "first_k_tile = 0",
+        "split k",
     ),
     "the accumulators of the cluster's other blocks left out": Fault(
         REDUCE, "bit_cast<ElementAccumulator>(four.words[j]);", "ElementAccumulator(0);", "split k",
     ),
-    "the scales of the first part of k": Fault(FP8, "k = work.first_k_tile + first;", "k = first;", "split k"),
-    "factors overwritten before they are read": Fault(BROADCAST, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
-    "scales that are still under way": Fault(BROADCAST, "full.arrive_expect_tx(bytes);", "full.arrive();", "plain"),
-    "scales that TMA does not reach": Fault(BROADCAST, "(reinterpret_cast<uint64_t>(from) | bytes) % 16 == 0", "true", "plain"),
+    "the scales of the first part of k": Fault(
+        FP8, "k = work.first_k_tile + first;", "k = first;", "split k"
+    ),
+    "factors overwritten before they are read": Fault(
+        BROADCAST, "        empty.wait((count & 1) ^ 1);\n", "", "plain"
+    ),
+    "scales that are still under way": Fault(
+        BROADCAST, "full.arrive_expect_tx(bytes);", "full.arrive();", "plain"
+    ),
+    "scales that TMA does not reach": Fault(
+        BROADCAST, "(reinterpret_cast<uint64_t>(from) | bytes) % 16 == 0", "true", "plain"
+    ),
     "the next tile's factors": Fault(
         EPILOGUE, "Broadcast& broadcast = shared.broadcasts[work.count % kBroadcasts];\n store_tma",
-        "Broadcast& broadcast = shared.broadcasts[(work.count + 1) % kBroadcasts];\n store_tma", "halves",
+        "Broadcast& broadcast = shared.broadcasts[(work.count + 1) % kBroadcasts];\n store_tma",
+        "halves",
     ),
     "the factors of the warp's first rows": Fault(BROADCAST, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
@@ -192,7 +218,9 @@ FAULTS = {
     "a stage that the cluster's other block still reads": Fault(
         PIPELINE, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
     ),
-    "the first block's columns for all": Fault(STAGE, "rank * (kExtent / kClusterSize)", "0", "cluster"),
+    "the first block's columns for all": Fault(
+        STAGE, "rank * (kExtent / kClusterSize)", "0", "cluster"
+    ),
     "the rows of the cluster's first block": Fault(
         SCHEDULER, "+= cluster_rank() * Mainloop::kRows;", "+= 0;", "cluster"
     ),
@@ -204,7 +232,8 @@ FAULTS = {
     ),
     "accumulators added before they are there": Fault(
         REDUCE,
-        "named_barrier(3, 128 * Mainloop::kConsumers);\n#pragma unroll\n for (int i = 0; i < kSize; ++i) {\n if (warpgroup == 0)",
+        "named_barrier(3, 128 * Mainloop::kConsumers);\n#pragma unroll\n for (int i = 0; i < "
+        "kSize; ++i) {\n if (warpgroup == 0)",
         "\n#pragma unroll\n for (int i = 0; i < kSize; ++i) {\n if (warpgroup == 0)",
         "shared k",
     ),
@@ -218,19 +247,22 @@ FAULTS = {
         RS, "(step + kAhead - kSteps) * kDepth);", "0);", "mixed (N, K)"
     ),
     "no wait for the next stage to convert": Fault(
-        RS, "if (step + kAhead == kSteps) storage.pipeline.consumer_wait(then.state);", "", "mixed (N, K)"
+        RS, "if (step + kAhead == kSteps) storage.pipeline.consumer_wait(then.state);", "",
+        "mixed (N, K)"
     ),
     "turns without stages are not passed on": Fault(
         RS, "order.finish();", "", "odd turns"
     ),
     "no wait for the stage of a turn": Fault(
-        RS, "Fragment a[kSteps];\n storage.pipeline.consumer_wait(stages.state);", "Fragment a[kSteps];", "turns"
+        RS, "Fragment a[kSteps];\n storage.pipeline.consumer_wait(stages.state);",
+        "Fragment a[kSteps];", "turns"
     ),
     "a turn's stage is released while it is multiplied": Fault(
         RS, "wgmma_wait<0>(accumulator, a);", "", "turns"
     ),
     "the upper 8 of k twice": Fault(
-        CONVERT_8BIT, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
+        CONVERT_8BIT, "reinterpret_cast<const uint16_t*>(p + 8)",
+        "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
     ),
     "the swizzle of (K, N) left out": Fault(
         CONVERT_8BIT, "stage + Stage::offset(k + 32 * i + lane, row)",
@@ -257,17 +289,20 @@ FAULTS = {
         SWAP_AB, "if (known == slice) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"
     ),
     "swap-AB: a bias of the first rows": Fault(
-        SWAP_AB, "of_row = row + Tile::row_of_half(lane, half);", "of_row = row + Tile::row_of_half(lane, 0);", "few rows"
+        SWAP_AB, "of_row = row + Tile::row_of_half(lane, half);",
+        "of_row = row + Tile::row_of_half(lane, 0);", "few rows"
     ),
     "scales of the stage between": Fault(
-        CONVERT_NVFP4, "own / kStageWords * kStride * kStageWords", "own / kStageWords * kStageWords", "nvfp4, shared k"
+        CONVERT_NVFP4, "own / kStageWords * kStride * kStageWords",
+        "own / kStageWords * kStageWords", "nvfp4, shared k"
     ),
     "scales of the first part of k for all": Fault(
         CONVERT_NVFP4, "(work.first_k_tile + (Mainloop::kSlicedK ? work.consumer : 0))",
         "(Mainloop::kSlicedK ? work.consumer : 0)", "nvfp4, split k"
     ),
     "accumulators stored before the others are read": Fault(
-        REDUCE, "if (kOwnMemory) named_barrier(3, 128 * Mainloop::kConsumers);", "", "nvfp4, split k"
+        REDUCE, "if (kOwnMemory) named_barrier(3, 128 * Mainloop::kConsumers);", "",
+        "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
         STORE_TMA, "values[i] = activate_16bit<kActivation>(values[i]);",
@@ -284,14 +319,18 @@ FAULTS = {
         "        load(count, i + 2, row, col, batch);", "residual",
     ),
     "a residual over results of the tile before": Fault(
-        RESIDUAL, "            tma_store_wait_read<0>();\n#pragma unroll\n            for (int i = 0; i < kTileBoxes",
+        RESIDUAL,
+        "            tma_store_wait_read<0>();\n#pragma unroll\n            for (int i = 0; i < "
+        "kTileBoxes",
         "#pragma unroll\n            for (int i = 0; i < kTileBoxes", "residual",
     ),
     "a residual's first columns for all": Fault(
-        RESIDUAL, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(OwnChunks().first)", "residual"
+        RESIDUAL, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)",
+        "chunk_col(OwnChunks().first)", "residual"
     ),
     "a residual's box of the cluster's first block": Fault(
-        RESIDUAL, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(i % OwnChunks::kCount)",
+        RESIDUAL, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)",
+        "chunk_col(i % OwnChunks::kCount)",
         "residual, split k",
     ),
     "the two columns of a residual's register exchanged": Fault(
@@ -305,12 +344,15 @@ FAULTS = {
     "FP32 results whose rows are not swizzled": Fault(
         STORE_TMA, "(col / 4 ^ box_row % 8)", "(col / 4)", "floats"
     ),
-    "FP32 results of the first columns": Fault(STORE_TMA, "{out_col + first, out_row", "{out_col, out_row", "floats"),
+    "FP32 results of the first columns": Fault(
+        STORE_TMA, "{out_col + first, out_row", "{out_col, out_row", "floats"
+    ),
     "the whole bias to half a sum": Fault(
         BROADCAST, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
     ),
     "k from its middle to its end": Fault(
-        MAINLOOP, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "mixed, few rows"
+        MAINLOOP, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead",
+        "mixed, few rows"
     ),
     "the tiles' factors all the first one's": Fault(
         KERNEL, "epilogue.load(storage.epilogue, scheduler.tile(params, i), count)",

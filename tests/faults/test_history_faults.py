@@ -191,7 +191,7 @@ def lacking_arguments() -> Iterator[Any]:
 
 
 def patch_find(monkeypatch, name: str, forgetful: Callable[..., Any]) -> None:
-    """Let plans.find of the calls of CALLS[name] be `forgetful`, and its attention be of blocks if they are."""
+    """Make plans.find `forgetful` for the calls of CALLS[name], with their block masks."""
     find = plans.find
     if name == "attention with blocks":
         draw_masks_of_blocks(monkeypatch)
@@ -262,7 +262,7 @@ def test_the_shape_of_scales_says_the_layout_of_nvfp4(shape):
     assert len(plain) == len(blocked) + 1
 
 
-# --- the keys of plans -----------------------------------------------------------------------------
+# --- the keys of plans ----------------------------------------------------------------------------
 
 # Fields of tasks that follow from others, or that a warm call does not take from its plan.
 FOLLOWS = {

@@ -51,8 +51,10 @@ FAULTS = {
     ),
     "slices added before they are there": Fault(
         "parts/gemm_tile.cuh",
-        "        sync_block();\n#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (position_of(f)",
-        "#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (position_of(f)",
+        "        sync_block();\n#pragma unroll\n        for (int f = 0; f < kFragments; ++f) "
+        "{\n            if (position_of(f)",
+        "#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if "
+        "(position_of(f)",
         "tails",
     ),
     "the first slice twice": Fault(

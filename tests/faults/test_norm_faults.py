@@ -20,7 +20,9 @@ VECTORS = "rows/vector_moments.cuh"
 MOMENTS = "rows/moments.cuh"
 QUANTIZE = "rows/quantize.cuh"
 FAULTS = {
-    "no barrier between warps": Fault("rows/reduce.cuh", "        sync_block();\n", "\n", "far from zero"),
+    "no barrier between warps": Fault(
+        "rows/reduce.cuh", "        sync_block();\n", "\n", "far from zero"
+    ),
     "one exchange for two": Fault(
         SHARED,
         "merge_across_warps<1>(warp_squares(s, mean, nullptr)",
@@ -51,14 +53,17 @@ FAULTS = {
         "residual",
     ),
     "weight and bias exchanged": Fault(
-        SHARED, "if (kOfMeans && bias.first) {\n            bias.get", "if (kOfMeans && bias.first) {\n            weight.get",
+        SHARED, "if (kOfMeans && bias.first) {\n            bias.get",
+        "if (kOfMeans && bias.first) {\n            weight.get",
         "weights",
     ),
     "a weight's stride ignored": Fault(
-        SHARED, "load_element(first, (col + j) * stride, dtype)", "load_element(first, col + j, dtype)", "weights"
+        SHARED, "load_element(first, (col + j) * stride, dtype)",
+        "load_element(first, col + j, dtype)", "weights"
     ),
     "a chunk's weights from the row's start": Fault(
-        SHARED, "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"
+        SHARED, "const int64_t col = first_col + position;", "const int64_t col = position;",
+        "weights"
     ),
     "the second part of the mean left out": Fault(
         SHARED, "(values[j] - mean - mean_low)", "(values[j] - mean)", "compensated"
@@ -95,9 +100,12 @@ FAULTS = {
         EVEN, "merge_row_partials(mine[r], at)", "merge_row_partials(mine[0], at)", "a cluster"
     ),
     "sums at another stride": Fault(
-        "normalize_unpredicated.cu", "eps, rows::kChunk, rows::kChunk, 0", "eps, rows::kChunk, 0, 0", "unpredicated rows"
+        "normalize_unpredicated.cu", "eps, rows::kChunk, rows::kChunk, 0",
+        "eps, rows::kChunk, 0, 0", "unpredicated rows"
     ),
-    "rows that are not there": Fault(EVEN, "if (!kUnpredicated && row + r >= cold.num_rows) continue;", "", "short rows"),
+    "rows that are not there": Fault(
+        EVEN, "if (!kUnpredicated && row + r >= cold.num_rows) continue;", "", "short rows"
+    ),
     "no squares between the warps' means": Fault(
         EVEN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
     ),
@@ -108,9 +116,12 @@ FAULTS = {
         EVEN, "if (!at.holds(i)) break;", "", "ends of rows"
     ),
     "no squares between the vectors' means": Fault(
-        VECTORS, "own_squares + delta * delta * (kWidth * (before * weight))", "own_squares", "a cluster"
+        VECTORS, "own_squares + delta * delta * (kWidth * (before * weight))", "own_squares",
+        "a cluster"
     ),
-    "the last vector's mean": Fault(VECTORS, "mean += delta * weight;", "mean += delta;", "a cluster"),
+    "the last vector's mean": Fault(
+        VECTORS, "mean += delta * weight;", "mean += delta;", "a cluster"
+    ),
     "the first vector's weights for all": Fault(
         EVEN, "loaded = kWeightsFirst ? i : 0;", "loaded = 0;", "a cluster"
     ),
@@ -130,7 +141,8 @@ FAULTS = {
         EVEN, "at.t.rank * kWarpsPerRow + at.warp()]", "at.warp()]", "a cluster"
     ),
     "one row's bytes awaited": Fault(
-        EVEN, "arrive_expect_tx(kRowsPerThread * kPartials", "arrive_expect_tx(kPartials", "a cluster"
+        EVEN, "arrive_expect_tx(kRowsPerThread * kPartials", "arrive_expect_tx(kPartials",
+        "a cluster"
     ),
 }  # fmt: skip
 

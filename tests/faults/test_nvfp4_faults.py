@@ -1,4 +1,4 @@
-"""Planted faults in NVFP4: its codes, its products, quantising and decoding, each of which a check must catch."""
+"""Planted faults in NVFP4: codes, products, quantizing and decoding; a check must catch each."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ FAULTS = {
         "global scales of one",
     ),
     "global scales become one too late": Fault(
-        "quantize_nvfp4.cu", "largest >= kSmallestNormal ?", "largest >= 0.0f ?", "global scales of one"
+        "quantize_nvfp4.cu", "largest >= kSmallestNormal ?", "largest >= 0.0f ?",
+        "global scales of one"
     ),
     "nibbles in the wrong order": Fault(
-        HOST, "chunk[at % 32 / 2] >> at % 2 * 4 & 0xf", "chunk[at % 32 / 2] >> (1 - at % 2) * 4 & 0xf",
+        HOST, "chunk[at % 32 / 2] >> at % 2 * 4 & 0xf",
+        "chunk[at % 32 / 2] >> (1 - at % 2) * 4 & 0xf",
         "codes",
     ),
     "the scale of the next group": Fault(
@@ -71,7 +73,8 @@ FAULTS = {
         "parts/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
     ),
     "groups past the scale's rounding": Fault(
-        "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)", "quantised"
+        "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)",
+        "quantised"
     ),
     "codes of the unrounded scale": Fault(
         "quantize_nvfp4.cu", "0x1p-14f * reciprocal_approx(factor)", "0x1p-14f", "quantised"
@@ -81,14 +84,17 @@ FAULTS = {
         "value_of_bits(bits) * of_codes", "not finite",
     ),
     "infinities are the largest": Fault(
-        "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
+        "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;",
+        "not finite"
     ),
     "codes beyond 6": Fault(
-        "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)", "(pair & 0x7fff7fffu)",
+        "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)",
+        "(pair & 0x7fff7fffu)",
         "saturated",
     ),
     "no share of blocks that left": Fault(
-        "quantize_nvfp4.cu", "for_each_batch<true>(block, ", "for_each_batch<true>(blockIdx.x, ", "quantised"
+        "quantize_nvfp4.cu", "for_each_batch<true>(block, ", "for_each_batch<true>(blockIdx.x, ",
+        "quantised"
     ),
     "groups that a block took with it": Fault(
         "quantize_nvfp4.cu", "is_own = block == blockIdx.x;", "is_own = true;", "quantised"
@@ -98,17 +104,20 @@ FAULTS = {
     ),
     "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
     "the last rows are not decoded": Fault(
-        "dequantize_nvfp4.cu", "if (at >= flat_rows) continue;\n            Bytes", "if (i > 0) continue;\n            Bytes",
+        "dequantize_nvfp4.cu", "if (at >= flat_rows) continue;\n            Bytes",
+        "if (i > 0) continue;\n            Bytes",
         "decoded",
     ),
     "every batch decodes the first matrix": Fault(
         "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
     ),
     "one scale of all for both operands": Fault(
-        "gemm/epilogue/broadcast.cuh", "rows[1] = scale_a ? scale_a[", "rows[1] = scale_b ? scale_b[", "scales of all"
+        "gemm/epilogue/broadcast.cuh", "rows[1] = scale_a ? scale_a[",
+        "rows[1] = scale_b ? scale_b[", "scales of all"
     ),
     "only b's scale of all": Fault(
-        "gemm/epilogue/store_tma.cuh", "values[i] * of_b * of_a", "values[i] * of_b", "scales of all"
+        "gemm/epilogue/store_tma.cuh", "values[i] * of_b * of_a", "values[i] * of_b",
+        "scales of all"
     ),
     "the first matrix's scale for the batch": Fault(
         "gemm/epilogue/broadcast.cuh", "scale_a[batch.offset(kScaleA, tile.batch)]", "scale_a[0]",
@@ -120,7 +129,9 @@ FAULTS = {
     "the same words of scales for ever": Fault(
         "gemm/convert_nvfp4.cuh", "fetch(word + kPrefetchedWords)", "fetch(0)", "nvfp4"
     ),
-    "accumulators in units": Fault("parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"),
+    "accumulators in units": Fault(
+        "parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"
+    ),
     "accumulators in units, of few rows": Fault(
         "skinny_gemm.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
     ),
@@ -131,7 +142,8 @@ FAULTS = {
         "gemm/epilogue/gated.cuh", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"
     ),
     "both products' columns are the first one's": Fault(
-        "gemm/epilogue/gated.cuh", "products[i / 2 % 2][i / 4 * 2 + i % 2]", "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
+        "gemm/epilogue/gated.cuh", "products[i / 2 % 2][i / 4 * 2 + i % 2]",
+        "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
     ),
 }  # fmt: skip
 

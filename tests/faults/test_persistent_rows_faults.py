@@ -25,31 +25,37 @@ FAULTS = {
         PERSISTENT, "barriers.empty[at.stage].wait(at.phase ^ 1);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
-        PERSISTENT, "kPrefetchedRows * groups() + taken", "kPrefetchedRows * groups() + taken + 1", "rms_norm float16"
+        PERSISTENT, "kPrefetchedRows * groups() + taken", "kPrefetchedRows * groups() + taken + 1",
+        "rms_norm float16"
     ),
     "the first row again": Fault(
         PERSISTENT, "/ kClusterSize + iteration * groups()", "/ kClusterSize", "rms_norm float16"
     ),
     "a stage free when one warp is done with it": Fault(
-        PERSISTENT, "empty[i].init(kConsumers / kWarpSize);", "empty[i].init(1);", "layer_norm bfloat16"
+        PERSISTENT, "empty[i].init(kConsumers / kWarpSize);", "empty[i].init(1);",
+        "layer_norm bfloat16"
     ),
     "too few bytes awaited": Fault(
-        PERSISTENT, "arrive_expect_tx(kArrays * bytes);", "arrive_expect_tx(bytes);", "add_rms_norm float16"
+        PERSISTENT, "arrive_expect_tx(kArrays * bytes);", "arrive_expect_tx(bytes);",
+        "add_rms_norm float16"
     ),
     "the last vector forgotten": Fault(
-        PERSISTENT, "rest < kMost ? rest : kMost;", "rest < kMost ? rest - 1 : kMost;", "rms_norm float32"
+        PERSISTENT, "rest < kMost ? rest : kMost;", "rest < kMost ? rest - 1 : kMost;",
+        "rms_norm float32"
     ),
     "every block the first slice": Fault(
         PERSISTENT, "Slice slice{rank * kMost, 0};", "Slice slice{0, 0};", "rms_norm float32"
     ),
     "every piece the first one": Fault(
-        PERSISTENT, "from[j] + slice.position(i, 0)", "from[j] + slice.position(0, 0)", "rms_norm float16"
+        PERSISTENT, "from[j] + slice.position(i, 0)", "from[j] + slice.position(0, 0)",
+        "rms_norm float16"
     ),
     "no wait for the other warps": Fault(
         PERSISTENT, "barriers.in_block[slot].wait(phase_of(iteration));", "", "rms_norm float32"
     ),
     "no wait for the other blocks": Fault(
-        PERSISTENT, "barriers.exchanged[slot_of(iteration)].wait(phase_of(iteration));", "", "rms_norm float32"
+        PERSISTENT, "barriers.exchanged[slot_of(iteration)].wait(phase_of(iteration));", "",
+        "rms_norm float32"
     ),
     "one block's part for all": Fault(
         NORM, "return partials[i]; }, counts.of_blocks", "return partials[0]; }, counts.of_blocks",
@@ -67,20 +73,27 @@ FAULTS = {
     ),
     "a warp's mean over the row's count": Fault(
         NORM, "reduce_in_warp(mine.sum(), Sum()) * count.reciprocal",
-        "reduce_in_warp(mine.sum(), Sum()) / float(2 * kVectorsPerThread * kVectorWidth * kWarpSize)",
+        "reduce_in_warp(mine.sum(), Sum()) / float(2 * kVectorsPerThread * kVectorWidth * "
+        "kWarpSize)",
         "layer_norm float32",
     ),
     "all parts of as many elements": Fault(
-        NORM, "Count::of(float(other.count * kVectorWidth))", "Count::of(8.0f)", "layer_norm float32"
+        NORM, "Count::of(float(other.count * kVectorWidth))", "Count::of(8.0f)",
+        "layer_norm float32"
     ),
     "no squares between the means": Fault(
-        NORM, "partial(i).squares + counts[i].count * (from_mean * from_mean)", "partial(i).squares",
+        NORM, "partial(i).squares + counts[i].count * (from_mean * from_mean)",
+        "partial(i).squares",
         "layer_norm float32",
     ),
     "the row before's shift": Fault(
-        NORM, "scalars.shift = -mean_of(found) * scalars.rstd;", "scalars.shift = -scalars.rstd;", "layer_norm float16"
+        NORM, "scalars.shift = -mean_of(found) * scalars.rstd;", "scalars.shift = -scalars.rstd;",
+        "layer_norm float16"
     ),
-    "the bias left out": Fault(NORM, "values[j] += biases[i][j];", "values[j] += 0.0f * biases[i][j];", "layer_norm float32"),
+    "the bias left out": Fault(
+        NORM, "values[j] += biases[i][j];", "values[j] += 0.0f * biases[i][j];",
+        "layer_norm float32"
+    ),
     "the residual left out of the sum": Fault(
         NORM, "values[j] += b[j];", "values[j] += 0.0f * b[j];", "add_rms_norm float16"
     ),

@@ -1,5 +1,5 @@
-"""Planted faults in quantize (tests/support/planted.py); those of rows/tile.cuh and rows/reduce.cuh are in test_softmax_faults.py, and of
-the largest magnitude in test_norm_faults.py."""
+"""Planted faults in quantize (tests/support/planted.py); those of rows/tile.cuh and rows/reduce.cuh
+are in test_softmax_faults.py, and of the largest magnitude in test_norm_faults.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ FAULTS = {
         SCALE, ": decode(1.0f), encode(1.0f) {", ": decode(0.0f), encode(1.0f) {", "zeros"
     ),
     "a normal scale becomes one": Fault(
-        SCALE, "largest / largest_finite >= kSmallestNormal", "largest / largest_finite > kSmallestNormal",
+        SCALE, "largest / largest_finite >= kSmallestNormal",
+        "largest / largest_finite > kSmallestNormal",
         "scales of one",
     ),
     "scales become one too early": Fault(
@@ -60,33 +61,41 @@ FAULTS = {
         TILES, "p.row_tiles) * p.tile_rows;", "p.row_tiles) * p.tile_cols;", "tiles"
     ),
     "no scale for the last tile": Fault(
-        GLOBAL_TILES, "if (index >= params.num_tiles) return;", "if (index + 1 >= params.num_tiles) return;",
+        GLOBAL_TILES, "if (index >= params.num_tiles) return;",
+        "if (index + 1 >= params.num_tiles) return;",
         "tiles",
     ),
     "the last rows' tiles as high as the others": Fault(
         TILES, "int(rows < p.tile_rows ? rows : p.tile_rows)", "int(p.tile_rows)", "tiles"
     ),
-    "vectors that overlap": Fault(GLOBAL_TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "tiles"),
+    "vectors that overlap": Fault(
+        GLOBAL_TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "tiles"
+    ),
     "the first vector for all": Fault(
-        GLOBAL_TILES, "store(y, p, at, encode, values);", "store(y, p, at, encode, first);", "large tiles"
+        GLOBAL_TILES, "store(y, p, at, encode, values);", "store(y, p, at, encode, first);",
+        "large tiles"
     ),
     "codes where x lies": Fault(
-        TILES, "next * p.outer_sizes[d]) * p.y_outer[d]", "next * p.outer_sizes[d]) * p.x_outer[d]", "matrices"
+        TILES, "next * p.outer_sizes[d]) * p.y_outer[d]", "next * p.outer_sizes[d]) * p.x_outer[d]",
+        "matrices"
     ),
     "warps of a tile that do not meet": Fault(
-        GLOBAL_TILES, "merge_across_warps<0>(of_warp, t, MergeFloats<Larger>())", "of_warp", "large tiles"
+        GLOBAL_TILES, "merge_across_warps<0>(of_warp, t, MergeFloats<Larger>())", "of_warp",
+        "large tiles"
     ),
     "warps of a register tile that do not meet": Fault(
         REGISTER_TILES, "largest[n].across_lanes(1, kWarpsPerRow);", "", "register tiles"
     ),
     "the same lane's scale for all tiles": Fault(
-        REGISTER_TILES, "(lane_id() & ~(kTiles - 1)) + i", "lane_id() & ~(kTiles - 1)", "stacked tiles"
+        REGISTER_TILES, "(lane_id() & ~(kTiles - 1)) + i", "lane_id() & ~(kTiles - 1)",
+        "stacked tiles"
     ),
     "a tile for each word, wrongly picked": Fault(
         REGISTER_TILES, "i & 2 ? fours", "i & 4 ? fours", "stacked tiles"
     ),
     "scales of tiles that are not there": Fault(
-        REGISTER_TILES, "t.lane < kTiles && t.lane * tiles.height < tiles.stack.num_rows", "t.lane < kTiles", "stacked tiles"
+        REGISTER_TILES, "t.lane < kTiles && t.lane * tiles.height < tiles.stack.num_rows",
+        "t.lane < kTiles", "stacked tiles"
     ),
     "rows of the next tile": Fault(
         REGISTER_TILES, "(kTiles == 1 || first < height) && ", "", "stacked tiles"
@@ -97,26 +106,32 @@ FAULTS = {
     "only the lower halves' largest": Fault(
         SCALE, "low > high ? low : high", "low", "register tiles"
     ),
-    "words of both signs": Fault(SCALE, "0x7fff7fffu : 0x7fffffffu", "0xffffffffu : 0xffffffffu", "register tiles"),
+    "words of both signs": Fault(
+        SCALE, "0x7fff7fffu : 0x7fffffffu", "0xffffffffu : 0xffffffffu", "register tiles"
+    ),
     "warps of a strip that do not meet": Fault(
-        COLUMNS, "for (int i = 0; i < kWarps; ++i) largest.merge", "for (int i = 0; i < 1; ++i) largest.merge",
+        COLUMNS, "for (int i = 0; i < kWarps; ++i) largest.merge",
+        "for (int i = 0; i < 1; ++i) largest.merge",
         "strips",
     ),
     "a strip's first block alone": Fault(
-        COLUMNS, "for (int i = 0; i < kClusterSize; ++i) of_column", "for (int i = 0; i < 1; ++i) of_column",
+        COLUMNS, "for (int i = 0; i < kClusterSize; ++i) of_column",
+        "for (int i = 0; i < 1; ++i) of_column",
         "strips",
     ),
     "no barrier before a column's scale": Fault(
         COLUMNS, "    sync_block();\n    float encode", "    float encode", "strips"
     ),
     "a column's neighbour": Fault(
-        COLUMNS, "column % 2 ? of_column.packed >> 16", "column % 2 == 0 ? of_column.packed >> 16", "strips"
+        COLUMNS, "column % 2 ? of_column.packed >> 16", "column % 2 == 0 ? of_column.packed >> 16",
+        "strips"
     ),
     "the next matrix's scales": Fault(
         COLUMNS, "matrix * params.num_cols + first + column", "first + column", "strips"
     ),
     "rows below the last": Fault(
-        COLUMNS, "col < strip.num_cols ? strip.num_rows - row : 0;", "kVectorsPerThread * kThreadsPerRow;",
+        COLUMNS, "col < strip.num_cols ? strip.num_rows - row : 0;",
+        "kVectorsPerThread * kThreadsPerRow;",
         "strips",
     ),
     "every block the first rows": Fault(

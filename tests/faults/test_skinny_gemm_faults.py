@@ -56,7 +56,8 @@ FAULTS = {
         FILE, "of_a.row(stage.a, row)[i] = ElementA();", ";", "misaligned K-major b"
     ),
     "rows are cleared while others read them": Fault(
-        FILE, "clear_heads(own.stages[stage], phases_a, before);\n sync_warp();", "clear_heads(own.stages[stage], phases_a, before);", "misaligned K-major b"
+        FILE, "clear_heads(own.stages[stage], phases_a, before);\n sync_warp();",
+        "clear_heads(own.stages[stage], phases_a, before);", "misaligned K-major b"
     ),
     "a does not begin where b does": Fault(
         FILE, "own_a = a + first_k - before;", "own_a = a + first_k;", "misaligned K-major b"
@@ -71,7 +72,8 @@ FAULTS = {
         FILE, "phase * whole.out.col", "0 * whole.out.col", "misaligned K-major b"
     ),
     "columns of all phases": Fault(
-        FILE, "epilogue_params.n = (epilogue_params.n - phase + kPhases - 1) / kPhases;", "", "misaligned K-major b"
+        FILE, "epilogue_params.n = (epilogue_params.n - phase + kPhases - 1) / kPhases;", "",
+        "misaligned K-major b"
     ),
     "a bias of the columns beside": Fault(
         FILE, "epilogue_params.bias.col *= kPhases;", "", "bias of misaligned K-major b"
@@ -98,7 +100,8 @@ FAULTS = {
         FILE, "clamp_to(p.n - col, kRun)", "kRun", "K-major b"
     ),
     "the bias of the first columns": Fault(
-        FILE, "p.bias_dtype, p.bias, row, col, count, bias", "p.bias_dtype, p.bias, row, tile_col, count, bias", "epilogues"
+        FILE, "p.bias_dtype, p.bias, row, col, count, bias",
+        "p.bias_dtype, p.bias, row, tile_col, count, bias", "epilogues"
     ),
     "the residual before the activation": Fault(
         FILE, "* p.alpha + bias[i];", "* p.alpha + bias[i] + residual[i];", "epilogues"
@@ -123,7 +126,8 @@ CHECKS = {
     "residual of misaligned K-major b": lambda: check_misaligned_epilogue("residual"),
     "misaligned MN-major b": lambda: check_misaligned(5, 81, 304, "C"),
     "epilogues": _check(
-        5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu", kind="normal",
+        5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu",
+        kind="normal",
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: capture, streams, devices, threads, the compiler's options, host time."""
+"""What only a GPU shows: capture, streams, devices, threads, compiler options, host time."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def clock():
 
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_a_warm_call_costs_little(gpu, clock, op):
-    """At most 5 us of host time beyond the launches of its kernels, by RawKernels, and cupy.empty."""
+    """At most 5 us of host time beyond RawKernel launches of its kernels and cupy.empty."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         pytest.skip("host time is measured alone: without -n")
     tried = [bench.host_times((op,), gpu, clock, 1)[op.name] for _ in range(3)]

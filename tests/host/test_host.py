@@ -49,7 +49,8 @@ import cupykern
 from cupykern.targets import host
 from cupykern.kernels import Variant
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where the tests' parent does
+# Else it is ignored where the tests' parent ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 {long}
 x = np.ones((4, 8), np.float32)
 cupykern.softmax(x)  # compiled, and its workers started

@@ -1,4 +1,4 @@
-"""What a module of cupykern may import: modules of its own layer and those below, without circles."""
+"""What a module of cupykern may import: its own layer and those below, without circles."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ _NOT_COPIED = shutil.ignore_patterns(
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """The folder with the source distribution and the wheel, built from a copy: setuptools writes beside
-    what it reads."""
+    """The folder with the source distribution and the wheel, built from a copy: setuptools writes
+    beside what it reads."""
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -74,8 +74,8 @@ def installed(wheel, tmp_path_factory) -> Path:
     install = ["-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
     done = subprocess.run([sys.executable, *install, str(wheel)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # Only now: pip would find the editable cupykern there, and leave out the wheel.  Of the folders in a .pth
-    # file no .pth file is read, so that Python does not find it.
+    # Only now: pip would find the editable cupykern there, and leave out the wheel.  Of the folders
+    # in a .pth file no .pth file is read, so that Python does not find it.
     (site / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin"
 

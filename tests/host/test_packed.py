@@ -48,7 +48,8 @@ def test_the_driver_gets_what_the_arguments_were(gpu, driver):
     struct = np.arange(40, dtype=np.uint8)
     args = (
         x, None, y.data + 3, np.int64(-7), np.float32(0.5),
-        targets.base.launch_argument(targets.base.by_value(struct)), targets.base.by_value(struct[:24]),
+        targets.base.launch_argument(targets.base.by_value(struct)),
+        targets.base.by_value(struct[:24]),
     )  # fmt: skip
     kernel = SimpleNamespace(ptr=99)
     launch = pack(kernel, 0, (5, 128, 1024), args)

@@ -220,7 +220,10 @@ COSTS = {
 
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_what_a_warm_call_costs(gpu, op):
-    """Times vary too much from one machine to the next; these do not.  Fewer calls than here are welcome."""
+    """Times vary too much from one machine to the next; these do not.
+
+    Fewer calls than here are welcome.
+    """
     made = op.inputs(tiny_problem(op, "cuda"), 1, np)
     args = [gpu.asarray(x) if isinstance(x, np.ndarray) else x for x in made.args]
     kwargs = {k: gpu.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()}
@@ -255,7 +258,7 @@ MAPPED = {
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_arrays_that_move_are_warm(gpu, name, monkeypatch):
-    """Elsewhere in memory a call launches what it would without any plan: the tensor maps follow."""
+    """Elsewhere in memory a call launches what it would without a plan: tensor maps follow."""
     launches = {}
     for place in ("first", "moved", "cold"):
         if place == "cold":

@@ -63,8 +63,10 @@ def kernel_of(op, problem):
 
 
 def drawn(op, covered, count):
-    \"\"\"Problems of kernels that are not covered yet, and of others up to `count`.  Few: a checker's
-    build of a variant takes a second.\"\"\"
+    \"\"\"Problems of kernels that are not covered yet, and of others up to `count`.
+
+    Few: a checker's build of a variant takes a second.
+    \"\"\"
     problems = [op.draw_problem(RandomDraw(seed)) for seed in range(30)]
     # ThreadSanitizer has room for 8128 threads, fewer than a cluster of 16 blocks.
     problems = [p for p in problems if max(getattr(p, "shape", ()), default=0) <= 2048]

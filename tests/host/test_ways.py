@@ -1,4 +1,4 @@
-"""The modules that a call walks through, on a fake GPU: few, and none calls into a layer above its own."""
+"""The modules that a call walks through, on a fake GPU: few, and none calls a higher layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that launches leave as they found it: shared by those of a stream, never by those of a graph."""
+"""Workspace that launches leave as they found it: shared on a stream, never with a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of arrays of other libraries: those of a library that is not installed are not collected."""
+"""Tests of arrays of other libraries; those of a missing library are not collected."""
 
 from __future__ import annotations
 

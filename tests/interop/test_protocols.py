@@ -183,7 +183,8 @@ def test_block_masks_of_foreign_arrays():
     y = cupykern.attention(*[Dlpack(q)] * 3, mask=mask)
     assert y.x.tobytes() == cupykern.attention(q, q, q, mask=plain).tobytes()
     documents = cupykern.BlockMask.document(Dlpack(np.zeros(70, np.int32)))
-    assert (documents.block_mask_types == cupykern.BlockMask.document(np.zeros(70, np.int32)).block_mask_types).all()  # fmt: skip
+    of_numpy = cupykern.BlockMask.document(np.zeros(70, np.int32))
+    assert (documents.block_mask_types == of_numpy.block_mask_types).all()
 
 
 def test_reports_and_watches():
@@ -300,5 +301,6 @@ def test_several_libraries_on_one_device(gpu):
     x, w = gpu.array((4, 256), np.float16), gpu.array((256,), np.float16)
     y, launch = launch_of(gpu, lambda: cupykern.rms_norm(x, GpuDlpack(w)))
     assert isinstance(y, gpu.xp.ndarray) and w.data.ptr in launch.args
-    with pytest.raises(TypeError, match=r"weight must be .* got .*x: test_protocols array on gpu 0, weight: numpy array on cpu"):  # fmt: skip
+    arrays = "x: test_protocols array on gpu 0, weight: numpy array on cpu"
+    with pytest.raises(TypeError, match=f"weight must be .* got .*{arrays}"):
         cupykern.rms_norm(GpuDlpack(x), np.ones(256, np.float16))

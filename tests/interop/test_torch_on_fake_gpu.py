@@ -1,4 +1,4 @@
-"""Tensors on a GPU that is not there: where kernels read and write, on which stream, in whose memory."""
+"""Tensors on a fake GPU: where kernels read and write, on which stream, in whose memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ops as torch's custom operators: their fake kernels, torch.compile, and what breaks its graph."""
+"""The ops as torch's custom operators: fake kernels, torch.compile, what breaks its graph."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _block(x, w, functions):
 
 
 def test_outputs_that_share_an_allocation_become_storages_of_their_own():
-    """On a GPU small outputs of one call lie in one allocation, which torch refuses of an operator."""
+    """On a GPU small outputs share one allocation, which torch refuses from an operator."""
     memory = torch.arange(8.0)
     first, second = cupykern.torch.apart([memory[:4], memory[4:]])
     assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()

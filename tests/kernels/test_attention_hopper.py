@@ -102,7 +102,7 @@ def packed(lengths, v=None, **kwargs):
 
 
 def test_other_sequences_do_not_reach_one():
-    """What lies beyond a sequence's end is read as zeros, not as the next one's NaN, and not written."""
+    """Beyond a sequence's end zeros are read, not the next one's NaN, and nothing is written."""
     v = np.ones((200, 1, 64), np.float16)
     v[70:140] = np.nan
     _, _, y = packed((70, 70, 60), v)

@@ -1,4 +1,4 @@
-"""ClusterRows: long rows of any length and alignment (kernels_cu/rows/load_cluster.cuh), softmax."""
+"""ClusterRows: long rows of any length and alignment (rows/load_cluster.cuh), softmax."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_as_they_come(target, num_cols):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_begin_anywhere(target, dtype):
-    """Every place in a vector, every vector of a line; nothing around the rows is touched; rows with gaps
-    between them; in place."""
+    """Every place in a vector, every vector of a line; nothing around the rows is touched; rows
+    with gaps between them; in place."""
     xp, itemsize = target.xp, dtypes.NAMES[dtype].itemsize
     num_rows, num_cols, width = 3, 1023, 16 // itemsize
     values = inputs.values("normal", (4096,), dtypes.NAMES[dtype], 1)

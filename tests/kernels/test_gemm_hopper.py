@@ -148,7 +148,7 @@ def test_batches_whose_strides_have_a_common_factor(target):
 
 @needs.hopper
 def test_gelu_of_the_smallest_alpha(target):
-    """The short epilogue's gelu is of half its argument; half of this alpha would be flushed to zero."""
+    """The short epilogue's gelu takes half its argument; half of this alpha would flush to 0."""
     a, b = (
         target.xp.asarray(np.full(shape, 2.0**60, dtypes.bfloat16))
         for shape in ((72, 64), (64, 136))
@@ -161,7 +161,7 @@ def test_gelu_of_the_smallest_alpha(target):
 @pytest.mark.parametrize("config", [CONFIGS[0], FEW_ROWS[1][0]], ids=str)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_rows_apart_from_each_other(target, config, dtype):
-    """The output's and an operand's rows are parts of longer ones, which keep their other numbers."""
+    """Rows of the output and of an operand are parts of longer ones, whose rest stays."""
     whole = target.xp.full((100, 256), 7, dtype)
     a = target.xp.ones((200, 128), np.float16)[::2, :64]
     b = target.xp.ones((96, 128), np.float16)[:, 64:].T
@@ -204,7 +204,7 @@ def test_numbers_and_arrays_of_scales_are_the_same(target):
 @needs.hopper
 @pytest.mark.parametrize("config", [HALVES[1][0], FP8[1][0], FP8[1][3]], ids=str)
 def test_scales_wherever_they_lie(target, config):
-    """TMA brings neither those of a tile that are no whole 16 bytes nor what is not aligned or apart."""
+    """TMA loads neither tiles' scales of less than 16 bytes nor misaligned or strided ones."""
     call = SCALED.inputs(fp8(390, 264, 272, "rows"), 1, target.xp)
     *operands, scale_a, scale_b = call.args
     for m in (390, 72):  # of clusters, the last block has fewer rows, or none

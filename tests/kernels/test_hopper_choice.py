@@ -222,7 +222,10 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         (replace(CONFIG, tile_k=96), {}, "sm_90a", "tile_k must be a multiple of 64; got 96"),
         (replace(CONFIG, cluster=Multicast(3)), {}, "sm_90a", "a cluster of 1, 2 or 4 blocks"),
         (replace(CONFIG, cluster=SplitK(1)), {}, "sm_90a", "SplitK needs a cluster"),
-        (replace(CONFIG, tile_n=128, schedule=PingPong(), cluster=SplitK(2)), {}, "sm_90a", "SplitK needs"),
+        (
+            replace(CONFIG, tile_n=128, schedule=PingPong(), cluster=SplitK(2)), {}, "sm_90a",
+            "SplitK needs"
+        ),
         (SplitKWorkspace(CONFIG, 0), {}, "sm_90a", "splits must be positive"),
         (SplitKWorkspace(CONFIG, 2), {"batch": 2}, "sm_90a", "is of one 16-bit product"),
         (SplitKWorkspace(CONFIG, 4), {"k": 4096 + 64}, "sm_90a", "4 splits of k = 4160 are not"),
@@ -233,21 +236,42 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         (replace(LOGITS_CONFIG, tile_n=64), _LOGITS, "sm_90a", "multiples of 64 x 128"),
         (replace(CONFIG, tile_m=64), {}, "sm_90a", "multiples of 128 x 8; got 64 x 256"),
         (replace(CONFIG, tile_n=100), {}, "sm_90a", "multiples of 128 x 8; got 128 x 100"),
-        (replace(CONFIG, tile_n=96), {"layout_b": MN_MAJOR}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
+        (
+            replace(CONFIG, tile_n=96), {"layout_b": MN_MAJOR}, "sm_90a",
+            "multiples of 128 x 64; got 128 x 96"
+        ),
         (replace(CONFIG, tile_n=40), {}, "sm_90a", "multiples of 128 x 64; got 128 x 40"),
         (replace(CONFIG, schedule=PingPong()), {}, "sm_90a", "do not hold 128 x 256 accumulators"),
         (replace(CONFIG, swap_ab=True), {}, "sm_90a", "swap-AB needs 64 columns of b"),
-        (replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "block_scales": True}, "sm_90a", "multiples of 128 x 64|whole blocks"),
-        (replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "tma_store_epilogue": False}, "sm_90a", "multiples of 128 x 64|whole blocks"),
-        (replace(FP8_CONFIG, tile_n=176), {**OF_FP8, "block_scales": True}, "sm_90a", "got 128 x 176"),
+        (
+            replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "block_scales": True}, "sm_90a",
+            "multiples of 128 x 64|whole blocks"
+        ),
+        (
+            replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "tma_store_epilogue": False}, "sm_90a",
+            "multiples of 128 x 64|whole blocks"
+        ),
+        (
+            replace(FP8_CONFIG, tile_n=176), {**OF_FP8, "block_scales": True}, "sm_90a",
+            "got 128 x 176"
+        ),
         (replace(FP8_CONFIG, tile_n=224), OF_FP8, "sm_90a", "got 128 x 224"),
         (replace(FP8_CONFIG, tile_n=168), OF_FP8, "sm_90a", "got 128 x 168"),
         (replace(CONFIG, tile_m=192, schedule=Cooperative(3)), {}, "sm_90a", "warpgroups 2"),
-        (replace(FP8_CONFIG, tile_m=192, schedule=Cooperative(3)), OF_FP8, "sm_90a", "at most 128 columns"),
-        (replace(FP8_CONFIG, tile_n=128, schedule=Cooperative(3)), OF_FP8, "sm_90a", "multiples of 192 x 64"),
+        (
+            replace(FP8_CONFIG, tile_m=192, schedule=Cooperative(3)), OF_FP8, "sm_90a",
+            "at most 128 columns"
+        ),
+        (
+            replace(FP8_CONFIG, tile_n=128, schedule=Cooperative(3)), OF_FP8, "sm_90a",
+            "multiples of 192 x 64"
+        ),
         (replace(FP8_CONFIG, schedule=Cooperative(4)), OF_FP8, "sm_90a", "warpgroups 2 or 3"),
         (replace(FP8_CONFIG, tile_m=256), OF_FP8, "sm_90a", "do not hold 256 x 256 accumulators"),
-        (replace(FP8_CONFIG, tile_m=256, tile_n=128), OF_FP8, "sm_90a", "64 rows of accumulators a warpgroup"),
+        (
+            replace(FP8_CONFIG, tile_m=256, tile_n=128), OF_FP8, "sm_90a",
+            "64 rows of accumulators a warpgroup"
+        ),
         (replace(FP8_CONFIG, tile_n=320), OF_FP8, "sm_90a", "do not hold 128 x 320 accumulators"),
         (replace(CONFIG, schedule=SlicedK(), tile_n=64), {}, "sm_90a", "tiles of at most 64 x 64"),
         (replace(MIXED_CONFIG, tile_n=256), OF_MIXED, "sm_90a", "64 columns of b per warpgroup"),
@@ -265,9 +289,18 @@ def test_refusals(config, changes, arch, said):
     [
         (replace(CONFIG, stages=True), "config's stages must be an integer; got True"),
         (replace(CONFIG, swap_ab=1), "config's swap_ab must be a bool; got 1"),
-        (replace(CONFIG, schedule="ping-pong"), "config's schedule must be a Cooperative, PingPong or"),
-        (replace(CONFIG, cluster=Multicast(2.0)), "config's cluster's size must be an integer; got 2.0"),
-        (replace(FP8_CONFIG, schedule=PingPong()), "config's schedule must be a Cooperative or SlicedK"),
+        (
+            replace(CONFIG, schedule="ping-pong"),
+            "config's schedule must be a Cooperative, PingPong or"
+        ),
+        (
+            replace(CONFIG, cluster=Multicast(2.0)),
+            "config's cluster's size must be an integer; got 2.0"
+        ),
+        (
+            replace(FP8_CONFIG, schedule=PingPong()),
+            "config's schedule must be a Cooperative or SlicedK"
+        ),
         (DecodeFirst(FP8_CONFIG), "config's config must be a Sm90GemmConfig or Sm90DualGemmConfig"),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ def run_and_compare(
 @pytest.mark.parametrize("dtype", CONFIGS)
 @pytest.mark.parametrize("name", OPS)
 def test_rows_of_any_number_and_length(target, name, dtype):
-    """Also slices that are short, or of no elements; more rows than stages and blocks, and fewer."""
+    """Also short and empty slices; more rows than stages and blocks, and fewer."""
     config = CONFIGS[dtype]
     lengths = st.integers(1, config.chunk // config.vector_width)
 
@@ -63,7 +63,7 @@ def test_rows_are_taken_by_a_counter_that_is_zero_again(target, monkeypatch):
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_in_place_and_at_any_stride(target, name):
-    """Rows that are read ahead are not those that are written; strides of rows need not be theirs."""
+    """Rows that are read ahead are not those that are written; row strides may differ."""
     op, config = OPS[name], CONFIGS["float16"]
     call = op.inputs(problem_of(op, (33, 2048), "float16"), 3, target.xp)
     x = call.args[0]

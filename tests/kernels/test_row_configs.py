@@ -246,7 +246,7 @@ def test_persistent_rows_have_no_more_stages_than_the_kernel_counts():
     "centered, num_arrays, cols", [(False, 1, 512), (True, 1, 1024), (False, 2, 2048)]
 )
 def test_rows_of_small_matrices(centered, num_arrays, cols):
-    """UnpredicatedRows up to 8 MB, with a residual 16, where they cover all threads and the call has weights."""
+    """UnpredicatedRows up to 8 MB, with a residual 16: rows cover all threads, with weights."""
 
     def unpredicated(rows, cols, complete=True):
         operand = contiguous_operand((rows, cols), 2)

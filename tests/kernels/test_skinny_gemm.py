@@ -33,7 +33,10 @@ from cupykern.tools import gate
 
 NARROW = SkinnyGemmConfig(16, 128, 8, 4)
 PAIRS = (  # of dtypes, how b lies in memory, and a config
-    *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
+    *(
+        ("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE),
+        ("bfloat16", "int8", "F", CONFIG)
+    ),
     *(("bfloat16", None, "F", replace(CONFIG, tile_k=64)), ("bfloat16", None, "C", WIDE)),
     *((E4M3, E4M3, "F", CONFIG), ("int8", None, "F", CONFIG)),
     *(("float16", NVFP4, "F", NARROW), (NVFP4, NVFP4, "F", replace(CONFIG, stages=2))),
@@ -117,7 +120,7 @@ def test_out_in_other_layouts(target, layout):
 
 
 def test_rows_do_not_touch_each_other(target):
-    """NaN stays in its row and column, and a row is the same bit for bit whatever others there are."""
+    """NaN stays in its row and column; a row's bits do not depend on the other rows."""
     config = replace(CONFIG, tile_k=64)
     a, b = random(target, (11, 320), "bfloat16", 1), random(target, (40, 320), "bfloat16", 2).T
     whole = to_numpy(cupykern.matmul(a, b, config=config))

@@ -1,4 +1,4 @@
-"""SpanRows: contiguous rows of any length (kernels_cu/rows/load_span.cuh), softmax and the norms."""
+"""SpanRows: contiguous rows of any length (rows/load_span.cuh), softmax and the norms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _spans(op: Op, problem: object) -> bool:
 
 
 def test_which_rows():
-    """Whole vectors go to plain rows' kernels, long rows and calls with options to the general ones."""
+    """Whole vectors go to plain rows' kernels; long rows and options to the general ones."""
     for shape, spans in (((64, 301), True), ((64, 296), False), ((64, 5200), False)):
         assert _spans(OP, SoftmaxProblem(shape)) == spans, shape
     assert not _spans(OP, SoftmaxProblem((64, 301), scale=0.5))

@@ -240,7 +240,7 @@ def test_any_scalar_is_a_number(scale):
     assert (cupykern.softmax(X, scale=scale) == cupykern.softmax(X, scale=0.5)).all()
 
 
-# --- configs ---------------------------------------------------------------------------------------
+# --- configs --------------------------------------------------------------------------------------
 
 
 # All fields of quantize_nvfp4's configs have defaults, which stand for missing ones.
@@ -264,7 +264,7 @@ def test_a_config_without_all_fields_says_which_it_lacks(op):
         run(*call.args, **call.kwargs, config=dict.fromkeys(required, 1))
 
 
-# --- K of products ---------------------------------------------------------------------------------
+# --- K of products --------------------------------------------------------------------------------
 
 
 def _long(rows: int, dtype: str) -> np.ndarray:

@@ -33,7 +33,7 @@ def right(*args, **kwargs) -> None:
     assert comparison.ok, comparison
 
 
-# --- values ----------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -54,7 +54,7 @@ def test_two_rows_of_fragments_a_warp_are_within_the_bound():
 
 @pytest.mark.parametrize("accumulate", ["float32", "float16"])
 def test_row_statistics_meet_the_gate_of_fp32_accumulation(accumulate):
-    """The gate of FP32 accumulation: row_max within 1e-5, row_sum within 1e-4; FP16 accumulation misses it."""
+    """FP32 accumulation: row_max within 1e-5, row_sum within 1e-4; FP16 misses both."""
     q, k, v = (normal(1, 1, 128, 64), normal(1, 1, 200, 64), normal(1, 1, 200, 64))
     _, top, total = attention(q, k, v, return_row_stats=True, qk_accumulate=accumulate)
     _, exact_top, exact_total = OP.reference(q, k, v, return_row_stats=True)
@@ -146,7 +146,7 @@ def test_the_naive_algorithm_is_within_the_bound():
     right(q, k, v, **causal, algorithm="naive", return_row_stats=True)
 
 
-# --- masks of blocks -------------------------------------------------------------------------------
+# --- masks of blocks ------------------------------------------------------------------------------
 
 
 def dense_types(mask: BlockMask) -> set[int]:
@@ -246,7 +246,7 @@ def test_makers_of_block_masks_refuse_illegal_arguments():
         BlockMask.causal(-1, 4, target="host")
 
 
-# --- arguments -------------------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 Q, K, V = qkv()
 
@@ -261,7 +261,10 @@ Q, K, V = qkv()
         ({"q": Q[0]}, ValueError, "4 dims"),
         ({"k": K[:, :, :-1]}, ValueError, "k and v"),
         ({"k": K[..., :8]}, ValueError, "q and k"),
-        ({"q": normal(1, 3, 20, 16), "k": K.repeat(2, 1), "v": V.repeat(2, 1)}, ValueError, "heads"),
+        (
+            {"q": normal(1, 3, 20, 16), "k": K.repeat(2, 1), "v": V.repeat(2, 1)}, ValueError,
+            "heads"
+        ),
         ({"v": V[..., :12]}, ValueError, "multiple of 8"),
         ({"q": normal(1, 2, 4, 264), "k": normal(1, 1, 30, 264)}, ValueError, "256"),
         ({"layout": "shbd"}, ValueError, "layout"),
@@ -382,7 +385,7 @@ def test_every_head_size_has_a_config(arch):
     assert len(attention_plan.variants(arch)) <= {"host": 90, "sm_90a": 66}.get(arch, 40)
 
 
-# --- varlen sequences ------------------------------------------------------------------------------
+# --- varlen sequences -----------------------------------------------------------------------------
 
 
 def varlen_inputs():
@@ -474,7 +477,8 @@ def test_bench_problems_are_what_their_options_say():
         y = op.run(*call.args, **call.kwargs)
         part, cut = op.sample(call, (y,), 100, 1)
         assert check.compare(cut, op.reference(*part.args, **part.kwargs), op.bound(
-            *part.args, **part.kwargs, reference=op.reference(*part.args, **part.kwargs))).ok  # fmt: skip
+            *part.args, **part.kwargs,
+            reference=op.reference(*part.args, **part.kwargs))).ok  # fmt: skip
     assert VarlenProblem(((3, 4), (5, 6)), 2, 1, 8, 8).mode == 0
 
 

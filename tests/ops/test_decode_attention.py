@@ -1,4 +1,4 @@
-"""decode_attention: the same bits in any batch, schedule and layout; lengths, tables, wrong calls."""
+"""decode_attention: same bits in any batch, schedule and layout; lengths, tables, wrong calls."""
 
 from __future__ import annotations
 

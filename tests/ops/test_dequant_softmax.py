@@ -69,7 +69,7 @@ def test_a_ragged_last_tile_counts_once(target, n):
 
 @pytest.mark.in_turn
 def test_rows_of_many_column_tiles_are_within_the_bound(target):
-    """262144 and one more: more sets of columns than a block has threads, several blocks for a row."""
+    """262144 and one more: more column sets than threads of a block; several blocks a row."""
     xp, n, k = target.xp, 262145, 16
     rng = np.random.default_rng(1)
     a = xp.asarray(rng.standard_normal((2, k)).astype(np.float16))
@@ -221,8 +221,14 @@ A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np
         (ValueError, "scale_w must have one element or shape", (A, W, S[1:]), {}),
         (ValueError, "bias must broadcast", (A, W, S), {"bias": np.ones(5, "f4")}),
         (TypeError, "config must be a GemmConfig", (A, W, S), {"config": 1}),
-        (ValueError, "is for gemm; got dequant", (A, W, S), {"config": Sm90MixedGemmConfig(64, 64, 128, 4)}),
-        (ValueError, "tile_n must be a multiple", (A, W, S), {"config": gemm.GemmConfig(32, 32, 32, 2, 2)}),
+        (
+            ValueError, "is for gemm; got dequant", (A, W, S),
+            {"config": Sm90MixedGemmConfig(64, 64, 128, 4)}
+        ),
+        (
+            ValueError, "tile_n must be a multiple", (A, W, S),
+            {"config": gemm.GemmConfig(32, 32, 32, 2, 2)}
+        ),
         (ValueError, "out must have shape", (A, W, S), {"out": np.ones((6, 4), np.float16)}),
         (ValueError, "out must not overlap a", (A, W, S), {"out": A[:, :6]}),
     ],

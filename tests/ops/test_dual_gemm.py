@@ -208,10 +208,14 @@ def test_empty_arrays_give_empty_results(target):
 
 HOPPER = (
     DualProblem(200, 200, 208),
-    DualProblem(136, 72, 400, "bfloat16", "bfloat16", layout_b1="C", layout_b2="C", policy="hybrid"),
+    DualProblem(
+        136, 72, 400, "bfloat16", "bfloat16", layout_b1="C", layout_b2="C", policy="hybrid"
+    ),
     DualProblem(130, 75, 144, out_dtype="float32", scales="numbers", batch_a=(2,)),
     DualProblem(70, 80, 400, "float8_e4m3fn", "float8_e4m3fn", scales="rows", policy="fp16"),
-    DualProblem(260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", out_dtype="bfloat16"),
+    DualProblem(
+        260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", out_dtype="bfloat16"
+    ),
     DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
     DualProblem(9, 200, 272, "bfloat16", "bfloat16", batch_a=(2,), policy="hybrid"),
     DualProblem(9, 200, 272, "float8_e4m3fn", "float8_e4m3fn", batch_a=(2,), scales="rows"),
@@ -351,18 +355,33 @@ X = nvfp4.random("codes", (6, 16), 1, np, "C")
         (TypeError, "out_dtype must be one of", (A, B, B), {"out_dtype": "int8"}),
         (TypeError, "out must have dtype", (A, B, B), {"out": np.ones((4, 6), np.float32)}),
         (TypeError, "config must be a GemmConfig", (A, B, B), {"config": "fast"}),
-        (TypeError, "scale_b2 must be a number or a float32", (A, B, B), {"scale_b2": np.ones((1, 6))}),
+        (
+            TypeError, "scale_b2 must be a number or a float32", (A, B, B),
+            {"scale_b2": np.ones((1, 6))}
+        ),
         (ValueError, "policy must be one of", (A, B, B), {"policy": "fp64"}),
         (ValueError, "a's columns must be b's rows", (A, B, B[1:]), {}),
         (ValueError, "as many columns", (A, B, B[:, 1:]), {}),
-        (ValueError, "do not broadcast", (A, np.ones((2, 16, 6), np.float16), np.ones((3, 16, 6), np.float16)), {}),
-        (ValueError, "scale_a \\* scale_b2 must be finite", (A, B, B), {"scale_a": 1e30, "scale_b2": 1e30}),
-        (ValueError, "scale_b1 must have one element", (A, B, B), {"scale_b1": np.ones((6, 1), np.float32)}),
+        (
+            ValueError, "do not broadcast",
+            (A, np.ones((2, 16, 6), np.float16), np.ones((3, 16, 6), np.float16)), {}
+        ),
+        (
+            ValueError, "scale_a \\* scale_b2 must be finite", (A, B, B),
+            {"scale_a": 1e30, "scale_b2": 1e30}
+        ),
+        (
+            ValueError, "scale_b1 must have one element", (A, B, B),
+            {"scale_b1": np.ones((6, 1), np.float32)}
+        ),
         (ValueError, "scale_b2 must be None", (A, X, X), {"scale_b2": 2.0}),
         (ValueError, "out must have shape", (A, B, B), {"out": np.ones((6, 4), np.float16)}),
         (ValueError, "out must not overlap b1", (A[:, :4], B[:4], B[4:8]), {"out": B[:4]}),
         (ValueError, "out must not overlap b2", (A[:, :4], B[:4], B[4:8]), {"out": B[4:8]}),
-        (ValueError, "config does not fit: .*do not share", (A, B, B), {"config": GemmConfig(48, 32, 32, 2, 2)}),
+        (
+            ValueError, "config does not fit: .*do not share", (A, B, B),
+            {"config": GemmConfig(48, 32, 32, 2, 2)}
+        ),
     ],
 )  # fmt: skip
 def test_illegal_arguments_are_refused(error, says, args, kwargs):

@@ -231,7 +231,8 @@ def integers(rng, shape, dtype: str, largest: int) -> np.ndarray:
 
 EXACT = {  # largest magnitudes such that sum |a b| < 2^24 (FP8: 2^13 per 128 of k)
     ("float16", None): (100, 100), ("bfloat16", None): (100, 100), ("float32", None): (100, 100),
-    ("int8", None): (127, 127), ("float16", "float8_e4m3fn"): (200, 16), ("bfloat16", "int8"): (90, 127),
+    ("int8", None): (127, 127), ("float16", "float8_e4m3fn"): (200, 16),
+    ("bfloat16", "int8"): (90, 127),
     ("float16", "int8"): (90, 127), ("float16", "float8_e5m2"): (200, 8),
     ("float8_e4m3fn", None): (8, 8), ("float8_e5m2", "float8_e4m3fn"): (8, 8),
 }  # fmt: skip
@@ -239,8 +240,8 @@ EXACT = {  # largest magnitudes such that sum |a b| < 2^24 (FP8: 2^13 per 128 of
 
 @pytest.mark.parametrize("pair", EXACT, ids=lambda pair: f"{pair[0]} x {pair[1] or pair[0]}")
 def test_integers_are_exact(target, pair):
-    """Random shapes, layouts, batches and splits, bit-equal to int64 arithmetic: 1,000 on the host, where
-    each warp size has its own."""
+    """Random shapes, layouts, batches and splits, bit-equal to int64 arithmetic: 1,000 on the host,
+    where each warp size has its own."""
     (dtype, dtype_b), (largest_a, largest_b) = pair, EXACT[pair]
     rng = np.random.default_rng((7, list(EXACT).index(pair), target.warp_size))
     for _ in range(50):

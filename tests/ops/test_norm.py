@@ -112,8 +112,8 @@ def test_each_operand_has_its_own_row_stride(target, residual):
     ("name", "quantize"), [("layer_norm", None), ("rms_norm", None), ("rms_norm", "int8")]
 )
 def test_two_rows_a_thread_with_weights_loaded_first_are_within_the_bound(target, name, quantize):
-    """In clusters; whole groups of whole rows, and others.  Also where products with weights alone are
-    too small or too large to tell a row's largest result."""
+    """In clusters; whole groups of whole rows, and others.  Also where products with weights alone
+    are too small or too large to tell a row's largest result."""
     config = NormSharedRows(64, 64, 8, 2, 2, rows_per_thread=2, weights_first=True)
     op, random = OPS[name], np.random.default_rng(3)
 
@@ -207,7 +207,7 @@ def test_weights_may_have_another_dtype_stride_and_alignment(target, dtype, weig
             assert comparison.ok, comparison
 
 
-# --- statistics ------------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------
 
 
 def _far_from_zero(target, shape=(64, 4096)):
@@ -230,7 +230,7 @@ def test_a_mean_of_ten_thousand_times_the_spread_is_within_the_bound(target):
 
 @pytest.mark.parametrize(("shape", "transposed"), [((40, 33), True), ((3, 40_001), False)])
 def test_compensated_means_merge_over_chunks(target, shape, transposed):
-    """Of rows that are merged from chunks: neighbours in memory are of several rows, or rows are long."""
+    """Of rows merged from chunks: contiguous elements belong to several rows, or rows are long."""
     x = _far_from_zero(target, shape[::-1]).T if transposed else _far_from_zero(target, shape)
     (expected,) = (to_numpy(y) for y in LAYER_OP.reference(x))
     y = to_numpy(cupykern.layer_norm(x, compensated=True))
@@ -299,7 +299,7 @@ def test_scaling_and_shifting_change_nothing(target):
     assert bool((scaled == y).all())  # a power of two scales exactly
 
 
-# --- options ---------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 
 def test_results_have_the_documented_shapes_and_dtypes(target):
@@ -423,7 +423,7 @@ def test_arrays_may_have_more_than_two_to_the_31_elements(gpu):
     assert comparison.ok, comparison
 
 
-# --- illegal input ---------------------------------------------------------------------------------
+# --- illegal input --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_illegal_arguments_are_refused(target, arguments, error, message):
         cupykern.rms_norm(*args, **kwargs)
 
 
-# --- bench -----------------------------------------------------------------------------------------
+# --- bench ----------------------------------------------------------------------------------------
 
 
 def test_bench_problems_are_what_their_options_say():

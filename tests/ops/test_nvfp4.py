@@ -96,7 +96,7 @@ def test_the_blocked_order_holds_each_scale_once(target, rows, k):
 
 @pytest.mark.parametrize("other", ["nvfp4", "float16", "bfloat16"])
 def test_every_code_times_every_scale_is_exact(target, other):
-    """All 16 codes with all 256 scales, zero and NaN too, exact; K = 256 of which one group counts."""
+    """All 16 codes with all 256 scales, zero and NaN too, exact; one group of K = 256 counts."""
     rows, k = 256, 64
     scale = np.zeros((rows, k // 16), np.uint8)
     scale[:, 1] = np.arange(256)
@@ -142,7 +142,7 @@ def test_every_scale_counts_where_it_should(target):
 
 @pytest.mark.in_turn
 def test_integers_are_exact(target):
-    """Codes that are whole numbers, scales that are powers of two: any K and layout, bit for bit."""
+    """Integer codes and power-of-two scales: any K and layout, bit for bit."""
     rng = np.random.default_rng(5)
     whole = np.array([0, 1, 2, 3, 4, 6])
     for m, n, k in ((70, 33, 208), (5, 130, 1040), (129, 64, 512), (1, 200, 48)):
@@ -178,7 +178,7 @@ def test_scales_may_have_a_stride(target):
 
 
 def test_what_lies_behind_codes_and_scales_is_not_read(target):
-    """Rows at multiples of 8 bytes; bytes with a step; padding of NaN; another matrix's bytes behind."""
+    """Rows at multiples of 8 bytes; strided bytes; padding of NaN; another matrix behind."""
     x = nvfp4.random("normal", (20, 48), 3, np, "C")
     dense = x.to("plain")
     wide = np.full((20, 64), 0xFF, np.uint8)
@@ -386,8 +386,14 @@ HALF = np.ones((4, 32), np.float16)
         (TypeError, "data must be a cupy or numpy array", lambda: NvFp4([1], SCALE)),
         (TypeError, "data must be uint8", lambda: NvFp4(DATA.astype(np.int8), SCALE)),
         (TypeError, "scale must be float8_e4m3fn", lambda: NvFp4(DATA, DATA[:, :2])),
-        (TypeError, "global_scale must be a number or float32", lambda: NvFp4(DATA, SCALE, "plain", np.ones(1))),
-        (ValueError, "global_scale must have one element", lambda: NvFp4(DATA, SCALE, "plain", np.ones(2, np.float32))),
+        (
+            TypeError, "global_scale must be a number or float32",
+            lambda: NvFp4(DATA, SCALE, "plain", np.ones(1))
+        ),
+        (
+            ValueError, "global_scale must have one element",
+            lambda: NvFp4(DATA, SCALE, "plain", np.ones(2, np.float32))
+        ),
         (ValueError, "global_scale must be finite", lambda: NvFp4(DATA, SCALE, "plain", np.inf)),
         (ValueError, "layout must be", lambda: NvFp4(DATA, SCALE, "tiled")),
         (ValueError, "layout must be", lambda: X.to("tiled")),
@@ -397,21 +403,40 @@ HALF = np.ones((4, 32), np.float16)
         (ValueError, "scale_b must be None", lambda: cupykern.scaled_mm(HALF, X, None, 2.0)),
         (ValueError, "scale_a must be None", lambda: cupykern.scaled_mm(X, X, 2.0)),
         (ValueError, "scales by tensor, row or column", lambda: cupykern.scaled_mm(
-            np.ones((4, 256), np.float16), NvFp4(np.zeros((4, 128), np.uint8), np.zeros((4, 16), E4M3)),
+            np.ones((4, 256), np.float16),
+            NvFp4(np.zeros((4, 128), np.uint8), np.zeros((4, 16), E4M3)),
             np.ones((4, 2), np.float32))),
         (ValueError, "a's columns must be b's rows", lambda: cupykern.scaled_mm(HALF[:, :16], X)),
         (ValueError, "a's columns must be b's rows", lambda: cupykern.scaled_mm(X, HALF)),
-        (TypeError, "b must be NvFp4, float16 or bfloat16", lambda: cupykern.scaled_mm(X, HALF.T.astype(E4M3))),
+        (
+            TypeError, "b must be NvFp4, float16 or bfloat16",
+            lambda: cupykern.scaled_mm(X, HALF.T.astype(E4M3))
+        ),
         (TypeError, "a and b must both be", lambda: cupykern.scaled_mm(HALF.astype(E4M3), X)),
-        (TypeError, "a's dtype must be one of", lambda: cupykern.scaled_mm(HALF.astype(ml_dtypes.float4_e2m1fn), X)),
-        (TypeError, "a's dtype must be one of", lambda: cupykern.matmul(HALF.astype(ml_dtypes.float4_e2m1fn), HALF.T)),
+        (
+            TypeError, "a's dtype must be one of",
+            lambda: cupykern.scaled_mm(HALF.astype(ml_dtypes.float4_e2m1fn), X)
+        ),
+        (
+            TypeError, "a's dtype must be one of",
+            lambda: cupykern.matmul(HALF.astype(ml_dtypes.float4_e2m1fn), HALF.T)
+        ),
         (TypeError, "b must be a cupy or numpy array", lambda: cupykern.matmul(HALF, X)),
         (TypeError, "x's dtype must be one of", lambda: cupykern.quantize_nvfp4(DATA)),
         (ValueError, "K a multiple of 16", lambda: cupykern.quantize_nvfp4(HALF[:, :20])),
         (ValueError, "layout must be", lambda: cupykern.quantize_nvfp4(HALF, layout="tiled")),
-        (TypeError, "config must be a NvFp4Config", lambda: cupykern.quantize_nvfp4(HALF, config=256)),
-        (ValueError, "multiple of 64", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(96))),
-        (ValueError, "num_blocks must be", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(64, 0))),
+        (
+            TypeError, "config must be a NvFp4Config",
+            lambda: cupykern.quantize_nvfp4(HALF, config=256)
+        ),
+        (
+            ValueError, "multiple of 64",
+            lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(96))
+        ),
+        (
+            ValueError, "num_blocks must be",
+            lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(64, 0))
+        ),
     ],
 )  # fmt: skip
 def test_illegal_arguments_are_refused(error, says, call):
@@ -435,8 +460,8 @@ def test_bench_refuses_a_k_that_is_no_multiple_of_16():
 
 @pytest.mark.parametrize("kind", ["normal", "special"])
 def test_sampled_rows_are_verified_as_the_whole(kind):
-    """The rows of a sample hold the number that decides about every scale, so that their reference is
-    that of the whole."""
+    """The rows of a sample hold the number that decides about every scale, so that their reference
+    is that of the whole."""
     op = next(op for op in OPS if op.name == "quantize_nvfp4")
     x = inputs.values(kind, (300, 64), dtypes.float16, 3)
     largest = np.unravel_index(np.argmax(np.where(np.isfinite(x), np.abs(x), 0)), x.shape)[0]

@@ -23,7 +23,7 @@ def by_odd_bytes(x, before):
 
 
 def arrays_of(op: Op, cases: int):
-    """(call, arguments, the keyword or place of one that is an array of wide elements), of seeded problems."""
+    """(call, arguments, keyword or place of an array of wide elements), of seeded problems."""
     found: dict[str | int, int] = {}
     for seed in range(40):
         problem = op.draw_problem(RandomDraw(seed))

@@ -29,7 +29,8 @@ _NEAR = {"nonfinite_report": (0.0, 0.0)}  # nearly all of its results are exact
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_errors_are_within_the_bound(op, target):
     """And the bound is not much larger than it need be, nor is the error that it expects: else no
-    comparison could fail.  Of some problem, as one rounding to the result's format is part of all bounds.
+    comparison could fail.  Of some problem, as one rounding to the result's format is part of all
+    bounds.
     """
     worst = check.Comparison()
 

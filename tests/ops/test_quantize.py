@@ -67,7 +67,7 @@ def test_large_groups_are_within_the_bound(target, granularity):
 
 @pytest.mark.parametrize("to", dtypes.QUANTIZED)
 def test_rounding_is_to_the_nearest_code_and_ties_to_even(target, to):
-    """Numbers that the format has stay what they are; ties go to even codes; the rest is nearest."""
+    """Representable numbers stay, ties go to even codes, the rest to the nearest."""
     if to == "int8":
         exact = np.arange(-127, 128, dtype=np.float32)
         ties = np.arange(-126, 126, dtype=np.float32) + 0.5

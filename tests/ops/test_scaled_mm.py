@@ -285,13 +285,22 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (TypeError, "residual must be a cupy or numpy array", (A, B), {"residual": 1.0}),
         (TypeError, "activation must be a string", (A, B), {"activation": 3}),
         (TypeError, "alpha must be a real number", (A, B), {"alpha": "1"}),
-        (TypeError, "config must be a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, ", (A, B), {"config": "fast"}),
+        (
+            TypeError, "config must be a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, ", (A, B),
+            {"config": "fast"}
+        ),
         (TypeError, "out must have dtype", (A, B), {"out": np.ones((4, 6), np.float32)}),
         (ValueError, "a must have at least 2 dims", (A[0], B), {}),
         (ValueError, "a's columns must be b's rows", (A, B[1:]), {}),
-        (ValueError, "do not broadcast", (np.ones((2, 4, 8), np.float16), np.ones((3, 8, 6), np.float16)), {}),
+        (
+            ValueError, "do not broadcast",
+            (np.ones((2, 4, 8), np.float16), np.ones((3, 8, 6), np.float16)), {}
+        ),
         (ValueError, "bias must broadcast", (A, B), {"bias": np.ones(5, np.float16)}),
-        (ValueError, "residual must broadcast", (A, B), {"residual": np.ones((2, 4, 6), np.float16)}),
+        (
+            ValueError, "residual must broadcast", (A, B),
+            {"residual": np.ones((2, 4, 6), np.float16)}
+        ),
         (ValueError, "activation must be one of", (A, B), {"activation": "swish"}),
         (ValueError, "alpha must be finite", (A, B), {"alpha": math.inf}),
         (ValueError, "alpha must be 0 or", (A, B), {"alpha": 1e-40}),
@@ -306,7 +315,10 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (ValueError, "out must not overlap a", (A, A.T), {"out": A[:, :4]}),
         (ValueError, "out must not hold one element twice", (A, B),
          {"out": np.lib.stride_tricks.as_strided(np.ones(6, np.float16), (4, 6), (0, 2))}),
-        (ValueError, "exact up to K = 131071", (np.ones((1, 131072), np.int8), np.ones((131072, 1), np.int8)), {}),
+        (
+            ValueError, "exact up to K = 131071",
+            (np.ones((1, 131072), np.int8), np.ones((131072, 1), np.int8)), {}
+        ),
     ],
 )  # fmt: skip
 def test_illegal_arguments_are_refused(error, says, args, kwargs):
@@ -323,10 +335,22 @@ def test_illegal_arguments_are_refused(error, says, args, kwargs):
         (ValueError, "scale_a must be finite", (A, E4M3, math.nan), {}),
         (ValueError, "scale_a \\* scale_b must be finite", (A, E4M3, 1e30, 1e30), {}),
         (ValueError, "scale_a \\* scale_b must be 0 or", (A, E4M3, 1e-30, 1e-30), {}),
-        (ValueError, "scale_a must have one element or shape", (A, E4M3, np.ones((6, 1), np.float32)), {}),
-        (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones((6, 1), np.float32)), {}),
-        (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones(6, np.float32)), {}),
-        (TypeError, "out_dtype must be one of", (A.astype(np.int8), B.astype(np.int8), 2.0), {"out_dtype": "int32"}),
+        (
+            ValueError, "scale_a must have one element or shape",
+            (A, E4M3, np.ones((6, 1), np.float32)), {}
+        ),
+        (
+            ValueError, "scale_b must have one element or shape",
+            (A, E4M3, None, np.ones((6, 1), np.float32)), {}
+        ),
+        (
+            ValueError, "scale_b must have one element or shape",
+            (A, E4M3, None, np.ones(6, np.float32)), {}
+        ),
+        (
+            TypeError, "out_dtype must be one of", (A.astype(np.int8), B.astype(np.int8), 2.0),
+            {"out_dtype": "int32"}
+        ),
     ],
 )  # fmt: skip
 def test_illegal_scales_are_refused(error, says, args, kwargs):

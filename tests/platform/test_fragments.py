@@ -65,7 +65,8 @@ def integers(shape, cpp, mn_major, seed):
 _STORE = """
     for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
         for (int i = 0; i < Accumulator<A>::kCount; ++i) {
-            const int row = Accumulator<A>::row(lane_id(), i), col = Accumulator<A>::col(lane_id(), i);
+            const int row = Accumulator<A>::row(lane_id(), i);
+            const int col = Accumulator<A>::col(lane_id(), i);
             y[(m * 16 + row) * 32 + n * 16 + COLUMN] = acc[m][n].values[i];
         }
     }
@@ -121,8 +122,8 @@ def test_products_of_fragments(target, a, b, mn_major):
 @needs.host
 @pytest.mark.parametrize("a", ["half", "bf16", "e4m3", "e5m2"])
 def test_products_are_added_as_tensor_cores_do(target, a):
-    """Truncated after alignment, bit for bit.  Other matrix units than the host's align to other bits,
-    and some multiply FP8 as FP16."""
+    """Truncated after alignment, bit for bit.  Other matrix units than the host's align to other
+    bits, and some multiply FP8 as FP16."""
     body = """
     Accumulator<A> acc[2][2] = {};
     for (int k = 0; k < kDepth; k += kFragmentK<A>) {
@@ -213,7 +214,7 @@ KERNEL void word(const half* x, uint32_t* y) {
 
 @pytest.mark.parametrize("number", ["half", "bf16"])
 def test_sums_become_an_operand(target, number):
-    """(a b^T) b, the accumulators of the first product in registers; where columns stay columns, transposed."""
+    """(a b^T) b, the first accumulator in registers; transposed where columns stay columns."""
     body = """
     constexpr bool kRowsStay = kAccumulatorSide == kSideA;
     Accumulator<A> product[2][2] = {}, acc[2][2] = {};
@@ -342,7 +343,7 @@ def test_both_operands_converted(target, a, b):
 @pytest.mark.parametrize("first", ["scaled", "plain"])
 @pytest.mark.parametrize("a", ["half", "bf16"])
 def test_scaled_fragments(target, a, first):
-    """e2m1 numbers, two to a byte, with e4m3 scales, multiplied with each other or with A's numbers."""
+    """e2m1 numbers, two to a byte, with e4m3 scales, times each other or A's numbers."""
     body = """
     struct Scaled {
         const unsigned char* bytes;
@@ -356,7 +357,8 @@ def test_scaled_fragments(target, a, first):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            if (kPlain) load_mixed_input<A, false, LaneOrder::kEights>(f[0][i], f[1][i], s.a, 16 * i, k);
+            if (kPlain)
+                load_mixed_input<A, false, LaneOrder::kEights>(f[0][i], f[1][i], s.a, 16 * i, k);
             else load_scaled(f[0][i], f[1][i], ours, 16 * i, k);
             load_scaled(g[0][i], g[1][i], theirs, 16 * i, k);
         }
@@ -365,8 +367,10 @@ def test_scaled_fragments(target, a, first):
     }
     for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
         for (int i = 0; i < Accumulator<A>::kCount; ++i) {
-            const int row = Accumulator<A>::row(lane_id(), i), col = Accumulator<A>::col(lane_id(), i);
-            y[(m * 16 + row) * 32 + n * 16 + col] = acc[m][n].values[i] / kScaledUnit<A> / (kPlain ? 1.0f : kScaledUnit<A>);
+            const int row = Accumulator<A>::row(lane_id(), i);
+            const int col = Accumulator<A>::col(lane_id(), i);
+            y[(m * 16 + row) * 32 + n * 16 + col] =
+                acc[m][n].values[i] / kScaledUnit<A> / (kPlain ? 1.0f : kScaledUnit<A>);
         }
     }
 """
@@ -377,10 +381,13 @@ struct alignas(16) Storage {
     e4m3 scales[256];
     struct {
         alignas(16) A numbers[32 * 64];
-        DEVICE const void* operator()(int row, int chunk) const { return numbers + row * 64 + chunk * 8; }
+        DEVICE const void* operator()(int row, int chunk) const {
+            return numbers + row * 64 + chunk * 8;
+        }
     } a;
 };
-KERNEL void word(const unsigned char* codes, const unsigned char* scales, const unsigned short* a, float* y) {
+KERNEL void word(const unsigned char* codes, const unsigned char* scales,
+                 const unsigned short* a, float* y) {
     SHARED_STORAGE(Storage, s);
     for (int i = threadIdx.x; i < 2048; i += kWarpSize) s.codes[i] = codes[i];
     for (int i = threadIdx.x; i < 256; i += kWarpSize) s.scales[i] = bit_cast<e4m3>(scales[i]);
@@ -403,6 +410,7 @@ BODY}
     x = values[0] if first == "scaled" else plain.astype(np.float64)
     *_, y = run(
         target, text, codes.reshape(-1), scales.view(np.uint8).reshape(-1), plain.view(np.uint16),
-        np.zeros((32, 32), F32), types=(("A", a),), threads=target.warp_size, shared=2048 + 256 + 4096,
+        np.zeros((32, 32), F32), types=(("A", a),), threads=target.warp_size,
+        shared=2048 + 256 + 4096,
     )  # fmt: skip
     np.testing.assert_array_equal(y, x @ values[1].T)

@@ -1,4 +1,4 @@
-"""Expected errors hold where intrinsics are as inexact as a GPU's, not rounded to nearest as the host's."""
+"""Expected errors hold where intrinsics are as inexact as a GPU's, not as the host's."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DEVICE float reciprocal_approx(float x) { return 1.0f / x; }
 DEVICE float exp2_approx(float x) { return __builtin_exp2f(x); }
 """
 # Means and root mean squares of relative errors as measured on an H100 (reference/elementary.py): a
-# mean, a number that depends on x's bits, and the rounding to FP32.  That of rsqrt is a polynomial's: in
-# each of 64 segments, w = 1 / 64 wide, and for each parity of the exponent a constant, a slope, and what
-# the best parabola leaves: a Chebyshev polynomial, of 15 / 8 / 6 (w / 2)^3 / 4 = 0.625 * 2^-24 at 1.  The
-# constants are such that results are 0.3 * 2^-24 too small on average where variances are close to 2, as
-# on an H200.
+# mean, a number that depends on x's bits, and the rounding to FP32.  That of rsqrt is a
+# polynomial's: in each of 64 segments, w = 1 / 64 wide, and for each parity of the exponent a
+# constant, a slope, and what the best parabola leaves: a Chebyshev polynomial, of 15 / 8 / 6 (w /
+# 2)^3 / 4 = 0.625 * 2^-24 at 1.  The constants are such that results are 0.3 * 2^-24 too small on
+# average where variances are close to 2, as on an H200.
 AS_A_GPU = """
 namespace inexact {
 DEVICE float number(double y, float x, double mean, double spread) {

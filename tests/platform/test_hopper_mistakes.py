@@ -1,4 +1,4 @@
-"""What is wrong with a kernel of Hopper's words is reported: by the host target, by its race checker."""
+"""Mistakes with Hopper's primitives are reported, by the host target and its race checker."""
 
 from __future__ import annotations
 
@@ -69,17 +69,20 @@ _PRODUCT = (
         ("if (t == 0) s.second.arrive();", "word.cu:6: the Barrier is not initialised"),
         ("if (t == 0) { s.first.state = 7; s.first.arrive(); }", "not initialised, or overwritten"),
         (
-            "if (t == 0) s.first.arrive_expect_tx(16);\nsync_block();\nif (t < 3) s.first.arrive();",
+            "if (t == 0) s.first.arrive_expect_tx(16);\nsync_block();\n"
+            "if (t < 3) s.first.arrive();",
             "word.cu:8: more threads arrive at the Barrier in one phase than it counts",
         ),
         ("s.first.wait(2);", "parity is 0 or 1"),
         (
             "if (t == 0) s.first.arrive();\nelse if (t == 5) s.first.wait(0);\nelse sync_block();",
-            r"word.cu:7: Barrier::wait: 1 thread \(5\) of block 0 wait for parity 0 of the Barrier of "
+            r"word.cu:7: Barrier::wait: 1 thread \(5\) of block 0 wait for parity 0 of the Barrier "
+            r"of "
             r"word.cu:5: 1 of 3 arrivals; .*126 threads \(1-4, 6-127\) of block 0 wait",
         ),
         (
-            "if (t == 0) { s.first.arrive_expect_tx(8192); tma_load(s.tile, map, s.first, {0, 0}); }",
+            "if (t == 0) { s.first.arrive_expect_tx(8192); tma_load(s.tile, map, s.first, {0, 0}); "
+            "}",
             "word.cu:6: the block left the kernel before this had arrived",
         ),
         ("if (t == 0) s.first.arrive_expect_tx(64);", "fewer bytes have arrived at the Barrier"),
@@ -115,7 +118,8 @@ _PRODUCT = (
             "word.cu:6: TMA: the innermost coordinate must be a multiple of 16 bytes",
         ),
         (
-            "if (t == 0) { TensorMap odd = map; odd.shape[0] = 60; tma_store(odd, s.tile, {8, 0}); }",
+            "if (t == 0) { TensorMap odd = map; odd.shape[0] = 60; tma_store(odd, s.tile, {8, 0}); "
+            "}",
             "word.cu:6: tma_store: rows must be whole multiples of 16 bytes",
         ),
         (

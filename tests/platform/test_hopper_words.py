@@ -1,4 +1,7 @@
-"""Hopper's words: barriers, bulk copies, matrices.  On the host at hostile schedules; the same tests on a GPU."""
+"""Hopper's words: barriers, bulk copies, matrices.
+
+On the host at hostile schedules; the same tests on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The elementary functions of parts/math.cuh against FP64, on each target.
 
-Every function has been run over all 2^32 codes (`--exhaustive`) on the host, compiled by g++ 12, which
-gave these largest errors in ulps, a * b + c contracted and not; sigmoid's beside 1.25 max(-x, 0),
-gelu_tanh's beside 5 max(-2 t, 0):
+Every function has been run over all 2^32 codes (`--exhaustive`) on the host, compiled by g++ 12,
+which gave these largest errors in ulps, a * b + c contracted and not; sigmoid's beside 1.25 max(-x,
+0), gelu_tanh's beside 5 max(-2 t, 0):
 
     exp2_approx     as it is         2 ulp lower      2 ulp higher
     log_accurate    0.9338  0.9519
@@ -12,8 +12,8 @@ gelu_tanh's beside 5 max(-2 t, 0):
     gelu            1.4239  1.8702   2.2171  2.4064   2.6493  2.6493
     gelu_of_twice   0.9954  1.4686   0.9957  1.4676   0.9951  1.4666   (every 64th code)
 
-gelu's are in units of 2^-24 |x|; gelu_of_twice's too, of 2 x, beside 2^-16 of the result.  sigmoid's are of a division, before reciprocal_approx took its place,
-which adds at most 1 ulp.
+gelu's are in units of 2^-24 |x|; gelu_of_twice's too, of 2 x, beside 2^-16 of the result.
+sigmoid's are of a division, before reciprocal_approx took its place, which adds at most 1 ulp.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ UNCONTRACTED = """
 
 
 def builds(target, name, shifts=(0, -2, 2)):
-    """Kernels that write the function of the codes first, first + step, ... to y: as it is and, on the
-    host, with the other contraction and the worst exp2_approx, which a GPU's may already be."""
+    """Kernels that write the function of the codes first, first + step, ... to y: as it is and, on
+    the host, with the other contraction and the worst exp2_approx, which a GPU's may already be."""
     if target.name != "host" or name == "log_accurate":
         shifts = [shift for shift in shifts if shift == 0]
     for prefix in ("", UNCONTRACTED) if target.name == "host" else ("",):
@@ -229,8 +229,8 @@ def test_a_sample_of_the_codes(target, name):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_edges_and_special_values(target, name):
-    """Each with the 256 codes on either side: zeros, subnormals, infinities, NaN, 1, the polynomials'
-    ends."""
+    """Each with the 256 codes on either side: zeros, subnormals, infinities, NaN, 1, the
+    polynomials' ends."""
     special = (0.0, SMALLEST_NORMAL, 2.0**-123, 1.0, 2.0**127, np.inf, *EDGES[name])
     middle = np.array(special, F32).view(U32)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""The platform's number types: conversions of every code, pairs, bytes, against numpy, on each target."""
+"""The platform's number types against numpy on each target: all codes, pairs, bytes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_pack_and_maximum_pair(target, cpp):
         "KERNEL void word(const float* a, const float* b, uint32_t* y) {\n"
         "    const int i = threadIdx.x;\n"
         "    y[i] = pack<Number>(a[i], b[i]);\n"
-        "    y[64 + i] = maximum_pair<Number>(pack<Number>(a[i], b[i]), pack<Number>(b[i], a[i]));\n"
+        "    y[64 + i] = maximum_pair<Number>(pack<Number>(a[i], b[i]), pack<Number>(b[i], "
+        "a[i]));\n"
         "}\n"
     )
     *_, y = run(target, text, a, b, np.zeros(128, U32), types=(("Number", cpp),))
@@ -115,7 +116,8 @@ def test_extremes_of_integer_pairs(target):
     text = (
         "KERNEL void word(const uint32_t* a, const uint32_t* b, uint32_t* y) {\n"
         "    const int i = threadIdx.x;\n"
-        "    y[i] = max_unsigned_pair(a[i], b[i]);\n    y[128 + i] = min_unsigned_pair(a[i], b[i]);\n"
+        "    y[i] = max_unsigned_pair(a[i], b[i]);\n    y[128 + i] = min_unsigned_pair(a[i], "
+        "b[i]);\n"
         "    y[256 + i] = max_signed_pair(a[i], b[i]);\n}\n"
     )
     *_, y = run(target, text, a.view(U32), b.view(U32), np.zeros(384, U32), threads=128)
@@ -131,9 +133,11 @@ def test_picked_bytes(target):
     (a, b), digits = rng.integers(0, 2**32, (2, 64), np.uint32), rng.integers(0, 8, (64, 4))
     select = (digits << 4 * np.arange(4)).sum(1).astype(U32)
     text = (
-        "KERNEL void word(const uint32_t* a, const uint32_t* b, const uint32_t* select, uint32_t* y) {\n"
+        "KERNEL void word(const uint32_t* a, const uint32_t* b, const uint32_t* select, uint32_t* "
+        "y) {\n"
         "    const int i = threadIdx.x;\n"
-        "    y[i] = pick_bytes(a[i], b[i], select[i]);\n    y[64 + i] = pick_bytes(a[i], b[i], 0x7342);\n}\n"
+        "    y[i] = pick_bytes(a[i], b[i], select[i]);\n    y[64 + i] = pick_bytes(a[i], b[i], "
+        "0x7342);\n}\n"
     )
     *_, y = run(target, text, a, b, select, np.zeros(128, U32), threads=64)
     both = np.concatenate([a.view(np.uint8).reshape(64, 4), b.view(np.uint8).reshape(64, 4)], 1)

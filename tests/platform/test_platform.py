@@ -79,7 +79,8 @@ def test_words_that_blocks_leave_for_one(target):
 
 
 AFTER_ALL = (
-    "KERNEL void word(GridBarrier* barrier, const uint32_t* given, uint32_t* written, uint32_t* sums,\n"
+    "KERNEL void word(GridBarrier* barrier, const uint32_t* given, uint32_t* written, uint32_t* "
+    "sums,\n"
     "                 uint32_t* by) {\n"
     "    if (threadIdx.x == 0) written[blockIdx.x] = given[blockIdx.x];\n"
     "    after_all_blocks(barrier, [&](uint32_t block) {\n"
@@ -94,7 +95,7 @@ AFTER_ALL = (
 @pytest.mark.parametrize("grid", [1, 2, 7])
 @pytest.mark.parametrize("waits", [False, True])
 def test_work_after_all_blocks_sees_what_each_of_them_wrote(target, grid, waits):
-    """Every share is computed once, by its block or by the last one, which leaves the barrier zero."""
+    """Each share is computed once, by its block or the last one, which zeroes the barrier."""
     given = np.arange(1, grid + 1, dtype=U32)
     barrier = np.zeros(132, U32)
     for _ in range(3):  # as one launch leaves it to the next
@@ -161,7 +162,8 @@ def test_shuffles_and_votes(target):
         "KERNEL void word(int* y, double* z) {\n    const int i = threadIdx.x;\n"
         "    y[i] = shuffle_xor(i, 5);\n    y[128 + i] = shuffle(i, 3);\n"
         "    y[256 + i] = vote_any(i == 7);\n    z[i] = shuffle_xor(double(i) + 0.5, 1);\n"
-        "    sync_warp();\n    y[384 + i] = lane_id();\n    y[512 + i] = uniform(i / kWarpSize - 7);\n}\n"
+        "    sync_warp();\n    y[384 + i] = lane_id();\n    y[512 + i] = uniform(i / kWarpSize - "
+        "7);\n}\n"
     )
     y, z = run(target, text, np.zeros(640, np.int32), np.zeros(128), threads=128)
     i, warp = np.arange(128), target.warp_size
@@ -210,7 +212,8 @@ def test_copies(target, size):
         f"struct Storage {{ Bytes<{size}> values[64]; }};\n"
         f"KERNEL void word(const Bytes<{size}>* x, Bytes<{size}>* y) {{\n"
         "    SHARED_STORAGE(Storage, storage);\n    const int i = threadIdx.x;\n"
-        f"    copy_async<{size}>(&storage.values[i], x + i, i % 3 != 0);\n    copy_async_commit();\n"
+        f"    copy_async<{size}>(&storage.values[i], x + i, i % 3 != 0);\n    "
+        f"copy_async_commit();\n"
         "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n"
         f"    store_vector<{size}>(y + 64 + i, load_vector<{size}>(x + i));\n}}\n"
     )
@@ -257,7 +260,8 @@ def test_cache_policies(target, evict_last):
         "    const LoadPolicy policy = load_policy(*last != 0);\n"
         "    copy_async<16>(&storage.values[i], x + i, policy);\n    copy_async_commit();\n"
         "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n"
-        "    store_vector<16>(y + 64 + i, load_vector<16>(x + i, policy), store_policy(*last != 0));\n}\n"
+        "    store_vector<16>(y + 64 + i, load_vector<16>(x + i, policy), store_policy(*last != "
+        "0));\n}\n"
     )
     x = np.random.default_rng(5).integers(0, 2**32, (64, 4), dtype=U32)
     y = np.zeros((128, 4), U32)
@@ -306,7 +310,8 @@ def test_parts_of_copies(target):
     text = (
         "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n    SHARED(Bytes<16>, s, [64]);\n"
         "    const int i = threadIdx.x;\n    copy_async_part(&s[i], x + i, i % 17);\n"
-        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - i];\n}\n"
+        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - "
+        "i];\n}\n"
     )
     x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
     _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))
@@ -320,7 +325,8 @@ def test_copies_of_lines_that_others_bring_the_rest_of(target, line):
         "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n    SHARED(Bytes<16>, s, [64]);\n"
         "    const int i = threadIdx.x;\n"
         f"    copy_async<16, {line}>(&s[i], x + i, i % 3 > 0);\n"
-        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - i];\n}\n"
+        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - "
+        "i];\n}\n"
     )
     x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
     _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))

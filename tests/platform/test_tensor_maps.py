@@ -29,8 +29,8 @@ pytestmark = needs.hopper
 
 
 def swizzle(image: np.ndarray, span: int) -> np.ndarray:
-    """What TMA makes of lines of `span` bytes: within 8 times that, the part number i (of 16 bytes) of
-    what would be line j of 128 bytes goes to the part number i ^ (j mod span / 16)."""
+    """What TMA makes of lines of `span` bytes: within 8 times that, the part number i (of 16 bytes)
+    of what would be line j of 128 bytes goes to the part number i ^ (j mod span / 16)."""
     if span == 0:
         return image
     offset = np.arange(image.size)

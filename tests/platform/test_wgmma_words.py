@@ -28,8 +28,8 @@ pytestmark = needs.hopper
 
 # --- products -----------------------------------------------------------------------------------
 
-# A product of tiles with 128 bytes of K: TMA brings the tiles in boxes whose rows have kSwizzle bytes,
-# without swizzle 16.
+# A product of tiles with 128 bytes of K: TMA brings the tiles in boxes whose rows have kSwizzle
+# bytes, without swizzle 16.
 PRODUCT = """
 constexpr int kSize = sizeof(A), kK = 128 / kSize, kRowBytes = kSwizzle ? kSwizzle : 16;
 constexpr int kStep = 32 / kSize;
@@ -42,7 +42,8 @@ struct Storage {
 template <Major kMajor, int kRows>
 DEVICE uint64_t descriptor(const unsigned char* tile, int k) {
     if (kMajor == kMajorK) {
-        const unsigned char* p = tile + k * kSize / kRowBytes * kRowBytes * kRows + k * kSize % kRowBytes;
+        const unsigned char* p =
+            tile + k * kSize / kRowBytes * kRowBytes * kRows + k * kSize % kRowBytes;
         return matrix_descriptor<kSwizzle>(p, kRowBytes * kRows, 8 * kRowBytes);
     }
     const unsigned char* p = tile + k * kRowBytes;
@@ -256,7 +257,7 @@ def test_products_are_added_as_tensor_cores_do(target, a, b):
 
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3")])
 def test_cut_sums_are_within_the_bound(target, a, b):
-    """128 of k in the tensor core: less than the products' sum, by as much as the bound says at most."""
+    """128 of k in the tensor core: below the sum of products by at most the bound."""
     x, y, product = record_golden.cut_sums(target, a, b)
     expected = x @ y.T
     error = (expected - product) / expected

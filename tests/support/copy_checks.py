@@ -10,7 +10,10 @@ from cupykern.gemm import copied_plan
 
 
 def check_copy(target, shape, dtype, gap: int, first: int, columns: bool = False) -> None:
-    """Raises AssertionError.  shape: of rows in memory, with `gap` elements behind each, `first` ones before."""
+    """Raises AssertionError.
+
+    shape: of rows in memory, with `gap` elements behind each, `first` ones before.
+    """
     *batch, count, size = shape
     whole = math.prod(batch) * count * (size + gap)
     bits = np.dtype(f"u{np.dtype(dtype).itemsize}")

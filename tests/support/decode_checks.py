@@ -117,7 +117,7 @@ def check_behind_the_end(target):
 
 
 def check_keys_behind(target, queries):
-    """The last keys' scores are so large that whoever sees one has its value; caches that end with a tile."""
+    """Caches that end with a tile, with scores of the last keys so large that one wins if seen."""
     for keys in (16, 64, 128, 256, 512):
         q = np.ones((1, 2, queries, 64), FP16)
         k, v = np.zeros((2, 1, 1, keys, 64), FP16)
@@ -191,8 +191,8 @@ def check_large_caches():
 
 
 def check_small_weights(target):
-    """All other keys of a warp 13 below the largest: their weights would be subnormal in FP16, unless
-    shifted."""
+    """All other keys of a warp 13 below the largest: their weights would be subnormal in FP16,
+    unless shifted."""
     q, k = np.zeros((1, 1, 1, 64), FP16), np.zeros((1, 1, 16, 64), FP16)
     q[..., 0], k[:, :, 1:, 0] = 1, -13
     v = np.full((1, 1, 16, 64), 100, FP16)

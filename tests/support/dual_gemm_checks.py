@@ -14,8 +14,8 @@ def to_numpy(x) -> np.ndarray:
 
 
 def check_fp16_policy(target) -> None:
-    """Every operation of the policy "fp16" is rounded to FP16, where 2^-22 of the power, which an exponential
-    may be off by, does not show."""
+    """Every operation of the policy "fp16" is rounded to FP16, where 2^-22 of the power, which an
+    exponential may be off by, does not show."""
     half = lambda v: np.asarray(v, np.float32).astype(np.float16).astype(np.float32)  # noqa: E731
     x = half(np.random.default_rng(5).uniform(-8, 8, 2048))
     factor = np.float32(1 + 2.0**-10)

@@ -39,8 +39,8 @@ def make_op(
     fault: str | None = None, flops: int = 0, configs: tuple[Config, ...] = (Config(1),)
 ) -> Op:
     """y = x / 3.  fault: "value" (one element is off), "unwritten" (the last one), "guard" (writes
-    past the end), "elsewhere" (returns another array than `out`), "input" (changes x), "raises", "interrupt", "crash", "slow" or "hang".  A config has
-    its own.
+    past the end), "elsewhere" (returns another array than `out`), "input" (changes x), "raises",
+    "interrupt", "crash", "slow" or "hang".  A config has its own.
     """
     op_fault = fault
 

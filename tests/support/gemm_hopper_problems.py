@@ -50,16 +50,18 @@ CONFIGS = (
 )
 
 
-# By dtype and layouts, which make variants: all configs have the first group, and one of the others that
-# they can compute.
+# By dtype and layouts, which make variants: all configs have the first group, and one of the others
+# that they can compute.
 PROBLEMS = (
     MatmulProblem(136, 264, 192, layout_b="F", kind="exact"),
     MatmulProblem(392, 520, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
     MatmulProblem(
-        *(200, 328, 200), layout_b="F", bias=(328,), residual=(200, 328), activation="gelu", alpha=0.125,
+        *(200, 328, 200), layout_b="F", bias=(328,), residual=(200, 328), activation="gelu",
+        alpha=0.125,
     ),
     MatmulProblem(
-        *(328, 520, 136), layout_b="F", batch_a=(2,), residual=(2, 328, 520), activation="gelu_tanh",
+        *(328, 520, 136), layout_b="F", batch_a=(2,), residual=(2, 328, 520),
+        activation="gelu_tanh",
         out_dtype="bfloat16",
     ),
     MatmulProblem(1, 8, 8, layout_b="F"),
@@ -204,13 +206,19 @@ SPLITS = (
     (
         MatmulProblem(136, 264, 512, layout_b="F", kind="exact"),
         MatmulProblem(
-            *(20, 136, 768, "bfloat16"), bias=(136,), residual=(20, 136), activation="silu", alpha=-3.7,
+            *(20, 136, 768, "bfloat16"), bias=(136,), residual=(20, 136), activation="silu",
+            alpha=-3.7,
         ),
-        MatmulProblem(328, 132, 256, layout_a="F", layout_b="F", bias=(328, 1), out_dtype="float32"),
+        MatmulProblem(
+            328, 132, 256, layout_a="F", layout_b="F", bias=(328, 1), out_dtype="float32"
+        ),
         MatmulProblem(136, 72, 512, "bfloat16", batch_a=(1,), layout_a="F"),
         MatmulProblem(64, 64, 256, layout_b="F", kind="special"),
     ),
-    (SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4), SplitKWorkspace(Sm90GemmConfig(128, 128, 64, 6, cluster=Multicast(2)), 2)),
+    (
+        SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4),
+        SplitKWorkspace(Sm90GemmConfig(128, 128, 64, 6, cluster=Multicast(2)), 2)
+    ),
 )  # fmt: skip
 
 
@@ -266,7 +274,16 @@ CHECKED = (
 
 # Of other ops: logits, NVFP4 decoded in registers and before.
 OTHER_OPS = (
-    ("dequant_softmax", LogitsProblem(70, 272, 272, layout_w="F"), Sm90LogitsConfig(64, 128, 128, 3)),
-    ("dual_gemm_silu", DualProblem(70, 72, 288, NVFP4, NVFP4), Sm90Nvfp4DualGemmConfig(64, 128, 128, 3)),
-    ("dual_gemm_silu", DualProblem(70, 72, 80, NVFP4, NVFP4), DecodeFirst(Sm90DualGemmConfig(128, 128, 64, 3))),
+    (
+        "dequant_softmax", LogitsProblem(70, 272, 272, layout_w="F"),
+        Sm90LogitsConfig(64, 128, 128, 3)
+    ),
+    (
+        "dual_gemm_silu", DualProblem(70, 72, 288, NVFP4, NVFP4),
+        Sm90Nvfp4DualGemmConfig(64, 128, 128, 3)
+    ),
+    (
+        "dual_gemm_silu", DualProblem(70, 72, 80, NVFP4, NVFP4),
+        DecodeFirst(Sm90DualGemmConfig(128, 128, 64, 3))
+    ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 // What hiprtc declares before every program, by name: its built-in header is the preprocessed
-// hip_runtime.h and more (ROCm/clr, hipamd/src/hiprtc).  These are the names of the global namespace that
-// are not reserved, as that header of ROCm 6.3 has them.  Bodies and overloads do not matter here.
+// hip_runtime.h and more (ROCm/clr, hipamd/src/hiprtc).  These are the unreserved names of the
+// global namespace, as that header of ROCm 6.3 has them.  Bodies and overloads do not matter here.
 #define __device__ __attribute__((device))
 #define __host__ __attribute__((host))
 #define __global__ __attribute__((global))

@@ -72,7 +72,7 @@ def _hopper_failure(kernel: Variant) -> str | None:
 
 
 def launch_all(target: Target, kernel: Variant, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
-    """`launch`; on the host at every schedule, which must agree, and compiled for Hopper as well."""
+    """`launch`; on the host under every schedule, which must agree; compiled for Hopper too."""
     if target.name != "host":
         return launch(target, kernel, *args, **kwargs)
     assert _hopper_failure(kernel) is None
@@ -145,8 +145,8 @@ KERNEL void word(GRID_CONSTANT TensorMap map, unsigned char* y, int bytes) {{
     return launch_all(target, variant(text), arrays, args, shared=9216)["y"]
 
 
-# C (M, N) = A (M, K) B (N, K)^T in fp16: a producer warp fills a ring of stages by TMA, two warpgroups
-# multiply and store their halves of the tile by TMA.
+# C (M, N) = A (M, K) B (N, K)^T in fp16: a producer warp fills a ring of stages by TMA, two
+# warpgroups multiply and store their halves of the tile by TMA.
 MATMUL = """
 constexpr int kTileM = 128, kTileN = 128, kTileK = 64, kStages = 4;
 struct Storage {

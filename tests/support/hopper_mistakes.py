@@ -20,7 +20,8 @@ MISTAKES = {
     "the other parity of an empty stage": (
         "empty[stage].wait(parity ^ 1)",
         "empty[stage].wait(parity)",
-        r"word.cu:\d+: Barrier::wait: 1 thread \(287\) of block \d wait for parity 0 of the Barrier "
+        r"word.cu:\d+: Barrier::wait: 1 thread \(287\) of block \d wait for parity 0 of the "
+        r"Barrier "
         r"of word.cu:\d+: 0 of 2 arrivals",
     ),
     "too many bytes expected": (

@@ -16,8 +16,8 @@ def to_numpy(x) -> np.ndarray:
 
 
 def groups_at_the_least_scale(xp, to, granularity, dtype):
-    """(x, granularity's keywords) of which group i's largest magnitude over the format's largest number
-    is a little below 2^-126, that, and a little above; all other elements are 0."""
+    """(x, granularity's keywords) of which group i's largest magnitude over the format's largest
+    number is a little below 2^-126, that, and a little above; all other elements are 0."""
     step = 1 + max(float(numerics.finfo(dtype).eps), 2.0**-20)
     largest = LARGEST[to] * 2.0**-126 * np.array([1 / step, 1, step])
     x = np.zeros((3, 256), dtypes.NAMES[dtype])

@@ -1,9 +1,9 @@
-"""What a Hopper GPU makes of TMA's swizzles and wgmma's descriptors, recorded for the host to be held to.
+"""What a Hopper GPU makes of TMA's swizzles and wgmma's descriptors, to hold the host to.
 
     PYTHONPATH=. python tests/support/record_golden.py tests/support/golden/hopper.npz
 
-One swizzle function serves TMA and wgmma on the host, so that an error in it would cancel out: these
-vectors are from hardware.  tests/platform/test_hopper_words.py compares.
+One swizzle function serves TMA and wgmma on the host, so that an error in it would cancel out:
+these vectors are from hardware.  tests/platform/test_hopper_words.py compares.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _PRODUCTS = """
 constexpr int kN = 64, kBytes = 1 << 16;
 struct Storage { alignas(1024) uint32_t image[kBytes / 4]; };
 
-KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weights, int* y, int count) {
+KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weights, int* y,
+                 int count) {
     SHARED_STORAGE(Storage, s);
     const int t = threadIdx.x;
     for (int i = t; i < kBytes / 4; i += 128) s.image[i] = image[i];
@@ -36,7 +37,8 @@ KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weight
         uint32_t registers[4];
         // Rows of 32 bytes from anywhere on.
         const uint32_t* a = image + int(tiles[2 * i] & 0x3fff);
-        for (int j = 0; j < 4; ++j) registers[j] = a[wgmma_row(t, j % 2 * 2) * 8 + t % 4 + j / 2 * 4];
+        for (int j = 0; j < 4; ++j)
+            registers[j] = a[wgmma_row(t, j % 2 * 2) * 8 + t % 4 + j / 2 * 4];
         wgmma_fence(d);
         const uint64_t b_tile = start + tiles[2 * i + 1];
         if (kInRegisters) wgmma<A, B, kMajorK, kMajorB>(d, registers, b_tile, false);
@@ -56,8 +58,8 @@ KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weight
     }
 }
 """
-# Products of A's 64 rows of 128 bytes and B's in a tensor core: 32 bytes of k after the other, each a tile
-# without swizzle.
+# Products of A's 64 rows of 128 bytes and B's in a tensor core: 32 bytes of k after the other, each
+# a tile without swizzle.
 _CUT = """
 struct Storage { alignas(1024) unsigned char a[4][64 * 32], b[4][64 * 32]; };
 
@@ -74,7 +76,8 @@ KERNEL void word(const uint32_t* a, const uint32_t* b, float* y) {
     wgmma_fence(d);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-        wgmma<A, B>(d, matrix_descriptor<0>(s.a[k], 1024, 128), matrix_descriptor<0>(s.b[k], 1024, 128),
+        wgmma<A, B>(d, matrix_descriptor<0>(s.a[k], 1024, 128),
+                    matrix_descriptor<0>(s.b[k], 1024, 128),
                     k > 0);
     }
     wgmma_commit();
@@ -98,8 +101,8 @@ KINDS = [
 def _tile(rng: np.random.Generator, span: int, strides: str) -> int:
     """A descriptor's bits, without the image's address.
 
-    strides "whole": whole swizzle patterns apart, and the start on a line of one; "any": multiples of
-    16 bytes, and the start too.
+    strides "whole": whole swizzle patterns apart, and the start on a line of one; "any": multiples
+    of 16 bytes, and the start too.
     """
     if strides == "whole":
         unit = 8 * (span or 16)
@@ -144,7 +147,7 @@ def products(
 
 
 def cut_operand(name: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes of _CUT's tiles, the matrix (64, k) in FP64): numbers of many exponents, FP8 of one sign."""
+    """(bytes of _CUT's tiles, the matrix (64, k) in FP64): many exponents, FP8 of one sign."""
     if NUMBERS[name].itemsize == 1:
         tiles = rng.integers(0x20, 0x50, (4, 2, 8, 8, 16)).astype(np.uint8).view(NUMBERS[name])
     else:

@@ -59,7 +59,7 @@ def check_misaligned(m: int, n: int, k: int, layout_b: str) -> None:
 
 
 def misaligned_rows(xp, shape, dtype, gap: int, seed: int):
-    """Rows with a gap behind each, between NaN on all sides; the first begins at a multiple of 16 bytes."""
+    """Rows with a gap behind each, NaN on all sides, the first one aligned to 16 bytes."""
     count, size = shape
     values = operand_values("same_sign", shape, dtypes.NAMES[dtype], seed)
     frame = xp.full(count * (size + gap) + 24, np.nan, values.dtype)
@@ -70,7 +70,10 @@ def misaligned_rows(xp, shape, dtype, gap: int, seed: int):
 
 
 def check_misaligned_epilogue(name: str) -> None:
-    """Raises AssertionError.  Columns by phases of alignment, whose bias or residual differs from column to column."""
+    """Raises AssertionError.
+
+    Columns by phases of alignment, whose bias or residual differs from column to column.
+    """
     m, n, k = 5, 300, 329
     a, b = (misaligned_rows(np, shape, "float16", 1, i) for i, shape in enumerate(((m, k), (n, k))))
     addend = np.arange(m * n).reshape(m, n).astype(np.float32)

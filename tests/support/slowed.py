@@ -9,8 +9,8 @@ from cupykern.op import Op, Work
 
 
 def slowed(op: Op, share: float) -> Op:
-    """`op`, whose benchmark of a shape runs its kernel on 1 + `share` times the first dim, and counts
-    the work of the shape itself.
+    """`op`, whose benchmark of a shape runs its kernel on 1 + `share` times the first dim, and
+    counts the work of the shape itself.
 
     Every result is right, and verified; only the time gives it away.
     """

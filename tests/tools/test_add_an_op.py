@@ -1,4 +1,4 @@
-"""docs/kernels.md, "Add an op": its five places, in a copy of the package, make an op that every tool knows."""
+""" "Add an op" of docs/kernels.md: in a copy of the package its five places make an op."""
 
 from __future__ import annotations
 

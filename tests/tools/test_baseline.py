@@ -53,8 +53,9 @@ def _compare(rng, num_rows: int, change: float, noise: float, before: int, kind:
 )
 @pytest.mark.parametrize("change, off", [(0.0, baseline.MARGIN), (baseline.MARGIN, 0.0)])
 def test_false_alarms_are_rare(change, off, before, kind, exhaustive):
-    """Of 100 benchmarks (200) of 20 rows that changed by no more than the margin, at most FALSE_ALARMS / 2
-    reject a row, and as many keep one (three standard deviations more of that: 7, 12), at every noise."""
+    """Of 100 benchmarks (200) of 20 rows that changed by no more than the margin, at most
+    FALSE_ALARMS / 2 reject a row, and as many keep one (three standard deviations more of that: 7,
+    12), at every noise."""
     rng = np.random.default_rng(1)
     limit = baseline.FALSE_ALARMS / 2
     count = 200 if exhaustive else 100
@@ -70,8 +71,8 @@ def test_false_alarms_are_rare(change, off, before, kind, exhaustive):
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "levels"])
 def test_a_slowdown_of_5_percent_is_caught(kind):
-    """With the spread that short rows have on an H200, 1% from run to run, against 12 runs: all of 20
-    rows in nearly all of 50 benchmarks, and in none of the unchanged ones is a row rejected."""
+    """With the spread that short rows have on an H200, 1% from run to run, against 12 runs: all of
+    20 rows in nearly all of 50 benchmarks, and in none of the unchanged ones is a row rejected."""
     rng = np.random.default_rng(2)
     slower = [_compare(rng, 20, 0.05, 0.01, 12, kind) for _ in range(50)]
     assert sum(words == ["reject"] * 20 for words in slower) >= 45

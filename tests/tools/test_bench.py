@@ -250,7 +250,7 @@ def test_one_benchmark_at_a_time(tmp_path, monkeypatch):
 
 
 def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
-    """Calls of two and of three kernels, and one that makes another array; nothing is compiled to know it."""
+    """Calls of two and three kernels, and one with another array; nothing is compiled."""
     ops = [op for op in OPS if op.name in ("softmax", "dequant_softmax")]
     monkeypatch.setattr(type(host), "compile", lambda *args: pytest.fail("compiled"))
     variants = list(compile_ahead.variants_of_cases(ops, host, 3, 0))
@@ -286,7 +286,7 @@ def test_an_interrupt_ends_compiling_ahead(found):
 
 @pytest.mark.parametrize("nbytes", [1, 8, 4000, 1 << 16])
 def test_the_hosts_plain_copy_and_read(nbytes, host, monkeypatch):
-    """Kernels too: the copy copies half the bytes, the read reads them all, neither goes further."""
+    """Kernels too: the copy copies half the bytes, the read reads all, and no more."""
     launched = []
     real = jit.get_kernel
 

@@ -1,4 +1,4 @@
-"""The limits of mean squares and means of errors: what chance makes of them, and what it does not."""
+"""The limits of mean squares and means of errors: what chance explains and what not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def errors(seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Results of no format in particular, and normal errors whose root mean square is 1e-3 of them."""
+    """Results of no particular format; normal errors with a relative root mean square of 1e-3."""
     rng = np.random.default_rng(seed)
     y = rng.uniform(1, 2, shape)
     return y, 1e-3 * y * rng.standard_normal(shape)

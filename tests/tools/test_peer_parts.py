@@ -1,4 +1,4 @@
-"""Peers that need no GPU and no other library, stand-ins for those that do, and the steps of a peer."""
+"""Peers without a GPU or library, stand-ins for those that need one, and a peer's steps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_steps_that_fail_do_not_fail_their_peer():
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_rms_norm"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_cupys_expressions_are_within_the_bound(name, dtype):
-    """CuPy's arithmetic is numpy's here; a residual is rounded into the bound's terms as ours is."""
+    """CuPy's arithmetic is numpy's here; a residual is rounded as ours is."""
     op = next(op for op in cupykern.OPS if op.name == name)
     call = op.inputs(op.bench_problem((8, 512), dtype), 0, np)
     outputs = as_tuple(cupyx._build(name, call)())
@@ -81,7 +81,7 @@ def test_cupy_has_not_everything():
 
 
 class _Matmul:
-    """As nvmath.linalg.advanced.Matmul is documented: alpha * a @ b, a bias per row, an activation."""
+    """As nvmath.linalg.advanced.Matmul documents: alpha * a @ b, a bias per row, an activation."""
 
     def __init__(self, a, b, *, alpha, options):
         assert options == {"compute_type": "32F"}
@@ -151,8 +151,8 @@ def _flash_attn(q, k, v, softmax_scale=None, causal=False):
 @pytest.mark.parametrize("fault", [None, "causal", "heads", "raises"])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_flash_attn_is_verified_as_ours_is(fault, causal, monkeypatch):
-    """A stand-in for the library, right or wrong, in a benchmark: what is wrong is timed but shown with
-    its error, what fails with its message."""
+    """A stand-in for the library, right or wrong, in a benchmark: what is wrong is timed but shown
+    with its error, what fails with its message."""
 
     def function(q, k, v, **options):
         if fault == "raises":

@@ -104,7 +104,7 @@ def test_fp8_by_row_and_column(name):
 
 @pytest.mark.parametrize("shape", [(1, 256, 256), (5, 256, 640), (130, 144, 272)])
 def test_fp8_by_block(monkeypatch, shape):
-    """torch's layout of scales: with neighbours along the first dim, blocks along k filled up to fours."""
+    """torch's layout of scales: contiguous along the first dim, blocks along k padded to fours."""
     functional = pytest.importorskip("torch").nn.functional
     if not hasattr(functional, "scaled_mm"):
         pytest.skip("torch has it from 2.10 on")

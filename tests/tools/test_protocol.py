@@ -80,7 +80,8 @@ def nvidia_smi(tmp_path, monkeypatch):
         f"#!{sys.executable}\nimport sys, time\nassert '0000:1B:00.0' in sys.argv\n"
         f"if 'compute-apps' in sys.argv[1]:\n    print({PROCESSES!r}, end='')\n"
         "else:\n    print('[N/A], 3201, 40, 100', flush=True)\n"
-        "    while True:\n        print('1980, 3201, 40, 100.5', flush=True)\n        time.sleep(0.005)\n"
+        "    while True:\n        print('1980, 3201, 40, 100.5', flush=True)\n        "
+        "time.sleep(0.005)\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -21,8 +21,8 @@ CALLS = [
     for dtype in dict.fromkeys((*op.dtypes, *OPTIONS.get(op.name, ())))
     if "shifted" not in dtype  # whose results have few digits
 ]
-# Relative errors of 2^-s, s at least so much: one unit in the last place of 16 bits is 2^-11 to 2^-10,
-# 2^-8 to 2^-7.
+# Relative errors of 2^-s, s at least so much: one unit in the last place of 16 bits is 2^-11 to
+# 2^-10, 2^-8 to 2^-7.
 GOALS = {"float16": 11, "bfloat16": 8, "float32": 20, "float64": 20}
 PRODUCTS_GOAL = 18  # of FP32 results, at K = 1024
 

@@ -185,7 +185,8 @@ def child(tmp_path, faults: str, *args: str) -> subprocess.Popen:
     arguments = ("--target", "host", "--dtype", "float32", "--shapes", "8,16", "--rep-ms", "0")
     program = (
         "import signal, sys; from cupykern.cli import main\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where our parent does\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where our parent "
+        "does\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     return subprocess.Popen(
@@ -267,7 +268,8 @@ def test_clocks_that_fell_are_said_once_for_those_timed_together(capsys):
     both = [replace(one, clocks=fallen, final=True), replace(one, config="b", clocks=dict(fallen))]
     sweep_command.show(both, 5, targets.get("host"))
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "all of these: the clocks fell to 1875 of 1980 MHz (602 W): timed in turns, so that they compare"
+        "all of these: the clocks fell to 1875 of 1980 MHz (602 W): timed in turns, so that they "
+        "compare"
     )
     sweep_command.show([both[0], replace(both[1], clocks=steady)], 5, targets.get("host"))
     last = capsys.readouterr().out.splitlines()[-1]

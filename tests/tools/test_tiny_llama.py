@@ -1,4 +1,4 @@
-"""examples/tiny_llama.py against the same model in FP64, and against Hugging Face's where that is here."""
+"""examples/tiny_llama.py against the model in FP64, and Hugging Face's where it is installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOKENS = np.random.default_rng(7).integers(0, CONFIG.vocab_size, (2, 9))
 
 
 def forward(config, weights, tokens, keep=lambda x: x, fault=""):
-    """Logits (batch, n, vocab) in FP64.  keep: what becomes of each result that a kernel would round.
+    """Logits (batch, n, vocab) in FP64.  keep: applied to each result that a kernel would round.
     fault: a mistake, for the tests of the tests."""
     w = {name: np.asarray(x, np.float64) for name, x in weights.items()}
     batch, n = tokens.shape
@@ -89,10 +89,11 @@ def forward(config, weights, tokens, keep=lambda x: x, fault=""):
 
 
 def errors_over_expected(logits, config, weights, tokens, dtype, positions=slice(None), fault=""):
-    """For each position, the rms error of logits over the one that rounding each op's results once causes.
+    """For each position, the rms error of logits over that of rounding each op's results once.
 
-    By its contract an op's rms error is at most RMS_LIMIT times what rounding once makes expected, and
-    to first order later ops are linear in the errors of earlier ones; so this must not exceed RMS_LIMIT.
+    By its contract an op's rms error is at most RMS_LIMIT times what rounding once makes expected,
+    and to first order later ops are linear in the errors of earlier ones; so this must not exceed
+    RMS_LIMIT.
     """
     exact = forward(config, weights, tokens)
     rounded = forward(config, weights, tokens, lambda x: x.astype(dtype).astype(np.float64))

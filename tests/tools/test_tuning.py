@@ -315,7 +315,7 @@ def test_two_processes_write_at_once(folder):
     assert {path.name for path in folder.glob("tuned*")} <= {"tuned-1.json", "tuned-1.json.lock"}
 
 
-# --- the command -----------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def test_the_command(op, capsys, folder):
@@ -346,7 +346,7 @@ def test_host_sweeps_do_not_become_built_in_rows(op, capsys, tmp_path):
 
 
 def test_what_sweeps_are_worth_is_said(capsys, monkeypatch, tmp_path):
-    """Of problems where another config wins, where the default does, about or exactly, and neither."""
+    """Problems where another config wins, where the default does, about or exactly, or neither."""
     monkeypatch.setattr(store, "BUILT_IN", tmp_path / "built_in.json")
     default = Trial("third", (8,), "float32", "a", True, "third size=8", "0", verified=True)
     default.median_us = default.default_us = 100.0
@@ -354,7 +354,10 @@ def test_what_sweeps_are_worth_is_said(capsys, monkeypatch, tmp_path):
     wrong = {"verified": False, "reason": "wrong"}
     trials = [
         *(default, other),
-        *(replace(default, shape=(16,), key="third size=16"), replace(other, shape=(16,), median_us=99.0)),
+        *(
+            replace(default, shape=(16,), key="third size=16"),
+            replace(other, shape=(16,), median_us=99.0)
+        ),
         replace(default, shape=(32,), key="third size=32"),
         *(replace(default, shape=(64,), **wrong), replace(other, shape=(64,), default_us=None)),
         *(replace(default, shape=(128,), key=""), replace(other, shape=(128,), key="")),
@@ -403,7 +406,8 @@ def test_first_calls_tune_where_the_environment_says_so():
 def test_importing_does_not_load_the_tools():
     code = (
         "import sys, cupykern; "
-        "print([m for m in ('cupykern.tuning.sweep', 'cupykern.tools.bench', 'multiprocessing.pool', 'filelock') "
+        "print([m for m in ('cupykern.tuning.sweep', 'cupykern.tools.bench', "
+        "'multiprocessing.pool', 'filelock') "
         "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Types: Array says no more than both kinds of arrays have; exceptions of the type checker are few."""
+"""Types: Array has what both kinds of arrays have; the type checker has few exceptions."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ def check_array_mask(mask: Any, q: Any, shape: tuple[int, ...]) -> Any:
     arguments.same_place("mask", mask, q, "q")
     if mask.dtype != np.bool_ and mask.dtype not in _BIASES:
         raise TypeError(
-            f"mask must be bool (True = keep), a float16, bfloat16 or float32 bias, or a BlockMask; got "
-            f"{mask.dtype}"
+            f"mask must be bool (True = keep), a float16, bfloat16 or float32 bias, or a "
+            f"BlockMask; got {mask.dtype}"
         )
     xp = namespace(mask)
     try:
@@ -136,8 +136,8 @@ def check_block_mask(mask: BlockMask, q: Any, shape: tuple[int, ...]) -> None:
     arguments.same_place("mask", mask.kv_indices, q, "q")
     if (mask.seq_len_q, mask.seq_len_k) != shape[2:]:
         raise ValueError(
-            f"mask is of {mask.seq_len_q} queries and {mask.seq_len_k} keys; there are {shape[2]} and "
-            f"{shape[3]}"
+            f"mask is of {mask.seq_len_q} queries and {mask.seq_len_k} keys; there are {shape[2]} "
+            f"and {shape[3]}"
         )
     for name, size, wanted in zip("BH", mask.batch_shape, shape, strict=False):
         if size not in (1, wanted):
@@ -211,7 +211,8 @@ def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
     types = mask.block_mask_types
     (b, h), (rows, cols) = types.shape[:2], types.shape[2:]
     place = MaskPlace(
-        BLOCK_MASK, None, blocks=(mask.q_block.bit_length() - 1, mask.kv_block.bit_length() - 1, cols),
+        BLOCK_MASK, None,
+        blocks=(mask.q_block.bit_length() - 1, mask.kv_block.bit_length() - 1, cols),
         block_strides=(rows * h if b > 1 else 0, rows if h > 1 else 0),
         causal_offset=min(max(mask.causal_offset, -mask.seq_len_q), mask.seq_len_k),
     )  # fmt: skip

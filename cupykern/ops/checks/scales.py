@@ -16,8 +16,8 @@ from .products import INPUTS, check_depth
 
 
 def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Of operands and their scales: the arrays, by the names of product.ARRAYS, and all that is none, in
-    an order of its own; None in place of what is an array."""
+    """Of operands and their scales: the arrays, by the names of product.ARRAYS, and all that is
+    none, in an order of its own; None in place of what is an array."""
     arrays: dict[str, Any] = {}
     numbers: list[Any] = []
     for name, (x, scale) in operands.items():
@@ -75,7 +75,10 @@ class ReadOperand(NamedTuple):
 
 
 def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
-    """An operand; `a` is the product's first one, whose place all share.  Raises TypeError, ValueError."""
+    """An operand; `a` is the product's first one, whose place all share.
+
+    Raises TypeError, ValueError.
+    """
     first = a.data if isinstance(a, NvFp4) else a
     if not isinstance(x, NvFp4):
         arguments.same_place(name, x, first, "a")
@@ -134,7 +137,10 @@ def blocked_groups(operands: dict[str, ReadOperand]) -> tuple[str, ...]:
 
 
 def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
-    """`scale` as a number and an array, of which the other is 1 or None.  Raises TypeError, ValueError."""
+    """`scale` as a number and an array, of which the other is 1 or None.
+
+    Raises TypeError, ValueError.
+    """
     if scale is None:
         return 1.0, None
     if arguments.is_number(scale, a):

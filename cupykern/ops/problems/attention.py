@@ -25,7 +25,8 @@ KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "spec
 class AttentionProblem:
     """One call, without its numbers.
 
-    mask: None, "bool", "bias" or "block"; mask_dims: which of (B, H, Sq, Sk) it has, the others are 1.
+    mask: None, "bool", "bias" or "block"; mask_dims: which of (B, H, Sq, Sk) it has, the others are
+        1.
     pattern: of a block mask one of _PATTERNS, instead of blocks of every type.
     view: how q, k and v lie in memory: one of inputs.LAYOUTS, or "padded", rows of longer ones.
     """
@@ -66,7 +67,7 @@ class AttentionProblem:
 
 
 def draw_problem(draw: Draw) -> AttentionProblem:
-    """Few variants: bfloat16 and FP16 accumulators with small heads only, the largest heads in tests of their own."""
+    """Few variants: bfloat16 and FP16 accumulators have small heads; other tests the largest."""
     dtype = draw.choice(("float16", "float16", "bfloat16"))
     wide = dtype == "float16" and draw.choice((False, False, True))
     dims = (72, 80, 128) if wide else (8, 24, 40, 64)
@@ -112,8 +113,8 @@ def bench_sizes(
     """(B, H, Hkv, S, D, mask) of a shape (B, H, S, D[, mask[, Hkv]]); mask: 0 to `masks`."""
     if not 4 <= len(shape) <= 6 or (len(shape) > 4 and not 0 <= shape[4] <= masks):
         raise ValueError(
-            f"attention needs a shape (B, H, S, D), (B, H, S, D, causal) or (B, H, S, D, causal, Hkv), "
-            f"causal 0 to {masks}; got {shape}"
+            f"attention needs a shape (B, H, S, D), (B, H, S, D, causal) or (B, H, S, D, causal, "
+            f"Hkv), causal 0 to {masks}; got {shape}"
         )
     dtypes.resolve(dtype, "dtype", attention_plan.DTYPES)
     b, h, s, d, mask, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
@@ -245,8 +246,8 @@ def make_inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
 
 
 def work(problem: AttentionProblem) -> Work:
-    """Causal attention counts half of all pairs of queries and keys, a block mask those of the blocks that
-    are computed."""
+    """Causal attention counts half of all pairs of queries and keys, a block mask those of the
+    blocks that are computed."""
     p = problem
     size = dtypes.NAMES[p.dtype].itemsize
     read = p.b * (p.h * p.sq * p.d + p.h_kv * p.sk * (p.d + p.dv)) * size

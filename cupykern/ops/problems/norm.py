@@ -18,7 +18,10 @@ _DTYPES = tuple(str(dtype) for dtype in DTYPES)
 
 @dataclass(frozen=True)
 class NormProblem:
-    """The shapes, dtypes and options of one call, without data.  mean: added to x, before it is rounded."""
+    """The shapes, dtypes and options of one call, without data.
+
+    mean: added to x, before it is rounded.
+    """
 
     shape: tuple[int, ...]
     dtype: str = "float16"

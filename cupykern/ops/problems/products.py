@@ -1,4 +1,4 @@
-"""Problems of products of matrices: what matmul, scaled_mm, dual_gemm_silu and dequant_softmax share."""
+"""Problems of matrix products, for matmul, scaled_mm, dual_gemm_silu and dequant_softmax."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def bench_product(
 ) -> tuple[MatmulProblem, set[str]]:
     """The product of a bench row, and its options.
 
-    text: the dtype of a; of a*b; and after a colon options, with plus signs: "kn" (b lies in memory as
-    (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, or one of `options`.
+    text: the dtype of a; of a*b; and after a colon options, with plus signs: "kn" (b lies in memory
+    as (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, or one of `options`.
     Raises TypeError and ValueError.
     """
     if len(shape) != 3:
@@ -133,8 +133,9 @@ def second_kind(kind: str) -> str:
 
 
 def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """inputs.values for any operand dtype, products of which FP32 can hold.  large: normal, where FP32 has no
-    smaller numbers 2^110 times as large, so that their products with subnormal ones are not."""
+    """inputs.values for any operand dtype, products of which FP32 can hold.  large: normal, where
+    FP32 has no smaller numbers 2^110 times as large, so that their products with subnormal ones are
+    not."""
     if dtype == dtypes.int8:
         return np.random.default_rng(seed).integers(-128, 128, shape).astype(dtype)
     if kind == "large":

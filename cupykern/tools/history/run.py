@@ -273,7 +273,7 @@ def variants_of(machine: Machine, call: Call) -> frozenset[Variant]:
 
 
 class Run(NamedTuple):
-    """Sequences that ran one after the other, the number of their calls, the first failure shrunk."""
+    """Sequences that ran in turn, the number of their calls, the first failure shrunk."""
 
     sequences: int
     calls: int

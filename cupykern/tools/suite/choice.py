@@ -16,8 +16,8 @@ ALL = "models"
 ROWS = {"cuda": 12, "hip": 12, "host": 1}  # of each op and dtype
 _RANDOM = re.compile(r"random:(\d{1,9}):([1-9]\d{0,4})")
 _EPILOGUE = {"bias", "relu", "gelu", "gelu_tanh", "silu"}  # options of products that make no group
-# Of an 80 GB GPU.  The reference takes 16 bytes for each 8-bit number that it reads (its value and its
-# magnitude in FP64), and each of up to 8 implementations keeps its output.
+# Of an 80 GB GPU.  The reference takes 16 bytes for each 8-bit number that it reads (its value and
+# its magnitude in FP64), and each of up to 8 implementations keeps its output.
 _MEMORY = 64e9
 _HOST_BYTES, _HOST_FLOPS = 2**22, 2**25  # the host target emulates: about a second a row
 _MOST_DRAWN = 10000
@@ -55,17 +55,17 @@ def group(dtype: str) -> str:
 
 
 def fits(work: Work, target: str) -> bool:
-    """Whether a row can be verified and timed beside peers on an 80 GB GPU, or in a second on the host."""
+    """Whether a row can be verified and timed: beside peers on 80 GB, or in 1 s on the host."""
     if target == "host":
         return work.bytes_read + work.bytes_written <= _HOST_BYTES and work.flops <= _HOST_FLOPS
     return 16 * work.bytes_read + 8 * work.bytes_written <= _MEMORY
 
 
 def tasks(chosen: Suite, ops: Iterable[Op], target: str) -> list[Task]:
-    """The rows in a seeded order that mixes ops: what an interrupted run has measured is a sample too.
+    """The rows in a seeded order that mixes ops: an interrupted run has measured a sample too.
 
-    Which rows a group has depends on the suite, the seed and the target alone, and a larger `rows` adds to
-    them.
+    Which rows a group has depends on the suite, the seed and the target alone, and a larger `rows`
+    adds to them.
     """
     known = {op.name: op for op in ops}
     found: list[tuple[str, Task]] = []

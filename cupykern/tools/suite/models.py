@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: (tokens, inputs) times (inputs, outputs).  activation: of the epilogue, or None."""
+    """A linear layer: (tokens, inputs) times (inputs, outputs).
+
+    activation: of the epilogue, or None.
+    """
 
     outputs: int
     inputs: int
@@ -22,12 +25,14 @@ class Model:
     suite: its name as `bench --suite` takes it; blocks of several widths share one.
     intermediate: of the feed-forward network, of each expert where there are experts; 0: none.
     gate: the activation of a gated network (silu, gelu_tanh, clamped_silu), None: it has no gate.
-    vocab: 0: the model has no head.  norms: widths that are normalised besides `hidden`, by the number of
-        rows for each token.
-    linears: layers besides qkv, o, the feed-forward network and the head.  plain_attention: qkv and o have
-        their usual shape; else `linears` has them.
-    experts, experts_per_token: of the router.  shared: the width of the network beside routed experts.
-    window: keys that layers with sliding windows see; 0: there are none.  only_windows: all layers have one.
+    vocab: 0: the model has no head.  norms: widths that are normalised besides `hidden`, by the
+        number of rows for each token.
+    linears: layers besides qkv, o, the feed-forward network and the head.  plain_attention: qkv and
+        o have their usual shape; else `linears` has them.
+    experts, experts_per_token: of the router.  shared: the width of the network beside routed
+        experts.
+    window: keys that layers with sliding windows see; 0: there are none.  only_windows: all layers
+        have one.
     sequences: lengths that are attended without a causal mask, as of images; () for causal prefill.
     caches: numbers of keys that one new token attends to; () for a model that does not decode.
     """
@@ -116,8 +121,8 @@ MODELS = (
     Model("phi3-mini", 3072, 8192, 32, 32, 96, 32064, window=2047, only_windows=True),
     Model("phi4", 5120, 17920, 40, 10, 128, 100352, caches=(512, 2048, 8192, 16384)),
     # deepseek-ai/DeepSeek-V3: config.json.  MLA: q by way of 1536, k and v by way of 512 and 64 for
-    # positions; 128 heads of 128 + 64 for q k^T and of 128 for v.  Its latent cache (576) is wider than
-    # decode_attention's heads.
+    # positions; 128 heads of 128 + 64 for q k^T and of 128 for v.  Its latent cache (576) is wider
+    # than decode_attention's heads.
     Model(
         "deepseek-v3", 7168, 2048, 128, 128, 192, 129280, norms=((1, 1536), (1, 512)),
         linears=(
@@ -125,12 +130,13 @@ MODELS = (
             Linear(7168, 16384),
             *(Linear(36864, 7168), Linear(7168, 18432)),  # the first layers' dense network
         ),
-        plain_attention=False, value_dim=128, experts=256, experts_per_token=8, shared=2048, caches=(),
+        plain_attention=False, value_dim=128, experts=256, experts_per_token=8, shared=2048,
+        caches=(),
     ),
     _gpt_oss("20b", 32),
     _gpt_oss("120b", 128),
-    # openai/whisper-large-v3: config.json.  1500 frames are encoded; a token attends to up to 448 others
-    # and to the frames.
+    # openai/whisper-large-v3: config.json.  1500 frames are encoded; a token attends to up to 448
+    # others and to the frames.
     Model(
         "whisper-large-v3", 1280, 5120, 20, 20, 64, 51866, gate=None, activation="gelu",
         norm="layer_norm", bias=True, qkv_bias=True, sequences=(1500,), caches=(448, 1500),
@@ -143,8 +149,8 @@ MODELS = (
     ),
     _sdxl(640, 10, 4096),
     _sdxl(1280, 20, 1024),
-    # black-forest-labs/FLUX.1-dev: transformer/config.json, images of 1024 x 1024 and 512 tokens of text.
-    # Blocks of one stream multiply qkv and the network's input at once, and their results.
+    # black-forest-labs/FLUX.1-dev: transformer/config.json, images of 1024 x 1024 and 512 tokens of
+    # text.  Blocks of one stream multiply qkv and the network's input at once, and their results.
     Model(
         "flux", 3072, 12288, 24, 24, 128, 0, gate=None, activation="gelu_tanh", norm="layer_norm",
         norms=((24, 128),), bias=True, qkv_bias=True, caches=(), sequences=(4608,),
@@ -164,8 +170,8 @@ def by_suite() -> dict[str, tuple[Model, ...]]:
 
 
 def linears(model: Model) -> tuple[Linear, ...]:
-    """The layers that all tokens pass, without experts' and the head's; of a gated network gate and up as
-    one, as they are stored."""
+    """The layers that all tokens pass, without experts' and the head's; of a gated network gate and
+    up as one, as they are stored."""
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     found = model.linears
     if model.plain_attention:

@@ -10,7 +10,7 @@ from .models import Linear, Model, feed_forward, linears
 
 
 class Entry(NamedTuple):
-    """A row of a suite: what `op.bench_problem(shape, dtype)` makes, with some of its fields changed."""
+    """A row of a suite: `op.bench_problem(shape, dtype)` with some of its fields changed."""
 
     op: str
     shape: tuple[int, ...]
@@ -20,7 +20,10 @@ class Entry(NamedTuple):
 
 # Powers of two, what lies between them, and odd numbers.
 TOKENS = (
-    *(1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 100, 128, 160, 192, 255, 256, 300),
+    *(
+        1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 100, 128, 160, 192, 255, 256,
+        300
+    ),
     *(384, 500, 512, 768, 777, 1000, 1024, 1536, 2000, 2048, 3000, 3072, 4096, 5000, 6144, 8192),
     *(10000, 12288, 16384, 20011, 24576, 32768),
 )  # fmt: skip
@@ -44,7 +47,7 @@ def token_counts(model: Model) -> tuple[int, ...]:
 
 
 def entries(model: Model, tokens: int) -> Iterator[Entry]:
-    """The calls of one forward pass of `tokens` tokens, with every way to quantize; some come twice."""
+    """The calls of one forward pass of `tokens` tokens, for every quantization; some come twice."""
     hidden, dtype = model.hidden, model.dtype
     for layer in linears(model):
         yield from _products(tokens, layer, dtype)
@@ -136,8 +139,8 @@ class Draw:
         return options[int(self._random.random() * len(options))]
 
     def size(self, low: int, high: int, multiple: int | None = None) -> int:
-        """From 2^low to 2^high, each octave as likely; a multiple of `multiple`, or if it is large enough
-        of 1, which gives odd ones, 8, 16, 64 or 128."""
+        """From 2^low to 2^high, each octave as likely; a multiple of `multiple`, or if it is large
+        enough of 1, which gives odd ones, 8, 16, 64 or 128."""
         high = max(low + 1, min(high, self._most))
         octave = low + int(self._random.random() * (high - low))
         size = int((1 + self._random.random()) * 2**octave)

@@ -16,7 +16,10 @@ _FURTHEST = 3
 
 @dataclass(frozen=True)
 class Behind:
-    """A row and its fastest peer.  ratio: the peer's time over ours, less than 1 where we are behind."""
+    """A row and its fastest peer.
+
+    ratio: the peer's time over ours, less than 1 where we are behind.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -33,8 +36,8 @@ class Line:
 
     alone: further rows, that no peer ran.  wrong: rows of both kinds whose result is not verified.
     speedup: the geometric mean of the fastest peers' times over ours; None without rows.
-    behind: for each of BEHIND the share of rows that are behind by so much or more: the peer takes at most
-        1 - BEHIND of our time.
+    behind: for each of BEHIND the share of rows that are behind by so much or more: the peer takes
+        at most 1 - BEHIND of our time.
     furthest: the rows furthest behind, the furthest first.
     """
 
