@@ -106,7 +106,8 @@ def compile_one(place: Path, value: int) -> Path:
 
 
 def test_directories_and_files_are_the_users_alone(folder):
-    code = f"{CALL}import os; os.umask(0); call(1); from cupykern import store; store.put({{}})"
+    put = "from cupykern.runtime import store; store.put({})"
+    code = f"{CALL}import os; os.umask(0); call(1); {put}"
     run_python(code, CUPYKERN_CACHE_DIR=str(folder / "a" / "b"))
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
     directories = {path for path in modes if path.is_dir()}

@@ -128,7 +128,7 @@ def test_a_fork_while_another_thread_compiles(tmp_path):
     """The child compiles too, and does not wait for a thread that it does not have."""
     code = (
         "import os, threading, time, numpy as np\n"
-        "from cupykern import jit\n"
+        "from cupykern.runtime import jit\n"
         "from cupykern.targets import host\n"
         "from cupykern.kernels import Variant\n"
         "def run(value):\n"
