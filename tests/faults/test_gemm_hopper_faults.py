@@ -131,7 +131,7 @@ FAULTS = {
         "few rows in blocks"
     ),
     "alpha left out": Fault(
-        BROADCAST, "kSwapAB || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"
+        BROADCAST, "!Tile::kRowScales || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"
     ),
     "a scale for two columns": Fault(
         FP8, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
