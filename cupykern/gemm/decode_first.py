@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..kernels import Variant
 from ..targets import Device
+from .dequantize_8bit import SOURCES
 from .gemm_task import GemmTask
 from .product import FP4
 from .sm90_dual_config import Sm90DualGemmConfig
@@ -28,7 +29,8 @@ class DecodeFirst:
 
     def decoded(self, task: GemmTask) -> GemmTask:
         """The second launch's: its operands are K-major or MN-major rows of whole 128 bytes."""
-        return replace(task.decoded, column_scales=task.kernel == "gemm")
+        scaled = task.kernel == "gemm" and task.tma_store_epilogue
+        return replace(task.decoded, column_scales=scaled)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.decoded(task))
@@ -39,18 +41,14 @@ class DecodeFirst:
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
-        if not task.mixed_input and task.b != FP4:
-            return f"DecodeFirst is for a 16-bit a with 8-bit weights, or NVFP4; got {task.b}"
-        if task.kernel == "gemm":
-            if reason := self._gemm_refusal(task):
-                return reason
-        elif task.scale_vectors:
-            return "the gated epilogue of 16-bit operands takes one scale of all elements"
+        if task.b != FP4 and not (task.mixed_input and task.b in SOURCES):
+            return (
+                f"DecodeFirst is for a 16-bit a with E4M3 or int8 weights, or NVFP4; got {task.b}"
+            )
+        if task.kernel == "gemm" and (task.row_scales or task.block_scales):
+            return "DecodeFirst takes scales of columns or of all elements"
+        if task.b != FP4 and not (task.tma_store_epilogue and task.batch == 1):
+            return "8-bit weights are converted for one product with the TMA-store epilogue"
+        if task.scale_vectors and not self.decoded(task).column_scales:
+            return "Hopper's other epilogues of 16-bit operands take one scale of all elements"
         return self.config.refusal(self.decoded(task), device)
-
-    def _gemm_refusal(self, task: GemmTask) -> str | None:
-        if not task.tma_store_epilogue or task.row_scales or task.block_scales:
-            return "DecodeFirst needs the TMA-store epilogue, and scales of columns or of all"
-        if task.b != FP4 and task.batch != 1:
-            return f"8-bit weights are converted for one product; got a batch of {task.batch}"
-        return None

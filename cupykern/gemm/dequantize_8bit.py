@@ -17,23 +17,19 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
-from .product import ARRAYS, FLOAT16S, FP8, Matrix, Product
+from .product import ARRAYS, Matrix, Product
 
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
 _CHUNK, _AT_ONCE = 16, 4  # dequantize_8bit.cu: kChunk, kAtOnce
 _ALIGNED = 64  # elements: rows of whole 128 bytes
+SOURCES = (dtypes.float8_e4m3fn, dtypes.int8)  # that are converted; E5M2 is rare
 _B = 1  # in product.ARRAYS
 
 
 def variant(source: np.dtype, dtype: np.dtype) -> Variant:
-    """From `source`, FP8 or int8, to `dtype`, float16 or bfloat16."""
+    """From `source`, of SOURCES, to `dtype`, float16 or bfloat16."""
     types = (("Source", dtypes.CPP_NAMES[source]), ("Element", dtypes.CPP_NAMES[dtype]))
     return Variant("dequantize_8bit", types, (), _NUM_THREADS)
-
-
-def variants() -> tuple[Variant, ...]:
-    sources = (*FP8, dtypes.int8)
-    return tuple(variant(source, dtype) for source in sources for dtype in FLOAT16S)
 
 
 class ConvertedPlan(NamedTuple):

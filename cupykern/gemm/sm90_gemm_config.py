@@ -93,7 +93,8 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
         """Whether the columns are multiplied in two halves (MainloopSm90SSFp8::kHalves)."""
         back_to_back = self.cooperative and self.split_k == 1 and not self.swap_ab
         e4m3 = task.a == task.b == dtypes.float8_e4m3fn
-        return e4m3 and back_to_back and task.tma_store_epilogue and BLOCK < self.tile_n <= 192
+        plain = task.tma_store_epilogue and not task.block_scales
+        return e4m3 and back_to_back and plain and BLOCK < self.tile_n <= 192
 
     def epilogue_bytes(self, task: GemmTask) -> int:
         size = super().epilogue_bytes(task)

@@ -1,7 +1,9 @@
 """Which of Hopper's configs computes a task: the estimated fastest.
 
-The model: time = launches before and after + waves x (time of a tile + its exposed epilogue).  Its
-numbers are data: cupykern/tuned/sm_90a.json, which says what each means and was measured on.
+The model: time = launches before and after + waves x (us x k / 4096 + tile_us), where a tile's us
+is its mainloop's and tile_us its prologue's and epilogue's, of which ping-pong hides a part behind
+the next tile.  Its numbers are data: cupykern/tuned/sm_90a.json, which says what each means and was
+measured on.
 """
 
 from __future__ import annotations
@@ -44,14 +46,15 @@ _ACCUMULATORS = 128 * 256  # of the times of epilogues
 
 @dataclass(frozen=True)
 class Tile:
-    """A config and the time that one SM takes for k = 4096 of its tile.
+    """A config and how long one SM takes for its tile: us for k = 4096, and tile_us whatever k.
 
-    add_epilogue: that is without the epilogue.  epilogues: for tasks with which it is chosen.
+    tile_us: None where that is not known, but part of `us`; then tasks of few rows take sliced-K.
+    epilogues: for tasks with which it is chosen.
     """
 
     config: Sm90AnyConfig
     us: float
-    add_epilogue: bool = False
+    tile_us: float | None = None
     epilogues: tuple[str, ...] = ("tma_store", "general")
 
     @property
@@ -88,7 +91,7 @@ def tables_of(task: GemmTask) -> tuple[str, ...]:
     if task.kernel == "dual_gemm":
         return _dual_tables(task)
     if b == FP4:
-        return ("nvfp4",) if a == FP4 else ("nvfp4", "nvfp4, 16-bit a")
+        return ("nvfp4",)
     if a in FP8 and b in FP8:
         return ("e4m3",) if a == b == dtypes.float8_e4m3fn else ("e5m2",)
     if a == b and a in FLOAT16S:
@@ -99,21 +102,7 @@ def tables_of(task: GemmTask) -> tuple[str, ...]:
         return ("16-bit",) if task.layout_b == K_MAJOR else ("16-bit, b MN-major",)
     if a == b:
         return ("int8",) if a == dtypes.int8 else ()
-    return _mixed_tables(task)
-
-
-def _mixed_tables(task: GemmTask) -> tuple[str, ...]:
-    if task.b == dtypes.float8_e5m2:
-        return ("mixed, e5m2",)
-    if task.b not in (dtypes.float8_e4m3fn, dtypes.int8):
-        return ()
-    if task.m <= _C["mixed_fewer_rows"] and task.tma_store_epilogue:
-        return "mixed", "mixed, 32 rows"
-    # Clusters of two split k.  Not with what only the general epilogue does, which is rare.
-    few_rows = task.m <= _C["sliced_k_rows"] and task.tma_store_epilogue
-    one_wave = 2 * task.batch * math.ceil(task.n / 128) <= _SMS
-    long = one_wave and task.layout_b != K_MAJOR and task.k >= _C["split_few_rows_k"]
-    return ("mixed", "mixed, 64 rows of long k") if few_rows and long else ("mixed",)
+    return ("mixed, e5m2",) if b == dtypes.float8_e5m2 else ("mixed",)
 
 
 def _dual_tables(task: GemmTask) -> tuple[str, ...]:
@@ -139,10 +128,10 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
         for tile in tiles_of(task)
         if tile.config.refusal(task, device) is None and _has_epilogue(tile, task)
     ]
-    few = _slices_k(task)
+    few = None if is_modelled(task) else _slices_k(task)
 
     def other(tile: Tile) -> bool:
-        return _is_for_few_rows(tile.kernel) != few
+        return few is not None and _is_for_few_rows(tile.kernel) != few
 
     fitting.sort(key=lambda tile: (other(tile), estimate(tile, task, _SMS)))
     if not fitting:
@@ -150,21 +139,30 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     first = fitting[0]
 
     def order(tile: Tile) -> tuple[bool, bool, float]:
-        same = _splits_k(tile.kernel) == _splits_k(first.kernel)
+        same = _accumulation(tile.kernel) == _accumulation(first.kernel)
         return other(tile), not same, estimate(tile, task, device.multiprocessors)
 
     split = _with_workspace(task, device, estimate(first, task, _SMS))
     return (*split, *(tile.config for tile in sorted(fitting, key=order)))
 
 
+def is_modelled(task: GemmTask) -> bool:
+    """Whether the estimates alone decide between the configs of `task`."""
+    return all(tile.tile_us is not None for tile in tiles_of(task))
+
+
 def _is_for_few_rows(config: Sm90Config | SkinnyLogitsConfig) -> bool:
     if isinstance(config, SkinnyLogitsConfig):
         return False
-    return isinstance(config.schedule, SlicedK) or (_splits_k(config) and config.tile_m <= 64)
+    split = config.split_k > 1 and config.tile_m <= 64
+    return isinstance(config.schedule, SlicedK) or split
 
 
-def _splits_k(config: Sm90Config | SkinnyLogitsConfig) -> bool:
-    return isinstance(config, Sm90Config) and config.split_k > 1
+def _accumulation(config: Sm90Config | SkinnyLogitsConfig) -> tuple[bool, int]:
+    """What the order of accumulation depends on."""
+    if isinstance(config, SkinnyLogitsConfig):
+        return False, 1
+    return isinstance(config.schedule, SlicedK), config.split_k
 
 
 def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[SplitKWorkspace, ...]:
@@ -180,6 +178,8 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
             config = SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits)
             if (
                 "general" in tile.epilogues
+                and isinstance(tile.config, Sm90GemmConfig)
+                and tile.config.split_k == 1
                 and task.k >= splits * _C["split_least_k"]
                 and splits * _num_tiles(tile, task) <= _SMS
                 and config.refusal(task, device) is None
@@ -190,19 +190,13 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
 
 
 def _slices_k(task: GemmTask) -> bool:
-    """Whether warpgroups slice k: of few rows, and where tiles of 64 x 64 are one wave, of 16 bits
-    at most half of one if the last rows are fewer.
-
-    (128, 4096, 7168) of FP16 takes 23.1 us instead of 27.0, by E4M3 24.8 instead of 29.7, int8
-    20.7 instead of 24.2; but (100, 4096, 5120) of FP16 23.2 instead of 22.0 (H200).
-    """
+    """Whether warpgroups slice k where no model says it: of few rows, and of int8 where tiles of
+    64 x 64 are one wave: (128, 4096, 7168) takes 20.7 us instead of 24.2 (H200)."""
     if task.m <= _C["few_rows" if task.kernel == "dual_gemm" else "sliced_k_rows"]:
         return True
-    if task.kernel != "gemm" or task.b == FP4 or task.a in FP8 or not task.aligned_128:
+    if task.kernel != "gemm" or task.a in FP8 or not task.aligned_128:
         return False
-    tiles = task.batch * math.ceil(task.m / 64) * math.ceil(task.n / 64)
-    fewer = task.b in FLOAT16S and task.m % 64 != 0
-    return tiles * (2 if fewer else 1) <= _SMS
+    return task.batch * math.ceil(task.m / 64) * math.ceil(task.n / 64) <= _SMS
 
 
 def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
@@ -216,12 +210,7 @@ def _num_tiles(tile: Tile, task: GemmTask) -> int:
     c = tile.kernel
     if isinstance(c, SkinnyLogitsConfig):
         return task.batch * math.ceil(task.n / c.tile_n)
-    rows, cols = c.cluster_tile
-    if isinstance(tile.config, DecodeFirst) and task.mixed_input:
-        # As the times of decoding were fitted: with the blocks of a cluster beside each other.
-        rows, cols = rows // c.cluster.size, cols * c.cluster.size
-    tiles = math.ceil(task.m / rows) * math.ceil(task.n / cols)
-    return c.cluster.size * task.batch * tiles
+    return c.cluster.size * task.batch * math.prod(c.cluster_tiles(task.m, task.n))
 
 
 def estimate(
@@ -242,42 +231,40 @@ def estimate(
             + constants["split_launch"]
             + splits * task.m * task.n * constants["split_element"]
         )
-    c, us, before = tile.kernel, tile.us * task.k / _K, 0.0
+    c, before, num_tiles = tile.kernel, 0.0, _num_tiles(tile, task)
     if isinstance(tile.config, DecodeFirst):
         per_element = constants["decode_element"][task.kernel]
         before = constants["decode"][task.kernel] + task.products * task.n * task.k * per_element
-        if task.products == 1:  # TMA takes longer for rows that are not there
-            rows = c.cluster.size * c.tile_m
-            us *= math.ceil(task.m / rows) * rows / max(task.m, 1)
-    elif task.b == FP4 and task.products == 1:
-        kind = "tma_store" if task.tma_store_epilogue else "general"
-        own = c.tile_m * c.tile_n / c.split_k
-        us += constants["nvfp4_epilogue"][kind] * own / _ACCUMULATORS
-    waves = math.ceil(_num_tiles(tile, task) / blocks)
-    if tile.add_epilogue:
-        ping_pong = isinstance(c.schedule, PingPong)
-        if ping_pong and waves > 1:
-            return before + constants["ping_pong"] + waves * us
-        alone = 2 if ping_pong else 1  # its warpgroup has no other's help
-        part = c.tile_m * c.tile_n / _ACCUMULATORS * alone
-        us += (constants["epilogue"] + constants["activation"] * task.slow_activation) * part
-    return before + waves * us
+    if isinstance(c, SkinnyLogitsConfig):
+        return math.ceil(num_tiles / blocks) * tile.us * task.k / _K
+    if c.cluster.size == 4:  # not all processing clusters have a multiple of 4 SMs
+        blocks = max(1, int(blocks * constants["cluster_of_4_sms"]))
+    waves = math.ceil(num_tiles / blocks)
+    k = task.k
+    if tile.tile_us is not None:  # a block's own, in whole stages
+        k = math.ceil(math.ceil(k / c.tile_k) / c.split_k) * c.tile_k
+    us = waves * tile.us * k / _K
+    if tile.tile_us is None:
+        return before + us
+    # Ping-pong hides a part of it, and activations, of all tiles but one of a warpgroup alone.
+    ping_pong = isinstance(c.schedule, PingPong)
+    exposed = 1 + constants["ping_pong_exposed"] * (waves - 1) if ping_pong else waves
+    us += exposed * tile.tile_us
+    if task.slow_activation:
+        part = c.tile_m * c.tile_n / _ACCUMULATORS
+        us += constants["activation"] * part * (2 if ping_pong else waves)
+    return before + us
 
 
 def is_profitable(task: GemmTask, best: Sm90AnyConfig) -> bool:
-    """Whether `best` is faster than what the portable mainloop reads by vectors: where tiles keep
-    most of a GPU busy, and of 16-bit operands unless k is long and tiles are few: the portable one
-    splits it.
-    """
+    """Whether `best` is faster than what the portable mainloop reads by vectors: where configs for
+    few tiles are among the modelled ones, or tiles keep most of a GPU busy."""
     if isinstance(best, SplitKWorkspace):  # instead of the portable mainloop's
         return True
     mn_major_logits = task.kernel == "dequant_softmax" and task.layout_b != K_MAJOR
     streams_weights = mn_major_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams_weights and task.m <= FEW_ROWS:
         return False
-    tiles = tiles_of(task)
-    if task.kernel == "gemm" and task.a == task.b in FLOAT16S and task.layout_a == K_MAJOR:
-        small = task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64)
-        (tile,) = (tile for tile in tiles if tile.config == best)
-        return 4 * small > _SMS or estimate(tile, task, _SMS) < _C["portable_launch"]
-    return 2 * max(_num_tiles(tile, task) for tile in tiles) >= _SMS
+    if task.kernel == "gemm" and is_modelled(task) and task.layout_a == K_MAJOR:
+        return True
+    return 2 * max(_num_tiles(tile, task) for tile in tiles_of(task)) >= _SMS

@@ -21,10 +21,8 @@ from ..gemm.split_plan import SplitKWorkspace
 from ..targets.limits import multiprocessors
 from ..tuning.trials import Trial
 
-FITTED = (
-    *("epilogue", "activation", "ping_pong", "split_launch", "split_element"),
-    *("decode", "decode_element", "nvfp4_epilogue"),
-)
+FITTED = ("activation", "split_launch", "split_element", "decode", "decode_element")
+BESIDES = " besides"  # after a tile's name: its tile_us
 LAUNCH = "launch"  # us, the same for every config: not in the file
 _WEAK = 1e-3  # weight of what a time was, beside a measured one's 1
 
@@ -45,8 +43,9 @@ class Sample:
     def predict(self, times: Mapping[str, float], blocks: int) -> float:
         """The model's time."""
         tile = sm90_heuristic.table(self.place[0])[self.place[1]]
-        tile = replace(tile, us=times[self.tile_name])
-        constants = _nested(times)
+        besides = times.get(f"{self.tile_name}{BESIDES}")
+        tile = replace(tile, us=times[self.tile_name], tile_us=besides)
+        constants = {**tuned.constants(sm90_heuristic.ARCH, "gemm"), **_nested(times)}
         modelled = sm90_heuristic.estimate(tile, self.task, blocks, self.splits, constants)
         return times[LAUNCH] + modelled
 
@@ -86,7 +85,10 @@ def present_times(arch: str = sm90_heuristic.ARCH) -> dict[str, float]:
             else {name: value}
         )
     for name, entry in tuned.load(arch)["gemm_tiles"].items():
-        found |= {f"{name}[{i}]": tile["us"] for i, tile in enumerate(entry["tiles"])}
+        for i, tile in enumerate(entry["tiles"]):
+            found[f"{name}[{i}]"] = tile["us"]
+            if "tile_us" in tile:
+                found[f"{name}[{i}]{BESIDES}"] = tile["tile_us"]
     return found
 
 
@@ -199,8 +201,9 @@ def updated(document: dict[str, Any], times: Mapping[str, float], measured: str)
             entry["measured"] = measured
     for name, entry in document["gemm_tiles"].items():
         for i, tile in enumerate(entry["tiles"]):
-            if f"{name}[{i}]" in rounded:
-                tile["us"], entry["measured"] = rounded[f"{name}[{i}]"], measured
+            for field, end in (("us", ""), ("tile_us", BESIDES)):
+                if f"{name}[{i}]{end}" in rounded:
+                    tile[field], entry["measured"] = rounded[f"{name}[{i}]{end}"], measured
     return document
 
 

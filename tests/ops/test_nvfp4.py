@@ -275,10 +275,12 @@ def test_every_variant_is_chosen_by_some_product():
         for a in (FP4, dtypes.float16, dtypes.bfloat16):
             for m, k in ((1, 4096), (1, 4112), (64, 4096), (4096, 4096)):
                 for plain in (True, False):
-                    task = GemmTask(
-                        1, m, 4096, k, a, FP4, K_MAJOR, K_MAJOR, tma_store_epilogue=plain
-                    )
-                    chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
+                    for tma in (True, False):
+                        task = GemmTask(
+                            *(1, m, 4096, k, a, FP4, K_MAJOR, K_MAJOR),
+                            tma=tma, nvfp4_tma=tma, tma_store_epilogue=plain,
+                        )  # fmt: skip
+                        chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
         portable = {v for v in nvfp4_variants(arch) if v.kernel == "gemm"}
         assert portable <= chosen <= set(nvfp4_variants(arch)) and len(portable) <= 8
 
@@ -348,15 +350,14 @@ def test_watch_finds_a_nan_in_an_nvfp4_operand(target):
 
 def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
     task = GemmTask(1, 256, 4096, 4096, dtypes.float16, FP4, K_MAJOR, K_MAJOR)
+    decode = DecodeFirst(Sm90GemmConfig(128, 128, 64, 4))
     for config, changes, says in (
         (Sm90MixedGemmConfig(64, 128, 320, 3), {}, "tile_k at most 256"),
         (Sm90MixedGemmConfig(64, 128, 128, 8), {"nvfp4_tma": False}, "strides that TMA walks"),
-        (DecodeFirst(Sm90GemmConfig(128, 128, 64, 4)), {"scale_vectors": True}, "one scale of all"),
-        (
-            DecodeFirst(Sm90GemmConfig(128, 128, 64, 4)),
-            {"b": dtypes.float16},
-            "DecodeFirst is for NVFP4",
-        ),
+        (decode, {"scale_vectors": True, "tma_store_epilogue": False}, "one scale of all"),
+        (decode, {"row_scales": True}, "scales of columns or of all"),
+        (decode, {"b": dtypes.float16}, "DecodeFirst is for a 16-bit a with E4M3"),
+        (decode, {"b": dtypes.int8, "batch": 2}, "one product with the TMA-store epilogue"),
         (Sm90MixedGemmConfig(64, 128, 128, 4), {"layout_a": STRIDED}, "TMA takes K-major"),
     ):
         assert says in gemm.refusal(config, replace(task, **changes), "sm_90a")

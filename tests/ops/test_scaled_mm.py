@@ -162,6 +162,7 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
         REDUCE_SPLIT_K,
     }
     wanted = {v for v in wanted if ("kMisaligned", True) not in v.constants}
+    wanted = {v for v in wanted if v.kernel != "dequantize_8bit"}  # of DecodeFirst
     draw = RandomDraw(1)
     tasks = []
     for blocks, pairs in ((False, PAIRS), (True, SCALED_PAIRS)):
@@ -176,10 +177,10 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
         task = draw.choice(tasks)
         task = replace(
             task,
-            m=draw.choice((4, 12, 32, 64, 128, 256, 512, 768, 768, 1024, 3072, 4096, 5120)),
+            m=draw.choice((4, 12, 32, 64, 128, 256, 384, 512, 768, 768, 1024, 3072, 4096, 5120)),
             n=draw.choice((256, 1024, 3072, 4096, 4096, 5120, 14336, 131072)),
             k=draw.choice((1024, 4096, 8192)),
-            tma_store_epilogue=draw.choice((True, True, False)),
+            tma_store_epilogue=draw.choice((True, True, False)) and not task.block_scales,
             aligned_128=draw.choice(
                 (True, True, (task.layout_a, task.layout_b) != (K_MAJOR, K_MAJOR))
             ),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
-from ...gemm import gemm, product, skinny_gemm, sm90_config, sm90_heuristic
+from ...gemm import dequantize_8bit, gemm, product, skinny_gemm, sm90_config, sm90_heuristic
 from ...gemm.copied_plan import ALIGN_ROWS
 from ...gemm.gemm_task import GemmTask, make_task
 from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
@@ -211,8 +211,11 @@ def variants(
     found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
-        if a == b in product.FLOAT16S and arch in sm90_config.ARCHS:
-            found[REDUCE_SPLIT_K] = None
+        if arch in sm90_config.ARCHS:
+            if a == b in product.FLOAT16S:
+                found[REDUCE_SPLIT_K] = None
+            if a in product.FLOAT16S and b in dequantize_8bit.SOURCES:
+                found[dequantize_8bit.variant(b, a)] = None
         for layout_a, layout_b in (
             (i, j) for i in (K_MAJOR, MN_MAJOR) for j in (K_MAJOR, MN_MAJOR)
         ):
@@ -227,7 +230,9 @@ def variants(
                         found[gemm.variant(few_rows, skinny)] = None
                 # Other layouts' rows count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
-                for tma_store, aligned in itertools.product((True, False), alignments):
+                # The TMA-store epilogue has no block scales.
+                epilogues = (False,) if block_scales else (True, False)
+                for tma_store, aligned in itertools.product(epilogues, alignments):
                     general = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(general, m=m), arch))
                     of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))
