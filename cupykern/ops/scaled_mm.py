@@ -315,7 +315,8 @@ def _task(problem: ScaledProblem) -> GemmTask:
         x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]
     )
     blocks = by_block(scale_a, scale_b, p.m, p.n, p.k)
-    return products.task_of(p, blocks, scale_a is not None and not blocks)
+    row_scales = scale_a is not None and scale_a.size > 1 and not blocks
+    return products.task_of(p, blocks, row_scales)
 
 
 def _sample(

@@ -233,7 +233,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                                                  int(params.num_groups));
             }
             if constexpr (kGeneral) {
-                if (!epilogue.is_tma_residual)
+                if (arguments.residual && !epilogue.is_tma_residual)
                     EpilogueOps<Tile>::prefetch_residual(epilogue.of_matrix(tile), work.first_row,
                                                          work.first_col);
             }
