@@ -167,6 +167,7 @@ def test_two_benchmarks_at_once(fake_ops, capsys, monkeypatch, tmp_path):
         (["source"], "OP"),
         (["source", "softmax", "--arch", "gfx942"], "those of cuda are sm_80"),
         (["source", "nope"], "unknown op"),
+        (["bench", "sofmax"], "did you mean 'softmax'?"),
         (["compile", "--arch", "sm_1"], "sm_1"),
     ],
 )
