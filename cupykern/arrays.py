@@ -43,22 +43,22 @@ def maker(xp: Namespace) -> Callable[..., Array]:
     """The function that allocates C-contiguous arrays: make(shape, dtype), of CuPy also with
     memory.
 
-    numpy: `_aligned_empty`.  CuPy: as cupy.ndarray, but faster where possible: its class passes the
-    arguments on twice before the undocumented `_init` takes them, a third of the time of small
-    results.
+    numpy: `_aligned_empty`.  CuPy: also with strides in bytes; as cupy.ndarray, but faster where
+    possible: its class passes the arguments on twice before the undocumented `_init` takes them, a
+    third of the time of small results.
     """
     if xp is np:
         return _aligned_empty
     kind = xp.ndarray
     blank = kind.__mro__[1].__new__
 
-    def make(shape: Any, dtype: DTypeLike, memory: Any = None) -> Any:
+    def make(shape: Any, dtype: DTypeLike, memory: Any = None, strides: Any = None) -> Any:
         made = blank(kind)
-        made._init(shape, dtype, memory, None, None)
+        made._init(shape, dtype, memory, strides, None)
         return made
 
     try:
-        found, wanted = (f((2, 3), np.float16, _nowhere(xp)) for f in (make, kind))
+        found, wanted = (f((2, 3), np.float16, _nowhere(xp), (2, 4)) for f in (make, kind))
         names = "shape", "dtype", "strides", "size", "base"
         same = all(getattr(found, name) == getattr(wanted, name) for name in names)
         return make if same and found.data.ptr == wanted.data.ptr else kind
@@ -86,11 +86,18 @@ def _nowhere(xp: Namespace) -> Any:
     return xp.cuda.MemoryPointer(xp.cuda.UnownedMemory(512, 512, None, 0), 0)
 
 
-def at(xp: Namespace, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Array:
-    """For CuPy: the array of `shape` and `dtype` that lies at `memory`, a MemoryPointer."""
-    if dtype in ONE_BYTE and not takes_fp8(xp):
-        return maker(xp)(shape, np.uint8, memory).view(dtype)
-    return maker(xp)(shape, dtype, memory)
+def at(
+    xp: Namespace,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    memory: Any,
+    strides: tuple[int, ...] | None = None,
+) -> Array:
+    """CuPy's array of `shape`, `dtype` and strides in bytes that lies at `memory`, a
+    MemoryPointer."""
+    if dtype.itemsize == 1 and dtype in ONE_BYTE and not takes_fp8(xp):
+        return maker(xp)(shape, np.uint8, memory, strides).view(dtype)
+    return maker(xp)(shape, dtype, memory, strides)
 
 
 @cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -116,16 +118,34 @@ def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[st
     return name, chosen
 
 
-def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Namespace) -> Array:
+_without_contents: ContextVar[bool] = ContextVar("cupykern_without_contents", default=False)
+
+
+@contextmanager
+def without_contents() -> Iterator[None]:
+    """Within the block bench_values allocates and fills nothing: for tasks, which follow from
+    shapes, strides and alignment."""
+    token = _without_contents.set(True)
+    try:
+        yield
+    finally:
+        _without_contents.reset(token)
+
+
+def bench_values(
+    shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Namespace, unit: Any = None
+) -> Array:
     """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.  int8:
-    of N(0, 32^2).
+    of N(0, 32^2).  unit: a number of `dtype`, not FP8, to multiply them by.
 
     A block of 2^22 random numbers, and every further block a shifted copy of it, so that no two
     rows are equal and large GPU arrays need no transfer and no cuRAND.
     """
+    if _without_contents.get():
+        return xp.empty(shape, dtype)
     rng = np.random.default_rng()
     numbers, rng.bit_generator.state = _normal_block(dtype, seed)
-    block = xp.asarray(numbers)
+    block = xp.asarray(numbers) if unit is None else xp.asarray(numbers) * xp.asarray(unit)
     bits = numbers.dtype
     size = int(np.prod(shape, dtype=np.int64))
     x = xp.empty(size, bits)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..arrays import takes_fp8
+from ..arrays import at
 
 CPU = (1, 3, 11)  # kDLCPU, and pinned memory: kDLCUDAHost, kDLROCMHost
 GPU = (2, 10, 13)  # kDLCUDA, kDLROCM, kDLCUDAManaged
@@ -163,19 +163,21 @@ def cupy_at(
     device_id: int,
 ) -> Any:
     """The cupy array of memory that `owner` keeps.  strides: in bytes; None: C order."""
-    memory = cupy.cuda.UnownedMemory(address, extent(shape, dtype, strides), owner, device_id)
-    pointer = cupy.cuda.MemoryPointer(memory, 0)
-    if dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2) and not takes_fp8(cupy):
-        return cupy.ndarray(shape, np.uint8, pointer, strides).view(dtype)
-    return cupy.ndarray(shape, dtype, pointer, strides)
+    cuda = cupy.cuda
+    memory = cuda.UnownedMemory(address, extent(shape, dtype, strides), owner, device_id)
+    return at(cupy, shape, dtype, cuda.MemoryPointer(memory, 0), strides)
 
 
 def extent(shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None) -> int:
     """How many bytes from the first element on an array spans."""
-    if strides is None or not math.prod(shape):
-        return math.prod(shape) * dtype.itemsize
-    steps = zip(shape, strides, strict=True)
-    return dtype.itemsize + sum((size - 1) * stride for size, stride in steps if stride > 0)
+    size = math.prod(shape) * dtype.itemsize
+    if strides is None or not size:
+        return size
+    found = dtype.itemsize
+    for size, stride in zip(shape, strides, strict=True):
+        if stride > 0:
+            found += (size - 1) * stride
+    return found
 
 
 class Exported:

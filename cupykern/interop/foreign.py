@@ -32,11 +32,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Library(Protocol):
     name: str
 
-    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager[object]:
-        """The context of a call with the arguments `values` whose first array is x."""
+    def running(self, x: Any, mixed: bool) -> AbstractContextManager[object]:
+        """The context of a call whose first array is x.  mixed: some arrays may be CuPy's own."""
 
     def instead(
-        self, function: Callable[..., Any], values: Iterable[Any], kwargs: dict[str, Any]
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any] | None:
         """What is to be called in place of `function`, where calls are traced."""
 
@@ -156,18 +156,17 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     RuntimeError for tensors that require grad.
     """
     names = _names(function)
-    labels = names[: len(args)] + names[-1:] * (len(args) - len(names))
     first = _first(args)
     if first is None:
-        first = _first(kwargs[name] for name in names if name in kwargs)
+        first = _first([kwargs[name] for name in names if name in kwargs])
     library = libraries.get(type(first))
+    taken = _Taken(names, args, kwargs)
     if library is None:
-        return _Taken(labels, args, kwargs).run(function, None, None)
-    instead = library.instead(function, (*args, *kwargs.values()), kwargs)
+        return taken.run(function, None, None)
+    instead = library.instead(function, args, kwargs)
     if instead is not None:
         return instead(*args, **kwargs)
-    taken = _Taken(labels, args, kwargs)
-    with library.running(first, (*args, *kwargs.values())):
+    with library.running(first, taken.mixed()):
         return taken.run(function, library, first)
 
 
@@ -184,6 +183,8 @@ _signatures: dict[Callable[..., Any], tuple[str, ...]] = {}
 def _first(values: Iterable[Any]) -> Any:
     """The first array, foreign or not."""
     for value in values:
+        if type(value) in libraries:
+            return value
         kind = _kind_of(value)
         if kind is _HOLDER:
             found = _first(_held(value))
@@ -197,14 +198,25 @@ def _first(values: Iterable[Any]) -> Any:
 class _Taken:
     """The arguments of one call."""
 
-    def __init__(self, labels: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._labels, self._args, self._kwargs = labels, args, kwargs
+    def __init__(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]):
+        if len(args) > len(names):  # the last one takes all that follow
+            names += names[-1:] * (len(args) - len(names))
+        self._labels, self._args, self._kwargs = names, args, kwargs
         self._foreign: dict[int, Any] = {}  # by the id of the native array
         self._natives: dict[Library, list[Any]] = {}
 
+    def mixed(self) -> bool:
+        """Whether some arrays are native, or held."""
+        for values in (self._args, self._kwargs.values()):
+            for value in values:
+                kind = _kind_of(value)
+                if kind is _NATIVE or kind is _HOLDER:
+                    return True
+        return False
+
     def run(self, function: Callable[..., Any], library: Library | None, first: Any) -> Any:
         """The results as `library`'s; first: its array."""
-        args = [self._native(name, x) for name, x in zip(self._labels, self._args, strict=True)]
+        args = [self._native(name, x) for name, x in zip(self._labels, self._args, strict=False)]
         kwargs = {name: self._native(name, x) for name, x in self._kwargs.items()}
         for used, natives in self._natives.items():
             if used is not library:
@@ -226,17 +238,23 @@ class _Taken:
     def _back(self, library: Library | None, first: Any, value: Any) -> Any:
         if id(value) in self._foreign:
             return self._foreign[id(value)]
+        if library is not None and _kind_of(value) is _NATIVE:
+            return library.back(value, first)
         if type(value) is tuple:
             return tuple([self._back(library, first, x) for x in value])
         if library is None:
             return value
-        if _kind_of(value) is _NATIVE:
-            return library.back(value, first)
         if hasattr(type(value), "map_arrays"):
             return value.map_arrays(functools.partial(self._back, library, first))
         return value
 
     def _native(self, name: str, value: Any) -> Any:
+        library = libraries.get(type(value))
+        if library is not None:
+            found = library.native(name, value)
+            self._foreign[id(found)] = value
+            self._natives.setdefault(library, []).append(found)
+            return found
         kind = _kind_of(value)
         if kind is _OTHER or kind is _NATIVE:
             return value
@@ -244,22 +262,18 @@ class _Taken:
             from .tensors import DTYPES
 
             return DTYPES.get(value, str(value))  # of which the op says that it is none of its own
-        if kind is _HOLDER:
-            if type(value) is dict:
-                return {key: self._native(f"{name}[{key!r}]", x) for key, x in value.items()}
-            if not hasattr(value, "map_arrays"):  # its arrays are native
-                return value
-            return value.map_arrays(functools.partial(self._native, name))
-        library = cast(Library, kind)
-        found = library.native(name, value)
-        self._foreign[id(found)] = value
-        self._natives.setdefault(library, []).append(found)
-        return found
+        if kind is not _HOLDER:  # of a library that was not known before
+            return self._native(name, value)
+        if type(value) is dict:
+            return {key: self._native(f"{name}[{key!r}]", x) for key, x in value.items()}
+        if not hasattr(value, "map_arrays"):  # its arrays are native
+            return value
+        return value.map_arrays(functools.partial(self._native, name))
 
     def _places(self) -> dict[str, str]:
         """What the arrays are and where, for messages."""
         found = {}
-        for name, value in (*zip(self._labels, self._args, strict=True), *self._kwargs.items()):
+        for name, value in (*zip(self._labels, self._args, strict=False), *self._kwargs.items()):
             for x in _held(value) if _kind_of(value) is _HOLDER else (value,):
                 library = library_of(x)
                 if library is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,7 +28,7 @@ class Protocols:
         self.name = "jax" if root == "jaxlib" else root
         self._has_dlpack = hasattr(kind, "__dlpack__")
 
-    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager[object]:
+    def running(self, x: Any, mixed: bool) -> AbstractContextManager[object]:
         return _NOTHING
 
     def instead(self, *_: Any) -> None:
@@ -111,8 +113,24 @@ def join(cupy: Any, stream: Any, other: Any) -> None:
     stream.wait_event(other.record(cupy.cuda.Event(disable_timing=True)))
 
 
+@functools.cache
+def _release_at_exit() -> None:
+    """Registered when the first array is kept, so after the exit handlers of its library, and
+    called before them: JAX's ends its clients, after which a capsule's deleter may crash."""
+    atexit.register(_release)
+
+
+def _release() -> None:
+    """Wait for the kernels and let go of what they may have read."""
+    while in_use:
+        in_use[0][0].synchronize()
+        in_use.popleft()
+
+
 def _keep(arrays: Sequence[Any]) -> None:
     import cupy
+
+    _release_at_exit()
 
     with dlpack.on_device(cupy, arrays[0].device.id):
         stream = cupy.cuda.get_current_stream()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from .. import dtypes
-from ..targets import is_cupy
 from . import dlpack
 from .protocols import ForeignStream, join
 
@@ -46,7 +45,7 @@ class Tensors:
         self.untraced: Callable[..., Any] | None = None
 
     def instead(
-        self, function: Callable[..., Any], values: Iterable[Any], kwargs: dict[str, Any]
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any] | None:
         """While torch.compile traces: the operator that is the function, if it is one."""
         if not torch.compiler.is_compiling():
@@ -57,14 +56,12 @@ class Tensors:
             )
         operator = self.operators.get(function.__name__)
         more = kwargs.get("out") is not None or kwargs.get("config") is not None
-        if operator is None or more or any(hasattr(x, "arrays") for x in values):
+        if operator is None or more or any(hasattr(x, "arrays") for x in (*args, *kwargs.values())):
             return functools.partial(self.untraced, function)
         return operator
 
-    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager[object]:
-        if not x.is_cuda:
-            return _NOTHING
-        return _Running(x.get_device(), any(is_cupy(x) or hasattr(x, "arrays") for x in values))
+    def running(self, x: Any, mixed: bool) -> AbstractContextManager[object]:
+        return _Running(x.get_device(), mixed) if x.is_cuda else _NOTHING
 
     def native(self, name: str, x: Any) -> Any:
         """The array of x's memory, ready on CuPy's current stream.  Raises TypeError and
@@ -112,12 +109,14 @@ class Tensors:
                 return torch.from_numpy(array)
             codes = torch.from_numpy(array.view(_VIEWS[array.itemsize][1]))
             return _tensor(codes.untyped_storage(), 0, array, codes.device)
-        owner = getattr(array.data.mem, "_owner", None)
-        if not isinstance(owner, torch.Tensor):  # of CuPy's own pool
+        data = array.data
+        storage = getattr(data.mem, "_owner", None)
+        if isinstance(storage, torch.Tensor):
+            storage = storage.untyped_storage()
+        elif not isinstance(storage, torch.UntypedStorage):  # of CuPy's own pool
             return torch.from_dlpack(dlpack.Exported(array))
-        storage = owner.untyped_storage()
-        offset = array.data.ptr - storage.data_ptr() if array.size else 0
-        return _tensor(storage, offset // array.itemsize, array, owner.device)
+        offset = data.ptr - storage.data_ptr() if array.size else 0
+        return _tensor(storage, offset // array.itemsize, array, _device(data.device_id))
 
 
 def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
@@ -125,7 +124,8 @@ def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
 
     It is no view of another tensor: it may require grad and be written to like any other.
     """
-    strides = tuple(stride // array.itemsize for stride in array.strides)
+    itemsize = array.itemsize
+    strides = [stride // itemsize for stride in array.strides]
     made = torch.empty(0, dtype=TORCH[array.dtype], device=device)
     return made.set_(storage, offset, array.shape, strides)
 
@@ -140,13 +140,13 @@ def _devices(natives: Sequence[Any]) -> set[int]:
 def _cupy(name: str, x: Any, dtype: np.dtype) -> Any:
     import cupy
 
-    address, device_id = x.data_ptr(), x.get_device()
+    address, strides = x.data_ptr(), None
     if not address and x.numel():
         raise TypeError(f"{name} must have memory of its own; got a {type(x).__qualname__}")
-    strides = None
     if not x.is_contiguous():
-        strides = tuple(stride * dtype.itemsize for stride in x.stride())
-    return dlpack.cupy_at(cupy, address, tuple(x.shape), dtype, strides, x, device_id)
+        itemsize = dtype.itemsize
+        strides = tuple([stride * itemsize for stride in x.stride()])
+    return dlpack.cupy_at(cupy, address, tuple(x.shape), dtype, strides, x, x.get_device())
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,11 +158,16 @@ def _stream(handle: int) -> Any:
     return cupy.cuda.Stream.from_external(ForeignStream(handle))
 
 
+def _current_stream(device_id: int) -> int:
+    """The handle of torch's current stream, without a Stream: as torch's generated code asks."""
+    return torch._C._cuda_getCurrentRawStream(device_id)
+
+
 def _order(device_id: int, torch_waits: bool) -> None:
     """If torch's and CuPy's current streams of a device are two: one waits for the other."""
     import cupy
 
-    handle = torch.cuda.current_stream(device_id).cuda_stream
+    handle = _current_stream(device_id)
     with dlpack.on_device(cupy, device_id):
         current = cupy.cuda.get_current_stream()
         if current.ptr == handle:
@@ -184,9 +189,11 @@ class _Running:
     def __enter__(self) -> None:
         import cupy
 
-        self._device = dlpack.on_device(cupy, self._device_id)
-        self._device.__enter__()
-        handle = torch.cuda.current_stream(self._device_id).cuda_stream
+        self._device = None
+        if self._device_id != cupy.cuda.runtime.getDevice():
+            self._device = cupy.cuda.Device(self._device_id)
+            self._device.__enter__()
+        handle = _current_stream(self._device_id)
         before = cupy.cuda.get_current_stream()
         self._before = self._stream = None
         if before.ptr != handle:
@@ -195,7 +202,7 @@ class _Running:
                 self._before = before
                 join(cupy, self._stream, before)
             self._stream.__enter__()
-        self._allocator = cupy.cuda.using_allocator(_allocate)
+        self._allocator = cupy.cuda.using_allocator(functools.partial(_allocate, self._device_id))
         self._allocator.__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -206,16 +213,16 @@ class _Running:
             self._stream.__exit__(*error)
             if self._before is not None:
                 join(cupy, self._before, self._stream)
-        self._device.__exit__(*error)
+        if self._device is not None:
+            self._device.__exit__(*error)
 
 
-def _allocate(size: int) -> Any:
-    """CuPy's pointer to memory of torch's allocator, on the current device and torch's stream."""
+def _allocate(device_id: int, size: int) -> Any:
+    """CuPy's pointer to memory of torch's allocator, on a device and torch's current stream."""
     import cupy
 
-    device_id = cupy.cuda.runtime.getDevice()
-    made = torch.empty(size, dtype=torch.uint8, device=_device(device_id))
-    memory = cupy.cuda.UnownedMemory(made.data_ptr(), size, made, device_id)
+    storage = torch.UntypedStorage(size, device=_device(device_id))
+    memory = cupy.cuda.UnownedMemory(storage.data_ptr(), size, storage, device_id)
     return cupy.cuda.MemoryPointer(memory, 0)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -226,7 +227,7 @@ def _compile(
 ) -> None:
     """Compile into `path`, at once or not at all; added: to the environment of the compiler.
 
-    Raises CompilerFailed and OSError.
+    Raises CompilerFailed, OSError and KeyboardInterrupt.
     """
     with disk_cache.scratch(path.parent) as scratch:
         source_path, library = scratch / "kernel.cpp", scratch / "kernel.so"
@@ -239,6 +240,8 @@ def _compile(
             errors="replace",
             env={**_environment(), **added},
         )
+        if done.returncode == -signal.SIGINT:  # a terminal's Ctrl-C is the compiler's, too
+            raise KeyboardInterrupt
         if done.returncode != 0 or not library.exists():
             said = done.stdout + done.stderr
             raise CompilerFailed(said or f"{' '.join(compiler.command)} has made no library")

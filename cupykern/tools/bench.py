@@ -75,6 +75,30 @@ def tasks(
     ]
 
 
+def first_tasks(ops: Iterable[Op], target: str) -> list[Task]:
+    """A row for each op: of its first shape and dtype."""
+    found = []
+    for op in ops:
+        found += tasks([op], target, op.bench_shapes(target)[:1], op.dtypes[:1])
+    return found
+
+
+_COMPILE_S = 0.7  # of a core, for one host kernel
+_VERIFY_S_PER_BYTE = 2e-7  # of the FP64 references and the bounds
+
+
+def host_seconds(
+    all_tasks: Sequence[Task], compiles: int, jobs: int, settings: Settings
+) -> tuple[float, float]:
+    """About how long one run of a host benchmark's rows takes: (compiling, the rows)."""
+    # Ours and the plain copy are timed.
+    rows = len(all_tasks) * 2e-3 * (settings.warmup_ms + settings.rep_ms)
+    for task in all_tasks:
+        work = task.op.work(task.problem)
+        rows += _VERIFY_S_PER_BYTE * (work.bytes_read + work.bytes_written)
+    return compiles * _COMPILE_S / jobs, rows
+
+
 def bench_task(
     task: Task,
     target: Target,

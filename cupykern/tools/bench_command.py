@@ -17,11 +17,13 @@ from ..tuning import protocol
 from ..tuning.compile_ahead import compile_ahead
 from ..tuning.timing import Clock, clock_of
 from . import baseline, doctor, results
-from .bench import Settings, Task, host_times, run, variants
+from .bench import Settings, Task, host_seconds, host_times, run, variants
 from .stored import to_json
 from .suite import summary
 from .suite.choice import Suite
 from .tables import number, one_line, print_table, progress
+
+_SHORT_S = 5
 
 
 def find_peers(names: Sequence[str], target: str) -> list[Peer]:
@@ -86,7 +88,7 @@ def bench(
     for process in others:
         click.echo(f"warning: {process} is on the GPU too: its work disturbs these times", err=True)
     try:
-        _compile(tasks, target)
+        _compile(tasks, target, settings, outputs.repeats or 1)
         clock = clock_of(target)
         ops = {task.op.name: task.op for task in tasks}.values()
         host_time_us = host_times(ops, target, clock, settings.seed)
@@ -123,11 +125,20 @@ def bench(
     return 1 if worse or not all(row.ok for row in rows) else 0
 
 
-def _compile(tasks: Sequence[Task], target: Target) -> None:
+def _compile(tasks: Sequence[Task], target: Target, settings: Settings, repeats: int) -> None:
     """Compile what the tasks launch, many at once; what does not compile is its row's failure."""
-    todo = variants(tasks, target)
+    todo, jobs = variants(tasks, target), os.cpu_count() or 1
+    if target.name == "host":
+        compiling, rows = host_seconds(tasks, len(todo), jobs, settings)
+        seconds = compiling + repeats * rows
+        if seconds > _SHORT_S:
+            click.echo(
+                f"{len(tasks)} rows: about {seconds:.0f} s on {jobs} idle cores, of which the first "
+                f"run compiles {len(todo)} kernels for {compiling:.0f} s",
+                err=True,
+            )
     with progress(len(todo), "compile") as advance:
-        for variant, *_ in compile_ahead(target, todo, os.cpu_count() or 1):
+        for variant, *_ in compile_ahead(target, todo, jobs):
             advance(variant.kernel)
 
 
@@ -246,7 +257,15 @@ def _title(target: Target) -> str:
 def _print(
     rows: Sequence[results.Row], target: Target, host_time_us: dict[str, dict[str, float]]
 ) -> None:
-    print_table(results.COLUMNS, results.table_rows(rows), _title(target))
+    columns: tuple[str, ...] = results.COLUMNS
+    cells = list(results.table_rows(rows))
+    if (
+        target.name == "host"
+    ):  # no peers, and times that say little: the rest is in --json and --csv
+        kept = [columns.index(name) for name in results.HOST_COLUMNS]
+        columns = results.HOST_COLUMNS
+        cells = [tuple(row[i] for i in kept) for row in cells]
+    print_table(columns, cells, _title(target))
     for row in rows:
         for result in row.results:
             shape = "x".join(map(str, row.shape))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .. import targets
+from .. import OPS, targets
 from ..op import Op
 from .options import (
     Failure,
@@ -196,8 +196,13 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
 @click.option("--suite", metavar="NAME",
               help="Instead shapes of a public model, of all of them (models), or random ones "
               "(random:SEED:COUNT).  A wrong name lists the models.")  # fmt: skip
-@click.option("--rows", type=click.IntRange(1),
-              help="Of a suite: shapes of each op and dtype.  Default: 12; host: 1.")  # fmt: skip
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    help="Of a suite: shapes of each op and dtype.  Default: 12; host: 1.",
+)
+@click.option("--all", "all_rows", is_flag=True,
+              help="On the host: every shape and dtype of every op, not the first of each.")  # fmt: skip
 @click.option("--against", callback=parse_names, help="Peers, with commas, or all.  Default: none.")
 @json_option
 @click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
@@ -221,6 +226,7 @@ def bench(
     dtype_names: tuple[str, ...] | None,
     suite: str | None,
     rows: int | None,
+    all_rows: bool,
     against: tuple[str, ...] | None,
     json_path: str | None,
     csv_path: str | None,
@@ -234,11 +240,12 @@ def bench(
 ) -> int:
     """Time ops beside a plain copy of their bytes, and peers.
 
-    Without OP, all of them.  Every result is verified against FP64 before and after it is timed; L2
-    is flushed before every run; times are medians with 20% and 80% quantiles.  Exits with 1 if a
-    result is wrong, or with --baseline if a row got slower by more than its noise: rows are run
-    again until that is decided.  A baseline should have runs of its own to compare with: measure it
-    with --repeats 12.
+    Without OP, all of them; on the host then of each its first shape and dtype, unless --all,
+    --shapes or --dtype ask for more.  Every result is verified against FP64 before and after it is
+    timed; L2 is flushed before every run; times are medians with 20% and 80% quantiles.  Exits with
+    1 if a result is wrong, or with --baseline if a row got slower by more than its noise: rows are
+    run again until that is decided.  A baseline should have runs of its own to compare with:
+    measure it with --repeats 12.
 
     With --suite, prints for each op and dtype the fastest peer's time over ours (a geometric mean),
     the share of shapes that are behind by 2%, 3% and 10%, and the ones furthest behind.  Another
@@ -261,7 +268,11 @@ def bench(
     if suite is None:
         if rows is not None:
             raise click.UsageError("--rows is of a --suite")
-        tasks = bench_tasks(ops, where.name, shapes, dtype_names)
+        asked = all_rows or shapes or dtype_names or len(ops) < len(OPS)
+        if where.name == "host" and not asked:
+            tasks = protocol.first_tasks(ops, where.name)
+        else:
+            tasks = bench_tasks(ops, where.name, shapes, dtype_names)
     else:
         if shapes is not None:
             raise click.UsageError("--suite has shapes of its own: leave out --shapes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import math
 from pathlib import Path
@@ -64,7 +65,9 @@ def _parse_ops(ctx: click.Context, param: click.Parameter, names: tuple[str, ...
     known = {op.name: op for op in OPS}
     for name in names:
         if name not in known:
-            raise click.UsageError(f"unknown op {name!r}; ops are {', '.join(known)}")
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?  Ops" if near else "ops"
+            raise click.UsageError(f"unknown op {name!r}; {hint} are {', '.join(known)}")
     return [known[name] for name in names] or list(OPS)
 
 

@@ -88,6 +88,7 @@ COLUMNS = (
     "op", "shape", "dtype", "by", "median us", "q20", "q80", "speed", "% of plain", "time / ours",
     "error/bound", "max abs", "max rel", "ulps", "rel L2", "verified",
 )  # fmt: skip
+HOST_COLUMNS = ("op", "shape", "dtype", "median us", "error/bound", "max abs", "verified")
 
 
 def table_rows(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:

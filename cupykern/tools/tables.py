@@ -147,7 +147,7 @@ def _lines(total: Callable[[], int | None], label: str) -> Any:
             share, left, length = f"{done}", "", total()
             if length is not None:
                 share = f"{done} of {length}"
-            if length is not None and _FIRST_GUESS * done >= length:
+            if length is not None and length / _FIRST_GUESS <= done < length:
                 left = f", about {(now - begun) * (length - done) / done:.0f} s left"
             line = f"{label}: {share} in {now - begun:.0f} s{left}  {text}"
             click.echo(line.rstrip(), err=True)

@@ -98,7 +98,7 @@ def test_an_estimate_comes_when_the_number_is_known(monkeypatch, capsys):
         "compile: 1 in 12 s",
         "compile: 2 in 24 s",
         "compile: 3 of 4 in 36 s, about 12 s left",
-        "compile: 4 of 4 in 48 s, about 0 s left",
+        "compile: 4 of 4 in 48 s",
     ]
 
 

@@ -297,6 +297,23 @@ def test_dlpack_on_a_gpu_waits_and_is_kept(gpu):
     assert len(protocols.in_use) == 1
 
 
+def test_what_kernels_read_is_released_before_its_library_ends(gpu, monkeypatch):
+    """Exit handlers run last registered first: ours is registered at the first call."""
+    at_exit = []
+    monkeypatch.setattr(protocols.atexit, "register", at_exit.append)
+    protocols._release_at_exit.cache_clear()
+    try:
+        for _ in range(2):
+            cupykern.softmax(GpuDlpack(gpu.array((4, 256), np.float16)))
+    finally:
+        protocols._release_at_exit.cache_clear()
+    events = [event for event, _ in protocols.in_use]
+    assert len(events) == 2 and not any(event.done for event in events)
+    (release,) = at_exit
+    release()
+    assert not protocols.in_use and all(event.done for event in events)
+
+
 def test_several_libraries_on_one_device(gpu):
     x, w = gpu.array((4, 256), np.float16), gpu.array((256,), np.float16)
     y, launch = launch_of(gpu, lambda: cupykern.rms_norm(x, GpuDlpack(w)))

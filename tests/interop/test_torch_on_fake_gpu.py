@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -38,11 +36,7 @@ def gpu(monkeypatch):
     with fake_gpu(monkeypatch) as fake:
         fake_streams(monkeypatch, fake)
         fake.of_torch = Stream(fake, 0)
-        monkeypatch.setattr(
-            torch.cuda,
-            "current_stream",
-            lambda device: SimpleNamespace(cuda_stream=fake.of_torch.ptr),
-        )
+        monkeypatch.setattr(tensors, "_current_stream", lambda device_id: fake.of_torch.ptr)
         monkeypatch.setattr(tensors, "_stream", lambda handle: fake.of_torch)
         monkeypatch.setattr(tensors, "_device", lambda device_id: torch.device("cpu"))
         yield fake

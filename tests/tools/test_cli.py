@@ -15,8 +15,8 @@ import pytest
 from fake_op import make_op
 
 import cupykern
-from cupykern import cli
-from cupykern.tools import gate, options, plot, stored, tables
+from cupykern import OPS, cli
+from cupykern.tools import commands_measure, gate, options, plot, stored, tables
 from cupykern.tuning import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,8 +92,29 @@ def test_bench_writes_everything(fake_ops, capsys, tmp_path):
         lines = list(csv.DictReader(file))
     assert [line["shape"] for line in lines] == ["8x16", "4x4"]
     figure = document["rows"][0]["results"][0]["median_us"]
-    assert number_in(lines[0]["median_us"], figure) and number_in(rows[0][4], figure)
+    assert number_in(lines[0]["median_us"], figure) and number_in(rows[0][3], figure)
     assert b"<svg" in paths[2].read_bytes()
+
+
+def test_bench_of_the_host_has_a_line_for_each_op_in_100_columns(capsys):
+    args = "bench", "--target", "host", "--rep-ms", "0", "--warmup-ms", "0"
+    code, out, err = _run(capsys, *args)
+    lines = out.splitlines()
+    assert code == 0 and [line.split()[0] for line in lines[3:]] == [op.name for op in OPS]
+    assert max(map(len, lines)) <= 100
+    assert re.match(rf"{len(OPS)} rows: about \d+ s on \d+ idle cores", err)
+
+
+@pytest.mark.parametrize(
+    "more, rows",
+    [((), 1), (("--all",), 2), (("--dtype", "float32,float16"), 4), (("--shapes", "3,5;1,2"), 2)],
+)
+def test_more_rows_of_the_host_are_asked_for(monkeypatch, capsys, more, rows):
+    for module in (cli, options, commands_measure):
+        monkeypatch.setattr(module, "OPS", (replace(GOOD, dtypes=("float32",)),))
+    args = "bench", "--target", "host", "--rep-ms", "0", "--warmup-ms", "0", *more
+    code, out, _ = _run(capsys, *args)
+    assert code == 0 and len(out.splitlines()) == 3 + rows
 
 
 def number_in(cell: str, value: float) -> bool:
@@ -146,6 +167,7 @@ def test_two_benchmarks_at_once(fake_ops, capsys, monkeypatch, tmp_path):
         (["source"], "OP"),
         (["source", "softmax", "--arch", "gfx942"], "those of cuda are sm_80"),
         (["source", "nope"], "unknown op"),
+        (["bench", "sofmax"], "did you mean 'softmax'?"),
         (["compile", "--arch", "sm_1"], "sm_1"),
     ],
 )
