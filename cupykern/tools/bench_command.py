@@ -133,8 +133,8 @@ def _compile(tasks: Sequence[Task], target: Target, settings: Settings, repeats:
         seconds = compiling + repeats * rows
         if seconds > _SHORT_S:
             click.echo(
-                f"{len(tasks)} rows: about {seconds:.0f} s on {jobs} idle cores, of which the first "
-                f"run compiles {len(todo)} kernels for {compiling:.0f} s",
+                f"{len(tasks)} rows: about {seconds:.0f} s on {jobs} idle cores, of which the "
+                f"first run compiles {len(todo)} kernels for {compiling:.0f} s",
                 err=True,
             )
     with progress(len(todo), "compile") as advance:

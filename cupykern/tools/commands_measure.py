@@ -201,8 +201,12 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
     type=click.IntRange(1),
     help="Of a suite: shapes of each op and dtype.  Default: 12; host: 1.",
 )
-@click.option("--all", "all_rows", is_flag=True,
-              help="On the host: every shape and dtype of every op, not the first of each.")  # fmt: skip
+@click.option(
+    "--all",
+    "all_rows",
+    is_flag=True,
+    help="On the host: every shape and dtype of every op, not the first of each.",
+)
 @click.option("--against", callback=parse_names, help="Peers, with commas, or all.  Default: none.")
 @json_option
 @click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
