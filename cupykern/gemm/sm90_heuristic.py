@@ -102,7 +102,9 @@ def tables_of(task: GemmTask) -> tuple[str, ...]:
         return ("16-bit",) if task.layout_b == K_MAJOR else ("16-bit, b MN-major",)
     if a == b:
         return ("int8",) if a == dtypes.int8 else ()
-    return ("mixed, e5m2",) if b == dtypes.float8_e5m2 else ("mixed",)
+    if b == dtypes.float8_e5m2:
+        return ("mixed, e5m2",)
+    return ("mixed",) if task.layout_b == K_MAJOR else ("mixed, b MN-major",)
 
 
 def _dual_tables(task: GemmTask) -> tuple[str, ...]:

@@ -72,7 +72,9 @@ def installed(wheel, tmp_path_factory) -> Path:
     (site,) = folder.glob("lib/python*/site-packages")
     python = str(folder / "bin" / "python")
     install = ["-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
-    done = subprocess.run([sys.executable, *install, str(wheel)], capture_output=True, text=True)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # nor pip a checkout
+    command = [sys.executable, *install, str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     # Only now: pip would find the editable cupykern there, and leave out the wheel.  Of the folders
     # in a .pth file no .pth file is read, so that Python does not find it.

@@ -233,7 +233,7 @@ def test_a_wrong_name_gives_one_line(name):
 # --- plans ---------------------------------------------------------------------------------------
 
 
-def _without_values(shape, dtype, seed, xp):
+def _without_values(shape, dtype, seed, xp, unit=None):
     """For bench_values: memory that nothing touches."""
     return np.zeros(shape, dtype)
 

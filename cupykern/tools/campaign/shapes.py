@@ -19,15 +19,17 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "quantize": _ROWS[:2],
     "quantize_nvfp4": ((256, 512),),
     "nonfinite_report": ((256, 1024), (1024, 1024)),
-    "matmul": (*_PRODUCTS, (2048, 2048, 128), (128, 256, 4096)),
-    "scaled_mm": (*_PRODUCTS, (2048, 2048, 128)),
+    "matmul": (*_PRODUCTS, (2048, 2048, 128), (128, 256, 4096), (128, 128, 16384)),
+    "scaled_mm": (*_PRODUCTS, (2048, 2048, 128), (4096, 2048, 128)),
     "dual_gemm_silu": (*_PRODUCTS[::3], (1024, 512, 256)),
     "dequant_softmax": ((1, 2048, 256), (16, 2048, 256), (256, 2048, 256), (4, 32768, 128)),
     "attention": ((1, 2, 256, 64), (1, 2, 256, 128, 1), (1, 2, 300, 256), (1, 2, 512, 128, 2)),
     "attention_varlen": ((2, 2, 200, 128), (2, 2, 200, 128, 1)),
     "decode_attention": ((1, 8, 2, 512, 128), (2, 8, 8, 300, 128)),
 }
-"""Of `Op.bench_problem`."""
+"""Of `Op.bench_problem`, of all of the op's dtypes."""
+OTHERS = {"matmul": (((4096, 2048, 128), "float16*int8"),)}
+"""Likewise, of one dtype that the op is not benched with: weights that are converted first."""
 
 
 def large(op: Op) -> Iterator[Any]:
@@ -38,6 +40,8 @@ def large(op: Op) -> Iterator[Any]:
                 yield op.bench_problem(shape, dtype)
             except (ValueError, TypeError):  # a K that a dtype does not take
                 continue
+    for shape, dtype in OTHERS.get(op.name, ()):
+        yield op.bench_problem(shape, dtype)
 
 
 def problems(op: Op, target: Target, count: int, seed: int) -> list[Any]:
