@@ -277,7 +277,7 @@ def test_ctrl_c_leaves_the_runs_so_far(commands, tmp_path, monkeypatch):
 
     monkeypatch.setattr(baseline, "judge", judge)
     code, out, err = commands(None, "--baseline", path, "--json", found)
-    assert (code, err) == (130, "interrupted\n") and "cupykern" in out
+    assert (code, err) == (130, "interrupted\n") and "8x16" in out
     document = json.loads(found.read_text())
     assert document["interrupted"] and document["verdicts"][0]["decided"] is False
     assert len(document["rows"][0]["repeats"]) == baseline.LOOKS[1]
