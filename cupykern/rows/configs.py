@@ -177,11 +177,11 @@ class RowConfig:
 class SharedRows(RowConfig):
     """Rows of any strides and alignment, with any options, in shared memory.
 
+    One variant for whole and for chunked rows, and for both norms: such calls are rare.
+
     lanes_across_rows: neighbouring threads on neighbouring rows: where x's rows are closer together
         than the elements of one.
     chunked: rows of any length, cut into chunks, in three launches.
-    generic: one variant for whole and for chunked rows, and for both norms; where nothing is
-        measured.
     """
 
     num_threads: int
@@ -192,15 +192,10 @@ class SharedRows(RowConfig):
     min_blocks: int = 1
     lanes_across_rows: bool = False
     chunked: bool = False
-    generic: bool = False
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
-        either = ("kChunked", EITHER)
-        return tuple(
-            either if self.generic and name == either[0] else (name, value)
-            for name, value in super().constants
-        )
+        return tuple((dict(super().constants) | {"kChunked": EITHER}).items())
 
     def _rows_refusal(self, rows: Rows) -> str | None:
         if self.cluster_size > 1 and self.chunked:

@@ -80,7 +80,6 @@ def _shared(
         SharedRows(
             *(threads, threads_per_row, vector_width, elements // vector_width, cluster_size),
             lanes_across_rows=lanes_across_rows,
-            generic=not is_measured(arch),
         )
         for threads, threads_per_row, elements, cluster_size in table
         if cluster_size <= max_cluster_size(arch)

@@ -277,7 +277,7 @@ def norm_variant(
     """The variant of a norm; quantized: its results are."""
     if isinstance(config, EvenNormRows):
         constants = config.norm_constants(centered, quantized, has_residual)
-    elif isinstance(config, SharedRows) and config.generic:
+    elif isinstance(config, SharedRows):
         constants = (("kCentered", EITHER),)
     else:
         constants = (("kCentered", centered),)

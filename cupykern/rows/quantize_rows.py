@@ -104,7 +104,7 @@ def tensor_config(arch: str, itemsize: int) -> RowConfig:
 
 
 def _tensor_config(itemsize: int, chunked: bool) -> SharedRows:
-    return SharedRows(256, 256, VECTOR_BYTES // itemsize, 8, chunked=chunked, generic=True)
+    return SharedRows(256, 256, VECTOR_BYTES // itemsize, 8, chunked=chunked)
 
 
 def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:

@@ -100,11 +100,8 @@ def test_a_config_of_ones_own(name, x, config):
     assert check.compare(as_tuple(op.run(x, config=config)), references, bounds).ok
 
 
-GENERIC = replace(GOOD, generic=True)
-
-
 @pytest.mark.parametrize(
-    "config", [GENERIC, replace(GENERIC, threads_per_row=16, chunked=True), "even"]
+    "config", [GOOD, replace(GOOD, threads_per_row=16, chunked=True), "even"]
 )
 @pytest.mark.parametrize(
     "name, options",
