@@ -68,7 +68,7 @@ class SharedColumns(RowConfig):
 # wins.
 _TABLE = (
     (512, 64, 4, 1, 1, 0),
-    *((256, 32, 16, size, 1, 0) for size in (1, 2, 4, 8)),
+    *((256, 32, 16, size, 1, 0) for size in (1, 4, 8)),
     *((512, 64, 16, size, 2, 4) for size in (8, 16)),
     (512, 128, 16, 16, 2, 4),
 )
