@@ -90,11 +90,9 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if mode and head_dim <= 128 and arch != "sm_90a":
         return less
-    if mode or head_dim == 256:
+    if mode or head_dim == 256 or arch == "sm_90a":  # where Hopper's kernel has what is large
         return AttentionConfig(64, 64, 4)
-    if arch != "sm_90a":  # registers do not hold as many accumulators
-        return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
-    return AttentionConfig(128, 128 if head_dim == 64 else 64, 4)
+    return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
 
 
 def configs(
