@@ -14,17 +14,23 @@ from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
 _REGISTERS = {
     2: (
+        (128, 2, 8, 12),
         (128, 8, 8, 12),
         (128, 32, 8, 12),
         (64, 32, 32, 16),
+        (128, 64, 32, 8),
         (128, 128, 32, 8),
+        (256, 256, 32, 4),
         (512, 512, 32, 2),
     ),
     4: (
+        (128, 2, 4, 12),
         (128, 8, 4, 12),
         (128, 32, 4, 12),
         (64, 64, 16, 16),
+        (128, 128, 16, 8),
         (128, 128, 32, 4),
+        (512, 512, 16, 2),
         (512, 512, 32, 2),
     ),
 }
