@@ -16,13 +16,15 @@ from ..rows import softmax_plan
 from ..rows.configs import RowConfig
 from ..rows.row_layout import VECTOR_BYTES, contiguous_operand, operand
 from ..rows.rows import bench_shapes
-from ..rows.softmax_configs import MAX_CLUSTER_THREADS, ClusterRows
+from ..rows.softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 from ..rows.softmax_heuristic import softmax_configs
 from ..rows.softmax_plan import (
     DTYPES,
     SoftmaxTask,
     configs,
+    has_registers,
     softmax_task,
+    softmax_variant,
 )
 from ..runtime import plans
 from ..targets import limits, of_array
@@ -259,16 +261,17 @@ def _work(problem: SoftmaxProblem) -> Work:
     )
 
 
-def _variants(arch: str) -> tuple[Variant, ...]:
+def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
     found = [
-        config.variant("softmax", dtype)
+        softmax_variant(dtype, config, log)
         for dtype in DTYPES
         for config in softmax_configs(arch, dtype.itemsize)
         if config.has_room(arch, dtype.itemsize)
+        and (has_registers(arch, log) or not isinstance(config, RegisterRows))
     ]
     if is_measured(arch):
         found += (
-            ClusterRows(MAX_CLUSTER_THREADS, width, 1, 16).variant("softmax", dtype)
+            softmax_variant(dtype, ClusterRows(MAX_CLUSTER_THREADS, width, 1, 16), log)
             for dtype in DTYPES
             for width in (VECTOR_BYTES // dtype.itemsize,)
         )
@@ -315,7 +318,7 @@ OP = Op(
     work=_work,
     variants=_variants,
     configs=_configs,
-    variant=lambda problem, config: config.variant("softmax", dtypes.NAMES[problem.dtype]),
+    variant=lambda problem, config: softmax_variant(dtypes.NAMES[problem.dtype], config, False),
     sample=_sample,
 )
 LOG_OP = replace(
@@ -324,5 +327,7 @@ LOG_OP = replace(
     run=log_softmax,
     reference=reference.log_softmax,
     bound=reference.log_softmax_bound,
+    variants=lambda arch: _variants(arch, log=True),
     configs=lambda problem, arch: _configs(problem, arch, log=True),
+    variant=lambda problem, config: softmax_variant(dtypes.NAMES[problem.dtype], config, True),
 )
