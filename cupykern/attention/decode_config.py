@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..kernels import Variant
+from ..kernels import EITHER, Variant
 from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 
@@ -37,8 +37,9 @@ class DecodeConfig:
     chunks_per_block: adjacent chunks that a block computes one after another: 1, or a multiple of
         the 8 of a group.
     threads: of a block.  256 halve the accumulators of a thread where D is above 64.
+    runtime_paging: one variant for contiguous and paged caches.
 
-    stages and chunks_per_block change no bit of a result.
+    stages, chunks_per_block and runtime_paging change no bit of a result.
     """
 
     tile_m: int
@@ -48,6 +49,7 @@ class DecodeConfig:
     chunks_per_block: int = 1
     threads: int = NUM_THREADS
     min_chunk: int = 128
+    runtime_paging: bool = False
 
     @property
     def has_merge_kernel(self) -> bool:
@@ -117,14 +119,14 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
     """
     if arch.startswith("gfx"):
         # More rows would exceed the registers of gfx11.
-        small = DecodeConfig(16, 64, 2)
+        small = DecodeConfig(16, 64, 2, runtime_paging=True)
         if dim > 64:
             small = replace(small, tile_n=32, stages=2 if dim < MAX_DIM else 1, threads=256)
         return small, small
     three_stages = max_shared_bytes(arch) >= 160 * 1024 and dim > 64
     small = DecodeConfig(16, 8192 // dim, 3 if three_stages else 2)
     if not is_measured(arch):
-        return small, small
+        return (replace(small, runtime_paging=True),) * 2
     large = DecodeConfig(64, 64, 3 if dim == 64 else 2)
     if dim == MAX_DIM:
         large = DecodeConfig(32, 32, 2, threads=256)
@@ -210,8 +212,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     return None
 
 
-def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
-    """The kernel of `config` for padded dims of `dim`."""
+def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
+    """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table."""
     constants = {
         "kTileM": config.tile_m,
         "kDim": dim,
@@ -219,6 +221,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
         "kChunksPerGroup": CHUNKS_PER_GROUP,
+        "kPaged": EITHER if config.runtime_paging else int(paged),
     }
     return Variant(
         "decode_attention",
@@ -250,7 +253,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         if tile is not None
     ]
     return (
-        *dict.fromkeys(variant(*kind) for kind in kinds),
+        *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),
         *(merge_variant(*kind) for kind in kinds if kind[-1].has_merge_kernel),
     )
 

@@ -148,7 +148,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         merge = get_kernel(target, merge_variant(*kind))
     row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
     return DecodePlan(
-        kernel=get_kernel(target, variant(*kind)),
+        kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
         merge=merge,
         merge_grid=row_tiles * merge_blocks,
         merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // CHUNKS_PER_GROUP)

@@ -255,7 +255,7 @@ OP = Op(
     variants=decode_config.variants,
     configs=lambda problem, arch: decode_config.configs(task_of(problem), arch),
     variant=lambda problem, config: decode_config.variant(
-        dtypes.NAMES[problem.dtype], task_of(problem).padded_dim, config
+        dtypes.NAMES[problem.dtype], task_of(problem).padded_dim, config, problem.page is not None
     ),
     sample=problems.sample,
     dtypes=("float16", "bfloat16"),

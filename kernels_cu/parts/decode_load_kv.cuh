@@ -1,10 +1,12 @@
 // Loads tiles of keys and values into shared memory by cp.async, from caches of any strides.
 //
 // Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
-// Constants: Element, kDim (D and Dv padded), kTileN (keys of a tile), kStages.
+// Constants: Element, kDim (D and Dv padded), kTileN (keys of a tile), kStages, kPaged: whether
+// there is a block table (parts/presence.cuh).
 #pragma once
 #include "parts/decode_load_q.cuh"
 #include "parts/decode_warp_layout.cuh"
+#include "parts/presence.cuh"
 
 // The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
 // thread loads one vector of a key.
@@ -57,7 +59,7 @@ struct KvLoader {
             v += work.batch * v_page_stride + (work.first_key + first_key) * v_stride;
         }
     }
-    DEVICE bool paged() const { return table != nullptr; }
+    DEVICE bool paged() const { return kPaged == kEither ? table != nullptr : kPaged == kAlways; }
     // Read the block table one tile ahead, where registers allow it: copies do not wait for it.
     static constexpr bool kPrefetchPages = kDim <= 128;
     DEVICE void load_pages(int tile_key) {
