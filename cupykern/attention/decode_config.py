@@ -11,7 +11,7 @@ import numpy as np
 from .. import dtypes
 from ..kernels import EITHER, Variant
 from ..runtime.choice import Family
-from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
+from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 LAYOUTS = ("hnd", "nhd")  # of caches, by dims
@@ -37,9 +37,11 @@ class DecodeConfig:
     chunks_per_block: adjacent chunks that a block computes one after another: 1, or a multiple of
         the 8 of a group.
     threads: of a block.  256 halve the accumulators of a thread where D is above 64.
+    cluster: 1, or 2 blocks that compute the two groups that a sequence has at most and merge them
+        through distributed shared memory.
     runtime_paging: one variant for contiguous and paged caches.
 
-    stages, chunks_per_block and runtime_paging change no bit of a result.
+    stages, chunks_per_block, cluster and runtime_paging change no bit of a result.
     """
 
     tile_m: int
@@ -49,6 +51,7 @@ class DecodeConfig:
     chunks_per_block: int = 1
     threads: int = NUM_THREADS
     min_chunk: int = 128
+    cluster: int = 1
     runtime_paging: bool = False
 
     @property
@@ -72,6 +75,8 @@ class DecodeConfig:
             exchange = 8 * key_warps * self.tile_m + 4 * key_warps * rows_per_pass * (dim + 8)
             merge = 0 if self.has_merge_kernel else merge_states_bytes(dim, self.threads)
             size += max(exchange, merge)
+        if self.cluster > 1:
+            size += self.tile_m * (8 + 4 * dim)
         return -(-(size + 80) // 16) * 16
 
 
@@ -135,12 +140,14 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
     return replace(small, chunk=chunk), replace(large, chunk=chunk)
 
 
-def _full_sm_tile(arch: str, dim: int) -> DecodeConfig | None:
-    """For up to 16 rows where SMs have more than one block each.  Two stages: with more blocks
-    fewer loads in flight are enough.  Measured on an H200."""
+def _full_sm_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
+    """For up to 16 rows where SMs have more than one block each: in clusters, which not all tasks
+    allow, and without.  Two stages: with more blocks fewer loads in flight are enough.  Measured on
+    an H200."""
     if arch != "sm_90a" or dim != 128:
-        return None
-    return replace(_tiles(arch, dim)[0], stages=2)
+        return ()
+    tile = replace(_tiles(arch, dim)[0], stages=2)
+    return replace(tile, chunks_per_block=CHUNKS_PER_GROUP, cluster=2), tile
 
 
 def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[DecodeConfig, ...]:
@@ -164,12 +171,18 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     # win from a block on nine of ten SMs.
     if 10 * task.num_work_tiles(replace(tile, chunks_per_block=CHUNKS_PER_GROUP)) < 9 * sms:
         chunks = 1
-    full = _full_sm_tile(arch, task.padded_dim) if tile is small else None
+    full = _full_sm_tiles(arch, task.padded_dim) if tile is small else ()
     found: dict[DecodeConfig, None] = {}
     for n in (chunks, 1, 8, 16, 32):
         config = replace(tile, chunks_per_block=n)
-        both = (config,) if full is None else (config, replace(full, chunks_per_block=n))
-        found |= dict.fromkeys(both[:: -1 if task.num_work_tiles(config) > sms else 1])
+        others = [
+            replace(c, chunks_per_block=n) for c in full if c.cluster == 1 or n == CHUNKS_PER_GROUP
+        ]
+        others = [c for c in others if not _cluster_refusal(c, task, arch)]
+        if task.num_work_tiles(config) > sms:
+            found |= dict.fromkeys((*others, config))
+        else:
+            found |= dict.fromkeys((config, *others))
     return tuple(found)
 
 
@@ -180,7 +193,7 @@ def choose_config(task: DecodeTask, arch: str, num_sms: int | None = None) -> De
 
 def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    reason = _refusal(config, task.padded_dim, arch)
+    reason = _refusal(config, task.padded_dim, arch) or _cluster_refusal(config, task, arch)
     return reason and f"{reason}; got {config}"
 
 
@@ -189,6 +202,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     sizes = (c.tile_m, c.tile_n, c.stages, c.chunk, c.min_chunk, c.chunks_per_block)
     if min(sizes) <= 0:
         return "all sizes must be positive"
+    if c.cluster not in (1, 2):
+        return "cluster must be 1 or 2"
     if c.tile_m not in (16, 32, 64):
         return "tile_m must be 16, 32 or 64"
     if c.threads != NUM_THREADS and not (
@@ -212,6 +227,20 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     return None
 
 
+def _cluster_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    if config.cluster == 1:
+        return None
+    chunks = task.max_chunks(config)
+    if max_cluster_size(arch) < 2:
+        return f"{arch} has no clusters"
+    one_group = config.chunks_per_block == CHUNKS_PER_GROUP
+    if not one_group or not CHUNKS_PER_GROUP < chunks <= 2 * CHUNKS_PER_GROUP:
+        return f"a cluster needs two groups of chunks, one a block; there are {chunks} chunks"
+    if config.has_merge_kernel or task.rows > config.tile_m:
+        return "a cluster needs a single row tile of 16 rows"
+    return None
+
+
 def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
     """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table."""
     constants = {
@@ -228,6 +257,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
+        cluster_size=config.cluster,
         min_blocks=_BLOCKS_PER_SM if config.threads == NUM_THREADS else 1,
     )
 
@@ -249,8 +279,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         (t, dim, tile)
         for t in (dtypes.float16, dtypes.bfloat16)
         for dim in _PADDED_DIMS
-        for tile in dict.fromkeys((*_tiles(arch, dim), _full_sm_tile(arch, dim)))
-        if tile is not None
+        for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim)))
     ]
     return (
         *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),

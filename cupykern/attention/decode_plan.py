@@ -106,7 +106,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     # None where one block computes a whole sequence.
     has_partials = max_chunks > max(1, config.chunks_per_block) or groups > 1
     counters = 0
-    if has_partials and not config.has_merge_kernel:
+    if has_partials and not config.has_merge_kernel and config.cluster == 1:
         counters = 1 + (groups if chunk_partials else 0)
     divisors = {
         "row_tiles": row_tiles_per_head,

@@ -1,5 +1,5 @@
 // Epilogue of a work tile: chunks are folded into groups in registers, groups are merged through
-// memory, rows are normalised and written.
+// memory or the cluster, rows are normalised and written.
 //
 // A kernel gives a type Layout, a thread's kM x kN fragments of output accumulators:
 //   Layout::Fragment, with kCount values, and at(m, n), the fragment;
@@ -12,6 +12,14 @@
 
 // Large row tiles only store partial results: the kernel decode_merge merges them with more blocks.
 constexpr bool kHasMergeKernel = kTileM > 16;
+
+// The two blocks of a cluster compute the two groups that a sequence has at most.
+constexpr bool kMergesInCluster = kClusterSize == 2;
+// The second block's group, in the shared memory of the first block.
+struct ClusterPartial {
+    SoftmaxState states[kTileM];
+    alignas(16) float values[kTileM][kDim];
+};
 
 // Output accumulators of a thread.
 template <class Layout>
@@ -110,7 +118,7 @@ struct DecodeEpilogue {
     DEVICE void end_chunk(bool is_last) {
         const bool of_chunks = params.chunks_per_block == 1 && work.num_chunks > 1;
         const bool ends_group = chunk % kChunksPerGroup == kChunksPerGroup - 1 || is_last;
-        if (of_chunks || (ends_group && work.num_groups > 1)) {
+        if (of_chunks || (!kMergesInCluster && ends_group && work.num_groups > 1)) {
             store_partial(of_chunks ? work.chunk_partial(params, chunk)
                                     : work.group_partial(params, chunk / kChunksPerGroup));
             clear();
@@ -131,16 +139,25 @@ struct DecodeEpilogue {
     }
     // After the last chunk.  memory, merge_states: MergeValues and MergeStates that no thread uses
     // any more.
-    template <class Memory, class States>
-    DEVICE void finish(Memory& memory, States& merge_states, int& flag, uint32_t* counters,
-                       Element* out, float* lse) {
+    template <class Memory, class States, class Cluster>
+    DEVICE void finish(Memory& memory, States& merge_states, Cluster& cluster, int& flag,
+                       uint32_t* counters, Element* out, float* lse) {
         const bool of_chunks = params.chunks_per_block == 1;
         const RowWriter writer = {params, work, out, lse};
         if (of_chunks ? work.num_chunks == 1 : work.num_groups == 1) {
             write(writer);
             return;
         }
-        if constexpr (!kHasMergeKernel) {
+        if constexpr (kMergesInCluster) {
+            cluster_wait();  // the first block has begun
+            const bool is_first = work.first_chunk == 0;
+            if (!is_first) store_to_cluster(*cluster_shared(&cluster, 0));
+            cluster_arrive();
+            if (!is_first) return;
+            cluster_wait();
+            merge_from_cluster(cluster);
+            write(writer);
+        } else if constexpr (!kHasMergeKernel) {
             constexpr int kBatch = sizeof(Memory) / sizeof(memory[0]);
             // Up to that many chunks are merged at once, not by group.
             constexpr int kMaxChunksAtOnce = kMaxGroups;
@@ -193,6 +210,43 @@ struct DecodeEpilogue {
             const RowMerge row_merge = {partials, first,   count,       has_row ? row : 0,
                                         quad.col, has_row, merge_states};
             store(has_row, row, quad.col, merge(row_merge));
+        }
+    }
+    DEVICE void store_to_cluster(ClusterPartial& partial) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            const int row = Layout::row(m, 0);
+            if (row >= work.num_rows) break;
+            Bytes<16> bytes;
+            memcpy(&bytes, output.tile.at(m, 0).values, 16);
+            store_vector<16>(&partial.values[row][Layout::col(0, 0)], bytes);
+            if (Layout::is_row_leader()) partial.states[row] = states.rows[m][0];
+        }
+    }
+    // The arithmetic of RowMerge::merge_groups for this block's group and the second block's.
+    DEVICE void merge_from_cluster(const ClusterPartial& partial) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            const int row = Layout::row(m, 0);
+            if (row >= work.num_rows) break;
+            SoftmaxState& state = states.rows[m][0];
+            const SoftmaxState second = partial.states[row];
+            const float largest = maximum(state.exponent, second.exponent);
+            const float finite = largest == -kInfinity ? 0.0f : largest;
+            const float first_factor = exp2_approx(state.exponent - finite);
+            const float second_factor = exp2_approx(second.exponent - finite);
+            const float sum = multiply_add(state.sum, first_factor, 0.0f);
+            state = {largest, sum + multiply_add(second.sum, second_factor, 0.0f)};
+            const auto& quad =
+                reinterpret_cast<const Bytes<16>&>(partial.values[row][Layout::col(0, 0)]);
+            float added[4];
+            memcpy(added, &quad, 16);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& value = output.tile.at(m, 0).values[j];
+                value =
+                    multiply_add(added[j], second_factor, multiply_add(value, first_factor, 0.0f));
+            }
         }
     }
     // Writes the rows from the accumulators.

@@ -52,6 +52,7 @@ struct DecodeStorage {
         Choose<kWarpOwnsRows, char, WarpExchange>::Type exchange;
         Choose<kHasMergeKernel, char, MergeStates>::Type merge_states;  // after the last chunk
     };
+    Choose<kMergesInCluster, ClusterPartial, char>::Type cluster;
     int is_last;
     WorkTile work;
 };
@@ -206,6 +207,7 @@ DEVICE void decode_block(DecodeStorage& storage, const DecodeParams& params, con
                          const int* seq_lens, const int* block_table, const Element* q,
                          Element* out, float* lse, void* partial_results, uint32_t* counters) {
     const WorkTile work(params, seq_lens, int(blockIdx.x));
+    if constexpr (kMergesInCluster) cluster_arrive_relaxed();
     if (!work.exists) return;
     if (threadIdx.x == 0) storage.work = work;
     DecodeEpilogue<Choose<kWarpOwnsRows, WarpOutput, QuadOutput>::Type> epilogue(
@@ -213,6 +215,6 @@ DEVICE void decode_block(DecodeStorage& storage, const DecodeParams& params, con
     epilogue.begin(work.first_chunk);
     KvPipeline pipeline(params, work, cache, block_table);
     mainloop(storage, params, work, pipeline, q, epilogue);
-    epilogue.finish(storage.merge_values, storage.merge_states, storage.is_last, counters, out,
-                    lse);
+    epilogue.finish(storage.merge_values, storage.merge_states, storage.cluster, storage.is_last,
+                    counters, out, lse);
 }

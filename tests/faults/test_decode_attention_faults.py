@@ -10,6 +10,7 @@ from decode_checks import (
     check_behind_the_end,
     check_chunks_that_grow,
     check_clamped,
+    check_clusters,
     check_counters,
     check_infinite_value,
     check_keys_behind,
@@ -309,6 +310,21 @@ FAULTS = {
     "the second half of the scores is left out": Fault(
         MMA, "+= chains[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
     ),
+    "a cluster's first block does not wait for the second": Fault(
+        EPILOGUE, "if (!is_first) return; cluster_wait();", "if (!is_first) return;", "clusters"
+    ),
+    "a cluster's second group is left out": Fault(
+        EPILOGUE,
+        "multiply_add(added[j], second_factor, multiply_add(value,",
+        "(0.0f * added[j] + multiply_add(value,",
+        "clusters",
+    ),
+    "a cluster's groups weigh the same": Fault(
+        EPILOGUE, "exp2_approx(second.exponent - finite)", "1.0f", "clusters"
+    ),
+    "a cluster's second group has the state of the first row": Fault(
+        EPILOGUE, "second = partial.states[row];", "second = partial.states[0];", "clusters"
+    ),
     "many rows: a key too many": Fault(
         MMA,
         "if (key >= end_keys[m][Rows::slot(i)])",
@@ -368,6 +384,7 @@ CHECKS = {
     "who computes": lambda: _who_computes(16, 16),
     "single chunks": lambda: _who_computes(1, 16),
     "many rows, who computes": lambda: _who_computes(16, 64),
+    "clusters": _on_host(check_clusters, 8),
     "keys behind": _on_host(check_keys_behind, 2),
     "tables": _on_host(check_strides_of_tables, "apart"),
     "clamped": _on_host(check_clamped),

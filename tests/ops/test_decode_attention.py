@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
 from decode_checks import (
@@ -13,6 +14,7 @@ from decode_checks import (
     check_behind_the_end,
     check_chunks_that_grow,
     check_clamped,
+    check_clusters,
     check_counters,
     check_infinite_value,
     check_keys_behind,
@@ -49,6 +51,12 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
 @pytest.mark.parametrize("chunks_per_block", [1, 8, 16, 104])
 def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
     check_who_computes(target, chunks_per_block, rows)
+
+
+@needs.clusters(2)
+@pytest.mark.parametrize("heads", [8, 32])
+def test_clusters_change_no_bit(target, heads):
+    check_clusters(target, heads)
 
 
 def test_blocks_of_256_threads_are_within_the_bound(target):
@@ -257,14 +265,28 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
                     assert decode_config.refusal(config, task, arch) is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "arch", "says"),
+    [
+        (4, "sm_80", "sm_80 has no clusters"),
+        (17, "sm_90a", "a single row tile of 16 rows"),
+        (4, "sm_90a", None),
+    ],
+)
+def test_clusters_that_do_not_fit_are_refused(rows, arch, says):
+    task = DecodeTask(FP16, 1, 1, rows, 64, 64, 4096)
+    config = DecodeConfig(16, 64, 2, chunks_per_block=8, cluster=2)
+    reason = decode_config.refusal(config, task, arch)
+    assert says in reason if says else reason is None
+
+
 def test_two_blocks_of_each_config_fit_on_hopper():
     for dim in (64, 128, 256):
         for batch, rows in ((1, 4), (1, 64), (16, 4), (64, 4)):  # alone, and where others wait
             task = DecodeTask(FP16, batch, 8, rows, dim, dim, 8192)
             config = decode_config.choose_config(task, "sm_90a", 132)
             assert 2 * (config.shared_bytes(dim) + 1024) <= 228 * 1024
-            if dim == 128 and rows == 4:
-                assert config.stages == (2 if batch > 1 else 3)
+            assert (config.cluster == 2) == (dim == 128 and batch > 1)  # two groups a sequence
 
 
 # --- wrong calls ---------------------------------------------------------------------------------
@@ -315,6 +337,8 @@ WRONG = [
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=64)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 128, 3, min_chunk=64)}),
     (ValueError, "shared memory", {"config": DecodeConfig(16, 128, 9)}),
+    (ValueError, "cluster must be", {"config": DecodeConfig(16, 64, 2, cluster=3)}),
+    (ValueError, "two groups", {"config": DecodeConfig(16, 64, 2, chunks_per_block=8, cluster=2)}),
 ]
 
 

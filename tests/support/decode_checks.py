@@ -88,6 +88,20 @@ def check_who_computes(target, chunks_per_block, rows):
                 assert run(config) == expected
 
 
+def check_clusters(target, heads):
+    """Sequences of two groups, of one, and of none; in one pass over the rows, and in several."""
+    lens = np.array((1000, 300, 0, 513), np.int32)
+    q, (k, v) = make((4, heads, 1, 128)), caches(lens, 1000)
+    args = to_target(target, q, k, v, lens)
+    config = replace(SMALL_CHUNKS, stages=2, chunks_per_block=8)
+
+    def run(config):
+        y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
+        return b"".join(on_host(x).tobytes() for x in y)
+
+    assert run(replace(config, cluster=2)) == run(config)
+
+
 def check_behind_the_end(target):
     """NaN, infinities and numbers give the same."""
     lens = np.array((0, 5, 64, 65, 130), np.int32)
