@@ -21,14 +21,13 @@ _VECTORS: dict[int, Table] = {
     4: ((128, 8, 16), (128, 32, 16), (128, 128, 32), (512, 512, 32)),
 }
 _SCALARS: Table = ((128, 32, 16), (512, 512, 32))
-_ACROSS: Table = ((512, 16, 32),)
+_ACROSS: Table = ((256, 8, 16), (512, 16, 32))
 # Where nothing is measured.
 FEW_VECTORS: dict[int, Table] = {
     2: ((128, 32, 32), (128, 128, 64)),
     4: ((128, 32, 16), (128, 128, 32)),
 }
 _FEW_SCALARS: Table = ((256, 256, 16),)
-_FEW_ACROSS: Table = ((256, 8, 16),)
 
 
 @cache
@@ -36,7 +35,7 @@ def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
     """SharedRows on `arch` for elements of `itemsize` bytes, in the order of preference."""
     vectors, scalars, across = _VECTORS[itemsize], _SCALARS, _ACROSS
     if not is_measured(arch):
-        vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _FEW_ACROSS
+        vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _ACROSS[:1]
     return (
         *_of_any_length(arch, itemsize, _shared(vectors, VECTOR_BYTES // itemsize)),
         *_of_any_length(arch, itemsize, _shared(scalars, 1)),
