@@ -6,56 +6,95 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ..targets.limits import is_measured, max_shared_bytes
+from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .configs import SharedRows, SpanRows
 from .row_layout import VECTOR_BYTES
 
-Table = tuple[tuple[int, int, int], ...]
+Table = tuple[tuple[int, int, int, int], ...]
 
-# (num_threads, threads_per_row, elements_per_thread), by the elements' bytes and rising length of
-# the row: the first that holds it wins.
-# The fewer threads have a row, the more rows are under way.  Few: rows without options have other
-# families.
-_VECTORS: dict[int, Table] = {
-    2: ((128, 8, 32), (128, 32, 32), (128, 128, 64), (256, 256, 64)),
-    4: ((128, 8, 16), (128, 32, 16), (128, 128, 32), (512, 512, 32)),
+# (num_threads, threads_per_row, elements_per_thread, cluster_size), by the elements' bytes and
+# rising length of the row: the first that holds it wins.
+CLUSTERS: dict[int, Table] = {
+    2: (
+        (256, 256, 64, 2),
+        (256, 256, 64, 4),
+        (256, 256, 64, 8),
+        (256, 256, 64, 16),
+        (512, 512, 64, 16),
+    ),
+    4: (
+        (256, 256, 32, 4),
+        (256, 256, 32, 8),
+        (512, 512, 32, 8),
+        (512, 512, 32, 16),
+    ),
 }
-_SCALARS: Table = ((128, 32, 16), (512, 512, 32))
-_ACROSS: Table = ((256, 8, 16), (512, 16, 32))
+# The fewer threads have a row, the more rows are under way.
+_VECTORS: dict[int, Table] = {
+    2: (
+        (128, 8, 32, 1),
+        (128, 32, 32, 1),
+        (128, 64, 32, 1),
+        (128, 64, 64, 1),
+        (128, 128, 64, 1),
+        (256, 256, 64, 1),
+    ),
+    4: (
+        (128, 8, 16, 1),
+        (128, 32, 16, 1),
+        (128, 64, 16, 1),
+        (128, 64, 32, 1),
+        (128, 128, 32, 1),
+        (256, 256, 32, 1),
+        (512, 512, 32, 1),
+    ),
+}
 # Where nothing is measured.
 FEW_VECTORS: dict[int, Table] = {
-    2: ((128, 32, 32), (128, 128, 64)),
-    4: ((128, 32, 16), (128, 128, 32)),
+    2: ((128, 32, 32, 1), (128, 128, 64, 1)),
+    4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
-_FEW_SCALARS: Table = ((256, 256, 16),)
+_SCALARS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
+_ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
 @cache
 def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
     """SharedRows on `arch` for elements of `itemsize` bytes, in the order of preference."""
-    vectors, scalars, across = _VECTORS[itemsize], _SCALARS, _ACROSS
+    vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][1::2]
+    scalars: Table = _SCALARS
+    across: Table = _ACROSS
     if not is_measured(arch):
-        vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _ACROSS[:1]
+        vectors, scalars, across = FEW_VECTORS[itemsize], _SCALARS[1:2], _ACROSS[:1]
     return (
-        *_of_any_length(arch, itemsize, _shared(vectors, VECTOR_BYTES // itemsize)),
-        *_of_any_length(arch, itemsize, _shared(scalars, 1)),
-        *_of_any_length(arch, itemsize, _shared(across, 1, lanes_across_rows=True)),
+        *_of_any_length(arch, itemsize, _shared(arch, vectors, VECTOR_BYTES // itemsize)),
+        *_of_any_length(arch, itemsize, _shared(arch, scalars, 1)),
+        *_of_any_length(arch, itemsize, _shared(arch, across, 1, lanes_across_rows=True)),
     )
 
 
-def _shared(table: Table, width: int, lanes_across_rows: bool = False) -> tuple[SharedRows, ...]:
+def _shared(
+    arch: str, table: Table, vector_width: int, lanes_across_rows: bool = False
+) -> tuple[SharedRows, ...]:
     return tuple(
-        SharedRows(threads, of_row, width, elements // width, lanes_across_rows=lanes_across_rows)
-        for threads, of_row, elements in table
+        SharedRows(
+            *(threads, threads_per_row, vector_width, elements // vector_width, cluster_size),
+            lanes_across_rows=lanes_across_rows,
+        )
+        for threads, threads_per_row, elements, cluster_size in table
+        if cluster_size <= max_cluster_size(arch)
     )
 
 
 def _of_any_length(
     arch: str, itemsize: int, configs: tuple[SharedRows, ...]
 ) -> tuple[SharedRows, ...]:
-    """`configs`, and for longer rows the largest, in chunks, of which two fit."""
-    limit = max_shared_bytes(arch)
-    block = [config for config in configs if 3 * config.shared_bytes(itemsize) < limit][-1]
+    """`configs`, and for longer rows the largest of one block, in chunks, of which two fit."""
+    block = [
+        config
+        for config in configs
+        if config.cluster_size == 1 and 3 * config.shared_bytes(itemsize) < max_shared_bytes(arch)
+    ][-1]
     return (*configs, replace(block, chunked=True))
 
 

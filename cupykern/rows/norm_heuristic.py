@@ -232,12 +232,14 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """For calls with options, and strides of all kinds.  Where nothing is measured, rows that
-    are closer together than their elements are copied."""
+    """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where
+    nothing is measured, rows that are closer together than their elements are copied."""
     return tuple(
         config
         for config in shared_configs(arch, itemsize)
-        if is_measured(arch) or not config.lanes_across_rows
+        if config.cluster_size == 1
+        and (config.chunked or config.vector_width > 1 or config.threads_per_row == 256)
+        and (is_measured(arch) or not config.lanes_across_rows)
     )
 
 

@@ -15,7 +15,7 @@ from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_cluster_size
 from .configs import RowConfig, Rows, SharedRows, fitting, row_traits
-from .heuristic import FEW_VECTORS, register_cap, shared_configs
+from .heuristic import CLUSTERS, FEW_VECTORS, Table, register_cap, shared_configs
 from .row_layout import VECTOR_BYTES, RowLayout, operand, row_layout
 from .rows import RowPlan, row_plan
 
@@ -51,22 +51,16 @@ class EvenRows(RowConfig):
 
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row.
-_EVEN: dict[int, tuple[tuple[int, int, int, int], ...]] = {  # by the elements' bytes
-    2: (
-        *((128, 8, 8, 1), (128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
-        *((256, 256, 64, 4), (256, 256, 64, 16)),
-    ),
-    4: (
-        *((128, 8, 4, 1), (256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
-        *((256, 256, 32, 8), (512, 512, 32, 16)),
-    ),
+_EVEN: dict[int, Table] = {  # by the elements' bytes
+    2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
+    4: ((128, 8, 4, 1), (256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
 }
 
 
 def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
-    table = _EVEN[itemsize]
+    table = _EVEN[itemsize] + CLUSTERS[itemsize][1::2]
     if not is_measured(arch):
-        table = ((*FEW_VECTORS[itemsize][1], 1),)
+        table = FEW_VECTORS[itemsize][1:]
     width = VECTOR_BYTES // itemsize
     return tuple(
         EvenRows(
@@ -79,15 +73,15 @@ def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
 
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize_shared.cu on `arch`; clusters only of even rows.  Where
-    nothing is measured one of even rows, and one variant for a tensor and for other rows in
+    """Every config of quantize_shared.cu on `arch`; clusters only of even rows and of scalars.
+    Where nothing is measured one of even rows, and one variant for a tensor and for other rows in
     vectors."""
     tensor, even = tensor_config(arch, itemsize), _even_configs(arch, itemsize)
     shared = shared_configs(arch, itemsize)
     if not is_measured(arch):
         scalars = [c for c in shared if c.vector_width == 1]
         return (tensor, *even, _tensor_config(itemsize, chunked=False), *scalars)
-    return (tensor, *even, *shared)
+    return (tensor, *even, *(c for c in shared if c.cluster_size == 1 or c.vector_width == 1))
 
 
 def quantize_configs(rows: Rows, granularity: str) -> tuple[RowConfig, ...]:

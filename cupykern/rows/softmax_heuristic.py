@@ -105,5 +105,12 @@ def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
     # instead of 16 threads 75% to 99% of a copy).
     spans = [c for c in configs if isinstance(c, SpanRows)]
     spans.sort(key=lambda c: c.threads_log2(rows.layout.num_cols))
-    shared = sorted((c for c in configs if isinstance(c, SharedRows)), key=lambda c: c.chunked)
+    shared = [c for c in configs if isinstance(c, SharedRows)]
+    # Of clusters those first of which an SM holds three blocks; chunks last.
+    shared.sort(
+        key=lambda c: (
+            c.chunked,
+            c.cluster_size > 1 and not c.has_room(rows.arch, rows.itemsize, 3),
+        )
+    )
     return (*registers, *fitting(cluster_configs(rows), rows), *spans, *shared)
