@@ -194,7 +194,8 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     tiles = (
         tile_variant(dtype, config)
         for dtype in DTYPES
-        for config in (*register_tiles(arch, dtype.itemsize), *global_tiles(arch))
+        for make in (register_tiles, global_tiles)
+        for config in make(arch, dtype.itemsize)
     )
     columns = (
         column_variant(dtype, config)
