@@ -100,9 +100,7 @@ def test_a_config_of_ones_own(name, x, config):
     assert check.compare(as_tuple(op.run(x, config=config)), references, bounds).ok
 
 
-@pytest.mark.parametrize(
-    "config", [GOOD, replace(GOOD, threads_per_row=16, chunked=True), "even"]
-)
+@pytest.mark.parametrize("config", [GOOD, replace(GOOD, threads_per_row=16, chunked=True), "even"])
 @pytest.mark.parametrize(
     "name, options",
     [
