@@ -17,7 +17,7 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
-from .product import ARRAYS, Matrix, Product
+from .product import Matrix, Product
 
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
 _CHUNK, _AT_ONCE = 16, 4  # dequantize_8bit.cu: kChunk, kAtOnce
@@ -56,7 +56,6 @@ def converted_plan(
     Raises ValueError for too many weights.
     """
     p = product
-    assert ARRAYS[p.kernel][_B] == "b"
     k_major = p.b.row == 1 or p.k == 1
     rows, cols = (p.n, p.k) if k_major else (p.k, p.n)
     pitch = -(-cols // _ALIGNED) * _ALIGNED
