@@ -266,7 +266,7 @@ FAULTS = {
     ),
     "the swizzle of (K, N) left out": Fault(
         CONVERT_8BIT, "stage + Stage::offset(k + 32 * i + lane, row)",
-        "stage + (k + 32 * i + lane) * Stage::kLine + row", "mixed (K, N)"
+        "stage + (k + 32 * i + lane) * Stage::kRowBytes + row", "mixed (K, N)"
     ),
     "columns in the order of registers": Fault(
         TILE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
