@@ -41,6 +41,7 @@ from .product import (
     fill_operand,
     product_dims,
 )
+from .split_float32 import SplitFloat32, SplitPlan as PartsPlan, split_plan as parts_plan
 from .skinny_gemm import SkinnyGemmConfig, SkinnyGemmPlan, skinny_gemm_plan
 from .skinny_logits import skinny_logits_plan
 from .sm90_epilogue import fits_tma_store
@@ -55,7 +56,7 @@ _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pa
 # --- configs -----------------------------------------------------------------------------------
 
 
-AnyConfig = GemmConfig | SkinnyGemmConfig | Sm90AnyConfig
+AnyConfig = GemmConfig | SkinnyGemmConfig | Sm90AnyConfig | SplitFloat32
 
 
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
@@ -111,7 +112,7 @@ def _traits(task: GemmTask) -> tuple[dict[str, int], dict[str, Any]]:
 
 FAMILY = Family(
     "gemm",
-    (GemmConfig, SkinnyGemmConfig, *sm90_heuristic.CONFIGS),
+    (GemmConfig, SkinnyGemmConfig, SplitFloat32, *sm90_heuristic.CONFIGS),
     _configs,
     lambda config, task, device: config.refusal(task, device),
     variant,
@@ -171,6 +172,7 @@ def task_of(product: Product) -> GemmTask:
         task,
         slow_activation=slow_activation(p.activation),
         tma_store_epilogue=fits_tma_store(p, task.mixed_input),
+        precision=p.precision,
         row_scales=p.scale_a is not None and p.scale_a.row != 0 and not p.block_scales,
     )
     return fp16_accumulate_task(task) if p.fp16_accumulate else task
@@ -200,6 +202,11 @@ def _plan_of(
     """`gemm_plan`'s, but for the softmax of logits."""
     if isinstance(config, GemmConfig):
         return _portable_plan(target, product, task, config)
+    if isinstance(config, SplitFloat32):
+        parts = config.of_parts(task)
+        return parts_plan(
+            target, product, task, config, lambda p: sm90_plan(target, p, parts, config.config)
+        )
     if isinstance(config, SplitKWorkspace):
         splits, of_part = config.splits, config.config
         return split_plan(target, product, splits, lambda part: gemm_plan(target, part, of_part))

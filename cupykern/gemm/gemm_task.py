@@ -45,6 +45,7 @@ class GemmTask:
     misaligned_b: how 16-bit operands lie whose rows are misaligned, so that their layouts are
         STRIDED: K_MAJOR: both are K-major; MN_MAJOR: b alone is misaligned, and MN-major; STRIDED:
             neither.
+    precision: of FP32 operands, one of PRECISIONS.
     """
 
     batch: int
@@ -67,6 +68,7 @@ class GemmTask:
     column_scales: bool = False
     aligned_128: bool = True
     misaligned_b: int = STRIDED
+    precision: str = "float32"
 
     @property
     def products(self) -> int:

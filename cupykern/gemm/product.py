@@ -187,6 +187,8 @@ class Product(NamedTuple):
     groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
     logits: of dequant_softmax, where they are in memory (logits.py); num_sets: of columns that a
     row has statistics of.
+    precision: of FP32 operands.  num_parts, part_steps: of operands that are parts of FP32 ones
+    (split_float32.py), and how far a part lies from the next.
     """
 
     batch: tuple[int, ...]
@@ -214,6 +216,9 @@ class Product(NamedTuple):
     kernel: str = "gemm"
     logits: Matrix | None = None
     num_sets: int = 0
+    precision: str = "float32"
+    num_parts: int = 1
+    part_steps: tuple[int, int] = (0, 0)
 
 
 # --- what kernels take -------------------------------------------------------------------------

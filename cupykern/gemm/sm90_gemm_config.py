@@ -7,8 +7,10 @@ kernels_cu/gemm/epilogue/matmul.cuh.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .. import dtypes
+from ..precisions import AnyParts
 from .gemm_task import GemmTask
 from .product import BLOCK, FLOAT16S, K_MAJOR
 from .sm90_config import SS, Fp8, MixedInput, Sm90Config
@@ -114,3 +116,29 @@ class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
     stages: int
     schedule: Cooperative | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
+
+
+@dataclass(frozen=True)
+class Sm90PartsGemmConfig(SS, MatmulEpilogue):
+    """The 16-bit parts of two FP32 operands (MainloopSm90SSParts); see SplitFloat32.
+
+    stages: each has one part of both operands.
+    """
+
+    parts: AnyParts
+    stages: int = 6
+    cluster: Multicast | SplitK = NO_CLUSTER
+
+    mainloop = "SSParts", "ss_parts"
+    tile_m: ClassVar[int] = 128
+    tile_n: ClassVar[int] = 128
+    tile_k: ClassVar[int] = 64
+
+    def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (self.parts.cpp,), ()
+
+    def stages_refusal(self, task: GemmTask) -> str | None:
+        count = self.parts.count
+        if self.stages % count:
+            return f"stages must be a multiple of {count} parts; got {self.stages}"
+        return super().stages_refusal(task)

@@ -132,13 +132,18 @@ def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPla
     cols = c.tile_n // task.products // (c.cluster.size if multicast else 1)
     if c.swap_ab and p.b2 is not None and not task.mixed_input:
         cols = 16
-    maps = {
-        _A: operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, c.tile_k)
-    }
-    for operand, b in ((_B, p.b), (_B2, p.b2)):
-        if b is not None:
+    batch, (a, b) = p.batch, (p.a, p.b)
+    if p.num_parts > 1:  # the innermost dim of the maps' batch
+        batch = *batch, p.num_parts
+        a, b = (
+            x._replace(batch_strides=(*x.batch_strides, step))
+            for x, step in zip((a, b), p.part_steps, strict=True)
+        )
+    maps = {_A: operand_map(a, batch, task.layout_a, p.m, a.row, p.k, a.col, rows_a, c.tile_k)}
+    for operand, x in ((_B, b), (_B2, p.b2)):
+        if x is not None:
             maps[operand] = operand_map(
-                *(b, p.batch, task.layout_b, p.n, b.col, p.k, b.row, cols, c.tile_k)
+                *(x, batch, task.layout_b, p.n, x.col, p.k, x.row, cols, c.tile_k)
             )
     return maps
 

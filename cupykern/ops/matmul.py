@@ -14,6 +14,7 @@ from .checks.products import (
     check_accumulate,
     check_activation,
     check_addend,
+    check_precision,
     check_shapes,
     result_dtype,
 )
@@ -32,6 +33,7 @@ def matmul(
     out_dtype: Any = None,
     out: Any = None,
     accumulate: str = "float32",
+    precision: str = "float32",
     config: AnyConfig | None = None,
 ) -> Any:
     """activation(alpha * (a @ b) + bias) + residual
@@ -52,8 +54,13 @@ def matmul(
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig
-        or SplitKWorkspace; None: the measured one.
+    config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
+        Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
+    precision: of float32 operands.  "float32": errors are at most those of FP32 multiply-adds; from
+        K = 128 on by FP16 parts on Hopper's tensor cores where that is faster.  "fma": FP32
+        multiply-adds.  "fp16x3", "bf16x3", "bf16x6", "bf16x9": so many products of 16-bit parts on
+        tensor cores.  Tiles whose numbers these cannot stand for (infinities, NaN, numbers beyond
+        2^78, exponents too far apart) are computed by multiply-adds.
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
 
@@ -70,7 +77,7 @@ def matmul(
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
     key, known, _ = plans.find(
-        ("matmul", activation, alpha, out_dtype, accumulate, config), out, a, b, bias, residual
+        ("matmul", activation, alpha, out_dtype, accumulate, precision, config), out, a, b, bias, residual
     )
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual), out)
@@ -79,6 +86,7 @@ def matmul(
     fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
+    check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
@@ -90,7 +98,7 @@ def matmul(
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
     return launch.run(
         target, operands, shape, out_dtype, out, config, key, tuple(operands), alpha=alpha,
-        activation=activation, fp16_accumulate=fp16_accumulate,
+        activation=activation, fp16_accumulate=fp16_accumulate, precision=precision,
     )  # fmt: skip
 
 

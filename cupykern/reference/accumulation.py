@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
+from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts, Fp16x3
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, to_numpy
 from ..typing import Array
 from .approximate import FLOOR, Approximate
@@ -106,6 +107,9 @@ TENSOR_8 = Adder(32, 13, 34 * 2.0**-13, aligned=13)
 
 HALF = Adder(16, 10, 2 * 2.0**-10, smallest=2.0**-24)
 """FP16 sums of FP16 products: rounded after 16 of them on Hopper, at worst truncated after 8."""
+
+PARTS_K = 32
+"""After so many of k sums of products of 16-bit parts are added in FP32."""
 
 PROMOTED_K = 128
 """After so many of k sums of FP8 products, and those with scales of blocks, are added in FP32."""
@@ -227,17 +231,54 @@ def _alignment_error(aligned: int, depth: int, terms: Terms, sums: PartialSums) 
     return unit / 2 * _ULP * more_of_one_sign * cutting, variance
 
 
+def worst_of_parts(parts: AnyParts, k: int) -> float:
+    """The worst error of a sum of k products of FP32 numbers by their parts, relative to the sum of
+    the absolute values: what parts lose; products that are dropped; the steps of a chunk of the
+    first parts, and of all smaller products, which are at most twice a part's unit roundoff of
+    them; and the chunks' FP32 sum."""
+    u, tolerance = parts.unit_roundoff, parts.tolerance(k)
+    lost = 2 * tolerance + tolerance**2 + sum(u ** (i + j) for i, j in parts.dropped)
+    lost += parts.aligned_loss(k)
+    steps = PARTS_K // TENSOR_16.depth
+    products = parts.count**2 - len(parts.dropped) - 1
+    small = products * steps * TENSOR_16.worst * 2 * u
+    chunks = -(-k // PARTS_K)
+    return lost + (steps * TENSOR_16.worst + small) * (1 + 2 * u) + (chunks + 2) * UNIT_ROUNDOFF_32
+
+
+def expected_of_parts(parts: AnyParts, terms: Terms) -> tuple[Any, Any]:
+    """(mean square, size of the mean) of the errors of these sums: those of tensor cores in every
+    chunk, of the chunks' FP32 sum, of the parts' roundings and of the products that are dropped."""
+    if terms.k == 0:
+        return expected_error(FMA, terms, 1)
+    own = terms._replace(significand=2 * significand_bits(parts.dtype))
+    square, bias = expected_error(TENSOR_16, own, PARTS_K)
+    chunks = terms._replace(k=-(-terms.k // PARTS_K), squares=terms.squares_of_parts(PARTS_K))
+    square = square + expected_error(FMA, chunks, chunks.k)[0]
+    of_part = RELATIVE_RMS * parts.unit_roundoff
+    relative = 2 * of_part ** (2 * parts.count)
+    relative += sum(of_part ** (2 * (i + j)) for i, j in parts.dropped)
+    return square + relative * terms.squares, bias
+
+
 @dataclass(frozen=True)
 class Products:
     """How a sum of products of two dtypes is added up.
 
     half_accumulators: in FP16.  by_block: scales of blocks multiply the sums of PROMOTED_K of k.
+    precision: of FP32 operands.
     """
 
     a: np.dtype
     b: np.dtype
     half_accumulators: bool = False
     by_block: bool = False
+    precision: str = "float32"
+
+    @property
+    def parts(self) -> AnyParts | None:
+        """How FP32 operands are split; None: they are not."""
+        return SPLITS.get(self.precision) if dtypes.float32 in (self.a, self.b) else None
 
     @property
     def exact(self) -> bool:
@@ -284,6 +325,8 @@ class Products:
         gamma = blocks * TENSOR_16.worst  # FP8 may be multiplied as FP16
         if self.exact:
             gamma = (chunks + 2) * UNIT_ROUNDOFF_32
+        elif self.parts is not None:
+            gamma = worst_of_parts(self.parts, k)
         elif self.adder is FMA:
             gamma = (k + 2) * UNIT_ROUNDOFF_32
         elif self.adder is TENSOR_8:
@@ -301,6 +344,8 @@ class Products:
 
     def _expected(self, terms: Terms) -> tuple[Any, Any]:
         """(square, bias)"""
+        if self.adder is FMA and self.precision != "fma":
+            return self._expected_of_parts(terms)
         if self.adder is not TENSOR_8 or terms.k <= PROMOTED_K:
             return expected_error(self.adder, terms, max(terms.k, 1))
         square, bias = expected_error(TENSOR_8, terms, PROMOTED_K)
@@ -308,6 +353,16 @@ class Products:
             k=-(-terms.k // PROMOTED_K), squares=terms.squares_of_parts(PROMOTED_K)
         )
         return square + expected_error(FMA, chunks, chunks.k)[0], bias
+
+    def _expected_of_parts(self, terms: Terms) -> tuple[Any, Any]:
+        """(square, bias); of "float32", which may be computed either way, the larger ones."""
+        if self.parts is not None:
+            return expected_of_parts(self.parts, terms)
+        square, bias = expected_error(FMA, terms, max(terms.k, 1))
+        if terms.k < FLOAT32_LEAST_K:
+            return square, bias
+        of_parts, mean = expected_of_parts(Fp16x3(), terms)
+        return np.maximum(square, of_parts), mean
 
     def _of_blocks(self, a: Array, b: Array) -> tuple[Any, Any]:
         """(square, bias) of sums of blocks in a known order, times scales of either sign."""

@@ -50,6 +50,7 @@ def matmul_bound(
     out_dtype: Any = None,
     out: Array | None = None,
     accumulate: str = "float32",
+    precision: str = "float32",
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
@@ -58,7 +59,8 @@ def matmul_bound(
     if out_dtype is None:
         out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
-    products = Products(a.dtype, b.dtype, half_accumulators=accumulate == "float16")
+    half = accumulate == "float16"
+    products = Products(a.dtype, b.dtype, half_accumulators=half, precision=precision)
     with np.errstate(all="ignore"):
         value = products.of(as_float64(a), as_float64(b))
         if products.exact and out_dtype != dtypes.int32:

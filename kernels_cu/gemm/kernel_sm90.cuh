@@ -128,7 +128,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
                 if constexpr (Epilogue::kClears) Mainloop::clear(accumulator);
                 Mainloop::mma(storage.mainloop, work, accumulator);
                 const int count = work.count++;
-                work.state.skip(tile_stride * num_k_tiles);
+                work.state.skip(tile_stride * num_k_tiles * Mainloop::kStagesPerKTile);
                 if (!consumer.reduce(tile, count, accumulator)) continue;
                 consumer.template store<Scheduler>(tile, count, accumulator);
             } while (!kSplitK);

@@ -5,6 +5,7 @@
 // gemm/policies.cuh) with a function `mma` that accumulates one tile:
 //   MainloopSm90SS      both operands from shared memory: 16-bit elements, or int8
 //   MainloopSm90SSFp8   the same for FP8, with partial accumulators promoted to FP32
+//   MainloopSm90SSParts the same for 16-bit parts of FP32
 //   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights, dequantised in registers
 // Rows and columns are those of the accumulators; with SwapAB, the output's columns and rows.
 #pragma once
@@ -76,7 +77,8 @@ struct MainloopSm90 {
     static_assert(kSwapAB || !kMixedInput,
                   "only wgmma's A, the accumulators' rows, is in registers");
 
-    static constexpr int kStages = Stages_::kCount;
+    static constexpr int kStages = Stages_::kCount, kStagesPerKTile = 1;
+    static constexpr bool kScaledParts = false;  // MainloopSm90SSParts
     static constexpr int kTileM = Tile_::kM, kTileN = Tile_::kN, kTileK = Tile_::kK;
     static constexpr int kRows = kSwapAB ? kTileN : kTileM, kCols = kSwapAB ? kTileM : kTileN;
     static constexpr int kMmaK = 32 / int(sizeof(ElementA));

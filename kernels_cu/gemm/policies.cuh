@@ -40,6 +40,13 @@ template <int kM_, int kN_, int kK_> struct Tile {
 };
 template <int kCount_> struct Stages { static constexpr int kCount = kCount_; };
 
+// FP32 operands as kCount 16-bit parts (mainloop_sm90_ss_parts.cuh), of which those products are
+// computed whose parts' numbers add up to at most kOrder.
+template <int kCount_, int kShift_, int kOrder_> struct Parts {
+    static constexpr int kCount = kCount_, kShift = kShift_, kOrder = kOrder_;
+    static constexpr float kUnit = 1.0f / float(1 << kShift);
+};
+
 // Schedules of the consumer warpgroups.
 // Cooperative: each computes a slice of the rows of every tile.
 // PingPong: each computes every second tile; one's epilogue overlaps the other's mainloop.

@@ -10,6 +10,7 @@ from ... import arguments, dtypes
 from ...gemm import product
 from ...gemm.product import ACTIVATIONS
 from ...numerics import namespace
+from ...precisions import PRECISIONS, SPLITS
 from ...targets import Target
 
 INPUTS = (
@@ -38,6 +39,22 @@ def check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) 
     if target.name == "hip":
         raise NotImplementedError("accumulate='float16': AMD's matrix cores do not sum in FP16")
     return True
+
+
+def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) -> None:
+    """Raises ValueError, NotImplementedError."""
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        names = ", ".join(map(repr, PRECISIONS))
+        raise ValueError(f"precision must be one of {names}; got {precision!r}")
+    if precision == "float32":
+        return
+    if not a == b == dtypes.float32:
+        raise ValueError(f"precision={precision!r} is of float32 operands; got {a} and {b}")
+    if precision in SPLITS and target.arch not in ("sm_90a", "host"):
+        raise NotImplementedError(
+            f"precision={precision!r} is computed on Hopper's tensor cores and on the host target; "
+            f"got {target.arch}"
+        )
 
 
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:

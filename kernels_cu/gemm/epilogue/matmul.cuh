@@ -75,6 +75,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     static constexpr bool kScaled = kSame<Kind, ScaledTmaStore>;
     static_assert(kGeneral || kScaled || kSame<Kind, TmaStore>, "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
+    static constexpr bool kScaledParts = Mainloop::kScaledParts;
     static constexpr bool kSlicedK = Mainloop::kSlicedK, kSplitK = Mainloop::kSplitK;
     static constexpr bool kPingPong = Mainloop::kPingPong, kClears = false;
     static constexpr int kConsumers = Mainloop::kConsumers;
@@ -119,7 +120,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     DEVICE MatmulEpilogue(const Params& params, const Arguments& arguments)
         : params(params),
           arguments(arguments),
-          by_block(kFp8 && kGeneral && params.has_block_scales != 0),
+          by_block(kScaledParts || (kFp8 && kGeneral && params.has_block_scales != 0)),
           is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
           is_short(!kGeneral || is_tma_residual) {}
 
@@ -224,6 +225,14 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
             const MatmulParams& params = epilogue.params;
             const MatmulArguments& arguments = epilogue.arguments;
             if (kFp8 && epilogue.by_block) begin_block_scales(tile);
+            if constexpr (kScaledParts) {
+                const int64_t row = tile.row / Mainloop::kTileM * params.block_scales_a.row;
+                const int64_t col = tile.col / Mainloop::kTileN * params.block_scales_b.col;
+                const float* scales_a = arguments.scale_a + epilogue.offset(tile, kScaleA);
+                const float* scales_b = arguments.scale_b + epilogue.offset(tile, kScaleB);
+                work.scales_a = scales_a + row + work.first_k_tile;
+                work.scales_b = scales_b + col + work.first_k_tile;
+            }
             if constexpr (kSame<typename Mainloop::RowElement, e2m1x2>) {
                 const GroupScales groups{arguments.groups_b + epilogue.offset(tile, kGroupsB),
                                          params.groups.block, params.groups.quarter,

@@ -1,0 +1,252 @@
+"""Products of FP32 matrices as sums of products of their 16-bit parts, on tensor cores.
+
+The Python half of kernels_cu/split_float32.cu and gemm_flagged.cu; the products of the parts are
+kernels_cu/gemm_hopper.cu's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..arrays import maker
+from ..kernels import Variant
+from ..param_structs import zeros
+from ..precisions import FLOAT32_LEAST_K, AnyParts
+from ..runtime.jit import get_kernel
+from ..targets import Device, Target
+from ..targets.repeated import Repeated
+from .gemm_task import GemmTask
+from .portable_config import GemmConfig
+from .product import (
+    ALIGNMENT,
+    K_MAJOR,
+    MN_MAJOR,
+    STRIDED,
+    Matrix,
+    Product,
+    fill_batch,
+    fill_epilogue,
+    fill_operand,
+    merge_batch,
+    product_dims,
+)
+from .sm90_gemm_config import Sm90PartsGemmConfig
+
+_NUM_THREADS, _BLOCKS = 512, 2  # of a multiprocessor
+_BLOCK_MN, _BLOCK_K = 128, 64  # split_float32.cu: kBlockMn, kBlockK
+_PITCH = 64  # elements: rows of whole 128 bytes
+_FLAGGED = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
+
+
+@dataclass(frozen=True)
+class SplitFloat32:
+    """Both operands are split into 16-bit parts in memory, by a launch of their own; `config`
+    multiplies these; a last launch computes tiles that the parts cannot stand for."""
+
+    config: Sm90PartsGemmConfig
+
+    @property
+    def num_threads(self) -> int:
+        return self.config.num_threads
+
+    def of_parts(self, task: GemmTask) -> GemmTask:
+        """The second launch's."""
+        dtype = self.config.parts.dtype
+        layout_a, layout_b = (
+            K_MAJOR if layout == STRIDED else layout for layout in (task.layout_a, task.layout_b)
+        )
+        return replace(
+            task, a=dtype, b=dtype, layout_a=layout_a, layout_b=layout_b, tma=True,
+            tma_store_epilogue=False,
+        )  # fmt: skip
+
+    def shared_bytes(self, task: GemmTask) -> int:
+        return self.config.shared_bytes(self.of_parts(task))
+
+    def variant(self, task: GemmTask) -> Variant:
+        """Of the second launch."""
+        return self.config.variant(self.of_parts(task))
+
+    def refusal(self, task: GemmTask, device: Device) -> str | None:
+        """Why this config cannot compute `task` on `device`; None: it can."""
+        if task.kernel != "gemm" or not task.a == task.b == dtypes.float32:
+            return f"SplitFloat32 is for two FP32 operands of matmul; got {task.a} and {task.b}"
+        parts = self.config.parts
+        if task.precision not in ("float32", parts.name):
+            return f'precision "{task.precision}" is not "{parts.name}"'
+        if task.precision == "float32" and (not parts.is_float32 or task.k < FLOAT32_LEAST_K):
+            return f"{parts.name} with k = {task.k} is less accurate than FP32"
+        blocks = task.batch * math.ceil(max(task.m, task.n) / _BLOCK_MN)
+        if blocks * math.ceil(task.k / _BLOCK_K) >= 2**30:
+            return "the operands have too many blocks of 128 x 64"
+        return self.config.refusal(self.of_parts(task), device)
+
+
+def split_variant(parts: AnyParts) -> Variant:
+    return Variant(
+        "split_float32",
+        (("Part", dtypes.CPP_NAMES[parts.dtype]),),
+        (("kParts", parts.count), ("kShift", parts.shift)),
+        _NUM_THREADS,
+        min_blocks=_BLOCKS,
+    )
+
+
+def flagged_variant(task: GemmTask) -> Variant:
+    """Of the last launch."""
+    return replace(_FLAGGED.variant(replace(task, precision="fma")), kernel="gemm_flagged")
+
+
+class _Split(NamedTuple):
+    """An operand's parts and scales in memory."""
+
+    parts: Matrix
+    part_step: int
+    scales: Matrix
+    num_parts: int  # elements of all matrices
+    num_scales: int
+
+
+class SplitPlan(NamedTuple):
+    """The three launches."""
+
+    split: Repeated
+    sizes: tuple[tuple[int, int], tuple[int, int]]  # of parts and scales, of a and b
+    num_lossy: int
+    dtype: np.dtype
+    product: Any
+    flagged: Repeated
+    launches: tuple[Any, ...] = ()  # each call takes memory
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: product.ARRAYS."""
+        empty = maker(xp)
+        a, b, out, bias, residual, *rest = arrays
+        (num_a, scales_a), (num_b, scales_b) = self.sizes
+        parts = empty(num_a, self.dtype), empty(num_b, self.dtype)
+        scales = empty(scales_a, np.float32), empty(scales_b, np.float32)
+        lossy = empty(self.num_lossy, np.int32)
+        self.split.launch((a, b, *parts, *scales, lossy))
+        self.product.launch(xp, (*parts, out, bias, residual, *scales, *rest[2:]))
+        self.flagged.launch((a, b, out, bias, residual, *scales, lossy))
+
+
+def split_plan(
+    target: Target,
+    product: Product,
+    task: GemmTask,
+    config: SplitFloat32,
+    plan_of: Callable[[Product], Any],
+) -> SplitPlan:
+    """plan_of(product): the plan of a product of parts."""
+    p, kind = product, config.config.parts
+    params = zeros("split_float32.cu", "SplitParams")
+    params["tolerance"], params["smallest"] = kind.tolerance(p.k), kind.smallest(p.k)
+    of_parts = config.of_parts(task)
+    splits = []
+    for i, (x, layout, size) in enumerate(
+        ((p.a, of_parts.layout_a, p.m), (_transposed(p.b), of_parts.layout_b, p.n))
+    ):
+        operand = params["operands"][i]
+        splits.append(_fill_operand(operand, x, p.batch, size, p.k, layout, kind.count))
+    a, b = splits
+    parts = p._replace(
+        a=a.parts._replace(dtype=kind.dtype),
+        b=_transposed(b.parts._replace(dtype=kind.dtype)),
+        scale_a=a.scales,
+        scale_b=_transposed(b.scales),
+        block_scales=True,
+        num_parts=kind.count,
+        part_steps=(a.part_step, b.part_step),
+    )
+    blocks = int(params["operands"]["num_blocks"].sum())
+    grid, struct = min(blocks, _BLOCKS * target.multiprocessors), target.by_value(params)
+    return SplitPlan(
+        split=Repeated(
+            get_kernel(target, split_variant(kind)),
+            grid,
+            0,
+            lambda arrays: (*arrays, struct),
+        ),
+        sizes=((a.num_parts, a.num_scales), (b.num_parts, b.num_scales)),
+        num_lossy=grid,
+        dtype=kind.dtype,
+        product=plan_of(parts),
+        flagged=_flagged(target, parts._replace(a=p.a, b=p.b), task, grid),
+    )
+
+
+def _flagged(target: Target, product: Product, task: GemmTask, num_lossy: int) -> Repeated:
+    p = product
+    params = zeros("gemm_flagged.cu", "FlaggedParams", kProducts=1)
+    tile = params["tile"]
+    fill_batch(tile["batch"], product_dims(p))
+    tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
+    tile["k_per_split"], tile["splits"] = p.k, 1
+    tile["tiles_m"], tile["tiles_n"] = (math.ceil(x / _BLOCK_MN) for x in (p.m, p.n))
+    fill_operand(tile["a"], p.a, p.scale_a, None)
+    fill_operand(tile["b"][0], p.b, p.scale_b, None)
+    fill_epilogue(params["epilogue"], p._replace(scale_a=None, scale_b=None))
+    tiles = task.batch * int(tile["tiles_m"]) * int(tile["tiles_n"])
+    params["num_tiles"], params["num_scales"] = tiles, math.ceil(p.k / _BLOCK_K)
+    params["num_lossy"] = num_lossy
+    struct = target.by_value(params)
+    return Repeated(
+        get_kernel(target, flagged_variant(task)),
+        min(tiles, 2 * target.multiprocessors),
+        _FLAGGED.shared_bytes(task),
+        lambda arrays: (*arrays, struct),
+    )
+
+
+def _transposed(x: Matrix) -> Matrix:
+    return x._replace(row=x.col, col=x.row)
+
+
+def _fill_operand(
+    operand: np.ndarray,
+    x: Matrix,
+    batch: tuple[int, ...],
+    mn: int,
+    k: int,
+    layout: int,
+    count: int,
+) -> _Split:
+    """operand: SplitOperand, zeros.  x: (mn, k); a matrix that is broadcast is split once."""
+    own = [i for i, size in enumerate(batch) if size > 1 and x.batch_strides[i]]
+    matrices = math.prod(batch[i] for i in own)
+    mn_major = layout == MN_MAJOR
+    far_step, near_step = (x.col, x.row) if mn_major else (x.row, x.col)
+    far, near = (k, mn) if mn_major else (mn, k)
+    pitch = math.ceil(near / _PITCH) * _PITCH
+    part_step, blocks = far * pitch, (math.ceil(mn / _BLOCK_MN), math.ceil(k / _BLOCK_K))
+    dims = merge_batch([batch[i] for i in own], [[x.batch_strides[i] for i in own]])
+    fill_batch(operand["batch"], [(size, 0) for size, _ in dims])
+    for d, (_, (step,)) in enumerate(dims):
+        operand["batch"]["strides"][0, d] = step
+    operand["far_step"], operand["near_step"], operand["part_step"] = far_step, near_step, part_step
+    operand["far_size"], operand["near_size"], operand["pitch"] = far, near, pitch
+    operand["num_far"], operand["num_near"] = blocks[::-1] if mn_major else blocks
+    operand["num_blocks"], operand["mn_major"] = matrices * math.prod(blocks), mn_major
+    whole = all(step % (ALIGNMENT // 4) == 0 for step in (far_step, *x.batch_strides))
+    operand["vectors"] = x.aligned and near_step == 1 and whole
+
+    def strides(of_matrix: int) -> tuple[int, ...]:
+        steps, step = [0] * len(batch), of_matrix
+        for i in reversed(own):
+            steps[i] = step
+            step *= batch[i]
+        return tuple(steps)
+
+    row, col = (1, pitch) if mn_major else (pitch, 1)
+    parts = Matrix(x.dtype, strides(count * part_step), row, col, True)
+    num_scales = math.prod(blocks)
+    scales = Matrix(np.dtype(np.float32), strides(num_scales), blocks[1], 1, True)
+    sizes = matrices * count * part_step, matrices * num_scales
+    return _Split(parts, part_step, scales, *sizes)

@@ -1,0 +1,102 @@
+"""The precisions of FP32 products: how numbers are split into 16-bit parts, and which products of
+parts are computed.
+
+Parts: Ootomo and Yokota, Int. J. High Perform. Comput. Appl. 36 (2022); Henry, Tang and Heinecke,
+ARITH 2019.  The Python half of kernels_cu/gemm/policies.cuh: Parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from . import dtypes
+from .numerics import UNIT_ROUNDOFF_32, finfo
+
+
+class Parts:
+    """x = sum over p of 2^(-shift p) part[p], `count` parts of `dtype`; the products of parts i and
+    j with i + j <= order.
+
+    is_float32: not less accurate than FP32 sums of FP32 products.
+    """
+
+    name: ClassVar[str]  # as matmul's precision
+    dtype: ClassVar[np.dtype]
+    count: ClassVar[int]
+    shift: ClassVar[int]
+    order: ClassVar[int]
+    is_float32: ClassVar[bool]
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Of a part."""
+        return float(finfo(self.dtype).unit_roundoff)
+
+    @property
+    def lost(self) -> float:
+        """What all parts of a number lose at most, relative to it, where they are normal numbers."""
+        return self.unit_roundoff**self.count
+
+    def tolerance(self, k: int) -> float:
+        """What a number may lose in its parts, relative to itself, in a product of depth k: more
+        than they always do, and up to an eighth of what FP32 sums may."""
+        return max(k / 8 * UNIT_ROUNDOFF_32, 2 * self.lost)
+
+    def smallest(self, k: int) -> float:
+        """The smallest magnitude, of a block whose largest is 2^14, that parts stand for.  Of FP16
+        a first part may be subnormal: tensor cores align its products as if it were not, so they
+        lose more, `aligned_loss` in all."""
+        return 2.0**-14 * 192 / max(k, 1) if self.dtype == dtypes.float16 else 2.0**-90
+
+    def aligned_loss(self, k: int) -> float:
+        """Of a sum of k products, relative to that of the absolute values: TENSOR_16's two steps of
+        24 units, of products k / 192 times as large."""
+        return k / 4 * UNIT_ROUNDOFF_32 if self.dtype == dtypes.float16 else 0.0
+
+    @property
+    def dropped(self) -> tuple[tuple[int, int], ...]:
+        """The products of parts that are not computed."""
+        pairs = ((i, j) for i in range(self.count) for j in range(self.count))
+        return tuple((i, j) for i, j in pairs if i + j > self.order)
+
+    @property
+    def cpp(self) -> str:
+        return f"gemm::Parts<{self.count}, {self.shift}, {self.order}>"
+
+
+@dataclass(frozen=True)
+class Fp16x3(Parts):
+    """Two FP16 parts, 22 bits; without the product of the second ones."""
+
+    name, dtype, count, shift, order, is_float32 = "fp16x3", dtypes.float16, 2, 11, 1, True
+
+
+@dataclass(frozen=True)
+class Bf16x3(Parts):
+    """Two BF16 parts, 16 bits; without the product of the second ones."""
+
+    name, dtype, count, shift, order, is_float32 = "bf16x3", dtypes.bfloat16, 2, 0, 1, False
+
+
+@dataclass(frozen=True)
+class Bf16x6(Parts):
+    """Three BF16 parts, 24 bits; products of at least 2^-16 of the largest."""
+
+    name, dtype, count, shift, order, is_float32 = "bf16x6", dtypes.bfloat16, 3, 0, 2, True
+
+
+@dataclass(frozen=True)
+class Bf16x9(Parts):
+    """Three BF16 parts, 24 bits; all products."""
+
+    name, dtype, count, shift, order, is_float32 = "bf16x9", dtypes.bfloat16, 3, 0, 4, True
+
+
+AnyParts = Fp16x3 | Bf16x3 | Bf16x6 | Bf16x9
+SPLITS: dict[str, AnyParts] = {p.name: p for p in (Fp16x3(), Bf16x3(), Bf16x6(), Bf16x9())}
+PRECISIONS = ("float32", "fma", *SPLITS)
+FLOAT32_LEAST_K = 128
+"""From this K on the bounds of the parts that are_float32 are at most FP32's, (K + 2) u."""

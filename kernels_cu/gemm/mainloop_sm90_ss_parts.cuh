@@ -1,0 +1,182 @@
+// The mainloop of FP32 operands as 16-bit parts (split_float32.cu), both from shared memory:
+//     A @ B = scale * sum over i, j of 2^(-kShift (i + j)) A_i @ B_j.
+// A k tile has kParts stages: the last parts of A and of B, ..., the first ones.  Tensor cores
+// truncate, so partial accumulators are promoted to FP32 every 32 of k.  One has the small products
+// first, then A_0 @ B_0 on top.  The tensor cores fill one partial accumulator while the warpgroup
+// promotes the other.
+#pragma once
+#include "gemm/mainloop_sm90.cuh"
+
+namespace gemm {
+
+template <class Parts, class Operands, class Tile, class Stages, class Schedule, class Cluster>
+struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> {
+    using Base = MainloopSm90<Operands, Tile, Stages, Schedule, Cluster>;
+    using Base::clear;
+    using Base::kClusterSize;
+    using Base::kCols;
+    using Base::kMmaK;
+    using Base::kMmasM;
+    using Base::kMulticast;
+    using Base::kStages;
+    using Base::kTileK;
+    using typename Base::Accumulator;
+    using typename Base::ColElement;
+    using typename Base::PipelineState;
+    using typename Base::RowElement;
+    using typename Base::SharedStorage;
+    using typename Base::StageCols;
+    using typename Base::StageRows;
+    static constexpr int kParts = Parts::kCount, kOrder = Parts::kOrder;
+    static constexpr int kStagesPerKTile = kParts;
+    static constexpr bool kScaledParts = true;
+    static_assert(Base::kCooperative && !Base::kSwapAB && kMmasM == 1 && kStages % kParts == 0 &&
+                      kTileK == 64 && Base::kRows == 128 && kCols == 128,
+                  "a tile's blocks of scales are the split's");
+
+    // Scales of A's row of blocks and B's column of blocks, one per k tile.
+    struct WorkTile : Base::WorkTile { const float *scales_a, *scales_b; };
+
+    // A k tile's work on its two partial accumulators, each of half of k: the small products of
+    // either, then A_0 @ B_0 of either.
+    static constexpr int kChunks = 4, kChunkK = kTileK / 2;
+    static_assert(kOrder == 1 || Parts::kShift == 0, "the small products have one scale");
+    using Partial = float[kCols / 2];
+
+    struct Consumer {
+        SharedStorage& storage;
+        const WorkTile& work;
+        Accumulator& accumulator;
+        PipelineState arriving;  // the next stage to wait for
+        int stage, next_stage;   // first stages of this k tile and the next
+        float scale, next_scale;
+
+        DEVICE Consumer(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator)
+            : storage(storage),
+              work(work),
+              accumulator(accumulator),
+              arriving(work.state),
+              stage(work.state.stage),
+              next_stage(after(stage)),
+              scale(0),
+              next_scale(scale_of(0)) {}
+        DEVICE static int after(int stage) {
+            return stage + kParts == kStages ? 0 : stage + kParts;
+        }
+        DEVICE float scale_of(int k) const { return work.scales_a[k] * work.scales_b[k]; }
+
+        // Issues chunk kChunk of the k tile whose stages begin with `first`.
+        template <int kChunk> DEVICE void issue(int first, Partial& partial) {
+            if constexpr (kChunk == 0) {
+#pragma unroll
+                for (int i = 0; i < kParts; ++i) {
+                    storage.pipeline.consumer_wait(arriving);
+                    arriving.advance();
+                }
+            }
+            constexpr bool kSmall = kChunk < 2;
+            constexpr int kBegin = kChunk % 2 * kChunkK;
+            const uint64_t rows = advance(StageRows::descriptor(storage.rows[0], work.row, 0),
+                                          first * StageRows::kBytes);
+            const uint64_t cols =
+                advance(StageCols::descriptor(storage.cols[0], 0, 0), first * StageCols::kBytes);
+            bool accumulate = !kSmall;
+            wgmma_fence(partial);
+#pragma unroll
+            for (int order = kSmall ? kOrder : 0; order >= int(kSmall); --order) {
+#pragma unroll
+                for (int i = 0; i < kParts; ++i) {
+                    const int j = order - i;
+                    if (j < 0 || j >= kParts) continue;
+                    const int of_a = (kParts - 1 - i) * StageRows::kBytes;
+                    const int of_b = (kParts - 1 - j) * StageCols::kBytes;
+#pragma unroll
+                    for (int k = kBegin; k < kBegin + kChunkK; k += kMmaK) {
+                        wgmma<RowElement, ColElement, StageRows::kMajor, StageCols::kMajor>(
+                            partial, advance(rows, of_a + StageRows::step(k)),
+                            advance(cols, of_b + StageCols::step(k)), accumulate);
+                        accumulate = true;
+                    }
+                }
+            }
+            wgmma_commit();
+        }
+        // What follows a chunk's products.
+        template <int kChunk> DEVICE void finish(Partial& partial) {
+            if constexpr (kChunk == 1) {
+#pragma unroll
+                for (int i = 0; i < kParts - 1; ++i) storage.pipeline.consumer_release(stage + i);
+            }
+            if constexpr (kChunk == kChunks - 1)
+                storage.pipeline.consumer_release(stage + kParts - 1);
+            if constexpr (kChunk < 2 && Parts::kShift > 0) {
+#pragma unroll
+                for (int i = 0; i < kCols / 2; ++i) partial[i] *= Parts::kUnit;
+            }
+            if constexpr (kChunk >= 2) {
+#pragma unroll
+                for (int i = 0; i < kCols / 2; ++i) accumulator[0][i] += scale * partial[i];
+            }
+        }
+        // `partial` has been issued.  Issues the next chunk into `other`.
+        template <int kChunk, bool kLast> DEVICE void step(Partial& partial, Partial& other) {
+            constexpr bool kEnd = kChunk + 1 == kChunks;
+            if constexpr (!kEnd) issue<kChunk + 1>(stage, other);
+            else if constexpr (!kLast) issue<0>(next_stage, other);
+            wgmma_wait<kEnd && kLast ? 0 : 1>(partial);
+            finish<kChunk>(partial);
+            if constexpr (!kEnd) step<kChunk + 1, kLast>(other, partial);
+        }
+        DEVICE void run() {
+            Partial even, odd;
+            issue<0>(stage, even);
+#pragma unroll 1
+            for (int k = 1; k < work.num_k_tiles; ++k) {
+                scale = next_scale;
+                next_scale = scale_of(k);
+                step<0, false>(even, odd);
+                stage = next_stage;
+                next_stage = after(stage);
+            }
+            scale = next_scale;
+            if (work.num_k_tiles > 0) {
+                step<0, true>(even, odd);
+            } else {  // unreachable: ptxas needs a wait on every path
+                wgmma_wait<0>(even);
+                accumulator[0][0] += even[0];
+            }
+        }
+    };
+
+    DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
+        clear(accumulator);
+        Consumer(storage, work, accumulator).run();
+    }
+
+    // Base::load, of each part, the last first.  Parts are adjacent in the maps' batch.
+    DEVICE static void load(SharedStorage& storage, PipelineState& state, const TensorMap& row_map,
+                            const TensorMap& col_map, int stage_bytes, int first, int num_k_tiles,
+                            int row, int col, int row_batch, int col_batch, int, bool has_rows) {
+#pragma unroll 1
+        for (int i = 0; i < kParts * num_k_tiles; ++i) {
+            const int k_tile = i / kParts, part = kParts - 1 - (i - k_tile * kParts);
+            const int k = (first + k_tile) * kTileK;
+            Barrier& full = storage.pipeline.full[state.stage];
+            storage.pipeline.producer_acquire(state);
+            full.arrive_expect_tx(has_rows ? stage_bytes : int(StageCols::kBytes));
+            if (has_rows) {
+                StageRows::load(storage.rows[state.stage], row_map, full, k, row, row_batch + part);
+            }
+            if constexpr (kMulticast) {
+                StageCols::template load_multicast<kClusterSize>(storage.cols[state.stage], col_map,
+                                                                 full, k, col, col_batch + part,
+                                                                 cluster_rank());
+            } else {
+                StageCols::load(storage.cols[state.stage], col_map, full, k, col, col_batch + part);
+            }
+            state.advance();
+        }
+    }
+};
+
+}  // namespace gemm

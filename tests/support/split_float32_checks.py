@@ -1,0 +1,117 @@
+"""Checks of FP32 products by 16-bit parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from products import MATMUL, compare, to_numpy
+
+import cupykern
+from cupykern import inputs
+from cupykern.gemm.sm90_gemm_config import Sm90PartsGemmConfig
+from cupykern.gemm.sm90_policies import NO_CLUSTER, Multicast, SplitK
+from cupykern.gemm.split_float32 import SplitFloat32
+from cupykern.precisions import SPLITS, AnyParts, Bf16x6, Fp16x3
+
+FP16X3, BF16X6 = (SplitFloat32(Sm90PartsGemmConfig(parts)) for parts in (Fp16x3(), Bf16x6()))
+
+
+def operands(
+    target: Any, kind: str, m: int, n: int, k: int, layout_a: str = "C", layout_b: str = "F"
+) -> tuple[Any, Any]:
+    dtype = np.dtype(np.float32)
+    a = inputs.values(kind, (m, k), dtype, 1)
+    b = inputs.values(kind, (k, n), dtype, 2)
+    return (
+        inputs.with_layout(a, layout_a, target.xp),
+        inputs.with_layout(b, layout_b, target.xp),
+    )
+
+
+def check_bound(
+    target: Any, parts: AnyParts, cluster: Multicast | SplitK = NO_CLUSTER, **sizes: Any
+) -> None:
+    """Tails in all three sizes, more than one tile."""
+    sizes = {"m": 140, "n": 272, "k": 200} | sizes
+    for kind in ("normal", "same_sign"):
+        a, b = operands(target, kind, **sizes)
+        config = SplitFloat32(Sm90PartsGemmConfig(parts, cluster=cluster))
+        comparison = compare(MATMUL, a, b, precision=parts.name, config=config)
+        assert comparison.ok, f"{parts.name} {kind} {sizes}: {comparison}"
+
+
+def check_flagged(target: Any) -> None:
+    """One number in each of three tiles: their tiles are those of multiply-adds, others not."""
+    a, b = operands(target, "normal", 400, 400, 200)
+    plain = cupykern.matmul(a, b, precision="fp16x3", config=FP16X3)
+    by_fma = cupykern.matmul(a, b, precision="fma")
+    a[3, 5], a[150, 130], b[199, 399] = np.inf, 1e30, np.nan
+    for config in (FP16X3, BF16X6):
+        name = config.config.parts.name
+        y = to_numpy(cupykern.matmul(a, b, precision=name, config=config))
+        expected = to_numpy(cupykern.matmul(a, b, precision="fma"))
+        np.testing.assert_array_equal(y[:256], expected[:256])
+        np.testing.assert_array_equal(y[:, 384:], expected[:, 384:])
+        assert np.isnan(y[:, 399]).all() and not np.isnan(y[4:, :399]).any()
+    np.testing.assert_array_equal(to_numpy(plain)[256:, :384], _others(target, a, b))
+    assert (to_numpy(plain) != to_numpy(by_fma)).any()
+
+
+def _others(target: Any, a: Any, b: Any) -> np.ndarray:
+    y = cupykern.matmul(a, b, precision="fp16x3", config=FP16X3)
+    return to_numpy(y)[256:, :384]
+
+
+def check_exponents(target: Any) -> None:
+    """What parts cannot hold beside larger numbers of its block is multiplied by itself."""
+    a, b = np.zeros((128, 256), np.float32), np.zeros((256, 128), np.float32)
+    a[:, 0], a[:, 1] = 1.0, 1.2345678e-30
+    b[1] = 1.0
+    for config in (FP16X3, BF16X6):
+        y = cupykern.matmul(*map(target.xp.asarray, (a, b)), config=config)
+        np.testing.assert_allclose(to_numpy(y), float(a[0, 1]), rtol=2.0**-22)
+
+
+def check_integers(target: Any) -> None:
+    """Exact where the sums of |a b| are less than 2^24, whatever parts would drop."""
+    rng = np.random.default_rng(3)
+    a, b = np.zeros((150, 256), np.float32), np.zeros((256, 140), np.float32)
+    a[:, 0], b[0] = rng.integers(2049, 4096, 150), rng.integers(2049, 4096, 140)
+    a[:, 200], b[200] = 2**21 - 1, rng.integers(0, 4, 140)
+    expected = a.astype(np.float64) @ b
+    for config in (FP16X3, BF16X6):
+        y = cupykern.matmul(*map(target.xp.asarray, (a, b)), config=config)
+        np.testing.assert_array_equal(to_numpy(y), expected)
+
+
+def check_scales(target: Any) -> None:
+    """Powers of two leave the bits of the significands, from 2^-60 to 2^60."""
+    a, b = operands(target, "normal", 130, 140, 200)
+    y = cupykern.matmul(a, b, config=FP16X3)
+    for i, j in ((-60, 40), (-30, -30), (60, 0), (20, -20)):
+        scaled = cupykern.matmul(a * np.float32(2.0**i), b * np.float32(2.0**j), config=FP16X3)
+        np.testing.assert_array_equal(to_numpy(scaled), to_numpy(y) * 2.0 ** (i + j))
+
+
+def check_epilogue(target: Any) -> None:
+    """alpha, bias of columns, activation, residual; out of other dtypes; batches that broadcast."""
+    xp, rng = target.xp, np.random.default_rng(4)
+    a = xp.asarray(rng.standard_normal((3, 1, 70, 200)), np.float32)
+    b = xp.asarray(rng.standard_normal((2, 200, 144)), np.float32)
+    bias = xp.asarray(rng.standard_normal(144), np.float32)
+    residual = xp.asarray(rng.standard_normal((3, 2, 70, 144)), np.float32)
+    for options in (
+        {},
+        {"bias": bias, "activation": "gelu", "alpha": -0.3},
+        {"bias": bias, "residual": residual},
+        {"out_dtype": "bfloat16", "bias": bias},
+    ):
+        for config in (FP16X3, BF16X6):
+            assert compare(MATMUL, a, b, config=config, **options).ok
+
+
+def check_one_chunk(target: Any) -> None:
+    """Sums of one sign: truncated without promotion, they would lose 2^-17."""
+    for parts in SPLITS.values():
+        check_bound(target, parts, k=2048, m=64, n=64)
