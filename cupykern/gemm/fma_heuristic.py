@@ -47,7 +47,7 @@ def _configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
         config
         for tile in TILES
         for splits in _SPLITS
-        if splits == 1 or task.k >= splits * BLOCK
+        if splits == 1 or (task.k >= splits * BLOCK and _is_open(tile, task, splits, device.arch))
         if (config := replace(tile, splits=splits)).refusal(task, device) is None
     ]
     if not found:
@@ -56,6 +56,12 @@ def _configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
     best = min(found, key=lambda config: estimate(config, task, sms))
     same = [config for config in found if config.splits == best.splits]
     return tuple(sorted(same, key=lambda c: estimate(c, task, device.multiprocessors)))
+
+
+def _is_open(tile: FmaGemmConfig, task: GemmTask, splits: int, arch: str) -> bool:
+    """Whether SMs have room for so many splits of each tile, or nearly."""
+    tiles = math.ceil(task.m / tile.tile_m) * math.ceil(task.n / tile.tile_n)
+    return tiles * splits <= 1.1 * tile.min_blocks * multiprocessors(arch)
 
 
 def estimate(config: FmaGemmConfig, task: GemmTask, sms: int) -> float:
