@@ -60,38 +60,36 @@ struct StageCopier {
     static constexpr int kThreads = kThreadsMn * kThreadsK;
     static_assert(kCountMn * kThreadsMn == kColumns && kCountK * kThreadsK == kTileK,
                   "whole copies");
-    const float* from[kCountMn];
-    int64_t k_stride;
+    const float* from[kCountMn];  // of the next copies
+    int64_t step;
     int k, mn;
 
     // data: the operand's element (0, 0); extent: its rows of A or columns of B.
     DEVICE StageCopier(const float* data, int64_t mn_stride, int64_t k_stride, int64_t first_mn,
                        int64_t extent)
-        : k_stride(kCopy == kAlongK ? 1 : k_stride) {
+        : step(kThreadsK * k_stride) {
         const int thread = int(threadIdx.x);
         k = kCopy == kAlongK ? thread % kThreadsK : thread / kThreadsMn;
         mn = (kCopy == kAlongK ? thread / kThreadsK : thread % kThreadsMn) * kWidth;
 #pragma unroll
         for (int i = 0; i < kCountMn; ++i) {
             const int64_t row = first_mn + mn + i * kThreadsMn * kWidth, last = extent - kWidth;
-            from[i] = data + (row < last ? row : last) * mn_stride + k * this->k_stride;
+            from[i] = data + (row < last ? row : last) * mn_stride + k * k_stride;
         }
     }
     // Issues the copies of the next stage, of which num_k of k exist; the rest becomes zero.
     DEVICE void start(Tile& tile, int num_k) {
-        if (kThreads == kNumThreads || int(threadIdx.x) < kThreads) {
+        if (kThreads < kNumThreads && int(threadIdx.x) >= kThreads) return;
+#pragma unroll
+        for (int i = 0; i < kCountMn; ++i) {
 #pragma unroll
             for (int j = 0; j < kCountK; ++j) {
-#pragma unroll
-                for (int i = 0; i < kCountMn; ++i) {
-                    copy_async<4 * kWidth>(
-                        &tile.elements[k + j * kThreadsK][mn + i * kThreadsMn * kWidth],
-                        from[i] + j * kThreadsK * k_stride, k + j * kThreadsK < num_k);
-                }
+                copy_async<4 * kWidth>(
+                    &tile.elements[k + j * kThreadsK][mn + i * kThreadsMn * kWidth], from[i],
+                    k + j * kThreadsK < num_k);
+                from[i] += kCopy == kAlongK ? kThreadsK : step;
             }
         }
-#pragma unroll
-        for (int i = 0; i < kCountMn; ++i) from[i] += kTileK * k_stride;
     }
 };
 
@@ -167,8 +165,8 @@ DEVICE void multiply(Stage (&stages)[kStages], CopierA& a, CopierB& b, int num_k
                 stage = stage + 1 < kStages ? stage + 1 : 0;
             }
             fragments[(k + 1) % 2].load(stages[stage], thread, (k + 1) % kTileK);
-            if (k == 0) a.start(stages[next].a, to_copy);
-            if (k == kTileK / 2 - 1) {
+            if (k == 0) {
+                a.start(stages[next].a, to_copy);
                 b.start(stages[next].b, to_copy);
                 copy_async_commit();
                 to_copy -= kTileK;
