@@ -20,7 +20,7 @@ struct GemmFmaParams {
 constexpr int kRun = 4, kRunsN = kThreadN / kRun, kRuns = kThreadM * kRunsN;
 // Runs of a thread that fit the stages' memory.
 constexpr int kStageRuns = int(sizeof(gemm::Stage)) * kStages / (16 * kNumThreads);
-constexpr int kStagedRuns = kStageRuns >= kRuns ? kRuns
+constexpr int kStagedRuns = kStageRuns >= kRuns       ? kRuns
                             : kStageRuns >= kRuns / 2 ? kRuns / 2
                             : kStageRuns >= kRuns / 4 ? kRuns / 4
                                                       : kRuns / 8;
@@ -44,17 +44,17 @@ KERNEL void gemm_fma(const float* a, const float* b, void* out, const void* bias
     {
         const int64_t first_k = work.split * params.k_per_split;
         gemm::CopierA copier_a(a + offset(kA) + first_k * params.a.col, params.a.row, params.a.col,
-                              work.row, params.epilogue.m);
+                               work.row, params.epilogue.m);
         gemm::CopierB copier_b(b + offset(kB) + first_k * params.b.row, params.b.col, params.b.row,
-                              work.col, params.epilogue.n);
+                               work.col, params.epilogue.n);
         const int64_t num_k = params.k - first_k;
         gemm::multiply(storage.stages, copier_a, copier_b,
-                      int(num_k < params.k_per_split ? num_k : params.k_per_split), thread, acc);
+                       int(num_k < params.k_per_split ? num_k : params.k_per_split), thread, acc);
     }
-    const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
-        params.epilogue, out, bias, residual, scale_a, scale_b,
-        offset(kOut) + work.split * params.split_stride, offset(kBias), offset(kResidual),
-        offset(kScaleA), offset(kScaleB));
+    const MatrixEpilogue epilogue =
+        MatrixEpilogue::of_matrix(params.epilogue, out, bias, residual, scale_a, scale_b,
+                                  offset(kOut) + work.split * params.split_stride, offset(kBias),
+                                  offset(kResidual), offset(kScaleA), offset(kScaleB));
     if (epilogue.is_scaled_float()) {
 #pragma unroll
         for (int i = 0; i < kRuns; ++i) {

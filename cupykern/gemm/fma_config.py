@@ -80,7 +80,10 @@ class FmaGemmConfig:
                 return _VECTORS
             return _ALONG_K if layout == K_MAJOR else _ALONG_MN
 
-        return copy_of(task.layout_a, task.m), copy_of(task.layout_b, task.n)
+        a, b = copy_of(task.layout_a, task.m), copy_of(task.layout_b, task.n)
+        if _ALONG_MN in (a, b):  # fewer variants of what is rare
+            a, b = (_ALONG_MN if copy == _VECTORS else copy for copy in (a, b))
+        return a, b
 
     def variant(self, task: GemmTask) -> Variant:
         copy_a, copy_b = self.copies(task)

@@ -161,7 +161,14 @@ class GemmPlan(NamedTuple):
 
 
 AnyPlan = (
-    GemmPlan | FmaGemmPlan | SkinnyGemmPlan | Sm90Plan | ConvertedPlan | DecodedPlan | SplitPlan | NormalizedPlan
+    GemmPlan
+    | FmaGemmPlan
+    | SkinnyGemmPlan
+    | Sm90Plan
+    | ConvertedPlan
+    | DecodedPlan
+    | SplitPlan
+    | NormalizedPlan
 )
 
 

@@ -116,8 +116,6 @@ def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any)
         num_splits=num_splits,
         size=size,
         kernel=get_kernel(target, REDUCE_SPLIT_K),
-        grid=min(
-            -(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors
-        ),
+        grid=min(-(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors),
         params=target.by_value(params),
     )

@@ -131,9 +131,8 @@ struct MatrixEpilogue {
 
     // Whether the result is alpha * accumulator, FP32 and of contiguous columns.
     DEVICE bool is_scaled_float() const {
-        return !bias && !residual && !scale_a && !scale_b &&
-               params.activation == kNoActivation && params.out_dtype == kFloat &&
-               params.out.col == 1;
+        return !bias && !residual && !scale_a && !scale_b && params.activation == kNoActivation &&
+               params.out_dtype == kFloat && params.out.col == 1;
     }
     // Stores such a run: short code, for unrolled loops.
     template <int kRun>
