@@ -19,7 +19,7 @@ from .product import BLOCK
 
 TILES = (
     FmaGemmConfig(128, 256, 8, 8, 16, 4),
-    FmaGemmConfig(128, 128, 16, 8, 8, 3, 2),
+    FmaGemmConfig(128, 128, 8, 16, 8, 4, 2),
     FmaGemmConfig(64, 64, 16, 8, 4, 4, 4),
     FmaGemmConfig(16, 256, 16, 4, 4, 4, 2),
     FmaGemmConfig(256, 16, 16, 4, 4, 4, 2),

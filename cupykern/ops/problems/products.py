@@ -218,8 +218,9 @@ def variants(
                 found[dequantize_8bit.variant(b, a)] = None
         if a == dtypes.float32:
             found[REDUCE_SPLIT_K] = None
-            for layouts in itertools.product((K_MAJOR, MN_MAJOR, STRIDED), repeat=2):
-                task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts)
+            kinds = K_MAJOR, MN_MAJOR, STRIDED
+            for of_a, of_b in itertools.product(kinds, kinds):
+                task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
             continue
