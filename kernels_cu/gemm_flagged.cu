@@ -1,16 +1,16 @@
 // gemm_flagged.cu: the tiles of a product of FP32 matrices that 16-bit parts cannot stand for
-// (split_float32.cu), by FP32 multiply-adds; as gemm.cu.
+// (split_float32.cu), by FP32 multiply-adds; as gemm_fma.cu.
 //
-// Constants: those of parts/mainloop.cuh; tiles of 128 x 128, as the blocks of scales.
-// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(GemmStorage).
-#include "parts/epilogue.cuh"
-#include "parts/gemm_tile.cuh"
+// Constants: those of gemm/mainloop_fma.cuh; tiles of 128 x 128, as the blocks of scales.
+// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(GemmFmaStorage).
+#include "gemm/tile_fma.cuh"
 
 struct FlaggedParams {
-    TileParams tile;  // block_scales: of a's rows of blocks and b's columns of blocks
-    EpilogueParams epilogue;
+    GemmFmaParams product;
+    int64_t scales_row, scales_col;            // of a's rows of blocks and b's columns of blocks
     int64_t num_tiles, num_scales, num_lossy;  // num_scales: along k
 };
+static_assert(kTileM == 128 && kTileN == 128, "a tile has one row and column of blocks");
 
 // Whether one of the scales along k of the tile's rows or columns is negative.  All warps look at
 // all of them.
@@ -22,35 +22,24 @@ DEVICE bool is_flagged(const float* scales_a, const float* scales_b, int64_t cou
 }
 
 // lossy: split_float32's, by which most launches end.
-KERNEL void gemm_flagged(const void* a, const void* b, void* out, const void* bias,
+KERNEL void gemm_flagged(const float* a, const float* b, void* out, const void* bias,
                          const void* residual, const float* scales_a, const float* scales_b,
                          const int32_t* lossy, const FlaggedParams params) {
-    SHARED_STORAGE(GemmStorage, storage);
+    SHARED_STORAGE(GemmFmaStorage, storage);
     bool any = false;
     for (int64_t i = lane_id(); i < params.num_lossy; i += kWarpSize) any |= lossy[i] != 0;
     if (!vote_any(any)) return;
-    static_assert(kTileM == 128 && kTileN == 128, "a tile has one row and column of blocks");
-    const WarpCoord warp = WarpCoord::here();
-    const TileParams& tile = params.tile;
+    const GemmFmaParams& product = params.product;
     for (int64_t index = blockIdx.x; index < params.num_tiles; index += gridDim.x) {
-        const GemmWorkTile work = work_tile_of(tile, uint32_t(index));
-        const auto offset = [&](Operand operand) { return tile.batch.offset(operand, work.batch); };
-        const int64_t row = work.row / kTileM * tile.a.block_scales.row;
-        const int64_t col = work.col / kTileN * tile.b[0].block_scales.col;
-        if (!is_flagged(scales_a + offset(kScaleA) + row, scales_b + offset(kScaleB) + col,
-                        params.num_scales)) {
-            continue;
-        }
-        AccumulatorTile acc{};
-        accumulate_tile(storage, tile, work, warp, {a, nullptr, nullptr}, {{b, nullptr, nullptr}},
-                        nullptr, kSinglePass, acc);
-        const MatrixEpilogue epilogue =
-            MatrixEpilogue::of_matrix(params.epilogue, out, bias, residual, nullptr, nullptr,
-                                      offset(kOut), offset(kBias), offset(kResidual), 0, 0);
-        for_each_run(storage, warp, acc,
-                     [&](int r, int c, const ElementAccumulator(&runs)[1][kRun]) {
-                         epilogue.store(work.row + r, work.col + c, runs[0]);
-                     });
-        sync_block();  // the next tile's stages overwrite the fragments
+        const GemmWorkTile work = GemmWorkTile::of_block(
+            uint32_t(index), uint32_t(product.tiles_m), uint32_t(product.tiles_n),
+            uint32_t(product.batch_size), kTileM, kTileN);
+        const int64_t row =
+            product.batch.offset(kScaleA, work.batch) + work.row / kTileM * params.scales_row;
+        const int64_t col =
+            product.batch.offset(kScaleB, work.batch) + work.col / kTileN * params.scales_col;
+        if (!is_flagged(scales_a + row, scales_b + col, params.num_scales)) continue;
+        compute_tile(storage, product, {a, b, out, bias, residual}, work);
+        sync_block();  // the next tile's stages overwrite the epilogue's runs
     }
 }

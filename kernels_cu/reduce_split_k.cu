@@ -6,8 +6,8 @@
 #include "parts/epilogue.cuh"
 
 struct SplitKParams {
-    EpilogueParams epilogue;  // n: a multiple of kRun
-    int64_t num_splits;       // contiguous, m x n elements each
+    EpilogueParams epilogue;
+    int64_t num_splits;  // contiguous, of m rows of whole runs each
 };
 
 constexpr int kRun = 4;
@@ -16,7 +16,8 @@ KERNEL void reduce_split_k(const float* partials, void* out, const void* bias, c
                            const float* scale_a, const float* scale_b, const SplitKParams params) {
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(params.epilogue, out, bias, residual,
                                                               scale_a, scale_b, 0, 0, 0, 0, 0);
-    const int64_t row_runs = params.epilogue.n / kRun, num_runs = params.epilogue.m * row_runs;
+    const int64_t row_runs = (params.epilogue.n + kRun - 1) / kRun,
+                  num_runs = params.epilogue.m * row_runs;
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
     int64_t run = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     for (; run < num_runs; run += step) {

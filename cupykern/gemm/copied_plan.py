@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import dtypes
 from ..arrays import maker, steps_of
 from ..kernels import Variant
 from ..param_structs import zeros
@@ -142,6 +143,9 @@ def copies(
         for name, x in others.items():
             if layout_of(x, x.row, x.col, k, n) != to_b:
                 found[name] = to_b == K_MAJOR
+        if a.dtype == dtypes.float32:  # read by elements, unless these are far apart
+            near = {"a": 1 in (a.row, a.col), "b": 1 in (b.row, b.col)}
+            found = {name: columns for name, columns in found.items() if not near[name]}
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
         least = _MANY // 8 if all(copy.rows for copy in made) else _MANY
         return made if m * n * k >= least else ()

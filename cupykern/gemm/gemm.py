@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import dtypes
 from ..arrays import maker
 from ..kernels import Variant
 from ..param_structs import zeros
@@ -20,10 +21,11 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
-from . import portable_heuristic, skinny_gemm, sm90_heuristic
+from . import float32_heuristic, portable_heuristic, skinny_gemm, sm90_heuristic
 from .decode_first import DecodeFirst
 from .dequantize_8bit import ConvertedPlan, converted_plan
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
+from .fma_config import FmaGemmConfig, FmaGemmPlan, fma_gemm_plan
 from .gemm_task import GemmTask, make_task
 from .logits import NormalizedPlan, fill_logits, normalized_plan
 from .portable_config import GemmConfig
@@ -41,13 +43,13 @@ from .product import (
     fill_operand,
     product_dims,
 )
-from .split_float32 import SplitFloat32, SplitPlan as PartsPlan, split_plan as parts_plan
 from .skinny_gemm import SkinnyGemmConfig, SkinnyGemmPlan, skinny_gemm_plan
 from .skinny_logits import skinny_logits_plan
 from .sm90_epilogue import fits_tma_store
 from .sm90_heuristic import Sm90AnyConfig
 from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import Sm90Plan, sm90_plan
+from .split_float32 import PartsPlan, SplitFloat32, parts_plan
 from .split_plan import SplitKWorkspace, SplitPlan, split_plan
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
@@ -56,7 +58,7 @@ _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pa
 # --- configs -----------------------------------------------------------------------------------
 
 
-AnyConfig = GemmConfig | SkinnyGemmConfig | Sm90AnyConfig | SplitFloat32
+AnyConfig = GemmConfig | FmaGemmConfig | SplitFloat32 | SkinnyGemmConfig | Sm90AnyConfig
 
 
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
@@ -95,6 +97,8 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
 def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
     """The number of SMs decides between tiles, whose accumulators agree bit for bit, but not about
     splits of k."""
+    if task.a == dtypes.float32:
+        return float32_heuristic.configs(task, device)
     portable = portable_heuristic.configs(task, device)
     hopper = sm90_heuristic.configs(task, device)
     skinny = skinny_gemm.configs(task, device)
@@ -112,7 +116,7 @@ def _traits(task: GemmTask) -> tuple[dict[str, int], dict[str, Any]]:
 
 FAMILY = Family(
     "gemm",
-    (GemmConfig, SkinnyGemmConfig, SplitFloat32, *sm90_heuristic.CONFIGS),
+    (GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, *sm90_heuristic.CONFIGS),
     _configs,
     lambda config, task, device: config.refusal(task, device),
     variant,
@@ -158,7 +162,14 @@ class GemmPlan(NamedTuple):
 
 
 AnyPlan = (
-    GemmPlan | SkinnyGemmPlan | Sm90Plan | ConvertedPlan | DecodedPlan | SplitPlan | NormalizedPlan
+    GemmPlan
+    | FmaGemmPlan
+    | SkinnyGemmPlan
+    | Sm90Plan
+    | ConvertedPlan
+    | DecodedPlan
+    | SplitPlan
+    | NormalizedPlan
 )
 
 
@@ -198,7 +209,7 @@ def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> Any
 
 def _plan_of(
     target: Target, product: Product, task: GemmTask, config: AnyConfig
-) -> GemmPlan | SkinnyGemmPlan | Sm90Plan | ConvertedPlan | DecodedPlan | SplitPlan:
+) -> GemmPlan | FmaGemmPlan | SkinnyGemmPlan | Sm90Plan | ConvertedPlan | DecodedPlan | SplitPlan:
     """`gemm_plan`'s, but for the softmax of logits."""
     if isinstance(config, GemmConfig):
         return _portable_plan(target, product, task, config)
@@ -207,6 +218,8 @@ def _plan_of(
         return parts_plan(
             target, product, task, config, lambda p: sm90_plan(target, p, parts, config.config)
         )
+    if isinstance(config, FmaGemmConfig):
+        return fma_gemm_plan(target, product, task, config)
     if isinstance(config, SplitKWorkspace):
         splits, of_part = config.splits, config.config
         return split_plan(target, product, splits, lambda part: gemm_plan(target, part, of_part))

@@ -91,9 +91,14 @@ def must_be_copied(a: Matrix, b: Matrix, k: int, m: int) -> bool:
 def layouts(
     a: Matrix, b: Matrix, k: int, m: int, n: int, block_scales: bool = False
 ) -> tuple[int, int]:
-    """How the mainloop reads the operands: both by vectors, or both element by element."""
+    """How the mainloop reads the operands: both by vectors, or both element by element.
+
+    FP32's reads each by itself, and K-major ones by elements that may be misaligned.
+    """
     if b.dtype == FP4:
         return K_MAJOR, K_MAJOR
+    if a.dtype == dtypes.float32:
+        return _layout_of_fp32(a, a.col, a.row, k, m), _layout_of_fp32(b, b.row, b.col, k, n)
     found = layout_of(a, a.col, a.row, k, m), layout_of(b, b.row, b.col, k, n)
     vectors = by_vectors(a.dtype, b.dtype, *found, block_scales)
     return found if vectors else (STRIDED, STRIDED)
@@ -140,6 +145,12 @@ def layout_of(x: Matrix, k_step: int, mn_step: int, k: int, mn: int) -> int:
     if contiguous(k_step, k, mn_step, mn):
         return K_MAJOR
     return MN_MAJOR if contiguous(mn_step, mn, k_step, k) else STRIDED
+
+
+def _layout_of_fp32(x: Matrix, k_step: int, mn_step: int, k: int, mn: int) -> int:
+    if layout_of(x, k_step, mn_step, k, mn) == MN_MAJOR:
+        return MN_MAJOR
+    return K_MAJOR if k_step == 1 else STRIDED
 
 
 def misaligned_layout(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:

@@ -21,8 +21,8 @@ from ..precisions import FLOAT32_LEAST_K, AnyParts
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.repeated import Repeated
+from .fma_config import FmaGemmConfig, fill_fma_params
 from .gemm_task import GemmTask
-from .portable_config import GemmConfig
 from .product import (
     ALIGNMENT,
     K_MAJOR,
@@ -32,16 +32,14 @@ from .product import (
     Product,
     fill_batch,
     fill_epilogue,
-    fill_operand,
     merge_batch,
-    product_dims,
 )
 from .sm90_gemm_config import Sm90PartsGemmConfig
 
 _NUM_THREADS, _BLOCKS = 512, 2  # of a multiprocessor
 _BLOCK_MN, _BLOCK_K = 128, 64  # split_float32.cu: kBlockMn, kBlockK
 _PITCH = 64  # elements: rows of whole 128 bytes
-_FLAGGED = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
+_FLAGGED = FmaGemmConfig(128, 128, 8, 16, 8, stages=4, min_blocks=2)
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class SplitFloat32:
         """The second launch's."""
         dtype = self.config.parts.dtype
         layout_a, layout_b = (
-            K_MAJOR if layout == STRIDED else layout for layout in (task.layout_a, task.layout_b)
+            MN_MAJOR if layout == STRIDED else layout for layout in (task.layout_a, task.layout_b)
         )
         return replace(
             task, a=dtype, b=dtype, layout_a=layout_a, layout_b=layout_b, tma=True,
@@ -100,7 +98,7 @@ def split_variant(parts: AnyParts) -> Variant:
 
 def flagged_variant(task: GemmTask) -> Variant:
     """Of the last launch."""
-    return replace(_FLAGGED.variant(replace(task, precision="fma")), kernel="gemm_flagged")
+    return replace(_FLAGGED.variant(task), kernel="gemm_flagged")
 
 
 class _Split(NamedTuple):
@@ -113,7 +111,7 @@ class _Split(NamedTuple):
     num_scales: int
 
 
-class SplitPlan(NamedTuple):
+class PartsPlan(NamedTuple):
     """The three launches."""
 
     split: Repeated
@@ -137,13 +135,13 @@ class SplitPlan(NamedTuple):
         self.flagged.launch((a, b, out, bias, residual, *scales, lossy))
 
 
-def split_plan(
+def parts_plan(
     target: Target,
     product: Product,
     task: GemmTask,
     config: SplitFloat32,
     plan_of: Callable[[Product], Any],
-) -> SplitPlan:
+) -> PartsPlan:
     """plan_of(product): the plan of a product of parts."""
     p, kind = product, config.config.parts
     params = zeros("split_float32.cu", "SplitParams")
@@ -167,7 +165,7 @@ def split_plan(
     )
     blocks = int(params["operands"]["num_blocks"].sum())
     grid, struct = min(blocks, _BLOCKS * target.multiprocessors), target.by_value(params)
-    return SplitPlan(
+    return PartsPlan(
         split=Repeated(
             get_kernel(target, split_variant(kind)),
             grid,
@@ -183,23 +181,16 @@ def split_plan(
 
 
 def _flagged(target: Target, product: Product, task: GemmTask, num_lossy: int) -> Repeated:
-    p = product
-    params = zeros("gemm_flagged.cu", "FlaggedParams", kProducts=1)
-    tile = params["tile"]
-    fill_batch(tile["batch"], product_dims(p))
-    tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
-    tile["k_per_split"], tile["splits"] = p.k, 1
-    tile["tiles_m"], tile["tiles_n"] = (math.ceil(x / _BLOCK_MN) for x in (p.m, p.n))
-    fill_operand(tile["a"], p.a, p.scale_a, None)
-    fill_operand(tile["b"][0], p.b, p.scale_b, None)
-    fill_epilogue(params["epilogue"], p._replace(scale_a=None, scale_b=None))
-    tiles = task.batch * int(tile["tiles_m"]) * int(tile["tiles_n"])
-    params["num_tiles"], params["num_scales"] = tiles, math.ceil(p.k / _BLOCK_K)
-    params["num_lossy"] = num_lossy
+    p, params = product, zeros("gemm_flagged.cu", "FlaggedParams")
+    params["num_tiles"] = tiles = fill_fma_params(params["product"], p, task, _FLAGGED)
+    fill_epilogue(params["product"]["epilogue"], p._replace(scale_a=None, scale_b=None))
+    if p.scale_a is not None and p.scale_b is not None:
+        params["scales_row"], params["scales_col"] = p.scale_a.row, p.scale_b.col
+    params["num_scales"], params["num_lossy"] = math.ceil(p.k / _BLOCK_K), num_lossy
     struct = target.by_value(params)
     return Repeated(
         get_kernel(target, flagged_variant(task)),
-        min(tiles, 2 * target.multiprocessors),
+        min(tiles, _FLAGGED.min_blocks * target.multiprocessors),
         _FLAGGED.shared_bytes(task),
         lambda arrays: (*arrays, struct),
     )

@@ -81,6 +81,11 @@ class SplitPlan(NamedTuple):
         self.kernel(self.grid, (partials, *arrays[_EPILOGUE], self.params))
 
 
+def partials_pitch(n: int) -> int:
+    """Elements from a row of partial accumulators to the next."""
+    return -(-n // _RUN) * _RUN
+
+
 def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> SplitPlan:
     """plan_of(product): the plan of the splits."""
     p, depth = product, product.k // splits
@@ -96,15 +101,21 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
         alpha=1.0,
         activation=None,
     )
+    return reduced_plan(target, product, splits, plan_of(of_splits))
+
+
+def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any) -> SplitPlan:
+    """splits: the plan of what stores the partial accumulators."""
+    p = product
     params = zeros("reduce_split_k.cu", "SplitKParams")
     fill_epilogue(params["epilogue"], p)
-    params["num_splits"] = splits
-    blocks = -(-p.m * p.n // (_RUN * REDUCE_SPLIT_K.num_threads))
+    params["num_splits"] = num_splits
+    size = p.m * partials_pitch(p.n)
     return SplitPlan(
-        splits=plan_of(of_splits),
-        num_splits=splits,
-        size=p.m * p.n,
+        splits=splits,
+        num_splits=num_splits,
+        size=size,
         kernel=get_kernel(target, REDUCE_SPLIT_K),
-        grid=min(blocks, _BLOCKS * target.multiprocessors),
+        grid=min(-(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors),
         params=target.by_value(params),
     )

@@ -129,6 +129,19 @@ struct MatrixEpilogue {
         }
     }
 
+    // Whether the result is alpha * accumulator, FP32 and of contiguous columns.
+    DEVICE bool is_scaled_float() const {
+        return !bias && !residual && !scale_a && !scale_b && params.activation == kNoActivation &&
+               params.out_dtype == kFloat && params.out.col == 1;
+    }
+    // Stores such a run: short code, for unrolled loops.
+    template <int kRun>
+    DEVICE void store_float(int64_t row, int64_t col, const float (&values)[kRun]) const {
+        if (row >= params.m || col >= params.n) return;
+        const int count = params.n - col < kRun ? int(params.n - col) : kRun;
+        store_run(static_cast<float*>(out) + row * params.out.row + col, 1, count, values);
+    }
+
     // Finishes and stores the accumulators of row `row`, columns [col, col + kRun); nothing outside
     // of the matrix is accessed.
     template <int kRun, class T>

