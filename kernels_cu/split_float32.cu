@@ -8,7 +8,7 @@
 // more than `tolerance`, relative to itself; or, if products of parts are dropped that FP32 sums of
 // integers below 2^24 hold, integers that have second parts alone.  gemm_flagged.cu computes these tiles.
 // Types: Part (half or bf16).  Constants: kParts, kShift.
-// Launch: grid (any), block (kNumThreads).
+// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(SplitStorage).
 #include "parts/gemm_work_tile.cuh"
 #include "parts/vector.cuh"
 
@@ -32,6 +32,12 @@ constexpr int kWidth = 4, kLoads = kBlockMn * kBlockK / (kWidth * kNumThreads);
 constexpr int kLargestExponent = 14;  // of a block's numbers over its scale
 constexpr int kMostScale = 63;        // exponent: products of scales are normal numbers
 constexpr uint32_t kExponent = 0x7f800000u;
+
+// A thread reads the vectors that it has copied: no barrier is needed.
+struct SplitStorage {
+    Bytes<16> vectors[2][kLoads][kNumThreads];
+    uint32_t first[kNumThreads / kWarpSize], second[kNumThreads / kWarpSize];
+};
 
 DEVICE float power_of_two(int exponent) { return bit_cast<float>(uint32_t(127 + exponent) << 23); }
 
@@ -72,66 +78,85 @@ DEVICE bool split(float x, float inverse, const SplitParams& params, int i,
 
 // What a block's largest tells: whether all its numbers are integers, and whether parts do.
 enum Found { kIntegers, kNumbers, kLossy };
-constexpr float kOnePart = 2048.0f, kAllIntegers = 16777216.0f;
-DEVICE bool is_integer(float x) { return magnitude(x) >= kAllIntegers || float(int32_t(x)) == x; }
+constexpr float kOnePart = 2048.0f, kFewBits = 16777216.0f;  // integers of 11 and of 24 bits
 
-// Returns whether the parts of block `block` stand for it.
-template <bool kMnMajor>
-DEVICE bool split_block(const float* x, Part* parts, float* scales, const SplitOperand& p,
-                        const SplitParams& params, int block,
-                        uint32_t (&first_shared)[kNumThreads / kWarpSize],
-                        uint32_t (&second_shared)[kNumThreads / kWarpSize]) {
-    constexpr int kNear = kMnMajor ? kBlockMn : kBlockK, kFar = kMnMajor ? kBlockK : kBlockMn;
-    constexpr int kLanes = kNear / kWidth, kRows = kNumThreads / kLanes;
-    const int per_matrix = p.num_far * p.num_near, matrix = block / per_matrix;
-    const int in_matrix = block - matrix * per_matrix;
-    const int far_block = in_matrix / p.num_near, near_block = in_matrix - far_block * p.num_near;
-    const int near = near_block * kNear + int(threadIdx.x) % kLanes * kWidth;
-    const int first = far_block * kFar + int(threadIdx.x) / kLanes, count = p.near_size - near;
-    x += p.batch.offset(kA, matrix) + near * p.near_step;
-    float values[kLoads][kWidth];
+// Where a thread's vectors of a block lie: kLoads of them, kRows rows apart.
+template <bool kMnMajor> struct BlockCoord {
+    static constexpr int kNear = kMnMajor ? kBlockMn : kBlockK,
+                         kFar = kMnMajor ? kBlockK : kBlockMn;
+    static constexpr int kLanes = kNear / kWidth, kRows = kNumThreads / kLanes;
+    static_assert(kRows * kLoads == kFar, "a block's rows");
+    int matrix, far_block, near_block, far, near;
+
+    DEVICE BlockCoord(const SplitOperand& p, int block) {
+        const int per_matrix = p.num_far * p.num_near;
+        matrix = block / per_matrix;
+        const int in_matrix = block - matrix * per_matrix;
+        far_block = in_matrix / p.num_near;
+        near_block = in_matrix - far_block * p.num_near;
+        far = far_block * kFar + int(threadIdx.x) / kLanes;
+        near = near_block * kNear + int(threadIdx.x) % kLanes * kWidth;
+    }
+    // Copies the thread's vectors to shared memory, zeros past the matrix.
+    DEVICE void copy(const float* x, const SplitOperand& p,
+                     Bytes<16> (&vectors)[kLoads][kNumThreads]) const {
+        const int count = p.near_size - near;
+        x += p.batch.offset(kA, matrix) + near * p.near_step;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-        const int far = first + i * kRows;
-        const float* from = x + far * p.far_step;
-        const bool inside = far < p.far_size;
-        if (inside && p.vectors && count >= kWidth) {
-            Vector<float, kWidth> vector;
-            vector.load(from);
+        for (int i = 0; i < kLoads; ++i) {
+            const float* from = x + (far + i * kRows) * p.far_step;
+            const bool inside = far + i * kRows < p.far_size;
+            Bytes<16>& to = vectors[i][threadIdx.x];
+            if (p.vectors && count >= kWidth) {
+                copy_async<16>(&to, from, inside);
+            } else {
 #pragma unroll
-            for (int j = 0; j < kWidth; ++j) values[i][j] = vector[j];
-        } else {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j)
-                values[i][j] = inside && j < count ? from[j * p.near_step] : 0.0f;
+                for (int j = 0; j < kWidth; ++j) {
+                    const bool exists = inside && j < count;
+                    copy_async<4>(&to.words[j], exists ? from + j * p.near_step : x, exists);
+                }
+            }
         }
     }
+};
+
+// Stores the parts and the scale of a block, whose vectors have come.  Returns whether the parts
+// stand for it.
+template <bool kMnMajor>
+DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
+                        const SplitOperand& p, int block, SplitStorage& storage, int stage) {
+    using Coord = BlockCoord<kMnMajor>;
+    const Coord at(p, block);
+    float values[kLoads][kWidth];
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
+        const Bytes<16> vector = storage.vectors[stage][i][threadIdx.x];
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
+            values[i][j] = bit_cast<float>(vector.words[j]);
             const uint32_t bits = bit_cast<uint32_t>(magnitude(values[i][j]));
             largest = largest > bits ? largest : bits;
         }
     }
-    largest = largest_of_block(largest, first_shared);
+    largest = largest_of_block(largest, storage.first);
     int exponent = int(largest >> 23) - 127 - kLargestExponent;
     bool holds = largest < kExponent && exponent <= kMostScale;
     exponent = exponent < -kMostScale ? -kMostScale : holds ? exponent : kMostScale;
     const float inverse = power_of_two(-exponent);
-    bool integers = kShift > 0 && bit_cast<float>(largest) > kOnePart;
-    parts += matrix * kParts * p.part_step + near;
+    const float most = bit_cast<float>(largest);
+    bool integers = kShift > 0 && most > kOnePart && most < kFewBits;
+    parts += at.matrix * kParts * p.part_step + at.near;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-        const int far = first + i * kRows;
+        const int far = at.far + i * Coord::kRows;
         float of_parts[kParts][kWidth];
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
             holds &= split(values[i][j], inverse, params, j, of_parts);
-            integers &= is_integer(values[i][j]);
+            integers = integers && float(int32_t(values[i][j])) == values[i][j];
         }
-        if (far >= p.far_size || near >= p.pitch) continue;
+        if (far >= p.far_size || at.near >= p.pitch) continue;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             Vector<Part, kWidth> vector;
@@ -140,12 +165,13 @@ DEVICE bool split_block(const float* x, Part* parts, float* scales, const SplitO
         }
     }
     const Found mine = !holds ? kLossy : integers ? kIntegers : kNumbers;
-    const bool all = largest_of_block(mine, second_shared) == kNumbers;
+    const bool all = largest_of_block(mine, storage.second) == kNumbers;
     if (threadIdx.x == 0) {
-        const int mn = kMnMajor ? near_block : far_block, k = kMnMajor ? far_block : near_block;
-        const int num_k = kMnMajor ? p.num_far : p.num_near;
+        const int mn = kMnMajor ? at.near_block : at.far_block;
+        const int k = kMnMajor ? at.far_block : at.near_block;
+        const int num_k = kMnMajor ? p.num_far : p.num_near, per_matrix = p.num_far * p.num_near;
         const float scale = power_of_two(exponent);
-        scales[int64_t(matrix) * per_matrix + int64_t(mn) * num_k + k] = all ? scale : -scale;
+        scales[int64_t(at.matrix) * per_matrix + int64_t(mn) * num_k + k] = all ? scale : -scale;
     }
     return all;
 }
@@ -154,19 +180,33 @@ DEVICE bool split_block(const float* x, Part* parts, float* scales, const SplitO
 KERNEL void split_float32(const float* a, const float* b, Part* parts_a, Part* parts_b,
                           float* scales_a, float* scales_b, int32_t* lossy,
                           const SplitParams params) {
-    SHARED(uint32_t, first, [kNumThreads / kWarpSize]);
-    SHARED(uint32_t, second, [kNumThreads / kWarpSize]);
+    SHARED_STORAGE(SplitStorage, storage);
     const int of_a = params.operands[0].num_blocks, all = of_a + params.operands[1].num_blocks;
+    const auto copy = [&](int i, int stage) {
+        if (i < all) {
+            const bool is_b = i >= of_a;
+            const SplitOperand& p = params.operands[is_b];
+            const float* x = is_b ? b : a;
+            const int block = is_b ? i - of_a : i;
+            if (p.mn_major) BlockCoord<true>(p, block).copy(x, p, storage.vectors[stage]);
+            else BlockCoord<false>(p, block).copy(x, p, storage.vectors[stage]);
+        }
+        copy_async_commit();
+    };
     bool holds = true;
+    int stage = 0;
+    copy(blockIdx.x, 0);
     for (int i = blockIdx.x; i < all; i += gridDim.x) {
+        copy(i + gridDim.x, stage ^ 1);
+        copy_async_wait<1>();
         const bool is_b = i >= of_a;
         const SplitOperand& p = params.operands[is_b];
-        const float* x = is_b ? b : a;
         Part* parts = is_b ? parts_b : parts_a;
         float* scales = is_b ? scales_b : scales_a;
         const int block = is_b ? i - of_a : i;
-        holds &= p.mn_major ? split_block<true>(x, parts, scales, p, params, block, first, second)
-                            : split_block<false>(x, parts, scales, p, params, block, first, second);
+        holds &= p.mn_major ? split_block<true>(parts, scales, params, p, block, storage, stage)
+                            : split_block<false>(parts, scales, params, p, block, storage, stage);
+        stage ^= 1;
     }
     if (threadIdx.x == 0) lossy[blockIdx.x] = !holds;
 }

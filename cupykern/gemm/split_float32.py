@@ -38,6 +38,7 @@ from .sm90_gemm_config import Sm90PartsGemmConfig
 
 _NUM_THREADS, _BLOCKS = 512, 2  # of a multiprocessor
 _BLOCK_MN, _BLOCK_K = 128, 64  # split_float32.cu: kBlockMn, kBlockK
+_SHARED_BYTES = 2 * 4 * _BLOCK_MN * _BLOCK_K + 2 * 4 * _NUM_THREADS // 32  # SplitStorage
 _PITCH = 64  # elements: rows of whole 128 bytes
 _FLAGGED = FmaGemmConfig(128, 128, 8, 16, 8, stages=4, min_blocks=2)
 
@@ -169,7 +170,7 @@ def parts_plan(
         split=Repeated(
             get_kernel(target, split_variant(kind)),
             grid,
-            0,
+            _SHARED_BYTES,
             lambda arrays: (*arrays, struct),
         ),
         sizes=((a.num_parts, a.num_scales), (b.num_parts, b.num_scales)),
