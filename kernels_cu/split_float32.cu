@@ -2,7 +2,8 @@
 //
 // A block of 128 rows of A (columns of B) and 64 of k is
 //     x = scale * sum over p of 2^(-kShift p) part[p],
-// scale a power of two that brings the block's largest magnitude to [2^14, 2^15).  Each part is what
+// scale a power of two that brings the block's largest magnitude to [2^14, 2^15).  Parts are
+// K-major, however x lies.  Each part is what
 // the ones before leave, rounded to nearest.  A scale is negative where parts cannot stand for the
 // block: it has an infinity or a NaN, numbers beyond 2^78, or one that is below `smallest` or loses
 // more than `tolerance`, relative to itself; or, if products of parts are dropped that FP32 sums of
@@ -13,14 +14,14 @@
 #include "parts/vector.cuh"
 
 struct SplitOperand {
-    BatchLayout batch;                   // kA: of x
-    int64_t far_step, near_step;         // of x; parts are contiguous along `near`
-    int64_t part_step;                   // from a part to the next, and of matrices kParts of it
-    int32_t far_size, near_size, pitch;  // pitch: of the parts' rows
-    int32_t num_far, num_near;           // blocks along these
-    int32_t num_blocks;                  // of the whole batch
-    int32_t mn_major;                    // near is along the rows of A or columns of B, else k
-    int32_t vectors;                     // x is read by vectors
+    BatchLayout batch;               // kA: of x
+    int64_t mn_step, k_step;         // of x
+    int64_t part_step;               // from a part to the next, and of matrices kParts of it
+    int32_t mn_size, k_size, pitch;  // pitch: of the parts' rows, which are contiguous along k
+    int32_t num_mn, num_k;           // blocks along these
+    int32_t num_blocks;              // of the whole batch
+    int32_t along_mn;                // x is read along the rows of A or columns of B, else along k
+    int32_t vectors;                 // by vectors
 };
 struct SplitParams {
     SplitOperand operands[2];
@@ -33,9 +34,14 @@ constexpr int kLargestExponent = 14;  // of a block's numbers over its scale
 constexpr int kMostScale = 63;        // exponent: products of scales are normal numbers
 constexpr uint32_t kExponent = 0x7f800000u;
 
-// A thread reads the vectors that it has copied: no barrier is needed.
+constexpr int kRows = kBlockMn / kLoads;     // of a block that all threads have at once
+constexpr int kPitchMn = kBlockMn + kWidth;  // of a stage along mn: fewer bank conflicts
+static_assert(kRows * kBlockK == kWidth * kNumThreads, "a vector of k per thread");
 struct SplitStorage {
-    Bytes<16> vectors[2][kLoads][kNumThreads];
+    union Stage {
+        alignas(16) float along_k[kBlockMn][kBlockK];
+        alignas(16) float along_mn[kBlockK][kPitchMn];
+    } stages[2];
     uint32_t first[kNumThreads / kWarpSize], second[kNumThreads / kWarpSize];
 };
 
@@ -80,98 +86,121 @@ DEVICE bool split(float x, float inverse, const SplitParams& params, int i,
 enum Found { kIntegers, kNumbers, kLossy };
 constexpr float kOnePart = 2048.0f, kFewBits = 16777216.0f;  // integers of 11 and of 24 bits
 
-// Where a thread's vectors of a block lie: kLoads of them, kRows rows apart.
-template <bool kMnMajor> struct BlockCoord {
-    static constexpr int kNear = kMnMajor ? kBlockMn : kBlockK,
-                         kFar = kMnMajor ? kBlockK : kBlockMn;
-    static constexpr int kLanes = kNear / kWidth, kRows = kNumThreads / kLanes;
-    static_assert(kRows * kLoads == kFar, "a block's rows");
-    int matrix, far_block, near_block, far, near;
+// A block of 128 x 64 elements of an operand.
+struct SplitBlock {
+    int matrix, mn_block, k_block;
 
-    DEVICE BlockCoord(const SplitOperand& p, int block) {
-        const int per_matrix = p.num_far * p.num_near;
+    DEVICE SplitBlock(const SplitOperand& p, int block) {
+        const int per_matrix = p.num_mn * p.num_k;
         matrix = block / per_matrix;
         const int in_matrix = block - matrix * per_matrix;
-        far_block = in_matrix / p.num_near;
-        near_block = in_matrix - far_block * p.num_near;
-        far = far_block * kFar + int(threadIdx.x) / kLanes;
-        near = near_block * kNear + int(threadIdx.x) % kLanes * kWidth;
-    }
-    // Copies the thread's vectors to shared memory, zeros past the matrix.
-    DEVICE void copy(const float* x, const SplitOperand& p,
-                     Bytes<16> (&vectors)[kLoads][kNumThreads]) const {
-        const int count = p.near_size - near;
-        x += p.batch.offset(kA, matrix) + near * p.near_step;
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-            const float* from = x + (far + i * kRows) * p.far_step;
-            const bool inside = far + i * kRows < p.far_size;
-            Bytes<16>& to = vectors[i][threadIdx.x];
-            if (p.vectors && count >= kWidth) {
-                copy_async<16>(&to, from, inside);
-            } else {
-#pragma unroll
-                for (int j = 0; j < kWidth; ++j) {
-                    const bool exists = inside && j < count;
-                    copy_async<4>(&to.words[j], exists ? from + j * p.near_step : x, exists);
-                }
-            }
-        }
+        mn_block = in_matrix / p.num_k;
+        k_block = in_matrix - mn_block * p.num_k;
     }
 };
 
-// Stores the parts and the scale of a block, whose vectors have come.  Returns whether the parts
+// Copies a vector, of whose elements `count` exist.
+DEVICE void copy_vector(float* to, const float* from, int64_t step, int count, bool whole) {
+    if (whole && count >= kWidth) {
+        copy_async<16>(to, from);
+    } else {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j)
+            copy_async<4>(to + j, j < count ? from + j * step : from, j < count);
+    }
+}
+// Copies this thread's share of a block to shared memory, zeros past the matrix.
+DEVICE void copy_block(const float* x, const SplitOperand& p, int block,
+                       SplitStorage::Stage& stage) {
+    const SplitBlock at(p, block);
+    const int thread = int(threadIdx.x);
+    x += p.batch.offset(kA, at.matrix);
+    if (p.along_mn) {
+        constexpr int kLanes = kBlockMn / kWidth, kRowsK = kNumThreads / kLanes;
+        const int col = thread % kLanes * kWidth, mn = at.mn_block * kBlockMn + col;
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+            const int row = thread / kLanes + i * kRowsK, k = at.k_block * kBlockK + row;
+            const int count = k < p.k_size ? p.mn_size - mn : 0;
+            copy_vector(&stage.along_mn[row][col],
+                        count > 0 ? x + mn * p.mn_step + k * p.k_step : x, p.mn_step, count,
+                        p.vectors);
+        }
+    } else {
+        constexpr int kLanes = kBlockK / kWidth;
+        const int col = thread % kLanes * kWidth, k = at.k_block * kBlockK + col;
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+            const int row = thread / kLanes + i * kRows, mn = at.mn_block * kBlockMn + row;
+            const int count = mn < p.mn_size ? p.k_size - k : 0;
+            copy_vector(&stage.along_k[row][col], count > 0 ? x + mn * p.mn_step + k * p.k_step : x,
+                        p.k_step, count, p.vectors);
+        }
+    }
+}
+
+// Stores the parts and the scale of a block, which lies in `stage`.  Returns whether the parts
 // stand for it.
-template <bool kMnMajor>
 DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
-                        const SplitOperand& p, int block, SplitStorage& storage, int stage) {
-    using Coord = BlockCoord<kMnMajor>;
-    const Coord at(p, block);
+                        const SplitOperand& p, int block, SplitStorage& storage,
+                        const SplitStorage::Stage& stage) {
+    const SplitBlock at(p, block);
+    // A thread has a vector of k of every kRows-th row.  A warp stores whole sectors, and reads
+    // `along_mn` with two threads to a bank.
+    const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const int row = p.along_mn ? warp / 4 * 8 + lane % 8 : thread / (kBlockK / kWidth);
+    const int col = kWidth * (p.along_mn ? warp % 4 * 4 + lane / 8 : thread % (kBlockK / kWidth));
     float values[kLoads][kWidth];
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-        const Bytes<16> vector = storage.vectors[stage][i][threadIdx.x];
+        if (p.along_mn) {
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j)
+                values[i][j] = stage.along_mn[col + j][row + i * kRows];
+        } else {
+            const Bytes<16> vector = load_vector<16>(&stage.along_k[row + i * kRows][col]);
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) values[i][j] = bit_cast<float>(vector.words[j]);
+        }
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-            values[i][j] = bit_cast<float>(vector.words[j]);
             const uint32_t bits = bit_cast<uint32_t>(magnitude(values[i][j]));
             largest = largest > bits ? largest : bits;
         }
     }
     largest = largest_of_block(largest, storage.first);
+    const float most = bit_cast<float>(largest);
     int exponent = int(largest >> 23) - 127 - kLargestExponent;
     bool holds = largest < kExponent && exponent <= kMostScale;
     exponent = exponent < -kMostScale ? -kMostScale : holds ? exponent : kMostScale;
     const float inverse = power_of_two(-exponent);
-    const float most = bit_cast<float>(largest);
     bool integers = kShift > 0 && most > kOnePart && most < kFewBits;
-    parts += at.matrix * kParts * p.part_step + at.near;
+    const int k = at.k_block * kBlockK + col, mn = at.mn_block * kBlockMn + row;
+    parts += at.matrix * kParts * p.part_step + k;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-        const int far = at.far + i * Coord::kRows;
         float of_parts[kParts][kWidth];
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-            holds &= split(values[i][j], inverse, params, j, of_parts);
-            integers = integers && float(int32_t(values[i][j])) == values[i][j];
+            const float x = values[i][j];
+            holds &= split(x, inverse, params, j, of_parts);
+            integers = integers && float(int32_t(x)) == x;
         }
-        if (far >= p.far_size || at.near >= p.pitch) continue;
+        if (mn + i * kRows >= p.mn_size || k >= p.pitch) continue;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             Vector<Part, kWidth> vector;
             vector.from_floats(of_parts[part]);
-            vector.store(parts + part * p.part_step + int64_t(far) * p.pitch);
+            vector.store(parts + part * p.part_step + int64_t(mn + i * kRows) * p.pitch);
         }
     }
     const Found mine = !holds ? kLossy : integers ? kIntegers : kNumbers;
     const bool all = largest_of_block(mine, storage.second) == kNumbers;
-    if (threadIdx.x == 0) {
-        const int mn = kMnMajor ? at.near_block : at.far_block;
-        const int k = kMnMajor ? at.far_block : at.near_block;
-        const int num_k = kMnMajor ? p.num_far : p.num_near, per_matrix = p.num_far * p.num_near;
+    if (thread == 0) {
+        const int64_t row_of_blocks = int64_t(at.matrix) * p.num_mn + at.mn_block;
         const float scale = power_of_two(exponent);
-        scales[int64_t(at.matrix) * per_matrix + int64_t(mn) * num_k + k] = all ? scale : -scale;
+        scales[row_of_blocks * p.num_k + at.k_block] = all ? scale : -scale;
     }
     return all;
 }
@@ -183,13 +212,10 @@ KERNEL void split_float32(const float* a, const float* b, Part* parts_a, Part* p
     SHARED_STORAGE(SplitStorage, storage);
     const int of_a = params.operands[0].num_blocks, all = of_a + params.operands[1].num_blocks;
     const auto copy = [&](int i, int stage) {
+        const bool is_b = i >= of_a;
         if (i < all) {
-            const bool is_b = i >= of_a;
-            const SplitOperand& p = params.operands[is_b];
-            const float* x = is_b ? b : a;
-            const int block = is_b ? i - of_a : i;
-            if (p.mn_major) BlockCoord<true>(p, block).copy(x, p, storage.vectors[stage]);
-            else BlockCoord<false>(p, block).copy(x, p, storage.vectors[stage]);
+            copy_block(is_b ? b : a, params.operands[is_b], is_b ? i - of_a : i,
+                       storage.stages[stage]);
         }
         copy_async_commit();
     };
@@ -197,15 +223,14 @@ KERNEL void split_float32(const float* a, const float* b, Part* parts_a, Part* p
     int stage = 0;
     copy(blockIdx.x, 0);
     for (int i = blockIdx.x; i < all; i += gridDim.x) {
+        // The stage has been read before the last block's barriers.
         copy(i + gridDim.x, stage ^ 1);
         copy_async_wait<1>();
+        sync_block();
         const bool is_b = i >= of_a;
-        const SplitOperand& p = params.operands[is_b];
-        Part* parts = is_b ? parts_b : parts_a;
-        float* scales = is_b ? scales_b : scales_a;
-        const int block = is_b ? i - of_a : i;
-        holds &= p.mn_major ? split_block<true>(parts, scales, params, p, block, storage, stage)
-                            : split_block<false>(parts, scales, params, p, block, storage, stage);
+        holds &=
+            split_block(is_b ? parts_b : parts_a, is_b ? scales_b : scales_a, params,
+                        params.operands[is_b], is_b ? i - of_a : i, storage, storage.stages[stage]);
         stage ^= 1;
     }
     if (threadIdx.x == 0) lossy[blockIdx.x] = !holds;

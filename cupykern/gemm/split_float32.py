@@ -26,8 +26,6 @@ from .gemm_task import GemmTask
 from .product import (
     ALIGNMENT,
     K_MAJOR,
-    MN_MAJOR,
-    STRIDED,
     Matrix,
     Product,
     fill_batch,
@@ -38,7 +36,7 @@ from .sm90_gemm_config import Sm90PartsGemmConfig
 
 _NUM_THREADS, _BLOCKS = 512, 2  # of a multiprocessor
 _BLOCK_MN, _BLOCK_K = 128, 64  # split_float32.cu: kBlockMn, kBlockK
-_SHARED_BYTES = 2 * 4 * _BLOCK_MN * _BLOCK_K + 2 * 4 * _NUM_THREADS // 32  # SplitStorage
+_SHARED_BYTES = 2 * 4 * (_BLOCK_MN + 4) * _BLOCK_K + 2 * 4 * _NUM_THREADS // 32  # SplitStorage
 _PITCH = 64  # elements: rows of whole 128 bytes
 _FLAGGED = FmaGemmConfig(128, 128, 8, 16, 8, stages=4, min_blocks=2)
 
@@ -57,11 +55,8 @@ class SplitFloat32:
     def of_parts(self, task: GemmTask) -> GemmTask:
         """The second launch's."""
         dtype = self.config.parts.dtype
-        layout_a, layout_b = (
-            MN_MAJOR if layout == STRIDED else layout for layout in (task.layout_a, task.layout_b)
-        )
         return replace(
-            task, a=dtype, b=dtype, layout_a=layout_a, layout_b=layout_b, tma=True,
+            task, a=dtype, b=dtype, layout_a=K_MAJOR, layout_b=K_MAJOR, tma=True,
             tma_store_epilogue=False,
         )  # fmt: skip
 
@@ -147,13 +142,8 @@ def parts_plan(
     p, kind = product, config.config.parts
     params = zeros("split_float32.cu", "SplitParams")
     params["tolerance"], params["smallest"] = kind.tolerance(p.k), kind.smallest(p.k)
-    of_parts = config.of_parts(task)
-    splits = []
-    for i, (x, layout, size) in enumerate(
-        ((p.a, of_parts.layout_a, p.m), (_transposed(p.b), of_parts.layout_b, p.n))
-    ):
-        operand = params["operands"][i]
-        splits.append(_fill_operand(operand, x, p.batch, size, p.k, layout, kind.count))
+    operands = zip(params["operands"], (p.a, _transposed(p.b)), (p.m, p.n), strict=True)
+    splits = [_fill_operand(to, x, p.batch, mn, p.k, kind.count) for to, x, mn in operands]
     a, b = splits
     parts = p._replace(
         a=a.parts._replace(dtype=kind.dtype),
@@ -202,32 +192,25 @@ def _transposed(x: Matrix) -> Matrix:
 
 
 def _fill_operand(
-    operand: np.ndarray,
-    x: Matrix,
-    batch: tuple[int, ...],
-    mn: int,
-    k: int,
-    layout: int,
-    count: int,
+    operand: np.ndarray, x: Matrix, batch: tuple[int, ...], mn: int, k: int, count: int
 ) -> _Split:
     """operand: SplitOperand, zeros.  x: (mn, k); a matrix that is broadcast is split once."""
     own = [i for i, size in enumerate(batch) if size > 1 and x.batch_strides[i]]
     matrices = math.prod(batch[i] for i in own)
-    mn_major = layout == MN_MAJOR
-    far_step, near_step = (x.col, x.row) if mn_major else (x.row, x.col)
-    far, near = (k, mn) if mn_major else (mn, k)
-    pitch = math.ceil(near / _PITCH) * _PITCH
-    part_step, blocks = far * pitch, (math.ceil(mn / _BLOCK_MN), math.ceil(k / _BLOCK_K))
+    pitch = math.ceil(k / _PITCH) * _PITCH
+    part_step, num_mn, num_k = mn * pitch, math.ceil(mn / _BLOCK_MN), math.ceil(k / _BLOCK_K)
     dims = merge_batch([batch[i] for i in own], [[x.batch_strides[i] for i in own]])
     fill_batch(operand["batch"], [(size, 0) for size, _ in dims])
     for d, (_, (step,)) in enumerate(dims):
         operand["batch"]["strides"][0, d] = step
-    operand["far_step"], operand["near_step"], operand["part_step"] = far_step, near_step, part_step
-    operand["far_size"], operand["near_size"], operand["pitch"] = far, near, pitch
-    operand["num_far"], operand["num_near"] = blocks[::-1] if mn_major else blocks
-    operand["num_blocks"], operand["mn_major"] = matrices * math.prod(blocks), mn_major
-    whole = all(step % (ALIGNMENT // 4) == 0 for step in (far_step, *x.batch_strides))
-    operand["vectors"] = x.aligned and near_step == 1 and whole
+    along_mn = x.col != 1 and k > 1
+    near, far = (x.row, x.col) if along_mn else (x.col, x.row)
+    whole = all(step % (ALIGNMENT // 4) == 0 for step in (far, *x.batch_strides))
+    operand["mn_step"], operand["k_step"], operand["part_step"] = x.row, x.col, part_step
+    operand["mn_size"], operand["k_size"], operand["pitch"] = mn, k, pitch
+    operand["num_mn"], operand["num_k"] = num_mn, num_k
+    operand["num_blocks"], operand["along_mn"] = matrices * num_mn * num_k, along_mn
+    operand["vectors"] = x.aligned and near == 1 and whole
 
     def strides(of_matrix: int) -> tuple[int, ...]:
         steps, step = [0] * len(batch), of_matrix
@@ -236,9 +219,10 @@ def _fill_operand(
             step *= batch[i]
         return tuple(steps)
 
-    row, col = (1, pitch) if mn_major else (pitch, 1)
-    parts = Matrix(x.dtype, strides(count * part_step), row, col, True)
-    num_scales = math.prod(blocks)
-    scales = Matrix(np.dtype(np.float32), strides(num_scales), blocks[1], 1, True)
-    sizes = matrices * count * part_step, matrices * num_scales
-    return _Split(parts, part_step, scales, *sizes)
+    return _Split(
+        parts=Matrix(x.dtype, strides(count * part_step), pitch, 1, True),
+        part_step=part_step,
+        scales=Matrix(np.dtype(np.float32), strides(num_mn * num_k), num_k, 1, True),
+        num_parts=matrices * count * part_step,
+        num_scales=matrices * num_mn * num_k,
+    )
