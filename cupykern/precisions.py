@@ -37,7 +37,7 @@ class Parts:
 
     @property
     def lost(self) -> float:
-        """What all parts of a number lose at most, relative to it, where they are normal numbers."""
+        """What all parts of a number lose at most, relative to it, if they are normal numbers."""
         return self.unit_roundoff**self.count
 
     def tolerance(self, k: int) -> float:

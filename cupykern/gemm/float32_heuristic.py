@@ -31,9 +31,9 @@ def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
 
     The task and the architecture alone decide about the order of accumulation.
     """
-    if task.precision in SPLITS:
-        return _of_parts(SPLITS[task.precision], task, device)
     fma = fma_heuristic.configs(task, device)
+    if task.precision in SPLITS:  # multiply-adds of what has no parts: K = 0
+        return _of_parts(SPLITS[task.precision], task, device) or fma
     if task.precision == "fma":
         return fma
     parts = _of_parts(Fp16x3(), task, device)
@@ -46,7 +46,8 @@ def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
 
 
 def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
-    all_configs = (SplitFloat32(Sm90PartsGemmConfig(parts, cluster=c)) for c in _CLUSTERS)
+    clusters = _CLUSTERS if parts == Fp16x3() else _CLUSTERS[:2]  # few for what is rare
+    all_configs = (SplitFloat32(Sm90PartsGemmConfig(parts, cluster=c)) for c in clusters)
     found = [config for config in all_configs if config.refusal(task, device) is None]
     if not found:
         return ()

@@ -164,6 +164,7 @@ class GemmPlan(NamedTuple):
 AnyPlan = (
     GemmPlan
     | FmaGemmPlan
+    | PartsPlan
     | SkinnyGemmPlan
     | Sm90Plan
     | ConvertedPlan
@@ -209,7 +210,16 @@ def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> Any
 
 def _plan_of(
     target: Target, product: Product, task: GemmTask, config: AnyConfig
-) -> GemmPlan | FmaGemmPlan | SkinnyGemmPlan | Sm90Plan | ConvertedPlan | DecodedPlan | SplitPlan:
+) -> (
+    GemmPlan
+    | FmaGemmPlan
+    | PartsPlan
+    | SkinnyGemmPlan
+    | Sm90Plan
+    | ConvertedPlan
+    | DecodedPlan
+    | SplitPlan
+):
     """`gemm_plan`'s, but for the softmax of logits."""
     if isinstance(config, GemmConfig):
         return _portable_plan(target, product, task, config)

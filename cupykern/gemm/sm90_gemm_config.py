@@ -7,7 +7,6 @@ kernels_cu/gemm/epilogue/matmul.cuh.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from .. import dtypes
 from ..precisions import AnyParts
@@ -130,9 +129,8 @@ class Sm90PartsGemmConfig(SS, MatmulEpilogue):
     cluster: Multicast | SplitK = NO_CLUSTER
 
     mainloop = "SSParts", "ss_parts"
-    tile_m: ClassVar[int] = 128
-    tile_n: ClassVar[int] = 128
-    tile_k: ClassVar[int] = 64
+    tile_m = tile_n = 128
+    tile_k = 64
 
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (self.parts.cpp,), ()

@@ -17,7 +17,7 @@ from .. import dtypes
 from ..arrays import maker
 from ..kernels import Variant
 from ..param_structs import zeros
-from ..precisions import FLOAT32_LEAST_K, AnyParts
+from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.repeated import Repeated
@@ -26,6 +26,7 @@ from .gemm_task import GemmTask
 from .product import (
     ALIGNMENT,
     K_MAJOR,
+    MN_MAJOR,
     Matrix,
     Product,
     fill_batch,
@@ -95,6 +96,15 @@ def split_variant(parts: AnyParts) -> Variant:
 def flagged_variant(task: GemmTask) -> Variant:
     """Of the last launch."""
     return replace(_FLAGGED.variant(task), kernel="gemm_flagged")
+
+
+def variants() -> tuple[Variant, ...]:
+    """Of the launches before and after the products of parts."""
+    f32 = dtypes.float32
+    both = (K_MAJOR, MN_MAJOR)
+    tasks = (GemmTask(1, 4096, 4096, 4096, f32, f32, a, b) for a in both for b in both)
+    splits = (split_variant(parts) for parts in SPLITS.values())
+    return (*dict.fromkeys(splits), *map(flagged_variant, tasks))
 
 
 class _Split(NamedTuple):

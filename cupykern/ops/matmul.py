@@ -77,7 +77,12 @@ def matmul(
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
     key, known, _ = plans.find(
-        ("matmul", activation, alpha, out_dtype, accumulate, precision, config), out, a, b, bias, residual
+        ("matmul", activation, alpha, out_dtype, accumulate, precision, config),
+        out,
+        a,
+        b,
+        bias,
+        residual,
     )
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual), out)

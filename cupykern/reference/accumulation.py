@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts, Fp16x3
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, to_numpy
+from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts, Fp16x3
 from ..typing import Array
 from .approximate import FLOOR, Approximate
 from .rounding import RELATIVE_RMS, ROUNDING

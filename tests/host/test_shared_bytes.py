@@ -53,6 +53,9 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
     for m in (8, 512):
         cupykern.dequant_softmax(gpu.array((m, 4096), "float16"), weights.T, scale)
         note()
+    x = gpu.array((512, 512), "float32")
+    cupykern.matmul(x, x, precision="fp16x3")
+    note()
     shape = (256, 32768)
     problem = LAYER_OP.bench_problem(shape, "float16")
     for config in LAYER_OP.configs(problem, gpu.arch):

@@ -22,8 +22,8 @@ LAYERS = (
         "typing",
     ),  # import no array and no device
     (
-        *("targets", "arrays", "numerics", "arguments", "inputs", "nvfp4", "interop"),
-        *("reference", "error_statistics", "check"),
+        *("targets", "arrays", "numerics", "precisions", "arguments", "inputs", "nvfp4"),
+        *("interop", "reference", "error_statistics", "check"),
     ),
     ("runtime",),  # what calls share at run time
     ("rows", "gemm", "attention"),  # tasks, plans, configs, heuristics

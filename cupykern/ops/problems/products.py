@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
-from ...gemm import dequantize_8bit, gemm, product, skinny_gemm, sm90_config, sm90_heuristic
+from ...gemm import (
+    dequantize_8bit,
+    gemm,
+    product,
+    skinny_gemm,
+    sm90_config,
+    sm90_heuristic,
+    split_float32,
+)
 from ...gemm.copied_plan import ALIGN_ROWS
 from ...gemm.gemm_task import GemmTask, make_task
 from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
@@ -19,6 +27,7 @@ from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
 from ...op import Call, Draw, Work
+from ...precisions import SPLITS
 from ...targets.limits import device
 from ..checks.products import FLOATS, check_shapes, result_dtype
 
@@ -216,11 +225,14 @@ def variants(
                 found[REDUCE_SPLIT_K] = None
             if a in product.FLOAT16S and b in dequantize_8bit.SOURCES:
                 found[dequantize_8bit.variant(b, a)] = None
+            if a == dtypes.float32:
+                found |= dict.fromkeys(split_float32.variants())
         if a == dtypes.float32:
             found[REDUCE_SPLIT_K] = None
             kinds = K_MAJOR, MN_MAJOR, STRIDED
-            for of_a, of_b in itertools.product(kinds, kinds):
-                task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b)
+            by_parts = SPLITS if arch in sm90_config.ARCHS else ()
+            for of_a, of_b, precision in itertools.product(kinds, kinds, ("float32", *by_parts)):
+                task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b, precision=precision)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
             continue

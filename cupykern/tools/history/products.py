@@ -123,6 +123,11 @@ def _accumulate(draw: Draw, s: Setting) -> str:
     return draw.choice(("float32", "float16" if s["a"] == s["b"] == "float16" else "float32"))
 
 
+def _precision(draw: Draw, s: Setting) -> str:
+    names = ("fma", "fp16x3", "bf16x6") if s["a"] == s["b"] == "float32" else ()
+    return draw.choice(("float32", "float32", *names))
+
+
 def _scale_w(draw: Draw, s: Setting) -> Any:
     one = draw.choice((0.5, 1.0, 1, (), (s["n"],), (1, s["n"])))
     layouts = "C", "gap", "negative"
@@ -142,6 +147,7 @@ _MATMUL = _EPILOGUE | {
     "residual": often_none(_addend),
     "alpha": one_of(1.0, 1.0, 1, 0.5, -2.0, Array((), "float32")),
     "accumulate": _accumulate,
+    "precision": _precision,
 }
 _SCALED_MM = _EPILOGUE | {
     "a": _operand("a"),
