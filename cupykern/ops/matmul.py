@@ -133,5 +133,5 @@ OP = Op(
     configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
     variant=lambda problem, config: gemm.variant(task_of(problem), config),
     sample=products.sample,
-    dtypes=("float16", "bfloat16", "bfloat16:bias+gelu"),
+    dtypes=("float16", "bfloat16", "bfloat16:bias+gelu", "float32"),
 )

@@ -30,7 +30,7 @@ def _build(op: str, call: Call) -> Callable[[], Any] | None:
 def _matmul(call: Call) -> Callable[[], Any] | None:
     """Of floating-point operands without options; int8 would overflow."""
     a, b = call.args
-    if call.kwargs or a.dtype != b.dtype or a.dtype.itemsize == 1:
+    if set(call.kwargs) - {"precision"} or a.dtype != b.dtype or a.dtype.itemsize == 1:
         return None
     import cupy
 

@@ -1,7 +1,8 @@
 """PyTorch, as written ("torch") and through its compiler ("torch.compile").
 
 "torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.cast":
-products of weights that have been converted before, which take twice the memory.
+products of weights that have been converted before, which take twice the memory.  "torch.tf32":
+FP32 products with TF32 allowed, of 11 bits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .. import dtypes
 from ..op import Call
 from .base import Peer, norm_arguments, only_array
 from .torch_dual import dual, logits, steps_of_dual
@@ -125,9 +127,29 @@ def _cast(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: function(*tensors)
 
 
+def _tf32(op: str, call: Call) -> Callable[[], Any] | None:
+    import torch
+
+    found = product(op, call) if op == "matmul" and call.args[0].dtype == dtypes.float32 else None
+    if found is None:
+        return None
+    function, tensors = found
+    allowed = torch.backends.cuda.matmul
+
+    def compute() -> Any:
+        before, allowed.allow_tf32 = allowed.allow_tf32, True
+        try:
+            return function(*tensors)
+        finally:
+            allowed.allow_tf32 = before
+
+    return compute
+
+
 PEERS = (
     Peer("torch", "torch", _eager),
     Peer("torch.compile", "torch", _compiled, _compiled_parts),
     Peer("torch.fast", "torch", _fast),
     Peer("torch.cast", "torch", _cast),
+    Peer("torch.tf32", "torch", _tf32),
 )

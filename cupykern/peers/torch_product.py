@@ -14,7 +14,7 @@ from ..numerics import namespace
 from ..nvfp4 import NvFp4
 from ..op import Call
 
-_OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype"}
+_OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype", "precision"}
 
 
 def product(

@@ -27,7 +27,7 @@ from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
 from ...op import Call, Draw, Work
-from ...precisions import SPLITS
+from ...precisions import PRECISIONS, SPLITS
 from ...targets.limits import device
 from ..checks.products import FLOATS, check_shapes, result_dtype
 
@@ -51,6 +51,7 @@ class MatmulProblem:
     activation: str | None = None
     out_dtype: str | None = None
     kind: str = "normal"
+    precision: str = "float32"
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b or self.dtype}"
@@ -94,7 +95,8 @@ def bench_product(
     """The product of a bench row, and its options.
 
     text: the dtype of a; of a*b; and after a colon options, with plus signs: "kn" (b lies in memory
-    as (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, or one of `options`.
+    as (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, a precision of
+    float32, or one of `options`.
     Raises TypeError and ValueError.
     """
     if len(shape) != 3:
@@ -107,7 +109,8 @@ def bench_product(
     result_dtype(dtypes.NAMES[name], dtypes.NAMES[name_b or default_b or name], None, False)
     chosen = set(rest.split("+")) if rest else set()
     activations = {x for x in ACTIVATIONS if x}
-    if unknown := chosen - {"kn", "bias", *activations, *options}:
+    precisions = set(PRECISIONS) if op == "matmul" and name == "float32" else set()
+    if unknown := chosen - {"kn", "bias", *activations, *precisions, *options}:
         raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
     if len(chosen & activations) > 1:
         raise ValueError(f"at most one activation; got {rest}")
@@ -115,6 +118,7 @@ def bench_product(
         *shape, dtype=name, dtype_b=name_b or default_b, layout_b="C" if "kn" in chosen else "F",
         bias=(shape[1],) if "bias" in chosen else None,
         activation=next(iter(chosen & activations), None), kind="bench",
+        precision=next(iter(chosen & precisions), "float32"),
     )  # fmt: skip
     return problem, chosen
 
@@ -168,6 +172,7 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
         shape_b = (p.k, p.n) if p.layout_b == "C" else (p.n, p.k)
         b = inputs.bench_values(shape_b, dtype_b, seed + 1, xp)
         options: dict[str, Any] = {"out_dtype": p.out_dtype, "activation": p.activation}
+        options["precision"] = None if p.precision == "float32" else p.precision
         if p.bias is not None:
             bias_dtype = dtype if dtype in FLOATS else dtypes.float32
             options["bias"] = inputs.bench_values(p.bias, bias_dtype, seed + 2, xp)
@@ -303,6 +308,7 @@ def task_of(
         slow_activation=gemm.slow_activation(problem.activation),
         tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
         row_scales=row_scales,
+        precision=problem.precision,
     )
 
 
