@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..precisions import SPLITS
 from ..tuning.protocol import FALLEN
 from . import headline, sensitivity, stored
 from .suite import summary
@@ -28,7 +29,7 @@ SUITE = "suite"  # the share of shapes of a suite that are ahead
 _OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, SUITE}
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
-_PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5}}
+_PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5, 32: 66.9}}
 _TABLE = re.compile(r"(<!-- table: ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SITE_TABLE = re.compile(r"<!-- table of the site: ([^>]*?) -->\n")
 _VERSIONS = (
@@ -129,9 +130,15 @@ def floor_us(device: str, row: dict[str, Any]) -> float:
     peaks = _PEAK_TFLOPS.get(device)
     if not (peaks and row["flops"]):
         return row["plain_us"]
-    pair = row["dtype"].partition(":")[0].split("*")
+    name, _, options = row["dtype"].partition(":")
+    pair, flops = name.split("*"), row["flops"]
     bits = 8 if all(name.startswith(("float8", "int8")) for name in pair) else 16
-    return max(row["plain_us"], row["flops"] / peaks[bits] * 1e-6)
+    if name == "float32":
+        if "fma" in options:
+            bits = 32
+        else:  # products of 16-bit parts
+            flops *= next((int(x[-1]) for x in options.split("+") if x in SPLITS), 3)
+    return max(row["plain_us"], flops / peaks[bits] * 1e-6)
 
 
 def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
