@@ -194,8 +194,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     tiles = (
         tile_variant(dtype, config)
         for dtype in DTYPES
-        for make in (register_tiles, global_tiles)
-        for config in make(arch, dtype.itemsize)
+        for config in (*register_tiles(arch, dtype.itemsize), *global_tiles(arch))
     )
     columns = (
         column_variant(dtype, config)

@@ -15,7 +15,6 @@ from ..runtime import plans
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
-from ..targets.limits import is_measured
 from .configs import RowConfig
 from .heuristic import few_of, register_cap
 from .quantize_rows import Launch, scale_shape
@@ -148,23 +147,20 @@ def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
     )
 
 
-def global_tiles(arch: str, itemsize: int) -> tuple[GlobalTiles, ...]:
-    """Those of vectors first; where nothing is measured, tiles that are not RegisterTiles are rare,
-    and read element by element."""
-    vectors = (GlobalTiles(256, 256, VECTOR_BYTES // itemsize),) if is_measured(arch) else ()
-    return (*vectors, *(GlobalTiles(256, threads, 1) for threads in few_of(arch, (16, 256))))
+def global_tiles(arch: str) -> tuple[GlobalTiles, ...]:
+    """Tiles that are not RegisterTiles are rare, and read element by element."""
+    return tuple(GlobalTiles(256, threads, 1) for threads in few_of(arch, (16, 256)))
 
 
 def configs(task: TileTask, device: Device) -> tuple[_Tiles, ...]:
     """The legal configs, the fastest first."""
     arch, itemsize = device.arch, task.dtype.itemsize
-    registers = [c for c in register_tiles(arch, itemsize) if c.refusal(task) is None]
-    found = [c for c in global_tiles(arch, itemsize) if c.refusal(task) is None]
-    if registers or any(c.vector_width > 1 for c in found):
-        found = [c for c in found if c.vector_width > 1]
-    size = task.block[0] * task.block[1]
-    few = [c for c in found if c.threads_per_tile * 4 * c.vector_width >= size]
-    return (*registers, *few, *reversed([c for c in found if c not in few]))
+    registers = tuple(c for c in register_tiles(arch, itemsize) if c.refusal(task) is None)
+    if registers:
+        return registers
+    tiles = global_tiles(arch)
+    few = task.block[0] * task.block[1] <= 4 * tiles[0].threads_per_tile
+    return tiles if few else tiles[::-1]
 
 
 def tile_variant(dtype: np.dtype, config: RowConfig) -> Variant:
