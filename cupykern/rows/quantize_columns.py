@@ -67,7 +67,6 @@ class SharedColumns(RowConfig):
 # SharedColumns but for vector_width, by rising length of the columns: the first that holds them
 # wins.
 _TABLE = (
-    (512, 64, 4, 1, 1, 0),
     *((256, 32, 16, size, 1, 0) for size in (1, 4, 8)),
     *((512, 64, 16, size, 2, 4) for size in (8, 16)),
     (512, 128, 16, 16, 2, 4),
