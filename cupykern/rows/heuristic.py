@@ -40,7 +40,8 @@ FEW_VECTORS: dict[int, Table] = {
     2: ((128, 32, 32, 1), (128, 128, 64, 1)),
     4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
-_SCALARS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
+_FEW_SCALARS: Table = ((256, 256, 16, 1),)
+_SCALARS: Table = ((128, 32, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
@@ -48,10 +49,10 @@ _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
     """SharedRows on `arch` for elements of `itemsize` bytes, in the order of preference."""
     vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][1::2]
-    scalars: Table = _SCALARS
+    scalars = _SCALARS
     across: Table = _ACROSS
     if not is_measured(arch):
-        vectors, scalars, across = FEW_VECTORS[itemsize], _SCALARS[1:2], _ACROSS[:1]
+        vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _ACROSS[:1]
     return (
         *_of_any_length(arch, itemsize, _shared(arch, vectors, VECTOR_BYTES // itemsize)),
         *_of_any_length(arch, itemsize, _shared(arch, scalars, 1)),
