@@ -42,7 +42,8 @@ FEW_VECTORS: dict[int, Table] = {
 }
 _FEW_SCALARS: Table = ((256, 256, 16, 1),)
 _SCALARS: Table = ((128, 32, 16, 1), (512, 512, 32, 1))
-_ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
+_FEW_ACROSS: Table = ((256, 8, 16, 1),)
+_ACROSS: Table = ((512, 16, 32, 1),)
 
 
 @cache
@@ -50,9 +51,9 @@ def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
     """SharedRows on `arch` for elements of `itemsize` bytes, in the order of preference."""
     vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][1::2]
     scalars = _SCALARS
-    across: Table = _ACROSS
+    across = _ACROSS
     if not is_measured(arch):
-        vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _ACROSS[:1]
+        vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _FEW_ACROSS
     return (
         *_of_any_length(arch, itemsize, _shared(arch, vectors, VECTOR_BYTES // itemsize)),
         *_of_any_length(arch, itemsize, _shared(arch, scalars, 1)),
