@@ -49,7 +49,7 @@ _ACROSS: Table = ((512, 16, 32, 1),)
 @cache
 def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
     """SharedRows on `arch` for elements of `itemsize` bytes, in the order of preference."""
-    vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][1::2]
+    vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][3:4]
     scalars = _SCALARS
     across = _ACROSS
     if not is_measured(arch):
