@@ -170,13 +170,8 @@ _QUANTIZED: dict[int, _Table] = {
     ),
 }
 _QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
-    2: (
-        (512, 4, 1, 2, 2, True),
-        *((256, 4, size, 4, 2, True) for size in (4, 8)),
-        (512, 4, 8, 2, 2, True),
-        (256, 8, 16, 3, 1, True),
-    ),
-    4: (*((256, 8, size, 2, 2, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, False)),
+    2: tuple((512, 4, size, 2, 2, True) for size in (1, 4, 16)),
+    4: tuple((512, 8, size, 2, 1, False) for size in (4, 16)),
 }
 
 
