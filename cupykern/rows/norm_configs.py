@@ -16,12 +16,10 @@ _OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
 
 @dataclass(frozen=True)
 class NormRows(Rows):
-    """centered: of layer_norm.  quantized: results are.  complete: with all weights and biases that
-    the op has, without statistics or quantized results."""
+    """centered: of layer_norm.  quantized: results are."""
 
     centered: bool = False
     quantized: bool = False
-    complete: bool = False
 
 
 class EvenNormRows(RowConfig):
@@ -37,7 +35,6 @@ class EvenNormRows(RowConfig):
     generic: bool = False
     even = True
     in_registers: bool
-    small = False
     suffix = "_even"
 
     def norm_constants(
@@ -51,7 +48,6 @@ class EvenNormRows(RowConfig):
             ("kInRegisters", self.in_registers),
             ("kWeightsFirst", self.weights_first),
             ("kResidual", EITHER if quantized or self.generic else int(has_residual)),
-            ("kSmall", self.small),
         )
 
     def _rows_refusal(self, rows: NormRows) -> str | None:
@@ -80,34 +76,6 @@ class NormRegisterRows(EvenNormRows):
 
     def shared_bytes(self, itemsize: int) -> int:
         return 0
-
-
-@dataclass(frozen=True)
-class UnpredicatedRows(EvenNormRows):
-    """NormRegisterRows of small contiguous matrices that cover all threads, with weights and
-    biases, without
-    statistics: no predicates, and few parameters."""
-
-    num_threads: int
-    threads_per_row: int
-    vector_width: int
-    vectors_per_thread: int
-    min_blocks: int = 1
-    rows_per_thread: int = 1
-    weights_first: bool = False
-    in_registers = True
-    small = True
-    suffix = "_unpredicated"
-
-    def shared_bytes(self, itemsize: int) -> int:
-        return 0
-
-    def _rows_refusal(self, rows: NormRows) -> str | None:
-        if not rows.complete:
-            return "UnpredicatedRows is for calls with weights and biases, without statistics"
-        if not (rows.layout.contiguous and self.is_unpredicated(rows.layout)):
-            return "UnpredicatedRows is for contiguous rows that cover all threads"
-        return super()._rows_refusal(rows)
 
 
 @dataclass(frozen=True)

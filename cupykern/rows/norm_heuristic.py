@@ -12,7 +12,6 @@ from .norm_configs import (
     NormRows,
     NormSharedRows,
     PersistentRows,
-    UnpredicatedRows,
 )
 from .row_layout import VECTOR_BYTES
 
@@ -69,25 +68,6 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
 # 32.3 instead of 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5
 # instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
-# UnpredicatedRows, by (centered, has_residual): 512 and 1024 columns take 1.5% to 4% less than by
-# the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32, and of 2048 columns
-# in BF16, 0.5% to 2%.
-_SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
-    (False, False): {
-        2: ((256, 32, 2, 5, 1, "RW"), (128, 64, 2, 10, 1, "RW")),
-        4: ((256, 32, 4, 6, 1, "RW"), (64, 64, 4, 16, 1, "RW")),
-    },
-    (True, False): {
-        2: ((256, 32, 2, 4, 1, "RW"), (64, 32, 4, 11, 1, "RW")),
-        4: ((128, 32, 4, 6, 1, "RW"), (64, 64, 4, 12, 1, "RW")),
-    },
-    (False, True): {
-        2: ((256, 32, 2, 4, 1, "RW"), (256, 32, 4, 4, 1, "RW"), (256, 128, 2, 4, 2, "RW")),
-        4: ((64, 32, 4, 12, 1, "RW"), (128, 128, 2, 8, 1, "RW")),
-    },
-    (True, True): {2: (), 4: ()},
-}
-_SMALL_BYTES = 2**23  # of x, and of a residual as well
 # The same with a residual.
 _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
     False: {
@@ -181,7 +161,6 @@ def norm_configs(
 ) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, without quantized results."""
     persistent = _PERSISTENT[centered, has_residual][itemsize] if arch == "sm_90a" else ()
-    small = _SMALL[centered, has_residual][itemsize] if is_measured(arch) else ()
     width = VECTOR_BYTES // itemsize
     blocks = (_WITH_RESIDUAL if has_residual else _BLOCKS)[centered]
     blocks = blocks if is_measured(arch) else _FEW
@@ -191,13 +170,6 @@ def norm_configs(
             for threads, vectors, cluster in persistent
         ),
         *_even(arch, itemsize, blocks[itemsize]),
-        *(
-            UnpredicatedRows(
-                *(threads, threads_per_row, width, vectors, register_cap(arch, blocks_)),
-                *(rows, "W" in where),
-            )
-            for threads, threads_per_row, vectors, blocks_, rows, where in small
-        ),
         *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
         *_with_options(arch, itemsize),
@@ -266,8 +238,6 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
     is_rms = not (rows.centered or rows.quantized)
     if is_rms and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         others.sort(key=lambda c: isinstance(c, NormRegisterRows) and c.vectors_per_thread == 8)
-    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES * rows.num_arrays:
-        others.sort(key=lambda c: not isinstance(c, UnpredicatedRows))
     if layout.num_cols * itemsize <= _SHORT_BYTES:
         others.sort(key=lambda c: not isinstance(c, SpanRows))
     others.sort(key=lambda c: c.chunked)

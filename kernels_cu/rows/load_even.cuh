@@ -159,11 +159,7 @@ DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& a
     if constexpr (!kUnpredicated) vector.fill(from_float<Element>(otherwise));
     if (kUnpredicated || from) {
         const Element* p = static_cast<const Element*>(from) + at.first() + at.step(i);
-        if constexpr (kSmall) {
-            vector.load(p);  // stays before sync_warp
-        } else {
-            vector.load_read_only(p);
-        }
+        vector.load_read_only(p);
     }
     return vector;
 }

@@ -4,8 +4,7 @@
 // about it (two passes over registers), and all merge them (as rows/moments.cuh, without mean_low).
 //   kQuantized: rms_norm with FP8 or int8 y, decoded by row_scale.  The row's largest |s * weight|
 //   is reduced with the squares; times rstd it is the largest |y|.
-// Constants: those of normalize_even.cu, and kSmall: a small matrix that covers all threads of all
-// blocks; no cache hints, no predicates.
+// Constants: those of normalize_even.cu.
 #pragma once
 #include "rows/load_even.cuh"
 #include "rows/quantize.cuh"
@@ -20,7 +19,7 @@ static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which 
 
 // A cache policy takes registers: none are left by two rows in shared memory with means and biases.
 constexpr bool kStoresHavePolicy =
-    !kSmall && (kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1));
+    kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1);
 
 // Whether statistics are stored last, merged again from the partials: takes fewer registers.
 constexpr bool kStatisticsLast =
@@ -29,21 +28,6 @@ constexpr bool kStatisticsLast =
 // Statistic of a warp, block or row: the mean, or with kQuantized the largest |s * weight|; the
 // squares about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
-
-constexpr float kOfLane = kVectorsPerThread * kVectorWidth;  // elements of a lane
-
-// Merges pairs of lanes with equal counts.
-DEVICE Statistic merge_lanes(Statistic s) {
-    float half_of_both = kOfLane / 2;
-#pragma unroll
-    for (int bit = kFirstLaneBit; bit < kLastLaneBit; bit *= 2, half_of_both *= 2) {
-        const float other = shuffle_xor(s.first, bit), distance = other - s.first;
-        s.squares += shuffle_xor(s.squares, bit);
-        s.squares += distance * distance * half_of_both;
-        s.first = 0.5f * (s.first + other);
-    }
-    return s;
-}
 
 // The warp's partial statistic of row r.
 template <class EvenInput, bool kUnpredicated>
@@ -61,9 +45,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
             for (int j = 0; j < kVectorWidth; ++j) partials[j % 2] += values[j];
             sum += partials[0] + partials[1];
         }
-        // Squares about each lane's own mean: one butterfly over the warp instead of two.
-        if constexpr (kSmall) mean = sum / kOfLane;
-        else mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
+        mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             if (!at.holds(i)) break;
@@ -76,7 +58,6 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
             }
             squares += partials[0] + partials[1];
         }
-        if constexpr (kSmall) return merge_lanes({mean, squares});
     } else if constexpr (kCentered) {
         VectorMoments<kVectorWidth> mine;
 #pragma unroll(kUnrolled<EvenInput::kTight>)
@@ -257,8 +238,6 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     // Before the rows: their load policy is a branch, behind which ptxas would sink these loads to
     // their first use.
     if constexpr (kInRegisters) columns.start(at);
-    // Without that branch, this keeps the order at no cost.
-    if constexpr (kSmall) sync_warp();
     start(s.x, x, params.x_stride);
     if constexpr (kHasResidual) start(s.residual, residual, params.residual_stride);
     if constexpr (!kInRegisters) columns.start(at);
