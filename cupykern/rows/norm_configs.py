@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..kernels import EITHER
+import numpy as np
+
+from ..kernels import EITHER, Variant
 from ..targets.limits import max_shared_bytes
 from .configs import BlockRows, RowConfig, Rows
 
 _STATIC_BYTES = 8 * 1024  # including what the system takes of each block's
 _ARCHS = ("sm_90a", "host")
+MAX_CLUSTER = 16  # blocks
 MAX_STAGES, _MAX_ROWS = 32, 6  # rows/persistent.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
 
@@ -80,7 +83,7 @@ class NormRegisterRows(EvenNormRows):
 
 @dataclass(frozen=True)
 class NormSharedRows(EvenNormRows):
-    """Even rows of a block or cluster in shared memory."""
+    """Even rows of a block or cluster in shared memory: one variant for clusters of all sizes."""
 
     num_threads: int
     threads_per_row: int
@@ -92,6 +95,15 @@ class NormSharedRows(EvenNormRows):
     weights_first: bool = False
     generic: bool = False
     in_registers = False
+
+    def variant(
+        self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()
+    ) -> Variant:
+        variant = super().variant(op, x_dtype, constants)
+        if self.cluster_size == 1:
+            return variant
+        launched = self.num_threads, self.cluster_size
+        return replace(variant, cluster_size=MAX_CLUSTER, launched=launched)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ def make_norm(
         params["unpredicated"] = (
             config.is_unpredicated(layout) and len(task.columns) == 1 + options.centered
         )
+        params["blocks_log2"] = config.cluster_size.bit_length() - 1
         cold["num_rows"], cold["num_cols"] = layout.num_rows, layout.num_cols
         cold["dtype"] = dtypes.CODES[task.y_dtype]
         for _, strides in layout.outer:  # one dim, or there is one row

@@ -97,20 +97,22 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
 template <bool kUnpredicated>
 DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
     constexpr int kLanes = kPartials < kWarpSize ? kPartials : kWarpSize;
-    const int lane = lane_id() % kLanes;
+    const int lane = lane_id() % kLanes, count = at.partials();
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
     if constexpr (kCentered) {
         // Deviations from one of the means, so that a mean far from zero loses nothing.
         origin = partials[0].first;
 #pragma unroll
-        for (int i = lane; i < kPartials; i += kLanes) {
+        for (int i = lane; i - lane < kPartials; i += kLanes) {
+            if (kClusterSize > 1 && i >= count) break;
             s.first += at.count_of(i) * (partials[i].first - origin);
         }
         s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
     }
 #pragma unroll
-    for (int i = lane; i < kPartials; i += kLanes) {
+    for (int i = lane; i - lane < kPartials; i += kLanes) {
+        if (kClusterSize > 1 && i >= count) break;
         s.squares += partials[i].squares;
         if constexpr (kCentered) {
             const float distance = (partials[i].first - origin) - s.first;
@@ -139,10 +141,10 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
         if constexpr (kClusterSize > 1) {
             Barrier& full = exchange_barriers()[0];
             if (threadIdx.x == 0) {
-                full.arrive_expect_tx(kRowsPerThread * kPartials * int(sizeof(Statistic)));
+                full.arrive_expect_tx(kRowsPerThread * at.partials() * int(sizeof(Statistic)));
             }
             cluster_wait();
-            if (lane_id() < kClusterSize) {
+            if (lane_id() < at.t.blocks) {
 #pragma unroll
                 for (int r = 0; r < kRowsPerThread; ++r) {
                     Statistic* to = &mine[r][at.t.rank * kWarpsPerRow + at.warp()];
@@ -209,8 +211,9 @@ template <bool kHasResidual, bool kUnpredicated>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
                            const void* bias, void* y, Element* sum, const StatisticOutputs& outputs,
                            const EvenParams& params, const ColdParams& cold) {
-    const auto at = EvenTile<kUnpredicated>::here(cold.num_cols);
-    const int64_t group = int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock + at.t.row_in_block;
+    const auto at = EvenTile<kUnpredicated>::here(cold.num_cols, params.blocks_log2);
+    const int64_t cluster = blockIdx.x >> (kClusterSize > 1 ? int(params.blocks_log2) : 0);
+    const int64_t group = cluster * kRowsPerBlock + at.t.row_in_block;
     const int64_t row = group * kRowsPerThread, rest = cold.num_rows - row;
     const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
     EvenInput<kHasResidual> s;
@@ -249,8 +252,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         statistics[r] = warp_statistic(s, r, at, columns);
     }
     // A uniform policy takes no registers, but with several rows per thread ptxas spills.
-    const int64_t first_row =
-        kRowsPerThread > 1 ? row : int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock;
+    const int64_t first_row = kRowsPerThread > 1 ? row : cluster * kRowsPerBlock;
     const auto store = [&](const RowVector& vector, Element* to) {
         if constexpr (kStoresHavePolicy) {
             vector.store(to, store_policy(first_row >= params.stores_last_from));

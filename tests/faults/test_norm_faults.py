@@ -106,7 +106,7 @@ FAULTS = {
         EVEN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
     ),
     "every warp as many elements": Fault(
-        LOAD, "if (kUnpredicated || num_cols == kChunk) return", "return", "ends of rows"
+        LOAD, "if (kUnpredicated || num_cols == chunk()) return", "return", "ends of rows"
     ),
     "squares of zeros at a row's end": Fault(
         EVEN, "if (!at.holds(i)) break;", "", "ends of rows"
@@ -137,7 +137,7 @@ FAULTS = {
         EVEN, "at.t.rank * kWarpsPerRow + at.warp()]", "at.warp()]", "a cluster"
     ),
     "one row's bytes awaited": Fault(
-        EVEN, "arrive_expect_tx(kRowsPerThread * kPartials", "arrive_expect_tx(kPartials",
+        EVEN, "arrive_expect_tx(kRowsPerThread * at.partials()", "arrive_expect_tx(at.partials()",
         "a cluster"
     ),
 }  # fmt: skip
