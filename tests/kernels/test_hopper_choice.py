@@ -97,7 +97,7 @@ def order_of_k(config) -> tuple:
     ("m", "n", "blocks", "tile"),
     [
         (4096, 4096, 132, (128, 256)),  # 4 rounds instead of 6 or 8 smaller ones
-        (4096, 14336, 132, (128, 176)),  # many rounds: their ends are hidden
+        (4096, 14336, 132, (128, 256)),  # many rounds: their ends are hidden
         (1024, 2048, 132, (128, 128)),
         (768, 4096, 132, (128, 192)),  # one round
         (3072, 3072, 132, (128, 192)),
