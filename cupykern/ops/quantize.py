@@ -201,7 +201,8 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for config in column_configs(arch, dtype.itemsize)
     )
-    return tuple(dict.fromkeys((*rows, *tiles, *columns)))
+    found = (*rows, *tiles, *columns)
+    return tuple(dict.fromkeys(variant.largest for variant in found))
 
 
 def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:

@@ -8,11 +8,10 @@ import numpy as np
 
 from ..kernels import EITHER, Variant
 from ..targets.limits import max_shared_bytes
-from .configs import BlockRows, RowConfig, Rows
+from .configs import MAX_CLUSTER, BlockRows, RowConfig, Rows
 
 _STATIC_BYTES = 8 * 1024  # including what the system takes of each block's
 _ARCHS = ("sm_90a", "host")
-MAX_CLUSTER = 16  # blocks
 MAX_STAGES, _MAX_ROWS = 32, 6  # rows/persistent.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
 
