@@ -174,7 +174,7 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     if is_misaligned(task) and is_measured(arch):
         # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 MN-major (16 x 4097 x 4096).
         found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
-    if arch == "sm_90a" and not mn_major:
+    if arch == "sm_90a" and not mn_major and (halves or task.b.itemsize == 2):
         alone = []  # on a multiprocessor, where each block has one
         if not is_misaligned(task) and (task.b == FP4 or task.b.itemsize == 2):
             alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))
