@@ -194,7 +194,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     tiles = (
         tile_variant(dtype, config)
         for dtype in DTYPES
-        for config in (*register_tiles(arch, dtype.itemsize), *global_tiles(arch))
+        for config in (*register_tiles(arch, dtype.itemsize), *global_tiles())
     )
     columns = (
         column_variant(dtype, config)

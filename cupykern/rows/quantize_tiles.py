@@ -147,9 +147,9 @@ def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
     )
 
 
-def global_tiles(arch: str) -> tuple[GlobalTiles, ...]:
+def global_tiles() -> tuple[GlobalTiles, ...]:
     """Tiles that are not RegisterTiles are rare, and read element by element."""
-    return tuple(GlobalTiles(256, threads, 1) for threads in few_of(arch, (16, 256)))
+    return (GlobalTiles(256, 64, 1),)
 
 
 def configs(task: TileTask, device: Device) -> tuple[_Tiles, ...]:
@@ -158,9 +158,7 @@ def configs(task: TileTask, device: Device) -> tuple[_Tiles, ...]:
     registers = tuple(c for c in register_tiles(arch, itemsize) if c.refusal(task) is None)
     if registers:
         return registers
-    tiles = global_tiles(arch)
-    few = task.block[0] * task.block[1] <= 4 * tiles[0].threads_per_tile
-    return tiles if few else tiles[::-1]
+    return global_tiles()
 
 
 def tile_variant(dtype: np.dtype, config: RowConfig) -> Variant:
