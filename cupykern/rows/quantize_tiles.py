@@ -15,8 +15,9 @@ from ..runtime import plans
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
+from ..targets.limits import is_measured
 from .configs import RowConfig
-from .heuristic import few_of, register_cap
+from .heuristic import register_cap
 from .quantize_rows import Launch, scale_shape
 from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 
@@ -136,14 +137,13 @@ def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
     table = (
         (256, 4 * factor, 1, 3),
         (256, 16 * factor, 1, 3),
-        (256, 32, 8, 3),
         (256 * factor, 256 * factor, 8, 4 - factor),
     )
     return tuple(
         RegisterTiles(
             threads, of_tile, VECTOR_BYTES // itemsize, vectors, register_cap(arch, blocks)
         )
-        for threads, of_tile, vectors, blocks in few_of(arch, table)
+        for threads, of_tile, vectors, blocks in (table if is_measured(arch) else table[1:])
     )
 
 
