@@ -195,7 +195,7 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
         config
         for config in shared_configs(arch, itemsize)
         if config.cluster_size == 1
-        and (config.chunked or config.vector_width > 1 or config.threads_per_row > 32)
+        and (config.lanes_across_rows or config.threads_per_row > (8, 32)[config.vector_width == 1])
         and (is_measured(arch) or not config.lanes_across_rows)
     )
 
