@@ -49,7 +49,8 @@ def _tiles(
     strided = STRIDED in (layout_a, layout_b)
     mn_major = (layout_a, layout_b) == (MN_MAJOR, MN_MAJOR)
     if arch == "sm_90a" and kernel == "gemm":
-        alone = fp16_accumulate or mn_major or b == FP4 or (block_scales and a in FLOAT16S)
+        scaled = block_scales and a in FLOAT16S and layout_b == K_MAJOR
+        alone = fp16_accumulate or mn_major or b == FP4 or scaled
         scalar = not alone and compute != dtypes.float32
     else:
         rare = e5m2 or (block_scales and (layout_b == MN_MAJOR or a == dtypes.int8))
