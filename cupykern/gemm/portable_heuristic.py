@@ -144,7 +144,7 @@ def _dual_tiles(
     if block_scales or (a in FP8 and not is_measured(arch)):
         return (replace(large, tile_n=32, promotes=not is_measured(arch)),)
     small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
-    keeps_small = is_measured(arch) and b != dtypes.int8
+    keeps_small = is_measured(arch) and (b == FP4 or (arch == "host" and b != dtypes.int8))
     if arch == "sm_90a" and b == FP4 and keeps_small:
         # As above: (16, 14336, 4096) in 77 us instead of 84.
         return (replace(small, tile_k=256, stages=3),)
