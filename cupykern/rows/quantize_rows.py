@@ -58,7 +58,7 @@ _EVEN: dict[int, Table] = {  # by the elements' bytes
 
 
 def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
-    table = _EVEN[itemsize] + CLUSTERS[itemsize][1::2]
+    table = _EVEN[itemsize] + CLUSTERS[itemsize][1:2]
     if not is_measured(arch):
         table = FEW_VECTORS[itemsize][1:]
     width = VECTOR_BYTES // itemsize
