@@ -54,7 +54,14 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
-        *shared_configs(arch, itemsize),
+        *(c for c in shared_configs(arch, itemsize) if not (is_measured(arch) and _is_short(c))),
+    )
+
+
+def _is_short(config: SharedRows) -> bool:
+    """Of few threads a row: others serve its rows, which are rare without RegisterRows."""
+    return (
+        not config.lanes_across_rows and config.threads_per_row <= (8, 32)[config.vector_width == 1]
     )
 
 
