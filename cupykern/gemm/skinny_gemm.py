@@ -164,8 +164,9 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
         return ()
     mn_major = _mn_major(task)
     tile_n, tile_k = (64, 64 // task.b.itemsize) if mn_major else (32, 128 // task.b.itemsize)
+    converts = task.b == FP4 or task.a.itemsize > task.b.itemsize
     # Else it gains little.
-    halves = task.m <= 8 and task.b.itemsize == 1 and is_measured(arch) and not mn_major
+    halves = task.m <= 8 and converts and is_measured(arch) and not mn_major
     task, rows = task.a_decoded, 8 if halves else ROWS
     stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)
     most = 3 if task.b == FP4 else 4  # 48.4 to 47.1 us (1 x 28672 x 8192, NVFP4)

@@ -160,10 +160,10 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     assert isinstance(chosen, SkinnyGemmConfig)
     assert chosen.rows == 16
     few = gemm.choose_config(replace(task, m=8), arch)
-    halves = b.itemsize == 1 and layout_b == "F" and arch in ("sm_90a", "host")
+    converts = a.itemsize > b.itemsize or dtype_b == NVFP4
+    halves = converts and layout_b == "F" and arch in ("sm_90a", "host")
     assert few.rows == (8 if halves else 16) and few.stages >= chosen.stages
     assert replace(few, rows=16, stages=chosen.stages) == chosen  # the same order of accumulation
-    converts = a.itemsize > b.itemsize or dtype_b == NVFP4
     for m in (8, 16):
         narrow = gemm.choose_config(replace(task, m=m, n=1024), arch)
         assert isinstance(narrow, SkinnyGemmConfig)
