@@ -6,29 +6,25 @@ from functools import cache
 
 from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, Rows, SharedRows, SpanRows, fitting
-from .heuristic import few_of, register_cap, shared_configs, span_configs
+from .heuristic import Table, register_cap, shared_configs, span_configs
 from .row_layout import VECTOR_BYTES
 from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 
 # RegisterRows, by the elements' bytes and rising length of the row:
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
-_REGISTERS = {
+_REGISTERS: dict[int, Table] = {
     2: (
         (128, 8, 8, 12),
         (128, 32, 8, 12),
         (64, 32, 32, 16),
-        (128, 64, 32, 8),
         (128, 128, 32, 8),
-        (256, 256, 32, 4),
         (512, 512, 32, 2),
     ),
     4: (
         (128, 8, 4, 12),
         (128, 32, 4, 12),
         (64, 64, 16, 16),
-        (128, 128, 16, 8),
         (128, 128, 32, 4),
-        (512, 512, 16, 2),
         (512, 512, 32, 2),
     ),
 }
@@ -45,13 +41,15 @@ _FEWEST_VECTORS = {2: 161, 4: 385}
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """All configs but ClusterRows on `arch` for elements of `itemsize` bytes, preferred first."""
-    width = VECTOR_BYTES // itemsize
+    width, registers = VECTOR_BYTES // itemsize, _REGISTERS[itemsize]
+    if not is_measured(arch):
+        registers = registers[:1] + registers[-2:]
     return (
         *(
             RegisterRows(
                 *(threads, threads_per_row, width, elements // width, register_cap(arch, blocks))
             )
-            for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
+            for threads, threads_per_row, elements, blocks in registers
         ),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
         *(c for c in shared_configs(arch, itemsize) if not (is_measured(arch) and _is_short(c))),
