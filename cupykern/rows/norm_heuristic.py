@@ -72,7 +72,6 @@ _FEWER_ROWS = 16384
 _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
-            (256, 32, 1, 6, 1, "RW"),
             (256, 64, 1, 6, 1, "RW"),
             (128, 32, 4, 8, 1, "R"),
             (128, 64, 4, 8, 1, "R"),
