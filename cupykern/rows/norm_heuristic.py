@@ -169,7 +169,7 @@ def norm_configs(
             for threads, vectors, cluster in persistent
         ),
         *_even(arch, itemsize, blocks[itemsize]),
-        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
+        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize], centered),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
         *_with_options(arch, itemsize),
     )
@@ -212,13 +212,17 @@ def _even(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
     return tuple(configs)
 
 
-def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig, ...]:
+def _clusters(
+    arch: str, itemsize: int, table: _ClusterTable, centered: bool = False
+) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         return ()
+    # Of 16 bits rms_norm has the same configs with and without a residual: one variant.
+    generic = itemsize == 2 and not centered
     return tuple(
         NormSharedRows(
             *(threads, threads, VECTOR_BYTES // itemsize, vectors, cluster),
-            *(register_cap(arch, blocks), rows, weights_first),
+            *(register_cap(arch, blocks), rows, weights_first, generic),
         )
         for threads, vectors, cluster, blocks, rows, weights_first in table
     )
