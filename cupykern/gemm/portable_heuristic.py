@@ -47,10 +47,9 @@ def _tiles(
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
     e5m2 = dtypes.float8_e5m2 in (a, b)
     strided = STRIDED in (layout_a, layout_b)
-    mn_major = (layout_a, layout_b) == (MN_MAJOR, MN_MAJOR)
     if arch == "sm_90a" and kernel == "gemm":
         scaled = block_scales and a in FLOAT16S and layout_b == K_MAJOR
-        alone = fp16_accumulate or mn_major or b == FP4 or scaled
+        alone = fp16_accumulate or b == FP4 or scaled
         scalar = not alone and compute != dtypes.float32
     else:
         rare = e5m2 or (block_scales and (layout_b == MN_MAJOR or a == dtypes.int8))
