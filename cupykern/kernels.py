@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -60,6 +60,12 @@ class Variant:
     def launch_sizes(self) -> tuple[int, int]:
         """The threads of a block and the blocks of a cluster of a launch."""
         return self.launched or (self.num_threads, self.cluster_size)
+
+    @property
+    def largest(self) -> Variant:
+        """The same, launched in blocks and clusters of all sizes that it takes at most."""
+        sizes = self.num_threads, self.cluster_size
+        return self if self.launched is None else replace(self, launched=sizes)
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]

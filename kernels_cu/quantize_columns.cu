@@ -4,6 +4,7 @@
 // is kRowsPerBlock vectors wide; kThreadsPerRow threads share a column of vectors, each
 // kVectorsPerThread rows of it, kInRegisters of them in registers, so that an SM holds two blocks.
 // Rows of x and y are aligned and a multiple of the vector width.
+// Launch: clusters of params.blocks, of which kClusterSize is the upper limit.
 #include "rows/quantize_columns.cuh"
 
 KERNEL void quantize_columns(const Element* x, void* y, float* scales,

@@ -1,18 +1,16 @@
-// softmax_register.cu: y = softmax(x) or log_softmax(x) (kLog) of even rows of one block, without
-// options.
+// softmax_register.cu: y = softmax(x) or log_softmax(x) of even rows of one block, without options.
 //
 // A row is read once, into registers.  Other arguments: as softmax_shared.cu.
-// Constants: Element, kLog and those of rows/tile.cuh.
+// Constants: Element and those of rows/tile.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock)), block (kNumThreads).
 #include "rows/softmax_register.cuh"
 
 KERNEL void softmax_register(const Element* x, const uint8_t*, void* y, MaxSum*,
                              const rows::SoftmaxParams params, int64_t) {
-    using Functor = rows::RegisterSoftmax<kLog>;
     Element* to = static_cast<Element*>(y);
-    if (params.unpredicated) {
-        rows::transform_register_rows<Functor, true>(x, to, params);
+    if (params.log) {
+        rows::softmax_register_rows<true>(x, to, params);
     } else {
-        rows::transform_register_rows<Functor, false>(x, to, params);
+        rows::softmax_register_rows<false>(x, to, params);
     }
 }

@@ -107,7 +107,7 @@ def configs(
 
     hopper: which of attention_hopper.cu's kinds it is; None: TMA or that kernel cannot do it.
     """
-    large = choose_config(head_dim, mode, arch)
+    large = choose_config(head_dim, max(mode, int(half_scores)), arch)
     small = AttentionConfig(64, 64, 4)
     found: tuple[AttentionConfig, ...]
     if arch == "host":
@@ -141,7 +141,7 @@ def flash_variant(
             ("kHeadDim", head_dim),
             ("kTileM", config.tile_m),
             ("kTileN", config.tile_n),
-            ("kMasked", mode > 0),
+            ("kMasked", mode > 0 or half_scores),  # FP16 scores are rare
             ("kHalfScores", half_scores),
         ),
         32 * config.num_warps,
@@ -169,7 +169,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for kind in (attention_hopper.KINDS if arch in _HOPPER else ())
         for config in attention_hopper.configs(head_dim, kind)
     ]
-    return (*flash, *fast, *map(naive_variant, DTYPES))
+    return tuple(dict.fromkeys((*flash, *fast, *map(naive_variant, DTYPES))))
 
 
 def has_half_scores(dtype: np.dtype, arch: str) -> bool:
@@ -191,7 +191,8 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
 
 
 def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | None:
-    reason = refusal(config, task.padded_head_dim, task.mode, device.arch)
+    mode = max(task.mode, int(task.half_scores))
+    reason = refusal(config, task.padded_head_dim, mode, device.arch)
     if reason or not isinstance(config, AttentionHopperConfig):
         return reason
     if device.warp_size != 32:

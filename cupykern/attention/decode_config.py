@@ -39,9 +39,8 @@ class DecodeConfig:
     threads: of a block.  256 halve the accumulators of a thread where D is above 64.
     cluster: 1, or 2 blocks that compute the two groups that a sequence has at most and merge them
         through distributed shared memory.
-    runtime_paging: one variant for contiguous and paged caches.
 
-    stages, chunks_per_block, cluster and runtime_paging change no bit of a result.
+    stages, chunks_per_block and cluster change no bit of a result.
     """
 
     tile_m: int
@@ -52,7 +51,6 @@ class DecodeConfig:
     threads: int = NUM_THREADS
     min_chunk: int = 128
     cluster: int = 1
-    runtime_paging: bool = False
 
     @property
     def has_merge_kernel(self) -> bool:
@@ -124,14 +122,14 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
     """
     if arch.startswith("gfx"):
         # More rows would exceed the registers of gfx11.
-        small = DecodeConfig(16, 64, 2, runtime_paging=True)
+        small = DecodeConfig(16, 64, 2)
         if dim > 64:
             small = replace(small, tile_n=32, stages=2 if dim < MAX_DIM else 1, threads=256)
         return small, small
     three_stages = max_shared_bytes(arch) >= 160 * 1024 and dim > 64
     small = DecodeConfig(16, 8192 // dim, 3 if three_stages else 2)
     if not is_measured(arch):
-        return (replace(small, runtime_paging=True),) * 2
+        return small, small
     large = DecodeConfig(64, 64, 3 if dim == 64 else 2)
     if dim == MAX_DIM:
         large = DecodeConfig(32, 32, 2, threads=256)
@@ -242,7 +240,10 @@ def _cluster_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str |
 
 
 def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
-    """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table."""
+    """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table.
+
+    One variant for both but in clusters, where ptxas 13.0 makes code of it that no GPU can run.
+    """
     constants = {
         "kTileM": config.tile_m,
         "kDim": dim,
@@ -250,7 +251,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
         "kChunksPerGroup": CHUNKS_PER_GROUP,
-        "kPaged": EITHER if config.runtime_paging else int(paged),
+        "kPaged": EITHER if config.cluster == 1 else int(paged),
     }
     return Variant(
         "decode_attention",

@@ -47,9 +47,9 @@ def _tiles(
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
     e5m2 = dtypes.float8_e5m2 in (a, b)
     strided = STRIDED in (layout_a, layout_b)
-    mn_major = (layout_a, layout_b) == (MN_MAJOR, MN_MAJOR)
     if arch == "sm_90a" and kernel == "gemm":
-        alone = fp16_accumulate or mn_major or b == FP4 or (block_scales and a in FLOAT16S)
+        scaled = block_scales and a in FLOAT16S and layout_b == K_MAJOR
+        alone = fp16_accumulate or b == FP4 or scaled
         scalar = not alone and compute != dtypes.float32
     else:
         rare = e5m2 or (block_scales and (layout_b == MN_MAJOR or a == dtypes.int8))
@@ -98,6 +98,8 @@ def _tiles(
         )
         if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
             small = replace(small, tile_k=256, stages=3)
+            if arch == "sm_90a" and layout_b == MN_MAJOR:  # Hopper's mainloop takes more rows
+                return (small,)
         few_rows = few_rows and not (e5m2 or block_scales)
         return (large, small) if few_rows else (large,)
     if gfx:
@@ -143,7 +145,7 @@ def _dual_tiles(
     if block_scales or (a in FP8 and not is_measured(arch)):
         return (replace(large, tile_n=32, promotes=not is_measured(arch)),)
     small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
-    keeps_small = is_measured(arch) and b != dtypes.int8
+    keeps_small = is_measured(arch) and (b == FP4 or (arch == "host" and b != dtypes.int8))
     if arch == "sm_90a" and b == FP4 and keeps_small:
         # As above: (16, 14336, 4096) in 77 us instead of 84.
         return (replace(small, tile_k=256, stages=3),)

@@ -163,9 +163,12 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
         return ()
     mn_major = _mn_major(task)
+    if mn_major and task.b == dtypes.int8 and is_measured(arch):
+        return ()
     tile_n, tile_k = (64, 64 // task.b.itemsize) if mn_major else (32, 128 // task.b.itemsize)
+    converts = task.b == FP4 or task.a.itemsize > task.b.itemsize
     # Else it gains little.
-    halves = task.m <= 8 and task.b.itemsize == 1 and is_measured(arch) and not mn_major
+    halves = task.m <= 8 and converts and is_measured(arch) and not mn_major
     task, rows = task.a_decoded, 8 if halves else ROWS
     stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)
     most = 3 if task.b == FP4 else 4  # 48.4 to 47.1 us (1 x 28672 x 8192, NVFP4)
@@ -174,11 +177,11 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     if is_misaligned(task) and is_measured(arch):
         # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 MN-major (16 x 4097 x 4096).
         found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
-    if arch == "sm_90a" and not mn_major:
+    if arch == "sm_90a" and not mn_major and (halves or task.b.itemsize == 2):
         alone = []  # on a multiprocessor, where each block has one
         if not is_misaligned(task) and (task.b == FP4 or task.b.itemsize == 2):
             alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))
-        if task.a.itemsize > task.b.itemsize:
+        if task.a.itemsize > task.b.itemsize and task.b != FP4:
             alone.append(SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows))
         fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= multiprocessors(arch)]
         found = [*fit, *found, *(c for c in alone if c not in fit)]

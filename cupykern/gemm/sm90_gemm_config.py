@@ -27,9 +27,13 @@ _BOX_BYTES = 4 * 2048  # of a warpgroup's warps, one each; EpilogueTile::Staging
 
 
 class MatmulEpilogue(Sm90Config):
-    """alpha, scales, bias, activation and residual: stored by TMA, or by threads in general."""
+    """alpha, scales, bias, activation and residual: stored by TMA, or by threads in general.
+
+    general: one variant, of the general epilogue, which stores by TMA as well: for what is rare.
+    """
 
     kernel = "gemm"
+    general: bool = False
 
     def staging_bytes(self, task: GemmTask) -> int:
         return self.schedule.warpgroups * (3 if self.in_halves(task) else 2) * _BOX_BYTES
@@ -48,7 +52,8 @@ class MatmulEpilogue(Sm90Config):
         """A kernel has one epilogue: its code is fetched from memory.  (64, 8192, 256) of FP16 by
         E4M3 takes 10.1 us instead of 12.9 with both, (32, 4096, 4096) of BF16 16.6 instead of 17.6
         (H200)."""
-        tma_store = task.tma_store_epilogue and not (self.swap_ab and task.row_scales)
+        row_scales = self.swap_ab and task.row_scales
+        tma_store = task.tma_store_epilogue and not (self.general or row_scales)
         scaled = "Scaled" if task.column_scales else ""
         kind = f"{scaled}TmaStore" if tma_store else "General"
         return f"gemm::MatmulEpilogue<Mainloop, gemm::{kind}>", "matmul"
@@ -65,6 +70,7 @@ class Sm90GemmConfig(SS, MatmulEpilogue):
     schedule: Cooperative | PingPong | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
     swap_ab: bool = False
+    general: bool = False
 
     def _overlapping_chunks(self, task: GemmTask) -> bool:
         """Whether chunks of 64 columns may overlap (EpilogueTile::chunk_col)."""
@@ -89,12 +95,13 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
     schedule: Cooperative | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
     swap_ab: bool = False
+    general: bool = False
 
     def in_halves(self, task: GemmTask) -> bool:
         """Whether the columns are multiplied in two halves (MainloopSm90SSFp8::kHalves)."""
         back_to_back = self.cooperative and self.split_k == 1 and not self.swap_ab
         e4m3 = task.a == task.b == dtypes.float8_e4m3fn
-        plain = task.tma_store_epilogue and not task.block_scales
+        plain = task.tma_store_epilogue and not (self.general or task.block_scales)
         return e4m3 and back_to_back and plain and BLOCK < self.tile_n <= 192
 
     def epilogue_bytes(self, task: GemmTask) -> int:
@@ -115,6 +122,7 @@ class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
     stages: int
     schedule: Cooperative | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
+    general: bool = False
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def tables_of(task: GemmTask) -> tuple[str, ...]:
     if a == b:
         return ("int8",) if a == dtypes.int8 else ()
     if b == dtypes.float8_e5m2:
-        return ("mixed, e5m2",)
+        return ("mixed, e5m2",) if k_major else ()
     return ("mixed",) if task.layout_b == K_MAJOR else ("mixed, b MN-major",)
 
 

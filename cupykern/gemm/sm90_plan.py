@@ -33,6 +33,7 @@ from .product import (
 from .sm90_config import SWIZZLE_BYTES, Sm90Config
 from .sm90_dual_config import GatedEpilogue
 from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind
+from .sm90_gemm_config import MatmulEpilogue
 
 _C = tuned.constants("sm_90a", "gemm")
 _A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_work_tile.cuh: Operand
@@ -82,6 +83,8 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     kind = GENERAL
     if p.kernel == "gemm":
         kind = TMA_STORE if task.column_scales else epilogue_kind(p, c.swap_ab)
+        if kind == TMA_STORE and isinstance(c, MatmulEpilogue) and c.general:
+            kind = TMA_RESIDUAL
     task = replace(task, tma_store_epilogue=kind == TMA_STORE)
     tiles = task.batch * math.prod(c.cluster_tiles(p.m, p.n))
     clusters = (

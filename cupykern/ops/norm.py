@@ -335,7 +335,7 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
         and not centered
         and config.has_room(arch, dtype.itemsize)
     )
-    return tuple(dict.fromkeys((*own, *quantized)))
+    return tuple(dict.fromkeys(variant.largest for variant in (*own, *quantized)))
 
 
 def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:

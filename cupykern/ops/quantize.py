@@ -194,15 +194,15 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     tiles = (
         tile_variant(dtype, config)
         for dtype in DTYPES
-        for make in (register_tiles, global_tiles)
-        for config in make(arch, dtype.itemsize)
+        for config in (*register_tiles(arch, dtype.itemsize), *global_tiles())
     )
     columns = (
         column_variant(dtype, config)
         for dtype in DTYPES
         for config in column_configs(arch, dtype.itemsize)
     )
-    return tuple(dict.fromkeys((*rows, *tiles, *columns)))
+    found = (*rows, *tiles, *columns)
+    return tuple(dict.fromkeys(variant.largest for variant in found))
 
 
 def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:

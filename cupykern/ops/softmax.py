@@ -16,15 +16,13 @@ from ..rows import softmax_plan
 from ..rows.configs import RowConfig
 from ..rows.row_layout import VECTOR_BYTES, contiguous_operand, operand
 from ..rows.rows import bench_shapes
-from ..rows.softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
+from ..rows.softmax_configs import MAX_CLUSTER_THREADS, ClusterRows
 from ..rows.softmax_heuristic import softmax_configs
 from ..rows.softmax_plan import (
     DTYPES,
     SoftmaxTask,
     configs,
-    has_registers,
     softmax_task,
-    softmax_variant,
 )
 from ..runtime import plans
 from ..targets import limits, of_array
@@ -261,17 +259,16 @@ def _work(problem: SoftmaxProblem) -> Work:
     )
 
 
-def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
+def _variants(arch: str) -> tuple[Variant, ...]:
     found = [
-        softmax_variant(dtype, config, log)
+        config.variant("softmax", dtype)
         for dtype in DTYPES
         for config in softmax_configs(arch, dtype.itemsize)
         if config.has_room(arch, dtype.itemsize)
-        and (has_registers(arch, log) or not isinstance(config, RegisterRows))
     ]
     if is_measured(arch):
         found += (
-            softmax_variant(dtype, ClusterRows(MAX_CLUSTER_THREADS, width, 1, 16), log)
+            ClusterRows(MAX_CLUSTER_THREADS, width, 1, 16).variant("softmax", dtype)
             for dtype in DTYPES
             for width in (VECTOR_BYTES // dtype.itemsize,)
         )
@@ -318,7 +315,7 @@ OP = Op(
     work=_work,
     variants=_variants,
     configs=_configs,
-    variant=lambda problem, config: softmax_variant(dtypes.NAMES[problem.dtype], config, False),
+    variant=lambda problem, config: config.variant("softmax", dtypes.NAMES[problem.dtype]),
     sample=_sample,
 )
 LOG_OP = replace(
@@ -327,7 +324,5 @@ LOG_OP = replace(
     run=log_softmax,
     reference=reference.log_softmax,
     bound=reference.log_softmax_bound,
-    variants=lambda arch: _variants(arch, log=True),
     configs=lambda problem, arch: _configs(problem, arch, log=True),
-    variant=lambda problem, config: softmax_variant(dtypes.NAMES[problem.dtype], config, True),
 )

@@ -18,6 +18,7 @@ from ..kernels import EITHER, Variant
 from ..targets.limits import max_cluster_size, max_shared_bytes
 from .row_layout import VECTOR_BYTES, RowLayout
 
+MAX_CLUSTER = 16  # blocks, of kernels that are launched in clusters of all sizes
 _STATIC_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 

@@ -29,43 +29,31 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# The fewer threads have a row, the more rows are under way.
+# The fewer threads have a row, the more rows are under way.  Few: rows without options have other
+# families.
 _VECTORS: dict[int, Table] = {
-    2: (
-        (128, 8, 32, 1),
-        (128, 32, 32, 1),
-        (128, 64, 32, 1),
-        (128, 64, 64, 1),
-        (128, 128, 64, 1),
-        (256, 256, 64, 1),
-    ),
-    4: (
-        (128, 8, 16, 1),
-        (128, 32, 16, 1),
-        (128, 64, 16, 1),
-        (128, 64, 32, 1),
-        (128, 128, 32, 1),
-        (256, 256, 32, 1),
-        (512, 512, 32, 1),
-    ),
+    2: ((128, 8, 32, 1), (128, 32, 32, 1), (128, 128, 64, 1), (256, 256, 64, 1)),
+    4: ((128, 8, 16, 1), (128, 32, 16, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
 }
 # Where nothing is measured.
 FEW_VECTORS: dict[int, Table] = {
     2: ((128, 32, 32, 1), (128, 128, 64, 1)),
     4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
-_SCALARS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
-_ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
+_FEW_SCALARS: Table = ((256, 256, 16, 1),)
+_SCALARS: Table = ((128, 32, 16, 1), (512, 512, 32, 1))
+_FEW_ACROSS: Table = ((256, 8, 16, 1),)
+_ACROSS: Table = ((512, 16, 32, 1),)
 
 
 @cache
 def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
     """SharedRows on `arch` for elements of `itemsize` bytes, in the order of preference."""
-    vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][1::2]
-    scalars: Table = _SCALARS
-    across: Table = _ACROSS
+    vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][3:4]
+    scalars = _SCALARS
+    across = _ACROSS
     if not is_measured(arch):
-        vectors, scalars, across = FEW_VECTORS[itemsize], _SCALARS[1:2], _ACROSS[:1]
+        vectors, scalars, across = FEW_VECTORS[itemsize], _FEW_SCALARS, _FEW_ACROSS
     return (
         *_of_any_length(arch, itemsize, _shared(arch, vectors, VECTOR_BYTES // itemsize)),
         *_of_any_length(arch, itemsize, _shared(arch, scalars, 1)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..kernels import EITHER
+import numpy as np
+
+from ..kernels import EITHER, Variant
 from ..targets.limits import max_shared_bytes
-from .configs import BlockRows, RowConfig, Rows
+from .configs import MAX_CLUSTER, BlockRows, RowConfig, Rows
 
 _STATIC_BYTES = 8 * 1024  # including what the system takes of each block's
 _ARCHS = ("sm_90a", "host")
@@ -16,12 +18,10 @@ _OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
 
 @dataclass(frozen=True)
 class NormRows(Rows):
-    """centered: of layer_norm.  quantized: results are.  complete: with all weights and biases that
-    the op has, without statistics or quantized results."""
+    """centered: of layer_norm.  quantized: results are."""
 
     centered: bool = False
     quantized: bool = False
-    complete: bool = False
 
 
 class EvenNormRows(RowConfig):
@@ -37,7 +37,6 @@ class EvenNormRows(RowConfig):
     generic: bool = False
     even = True
     in_registers: bool
-    small = False
     suffix = "_even"
 
     def norm_constants(
@@ -51,7 +50,6 @@ class EvenNormRows(RowConfig):
             ("kInRegisters", self.in_registers),
             ("kWeightsFirst", self.weights_first),
             ("kResidual", EITHER if quantized or self.generic else int(has_residual)),
-            ("kSmall", self.small),
         )
 
     def _rows_refusal(self, rows: NormRows) -> str | None:
@@ -83,36 +81,8 @@ class NormRegisterRows(EvenNormRows):
 
 
 @dataclass(frozen=True)
-class UnpredicatedRows(EvenNormRows):
-    """NormRegisterRows of small contiguous matrices that cover all threads, with weights and
-    biases, without
-    statistics: no predicates, and few parameters."""
-
-    num_threads: int
-    threads_per_row: int
-    vector_width: int
-    vectors_per_thread: int
-    min_blocks: int = 1
-    rows_per_thread: int = 1
-    weights_first: bool = False
-    in_registers = True
-    small = True
-    suffix = "_unpredicated"
-
-    def shared_bytes(self, itemsize: int) -> int:
-        return 0
-
-    def _rows_refusal(self, rows: NormRows) -> str | None:
-        if not rows.complete:
-            return "UnpredicatedRows is for calls with weights and biases, without statistics"
-        if not (rows.layout.contiguous and self.is_unpredicated(rows.layout)):
-            return "UnpredicatedRows is for contiguous rows that cover all threads"
-        return super()._rows_refusal(rows)
-
-
-@dataclass(frozen=True)
 class NormSharedRows(EvenNormRows):
-    """Even rows of a block or cluster in shared memory."""
+    """Even rows of a block or cluster in shared memory: one variant for clusters of all sizes."""
 
     num_threads: int
     threads_per_row: int
@@ -124,6 +94,15 @@ class NormSharedRows(EvenNormRows):
     weights_first: bool = False
     generic: bool = False
     in_registers = False
+
+    def variant(
+        self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()
+    ) -> Variant:
+        variant = super().variant(op, x_dtype, constants)
+        if self.cluster_size == 1:
+            return variant
+        launched = self.num_threads, self.cluster_size
+        return replace(variant, cluster_size=MAX_CLUSTER, launched=launched)
 
 
 @dataclass(frozen=True)

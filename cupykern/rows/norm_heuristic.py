@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import is_measured
-from .configs import RowConfig, fitting
+from .configs import RowConfig, SpanRows, fitting
 from .heuristic import register_cap, shared_configs, span_configs
 from .norm_configs import (
     NormRegisterRows,
     NormRows,
     NormSharedRows,
     PersistentRows,
-    UnpredicatedRows,
 )
 from .row_layout import VECTOR_BYTES
 
@@ -23,11 +22,9 @@ _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 # (num_threads, threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first
 # that holds a row wins.  Several rows of a thread share its loads of weights, and their reductions.
 # where: NormRegisterRows (R) or NormSharedRows (S); W: weights_first.
-_SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # rows, of any of these
 _BLOCKS: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
-            *_SHORT,
             (128, 16, 2, 9, 1, "RW"),
             (128, 16, 4, 7, 1, "RW"),
             (64, 32, 4, 14, 1, "RW"),
@@ -37,7 +34,6 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
-            *_SHORT,
             (128, 16, 4, 8, 1, "RW"),
             (256, 32, 4, 4, 1, "RW"),
             (64, 64, 4, 16, 1, "RW"),
@@ -50,7 +46,6 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
     },
     True: {
         2: (
-            *_SHORT,
             (128, 16, 2, 8, 1, "RW"),
             (64, 32, 2, 18, 1, "RW"),
             (64, 32, 4, 11, 1, "RW"),
@@ -60,7 +55,6 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
-            *_SHORT,
             (128, 16, 4, 6, 1, "RW"),
             (64, 32, 4, 13, 1, "RW"),
             (64, 64, 4, 13, 1, "RW"),
@@ -74,31 +68,10 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
 # 32.3 instead of 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5
 # instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
-# UnpredicatedRows, by (centered, has_residual): 512 and 1024 columns take 1.5% to 4% less than by
-# the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32, and of 2048 columns
-# in BF16, 0.5% to 2%.
-_SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
-    (False, False): {
-        2: ((256, 32, 2, 5, 1, "RW"), (128, 64, 2, 10, 1, "RW")),
-        4: ((256, 32, 4, 6, 1, "RW"), (64, 64, 4, 16, 1, "RW")),
-    },
-    (True, False): {
-        2: ((256, 32, 2, 4, 1, "RW"), (64, 32, 4, 11, 1, "RW")),
-        4: ((128, 32, 4, 6, 1, "RW"), (64, 64, 4, 12, 1, "RW")),
-    },
-    (False, True): {
-        2: ((256, 32, 2, 4, 1, "RW"), (256, 32, 4, 4, 1, "RW"), (256, 128, 2, 4, 2, "RW")),
-        4: ((64, 32, 4, 12, 1, "RW"), (128, 128, 2, 8, 1, "RW")),
-    },
-    (True, True): {2: (), 4: ()},
-}
-_SMALL_BYTES = 2**23  # of x, and of a residual as well
 # The same with a residual.
 _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
-            *_SHORT,
-            (256, 32, 1, 6, 1, "RW"),
             (256, 64, 1, 6, 1, "RW"),
             (128, 32, 4, 8, 1, "R"),
             (128, 64, 4, 8, 1, "R"),
@@ -106,7 +79,6 @@ _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
             (512, 512, 4, 2, 1, "S"),
         ),
         4: (
-            *_SHORT,
             (128, 64, 2, 9, 1, "RW"),
             (64, 64, 4, 16, 1, "RW"),
             (128, 128, 4, 8, 1, "R"),
@@ -116,13 +88,11 @@ _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
     },
     True: {
         2: (
-            *_SHORT,
             (128, 128, 1, 8, 2, "R"),
             (128, 128, 4, 8, 1, "S"),
             (512, 512, 4, 2, 1, "S"),
         ),
         4: (
-            *_SHORT,
             (128, 128, 2, 8, 2, "R"),
             (256, 256, 4, 4, 1, "R"),
             (1024, 1024, 4, 1, 1, "R"),
@@ -165,28 +135,22 @@ _PERSISTENT: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]
 }
 # SpanRows: (num_threads, elements of a thread, min_blocks).
 _SPANS = {2: ((128, 32, 9),), 4: ((256, 32, 4),)}
+_SHORT_BYTES = 128  # of rows, up to which SpanRows are first: they give a row fewer threads
 # To FP8 and int8.
 _QUANTIZED: dict[int, _Table] = {
     2: (
-        (128, 8, 1, 8, 1, "R"),
         (128, 32, 4, 6, 1, "R"),
         (128, 128, 4, 8, 2, "S"),
     ),
     4: (
-        (128, 8, 1, 8, 1, "R"),
         (128, 32, 8, 4, 1, "R"),
         (128, 128, 8, 8, 1, "S"),
         (512, 512, 8, 2, 1, "S"),
     ),
 }
 _QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
-    2: (
-        (512, 4, 1, 2, 2, True),
-        *((256, 4, size, 4, 2, True) for size in (4, 8)),
-        (512, 4, 8, 2, 2, True),
-        (256, 8, 16, 3, 1, True),
-    ),
-    4: (*((256, 8, size, 2, 2, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, False)),
+    2: tuple((512, 4, size, 2, 2, True) for size in (1, 4, 16)),
+    4: tuple((512, 8, size, 2, 1, False) for size in (4, 16)),
 }
 
 
@@ -196,7 +160,6 @@ def norm_configs(
 ) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, without quantized results."""
     persistent = _PERSISTENT[centered, has_residual][itemsize] if arch == "sm_90a" else ()
-    small = _SMALL[centered, has_residual][itemsize] if is_measured(arch) else ()
     width = VECTOR_BYTES // itemsize
     blocks = (_WITH_RESIDUAL if has_residual else _BLOCKS)[centered]
     blocks = blocks if is_measured(arch) else _FEW
@@ -206,14 +169,7 @@ def norm_configs(
             for threads, vectors, cluster in persistent
         ),
         *_even(arch, itemsize, blocks[itemsize]),
-        *(
-            UnpredicatedRows(
-                *(threads, threads_per_row, width, vectors, register_cap(arch, blocks_)),
-                *(rows, "W" in where),
-            )
-            for threads, threads_per_row, vectors, blocks_, rows, where in small
-        ),
-        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
+        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize], centered),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
         *_with_options(arch, itemsize),
     )
@@ -238,7 +194,7 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
         config
         for config in shared_configs(arch, itemsize)
         if config.cluster_size == 1
-        and (config.chunked or config.vector_width > 1 or config.threads_per_row == 256)
+        and (config.lanes_across_rows or config.threads_per_row > (8, 32)[config.vector_width == 1])
         and (is_measured(arch) or not config.lanes_across_rows)
     )
 
@@ -256,13 +212,17 @@ def _even(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
     return tuple(configs)
 
 
-def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig, ...]:
+def _clusters(
+    arch: str, itemsize: int, table: _ClusterTable, centered: bool = False
+) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         return ()
+    # Of 16 bits rms_norm has the same configs with and without a residual: one variant.
+    generic = itemsize == 2 and not centered
     return tuple(
         NormSharedRows(
             *(threads, threads, VECTOR_BYTES // itemsize, vectors, cluster),
-            *(register_cap(arch, blocks), rows, weights_first),
+            *(register_cap(arch, blocks), rows, weights_first, generic),
         )
         for threads, vectors, cluster, blocks, rows, weights_first in table
     )
@@ -281,8 +241,8 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
     is_rms = not (rows.centered or rows.quantized)
     if is_rms and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         others.sort(key=lambda c: isinstance(c, NormRegisterRows) and c.vectors_per_thread == 8)
-    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES * rows.num_arrays:
-        others.sort(key=lambda c: not isinstance(c, UnpredicatedRows))
+    if layout.num_cols * itemsize <= _SHORT_BYTES:
+        others.sort(key=lambda c: not isinstance(c, SpanRows))
     others.sort(key=lambda c: c.chunked)
     first = [c for c in persistent if 2 * layout.num_cols > c.chunk]
     return (*first, *others, *(c for c in persistent if c not in first))

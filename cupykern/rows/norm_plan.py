@@ -22,7 +22,6 @@ from .norm_configs import (
     NormRows,
     NormSharedRows,
     PersistentRows,
-    UnpredicatedRows,
 )
 from .norm_heuristic import norm_configs_of
 from .row_layout import (
@@ -98,12 +97,6 @@ class NormTask:
         return converts or self.options.compensated or not columns
 
     @property
-    def complete(self) -> bool:
-        """With all weights and biases that the op has, without statistics or quantized results."""
-        complete = len(self.columns) == 1 + self.options.centered
-        return complete and not (self.options.return_stats or self.quantized)
-
-    @property
     def num_arrays(self) -> int:
         return 1 + self.has_residual
 
@@ -152,7 +145,7 @@ def of_layout(
 def _rows(task: NormTask, device: Device) -> NormRows:
     return NormRows(
         *(device.arch, task.x_dtype.itemsize, task.layout, task.has_options, task.num_arrays),
-        *(task.options.centered, task.quantized, task.complete),
+        *(task.options.centered, task.quantized),
     )
 
 
@@ -171,13 +164,12 @@ def _traits(task: NormTask) -> tuple[dict[str, int], dict[str, Any]]:
         *(task.layout, task.x_dtype, task.has_options, task.num_arrays),
         op="layer_norm" if task.options.centered else "rms_norm",
         rounds="by row" if task.quantized else "to FP32",
-        complete=task.complete,
     )
 
 
 FAMILY = Family(
     "norm",
-    (SharedRows, NormRegisterRows, NormSharedRows, UnpredicatedRows, SpanRows, PersistentRows),
+    (SharedRows, NormRegisterRows, NormSharedRows, SpanRows, PersistentRows),
     configs,
     lambda config, task, device: config.refusal(_rows(task, device)),
     _variant,
@@ -220,6 +212,7 @@ def make_norm(
         params["unpredicated"] = (
             config.is_unpredicated(layout) and len(task.columns) == 1 + options.centered
         )
+        params["blocks_log2"] = config.cluster_size.bit_length() - 1
         cold["num_rows"], cold["num_cols"] = layout.num_rows, layout.num_cols
         cold["dtype"] = dtypes.CODES[task.y_dtype]
         for _, strides in layout.outer:  # one dim, or there is one row
@@ -238,10 +231,7 @@ def make_norm(
         params, layout, num_arrays * itemsize, task.y_dtype.itemsize + has_residual * itemsize
     )
     if even:
-        if isinstance(config, UnpredicatedRows):
-            arguments = _unpredicated_arguments(np.float32(task.eps))
-        else:
-            arguments = _even_arguments(target.by_value(params), target.by_value(cold))
+        arguments = _even_arguments(target.by_value(params), target.by_value(cold))
     plan = row_plan(
         *(target, FAMILY.variant(task, config), config, layout, params, _MOMENTS_BYTES),
         *(num_arrays * config.shared_bytes(itemsize), arguments),
@@ -257,16 +247,6 @@ def _even_arguments(params: Any, cold: Any) -> Callable[[tuple[Any, ...]], tuple
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, weight, bias, y, total, mean, rstd, row_scale = arrays
         return x, weight, residual, params, bias, y, total, rstd, mean, row_scale, cold
-
-    return arguments
-
-
-def _unpredicated_arguments(eps: np.float32) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """The arguments of UnpredicatedRows' kernel, of normalize's arrays."""
-
-    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, residual, weight, bias, y, total, *_ = arrays
-        return x, weight, bias if residual is None else residual, y, total, eps, bias
 
     return arguments
 

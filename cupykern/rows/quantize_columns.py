@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target, device_of
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
-from .configs import RowConfig
+from .configs import MAX_CLUSTER, RowConfig
 from .heuristic import register_cap
 from .quantize_rows import FAMILY as ROW_FAMILY
 from .quantize_rows import Launch, scale_shape
@@ -29,7 +29,7 @@ _STATIC_BYTES = 12 * 1024  # at most: what warps and blocks exchange
 @dataclass(frozen=True)
 class SharedColumns(RowConfig):
     """Columns of matrices in C order, in shared memory: threads_per_column threads under each other
-    on a vector of columns.
+    on a vector of columns.  One variant for clusters of all sizes.
 
     register_vectors: of a thread's vectors, those in registers.
     """
@@ -67,7 +67,6 @@ class SharedColumns(RowConfig):
 # SharedColumns but for vector_width, by rising length of the columns: the first that holds them
 # wins.
 _TABLE = (
-    (512, 64, 4, 1, 1, 0),
     *((256, 32, 16, size, 1, 0) for size in (1, 4, 8)),
     *((512, 64, 16, size, 2, 4) for size in (8, 16)),
     (512, 128, 16, 16, 2, 4),
@@ -91,7 +90,11 @@ def column_configs(arch: str, itemsize: int) -> tuple[SharedColumns, ...]:
 
 
 def column_variant(dtype: np.dtype, config: SharedColumns) -> Variant:
-    return config.variant("quantize", dtype, (("kInRegisters", config.register_vectors),))
+    variant = config.variant("quantize", dtype, (("kInRegisters", config.register_vectors),))
+    if config.cluster_size == 1:
+        return variant
+    launched = config.num_threads, config.cluster_size
+    return replace(variant, cluster_size=MAX_CLUSTER, launched=launched)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ def _plan(target: Target, task: ColumnTask, given: SharedColumns | None) -> Laun
     params["num_tiles"] = num_tiles = math.prod(shape[:-2]) * col_tiles
     params["row_tiles"], params["col_tiles"] = 1, col_tiles
     params["scale_rows"], params["scale_row_elements"] = 1, shape[-2]
+    params["blocks"] = config.cluster_size
     kernel, struct = get_kernel(target, FAMILY.variant(task, config)), target.by_value(params)
     grid = num_tiles * config.cluster_size
     shared_bytes = config.shared_bytes(task.dtype.itemsize)

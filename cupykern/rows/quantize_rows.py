@@ -52,13 +52,13 @@ class EvenRows(RowConfig):
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row.
 _EVEN: dict[int, Table] = {  # by the elements' bytes
-    2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
-    4: ((128, 8, 4, 1), (256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
+    2: ((128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
+    4: ((256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
 }
 
 
 def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
-    table = _EVEN[itemsize] + CLUSTERS[itemsize][1::2]
+    table = _EVEN[itemsize] + CLUSTERS[itemsize][1:2]
     if not is_measured(arch):
         table = FEW_VECTORS[itemsize][1:]
     width = VECTOR_BYTES // itemsize
@@ -73,7 +73,7 @@ def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
 
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize_shared.cu on `arch`; clusters only of even rows and of scalars.
+    """Every config of quantize_shared.cu on `arch`; clusters only of even rows.
     Where nothing is measured one of even rows, and one variant for a tensor and for other rows in
     vectors."""
     tensor, even = tensor_config(arch, itemsize), _even_configs(arch, itemsize)
@@ -81,7 +81,8 @@ def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         scalars = [c for c in shared if c.vector_width == 1]
         return (tensor, *even, _tensor_config(itemsize, chunked=False), *scalars)
-    return (tensor, *even, *(c for c in shared if c.cluster_size == 1 or c.vector_width == 1))
+    few = (c for c in shared if c.threads_per_row >= 128 or c.lanes_across_rows)
+    return (tensor, *even, *(c for c in few if c.cluster_size == 1))
 
 
 def quantize_configs(rows: Rows, granularity: str) -> tuple[RowConfig, ...]:

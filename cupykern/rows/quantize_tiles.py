@@ -17,7 +17,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig
-from .heuristic import few_of, register_cap
+from .heuristic import register_cap
 from .quantize_rows import Launch, scale_shape
 from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 
@@ -137,34 +137,28 @@ def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
     table = (
         (256, 4 * factor, 1, 3),
         (256, 16 * factor, 1, 3),
-        (256, 32, 8, 3),
         (256 * factor, 256 * factor, 8, 4 - factor),
     )
     return tuple(
         RegisterTiles(
             threads, of_tile, VECTOR_BYTES // itemsize, vectors, register_cap(arch, blocks)
         )
-        for threads, of_tile, vectors, blocks in few_of(arch, table)
+        for threads, of_tile, vectors, blocks in (table if is_measured(arch) else table[1:])
     )
 
 
-def global_tiles(arch: str, itemsize: int) -> tuple[GlobalTiles, ...]:
-    """Those of vectors first; where nothing is measured, tiles that are not RegisterTiles are rare,
-    and read element by element."""
-    vectors = (GlobalTiles(256, 256, VECTOR_BYTES // itemsize),) if is_measured(arch) else ()
-    return (*vectors, *(GlobalTiles(256, threads, 1) for threads in few_of(arch, (16, 256))))
+def global_tiles() -> tuple[GlobalTiles, ...]:
+    """Tiles that are not RegisterTiles are rare, and read element by element."""
+    return (GlobalTiles(256, 64, 1),)
 
 
 def configs(task: TileTask, device: Device) -> tuple[_Tiles, ...]:
     """The legal configs, the fastest first."""
     arch, itemsize = device.arch, task.dtype.itemsize
-    registers = [c for c in register_tiles(arch, itemsize) if c.refusal(task) is None]
-    found = [c for c in global_tiles(arch, itemsize) if c.refusal(task) is None]
-    if registers or any(c.vector_width > 1 for c in found):
-        found = [c for c in found if c.vector_width > 1]
-    size = task.block[0] * task.block[1]
-    few = [c for c in found if c.threads_per_tile * 4 * c.vector_width >= size]
-    return (*registers, *few, *reversed([c for c in found if c not in few]))
+    registers = tuple(c for c in register_tiles(arch, itemsize) if c.refusal(task) is None)
+    if registers:
+        return registers
+    return global_tiles()
 
 
 def tile_variant(dtype: np.dtype, config: RowConfig) -> Variant:

@@ -6,37 +6,32 @@ from functools import cache
 
 from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, Rows, SharedRows, SpanRows, fitting
-from .heuristic import few_of, register_cap, shared_configs, span_configs
+from .heuristic import Table, register_cap, shared_configs, span_configs
 from .row_layout import VECTOR_BYTES
 from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 
 # RegisterRows, by the elements' bytes and rising length of the row:
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
-_REGISTERS = {
+_REGISTERS: dict[int, Table] = {
     2: (
-        (128, 2, 8, 12),
         (128, 8, 8, 12),
         (128, 32, 8, 12),
         (64, 32, 32, 16),
-        (128, 64, 32, 8),
         (128, 128, 32, 8),
-        (256, 256, 32, 4),
         (512, 512, 32, 2),
     ),
     4: (
-        (128, 2, 4, 12),
         (128, 8, 4, 12),
         (128, 32, 4, 12),
         (64, 64, 16, 16),
-        (128, 128, 16, 8),
         (128, 128, 32, 4),
-        (512, 512, 16, 2),
         (512, 512, 32, 2),
     ),
 }
 
 # SpanRows: (num_threads, elements of a thread, min_blocks).
 _SPANS = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
+_SHORT_BYTES = 32  # of rows, up to which SpanRows are first: they give a row fewer threads
 
 # The fewest vectors of ClusterRows' rows, by the elements' bytes: FP16 of 1500 columns 80% to 96%
 # of a copy, of 1001 90% to 85%, FP32 of 2047 97% to 103%, of 1500 104% to 103%.
@@ -46,16 +41,25 @@ _FEWEST_VECTORS = {2: 161, 4: 385}
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """All configs but ClusterRows on `arch` for elements of `itemsize` bytes, preferred first."""
-    width = VECTOR_BYTES // itemsize
+    width, registers = VECTOR_BYTES // itemsize, _REGISTERS[itemsize]
+    if not is_measured(arch):
+        registers = registers[:1] + registers[-2:]
     return (
         *(
             RegisterRows(
                 *(threads, threads_per_row, width, elements // width, register_cap(arch, blocks))
             )
-            for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
+            for threads, threads_per_row, elements, blocks in registers
         ),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
-        *shared_configs(arch, itemsize),
+        *(c for c in shared_configs(arch, itemsize) if not (is_measured(arch) and _is_short(c))),
+    )
+
+
+def _is_short(config: SharedRows) -> bool:
+    """Of few threads a row: others serve its rows, which are rare without RegisterRows."""
+    return (
+        not config.lanes_across_rows and config.threads_per_row <= (8, 32)[config.vector_width == 1]
     )
 
 
@@ -113,4 +117,7 @@ def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
             c.cluster_size > 1 and not c.has_room(rows.arch, rows.itemsize, 3),
         )
     )
-    return (*registers, *fitting(cluster_configs(rows), rows), *spans, *shared)
+    clusters = fitting(cluster_configs(rows), rows)
+    if rows.layout.num_cols * rows.itemsize <= _SHORT_BYTES:
+        return (*spans, *registers, *clusters, *shared)
+    return (*registers, *clusters, *spans, *shared)

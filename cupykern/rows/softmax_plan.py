@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import dtypes
-from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..targets import Device, Target
-from ..targets.limits import is_measured
 from .configs import RowConfig, Rows, SharedRows, SpanRows, row_traits
 from .row_layout import Operand, RowLayout, row_layout
 from .rows import RowPlan, evicts_last, row_plan
@@ -56,14 +54,8 @@ def softmax_task(
     return replace(task, layout=layout.for_options()) if task.has_options else task
 
 
-def has_registers(arch: str, log: bool) -> bool:
-    """Whether rows may be in registers: not of logarithms where nothing is measured."""
-    return is_measured(arch) or not log
-
-
 def _rows(task: SoftmaxTask, device: Device) -> Rows:
-    has_options = task.has_options or not has_registers(device.arch, task.log)
-    return Rows(device.arch, task.x_dtype.itemsize, task.layout, has_options)
+    return Rows(device.arch, task.x_dtype.itemsize, task.layout, task.has_options)
 
 
 def configs(task: SoftmaxTask, device: Device) -> tuple[RowConfig, ...]:
@@ -76,7 +68,7 @@ FAMILY = Family(
     (SharedRows, RegisterRows, ClusterRows, SpanRows),
     configs,
     lambda config, task, device: config.refusal(_rows(task, device)),
-    lambda task, config: softmax_variant(task.x_dtype, config, task.log),
+    lambda task, config: config.variant("softmax", task.x_dtype),
     lambda task: row_traits(task.layout, task.x_dtype, task.has_options),
 )
 
@@ -95,8 +87,3 @@ def plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
     evicts_last(params, layout, itemsize, task.y_dtype.itemsize)
     variant = FAMILY.variant(task, config)
     return row_plan(target, variant, config, layout, params, 8, config.shared_bytes(itemsize))
-
-
-def softmax_variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
-    constants = (("kLog", log),) if isinstance(config, RegisterRows) else ()
-    return config.variant("softmax", x_dtype, constants)

@@ -12,7 +12,8 @@ namespace rows {
 // for 48 bytes of these, their stores the second.
 struct EvenParams {
     int64_t x_stride, residual_stride;  // of rows
-    uint16_t unpredicated;              // nonzero: all vectors, rows, weights and biases exist
+    uint8_t unpredicated;               // nonzero: all vectors, rows, weights and biases exist
+    uint8_t blocks_log2;                // of a cluster
     uint16_t loads_last;                // nonzero: evict_last
     float eps;
     int64_t y_stride, sum_stride;
@@ -37,7 +38,8 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 128 : 64) ? 4
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
-constexpr int kPartials = kClusterSize * kWarpsPerRow;
+constexpr int kPartials = kClusterSize * kWarpsPerRow;  // at most
+constexpr int kBlockChunk = kChunk / kClusterSize;
 // Whether a register-resident row is unpacked to FP32 once: for one warp, and with a residual,
 // where the sum takes half the registers of its terms.
 template <bool kHasResidual>
@@ -52,8 +54,9 @@ struct EvenTile {
     int num_cols;
     float one_over_count;  // 1 / elements of this warp
 
-    DEVICE static EvenTile here(int64_t num_cols) {
+    DEVICE static EvenTile here(int64_t num_cols, int blocks_log2) {
         EvenTile at{RowThread::here(), int(num_cols), 0.0f};
+        if constexpr (kClusterSize > 1) at.t.blocks = 1 << blocks_log2;
         // Keeps the compiler from hoisting dependent values above the branch on `unpredicated`,
         // where they would hold registers.
         at.t.lane = opaque(at.t.lane);
@@ -64,22 +67,22 @@ struct EvenTile {
 
     // Column of vector 0, and offset of vector i: one base address with constant offsets.
     DEVICE int first() const { return t.position(0); }
-    DEVICE static constexpr int step(int i) {
-        return i * (kClusterSize * kThreadsPerRow * kVectorWidth);
-    }
+    DEVICE int step(int i) const { return i * (t.blocks * kThreadsPerRow * kVectorWidth); }
     DEVICE bool holds(int i) const { return kUnpredicated || first() + step(i) < num_cols; }
-    DEVICE float one_over_cols() const { return 1.0f / float(kUnpredicated ? kChunk : num_cols); }
+    DEVICE float one_over_cols() const { return 1.0f / float(kUnpredicated ? chunk() : num_cols); }
+    DEVICE int chunk() const { return t.blocks * kBlockChunk; }
+    DEVICE int partials() const { return t.blocks * kWarpsPerRow; }
     DEVICE int warp() const { return t.lane / kWarpSize; }
     // Elements of partial statistic `part`: of one warp of the cluster.
     DEVICE float count_of(int part) const {
-        if (kUnpredicated || num_cols == kChunk) return float(kChunk / kPartials);
+        if (kUnpredicated || num_cols == chunk()) return float(kBlockChunk / kWarpsPerRow);
         if (kPartials == 1) return float(num_cols);
         const int total = num_cols / kVectorWidth;
         const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
         int vectors = 0;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
-            const int rest = total - (i * kClusterSize + rank) * kThreadsPerRow - first;
+            const int rest = total - (i * t.blocks + rank) * kThreadsPerRow - first;
             vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
         }
         return float(vectors * kVectorWidth);
@@ -159,11 +162,7 @@ DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& a
     if constexpr (!kUnpredicated) vector.fill(from_float<Element>(otherwise));
     if (kUnpredicated || from) {
         const Element* p = static_cast<const Element*>(from) + at.first() + at.step(i);
-        if constexpr (kSmall) {
-            vector.load(p);  // stays before sync_warp
-        } else {
-            vector.load_read_only(p);
-        }
+        vector.load_read_only(p);
     }
     return vector;
 }

@@ -4,8 +4,7 @@
 // about it (two passes over registers), and all merge them (as rows/moments.cuh, without mean_low).
 //   kQuantized: rms_norm with FP8 or int8 y, decoded by row_scale.  The row's largest |s * weight|
 //   is reduced with the squares; times rstd it is the largest |y|.
-// Constants: those of normalize_even.cu, and kSmall: a small matrix that covers all threads of all
-// blocks; no cache hints, no predicates.
+// Constants: those of normalize_even.cu.
 #pragma once
 #include "rows/load_even.cuh"
 #include "rows/quantize.cuh"
@@ -20,7 +19,7 @@ static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which 
 
 // A cache policy takes registers: none are left by two rows in shared memory with means and biases.
 constexpr bool kStoresHavePolicy =
-    !kSmall && (kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1));
+    kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1);
 
 // Whether statistics are stored last, merged again from the partials: takes fewer registers.
 constexpr bool kStatisticsLast =
@@ -29,21 +28,6 @@ constexpr bool kStatisticsLast =
 // Statistic of a warp, block or row: the mean, or with kQuantized the largest |s * weight|; the
 // squares about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
-
-constexpr float kOfLane = kVectorsPerThread * kVectorWidth;  // elements of a lane
-
-// Merges pairs of lanes with equal counts.
-DEVICE Statistic merge_lanes(Statistic s) {
-    float half_of_both = kOfLane / 2;
-#pragma unroll
-    for (int bit = kFirstLaneBit; bit < kLastLaneBit; bit *= 2, half_of_both *= 2) {
-        const float other = shuffle_xor(s.first, bit), distance = other - s.first;
-        s.squares += shuffle_xor(s.squares, bit);
-        s.squares += distance * distance * half_of_both;
-        s.first = 0.5f * (s.first + other);
-    }
-    return s;
-}
 
 // The warp's partial statistic of row r.
 template <class EvenInput, bool kUnpredicated>
@@ -61,9 +45,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
             for (int j = 0; j < kVectorWidth; ++j) partials[j % 2] += values[j];
             sum += partials[0] + partials[1];
         }
-        // Squares about each lane's own mean: one butterfly over the warp instead of two.
-        if constexpr (kSmall) mean = sum / kOfLane;
-        else mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
+        mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             if (!at.holds(i)) break;
@@ -76,7 +58,6 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
             }
             squares += partials[0] + partials[1];
         }
-        if constexpr (kSmall) return merge_lanes({mean, squares});
     } else if constexpr (kCentered) {
         VectorMoments<kVectorWidth> mine;
 #pragma unroll(kUnrolled<EvenInput::kTight>)
@@ -116,20 +97,22 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
 template <bool kUnpredicated>
 DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
     constexpr int kLanes = kPartials < kWarpSize ? kPartials : kWarpSize;
-    const int lane = lane_id() % kLanes;
+    const int lane = lane_id() % kLanes, count = at.partials();
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
     if constexpr (kCentered) {
         // Deviations from one of the means, so that a mean far from zero loses nothing.
         origin = partials[0].first;
 #pragma unroll
-        for (int i = lane; i < kPartials; i += kLanes) {
+        for (int i = lane; i - lane < kPartials; i += kLanes) {
+            if (kClusterSize > 1 && i >= count) break;
             s.first += at.count_of(i) * (partials[i].first - origin);
         }
         s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
     }
 #pragma unroll
-    for (int i = lane; i < kPartials; i += kLanes) {
+    for (int i = lane; i - lane < kPartials; i += kLanes) {
+        if (kClusterSize > 1 && i >= count) break;
         s.squares += partials[i].squares;
         if constexpr (kCentered) {
             const float distance = (partials[i].first - origin) - s.first;
@@ -158,10 +141,10 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
         if constexpr (kClusterSize > 1) {
             Barrier& full = exchange_barriers()[0];
             if (threadIdx.x == 0) {
-                full.arrive_expect_tx(kRowsPerThread * kPartials * int(sizeof(Statistic)));
+                full.arrive_expect_tx(kRowsPerThread * at.partials() * int(sizeof(Statistic)));
             }
             cluster_wait();
-            if (lane_id() < kClusterSize) {
+            if (lane_id() < at.t.blocks) {
 #pragma unroll
                 for (int r = 0; r < kRowsPerThread; ++r) {
                     Statistic* to = &mine[r][at.t.rank * kWarpsPerRow + at.warp()];
@@ -228,8 +211,9 @@ template <bool kHasResidual, bool kUnpredicated>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
                            const void* bias, void* y, Element* sum, const StatisticOutputs& outputs,
                            const EvenParams& params, const ColdParams& cold) {
-    const auto at = EvenTile<kUnpredicated>::here(cold.num_cols);
-    const int64_t group = int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock + at.t.row_in_block;
+    const auto at = EvenTile<kUnpredicated>::here(cold.num_cols, params.blocks_log2);
+    const int64_t cluster = blockIdx.x >> (kClusterSize > 1 ? int(params.blocks_log2) : 0);
+    const int64_t group = cluster * kRowsPerBlock + at.t.row_in_block;
     const int64_t row = group * kRowsPerThread, rest = cold.num_rows - row;
     const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
     EvenInput<kHasResidual> s;
@@ -257,8 +241,6 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     // Before the rows: their load policy is a branch, behind which ptxas would sink these loads to
     // their first use.
     if constexpr (kInRegisters) columns.start(at);
-    // Without that branch, this keeps the order at no cost.
-    if constexpr (kSmall) sync_warp();
     start(s.x, x, params.x_stride);
     if constexpr (kHasResidual) start(s.residual, residual, params.residual_stride);
     if constexpr (!kInRegisters) columns.start(at);
@@ -270,8 +252,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         statistics[r] = warp_statistic(s, r, at, columns);
     }
     // A uniform policy takes no registers, but with several rows per thread ptxas spills.
-    const int64_t first_row =
-        kRowsPerThread > 1 ? row : int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock;
+    const int64_t first_row = kRowsPerThread > 1 ? row : cluster * kRowsPerBlock;
     const auto store = [&](const RowVector& vector, Element* to) {
         if constexpr (kStoresHavePolicy) {
             vector.store(to, store_policy(first_row >= params.stores_last_from));

@@ -37,7 +37,8 @@ DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) 
     const int warp = int(threadIdx.x) / kWarpSize;
     if (lane_id() < kRowsPerBlock) of_warps[warp][lane_id()] = bit_cast<Bytes<16>>(mine);
     if constexpr (kClusterSize > 1) {
-        if (threadIdx.x == 0) exchange_barriers()[0].arrive_expect_tx(int(sizeof(of_blocks)));
+        const int bytes = t.blocks * int(sizeof(of_blocks[0]));
+        if (threadIdx.x == 0) exchange_barriers()[0].arrive_expect_tx(bytes);
         cluster_wait();
     }
     sync_block();
@@ -47,7 +48,8 @@ DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) 
             largest.merge(bit_cast<LargestOfItems>(of_warps[i][threadIdx.x]));
         const auto found = bit_cast<Bytes<16>>(largest);
         if constexpr (kClusterSize > 1) {
-            for (int rank = 0; rank < kClusterSize; ++rank) {
+#pragma unroll 1
+            for (int rank = 0; rank < t.blocks; ++rank) {
                 store_async(&of_blocks[t.rank][threadIdx.x], found, exchange_barriers()[0], rank);
             }
         } else {
@@ -115,8 +117,9 @@ DEVICE void quantize_strip(const Element* x, void* y, float* scales,
                            const QuantizeTileParams& params) {
     announce_to_cluster();
     SHARED_STORAGE(ColumnStorage, storage);
-    const RowThread t = RowThread::here();
-    const MatrixTile strip = MatrixTile::of(params, int64_t(blockIdx.x) / kClusterSize);
+    RowThread t = RowThread::here();
+    if constexpr (kClusterSize > 1) t.blocks = params.blocks;
+    const MatrixTile strip = MatrixTile::of(params, blockIdx.x / unsigned(t.blocks));
     const int col = t.row_in_block * kVectorWidth;
     const int row = t.rank * (kThreadsPerRow * kVectorsPerThread) + t.lane;
     // This thread's valid vectors.
@@ -140,7 +143,8 @@ DEVICE void quantize_strip(const Element* x, void* y, float* scales,
         constexpr int kPerPacked = 4 / int(sizeof(Element));
         const int vector = column / kVectorWidth, part = column % kVectorWidth / kPerPacked;
         LargestPacked<Element> of_column;
-        for (int i = 0; i < kClusterSize; ++i) of_column.merge(of_blocks[i][vector].words[part]);
+#pragma unroll 1
+        for (int i = 0; i < t.blocks; ++i) of_column.merge(of_blocks[i][vector].words[part]);
         if constexpr (kPerPacked == 2) {
             of_column.packed = column % 2 ? of_column.packed >> 16 : of_column.packed & 0xffffu;
         }

@@ -96,12 +96,20 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         constexpr int kPartials = kClusterSize * kWarpsPerRow;
         SHARED(Statistic, partials, [kPartials]);
         Barrier& full = exchange_barriers()[kExchange];
-        if (threadIdx.x == 0) full.arrive_expect_tx(kPartials * int(sizeof(Statistic)));
+        const int count = t.blocks * kWarpsPerRow;
+        if (threadIdx.x == 0) full.arrive_expect_tx(count * int(sizeof(Statistic)));
         if constexpr (kExchange == 0) cluster_wait();
-        if (lane_id() < kClusterSize) {
+        if (lane_id() < t.blocks) {
             store_async(&partials[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
         }
         full.wait(0);
+        if (count < kPartials) {
+            Statistic s = partials[lane_id() % kWarpsPerRow];
+            for (int i = kWarpsPerRow; i < count; i += kWarpsPerRow) {
+                s = merge(s, partials[i + lane_id() % kWarpsPerRow]);
+            }
+            return merge.across_lanes(s, 1, kWarpsPerRow);
+        }
         return merge_partials<kPartials>(partials, merge);
     } else if constexpr (kWarpsPerRow > 1) {
         SHARED(Statistic, partials, [kRowsPerBlock][kWarpsPerRow]);

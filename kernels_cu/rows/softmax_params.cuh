@@ -9,12 +9,12 @@ struct SoftmaxParams {
 
     int64_t stores_last_from;  // the first row that is stored with evict_last
     int32_t loads_last;        // nonzero: evict_last
-    int32_t unpredicated;      // nonzero: all vectors of all threads have elements, in all rows
+    uint16_t unpredicated;     // nonzero: all vectors of all threads have elements, in all rows
+    uint16_t log;              // nonzero: log_softmax
     RowLayout<kOperands> layout;
     int64_t num_chunks;
     float scale;
     int32_t dtype;         // of y
-    int32_t log;           // nonzero: log_softmax
     int32_t threads_log2;  // log2 of a row's threads in softmax_span.cu
     int32_t blocks;        // of a cluster of softmax_cluster.cu
 };

@@ -37,4 +37,13 @@ struct RegisterSoftmax {
     }
 };
 
+template <bool kLog>
+DEVICE void softmax_register_rows(const Element* x, Element* y, const SoftmaxParams& params) {
+    if (params.unpredicated) {
+        transform_register_rows<RegisterSoftmax<kLog>, true>(x, y, params);
+    } else {
+        transform_register_rows<RegisterSoftmax<kLog>, false>(x, y, params);
+    }
+}
+
 }  // namespace rows

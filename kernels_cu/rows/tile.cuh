@@ -42,6 +42,7 @@ struct RowLayout {
 // A thread's row, and its vectors in it.
 struct RowThread {
     int row_in_block, lane, rank;
+    int blocks;  // of the cluster; a kernel that is launched in fewer than kClusterSize sets it
 
     DEVICE static RowThread here() {
         RowThread t;
@@ -49,12 +50,13 @@ struct RowThread {
         t.row_in_block = int(kLanesAcrossRows ? tid % kRowsPerBlock : tid / kThreadsPerRow);
         t.lane = int(kLanesAcrossRows ? tid / kRowsPerBlock : tid % kThreadsPerRow);
         t.rank = 0;
+        t.blocks = kClusterSize;
         if constexpr (kClusterSize > 1) t.rank = cluster_rank();
         return t;
     }
     // The first element of this thread's vector i, counted from the chunk's start.
     DEVICE int position(int i) const {
-        return ((i * kClusterSize + rank) * kThreadsPerRow + lane) * kVectorWidth;
+        return ((i * blocks + rank) * kThreadsPerRow + lane) * kVectorWidth;
     }
 };
 

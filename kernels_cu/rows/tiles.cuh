@@ -12,7 +12,7 @@ struct QuantizeTileParams {
     int64_t num_outer_dims, outer_sizes[kMaxOuterDims];  // matrices, innermost dim first
     int64_t x_outer[kMaxOuterDims], x_row, x_col;
     int64_t y_outer[kMaxOuterDims], y_row, y_col;
-    int32_t dtype, padding;
+    int32_t dtype, blocks;  // blocks: of a cluster (quantize_columns.cu)
 };
 
 // Offsets and size of a tile.

@@ -115,7 +115,7 @@ FAULTS = {
         "strips",
     ),
     "a strip's first block alone": Fault(
-        COLUMNS, "for (int i = 0; i < kClusterSize; ++i) of_column",
+        COLUMNS, "for (int i = 0; i < t.blocks; ++i) of_column",
         "for (int i = 0; i < 1; ++i) of_column",
         "strips",
     ),

@@ -97,9 +97,8 @@ def _has_storage(entry: Path) -> bool:
 
 
 def test_every_kernel_with_shared_memory_is_launched(launches):
-    """But normalize_unpredicated, which has rows in registers."""
     having = {path.stem for path in kernels.ROOT.glob("*.cu") if _has_storage(path)}
-    assert {variant.kernel for variant in launches} == having - {"normalize_unpredicated"}
+    assert {variant.kernel for variant in launches} == having
 
 
 def test_launches_have_the_bytes_of_the_struct(launches):

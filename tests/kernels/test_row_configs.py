@@ -18,7 +18,6 @@ from cupykern.rows.norm_configs import (
     NormRows,
     NormSharedRows,
     PersistentRows,
-    UnpredicatedRows,
 )
 from cupykern.rows.norm_heuristic import norm_configs_of
 from cupykern.rows.norm_plan import norm_variant
@@ -235,23 +234,3 @@ def test_persistent_rows_have_no_more_stages_than_the_kernel_counts():
     assert replace(config, vectors_per_thread=4).num_stages("sm_90a", 2048) == 24
     assert replace(config, stages=4).num_stages("sm_90a", 2048) == 4
     assert config.num_stages("sm_90a", 100 * 1024) == 2
-
-
-@pytest.mark.parametrize(
-    "centered, num_arrays, cols", [(False, 1, 512), (True, 1, 1024), (False, 2, 2048)]
-)
-def test_rows_of_small_matrices(centered, num_arrays, cols):
-    """UnpredicatedRows up to 8 MB, with a residual 16: rows cover all threads, with weights."""
-
-    def unpredicated(rows, cols, complete=True):
-        operand = contiguous_operand((rows, cols), 2)
-        layout = row_layout((rows, cols), 1, (operand,) * 5, (1, 2, 3))
-        how = NormRows("sm_90a", 2, layout, False, num_arrays, centered, False, complete)
-        return isinstance(norm_configs_of(how)[0], UnpredicatedRows)
-
-    most = 2**22 * num_arrays // cols
-    assert unpredicated(most, cols)
-    assert not unpredicated(2 * most, cols)
-    assert not unpredicated(most - 1, cols)
-    assert not unpredicated(most, cols - 8)
-    assert not unpredicated(most, cols, complete=False)

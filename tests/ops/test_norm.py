@@ -15,7 +15,7 @@ from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call, as_tuple
 from cupykern.ops.norm import ADD_OP, LAYER_OP, RMS_OP
 from cupykern.ops.problems.norm import NormProblem
-from cupykern.rows.norm_configs import NormSharedRows, UnpredicatedRows
+from cupykern.rows.norm_configs import NormSharedRows
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
@@ -138,35 +138,6 @@ def test_two_rows_a_thread_with_weights_loaded_first_are_within_the_bound(target
         assert comparison.ok, f"{rows} x {cols} {kind} {factor}: {comparison}"
 
     check_one()
-
-
-@pytest.mark.in_turn
-@pytest.mark.parametrize("threads", [32, 64])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-def test_unpredicated_rows_are_within_the_bound(target, name, residual, dtype, threads):
-    width = 16 // dtypes.NAMES[dtype].itemsize
-    config = UnpredicatedRows(128, threads, width, 2, weights_first=True)
-    op = OPS[name]
-    bias = {"bias_dtype": dtype} if name == "layer_norm" else {}
-    problem = NormProblem(
-        (2, 4, config.chunk), dtype, weight_dtype=dtype, residual=residual, mean=2.0, **bias
-    )
-    call = op.inputs(problem, 1, target.xp)
-    outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
-    assert compare(op, call, outputs).ok
-    in_place = op.run(*call.args, **call.kwargs, config=config, out=call.args[0])
-    assert (as_tuple(in_place)[0] == outputs[0]).all()
-    without = {k: v for k, v in call.kwargs.items() if k != "weight"}
-    for others in (without, {**call.kwargs, "return_stats": True}):
-        with pytest.raises(ValueError, match="with weights and biases, without statistics"):
-            op.run(*call.args, **others, config=config)
-    fewer = (
-        {**call.kwargs, "residual": call.kwargs["residual"][:1, 1:]} if residual else call.kwargs
-    )
-    with pytest.raises(ValueError, match="contiguous rows that cover all threads"):
-        op.run(call.args[0][:1, 1:], **fewer, config=config)
 
 
 @pytest.mark.in_turn

@@ -71,7 +71,7 @@ def test_configs_from_json():
     )  # fmt: skip
     assert repr(made) == (
         "DecodeFirst(config=Sm90GemmConfig(tile_m=128, tile_n=128, tile_k=64, stages=6, "
-        "schedule=PingPong(), cluster=Multicast(size=1), swap_ab=False))"
+        "schedule=PingPong(), cluster=Multicast(size=1), swap_ab=False, general=False))"
     )
     with pytest.raises(KeyError):
         sm90_heuristic._from_json({"Unknown": {}})
