@@ -64,22 +64,32 @@ DEVICE uint32_t largest_of_block(uint32_t value, uint32_t (&shared)[kNumThreads 
     return value;
 }
 
-// Whether the parts of x / scale stand for it.  parts: of `i` along `near`, what is stored of each.
-DEVICE bool split(float x, float inverse, const SplitParams& params, int i,
-                  float (&parts)[kParts][kWidth]) {
-    const float y = x * inverse;
-    float rest = y, unit = 1.0f;
+// Splits x / scale.  Returns whether the parts stand for it.
+DEVICE bool split(const float (&x)[kWidth], float inverse, float tolerance,
+                  Bytes<2 * kWidth> (&parts)[kParts]) {
+    float rest[kWidth], unit = 1.0f;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) rest[j] = x[j] * inverse;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
-        if (p > 0) {
-            rest *= power_of_two(kShift);
-            unit *= power_of_two(kShift);
+        const float step = p > 0 ? power_of_two(kShift) : 1.0f;
+        unit *= step;
+#pragma unroll
+        for (int j = 0; j < kWidth; j += 2) {
+            float low, high;
+            rest[j] *= step;
+            rest[j + 1] *= step;
+            parts[p].words[j / 2] = pack<Part>(rest[j], rest[j + 1]);
+            unpack<Part>(parts[p].words[j / 2], low, high);
+            rest[j] -= low;
+            rest[j + 1] -= high;
         }
-        parts[p][i] = to_float(from_float<Part>(rest));
-        rest -= parts[p][i];
     }
-    const float size = magnitude(y);
-    return x == 0 || (size >= params.smallest && magnitude(rest) <= params.tolerance * unit * size);
+    bool holds = true;
+    const float most = tolerance * unit * inverse;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) holds &= magnitude(rest[j]) <= most * magnitude(x[j]);
+    return holds;
 }
 
 // What a block's largest tells: whether all its numbers are integers, and whether parts do.
@@ -151,7 +161,7 @@ DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
     const int row = p.along_mn ? warp / 4 * 8 + lane % 8 : thread / (kBlockK / kWidth);
     const int col = kWidth * (p.along_mn ? warp % 4 * 4 + lane / 8 : thread % (kBlockK / kWidth));
     float values[kLoads][kWidth];
-    uint32_t largest = 0;
+    uint32_t largest = 0, least = ~0u;  // least: the bits of the smallest that is not 0, less 1
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
         if (p.along_mn) {
@@ -167,6 +177,7 @@ DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
         for (int j = 0; j < kWidth; ++j) {
             const uint32_t bits = bit_cast<uint32_t>(magnitude(values[i][j]));
             largest = largest > bits ? largest : bits;
+            least = least < bits - 1 ? least : bits - 1;
         }
     }
     largest = largest_of_block(largest, storage.first);
@@ -174,32 +185,31 @@ DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
     int exponent = int(largest >> 23) - 127 - kLargestExponent;
     bool holds = largest < kExponent && exponent <= kMostScale;
     exponent = exponent < -kMostScale ? -kMostScale : holds ? exponent : kMostScale;
-    const float inverse = power_of_two(-exponent);
+    const float inverse = power_of_two(-exponent), scale = power_of_two(exponent);
+    holds &= least >= bit_cast<uint32_t>(params.smallest * scale) - 1;
     bool integers = kShift > 0 && most > kOnePart && most < kFewBits;
     const int k = at.k_block * kBlockK + col, mn = at.mn_block * kBlockMn + row;
     parts += at.matrix * kParts * p.part_step + k;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-        float of_parts[kParts][kWidth];
+        Bytes<2 * kWidth> of_parts[kParts];
+        holds &= split(values[i], inverse, params.tolerance, of_parts);
+        if (integers) {
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-            const float x = values[i][j];
-            holds &= split(x, inverse, params, j, of_parts);
-            integers = integers && float(int32_t(x)) == x;
+            for (int j = 0; j < kWidth; ++j)
+                integers &= float(int32_t(values[i][j])) == values[i][j];
         }
         if (mn + i * kRows >= p.mn_size || k >= p.pitch) continue;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-            Vector<Part, kWidth> vector;
-            vector.from_floats(of_parts[part]);
-            vector.store(parts + part * p.part_step + int64_t(mn + i * kRows) * p.pitch);
+            Part* to = parts + part * p.part_step + int64_t(mn + i * kRows) * p.pitch;
+            store_vector<2 * kWidth>(to, of_parts[part]);
         }
     }
     const Found mine = !holds ? kLossy : integers ? kIntegers : kNumbers;
     const bool all = largest_of_block(mine, storage.second) == kNumbers;
     if (thread == 0) {
         const int64_t row_of_blocks = int64_t(at.matrix) * p.num_mn + at.mn_block;
-        const float scale = power_of_two(exponent);
         scales[row_of_blocks * p.num_k + at.k_block] = all ? scale : -scale;
     }
     return all;
