@@ -1,0 +1,440 @@
+"""rope_and_cache: norms of heads, rotary positions and the KV cache in one launch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import arguments, dtypes, reference
+from ..arrays import assign, in_elements, maker, packed, steps_of
+from ..attention import rope_plan
+from ..attention.rope_config import (
+    CACHE_DTYPES,
+    DTYPES,
+    LAYOUTS,
+    MAX_DIM,
+    RopeConfig,
+    variant_of,
+    variants,
+)
+from ..attention.rope_plan import RopeCall
+from ..op import Op
+from ..rows.row_layout import operand
+from ..runtime import plans
+from .problems import rope as problems
+
+# Dims of a contiguous and of a paged cache.
+_DIMS = {
+    "hnd": ("(B, Hkv, Smax, D)", "(num_pages, Hkv, page, D)"),
+    "nhd": ("(B, Smax, Hkv, D)", "(num_pages, page, Hkv, D)"),
+}
+_LARGEST_SCALE = 2.0**126  # its reciprocal is a normal number
+
+
+def rope_and_cache(
+    q: Any,
+    k: Any,
+    v: Any,
+    positions: Any,
+    k_cache: Any = None,
+    v_cache: Any = None,
+    *,
+    inv_freq: Any,
+    interleaved: bool = False,
+    attention_factor: Any = 1.0,
+    q_weight: Any = None,
+    k_weight: Any = None,
+    eps: Any = 1e-6,
+    block_table: Any = None,
+    layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
+    out: Any = None,
+    config: RopeConfig | None = None,
+) -> Any:
+    """Rotate q and k by their positions, and write k and v to the KV cache, in one launch.
+
+    >>> qkv = np.ones((2, 5, 8 + 2 + 2, 64), np.float16)  # of one product: 8 heads, 2 KV heads
+    >>> q, k, v = qkv[:, :, :8], qkv[:, :, 8:10], qkv[:, :, 10:]
+    >>> inv_freq, _ = cupykern.rope_inv_freq(64, 10000.0, target="host")
+    >>> positions = np.arange(5, dtype=np.int32)
+    >>> k_cache, v_cache = np.zeros((2, 2, 2, 100, 64), np.float16)  # room for 100 tokens
+    >>> q = cupykern.rope_and_cache(q, k, v, positions, k_cache, v_cache, inv_freq=inv_freq)
+    >>> q.shape
+    (2, 5, 8, 64)
+
+    Arguments:
+
+    q: (B, S, H, D), float16, bfloat16 or float32, D up to 512.
+    k, v: (B, S, Hkv, D) of q's dtype.  Without a cache v is not used and may be None.
+    positions: int32 (B, S) or (S,): of the rotation, and where k and v go in the cache.  A token
+        whose position is negative, or beyond the cache, is not written; its q is rotated all the
+        same.
+    k_cache, v_cache: (B, Hkv, Smax, D) of q's dtype, float8_e4m3fn or int8; both or neither.
+        Slots of other tokens stay as they are.  They must not overlap other arguments.
+    inv_freq: float32 (R,), 2 R at most D: the angle of pair i is position * inv_freq[i]
+        (`rope_inv_freq`).  The first 2 R numbers of a head are rotated, the others kept.
+    interleaved: pairs are numbers 2 i and 2 i + 1 (GPT-J); False: i and i + R (NeoX, Llama).
+    attention_factor: finite number that cosines and sines are multiplied with (YaRN's).
+    q_weight, k_weight: (D,) of any of the three dtypes: each head is first divided by
+        sqrt(mean(x^2) + eps) and multiplied with them (Qwen 3, Gemma 3); None: it is not.
+    eps: a finite number of at least 0.
+    block_table: int32 (B, max_pages), for paged caches, which are (num_pages, Hkv, page, D):
+        position i of sequence b is slot i % page of page block_table[b, i // page].  Tokens of
+        pages that there are not (-1) are not written.
+    layout: order of the caches' dims.  "hnd": as above.  "nhd": (B, Smax, Hkv, D), paged
+        (num_pages, page, Hkv, D), as vLLM and FlashInfer store them.
+    k_scale, v_scale: what 8-bit caches are divided by: numbers (None: 1), float32 arrays of shape
+        () or (Hkv,), or outputs: float32 arrays of the cache's shape without D, both, whose slots
+        take the head vector's largest magnitude over the format's largest number (1 where that is
+        below 2^-126, NaN for a vector with a NaN or an infinity).
+    out: array for the rotated q: q itself, or apart from all arguments.
+    config: RopeConfig; None: chosen for the shape.
+
+    Returns the rotated q, of q's shape and dtype; without a cache (q, k), both rotated.
+
+    The arithmetic is in FP32 with one rounding at the end; angles are FP64, of any position.  Views
+    of one product need no copy.  Heads whose numbers are adjacent and 16-byte aligned (of 8-bit
+    caches 8-byte aligned) are read and written in vectors, if R and D / 2 are multiples of 8 (of
+    float32 of 4); other strides work by elements.  Values in the format of the cache, saturated as
+    `quantize` does.
+
+    Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
+    devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
+    """
+    return _run(
+        q, k, v, positions, k_cache, v_cache, inv_freq, interleaved, attention_factor, q_weight,
+        k_weight, eps, block_table, layout, k_scale, v_scale, out, config,
+    )  # fmt: skip
+
+
+def rope_and_cache_arrays(
+    q: Any,
+    k: Any,
+    v: Any,
+    positions: Any,
+    k_cache: Any = None,
+    v_cache: Any = None,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    out: Any = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """rope_and_cache's results with all that it writes: (q, k), or (q, k_cache, v_cache) and scales
+    that are outputs."""
+    y = rope_and_cache(
+        q, k, v, positions, k_cache, v_cache, k_scale=k_scale, v_scale=v_scale, out=out, **options
+    )
+    if k_cache is None:
+        return y
+    scales = (x for x in (k_scale, v_scale) if getattr(x, "ndim", 0) == 3)
+    return (y, k_cache, v_cache, *scales)
+
+
+class _Arrays(NamedTuple):
+    """The kernel's, in the order of its arguments; out and k_out follow."""
+
+    q: Any
+    k: Any
+    v: Any
+    positions: Any
+    inv_freq: Any
+    q_weight: Any
+    k_weight: Any
+    block_table: Any
+    out: Any
+    k_out: Any
+    v_out: Any
+    k_scale: Any
+    v_scale: Any
+
+
+def _run(
+    q: Any, k: Any, v: Any, positions: Any, k_cache: Any, v_cache: Any, inv_freq: Any,
+    interleaved: Any, attention_factor: Any, q_weight: Any, k_weight: Any, eps: Any,
+    block_table: Any, layout: Any, k_scale: Any, v_scale: Any, out: Any, config: Any,
+) -> Any:  # fmt: skip
+    scales = tuple(x if hasattr(x, "shape") and hasattr(x, "dtype") else None
+                   for x in (k_scale, v_scale))  # fmt: skip
+    numbers = (k_scale if scales[0] is None else None, v_scale if scales[1] is None else None)
+    key, known, _ = plans.find(
+        ("rope_and_cache", interleaved, attention_factor, eps, layout, *numbers, config),
+        *(out, q, k, v, positions, k_cache, v_cache),
+        *(inv_freq, q_weight, k_weight, block_table, *scales),
+    )
+    if known is not None:
+        target, launch = known
+        make = maker(target.xp)
+        y = make(q.shape, q.dtype) if out is None else out
+        k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
+        launch.launch(
+            (q, k, v, positions, inv_freq, q_weight, k_weight, block_table, y, k_out, v_cache,
+             *scales)
+        )  # fmt: skip
+        return (y, k_out) if k_cache is None else y
+    target = arguments.target_of("q", q)
+    given = {
+        "q": q, "k": k, "v": v, "positions": positions, "inv_freq": inv_freq,
+        "q_weight": q_weight, "k_weight": k_weight, "block_table": block_table,
+        "k_cache": k_cache, "v_cache": v_cache,
+    }  # fmt: skip
+    _check_places(given)
+    _check_heads(q, k, v, k_cache, v_cache)
+    _check_others(given)
+    _check_cache(given, layout)
+    arguments.check_flags(interleaved=interleaved)
+    options = (
+        bool(interleaved),
+        _finite(eps, "eps", 1e-6, least=0.0),
+        arguments.finite_float("attention_factor", attention_factor, 1.0),
+    )
+    scale_arrays, scale_numbers = _check_scales(given, k_scale, v_scale)
+    given |= dict(zip(("k_scale", "v_scale"), scale_arrays, strict=True))
+    if out is not None:
+        others = {name: x for name, x in given.items() if name != "q"}
+        arguments.check_out(out, q, q.shape, q.dtype, others, "q")
+    with arguments.on_device(target):
+        make = maker(target.xp)
+        y = make(q.shape, q.dtype) if out is None else out
+        k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
+        used = None if k_cache is None else v
+        arrays = _Arrays(
+            *(q, k, used, positions, inv_freq, q_weight, k_weight, block_table),
+            *(y, k_out, v_cache, *scale_arrays),
+        )
+        if q.size or k.size:
+            copies = _Arrays(*(x if x is None or in_elements(x) else packed(x) for x in arrays))
+            call = _call(copies, layout, scale_numbers, *options)
+            plan = rope_plan.plan(target, call, config)
+            plan.launch(copies)
+            changed = [(x, copy) for x, copy in zip(arrays, copies, strict=True) if x is not copy]
+            for x, copy in changed:
+                if any(x is written for written in arrays[_WRITTEN:]):
+                    assign(x, copy)
+            if not changed:
+                plans.remember(key, (target, plan))
+    return (y, k_out) if k_cache is None else y
+
+
+_WRITTEN = _Arrays._fields.index("out")  # from here on
+
+
+def _call(
+    arrays: _Arrays,
+    layout: str,
+    numbers: tuple[float, float],
+    interleaved: bool,
+    eps: float,
+    attention_factor: float,
+) -> RopeCall:
+    a, has_cache = arrays, arrays.v_out is not None
+    k_out, v_out, scales = a.k_out, a.v_out, (a.k_scale, a.v_scale)
+    per_token = any(x is not None and x.ndim == 3 for x in scales)
+    if layout == "hnd" and has_cache:
+        k_out, v_out = k_out.swapaxes(1, 2), v_out.swapaxes(1, 2)
+        scales = tuple(x.swapaxes(1, 2) if per_token else x for x in scales)
+    page = k_out.shape[1] if a.block_table is not None else 0
+    batch, seq_len = a.q.shape[:2]
+    slots = k_out.shape[1] if a.block_table is None else page * a.block_table.shape[1]
+    positions = operand(a.positions)
+    if a.positions.ndim == 1:
+        positions = positions._replace(strides=(0, *positions.strides))
+    return RopeCall(
+        dtype=a.q.dtype,
+        cache_dtype=k_out.dtype,
+        q_shape=a.q.shape,
+        kv_heads=a.k.shape[2],
+        half=a.inv_freq.shape[0],
+        q=operand(a.q),
+        k=operand(a.k),
+        v=operand(a.v) if has_cache else None,
+        out=operand(a.out),
+        k_out=operand(k_out),
+        v_out=operand(v_out) if has_cache else None,
+        positions=positions,
+        block_table=None if a.block_table is None else operand(a.block_table),
+        inv_freq=operand(a.inv_freq),
+        page_size=page,
+        num_pages=k_out.shape[0] if page else 0,
+        num_slots=min(slots, 2**31 - 1) if has_cache else 0,
+        weights=tuple(
+            None if x is None else (x.dtype, steps_of(x)[0] // x.itemsize)
+            for x in (a.q_weight, a.k_weight)
+        ),
+        scales=(_scale_strides(scales[0]), _scale_strides(scales[1])),
+        scales_per_token=per_token,
+        numbers=numbers,
+        interleaved=interleaved,
+        eps=eps,
+        attention_factor=attention_factor,
+    )
+
+
+def _scale_strides(scale: Any) -> tuple[int, ...]:
+    """Of a page, slot and head, in elements."""
+    if scale is None:
+        return (0, 0, 0)
+    steps = tuple(step // 4 for step in steps_of(scale))
+    return steps if len(steps) == 3 else (0, 0, *(steps or (0,)))
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _finite(value: Any, name: str, default: float, least: float) -> float:
+    number = arguments.finite_float(name, value, default)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least:g}; got {number}")
+    return number
+
+
+def _check_places(given: dict[str, Any]) -> None:
+    """Raises TypeError and ValueError for arrays that are not where q is."""
+    q = given["q"]
+    for name in ("k", "positions", "inv_freq"):
+        arguments.same_place(name, given[name], q, "q")
+    for name, x in given.items():
+        if x is not None and name != "q":
+            arguments.same_place(name, x, q, "q")
+    if (given["k_cache"] is None) != (given["v_cache"] is None):
+        raise ValueError("k_cache and v_cache must both be given, or neither")
+    if given["k_cache"] is not None and given["v"] is None:
+        raise TypeError("v must be an array where there is a cache; got None")
+
+
+def _check_heads(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any) -> None:
+    dtypes.resolve(q.dtype, "q's dtype", DTYPES)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is None:
+            continue
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have q's dtype {q.dtype}; got {x.dtype}")
+        if x.ndim != 4:
+            raise ValueError(f"{name} must have shape (B, S, heads, D); got {x.shape}")
+    if q.shape[3] > MAX_DIM:
+        raise ValueError(f"q's last dim must be at most {MAX_DIM}; got {q.shape[3]}")
+    if (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]):
+        raise ValueError(f"k must have q's shape {q.shape} but for its heads; got {k.shape}")
+    if v is not None and v.shape != k.shape:
+        raise ValueError(f"v must have k's shape {k.shape}; got {v.shape}")
+    if k_cache is not None:
+        dtypes.resolve(k_cache.dtype, "k_cache's dtype", (q.dtype, *CACHE_DTYPES))
+        if v_cache.dtype != k_cache.dtype:
+            raise TypeError(
+                f"v_cache must have k_cache's dtype {k_cache.dtype}; got {v_cache.dtype}"
+            )
+
+
+def _check_others(given: dict[str, Any]) -> None:
+    """positions, inv_freq and weights."""
+    q, positions, inv_freq = given["q"], given["positions"], given["inv_freq"]
+    if positions.dtype != np.int32:
+        raise TypeError(f"positions must have dtype int32; got {positions.dtype}")
+    if positions.shape not in (q.shape[:2], q.shape[1:2]):
+        raise ValueError(
+            f"positions must have shape {q.shape[:2]} or {q.shape[1:2]}; got {positions.shape}"
+        )
+    if inv_freq.dtype != np.float32:
+        raise TypeError(f"inv_freq must have dtype float32; got {inv_freq.dtype}")
+    if inv_freq.ndim != 1 or not 1 <= inv_freq.size <= q.shape[3] // 2:
+        raise ValueError(
+            f"inv_freq must have shape (R,), R from 1 to half of a head's {q.shape[3]} numbers; "
+            f"got {inv_freq.shape}"
+        )
+    for name in ("q_weight", "k_weight"):
+        weight = given[name]
+        if weight is None:
+            continue
+        dtypes.resolve(weight.dtype, f"{name}'s dtype", DTYPES)
+        if weight.shape != q.shape[3:]:
+            raise ValueError(f"{name} must have shape {q.shape[3:]}; got {weight.shape}")
+
+
+def _check_cache(given: dict[str, Any], layout: Any) -> None:
+    k, k_cache, v_cache, table = (given[n] for n in ("k", "k_cache", "v_cache", "block_table"))
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
+    if k_cache is None:
+        if table is not None:
+            raise ValueError("block_table goes with k_cache and v_cache")
+        return
+    names = {name: _DIMS[name][table is not None] for name in (layout, *LAYOUTS)}
+    heads = 1 if layout == "hnd" else 2
+    batch, _, kv_heads, dim = k.shape
+    shape = k_cache.shape
+    if len(shape) != 4 or shape[heads] != kv_heads or shape[3] != dim:
+        first, other = (f"{dims} with layout={name!r}" for name, dims in names.items())
+        raise ValueError(
+            f"k_cache must be {first}, Hkv {kv_heads} and D {dim} (or {other}); got {shape}"
+        )
+    if v_cache.shape != shape:
+        raise ValueError(f"v_cache must have k_cache's shape {shape}; got {v_cache.shape}")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if isinstance(cache, np.ndarray) and not cache.flags.writeable:
+            raise ValueError(f"{name} must be writable; it is read-only")
+    if table is None:
+        if shape[0] != batch:
+            raise ValueError(f"caches and q differ in the batch: {shape[0]} and {batch}")
+        return
+    if table.dtype != np.int32:
+        raise TypeError(f"block_table must have dtype int32; got {table.dtype}")
+    if table.ndim != 2 or table.shape[0] != batch:
+        raise ValueError(f"block_table must have shape ({batch}, max_pages); got {table.shape}")
+
+
+def _check_scales(
+    given: dict[str, Any], k_scale: Any, v_scale: Any
+) -> tuple[tuple[Any, ...], tuple[float, float]]:
+    """The scales that are arrays, and those that are numbers."""
+    q, cache = given["q"], given["k_cache"]
+    arrays: list[Any] = []
+    numbers = []
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (cache is None or cache.dtype == q.dtype):
+            raise ValueError(f"{name} is for caches of 8 bits")
+        if scale is None or arguments.is_number(scale, q):
+            number = arguments.finite_float(name, scale, 1.0)
+            if not 0 < abs(number) <= _LARGEST_SCALE:
+                raise ValueError(f"{name} must not be 0, nor larger than 2^126; got {number}")
+            arrays.append(None)
+            numbers.append(number)
+            continue
+        arguments.same_place(name, scale, q, "q")
+        if scale.dtype != np.float32:
+            raise TypeError(
+                f"{name} must be a number or a float32 array; got an array of {scale.dtype}"
+            )
+        allowed = ((), given["k"].shape[2:3], cache.shape[:3])
+        if scale.shape not in allowed:
+            raise ValueError(
+                f"{name} must have shape {', '.join(map(str, allowed[:2]))} or, as an output, "
+                f"{allowed[2]}; got {scale.shape}"
+            )
+        arrays.append(scale)
+        numbers.append(1.0)
+    if sum(x is not None and x.ndim == 3 for x in arrays) == 1:
+        raise ValueError("k_scale and v_scale must both be outputs, or neither")
+    return tuple(arrays), (numbers[0], numbers[1])
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+OP = Op(
+    name="rope_and_cache",
+    run=rope_and_cache_arrays,
+    reference=reference.rope_and_cache,
+    bound=reference.rope_and_cache_bound,
+    draw_problem=problems.draw_problem,
+    bench_problem=problems.bench_problem,
+    bench_shapes=problems.bench_shapes,
+    inputs=problems.make_inputs,
+    work=problems.work,
+    variants=variants,
+    configs=problems.configs_of,
+    variant=lambda problem, config: variant_of(
+        dtypes.NAMES[problem.dtype], problems.task_of(problem).by_vectors, config
+    ),
+    sample=problems.sample,
+)
