@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from .. import arguments, dtypes, reference
 from ..arrays import assign, in_elements, maker, packed, steps_of
 from ..attention import rope_plan
-from ..attention.rope_config import (
-    CACHE_DTYPES,
-    DTYPES,
-    LAYOUTS,
-    MAX_DIM,
-    RopeConfig,
-    variant_of,
-    variants,
-)
+from ..attention.rope_config import RopeConfig, variant_of, variants
 from ..attention.rope_plan import RopeCall
 from ..op import Op
 from ..rows.row_layout import operand
 from ..runtime import plans
+from .checks.rope import check_arrays, check_eps, check_scales
 from .problems import rope as problems
-
-# Dims of a contiguous and of a paged cache.
-_DIMS = {
-    "hnd": ("(B, Hkv, Smax, D)", "(num_pages, Hkv, page, D)"),
-    "nhd": ("(B, Smax, Hkv, D)", "(num_pages, page, Hkv, D)"),
-}
-_LARGEST_SCALE = 2.0**126  # its reciprocal is a normal number
 
 
 def rope_and_cache(
@@ -103,61 +88,7 @@ def rope_and_cache(
     Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
     devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
     """
-    return _run(
-        q, k, v, positions, k_cache, v_cache, inv_freq, interleaved, attention_factor, q_weight,
-        k_weight, eps, block_table, layout, k_scale, v_scale, out, config,
-    )  # fmt: skip
-
-
-def rope_and_cache_arrays(
-    q: Any,
-    k: Any,
-    v: Any,
-    positions: Any,
-    k_cache: Any = None,
-    v_cache: Any = None,
-    *,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    out: Any = None,
-    **options: Any,
-) -> tuple[Any, ...]:
-    """rope_and_cache's results with all that it writes: (q, k), or (q, k_cache, v_cache) and scales
-    that are outputs."""
-    y = rope_and_cache(
-        q, k, v, positions, k_cache, v_cache, k_scale=k_scale, v_scale=v_scale, out=out, **options
-    )
-    if k_cache is None:
-        return y
-    scales = (x for x in (k_scale, v_scale) if getattr(x, "ndim", 0) == 3)
-    return (y, k_cache, v_cache, *scales)
-
-
-class _Arrays(NamedTuple):
-    """The kernel's, in the order of its arguments; out and k_out follow."""
-
-    q: Any
-    k: Any
-    v: Any
-    positions: Any
-    inv_freq: Any
-    q_weight: Any
-    k_weight: Any
-    block_table: Any
-    out: Any
-    k_out: Any
-    v_out: Any
-    k_scale: Any
-    v_scale: Any
-
-
-def _run(
-    q: Any, k: Any, v: Any, positions: Any, k_cache: Any, v_cache: Any, inv_freq: Any,
-    interleaved: Any, attention_factor: Any, q_weight: Any, k_weight: Any, eps: Any,
-    block_table: Any, layout: Any, k_scale: Any, v_scale: Any, out: Any, config: Any,
-) -> Any:  # fmt: skip
-    scales = tuple(x if hasattr(x, "shape") and hasattr(x, "dtype") else None
-                   for x in (k_scale, v_scale))  # fmt: skip
+    scales = tuple(x if hasattr(x, "dtype") else None for x in (k_scale, v_scale))
     numbers = (k_scale if scales[0] is None else None, v_scale if scales[1] is None else None)
     key, known, _ = plans.find(
         ("rope_and_cache", interleaved, attention_factor, eps, layout, *numbers, config),
@@ -180,17 +111,14 @@ def _run(
         "q_weight": q_weight, "k_weight": k_weight, "block_table": block_table,
         "k_cache": k_cache, "v_cache": v_cache,
     }  # fmt: skip
-    _check_places(given)
-    _check_heads(q, k, v, k_cache, v_cache)
-    _check_others(given)
-    _check_cache(given, layout)
+    check_arrays(given, layout)
     arguments.check_flags(interleaved=interleaved)
     options = (
         bool(interleaved),
-        _finite(eps, "eps", 1e-6, least=0.0),
+        check_eps(eps),
         arguments.finite_float("attention_factor", attention_factor, 1.0),
     )
-    scale_arrays, scale_numbers = _check_scales(given, k_scale, v_scale)
+    scale_arrays, scale_numbers = check_scales(given, k_scale, v_scale)
     given |= dict(zip(("k_scale", "v_scale"), scale_arrays, strict=True))
     if out is not None:
         others = {name: x for name, x in given.items() if name != "q"}
@@ -199,9 +127,8 @@ def _run(
         make = maker(target.xp)
         y = make(q.shape, q.dtype) if out is None else out
         k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
-        used = None if k_cache is None else v
         arrays = _Arrays(
-            *(q, k, used, positions, inv_freq, q_weight, k_weight, block_table),
+            *(q, k, v, positions, inv_freq, q_weight, k_weight, block_table),
             *(y, k_out, v_cache, *scale_arrays),
         )
         if q.size or k.size:
@@ -209,13 +136,44 @@ def _run(
             call = _call(copies, layout, scale_numbers, *options)
             plan = rope_plan.plan(target, call, config)
             plan.launch(copies)
-            changed = [(x, copy) for x, copy in zip(arrays, copies, strict=True) if x is not copy]
-            for x, copy in changed:
-                if any(x is written for written in arrays[_WRITTEN:]):
+            for x, copy in zip(arrays[_WRITTEN:], copies[_WRITTEN:], strict=True):
+                if x is not copy:
                     assign(x, copy)
-            if not changed:
+            if all(x is copy for x, copy in zip(arrays, copies, strict=True)):
                 plans.remember(key, (target, plan))
     return (y, k_out) if k_cache is None else y
+
+
+@functools.wraps(rope_and_cache, assigned=())
+def rope_and_cache_arrays(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """rope_and_cache's results with all that it writes: (q, k), or (q, k_cache, v_cache) and scales
+    that are outputs."""
+    y = rope_and_cache(*args, **kwargs)
+    given = dict(zip(("q", "k", "v", "positions", "k_cache", "v_cache"), args, strict=False))
+    given |= kwargs
+    if given.get("k_cache") is None:
+        return y
+    scales = (given.get(name) for name in ("k_scale", "v_scale"))
+    outputs = (x for x in scales if getattr(x, "ndim", 0) == 3)
+    return (y, given["k_cache"], given["v_cache"], *outputs)
+
+
+class _Arrays(NamedTuple):
+    """The kernel's, in the order of its arguments; out and k_out follow."""
+
+    q: Any
+    k: Any
+    v: Any
+    positions: Any
+    inv_freq: Any
+    q_weight: Any
+    k_weight: Any
+    block_table: Any
+    out: Any
+    k_out: Any
+    v_out: Any
+    k_scale: Any
+    v_scale: Any
 
 
 _WRITTEN = _Arrays._fields.index("out")  # from here on
@@ -278,145 +236,6 @@ def _scale_strides(scale: Any) -> tuple[int, ...]:
         return (0, 0, 0)
     steps = tuple(step // 4 for step in steps_of(scale))
     return steps if len(steps) == 3 else (0, 0, *(steps or (0,)))
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def _finite(value: Any, name: str, default: float, least: float) -> float:
-    number = arguments.finite_float(name, value, default)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least:g}; got {number}")
-    return number
-
-
-def _check_places(given: dict[str, Any]) -> None:
-    """Raises TypeError and ValueError for arrays that are not where q is."""
-    q = given["q"]
-    for name in ("k", "positions", "inv_freq"):
-        arguments.same_place(name, given[name], q, "q")
-    for name, x in given.items():
-        if x is not None and name != "q":
-            arguments.same_place(name, x, q, "q")
-    if (given["k_cache"] is None) != (given["v_cache"] is None):
-        raise ValueError("k_cache and v_cache must both be given, or neither")
-    if given["k_cache"] is not None and given["v"] is None:
-        raise TypeError("v must be an array where there is a cache; got None")
-
-
-def _check_heads(q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any) -> None:
-    dtypes.resolve(q.dtype, "q's dtype", DTYPES)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x is None:
-            continue
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} must have q's dtype {q.dtype}; got {x.dtype}")
-        if x.ndim != 4:
-            raise ValueError(f"{name} must have shape (B, S, heads, D); got {x.shape}")
-    if q.shape[3] > MAX_DIM:
-        raise ValueError(f"q's last dim must be at most {MAX_DIM}; got {q.shape[3]}")
-    if (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]):
-        raise ValueError(f"k must have q's shape {q.shape} but for its heads; got {k.shape}")
-    if v is not None and v.shape != k.shape:
-        raise ValueError(f"v must have k's shape {k.shape}; got {v.shape}")
-    if k_cache is not None:
-        dtypes.resolve(k_cache.dtype, "k_cache's dtype", (q.dtype, *CACHE_DTYPES))
-        if v_cache.dtype != k_cache.dtype:
-            raise TypeError(
-                f"v_cache must have k_cache's dtype {k_cache.dtype}; got {v_cache.dtype}"
-            )
-
-
-def _check_others(given: dict[str, Any]) -> None:
-    """positions, inv_freq and weights."""
-    q, positions, inv_freq = given["q"], given["positions"], given["inv_freq"]
-    if positions.dtype != np.int32:
-        raise TypeError(f"positions must have dtype int32; got {positions.dtype}")
-    if positions.shape not in (q.shape[:2], q.shape[1:2]):
-        raise ValueError(
-            f"positions must have shape {q.shape[:2]} or {q.shape[1:2]}; got {positions.shape}"
-        )
-    if inv_freq.dtype != np.float32:
-        raise TypeError(f"inv_freq must have dtype float32; got {inv_freq.dtype}")
-    if inv_freq.ndim != 1 or not 1 <= inv_freq.size <= q.shape[3] // 2:
-        raise ValueError(
-            f"inv_freq must have shape (R,), R from 1 to half of a head's {q.shape[3]} numbers; "
-            f"got {inv_freq.shape}"
-        )
-    for name in ("q_weight", "k_weight"):
-        weight = given[name]
-        if weight is None:
-            continue
-        dtypes.resolve(weight.dtype, f"{name}'s dtype", DTYPES)
-        if weight.shape != q.shape[3:]:
-            raise ValueError(f"{name} must have shape {q.shape[3:]}; got {weight.shape}")
-
-
-def _check_cache(given: dict[str, Any], layout: Any) -> None:
-    k, k_cache, v_cache, table = (given[n] for n in ("k", "k_cache", "v_cache", "block_table"))
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
-    if k_cache is None:
-        if table is not None:
-            raise ValueError("block_table goes with k_cache and v_cache")
-        return
-    names = {name: _DIMS[name][table is not None] for name in (layout, *LAYOUTS)}
-    heads = 1 if layout == "hnd" else 2
-    batch, _, kv_heads, dim = k.shape
-    shape = k_cache.shape
-    if len(shape) != 4 or shape[heads] != kv_heads or shape[3] != dim:
-        first, other = (f"{dims} with layout={name!r}" for name, dims in names.items())
-        raise ValueError(
-            f"k_cache must be {first}, Hkv {kv_heads} and D {dim} (or {other}); got {shape}"
-        )
-    if v_cache.shape != shape:
-        raise ValueError(f"v_cache must have k_cache's shape {shape}; got {v_cache.shape}")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if isinstance(cache, np.ndarray) and not cache.flags.writeable:
-            raise ValueError(f"{name} must be writable; it is read-only")
-    if table is None:
-        if shape[0] != batch:
-            raise ValueError(f"caches and q differ in the batch: {shape[0]} and {batch}")
-        return
-    if table.dtype != np.int32:
-        raise TypeError(f"block_table must have dtype int32; got {table.dtype}")
-    if table.ndim != 2 or table.shape[0] != batch:
-        raise ValueError(f"block_table must have shape ({batch}, max_pages); got {table.shape}")
-
-
-def _check_scales(
-    given: dict[str, Any], k_scale: Any, v_scale: Any
-) -> tuple[tuple[Any, ...], tuple[float, float]]:
-    """The scales that are arrays, and those that are numbers."""
-    q, cache = given["q"], given["k_cache"]
-    arrays: list[Any] = []
-    numbers = []
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None and (cache is None or cache.dtype == q.dtype):
-            raise ValueError(f"{name} is for caches of 8 bits")
-        if scale is None or arguments.is_number(scale, q):
-            number = arguments.finite_float(name, scale, 1.0)
-            if not 0 < abs(number) <= _LARGEST_SCALE:
-                raise ValueError(f"{name} must not be 0, nor larger than 2^126; got {number}")
-            arrays.append(None)
-            numbers.append(number)
-            continue
-        arguments.same_place(name, scale, q, "q")
-        if scale.dtype != np.float32:
-            raise TypeError(
-                f"{name} must be a number or a float32 array; got an array of {scale.dtype}"
-            )
-        allowed = ((), given["k"].shape[2:3], cache.shape[:3])
-        if scale.shape not in allowed:
-            raise ValueError(
-                f"{name} must have shape {', '.join(map(str, allowed[:2]))} or, as an output, "
-                f"{allowed[2]}; got {scale.shape}"
-            )
-        arrays.append(scale)
-        numbers.append(1.0)
-    if sum(x is not None and x.ndim == 3 for x in arrays) == 1:
-        raise ValueError("k_scale and v_scale must both be outputs, or neither")
-    return tuple(arrays), (numbers[0], numbers[1])
 
 
 # --- the op's record -----------------------------------------------------------------------------

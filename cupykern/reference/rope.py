@@ -207,7 +207,8 @@ class _Head(NamedTuple):
         )
         of_scale = _no_errors(scale)
         if per_token:
-            of_scale = scale_bound(scale, *map(_largest, (self.y, worst, rms, floor)), dtype)
+            most = _largest(worst), _largest(rms), _largest(floor)
+            of_scale = scale_bound(scale, _largest(self.y), *most, dtype)
         codes = _codes(self.y, scale, dtype)
         bound = codes_bound(codes, scale, of_scale, worst, rms, floor, dtype)
         worst, rms, _, bias = (x + xp.zeros(scale.shape) for x in of_scale[:4])
