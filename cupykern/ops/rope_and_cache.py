@@ -79,21 +79,20 @@ def rope_and_cache(
 
     Returns the rotated q, of q's shape and dtype; without a cache (q, k), both rotated.
 
-    The arithmetic is in FP32 with one rounding at the end; angles are FP64, of any position.  Views
-    of one product need no copy.  Heads whose numbers are adjacent and 16-byte aligned (of 8-bit
-    caches 8-byte aligned) are read and written in vectors, if R and D / 2 are multiples of 8 (of
-    float32 of 4); other strides work by elements.  Values in the format of the cache, saturated as
-    `quantize` does.
+    The arithmetic is in FP32, with one rounding at the end; angles are FP64, exact at any position.
+    8-bit codes saturate.  Heads are read and written in vectors where their numbers are adjacent
+    and 16-byte aligned (in 8-bit caches 8-byte), and R and D / 2 are multiples of 8 (of float32 of
+    4); other strides, in elements, work without a copy too, but slower.
 
     Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
     devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
     """
-    scales = tuple(x if hasattr(x, "dtype") else None for x in (k_scale, v_scale))
-    numbers = (k_scale if scales[0] is None else None, v_scale if scales[1] is None else None)
+    k_number, k_scales = (None, k_scale) if hasattr(k_scale, "dtype") else (k_scale, None)
+    v_number, v_scales = (None, v_scale) if hasattr(v_scale, "dtype") else (v_scale, None)
     key, known, _ = plans.find(
-        ("rope_and_cache", interleaved, attention_factor, eps, layout, *numbers, config),
+        ("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number, config),
         *(out, q, k, v, positions, k_cache, v_cache),
-        *(inv_freq, q_weight, k_weight, block_table, *scales),
+        *(inv_freq, q_weight, k_weight, block_table, k_scales, v_scales),
     )
     if known is not None:
         target, launch = known
@@ -102,7 +101,7 @@ def rope_and_cache(
         k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
         launch.launch(
             (q, k, v, positions, inv_freq, q_weight, k_weight, block_table, y, k_out, v_cache,
-             *scales)
+             k_scales, v_scales)
         )  # fmt: skip
         return (y, k_out) if k_cache is None else y
     target = arguments.target_of("q", q)
@@ -153,9 +152,9 @@ def rope_and_cache_arrays(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     given |= kwargs
     if given.get("k_cache") is None:
         return y
-    scales = (given.get(name) for name in ("k_scale", "v_scale"))
-    outputs = (x for x in scales if getattr(x, "ndim", 0) == 3)
-    return (y, given["k_cache"], given["v_cache"], *outputs)
+    scales = given.get("k_scale"), given.get("v_scale")
+    are_outputs = getattr(scales[0], "ndim", 0) == 3
+    return (y, given["k_cache"], given["v_cache"], *(scales if are_outputs else ()))
 
 
 class _Arrays(NamedTuple):
