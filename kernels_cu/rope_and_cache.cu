@@ -12,11 +12,18 @@ using namespace rope;
 
 // A token of the block, and where its keys and values go.
 struct Token {
-    int32_t sequence, number, position;  // number: in the sequence
-    int32_t page, slot;                  // page: or sequence
+    int32_t sequence, number;  // number: in the sequence
+    int32_t page, slot;        // page: or sequence
     int32_t has_slot;
 
-    DEVICE void find_slot(const RopeParams& p, const int* block_table) {
+    Token() = default;  // trivial: it is in shared memory
+    DEVICE Token(const RopeParams& p, int token) {
+        sequence = token / p.seq_len, number = token - sequence * p.seq_len;
+    }
+    DEVICE int position(const RopeParams& p, const int* positions) const {
+        return positions[sequence * p.position_strides[0] + number * p.position_strides[1]];
+    }
+    DEVICE void find_slot(const RopeParams& p, const int* block_table, int position) {
         page = sequence, slot = p.has_cache ? position : number;
         has_slot = !p.has_cache || (position >= 0 && position < p.num_slots);
         if (p.page_size == 0 || !has_slot) return;
@@ -40,18 +47,12 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
     const int first_token = first_vector / p.num_heads;
     const int first_head = first_vector - first_token * p.num_heads;
     const int num_tokens = (first_head + num_vectors - 1) / p.num_heads + 1;
-    const int first_sequence = first_token / p.seq_len;
-    const int first_in_sequence = first_token - first_sequence * p.seq_len;
+    const Token first(p, first_token);
 
-    // Requested before the vectors, which wait for less.
+    // Requested before the vectors: slots and angles wait for them.
     const bool has_token = int(threadIdx.x) < num_tokens;
-    Token mine{};
-    if (has_token) {
-        const int number = first_token + int(threadIdx.x);
-        mine.sequence = number / p.seq_len, mine.number = number - mine.sequence * p.seq_len;
-        mine.position =
-            positions[mine.sequence * p.position_strides[0] + mine.number * p.position_strides[1]];
-    }
+    Token mine(p, first_token + (has_token ? int(threadIdx.x) : 0));
+    const int position = mine.position(p, positions);
 
     HeadVector vectors[kVectors];
 #pragma unroll
@@ -62,9 +63,9 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
         x.head = first_head + number, x.token = 0;
 #pragma unroll 1
         while (x.exists && x.head >= p.num_heads) x.head -= p.num_heads, ++x.token;
-        int of_sequence = first_in_sequence + x.token, in_batch = first_sequence;
+        int token = first.number + x.token, sequence = first.sequence;
 #pragma unroll 1
-        while (of_sequence >= p.seq_len) of_sequence -= p.seq_len, ++in_batch;
+        while (token >= p.seq_len) token -= p.seq_len, ++sequence;
         const int of_kv = x.head - p.num_q_heads;
         x.kind = of_kv < 0 ? kQuery : of_kv < p.num_kv_heads ? kKey : kValue;
         const bool is_q = x.kind == kQuery, is_k = x.kind == kKey;
@@ -73,13 +74,12 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
             return is_q ? p.q_strides[dim] : is_k ? p.k_strides[dim] : p.v_strides[dim];
         };
         const Element* const from = is_q ? q : is_k ? k : v;
-        x.load(p, from + in_batch * stride(0) + of_sequence * stride(1) + x.head * stride(2),
+        x.load(p, from + sequence * stride(0) + token * stride(1) + x.head * stride(2),
                kVectorWidth > 1 ? 1 : stride(3), lane);
     }
 
     const bool has_weights = q_weight || k_weight;
     const int num_pairs = p.num_pairs();
-    if (has_token) tokens[threadIdx.x].position = mine.position;
     if (has_weights) {
         for (int i = threadIdx.x; i < num_pairs; i += kNumThreads) {
             const Columns columns(p, i, 1);
@@ -94,18 +94,15 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
             fill(k_weight, p.k_weight_stride, p.k_weight_dtype, floats + 2 * num_pairs);
         }
     }
-    sync_block();
-    float* const angles = floats + (has_weights ? 4 * num_pairs : 0);
     if (has_token) {
-        mine.find_slot(p, block_table);
-        Token& token = tokens[threadIdx.x];  // others read the position
-        token.sequence = mine.sequence, token.number = mine.number;
-        token.page = mine.page, token.slot = mine.slot, token.has_slot = mine.has_slot;
+        mine.find_slot(p, block_table, position);
+        tokens[threadIdx.x] = mine;
     }
+    float* const angles = floats + (has_weights ? 4 * num_pairs : 0);
     for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_tokens * p.half; i += kNumThreads) {
         const int of_block = i / p.half, pair = i - of_block * p.half;
-        const double angle =
-            double(tokens[of_block].position) * double(inv_freq[pair * p.inv_freq_stride]);
+        const int turns = Token(p, first_token + of_block).position(p, positions);
+        const double angle = double(turns) * double(inv_freq[pair * p.inv_freq_stride]);
         const SineCosine found = sine_cosine(angle);
         float* const cosine = angles + 2 * of_block * p.half + pair;
         cosine[0] = found.cosine * p.attention_factor;
@@ -125,30 +122,25 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
         const float largest = p.scales_per_token ? x.largest(p) : 0.0f;
         if (!x.exists) continue;
         const Token& token = tokens[x.token];
-        if (is_q) {
-            Element* const to = out + token.sequence * p.out_strides[0] +
-                                token.number * p.out_strides[1] + x.head * p.out_strides[2];
-            x.store(p, to, kVectorWidth > 1 ? 1 : p.out_strides[3], lane, 1.0f);
-            continue;
-        }
-        if (!token.has_slot) continue;
+        if (!is_q && !token.has_slot) continue;
         const auto stride = [&](int dim) {
-            return is_k ? p.k_out_strides[dim] : p.v_out_strides[dim];
+            return is_q ? p.out_strides[dim] : is_k ? p.k_out_strides[dim] : p.v_out_strides[dim];
         };
-        const int64_t offset = token.page * stride(0) + token.slot * stride(1) + x.head * stride(2);
+        const int64_t offset = (is_q ? token.sequence : token.page) * stride(0) +
+                               (is_q ? token.number : token.slot) * stride(1) + x.head * stride(2);
         const int64_t step = kVectorWidth > 1 ? 1 : stride(3);
-        void* const to = is_k ? k_out : v_out;
-        if (p.cache_dtype == dtype_of<Element>()) {
+        void* const to = is_q ? out : is_k ? k_out : v_out;
+        if (is_q || p.cache_dtype == dtype_of<Element>()) {
             Element* const row = static_cast<Element*>(to) + offset;
-            if (is_k) x.store(p, row, step, lane, 1.0f);
+            if (is_q || is_k) x.store(p, row, step, lane, 1.0f);
             else x.store_loaded(p, row, step, lane);
             continue;
         }
-        const auto scale_stride = [&](int dim) {
-            return is_k ? p.k_scale_strides[dim] : p.v_scale_strides[dim];
-        };
         const int64_t of_scale =
-            token.page * scale_stride(0) + token.slot * scale_stride(1) + x.head * scale_stride(2);
+            is_k ? token.page * p.k_scale_strides[0] + token.slot * p.k_scale_strides[1] +
+                       x.head * p.k_scale_strides[2]
+                 : token.page * p.v_scale_strides[0] + token.slot * p.v_scale_strides[1] +
+                       x.head * p.v_scale_strides[2];
         float* const scales = is_k ? k_scale : v_scale;
         float factor;
         if (p.scales_per_token) {

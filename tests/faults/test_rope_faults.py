@@ -17,10 +17,8 @@ HEAD = "rope/head_vector.cuh"
 PARAMS = "rope/params.cuh"
 ANGLES = "parts/sine_cosine.cuh"
 FAULTS = {
-    "angles in FP32": Fault(
-        KERNEL, "double(tokens[of_block].position) * double(",
-        "float(tokens[of_block].position) * float(", "large positions",
-    ),
+    "angles in FP32": Fault(KERNEL, "double(turns) * double(", "float(turns) * float(",
+        "large positions"),
     "a turn as its first part": Fault(ANGLES, "- multiple * kLow", "", "large positions"),
     "a quadrant further": Fault(
         ANGLES, "const bool swaps = quadrant & 1;", "const bool swaps = !(quadrant & 1);", "halves"
@@ -45,13 +43,13 @@ FAULTS = {
         KERNEL, "inv_freq[pair * p.inv_freq_stride]", "inv_freq[pair]", "strided arguments"
     ),
     "positions of one sequence for all": Fault(
-        KERNEL, "mine.sequence * p.position_strides[0] +", "", "pages"
+        KERNEL, "positions[sequence * p.position_strides[0] +", "positions[", "pages"
     ),
     "tables that others still fill": Fault(
         KERNEL, "    sync_block();\n\n    const Tables", "\n    const Tables", "halves"
     ),
-    "positions that nobody has read yet": Fault(
-        KERNEL, "    sync_block();\n    float* const angles", "    float* const angles", "pages"
+    "slots that nobody has found yet": Fault(
+        KERNEL, "tokens[threadIdx.x] = mine;", "if (threadIdx.x == 0) tokens[0] = mine;", "pages"
     ),
     "no eps": Fault(HEAD, "sum * p.inv_dim + p.eps", "sum * p.inv_dim", "norms"),
     "the sum of one lane": Fault(HEAD, "sum += shuffle_xor(sum, bit);", ";", "norms"),
@@ -69,12 +67,13 @@ FAULTS = {
     "a slot too many": Fault(
         KERNEL, "position < p.num_slots", "position <= p.num_slots", "contiguous"
     ),
-    "values where keys go": Fault(KERNEL, "is_k ? k_out : v_out", "k_out", "contiguous"),
+    "values where keys go": Fault(KERNEL, "is_q ? out : is_k ? k_out : v_out",
+        "is_q ? out : k_out", "contiguous"),
     "the scale multiplies": Fault(
         KERNEL, "factor = 1.0f / (scales ?", "factor = (scales ?", "8 bits"
     ),
     "one scale for all heads": Fault(
-        KERNEL, "+ x.head * scale_stride(2)", "", "8 bits"
+        KERNEL, "x.head * p.k_scale_strides[2]", "0", "8 bits"
     ),
     "the largest of one lane": Fault(
         HEAD, "found.code = other > found.code ? other : found.code;", "(void)other;", "outputs"
