@@ -52,7 +52,7 @@ def rope_and_cache(
     Arguments:
 
     q: (B, S, H, D), float16, bfloat16 or float32, D up to 512.
-    k, v: (B, S, Hkv, D) of q's dtype.  Without a cache v is not used and may be None.
+    k, v: (B, S, Hkv, D) of q's dtype.  Without a cache v is not used.
     positions: int32 (B, S) or (S,): of the rotation, and where k and v go in the cache.  A token
         whose position is negative, or beyond the cache, is not written; its q is rotated all the
         same.

@@ -244,9 +244,9 @@ def _codes(y: Array, scale: Array, dtype: np.dtype) -> Array:
     return namespace(y).clip(divide(y, scale, dtype), least, limit)
 
 
-def _heads(q: Array, k: Array, v: Array | None, o: _Options) -> tuple[_Head, ...]:
+def _heads(q: Array, k: Array, v: Array, o: _Options) -> tuple[_Head, ...]:
     found = [_rotated(x, weight, o) for x, weight in zip((q, k), o.weights, strict=True)]
-    return (*found, *(() if v is None else (_Head(as_float64(v), _as_given(v), exact=True),)))
+    return (*found, _Head(as_float64(v), _as_given(v), exact=True))
 
 
 def _as_given(x: Array) -> YErrors:

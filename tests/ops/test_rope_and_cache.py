@@ -64,7 +64,7 @@ def test_large_positions_are_as_exact_as_fp32(position, target):
     x[..., :64] = 1
     inv_freq, _ = cupykern.rope_inv_freq(128, 500_000.0, target="host")
     places = [target.xp.asarray(y) for y in (x, x, np.array([position], np.int32), inv_freq)]
-    q, _ = cupykern.rope_and_cache(*places[:2], None, places[2], inv_freq=places[3])
+    q, _ = cupykern.rope_and_cache(*places[:2], *places[1:3], inv_freq=places[3])
     angles = position * inv_freq.astype(np.float64)
     found = to_numpy(q).astype(np.float64).reshape(2, 64)
     assert abs(found - (np.cos(angles), np.sin(angles))).max() <= 3 * 2.0**-24
@@ -77,7 +77,7 @@ def test_norms_come_first_and_only_with_a_weight():
     assert (q == plain).all()
     normed = cupykern.rms_norm(K.astype(np.float32), weight, eps=0.5)
     _, expected = cupykern.rope_and_cache(
-        normed[:, :, :0], normed, None, POSITIONS, inv_freq=INV_FREQ
+        normed[:, :, :0], normed, normed, POSITIONS, inv_freq=INV_FREQ
     )
     np.testing.assert_allclose(k.astype(np.float32), expected, rtol=2**-10, atol=1e-6)
 
@@ -277,7 +277,7 @@ WRONG = {
     "interleaved": (TypeError, "interleaved must be a bool", {"interleaved": 1}),
     "layout": (ValueError, "layout must be 'hnd' or 'nhd'", {"layout": "bshd"}),
     "one cache": (ValueError, "k_cache and v_cache must both be given", {"v_cache": None}),
-    "no values": (TypeError, "v must be an array where there is a cache", {"v": None}),
+    "no values": (TypeError, "v must be a cupy or numpy array", {"v": None}),
     "cache's dtype": (TypeError, "k_cache's dtype",
                       {"k_cache": C[0].astype(np.float32), "v_cache": C[1].astype(np.float32)}),
     "caches' dtypes": (TypeError, "v_cache must have k_cache's dtype", {"v_cache": C8[1]}),
@@ -327,7 +327,7 @@ def test_empty_calls():
         Q[:, :0], K[:, :0], V[:, :0], POSITIONS[:, :0], inv_freq=INV_FREQ
     )
     assert q.shape == (2, 0, 4, 64) and k.shape == (2, 0, 2, 64)
-    _, k = cupykern.rope_and_cache(Q[:, :, :0], K, None, POSITIONS, inv_freq=INV_FREQ)
+    _, k = cupykern.rope_and_cache(Q[:, :, :0], K, V, POSITIONS, inv_freq=INV_FREQ)
     assert (k == cupykern.rope_and_cache(Q, K, V, POSITIONS, inv_freq=INV_FREQ)[1]).all()
 
 

@@ -38,23 +38,19 @@ def check_arrays(given: dict[str, Any], layout: Any) -> None:
 def _check_places(given: dict[str, Any]) -> None:
     """Raises TypeError and ValueError for arrays that are not where q is."""
     q = given["q"]
-    for name in ("k", "positions", "inv_freq"):
+    for name in ("k", "v", "positions", "inv_freq"):
         arguments.same_place(name, given[name], q, "q")
     for name, x in given.items():
         if x is not None and name != "q":
             arguments.same_place(name, x, q, "q")
     if (given["k_cache"] is None) != (given["v_cache"] is None):
         raise ValueError("k_cache and v_cache must both be given, or neither")
-    if given["k_cache"] is not None and given["v"] is None:
-        raise TypeError("v must be an array where there is a cache; got None")
 
 
 def _check_heads(given: dict[str, Any]) -> None:
     q, k, v, k_cache, v_cache = (given[name] for name in ("q", "k", "v", "k_cache", "v_cache"))
     dtypes.resolve(q.dtype, "q's dtype", DTYPES)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x is None:
-            continue
         if x.dtype != q.dtype:
             raise TypeError(f"{name} must have q's dtype {q.dtype}; got {x.dtype}")
         if x.ndim != 4:
@@ -63,7 +59,7 @@ def _check_heads(given: dict[str, Any]) -> None:
         raise ValueError(f"q's last dim must be at most {MAX_DIM}; got {q.shape[3]}")
     if (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]):
         raise ValueError(f"k must have q's shape {q.shape} but for its heads; got {k.shape}")
-    if v is not None and v.shape != k.shape:
+    if v.shape != k.shape:
         raise ValueError(f"v must have k's shape {k.shape}; got {v.shape}")
     if k_cache is not None:
         dtypes.resolve(k_cache.dtype, "k_cache's dtype", (q.dtype, *CACHE_DTYPES))

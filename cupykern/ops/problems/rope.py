@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import dtypes, inputs
 from ...attention.rope_config import DTYPES, LAYOUTS, RopeConfig, RopeTask, configs, takes_vectors
+from ...numerics import namespace, to_numpy
 from ...op import Call, Draw, Work
 from ...targets import limits
 
@@ -258,24 +259,41 @@ def configs_of(problem: RopeProblem, arch: str) -> tuple[RopeConfig, ...]:
 def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Some tokens of the first and the last sequence with contiguous caches, which then lack other
-    tokens' slots; small or paged calls whole."""
+    """Some tokens of the first and the last sequence; their slots become pages of one slot.  Small
+    or paged calls whole.
+
+    The reference starts from what the cache holds now, which is what the call has written.
+    """
     q, k, v, positions, *caches = call.args
     if q.size <= max_elements or "block_table" in call.kwargs:
         return call, outputs
-    batches = np.unique([0, q.shape[0] - 1])
+    xp, batches = namespace(q), np.unique([0, q.shape[0] - 1])
     keep = max(2, max_elements // (len(batches) * q.shape[2] * q.shape[3]))
     rng = np.random.default_rng(seed)
-    tokens = np.unique(rng.choice(q.shape[1], min(keep, q.shape[1]), replace=False)).tolist()
+    tokens = np.sort(rng.choice(q.shape[1], min(keep, q.shape[1]), replace=False))
+    tokens[[0, -1]] = 0, q.shape[1] - 1
 
     def some(x: Any) -> Any:
         return x[batches][:, tokens]
 
-    positions = positions[tokens] if positions.ndim == 1 else some(positions)
-    kwargs = {n: x[batches] if getattr(x, "ndim", 0) == 3 else x for n, x in call.kwargs.items()}
-    part = (*map(some, (q, k, v)), positions, *(inputs.take_rows(x, batches) for x in caches))
-    first, *others = outputs
+    rows = np.broadcast_to(to_numpy(positions), q.shape[:2])[batches][:, tokens]
+    heads = tuple(map(some, (q, k, v)))
+    kwargs, (first, *others) = dict(call.kwargs), outputs
     if not caches:
-        return Call(part, kwargs), tuple(map(some, outputs))
-    # The reference starts from what the cache holds now: slots of the other tokens agree.
-    return Call(part, kwargs), (some(first), *(inputs.take_rows(x, batches) for x in others))
+        return Call((*heads, xp.asarray(rows)), kwargs), tuple(map(some, outputs))
+    by_head = kwargs.get("layout", "hnd") == "hnd"
+    slots = caches[0].shape[2 if by_head else 1]
+    batch, token = np.nonzero((rows >= 0) & (rows < slots))
+    places = batches[batch], rows[batch, token]
+    table = np.full((len(batches), slots), -1, np.int32)
+    table[batch, rows[batch, token]] = np.arange(len(batch))
+
+    def pages(x: Any) -> Any:
+        bits = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy indexes no FP8
+        found = (bits.swapaxes(1, 2) if by_head else bits)[places]
+        return (found[:, :, None] if by_head else found[:, None]).view(x.dtype)
+
+    kwargs |= {n: pages(x) for n, x in kwargs.items() if getattr(x, "ndim", 0) == 3}
+    kwargs["block_table"] = xp.asarray(table)
+    part = Call((*heads, xp.asarray(rows), *map(pages, caches)), kwargs)
+    return part, (some(first), *map(pages, others))
