@@ -42,14 +42,10 @@ def rope_inv_freq(
     dim: even; with partial_rotary_factor that part of head_dim.
     theta: positive base of the frequencies theta^(-2 i / dim), rope_theta in config.json.
     scaling: rope_scaling or rope_parameters of Hugging Face's config.json; None: "default".  Its
-        rope_type (or type) is one of
-
-        "default"; "linear": frequencies over `factor`;
-        "llama3": with factor, low_freq_factor, high_freq_factor and
-        original_max_position_embeddings, frequencies of wavelengths up to original / high_freq
-        stay, those from original / low_freq on are divided by factor, in between they are blended;
-        "yarn": with factor and original_max_position_embeddings, and if given beta_fast (32),
-        beta_slow (1), attention_factor, mscale, mscale_all_dim, truncate (True).
+        rope_type (or type) is "default"; "linear", with factor; "llama3", with factor,
+        low_freq_factor, high_freq_factor and original_max_position_embeddings; or "yarn", with
+        factor and original_max_position_embeddings, and if given beta_fast (32), beta_slow (1),
+        attention_factor, mscale, mscale_all_dim and truncate (True).
     target: "cuda", "hip", "host" or None, the GPU if there is one.
 
     Returns inv_freq, float32 (dim / 2,) of `target`, and attention_factor, 1.0 but for yarn: what
