@@ -289,7 +289,7 @@ def sample(
     table[batch, rows[batch, token]] = np.arange(len(batch))
 
     def pages(x: Any) -> Any:
-        bits = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy indexes no FP8
+        bits = x.view(f"u{x.itemsize}")  # CuPy indexes no FP8
         found = (bits.swapaxes(1, 2) if by_head else bits)[places]
         return (found[:, :, None] if by_head else found[:, None]).view(x.dtype)
 
