@@ -62,10 +62,17 @@ FAULTS = {
     ),
     "values are rotated": Fault(KERNEL, "x.exists && (is_q || is_k)", "x.exists", "8 bits"),
     "the first page for all": Fault(KERNEL, "index * p.table_strides[1]", "0", "pages"),
-    "pages that are not there": Fault(KERNEL, "page >= 0 && page < p.num_pages", "true", "pages"),
-    "negative positions are written": Fault(KERNEL, "position >= 0 && ", "", "contiguous"),
+    "pages that are not there": Fault(
+        KERNEL, "has_slot = page >= 0 && page < p.num_pages;",
+        "page = page >= 0 && page < p.num_pages ? page : 0;", "pages",
+    ),
+    "negative positions are written": Fault(
+        KERNEL, "(position >= 0 && position < p.num_slots);",
+        "position < p.num_slots; slot = slot < 0 ? 0 : slot;", "contiguous",
+    ),
     "a slot too many": Fault(
-        KERNEL, "position < p.num_slots", "position <= p.num_slots", "contiguous"
+        KERNEL, "position < p.num_slots);",
+        "position <= p.num_slots); slot = slot == p.num_slots ? 0 : slot;", "contiguous",
     ),
     "values where keys go": Fault(KERNEL, "is_q ? out : is_k ? k_out : v_out",
         "is_q ? out : k_out", "contiguous"),
