@@ -23,11 +23,14 @@ from .memory import Alias, Array, Integers, Shape
 
 _HEADS = ("C", "C", "C", "gap", "gap of 8", "shifted", "heads negative", "heads inside")
 _CACHES = ("C", "C", "C", "gap", "gap of 8", "shifted", "heads inside")
-# (B, S, H, Hkv, D, R) and the slots of a sequence.  As many slots as heads: any layout is legal.
-_SIZES = ((2, 3, 4, 2, 64, 32), (1, 1, 6, 2, 128, 64), (2, 4, 2, 2, 10, 4), (1, 2, 2, 2, 80, 8))
-_LARGE_SIZES = ((1, 256, 32, 8, 128, 64), (16, 1, 32, 8, 128, 64))
-_NAMES = "b", "s", "h", "h_kv", "d", "r"
-_SLOTS, _PAGE, _PAGES = 32, 8, 4
+# With as many slots of a sequence as KV heads any layout is legal.
+_NAMES = "b", "s", "h", "h_kv", "d", "r", "slots"
+_SIZES = (
+    *((2, 3, 4, 2, 64, 32, 32), (1, 1, 6, 2, 128, 64, 32), (2, 4, 2, 2, 10, 4, 32)),
+    (1, 2, 2, 2, 80, 8, 2),
+)
+_LARGE_SIZES = ((1, 256, 32, 8, 128, 64, 512), (16, 1, 32, 8, 128, 64, 32))
+_PAGE, _PAGES = 8, 4
 # The cache's dtype (None: q's) and what scales are: of numbers and arrays, or outputs.
 _KINDS = (
     *("none", "none", "own", "own", "float8_e4m3fn", "int8"),
@@ -37,7 +40,7 @@ _KINDS = (
 
 def _settings(sizes: tuple[Shape, ...]) -> tuple[Setting, ...]:
     return tuple(
-        {**dict(zip(_NAMES, size, strict=True)), **rest, "cache": cache, "slots": _SLOTS}
+        {**dict(zip(_NAMES, size, strict=True)), **rest, "cache": cache}
         for size in sizes
         for rest in combine(dtype=FLOATS, order=("hnd", "nhd"), paged=(False, True))
         for cache in _KINDS[:: 1 if rest["dtype"] == "float16" else 3]
