@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import ops
 from .arrays import empty
 from .attention.block_mask import BlockMask
+from .attention.rope_frequencies import rope_inv_freq
 from .interop.asarray import asarray
 from .numerics import finfo
 from .nvfp4 import NvFp4
@@ -29,6 +30,7 @@ dequant_softmax = _public(ops.dequant_softmax.dequant_softmax, ops.dequant_softm
 decode_attention = _public(ops.decode_attention.decode_attention, ops.decode_attention.OP)
 attention = _public(ops.attention.attention, ops.attention.OP)
 attention_varlen = _public(ops.attention_varlen.attention_varlen, ops.attention_varlen.OP)
+rope_and_cache = _public(ops.rope_and_cache.rope_and_cache, ops.rope_and_cache.OP)
 scaled_dot_product_attention = _public(ops.attention.scaled_dot_product_attention)
 nonfinite_report = _public(ops.nonfinite_report.nonfinite_report)
 tune = _public(_tune.tune)
@@ -55,6 +57,8 @@ __all__ = [
     "quantize",
     "quantize_nvfp4",
     "rms_norm",
+    "rope_and_cache",
+    "rope_inv_freq",
     "scaled_dot_product_attention",
     "scaled_mm",
     "softmax",

@@ -150,13 +150,18 @@ def normalize_axis(axis: object, shape: tuple[int, ...]) -> int:
 
 
 def check_out(
-    out: Array, x: Array, shape: Sequence[int], dtype: np.dtype, others: Mapping[str, Array | None]
+    out: Array,
+    x: Array,
+    shape: Sequence[int],
+    dtype: np.dtype,
+    others: Mapping[str, Array | None],
+    x_name: str = "x",
 ) -> None:
     """`check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
-    _check_result("out", out, x, shape, dtype)
+    _check_result("out", out, x, shape, dtype, x_name)
     if not _same_elements(out, x):
-        others = {"x": x, **others}
-    _check_apart(out, others, " (only exactly in place, out=x)")
+        others = {x_name: x, **others}
+    _check_apart(out, others, f" (only exactly in place, out={x_name})")
 
 
 def check_new_out(

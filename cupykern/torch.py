@@ -36,12 +36,15 @@ _Fake = Callable[..., list[Tensor]]
 _LEFT_OUT = ("out", "config")
 _SHORT_NAMES = {TORCH[dtype]: name for name, dtype in dtypes.QUANTIZED.items()}
 _FLOAT16S = (torch.float16, torch.bfloat16)
+_SCALES = ("scale_a", "scale_b", "scale_b1", "scale_b2", "scale_w", "k_scale", "v_scale")
 
 
-def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
+def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable[..., Any]:
     """The function of an operator that is one of cupykern's: `name(arguments) -> Tensor[]`.
 
-    fake: the results for arguments without contents, all arguments by name.
+    fake: the results for arguments without contents, all arguments by name.  written: arguments
+    that the operator writes to; it is then one of `name(arguments) -> (Tensor, Tensor)`, the second
+    one of no elements where there is one result, as functionalization knows no lists.
     """
     name = schema.partition("(")[0]
     function = getattr(cupykern, name)
@@ -53,22 +56,33 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
     names = tuple(parameter.name for parameter in parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
-    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
+    def run(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         # An option is looked up by its value, which a list has not.
         given = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
-        return apart([y.contiguous() for y in as_tuple(function(**given))])
+        return results(apart([y.contiguous() for y in as_tuple(function(**given))]))
 
-    def fake_run(*args: Any, **kwargs: Any) -> list[Tensor]:
-        return fake(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+    def fake_run(*args: Any, **kwargs: Any) -> Any:
+        return results(fake(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs}))
+
+    def results(outputs: list[Tensor]) -> Any:
+        missing = [_new(outputs[0], (0,))] * (2 - len(outputs))
+        return (*outputs, *missing) if written else outputs
 
     operator = torch.library.custom_op(
-        f"cupykern::{name}", run, mutates_args=(), schema=schema.removeprefix(name)
+        f"cupykern::{name}", run, mutates_args=written, schema=schema.removeprefix(name)
     )
     operator.register_fake(fake_run)
 
+    # The defaults that the schema lacks.
+    needed = {
+        argument.name: defaults[argument.name]
+        for argument in operator._opoverload._schema.arguments
+        if argument.name in defaults and not argument.has_default_value()
+    }
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**needed, **dict(zip(names, args, strict=False)), **kwargs}
         for key, x in given.items():
             if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
                 raise RuntimeError(
@@ -77,6 +91,8 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
                 )
             given[key] = _option(name, key, x)
         outputs = operator(**given)
+        if written and outputs[1].ndim == 1:
+            return outputs[0]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     call.__name__ = call.__qualname__ = name
@@ -101,7 +117,7 @@ def apart(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def _option(name: str, key: str, x: Any) -> Any:
     """An argument of the function `name` as its operator takes it."""
-    if key.startswith("scale_") and isinstance(x, (int, float)):
+    if key in _SCALES and isinstance(x, (int, float)):
         return torch.tensor(x, dtype=torch.float64)
     if name == "quantize" and key == "dtype":
         return _SHORT_NAMES.get(x, x)
@@ -208,6 +224,11 @@ def _varlen(q: Tensor, v: Tensor, return_lse: bool, **_: Any) -> list[Tensor]:
     return made + ([_new(q, (heads, rows))] if return_lse else [])
 
 
+def _rope(q: Tensor, k: Tensor, k_cache: Tensor | None, **_: Any) -> list[Tensor]:
+    rotated = (q,) if k_cache is not None else (q, k)
+    return [_new(x, x.shape, x.dtype) for x in rotated]
+
+
 # --- the operators -------------------------------------------------------------------------------
 
 _SOFTMAX = (
@@ -270,6 +291,16 @@ attention_varlen = _register(
     "SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal=False, "
     'str causal_align="bottom_right", float? scale=None, bool return_lse=False) -> Tensor[]',
     _varlen,
+)
+rope_and_cache = _register(
+    # Torch has no keyword-only tensors: what stands before inv_freq has no default here.
+    "rope_and_cache(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor(a!)? k_cache, "
+    "Tensor(b!)? v_cache, Tensor inv_freq, bool interleaved=False, "
+    "float attention_factor=1.0, Tensor? q_weight=None, Tensor? k_weight=None, float eps=1e-6, "
+    'Tensor? block_table=None, str layout="hnd", Tensor(c!)? k_scale=None, '
+    "Tensor(d!)? v_scale=None) -> (Tensor, Tensor)",
+    _rope,
+    written=("k_cache", "v_cache", "k_scale", "v_scale"),
 )
 scaled_dot_product_attention = _register(
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "

@@ -7,8 +7,9 @@ The folder holds config.json and *.safetensors of a LlamaForCausalLM.  Tokens ar
 no tokenizer.  The model runs on the GPU, or with --target host on the CPU, where times are those of
 an emulation.
 
-A decoder layer calls cupykern seven times, and CuPy for the rotation: each norm adds the residual,
-the projections of queries, keys and values are one product, gate and up are one `dual_gemm_silu`.
+A decoder layer is eight calls of cupykern: each norm adds the residual, the projections of queries,
+keys and values are one product, `rope_and_cache` rotates them and fills the cache, gate and up are
+one `dual_gemm_silu`.
 """
 
 from __future__ import annotations
@@ -136,12 +137,11 @@ def random_weights(config: LlamaConfig, dtype: str, seed: int = 0) -> dict[str, 
 class Cache:
     """Keys and values of what was read so far: per layer (batch, KV heads, room, head_dim).
 
-    rotations: what `rotate` takes, of each position.  lengths: int32 (batch,) on the device: the
-    tokens that are there; length: the same number here."""
+    lengths: int32 (batch,) on the device: the tokens that are there; length: the same number
+    here."""
 
     keys: list[Any]
     values: list[Any]
-    rotations: Any
     lengths: Any
     length: int = 0
 
@@ -175,6 +175,9 @@ class Llama:
         self._embedding = put("model.embed_tokens")
         self._norm = put("model.norm")
         self._head = self._embedding if config.tie_word_embeddings else put("lm_head")
+        self._inv_freq, _ = cupykern.rope_inv_freq(
+            config.head_dim, config.rope_theta, target=target
+        )
         self._layers = []
         for i in range(config.num_hidden_layers):
             layer = f"model.layers.{i}."
@@ -190,11 +193,7 @@ class Llama:
         c, layers = self.config, len(self._layers)
         shape = batch, c.num_key_value_heads, room, c.head_dim
         arrays = [cupykern.empty(shape, self.dtype, self._target) for _ in range(2 * layers)]
-        speeds = c.rope_theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim)
-        angles = np.arange(room)[:, None, None] * speeds
-        table = np.stack((np.cos(angles), -np.sin(angles), np.sin(angles)), axis=2)
-        rotations = self.xp.asarray(table.astype(np.float32))
-        return Cache(arrays[:layers], arrays[layers:], rotations, self.xp.zeros(batch, np.int32))
+        return Cache(arrays[:layers], arrays[layers:], self.xp.zeros(batch, np.int32))
 
     def __call__(self, tokens: Any, cache: Cache, every: bool = False) -> Any:
         """Read tokens (batch, n), integers, after those in the cache, which takes them up.
@@ -205,14 +204,14 @@ class Llama:
         (batch, n), eps, room = tokens.shape, self.config.rms_norm_eps, cache.keys[0].shape[2]
         if cache.length + n > room:
             raise ValueError(f"the cache has room for {room} tokens, not for {cache.length + n}")
-        rotations = self._rotations(cache, n)
+        positions = cache.lengths[:, None] + self.xp.arange(n, dtype=np.int32)
         cache.lengths += np.int32(n)
         # Products take all tokens of the batch as the rows of one matrix.
         x, change = self._embedding[tokens.reshape(-1)], None
         for number, layer in enumerate(self._layers):
             y, x = _add_norm(x, change, layer["norm"], eps)
             qkv = cupykern.matmul(y, layer["qkv"].T).reshape(batch, n, -1, self.config.head_dim)
-            mixed = self._attend(qkv, rotations, cache, number).reshape(batch * n, -1)
+            mixed = self._attend(qkv, positions, cache, number).reshape(batch * n, -1)
             y, x = _add_norm(x, cupykern.matmul(mixed, layer["out"].T), layer["mlp_norm"], eps)
             inner = cupykern.dual_gemm_silu(y, layer["gate"].T, layer["up"].T)
             change = cupykern.matmul(inner, layer["down"].T)
@@ -223,29 +222,21 @@ class Llama:
         logits = cupykern.matmul(y, self._head.T, out_dtype="float32")
         return logits.reshape(batch, n, -1) if every else logits
 
-    def _attend(self, qkv: Any, rotations: Any, cache: Cache, number: int) -> Any:
+    def _attend(self, qkv: Any, positions: Any, cache: Cache, number: int) -> Any:
         """Attention of one layer: (batch, n, heads, head_dim), or (batch, heads, 1, head_dim).
 
         qkv: its queries, keys and values, (batch, n, heads + 2 * KV heads, head_dim).
         """
         heads, n = self.config.num_attention_heads, qkv.shape[1]
         both = heads + self.config.num_key_value_heads
-        turned = rotate(qkv[:, :, :both], rotations)
-        q, k, v = turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, both:]
+        q, k, v = qkv[:, :, :heads], qkv[:, :, heads:both], qkv[:, :, both:]
         keys, values = cache.keys[number], cache.values[number]
-        self._store(cache, keys, k)
-        self._store(cache, values, v)
+        q = cupykern.rope_and_cache(q, k, v, positions, keys, values, inv_freq=self._inv_freq)
         if n == 1:
             q = q.transpose(0, 2, 1, 3)
             return cupykern.decode_attention(q, keys, values, seq_lens=cache.lengths)
         seen = (x[:, :, : cache.length + n].transpose(0, 2, 1, 3) for x in (keys, values))
         return cupykern.attention(q, *seen, causal=True, causal_align="bottom_right", layout="bshd")
-
-    def _rotations(self, cache: Cache, n: int) -> Any:
-        return cache.rotations[cache.length : cache.length + n]
-
-    def _store(self, cache: Cache, into: Any, x: Any) -> None:
-        into[:, :, cache.length : cache.length + x.shape[1]] = x.transpose(0, 2, 1, 3)
 
 
 def _add_norm(x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
@@ -253,18 +244,6 @@ def _add_norm(x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
     if change is None:
         return cupykern.rms_norm(x, weight, eps=eps), x
     return cupykern.rms_norm(change, weight, eps=eps, residual=x)
-
-
-def rotate(x: Any, rotations: Any) -> Any:
-    """Rotary positions as Hugging Face has them: of each head of x (batch, n, heads, D), number i
-    is turned with number i + D / 2.  rotations: float32 (n, 1, 3, D / 2): cosines, -sines and
-    sines.
-
-    In FP32, rounded once.
-    """
-    halves = x.reshape(*x.shape[:-1], 2, -1).astype(np.float32)
-    turned = halves * rotations[..., :1, :] + halves[..., ::-1, :] * rotations[..., 1:, :]
-    return turned.astype(x.dtype).reshape(x.shape)
 
 
 # --- generation --------------------------------------------------------------------------------

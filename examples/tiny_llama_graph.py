@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 class GraphLlama(Llama):
     """A Llama that captures its second decode step with a cache, and then replays it; on numpy
-    arrays, where there are no graphs, it only reads the positions from the same place."""
+    arrays, where there are no graphs, it is a Llama."""
 
     def __call__(self, tokens: Any, cache: Cache, every: bool = False) -> Any:
         if tokens.shape[1] > 1 or every or self.xp is np:
@@ -59,16 +59,6 @@ class GraphLlama(Llama):
             logits = super().__call__(tokens, cache)
             graph = stream.end_capture()
         return Step(graph, tokens, logits, pool)
-
-    def _rotations(self, cache: Cache, n: int) -> Any:
-        if n > 1:
-            return super()._rotations(cache, n)
-        return cache.rotations[cache.lengths][:, None]
-
-    def _store(self, cache: Cache, into: Any, x: Any) -> None:
-        if x.shape[1] > 1:
-            return super()._store(cache, into, x)
-        into[self.xp.arange(len(x)), :, cache.lengths - 1] = x[:, 0]
 
 
 if __name__ == "__main__":

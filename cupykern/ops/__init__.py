@@ -13,6 +13,7 @@ from . import (
     norm,
     quantize,
     quantize_nvfp4,
+    rope_and_cache,
     scaled_mm,
     softmax,
 )
@@ -32,6 +33,7 @@ OPS = (
     decode_attention.OP,
     attention.OP,
     attention_varlen.OP,
+    rope_and_cache.OP,
     nonfinite_report.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""

@@ -13,6 +13,7 @@ from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
 from .quantize import quantize, quantize_bound, quantize_nvfp4, quantize_nvfp4_bound
+from .rope import rope_and_cache, rope_and_cache_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
@@ -40,6 +41,8 @@ __all__ = [
     "quantize_nvfp4_bound",
     "rms_norm",
     "rms_norm_bound",
+    "rope_and_cache",
+    "rope_and_cache_bound",
     "scaled_mm",
     "scaled_mm_bound",
     "softmax",

@@ -64,3 +64,14 @@ GELU_TANH_ULPS = 9
 GELU_TANH_ULPS_PER_UNIT = 5
 """gelu_tanh: GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * max(-2 t, 0), where gelu_tanh is x times
 the sigmoid of 2 t.  The exponent takes up to five roundings of products, sums and constants."""
+
+SINE_COSINE_ERROR = 1.75
+SINE_COSINE_PER_ANGLE = 2.0**-51
+"""sine_cosine: absolute, SINE_COSINE_ERROR * 2^-24 + SINE_COSINE_PER_ANGLE * |angle|.  The former
+is 1.56 measured: a rounding of what is left of the angle, 2^-25, those of the result and of
+1 - x^2 / 2, and the polynomials.  An angle in FP64 has a rounding, and its reduction has one."""
+
+SINE_COSINE_RMS, SINE_COSINE_BIAS = 0.36, 0.012
+SINE_COSINE_RMS_PER_ANGLE = 2.0**-54
+"""Likewise, in units of 2^-24, of angles that are as good as random: 0.354, and 0.0066 too small;
+up to pi / 4 0.433 of the cosine, and 0.0104 of the sine."""

@@ -384,7 +384,15 @@ def rms_norm_bound(
         return _bounds(bound, scale, row, errors, x, residual, return_stats, False)
 
 
-class _YErrors(NamedTuple):
+def rms_norm_errors(x: Array, weight: Array, eps: float) -> tuple[Array, YErrors]:
+    """(rms_norm in FP64, its errors), for what goes on with it in FP32."""
+    with np.errstate(all="ignore"):
+        row = _row(x, None, False, eps)
+        y = _y_errors(row, _errors(row, x, None, False, False), weight, None, False)
+        return _affine(row.s * row.rstd, weight, None), y
+
+
+class YErrors(NamedTuple):
     """Of y before it is rounded."""
 
     worst: Any
@@ -401,7 +409,7 @@ class _YErrors(NamedTuple):
 
 def _y_errors(
     row: _Row, errors: _Errors, weight: Array | None, bias: Array | None, compensated: bool
-) -> _YErrors:
+) -> YErrors:
     """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is
     the result's own."""
     xp = namespace(row.s)
@@ -426,7 +434,7 @@ def _y_errors(
         b = xp.abs(bias.astype(np.float64))
         squares = squares + rounding_rms(z) ** 2
         worst, floor = worst + _U * (z + b), floor + _flushed(bias)
-    return _YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error, common)
+    return YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error, common)
 
 
 def _bounds(

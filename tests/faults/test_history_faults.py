@@ -49,6 +49,7 @@ CALLS = {
     "attention with blocks": ("attention",),
     "attention_varlen": ("attention_varlen",),
     "decode_attention": ("decode_attention",),
+    "rope_and_cache": ("rope_and_cache",),
 }
 # The modules that have a cache of plans, and the functions that use it.
 PLANS = {
@@ -61,6 +62,7 @@ PLANS = {
     ("gemm.launch", "_plan"): _PRODUCTS,
     ("attention.attention_plan", "attention_plan"): ("attention", "attention_varlen"),
     ("attention.decode_plan", "plan"): ("decode_attention",),
+    ("attention.rope_plan", "plan"): ("rope_and_cache",),
 }
 
 
@@ -71,6 +73,15 @@ PAGED = {"q": Array((1, 4, 1, 64)), "k_cache": PAGES, "v_cache": PAGES}
 KEYS = Array((1, 2, 128, 64))
 CAUSAL = {"q": Array((1, 2, 64, 64)), "k": KEYS, "v": KEYS, "mask": Blocks((1, 1), 64, 128, 64, 64),
           "causal": True}  # fmt: skip
+ONE_ROW = {"q": Array((1, 1, 4, 64)), "k": Array((1, 1, 2, 64)), "v": Array((1, 1, 2, 64)),
+           "positions": Integers((5,)), "inv_freq": Array((32,), "float32")}  # fmt: skip
+
+
+def in_cache(cache: Array, pages: int = 0) -> Call:
+    table = {"block_table": Integers((tuple(range(pages)),))} if pages else {}
+    return call("rope_and_cache", **ONE_ROW, k_cache=cache, v_cache=cache, **table)
+
+
 RARE = (
     (call("quantize", **COLUMNS), call("quantize", **COLUMNS, config=Config(3))),
     (call("quantize", **TILES), call("quantize", **TILES, config=Config(5))),
@@ -80,6 +91,10 @@ RARE = (
         for pages in (19, 10)
     ),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
+    tuple(in_cache(Array((1, 2, 16, 64), x)) for x in ("int8", "float8_e4m3fn")),
+    tuple(in_cache(Array((1, 2, slots, 64), layout="corner")) for slots in (9, 10)),
+    tuple(in_cache(Array((pages, 2, 16, 64)), 8) for pages in (8, 9)),
+    tuple(in_cache(Array((16, 2, page, 64), layout="corner"), 90 // page) for page in (9, 10)),
 )
 
 
@@ -169,6 +184,7 @@ GIVEN = {
     "attention with blocks": (5, 11),
     "attention_varlen": (5, 7),
     "decode_attention": (5, 5),
+    "rope_and_cache": (12, 7),
 }
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
 # reads, the tiles of a mask of blocks, and the sizes of a mask of blocks where there is none.
@@ -273,6 +289,7 @@ FOLLOWS = {
     ("gemm.launch", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
     ("gemm.launch", "logits"): "the result's strides and dtype",
     ("gemm.launch", "num_sets"): "the config and n",
+    ("attention.rope_plan", "scales_per_token"): "the strides of scales",
 }
 
 

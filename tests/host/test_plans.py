@@ -133,8 +133,20 @@ CALLS = {
         layout="nhd",
         block_table=b.view(np.int32)[:6].reshape(2, 3),
     ),
+    "rope_and_cache": lambda x, r, w, b: rotated(x, r, w, b),
+    "rope_and_cache of a cache": lambda x, r, w, b: rotated(
+        x, r, w, b, *r.reshape(2, 2, 2, 128, 256), k_weight=b[:256], out=x.reshape(1, 64, 16, 256)
+    ),
     "rms_norm of a long row": lambda x, r, w, b: cupykern.rms_norm(x.reshape(1, -1)),
 }
+
+
+def rotated(x, r, w, b, *caches, **options):
+    """16 heads of q in x, 2 of k and v in r; one row of caches."""
+    q, (k, v) = x.reshape(1, 64, 16, 256), r.reshape(2, 64, 8, 256)[:, None, :, :2]
+    positions, inv_freq = w.view(np.int32)[:64], b[256:384]
+    caches = (cache[:1] for cache in caches)
+    return cupykern.rope_and_cache(q, k, v, positions, *caches, inv_freq=inv_freq, **options)
 
 
 def nvfp4(x, global_scale=1.0):
@@ -212,6 +224,7 @@ COSTS = {
     "dual_gemm_silu": Cost(19, 1, 1),
     "dequant_softmax": Cost(15, 1, 1),
     "decode_attention": Cost(7, 1, 1),
+    "rope_and_cache": Cost(17, 1, 1),
     "attention": Cost(10, 1, 1),
     "attention_varlen": Cost(12, 1, 1),
     "nonfinite_report": Cost(17, 1, 1),

@@ -21,7 +21,7 @@ GROUPS = (
     ("matmul", "scaled_mm"),
     ("dual_gemm_silu", "dequant_softmax"),
     ("attention", "attention_varlen"),
-    ("decode_attention",),
+    ("decode_attention", "rope_and_cache"),
 )
 
 _CHECK = """
@@ -42,6 +42,7 @@ LARGE = {
     "dequant_softmax": (20, 1000, 64),
     "quantize_nvfp4": (130, 96),
     "decode_attention": (1, 4, 2, 600, 128),
+    "rope_and_cache": (2, 9, 6, 2, 128),
 }
 
 

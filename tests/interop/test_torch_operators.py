@@ -49,7 +49,8 @@ def test_operators_have_the_arguments_of_functions(name):
             there = argument.default_value
             assert (tuple(there) if isinstance(there, list) else there) == default
         else:
-            assert default is inspect.Parameter.empty
+            # Of rope_and_cache's caches: a tensor that has no default follows.
+            assert default is inspect.Parameter.empty or argument.name in ("k_cache", "v_cache")
 
 
 @pytest.mark.parametrize("op", CALLED, ids=lambda op: op.name)
@@ -93,6 +94,44 @@ def test_operators_and_their_fakes_agree_with_functions(op, seed):
 )
 def test_opcheck(name, args, kwargs):
     torch.library.opcheck(getattr(torch.ops.cupykern, name).default, args, kwargs)
+
+
+def _heads_and_caches(dtype=torch.float16):
+    q, k, v = torch.randn(2, 3, 8, 64, generator=GENERATOR).half().split((4, 2, 2), dim=2)
+    positions = torch.arange(3, dtype=torch.int32)
+    caches = [torch.zeros(2, 2, 8, 64, dtype=dtype) for _ in range(2)]
+    return q, k, v, positions, *caches
+
+
+INV_FREQ = torch.linspace(1, 0.01, 32)
+
+
+def test_opcheck_of_what_is_written():
+    options = {"inv_freq": INV_FREQ, "q_weight": W}
+    operator = torch.ops.cupykern.rope_and_cache.default
+    torch.library.opcheck(operator, tuple(_heads_and_caches()), options)
+    scales = {"k_scale": torch.zeros(2, 2, 8), "v_scale": torch.zeros(2, 2, 8)}
+    torch.library.opcheck(operator, _heads_and_caches(torch.int8), {**options, **scales})
+    torch.library.opcheck(operator, (*_heads_and_caches()[:4], None, None), options)
+
+
+@pytest.mark.parametrize("functions", [cupykern.torch, cupykern], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_compiled_graphs_write_to_caches(functions, scale):
+    def step(q, k, v, positions, k_cache, v_cache, functions=functions):
+        options = {} if scale is None else {"k_scale": scale, "v_scale": scale}
+        heads = q * 2, k * 2, v * 2
+        y = functions.rope_and_cache(
+            *heads, positions, k_cache, v_cache, inv_freq=INV_FREQ, **options
+        )
+        return y + 1
+
+    given = _heads_and_caches(torch.float16 if scale is None else torch.int8)
+    copies = [x.clone() for x in given]
+    torch.compiler.reset()
+    y = torch.compile(step, fullgraph=True, backend="aot_eager")(*given)
+    assert torch.equal(y, step(*copies, functions=cupykern))
+    assert all(map(torch.equal, given, copies)) and given[5].any()
 
 
 def _block(x, w, functions):

@@ -27,6 +27,9 @@ NEW_Q, CACHE, PAGES = Array((2, 4, 1, 64)), Array((2, 2, 300, 64)), Array((40, 2
 TABLE = Integers(tuple(tuple(range(first, first + 19)) for first in (0, 19)))
 OFFSETS = {"cu_seqlens_q": Integers((0, 3, 43)), "cu_seqlens_k": Integers((0, 5, 52)),
            "max_seqlen_q": 40, "max_seqlen_k": 47}  # fmt: skip
+HEADS = {"q": Array((2, 3, 4, 64)), "k": Array((2, 3, 2, 64)), "v": Array((2, 3, 2, 64)),
+         "positions": Integers((4, 5, 6)), "inv_freq": Array((32,), "float32")}  # fmt: skip
+SLOTS = Array((2, 2, 8, 64), "float8_e4m3fn")
 
 CALLS = (
     call("softmax", x=ROWS, mask=MASK, dtype="float32", out=WIDE),
@@ -54,6 +57,8 @@ CALLS = (
     call("decode_attention", q=NEW_Q, k_cache=CACHE, v_cache=CACHE, seq_lens=Integers((300, 150)),
          return_lse=True, out=NEW_Q),
     call("decode_attention", q=NEW_Q, k_cache=PAGES, v_cache=PAGES, block_table=TABLE),
+    call("rope_and_cache", **HEADS, k_weight=Array((64,)), out=HEADS["q"]),
+    call("rope_and_cache", **HEADS, k_cache=SLOTS, v_cache=SLOTS),
 )  # fmt: skip
 
 # The arguments whose alignment decides how a sum is ordered: aligned rows are added up in vectors.
@@ -68,6 +73,7 @@ BITS_MAY_DIFFER = {
     "scaled_mm": {"a", "b"},
     "dual_gemm_silu": {"a", "b1", "b2"},
     "dequant_softmax": {"a", "w"},
+    "rope_and_cache": {"q", "k", "out"},
 }
 BEGINS = (0, 1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 31)  # elements: all that a plan can tell apart
 
@@ -123,8 +129,8 @@ def test_results_are_aligned_as_cupy_aligns_them(call):
     kept = []
     for odd in (1, 33, 1009):  # malloc's next places
         outputs = as_arrays(FAMILIES[call.name].op.run(**arguments))
-        if call.name == "nonfinite_report":
-            outputs = outputs[:1]  # int64 and float64 of one memory
+        if call.name in ("nonfinite_report", "rope_and_cache"):
+            outputs = outputs[:1]  # int64 and float64 of one memory; caches that were given
         assert not any(arrays.address_of(y) % arrays.ALIGNMENT for y in outputs)
         kept += [outputs, np.empty(odd, np.uint8)]
 

@@ -22,6 +22,7 @@ import math
 
 import numpy as np
 import pytest
+from platform_kernels import UNCONTRACTED
 
 from cupykern.kernels import Variant
 from cupykern.reference import elementary
@@ -67,16 +68,6 @@ KERNEL void word(uint32_t first, uint32_t step, float* y) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     y[i] = FUNCTION(bit_cast<float>(first + i * step));
 }
-"""
-
-# Written before the functions: the host's compilers otherwise contract a * b + c where they can, as
-# those for GPUs do.
-UNCONTRACTED = """
-#ifdef __clang__
-#pragma clang fp contract(off)
-#else
-#pragma GCC optimize("fp-contract=off")
-#endif
 """
 
 

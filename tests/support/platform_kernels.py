@@ -23,3 +23,14 @@ def run(target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0
     here = [x.copy() if target.name == "host" else x for x in here]
     target.compile(variant)(grid, tuple(here), shared)
     return [x if isinstance(x, np.ndarray) else x.get() for x in here]
+
+
+# Written before the functions: the host's compilers otherwise contract a * b + c where they can, as
+# those for GPUs do.
+UNCONTRACTED = """
+#ifdef __clang__
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+"""

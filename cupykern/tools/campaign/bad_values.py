@@ -27,6 +27,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "axis": (1.5, "0", None, True, [0], 99, -99, 2**40, math.nan),
     "scale": _NUMBERS,
     "alpha": _NUMBERS,
+    "attention_factor": _NUMBERS,
+    "k_scale": (*_NUMBERS, 0.0, 2.0**127),
+    "v_scale": (*_NUMBERS, 0.0, 2.0**127),
     "eps": (*_NUMBERS, -1.0),
     "scale_a": _NUMBERS,
     "scale_b": _NUMBERS,
@@ -38,6 +41,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "compensated": _FLAGS,
     "return_stats": _FLAGS,
     "causal": _FLAGS,
+    "interleaved": _FLAGS,
     "return_lse": _FLAGS,
     "return_row_stats": _FLAGS,
     "quantize": (*_NAMES, "e4m3fn", True),
@@ -85,6 +89,12 @@ SIZES: dict[str, tuple[int, ...]] = {
     "v_cache": ALL_AXES,
     "seq_lens": (0,),
     "block_table": (0,),
+    "positions": ALL_AXES,
+    "inv_freq": (0,),
+    "q_weight": (0,),
+    "k_weight": (0,),
+    "k_scale": ALL_AXES,
+    "v_scale": ALL_AXES,
     "cu_seqlens_q": (0,),
     "cu_seqlens_k": (0,),
 }
@@ -92,12 +102,12 @@ SIZES: dict[str, tuple[int, ...]] = {
 
 EXTRA = 7919
 DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
-        "cu_seqlens_k", "seq_lens", "block_table")  # fmt: skip
+        "cu_seqlens_k", "seq_lens", "block_table", "inv_freq", "q_weight", "k_weight")  # fmt: skip
 """Arrays of a fixed or a least number of dims: neither () fits, nor (1,) or (1, 1, 1)."""
 
 REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
-            "cu_seqlens_q", "cu_seqlens_k")  # fmt: skip
-"""Arrays that cannot be None."""
+            "cu_seqlens_q", "cu_seqlens_k", "positions", "inv_freq")  # fmt: skip
+"""Arrays that cannot be None where a call has them."""
 
 MAY_BE_NUMPY = ("seq_lens", "block_table", "cu_seqlens_q", "cu_seqlens_k")
 """Arrays that a call on a GPU also takes from numpy, whose contents it then checks."""

@@ -100,7 +100,8 @@ def _arrays(drawn: Drawn) -> Iterator[Break]:
         x = drawn.arguments.get(name)
         if name not in SIZES and name not in REQUIRED:
             continue
-        for bad in (object(), [[1.0]], {}, *((None,) if name in REQUIRED else ())):
+        needed = name in REQUIRED and x is not None
+        for bad in (object(), [[1.0]], {}, *((None,) if needed else ())):
             yield _value(name, bad)
         if isinstance(x, NvFp4):
             yield _array(name, "an NvFp4's bytes", lambda x=x: x.data)
@@ -164,11 +165,12 @@ def _contents(drawn: Drawn) -> Iterator[Break]:
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in drawn.arguments:
             yield from _offsets(name, to_numpy(drawn.arguments[name]))
+    parameters = inspect.signature(drawn.op.run).parameters
     lengths, table = (drawn.arguments.get(name) for name in ("seq_lens", "block_table"))
     for bad in (-1, 2**31 - 1):
         if lengths is not None and lengths.size:
             yield _array("seq_lens", f"{bad} at its end", _changed, to_numpy(lengths), -1, bad)
-        if table is not None and table.size:
+        if table is not None and table.size and "seq_lens" in parameters:
             changed = {"block_table": _changed(to_numpy(table), (0, 0), bad), "seq_lens": None}
             yield Break(f"block_table: {bad} at its beginning", changed.copy)
 

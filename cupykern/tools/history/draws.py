@@ -35,7 +35,8 @@ class Family:
     """The calls of one function.
 
     settings: small ones.  large: for GPUs only.  options: how each argument of the function is
-    drawn.  configs: of an architecture, legal for some calls.
+    drawn.  configs: of an architecture, legal for some calls.  written: the arguments that calls
+    write to.
     """
 
     op: Op
@@ -43,6 +44,7 @@ class Family:
     large: tuple[Setting, ...]
     options: dict[str, DrawValue]
     configs: Callable[[str], tuple[Any, ...]]
+    written: tuple[str, ...] = ("out",)
 
 
 def family(
@@ -52,6 +54,7 @@ def family(
     options: dict[str, DrawValue],
     benches: tuple[tuple[Shape, str], ...],
     *more_configs: Any,
+    written: tuple[str, ...] = ("out",),
 ) -> Family:
     """benches: shapes and dtypes of bench rows; the first configs of each are taken."""
     op = _OPS[name]
@@ -61,7 +64,7 @@ def family(
         return tuple(dict.fromkeys((*(one for some in found for one in some), *more_configs)))
 
     config = one_of(*[None] * 12, *map(Config, range(4)))
-    return Family(op, settings, large, {**options, "config": config}, configs)
+    return Family(op, settings, large, {**options, "config": config}, configs, written)
 
 
 def combine(**choices: tuple[Any, ...]) -> tuple[Setting, ...]:

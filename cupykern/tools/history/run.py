@@ -84,16 +84,16 @@ class Machine:
         arena = self._arena(call.place, image.size)
         self._write(arena[: image.size], before)
         arguments = image.build(lambda place: _array(arena, place))
-        function = FAMILIES[call.name].op.run
+        family = FAMILIES[call.name]
         try:
-            outputs = as_arrays(function(**self.with_config(call.name, arguments)))
+            outputs = as_arrays(family.op.run(**self.with_config(call.name, arguments)))
         except _LEGAL_ERRORS as error:
             return Outcome(f"{type(error).__name__}: {error}")
         except Exception as error:  # caches that disagree, a kernel that fails
             return Outcome(fault=f"{type(error).__name__}: {error}")
         found = tuple((y.shape, y.strides, str(y.dtype), _digest(_to_numpy(y))) for y in outputs)
         after = _to_numpy(arena)
-        fault = _written_elsewhere(image, before, after[: image.size])
+        fault = _written_elsewhere(image, family.written, before, after[: image.size])
         return Outcome(outputs=found, memory=_digest(after[: image.size]), fault=fault)
 
     def with_config(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -142,18 +142,20 @@ def _digest(x: np.ndarray) -> str:
     return hashlib.blake2b(np.ascontiguousarray(x).tobytes(), digest_size=8).hexdigest()
 
 
-def _written_elsewhere(image: Image, before: np.ndarray, after: np.ndarray) -> str | None:
-    """What was written beyond `out`; None: nothing."""
+def _written_elsewhere(
+    image: Image, written: tuple[str, ...], before: np.ndarray, after: np.ndarray
+) -> str | None:
+    """What changed beyond the arguments `written`; None: nothing."""
     changed = before != after
-    out = image.arguments.get("out")
-    if isinstance(out, Place):
-        bytes_of_out = np.ndarray(
-            (*out.shape, out.dtype.itemsize), np.bool_, changed, out.offset, (*out.strides, 1)
-        )
-        bytes_of_out[...] = False
+    for out in map(image.arguments.get, written):
+        if isinstance(out, Place):
+            bytes_of_out = np.ndarray(
+                (*out.shape, out.dtype.itemsize), np.bool_, changed, out.offset, (*out.strides, 1)
+            )
+            bytes_of_out[...] = False
     if not changed.any():
         return None
-    return f"{int(changed.sum())} bytes changed outside of out"
+    return f"{int(changed.sum())} bytes changed outside of {', '.join(written)}"
 
 
 @cache

@@ -9,10 +9,15 @@ from functools import cache
 from typing import Any
 
 from ...op import Draw, Op
-from . import attention, products, rows
+from . import attention, products, rope, rows
 from .draws import DrawValue, Family, Setting, with_fitting_out
 
-FAMILIES: dict[str, Family] = {**rows.FAMILIES, **products.FAMILIES, **attention.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    **rows.FAMILIES,
+    **products.FAMILIES,
+    **attention.FAMILIES,
+    **rope.FAMILIES,
+}
 _ARRAYS = {"x", "a", "b", "b1", "b2", "w", "q", "k", "v", "k_cache", "v_cache", "out"}
 
 Arguments = dict[str, Any]

@@ -1,0 +1,161 @@
+"""Checks of rope_and_cache's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ... import arguments, dtypes
+from ...attention.rope_config import CACHE_DTYPES, DTYPES, LAYOUTS, MAX_DIM
+
+# Dims of a contiguous and of a paged cache.
+_DIMS = {
+    "hnd": ("(B, Hkv, Smax, D)", "(num_pages, Hkv, page, D)"),
+    "nhd": ("(B, Smax, Hkv, D)", "(num_pages, page, Hkv, D)"),
+}
+_LARGEST_SCALE = 2.0**126  # its reciprocal is a normal number
+
+
+def check_eps(eps: Any) -> float:
+    number = arguments.finite_float("eps", eps, 1e-6)
+    if number < 0:
+        raise ValueError(f"eps must be at least 0; got {number}")
+    return number
+
+
+def check_arrays(given: dict[str, Any], layout: Any) -> None:
+    """The arguments that are arrays, by name, but for scales and out.
+
+    Raises TypeError and ValueError.
+    """
+    _check_places(given)
+    _check_heads(given)
+    _check_others(given)
+    _check_cache(given, layout)
+
+
+def _check_places(given: dict[str, Any]) -> None:
+    """Raises TypeError and ValueError for arrays that are not where q is."""
+    q = given["q"]
+    for name in ("k", "v", "positions", "inv_freq"):
+        arguments.same_place(name, given[name], q, "q")
+    for name, x in given.items():
+        if x is not None and name != "q":
+            arguments.same_place(name, x, q, "q")
+    if (given["k_cache"] is None) != (given["v_cache"] is None):
+        raise ValueError("k_cache and v_cache must both be given, or neither")
+
+
+def _check_heads(given: dict[str, Any]) -> None:
+    q, k, v, k_cache, v_cache = (given[name] for name in ("q", "k", "v", "k_cache", "v_cache"))
+    dtypes.resolve(q.dtype, "q's dtype", DTYPES)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have q's dtype {q.dtype}; got {x.dtype}")
+        if x.ndim != 4:
+            raise ValueError(f"{name} must have shape (B, S, heads, D); got {x.shape}")
+    if q.shape[3] > MAX_DIM:
+        raise ValueError(f"q's last dim must be at most {MAX_DIM}; got {q.shape[3]}")
+    if (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]):
+        raise ValueError(f"k must have q's shape {q.shape} but for its heads; got {k.shape}")
+    if v.shape != k.shape:
+        raise ValueError(f"v must have k's shape {k.shape}; got {v.shape}")
+    if k_cache is not None:
+        dtypes.resolve(k_cache.dtype, "k_cache's dtype", (q.dtype, *CACHE_DTYPES))
+        if v_cache.dtype != k_cache.dtype:
+            raise TypeError(
+                f"v_cache must have k_cache's dtype {k_cache.dtype}; got {v_cache.dtype}"
+            )
+
+
+def _check_others(given: dict[str, Any]) -> None:
+    """positions, inv_freq and weights."""
+    q, positions, inv_freq = given["q"], given["positions"], given["inv_freq"]
+    if positions.dtype != np.int32:
+        raise TypeError(f"positions must have dtype int32; got {positions.dtype}")
+    if positions.shape not in (q.shape[:2], q.shape[1:2]):
+        raise ValueError(
+            f"positions must have shape {q.shape[:2]} or {q.shape[1:2]}; got {positions.shape}"
+        )
+    if inv_freq.dtype != np.float32:
+        raise TypeError(f"inv_freq must have dtype float32; got {inv_freq.dtype}")
+    if inv_freq.ndim != 1 or not 1 <= inv_freq.size <= q.shape[3] // 2:
+        raise ValueError(
+            f"inv_freq must have shape (R,), R from 1 to half of a head's {q.shape[3]} numbers; "
+            f"got {inv_freq.shape}"
+        )
+    for name in ("q_weight", "k_weight"):
+        weight = given[name]
+        if weight is None:
+            continue
+        dtypes.resolve(weight.dtype, f"{name}'s dtype", DTYPES)
+        if weight.shape != q.shape[3:]:
+            raise ValueError(f"{name} must have shape {q.shape[3:]}; got {weight.shape}")
+
+
+def _check_cache(given: dict[str, Any], layout: Any) -> None:
+    k, k_cache, v_cache, table = (given[n] for n in ("k", "k_cache", "v_cache", "block_table"))
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
+    if k_cache is None:
+        if table is not None:
+            raise ValueError("block_table goes with k_cache and v_cache")
+        return
+    names = {name: _DIMS[name][table is not None] for name in (layout, *LAYOUTS)}
+    heads = 1 if layout == "hnd" else 2
+    batch, _, kv_heads, dim = k.shape
+    shape = k_cache.shape
+    if len(shape) != 4 or shape[heads] != kv_heads or shape[3] != dim:
+        first, other = (f"{dims} with layout={name!r}" for name, dims in names.items())
+        raise ValueError(
+            f"k_cache must be {first}, Hkv {kv_heads} and D {dim} (or {other}); got {shape}"
+        )
+    if v_cache.shape != shape:
+        raise ValueError(f"v_cache must have k_cache's shape {shape}; got {v_cache.shape}")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if isinstance(cache, np.ndarray) and not cache.flags.writeable:
+            raise ValueError(f"{name} must be writable; it is read-only")
+    if table is None:
+        if shape[0] != batch:
+            raise ValueError(f"caches and q differ in the batch: {shape[0]} and {batch}")
+        return
+    if table.dtype != np.int32:
+        raise TypeError(f"block_table must have dtype int32; got {table.dtype}")
+    if table.ndim != 2 or table.shape[0] != batch:
+        raise ValueError(f"block_table must have shape ({batch}, max_pages); got {table.shape}")
+
+
+def check_scales(
+    given: dict[str, Any], k_scale: Any, v_scale: Any
+) -> tuple[tuple[Any, ...], tuple[float, float]]:
+    """The scales that are arrays, and those that are numbers."""
+    q, cache = given["q"], given["k_cache"]
+    arrays: list[Any] = []
+    numbers = []
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (cache is None or cache.dtype == q.dtype):
+            raise ValueError(f"{name} is for caches of 8 bits")
+        if scale is None or arguments.is_number(scale, q):
+            number = arguments.finite_float(name, scale, 1.0)
+            if not 0 < abs(number) <= _LARGEST_SCALE:
+                raise ValueError(f"{name} must not be 0, nor larger than 2^126; got {number}")
+            arrays.append(None)
+            numbers.append(number)
+            continue
+        arguments.same_place(name, scale, q, "q")
+        if scale.dtype != np.float32:
+            raise TypeError(
+                f"{name} must be a number or a float32 array; got an array of {scale.dtype}"
+            )
+        allowed = ((), given["k"].shape[2:3], cache.shape[:3])
+        if scale.shape not in allowed:
+            raise ValueError(
+                f"{name} must have shape {', '.join(map(str, allowed[:2]))} or, as an output, "
+                f"{allowed[2]}; got {scale.shape}"
+            )
+        arrays.append(scale)
+        numbers.append(1.0)
+    if sum(x is not None and x.ndim == 3 for x in arrays) == 1:
+        raise ValueError("k_scale and v_scale must both be outputs, or neither")
+    return tuple(arrays), (numbers[0], numbers[1])

@@ -1,0 +1,265 @@
+"""rope_and_cache: norms of heads, rotary positions and the KV cache in one launch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from .. import arguments, dtypes, reference
+from ..arrays import assign, in_elements, maker, packed, steps_of
+from ..attention import rope_plan
+from ..attention.rope_config import RopeConfig, variant_of, variants
+from ..attention.rope_plan import RopeCall
+from ..op import Op
+from ..rows.row_layout import operand
+from ..runtime import plans
+from .checks.rope import check_arrays, check_eps, check_scales
+from .problems import rope as problems
+
+
+def rope_and_cache(
+    q: Any,
+    k: Any,
+    v: Any,
+    positions: Any,
+    k_cache: Any = None,
+    v_cache: Any = None,
+    *,
+    inv_freq: Any,
+    interleaved: bool = False,
+    attention_factor: Any = 1.0,
+    q_weight: Any = None,
+    k_weight: Any = None,
+    eps: Any = 1e-6,
+    block_table: Any = None,
+    layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
+    out: Any = None,
+    config: RopeConfig | None = None,
+) -> Any:
+    """Rotate q and k by their positions, and write k and v to the KV cache, in one launch.
+
+    >>> qkv = np.ones((2, 5, 8 + 2 + 2, 64), np.float16)  # of one product: 8 heads, 2 KV heads
+    >>> q, k, v = qkv[:, :, :8], qkv[:, :, 8:10], qkv[:, :, 10:]
+    >>> inv_freq, _ = cupykern.rope_inv_freq(64, 10000.0, target="host")
+    >>> positions = np.arange(5, dtype=np.int32)
+    >>> k_cache, v_cache = np.zeros((2, 2, 2, 100, 64), np.float16)  # room for 100 tokens
+    >>> q = cupykern.rope_and_cache(q, k, v, positions, k_cache, v_cache, inv_freq=inv_freq)
+    >>> q.shape
+    (2, 5, 8, 64)
+
+    Arguments:
+
+    q: (B, S, H, D), float16, bfloat16 or float32, D up to 512.
+    k, v: (B, S, Hkv, D) of q's dtype.  Without a cache v is not used.
+    positions: int32 (B, S) or (S,): of the rotation, and where k and v go in the cache.  A token
+        whose position is negative, or beyond the cache, is not written; its q is rotated all the
+        same.
+    k_cache, v_cache: (B, Hkv, Smax, D) of q's dtype, float8_e4m3fn or int8; both or neither.
+        Slots of other tokens stay as they are.  They must not overlap other arguments.
+    inv_freq: float32 (R,), 2 R at most D: the angle of pair i is position * inv_freq[i]
+        (`rope_inv_freq`).  The first 2 R numbers of a head are rotated, the others kept.
+    interleaved: pairs are numbers 2 i and 2 i + 1 (GPT-J); False: i and i + R (NeoX, Llama).
+    attention_factor: finite number that cosines and sines are multiplied with (YaRN's).
+    q_weight, k_weight: (D,) of any of the three dtypes: each head is first divided by
+        sqrt(mean(x^2) + eps) and multiplied with them (Qwen 3, Gemma 3); None: it is not.
+    eps: a finite number of at least 0.
+    block_table: int32 (B, max_pages), for paged caches, which are (num_pages, Hkv, page, D):
+        position i of sequence b is slot i % page of page block_table[b, i // page].  Tokens of
+        pages that there are not (-1) are not written.
+    layout: order of the caches' dims.  "hnd": as above.  "nhd": (B, Smax, Hkv, D), paged
+        (num_pages, page, Hkv, D), as vLLM and FlashInfer store them.
+    k_scale, v_scale: what 8-bit caches are divided by: numbers (None: 1), float32 arrays of shape
+        () or (Hkv,), or outputs: float32 arrays of the cache's shape without D, both, whose slots
+        take the head vector's largest magnitude over the format's largest number (1 where that is
+        below 2^-126, NaN for a vector with a NaN or an infinity).
+    out: array for the rotated q: q itself, or apart from all arguments.
+    config: RopeConfig; None: chosen for the shape.
+
+    Returns the rotated q, of q's shape and dtype; without a cache (q, k), both rotated.
+
+    The arithmetic is in FP32, with one rounding at the end; angles are FP64, exact at any position.
+    8-bit codes saturate.  Heads are read and written in vectors where their numbers are adjacent
+    and 16-byte aligned (in 8-bit caches 8-byte), and R and D / 2 are multiples of 8 (of float32 of
+    4); other strides, in elements, work without a copy too, but slower.
+
+    Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
+    devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
+    """
+    k_number, k_scales = _number_or_array(k_scale, q)
+    v_number, v_scales = _number_or_array(v_scale, q)
+    key, known, _ = plans.find(
+        ("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number, config),
+        *(out, q, k, v, positions, k_cache, v_cache),
+        *(inv_freq, q_weight, k_weight, block_table, k_scales, v_scales),
+    )
+    if known is not None:
+        target, launch = known
+        make = maker(target.xp)
+        y = make(q.shape, q.dtype) if out is None else out
+        k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
+        launch.launch(
+            (q, k, v, positions, inv_freq, q_weight, k_weight, block_table, y, k_out, v_cache,
+             k_scales, v_scales)
+        )  # fmt: skip
+        return (y, k_out) if k_cache is None else y
+    target = arguments.target_of("q", q)
+    given = {
+        "q": q, "k": k, "v": v, "positions": positions, "inv_freq": inv_freq,
+        "q_weight": q_weight, "k_weight": k_weight, "block_table": block_table,
+        "k_cache": k_cache, "v_cache": v_cache,
+    }  # fmt: skip
+    check_arrays(given, layout)
+    arguments.check_flags(interleaved=interleaved)
+    options = (
+        bool(interleaved),
+        check_eps(eps),
+        arguments.finite_float("attention_factor", attention_factor, 1.0),
+    )
+    scale_arrays, scale_numbers = check_scales(given, k_scale, v_scale)
+    given |= dict(zip(("k_scale", "v_scale"), scale_arrays, strict=True))
+    if out is not None:
+        others = {name: x for name, x in given.items() if name != "q"}
+        arguments.check_out(out, q, q.shape, q.dtype, others, "q")
+    with arguments.on_device(target):
+        make = maker(target.xp)
+        y = make(q.shape, q.dtype) if out is None else out
+        k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
+        arrays = _Arrays(
+            *(q, k, v, positions, inv_freq, q_weight, k_weight, block_table),
+            *(y, k_out, v_cache, *scale_arrays),
+        )
+        if q.size or k.size:
+            copies = _Arrays(*(x if x is None or in_elements(x) else packed(x) for x in arrays))
+            call = _call(copies, layout, scale_numbers, *options)
+            plan = rope_plan.plan(target, call, config)
+            plan.launch(copies)
+            for x, copy in zip(arrays[_WRITTEN:], copies[_WRITTEN:], strict=True):
+                if x is not copy:
+                    assign(x, copy)
+            if all(x is copy for x, copy in zip(arrays, copies, strict=True)):
+                plans.remember(key, (target, plan))
+    return (y, k_out) if k_cache is None else y
+
+
+def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
+    """`scale`, as one of both."""
+    if not hasattr(scale, "dtype"):
+        return scale, None
+    return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
+
+
+@functools.wraps(rope_and_cache, assigned=())
+def rope_and_cache_arrays(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """rope_and_cache's results with all that it writes: (q, k), or (q, k_cache, v_cache) and scales
+    that are outputs."""
+    y = rope_and_cache(*args, **kwargs)
+    given = dict(zip(("q", "k", "v", "positions", "k_cache", "v_cache"), args, strict=False))
+    given |= kwargs
+    if given.get("k_cache") is None:
+        return y
+    scales = given.get("k_scale"), given.get("v_scale")
+    are_outputs = getattr(scales[0], "ndim", 0) == 3
+    return (y, given["k_cache"], given["v_cache"], *(scales if are_outputs else ()))
+
+
+class _Arrays(NamedTuple):
+    """The kernel's, in the order of its arguments; out and k_out follow."""
+
+    q: Any
+    k: Any
+    v: Any
+    positions: Any
+    inv_freq: Any
+    q_weight: Any
+    k_weight: Any
+    block_table: Any
+    out: Any
+    k_out: Any
+    v_out: Any
+    k_scale: Any
+    v_scale: Any
+
+
+_WRITTEN = _Arrays._fields.index("out")  # from here on
+
+
+def _call(
+    arrays: _Arrays,
+    layout: str,
+    numbers: tuple[float, float],
+    interleaved: bool,
+    eps: float,
+    attention_factor: float,
+) -> RopeCall:
+    a, has_cache = arrays, arrays.v_out is not None
+    k_out, v_out, scales = a.k_out, a.v_out, (a.k_scale, a.v_scale)
+    per_token = any(x is not None and x.ndim == 3 for x in scales)
+    if layout == "hnd" and has_cache:
+        k_out, v_out = k_out.swapaxes(1, 2), v_out.swapaxes(1, 2)
+        scales = tuple(x.swapaxes(1, 2) if per_token else x for x in scales)
+    page = k_out.shape[1] if a.block_table is not None else 0
+    batch, seq_len = a.q.shape[:2]
+    slots = k_out.shape[1] if a.block_table is None else page * a.block_table.shape[1]
+    positions = operand(a.positions)
+    if a.positions.ndim == 1:
+        positions = positions._replace(strides=(0, *positions.strides))
+    return RopeCall(
+        dtype=a.q.dtype,
+        cache_dtype=k_out.dtype,
+        q_shape=a.q.shape,
+        kv_heads=a.k.shape[2],
+        half=a.inv_freq.shape[0],
+        q=operand(a.q),
+        k=operand(a.k),
+        v=operand(a.v) if has_cache else None,
+        out=operand(a.out),
+        k_out=operand(k_out),
+        v_out=operand(v_out) if has_cache else None,
+        positions=positions,
+        block_table=None if a.block_table is None else operand(a.block_table),
+        inv_freq=operand(a.inv_freq),
+        page_size=page,
+        num_pages=k_out.shape[0] if page else 0,
+        num_slots=min(slots, 2**31 - 1) if has_cache else 0,
+        weights=tuple(
+            None if x is None else (x.dtype, steps_of(x)[0] // x.itemsize)
+            for x in (a.q_weight, a.k_weight)
+        ),
+        scales=(_scale_strides(scales[0]), _scale_strides(scales[1])),
+        scales_per_token=per_token,
+        numbers=numbers,
+        interleaved=interleaved,
+        eps=eps,
+        attention_factor=attention_factor,
+    )
+
+
+def _scale_strides(scale: Any) -> tuple[int, ...]:
+    """Of a page, slot and head, in elements."""
+    if scale is None:
+        return (0, 0, 0)
+    steps = tuple(step // 4 for step in steps_of(scale))
+    return steps if len(steps) == 3 else (0, 0, *(steps or (0,)))
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+OP = Op(
+    name="rope_and_cache",
+    run=rope_and_cache_arrays,
+    reference=reference.rope_and_cache,
+    bound=reference.rope_and_cache_bound,
+    draw_problem=problems.draw_problem,
+    bench_problem=problems.bench_problem,
+    bench_shapes=problems.bench_shapes,
+    inputs=problems.make_inputs,
+    work=problems.work,
+    variants=variants,
+    configs=problems.configs_of,
+    variant=lambda problem, config: variant_of(
+        dtypes.NAMES[problem.dtype], problems.task_of(problem).by_vectors, config
+    ),
+    sample=problems.sample,
+)

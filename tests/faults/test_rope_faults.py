@@ -1,0 +1,140 @@
+"""Planted faults in rope_and_cache (tests/support/planted.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from planted import Fault, fault_tests
+
+import cupykern
+from cupykern.op import Op
+from cupykern.ops.problems.rope import RopeProblem
+from cupykern.ops.rope_and_cache import OP
+
+KERNEL = "rope_and_cache.cu"
+HEAD = "rope/head_vector.cuh"
+PARAMS = "rope/params.cuh"
+ANGLES = "parts/sine_cosine.cuh"
+FAULTS = {
+    "angles in FP32": Fault(KERNEL, "double(turns) * double(", "float(turns) * float(",
+        "large positions"),
+    "a turn as its first part": Fault(ANGLES, "- multiple * kLow", "", "large positions"),
+    "a quadrant further": Fault(
+        ANGLES, "const bool swaps = quadrant & 1;", "const bool swaps = !(quadrant & 1);", "halves"
+    ),
+    "sines of the other half turn": Fault(ANGLES, "quadrant & 2 ?", "quadrant & 4 ?", "halves"),
+    "clockwise": Fault(
+        HEAD, "x * cosine[j] - y * sine[j]", "x * cosine[j] + y * sine[j]", "halves"
+    ),
+    "the turned number turns the other": Fault(
+        HEAD, "const float turned = x * cosine[j] - y * sine[j];",
+        "const float turned = x = x * cosine[j] - y * sine[j];", "halves",
+    ),
+    "no attention factor for sines": Fault(
+        KERNEL, "found.sine * p.attention_factor", "found.sine", "interleaved"
+    ),
+    "halves of the whole head": Fault(PARAMS, "p.half + pair", "p.dim / 2 + pair", "part of heads"),
+    "rotations beyond their end": Fault(HEAD, "if (at >= p.half) break;", "", "part of heads"),
+    "the next token's angles": Fault(
+        HEAD, "2 * token * p.half", "2 * (token ^ 1) * p.half", "halves"
+    ),
+    "frequencies side by side": Fault(
+        KERNEL, "inv_freq[pair * p.inv_freq_stride]", "inv_freq[pair]", "strided arguments"
+    ),
+    "positions of one sequence for all": Fault(
+        KERNEL, "positions[sequence * p.position_strides[0] +", "positions[", "pages"
+    ),
+    "tables that others still fill": Fault(
+        KERNEL, "    sync_block();\n\n    const Tables", "\n    const Tables", "halves"
+    ),
+    "slots that nobody has found yet": Fault(
+        KERNEL, "tokens[threadIdx.x] = mine;", "if (threadIdx.x == 0) tokens[0] = mine;", "pages"
+    ),
+    "no eps": Fault(HEAD, "sum * p.inv_dim + p.eps", "sum * p.inv_dim", "norms"),
+    "the sum of one lane": Fault(HEAD, "sum += shuffle_xor(sum, bit);", ";", "norms"),
+    "q's weights for k": Fault(HEAD, "(2 * of_k + number)", "number", "norms"),
+    "weights in the order of numbers": Fault(
+        KERNEL, "columns.second * stride, dtype", "(2 * i + 1) * stride, dtype", "norms"
+    ),
+    "values are normalised": Fault(
+        KERNEL, ": is_k && k_weight", ": k_weight != nullptr", "8 bits"
+    ),
+    "values are rotated": Fault(KERNEL, "x.exists && (is_q || is_k)", "x.exists", "8 bits"),
+    "the first page for all": Fault(KERNEL, "index * p.table_strides[1]", "0", "pages"),
+    "pages that are not there": Fault(
+        KERNEL, "has_slot = page >= 0 && page < p.num_pages;",
+        "page = page >= 0 && page < p.num_pages ? page : 0;", "pages",
+    ),
+    "negative positions are written": Fault(
+        KERNEL, "(position >= 0 && position < p.num_slots);",
+        "position < p.num_slots; slot = slot < 0 ? 0 : slot;", "contiguous",
+    ),
+    "a slot too many": Fault(
+        KERNEL, "position < p.num_slots);",
+        "position <= p.num_slots); slot = slot == p.num_slots ? 0 : slot;", "contiguous",
+    ),
+    "values where keys go": Fault(KERNEL, "is_q ? out : is_k ? k_out : v_out",
+        "is_q ? out : k_out", "contiguous"),
+    "the scale multiplies": Fault(
+        KERNEL, "factor = 1.0f / (scales ?", "factor = (scales ?", "8 bits"
+    ),
+    "one scale for all heads": Fault(
+        KERNEL, "x.head * p.k_scale_strides[2]", "0", "8 bits"
+    ),
+    "the largest of one lane": Fault(
+        HEAD, "found.code = other > found.code ? other : found.code;", "(void)other;", "outputs"
+    ),
+    "every lane writes the scale": Fault(
+        KERNEL, "if (lane == 0) scales[of_scale]", "scales[of_scale + lane]", "outputs"
+    ),
+    "the last vectors of a block are left out": Fault(
+        KERNEL, "x.exists = number < num_vectors", "x.exists = number + 1 < num_vectors", "halves"
+    ),
+    "a block's vectors beyond its own": Fault(
+        KERNEL, "left < p.vectors_per_block ? left : p.vectors_per_block", "left", "one head"
+    ),
+    "numbers that are not there": Fault(
+        PARAMS, "has_second = has_first && second < p.dim;", "has_second = has_first;", "odd heads"
+    ),
+    "keys rounded before they are codes": Fault(
+        HEAD, "first[j] *= factor,", "first[j] = to_float(from_float<bf16>(first[j])) * factor,",
+        "8 bits",
+    ),
+}  # fmt: skip
+
+
+def _problems() -> Iterator[tuple[str, Op, RopeProblem]]:
+    for name, problem in {
+        "halves": RopeProblem(2, 5, 4, 2, 64, dtype="float32", first=3),
+        "interleaved": RopeProblem(
+            1, 5, 3, 1, 32, interleaved=True, attention_factor=1.25, first=9
+        ),
+        "part of heads": RopeProblem(1, 4, 2, 1, 64, half=16, first=2),
+        "large positions": RopeProblem(1, 3, 4, 1, 128, dtype="float32", first=131_072),
+        "norms": RopeProblem(
+            2, 3, 4, 2, 64, slots=12, weight_dtype="float32", eps=0.0625, kind="same_sign"
+        ),
+        "contiguous": RopeProblem(2, 16, 4, 2, 64, slots=24, strays=True),
+        "pages": RopeProblem(3, 16, 4, 2, 64, slots=40, page=4, strays=True, layout="nhd"),
+        "8 bits": RopeProblem(
+            2, 5, 2, 3, 64, dtype="float32", slots=16, cache_dtype="float8_e4m3fn",
+            scales="heads", weight_dtype="float32",
+        ),
+        "outputs": RopeProblem(2, 5, 2, 2, 64, slots=16, cache_dtype="int8", scales="outputs"),
+        "one head": RopeProblem(1, 200, 0, 1, 16, first=1),
+        "odd heads": RopeProblem(1, 5, 2, 1, 5, slots=8, view="padded"),
+    }.items():  # fmt: skip
+        yield name, OP, problem
+
+
+def _check_strided_arguments() -> None:
+    call = OP.inputs(RopeProblem(1, 5, 2, 1, 32, slots=8), 1, np)
+    expected = OP.run(*call.args, **call.kwargs)[0]
+    inv_freq = np.repeat(call.kwargs["inv_freq"], 2)[::2]
+    assert (cupykern.rope_and_cache(*call.args, inv_freq=inv_freq) == expected).all()
+
+
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, {"strided arguments": _check_strided_arguments}
+)
