@@ -254,7 +254,8 @@ quantize = _register(
 )
 matmul = _register(
     "matmul(Tensor a, Tensor b, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
-    'float alpha=1.0, ScalarType? out_dtype=None, str accumulate="float32") -> Tensor[]',
+    'float alpha=1.0, ScalarType? out_dtype=None, str accumulate="float32", '
+    'str precision="float32") -> Tensor[]',
     _matmul,
 )
 scaled_mm = _register(

@@ -17,7 +17,7 @@ cupy = pytest.importorskip("cupy")
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def fake(monkeypatch):
     if targets.get().name != "host":
         pytest.skip("there is a GPU")
     with fake_gpu(monkeypatch) as made:
@@ -43,8 +43,8 @@ def parameters(address: int, sizes: list[int]) -> list[bytes]:
     return [ctypes.string_at(at, size) for at, size in zip(places, sizes, strict=True)]
 
 
-def test_the_driver_gets_what_the_arguments_were(gpu, driver):
-    x, y = gpu.array((4,), "float32"), gpu.array((4,), "uint8")
+def test_the_driver_gets_what_the_arguments_were(fake, driver):
+    x, y = fake.array((4,), "float32"), fake.array((4,), "uint8")
     struct = np.arange(40, dtype=np.uint8)
     args = (
         x, None, y.data + 3, np.int64(-7), np.float32(0.5),
@@ -66,7 +66,7 @@ def test_the_driver_gets_what_the_arguments_were(gpu, driver):
     assert parameters(address, [len(n) for n in wanted]) == wanted
 
 
-def test_it_goes_to_the_current_stream(gpu, driver, monkeypatch):
+def test_it_goes_to_the_current_stream(fake, driver, monkeypatch):
     stream = SimpleNamespace(ptr=7)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: stream)
     launch = pack(SimpleNamespace(ptr=1), 0, (1, 32, 0), (None,))
@@ -76,7 +76,7 @@ def test_it_goes_to_the_current_stream(gpu, driver, monkeypatch):
     assert [made[8] for made in driver.launches] == [7, 8]
 
 
-def test_every_thread_has_a_context_first(gpu, driver):
+def test_every_thread_has_a_context_first(fake, driver):
     launch = pack(SimpleNamespace(ptr=1), 5, (1, 32, 0), (None,))
     for _ in range(2):
         thread = Thread(target=lambda: (launch(), launch()))
@@ -98,7 +98,7 @@ class Kernel:
         return lambda: self.made.append(("packed", grid, args, shared_bytes))
 
 
-def test_what_comes_again_is_packed(gpu):
+def test_what_comes_again_is_packed(fake):
     kernel, asked = Kernel(), []
     repeated = Repeated(kernel, 3, 64, lambda *given: asked.append(given) or ("made", *given))
     for places in ((1, None), (1, None), (2, None), (1, None), (1, None), (2, None)):
@@ -118,7 +118,7 @@ def test_what_has_no_places_is_not_packed():
     assert [made[0] for made in kernel.made] == ["plain"] * 3
 
 
-def test_kernels_that_cannot_pack_launch_plainly(gpu):
+def test_kernels_that_cannot_pack_launch_plainly(fake):
     launches = []
     repeated = Repeated(lambda *launch: launches.append(launch), 1, 0, lambda *given: given)
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_kernels_that_cannot_pack_launch_plainly(gpu):
     assert launches == [(1, ("given",), 0)] * 3
 
 
-def test_not_all_is_kept_forever(gpu, monkeypatch):
+def test_not_all_is_kept_forever(fake, monkeypatch):
     monkeypatch.setattr("cupykern.targets.repeated._MOST", 4)
     repeated = Repeated(Kernel(), 1, 0, lambda *given: given)
     for n in range(20):
@@ -134,16 +134,16 @@ def test_not_all_is_kept_forever(gpu, monkeypatch):
         assert len(repeated._known) <= 4
 
 
-def test_arrays_say_where_they_are(gpu):
+def test_arrays_say_where_they_are(fake):
     kernel = Kernel()
     repeated = Repeated(kernel, 1, 0, lambda arrays: arrays)
-    x, y = gpu.array((4,), "float16"), gpu.array((4,), "float16")
+    x, y = fake.array((4,), "float16"), fake.array((4,), "float16")
     for arrays in ((x, None), (y, None), (x[:], None), (x, None), (x, y)):
         repeated.launch(arrays)
     assert [made[0] for made in kernel.made] == ["plain", "plain", "packed", "packed", "plain"]
     assert kernel.made[3][2][0].data.ptr == x.data.ptr
 
 
-def test_places(gpu):
-    x = gpu.array((4,), "float16")
+def test_places(fake):
+    x = fake.array((4,), "float16")
     assert places_of((x, None, x[1:])) == (x.data.ptr, None, x.data.ptr + 2)

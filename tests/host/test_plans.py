@@ -23,16 +23,16 @@ cupy = pytest.importorskip("cupy")
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def fake(monkeypatch):
     if targets.get().name != "host":
         pytest.skip("there is a GPU")
     with fake_gpu(monkeypatch) as made:
         yield made
 
 
-def arrays(gpu):
-    x, residual = gpu.array((64, 4096), "float16"), gpu.array((64, 4096), "float16")
-    weight, bias = gpu.array((4096,), "float16"), gpu.array((4096,), "float32")
+def arrays(fake):
+    x, residual = fake.array((64, 4096), "float16"), fake.array((64, 4096), "float16")
+    weight, bias = fake.array((4096,), "float16"), fake.array((4096,), "float32")
     return x, residual, weight, bias
 
 
@@ -163,17 +163,17 @@ def described(outputs):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_warm_is_cold(gpu, name, monkeypatch):
-    given = arrays(gpu)
+def test_warm_is_cold(fake, name, monkeypatch):
+    given = arrays(fake)
     CALLS[name](*given)  # what is kept for a stream (workspace) is there
     plans.clear()
-    place = gpu._next
+    place = fake._next
     launches, outputs = [], []
     for _ in range(3):  # cold, warm, and packed
-        gpu._next = place  # new arrays at the same addresses
-        gpu.launches.clear()
+        fake._next = place  # new arrays at the same addresses
+        fake.launches.clear()
         outputs.append(described(CALLS[name](*given)))
-        launches.append(list(gpu.launches))
+        launches.append(list(fake.launches))
         monkeypatch.setattr(cupykern.arguments, "target_of", None)  # what is warm checks nothing
     assert launches[0] and launches[0] == launches[1] == launches[2]
     assert outputs[0] == outputs[1] == outputs[2]
@@ -187,7 +187,7 @@ class Cost(NamedTuple):
     launches: int
 
 
-def cost(gpu, call) -> Cost:
+def cost(fake, call) -> Cost:
     """Of a call whose result lies where that of earlier ones did."""
     here = str(Path(cupykern.__file__).parent)
     calls = 0
@@ -197,18 +197,18 @@ def cost(gpu, call) -> Cost:
         if event == "c_call" or event == "call":
             calls += frame.f_code.co_filename.startswith(here)
 
-    place = gpu._next
+    place = fake._next
     for _ in range(3):
         call()
-        gpu._next = place
-    gpu.launches.clear()
-    before = gpu.num_allocations
+        fake._next = place
+    fake.launches.clear()
+    before = fake.num_allocations
     sys.setprofile(count)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return Cost(calls, gpu.num_allocations - before, len(gpu.launches))
+    return Cost(calls, fake.num_allocations - before, len(fake.launches))
 
 
 COSTS = {
@@ -222,7 +222,7 @@ COSTS = {
     "matmul": Cost(11, 1, 1),
     "scaled_mm": Cost(15, 1, 1),
     "dual_gemm_silu": Cost(19, 1, 1),
-    "dequant_softmax": Cost(15, 1, 1),
+    "dequant_softmax": Cost(15, 1, 2),
     "decode_attention": Cost(7, 1, 1),
     "rope_and_cache": Cost(17, 1, 1),
     "attention": Cost(10, 1, 1),
@@ -232,25 +232,25 @@ COSTS = {
 
 
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
-def test_what_a_warm_call_costs(gpu, op):
+def test_what_a_warm_call_costs(fake, op):
     """Times vary too much from one machine to the next; these do not.
 
     Fewer calls than here are welcome.
     """
     made = op.inputs(tiny_problem(op, "cuda"), 1, np)
-    args = [gpu.asarray(x) if isinstance(x, np.ndarray) else x for x in made.args]
-    kwargs = {k: gpu.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()}
-    found, expected = cost(gpu, lambda: op.run(*args, **kwargs)), COSTS[op.name]
+    args = [fake.asarray(x) if isinstance(x, np.ndarray) else x for x in made.args]
+    kwargs = {k: fake.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()}
+    found, expected = cost(fake, lambda: op.run(*args, **kwargs)), COSTS[op.name]
     assert found[1:] == expected[1:]
     assert found.calls <= expected.calls + 2, found
 
 
-def test_much_scratch_memory_is_not_kept(gpu, monkeypatch):
-    call = functools.partial(CALLS["dequant_softmax into"], *arrays(gpu))
-    few = cost(gpu, call)
+def test_much_scratch_memory_is_not_kept(fake, monkeypatch):
+    call = functools.partial(CALLS["dequant_softmax into"], *arrays(fake))
+    few = cost(fake, call)
     monkeypatch.setattr(workspace, "MOST_KEPT", 0)
     plans.clear()
-    assert cost(gpu, call).allocations == few.allocations + 1
+    assert cost(fake, call).allocations == few.allocations + 1
 
 
 def long_heads(x):
@@ -270,23 +270,23 @@ MAPPED = {
 
 
 @pytest.mark.parametrize("name", MAPPED)
-def test_arrays_that_move_are_warm(gpu, name, monkeypatch):
+def test_arrays_that_move_are_warm(fake, name, monkeypatch):
     """Elsewhere in memory a call launches what it would without a plan: tensor maps follow."""
     launches = {}
     for place in ("first", "moved", "cold"):
         if place == "cold":
             plans.clear()
-        gpu._next = 0 if place == "first" else 2**22
-        x, residual, *_ = arrays(gpu)
-        gpu.launches.clear()
+        fake._next = 0 if place == "first" else 2**22
+        x, residual, *_ = arrays(fake)
+        fake.launches.clear()
         MAPPED[name](x, residual)
-        launches[place] = list(gpu.launches)
-        assert "hopper" in gpu.launches[0].variant.kernel
+        launches[place] = list(fake.launches)
+        assert "hopper" in fake.launches[0].variant.kernel
     assert launches["first"] != launches["moved"] == launches["cold"]
 
 
-def test_other_arrays_are_cold_again(gpu):
-    x = gpu.array((64, 4096), "float16")
+def test_other_arrays_are_cold_again(fake):
+    x = fake.array((64, 4096), "float16")
     known = len(plans._warm)
 
     def added(call) -> int:
@@ -296,19 +296,19 @@ def test_other_arrays_are_cold_again(gpu):
         return known - before
 
     assert added(lambda: cupykern.softmax(x)) == 1
-    assert added(lambda: cupykern.softmax(gpu.array(x.shape, x.dtype))) == 0
-    assert added(lambda: cupykern.softmax(gpu.array(x.shape, "float32"))) == 1
+    assert added(lambda: cupykern.softmax(fake.array(x.shape, x.dtype))) == 0
+    assert added(lambda: cupykern.softmax(fake.array(x.shape, "float32"))) == 1
     assert added(lambda: cupykern.softmax(x[:32])) == 1
     assert added(lambda: cupykern.softmax(x, 1)) == 1
     assert added(lambda: cupykern.softmax(x, scale=1.0)) == 1
-    assert added(lambda: cupykern.softmax(x[:, 1:], out=gpu.array((64, 4095), "float16"))) == 1
-    assert added(lambda: cupykern.softmax(x[:, 2:4095], out=gpu.array((64, 4093), "float16"))) == 1
+    assert added(lambda: cupykern.softmax(x[:, 1:], out=fake.array((64, 4095), "float16"))) == 1
+    assert added(lambda: cupykern.softmax(x[:, 2:4095], out=fake.array((64, 4093), "float16"))) == 1
     # The strides of its result are CuPy's choice.
     assert added(lambda: cupykern.softmax(x.T)) == 0
 
 
-def test_arrays_made_sooner_are_what_cupy_makes(gpu):
-    memory, make = gpu.allocate(4096), arrays_of_cupykern.maker(cupy)
+def test_arrays_made_sooner_are_what_cupy_makes(fake):
+    memory, make = fake.allocate(4096), arrays_of_cupykern.maker(cupy)
     assert make is not cupy.ndarray
     for shape, dtype in (
         ((3, 5, 7), np.float16),
@@ -326,19 +326,19 @@ def test_arrays_made_sooner_are_what_cupy_makes(gpu):
             assert found.T.strides == wanted.T.strides and found.reshape(-1).shape == (found.size,)
 
 
-def test_operands_that_are_copied_are_not_kept(gpu, monkeypatch):
+def test_operands_that_are_copied_are_not_kept(fake, monkeypatch):
     """The plan is one for the copies, which lie elsewhere in other steps."""
-    monkeypatch.setattr(gpu.xp, "array", lambda x, order: gpu.array(x.shape, x.dtype))
-    x, w = gpu.array((64, 1024), "float16"), gpu.array((64, 2048), "uint8")
-    scale = gpu.array((64, 64), "uint8").view(dtypes.float8_e4m3fn)
+    monkeypatch.setattr(fake.xp, "array", lambda x, order: fake.array(x.shape, x.dtype))
+    x, w = fake.array((64, 1024), "float16"), fake.array((64, 2048), "uint8")
+    scale = fake.array((64, 64), "uint8").view(dtypes.float8_e4m3fn)
     for data, kept in ((w[:, :512], 1), (w[:, :1024:2], 0)):
         known = len(plans._warm)
         cupykern.scaled_mm(x, cupykern.NvFp4.unchecked(data, scale, "plain", 1.0))
         assert len(plans._warm) - known == kept
 
 
-def test_what_was_illegal_stays_so(gpu):
-    x, residual, weight, bias = arrays(gpu)
+def test_what_was_illegal_stays_so(fake):
+    x, residual, weight, bias = arrays(fake)
     for _ in range(2):
         cupykern.softmax(x)
         cupykern.softmax(x, 1)
@@ -367,9 +367,9 @@ def test_what_was_illegal_stays_so(gpu):
             cupykern.attention(q, k, k, out=k)
 
 
-def test_a_warm_call_is_one_on_the_current_device(gpu, monkeypatch):
+def test_a_warm_call_is_one_on_the_current_device(fake, monkeypatch):
     """Elsewhere all is checked again, and the device is another one meanwhile."""
-    x = gpu.array((2, 8), "float16")
+    x = fake.array((2, 8), "float16")
 
     def find(x, y, option, out=None):
         return plans.find(("test", option), out, x, y)
@@ -384,8 +384,8 @@ def test_a_warm_call_is_one_on_the_current_device(gpu, monkeypatch):
     assert find(np.zeros(3), None, 3) == find(x, None, []) == (None, None, None)
 
 
-def test_the_table_does_not_grow_forever(gpu, monkeypatch):
+def test_the_table_does_not_grow_forever(fake, monkeypatch):
     monkeypatch.setattr(plans, "MAX_PLANS", 3)
     for num_cols in range(1, 9):
-        cupykern.softmax(gpu.array((2, num_cols), "float16"))
+        cupykern.softmax(fake.array((2, num_cols), "float16"))
         assert len(plans._warm) <= 3

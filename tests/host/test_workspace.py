@@ -16,7 +16,7 @@ class Stream:
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def fake(monkeypatch):
     """A target whose arrays are numpy's; `stream` is its current one."""
     monkeypatch.setattr(workspace, "_kept", {})
     monkeypatch.setattr(workspace, "_kept_for_grids", {})
@@ -28,59 +28,59 @@ def gpu(monkeypatch):
     return target
 
 
-def test_nothing_for_nothing(gpu):
-    assert workspace.take(gpu, 0, 0) == (None, None)
+def test_nothing_for_nothing(fake):
+    assert workspace.take(fake, 0, 0) == (None, None)
 
 
-def test_launches_of_a_stream_share(gpu):
-    partials, counters = workspace.take(gpu, 100, 3)
+def test_launches_of_a_stream_share(fake):
+    partials, counters = workspace.take(fake, 100, 3)
     assert partials.nbytes >= 100 and counters.dtype == np.uint32 and not counters.any()
-    again = workspace.take(gpu, 50, 2)
+    again = workspace.take(fake, 50, 2)
     assert again[0] is partials and again[1] is counters
-    gpu.stream = Stream(8)
-    assert workspace.take(gpu, 100, 3)[1] is not counters
-    gpu.stream, gpu.device_id = Stream(7), 1
-    assert workspace.take(gpu, 100, 3)[1] is not counters
+    fake.stream = Stream(8)
+    assert workspace.take(fake, 100, 3)[1] is not counters
+    fake.stream, fake.device_id = Stream(7), 1
+    assert workspace.take(fake, 100, 3)[1] is not counters
 
 
-def test_it_grows_with_the_need(gpu):
-    partials, counters = workspace.take(gpu, 100, 3)
-    more, more_counters = workspace.take(gpu, 1000, counters.size + 1)
+def test_it_grows_with_the_need(fake):
+    partials, counters = workspace.take(fake, 100, 3)
+    more, more_counters = workspace.take(fake, 1000, counters.size + 1)
     assert more.nbytes >= 1000 and more_counters.size > counters.size
-    assert workspace.take(gpu, 100, 3)[0] is more
+    assert workspace.take(fake, 100, 3)[0] is more
 
 
-def test_much_is_not_kept(gpu):
-    partials, counters = workspace.take(gpu, 2**24, 3)
-    other, same = workspace.take(gpu, 2**24, 3)
+def test_much_is_not_kept(fake):
+    partials, counters = workspace.take(fake, 2**24, 3)
+    other, same = workspace.take(fake, 2**24, 3)
     assert other is not partials and same is counters
 
 
-def test_launches_with_a_grid_barrier_share_what_is_large_enough(gpu):
-    first = workspace.take_for_grid(gpu, 100)
-    assert first.nbytes >= 628 and not first.any() and workspace.take_for_grid(gpu, 50) is first
-    more = workspace.take_for_grid(gpu, 1000)
-    assert more.nbytes >= 1528 and workspace.take_for_grid(gpu, 100) is more
-    gpu.stream.capturing = True
-    assert workspace.take_for_grid(gpu, 100) is not more
+def test_launches_with_a_grid_barrier_share_what_is_large_enough(fake):
+    first = workspace.take_for_grid(fake, 100)
+    assert first.nbytes >= 628 and not first.any() and workspace.take_for_grid(fake, 50) is first
+    more = workspace.take_for_grid(fake, 1000)
+    assert more.nbytes >= 1528 and workspace.take_for_grid(fake, 100) is more
+    fake.stream.capturing = True
+    assert workspace.take_for_grid(fake, 100) is not more
 
 
-def test_a_graph_has_its_own_for_good(gpu):
-    _, counters = workspace.take(gpu, 100, 3)
-    gpu.stream.capturing = True
-    captured = [workspace.take(gpu, 100, 3) for _ in range(2)]
+def test_a_graph_has_its_own_for_good(fake):
+    _, counters = workspace.take(fake, 100, 3)
+    fake.stream.capturing = True
+    captured = [workspace.take(fake, 100, 3) for _ in range(2)]
     assert captured[0][1] is not captured[1][1] and captured[0][1] is not counters
     assert all(any(x is y for y in workspace._of_graphs) for x in captured)
-    gpu.stream.capturing = False
-    assert workspace.take(gpu, 100, 3)[1] is counters
+    fake.stream.capturing = False
+    assert workspace.take(fake, 100, 3)[1] is counters
 
 
-def test_threads_do_not_share_their_own_streams(gpu):
+def test_threads_do_not_share_their_own_streams(fake):
     from threading import Thread
 
-    gpu.stream, found = Stream(2), []
+    fake.stream, found = Stream(2), []
     for _ in range(2):
-        thread = Thread(target=lambda: found.append((workspace.take(gpu, 100, 3), workspace._kept)))
+        thread = Thread(target=lambda: found.append((workspace.take(fake, 100, 3), workspace._kept)))
         thread.start()
         thread.join()
     # A thread that has ended may leave its number to the next one, and its stream with it.
@@ -88,8 +88,8 @@ def test_threads_do_not_share_their_own_streams(gpu):
     assert all(key[:2] == (0, 2) and key[2] is not None for key in keys)
 
 
-def test_the_host_finds_nothing_of_an_earlier_call(gpu):
-    gpu.name = "host"
-    partials, counters = workspace.take(gpu, 16, 2)
+def test_the_host_finds_nothing_of_an_earlier_call(fake):
+    fake.name = "host"
+    partials, counters = workspace.take(fake, 16, 2)
     assert np.isnan(partials.view(np.float32)).all() and not counters.any()
-    assert workspace.take(gpu, 16, 2)[1] is not counters
+    assert workspace.take(fake, 16, 2)[1] is not counters

@@ -250,7 +250,7 @@ class GpuDlpack:
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def fake(monkeypatch):
     with fake_gpu(monkeypatch) as fake:
         fake_streams(monkeypatch, fake)
         attributes = SimpleNamespace(device=0)
@@ -261,50 +261,50 @@ def gpu(monkeypatch):
         yield fake
 
 
-def test_cuda_array_interface(gpu):
-    x = gpu.array((4, 256), np.float16)[:, ::2]
-    expected = launch_of(gpu, lambda: cupykern.softmax(x))[1]
-    y, launch = launch_of(gpu, lambda: cupykern.softmax(CudaArray(x)))
-    assert isinstance(y, gpu.xp.ndarray)  # its module has no from_dlpack
+def test_cuda_array_interface(fake):
+    x = fake.array((4, 256), np.float16)[:, ::2]
+    expected = launch_of(fake, lambda: cupykern.softmax(x))[1]
+    y, launch = launch_of(fake, lambda: cupykern.softmax(CudaArray(x)))
+    assert isinstance(y, fake.xp.ndarray)  # its module has no from_dlpack
     assert launch.variant == expected.variant and launch.args[0] == x.data.ptr == expected.args[0]
-    out = CudaArray(gpu.array((4, 128), np.float16))
-    y, launch = launch_of(gpu, lambda: cupykern.softmax(CudaArray(x), out=out))
+    out = CudaArray(fake.array((4, 128), np.float16))
+    y, launch = launch_of(fake, lambda: cupykern.softmax(CudaArray(x), out=out))
     assert y is out and out.__cuda_array_interface__["data"][0] in launch.args
 
 
-def test_cuda_array_interface_names_a_stream(gpu):
-    x = gpu.array((4, 256), np.float16)
-    launch_of(gpu, lambda: cupykern.softmax(CudaArray(x, stream=77)))
-    assert gpu.stream.waits == [77]
-    launch_of(gpu, lambda: cupykern.softmax(CudaArray(x, stream=1)))  # the default one: CuPy's
-    assert gpu.stream.waits == [77]
+def test_cuda_array_interface_names_a_stream(fake):
+    x = fake.array((4, 256), np.float16)
+    launch_of(fake, lambda: cupykern.softmax(CudaArray(x, stream=77)))
+    assert fake.stream.waits == [77]
+    launch_of(fake, lambda: cupykern.softmax(CudaArray(x, stream=1)))  # the default one: CuPy's
+    assert fake.stream.waits == [77]
     with pytest.raises(ValueError, match="out must be writable"):
         cupykern.softmax(x, out=CudaArray(x, data=(x.data.ptr, True)))
 
 
-def test_dlpack_on_a_gpu_waits_and_is_kept(gpu):
-    x = gpu.array((4, 256), np.float16)
+def test_dlpack_on_a_gpu_waits_and_is_kept(fake):
+    x = fake.array((4, 256), np.float16)
     there = GpuDlpack(x)
-    y, launch = launch_of(gpu, lambda: cupykern.softmax(there))
+    y, launch = launch_of(fake, lambda: cupykern.softmax(there))
     assert there.streams == [1] and launch.args[0] == x.data.ptr
-    gpu.stream = Stream(gpu, 99)
-    launch_of(gpu, lambda: cupykern.softmax(there))
+    fake.stream = Stream(fake, 99)
+    launch_of(fake, lambda: cupykern.softmax(there))
     assert there.streams == [1, 99]
     assert len(protocols.in_use) == 2  # until the kernels are done
     for event, _ in protocols.in_use:
         event.done = True
-    launch_of(gpu, lambda: cupykern.softmax(there))
+    launch_of(fake, lambda: cupykern.softmax(there))
     assert len(protocols.in_use) == 1
 
 
-def test_what_kernels_read_is_released_before_its_library_ends(gpu, monkeypatch):
+def test_what_kernels_read_is_released_before_its_library_ends(fake, monkeypatch):
     """Exit handlers run last registered first: ours is registered at the first call."""
     at_exit = []
     monkeypatch.setattr(protocols.atexit, "register", at_exit.append)
     protocols._release_at_exit.cache_clear()
     try:
         for _ in range(2):
-            cupykern.softmax(GpuDlpack(gpu.array((4, 256), np.float16)))
+            cupykern.softmax(GpuDlpack(fake.array((4, 256), np.float16)))
     finally:
         protocols._release_at_exit.cache_clear()
     events = [event for event, _ in protocols.in_use]
@@ -314,10 +314,11 @@ def test_what_kernels_read_is_released_before_its_library_ends(gpu, monkeypatch)
     assert not protocols.in_use and all(event.done for event in events)
 
 
-def test_several_libraries_on_one_device(gpu):
-    x, w = gpu.array((4, 256), np.float16), gpu.array((256,), np.float16)
-    y, launch = launch_of(gpu, lambda: cupykern.rms_norm(x, GpuDlpack(w)))
-    assert isinstance(y, gpu.xp.ndarray) and w.data.ptr in launch.args
-    arrays = "x: test_protocols array on gpu 0, weight: numpy array on cpu"
+def test_several_libraries_on_one_device(fake):
+    x, w = fake.array((4, 256), np.float16), fake.array((256,), np.float16)
+    y, launch = launch_of(fake, lambda: cupykern.rms_norm(x, GpuDlpack(w)))
+    assert isinstance(y, fake.xp.ndarray) and w.data.ptr in launch.args
+    library = GpuDlpack.__module__.partition(".")[0]
+    arrays = f"x: {library} array on gpu 0, weight: numpy array on cpu"
     with pytest.raises(TypeError, match=f"weight must be .* got .*{arrays}"):
         cupykern.rms_norm(GpuDlpack(x), np.ones(256, np.float16))

@@ -53,6 +53,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "layout": (*_NAMES, None, "bhds"),
     "activation": (*_NAMES, "swish"),
     "accumulate": (*_NAMES, None, "float64"),
+    "precision": (*_NAMES, None, "float64"),
     "qk_accumulate": (*_NAMES, None, "float64"),
     "policy": (*_NAMES, None, "fp8"),
     "algorithm": (*_NAMES, None, "fast"),
