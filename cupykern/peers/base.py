@@ -12,6 +12,9 @@ from .. import dtypes
 from ..numerics import finfo
 from ..op import Call
 
+LESS_ACCURATE = ("torch.tf32",)
+"""Peers that are shown, but are no comparison for results of full precision."""
+
 
 @dataclass(frozen=True)
 class Peer:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import stored
 from .tables import number
 
 _NAMES = {
@@ -51,9 +52,9 @@ def line(op: str, rows: Sequence[dict[str, Any]]) -> Line | None:
         return None
     speedups, copies, tflops, errors = [], [], [], []
     for row in rows:
-        ours, *peers = row["results"]
-        if timed := [peer["median_us"] for peer in peers if peer["median_us"]]:
-            speedups.append(min(timed) / ours["median_us"])
+        ours = row["results"][0]
+        if timed := stored.peer_times(row):
+            speedups.append(min(timed)[0] / ours["median_us"])
         copies.append(100 * row["plain_us"] / ours["median_us"] if row["plain_us"] else 0.0)
         tflops.append(ours["tflops"] or 0.0)
         errors.append(float(ours["error_over_bound"] or 0.0))

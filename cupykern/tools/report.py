@@ -177,10 +177,10 @@ def _spreads(device: str, rows: Sequence[dict[str, Any]]) -> tuple[str, str, str
     """How many rows; the share of their floors; the times of their fastest peers over ours."""
     near, ratios = [], []
     for row in rows:
-        ours, *peers = (result["median_us"] for result in row["results"])
+        ours = row["results"][0]["median_us"]
         near.append(100 * floor_us(device, row) / ours)
-        if timed := [time for time in peers if time]:
-            ratios.append(min(timed) / ours)
+        if timed := stored.peer_times(row):
+            ratios.append(min(timed)[0] / ours)
     wrong = sum(not row["results"][0]["verified"] for row in rows)
     count = f"{len(rows)}, {wrong} wrong" if wrong else str(len(rows))
     spread = f"{min(near):.0f} to {max(near):.0f}" if len(near) > 1 else f"{near[0]:.0f}"

@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ..peers.base import LESS_ACCURATE
 from ..tuning.contender import NO_SUCH_FUNCTION
 
 COLUMNS = ("median_us", "q20_us", "q80_us", "error_over_bound")
@@ -125,3 +126,12 @@ def _unpack_row(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
         results.append(result)
     defaults: dict[str, Any] = {"plain_us": None, "clocks": None, "repeats": []}
     return {**defaults, **row, "results": results}
+
+
+def peer_times(row: dict[str, Any]) -> list[tuple[float, str]]:
+    """(median in us, name) of the peers of a benchmark's row that were timed and are as accurate."""
+    return [
+        (peer["median_us"], peer["name"])
+        for peer in row["results"][1:]
+        if peer["median_us"] and peer["name"] not in LESS_ACCURATE
+    ]

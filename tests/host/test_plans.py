@@ -239,7 +239,9 @@ def test_what_a_warm_call_costs(fake, op):
     """
     made = op.inputs(tiny_problem(op, "cuda"), 1, np)
     args = [fake.asarray(x) if isinstance(x, np.ndarray) else x for x in made.args]
-    kwargs = {k: fake.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()}
+    kwargs = {
+        k: fake.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()
+    }
     found, expected = cost(fake, lambda: op.run(*args, **kwargs)), COSTS[op.name]
     assert found[1:] == expected[1:]
     assert found.calls <= expected.calls + 2, found

@@ -80,7 +80,9 @@ def test_threads_do_not_share_their_own_streams(fake):
 
     fake.stream, found = Stream(2), []
     for _ in range(2):
-        thread = Thread(target=lambda: found.append((workspace.take(fake, 100, 3), workspace._kept)))
+        thread = Thread(
+            target=lambda: found.append((workspace.take(fake, 100, 3), workspace._kept))
+        )
         thread.start()
         thread.join()
     # A thread that has ended may leave its number to the next one, and its stream with it.

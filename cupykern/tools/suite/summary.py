@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import stored
 from ..tables import number
 from .choice import group
 
@@ -54,10 +55,10 @@ class Line:
 def fastest_peer(row: dict[str, Any]) -> tuple[str, float] | None:
     """(name, its time over ours) of the fastest peer; None if we or no peer were timed.  row: of a
     benchmark's document."""
-    ours, *peers = row["results"] or [None]
+    ours = row["results"][0] if row["results"] else None
     if ours is None or not ours["median_us"]:
         return None
-    timed = [(peer["median_us"], peer["name"]) for peer in peers if peer["median_us"]]
+    timed = stored.peer_times(row)
     return (min(timed)[1], min(timed)[0] / ours["median_us"]) if timed else None
 
 
