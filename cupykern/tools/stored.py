@@ -129,7 +129,7 @@ def _unpack_row(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
 
 
 def peer_times(row: dict[str, Any]) -> list[tuple[float, str]]:
-    """(median in us, name) of the peers of a benchmark's row that were timed and are as accurate."""
+    """(median in us, name) of a row's peers that were timed and are as accurate."""
     return [
         (peer["median_us"], peer["name"])
         for peer in row["results"][1:]
