@@ -1,4 +1,4 @@
-"""Planted faults in gemm_fma.cu and its mainloop, each of which a check must catch."""
+"""Planted faults in tiles of FP32 operands and their mainloop, each of which a check must catch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemm_fma_checks import (
 )
 from planted import Fault, fault_tests
 
-FILE, MAINLOOP = "gemm_fma.cu", "gemm/mainloop_fma.cuh"
+FILE, MAINLOOP = "gemm/tile_fma.cuh", "gemm/mainloop_fma.cuh"
 FAULTS = {
     "a stage is read before all threads have it": Fault(
         MAINLOOP, "sync_block();  // the next stage has arrived", "// the next stage", "layouts"
