@@ -61,8 +61,9 @@ class FmaGemmConfig:
 
     @property
     def lanes_m(self) -> int:
-        """Of 32 threads, along m: as square as what they read for their accumulators can be."""
-        return 8 if self.thread_n > self.thread_m or self.tile_n < 8 * self.thread_n else 4
+        """Of 32 threads, along m.  Eight along n store 128 contiguous bytes of a row: four, of 64
+        bytes, take twice the time for (4096, 4096, 64) (H200)."""
+        return 8 if self.tile_n < 8 * self.thread_n else 4
 
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_fma.cu: GemmFmaStorage)."""
@@ -86,6 +87,11 @@ class FmaGemmConfig:
         if _ALONG_MN in (a, b):  # fewer variants of what is rare
             a, b = (_ALONG_MN if copy == _VECTORS else copy for copy in (a, b))
         return a, b
+
+    def copies_per_k(self, task: GemmTask) -> float:
+        """Copies of a and b for one of k, by the whole block."""
+        copies = zip((self.tile_m, self.tile_n), self.copies(task), strict=True)
+        return sum(tile / (_VECTOR if copy == _VECTORS else 1) for tile, copy in copies)
 
     def variant(self, task: GemmTask) -> Variant:
         copy_a, copy_b = self.copies(task)

@@ -1,8 +1,9 @@
 """Which FmaGemmConfig computes a product of FP32 operands: the estimated fastest.
 
 The model: an SM computes its tiles `min_blocks` at a time, at a rate that grows with the resident
-warps; the product is not faster than DRAM reads and writes its matrices, nor than L2 feeds the
-tiles.  Split-K adds a launch and its partial accumulators.
+warps, then stores them; the product is not faster than DRAM reads and writes its matrices, nor than
+L2 feeds the tiles.  Split-K adds a launch and its partial accumulators.  The numbers are data,
+tuned/sm_90a.json; other GPUs' times differ, but rarely the order of tiles.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from dataclasses import replace
 from functools import cache
 
+from .. import tuned
 from ..targets import Device
 from ..targets.limits import multiprocessors
 from .fma_config import FmaGemmConfig
@@ -18,18 +20,15 @@ from .gemm_task import GemmTask
 from .product import BLOCK
 
 TILES = (
-    FmaGemmConfig(128, 256, 8, 8, 16, 4),
-    FmaGemmConfig(128, 128, 8, 16, 8, 4, 2),
-    FmaGemmConfig(64, 64, 16, 8, 4, 4, 4),
-    FmaGemmConfig(16, 256, 16, 4, 4, 4, 2),
-    FmaGemmConfig(256, 16, 16, 4, 4, 4, 2),
+    FmaGemmConfig(256, 128, 8, 16, 8, 4),
+    FmaGemmConfig(64, 128, 16, 8, 8, 4, 3),
+    FmaGemmConfig(32, 64, 32, 4, 4, 3, 4),
+    FmaGemmConfig(16, 128, 32, 4, 4, 4, 2),
+    FmaGemmConfig(128, 16, 32, 4, 4, 4, 2),
 )
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_CYCLES = 1.7e3  # of a us
 _FMAS = 128  # of a cycle of an SM
-_DRAM, _L2 = 4.0e6, 5.0e6  # bytes a us
-_LAUNCH, _TILE = 2.0, 1.5  # us: of a launch; of a tile's first loads and epilogue
-_REDUCE = 2.0  # us: of the second launch
+_C = tuned.constants("sm_90a", "fma")
 
 
 def configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
@@ -69,23 +68,28 @@ def estimate(config: FmaGemmConfig, task: GemmTask, sms: int) -> float:
     c, t = config, task
     k = min(t.k, c.k_per_split(t.k)) if c.splits > 1 else t.k
     tiles = t.batch * math.ceil(t.m / c.tile_m) * math.ceil(t.n / c.tile_n) * c.splits
-    of_tile = c.tile_m * c.tile_n * k / _FMAS / _CYCLES
+
+    def round_us(blocks: int) -> float:
+        """Of so many tiles of an SM at once."""
+        size = blocks * c.tile_m * c.tile_n
+        stores = _C["store"] * 4 * size * multiprocessors("sm_90a") / _C["dram_bytes"]
+        return size * k / _FMAS / _C["cycles"] / _rate(c, t, blocks) + _C["tile"] + stores
+
     rounds, rest = divmod(math.ceil(tiles / sms), c.min_blocks)
-    us = rounds * (c.min_blocks * of_tile / _rate(c, c.min_blocks) + _TILE)
-    if rest:
-        us += rest * of_tile / _rate(c, rest) + _TILE
+    us = rounds * round_us(c.min_blocks) + (round_us(rest) if rest else 0.0)
     elements = t.batch * (t.m * t.k + t.k * t.n + t.m * t.n)
     read = tiles * (c.tile_m + c.tile_n) * k
-    us = max(us, 4 * elements / _DRAM, 4 * read / _L2) + _LAUNCH
+    us = max(us, 4 * elements / _C["dram_bytes"], 4 * read / _C["l2_bytes"]) + _C["launch"]
     if c.splits > 1:
-        us += _REDUCE + 8 * c.splits * t.m * t.n / _L2
-    return us
+        us += _C["reduce"] + 8 * c.splits * t.m * t.n / _C["l2_bytes"]
+    return float(us)
 
 
-def _rate(config: FmaGemmConfig, blocks: int) -> float:
+def _rate(config: FmaGemmConfig, task: GemmTask, blocks: int) -> float:
     """The share of an SM's multiply-adds that so many resident blocks issue."""
     c = config
     warps = blocks * c.num_threads / 32
-    fmas = c.thread_m * c.thread_n
-    issued = fmas / (fmas + (c.thread_m + c.thread_n) / 4 + 3)
-    return issued * warps / (warps + 1.5)
+    copies = _C["copy"] * c.copies_per_k(task) / c.num_threads
+    fmas, vectors = c.thread_m * c.thread_n, (c.thread_m + c.thread_n) / 4
+    slots = max(fmas + vectors + 3 / c.tile_k, _C["vector"] * vectors) + copies
+    return float(fmas / slots * warps / (warps + _C["warps"]))
