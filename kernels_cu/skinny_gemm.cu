@@ -7,12 +7,14 @@
 // code is short: with one wave of blocks, every instruction cache miss shows.
 // The product is computed with swap-AB, because the second operand of mma.sync may have 8 columns:
 // m <= 8 costs 8 rows, not 16.
-// Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16, the
-// largest m; kTileN, kDepth, kStages; kMnMajorB: B is MN-major, otherwise K-major as A.  Rows
+// FP32 is multiplied by FMA (gemm/skinny_fma.cuh), since tensor cores round it.
+// Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16 (FP32: 4 or
+// 16), the largest m; kTileN, kDepth, kStages; kMnMajorB: B is MN-major, otherwise K-major as A.  Rows
 // are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned: misaligned rows of 16-bit
 // elements and any length; only the operands themselves are aligned.
 // Launch: grid (kPhases * ceil(n / (kPhases * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(SkinnyGemmStorage).
+#include "gemm/skinny_fma.cuh"
 #include "parts/misaligned_tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/nvfp4.cuh"
@@ -41,9 +43,11 @@ constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
 // before its own.
 constexpr int kPhases = kMisaligned && !kMnMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
-static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
-using AccumulatorFragment = Accumulator<Compute>;
-using ElementAccumulator = typename AccumulatorFragment::Scalar;
+static_assert(kRows == 8 || kRows == 16 || (kRows == 4 && kSame<Compute, float>),
+              "one fragment, or half of one");
+template <class T> struct SkinnyMma;  // a warp's share, by tensor cores
+using WarpProduct =
+    typename Choose<kSame<Compute, float>, gemm::SkinnyFma<Compute>, SkinnyMma<Compute>>::Type;
 
 // m <= 8: the fragment repeats its 8 rows; the copies' accumulators are unused.
 struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
@@ -71,19 +75,13 @@ struct SkinnyStage {
     TileA a;
     TileB b;
 };
-struct SkinnyGemmStorage {
-    union Warp {
-        SkinnyStage stages[kStages];
-        ElementAccumulator acc[kRows][kTileN + 4];
-    } warps[kWarps];
-};
-
 // A lane's share of an operand's copies, stage by stage.
 template <class T, class Tile>
 struct LaneCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
     static constexpr int kAtOnce = kWarpSize / kChunks;  // rows per iteration
-    static_assert(kAtOnce * kChunks == kWarpSize && Tile::kRows % kAtOnce == 0,
+    static_assert(kAtOnce * kChunks == kWarpSize &&
+                      (Tile::kRows % kAtOnce == 0 || Tile::kRows < kAtOnce),
                   "whole rows per iteration");
     // L2 prefetch size of cp.async, where other lanes or blocks read the rest of the 128 bytes.
     static constexpr int kL2Prefetch = kMisaligned || kChunks < 8 ? 128 : 0;
@@ -99,6 +97,7 @@ struct LaneCopier {
         next = origin + row * row_stride + chunk * kPerChunk;
     }
     DEVICE void start(Tile& tile, int rows, int elements) {
+        if (Tile::kRows < kAtOnce && row >= Tile::kRows) return;
         const T* from = next;
         const int own = chunk * kPerChunk < elements ? rows : 0;
         const int bytes = clamp_to(elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));
@@ -186,23 +185,48 @@ DEVICE void load_fragments(Fragment* fragments, int stride, const Tile& tile,
     }
 }
 
-DEVICE void multiply_stage(const SkinnyStage& stage, const RowPhases& of_a, const RowPhases& of_b,
-                           AccumulatorFragment (&acc)[kColFragments][1]) {
+template <class T>
+struct SkinnyMma {
+    using Fragment = Accumulator<T>;
+    using Scalar = typename Fragment::Scalar;
+    Fragment acc[kColFragments][1] = {};
+
+    DEVICE void multiply(const SkinnyStage& stage, const RowPhases& of_a, const RowPhases& of_b) {
 #pragma unroll
-    for (int k = 0; k < kDepth; k += kStep) {
-        constexpr int kCount = kMixedInput ? 2 : 1;
-        FragmentA<Compute> cols[kCount][kColFragments];
-        FragmentB<Compute> rows[kCount][1];
-        load_fragments<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
+        for (int k = 0; k < kDepth; k += kStep) {
+            constexpr int kCount = kMixedInput ? 2 : 1;
+            FragmentA<T> cols[kCount][kColFragments];
+            FragmentB<T> rows[kCount][1];
+            load_fragments<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
+#pragma unroll
+            for (int n = 0; n < kColFragments; ++n) {
+                load_fragments<ElementB, kMnMajorB>(&cols[0][n], kColFragments, stage.b, of_b,
+                                                    n * 16, k);
+            }
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) mma(acc, cols[i], rows[i]);
+        }
+    }
+    DEVICE void store(Scalar (&to)[kRows][kTileN + 4]) const {
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_fragments<ElementB, kMnMajorB>(&cols[0][n], kColFragments, stage.b, of_b, n * 16,
-                                                k);
-        }
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) mma(acc, cols[i], rows[i]);
+            for (int i = 0; i < Fragment::kCount; ++i) {
+                const int row = Fragment::col(lane_id(), i);
+                if (row >= kRows) continue;
+                const int col = stored_column<ElementB, T, kMnMajorB>(Fragment::row(lane_id(), i));
+                to[row][n * 16 + col] = acc[n][0].values[i];
+            }
+        }
     }
-}
+};
+using ElementAccumulator = typename WarpProduct::Scalar;
+struct SkinnyGemmStorage {
+    union Warp {
+        SkinnyStage stages[kStages];
+        ElementAccumulator acc[kRows][kTileN + 4];
+    } warps[kWarps];
+};
 
 // Zeroes the `count` elements that the first stage has before its rows.
 template <class Stage>
@@ -335,7 +359,7 @@ KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const v
     for (int i = 0; i < kOwnRuns; ++i) {
         runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);
     }
-    AccumulatorFragment acc[kColFragments][1] = {};
+    WarpProduct product;
     int stage = 0;
 #pragma unroll 1
     for (int k = first_k; k < last_k; k += kStride) {
@@ -348,22 +372,12 @@ KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const v
                 sync_warp();
             }
         }
-        multiply_stage(own.stages[stage], phases_a, phases_b, acc);
+        product.multiply(own.stages[stage], phases_a, phases_b);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
     sync_warp();  // the accumulators overwrite the stages
-#pragma unroll
-    for (int n = 0; n < kColFragments; ++n) {
-#pragma unroll
-        for (int i = 0; i < AccumulatorFragment::kCount; ++i) {
-            const int row = AccumulatorFragment::col(lane_id(), i);
-            if (row >= kRows) continue;
-            const int col =
-                stored_column<ElementB, Compute, kMnMajorB>(AccumulatorFragment::row(lane_id(), i));
-            own.acc[row][n * 16 + col] = acc[n][0].values[i];
-        }
-    }
+    product.store(own.acc);
     sync_block();
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {

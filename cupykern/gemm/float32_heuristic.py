@@ -1,7 +1,8 @@
 """How a product of FP32 operands is computed: the estimated fastest of what its precision allows.
 
-By multiply-adds (fma_heuristic.py), or on Hopper by 16-bit parts on tensor cores.  The model of the
-latter: launches, the split's bytes, and waves of tiles; its numbers are data, tuned/sm_90a.json.
+By multiply-adds (fma_heuristic.py; of few rows or columns skinny_gemm.py), or on Hopper by 16-bit
+parts on tensor cores.  The model of the latter: launches, the split's bytes, and waves of tiles.
+Numbers are data, tuned/sm_90a.json.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from .. import tuned
 from ..precisions import SPLITS, AnyParts, Fp16x3
 from ..targets import Device
 from ..targets.limits import multiprocessors
-from . import fma_heuristic
+from . import fma_heuristic, skinny_gemm
 from .fma_config import FmaGemmConfig
 from .gemm_task import GemmTask
+from .skinny_gemm import SkinnyGemmConfig
 from .sm90_gemm_config import Sm90PartsGemmConfig
 from .sm90_policies import NO_CLUSTER, Multicast, SplitK
 from .split_float32 import SplitFloat32
 
 _C = tuned.constants("sm_90a", "float32")
 _CLUSTERS = (NO_CLUSTER, Multicast(2), SplitK(2))
-Float32Config = FmaGemmConfig | SplitFloat32
+_FMA_C = tuned.constants("sm_90a", "fma")
+FmaConfig = FmaGemmConfig | SkinnyGemmConfig
+Float32Config = FmaConfig | SplitFloat32
 
 
 @cache
@@ -31,7 +35,7 @@ def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
 
     The task and the architecture alone decide about the order of accumulation.
     """
-    fma = fma_heuristic.configs(task, device)
+    fma = _of_fma(task, device)
     if task.precision in SPLITS:  # multiply-adds of what has no parts: K = 0
         return _of_parts(SPLITS[task.precision], task, device) or fma
     if task.precision == "fma":
@@ -40,9 +44,32 @@ def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
     if device.arch == "host" or not parts:
         return (*fma, *parts)
     sms = multiprocessors(device.arch)
-    if fma and fma_heuristic.estimate(fma[0], task, sms) <= estimate(parts[0], task, sms):
+    if _least_us(fma, task, device) <= estimate(parts[0], task, sms):
         return (*fma, *parts)
     return (*parts, *fma)
+
+
+def _of_fma(task: GemmTask, device: Device) -> tuple[FmaConfig, ...]:
+    tiles, skinny = fma_heuristic.configs(task, device), skinny_gemm.configs(task, device)
+    streams = skinny and _least_us(skinny, task, device) <= _least_us(tiles, task, device)
+    return (*skinny, *tiles) if streams else (*tiles, *skinny)
+
+
+def _least_us(configs: tuple[FmaConfig, ...], task: GemmTask, device: Device) -> float:
+    """On as many SMs as most GPUs of the architecture have."""
+    sms = multiprocessors(device.arch)
+    return min((_fma_estimate(config, task, sms) for config in configs), default=math.inf)
+
+
+def _fma_estimate(config: FmaConfig, task: GemmTask, sms: int) -> float:
+    """Us on so many SMs."""
+    if isinstance(config, FmaGemmConfig):
+        return fma_heuristic.estimate(config, task, sms)
+    rows, cols = (task.n, task.m) if config.swap_ab else (task.m, task.n)
+    blocks = math.ceil(math.ceil(cols / config.tile_n) / sms)
+    of_sm = 4 * blocks * (config.tile_n + rows) * task.k / _FMA_C["sm_bytes"]
+    us = max(of_sm, 4 * (rows + cols) * task.k / _FMA_C["dram_bytes"])
+    return float(_FMA_C["launch"] + _FMA_C["tile"] + us)
 
 
 def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:

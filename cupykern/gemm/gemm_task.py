@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .. import dtypes
 from .product import (
     FLOAT16S,
     FP4,
@@ -42,6 +43,8 @@ class GemmTask:
     column_scales: 16-bit weights have a scale for each column (DecodeFirst).
     aligned_128: rows of 16-bit K-major operands are 128-byte aligned; of others L2 reads two lines
         for one.
+    aligned_16: FP32 operands are read by vectors of 16 bytes: also rows of K-major ones are
+        aligned.
     misaligned_b: how 16-bit operands lie whose rows are misaligned, so that their layouts are
         STRIDED: K_MAJOR: both are K-major; MN_MAJOR: b alone is misaligned, and MN-major; STRIDED:
             neither.
@@ -67,6 +70,7 @@ class GemmTask:
     row_scales: bool = False
     column_scales: bool = False
     aligned_128: bool = True
+    aligned_16: bool = True
     misaligned_b: int = STRIDED
     precision: str = "float32"
 
@@ -86,6 +90,12 @@ class GemmTask:
             return self
         dtype = compute_dtype(self.a, self.b)
         return replace(self, a=dtype, b=dtype)
+
+    @property
+    def swapped(self) -> GemmTask:
+        """The transposed product of FP32 operands."""
+        layout_a, layout_b = self.layout_b, self.layout_a
+        return replace(self, m=self.n, n=self.m, layout_a=layout_a, layout_b=layout_b)
 
     @property
     def a_decoded(self) -> GemmTask:
@@ -122,6 +132,9 @@ def make_task(
     task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
     if layout_b == STRIDED and b2 is None:
         task = replace(task, misaligned_b=misaligned_layout(a, b, m, n, k))
+    if a.dtype == dtypes.float32:
+        vectors = layout_of(a, a.col, a.row, k, m), layout_of(b, b.row, b.col, k, n)
+        task = replace(task, aligned_16=vectors == (layout_a, layout_b))
     if b.dtype in FLOAT16S and (layout_a, layout_b) == (K_MAJOR, K_MAJOR):
         steps = a.row * a.dtype.itemsize, b.col * b.dtype.itemsize
         task = replace(task, aligned_128=not any(step % _LINE for step in steps))

@@ -60,6 +60,10 @@ class Matrix(NamedTuple):
     col: int
     aligned: bool
 
+    @property
+    def transposed(self) -> Matrix:
+        return self._replace(row=self.col, col=self.row)
+
 
 def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
     """`array` broadcast to `batch` matrices; None if a stride is no whole number of elements."""
@@ -230,6 +234,14 @@ class Product(NamedTuple):
     precision: str = "float32"
     num_parts: int = 1
     part_steps: tuple[int, int] = (0, 0)
+
+    @property
+    def swapped(self) -> Product:
+        """The transposed product, without scales."""
+        names = ("out", "bias", "residual")
+        others = {name: x.transposed for name in names if (x := getattr(self, name))}
+        a, b = self.b.transposed, self.a.transposed
+        return self._replace(m=self.n, n=self.m, a=a, b=b, **others)
 
 
 # --- what kernels take -------------------------------------------------------------------------

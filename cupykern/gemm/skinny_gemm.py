@@ -6,7 +6,7 @@ The Python half of kernels_cu/skinny_gemm.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +45,9 @@ class SkinnyGemmConfig:
     warps: an even number.
     stages: of each warp's own cp.async pipeline.
     min_blocks: that an SM is to hold at once.
-    rows: of a, that are read and multiplied, 8 or 16; the accumulators do not depend on it.
+    rows: of a, that are read and multiplied, 8 or 16; the accumulators do not depend on it.  Of
+        FP32, whose lanes share k, 4 or 16.
+    swap_ab: few columns of FP32, as the transposed product.
     """
 
     tile_n: int
@@ -54,6 +56,7 @@ class SkinnyGemmConfig:
     stages: int
     min_blocks: int = 1
     rows: int = ROWS
+    swap_ab: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -61,7 +64,7 @@ class SkinnyGemmConfig:
 
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (SkinnyGemmStorage), at either warp size."""
-        task = task.a_decoded
+        task = self._computed(task)
         misaligned = ALIGNMENT if is_misaligned(task) else 0  # bytes of a row besides its own
         bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not _mn_major(task)))
         rows_b, size = self._rows_of_b(task)
@@ -69,13 +72,16 @@ class SkinnyGemmConfig:
         stages = self.stages * (bytes_a + rows_b * size)
         return self.warps * max(stages, 4 * self.rows * (self.tile_n + 4))
 
+    def _computed(self, task: GemmTask) -> GemmTask:
+        return task.swapped if self.swap_ab else task.a_decoded
+
     def _rows_of_b(self, task: GemmTask) -> tuple[int, int]:
         """Of a stage, and the bytes of each."""
         sizes = (self.tile_k, self.tile_n) if _mn_major(task) else (self.tile_n, self.tile_k)
         return sizes[0], _row_bytes(task.b, sizes[1])
 
     def variant(self, task: GemmTask) -> Variant:
-        task = task.a_decoded
+        task = self._computed(task)
         names = ("ElementA", "ElementB", "Compute")
         types = (task.a, task.b, compute_dtype(task.a, task.b))
         return Variant(
@@ -95,7 +101,9 @@ class SkinnyGemmConfig:
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
-        task = task.a_decoded
+        if self.swap_ab and task.a != dtypes.float32:
+            return "a skinny GEMM swaps a and b of FP32"
+        task = self._computed(task)
         return (
             _task_refusal(task)
             or self._tile_refusal(task)
@@ -103,8 +111,9 @@ class SkinnyGemmConfig:
         )
 
     def _tile_refusal(self, task: GemmTask) -> str | None:
-        if self.rows not in (8, ROWS):
-            return f"a fragment has 8 or {ROWS} rows; got {self.rows}"
+        few = 4 if task.a == dtypes.float32 else 8
+        if self.rows not in (few, ROWS):
+            return f"a fragment has {few} or {ROWS} rows; got {self.rows}"
         if task.m > self.rows or task.batch != 1:
             got = f"{task.m}, {task.batch} of them"
             return f"a skinny GEMM is of one matrix of up to {self.rows} rows; got {got}"
@@ -114,6 +123,8 @@ class SkinnyGemmConfig:
             return "there must be an even number of warps, up to 32, and at least 2 stages"
         if self.tile_k % 32 or self.tile_n % 16:
             return f"fragments have 16 columns and 32 of k; got {self.tile_n} and {self.tile_k}"
+        if task.a == dtypes.float32 and self.rows * self.tile_n * self.tile_k < 4096:
+            return "the tile has fewer products than a warp computes at once"
         for row in (_row_bytes(task.a, self.tile_k), self._rows_of_b(task)[1]):
             if not 64 <= row <= 512 or row & (row - 1):
                 return f"a row of {row} bytes in shared memory is no power of two from 64 to 512"
@@ -135,15 +146,15 @@ def _mn_major(task: GemmTask) -> bool:
 
 def _task_refusal(task: GemmTask) -> str | None:
     t = task
-    if t.kernel != "gemm" or dtypes.float32 in (t.a, t.b):
-        return "a skinny GEMM is a single product of up to 16 bits"
+    if t.kernel != "gemm" or t.precision not in ("float32", "fma"):
+        return "a skinny GEMM is a single product, of FP32 by multiply-adds"
     if t.fp16_accumulate or t.block_scales:
         return "a skinny GEMM accumulates in FP32 or int32, without block scales"
     if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):
         return "a skinny GEMM reads K-major a, and K-major or MN-major b, by vectors"
     rows = ((t.k, t.a), (t.n if t.layout_b == MN_MAJOR else t.k, t.b))
     whole = is_misaligned(t) or not any(_row_bytes(x, size) % ALIGNMENT for size, x in rows)
-    if not t.k or not whole:
+    if not t.k or not whole or not t.aligned_16:
         return f"a skinny GEMM reads rows of whole vectors of {ALIGNMENT} bytes"
     if t.k > 2**30:  # they step past its end
         return f"a skinny GEMM counts k in 32 bits; got {t.k}"
@@ -160,6 +171,8 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     more multiprocessors have some: (1, 1024, 8192) of BF16 11.0 us instead of 14.5.
     """
     arch = device.arch
+    if task.a == dtypes.float32:
+        return _fp32_configs(task, device)
     if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
         return ()
     mn_major = _mn_major(task)
@@ -188,6 +201,22 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     return tuple(config for config in found if config.refusal(task, device) is None)
 
 
+def _fp32_configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
+    """At most one: of few rows, or else of few columns."""
+    if device.arch.startswith("gfx"):
+        return ()
+    for swap_ab, few, many in ((False, task.m, task.n), (True, task.n, task.m)):
+        one = SkinnyGemmConfig(32, 32, 8, 4, rows=4 if few <= 4 else ROWS, swap_ab=swap_ab)
+        stage = replace(one, warps=4, stages=1).shared_bytes(task)
+        stages = max(2, min(4, (max_shared_bytes(device.arch) // 2 - 1024) // stage))
+        two = replace(one, warps=4, stages=stages, min_blocks=2)
+        alone = math.ceil(many / one.tile_n) <= multiprocessors(device.arch)
+        for config in (one, two) if alone else (two,):
+            if config.refusal(task, device) is None:
+                return (config,)
+    return ()
+
+
 class SkinnyGemmPlan(NamedTuple):
     """The launch of a product, as shapes, strides, dtypes and config decide it."""
 
@@ -202,6 +231,9 @@ def skinny_gemm_plan(
     target: Target, product: Product, task: GemmTask, config: SkinnyGemmConfig
 ) -> SkinnyGemmPlan:
     """product: of a task that `refusal` does not refuse, an NVFP4 a decoded."""
+    variant, shared = config.variant(task), config.shared_bytes(task)
+    if config.swap_ab:
+        product, task = product.swapped, task.swapped
     params = zeros("skinny_gemm.cu", "SkinnyGemmParams")
     params["a_row"] = product.a.row
     params["b_row"] = product.b.row if _mn_major(task) else product.b.col
@@ -209,8 +241,12 @@ def skinny_gemm_plan(
     if product.groups_b is not None:
         params["groups"] = product.groups_b[1:]
     fill_epilogue(params["epilogue"], product)
-    kernel, struct = get_kernel(target, config.variant(task)), target.by_value(params)
+    kernel, struct = get_kernel(target, variant), target.by_value(params)
     phases = _PHASES if is_misaligned(task) and not _mn_major(task) else 1
     grid = phases * math.ceil(product.n / (phases * config.tile_n))
-    sizes = grid, config.shared_bytes(task)
-    return SkinnyGemmPlan(Repeated(kernel, *sizes, lambda arrays: (*arrays, struct)))
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        a, b, *rest = arrays
+        return (b, a, *rest, struct) if config.swap_ab else (*arrays, struct)
+
+    return SkinnyGemmPlan(Repeated(kernel, grid, shared, arguments))

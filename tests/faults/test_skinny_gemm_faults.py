@@ -8,6 +8,8 @@ from planted import Fault, fault_tests
 from skinny_gemm_checks import (
     CONFIG,
     E4M3,
+    FP32,
+    FP32_4,
     NVFP4,
     WIDE,
     check_misaligned,
@@ -17,6 +19,7 @@ from skinny_gemm_checks import (
 
 FILE = "skinny_gemm.cu"
 MISALIGNED = "parts/misaligned_tile.cuh"
+FMA = "gemm/skinny_fma.cuh"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
         FILE, "sync_warp();  // this stage has arrived", "// this stage has arrived", "K-major b"
@@ -106,6 +109,22 @@ FAULTS = {
     "the residual before the activation": Fault(
         FILE, "* p.alpha + bias[i];", "* p.alpha + bias[i] + residual[i];", "epilogues"
     ),
+    "lanes' shares of k are not added": Fault(
+        FMA, "total += shuffle_xor(total, distance(apart));", ";", "4 rows of FP32"
+    ),
+    "lanes add those of other columns": Fault(
+        FMA, "{1, 4, 8, 2, 16, 32}", "{1, 2, 4, 8, 16, 32}", "4 rows of FP32"
+    ),
+    "a lane takes the same chunk again": Fault(
+        FMA, "load(a[i], stage.a(row(i), chunk));", "load(a[i], stage.a(row(i), k));",
+        "FP32",
+    ),
+    "k and columns of a vector in each other's place": Fault(
+        FMA, "kMnMajorB ? b[depth][j] : b[j][depth]", "b[j][depth]", "MN-major FP32"
+    ),
+    "rows in others' place": Fault(
+        FMA, "return m + i * kLanesM;", "return m + i;", "FP32"
+    ),
     "values in each other's place after the activation": Fault(
         FILE, "values[3] = first;", "values[3] = values[0];", "epilogues"
     ),
@@ -120,6 +139,9 @@ CHECKS = {
     "K-major b": _check(16, 40, 1104, "float16", E4M3, "F", CONFIG),
     "8 rows": _check(8, 40, 304, "float16", E4M3, "F", replace(CONFIG, rows=8)),
     "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
+    "FP32": _check(16, 40, 300, "float32", None, "F", FP32),
+    "4 rows of FP32": _check(3, 40, 300, "float32", None, "F", FP32_4),
+    "MN-major FP32": _check(3, 40, 300, "float32", None, "C", FP32_4),
     "MN-major b": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
     "misaligned K-major b": lambda: check_misaligned(5, 300, 329, "F"),
     "bias of misaligned K-major b": lambda: check_misaligned_epilogue("bias"),

@@ -12,6 +12,8 @@ from products import MATMUL, SCALED, compare, random, to_numpy
 from skinny_gemm_checks import (
     CONFIG,
     E4M3,
+    FP32,
+    FP32_4,
     MISALIGNED,
     NVFP4,
     WIDE,
@@ -43,6 +45,48 @@ PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", NVFP4, "F", NARROW), (NVFP4, NVFP4, "F", replace(CONFIG, stages=2))),
     ("float16", None, "F", replace(NARROW, tile_k=64)),
 )  # fmt: skip
+
+
+@settings(max_examples=30)
+@given(data=st.data(), seed=st.integers(0, 2**20))
+def test_any_problem_of_fp32(target, data, seed):
+    """Few rows, few columns, which are a vector; tails, epilogues, results of other layouts."""
+    pick = lambda *values: data.draw(st.sampled_from(values))  # noqa: E731
+    config = pick(FP32, FP32_4, replace(FP32, tile_k=64, warps=2, stages=2))
+    few, many = data.draw(st.integers(1, config.rows)), 4 * data.draw(st.integers(1, 40))
+    k, layout = 4 * data.draw(st.integers(1, 150)), pick(*"CF")
+    swap_ab = pick(False, True)
+    sizes, layouts = ((many, few), layout + "F") if swap_ab else ((few, many), "C" + layout)
+    m, n = sizes
+    problem = MatmulProblem(
+        *(m, n, k, "float32"),
+        layout_a=layouts[0],
+        layout_b=layouts[1],
+        alpha=pick(1.0, -0.3),
+        bias=pick(None, (n,), (m, 1), (m, n)),
+        residual=pick(None, (m, n), (1, n)),
+        activation=pick(None, "relu", "gelu"),
+        out_dtype=pick(None, "float16"),
+        kind=pick("normal", "same_sign", "exact", "special"),
+    )
+    call = MATMUL.inputs(problem, seed, target.xp)
+    config = replace(config, swap_ab=swap_ab)
+    comparison = compare(MATMUL, *call.args, **call.kwargs, config=config)
+    assert comparison.ok, f"{problem!r} {config}: {comparison}"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_120a", "host"])
+@pytest.mark.parametrize("few", [1, 4, 5, 16])
+def test_few_rows_and_columns_of_fp32_are_streamed(arch, few):
+    f32 = dtypes.float32
+    row = GemmTask(1, few, 8192, 8192, f32, f32, K_MAJOR, K_MAJOR)
+    for task in (row, replace(row, layout_b=MN_MAJOR), row.swapped):
+        config = gemm.choose_config(replace(task, precision="fma"), arch)
+        assert isinstance(config, SkinnyGemmConfig)
+        assert config.swap_ab == (task.n == few) and config.rows == (4 if few <= 4 else 16)
+        for change in ({"aligned_16": False}, {"batch": 2}, {"k": 8190}):
+            other = gemm.choose_config(replace(task, **change), arch)
+            assert not isinstance(other, SkinnyGemmConfig)
 
 
 @settings(max_examples=30)
@@ -224,7 +268,7 @@ TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, K_MAJOR, K
     ("change", "of_task", "says"),
     [
         ({}, {"kernel": "dual_gemm"}, "a single product"),
-        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "up to 16 bits"),
+        ({"swap_ab": True}, {}, "of FP32"),
         ({}, {"b": FP4, "k": 1056}, "four scales at once"),
         ({}, {"b": FP4, "nvfp4_tma": False}, "codes by vectors"),
         ({}, {"b": dtypes.float16, "fp16_accumulate": True}, "accumulates in FP32"),

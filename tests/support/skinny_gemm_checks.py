@@ -25,6 +25,10 @@ CONFIG = SkinnyGemmConfig(32, 128, 4, 3)
 WIDE = SkinnyGemmConfig(64, 64, 2, 2)
 
 
+FP32 = SkinnyGemmConfig(32, 32, 4, 3)
+FP32_4 = replace(FP32, rows=4)
+
+
 MISALIGNED = replace(CONFIG, tile_k=64)
 
 
