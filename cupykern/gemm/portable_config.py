@@ -125,11 +125,13 @@ class GemmConfig:
 
     def _type_refusal(self, task: GemmTask, arch: str) -> str | None:
         compute, _ = self.computes(task)
+        if dtypes.float32 in (task.a, task.b):
+            return "the portable mainloop multiplies operands of up to 16 bits"
         if self.scalar_loads and FP4 in (task.a, task.b):
             return "NVFP4 is not read element by element"
         if self.fp8 and not (task.a in FP8 and task.b in FP8 and STRIDED not in self.layouts(task)):
             return "fp8 is for two FP8 operands that are K-major"
-        if self.promotes and compute in (dtypes.int8, dtypes.float32):
+        if self.promotes and compute == dtypes.int8:
             return f"promotes is for accumulators of 16-bit operands; got {compute}"
         if task.fp16_accumulate and not task.a == task.b == dtypes.float16:
             return f"only FP16 products are accumulated in FP16; got {task.a} and {task.b}"
@@ -145,7 +147,7 @@ class GemmConfig:
             self.computes(task),
             self.elements(task),
         )
-        step = 4 if compute == dtypes.float32 else 32 // compute.itemsize
+        step = 32 // compute.itemsize
         if sum(x.itemsize for x in elements) < 2 * compute.itemsize:
             step = 32  # mainloop.cuh: kMixedInput
         if promote_k % self.tile_k:

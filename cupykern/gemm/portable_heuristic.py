@@ -50,7 +50,7 @@ def _tiles(
     if arch == "sm_90a" and kernel == "gemm":
         scaled = block_scales and a in FLOAT16S and layout_b == K_MAJOR
         alone = fp16_accumulate or b == FP4 or scaled
-        scalar = not alone and compute != dtypes.float32
+        scalar = not alone
     else:
         rare = e5m2 or (block_scales and (layout_b == MN_MAJOR or a == dtypes.int8))
         scalar = not is_measured(arch) and (rare or (layout_a, layout_b) == (MN_MAJOR, K_MAJOR))
@@ -63,8 +63,6 @@ def _tiles(
     if scalar or strided:
         k_major = arch == "sm_90a" and (layout_a, layout_b) == (K_MAJOR, K_MAJOR)
         return (by_elements, small) if k_major and a == b in FLOAT16S else (by_elements,)
-    if compute == dtypes.float32:
-        return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
     if b == FP4:
         cols = 64 if gfx else 128
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if large_shared else few)

@@ -51,10 +51,8 @@ constexpr LaneOrder kLaneOrder =
 constexpr int kStep = kMixedInput ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
-// Full unrolling would take all registers: FP32's many steps for loads, NVFP4's for decoding.
-constexpr int kUnrolledSteps = kSame<ComputeA, float>                   ? 2
-                               : kScaled<ElementA> || kScaled<ElementB> ? 1
-                                                                        : kStepsPerWarp;
+// Full unrolling would take all registers for NVFP4's decoding.
+constexpr int kUnrolledSteps = kScaled<ElementA> || kScaled<ElementB> ? 1 : kStepsPerWarp;
 
 // An operand's tile in shared memory.
 template <class Element, int kLayout, int kExtent>

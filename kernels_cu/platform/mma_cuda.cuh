@@ -1,7 +1,7 @@
 // Matrix primitives on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from
 // sm_89 on.
 #pragma once
-#include "platform/mma_float.cuh"
+#include "platform/fragments.cuh"
 
 // --- 8 x 8 matrices of 16-bit elements -------------------------------------------------------
 namespace cuda {

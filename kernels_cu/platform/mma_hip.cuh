@@ -1,7 +1,7 @@
 // Matrix primitives on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is
 // multiplied as FP16: gfx942 has its own format, and no other has both standard ones.
 #pragma once
-#include "platform/mma_float.cuh"
+#include "platform/fragments.cuh"
 
 // Row (of A; column of B) lane % 16, k from lane / 16 % kGroups * kCount on.
 #if defined(__GFX9__)

@@ -1,7 +1,7 @@
 // Matrix primitives on the host: each lane loads its own elements, and the last lane to arrive
 // multiplies for the warp (host_mma.h), bit for bit as Hopper's tensor cores.
 #pragma once
-#include "platform/mma_float.cuh"
+#include "platform/fragments.cuh"
 
 // --- 8 x 8 matrices of 16-bit elements -------------------------------------------------------
 template <bool kTransposed = false, int kCount>

@@ -16,6 +16,7 @@ from cupykern import dtypes, inputs
 from cupykern.gemm import fma_heuristic
 from cupykern.gemm.fma_config import FmaGemmConfig
 from cupykern.gemm.gemm_task import GemmTask
+from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.ops.problems.products import MatmulProblem
 from cupykern.targets.limits import device
@@ -90,6 +91,11 @@ def test_all_tiles_add_in_the_same_order(target):
 )
 def test_configs_that_do_not_fit_are_refused(config, task, reason):
     assert reason in config.refusal(task, device("sm_90a"))
+
+
+def test_fp32_is_not_for_tensor_cores():
+    refusal = GemmConfig(64, 64, 32, 2, 2).refusal(task_of(64, 64, 64), device("sm_90a"))
+    assert "up to 16 bits" in refusal
 
 
 @pytest.mark.parametrize("layout_a", [K_MAJOR, MN_MAJOR, STRIDED])

@@ -14,7 +14,6 @@ from cupykern.kernels import Variant
 MATRIX_FORMATS = {
     **{cpp: number for cpp, (number, _) in FORMATS.items()},
     "int8_t": np.int8,
-    "float": np.float32,
 }
 _MATRICES = """
 // Rows of kBytes from global memory on; chunk c of row i.
@@ -76,7 +75,7 @@ _STORE = """
 @pytest.mark.parametrize(
     ("a", "b", "mn_major"),
     [
-        *((c, c, (i, j)) for c in ("half", "bf16", "float") for i in (0, 1) for j in (0, 1)),
+        *((c, c, (i, j)) for c in ("half", "bf16") for i in (0, 1) for j in (0, 1)),
         ("int8_t", "int8_t", (0, 0)),  # bytes lie along k
         *(
             pytest.param(a, b, (0, 0), marks=needs.fp8_products)
@@ -88,7 +87,7 @@ _STORE = """
 def test_products_of_fragments(target, a, b, mn_major):
     """Every element of the product, each in one place, added to what the accumulator held."""
     size = np.dtype(MATRIX_FORMATS[a]).itemsize
-    depth = 2 * (4 if a == "float" else 32 // size)
+    depth = 2 * 32 // size
     body = """
     Accumulator<A> acc[2][2] = {};
     for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
