@@ -68,8 +68,8 @@ def _fma_estimate(config: FmaConfig, task: GemmTask, sms: int) -> float:
     rows, cols = (task.n, task.m) if config.swap_ab else (task.m, task.n)
     blocks = math.ceil(math.ceil(cols / config.tile_n) / sms)
     of_sm = 4 * blocks * (config.tile_n + rows) * task.k / _FMA_C["sm_bytes"]
-    us = max(of_sm, 4 * (rows + cols) * task.k / _FMA_C["dram_bytes"])
-    return float(_FMA_C["launch"] + _FMA_C["tile"] + us)
+    us = max(of_sm + _FMA_C["tile"], 4 * (rows + cols) * task.k / _FMA_C["dram_bytes"])
+    return float(_FMA_C["launch"] + us)
 
 
 def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
