@@ -238,13 +238,11 @@ def variants(
             by_parts = SPLITS if arch in sm90_config.ARCHS else ()
             for of_a, of_b, precision in itertools.product(kinds, kinds, ("float32", *by_parts)):
                 task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b, precision=precision)
-                few = (
-                    c
-                    for m in (1, skinny_gemm.ROWS)
-                    for c in skinny_gemm.configs(replace(task, m=m), device(arch))
-                )
-                for config in (*gemm.configs(task, arch), *few):
+                for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
+                for m in (1, skinny_gemm.ROWS):
+                    for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
+                        found[gemm.variant(task, skinny)] = None
             continue
         for layout_a, layout_b in (
             (i, j) for i in (K_MAJOR, MN_MAJOR) for j in (K_MAJOR, MN_MAJOR)
