@@ -52,8 +52,8 @@ class EvenRows(RowConfig):
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row.
 _EVEN: dict[int, Table] = {  # by the elements' bytes
-    2: ((128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
-    4: ((256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
+    2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
+    4: ((128, 8, 4, 1), (256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
 }
 
 
