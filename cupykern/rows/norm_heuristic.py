@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import is_measured
-from .configs import RowConfig, SpanRows, fitting
+from .configs import RowConfig, fitting
 from .heuristic import register_cap, shared_configs, span_configs
 from .norm_configs import (
     NormRegisterRows,
@@ -22,9 +22,11 @@ _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 # (num_threads, threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first
 # that holds a row wins.  Several rows of a thread share its loads of weights, and their reductions.
 # where: NormRegisterRows (R) or NormSharedRows (S); W: weights_first.
+_SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # rows, of any of these
 _BLOCKS: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
+            *_SHORT,
             (128, 16, 2, 9, 1, "RW"),
             (128, 16, 4, 7, 1, "RW"),
             (64, 32, 4, 14, 1, "RW"),
@@ -34,6 +36,7 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
+            *_SHORT,
             (128, 16, 4, 8, 1, "RW"),
             (256, 32, 4, 4, 1, "RW"),
             (64, 64, 4, 16, 1, "RW"),
@@ -46,6 +49,7 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
     },
     True: {
         2: (
+            *_SHORT,
             (128, 16, 2, 8, 1, "RW"),
             (64, 32, 2, 18, 1, "RW"),
             (64, 32, 4, 11, 1, "RW"),
@@ -55,6 +59,7 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
+            *_SHORT,
             (128, 16, 4, 6, 1, "RW"),
             (64, 32, 4, 13, 1, "RW"),
             (64, 64, 4, 13, 1, "RW"),
@@ -72,6 +77,7 @@ _FEWER_ROWS = 16384
 _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
+            *_SHORT,
             (256, 64, 1, 6, 1, "RW"),
             (128, 32, 4, 8, 1, "R"),
             (128, 64, 4, 8, 1, "R"),
@@ -79,6 +85,7 @@ _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
             (512, 512, 4, 2, 1, "S"),
         ),
         4: (
+            *_SHORT,
             (128, 64, 2, 9, 1, "RW"),
             (64, 64, 4, 16, 1, "RW"),
             (128, 128, 4, 8, 1, "R"),
@@ -88,11 +95,13 @@ _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
     },
     True: {
         2: (
+            *_SHORT,
             (128, 128, 1, 8, 2, "R"),
             (128, 128, 4, 8, 1, "S"),
             (512, 512, 4, 2, 1, "S"),
         ),
         4: (
+            *_SHORT,
             (128, 128, 2, 8, 2, "R"),
             (256, 256, 4, 4, 1, "R"),
             (1024, 1024, 4, 1, 1, "R"),
@@ -135,14 +144,15 @@ _PERSISTENT: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]
 }
 # SpanRows: (num_threads, elements of a thread, min_blocks).
 _SPANS = {2: ((128, 32, 9),), 4: ((256, 32, 4),)}
-_SHORT_BYTES = 128  # of rows, up to which SpanRows are first: they give a row fewer threads
 # To FP8 and int8.
 _QUANTIZED: dict[int, _Table] = {
     2: (
+        (128, 8, 1, 8, 1, "R"),
         (128, 32, 4, 6, 1, "R"),
         (128, 128, 4, 8, 2, "S"),
     ),
     4: (
+        (128, 8, 1, 8, 1, "R"),
         (128, 32, 8, 4, 1, "R"),
         (128, 128, 8, 8, 1, "S"),
         (512, 512, 8, 2, 1, "S"),
@@ -241,8 +251,6 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
     is_rms = not (rows.centered or rows.quantized)
     if is_rms and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         others.sort(key=lambda c: isinstance(c, NormRegisterRows) and c.vectors_per_thread == 8)
-    if layout.num_cols * itemsize <= _SHORT_BYTES:
-        others.sort(key=lambda c: not isinstance(c, SpanRows))
     others.sort(key=lambda c: c.chunked)
     first = [c for c in persistent if 2 * layout.num_cols > c.chunk]
     return (*first, *others, *(c for c in persistent if c not in first))
