@@ -14,6 +14,7 @@ from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
 _REGISTERS: dict[int, Table] = {
     2: (
+        (128, 2, 8, 12),
         (128, 8, 8, 12),
         (128, 32, 8, 12),
         (64, 32, 32, 16),
@@ -21,6 +22,7 @@ _REGISTERS: dict[int, Table] = {
         (512, 512, 32, 2),
     ),
     4: (
+        (128, 2, 4, 12),
         (128, 8, 4, 12),
         (128, 32, 4, 12),
         (64, 64, 16, 16),
@@ -31,7 +33,6 @@ _REGISTERS: dict[int, Table] = {
 
 # SpanRows: (num_threads, elements of a thread, min_blocks).
 _SPANS = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
-_SHORT_BYTES = 32  # of rows, up to which SpanRows are first: they give a row fewer threads
 
 # The fewest vectors of ClusterRows' rows, by the elements' bytes: FP16 of 1500 columns 80% to 96%
 # of a copy, of 1001 90% to 85%, FP32 of 2047 97% to 103%, of 1500 104% to 103%.
@@ -117,7 +118,4 @@ def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
             c.cluster_size > 1 and not c.has_room(rows.arch, rows.itemsize, 3),
         )
     )
-    clusters = fitting(cluster_configs(rows), rows)
-    if rows.layout.num_cols * rows.itemsize <= _SHORT_BYTES:
-        return (*spans, *registers, *clusters, *shared)
-    return (*registers, *clusters, *spans, *shared)
+    return (*registers, *fitting(cluster_configs(rows), rows), *spans, *shared)
