@@ -194,7 +194,7 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
         alone = []  # on a multiprocessor, where each block has one
         if not is_misaligned(task) and (task.b == FP4 or task.b.itemsize == 2):
             alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))
-        if task.a.itemsize > task.b.itemsize and task.b != FP4:
+        if task.a.itemsize > task.b.itemsize:
             alone.append(SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows))
         fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= multiprocessors(arch)]
         found = [*fit, *found, *(c for c in alone if c not in fit)]
