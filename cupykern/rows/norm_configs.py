@@ -82,7 +82,9 @@ class NormRegisterRows(EvenNormRows):
 
 @dataclass(frozen=True)
 class NormSharedRows(EvenNormRows):
-    """Even rows of a block or cluster in shared memory: one variant for clusters of all sizes."""
+    """Even rows of a block or cluster in shared memory: one variant for clusters of all sizes, but
+    for those of two blocks without `generic` (H200, FP16 of 20480 columns: rms_norm 13% faster,
+    layer_norm 9%)."""
 
     num_threads: int
     threads_per_row: int
@@ -99,7 +101,7 @@ class NormSharedRows(EvenNormRows):
         self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()
     ) -> Variant:
         variant = super().variant(op, x_dtype, constants)
-        if self.cluster_size == 1:
+        if self.cluster_size <= (1 if self.generic else 2):
             return variant
         launched = self.num_threads, self.cluster_size
         return replace(variant, cluster_size=MAX_CLUSTER, launched=launched)

@@ -179,7 +179,9 @@ def norm_configs(
             for threads, vectors, cluster in persistent
         ),
         *_even(arch, itemsize, blocks[itemsize]),
-        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize], centered),
+        *_clusters(
+            arch, itemsize, _CLUSTERS[centered, has_residual][itemsize], centered, has_residual
+        ),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
         *_with_options(arch, itemsize),
     )
@@ -223,16 +225,22 @@ def _even(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
 
 
 def _clusters(
-    arch: str, itemsize: int, table: _ClusterTable, centered: bool = False
+    arch: str,
+    itemsize: int,
+    table: _ClusterTable,
+    centered: bool = False,
+    has_residual: bool = True,
 ) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         return ()
-    # Of 16 bits rms_norm has the same configs with and without a residual: one variant.
+    # Of 16 bits rms_norm has the same configs with and without a residual: one variant, but for
+    # clusters of two blocks without one, whose size is known to the compiler (NormSharedRows).
     generic = itemsize == 2 and not centered
     return tuple(
         NormSharedRows(
             *(threads, threads, VECTOR_BYTES // itemsize, vectors, cluster),
-            *(register_cap(arch, blocks), rows, weights_first, generic),
+            *(register_cap(arch, blocks), rows, weights_first),
+            generic and (has_residual or cluster > 2),
         )
         for threads, vectors, cluster, blocks, rows, weights_first in table
     )

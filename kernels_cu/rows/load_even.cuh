@@ -38,6 +38,8 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 128 : 64) ? 4
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
+// Whether clusters of fewer blocks are launched, too.
+constexpr bool kFewerBlocks = kClusterSize > 2;
 constexpr int kPartials = kClusterSize * kWarpsPerRow;  // at most
 constexpr int kBlockChunk = kChunk / kClusterSize;
 // Whether a register-resident row is unpacked to FP32 once: for one warp, and with a residual,
@@ -56,7 +58,7 @@ struct EvenTile {
 
     DEVICE static EvenTile here(int64_t num_cols, int blocks_log2) {
         EvenTile at{RowThread::here(), int(num_cols), 0.0f};
-        if constexpr (kClusterSize > 1) at.t.blocks = 1 << blocks_log2;
+        if constexpr (kFewerBlocks) at.t.blocks = 1 << blocks_log2;
         // Keeps the compiler from hoisting dependent values above the branch on `unpredicated`,
         // where they would hold registers.
         at.t.lane = opaque(at.t.lane);

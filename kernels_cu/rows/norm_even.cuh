@@ -105,14 +105,14 @@ DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kU
         origin = partials[0].first;
 #pragma unroll
         for (int i = lane; i - lane < kPartials; i += kLanes) {
-            if (kClusterSize > 1 && i >= count) break;
+            if (kFewerBlocks && i >= count) break;
             s.first += at.count_of(i) * (partials[i].first - origin);
         }
         s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
     }
 #pragma unroll
     for (int i = lane; i - lane < kPartials; i += kLanes) {
-        if (kClusterSize > 1 && i >= count) break;
+        if (kFewerBlocks && i >= count) break;
         s.squares += partials[i].squares;
         if constexpr (kCentered) {
             const float distance = (partials[i].first - origin) - s.first;
@@ -212,7 +212,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                            const void* bias, void* y, Element* sum, const StatisticOutputs& outputs,
                            const EvenParams& params, const ColdParams& cold) {
     const auto at = EvenTile<kUnpredicated>::here(cold.num_cols, params.blocks_log2);
-    const int64_t cluster = blockIdx.x >> (kClusterSize > 1 ? int(params.blocks_log2) : 0);
+    const int64_t cluster =
+        kFewerBlocks ? blockIdx.x >> params.blocks_log2 : blockIdx.x / kClusterSize;
     const int64_t group = cluster * kRowsPerBlock + at.t.row_in_block;
     const int64_t row = group * kRowsPerThread, rest = cold.num_rows - row;
     const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
