@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .configs import SharedRows, SpanRows
@@ -101,8 +100,3 @@ def span_configs(
 def register_cap(arch: str, min_blocks: int) -> int:
     """min_blocks, a cap on registers measured on Hopper; 1 elsewhere, where it may spill."""
     return min_blocks if arch == "sm_90a" else 1
-
-
-def few_of(arch: str, table: tuple[Any, ...], step: int = 2) -> tuple[Any, ...]:
-    """`table`, of rising size; on unmeasured devices each `step`th of it, with the largest."""
-    return table if is_measured(arch) else table[(len(table) - 1) % step :: step]
