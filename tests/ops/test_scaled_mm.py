@@ -28,7 +28,7 @@ from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, by_vectors
 from cupykern.gemm.split_plan import REDUCE_SPLIT_K
 from cupykern.op import Call, RandomDraw
-from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of
+from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of, variants
 from cupykern.ops.scaled_mm import PAIRS as SCALED_PAIRS
 from cupykern.ops.scaled_mm import SCALES, ScaledProblem, nvfp4_variants
 from cupykern.tools import options
@@ -122,6 +122,10 @@ def test_the_default_dtype_of_a_product():
 # --- configs -------------------------------------------------------------------------------------
 
 
+# Products of FP32 operands have mainloops of their own (test_gemm_fma.py, test_split_float32.py).
+MATMUL_PAIRS = tuple(pair for pair in PAIRS if "float32" not in pair)
+
+
 def portable_variants(arch: str) -> set:
     """Without those of NVFP4 (test_nvfp4.py)."""
     variants = {v for op in (MATMUL, SCALED) for v in op.variants(arch) if v.kernel == "gemm"}
@@ -137,7 +141,7 @@ def test_every_variant_is_chosen_by_some_product():
     """Over sizes from 1 to 8192: a tile that nothing chooses would be dead weight."""
     for arch in ("sm_80", "sm_90a", "sm_120a", "gfx942", "gfx1100"):
         chosen = set()
-        for blocks, pairs in ((False, PAIRS), (True, SCALED_PAIRS)):
+        for blocks, pairs in ((False, MATMUL_PAIRS), (True, SCALED_PAIRS)):
             for a, b in ((dtypes.NAMES[p], dtypes.NAMES[q or p]) for p, q in pairs):
                 for layouts in ((0, 0), (0, 1), (1, 0), (1, 1), (STRIDED, STRIDED)):
                     if layouts[0] != STRIDED and not by_vectors(a, b, *layouts, blocks):
@@ -155,7 +159,8 @@ def test_every_variant_is_chosen_by_some_product():
 
 def test_every_variant_on_hopper_is_chosen_by_some_product():
     """Of those that portable_variants has not, but misaligned rows (test_skinny_gemm.py)."""
-    wanted = {v for op in (MATMUL, SCALED) for v in op.variants("sm_90a")} - {
+    of_products = (*variants("sm_90a", MATMUL_PAIRS), *SCALED.variants("sm_90a"))
+    wanted = set(of_products) - {
         *portable_variants("sm_90a"),
         *nvfp4_variants("sm_90a"),
         ALIGN_ROWS,
@@ -165,7 +170,7 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
     wanted = {v for v in wanted if v.kernel != "dequantize_8bit"}  # of DecodeFirst
     draw = RandomDraw(1)
     tasks = []
-    for blocks, pairs in ((False, PAIRS), (True, SCALED_PAIRS)):
+    for blocks, pairs in ((False, MATMUL_PAIRS), (True, SCALED_PAIRS)):
         for a, b in ((dtypes.NAMES[p], dtypes.NAMES[q or p]) for p, q in pairs):
             for layouts in ((0, 0), (0, 1), (1, 0), (1, 1)):
                 if by_vectors(a, b, *layouts, blocks):
@@ -287,7 +292,7 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (TypeError, "activation must be a string", (A, B), {"activation": 3}),
         (TypeError, "alpha must be a real number", (A, B), {"alpha": "1"}),
         (
-            TypeError, "config must be a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, ", (A, B),
+            TypeError, "config must be a GemmConfig, FmaGemmConfig, SplitFloat32, ", (A, B),
             {"config": "fast"}
         ),
         (TypeError, "out must have dtype", (A, B), {"out": np.ones((4, 6), np.float32)}),
