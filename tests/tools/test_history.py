@@ -208,6 +208,8 @@ KEPT = {
     "attention.decode_config": {"_tiles"},
     "cache": {"_private"},
     "environment": {"_cache_dir"},
+    "gemm.float32_heuristic": {"configs"},
+    "gemm.fma_heuristic": {"_configs"},
     "gemm.portable_heuristic": {"_tiles", "_dual_tiles", "configs"},
     "gemm.sm90_heuristic": {"table"},
     "inputs": {"_normal_block"},
