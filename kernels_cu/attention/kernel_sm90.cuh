@@ -7,16 +7,17 @@
 
 namespace attention {
 
-struct ArgumentsSm90 {
+template <class Arrays> struct ArgumentsSm90 {
     const TensorMap &q_map, &k_map, &v_map, &out_map;
     RowArrays statistics;
-    MaskArrays mask;
+    Arrays mask;
     const int32_t *cu_seqlens_q, *cu_seqlens_k, *schedule;
     uint32_t* counter;
 };
 
 template <class Traits> struct KernelSm90 {
-    using Params = AttentionParams;
+    using Params = typename Traits::Params;
+    using Arguments = ArgumentsSm90<typename Traits::Arrays>;
     using Storage = SharedStorage<Traits>;
     using Scheduler = TileScheduler<Traits>;
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
@@ -27,11 +28,11 @@ template <class Traits> struct KernelSm90 {
                                                                  : 160;
 
     const Params& params;
-    const ArgumentsSm90& arguments;
+    const Arguments& arguments;
     Storage& storage;
 
     DEVICE void run() {
-        const ArgumentsSm90& a = arguments;
+        const Arguments& a = arguments;
         if (threadIdx.x == 0) {
             prefetch_tensor_map(a.q_map);
             prefetch_tensor_map(a.k_map);

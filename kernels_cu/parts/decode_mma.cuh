@@ -1,7 +1,7 @@
 // A warp's work on a tile: S = Q K^T, the online softmax, O += P V.
 //
 // Scores, probabilities and output accumulators of the warp's rows, keys and columns
-// (parts/decode_warp_layout.cuh) stay in registers, as in attention.cu (parts/online_softmax.cuh).
+// (parts/decode_warp_layout.cuh) stay in registers, as in attention_block.cuh (parts/online_softmax.cuh).
 // Constants: see decode_attention.cu.
 #pragma once
 #include "parts/decode_epilogue.cuh"
