@@ -3,7 +3,8 @@
 // Step 0: scores (B, H, Sq, Sk) = q k^T, scaled and masked; one thread a score.
 // Step 1: exp(score - row max) and the row statistics; 32 threads a row.
 // Step 2: out = scores v / row sum; one thread an element.
-// Constants: Element, kGeneral.  Launch: grid (32, 1 or 1 thread for each of these), block (kNumThreads).
+// Constants: Element, kGeneral.  Launch: grid (32, 1 or 1 thread for each of these), block
+// (kNumThreads).
 #pragma once
 #include "parts/attention_score.cuh"
 

@@ -1,4 +1,5 @@
-// Policies of a score: what is done to scale * q k^T before masks, and where a row's softmax begins.
+// Policies of a score: what is done to scale * q k^T before masks, and where a row's softmax
+// begins.
 #pragma once
 #include "parts/attention_work_tile.cuh"
 #include "parts/math.cuh"
@@ -25,9 +26,9 @@ struct GeneralScore {
     using Arrays = ScoreArrays;
     static constexpr bool kGeneral = true;
 
-    // softcap * tanh(scale * x / softcap), where tanh(y) = 1 - 2 / (1 + e^2y).
-    DEVICE static float capped(const ScoreParams& options, float x) {
-        const float cap = options.softcap, power = exp2_approx(x * options.softcap_exponent);
+    // cap * tanh(y), where tanh(y) = 1 - 2 / (1 + e^2y) and 2y log2 e = x * exponent.
+    DEVICE static float capped(float x, float cap, float exponent) {
+        const float power = exp2_approx(x * exponent);
         return multiply_add(-2.0f * cap, reciprocal_approx(1.0f + power), cap);
     }
     // distance: of the key from the query's aligned position.
@@ -40,7 +41,8 @@ struct GeneralScore {
                              const ForEach& for_each) {
         const ScoreParams& options = params.options;
         if (options.softcap != 0.0f) {
-            for_each([&](float& x, float) { x = capped(options, x); });
+            for_each(
+                [&](float& x, float) { x = capped(x, options.softcap, options.softcap_exponent); });
         }
         if (arrays.slopes) {
             const float slope =
