@@ -209,7 +209,7 @@ def run(
     causal: bool,
     scale: float,
     config: DecodeConfig | None,
-    options: tuple[ScoreOptions, Any, Any],
+    options: tuple[ScoreOptions, Any, Any] = (ScoreOptions(), None, None),
 ) -> DecodePlan | None:
     """Launch a call whose arguments are checked; contents of lengths and block table are not.
 

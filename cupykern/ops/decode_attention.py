@@ -133,7 +133,9 @@ def decode_attention(
     scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
-    options = check_options(q, *shape[:2], causal, scale, window, softcap, alibi_slopes, sinks)
+    options = check_options(
+        q, shape[0], shape[1], causal, scale, window, softcap, alibi_slopes, sinks
+    )
     if options[0] not in (ScoreOptions(), CAUSAL):
         check_positions(options[0], max_keys)
     out_shape = (*shape[:3], v_cache.shape[3])
