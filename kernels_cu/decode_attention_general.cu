@@ -1,5 +1,5 @@
-// decode_attention_general.cu: decode_attention.cu with the options of parts/decode_score.cuh: windows,
-// soft caps, ALiBi and sinks.  Keys before the window of the first query are in no chunk.
+// decode_attention_general.cu: decode_attention.cu with the options of parts/decode_score.cuh:
+// windows, soft caps, ALiBi and sinks.  Keys before the window of the first query are in no chunk.
 // Constants and launch: decode_attention.cu; kTileM is 16.
 #include "parts/decode_mainloop.cuh"
 

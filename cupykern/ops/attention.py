@@ -66,6 +66,8 @@ def attention(
     >>> k = v = np.ones((1, 2, 128, 64), np.float16)  # 4 query heads share a KV head
     >>> cupykern.attention(q, k, v, causal=True).shape
     (1, 8, 128, 64)
+    >>> cupykern.attention(q, k, v, causal=True, window=(63, 0), softcap=30.0).shape
+    (1, 8, 128, 64)
 
     Arguments:
 

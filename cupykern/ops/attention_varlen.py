@@ -77,6 +77,11 @@ def attention_varlen(
     >>> cu = np.array([0, 2, 5], np.int32)
     >>> cupykern.attention_varlen(q, k, v, cu, cu, max_seqlen_q=3, max_seqlen_k=3).shape
     (5, 8, 64)
+    >>> sinks = np.zeros(8, np.float32)
+    >>> cupykern.attention_varlen(
+    ...     q, k, v, cu, cu, max_seqlen_q=3, max_seqlen_k=3, window=(1, 0), sinks=sinks
+    ... ).shape
+    (5, 8, 64)
 
     Arguments:
 

@@ -66,6 +66,8 @@ def decode_attention(
     >>> lens = np.array([100, 512], np.int32)
     >>> cupykern.decode_attention(q, k, v, seq_lens=lens).shape
     (2, 8, 1, 64)
+    >>> cupykern.decode_attention(q, k, v, seq_lens=lens, window=(127, 0)).shape
+    (2, 8, 1, 64)
 
     Arguments:
 

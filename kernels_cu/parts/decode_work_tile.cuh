@@ -84,8 +84,9 @@ struct GeneralDecodeParams : DecodeParams {
     }
 };
 
-// The chunks of a sequence, a function of its length and the window alone.  The chunk size doubles from min_chunk
-// so that a short sequence has at most one group of chunks and a long one at most kMaxChunks.
+// The chunks of a sequence, a function of its length alone (and of the window).  The chunk size
+// doubles from min_chunk so that a short sequence has at most one group of chunks and a long one at
+// most kMaxChunks.
 struct Chunks {
     int size, count;  // keys of a chunk; at least one chunk, which may have no keys
 

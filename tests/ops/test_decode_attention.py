@@ -19,6 +19,7 @@ from decode_checks import (
     check_infinite_value,
     check_keys_behind,
     check_large_caches,
+    check_sinks_of_chunks,
     check_small_weights,
     check_strides_of_tables,
     check_who_computes,
@@ -200,6 +201,10 @@ def test_an_infinite_value_is_one_in_the_result(target):
 
 def test_lengths_and_tables_of_the_device_are_clamped(target):
     check_clamped(target)
+
+
+def test_a_sink_counts_once():
+    check_sinks_of_chunks()
 
 
 def test_caches_may_have_more_than_2_to_the_32_bytes():
