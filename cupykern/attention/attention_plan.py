@@ -168,7 +168,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for head_dim in HEAD_DIMS
         for mode in (0, 1, GENERAL_MODE)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
-        if not (mode == GENERAL_MODE and half_scores and arch == "sm_90a")
+        if not (mode == GENERAL_MODE and half_scores)
         for config in configs(head_dim, mode, arch, half_scores=half_scores)
     ]
     fast = [

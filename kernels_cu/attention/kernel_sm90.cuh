@@ -22,10 +22,10 @@ template <class Traits> struct KernelSm90 {
     using Scheduler = TileScheduler<Traits>;
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
     // Registers per thread, of an SM's 65536.
-    static constexpr int kProducerRegisters = Traits::kDivergent ? 56 : kConsumers == 2 ? 40 : 32;
-    static constexpr int kConsumerRegisters = Traits::kDivergent ? 224
-                                              : kConsumers == 2  ? 232
-                                                                 : 160;
+    static constexpr bool kManyInProducer =
+        Traits::kDivergent || (Traits::kGeneral && Traits::kVarlen);
+    static constexpr int kProducerRegisters = kManyInProducer ? 56 : kConsumers == 2 ? 40 : 32;
+    static constexpr int kConsumerRegisters = kManyInProducer ? 224 : kConsumers == 2 ? 232 : 160;
 
     const Params& params;
     const Arguments& arguments;
