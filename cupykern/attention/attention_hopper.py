@@ -139,8 +139,6 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "a tile of keys lies in one block of a mask"
     if task.naive or task.half_scores:
         return "FP16 accumulators are the portable kernel's"
-    if kind.varlen and kind.mode:
-        return "masks of padded batches are the portable kernel's"
     if task.prescale and not kind.general and (kind.varlen or kind.mode == 2):
         return "scales up to 0 of varlen sequences and masks of blocks are the portable kernel's"
     if kind.varlen and task.batch > MOST_SEQUENCES:

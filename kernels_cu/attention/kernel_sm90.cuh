@@ -23,7 +23,7 @@ template <class Traits> struct KernelSm90 {
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
     // Registers per thread, of an SM's 65536.
     static constexpr bool kManyInProducer =
-        Traits::kDivergent || (Traits::kGeneral && Traits::kVarlen);
+        Traits::kDivergent || (Traits::kGeneral && Traits::kDynamic);
     static constexpr int kProducerRegisters = kManyInProducer ? 56 : kConsumers == 2 ? 40 : 32;
     static constexpr int kConsumerRegisters = kManyInProducer ? 224 : kConsumers == 2 ? 232 : 160;
 

@@ -165,8 +165,8 @@ template <class Traits> struct ScoreMask {
     // Masked scores become -inf.  query_row: the tile's first row.
     DEVICE void apply_limits(const int& query_row) const {
         const int sk = keys.sk(params), key = keys.first_key(params);
-        const int seen = keys.end_of_first(params);
-        const int end = seen < sk ? seen : sk;  // of the first row
+        const int end =
+            keys.end_of_first(params) < sk ? keys.end_of_first(params) : sk;  // of the first row
         // In the window of the last row too.
         bool begun = true;
         if constexpr (Traits::kGeneral) begun = key >= keys.begin_of_first(params) + 63;
@@ -189,7 +189,8 @@ template <class Traits> struct ScoreMask {
             }
             if (keys.type() == kCausalBlock) block_end = first_row + params.mask.causal_offset + 1;
         }
-        const int limit = seen < block_end ? seen : block_end;
+        const int limit =
+            keys.end_of_first(params) < block_end ? keys.end_of_first(params) : block_end;
         if (key + kTileN <= limit && key + kTileN <= sk && begun) return;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

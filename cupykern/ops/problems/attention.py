@@ -412,7 +412,7 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     fits = fits and (general or not (mode == 2 and prescales(BLOCK_MASK, p.scale)))
     if p.lens is not None:  # a batch in rows
         whole = p.b == 1 or (min(p.sq, p.sk) > 1 and p.view == "C" and p.d == p.dv)
-        fits = fits and mode == 0 and whole
+        fits = fits and whole
     kind = attention_hopper.Kind(mode, uniform, p.lens is not None, general)
     return kind if fits and p.sq and p.sk else None
 
