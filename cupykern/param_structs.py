@@ -2,8 +2,9 @@
 
 The C++ struct is the only description of the layout.  What is read: numbers, pointers, structs
 (also unnamed, or with one `int` template parameter) and arrays of them, whose sizes are literals,
-enumerators or constants.  Member functions, static members and enums take no memory.  Anything else
-raises ValueError with file and line.  The layout is that of 64-bit Linux and of GPUs.
+enumerators or constants.  A struct may have one base.  Member functions, static members and enums
+take no memory.  Anything else raises ValueError with file and line.  The layout is that of 64-bit
+Linux and of GPUs.
 """
 
 from __future__ import annotations
@@ -87,22 +88,33 @@ class _Reader:
     def struct(self, name: str, argument: int | None = None) -> _Type:
         """argument: of the template, if it is one."""
         template = "" if argument is None else r"template <int (\w+)>\s+"
-        declaration = rf"\n{template}struct (?:alignas\((\d+)\) )?{name} \{{"
+        declaration = rf"\n{template}struct (?:alignas\((\d+)\) )?{name} (?:: (\w+) )?\{{"
         found = list(re.finditer(declaration, self._text))
         if len(found) != 1:
             self._fail(f"there are {len(found)} declarations of struct {name}")
-        *parameters, alignment = found[0].groups()
+        *parameters, alignment, base = found[0].groups()
         behind, self._at = self._at, found[0].end()
-        read = self._members(dict.fromkeys(parameters, argument or 0), int(alignment or 1))
+        scope = dict.fromkeys(parameters, argument or 0)
+        before = self.struct(base).dtype if base else None
+        read = self._members(scope, int(alignment or 1), before)
         self._at = behind
         return read
 
-    def _members(self, scope: dict[str, int], alignment: int = 1) -> _Type:
-        """The struct whose members begin here.  scope: its constants."""
+    def _members(
+        self, scope: dict[str, int], alignment: int = 1, base: np.dtype | None = None
+    ) -> _Type:
+        """The struct whose members begin here.  scope: its constants.  base: comes first; its size
+        is a multiple of 8."""
         names: list[str] = []
         formats: list[np.dtype] = []
         offsets: list[int] = []
         size = 0
+        if base is not None:
+            for name, field in (base.fields or {}).items():
+                names.append(name)
+                formats.append(field[0])
+                offsets.append(field[1])
+            size, alignment = base.itemsize, max(alignment, 8)
         while not self._has("}"):
             if enum := _MEMBER_ENUM.match(self._text, self._at):
                 scope |= _enumerators(enum[1])

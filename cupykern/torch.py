@@ -274,15 +274,19 @@ dequant_softmax = _register(
     "ScalarType? dtype=None) -> Tensor[]",
     _logits,
 )
+_SCORE_OPTIONS = (
+    "SymInt[2]? window=None, float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None"
+)
 decode_attention = _register(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seq_lens=None, "
     'Tensor? block_table=None, str layout="hnd", bool causal=True, float? scale=None, '
-    "bool return_lse=False) -> Tensor[]",
+    f"{_SCORE_OPTIONS}, bool return_lse=False) -> Tensor[]",
     lambda q, v_cache, return_lse, **_: _attention(q, v_cache, "bhsd", return_lse),
 )
 attention = _register(
     "attention(Tensor q, Tensor k, Tensor v, bool causal=False, str? causal_align=None, "
-    'Tensor? mask=None, SymInt? input_pos=None, float? scale=None, str layout="bhsd", '
+    "Tensor? mask=None, Tensor? seq_lens=None, SymInt? input_pos=None, float? scale=None, "
+    f'{_SCORE_OPTIONS}, str layout="bhsd", '
     'str qk_accumulate="float32", bool return_lse=False, bool return_row_stats=False, '
     'str algorithm="flash") -> Tensor[]',
     _attention,
@@ -290,7 +294,8 @@ attention = _register(
 attention_varlen = _register(
     "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
     "SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal=False, "
-    'str causal_align="bottom_right", float? scale=None, bool return_lse=False) -> Tensor[]',
+    f'str causal_align="bottom_right", float? scale=None, {_SCORE_OPTIONS}, '
+    "bool return_lse=False) -> Tensor[]",
     _varlen,
 )
 rope_and_cache = _register(

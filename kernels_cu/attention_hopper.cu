@@ -19,7 +19,7 @@ KERNEL void attention_hopper(GRID_CONSTANT TensorMap q_map, GRID_CONSTANT Tensor
                              const int32_t* cu_seqlens_k, const int32_t* schedule,
                              uint32_t* counter, const AttentionParams params) {
     SHARED_STORAGE(Kernel::Storage, storage);
-    const attention::ArgumentsSm90 arguments{
+    const Kernel::Arguments arguments{
         q_map,
         k_map,
         v_map,

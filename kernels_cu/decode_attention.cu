@@ -21,6 +21,6 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
                              const int* seq_lens, const int* block_table, Element* out, float* lse,
                              void* partial_results, uint32_t* counters, const DecodeParams params) {
     SHARED_STORAGE(DecodeStorage, storage);
-    decode_block(storage, params, {k_cache, v_cache}, seq_lens, block_table, q, out, lse,
-                 partial_results, counters);
+    decode_block<PlainDecodeScore>(storage, params, {}, {k_cache, v_cache}, seq_lens, block_table,
+                                   q, out, lse, partial_results, counters);
 }

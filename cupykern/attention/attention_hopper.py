@@ -16,7 +16,7 @@ from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
-from .attention_task import AttentionTask
+from .attention_task import NO_MASK, AttentionTask
 
 _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
 _STORED_ROWS = 16  # a warp's
@@ -32,14 +32,20 @@ _MANY = 0x7FFF0000  # more than any coordinate
 
 class Kind(NamedTuple):
     """What the variants of a task differ by.  mode: attention_task.mask_mode's; uniform: a mask's
-    blocks are of 128 queries and keys; varlen: sequences of different lengths."""
+    blocks are of 128 queries and keys; varlen: sequences of different lengths; general: scores have
+    options (GeneralScore)."""
 
     mode: int = 0
     uniform: bool = False
     varlen: bool = False
+    general: bool = False
 
 
-KINDS = (Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True))
+# General variants with masks are compiled when they are called.
+KINDS = (
+    *(Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True)),
+    *(Kind(general=True), Kind(varlen=True, general=True)),
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,9 @@ def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
         return (AttentionHopperConfig(128, 64 if head_dim == 256 else 128),)
     return {
         64: (
-            AttentionHopperConfig(128, 128) if kind.varlen else AttentionHopperConfig(192, 128, 3),
+            AttentionHopperConfig(128, 128)
+            if kind.varlen or kind.general
+            else AttentionHopperConfig(192, 128, 3),
         ),
         128: (AttentionHopperConfig(128, 128),),
         256: (AttentionHopperConfig(128, 80),),
@@ -116,7 +124,10 @@ def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
 
 def kind_of(task: AttentionTask) -> Kind:
     large = task.mask.blocks[:2] == (7, 7)  # 2**7 queries, 2**7 keys
-    return Kind(task.mode, task.mode == 2 and large, task.totals is not None)
+    # Scales and options are in all general variants, without a mask's.
+    mode = 0 if task.general and task.mask.kind == NO_MASK else task.mode
+    varlen = task.totals is not None or task.lengths
+    return Kind(mode, mode == 2 and large, varlen, task.general)
 
 
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
@@ -128,13 +139,15 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "a tile of keys lies in one block of a mask"
     if task.naive or task.half_scores:
         return "FP16 accumulators are the portable kernel's"
-    if task.prescale and (kind.varlen or kind.mode == 2):
+    if task.prescale and not kind.general and (kind.varlen or kind.mode == 2):
         return "scales up to 0 of varlen sequences and masks of blocks are the portable kernel's"
     if kind.varlen and task.batch > MOST_SEQUENCES:
         return f"more than {MOST_SEQUENCES} varlen sequences are the portable kernel's"
     sizes = _sizes(task)
     if 0 in (n for size in sizes for n in size):
         return "TMA has no arrays without elements"
+    if task.lengths and rows_of_elements(task) is None:
+        return "padded batches are whole rows apart, the same number in k and v, and in q and out"
     strides = [s for operand in (task.q, task.k, task.v, task.out) for s in operand]
     steps = zip([n for size in sizes for n in size[:3]], strides, strict=True)
     if any(step <= 0 for size, step in steps if size > 1):
@@ -149,13 +162,14 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
     uniform = "true" if kind.uniform else "false"
     mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>")[kind.mode]
     sequences = "Varlen" if kind.varlen else "Batched"
+    score = ", GeneralScore" if kind.general else ""
     traits = (
         f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
         f"attention::Tile<{head_dim}, {c.tile_m}, {c.tile_n}>, {stages}, "
-        f"attention::{mask}, attention::{sequences}>"
+        f"attention::{mask}, attention::{sequences}{score}>"
     )
     return Variant(
-        "attention_hopper",
+        "attention_hopper_general" if kind.general else "attention_hopper",
         (("Traits", traits),),
         (),
         c.num_threads,
@@ -163,9 +177,25 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
     )
 
 
+def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
+    """(rows of q and out, of k and v) from an element of a padded batch to the next; None: these
+    are not whole, or differ."""
+    if task.batch == 1:
+        return 0, 0
+    rows = []
+    for length, *operands in ((task.sq, task.q, task.out), (task.sk, task.k, task.v)):
+        apart = {divmod(batch, row) if row > 0 else (0, 1) for batch, _, row in operands}
+        (count, rest), *others = apart
+        if length == 1 or rest or others:
+            return None
+        rows.append(count)
+    return rows[0], rows[1]
+
+
 def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
     """(batch, heads, rows, dim) of q, k, v and out."""
     batch, sq, sk = (1, *t.totals) if t.totals else (t.batch, t.sq, t.sk)
+    batch = 1 if t.lengths else batch  # in rows, as of varlen sequences
     return (
         (batch, t.heads, sq, t.head_dim),
         (batch, t.kv_heads, sk, t.head_dim),
@@ -177,7 +207,7 @@ def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
 def maps(task: AttentionTask, config: AttentionHopperConfig) -> tuple[MapPlan, ...]:
     """Of q, k, v and out."""
     rows = config.tile_m, config.tile_n, config.tile_n, _STORED_ROWS
-    make = _ragged_map if task.totals else _map
+    make = _ragged_map if kind_of(task).varlen else _map
     return tuple(
         make(task.dtype, shape, tuple(s * task.dtype.itemsize for s in steps), n)
         for shape, steps, n in zip(
@@ -205,7 +235,9 @@ def _ragged_map(
 
 def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
     """Whether `schedule` gives an order of its own."""
-    plain = task.offset is not None and not task.mode and task.totals is None
+    kind = kind_of(task)
+    bounded = task.options[:2] != (-1, -1) if task.general else task.offset is not None
+    plain = bounded and not kind.mode and not kind.varlen
     return plain and blocks < num_tiles <= _MAX_SCHEDULED
 
 
@@ -219,9 +251,14 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
     """
     if not is_scheduled(task, len(order), blocks):
         return None
-    rows = np.minimum((order + 1) * config.tile_m, task.sq)
-    keys = np.clip(rows + task.offset, 0, task.sk)
-    costs = -(-keys // config.tile_n) + _C["tile_cost"]
+    rows = np.minimum((order + 1) * config.tile_m, task.sq) + task.offset
+    left, right = task.options[:2] if task.general else (-1, 0)
+    ends = np.clip(rows + right, 0, task.sk) if right >= 0 else task.sk
+    tiles_of_keys = -(-ends // config.tile_n)
+    if left >= 0:
+        first = np.maximum(order * config.tile_m + task.offset - left, 0) // config.tile_n
+        tiles_of_keys = np.maximum(tiles_of_keys - first, 0)
+    costs = tiles_of_keys + np.zeros(len(order)) + _C["tile_cost"]
     heap = [(0.0, block) for block in range(blocks)]
     tiles: list[list[int]] = [[] for _ in range(blocks)]
     for tile, cost in enumerate(costs.tolist()):
@@ -279,9 +316,10 @@ def hopper_plan(
     plans = maps(task, config)
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        counter = arrays[14] if num_counters else None
-        given = (*arrays[4:14], *[None] * (14 - len(arrays)))
-        return (*encoded_maps(target, plans, arrays), *given, planned, counter, params)
+        own, counter = (arrays[:-1], arrays[-1]) if num_counters else (arrays, None)
+        given, options = (*own[4:14], *[None] * (14 - len(own))), own[14:]
+        return (*encoded_maps(target, plans, arrays), *given, planned, counter, *options, params)
 
-    num_counters = int(task.mode == 2 or task.totals is not None)
+    kind = kind_of(task)
+    num_counters = int(kind.mode == 2 or kind.varlen)
     return AttentionHopperPlan(target, num_counters, Repeated(kernel, *sizes, arguments))

@@ -1,6 +1,6 @@
 """How attention is launched: configs, variants and parameters.
 
-The Python half of kernels_cu/attention.cu and attention_naive.cu.
+The Python half of kernels_cu/attention.cu and attention_naive.cu, and of their general variants.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
-from .attention_task import BLOCK_MASK, HEAD_DIMS, AttentionTask
+from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 _LOG2_E = math.log2(math.e)
@@ -42,7 +42,7 @@ class AttentionConfig:
     num_warps: int
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (attention.cu: AttentionStorage)."""
+        """Dynamic shared memory (parts/attention_products.cuh: AttentionStorage)."""
         return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
 
 
@@ -76,7 +76,7 @@ def refusal(
 
 
 def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
-    """The config for heads that are padded to head_dim; mode: mask_mode's.
+    """The config for heads that are padded to head_dim; mode: mask_mode's, or GENERAL_MODE.
 
     Warps of 32 queries read keys and values from shared memory half as often as those of 16; where
     their registers do not hold that, or a block's shared memory, tiles are smaller.
@@ -88,6 +88,8 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         if head_dim == 64:
             return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and not mode else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
+    if mode == GENERAL_MODE and head_dim == 256:
+        return less
     if mode and head_dim <= 128 and arch != "sm_90a":
         return less
     if mode or head_dim == 256 or arch == "sm_90a":  # where Hopper's kernel has what is large
@@ -134,8 +136,9 @@ def flash_variant(
         if hopper is None:
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
         return attention_hopper.variant(dtype, head_dim, hopper, config)
+    general = mode == GENERAL_MODE
     return Variant(
-        "attention",
+        "attention_general" if general else "attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         (
             ("kHeadDim", head_dim),
@@ -143,23 +146,29 @@ def flash_variant(
             ("kTileN", config.tile_n),
             ("kMasked", mode > 0 or half_scores),  # FP16 scores are rare
             ("kHalfScores", half_scores),
+            ("kGeneral", general),
         ),
         32 * config.num_warps,
     )
 
 
-def naive_variant(dtype: np.dtype) -> Variant:
-    return Variant("attention_naive", (("Element", dtypes.CPP_NAMES[dtype]),), (), _NAIVE_THREADS)
+def naive_variant(dtype: np.dtype, general: bool = False) -> Variant:
+    return Variant(
+        "attention_naive_general" if general else "attention_naive",
+        (("Element", dtypes.CPP_NAMES[dtype]),), (("kGeneral", general),), _NAIVE_THREADS,
+    )  # fmt: skip
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """Every variant on an architecture."""
+    """Every variant on an architecture, but on Hopper for general ones that are rare: with FP16
+    accumulators, naive ones, and with masks."""
     flash = [
         flash_variant(dtype, head_dim, mode, half_scores, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for mode in (0, 1)
+        for mode in (0, 1, GENERAL_MODE)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
+        if not (mode == GENERAL_MODE and half_scores)
         for config in configs(head_dim, mode, arch, half_scores=half_scores)
     ]
     fast = [
@@ -169,7 +178,12 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for kind in (attention_hopper.KINDS if arch in _HOPPER else ())
         for config in attention_hopper.configs(head_dim, kind)
     ]
-    return tuple(dict.fromkeys((*flash, *fast, *map(naive_variant, DTYPES))))
+    naive = [
+        naive_variant(dtype, general)
+        for dtype in DTYPES
+        for general in ((False,) if arch == "sm_90a" else (False, True))
+    ]
+    return tuple(dict.fromkeys((*flash, *fast, *naive)))
 
 
 def has_half_scores(dtype: np.dtype, arch: str) -> bool:
@@ -184,15 +198,19 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
     """The legal configs, the fastest measured first."""
     t, arch = task, device.arch
     if t.naive:
-        return (choose_config(t.padded_head_dim, t.mode, arch),)
+        return (choose_config(t.padded_head_dim, _portable_mode(t), arch),)
     fits = device.warp_size == 32 and attention_hopper.unfit(t) is None
     kind = attention_hopper.kind_of(t) if fits else None
-    return configs(t.padded_head_dim, t.mode, arch, t.sq, kind, t.half_scores)
+    return configs(t.padded_head_dim, _portable_mode(t), arch, t.sq, kind, t.half_scores)
+
+
+def _portable_mode(task: AttentionTask) -> int:
+    """Its mask mode: general variants have one for all masks."""
+    return GENERAL_MODE if task.general else max(task.mode, int(task.half_scores))
 
 
 def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | None:
-    mode = max(task.mode, int(task.half_scores))
-    reason = refusal(config, task.padded_head_dim, mode, device.arch)
+    reason = refusal(config, task.padded_head_dim, _portable_mode(task), device.arch)
     if reason or not isinstance(config, AttentionHopperConfig):
         return reason
     if device.warp_size != 32:
@@ -202,7 +220,7 @@ def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | No
 
 def _variant(task: AttentionTask, config: AnyConfig) -> Variant:
     t, kind = task, attention_hopper.kind_of(task)
-    return flash_variant(t.dtype, t.padded_head_dim, t.mode, t.half_scores, config, kind)
+    return flash_variant(t.dtype, t.padded_head_dim, _portable_mode(t), t.half_scores, config, kind)
 
 
 def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
@@ -212,6 +230,8 @@ def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
         "mask": t.mask.kind, "blocks": t.mask.blocks[:2], "varlen": t.totals is not None,
         "half_scores": t.half_scores, "prescale": t.prescale,
     }  # fmt: skip
+    if t.general:
+        kinds |= {"options": t.options, "lengths": t.lengths}
     return {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}, kinds
 
 
@@ -240,7 +260,8 @@ class AttentionPlan(NamedTuple):
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
-        and both cu_seqlens; None where absent.  places: what addresses of all CuPy's arrays follow
+        and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
+        slopes and sinks; None where absent.  places: what addresses of all CuPy's arrays follow
         from."""
         if len(arrays) == 4:
             arrays += (None,) * 10
@@ -248,8 +269,9 @@ class AttentionPlan(NamedTuple):
             self.kernel(self.grid, (*arrays, self.params), self.shared_bytes)
             return
         scores = maker(xp)((self.scores,), np.float32)
+        options = arrays[13:] if len(arrays) > 14 else ()  # lengths, slopes, sinks
         for step, grid in enumerate(self.naive_grids):
-            self.kernel(grid, (*arrays[:12], scores, self.params, np.int64(step)))
+            self.kernel(grid, (*arrays[:12], *options, scores, self.params, np.int64(step)))
 
     def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
         """launch(places, *given): `launch` of arrays(*given)."""
@@ -268,10 +290,13 @@ def attention_plan(
     if grid >= 2**31:
         raise ValueError(f"attention has {grid} tiles, more than 2^31 - 1")
 
-    params = zeros("parts/attention_work_tile.cuh", "AttentionParams")
+    struct = "GeneralParams" if t.general else "AttentionParams"
+    params = zeros("parts/attention_work_tile.cuh", struct)
     for name in ("q", "k", "v", "out"):
         params[name] = getattr(t, name)
     params["stats"] = (0, t.totals[0], 1) if t.totals else (t.heads * t.sq, t.sq, 1)
+    if t.lengths and isinstance(config, AttentionHopperConfig):  # whose rows are counted, too
+        params["stats"]["batch"] -= (attention_hopper.rows_of_elements(t) or (0, 0))[0]
     for name in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v"):
         params[name] = getattr(t, name)
     params["tiles"] = tiles
@@ -286,11 +311,14 @@ def attention_plan(
         mask[name] = value
     mask["block_stride_b"], mask["block_stride_h"] = m.block_strides
     mask["causal_offset"] = m.causal_offset
-    params["prescale"] = t.prescale
+    capped = t.options.softcap != 0  # which scales, too
+    params["prescale"] = t.prescale and not capped
     params["score_scale"] = t.scale if t.prescale else 1.0
     params["exponent_scale"] = (1.0 if t.prescale else t.scale) * _LOG2_E
     params["unit"] = 1.0 if t.prescale else t.scale
-    params["causal"] = t.offset is not None
+    if t.general:
+        _set_options(params["options"], t, config)
+    params["causal"] = t.options.right >= 0 if t.general else t.offset is not None
     params["offset"] = t.offset or 0
     params["bottom_right"] = t.bottom_right
     if t.naive:
@@ -299,7 +327,7 @@ def attention_plan(
         grids = tuple(max(1, -(-count // _NAIVE_THREADS)) for count in counts)
         if max(grids) >= 2**31:
             raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
-        kernel = get_kernel(target, naive_variant(t.dtype))
+        kernel = get_kernel(target, naive_variant(t.dtype, t.general))
         return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
     kernel = get_kernel(target, FAMILY.variant(t, config))
     if isinstance(config, AttentionHopperConfig):
@@ -314,6 +342,18 @@ def attention_plan(
     return AttentionPlan(
         kernel, grid, config.shared_bytes(head_dim), target.by_value(params), None, 0
     )
+
+
+def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> None:
+    """ScoreParams of a general task."""
+    options = task.options
+    params["left"], params["right"] = options.left, options.right
+    params["slope_batch"], params["slope_head"] = options.slopes or (0, 0)
+    if options.softcap:
+        params["softcap"] = options.softcap
+        params["softcap_exponent"] = 2 * _LOG2_E * task.scale / options.softcap
+    if task.lengths and isinstance(config, AttentionHopperConfig):
+        params["q_rows"], params["k_rows"] = attention_hopper.rows_of_elements(task) or (0, 0)
 
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:

@@ -9,6 +9,8 @@ import numpy as np
 HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
 
+GENERAL_MODE = 3  # in place of mask_mode's: scores have options, with any mask
+
 
 def prescales(kind: int, scale: float | None) -> bool:
     """Whether scores are scaled before the largest is found: the sign of the scale matters there,
@@ -42,12 +44,29 @@ class MaskPlace(NamedTuple):
     causal_offset: int = 0
 
 
+class ScoreOptions(NamedTuple):
+    """Options of a score without their arrays.
+
+    left, right: of a window: keys from i + offset - left to i + offset + right; -1: any.
+    softcap: 0: none.  slopes: strides of alibi_slopes, of the batch and the head; None: none.
+    sinks: whether there are any.
+    """
+
+    left: int = -1
+    right: int = -1
+    softcap: float = 0.0
+    slopes: tuple[int, int] | None = None
+    sinks: bool = False
+
+
 class AttentionTask(NamedTuple):
     """A call without its arrays.  Strides, in elements: of the batch (or 0), the head and the row.
 
     totals: (rows of q, rows of k) of varlen sequences, whose sq and sk are the longest; else None.
     offset: causal queries i keep keys j <= i + offset; None: not causal.  bottom_right: of varlen
-    sequences, where each has an offset of its own.
+    sequences, where each has an offset of its own, and of lengths.  General tasks have an offset
+    always; whether they are causal is in options.right.
+    options: what a general variant does.  lengths: of a padded batch, whose sk is the most.
     """
 
     dtype: np.dtype
@@ -69,6 +88,13 @@ class AttentionTask(NamedTuple):
     bottom_right: bool = False
     half_scores: bool = False
     naive: bool = False
+    options: ScoreOptions = ScoreOptions()
+    lengths: bool = False
+
+    @property
+    def general(self) -> bool:
+        """Whether it needs a general variant (parts/attention_score.cuh: GeneralScore)."""
+        return self.lengths or self.options != ScoreOptions()
 
     @property
     def padded_head_dim(self) -> int:
@@ -80,4 +106,6 @@ class AttentionTask(NamedTuple):
 
     @property
     def prescale(self) -> bool:
-        return prescales(self.mask.kind, self.scale)
+        options = self.options
+        of_options = options.softcap != 0 or options.slopes is not None
+        return of_options or prescales(self.mask.kind, self.scale)

@@ -87,7 +87,8 @@ def merge_states_bytes(dim: int, threads: int) -> int:
 class DecodeTask(NamedTuple):
     """All that decides how a call is computed.
 
-    rows: of a KV head, its query heads times the queries.  max_keys: of a sequence.
+    rows: of a KV head, its query heads times the queries.  max_keys: of a sequence, in its window.
+    general: scores have options (parts/decode_score.cuh).
     """
 
     dtype: np.dtype
@@ -97,6 +98,7 @@ class DecodeTask(NamedTuple):
     dim: int
     dim_v: int
     max_keys: int
+    general: bool = False
 
     @property
     def padded_dim(self) -> int:
@@ -155,6 +157,8 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     num_sms: of the device; None: as most devices of `arch`.
     """
     small, large = _tiles(arch, task.padded_dim)
+    if task.general:
+        large = small  # decode_merge.cu, for more than 16 rows, knows no windows
     tile = small if task.rows <= small.tile_m else large
     if task.rows > tile.tile_m and arch == "sm_90a":
         # Row tiles of a KV head read the same keys; smaller chunks give more blocks with keys of
@@ -169,7 +173,7 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     # win from a block on nine of ten SMs.
     if 10 * task.num_work_tiles(replace(tile, chunks_per_block=CHUNKS_PER_GROUP)) < 9 * sms:
         chunks = 1
-    full = _full_sm_tiles(arch, task.padded_dim) if tile is small else ()
+    full = _full_sm_tiles(arch, task.padded_dim) if tile is small and not task.general else ()
     found: dict[DecodeConfig, None] = {}
     for n in (chunks, 1, 8, 16, 32):
         config = replace(tile, chunks_per_block=n)
@@ -192,6 +196,8 @@ def choose_config(task: DecodeTask, arch: str, num_sms: int | None = None) -> De
 def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     reason = _refusal(config, task.padded_dim, arch) or _cluster_refusal(config, task, arch)
+    if not reason and task.general and (config.has_merge_kernel or config.cluster > 1):
+        reason = "with windows, caps, slopes or sinks tile_m must be 16, and cluster 1"
     return reason and f"{reason}; got {config}"
 
 
@@ -239,8 +245,11 @@ def _cluster_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str |
     return None
 
 
-def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
-    """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table.
+def variant(
+    dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False, general: bool = False
+) -> Variant:
+    """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table;
+    general: scores have options.
 
     One variant for both but in clusters, where ptxas 13.0 makes code of it that no GPU can run.
     """
@@ -254,7 +263,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         "kPaged": EITHER if config.cluster == 1 else int(paged),
     }
     return Variant(
-        "decode_attention",
+        "decode_attention_general" if general else "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
@@ -282,8 +291,14 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for dim in _PADDED_DIMS
         for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim)))
     ]
+    general = [
+        variant(t, dim, _tiles(arch, dim)[0], general=True)
+        for t in (dtypes.float16, dtypes.bfloat16)
+        for dim in _PADDED_DIMS
+    ]
     return (
         *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),
+        *general,
         *(merge_variant(*kind) for kind in kinds if kind[-1].has_merge_kernel),
     )
 
@@ -294,6 +309,8 @@ def _traits(task: DecodeTask) -> tuple[dict[str, int], dict[str, Any]]:
         "heads": t.num_kv_heads, "rows": t.rows, "dtype": t.dtype.name, "dim": t.dim,
         "dim_v": t.dim_v,
     }  # fmt: skip
+    if t.general:
+        kinds["general"] = True
     return {"batch": t.batch, "keys": t.max_keys}, kinds
 
 
@@ -302,6 +319,6 @@ FAMILY = Family(
     (DecodeConfig,),
     lambda task, device: configs(task, device.arch, device.multiprocessors),
     lambda config, task, device: refusal(config, task, device.arch),
-    lambda task, config: variant(task.dtype, task.padded_dim, config),
+    lambda task, config: variant(task.dtype, task.padded_dim, config, general=task.general),
     _traits,
 )

@@ -13,6 +13,7 @@ from ..rows.row_layout import Operand, operand
 from ..runtime import plans, workspace
 from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
+from .attention_task import ScoreOptions
 from .decode_config import (
     CHUNKS_PER_GROUP,
     FAMILY,
@@ -32,6 +33,7 @@ class DecodeCall(NamedTuple):
     q, out: (B, H, Sq, D).  k, v: (B or num_pages, Hkv, keys, D).  Rows of q, k and v are contiguous
     and 16-byte aligned.
     table_stride: of the block table, in elements; None: contiguous caches.
+    options: right 0 is causal.
     """
 
     dtype: np.dtype
@@ -46,6 +48,19 @@ class DecodeCall(NamedTuple):
     table_stride: int | None
     causal: bool
     scale: float
+    options: ScoreOptions = ScoreOptions()
+
+    @property
+    def general(self) -> bool:
+        """Whether it is more than causal."""
+        return self.options._replace(right=-1) != ScoreOptions() or self.options.right > 0
+
+    @property
+    def most_seen(self) -> int:
+        """Keys that the queries of a sequence may see."""
+        if self.options.left < 0:
+            return self.max_keys
+        return min(self.max_keys, self.options.left + self.q_shape[2])
 
 
 class DecodePlan(NamedTuple):
@@ -67,12 +82,14 @@ class DecodePlan(NamedTuple):
     num_counters: int
 
     def launch(
-        self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
-    ) -> None:
+        self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        """options: slopes and sinks, of general variants."""
         partials = counters = None
         if self.partial_bytes:
             partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
-        args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
+        args = (q, k, v, lens, table, out, lse, partials, counters, *options, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
         if self.merge is not None:
             merged = (lens, out, lse, partials, self.params)
@@ -91,7 +108,9 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     batch, num_heads, num_queries, dim = call.q_shape
     num_kv_heads, page_size = call.k_shape[1:3]
     rows = num_heads // num_kv_heads * num_queries
-    task = DecodeTask(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys)
+    task = DecodeTask(
+        call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.most_seen, call.general
+    )
     config = FAMILY.config(task, target, given)
     max_chunks = task.max_chunks(config)
     grid = task.num_work_tiles(config)
@@ -134,7 +153,10 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         "causal": call.causal,
         "scale_log2": call.scale * math.log2(math.e),
     }
-    params = zeros("parts/decode_work_tile.cuh", "DecodeParams")
+    if call.general:
+        values |= _general_values(call)
+    struct = "GeneralDecodeParams" if call.general else "DecodeParams"
+    params = zeros("parts/decode_work_tile.cuh", struct)
     for name, value in values.items():
         params[name] = value
     for name, x in (
@@ -148,7 +170,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         merge = get_kernel(target, merge_variant(*kind))
     row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
     return DecodePlan(
-        kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
+        kernel=get_kernel(target, variant(*kind, call.table_stride is not None, call.general)),
         merge=merge,
         merge_grid=row_tiles * merge_blocks,
         merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // CHUNKS_PER_GROUP)
@@ -162,6 +184,22 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     )
 
 
+def _general_values(call: DecodeCall) -> dict[str, Any]:
+    """What GeneralDecodeParams has besides."""
+    options = call.options
+    batch, head = options.slopes or (0, 0)
+    values = {
+        "left": options.left, "right": options.right, "slope_batch": batch, "slope_head": head,
+        "score_scale": call.scale,
+    }  # fmt: skip
+    if options.softcap:
+        exponent = 2 * math.log2(math.e) * call.scale / options.softcap
+        values |= {"softcap": options.softcap, "softcap_exponent": exponent}
+    if options.softcap or options.slopes is not None:
+        values["scale_log2"] = math.log2(math.e)
+    return values
+
+
 def run(
     target: Target,
     arrays: tuple[Any, Any, Any, Any, Any],
@@ -171,11 +209,13 @@ def run(
     causal: bool,
     scale: float,
     config: DecodeConfig | None,
+    options: tuple[ScoreOptions, Any, Any] = (ScoreOptions(), None, None),
 ) -> DecodePlan | None:
     """Launch a call whose arguments are checked; contents of lengths and block table are not.
 
     arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
-    Returns the plan, None where arrays had to be copied.
+    options: those of a score, slopes and sinks.  Returns the plan, None where arrays had to be
+    copied.
     """
     *inputs, lens, table = arrays
     is_copy = False
@@ -194,9 +234,9 @@ def run(
             table, is_copy = packed(table), True
         table_stride = steps_of(table)[0] // 4
     sizes = q.shape, k.shape, v.shape[3], max_keys
-    call = DecodeCall(*(q.dtype, *sizes, *operands, table_stride, bool(causal), scale))
+    call = DecodeCall(*(q.dtype, *sizes, *operands, table_stride, bool(causal), scale, options[0]))
     found = plan(target, call, config)
-    found.launch(target, q, k, v, lens, table, y, lse)
+    found.launch(target, q, k, v, lens, table, y, lse, *(options[1:] if call.general else ()))
     return None if is_copy else found
 
 

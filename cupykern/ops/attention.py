@@ -7,30 +7,33 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, reference
-from ..arrays import assign, maker
+from ..arrays import assign, in_elements, maker, packed
 from ..attention import attention_plan
 from ..attention.attention_hopper import AttentionHopperConfig
 from ..attention.attention_plan import AttentionConfig
-from ..attention.attention_task import AttentionTask
+from ..attention.attention_task import AttentionTask, ScoreOptions
 from ..attention.block_mask import BlockMask
 from ..op import Op
 from ..runtime import plans
+from ..targets import is_cupy
 from .checks.attention import (
     arrays_of,
     block_arrays,
     check_accumulate,
     check_array_mask,
     check_block_mask,
-    check_causal,
+    check_offset,
     check_operands,
     check_scale,
     check_shapes,
     mask_arrays,
+    padded_size,
     starts_at,
     steps,
     walkable,
     walks,
 )
+from .checks.score_options import as_int32, check_lens, check_options, check_positions
 from .problems import attention as problems
 
 
@@ -42,8 +45,13 @@ def attention(
     causal: bool = False,
     causal_align: str | None = None,
     mask: Any = None,
+    seq_lens: Any = None,
     input_pos: int | None = None,
     scale: Any = None,
+    window: tuple[int, int] | None = None,
+    softcap: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
     layout: str = "bhsd",
     qk_accumulate: str = "float32",
     return_lse: bool = False,
@@ -58,24 +66,35 @@ def attention(
     >>> k = v = np.ones((1, 2, 128, 64), np.float16)  # 4 query heads share a KV head
     >>> cupykern.attention(q, k, v, causal=True).shape
     (1, 8, 128, 64)
+    >>> cupykern.attention(q, k, v, causal=True, window=(63, 0), softcap=30.0).shape
+    (1, 8, 128, 64)
 
     Arguments:
 
     q: (B, H, Sq, D), float16 or bfloat16.
     k, v: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), of q's dtype.  H is a multiple of Hkv; query head h
-        uses KV head h // (H // Hkv) (grouped-query attention).  D and Dv are multiples of 8 up to
-        256.
+        uses KV head h // (H // Hkv) (grouped-query attention).  D and Dv are 1 to 256; arrays with
+        other sizes than multiples of 8 are copied, and padded to one.
     causal: query i sees keys j <= i + offset; default: every query sees all keys.
     causal_align, input_pos: the offset.  causal_align="top_left": 0; "bottom_right": Sk - Sq, the
         last query sees all keys.  input_pos, an integer >= 0, is added: the number of keys before
         query 0.  Where Sq == Sk both may be None (offset 0); where Sq != Sk one of them is
-        required.
+        required, also by window and alibi_slopes.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
     mask: combined with causal.  One of:
         a bool array that broadcasts to (B, H, Sq, Sk), True = keep;
         a float16, bfloat16 or float32 array that broadcasts alike, added to the scaled scores; -inf
         masks the key;
         a `BlockMask` for Sq queries and Sk keys, whose masked blocks are skipped.
+    seq_lens: int32 (numpy: also int64) (B,), the number of keys of each sequence of a padded batch;
+        what k and v hold after them never reaches a result.  "bottom_right" is then the sequence's
+        length minus Sq.
+    window: (left, right): query i sees keys i + offset - left <= j <= i + offset + right, -1: any.
+        Combined with causal.  Tiles of keys outside are not visited.
+    softcap: a positive number c: scaled scores s become c tanh(s / c).
+    alibi_slopes: float32 (H,) or (B, H): slope * |i + offset - j| is subtracted from a score.
+    sinks: float32 (H,), finite: a key of this score whose value is 0 joins the softmax of each row
+        of head h; log-sum-exp, row_max and row_sum include it.
     layout: "bhsd", the shapes above, or "bshd": q (B, Sq, H, D), k and v (B, Sk, Hkv, ...), result
         (B, Sq, H, Dv).
     return_lse: also return the log-sum-exp (natural log) of the scaled and biased scores of the
@@ -91,8 +110,9 @@ def attention(
     Returns out, (B, H, Sq, Dv) of q's dtype, or a tuple: out, lse if return_lse, then row_max and
     row_sum if return_row_stats.  Statistics are float32 (B, H, Sq) in both layouts.
 
-    Scores, softmax and accumulators are FP32; probabilities are rounded to q's dtype before the
-    product with v.  A query that sees no key gives zeros, lse and row_max -inf, row_sum 0.
+    A score is scaled, capped, then come ALiBi, a bias, masks and sinks.  Scores, softmax and
+    accumulators are FP32; probabilities are rounded to q's dtype before the product with v.  A
+    query that sees no key gives zeros, and without sinks lse and row_max -inf, row_sum 0.
 
     NaN and infinities of k reach only queries that see the key.  Those of v may also make NaN of
     other queries of a tile that is computed (0 * NaN), but never from a skipped block.
@@ -101,8 +121,8 @@ def attention(
     copied first.
 
     Raises TypeError (wrong kind of argument or dtype), ValueError (shape, value, overlap, device,
-    config; causal with Sq != Sk and no alignment) and NotImplementedError (float32 inputs,
-    qk_accumulate="float16" where it is not supported).
+    config; causal, window or alibi_slopes with Sq != Sk and no alignment) and NotImplementedError
+    (float32 inputs, qk_accumulate="float16" where it is not supported).
 
     Formula: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.  Algorithm: Dao,
     FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
@@ -113,13 +133,16 @@ def attention(
         array_mask, sizes = None, mask.sizes
         arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
     call = ("attention", causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
-            return_row_stats, algorithm, config, sizes)  # fmt: skip
+            return_row_stats, algorithm, config, sizes, window, softcap)  # fmt: skip
+    with_arrays = not (seq_lens is None and alibi_slopes is None and sinks is None)
+    if with_arrays:
+        arrays = (*arrays, None)[:5] + (None, seq_lens, alibi_slopes, sinks)
     key, known, places = plans.find(call, out, *arrays)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
-        target, out_shape, stats_shape, plan = known
+        target, out_shape, stats_shape, plan, more = known
         y = maker(target.xp)(out_shape, q.dtype) if out is None else out
-        if not (return_lse or return_row_stats or sizes):
+        if not (return_lse or return_row_stats or sizes or more):
             if mask is None:
                 plan.launch(target.xp, (q, k, v, y), (*places, y.data.ptr))
             else:
@@ -128,7 +151,8 @@ def attention(
             return y
         stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
         arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
-        plan.launch(target.xp, (q, k, v, y, *stats, *arrays, None, None))
+        rest = (None, seq_lens, alibi_slopes, sinks) if more else (None, None)
+        plan.launch(target.xp, (q, k, v, y, *stats, *arrays, *rest))
         return _results(y, stats)
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 4)
@@ -141,18 +165,29 @@ def attention(
     places = (0, 2, 1, 3) if layout == "bshd" else (0, 1, 2, 3)
     heads_first = tuple(x.transpose(places) for x in (q, k, v))
     batch, heads, sq, dim, kv_heads, sk, dim_v = check_shapes(*heads_first)
-    offset = check_causal(causal, causal_align, input_pos, sq, sk)
-    arguments.check_flags(return_lse=return_lse, return_row_stats=return_row_stats)
+    arguments.check_flags(causal=causal, return_lse=return_lse, return_row_stats=return_row_stats)
     scale = check_scale(scale, dim)
+    options, slopes, rows_sinks = check_options(
+        q, batch, heads, causal, scale, window, softcap, alibi_slopes, sinks
+    )
+    lens = check_lens(seq_lens, q, sk, "k's")
+    bounded = (options.left, options.right) != (-1, -1)
+    needed_by = "causal=True" if causal else "window" if bounded else None
+    if needed_by is None and slopes is not None:
+        needed_by = "alibi_slopes"
+    offset = check_offset(causal_align, input_pos, sq, sk, needed_by)
+    options, offset = _simplified(options, offset, lens is not None, sq, sk)
     half_scores = check_accumulate(qk_accumulate, q.dtype, target)
     shape = (batch, heads, sq, dim_v)
     if mask is not None and not isinstance(mask, BlockMask):
         mask = check_array_mask(mask, q, (batch, heads, sq, sk))
     elif mask is not None:
         check_block_mask(mask, q, (batch, heads, sq, sk))
+    others = {"seq_lens": lens, "alibi_slopes": slopes, "sinks": rows_sinks}
     out_shape = tuple(shape[i] for i in places)
     if out is not None:
-        arguments.check_new_out(out, out_shape, q.dtype, arrays_of(q, k, v, mask))
+        there = {name: x for name, x in others.items() if is_cupy(x) == is_cupy(out)}
+        arguments.check_new_out(out, out_shape, q.dtype, {**arrays_of(q, k, v, mask), **there})
     with arguments.on_device(target):
         xp = target.xp
         y = maker(xp)(out_shape, q.dtype) if out is None else out
@@ -160,21 +195,46 @@ def attention(
         if 0 not in shape:
             q, k, v = (walkable(x) for x in heads_first)
             into = y.transpose(places)
-            place = into if walks(into) else maker(xp)(shape, q.dtype)
+            padded = *shape[:3], padded_size(dim_v)
+            place = into if walks(into) else maker(xp)(padded, q.dtype)
             arrays, mask_place = mask_arrays(mask)
-            copied = any(x is not y for x, y in zip((q, k, v), heads_first, strict=True))
             task = AttentionTask(
-                *(q.dtype, batch, heads, kv_heads, sq, sk, dim, dim_v),
+                *(q.dtype, batch, heads, kv_heads, sq, sk, padded_size(dim), padded_size(dim_v)),
                 *(steps(q), steps(k), steps(v), steps(place), scale, offset, mask_place),
-                half_scores=half_scores, naive=algorithm == "naive",
+                half_scores=half_scores, naive=algorithm == "naive", options=options,
+                lengths=lens is not None,
+                bottom_right=lens is not None and causal_align == "bottom_right",
             )  # fmt: skip
+            lens = as_int32(target, lens)
+            if lens is not None and not (lens.flags.c_contiguous and in_elements(lens)):
+                lens = packed(lens)
+            arrays += (None, lens, slopes, rows_sinks) if task.general else (None, None)
             plan = attention_plan.attention_plan(target, task, config)
-            plan.launch(xp, (q, k, v, place, *stats, *arrays, None, None))
+            plan.launch(xp, (q, k, v, place, *stats, *arrays))
+            given = *heads_first, seq_lens, alibi_slopes, sinks
+            used = q, k, v, lens, slopes, rows_sinks
+            copied = any(x is not y for x, y in zip(used, given, strict=True))
             if place is not into:
-                assign(into, place)
+                assign(into, place[..., :dim_v])
             elif not copied and (array_mask is None or starts_at(mask, array_mask)):
-                plans.remember(key, (target, out_shape, shape[:3], plan))
+                plans.remember(key, (target, out_shape, shape[:3], plan, task.general))
     return _results(y, stats)
+
+
+def _simplified(
+    options: ScoreOptions, offset: int | None, lengths: bool, sq: int, sk: int
+) -> tuple[ScoreOptions, int | None]:
+    """What a plain variant can do becomes causal attention or none: (no options, its offset)."""
+    position = offset or 0
+    if options.left >= sq - 1 + position:  # the last query sees the first key
+        options = options._replace(left=-1)
+    right = options.right
+    if lengths or options._replace(right=-1) != ScoreOptions():
+        check_positions(options, sq, sk, position)
+        return options, position
+    if right < 0:
+        return ScoreOptions(), None
+    return ScoreOptions(), min(max(position + right, -sq), sk)  # beyond: none, or all
 
 
 def scaled_dot_product_attention(

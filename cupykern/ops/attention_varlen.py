@@ -12,7 +12,13 @@ from ..arrays import assign, in_elements, maker, packed
 from ..attention import attention_plan
 from ..attention.attention_hopper import AttentionHopperConfig
 from ..attention.attention_plan import AttentionConfig
-from ..attention.attention_task import NO_MASK, AttentionTask, mask_mode
+from ..attention.attention_task import (
+    GENERAL_MODE,
+    NO_MASK,
+    AttentionTask,
+    ScoreOptions,
+    mask_mode,
+)
 from ..kernels import Variant
 from ..numerics import namespace
 from ..op import Call, Draw, Work
@@ -27,11 +33,22 @@ from .checks.attention import (
     check_operands,
     check_scale,
     check_shapes,
+    padded_size,
     steps,
     walkable,
     walks,
 )
-from .problems.attention import DTYPES, KINDS, bench_sizes, in_memory, values
+from .checks.score_options import CAUSAL, check_options, check_positions
+from .problems.attention import (
+    DTYPES,
+    KINDS,
+    NO_OPTIONS,
+    ScoreChoice,
+    bench_sizes,
+    draw_options,
+    in_memory,
+    values,
+)
 
 
 def attention_varlen(
@@ -46,6 +63,10 @@ def attention_varlen(
     causal: bool = False,
     causal_align: str = "bottom_right",
     scale: Any = None,
+    window: tuple[int, int] | None = None,
+    softcap: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
     return_lse: bool = False,
     out: Any = None,
     config: AttentionConfig | AttentionHopperConfig | None = None,
@@ -55,6 +76,11 @@ def attention_varlen(
     >>> q = k = v = np.ones((5, 8, 64), np.float16)  # sequences of 2 and 3 tokens
     >>> cu = np.array([0, 2, 5], np.int32)
     >>> cupykern.attention_varlen(q, k, v, cu, cu, max_seqlen_q=3, max_seqlen_k=3).shape
+    (5, 8, 64)
+    >>> sinks = np.zeros(8, np.float32)
+    >>> cupykern.attention_varlen(
+    ...     q, k, v, cu, cu, max_seqlen_q=3, max_seqlen_k=3, window=(1, 0), sinks=sinks
+    ... ).shape
     (5, 8, 64)
 
     Arguments:
@@ -66,7 +92,8 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k: integers, upper limits of the sequences' lengths.
     causal: query i of a sequence sees its keys j <= i + offset.  causal_align="bottom_right":
         offset is the sequence's keys minus its queries; "top_left": 0.
-    scale, out, config: as for `attention`.
+    scale, window, softcap, alibi_slopes, sinks, out, config: as for `attention`, the window and the
+        distance of ALiBi from query i's position i + offset; alibi_slopes is (H,) or (B, H).
     return_lse: also return the log-sum-exp, float32 (H, total_q).
 
     Returns out, (total_q, H, Dv) of q's dtype, or (out, lse).
@@ -80,14 +107,17 @@ def attention_varlen(
     that fail the checks.  Error bound: `reference.attention_varlen_bound`.
     """
     call = ("attention_varlen", max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse,
-            config)  # fmt: skip
-    key, known, places = plans.find(call, out, q, k, v, cu_seqlens_q, cu_seqlens_k)
+            config, window, softcap)  # fmt: skip
+    arrays: tuple[Any, ...] = q, k, v, cu_seqlens_q, cu_seqlens_k
+    if alibi_slopes is not None or sinks is not None:
+        arrays = (*arrays, alibi_slopes, sinks)
+    key, known, places = plans.find(call, out, *arrays)
     if known is not None:
         make, out_shape, launch = known
         y = make(out_shape, q.dtype) if out is None else out
         lse = make(out_shape[1::-1], np.float32) if return_lse else None
         places = (*places, y.data.ptr, lse.data.ptr if lse is not None else None)
-        launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
+        launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 3)
@@ -96,6 +126,10 @@ def attention_varlen(
     check_causal_align(causal_align, *ALIGNMENTS)
     arguments.check_flags(causal=causal, return_lse=return_lse)
     scale = check_scale(scale, dim)
+    batch = cu_seqlens_q.shape[0] - 1 if getattr(cu_seqlens_q, "shape", ()) else 0
+    options, slopes, head_sinks = check_options(
+        q, batch, heads, causal, scale, window, softcap, alibi_slopes, sinks
+    )
     longest_q = check_length("max_seqlen_q", max_seqlen_q)
     longest_k = check_length("max_seqlen_k", max_seqlen_k)
     cu_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, rows, longest_q)
@@ -105,7 +139,8 @@ def attention_varlen(
             f"cu_seqlens_q and cu_seqlens_k must have one shape; got {cu_q.shape}, {cu_k.shape}"
         )
     if out is not None:
-        steering = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+        steering = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "alibi_slopes": slopes,
+                    "sinks": head_sinks}  # fmt: skip
         there = {name: x for name, x in steering.items() if is_cupy(x) == is_cupy(out)}
         others = {"q": q, "k": k, "v": v, **there}
         arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, others)
@@ -114,16 +149,22 @@ def attention_varlen(
         out_shape = rows, heads, dim_v
         y = maker(xp)(out_shape, q.dtype) if out is None else out
         lse = maker(xp)((heads, rows), np.float32) if return_lse else None
-        batch = cu_q.size - 1
         if y.size and batch and longest_q:
             q, k, v = (walkable(x) for x in heads_first)
             into = y[None].transpose(0, 2, 1, 3)
-            place = into if walks(into) else maker(xp)(into.shape, q.dtype)
+            padded = *into.shape[:3], padded_size(dim_v)
+            place = into if walks(into) else maker(xp)(padded, q.dtype)
+            sizes = min(longest_q, rows), min(longest_k, key_rows)
+            if options == CAUSAL or options == ScoreOptions():
+                options, offset = ScoreOptions(), 0 if causal or options == CAUSAL else None
+            else:
+                check_positions(options, *sizes)
+                offset = 0
             task = AttentionTask(
-                *(q.dtype, batch, heads, kv_heads, min(longest_q, rows), min(longest_k, key_rows)),
-                *(dim, dim_v, steps(q), steps(k), steps(v), steps(place)),
-                *(scale, 0 if causal else None),
-                totals=(rows, key_rows), bottom_right=causal_align == "bottom_right",
+                *(q.dtype, batch, heads, kv_heads, *sizes),
+                *(padded_size(dim), padded_size(dim_v), steps(q), steps(k), steps(v), steps(place)),
+                *(scale, offset), totals=(rows, key_rows),
+                bottom_right=causal_align == "bottom_right", options=options,
             )  # fmt: skip
             cu_q, cu_k = (
                 x
@@ -132,19 +173,27 @@ def attention_varlen(
                 for x in (cu_q, cu_k)
             )
             plan = attention_plan.attention_plan(target, task, config)
-            plan.launch(xp, (q, k, v, place, lse, *(None,) * 7, cu_q, cu_k))
-            here = *heads_first, into, cu_seqlens_q, cu_seqlens_k
+            pack = _packed_general if task.general else _packed
+            plan.launch(xp, pack(q, k, v, place, lse, cu_q, cu_k, slopes, head_sinks))
+            here = *heads_first, into, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks
+            used = q, k, v, place, cu_q, cu_k, slopes, head_sinks
             if place is not into:
-                assign(into, place)
-            elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
-                launch = plan.launcher(target.xp, _packed)
+                assign(into, place[..., :dim_v])
+            elif all(a is b for a, b in zip(used, here, strict=True)):
+                launch = plan.launcher(target.xp, pack)
                 plans.remember(key, (maker(target.xp), out_shape, launch))
     return (y, lse) if return_lse else y
 
 
-def _packed(q: Any, k: Any, v: Any, y: Any, lse: Any, cu_q: Any, cu_k: Any) -> tuple[Any, ...]:
+def _packed_general(
+    q: Any, k: Any, v: Any, y: Any, lse: Any, cu_q: Any, cu_k: Any, slopes: Any, sinks: Any
+) -> tuple[Any, ...]:
     """As AttentionPlan.launch takes them: without statistics of rows, or a mask's arrays."""
-    return (q, k, v, y, lse, *(None,) * 7, cu_q, cu_k)
+    return (q, k, v, y, lse, *(None,) * 7, cu_q, cu_k, slopes, sinks)
+
+
+def _packed(*given: Any) -> tuple[Any, ...]:
+    return _packed_general(*given)[:14]
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -168,14 +217,21 @@ class VarlenProblem:
     kind: str = "normal"
     qk_accumulate: str = "float32"
     algorithm: str = "flash"
+    options: ScoreChoice = NO_OPTIONS
 
     def __str__(self) -> str:
         rows = sum(length for length, _ in self.lengths)
-        return f"{len(self.lengths)} sequences, {rows}x{self.h}x{self.d} {self.dtype}"
+        shape = f"{rows}x{self.h}x{self.d}{self.options}"
+        return f"{len(self.lengths)} sequences, {shape} {self.dtype}"
 
     @property
     def mode(self) -> int:
-        return mask_mode(NO_MASK, self.scale)
+        return GENERAL_MODE if self.general else mask_mode(NO_MASK, self.scale)
+
+    @property
+    def general(self) -> bool:
+        left, right = self.options.window or (-1, -1)
+        return self.options.changes_scores or left >= 0 or (right > 0 and not self.causal)
 
 
 def _draw_problem(draw: Draw) -> VarlenProblem:
@@ -184,13 +240,14 @@ def _draw_problem(draw: Draw) -> VarlenProblem:
     sizes = (0, 1, 3, 16, 33, 65, 100)
     return VarlenProblem(
         tuple((draw.choice(sizes), draw.choice(sizes)) for _ in range(count)), h, h_kv,
-        draw.choice((8, 40, 64)), draw.choice((16, 64)), draw.choice(DTYPES),
+        draw.choice((8, 40, 64, 33)), draw.choice((16, 64, 5)), draw.choice(DTYPES),
         causal=draw.choice((False, True)),
         causal_align=draw.choice(("top_left", "bottom_right")),
         scale=draw.choice((None, None, 0.3)),
         view=draw.choice(("C", "C", "padded", "offset")),
         lse=draw.choice((False, True)),
         kind=draw.choice(KINDS[:-1]),
+        options=draw_options(draw),
     )  # fmt: skip
 
 
@@ -228,6 +285,7 @@ def _inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
         "max_seqlen_q": max(q_lengths, default=0),
         "max_seqlen_k": max(k_lengths, default=0),
     }
+    kwargs |= p.options.arguments(len(p.lengths), p.h, seed + 4, xp)
     for name, value, default in (
         ("causal", p.causal, False), ("causal_align", p.causal_align, "bottom_right"),
         ("scale", p.scale, None), ("return_lse", p.lse, False),
@@ -251,7 +309,7 @@ def _sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     """One head."""
     q, k, v, *cu = call.args
-    if q.size <= max_elements:
+    if q.size <= max_elements or {"alibi_slopes", "sinks"} & set(call.kwargs):
         return call, outputs
     head = int(np.random.default_rng(seed).integers(q.shape[1]))
     keys = head // (q.shape[1] // k.shape[1])
@@ -265,7 +323,8 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         v
         for v in attention_plan.variants(arch)
         if v.kernel == "attention"
-        or (v.kernel == "attention_hopper" and "Varlen" in dict(v.types)["Traits"])
+        or v.kernel == "attention_general"
+        or (v.kernel.startswith("attention_hopper") and "Varlen" in dict(v.types)["Traits"])
     )
 
 

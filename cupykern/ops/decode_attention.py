@@ -10,6 +10,7 @@ import numpy as np
 from .. import arguments, dtypes, reference
 from ..arrays import assign, in_elements, maker
 from ..attention import decode_config, decode_plan
+from ..attention.attention_task import ScoreOptions
 from ..attention.decode_config import (
     DTYPES,
     LAYOUTS,
@@ -20,7 +21,16 @@ from ..attention.decode_config import (
 )
 from ..op import Op
 from ..runtime import plans
-from ..targets import Target, is_cupy
+from ..targets import is_cupy
+from .checks.attention import padded_size, walkable
+from .checks.score_options import (
+    CAUSAL,
+    as_int32,
+    check_integers,
+    check_lens,
+    check_options,
+    check_positions,
+)
 from .problems import decode_attention as problems
 from .problems.decode_attention import task_of
 
@@ -41,6 +51,10 @@ def decode_attention(
     layout: str = "hnd",
     causal: bool = True,
     scale: Any = None,
+    window: tuple[int, int] | None = None,
+    softcap: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
     return_lse: bool = False,
     out: Any = None,
     config: DecodeConfig | None = None,
@@ -52,13 +66,16 @@ def decode_attention(
     >>> lens = np.array([100, 512], np.int32)
     >>> cupykern.decode_attention(q, k, v, seq_lens=lens).shape
     (2, 8, 1, 64)
+    >>> cupykern.decode_attention(q, k, v, seq_lens=lens, window=(127, 0)).shape
+    (2, 8, 1, 64)
 
     Arguments:
 
     q: (B, H, Sq, D), float16 or bfloat16, Sq at most 16; the new tokens' keys are in the cache
         already.
     k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype.  H is a multiple of Hkv;
-        query head h uses KV head h // (H // Hkv).  D and Dv are multiples of 8 up to 256.
+        query head h uses KV head h // (H // Hkv).  D and Dv are 1 to 256; caches with other sizes
+        than multiples of 8 are copied.
     seq_lens: int32 (numpy: also int64) (B,), the number of valid keys of each sequence; None: Sk.
         What the cache holds after them never reaches a result.
     block_table: int32 (numpy: also int64) (B, max_pages), for paged caches, which are
@@ -69,6 +86,8 @@ def decode_attention(
     causal: the queries are the last Sq tokens of the sequence: query i sees keys
         j <= seq_len - Sq + i.  False: each query sees all keys.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
+    window, softcap, alibi_slopes, sinks: as for `attention`; query i is at position
+        seq_len - Sq + i.  What lies before the window is not read.
     return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
     out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
     config: DecodeConfig; None: chosen for the shape.
@@ -95,29 +114,39 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    key, known, _ = plans.find(
-        ("decode_attention", layout, causal, scale, return_lse, config), out, *arrays
-    )
+    call = ("decode_attention", layout, causal, scale, return_lse, config, window, softcap)
+    if alibi_slopes is None and sinks is None:
+        key, known, _ = plans.find(call, out, *arrays)
+    else:
+        key, known, _ = plans.find(call, out, *arrays, alibi_slopes, sinks)
     if known is not None:
         # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
-        target, plan = known
+        target, plan, general = known
         y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
         lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
-        plan.launch(target, *arrays, y, lse)
+        plan.launch(target, *arrays, y, lse, *((alibi_slopes, sinks) if general else ()))
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
-    seq_lens = _check_lens(seq_lens, q, max_keys)
+    seq_lens = check_lens(seq_lens, q, max_keys, "the caches'")
     if block_table is not None:
         _check_table(block_table, seq_lens, k.shape[0], k.shape[2])
     arguments.check_flags(causal=causal, return_lse=return_lse)
     scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
+    options = check_options(
+        q, shape[0], shape[1], causal, scale, window, softcap, alibi_slopes, sinks
+    )
+    if options[0] not in (ScoreOptions(), CAUSAL):
+        check_positions(options[0], max_keys)
     out_shape = (*shape[:3], v_cache.shape[3])
     if out is not None:
         others = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
-        for name, x in (("seq_lens", seq_lens), ("block_table", block_table)):
+        for name, x in (
+            *(("seq_lens", seq_lens), ("block_table", block_table)),
+            *(("alibi_slopes", options[1]), ("sinks", options[2])),
+        ):
             if x is not None and is_cupy(x) == is_cupy(out):
                 others[name] = x
         arguments.check_new_out(out, out_shape, q.dtype, others)
@@ -125,14 +154,22 @@ def decode_attention(
         y = maker(target.xp)(out_shape, q.dtype) if out is None else out
         lse = maker(target.xp)(shape[:3], np.float32) if return_lse else None
         if y.size:
-            lens, table = _as_int32(target, seq_lens), _as_int32(target, block_table)
-            result = y if in_elements(y) else maker(target.xp)(out_shape, q.dtype)
+            lens, table = as_int32(target, seq_lens), as_int32(target, block_table)
+            padded = any(x.shape[3] % 8 for x in (q, v))
+            place = y if in_elements(y) and not padded else None
+            if place is None:
+                place = maker(target.xp)((*shape[:3], padded_size(out_shape[3])), q.dtype)
+            if padded:
+                q, k, v = (walkable(x) for x in (q, k, v))
             arrays = q, k, v, lens, table
-            plan = decode_plan.run(target, arrays, result, lse, max_keys, causal, scale, config)
-            if result is not y:
-                assign(y, result)
-            elif plan is not None:
-                plans.remember(key, (target, plan))
+            plan = decode_plan.run(
+                target, arrays, place, lse, max_keys, causal, scale, config, options
+            )
+            if place is not y:
+                assign(y, place[..., : out_shape[3]])
+            elif plan is not None and options[1] is alibi_slopes and options[2] is sinks:
+                general = options[0] not in (ScoreOptions(), CAUSAL)
+                plans.remember(key, (target, plan, general))
     return (y, lse) if return_lse else y
 
 
@@ -148,10 +185,8 @@ def _check_arrays(
     for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
-        if not (8 <= x.shape[3] <= MAX_DIM and x.shape[3] % 8 == 0):
-            raise ValueError(
-                f"{name}'s last dim must be a multiple of 8 from 8 to {MAX_DIM}; got {x.shape[3]}"
-            )
+        if not 1 <= x.shape[3] <= MAX_DIM:
+            raise ValueError(f"{name}'s last dim must be 1 to {MAX_DIM}; got {x.shape[3]}")
     if q.shape[2] > MAX_QUERIES:
         raise ValueError(f"q must have at most {MAX_QUERIES} queries; got shape {q.shape}")
     if k.shape[:3] != v.shape[:3]:
@@ -175,7 +210,7 @@ def _check_arrays(
             raise ValueError(f"caches and q differ in the batch: {k.shape[0]} and {q.shape[0]}")
         max_keys = k.shape[2]
     else:
-        _check_integers("block_table", table, q)
+        check_integers("block_table", table, q)
         if table.ndim != 2 or table.shape[0] != q.shape[0]:
             raise ValueError(
                 f"block_table must have shape ({q.shape[0]}, max_pages); got {table.shape}"
@@ -184,33 +219,6 @@ def _check_arrays(
     if max_keys > MAX_KEYS:
         raise ValueError(f"sequences may have at most {MAX_KEYS} keys; got {max_keys}")
     return q.shape, max_keys if k.shape[0] else 0, k, v
-
-
-def _check_integers(name: str, x: Any, q: Any) -> None:
-    """Raises TypeError and ValueError unless x is int32 on q's device, or a numpy integer array."""
-    arguments.target_of(name, x)
-    if is_cupy(x):
-        arguments.same_place(name, x, q, "q")
-        allowed = x.dtype == np.int32
-    else:
-        allowed = x.dtype.kind in "iu" and x.dtype.itemsize >= 4
-    if not allowed:
-        raise TypeError(f"{name} must have dtype int32 (in numpy also wider); got {x.dtype}")
-
-
-def _check_lens(seq_lens: Any, q: Any, max_keys: int) -> Any:
-    if seq_lens is None:
-        return None
-    _check_integers("seq_lens", seq_lens, q)
-    if seq_lens.shape != q.shape[:1]:
-        raise ValueError(f"seq_lens must have shape {q.shape[:1]}; got {seq_lens.shape}")
-    if not is_cupy(seq_lens) and seq_lens.size:
-        low, high = int(seq_lens.min()), int(seq_lens.max())
-        if low < 0 or high > max_keys:
-            raise ValueError(
-                f"seq_lens must be from 0 to the caches' {max_keys} keys; got {low} to {high}"
-            )
-    return seq_lens
 
 
 def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> None:
@@ -230,15 +238,6 @@ def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> N
         )
 
 
-def _as_int32(target: Target, x: Any) -> Any:
-    """Lengths or a block table on `target`."""
-    if x is None or is_cupy(x) or (target.xp is np and x.dtype == np.int32):
-        return x
-    # Unused entries of a table may hold any integer.
-    info = np.iinfo(np.int32)
-    return target.xp.asarray(np.clip(x, info.min, info.max).astype(np.int32))
-
-
 # --- the op's record -----------------------------------------------------------------------------
 
 
@@ -255,7 +254,11 @@ OP = Op(
     variants=decode_config.variants,
     configs=lambda problem, arch: decode_config.configs(task_of(problem), arch),
     variant=lambda problem, config: decode_config.variant(
-        dtypes.NAMES[problem.dtype], task_of(problem).padded_dim, config, problem.page is not None
+        dtypes.NAMES[problem.dtype],
+        task_of(problem).padded_dim,
+        config,
+        problem.page is not None,
+        task_of(problem).general,
     ),
     sample=problems.sample,
     dtypes=("float16", "bfloat16"),

@@ -29,14 +29,16 @@ def attention(
     layout: str = "bhsd",
     return_lse: bool = False,
     return_row_stats: bool = False,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Any, ...]:
-    """softmax(scale * q k^T + bias, over the keys that are kept) v in FP64.
+    """softmax(score(scale * q k^T) + bias, over the keys that are kept) v in FP64.
 
     A score of -inf counts as masked; a row with no key gives zeros, and -inf, 0, -inf as its
-    largest score, sum and log-sum-exp.  The largest score is that of those that are numbers.
+    largest score, sum and log-sum-exp.  The largest score is that of those that are numbers.  A
+    sink is a score without a key.
     """
-    problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout)
+    options = ScoreOptions.of(more)
+    problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout, options)
 
     def rows(part: Rows) -> tuple[Any, ...]:
         out = problem.times_v(part.weights) / part.divisor
@@ -45,7 +47,7 @@ def attention(
     with np.errstate(all="ignore"):
         out, top, total = problem.by_rows(rows)
         if not k.size:
-            top = top - np.inf
+            top, total = problem.of_no_keys(top, total)
         lse = top + problem.xp.log(total)
     return outputs(problem.restore(out), top, total, lse, return_lse, return_row_stats)
 
@@ -54,15 +56,15 @@ def attention_varlen(
     q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **options: Any
 ) -> tuple[Any, ...]:
     """`attention` of each sequence: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D)."""
+    options = of_sequences(options)
     parts = [
-        attention(*sequence, layout="bshd", **of_sequences(options))
-        for sequence in sequences(q, k, v, cu_seqlens_q, cu_seqlens_k)
+        attention(*sequence, layout="bshd", **of_sequence(options, i))
+        for i, sequence in enumerate(sequences(q, k, v, cu_seqlens_q, cu_seqlens_k))
     ]
     xp = namespace(q)
     if not parts:
-        return concatenated(
-            xp, [attention(q[None], k[None], v[None], layout="bshd", **of_sequences(options))]
-        )
+        options = {**options, "alibi_slopes": None}
+        return concatenated(xp, [attention(q[None], k[None], v[None], layout="bshd", **options)])
     return concatenated(xp, parts)
 
 
@@ -70,6 +72,12 @@ def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
     unused = ("max_seqlen_q", "max_seqlen_k", "out", "config")
     options = {name: value for name, value in options.items() if name not in unused}
     return {"causal_align": "bottom_right", **options}
+
+
+def of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
+    """`options` of sequence i alone: slopes of sequences and heads are its own."""
+    slopes = options.get("alibi_slopes")
+    return options if slopes is None or slopes.ndim < 2 else {**options, "alibi_slopes": slopes[i]}
 
 
 def sequences(q: Array, k: Array, v: Array, cu_q: Any, cu_k: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -100,21 +108,39 @@ def named(outputs: tuple[Any, ...], with_lse: bool, with_stats: bool) -> tuple[A
     return (outputs[0], *(rest if with_stats else (None, None)), lse)
 
 
+class ScoreOptions(NamedTuple):
+    """As `attention` takes them."""
+
+    window: tuple[int, int] | None = None
+    softcap: float | None = None
+    alibi_slopes: Any = None
+    sinks: Any = None
+    seq_lens: Any = None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> ScoreOptions:
+        return cls(*map(options.get, cls._fields))
+
+
 class Rows(NamedTuple):
     """Some rows of scores: (B, Hkv, G, rows, Sk); what has no keys axis keeps it with size 1.
 
-    product: scale * q k^T.  score: that and a bias.  weights: exp(score - top), 0 where nothing is
-        kept.
+    product: scale * q k^T.  capped: after the soft cap.  alibi: what ALiBi subtracts, or 0.
+    score: after ALiBi and a bias.  weights: exp(score - top), 0 where nothing is kept.
+    sink: the sink's weight.
     divisor: the sum, or 1 of an empty row.  finite_top: top, or 0 where it is not finite.
     """
 
     first: int
     product: Array
+    capped: Any
+    alibi: Any
     score: Any
     keep: Any
     top: Array
     finite_top: Any
     weights: Array
+    sink: Any
     sum: Any
     divisor: Any
 
@@ -128,14 +154,19 @@ class Problem:
     k: Array
     v: Array
     mask: Any  # broadcasts to (B, H, Sq, Sk), bool or FP64; None
-    limit: int | None  # row i keeps keys j <= i + limit
+    offset: Any  # query i is at position i + offset, a number or (B, 1, 1, 1, 1)
+    window: tuple[int, int]  # keys from position - left to position + right; -1: any
+    lengths: Any  # keys of batch elements, (B, 1, 1, 1, 1), or None
+    softcap: float | None
+    slopes: Any  # (B or 1, Hkv, G, 1, 1), or None
+    sinks: Any  # (1, Hkv, G, 1, 1), or None
     scale: float
     layout: str
 
     @classmethod
     def of(
         cls, q: Array, k: Array, v: Array, causal: bool, causal_align: str | None, mask: Any,
-        input_pos: int | None, scale: Factor | None, layout: str,
+        input_pos: int | None, scale: Factor | None, layout: str, options: ScoreOptions,
     ) -> Problem:  # fmt: skip
         xp = namespace(q)
         q, k, v = (as_float64(x) for x in (q, k, v))
@@ -143,17 +174,41 @@ class Problem:
             q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
         groups = q.shape[1] // max(k.shape[1], 1)
         q = q.reshape(q.shape[0], k.shape[1], groups, *q.shape[2:])
-        limit = None
-        if causal:
-            sq, sk = q.shape[3], k.shape[2]
-            if causal_align is None and input_pos is None and sq != sk:
-                raise ValueError(f"{sq} queries and {sk} keys need causal_align or input_pos")
-            limit = (input_pos or 0) + (sk - sq if causal_align == "bottom_right" else 0)
+        left, right = options.window or (-1, -1)
+        window, slopes, sinks = (left, 0 if causal else right), options.alibi_slopes, options.sinks
+        sq, sk, lengths = q.shape[3], k.shape[2], options.seq_lens
+        positions_matter = window != (-1, -1) or slopes is not None
+        if positions_matter and causal_align is None and input_pos is None and sq != sk:
+            raise ValueError(f"{sq} queries and {sk} keys need causal_align or input_pos")
+        keys: Any = sk
+        if lengths is not None:
+            lengths = xp.clip(xp.asarray(lengths), 0, sk).astype(np.int64).reshape(-1, 1, 1, 1, 1)
+            keys = lengths
+        offset = (input_pos or 0) + (keys - sq if causal_align == "bottom_right" else 0)
+        if slopes is not None:
+            slopes = as_float64(slopes).reshape(-1, k.shape[1], groups, 1, 1)
+        if sinks is not None:
+            sinks = as_float64(sinks).reshape(1, k.shape[1], groups, 1, 1)
         if mask is not None:
             mask = mask if hasattr(mask, "dtype") else mask.to_dense(xp)
             mask = mask if mask.dtype == np.bool_ else as_float64(mask)
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-        return cls(xp, q, k[:, :, None], v[:, :, None], mask, limit, scale, layout)
+        softcap = None if options.softcap is None else float(options.softcap)
+        return cls(
+            xp, q, k[:, :, None], v[:, :, None], mask, offset, window, lengths, softcap, slopes,
+            sinks, scale, layout,
+        )  # fmt: skip
+
+    @property
+    def has_options(self) -> bool:
+        """Whether scores are scaled, and perhaps more, before their softmax."""
+        return self.softcap is not None or self.slopes is not None
+
+    def of_no_keys(self, top: Array, total: Array) -> tuple[Array, Array]:
+        """(largest scores, sums) of rows without keys, of which `by_rows` gives zeros."""
+        if self.sinks is None or not top.size:
+            return top - np.inf, total
+        return top + self.sinks.reshape(1, -1, 1), total + 1.0
 
     def restore(self, out: Array) -> Any:
         """(B, H, Sq, Dv) in the call's layout."""
@@ -180,6 +235,14 @@ class Problem:
     def _rows(self, first: int, end: int) -> Rows:
         xp = self.xp
         scaled = score = self.scale * product(self.q[:, :, :, first:end], self.k.swapaxes(-1, -2))
+        if self.softcap is not None:
+            score = self.softcap * xp.tanh(score / self.softcap)
+        capped, alibi = score, 0.0
+        positions = self.offset + xp.arange(first, end)[:, None]
+        distance = positions - xp.arange(score.shape[-1])[None]
+        if self.slopes is not None:
+            alibi = self.slopes * xp.abs(distance)
+            score = score - alibi
         shape = (self.q.shape[0], -1, *score.shape[3:])
         keep = xp.ones(score.shape, bool)
         if self.mask is not None:
@@ -190,18 +253,38 @@ class Problem:
             else:
                 score = score + mask
                 keep = keep & (mask != -np.inf)
-        if self.limit is not None:
-            i, j = xp.arange(first, end)[:, None], xp.arange(shape[-1])[None]
-            keep = keep & (j <= i + self.limit)
+        left, right = self.window
+        if left >= 0:
+            keep = keep & (distance <= left)
+        if right >= 0:
+            keep = keep & (-distance <= right)
+        if self.lengths is not None:
+            keep = keep & (xp.arange(shape[-1]) < self.lengths)
         keep = keep & (score != -np.inf)
         top = xp.max(xp.where(keep & ~xp.isnan(score), score, -np.inf), axis=-1, keepdims=True)
+        if self.sinks is not None:
+            top = xp.maximum(top, self.sinks)
         finite_top = xp.where(xp.isfinite(top), top, 0.0)
         origin = xp.where(top == -np.inf, 0.0, top)
         weights = xp.where(keep, xp.exp(xp.where(keep, score, 0.0) - origin), 0.0)
-        total = xp.sum(weights, axis=-1, keepdims=True)
+        sink = 0.0 if self.sinks is None else xp.exp(self.sinks - origin)
+        total = xp.sum(weights, axis=-1, keepdims=True) + sink
         empty = ~xp.any(keep, axis=-1, keepdims=True)
         divisor = xp.where(empty, 1.0, total)
-        return Rows(first, scaled, score, keep, top, finite_top, weights, total, divisor)
+        return Rows(
+            first,
+            scaled,
+            capped,
+            alibi,
+            score,
+            keep,
+            top,
+            finite_top,
+            weights,
+            sink,
+            total,
+            divisor,
+        )
 
     def multiply(self, weights: Array, v: Array) -> Any:
         return product(weights, v)

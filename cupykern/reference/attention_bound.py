@@ -24,7 +24,17 @@ from .accumulation import (
     significand_bits,
 )
 from .approximate import FLOOR, Approximate
-from .attention import Problem, Rows, concatenated, named, of_sequences, outputs, sequences
+from .attention import (
+    Problem,
+    Rows,
+    ScoreOptions,
+    concatenated,
+    named,
+    of_sequence,
+    of_sequences,
+    outputs,
+    sequences,
+)
 from .elementary import (
     EXP2_BIAS,
     EXP2_RMS,
@@ -62,7 +72,7 @@ def attention_bound(
     return_lse: bool = False,
     return_row_stats: bool = False,
     reference: tuple[Any, ...],
-    **_: Any,
+    **more: Any,
 ) -> tuple[Bound, ...]:
     """Elementwise bounds of the outputs, to first order.
 
@@ -75,16 +85,22 @@ def attention_bound(
                         + u_out |O|
     gamma: of the sums over keys, on the tensor cores and in FP32 (as in accumulation.py).
 
+    A sink is one more probability with an e of its own, and no V.  A soft cap has a derivative of
+    at most 1, and errors of its own: see `_capped`.
+
     Expected: e is in the row's sum too, and weighs as V - O; what rounding P to 16 bits makes is
     not.  Then the errors of the sum over keys, of the row's sum and its reciprocal, and the last
     rounding.
     """
-    problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout)
+    options = ScoreOptions.of(more)
+    problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout, options)
     bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16")
     xp = problem.xp
     with np.errstate(all="ignore"):
         worst, square, bias, shared, *stats = problem.by_rows(bounds.of_rows, 4, 6)
         worst, square, bias, shared = map(problem.restore, (worst, square, bias, shared))
+        if not k.size and problem.sinks is not None:
+            stats = [x + bounds.of_sink_alone() for x in stats]
         out = stored(
             reference[0], q.dtype, worst * (1 + 2.0**-6), xp.sqrt(square),
             floor=4 * FLOOR, shared=shared, bias=bias,
@@ -141,8 +157,9 @@ class _Bounds:
         exponents = self._exponents(part, score)
         p = xp.where(part.keep, part.weights, 0.0) / part.divisor
         p = xp.where(xp.isfinite(p), p, 0.0)
-        weighted = xp.sum(p * exponents.worst, axis=-1, keepdims=True)
-        output = self._output(part, p, exponents, weighted)
+        sink, sink_square = self._sink(part)
+        weighted = xp.sum(p * exponents.worst, axis=-1, keepdims=True) + sink
+        output = self._output(part, p, exponents, weighted, sink_square)
         top, top_rms = self._top(part, score)
         origin = 4 * _U * xp.abs(part.finite_top)
         constant = self._gamma_sum() + (2 * EXP2_ULPS + 8) * _U
@@ -151,7 +168,7 @@ class _Bounds:
         of_lse = weighted + constant + origin
         own = xp.sum(p**2 * exponents.square, axis=-1, keepdims=True)
         drift = xp.sum(p * exponents.bias, axis=-1, keepdims=True) + EXP2_BIAS * _U
-        own = own + self._sum_variance(p) + self._origin_rms(part) ** 2 + drift**2
+        own = own + self._sum_variance(p) + self._origin_rms(part) ** 2 + drift**2 + sink_square
         rms = xp.sqrt(own + top_rms**2)
         stats = (top, top_rms, of_sum, rms, of_lse, rms)
         return *output, *(x[..., 0] for x in stats)
@@ -176,10 +193,63 @@ class _Bounds:
         sizes = aligned_sizes(q, keys, self.dtype, self.dtype, sizes)
         value = Approximate(total, adder.worst * steps * sizes + lost, floor, square, bias)
         value = value.scaled(problem.scale)
+        if problem.softcap is not None:
+            value = self._capped(part, value)
+        if problem.slopes is not None:
+            value = value if problem.softcap is not None else value.rounded()
+            # Distances are numbers of FP32 up to 2^24.
+            far = 2 * _U * xp.where(part.alibi > 2.0**24 * xp.abs(problem.slopes), part.alibi, 0.0)
+            finite = xp.where(xp.isfinite(part.score), part.capped - part.alibi, 0.0)
+            value = value._replace(exact=finite, worst=value.worst + xp.abs(far)).rounded()
         if problem.mask is None or problem.mask.dtype == np.bool_:
             return value
+        value = value if problem.has_options else value.rounded()
         finite = xp.where(xp.isfinite(part.score), part.score, 0.0)
-        return value.rounded()._replace(exact=finite).rounded()
+        return value._replace(exact=finite).rounded()
+
+    def _capped(self, part: Rows, value: Approximate) -> Approximate:
+        """c tanh(s / c) as c - 2 c r, r = 1 / (1 + e^(2 s / c)).
+
+        In units of 2^-24: the exponent's factor and its product are rounded, which moves the result
+        by 2 |y| at most, as x sech^2 x <= tanh x.  An error of the exponential counts 2 r (1 - r) c
+        times: 2 EXP2_ULPS; one of the sum or the reciprocal 2 r c times: 1 and 2.  The result is
+        rounded, and so is c.
+        """
+        xp, cap = self.problem.xp, self.problem.softcap or 1.0
+        y = xp.where(xp.isfinite(part.capped), part.capped, 0.0)
+        ratio = xp.clip((1 - y / cap) / 2, 0.0, 1.0)
+        slope = 4 * ratio * (1 - ratio)  # of the cap: sech^2
+        of_power, of_ratio = cap * slope / 2, 2 * cap * ratio
+        worst = _U * (2 * EXP2_ULPS * of_power + 3 * of_ratio + 4 * xp.abs(y)) * (1 + 2.0**-10)
+        square = (
+            value.square * slope**2
+            + (2 * ROUNDING * y) ** 2
+            + (EXP2_RMS * _U * of_power) ** 2
+            + (ROUNDING**2 + (RECIPROCAL_RMS * _U) ** 2) * of_ratio**2
+        )
+        bias = value.bias * slope + _U * (
+            EXP2_BIAS * of_power + RECIPROCAL_BIAS * of_ratio + 2 * xp.abs(y)
+        )
+        return Approximate(y, value.worst + worst, value.floor + 4 * FLOOR, square, bias)
+
+    def of_sink_alone(self) -> Any:
+        """(H, 1): the error of the statistics of rows whose only score is the sink."""
+        return (4 * self.problem.xp.abs(self.problem.sinks[0, ..., 0]) + 2 * EXP2_ULPS).reshape(
+            -1, 1
+        ) * _U
+
+    def _sink(self, part: Rows) -> tuple[Any, Any]:
+        """(worst error, expected square) of the sink's share of a row's sum: of its exponent, and
+        of the exponentials by which it is rescaled."""
+        sinks, xp = self.problem.sinks, self.problem.xp
+        if sinks is None:
+            return 0.0, 0.0
+        share = part.sink / part.divisor
+        share = xp.where(xp.isfinite(share), share, 0.0)
+        distance = xp.abs(sinks - part.finite_top)
+        worst = (4 * xp.abs(sinks) + 4 * distance + 2 * EXP2_ULPS + 8) * _U
+        square = (2 * ROUNDING * sinks) ** 2 + (ROUNDING * distance) ** 2 + (EXP2_RMS * _U) ** 2
+        return share * worst, share**2 * square
 
     def _top(self, part: Rows, score: Approximate) -> tuple[Any, Any]:
         """(worst, rms) error of the largest score."""
@@ -189,7 +259,11 @@ class _Bounds:
         def largest(x: Array) -> Any:
             return xp.max(xp.where(part.keep, x, 0.0), axis=-1, keepdims=True)
 
-        at_top = xp.where(part.weights == 1, score.square + score.floor**2, 0.0)
+        is_top = part.weights == 1
+        if self.problem.sinks is not None:  # a score below the sink may come out above it
+            below = xp.where(part.keep, part.score, -np.inf) - part.finite_top
+            is_top = is_top | (below**2 <= 16 * score.square)
+        at_top = xp.where(is_top, score.square + score.floor**2, 0.0)
         worst = largest(score.worst) + 3 * _U * size + largest(score.floor) + 2 * FLOOR
         unit = abs(float(np.float32(self.problem.scale)) / (self.problem.scale or 1.0) - 1)
         return worst, xp.sqrt(largest(at_top) + (ROUNDING * size) ** 2 + (unit * size) ** 2)
@@ -206,7 +280,11 @@ class _Bounds:
         size = xp.where(xp.isfinite(part.score), xp.abs(part.score), 0.0)
         roundings = (ROUNDING * size) ** 2 + (_LOG_2 * rounding_rms(distance / _LOG_2)) ** 2
         square = score.square + score.floor**2 + roundings + (EXP2_RMS * _U) ** 2
-        return _Exponents(worst, square, self._constant_error() * distance)
+        return _Exponents(worst, square, self._constant_error() * distance + self._bias_of(score))
+
+    def _bias_of(self, score: Approximate) -> Any:
+        """That of a soft cap; others are not counted."""
+        return score.bias if self.problem.softcap is not None else 0.0
 
     def _constant_error(self) -> float:
         """The relative error of scale * log2 e in FP32."""
@@ -252,13 +330,18 @@ class _Bounds:
         xp, scale = self.problem.xp, self.problem.scale or 1.0
         total = xp.where(xp.isfinite(part.product), part.product, 0.0) / scale
         spacing = gap(total, dtypes.float16)
-        score = part.score + (xp.rint(total / spacing) * spacing - total) * self.problem.scale
+        error, cap = (xp.rint(total / spacing) * spacing - total) * self.problem.scale, 1.0
+        if self.problem.softcap is not None:
+            cap = 1 - (part.capped / self.problem.softcap) ** 2
+        score = part.score + error * cap
         score = xp.where(part.keep & xp.isfinite(score), score, -np.inf)
         top = xp.max(score, axis=-1, keepdims=True)
+        if self.problem.sinks is not None:
+            top = xp.maximum(top, self.problem.sinks)
         return xp.exp(score - xp.where(xp.isfinite(top), top, 0.0))
 
     def _output(
-        self, part: Rows, p: Array, exponents: _Exponents, weighted: Any
+        self, part: Rows, p: Array, exponents: _Exponents, weighted: Any, sink_square: Any
     ) -> tuple[Any, ...]:
         xp, info, multiply = self.problem.xp, finfo(self.dtype), self.problem.multiply
         v, v2 = self.v, self.v**2
@@ -282,7 +365,7 @@ class _Bounds:
             out, multiply(p, sizes), multiply(p**2, v2), self.sk, 2 * significand_bits(self.dtype)
         )
         of_sum, bias = expected_error(TENSOR_16, terms, self.sk)
-        of_row = self._sum_variance(p) + (RECIPROCAL_RMS * _U) ** 2
+        of_row = self._sum_variance(p) + (RECIPROCAL_RMS * _U) ** 2 + sink_square
         sum_own = xp.sum(own, axis=-1, keepdims=True)
         difference = multiply(own, v2) - 2 * out * multiply(own, v) + out**2 * sum_own
         square = (
@@ -320,10 +403,11 @@ def attention_varlen_bound(
     """`attention_bound` of every sequence by itself."""
     xp, options = namespace(q), of_sequences(options)
     parts, first = [], 0
-    for sequence in sequences(q, k, v, cu_seqlens_q, cu_seqlens_k):
+    for i, sequence in enumerate(sequences(q, k, v, cu_seqlens_q, cu_seqlens_k)):
         end = first + sequence[0].shape[1]
         own = (reference[0][None, first:end], *(x[None, :, first:end] for x in reference[1:]))
-        parts.append(attention_bound(*sequence, layout="bshd", reference=own, **options))
+        own_options = of_sequence(options, i)
+        parts.append(attention_bound(*sequence, layout="bshd", reference=own, **own_options))
         first = end
     if not parts:
         return tuple(Bound(xp.zeros_like(x), xp.zeros_like(x)) for x in reference)

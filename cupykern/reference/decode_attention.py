@@ -11,7 +11,7 @@ import numpy as np
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
 from ..typing import Array, Factor
-from .attention import attention
+from .attention import attention, of_sequence
 from .attention_bound import P_SHIFT, attention_bound, joined
 from .elementary import EXP2_ULPS
 from .rounding import rounding_rms
@@ -32,12 +32,13 @@ def decode_attention(
     causal: bool = True,
     scale: Factor | None = None,
     return_lse: bool = False,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Any, ...]:
     """softmax(scale * q k^T over the keys that are seen) v, and its log-sum-exp, in FP64."""
-    options = _options(causal, scale, return_lse)
+    options = _options(causal, scale, return_lse, more)
     sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout)
-    return _stacked(q, v_cache, return_lse, [attention(*one, **options) for one in sequences])
+    parts = [attention(*one, **of_sequence(options, b)) for b, one in enumerate(sequences)]
+    return _stacked(q, v_cache, return_lse, parts)
 
 
 def decode_attention_bound(
@@ -54,6 +55,7 @@ def decode_attention_bound(
     out: Array | None = None,
     config: Any = None,
     reference: tuple[Any, ...],
+    **more: Any,
 ) -> tuple[Bound, ...]:
     """Elementwise: that of attention, and what chunks add to it.
 
@@ -62,11 +64,11 @@ def decode_attention_bound(
     each time a relative error of 2 EXP2_ULPS + 2 units, at worst in the same direction for the
     products and in the other for their sum.  Warps, chunks and groups are added one after another.
     """
-    options = _options(causal, scale, return_lse)
+    all_options = _options(causal, scale, return_lse, more)
     parts = []
     sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout)
     for b, (one_q, k, v) in enumerate(sequences):
-        own = tuple(x[b : b + 1] for x in reference)
+        own, options = tuple(x[b : b + 1] for x in reference), of_sequence(all_options, b)
         bounds = attention_bound(one_q, k, v, reference=own, **options)
         if return_lse:
             bounds = (bounds[0], _merged_lse(bounds[1], own[1], k))
@@ -98,8 +100,12 @@ def _merged_lse(bound: Bound, lse: Array, k: Array) -> Bound:
     return bound._replace(rms=xp.where(bound.rms > 0, rms, 0.0), bias=bound.bias + more)
 
 
-def _options(causal: bool, scale: Factor | None, return_lse: bool) -> dict[str, Any]:
+def _options(
+    causal: bool, scale: Factor | None, return_lse: bool, more: dict[str, Any]
+) -> dict[str, Any]:
     options = {"causal": bool(causal), "causal_align": "bottom_right", "return_lse": return_lse}
+    names = "window", "softcap", "alibi_slopes", "sinks"
+    options |= {name: more[name] for name in names if name in more}
     return options if scale is None else {"scale": scale, **options}
 
 

@@ -7,31 +7,32 @@
 
 namespace attention {
 
-struct ArgumentsSm90 {
+template <class Arrays> struct ArgumentsSm90 {
     const TensorMap &q_map, &k_map, &v_map, &out_map;
     RowArrays statistics;
-    MaskArrays mask;
+    Arrays mask;
     const int32_t *cu_seqlens_q, *cu_seqlens_k, *schedule;
     uint32_t* counter;
 };
 
 template <class Traits> struct KernelSm90 {
-    using Params = AttentionParams;
+    using Params = typename Traits::Params;
+    using Arguments = ArgumentsSm90<typename Traits::Arrays>;
     using Storage = SharedStorage<Traits>;
     using Scheduler = TileScheduler<Traits>;
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
     // Registers per thread, of an SM's 65536.
-    static constexpr int kProducerRegisters = Traits::kDivergent ? 56 : kConsumers == 2 ? 40 : 32;
-    static constexpr int kConsumerRegisters = Traits::kDivergent ? 224
-                                              : kConsumers == 2  ? 232
-                                                                 : 160;
+    static constexpr bool kManyInProducer =
+        Traits::kDivergent || (Traits::kGeneral && Traits::kDynamic);
+    static constexpr int kProducerRegisters = kManyInProducer ? 56 : kConsumers == 2 ? 40 : 32;
+    static constexpr int kConsumerRegisters = kManyInProducer ? 224 : kConsumers == 2 ? 232 : 160;
 
     const Params& params;
-    const ArgumentsSm90& arguments;
+    const Arguments& arguments;
     Storage& storage;
 
     DEVICE void run() {
-        const ArgumentsSm90& a = arguments;
+        const Arguments& a = arguments;
         if (threadIdx.x == 0) {
             prefetch_tensor_map(a.q_map);
             prefetch_tensor_map(a.k_map);

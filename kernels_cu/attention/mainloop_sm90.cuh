@@ -25,8 +25,8 @@ template <class Traits> struct MainloopSm90 {
     using Probabilities = uint32_t[kSteps][4];
 
     Storage& storage;
-    const AttentionParams& params;
-    const MaskArrays& arrays;
+    const typename Traits::Params& params;
+    const typename Traits::Arrays& arrays;
     Epilogue epilogue;
     int warpgroup;  // uniform
     KeyRange<Traits> keys;
@@ -36,8 +36,9 @@ template <class Traits> struct MainloopSm90 {
     Outputs outputs;
     Probabilities p;
 
-    DEVICE MainloopSm90(Storage& storage, const TensorMap& out_map, const AttentionParams& params,
-                        const MaskArrays& arrays, const RowArrays& statistics)
+    DEVICE MainloopSm90(Storage& storage, const TensorMap& out_map,
+                        const typename Traits::Params& params,
+                        const typename Traits::Arrays& arrays, const RowArrays& statistics)
         : storage(storage),
           params(params),
           arrays(arrays),
@@ -48,6 +49,11 @@ template <class Traits> struct MainloopSm90 {
         keys.begin(params, tile);
         top[0] = top[1] = -kInfinity;
         softmax.reset();
+        if constexpr (Traits::kGeneral) {
+            const float sink = Traits::Score::sink(arrays, tile.head);
+            top[0] = top[1] = sink / params.unit;
+            softmax.begin(sink * kLog2E, lane_id() % 4 == 0);
+        }
     }
     DEVICE void clear() {
 #pragma unroll
@@ -84,6 +90,7 @@ template <class Traits> struct MainloopSm90 {
     // `factors`.
     DEVICE bool exponentiate(const QueryTile& tile) {
         const ScoreMask<Traits> mask{params, arrays, keys, scores};
+        if constexpr (Traits::kGeneral) mask.apply_score(tile);
         if constexpr (Mask::kArray) mask.apply_array(tile);
         mask.apply_limits(tile.row);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };

@@ -1,5 +1,5 @@
-// Masks of a warpgroup's score accumulators on Hopper: arrays, block masks, causality, and the end
-// of the keys.  Only tiles that need it are masked.
+// Masks of a warpgroup's score accumulators on Hopper: arrays, block masks, causality, windows, and
+// the end of the keys.  Only tiles that need it are masked.
 #pragma once
 #include "attention/storage_sm90.cuh"
 #include "parts/dtype.cuh"
@@ -24,15 +24,19 @@ DEVICE int warp_row() { return opaque(int(threadIdx.x)) / 32 * 16; }
 // The keys of the next scores, and how far the warpgroup's first row sees.
 template <class Traits> struct KeyRange {
     using Mask = typename Traits::Mask;
-    int seen;       // the first row keeps keys below this, if causal
+    int seen;       // the first row keeps keys below this, if causal; general: its position
     int own_sk;     // the sequence's keys, if varlen
     int block_key;  // with a block mask: the first key of the block's tile
     // Remaining key tiles; with a block mask: block type (2 bits), whether tiles remain (1), index
     // of the partial tile (29).
     uint32_t state;
 
-    DEVICE void begin(const AttentionParams& params, const QueryTile& tile) {
+    DEVICE void begin(const typename Traits::Params& params, const QueryTile& tile) {
         if constexpr (Traits::kVarlen) own_sk = tile.head.sk;
+        if constexpr (Traits::kGeneral) {
+            seen = tile.row + warpgroup_row() + tile.head.offset;
+            return;
+        }
         seen = params.causal ? tile.row + warpgroup_row() + tile.head.offset + 1 : kUnlimited;
     }
     // remaining: key tiles including this one.  Called before the GEMM: once a warpgroup's GEMM is
@@ -49,11 +53,47 @@ template <class Traits> struct KeyRange {
     DEVICE int sk(const AttentionParams& params) const {
         return Traits::kVarlen ? own_sk : int(params.sk);
     }
-    DEVICE int first_key() const { return Mask::kBlocks ? block_key : int(state) * Traits::kTileN; }
+    DEVICE int first_key(const typename Traits::Params& params) const {
+        if constexpr (Mask::kBlocks) return block_key;
+        int tile = int(state);
+        if constexpr (Traits::kGeneral) {  // from the first tile of the query tile on
+            const int begin = begin_of_first(params) - warpgroup_row();
+            tile += begin > 0 ? begin / Traits::kTileN : 0;
+        }
+        return tile * Traits::kTileN;
+    }
+    // The first row keeps keys below `end_of_first`, and none below `begin_of_first`.
+    DEVICE int end_of_first(const typename Traits::Params& params) const {
+        if constexpr (!Traits::kGeneral) return seen;
+        else return params.options.right >= 0 ? seen + params.options.right + 1 : kUnlimited;
+    }
+    DEVICE int begin_of_first(const GeneralParams& params) const {
+        return params.options.left >= 0 ? seen - params.options.left : -kUnlimited;
+    }
     // Uniform in the warpgroup.
     DEVICE bool more() const { return Mask::kBlocks ? state & kMore : state > 0; }
     DEVICE int type() const { return int(state % kMore); }  // the block's type
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
+};
+
+// Calls f(score, distance) for each score of this thread; distance: of the key from the query's
+// position.
+template <class Traits> struct AllScores {
+    float (&scores)[Traits::kTileN / 2];
+    int first;  // of the first score
+
+    template <class F> DEVICE void operator()(const F& f) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float distance = float(first + 8 * half);
+#pragma unroll
+            for (int n = 0; n < Traits::kTileN / 8; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    f(scores[4 * n + 2 * half + i], distance - float(8 * n + i));
+            }
+        }
+    }
 };
 
 template <class Traits> struct ScoreMask {
@@ -61,15 +101,15 @@ template <class Traits> struct ScoreMask {
     using Scores = float[Traits::kTileN / 2];
     using Layout = FragmentLayout;
     static constexpr int kTileN = Traits::kTileN, kFragments = kTileN / 8;
-    const AttentionParams& params;
-    const MaskArrays& arrays;
+    const typename Traits::Params& params;
+    const typename Traits::Arrays& arrays;
     const KeyRange<Traits>& keys;
     Scores& scores;
 
     // Replaces each score by change(score, element of the mask).
     template <class Change> DEVICE void for_each(const QueryTile& tile,
                                                  const Change& change) const {
-        const int lane = opaque(lane_id()), key = keys.first_key() + Layout::col(lane, 0);
+        const int lane = opaque(lane_id()), key = keys.first_key(params) + Layout::col(lane, 0);
         const int64_t step = params.mask.strides[3];
         const int there = keys.sk(params) - key;  // keys from the lane's first one on
 #pragma unroll
@@ -98,11 +138,21 @@ template <class Traits> struct ScoreMask {
             return bias == -kInfinity ? bias : x + bias;
         });
     }
-    DEVICE void apply_array(const QueryTile& tile) const {
-        if (params.prescale) {
+    DEVICE void scale() const {
+        if (!params.prescale) return;
 #pragma unroll
-            for (int i = 0; i < kTileN / 2; ++i) scores[i] *= params.score_scale;
-        }
+        for (int i = 0; i < kTileN / 2; ++i) scores[i] *= params.score_scale;
+    }
+    // The options of a general variant.
+    DEVICE void apply_score(const QueryTile& tile) const {
+        scale();
+        const int lane = opaque(lane_id()), row = tile.row + warp_row() + Layout::row(lane, 0);
+        const int key = keys.first_key(params) + Layout::col(lane, 0);
+        Traits::Score::apply(params, arrays, tile.head,
+                             AllScores<Traits>{scores, row + tile.head.offset - key});
+    }
+    DEVICE void apply_array(const QueryTile& tile) const {
+        if constexpr (!Traits::kGeneral) scale();
         if (params.mask.kind == kBoolMask) {
             const auto* keeps = static_cast<const uint8_t*>(arrays.mask);
             for_each(tile, [&](float x, int64_t i) { return keeps[i] ? x : -kInfinity; });
@@ -114,9 +164,13 @@ template <class Traits> struct ScoreMask {
     }
     // Masked scores become -inf.  query_row: the tile's first row.
     DEVICE void apply_limits(const int& query_row) const {
-        const int sk = keys.sk(params), key = keys.first_key();
-        const int end = keys.seen < sk ? keys.seen : sk;  // of the first row
-        if ((!Mask::kBlocks || keys.type() == kFullBlock) && key + kTileN <= end) return;
+        const int sk = keys.sk(params), key = keys.first_key(params);
+        const int end =
+            keys.end_of_first(params) < sk ? keys.end_of_first(params) : sk;  // of the first row
+        // In the window of the last row too.
+        bool begun = true;
+        if constexpr (Traits::kGeneral) begun = key >= keys.begin_of_first(params) + 63;
+        if ((!Mask::kBlocks || keys.type() == kFullBlock) && key + kTileN <= end && begun) return;
         const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
         int block_end = kUnlimited;
         if constexpr (Mask::kBlocks) {
@@ -135,17 +189,23 @@ template <class Traits> struct ScoreMask {
             }
             if (keys.type() == kCausalBlock) block_end = first_row + params.mask.causal_offset + 1;
         }
-        const int limit = keys.seen < block_end ? keys.seen : block_end;
-        if (key + kTileN <= limit && key + kTileN <= sk) return;
+        const int limit =
+            keys.end_of_first(params) < block_end ? keys.end_of_first(params) : block_end;
+        if (key + kTileN <= limit && key + kTileN <= sk && begun) return;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int own = limit + row + Layout::row(lane, 2 * half);
             const int left = (own < sk ? own : sk) - key - Layout::col(lane, 0);
+            int before = 0;  // the window's first key
+            if constexpr (Traits::kGeneral)
+                before = keys.begin_of_first(params) + row + Layout::row(lane, 2 * half) - key -
+                         Layout::col(lane, 0);
 #pragma unroll
             for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    if (8 * n + i >= left) scores[4 * n + 2 * half + i] = -kInfinity;
+                    if (8 * n + i >= left || (Traits::kGeneral && 8 * n + i < before))
+                        scores[4 * n + 2 * half + i] = -kInfinity;
                 }
             }
         }

@@ -1,6 +1,6 @@
-// Policy types that a variant of Hopper attention names: tile, stages, mask and sequences.
+// Policy types that a variant of Hopper attention names: tile, stages, mask, sequences and score.
 #pragma once
-#include "parts/attention_work_tile.cuh"
+#include "parts/attention_score.cuh"
 
 namespace attention {
 
@@ -28,10 +28,15 @@ template <bool kUniform_> struct BlockMask {
 struct Batched { static constexpr bool kVarlen = false; };
 struct Varlen { static constexpr bool kVarlen = true; };
 
-template <class Element_, class Tile_, class Stages_, class Mask_, class Sequences_>
+template <class Element_, class Tile_, class Stages_, class Mask_, class Sequences_,
+          class Score_ = PlainScore>
 struct TraitsSm90 {
     using Element = Element_;
     using Mask = Mask_;
+    using Score = Score_;
+    using Params = typename Score::Params;
+    using Arrays = typename Score::Arrays;
+    static constexpr bool kGeneral = Score::kGeneral;
     static constexpr int kHeadDim = Tile_::kHeadDim, kTileM = Tile_::kM, kTileN = Tile_::kN;
     static constexpr int kStages = Stages_::kKeys, kQueryStages = Stages_::kQueries;
     static constexpr int kConsumers = kTileM / 64;  // warpgroups of 64 queries

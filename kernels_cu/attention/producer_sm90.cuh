@@ -11,15 +11,15 @@ template <class Traits> struct ProducerSm90 {
     using Mask = typename Traits::Mask;
     using Storage = SharedStorage<Traits>;
     // One list of key blocks per block row of the tile.
-    using KeyTileIterator =
-        KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN, Mask::kBlocks>;
+    using KeyTileIterator = KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN,
+                                     Mask::kBlocks, false, Traits::kGeneral>;
     using KvState = PipelineState<Traits::kStages>;
     using QueryState = PipelineState<Traits::kQueryStages>;
     static constexpr int kConsumers = Traits::kConsumers;
     Storage& storage;
     const TensorMap &q_map, &k_map, &v_map;
-    const AttentionParams& params;
-    const MaskArrays& arrays;
+    const typename Traits::Params& params;
+    const typename Traits::Arrays& arrays;
 
     DEVICE static RowRange keys_at(const AttentionHead& head, int key) {
         return {key, head.kv_head, head.batch, int(head.k_first), head.sk};
@@ -52,6 +52,10 @@ template <class Traits> struct ProducerSm90 {
         }
         storage.keys[to.stage].load(k_map, storage.keys_full[to.stage], keys_at(head, keys.key));
     }
+    // The first key tile of a query tile.
+    DEVICE int first_tile(const AttentionHead& head, int row) const {
+        return Traits::kGeneral ? head.first_key(params, row) / Traits::kTileN : 0;
+    }
     DEVICE void find_tile(TileScheduler<Traits>& scheduler, uint32_t count) {
         QueryTile tile;
         tile.num_steps = kNoTile;
@@ -59,6 +63,10 @@ template <class Traits> struct ProducerSm90 {
             const int last = tile.row + clamp_index(tile.head.sq - tile.row, 0, Traits::kTileM) - 1;
             tile.end = tile.head.limit(params, last);
             tile.num_steps = tile.end > 0 ? (tile.end - 1) / Traits::kTileN + 1 : 0;
+            if constexpr (Traits::kGeneral) {
+                const int left = tile.num_steps - first_tile(tile.head, tile.row);
+                tile.num_steps = left > 0 ? left : 0;
+            }
         }
         storage.tiles[count % Storage::kTiles] = tile;
     }
@@ -77,7 +85,8 @@ template <class Traits> struct ProducerSm90 {
             const AttentionHead head = tile.head;
             const int row = tile.row;
             const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
-            KeyTileIterator keys(mask, row, head.sq, tile.end);
+            const int first_key = first_tile(head, row) * Traits::kTileN;
+            KeyTileIterator keys(mask, row, head.sq, first_key, tile.end);
             bool more = keys.next();
             if (Mask::kBlocks && !more) tile.num_steps = 0;
             storage.queries[query.stage].load(

@@ -22,9 +22,9 @@ template <bool kVarlen> struct SequenceOrder {
     // By all threads; scratch: kMaxSequences of {longest, tiles}.  The caller synchronises
     // afterwards.
     struct Length { int longest, tiles; };
-    template <int kTileM, int kThreads>
-    DEVICE void make(const AttentionParams& params, const int32_t* cu_seqlens_q,
-                     const int32_t* cu_seqlens_k, Length* scratch) {
+    template <int kTileM, int kThreads, class Params>
+    DEVICE void make(const Params& params, const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
+                     Length* scratch) {
         static_assert(!kVarlen || kMaxSequences <= kThreads, "a thread has one sequence");
         const int batch = int(params.batch), heads = int(params.heads);
         for (int i = threadIdx.x; i < batch; i += kThreads) {
@@ -63,6 +63,7 @@ template <bool kVarlen> struct SequenceOrder {
 
 // By the producer thread.
 template <class Traits> struct TileScheduler {
+    using Params = typename Traits::Params;
     using Order = SequenceOrder<Traits::kVarlen>;
     const int32_t* schedule;  // null, or gridDim.x tiles per round, -1 after a block's last one
     uint32_t* counter;        // 0 before and after the launch
@@ -73,7 +74,7 @@ template <class Traits> struct TileScheduler {
     bool is_first;
 
     // After SequenceOrder::make.
-    DEVICE static TileScheduler of(const AttentionParams& params, const Order& order,
+    DEVICE static TileScheduler of(const Params& params, const Order& order,
                                    const int32_t* schedule, uint32_t* counter,
                                    const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k) {
         const int count =
@@ -81,8 +82,7 @@ template <class Traits> struct TileScheduler {
         return {schedule, counter, cu_seqlens_q, cu_seqlens_k, count, int(blockIdx.x), 0, true};
     }
     // Head and first query of the next tile; false: no tile is left.
-    DEVICE bool next(const AttentionParams& params, const Order& order, AttentionHead& head,
-                     int& row) {
+    DEVICE bool next(const Params& params, const Order& order, AttentionHead& head, int& row) {
         int tile = index;
         if constexpr (Traits::kDynamic) {
             if (!is_first) {

@@ -1,5 +1,5 @@
 // A warp's two GEMMs in attention, S = Q K^T and O += P V, and their shared memory.  Constants:
-// attention.cu's.
+// those of parts/attention_block.cuh.
 #pragma once
 #include "parts/attention_work_tile.cuh"
 #include "parts/online_softmax.cuh"

@@ -17,6 +17,15 @@ struct AttentionParams {
     int32_t prescale, causal, offset, bottom_right, padding;
 };
 
+// What GeneralParams has besides: the options of a score and windows (parts/attention_score.cuh).
+struct ScoreParams {
+    int64_t slope_batch, slope_head;  // strides of alibi_slopes
+    int64_t q_rows, k_rows;           // padded batches in varlen tensor maps: rows of an element
+    int32_t left, right;              // keys from i + offset - left to i + offset + right; -1: any
+    float softcap, softcap_exponent;  // of exponents of tanh, of q k^T; softcap 0: none
+};
+struct GeneralParams : AttentionParams { ScoreParams options; };
+
 DEVICE int clamp_index(int64_t x, int64_t low, int64_t high) {
     return int(x < low ? low : x > high ? high : x);
 }
@@ -49,6 +58,20 @@ struct AttentionHead {
         }
         return h;
     }
+    // Without cu_seqlens_q, cu_seqlens_k has the lengths of a padded batch, or is null.
+    DEVICE static AttentionHead of(const GeneralParams& params, const int32_t* cu_seqlens_q,
+                                   const int32_t* cu_seqlens_k, int number) {
+        const AttentionParams& plain = params;
+        AttentionHead h = of(plain, cu_seqlens_q, cu_seqlens_k, number);
+        h.batch = number / int(params.heads);  // varlen: strides of batches are 0
+        if (!cu_seqlens_q && cu_seqlens_k) {
+            h.sk = clamp_index(cu_seqlens_k[h.batch], 0, params.sk);
+            if (params.bottom_right) h.offset += h.sk - int(params.sk);
+            h.q_first = h.batch * params.options.q_rows;
+            h.k_first = h.batch * params.options.k_rows;
+        }
+        return h;
+    }
     // The same, uniform over the warp.
     DEVICE AttentionHead of_warp() const {
         return {uniform(batch), uniform(head),   uniform(kv_head),      uniform(sq),
@@ -64,6 +87,16 @@ struct AttentionHead {
     DEVICE int limit(const AttentionParams& params, int row) const {
         const int seen = row + offset + 1;
         return params.causal && seen < sk ? seen : sk;
+    }
+    DEVICE int limit(const GeneralParams& params, int row) const {
+        const int right = params.options.right, seen = row + offset + right + 1;
+        return right >= 0 && seen < sk ? seen : sk;
+    }
+    // `row` keeps no keys below this.
+    DEVICE int first_key(const AttentionParams&, int) const { return 0; }
+    DEVICE int first_key(const GeneralParams& params, int row) const {
+        const int left = params.options.left, first = row + offset - left;
+        return left >= 0 && first > 0 ? first : 0;
     }
 };
 
@@ -89,39 +122,41 @@ struct AttentionWorkTile {
 
 // Iterates over the key tiles that a query tile needs, in descending order: those below `end`, and
 // with a block mask only tiles of blocks that one of its block rows keeps.  Only the first may
-// reach past `end`.  kWarps: uniform over warps, also for other masks.
-template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false>
+// reach past `end`.  kWarps: uniform over warps, also for other masks.  kWindow: only tiles from
+// `begin` on, the first key of a tile; else it is 0.
+template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false, bool kWindow = false>
 struct KeyTiles {
-    int key;  // the tile's first key
+    int key, begin;  // key: the tile's first key
 
-    DEVICE KeyTiles(const HeadMask&, int, int, int end)
-        : key(end > 0 ? ((end - 1) / kTileN + 1) * kTileN : 0) {}
+    DEVICE KeyTiles(const HeadMask&, int, int, int begin, int end)
+        : key(end > 0 ? ((end - 1) / kTileN + 1) * kTileN : 0), begin(kWindow ? begin : 0) {}
     // Advances; false: no tile is left.
     DEVICE bool next() {
         key -= kTileN;
-        return key >= 0;
+        return key >= begin;
     }
-    DEVICE bool more() const { return key >= kTileN; }  // after this one
+    DEVICE bool more() const { return key >= begin + kTileN; }  // after this one
 };
-template <int kTileM, int kTileN, bool kWarps>
-struct KeyTiles<kTileM, kTileN, true, kWarps> {
+template <int kTileM, int kTileN, bool kWarps, bool kWindow>
+struct KeyTiles<kTileM, kTileN, true, kWarps, kWindow> {
     static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
     static constexpr int kNone = -1;
-    int key, end, first_key;  // first_key: the block's first key
+    int key, begin, end, first_key;  // first_key: the block's first key, from `begin` on
     int kv_shift, list_step;
     const int32_t* indices;                // the first list
     int left[kMaxLists], last[kMaxLists];  // blocks left of each list; the last of them, prefetched
 
     // row: the tile's first query; sq: queries of the head.
-    DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int end)
+    DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int begin, int end)
         : key(0),
+          begin(kWindow ? begin : 0),
           end(end),
           first_key(0x7fffffff),
           kv_shift(mask.params.kv_shift),
           list_step(mask.params.kv_blocks) {
         if (kWarps && mask.params.kind != kBlockMask) {  // one block of all keys
             key = end > 0 ? (end + kTileN - 1) & -kTileN : 0;
-            first_key = 0;
+            first_key = kWindow ? begin : 0;
 #pragma unroll
             for (int i = 0; i < kMaxLists; ++i) left[i] = 0, last[i] = kNone;
             return;
@@ -144,6 +179,10 @@ struct KeyTiles<kTileM, kTileN, true, kWarps> {
     }
     DEVICE void look(int i) {
         last[i] = left[i] > 0 ? indices[int64_t(i) * list_step + left[i] - 1] : kNone;
+        // No block below this one is in the window, either.
+        if constexpr (kWindow) {
+            if (last[i] != kNone && (last[i] + 1) << kv_shift <= begin) last[i] = kNone;
+        }
     }
     DEVICE void drop(int i) {
         --left[i];
@@ -170,7 +209,9 @@ struct KeyTiles<kTileM, kTileN, true, kWarps> {
             if (last[i] == block) drop(i);
         }
         first_key = block << kv_shift;
-        const int block_end = first_key + (1 << kv_shift), tiles_end = (end + kTileN - 1) & -kTileN;
+        const int block_end = first_key + (1 << kv_shift);
+        if constexpr (kWindow) first_key = first_key < begin ? begin : first_key;
+        const int tiles_end = (end + kTileN - 1) & -kTileN;
         key = (block_end < tiles_end ? block_end : tiles_end) - kTileN;
         return true;
     }

@@ -98,6 +98,15 @@ struct DecodeEpilogue {
         states.clear();
         output.clear();
     }
+    // state(row): that of a row of the work tile.
+    template <class State>
+    DEVICE void set_states(const State& state) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+            for (int s = 0; s < kSlots; ++s) states.rows[m][s] = state(Layout::slot_row(m, s));
+        }
+    }
     // Folds the m-th row of fragments of the current chunk into the group.  added(n, i): a value.
     template <class Added>
     DEVICE void fold(int m, const SoftmaxState (&added_states)[kSlots], const Added& added) {

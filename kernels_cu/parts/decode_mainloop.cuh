@@ -136,8 +136,8 @@ struct WarpReduction {
     }
 };
 
-template <class Epilogue, class Storage>
-DEVICE void end_chunk(Epilogue& epilogue, const WarpSoftmax& softmax,
+template <class Epilogue, class Score, class Storage>
+DEVICE void end_chunk(Epilogue& epilogue, const WarpSoftmax<Score>& softmax,
                       OutputAccumulator<WarpOutput>& output, Storage& storage, bool is_last) {
     const RowStates<WarpOutput> states = softmax.states();
     if constexpr (kWarpOwnsRows) {
@@ -152,10 +152,11 @@ DEVICE void end_chunk(Epilogue& epilogue, const WarpSoftmax& softmax,
 }
 
 // Computes a work tile.
-template <class Epilogue>
-DEVICE void mainloop(DecodeStorage& storage, const DecodeParams& params, const WorkTile& work,
+template <class Score, class Epilogue>
+DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& params,
+                     const typename Score::Arrays& arrays, const WorkTile& work,
                      KvPipeline& pipeline, const Element* q, Epilogue& epilogue) {
-    WarpSoftmax softmax;
+    WarpSoftmax<Score> softmax;
     FragmentLoaders loaders;
     QueryOperand queries;
     OutputAccumulator<WarpOutput> output;
@@ -174,16 +175,15 @@ DEVICE void mainloop(DecodeStorage& storage, const DecodeParams& params, const W
             if (chunk_end == 0) {
                 if constexpr (kWarpOwnsKeys) sync_block();  // the queries are loaded
                 queries.load_registers(storage.q, loaders);
-                softmax.init(params, storage.work);
+                softmax.init(params, arrays, storage.work);
                 chunk_end = work.first_key + storage.work.chunk_size;
             }
             const KvStage& full = storage.stages[stage];
             Scores scores;
             queries.multiply_keys(scores, storage.q, full, loaders);
             // Tiles before this key need no mask.
-            const int all_see =
-                storage.work.num_keys - (params.causal ? params.queries.divisor - 1 : 0);
-            softmax.update(scores, output, key + warp_first_key(), params.scale_log2,
+            const int all_see = params.common_end(storage.work.num_keys);
+            softmax.update(scores, output, params, arrays, key + warp_first_key(),
                            key + kTileN > all_see);
             multiply_values(output, scores, full, loaders);
             stage = stage + 1 < kStages ? stage + 1 : 0;
@@ -203,7 +203,9 @@ DEVICE void mainloop(DecodeStorage& storage, const DecodeParams& params, const W
     }
 }
 
-DEVICE void decode_block(DecodeStorage& storage, const DecodeParams& params, const KvCache& cache,
+template <class Score>
+DEVICE void decode_block(DecodeStorage& storage, const typename Score::Params& params,
+                         const typename Score::Arrays& arrays, const KvCache& cache,
                          const int* seq_lens, const int* block_table, const Element* q,
                          Element* out, float* lse, void* partial_results, uint32_t* counters) {
     const WorkTile work(params, seq_lens, int(blockIdx.x));
@@ -213,8 +215,14 @@ DEVICE void decode_block(DecodeStorage& storage, const DecodeParams& params, con
     DecodeEpilogue<Choose<kWarpOwnsRows, WarpOutput, QuadOutput>::Type> epilogue(
         params, storage.work, partial_results);
     epilogue.begin(work.first_chunk);
+    if constexpr (Score::kGeneral) {
+        if (work.first_chunk == 0) {
+            epilogue.set_states(
+                [&](int row) { return Score::first_state(params, arrays, work, row); });
+        }
+    }
     KvPipeline pipeline(params, work, cache, block_table);
-    mainloop(storage, params, work, pipeline, q, epilogue);
+    mainloop<Score>(storage, params, arrays, work, pipeline, q, epilogue);
     epilogue.finish(storage.merge_values, storage.merge_states, storage.cluster, storage.is_last,
                     counters, out, lse);
 }

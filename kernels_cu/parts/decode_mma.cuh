@@ -1,11 +1,13 @@
 // A warp's work on a tile: S = Q K^T, the online softmax, O += P V.
 //
 // Scores, probabilities and output accumulators of the warp's rows, keys and columns
-// (parts/decode_warp_layout.cuh) stay in registers, as in attention.cu (parts/online_softmax.cuh).
+// (parts/decode_warp_layout.cuh) stay in registers, as in attention_block.cuh
+// (parts/online_softmax.cuh).
 // Constants: see decode_attention.cu.
 #pragma once
 #include "parts/decode_epilogue.cuh"
 #include "parts/decode_load_kv.cuh"
+#include "parts/decode_score.cuh"
 #include "parts/online_softmax.cuh"
 
 // Swapped: the queries are the B operand of the MMA.
@@ -82,17 +84,33 @@ struct FragmentLoaders {
 };
 
 // The online softmax of a lane's rows, and which keys they see.
+template <class Score>
 struct WarpSoftmax {
+    using Params = typename Score::Params;
+    using Arrays = typename Score::Arrays;
+    static constexpr int kOptionRows = Score::kGeneral ? Softmax::kRows : 1;
     Softmax softmax[kWarpRowFragments];
     int end_keys[kWarpRowFragments][Softmax::kRows];  // keys [0, end_key) are seen
+    int positions[kWarpRowFragments][kOptionRows];
+    float slopes[kWarpRowFragments][kOptionRows];
 
-    DEVICE void init(const DecodeParams& params, const WorkTile& work) {
+    DEVICE void init(const Params& params, const Arrays& arrays, const WorkTile& work) {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
 #pragma unroll
             for (int r = 0; r < Softmax::kRows; ++r) {
                 int head = work.first_row + warp_first_row() + m * 16 + Rows::row(lane_id(), r);
                 const int query = params.queries.divide(head);
+                if constexpr (Score::kGeneral) {
+                    const int position = params.position(work.num_keys) + query;
+                    const int end = position + params.right + 1;
+                    const bool cut = params.right >= 0 && end < work.num_keys;
+                    positions[m][r] = position;
+                    end_keys[m][r] = cut ? end : work.num_keys;
+                    const bool exists = head < params.heads_per_kv_head;
+                    slopes[m][r] = exists ? Score::slope(params, arrays, work, head) : 0.0f;
+                    continue;
+                }
                 end_keys[m][r] =
                     work.num_keys - (params.causal ? params.queries.divisor - 1 - query : 0);
             }
@@ -105,9 +123,10 @@ struct WarpSoftmax {
     }
     // Masks the scores, replaces them by probabilities and rescales the output accumulators.
     // first_key: of the warp's part of the tile.
-    DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, int first_key,
-                       float scale, bool masked) {
+    DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
+                       const Arrays& arrays, int first_key, bool masked) {
         const int lane = lane_id();
+        const float scale = params.scale_log2;
         // OnlineSoftmax takes a positive scale: others are applied here.
         const float softmax_scale = scale > 0.0f ? scale : 1.0f;
         const float score_scale = scale > 0.0f ? 1.0f : scale;
@@ -121,6 +140,19 @@ struct WarpSoftmax {
                 for (int n = 0; n < kWarpKeyFragments; ++n) {
 #pragma unroll
                     for (int i = 0; i < AccumulatorLayout::kCount; ++i) at(n, i) *= score_scale;
+                }
+            }
+            if constexpr (Score::kGeneral) {
+#pragma unroll
+                for (int n = 0; n < kWarpKeyFragments; ++n) {
+#pragma unroll
+                    for (int i = 0; i < AccumulatorLayout::kCount; ++i) {
+                        const int key = first_key + n * 16 + AccumulatorLayout::col(lane, i);
+                        const int r = Rows::slot(i), position = positions[m][r];
+                        float& x = at(n, i);
+                        x = Score::apply(params, arrays, x, slopes[m][r], position, key);
+                        if (params.left >= 0 && key < position - params.left) x = -kInfinity;
+                    }
                 }
             }
             if (masked) {

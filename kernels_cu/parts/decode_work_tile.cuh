@@ -56,10 +56,37 @@ struct DecodeParams {
         const int length = seq_lens[batch];
         return length < 0 ? 0 : length < max_keys ? length : max_keys;
     }
+    // Of a sequence of num_keys keys: no query sees a key before begin_key, all see those before
+    // common_end.
+    DEVICE int begin_key(int) const { return 0; }
+    DEVICE int common_end(int num_keys) const {
+        return num_keys - (causal ? queries.divisor - 1 : 0);
+    }
 };
 
-// The chunks of a sequence, a function of its length alone.  The chunk size doubles from min_chunk
-// so that a short sequence has at most one group of chunks and a long one at most kMaxChunks.
+// With the options of parts/decode_score.cuh.
+struct GeneralDecodeParams : DecodeParams {
+    int64_t slope_batch, slope_head;  // strides of alibi_slopes
+    int32_t left, right;              // keys from position - left to position + right; -1: any
+    float score_scale;                // of capped scores, and those with ALiBi, base e
+    float softcap, softcap_exponent;  // of exponents of tanh, of q k^T; softcap 0: none
+    int32_t padding;
+
+    // Of query 0, if the queries are the last of num_keys.
+    DEVICE int position(int num_keys) const { return num_keys - queries.divisor; }
+    DEVICE int begin_key(int num_keys) const {
+        const int begin = position(num_keys) - left;
+        return left >= 0 && begin > 0 ? begin : 0;
+    }
+    DEVICE int common_end(int num_keys) const {
+        const int end = position(num_keys) + right + 1;
+        return right >= 0 && end < num_keys ? end : num_keys;
+    }
+};
+
+// The chunks of a sequence, a function of its length alone (and of the window).  The chunk size
+// doubles from min_chunk so that a short sequence has at most one group of chunks and a long one at
+// most kMaxChunks.
 struct Chunks {
     int size, count;  // keys of a chunk; at least one chunk, which may have no keys
 
@@ -113,7 +140,8 @@ struct WorkTile {
 
     // Trivial: it is a member of shared memory.
     WorkTile() = default;
-    DEVICE WorkTile(const DecodeParams& params, const int* seq_lens, int index) {
+    template <class Params>
+    DEVICE WorkTile(const Params& params, const int* seq_lens, int index) {
         const int row_tile_of_head = params.row_tiles.divide(index);
         const int split = params.splits.divide(index);
         row_tile = index * params.row_tiles.divisor + row_tile_of_head;
@@ -122,13 +150,14 @@ struct WorkTile {
         first_row = row_tile_of_head * kTileM;
         num_rows = params.num_rows - first_row;
         num_keys = params.num_keys(seq_lens, batch);
-        const Chunks chunks(params, num_keys);
+        const int begin = params.begin_key(num_keys);
+        const Chunks chunks(params, num_keys - begin);
         chunk_size = chunks.size, num_chunks = chunks.count;
         num_groups = (num_chunks - 1) / kChunksPerGroup + 1;
         first_chunk = split * params.chunks_per_block;
         exists = first_chunk < num_chunks;
-        const int64_t last = int64_t(first_chunk + params.chunks_per_block) * chunk_size;
-        first_key = exists ? first_chunk * chunk_size : 0;
+        const int64_t last = int64_t(first_chunk + params.chunks_per_block) * chunk_size + begin;
+        first_key = exists ? first_chunk * chunk_size + begin : 0;
         end_key = last < num_keys ? int(last) : num_keys;
     }
     // Indices of partial results.

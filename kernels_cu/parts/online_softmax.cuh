@@ -99,6 +99,16 @@ struct OnlineSoftmax {
             sum[r] = 0.0f;
         }
     }
+    // Begins a row with a score of its own, base 2; -inf: none.  owns: of the lanes that share the
+    // row's sum, this one counts it.
+    DEVICE void begin(float score, bool owns) {
+        const float own = owns && score != -kInfinity ? exp2_approx(kShift<T>) : 0.0f;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            origin[r] = score;
+            sum[r] = own;
+        }
+    }
     // Updates the origins with kFragments fragments.  largest: each row's largest score; -inf:
     // none.  factors: rescale outputs and sums so far (`rescale` does the sums); returns whether
     // one of this lane's is not 1.  scale: positive.

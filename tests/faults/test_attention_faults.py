@@ -15,11 +15,13 @@ from cupykern import OPS, check, dtypes, inputs
 from cupykern.attention import attention_plan
 from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.ops.attention_varlen import VarlenProblem
-from cupykern.ops.problems.attention import AttentionProblem
+from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
 
 ATTENTION, VARLEN = (
     next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")
 )
+
+BLOCK = "parts/attention_block.cuh"
 
 FAULTS = {
     "a bias of -inf is added": Fault(
@@ -30,9 +32,9 @@ FAULTS = {
         "parts/attention_work_tile.cuh", "row + offset + 1;", "row + offset + 2;", "tails"
     ),
     "a tile that the causal limit cuts is not masked": Fault(
-        "attention.cu",
-        "if (first_key + kTileN <= limit) return;",
-        "if (first_key + kTileN <= limit + 1) return;",
+        BLOCK,
+        "if (first_key + kTileN <= limit &&",
+        "if (first_key + kTileN <= limit + 1 &&",
         "blocks",
     ),
     "the last tile of keys is skipped": Fault(
@@ -51,10 +53,10 @@ FAULTS = {
         "tails",
     ),
     "the largest score of the last tile alone": Fault(
-        "attention.cu", "top = maximum(top, largest[m][r]);", "top = largest[m][r];", "tails"
+        BLOCK, "top = maximum(top, largest[m][r]);", "top = largest[m][r];", "tails"
     ),
     "products are not rescaled": Fault(
-        "attention.cu", "values[i] *= factors[m][Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
+        BLOCK, "values[i] *= factors[m][Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
     ),
     "sums are not rescaled": Fault(
         "parts/online_softmax.cuh", "sum[r] *= factors[r];", "sum[r] *= 1.0f;", "growing"
@@ -69,29 +71,29 @@ FAULTS = {
         "blocks",
     ),
     "rows without keys are divided by zero": Fault(
-        "attention.cu", "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
+        BLOCK, "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
     ),
     "values are loaded over while they are read": Fault(
-        "attention.cu", "sync_block();  // the keys have arrived", "// the keys are there", "tails"
+        BLOCK, "sync_block();  // the keys have arrived", "// the keys are there", "tails"
     ),
     "keys are loaded over while they are read": Fault(
-        "attention.cu", "sync_block();  // the values have arrived", "// the values are there",
+        BLOCK, "sync_block();  // the values have arrived", "// the values are there",
         "tails"
     ),
     "keys too early": Fault(
-        "attention.cu",
+        BLOCK,
         "copy_async_wait<0>();\n        sync_block();  // the keys have arrived",
         "copy_async_wait<1>();\n        sync_block();  // the keys have arrived",
         "tails",
     ),
     "values too early": Fault(
-        "attention.cu",
+        BLOCK,
         "copy_async_wait<0>();\n        sync_block();  // the values have arrived",
         "copy_async_wait<1>();\n        sync_block();  // the values have arrived",
         "tails",
     ),
     "the tile that the end cuts is taken for a whole one": Fault(
-        "attention.cu", "tiles.key + kTileN > whole_keys)", "tiles.key >= whole_keys)", "tails"
+        BLOCK, "tiles.key + kTileN > whole_keys)", "tiles.key >= whole_keys)", "tails"
     ),
     "keys past the end are read": Fault(
         "parts/shared_tile.cuh", "(kUnpredicated || first + row < num_rows)", "(true)", "tails"
@@ -103,7 +105,7 @@ FAULTS = {
         "padded rows",
     ),
     "rows past the end are written": Fault(
-        "attention.cu", "if (row < rows && chunk < chunks)", "if (chunk < chunks)", "tails"
+        BLOCK, "if (row < rows && chunk < chunks)", "if (chunk < chunks)", "tails"
     ),
     "the keys of another head": Fault(
         "parts/attention_work_tile.cuh",
@@ -115,14 +117,14 @@ FAULTS = {
         "parts/attention_mask.cuh", "batch * params.strides[0] + head", "head", "masks"
     ),
     "a bias is added to scores without scale": Fault(
-        "attention.cu", "if (params.prescale) {", "if (params.prescale && params.unit < 0) {",
+        BLOCK, "if (params.prescale) {", "if (params.prescale && params.unit < 0) {",
         "masks"
     ),
     "a masked block is computed where its neighbour is": Fault(
-        "attention.cu", "type != kMaskedBlock && key <", "key <", "large tiles"
+        BLOCK, "type != kMaskedBlock && key <", "key <", "large tiles"
     ),
     "the end of a causal block is not masked": Fault(
-        "attention.cu", "limit = limit < block_limit ? limit : block_limit;", "", "blocks"
+        BLOCK, "limit = limit < block_limit ? limit : block_limit;", "", "blocks"
     ),
     "blocks of a head's neighbour": Fault(
         "parts/attention_mask.cuh", "head * params.block_stride_h}", "0}", "blocks"
@@ -141,7 +143,7 @@ FAULTS = {
         "tails"
     ),
     "an offset in 32 bits": Fault(
-        "attention.cu", "v + head.k_offset(params.v);", "v + int(head.k_offset(params.v));",
+        BLOCK, "v + head.k_offset(params.v);", "v + int(head.k_offset(params.v));",
         "large offsets",
     ),
     "the last section too large": Fault(
@@ -150,8 +152,64 @@ FAULTS = {
         "heads = per_section;",
         "sections",
     ),
+    "a window, one key too few": Fault(
+        "parts/attention_work_tile.cuh", "row + offset - left;", "row + offset - left + 1;",
+        "windows"
+    ),
+    "a tile that the window's begin cuts is not masked": Fault(
+        BLOCK, "first_key(params, first_row + kWarpRows - 1)",
+        "first_key(params, first_row)", "windows"
+    ),
+    "a block that the window's begin cuts is skipped": Fault(
+        "parts/attention_work_tile.cuh", "(last[i] + 1) << kv_shift <= begin",
+        "last[i] << kv_shift <= begin", "windows"
+    ),
+    "a sink that is in no sum": Fault(
+        "parts/online_softmax.cuh", "? exp2_approx(kShift<T>) : 0.0f;", "? 0.0f : 0.0f;", "options"
+    ),
+    "a sink that every lane counts": Fault(
+        "parts/online_softmax.cuh", "owns && score != -kInfinity", "score != -kInfinity", "options"
+    ),
+    "ALiBi with the wrong sign": Fault(
+        "parts/attention_score.cuh", "multiply_add(-slope,", "multiply_add(slope,", "options"
+    ),
+    "ALiBi of the first batch element": Fault(
+        "parts/attention_score.cuh", "head.batch * options.slope_batch +", "", "options"
+    ),
+    "a soft cap after the mask": Fault(
+        BLOCK,
+        """Score::apply(params, arrays, head,
+                        AllScores{scores, first_row + head.offset, first_key});
+        if (params.mask.kind == kBoolMask || params.mask.kind == kBiasMask) {
+            // Rows and columns past the end are clamped: they are unused or masked below.
+            const int last_row = head.sq - 1, last_key = head.sk - 1;
+            for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
+                x = mask.of_array(x, row < last_row ? row : last_row,
+                                  col < last_key ? col : last_key);
+            });
+        }""",
+        """if (params.mask.kind == kBoolMask || params.mask.kind == kBiasMask) {
+            const int last_row = head.sq - 1, last_key = head.sk - 1;
+            for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
+                x = mask.of_array(x, row < last_row ? row : last_row,
+                                  col < last_key ? col : last_key);
+            });
+        }
+        Score::apply(params, arrays, head,
+                     AllScores{scores, first_row + head.offset, first_key});
+        """,
+        "options",
+    ),
+    "keys after the lengths of a padded batch": Fault(
+        "parts/attention_work_tile.cuh", "h.sk = clamp_index(cu_seqlens_k[h.batch], 0, params.sk);",
+        "", "padded batch"
+    ),
+    "a padded batch's causality from its longest": Fault(
+        "parts/attention_work_tile.cuh",
+        "if (params.bottom_right) h.offset += h.sk - int(params.sk);", "", "padded batch"
+    ),
     "an output that is all zero": Fault(
-        "attention.cu", "rows_of_warp.outputs.at(m, d).values[i] * inverse", "0.0f * inverse",
+        BLOCK, "rows_of_warp.outputs.at(m, d).values[i] * inverse", "0.0f * inverse",
         "tails"
     ),
 }  # fmt: skip
@@ -176,6 +234,13 @@ def _problems() -> Iterator[tuple[str, object, object]]:
         yield "masks", *problem(2, 2, 1, 40, 70, 16, 16, mask=mask, **stats)
     for blocks in ((64, 64), (128, 64), (64, 128), (128, 128)):
         yield "blocks", *problem(2, 2, 1, 300, 400, 16, 16, mask="block", blocks=blocks)
+    right = {"causal_align": "bottom_right", **stats}
+    window = ScoreChoice((30, 10))
+    yield "windows", *problem(1, 1, 1, 150, 200, 16, 16, options=window, **right)
+    yield "windows", *problem(1, 1, 1, 150, 300, 16, 16, mask="block", options=window, **right)
+    options = ScoreChoice((90, 10), 2.0, "bh", True)
+    yield "options", *problem(2, 2, 1, 100, 130, 16, 16, mask="bool", options=options, **right)
+    yield "padded batch", *problem(2, 1, 1, 20, 130, 16, 16, causal=True, lens=(130, 47), **right)
     lengths = (40, 70), (0, 3), (65, 33), (7, 100)
     for align in ("bottom_right", "top_left"):
         options = {"causal": True, "causal_align": align, "lse": True}

@@ -15,7 +15,7 @@ MAIN, MASK, EPILOGUE, PRODUCER, STORAGE, ORDER = (
 NAMES = (
     "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "bool", "bias",
     "negative scale",
-    "empty tiles", "packed", "causal packed",
+    "empty tiles", "packed", "causal packed", "causal window", "window", "capped", "padded batch",
 )  # fmt: skip
 
 FAULTS = {
@@ -58,9 +58,33 @@ FAULTS = {
         MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
     ),
     "a tile at the end is not masked": Fault(
-        MASK, "if (key + kTileN <= limit && key + kTileN <= sk) return;", "return;", "causal"
+        MASK, "if (key + kTileN <= limit && key + kTileN <= sk && begun) return;", "return;",
+        "causal"
     ),
-    "one key too many": Fault(MASK, "if (8 * n + i >= left)", "if (8 * n + i > left)", "causal"),
+    "one key too many": Fault(
+        MASK, "if (8 * n + i >= left || (", "if (8 * n + i > left || (", "causal"
+    ),
+    "a window, one key too many": Fault(
+        MASK, "8 * n + i < before", "8 * n + i + 1 < before", "causal window"
+    ),
+    "a tile that the last rows' window cuts is not masked": Fault(
+        MASK, "begin_of_first(params) + 63;", "begin_of_first(params);", "causal window"
+    ),
+    "keys are counted from the first one": Fault(
+        MASK, "tile += begin > 0 ? begin / Traits::kTileN : 0;", "", "causal window"
+    ),
+    "tiles before the window are awaited": Fault(
+        PRODUCER, "const int left = tile.num_steps - first_tile(tile.head, tile.row);",
+        "const int left = tile.num_steps;", "causal window"
+    ),
+    "a sink that every lane counts": Fault(
+        MAIN, "softmax.begin(sink * kLog2E, lane_id() % 4 == 0);",
+        "softmax.begin(sink * kLog2E, true);", "capped"
+    ),
+    "distances of the first rows": Fault(
+        MASK, "const float distance = float(first + 8 * half);",
+        "const float distance = float(first);", "capped"
+    ),
     "queries of the first warpgroup": Fault(
         MAIN, "q.k_major(warpgroup * 64)", "q.k_major(0)", "full"
     ),

@@ -15,6 +15,7 @@ from decode_checks import (
     check_infinite_value,
     check_keys_behind,
     check_large_caches,
+    check_sinks_of_chunks,
     check_small_weights,
     check_strides_of_tables,
     check_who_computes,
@@ -22,6 +23,7 @@ from decode_checks import (
 from planted import Fault, fault_tests
 
 from cupykern.ops.decode_attention import OP
+from cupykern.ops.problems.attention import ScoreChoice
 from cupykern.ops.problems.decode_attention import DecodeProblem
 from cupykern.targets import host
 
@@ -31,7 +33,26 @@ WORK_TILE, EPILOGUE = "parts/decode_work_tile.cuh", "parts/decode_epilogue.cuh"
 LOAD_KV, LOAD_Q = "parts/decode_load_kv.cuh", "parts/decode_load_q.cuh"
 MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
 
+SCORE = "parts/decode_score.cuh"
+
 FAULTS = {
+    "a window, one key too many": Fault(
+        MMA, "key < position - params.left", "key < position - params.left - 1", "options"
+    ),
+    "chunks begin after the window does": Fault(
+        WORK_TILE, "position(num_keys) - left;", "position(num_keys) - left + 1;", "options"
+    ),
+    "a sink in every chunk": Fault(
+        MAINLOOP, "if (work.first_chunk == 0) {", "if (work.first_chunk >= 0) {", "sinks of chunks"
+    ),
+    "a sink that is in no sum": Fault(SCORE, "sink == -kInfinity ? 0.0f : 1.0f", "0.0f", "options"),
+    "the sink of another head": Fault(
+        SCORE, "params.queries.divide(head);", "head = 0;", "options"
+    ),
+    "distances from the last query": Fault(
+        MMA, "positions[m][r] = position;", "positions[m][r] = work.num_keys - 1;", "options"
+    ),
+    "ALiBi of the first sequence": Fault(SCORE, "work.batch * params.slope_batch +", "", "options"),
     "no barrier before a stage is read": Fault(
         MAINLOOP,
         "copy_async_wait<kStages - 1>(); sync_stage();",
@@ -364,6 +385,9 @@ def _problems() -> Iterator[tuple[str, object, object]]:
     yield "rows", *problem(2, 20, 1, 3, 130, 64, lens=(129, 70), scale=0.3, kind="normal")
     yield "columns", *problem(1, 2, 1, 1, 100, 256, scale=0.02)
     yield "padded rows", *problem(1, 2, 1, 1, 70, 72, view="padded")
+    # Two chunks and more, of which each sequence's window cuts others.
+    options = ScoreChoice((180, 0), 3.0, "bh", True)
+    yield "options", *problem(2, 6, 2, 2, 700, 64, lens=(700, 333), kind="normal", options=options)
 
 
 def _on_host(test, *args):
@@ -394,6 +418,7 @@ CHECKS = {
     "most chunks": _on_host(check_chunks_that_grow, 64 * 256),
     "counters": _counters,
     "infinite value": _on_host(check_infinite_value),
+    "sinks of chunks": check_sinks_of_chunks,
     "small weights": _on_host(check_small_weights),
 }
 

@@ -90,6 +90,11 @@ def test_operators_and_their_fakes_agree_with_functions(op, seed):
         ("quantize", (X, "e4m3"), {"granularity": "block", "block": (2, 32)}),
         ("matmul", (X, X.t()), {"activation": "silu"}),
         ("attention", (X.view(1, 2, 2, 64),) * 3, {"causal": True, "return_lse": True}),
+        (
+            "attention",
+            (X.view(1, 2, 2, 64),) * 3,
+            {"window": (0, 1), "softcap": 3.0, "sinks": torch.ones(2)},
+        ),
     ],
 )
 def test_opcheck(name, args, kwargs):

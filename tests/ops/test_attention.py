@@ -249,6 +249,7 @@ def test_makers_of_block_masks_refuse_illegal_arguments():
 # --- arguments ------------------------------------------------------------------------------------
 
 Q, K, V = qkv()
+SLOPES, AT = np.ones(2, np.float32), {"input_pos": 0}
 
 
 @pytest.mark.parametrize(
@@ -265,13 +266,33 @@ Q, K, V = qkv()
             {"q": normal(1, 3, 20, 16), "k": K.repeat(2, 1), "v": V.repeat(2, 1)}, ValueError,
             "heads"
         ),
-        ({"v": V[..., :12]}, ValueError, "multiple of 8"),
+        ({"v": V[..., :0]}, ValueError, "Dv must be 1 to 256; got 0"),
         ({"q": normal(1, 2, 4, 264), "k": normal(1, 1, 30, 264)}, ValueError, "256"),
         ({"layout": "shbd"}, ValueError, "layout"),
         ({"algorithm": "fast"}, ValueError, "algorithm"),
         ({"causal": 1}, TypeError, "causal"),
         ({"causal_align": "left"}, ValueError, "'top_left' or 'bottom_right' or None; got 'left'"),
         ({"causal": True}, ValueError, "20 queries and 30 keys needs causal_align or input_pos"),
+        ({"window": 5, **AT}, TypeError, "window must be .left, right.; got int"),
+        ({"window": (5,), **AT}, ValueError, "window must be .left, right."),
+        ({"window": (5, 1.0), **AT}, TypeError, "window must have integers; got float"),
+        ({"window": (-2, 0), **AT}, ValueError, "or -1 for any"),
+        ({"window": (5, 0)}, ValueError, "window with 20 queries and 30 keys needs causal_align"),
+        ({"alibi_slopes": SLOPES}, ValueError, "alibi_slopes with 20 queries and 30 keys needs"),
+        ({"alibi_slopes": SLOPES[:1], **AT}, ValueError, r"must have shape .2,. or .1, 2."),
+        ({"alibi_slopes": SLOPES.astype(np.float16), **AT}, TypeError, "must be float32"),
+        ({"alibi_slopes": [0.5, 0.25], **AT}, TypeError, "alibi_slopes"),
+        ({"sinks": np.ones((1, 2), np.float32)}, ValueError, r"sinks must have shape .2,."),
+        ({"sinks": np.ones(2)}, TypeError, "sinks must be float32; got float64"),
+        ({"softcap": 0.0}, ValueError, "softcap must be positive, or None; got 0.0"),
+        ({"softcap": -1}, ValueError, "softcap must be positive"),
+        ({"softcap": "50"}, TypeError, "softcap"),
+        ({"softcap": np.inf}, ValueError, "softcap"),
+        ({"softcap": 1e-30, "scale": 1e30}, ValueError, "must be finite"),
+        ({"seq_lens": np.array([31])}, ValueError, "from 0 to k's 30 keys; got 31 to 31"),
+        ({"seq_lens": np.array([1, 2])}, ValueError, r"seq_lens must have shape .1,."),
+        ({"seq_lens": np.array([1.0])}, TypeError, "seq_lens must have dtype int32"),
+        ({"input_pos": 2**28 + 1, "window": (2**28, 0)}, ValueError, "at most 268435456"),
         ({"input_pos": 1.0}, TypeError, "input_pos"),
         ({"input_pos": -1}, ValueError, "input_pos"),
         ({"scale": "1"}, TypeError, "scale"),
@@ -382,7 +403,7 @@ def test_every_head_size_has_a_config(arch):
                 blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
                 limit = attention_plan.max_shared_bytes(arch)
                 assert blocks * config.shared_bytes(head_dim) <= limit
-    assert len(attention_plan.variants(arch)) <= {"host": 90, "sm_90a": 66}.get(arch, 40)
+    assert len(attention_plan.variants(arch)) <= {"host": 100, "sm_90a": 68}.get(arch, 40)
 
 
 # --- varlen sequences -----------------------------------------------------------------------------
@@ -503,5 +524,13 @@ def test_bench_problems_of_block_masks_count_computed_blocks(mask):
     reference = OP.reference(*part.args, **part.kwargs)
     bound = OP.bound(*part.args, **part.kwargs, reference=reference)
     assert check.compare(cut, reference, bound).ok
-    with pytest.raises(ValueError, match="causal 0 to 4"):
-        OP.bench_problem((1, 2, 1024, 64, 5), "float16")
+    with pytest.raises(ValueError, match="at least 16 keys; got 6"):
+        OP.bench_problem((1, 2, 1024, 64, 6), "float16")
+
+
+def test_bench_problems_of_windows_count_pairs():
+    """A window of n keys ends at the query."""
+    problem = OP.bench_problem((1, 2, 300, 64, 100), "float16")
+    assert problem.options.window == (99, 0) and problem.causal
+    assert OP.work(problem).flops == 4 * 2 * (sum(range(1, 101)) + 200 * 100) * 64
+    assert OP.bench_problem((1, 2, 300, 64, 5), "float16").options.softcap == 50

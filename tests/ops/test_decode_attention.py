@@ -19,6 +19,7 @@ from decode_checks import (
     check_infinite_value,
     check_keys_behind,
     check_large_caches,
+    check_sinks_of_chunks,
     check_small_weights,
     check_strides_of_tables,
     check_who_computes,
@@ -202,6 +203,10 @@ def test_lengths_and_tables_of_the_device_are_clamped(target):
     check_clamped(target)
 
 
+def test_a_sink_counts_once():
+    check_sinks_of_chunks()
+
+
 def test_caches_may_have_more_than_2_to_the_32_bytes():
     check_large_caches()
 
@@ -293,7 +298,20 @@ WRONG = [
     (TypeError, "v_cache must be", {"v_cache": None}),
     (ValueError, "q must have 4 dims", {"q": Q[0]}),
     (ValueError, "k_cache must have 4 dims", {"k_cache": K[..., None]}),
-    (ValueError, "q's last dim must be a multiple of 8", {"q": Q[..., :60]}),
+    (ValueError, "q's last dim must be 1 to 256; got 0", {"q": Q[..., :0]}),
+    (TypeError, "window must be", {"window": 5}),
+    (ValueError, "softcap must be positive", {"softcap": -1.0}),
+    (
+        ValueError,
+        "alibi_slopes must have shape .4,. or .2, 4.",
+        {"alibi_slopes": np.ones((2, 3), np.float32)},
+    ),
+    (TypeError, "sinks must be float32", {"sinks": np.ones(4)}),
+    (
+        ValueError,
+        "tile_m must be 16, and cluster 1",
+        {"window": (5, 0), "config": DecodeConfig(64, 64, 3)},
+    ),
     (ValueError, "v_cache's last dim must be", {"v_cache": make((2, 2, 32, 264))}),
     (ValueError, "at most 16 queries", {"q": make((2, 4, 17, 64))}),
     (ValueError, "k_cache and v_cache differ", {"v_cache": V[:, :, :31]}),

@@ -12,7 +12,7 @@ from cupykern.op import Call, as_tuple
 from cupykern.ops.attention import OP
 from cupykern.ops.attention_varlen import OP as VARLEN_OP
 from cupykern.ops.attention_varlen import VarlenProblem
-from cupykern.ops.problems.attention import AttentionProblem, hopper_kind
+from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice, hopper_kind
 
 STATS = {"lse": True, "row_stats": True}
 
@@ -52,7 +52,31 @@ PROBLEMS = (
     AttentionProblem(1, 3, 1, 600, 200, 64, 64, causal=True, causal_align="bottom_right", lse=True),
     VarlenProblem(((70, 90), (0, 5), (300, 130), (65, 0), (200, 500)), 2, 1, 64, 40, lse=True),
     VarlenProblem(((270, 90), (1, 1), (140, 300)), 2, 2, 40, 64, causal=True, view="padded"),
-)
+    # Windows: tiles at both edges, rows of which some see no key, tiles without keys.
+    AttentionProblem(1, 2, 1, 400, 700, 64, 64, causal=True, causal_align="bottom_right",
+                     options=ScoreChoice((250, -1)), **STATS),
+    AttentionProblem(1, 2, 2, 600, 300, 64, 40, causal_align="top_left",
+                     options=ScoreChoice((40, 70)), **STATS),
+    AttentionProblem(2, 2, 1, 200, 300, 64, 64, input_pos=0, scale=-0.3, kind="peaked",
+                     options=ScoreChoice((200, -1), 5.0, "bh", True), **STATS),
+    AttentionProblem(2, 4, 2, 200, 300, 64, 64, causal=True, causal_align="bottom_right",
+                     options=ScoreChoice(None, None, "h", True), lens=(300, 129), **STATS),
+    AttentionProblem(3, 2, 1, 130, 200, 40, 40, layout="bshd", input_pos=0,
+                     options=ScoreChoice((30, 30), 2.0), lens=(0, 200, 77), **STATS),
+    AttentionProblem(1, 2, 1, 200, 300, 64, 64, mask="bias", input_pos=30,
+                     options=ScoreChoice((90, 40), 2.0, "h", True), **STATS),
+    AttentionProblem(1, 2, 1, 300, 500, 64, 64, mask="block", causal=True, input_pos=100,
+                     options=ScoreChoice((150, -1), None, "h", True), **STATS),
+    AttentionProblem(1, 2, 1, 500, 700, 64, 64, mask="block", blocks=(128, 128), input_pos=100,
+                     options=ScoreChoice((150, 90), 3.0), **STATS),
+    VarlenProblem(((70, 90), (0, 5), (300, 430), (65, 0), (200, 500)), 2, 1, 64, 64, causal=True,
+                  options=ScoreChoice((100, -1), 2.0, "bh", True), lse=True),
+    AttentionProblem(2, 4, 2, 200, 300, 64, 64, causal=True, causal_align="bottom_right",
+                     mask="bool", options=ScoreChoice((100, -1), 2.0, "bh", True), lens=(300, 129),
+                     **STATS),
+    AttentionProblem(2, 2, 1, 300, 700, 64, 64, mask="block", causal=True, input_pos=300,
+                     options=ScoreChoice((150, -1), None, "bh", True), lens=(700, 333), **STATS),
+)  # fmt: skip
 
 
 def hopper(problem: AttentionProblem | VarlenProblem) -> AttentionHopperConfig:

@@ -175,6 +175,17 @@ def check_clamped(target):
     assert same_bits(run(q, *pages, wrong, wrong_table), run(q, *pages, lens, table))
 
 
+def check_sinks_of_chunks():
+    """A sink counts once, whether a block has one chunk or all."""
+    q, (k, v) = make((1, 4, 1, 64)), caches((700,), 700, dim=64)
+    options = {"sinks": np.array([3.0, 0.0, -2.0, 5.0], np.float32), "window": (650, 0)}
+    results = [
+        cupykern.decode_attention(q, k, v, config=DecodeConfig(16, 64, 2, 128, n), **options)
+        for n in (1, 8)
+    ]
+    assert same_bits(*results)
+
+
 def check_large_caches():
     """Keys and pages far apart, in memory that is not all there."""
     stride, flags = 2**27, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE

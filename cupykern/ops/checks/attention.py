@@ -47,8 +47,8 @@ def check_shapes(q: Any, k: Any, v: Any) -> tuple[int, ...]:
             f"k and v must have one batch, heads and length; got {k.shape} and {v.shape}"
         )
     for name, size in (("D", dim), ("Dv", v.shape[3])):
-        if not 0 < size <= HEAD_DIMS[-1] or size % 8:
-            raise ValueError(f"{name} must be a multiple of 8 up to {HEAD_DIMS[-1]}; got {size}")
+        if not 0 < size <= HEAD_DIMS[-1]:
+            raise ValueError(f"{name} must be 1 to {HEAD_DIMS[-1]}; got {size}")
     if heads % kv_heads if kv_heads else heads:
         raise ValueError(f"q's {heads} heads must be a multiple of k's {kv_heads}")
     if max(sq, sk) > _LARGEST:
@@ -61,29 +61,31 @@ def check_causal_align(align: Any, *allowed: str | None) -> None:
         raise ValueError(f"causal_align must be {' or '.join(map(repr, allowed))}; got {align!r}")
 
 
-def check_causal(causal: Any, align: Any, input_pos: Any, sq: int, sk: int) -> int | None:
-    """The offset of causal attention, None without.  Raises TypeError and ValueError."""
+def check_offset(align: Any, input_pos: Any, sq: int, sk: int, needed_by: str | None) -> int | None:
+    """Query i is at position i + offset of the keys; None where that matters to nothing.
+
+    needed_by: the argument that it matters to.  Raises TypeError and ValueError.
+    """
     check_causal_align(align, *ALIGNMENTS, None)
     if input_pos is not None:
         if isinstance(input_pos, (bool, np.bool_)) or not isinstance(input_pos, (int, np.integer)):
             raise TypeError(f"input_pos must be an integer; got {type(input_pos).__name__}")
         if input_pos < 0:
             raise ValueError(f"input_pos must not be negative; got {input_pos}")
-    arguments.check_flags(causal=causal)
-    if not causal:
+    if needed_by is None:
         return None
     if align is None and input_pos is None and sq != sk:
         ways = (f"{a!r} {_keys_seen(a, sq, sk)}" for a in ALIGNMENTS)
+        of_causal = "" if needed_by == "causal=True" else "of causal queries, "
         raise ValueError(
-            f"causal=True with {sq} queries and {sk} keys needs causal_align or input_pos: "
-            + ", ".join(ways)
-        )
-    offset = int(input_pos or 0) + (sk - sq if align == "bottom_right" else 0)
-    return min(max(offset, -sq), sk)  # beyond: none, or all
+            f"{needed_by} with {sq} queries and {sk} keys needs causal_align or input_pos: "
+            + of_causal + ", ".join(ways)
+        )  # fmt: skip
+    return int(input_pos or 0) + (sk - sq if align == "bottom_right" else 0)
 
 
 def _keys_seen(align: str, sq: int, sk: int) -> str:
-    """Which keys the first and the last query see."""
+    """Which keys the first and the last query see if they are causal."""
     if not sq:
         return "(there are no queries)"
 
@@ -177,8 +179,15 @@ def arrays_of(q: Any, k: Any, v: Any, mask: Any) -> dict[str, Any]:
     return {"q": q, "k": k, "v": v, "mask": mask}
 
 
+def padded_size(dim: int) -> int:
+    """The head size that kernels compute: a multiple of 8."""
+    return -(-dim // 8) * 8
+
+
 def walks(x: Any) -> bool:
     """Whether kernels can read or write (B, H, S, D) as it lies in memory."""
+    if x.shape[3] % 8:
+        return False
     itemsize = x.dtype.itemsize
     outer = [s for size, s in zip(x.shape[:3], x.strides, strict=False) if size > 1]
     if x.shape[2] > 1 and abs(x.strides[2]) > _LARGEST_STEP * itemsize:
@@ -192,6 +201,11 @@ def starts_at(mask: Any, given: Any) -> bool:
 
 
 def walkable(x: Any) -> Any:
+    """x as kernels read it: itself, or a copy, whose rows zeros pad to a multiple of 8 elements."""
+    if x.shape[3] % 8:
+        made = namespace(x).zeros((*x.shape[:3], padded_size(x.shape[3])), x.dtype)
+        made[..., : x.shape[3]] = x
+        return made
     return x if x.size == 0 or walks(x) else packed(x)
 
 

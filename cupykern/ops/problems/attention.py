@@ -11,7 +11,13 @@ import numpy as np
 from ... import dtypes, inputs
 from ...attention import attention_hopper, attention_plan
 from ...attention.attention_plan import AttentionConfig
-from ...attention.attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
+from ...attention.attention_task import (
+    BLOCK_MASK,
+    GENERAL_MODE,
+    mask_mode,
+    padded_head_dim,
+    prescales,
+)
 from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
 from ...kernels import Variant
 from ...op import Call, Draw, Work
@@ -19,6 +25,61 @@ from ..checks.attention import ALIGNMENTS
 
 DTYPES = ("float16", "bfloat16")
 KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "special")
+
+
+MASKS = (None, "bool", "bias", "block")  # in the order of attention_task's numbers
+
+
+@dataclass(frozen=True)
+class ScoreChoice:
+    """Options of a score.  slopes: dims of alibi_slopes, "h" or "bh"."""
+
+    window: tuple[int, int] | None = None
+    softcap: float | None = None
+    slopes: str | None = None
+    sinks: bool = False
+
+    def __str__(self) -> str:
+        names = {"window": self.window, "softcap": self.softcap, "slopes": self.slopes}
+        said = "".join(f" {name} {value}" for name, value in names.items() if value is not None)
+        return said + " sinks" * self.sinks
+
+    @property
+    def changes_scores(self) -> bool:
+        return self.softcap is not None or self.slopes is not None or self.sinks
+
+    def arguments(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
+        """Slopes of both signs, and sinks below, among and above scores."""
+        rng = np.random.default_rng(seed)
+        found: dict[str, Any] = {}
+        if self.window is not None:
+            found["window"] = self.window
+        if self.softcap is not None:
+            found["softcap"] = self.softcap
+        if self.slopes is not None:
+            shape = (batch, heads) if self.slopes == "bh" else (heads,)
+            slopes = rng.choice((0.0, 0.01, 0.3, 1.0, -0.05), shape) * rng.uniform(0.9, 1.1, shape)
+            found["alibi_slopes"] = xp.asarray(slopes.astype(np.float32))
+        if self.sinks:
+            sinks = rng.normal(0, 1, heads) * rng.choice((0.1, 3.0, 15.0), heads)
+            found["sinks"] = xp.asarray(sinks.astype(np.float32))
+        return found
+
+
+NO_OPTIONS = ScoreChoice()
+
+
+def draw_options(draw: Draw) -> ScoreChoice:
+    """None for most problems."""
+    if draw.choice((True, True, False)):
+        return NO_OPTIONS
+    windows = (None, None, (0, 0), (0, -1), (-1, 5), (7, 0), (40, 3), (64, 64), (20, -1))
+    return ScoreChoice(
+        draw.choice(windows),
+        draw.choice((None, None, 0.5, 2.0, 30.0)),
+        draw.choice((None, None, "h", "bh")),
+        draw.choice((False, False, True)),
+    )
 
 
 @dataclass(frozen=True)
@@ -54,29 +115,46 @@ class AttentionProblem:
     lse: bool = False
     row_stats: bool = False
     kind: str = "normal"
+    options: ScoreChoice = NO_OPTIONS
+    lens: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         shape = f"{self.b}x{self.h}x{self.sq}x{self.d}"
         blocks = f" {self.pattern} blocks" if self.pattern else ""
-        return f"{shape}{' causal' if self.causal else ''}{blocks} {self.dtype}"
+        return f"{shape}{' causal' if self.causal else ''}{blocks}{self.options} {self.dtype}"
 
     @property
     def mode(self) -> int:
-        kind = (None, "bool", "bias", "block").index(self.mask)  # attention_task's numbers
-        return mask_mode(kind, self.scale)
+        if self.general:
+            return GENERAL_MODE
+        return mask_mode(MASKS.index(self.mask), self.scale)
+
+    @property
+    def general(self) -> bool:
+        """Whether it needs a general variant: windows that all queries see through do not."""
+        position = (self.input_pos or 0) + (self.causal_align == "bottom_right") * (
+            self.sk - self.sq
+        )
+        left = -1 if self.options.window is None else self.options.window[0]
+        cuts = 0 <= left < self.sq - 1 + position
+        return self.lens is not None or self.options.changes_scores or cuts
 
 
 def draw_problem(draw: Draw) -> AttentionProblem:
     """Few variants: bfloat16 and FP16 accumulators have small heads; other tests the largest."""
     dtype = draw.choice(("float16", "float16", "bfloat16"))
     wide = dtype == "float16" and draw.choice((False, False, True))
-    dims = (72, 80, 128) if wide else (8, 24, 40, 64)
+    dims = (72, 80, 128, 125) if wide else (8, 24, 40, 64, 33)
     h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2), (3, 3)))
     d, dv = draw.choice(dims), draw.choice(dims)
     half_accumulators = dtype == "float16" and not wide and draw.choice((False, False, False, True))
     mask = draw.choice((None, None, None, "bool", "bias", "block"))
     sq = draw.choice((0, 1, 2, 16, 33, 64, 65, 100, 130))
     sk = draw.choice((sq, 0, 1, 7, 31, 32, 33, 64, 65, 100, 130, 200))
+    batch = draw.choice((1, 1, 2))
+    lens = None
+    if draw.choice((False, False, False, True)):
+        lens = tuple(draw.choice((sk, 0, draw.integer(0, sk))) for _ in range(batch))
     align, input_pos = draw.choice(
         (
             *((None, None),) * (sq == sk),
@@ -85,7 +163,7 @@ def draw_problem(draw: Draw) -> AttentionProblem:
         )
     )
     return AttentionProblem(
-        draw.choice((1, 1, 2)), h, h_kv, sq, sk, d, dv, dtype,
+        batch, h, h_kv, sq, sk, d, dv, dtype,
         causal=draw.choice((False, True)),
         causal_align=align,
         input_pos=input_pos,
@@ -100,6 +178,8 @@ def draw_problem(draw: Draw) -> AttentionProblem:
         lse=draw.choice((False, True)),
         row_stats=draw.choice((False, True)),
         kind=draw.choice(KINDS),
+        options=draw_options(draw),
+        lens=lens,
     )  # fmt: skip
 
 
@@ -121,12 +201,23 @@ def bench_sizes(
     return b, h, h_kv, s, d, mask
 
 
+_CAPPED, _LEAST_WINDOW = 2 + len(_PATTERNS), 16
+
+
 def bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
-    """Fifth of a shape: 0, 1 causal, from 2 on block masks, of _PATTERNS."""
-    b, h, h_kv, s, d, mask = bench_sizes(shape, dtype, 1 + len(_PATTERNS))
-    problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, mask == 1, kind="bench")
+    """Fifth of a shape: 0, 1 causal, from 2 on block masks, of _PATTERNS, then causal with a soft
+    cap of 50; from 16 on causal with a window of so many keys."""
+    b, h, h_kv, s, d, mask = bench_sizes(shape, dtype, 2**28)
+    if _CAPPED < mask < _LEAST_WINDOW:
+        raise ValueError(f"a window has at least {_LEAST_WINDOW} keys; got {mask}")
+    causal = mask == 1 or mask >= _CAPPED
+    problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, causal, kind="bench")
     if mask < 2:
         return problem
+    if mask == _CAPPED:
+        return replace(problem, options=ScoreChoice(softcap=50.0))
+    if mask >= _LEAST_WINDOW:
+        return replace(problem, options=ScoreChoice(window=(mask - 1, 0)))
     return replace(
         problem, mask="block", mask_dims=(False, False, True, True), blocks=(128, 128),
         pattern=_PATTERNS[mask - 2],
@@ -140,7 +231,8 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     more = ((1, 32, 16384, 64), (4, 8, 4096, 256), (1, 8, 16384, 256))
     both = tuple((*size, *causal) for size in (*sizes, *more) for causal in ((), (1,)))
     masks = tuple((1, 16, 16384, 128, 2 + i) for i in range(len(_PATTERNS)))
-    return (*both, (2, 32, 8192, 128, 1, 8), *masks)
+    options = tuple((1, 16, 16384, 128, n) for n in (_CAPPED, 1024, 4096))
+    return (*both, (2, 32, 8192, 128, 1, 8), *masks, *options)
 
 
 def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
@@ -222,6 +314,15 @@ def _mask(problem: AttentionProblem, seed: int, xp: Any) -> Any:
     return xp.asarray(bias.astype(dtypes.NAMES[name]))
 
 
+def _padded(problem: AttentionProblem, name: str, x: np.ndarray) -> np.ndarray:
+    """Keys and values after the lengths of a padded batch are NaN."""
+    if problem.lens is not None and name != "q":
+        for b, length in enumerate(problem.lens):
+            # One element stands for all of a batch that is broadcast.
+            x[b, :, max(problem.lens) if problem.view == "broadcast" else length :] = np.nan
+    return x
+
+
 def make_inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
     p = problem
     dtype = dtypes.NAMES[p.dtype]
@@ -230,10 +331,16 @@ def make_inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
         args = tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in enumerate(shapes))
     else:
         args = tuple(
-            in_memory(values(p.kind, shape, dtype, seed + i, name), p.layout, p.view, xp)
+            in_memory(
+                _padded(p, name, values(p.kind, shape, dtype, seed + i, name)), p.layout, p.view, xp
+            )
             for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True))
         )
     kwargs: dict[str, Any] = {} if p.mask is None else {"mask": _mask(p, seed + 3, xp)}
+    kwargs |= p.options.arguments(p.b, p.h, seed + 4, xp)
+    if p.lens is not None:
+        lens = np.array(p.lens, np.int32)
+        kwargs["seq_lens"] = lens.astype(np.int64) if seed % 3 == 0 else xp.asarray(lens)
     for name, value, default in (
         ("causal", p.causal, False), ("causal_align", p.causal_align, None),
         ("input_pos", p.input_pos, None), ("scale", p.scale, None), ("layout", p.layout, "bhsd"),
@@ -258,7 +365,19 @@ def work(problem: AttentionProblem) -> Work:
         pairs = mask.num_blocks * math.prod(p.blocks) * share
     elif p.causal:
         pairs //= 2
+    if p.options.window is not None:
+        pairs = p.b * p.h * pairs_in_window(p.sq, p.sk, p.causal, p.options.window)
     return Work(read, p.b * p.h * p.sq * p.dv * size, 2 * pairs * (p.d + p.dv))
+
+
+def pairs_in_window(sq: int, sk: int, causal: bool, window: tuple[int, int]) -> int:
+    """Of queries that are the last ones of the keys."""
+    left, right = window
+    right = 0 if causal else right
+    positions = np.arange(sq) + sk - sq
+    first = np.clip(positions - left, 0, sk) if left >= 0 else 0
+    end = np.clip(positions + right + 1, 0, sk) if right >= 0 else sk
+    return int(np.maximum(end - first, 0).sum() if sq else 0)
 
 
 def _head_dim(problem: Any) -> int:
@@ -282,13 +401,20 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     p = problem
     varlen = hasattr(p, "lengths")
     fits = (p.algorithm, p.qk_accumulate) == ("flash", "float32") and p.view in ("C", "padded")
+    general = p.general
     if varlen:
         fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
-        return attention_hopper.Kind(varlen=True) if fits and p.mode == 0 else None
-    uniform = p.mode == 2 and p.blocks == (128, 128)
-    fits = fits and not (p.mode == 2 and prescales(BLOCK_MASK, p.scale))
-    return attention_hopper.Kind(p.mode, uniform) if fits and p.sq and p.sk else None
+        fits = fits and (general or p.mode == 0)
+        return attention_hopper.Kind(varlen=True, general=general) if fits else None
+    mode = mask_mode(MASKS.index(p.mask), None if general else p.scale)
+    uniform = mode == 2 and p.blocks == (128, 128)
+    fits = fits and (general or not (mode == 2 and prescales(BLOCK_MASK, p.scale)))
+    if p.lens is not None:  # a batch in rows
+        whole = p.b == 1 or (min(p.sq, p.sk) > 1 and p.view == "C" and p.d == p.dv)
+        fits = fits and whole
+    kind = attention_hopper.Kind(mode, uniform, p.lens is not None, general)
+    return kind if fits and p.sq and p.sk else None
 
 
 def variant(
@@ -296,7 +422,7 @@ def variant(
 ) -> Variant:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.algorithm == "naive":
-        return attention_plan.naive_variant(dtype)
+        return attention_plan.naive_variant(dtype, problem.general)
     half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
     return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config, kind)
 
@@ -308,6 +434,8 @@ def sample(
     q, k, v = call.args
     mask = call.kwargs.get("mask")
     shared = mask is None or (isinstance(mask, BlockMask) and mask.batch_shape == (1, 1))
+    arrays = ("seq_lens", "alibi_slopes", "sinks")
+    shared = shared and not any(name in call.kwargs for name in arrays)
     if not shared or "layout" in call.kwargs or q.size <= max_elements:
         return call, outputs
     batch = np.random.default_rng(seed).integers(q.shape[0])

@@ -11,6 +11,8 @@ import numpy as np
 from ... import dtypes, inputs
 from ...attention.decode_config import DTYPES, LAYOUTS, DecodeTask
 from ...op import Call, Draw, Work
+from ..checks.attention import padded_size
+from .attention import NO_OPTIONS, ScoreChoice, draw_options
 
 _DTYPES = tuple(str(dtype) for dtype in DTYPES)
 
@@ -41,10 +43,11 @@ class DecodeProblem:
     layout: str = "hnd"
     view: str = "C"
     kind: str = "normal"
+    options: ScoreChoice = NO_OPTIONS
 
     def __str__(self) -> str:
-        heads = f"{self.heads}/{self.kv_heads}"
-        return f"{self.batch}x{heads}x{self.queries}x{self.keys}x{self.dim} {self.dtype}"
+        shape = f"{self.batch}x{self.heads}/{self.kv_heads}x{self.queries}x{self.keys}x{self.dim}"
+        return f"{shape}{self.options} {self.dtype}"
 
 
 VIEWS = ("C", "swapped", "padded", "offset")
@@ -57,10 +60,10 @@ def draw_problem(draw: Draw) -> DecodeProblem:
     lens = None
     if draw.choice((False, True, True)):
         lens = tuple(draw.choice((0, keys, draw.integer(0, keys))) for _ in range(batch))
-    dim = draw.choice((8, 64, 64, 72, 128, 128, 192, 256))
+    dim = draw.choice((8, 64, 64, 72, 128, 128, 192, 256, 33))
     return DecodeProblem(
         *(batch, group * kv_heads, kv_heads, draw.choice((0, 1, 1, 1, 2, 4, 16)), keys, dim),
-        dim_v=draw.choice((None, None, None, 8, 64, 128, 248)),
+        dim_v=draw.choice((None, None, None, 8, 64, 128, 248, 61)),
         dtype=draw.choice(_DTYPES),
         lens=lens,
         page=draw.choice((None, None, 1, 16, 24, 64, 256)),
@@ -70,6 +73,7 @@ def draw_problem(draw: Draw) -> DecodeProblem:
         layout=draw.choice(LAYOUTS),
         view=draw.choice(("C", *VIEWS)),
         kind=draw.choice(("normal", "uniform", "same_sign", "exact", "subnormal")),
+        options=draw_options(draw),
     )
 
 
@@ -153,6 +157,7 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
         kwargs["seq_lens"] = xp.asarray(np.array(lens, np.int32))
     if p.layout == "nhd":
         caches = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in caches]
+    kwargs |= p.options.arguments(p.batch, p.heads, seed + 4, xp)
     for name, value, default in (
         *(("layout", p.layout, "hnd"), ("causal", p.causal, True), ("scale", p.scale, None)),
         ("return_lse", p.return_lse, False),
@@ -176,7 +181,11 @@ def task_of(problem: DecodeProblem) -> DecodeTask:
     rows = p.heads // p.kv_heads * p.queries
     dtype, dim_v = dtypes.NAMES[p.dtype], p.dim_v or p.dim
     keys = p.keys if p.page is None else -(-p.keys // p.page) * p.page
-    return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys)
+    left, right = p.options.window or (-1, -1)
+    keys = min(keys, left + p.queries) if left >= 0 else keys
+    general = p.options.changes_scores or left >= 0 or (right > 0 and not p.causal)
+    dims = padded_size(p.dim), padded_size(dim_v)
+    return DecodeTask(dtype, p.batch, p.kv_heads, rows, *dims, keys, general)
 
 
 def sample(
@@ -184,7 +193,8 @@ def sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     """The first and last KV head of the first and last sequence; small or paged caches whole."""
     q, k, v = call.args
-    if k.size <= 4 * max_elements or "block_table" in call.kwargs:
+    whole = {"block_table", "alibi_slopes", "sinks"} & set(call.kwargs)
+    if k.size <= 4 * max_elements or whole:
         return call, outputs
     axis = 2 if call.kwargs.get("layout") == "nhd" else 1  # of the caches' heads
     group = q.shape[1] // k.shape[axis]

@@ -139,6 +139,22 @@ def _block_table(draw: Draw, s: Setting) -> Integers | None:
 
 
 _SCALES = one_of(None, None, 1.0, 1, 0.3, -0.3, 0.0)
+_WINDOWS = one_of(None, None, None, (5, 0), (20, 3), (0, -1), (-1, 2), (1000, -1))
+_CAPS = one_of(None, None, None, 30.0, 2.0)
+
+
+def _numbers(draw: Draw, heads: int, batch: int | None = None) -> Array | None:
+    """A float32 for each head, or for each batch element and head."""
+    shape = draw.choice(((heads,), (heads,) if batch is None else (batch, heads)))
+    layout = draw.choice(("C", "C", "gap", "negative"))
+    return draw.choice((None, None, Array(shape, "float32", layout, draw.choice((0, 0, 1)))))
+
+
+_OPTIONS: dict[str, DrawValue] = {
+    "window": _WINDOWS,
+    "softcap": _CAPS,
+    "sinks": lambda draw, s: _numbers(draw, s["h"]),
+}
 _OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
 _ALIASES = Alias("q", "heads negative"), Alias("q")
 _ATTENTION: dict[str, DrawValue] = {
@@ -148,8 +164,11 @@ _ATTENTION: dict[str, DrawValue] = {
     "causal": one_of(False, True),
     "causal_align": one_of("top_left", "bottom_right", None),
     "mask": often_none(_mask),
+    "seq_lens": often_none(_seq_lens),
     "input_pos": one_of(0, 0, 0, 1, 20),
     "scale": _SCALES,
+    **_OPTIONS,
+    "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], s["b"]),
     "layout": lambda draw, s: draw.choice((*[s["layout"]] * 6, "bhsd", "bshd")),
     "qk_accumulate": lambda draw, s: draw.choice(("float32", "float32", s["qk_accumulate"])),
     "return_lse": one_of(False, False, True),
@@ -168,6 +187,8 @@ _VARLEN: dict[str, DrawValue] = {
     "causal": one_of(False, True),
     "causal_align": one_of("top_left", "bottom_right"),
     "scale": _SCALES,
+    **_OPTIONS,
+    "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], len(s["lengths_q"])),
     "return_lse": one_of(False, True),
     "out": result(_thd("h", "lengths_q", "d"), "dtype", _OUT, *_ALIASES),
 }
@@ -180,6 +201,8 @@ _DECODE: dict[str, DrawValue] = {
     "layout": lambda draw, s: draw.choice((*[s["order"]] * 6, "hnd", "nhd")),
     "causal": one_of(True, False),
     "scale": _SCALES,
+    **_OPTIONS,
+    "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], s["b"]),
     "return_lse": one_of(False, True),
     "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
 }

@@ -1,0 +1,16 @@
+// decode_attention_general.cu: decode_attention.cu with the options of parts/decode_score.cuh:
+// windows, soft caps, ALiBi and sinks.  Keys before the window of the first query are in no chunk.
+// Constants and launch: decode_attention.cu; kTileM is 16.
+#include "parts/decode_mainloop.cuh"
+
+static_assert(!kHasMergeKernel, "decode_merge.cu knows no windows");
+
+KERNEL void decode_attention_general(const Element* q, const Element* k_cache,
+                                     const Element* v_cache, const int* seq_lens,
+                                     const int* block_table, Element* out, float* lse,
+                                     void* partial_results, uint32_t* counters, const float* slopes,
+                                     const float* sinks, const GeneralDecodeParams params) {
+    SHARED_STORAGE(DecodeStorage, storage);
+    decode_block<GeneralDecodeScore>(storage, params, {slopes, sinks}, {k_cache, v_cache}, seq_lens,
+                                     block_table, q, out, lse, partial_results, counters);
+}

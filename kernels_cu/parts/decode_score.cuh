@@ -1,0 +1,43 @@
+// Policies of decode attention's scores: PlainScore and GeneralScore of parts/attention_score.cuh.
+#pragma once
+#include "parts/attention_score.cuh"
+#include "parts/decode_work_tile.cuh"
+
+struct PlainDecodeScore {
+    using Params = DecodeParams;
+    static constexpr bool kGeneral = false;
+    struct Arrays {};
+};
+
+struct GeneralDecodeScore {
+    using Params = GeneralDecodeParams;
+    static constexpr bool kGeneral = true;
+    struct Arrays {
+        const float* slopes;  // of ALiBi: of heads, or of sequences and heads
+        const float* sinks;   // of heads
+    };
+
+    DEVICE static float slope(const Params& params, const Arrays& arrays, const WorkTile& work,
+                              int head_of_group) {
+        const int64_t head = int64_t(work.kv_head) * params.heads_per_kv_head + head_of_group;
+        const int64_t i = work.batch * params.slope_batch + head * params.slope_head;
+        return arrays.slopes ? arrays.slopes[i] : 0.0f;
+    }
+    // Changes a score of a query at `position`.
+    DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
+                              int position, int key) {
+        if (params.softcap != 0.0f)
+            x = GeneralScore::capped(x, params.softcap, params.softcap_exponent);
+        else if (arrays.slopes) x *= params.score_scale;
+        return arrays.slopes ? GeneralScore::with_alibi(x, slope, float(position - key)) : x;
+    }
+    // The state of a row before its first key.
+    DEVICE static SoftmaxState first_state(const Params& params, const Arrays& arrays,
+                                           const WorkTile& work, int row) {
+        int head = work.first_row + row;
+        if (!arrays.sinks || head >= params.num_rows) return {-kInfinity, 0.0f};
+        params.queries.divide(head);
+        const float sink = arrays.sinks[work.kv_head * params.heads_per_kv_head + head];
+        return {sink * kLog2E, sink == -kInfinity ? 0.0f : 1.0f};
+    }
+};
