@@ -34,9 +34,8 @@ FAULTS = {
     ),
     "rows for columns where A and B are swapped": Fault(
         SM90,
-        "const int64_t i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;\n"
-        "            values[v]",
-        "const int64_t i = at_row, j = at_col;\n            values[v]",
+        "const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;",
+        "const int i = at_row, j = at_col;",
         "few rows",
     ),
     "a pair beyond the row's end": Fault(SM90, "rest > 1 ? 2 : 1", "2", "odd columns"),
@@ -44,7 +43,7 @@ FAULTS = {
         SM90, "if (i + 1 < params.m) first", "first", "few rows"
     ),
     "the first warp's rows for all": Fault(
-        SM90, "i < params.m ? i : params.m - 1", "i % 16", "odd columns"
+        SM90, "i < m ? i : m - 1", "i % 16", "odd columns"
     ),
     "partial sums of the first split": Fault(
         REDUCE, "(split * num_runs + run)", "(run)", "splits"

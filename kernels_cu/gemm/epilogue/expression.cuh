@@ -65,16 +65,16 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     }
     // The values of a lane whose first row and column are (row, col), through the formula.
     DEVICE void apply(const ExpressionOperands& found, int row, int col, Values& values) const {
-        const EpilogueParams& params = this->params.epilogue;
+        const int m = int(this->params.epilogue.m), n = int(this->params.epilogue.n);
         const int lane = Tile::lane();
 #pragma unroll
         for (int v = 0; v < kValues; ++v) {
             const int at_row = row + Tile::row_of_half(lane, v / 2 % 2),
                       at_col = col + wgmma_col(lane, v);
             // Clamped: operands have no elements outside of the output.
-            const int64_t i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
-            values[v] = Expression::of(found, values[v], i < params.m ? i : params.m - 1,
-                                       j < params.n ? j : params.n - 1, found.matrix);
+            const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
+            values[v] = Expression::of(found, values[v], i < m ? i : m - 1, j < n ? j : n - 1,
+                                       found.matrix);
         }
     }
     // Stores a lane's values from the registers: pairs where they are adjacent.
