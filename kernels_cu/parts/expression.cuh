@@ -4,6 +4,7 @@
 // Expression: a struct that cupykern/expression/cpp.py writes, before the kernel's own text.
 #pragma once
 #include "parts/epilogue.cuh"
+#include "parts/expression_math.cuh"
 
 constexpr int kMaxOperands = 8;
 

@@ -28,7 +28,11 @@ _SEVERAL = {
 }
 # Bytes that a launch may have too many: configs round up, and Hopper's attention has room for a
 # varlen call's sequences and a block mask's steps in all calls.
-_SPARE = {"attention_hopper": 2400, "decode_attention": 16, "gemm_hopper": 1024}
+_SPARE = {
+    "attention_hopper": 2400,
+    "decode_attention": 16,
+    **dict.fromkeys(("gemm_hopper", "gemm_expression_hopper"), 1024),
+}
 _ASSERT = """#undef SHARED_STORAGE
 template <int kStorage> constexpr bool kFits = {condition};
 #define SHARED_STORAGE(Struct, name)                                             \\

@@ -263,7 +263,8 @@ def work(problem: MatmulProblem) -> Work:
 def variants(
     arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
 ) -> tuple[Variant, ...]:
-    """Every variant of products of these pairs of dtypes."""
+    """Every variant of products of these pairs of dtypes, but for formulas, of which there is one
+    of each kernel."""
     found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
@@ -315,7 +316,18 @@ def variants(
                     else ()
                 ):
                     found[gemm.variant(fp16_accumulate, config)] = None
-    return tuple(found)
+    return (*found, *_formula_variants(arch))
+
+
+def _formula_variants(arch: str) -> tuple[Variant, ...]:
+    """Of BF16 operands."""
+    problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=FORMULAS[1])
+    task = task_of(problem)
+    found = {v.kernel: v for config in gemm.configs(task, arch) for v in (config.variant(task),)}
+    if arch in sm90_config.ARCHS and task.formula is not None:
+        reduce = task.formula.variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
+        found[reduce.kernel] = reduce
+    return tuple(found.values())
 
 
 def sums_in_half(task: GemmTask, arch: str) -> bool:
