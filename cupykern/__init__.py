@@ -6,6 +6,7 @@ from . import ops
 from .arrays import empty
 from .attention.block_mask import BlockMask
 from .attention.rope_frequencies import rope_inv_freq
+from .expression import expression
 from .interop.asarray import asarray
 from .numerics import finfo
 from .nvfp4 import NvFp4
@@ -49,6 +50,7 @@ __all__ = [
     "dequant_softmax",
     "dual_gemm_silu",
     "empty",
+    "expression",
     "finfo",
     "layer_norm",
     "log_softmax",

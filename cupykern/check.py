@@ -121,7 +121,7 @@ def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -
         ratio = xp.where(error == 0, 0.0, error / bound.elementwise)
         # A bound that is negative or NaN bounds nothing.
         ratio = xp.where(both, xp.where(bound.elementwise >= 0, ratio, np.inf), np.inf)
-        ratio = xp.where(~both & in_place, 0.0, ratio)
+        ratio = xp.where((~both & in_place) | bound.free, 0.0, ratio)
 
         relative = xp.where(both & (reference != 0), error / xp.abs(reference), 0.0)
         ulps = error / _ulp(xp, reference, dtype)

@@ -55,6 +55,8 @@ class Bound(NamedTuple):
         positive where |result| is too large; inf: no limit is derived.
     common: like shared: the part that all elements have in common, as that of an approximation at
         nearly equal arguments.
+    free: where nothing is promised, not even that the result is a number: behind a pole or an
+        overflow of an expression.
     """
 
     elementwise: Factor
@@ -63,6 +65,7 @@ class Bound(NamedTuple):
     bias: Factor = math.inf
     axis: int = -1
     common: Any = 0.0
+    free: Any = False
 
 
 class Work(NamedTuple):

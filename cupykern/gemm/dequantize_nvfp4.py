@@ -17,7 +17,6 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
 from .product import (
-    ARRAYS,
     FLOAT16S,
     FP4,
     Groups,
@@ -108,7 +107,7 @@ def decoded_plan(
         operands=tuple(operands),
         sizes=sizes,
         params=target.by_value(params),
-        names=ARRAYS[p.kernel],
+        names=p.array_names,
         product=plan_of(p._replace(**fields)),
     )
 

@@ -181,7 +181,7 @@ def fma_gemm_plan(
         params["split_stride"] = p.m * pitch
         partials = Matrix(dtypes.float32, p.out.batch_strides, pitch, 1, True)
         none: dict[str, Any] = dict.fromkeys(("bias", "residual", "scale_a", "scale_b"))
-        own = p._replace(out=partials, alpha=1.0, activation=None, **none)
+        own = p._replace(out=partials, alpha=1.0, activation=None, formula=None, **none)
     fill_epilogue(params["epilogue"], own)
     kernel, struct = get_kernel(target, c.variant(task)), target.by_value(params)
     repeated = Repeated(kernel, grid, c.shared_bytes(task), lambda arrays: (*arrays, struct))

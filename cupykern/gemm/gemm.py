@@ -30,7 +30,6 @@ from .gemm_task import GemmTask, make_task
 from .logits import NormalizedPlan, fill_logits, normalized_plan
 from .portable_config import GemmConfig
 from .product import (
-    ARRAYS,
     BLOCK,
     FP4,
     K_MAJOR,
@@ -40,6 +39,7 @@ from .product import (
     fill_batch,
     fill_epilogue,
     fill_epilogues,
+    fill_formula,
     fill_operand,
     product_dims,
 )
@@ -50,7 +50,7 @@ from .sm90_heuristic import Sm90AnyConfig
 from .sm90_logits_config import SkinnyLogitsConfig
 from .sm90_plan import Sm90Plan, sm90_plan
 from .split_float32 import PartsPlan, SplitFloat32, parts_plan
-from .split_plan import SplitKWorkspace, SplitPlan, split_plan
+from .split_plan import SplitKWorkspace, SplitPlan, formula_plan, split_plan
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 
@@ -131,6 +131,7 @@ _PARAMS = {
     "dual_gemm": ("dual_gemm.cu", "DualGemmParams"),
     "dequant_softmax": ("dequant_softmax.cu", "LogitsParams"),
 }
+_FORMULA_PARAMS = ("gemm_expression.cu", "ExpressionGemmParams")
 
 
 class GemmPlan(NamedTuple):
@@ -142,7 +143,7 @@ class GemmPlan(NamedTuple):
     partial_size: int
     shared_bytes: int
     params: Any
-    places: tuple[int, ...]  # in product.ARRAYS, of what the kernel takes
+    places: tuple[int, ...]  # in Product.array_names, of what the kernel takes
     repeated: Repeated  # where k is not split
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
@@ -182,10 +183,11 @@ def task_of(product: Product) -> GemmTask:
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
     task = replace(
         task,
-        slow_activation=slow_activation(p.activation),
+        slow_activation=slow_activation(p.activation) or p.formula is not None,
         tma_store_epilogue=fits_tma_store(p, task.mixed_input),
         precision=p.precision,
         row_scales=p.scale_a is not None and p.scale_a.row != 0 and not p.block_scales,
+        formula=None if p.formula is None else p.formula.code(),
     )
     return fp16_accumulate_task(task) if p.fp16_accumulate else task
 
@@ -223,6 +225,10 @@ def _plan_of(
     """`gemm_plan`'s, but for the softmax of logits."""
     if isinstance(config, GemmConfig):
         return _portable_plan(target, product, task, config)
+    whole = isinstance(config, SplitFloat32)
+    whole = whole or (isinstance(config, FmaGemmConfig) and config.splits == 1)
+    if whole and product.formula is not None:
+        return formula_plan(target, product, lambda p: gemm_plan(target, p, config))
     if isinstance(config, SplitFloat32):
         parts = config.of_parts(task)
         return parts_plan(
@@ -260,7 +266,8 @@ def _portable_plan(
     if tiles * config.splits >= 2**31:
         raise ValueError(f"the product has {tiles * config.splits} tiles, more than 2^31 - 1")
 
-    params = zeros(*_PARAMS[p.kernel], kProducts=task.products)
+    of_kernel = _PARAMS[p.kernel] if p.formula is None else _FORMULA_PARAMS
+    params = zeros(*of_kernel, kProducts=task.products)
     tile = params["tile"]
     fill_batch(tile["batch"], product_dims(p))
     tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
@@ -276,13 +283,15 @@ def _portable_plan(
         fill_logits(params, p)
     elif p.b2 is None:
         fill_epilogue(params["epilogue"], p)
+        if p.formula is not None:
+            fill_formula(params["expression"], p)
     else:
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
     struct = target.by_value(params)
     logits = p.kernel == "dequant_softmax"  # whose result is another launch's
-    names = enumerate(ARRAYS[p.kernel])
+    names = enumerate(p.array_names)
     places = tuple(i for i, name in names if not (logits and name == "out"))
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:

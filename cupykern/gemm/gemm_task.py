@@ -12,6 +12,7 @@ from .product import (
     FP4,
     K_MAJOR,
     STRIDED,
+    FormulaCode,
     Matrix,
     compute_dtype,
     dual_by_vectors,
@@ -49,6 +50,7 @@ class GemmTask:
         STRIDED: K_MAJOR: both are K-major; MN_MAJOR: b alone is misaligned, and MN-major; STRIDED:
             neither.
     precision: of FP32 operands, one of PRECISIONS.
+    formula: the expression in the epilogue, as code.
     """
 
     batch: int
@@ -73,6 +75,7 @@ class GemmTask:
     aligned_16: bool = True
     misaligned_b: int = STRIDED
     precision: str = "float32"
+    formula: FormulaCode | None = None
 
     @property
     def products(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -54,9 +55,9 @@ def run(
     operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of
     plans.find, if these are the arrays that it was given, or views that begin where they do; given:
     their names, in the order in which `launch_known` will get them.  options: the other fields of
-    Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns are not
-    K; `complete`, (product, config) -> the whole product, and other arrays that the kernel takes,
-    by name.
+    Product, `formula` with None in place of arrays, which `operands` has; `blocked`, the names of
+    operands that are scales in blocks; `k`, if a's columns are not K; `complete`, (product, config)
+    -> the whole product, and other arrays that the kernel takes, by name.
     """
     if out is not None:
         arguments.check_new_out(out, shape, out_dtype, operands)
@@ -85,7 +86,11 @@ def run(
         if place is None:
             assign(y, run(target, operands, shape, out_dtype, None, config, **options))
             return y
+        if "formula" in fields:
+            fields["formula"] = fields["formula"].of(matrices)
         for name, found in matrices.items():
+            if name in product.OPERANDS:
+                continue
             if name in product.GROUPS:
                 found = product.groups(found, k, name in blocked)
             fields[name] = found
@@ -110,10 +115,13 @@ def run(
                     name: x[i if x.shape[0] > 1 else 0] if x.ndim == len(shape) else x
                     for name, x in arrays.items()
                 }
+                if call.formula is not None:
+                    first = call.formula.first_matrix + i * math.prod(shape[1:-2])
+                    options["formula"] = options["formula"]._replace(first_matrix=first)
                 run(target, part, shape[1:], out_dtype, y[i], config, **options)
             return y
         arrays |= {"out": y, **extra}
-        names = product.ARRAYS[call.kernel]
+        names = call.array_names
         if copied:
             copiers = ((names.index(copy.name), copy.copier(target)) for copy in copied)
             plan = CopiedPlan(tuple(copiers), plan)

@@ -88,7 +88,7 @@ class GemmConfig:
         names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
         types = (*self.elements(task), *self.computes(task))
         layout_a, layout_b = self.layouts(task)
-        return Variant(
+        plain = Variant(
             task.kernel,
             tuple((name, dtypes.CPP_NAMES[x]) for name, x in zip(names, types, strict=True)),
             (
@@ -108,6 +108,9 @@ class GemmConfig:
             ),
             self.num_threads,
         )
+        if task.formula is None:
+            return plain
+        return task.formula.variant(plain, "gemm_expression")
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""

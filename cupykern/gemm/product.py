@@ -5,15 +5,21 @@ Shared by every mainloop and every op that multiplies matrices.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes
 from ..arrays import address_of, steps_of
+from ..expression.cpp import MAX_OPERANDS, OperandCode, source
+from ..expression.tree import Node
+from ..kernels import Variant
 
 MAX_BATCH_DIMS = 4  # gemm_work_tile.cuh: kMaxBatchDims
+_NUM_OPERANDS = 12  # gemm_work_tile.cuh: kOperands
 # Contiguous along k, along m or n, or neither.  mainloop.cuh: Layout
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
 BLOCK = 128  # of scales along k and n; mainloop.cuh, mainloop_sm90.cuh: kBlockK
@@ -192,6 +198,53 @@ ARRAYS = {  # what kernels take, in their order
 }
 
 
+OPERANDS = tuple(f"x{k}" for k in range(MAX_OPERANDS))  # of expressions, among arrays
+
+
+class Formula(NamedTuple):
+    """An expression as the epilogue.
+
+    nodes: its tree.  operands: arrays and numbers; None: an array of OPERANDS.
+    first_matrix: of the batch.
+    """
+
+    nodes: tuple[Node, ...]
+    operands: tuple[Matrix | float | None, ...]
+    first_matrix: int = 0
+
+    def of(self, matrices: dict[str, Matrix]) -> Formula:
+        """With the arrays, by name."""
+        found = zip(OPERANDS, self.operands, strict=False)
+        return self._replace(
+            operands=tuple(matrices[name] if x is None else x for name, x in found)
+        )
+
+    def code(self) -> FormulaCode:
+        kinds = (
+            OperandCode(dtypes.CPP_NAMES[x.dtype], x.row != 0, x.col != 0)
+            if isinstance(x, Matrix)
+            else OperandCode()
+            for x in self.operands
+        )
+        return FormulaCode(source(self.nodes, tuple(kinds)))
+
+
+@dataclass(frozen=True)
+class FormulaCode:
+    """The C++ of an expression and its operands' types, by which kernels with it differ."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    __repr__ = __str__
+
+    def variant(self, plain: Variant, kernel: str) -> Variant:
+        """`plain`'s of kernels_cu/<kernel>.cu, which has the expression."""
+        return replace(plain, kernel=kernel, text=f'{self.text}#include "{kernel}.cu"\n')
+
+
 class Product(NamedTuple):
     """A launch without its arrays: out = activation(alpha * (scale_a * a) @ (scale_b * b) + bias) +
     residual, or of the kernel dual_gemm: silu(alpha * (scale_a * a) @ (scale_b * b)) *
@@ -204,6 +257,7 @@ class Product(NamedTuple):
     row has statistics of.
     precision: of FP32 operands.  num_parts, part_steps: of operands that are parts of FP32 ones
     (split_float32.py), and how far a part lies from the next.
+    formula: in place of bias, activation and residual.
     """
 
     batch: tuple[int, ...]
@@ -234,6 +288,12 @@ class Product(NamedTuple):
     precision: str = "float32"
     num_parts: int = 1
     part_steps: tuple[int, int] = (0, 0)
+    formula: Formula | None = None
+
+    @property
+    def array_names(self) -> tuple[str, ...]:
+        """Those of ARRAYS, and of an expression's operands."""
+        return ARRAYS[self.kernel] + (OPERANDS if self.formula else ())
 
     @property
     def swapped(self) -> Product:
@@ -265,11 +325,16 @@ def merge_batch(
 
 def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
     """merge_batch of all operands of `product`, in the order of gemm_work_tile.cuh's Operand."""
-    p = product
+    return [(size, strides[:_NUM_OPERANDS]) for size, strides in _all_dims(product)]
+
+
+def _all_dims(p: Product) -> list[tuple[int, tuple[int, ...]]]:
+    """product_dims, followed by the strides of the formula's operands."""
     none = (0,) * len(p.batch)
     operands = (
         *(p.a, p.b, p.out, p.bias, p.residual, p.scale_a, p.scale_b, p.groups_a, p.groups_b),
         *(p.b2, p.scale_b2, p.groups_b2),
+        *((x if isinstance(x, Matrix) else None for x in p.formula.operands) if p.formula else ()),
     )
     return merge_batch(p.batch, [none if x is None else x.batch_strides for x in operands])
 
@@ -306,6 +371,21 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
     epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
     epilogue["alpha"] = p.alpha
     epilogue["activation"] = ACTIVATIONS.index(p.activation)
+
+
+def fill_formula(params: np.ndarray, product: Product) -> None:
+    """params: ExpressionParams, zeros."""
+    assert product.formula is not None
+    formula = product.formula
+    params["first_matrix"] = formula.first_matrix
+    for k, x in enumerate(formula.operands):
+        if isinstance(x, Matrix):
+            params["i_strides"][k], params["j_strides"][k] = x.row, x.col
+        else:
+            params["numbers"][k] = x
+    for d, (_, strides) in enumerate(_all_dims(product)):
+        own = strides[_NUM_OPERANDS:]
+        params["batch_strides"][: len(own), d] = own
 
 
 def fill_epilogues(epilogues: np.ndarray, product: Product) -> None:

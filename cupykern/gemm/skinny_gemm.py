@@ -148,6 +148,8 @@ def _task_refusal(task: GemmTask) -> str | None:
     t = task
     if t.kernel != "gemm" or t.precision not in ("float32", "fma"):
         return "a skinny GEMM is a single product, of FP32 by multiply-adds"
+    if t.formula is not None:
+        return "a skinny GEMM's epilogue has no expression"
     if t.fp16_accumulate or t.block_scales:
         return "a skinny GEMM accumulates in FP32 or int32, without block scales"
     if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):

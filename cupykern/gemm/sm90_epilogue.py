@@ -13,6 +13,8 @@ _SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
 
 def epilogue_kind(product: Product, swap_ab: bool) -> int:
     """The cheapest that does."""
+    if product.formula is not None:
+        return GENERAL
     if fits_tma_store(product, swap_ab):
         return TMA_STORE
     return TMA_RESIDUAL if _fits_tma_residual(product, swap_ab) else GENERAL
@@ -21,7 +23,7 @@ def epilogue_kind(product: Product, swap_ab: bool) -> int:
 def fits_tma_store(product: Product, swap_ab: bool) -> bool:
     """Whether kernels with TmaStore do: 16-bit results without a residual or block scales."""
     p = product
-    alone = p.residual is None and not (p.block_scales or _has_scalar_scales(p))
+    alone = p.residual is None is p.formula and not (p.block_scales or _has_scalar_scales(p))
     return alone and tma_stores(p.out, p.m, p.n) and _is_short(p, swap_ab)
 
 

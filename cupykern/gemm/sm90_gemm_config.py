@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import dtypes
+from ..kernels import Variant
 from ..precisions import AnyParts
 from .gemm_task import GemmTask
 from .product import BLOCK, FLOAT16S, K_MAJOR
@@ -52,11 +53,19 @@ class MatmulEpilogue(Sm90Config):
         """A kernel has one epilogue: its code is fetched from memory.  (64, 8192, 256) of FP16 by
         E4M3 takes 10.1 us instead of 12.9 with both, (32, 4096, 4096) of BF16 16.6 instead of 17.6
         (H200)."""
+        if task.formula is not None:
+            return "gemm::MatmulEpilogue<Mainloop, gemm::General>", "expression"
         row_scales = self.swap_ab and task.row_scales
         tma_store = task.tma_store_epilogue and not (self.general or row_scales)
         scaled = "Scaled" if task.column_scales else ""
         kind = f"{scaled}TmaStore" if tma_store else "General"
         return f"gemm::MatmulEpilogue<Mainloop, gemm::{kind}>", "matmul"
+
+    def variant(self, task: GemmTask) -> Variant:
+        plain = super().variant(task)
+        if task.formula is None:
+            return plain
+        return task.formula.variant(plain, "gemm_expression_hopper")
 
 
 @dataclass(frozen=True)

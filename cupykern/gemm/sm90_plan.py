@@ -22,12 +22,14 @@ from .gemm_task import GemmTask
 from .logits import fill_logits
 from .operand_maps import map_plan, operand_map, tma_stores
 from .product import (
+    ARRAYS,
     FP4,
     K_MAJOR,
     Product,
     fill_batch,
     fill_epilogue,
     fill_epilogues,
+    fill_formula,
     product_dims,
 )
 from .sm90_config import SWIZZLE_BYTES, Sm90Config
@@ -114,8 +116,15 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
         _fill_common(params, p, task, made)
     params["num_k_tiles"], params["swizzle"] = math.ceil(p.k / c.tile_k), swizzle
     params["tiles_m"], params["tiles_n"] = c.cluster_tiles(p.m, p.n)
+    places = PLACES[p.kernel]
+    if p.formula is not None:
+        matmul = params
+        params = zeros("gemm/epilogue/expression.cuh", "ExpressionMatmulParams")
+        params["matmul"] = matmul
+        fill_formula(params["expression"], p)
+        places += tuple(range(len(ARRAYS[p.kernel]), len(p.array_names)))
     by_value = target.by_value(params)
-    return mapped_launch(target, kernel, sizes, maps, PLACES[p.kernel], by_value, mapped)
+    return mapped_launch(target, kernel, sizes, maps, places, by_value, mapped)
 
 
 def _rows_a(p: Product, task: GemmTask, c: Sm90Config) -> tuple[int, int]:

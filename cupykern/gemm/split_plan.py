@@ -6,6 +6,7 @@ The Python half of kernels_cu/reduce_split_k.cu.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,12 +17,22 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from .gemm_task import GemmTask
-from .product import FLOAT16S, Matrix, Product, fill_epilogue
+from .product import (
+    ARRAYS,
+    FLOAT16S,
+    OPERANDS,
+    Matrix,
+    Product,
+    fill_batch,
+    fill_epilogue,
+    fill_formula,
+    product_dims,
+)
 from .sm90_gemm_config import Sm90GemmConfig
 
 REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
 _RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks of a multiprocessor
-_OUT, _EPILOGUE = 2, slice(2, 7)  # in product.ARRAYS, of what the last launch takes
+_OUT = 2  # in product.ARRAYS
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,9 @@ class SplitKWorkspace:
 
     def split(self, task: GemmTask) -> GemmTask:
         """The task of the first launch: a batch of partial accumulators."""
-        changes: dict[str, Any] = {"tma_store_epilogue": False, "slow_activation": False}
-        return replace(task, batch=self.splits, k=task.k // self.splits, **changes)
+        plain: dict[str, Any] = {"tma_store_epilogue": False, "slow_activation": False}
+        plain["formula"] = None
+        return replace(task, batch=self.splits, k=task.k // self.splits, **plain)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.split(task))
@@ -71,14 +83,15 @@ class SplitPlan(NamedTuple):
     kernel: Kernel
     grid: int
     params: Any
+    places: tuple[int, ...]  # in Product.array_names, of what the last launch takes
     launches: tuple[Any, ...] = ()  # each call takes memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         partials = maker(xp)((self.num_splits * self.size,), dtypes.float32)
-        absent = [None] * (len(arrays) - _OUT - 1)
+        absent = [None] * (len(ARRAYS["gemm"]) - _OUT - 1)
         self.splits.launch(xp, (*arrays[:_OUT], partials, *absent))
-        self.kernel(self.grid, (partials, *arrays[_EPILOGUE], self.params))
+        self.kernel(self.grid, (partials, *(arrays[i] for i in self.places), self.params))
 
 
 def partials_pitch(n: int) -> int:
@@ -104,18 +117,41 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
     return reduced_plan(target, product, splits, plan_of(of_splits))
 
 
+def formula_plan(target: Target, product: Product, plan_of: Any) -> SplitPlan:
+    """Of FP32 operands, whose kernels have no formulas: the accumulators go to memory first.
+
+    plan_of(product): the plan of the accumulators.
+    """
+    p, pitch = product, partials_pitch(product.n)
+    steps = [p.m * pitch * math.prod(p.batch[i + 1 :]) for i in range(len(p.batch))]
+    out = Matrix(dtypes.float32, tuple(steps), pitch, 1, True)
+    plain = p._replace(out=out, alpha=1.0, formula=None)
+    return reduced_plan(target, p, 1, plan_of(plain))
+
+
 def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any) -> SplitPlan:
     """splits: the plan of what stores the partial accumulators."""
     p = product
-    params = zeros("reduce_split_k.cu", "SplitKParams")
+    struct, variant = ("reduce_split_k.cu", "SplitKParams"), REDUCE_SPLIT_K
+    names: tuple[str, ...] = ("out", "bias", "residual", "scale_a", "scale_b")
+    if p.formula is not None:
+        struct = ("reduce_split_k_expression.cu", "SplitKExpressionParams")
+        variant = p.formula.code().variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
+        names = ("out", "scale_a", "scale_b", *OPERANDS)
+    params = zeros(*struct)
     fill_epilogue(params["epilogue"], p)
+    size = math.prod(p.batch) * p.m * partials_pitch(p.n)
+    if p.formula is not None:
+        fill_batch(params["batch"], product_dims(p))
+        params["batch_size"] = math.prod(p.batch)
+        fill_formula(params["expression"], p)
     params["num_splits"] = num_splits
-    size = p.m * partials_pitch(p.n)
     return SplitPlan(
         splits=splits,
         num_splits=num_splits,
         size=size,
-        kernel=get_kernel(target, REDUCE_SPLIT_K),
+        kernel=get_kernel(target, variant),
         grid=min(-(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors),
         params=target.by_value(params),
+        places=tuple(map(p.array_names.index, names)),
     )

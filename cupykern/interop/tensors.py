@@ -55,7 +55,7 @@ class Tensors:
                 "import cupykern.torch before torch.compile traces cupykern's functions"
             )
         operator = self.operators.get(function.__name__)
-        more = kwargs.get("out") is not None or kwargs.get("config") is not None
+        more = any(kwargs.get(name) is not None for name in ("out", "config", "epilogue"))
         if operator is None or more or any(hasattr(x, "arrays") for x in (*args, *kwargs.values())):
             return functools.partial(self.untraced, function)
         return operator

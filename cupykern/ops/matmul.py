@@ -9,6 +9,7 @@ from ..gemm import gemm, launch
 from ..gemm.gemm import AnyConfig
 from ..op import Op
 from ..runtime import plans
+from .checks.formulas import NO_FORMULA, read_formula
 from .checks.products import (
     INPUTS,
     check_accumulate,
@@ -35,6 +36,8 @@ def matmul(
     accumulate: str = "float32",
     precision: str = "float32",
     config: AnyConfig | None = None,
+    epilogue: Any = None,
+    operands: dict[str, Any] | None = None,
 ) -> Any:
     """activation(alpha * (a @ b) + bias) + residual
 
@@ -43,6 +46,9 @@ def matmul(
     [[7.0, 10.0], [15.0, 22.0]]
     >>> cupykern.matmul(a, -a, bias=np.array([8, 8], np.float32), activation="relu").tolist()
     [[1.0, 0.0], [0.0, 0.0]]
+    >>> operands = {"s": 2, "t": np.array([[0], [-9]], np.float32)}
+    >>> cupykern.matmul(a, a, epilogue="maximum(acc + t, 0) * s", operands=operands).tolist()
+    [[14.0, 20.0], [12.0, 26.0]]
 
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8,
         both FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.
@@ -63,6 +69,9 @@ def matmul(
         2^78, exponents too far apart) are computed by multiply-adds.
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
+    epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
+    operands: of the formula, up to 8 by name: numbers, or float16, bfloat16, float32, FP8 or int8
+        arrays that broadcast to (..., M, N).
 
     Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32;
     the epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be
@@ -76,16 +85,15 @@ def matmul(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
+    formula = NO_FORMULA
+    if epilogue is not None or operands is not None:
+        formula = read_formula(epilogue, operands, a)
     key, known, _ = plans.find(
-        ("matmul", activation, alpha, out_dtype, accumulate, precision, config),
-        out,
-        a,
-        b,
-        bias,
-        residual,
+        ("matmul", activation, alpha, out_dtype, accumulate, precision, config, *formula.key),
+        *(out, a, b, bias, residual, *formula.arrays),
     )
     if known is not None:
-        return launch.launch_known(known, (a, b, bias, residual), out)
+        return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
@@ -94,16 +102,19 @@ def matmul(
     check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
+    plain = plain and formula is NO_FORMULA
     out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
     batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
     bias = check_addend("bias", bias, a, shape)
     residual = check_addend("residual", residual, a, shape)
     check_activation(activation)
-    operands = {"a": a, "b": b, "bias": bias, "residual": residual}
+    formula.check_alone(bias=bias, activation=activation, residual=residual)
+    given = {"a": a, "b": b, "bias": bias, "residual": residual, **formula.broadcast(a, shape)}
     return launch.run(
-        target, operands, shape, out_dtype, out, config, key, tuple(operands), alpha=alpha,
+        target, given, shape, out_dtype, out, config, key, tuple(given), alpha=alpha,
         activation=activation, fp16_accumulate=fp16_accumulate, precision=precision,
+        **formula.options,
     )  # fmt: skip
 
 
@@ -124,7 +135,7 @@ OP = Op(
     run=matmul,
     reference=reference.matmul,
     bound=reference.matmul_bound,
-    draw_problem=products.draw_product,
+    draw_problem=lambda draw: products.draw_formula(draw, products.draw_product(draw)),
     bench_problem=_bench_problem,
     bench_shapes=_bench_shapes,
     inputs=products.make_inputs,

@@ -17,6 +17,7 @@ from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets.limits import device
+from .checks.formulas import NO_FORMULA, ReadFormula, read_formula
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
 from .checks.scales import (
     arrays_and_numbers,
@@ -45,6 +46,8 @@ def scaled_mm(
     out_dtype: Any = None,
     out: Any = None,
     config: AnyConfig | None = None,
+    epilogue: Any = None,
+    operands: dict[str, Any] | None = None,
 ) -> Any:
     """activation((scale_a * a) @ (scale_b * b) + bias)
 
@@ -63,9 +66,9 @@ def scaled_mm(
         of 128 of k (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128),
         ceil(N / 128)).  Blocks go with blocks or None.  An NvFp4 has its own, and the other operand
         no blocks.
-    bias, activation, out_dtype, out, config: as for `matmul`.  out_dtype None: a's for float16 and
-        bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for int8 without scales,
-        bias and activation.
+    bias, activation, out_dtype, out, config, epilogue, operands: as for `matmul`.  out_dtype None:
+        a's for float16 and bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for
+        int8 without scales, bias, activation and epilogue.
 
     Sums in FP32, int8 exactly in int32 (blocks: each block); the scales and the epilogue in FP32,
     one rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any
@@ -75,6 +78,9 @@ def scaled_mm(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
     bound: `reference.scaled_mm_bound`.
     """
+    formula = NO_FORMULA
+    if epilogue is not None or operands is not None:
+        formula = read_formula(epilogue, operands, a.data if isinstance(a, NvFp4) else a)
     if isinstance(a, NvFp4) or isinstance(b, NvFp4):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
         names, given = (*arrays, "bias"), (*arrays.values(), bias)
@@ -87,11 +93,15 @@ def scaled_mm(
         number_b = scale_b if array_b is None else None
         given = a, b, bias, array_a, array_b
         call = ("scaled_mm", number_a, number_b, activation, out_dtype, config)
-    key, known, _ = plans.find(call, out, *given)
+    names, given = names + formula.array_names, given + formula.arrays
+    key, known, _ = plans.find(call + formula.key, out, *given)
     if known is not None:
         return launch.launch_known(known, given, out)
     if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
-        return _transposed(a, b, scale_a, scale_b, bias, activation, out_dtype, out, config)
+        formula.check_alone(bias=bias, activation=activation)
+        return _transposed(
+            a, b, scale_a, scale_b, bias, activation, out_dtype, out, config, formula
+        )
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
     x = read_operand("a", a, scale_a, a)
     y = read_operand("b", b, scale_b, a)
@@ -102,17 +112,18 @@ def scaled_mm(
         )
     alpha = product_of_scales(x, y)
     # By what is given, not by its value: it decides about the result's dtype.
-    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
+    plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
     out_dtype = result_dtype(x.dtype, y.dtype, out_dtype, plain)
     batch, m, n = check_shapes(x, y)
     shape = (*batch, m, n)
     bias = check_addend("bias", bias, x.array, shape)
     check_activation(activation)
+    formula.check_alone(bias=bias, activation=activation)
     blocks = check_scales((x, y), batch, m, n)
-    operands = {"bias": bias, **x.arrays("a"), **y.arrays("b")}
+    read = {"bias": bias, **x.arrays("a"), **y.arrays("b"), **formula.broadcast(x.array, shape)}
     return launch.run(
         target,
-        {"a": operands.pop("a"), **operands},
+        {"a": read.pop("a"), **read},
         shape,
         out_dtype,
         out,
@@ -124,6 +135,7 @@ def scaled_mm(
         block_scales=blocks,
         k=x.shape[-1],
         blocked=blocked_groups({"groups_a": x, "groups_b": y}),
+        **formula.options,
     )
 
 
@@ -137,6 +149,7 @@ def _transposed(
     out_dtype: Any,
     out: Any,
     config: Any,
+    formula: ReadFormula,
 ) -> Any:
     """a NvFp4, b float16 or bfloat16: by the kernels for a's and b's places exchanged."""
     arguments.same_place("b", b, a.data, "a")
@@ -152,10 +165,10 @@ def _transposed(
 
     if bias is not None and getattr(bias, "ndim", 0) == 1:
         bias = bias[None]
-    y = scaled_mm(
-        turn(b), a, turn(scale_b), scale_a, bias=turn(bias), activation=activation,
-        out_dtype="float32" if out_dtype is None else out_dtype, out=turn(out), config=config,
-    )  # fmt: skip
+    options: dict[str, Any] = {"bias": turn(bias), "activation": activation, "config": config}
+    options["out_dtype"] = "float32" if out_dtype is None else out_dtype
+    options["epilogue"], options["operands"] = formula.transposed()
+    y = scaled_mm(turn(b), a, turn(scale_b), scale_a, out=turn(out), **options)
     return turn(y) if out is None else out
 
 
@@ -187,11 +200,11 @@ SCALES = ("none", "numbers", "tensor", "rows", "blocks")
 
 def _draw_problem(draw: Draw) -> ScaledProblem:
     drawn = products.draw_product(draw, (*PAIRS, *NVFP4_PAIRS))
-    drawn = replace(drawn, alpha=1.0, residual=None)
+    drawn = products.draw_formula(draw, replace(drawn, alpha=1.0, residual=None))
     if NVFP4 not in (drawn.dtype, drawn.dtype_b):
         return ScaledProblem(drawn, draw.choice(SCALES))
     kind = "normal" if drawn.kind in ("special", "subnormal") else drawn.kind
-    drawn = replace(drawn, k=drawn.k // 16 * 16, kind=kind)
+    drawn = replace(drawn, k=drawn.k // 16 * 16, kind=kind, epilogue=None)
     return ScaledProblem(drawn, draw.choice(SCALES[:-1]))
 
 

@@ -40,6 +40,12 @@ LOG_ULPS = 1
 ERF_ULPS = 2
 """erf_accurate; 1.31 measured, 1.70 with the worst exp2_approx."""
 
+SQRT_ULPS, TANH_ULPS, SINE_ULPS = 1, 4, 2
+"""square_root, tanh_accurate, and sine and cosine up to SINE_LIMIT; tests/platform/
+test_expression_math.py has what was measured."""
+
+SINE_LIMIT = 2.0**16
+
 GELU_ERROR = 3
 """gelu, times 2^-24 |x|; 1.87 measured, 2.65 with the worst exp2_approx."""
 

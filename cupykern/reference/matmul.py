@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -15,6 +16,8 @@ from ..typing import Array, Factor
 from .accumulation import PROMOTED_K, Products, product
 from .approximate import FLOOR, Approximate
 from .epilogue import activate, epilogue_bound
+from .expression import expression
+from .expression_error import expression_bound
 
 
 def matmul(
@@ -25,12 +28,16 @@ def matmul(
     activation: str | None = None,
     residual: Array | None = None,
     alpha: SupportsFloat = 1.0,
+    epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> tuple[Any]:
-    """activation(alpha * (a @ b) + bias) + residual in FP64."""
+    """activation(alpha * (a @ b) + bias) + residual, or the formula `epilogue`, in FP64."""
     xp = namespace(a)
     with np.errstate(all="ignore"):
         y = float(alpha) * product(as_float64(a), as_float64(b))
+        if epilogue is not None:
+            return (expression(y, epilogue, operands),)
         if bias is not None:
             y = y + as_float64(bias)
         y = activate(xp, y, activation)
@@ -52,10 +59,13 @@ def matmul_bound(
     accumulate: str = "float32",
     precision: str = "float32",
     config: Any = None,
+    epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise: the error of the sum, carried through the epilogue, and a last rounding."""
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
+    plain = plain and epilogue is None
     if out_dtype is None:
         out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
@@ -66,6 +76,8 @@ def matmul_bound(
         if products.exact and out_dtype != dtypes.int32:
             value = value.rounded()
         value = _of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
+        if epilogue is not None:
+            return (expression_bound(value, epilogue, operands, out_dtype, reference[0]),)
         return (epilogue_bound(value, bias, activation, residual, out_dtype, reference[0]),)
 
 
@@ -77,12 +89,16 @@ def scaled_mm(
     *,
     bias: Array | None = None,
     activation: str | None = None,
+    epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> tuple[Any]:
-    """activation((scale_a * a) @ (scale_b * b) + bias) in FP64."""
+    """activation((scale_a * a) @ (scale_b * b) + bias), or the formula `epilogue`, in FP64."""
     xp = operand_namespace(a)
     with np.errstate(all="ignore"):
         y = exact_product(a, b, scale_a, scale_b)
+        if epilogue is not None:
+            return (expression(y, epilogue, operands),)
         if bias is not None:
             y = y + as_float64(bias)
         return (activate(xp, y, activation),)
@@ -99,16 +115,20 @@ def scaled_mm_bound(
     out_dtype: Any = None,
     out: Array | None = None,
     config: Any = None,
+    epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
     dtype_a, dtype_b = operand_dtype(a), operand_dtype(b)
-    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
+    plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
     if out_dtype is None:
         out_dtype = dtypes.of_product(dtype_a, dtype_b, plain)
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
     with np.errstate(all="ignore"):
         value = scaled_product(a, b, scale_a, scale_b, out_dtype == dtypes.int32)
+        if epilogue is not None:
+            return (expression_bound(value, epilogue, operands, out_dtype, reference[0]),)
         return (epilogue_bound(value, bias, activation, None, out_dtype, reference[0]),)
 
 

@@ -31,9 +31,8 @@ _SEVERAL = {
 _SPARE = {
     "attention_hopper": 2400,
     "attention_hopper_general": 2400,
-    "decode_attention": 16,
-    "decode_attention_general": 16,
-    "gemm_hopper": 1024,
+    **dict.fromkeys(("decode_attention", "decode_attention_general"), 16),
+    **dict.fromkeys(("gemm_hopper", "gemm_expression_hopper"), 1024),
 }
 _ASSERT = """#undef SHARED_STORAGE
 template <int kStorage> constexpr bool kFits = {condition};

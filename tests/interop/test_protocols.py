@@ -322,3 +322,14 @@ def test_several_libraries_on_one_device(fake):
     arrays = f"x: {library} array on gpu 0, weight: numpy array on cpu"
     with pytest.raises(TypeError, match=f"weight must be .* got .*{arrays}"):
         cupykern.rms_norm(GpuDlpack(x), np.ones(256, np.float16))
+
+
+def test_operands_of_formulas():
+    """In a dict, some of the library and one of numpy."""
+    a, s, t = X.astype(np.float16), np.linspace(1, 2, 8, dtype=np.float32), X[:, :1]
+    expected = cupykern.matmul(a, a.T, epilogue="acc * s + t", operands={"s": s, "t": t})
+    y = cupykern.matmul(
+        Dlpack(a), Dlpack(a.T), epilogue="acc * s + t", operands={"s": Dlpack(s), "t": t}
+    )
+    assert isinstance(y, Dlpack)
+    np.testing.assert_array_equal(_numpy(y), expected)

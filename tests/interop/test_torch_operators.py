@@ -177,6 +177,16 @@ def test_what_is_no_operator_breaks_the_graph_alone():
         assert torch.equal(torch.compile(function, backend="eager")(X), function(X))
 
 
+def test_formulas_break_the_graph():
+    """No operator has them: the call runs untraced, with its operands."""
+    a, s = torch.linspace(-1, 1, 128, dtype=torch.float16).reshape(8, 16), torch.arange(8.0)
+
+    def product(a, s):
+        return cupykern.matmul(a, a.T, epilogue="acc * s", operands={"s": s}) * 2
+
+    torch.testing.assert_close(torch.compile(product, backend="eager")(a, s), product(a, s))
+
+
 def test_gradients_are_refused():
     x = X.float().requires_grad_()
     with pytest.raises(RuntimeError, match=r"x requires grad.*torch\.no_grad\(\)"):

@@ -37,12 +37,16 @@ def preceding() -> dict[str, str]:
         launch = _text(_PLATFORM, *variant.launch_lines())
         includes = [f'#include "{name}"' for name in variant.includes]
         entry = f"{variant.kernel}.cu"
-        found.setdefault(entry, launch + _text(*includes, *variant.type_lines()))
+        lines = launch + _text(*includes, *variant.type_lines())
+        # A formula, but not before what it includes itself.
+        written = (variant.text or "").removesuffix(f'#include "{entry}"\n')
+        found.setdefault(entry, lines + written)
         for name in (entry, *variant.includes):
             for file in kernels._files(name):
                 if not file.startswith("platform/"):
                     # What `includes` declare takes the variant's types as template arguments.
-                    found.setdefault(file, launch if includes else found[entry])
+                    own = lines if f'"{file}"' in written else lines + written
+                    found.setdefault(file, launch if includes else own)
     return found
 
 

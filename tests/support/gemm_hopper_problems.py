@@ -19,7 +19,7 @@ from cupykern.gemm.sm90_policies import Cooperative, Multicast, SlicedK, SplitK
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.dequant_softmax import LogitsProblem
 from cupykern.ops.dual_gemm_silu import DualProblem
-from cupykern.ops.problems.products import NVFP4, MatmulProblem
+from cupykern.ops.problems.products import FORMULAS, NVFP4, MatmulProblem
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import Target
 
@@ -269,6 +269,8 @@ CHECKED = (
     (PROBLEMS[1], CONFIGS[2]),
     (PROBLEMS[3], CONFIGS[0]),
     (MIXED[0][-2], MIXED[1][0]),
+    (MatmulProblem(200, 257, 192, layout_b="F", epilogue=FORMULAS[1]), CONFIGS[0]),
+    (MatmulProblem(20, 136, 136, layout_b="F", epilogue=FORMULAS[0]), FEW_ROWS[1][1]),
 )
 
 

@@ -23,7 +23,7 @@ LAYERS = (
     ),  # import no array and no device
     (
         *("targets", "arrays", "numerics", "precisions", "arguments", "inputs", "nvfp4"),
-        *("interop", "reference", "error_statistics", "check"),
+        *("interop", "expression", "reference", "error_statistics", "check"),
     ),
     ("runtime",),  # what calls share at run time
     ("rows", "gemm", "attention"),  # tasks, plans, configs, heuristics

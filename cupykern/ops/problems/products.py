@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
+from ...expression import read
 from ...gemm import (
     dequantize_8bit,
     gemm,
@@ -29,12 +30,16 @@ from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ...precisions import PRECISIONS, SPLITS
 from ...targets.limits import device
+from ..checks.formulas import read_formula
 from ..checks.products import FLOATS, check_shapes, result_dtype
 
 
 @dataclass(frozen=True)
 class MatmulProblem:
-    """One call, without its numbers; dtype_b None: a's."""
+    """One call, without its numbers; dtype_b None: a's.
+
+    epilogue: a formula whose operands are s (n,), t (m, 1), r (..., m, n), z (), and the number k.
+    """
 
     m: int
     n: int
@@ -52,6 +57,7 @@ class MatmulProblem:
     out_dtype: str | None = None
     kind: str = "normal"
     precision: str = "float32"
+    epilogue: str | None = None
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b or self.dtype}"
@@ -66,6 +72,20 @@ PAIRS = (
 KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "special")
 _SIZES = (0, 1, 2, 7, 8, 16, 17, 33, 64, 65, 127, 130)
 _DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
+
+
+FORMULAS = (
+    "maximum(acc * s + t, 0) + r",
+    "acc * sigmoid(z * acc) * k if (i + j + b) % 3 != 0 else tanh(acc) + r",
+)
+
+
+def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
+    """`problem`, now and then with a formula in place of its epilogue."""
+    formula = draw.choice((*[None] * 5, *FORMULAS))
+    if formula is None:
+        return problem
+    return replace(problem, epilogue=formula, bias=None, residual=None, activation=None)
 
 
 def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) -> MatmulProblem:
@@ -185,6 +205,8 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
         if shape is not None:
             addend = inputs.values("normal", shape, FLOATS[(seed + i) % 3], seed + 2 + i)
             kwargs[name] = xp.asarray(addend)
+    if p.epilogue is not None:
+        kwargs["epilogue"], kwargs["operands"] = p.epilogue, _operands(p, seed, xp)
     for name, value, default in (
         ("alpha", p.alpha, 1.0),
         ("activation", p.activation, None),
@@ -193,6 +215,25 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
         if value != default:
             kwargs[name] = value
     return Call((with_layout(a, p.layout_a, xp), with_layout(b, p.layout_b, xp)), kwargs)
+
+
+def _operands(p: MatmulProblem, seed: int, xp: Any) -> dict[str, Any]:
+    """Of its formula."""
+    batch = np.broadcast_shapes(p.batch_a, p.batch_b)
+    shapes: dict[str, tuple[int, ...]] = {
+        "s": (p.n,),
+        "t": (p.m, 1),
+        "r": (*batch, p.m, p.n),
+        "z": (),
+    }
+    found: dict[str, Any] = {}
+    for i, name in enumerate(read(p.epilogue).names):
+        if name == "k":
+            found[name] = 0.75
+            continue
+        dtype = dtypes.float32 if name == "z" else FLOATS[(seed + i) % 3]
+        found[name] = xp.asarray(inputs.values("normal", shapes[name], dtype, seed + 4 + i))
+    return found
 
 
 def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
@@ -204,7 +245,8 @@ def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
 
 def _is_product(p: MatmulProblem) -> bool:
     """Whether nothing follows the product."""
-    return p.bias is None and p.residual is None and p.activation is None and p.alpha == 1.0
+    alone = p.bias is None and p.residual is None and p.activation is None and p.epilogue is None
+    return alone and p.alpha == 1.0
 
 
 def work(problem: MatmulProblem) -> Work:
@@ -221,7 +263,8 @@ def work(problem: MatmulProblem) -> Work:
 def variants(
     arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
 ) -> tuple[Variant, ...]:
-    """Every variant of products of these pairs of dtypes."""
+    """Every variant of products of these pairs of dtypes, but for formulas, of which there is one
+    of each kernel."""
     found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
@@ -273,7 +316,18 @@ def variants(
                     else ()
                 ):
                     found[gemm.variant(fp16_accumulate, config)] = None
-    return tuple(found)
+    return (*found, *_formula_variants(arch))
+
+
+def _formula_variants(arch: str) -> tuple[Variant, ...]:
+    """Of BF16 operands."""
+    problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=FORMULAS[1])
+    task = task_of(problem)
+    found = {v.kernel: v for config in gemm.configs(task, arch) for v in (config.variant(task),)}
+    if arch in sm90_config.ARCHS and task.formula is not None:
+        reduce = task.formula.variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
+        found[reduce.kernel] = reduce
+    return tuple(found.values())
 
 
 def sums_in_half(task: GemmTask, arch: str) -> bool:
@@ -304,15 +358,27 @@ def task_of(
         *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
         block_scales=block_scales,
+        formula=_formula(call, shape),
     )
     task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
     return replace(
         task,
-        slow_activation=gemm.slow_activation(problem.activation),
+        slow_activation=gemm.slow_activation(problem.activation) or whole.formula is not None,
         tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
         row_scales=row_scales,
         precision=problem.precision,
+        formula=None if whole.formula is None else whole.formula.code(),
     )
+
+
+def _formula(call: Call, shape: tuple[int, ...]) -> product.Formula | None:
+    if "epilogue" not in call.kwargs:
+        return None
+    formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], call.args[0])
+    arrays = formula.broadcast(call.args[0], shape)
+    matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
+    found: product.Formula = formula.options["formula"].of(matrices)
+    return found
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
@@ -329,7 +395,7 @@ def sample(
     a, b = call.args
     m, n = a.shape[-2], b.shape[-1]
     keep = max(4, max_elements // max(n, 1))
-    if a.ndim != 2 or b.ndim != 2 or keep >= m:
+    if a.ndim != 2 or b.ndim != 2 or keep >= m or "epilogue" in call.kwargs:  # of rows i
         return call, outputs
     rows = sampled_rows(m, keep, seed)
     kwargs = {

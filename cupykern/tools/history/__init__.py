@@ -5,7 +5,7 @@ in memory, `sequences` draws sequences of calls, `run` compares each call with t
 """
 
 from .draws import Config
-from .memory import Alias, Array, Blocks, Fp4, Integers
+from .memory import Alias, Array, Blocks, Fp4, Integers, Operands
 from .run import (
     Failure,
     Machine,
@@ -29,6 +29,7 @@ __all__ = [
     "Fp4",
     "Integers",
     "Machine",
+    "Operands",
     "Outcome",
     "call",
     "check_sequence",

@@ -98,6 +98,13 @@ class Fp4:
 
 
 @dataclass(frozen=True)
+class Operands:
+    """A dict of numbers and arrays, as (name, Array or number) pairs."""
+
+    values: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
 class Blocks:
     """A BlockMask with blocks of every type."""
 
@@ -157,6 +164,8 @@ class Image:
                 found = copy(value)
                 found.__dict__.update({name: build_one(x) for name, x in vars(value).items()})
                 return found
+            if isinstance(value, dict):
+                return {name: build_one(x) for name, x in value.items()}
             return value
 
         return {name: build_one(value) for name, value in self.arguments.items()}
@@ -168,6 +177,8 @@ class Image:
         if isinstance(value, Integers):
             numbers = np.array(value.values, np.int32)
             return self._copy(numbers, value.layout, value.begin) if value.on_target else numbers
+        if isinstance(value, Operands):
+            return {key: self._argument(key, x) for key, x in value.values}
         if isinstance(value, Alias):
             return self._alias(self.arguments.get(value.of), value.layout)
         if isinstance(value, (Fp4, Blocks)):

@@ -17,7 +17,7 @@ from .draws import (
     one_of,
     result,
 )
-from .memory import Alias, Array, Fp4, Shape
+from .memory import Alias, Array, Fp4, Operands, Shape
 
 # (M, N, K), or with a batch of a before.
 _SIZES = (
@@ -134,11 +134,21 @@ def _scale_w(draw: Draw, s: Setting) -> Any:
     return Array(one, "float32", draw.choice(layouts)) if isinstance(one, tuple) else one
 
 
+def _operands(draw: Draw, s: Setting) -> Operands | None:
+    if draw.choice((True, False, False, False)):
+        return None
+    shapes = draw.choice((((s["n"],), (s["m"], 1)), ((s["m"], s["n"]), ())))
+    first = draw.choice((0.5, 2, Array(shapes[0], draw.choice(FLOATS), "C", draw.choice(BEGINS))))
+    return Operands((("s", first), ("t", Array(shapes[1], "float32"))))
+
+
 _EPILOGUE: dict[str, DrawValue] = {
     "bias": often_none(_addend),
     "activation": one_of(None, None, "relu", "gelu", "gelu_tanh", "silu"),
     "out_dtype": one_of(None, None, *FLOATS),
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a"), Alias("bias")),
+    "epilogue": one_of(*[None] * 4, "maximum(acc, 0) + i", "acc * s + t", "acc * t + s"),
+    "operands": _operands,
 }
 _MATMUL = _EPILOGUE | {
     "out_dtype": one_of(None, None, None, *FLOATS, "int32"),

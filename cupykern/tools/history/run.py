@@ -24,7 +24,7 @@ from .sequences import FAMILIES, Call, defaults_of, draw_sequence
 
 _MOST_TRIES = 400  # to shrink a sequence
 _TOGETHER = 100  # sequences
-_LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError)
+_LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError, NameError)
 
 
 class Outcome(NamedTuple):

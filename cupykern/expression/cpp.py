@@ -1,0 +1,134 @@
+"""C++ of a tree: the struct Expression, which kernels_cu/parts/expression.cuh applies.
+
+Names and text of users are no part of it: operands are x0, x1, ..., and every number is written
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .tree import BOOLEAN, INTEGER, REAL, Node
+
+MAX_OPERANDS = 8  # parts/expression.cuh: kMaxOperands
+_TYPES = {REAL: "float", INTEGER: "int64_t", BOOLEAN: "bool"}
+_OF_REALS = {
+    "add": "{0} + {1}",
+    "subtract": "{0} - {1}",
+    "multiply": "{0} * {1}",
+    "divide": "{0} / {1}",
+    "negative": "-{0}",
+    "abs": "magnitude({0})",
+    "exp": "exp_of({0})",
+    "exp2": "exp2_approx({0})",
+    "log": "log_accurate({0})",
+    "log2": "log_accurate({0}) * kLog2E",
+    "sqrt": "square_root({0})",
+    "rsqrt": "reciprocal_square_root({0})",
+    "tanh": "tanh_accurate({0})",
+    "erf": "erf_accurate({0})",
+    "sigmoid": "sigmoid({0})",
+    "sin": "sine({0})",
+    "cos": "cosine({0})",
+    "floor": "whole_below({0})",
+}
+_OF_INTEGERS = {  # whose arithmetic wraps, as numpy's
+    "add": "wrap(uint64_t({0}) + uint64_t({1}))",
+    "subtract": "wrap(uint64_t({0}) - uint64_t({1}))",
+    "multiply": "wrap(uint64_t({0}) * uint64_t({1}))",
+    "negative": "wrap(-uint64_t({0}))",
+    "floor_divide": "floor_divide({0}, {1})",
+    "modulo": "floor_modulo({0}, {1})",
+    "abs": "({0} < 0 ? wrap(-uint64_t({0})) : {0})",
+}
+_OF_BOTH = {
+    "minimum": "smaller_of({0}, {1})",
+    "maximum": "larger_of({0}, {1})",
+    "where": "{0} ? {1} : {2}",
+    "real": "float({0})",
+    "isnan": "{0} != {0}",
+    "less": "{0} < {1}",
+    "less_equal": "{0} <= {1}",
+    "equal": "{0} == {1}",
+    "not_equal": "{0} != {1}",
+    "and": "{0} && {1}",
+    "or": "{0} || {1}",
+    "not": "!{0}",
+}
+
+
+class OperandCode(NamedTuple):
+    """How an operand is read.
+
+    cpp: the C++ type of its elements; None: it is a number.
+    rows, cols: whether it varies along them.
+    """
+
+    cpp: str | None = None
+    rows: bool = False
+    cols: bool = False
+
+
+def source(nodes: Sequence[Node], operands: Sequence[OperandCode]) -> str:
+    """The struct Expression, with its include."""
+    matrices = [
+        f"        f({k}, int(sizeof({x.cpp})));"
+        for k, x in enumerate(operands)
+        if x.rows and x.cols
+    ]
+    body = [
+        f"        const float x{k} = {_operand(k, operand)};" for k, operand in enumerate(operands)
+    ]
+    values: list[str] = []
+    for node in nodes:
+        code = _code(node, [values[arg] for arg in node.args])
+        if node.args:
+            name = f"t{len(values)}"
+            body.append(f"        const {_TYPES[node.kind]} {name} = {code};")
+            code = name
+        values.append(code)
+    lines = (
+        '#include "parts/expression_math.cuh"',
+        "struct Expression {",
+        "    // f(number, bytes of an element) of the operands that are matrices.",
+        "    template <class F> DEVICE static void for_each_matrix(F f) {",
+        *matrices,
+        "    }",
+        "    template <class Operands>",
+        "    DEVICE static float of(const Operands& x, float acc, int64_t i, int64_t j,",
+        "                           int64_t b) {",
+        *body,
+        f"        return {values[-1]};",
+        "    }",
+        "};",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _operand(k: int, operand: OperandCode) -> str:
+    if operand.cpp is None:
+        return f"x.params.numbers[{k}]"
+    steps = [f"{name} * x.params.{name}_strides[{k}]" for name in _varying(operand)]
+    return f"x.template element<{operand.cpp}>({k}, {' + '.join(steps) or '0'})"
+
+
+def _varying(operand: OperandCode) -> tuple[str, ...]:
+    return ("i",) * operand.rows + ("j",) * operand.cols
+
+
+def _code(node: Node, args: list[str]) -> str:
+    if node.op == "literal":
+        if node.kind == INTEGER:
+            return f"int64_t({node.value}ll)"
+        return f"({float(np.float32(node.number)).hex()}f)"
+    if node.op == "name":
+        return node.value
+    if node.op == "operand":
+        return f"x{node.value}"
+    table = _OF_BOTH if node.op in _OF_BOTH else _OF_REALS
+    if node.op not in _OF_BOTH and node.kind == INTEGER:
+        table = _OF_INTEGERS
+    return table[node.op].format(*args)

@@ -1,0 +1,91 @@
+"""What an expression prints: its C++, its reference and the bound of its error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import cpp
+from .tree import REAL, Node
+
+_ERRORS = {  # of reals, where e(x) is the error of an argument and u = 2^-24
+    "add": "e({0}) + e({1}) + u |{t}|",
+    "subtract": "e({0}) + e({1}) + u |{t}|",
+    "multiply": "|{0}| e({1}) + |{1}| e({0}) + e({0}) e({1}) + u |{t}|",
+    "divide": "(e({0}) + |{t}| e({1})) / (|{1}| - e({1})) + u |{t}|; any where e({1}) >= |{1}|",
+    "negative": "e({0})",
+    "abs": "e({0})",
+    "exp": "exp({0} + e) e({0}) + (4 + 1.25 |{0}|) u |{t}|",
+    "exp2": "log(2) exp2({0} + e) e({0}) + 4 u |{t}|",
+    "log": "e({0}) / ({0} - e) + 2 u |{t}|; any where e({0}) >= |{0}|",
+    "log2": "1.45 e({0}) / ({0} - e) + 4 u |{t}|; any where e({0}) >= |{0}|",
+    "sqrt": "min(e({0}) / sqrt({0} - e), sqrt(2 e({0}))) + 2 u |{t}|; any where {0} < e({0})",
+    "rsqrt": "({0} - e)^-1.5 e({0}) / 2 + 4 u |{t}|; any where {0} <= e({0})",
+    "tanh": "e({0}) + 8 u |{t}|",
+    "erf": "1.13 e({0}) + 4 u |{t}|",
+    "sigmoid": "e({0}) / 4 + (14 + 2.5 max(-{0}, 0)) u |{t}|",
+    "sin": "e({0}) + 4 u |{t}|; any where |{0}| > 2^16",
+    "cos": "e({0}) + 4 u |{t}|; any where |{0}| > 2^16",
+    "floor": "0; 1 or more where an integer is within e({0}) of {0}",
+    "minimum": "max(e({0}), e({1}))",
+    "maximum": "max(e({0}), e({1}))",
+    "where": "e of the one chosen; either where {0} is within its error",
+    "real": "u |{0}| beyond 2^24",
+}
+_SIGNS = {
+    "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "floor_divide": "//",
+    "modulo": "%", "less": "<", "less_equal": "<=", "equal": "==", "not_equal": "!=", "and": "&",
+    "or": "|",
+}  # fmt: skip
+
+
+def text(nodes: Sequence[Node], names: Sequence[str]) -> str:
+    """C++ for operands that are numbers, the reference and the bound line by line."""
+    code = cpp.source(nodes, [cpp.OperandCode()] * len(names))
+    operands = ", ".join(f"x{k} = {name}" for k, name in enumerate(names)) or "none"
+    return (
+        f"operands: {operands}\n\nC++:\n{code}\nReference, in FP64:\n"
+        + "\n".join(reference(nodes, names))
+        + "\n\nError, beside 2^-126 of what FP32 flushes:\n"
+        + "\n".join(errors(nodes, names))
+    )
+
+
+def reference(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
+    """t = ... of every operation, in Python."""
+    values = _values(nodes, names)
+    return [
+        f"    {values[n]} = {_written(node, [values[arg] for arg in node.args])}"
+        for n, node in enumerate(nodes)
+        if node.args
+    ] + [f"    result = {values[-1]}"]
+
+
+def errors(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
+    """e(t) <= ... of every operation on reals."""
+    values = _values(nodes, names)
+    found = ["    e(acc): the product's"]
+    for n, node in enumerate(nodes):
+        if node.kind == REAL and node.op in _ERRORS:
+            args = [values[arg] for arg in node.args]
+            found.append(f"    e({values[n]}) <= {_ERRORS[node.op].format(*args, t=values[n])}")
+    return found
+
+
+def _values(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
+    values = []
+    for n, node in enumerate(nodes):
+        value = f"t{n}"
+        if node.op == "literal":
+            value = f"{node.number!r}"
+        elif not node.args:
+            value = node.value if node.op == "name" else names[int(node.value)]
+        values.append(value)
+    return values
+
+
+def _written(node: Node, args: list[str]) -> str:
+    if node.op in _SIGNS:
+        return f"{args[0]} {_SIGNS[node.op]} {args[1]}"
+    if node.op in ("negative", "not"):
+        return f"{'-' if node.op == 'negative' else '~'}{args[0]}"
+    return args[0] if node.op == "real" else f"{node.op}({', '.join(args)})"

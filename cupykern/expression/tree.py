@@ -1,0 +1,205 @@
+"""Typed trees of expressions, as lists of nodes in which equal parts stand once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+REAL, INTEGER, BOOLEAN = "real", "integer", "boolean"
+NAMES = {"acc": REAL, "i": INTEGER, "j": INTEGER, "b": INTEGER}
+"""What a product's epilogue knows beside its operands: the product, and its row, column and
+matrix of the batch."""
+
+FUNCTIONS = {
+    **dict.fromkeys(("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf"), 1),
+    **dict.fromkeys(("sigmoid", "sin", "cos", "floor", "isnan"), 1),
+    "minimum": 2,
+    "maximum": 2,
+    "where": 3,
+}
+"""How many arguments each function takes."""
+
+MAX_NODES = 256
+_LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "floor_divide": operator.floordiv,
+    "modulo": operator.mod,
+    "negative": operator.neg,
+}
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+_LOGIC = {"and": "&", "or": "|", "not": "~"}
+_KEEP_INTEGERS = ("add", "subtract", "multiply", "negative", "abs", "minimum", "maximum")
+
+
+class IllegalError(Exception):
+    """Why there is no such expression; `parse` and `trace` say where."""
+
+
+class Node(NamedTuple):
+    """One operation.
+
+    op: a function, an operation, "literal", "name", "operand" or "real" (an integer as FP32).
+    args: the indices of earlier nodes.
+    value: of a literal, in decimal or hexadecimal; of a name, itself; of an operand, its number.
+    """
+
+    op: str
+    kind: str
+    args: tuple[int, ...] = ()
+    value: str = ""
+
+    @property
+    def number(self) -> int | float:
+        """A literal's."""
+        return int(self.value) if self.kind == INTEGER else float.fromhex(self.value)
+
+
+class Builder:
+    """Makes nodes, each once."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._exact: list[bool] = []  # integers, and what is decided by integers alone
+        self._known: dict[Node, int] = {}
+
+    def _node(self, op: str, kind: str, args: tuple[int, ...] = (), value: str = "") -> int:
+        node = Node(op, kind, args, value)
+        if node not in self._known:
+            if len(self.nodes) >= 4 * MAX_NODES:
+                raise IllegalError(f"an expression has at most {MAX_NODES} operations")
+            self._known[node] = len(self.nodes)
+            self.nodes.append(node)
+            exact = kind == INTEGER or (kind == BOOLEAN and all(self._exact[x] for x in args))
+            self._exact.append(exact)
+        return self._known[node]
+
+    def name(self, name: str) -> int:
+        """One of NAMES, or an operand."""
+        return self._node("name", NAMES.get(name, REAL), value=name)
+
+    def literal(self, number: Any) -> int:
+        if isinstance(number, (bool, np.bool_)) or not isinstance(
+            number, (int, float, np.integer, np.floating)
+        ):
+            raise IllegalError(f"literals are numbers; got {number!r}")
+        if isinstance(number, (int, np.integer)):
+            if abs(int(number)) >= 2**63:
+                raise IllegalError("an integer has 63 bits; write a larger number as 1e30")
+            return self._node("literal", INTEGER, value=str(int(number)))
+        x = float(number)
+        if not abs(x) <= _LARGEST or 0 < abs(x) < _SMALLEST:
+            raise IllegalError(f"{x} is not a normal number in FP32")
+        return self._node("literal", REAL, value=x.hex())
+
+    def real(self, index: int) -> int:
+        """The node as FP32."""
+        node = self.nodes[index]
+        if node.kind == BOOLEAN:
+            raise IllegalError("a boolean is no number: write where(condition, 1, 0)")
+        if node.kind == REAL:
+            return index
+        if node.op == "literal":
+            return self.literal(float(node.number))
+        return self._node("real", REAL, (index,))
+
+    def apply(self, op: str, *args: int) -> int:
+        """A function or an operation of nodes.  Raises IllegalError."""
+        kinds = [self.nodes[arg].kind for arg in args]
+        if op in FUNCTIONS and len(args) != FUNCTIONS[op]:
+            raise IllegalError(f"{op} takes {FUNCTIONS[op]} arguments; got {len(args)}")
+        if op in _LOGIC:
+            if set(kinds) != {BOOLEAN}:
+                raise IllegalError(f"{_LOGIC[op]} is for booleans; got {' and '.join(kinds)}")
+            return self._node(op, BOOLEAN, args)
+        if op == "where":
+            if kinds[0] != BOOLEAN:
+                raise IllegalError(f"a condition is boolean; got {kinds[0]}")
+            # Integers have no errors.
+            kind, chosen = self._common(args[1:], self._exact[args[0]])
+            return self._node(op, kind, (args[0], *chosen))
+        if op in ("floor_divide", "modulo"):
+            self._check_integers(op, kinds, args)
+        if op in _FOLDED and all(self.nodes[arg].op == "literal" for arg in args):
+            return self._folded(op, args)
+        if op in _KEEP_INTEGERS:
+            kind, args = self._common(args)
+            return self._node(op, kind, args)
+        if op in COMPARISONS:
+            op, args = self._compared(op, *args)
+            return self._node(op, BOOLEAN, self._common(args)[1])
+        if op in ("floor_divide", "modulo"):
+            return self._node(op, INTEGER, args)
+        args = tuple(map(self.real, args))
+        return self._node(op, BOOLEAN if op == "isnan" else REAL, args)
+
+    def _common(
+        self, args: tuple[int, ...], may_be_integers: bool = True
+    ) -> tuple[str, tuple[int, ...]]:
+        """Integers, or all as FP32."""
+        if may_be_integers and all(self.nodes[arg].kind == INTEGER for arg in args):
+            return INTEGER, args
+        return REAL, tuple(map(self.real, args))
+
+    def _compared(self, op: str, x: int, y: int) -> tuple[str, tuple[int, int]]:
+        """The same by less, less_equal, equal or not_equal, as Python has it too, which asks the
+        second one where the first is a literal."""
+        if op.startswith("greater"):
+            return op.replace("greater", "less"), (y, x)
+        turned = op.endswith("equal") and op != "less_equal" and self.nodes[x].op == "literal"
+        return op, (y, x) if turned else (x, y)
+
+    def _check_integers(self, op: str, kinds: list[str], args: tuple[int, ...]) -> None:
+        sign = "//" if op == "floor_divide" else "%"
+        if set(kinds) != {INTEGER}:
+            raise IllegalError(f"{sign} is for integers; got {' and '.join(kinds)}")
+        by = self.nodes[args[1]]
+        if by.op != "literal" or by.number == 0:
+            raise IllegalError(f"{sign} is by an integer literal that is not 0")
+
+    def _folded(self, op: str, args: tuple[int, ...]) -> int:
+        """Of literals, as Python computes it."""
+        try:
+            return self.literal(_FOLDED[op](*(self.nodes[arg].number for arg in args)))
+        except (ZeroDivisionError, OverflowError) as error:
+            raise IllegalError(str(error)) from None
+
+    def finish(self, root: int) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+        """(the nodes that make `root`, which is the last, in the order of their first use; the
+        operands' names in theirs).  Raises IllegalError."""
+        root = self.real(root)
+        order: dict[int, int] = {}
+        names: list[str] = []
+        found: list[Node] = []
+        open_nodes = [root]
+        while open_nodes:
+            index = open_nodes[-1]
+            node = self.nodes[index]
+            missing = next((arg for arg in node.args if arg not in order), None)
+            if missing is not None:
+                open_nodes.append(missing)
+                continue
+            open_nodes.pop()
+            if node.op == "name" and node.value not in NAMES:
+                names.append(node.value)
+                node = Node("operand", REAL, value=str(len(names) - 1))
+            order[index] = len(found)
+            found.append(node._replace(args=tuple(order[arg] for arg in node.args)))
+        if len(found) > MAX_NODES:
+            raise IllegalError(f"an expression has at most {MAX_NODES} operations")
+        return tuple(found), tuple(names)
+
+
+def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The same of the transposed product."""
+    turned = {"i": "j", "j": "i"}
+    return tuple(
+        node._replace(value=turned.get(node.value, node.value)) if node.op == "name" else node
+        for node in nodes
+    )

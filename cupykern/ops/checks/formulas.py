@@ -1,0 +1,126 @@
+"""Formulas in the epilogue of products, and their operands, read from arguments and checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import arguments, dtypes
+from ...expression import Expression, read
+from ...expression.parse import is_operand_name
+from ...expression.tree import Node, transposed
+from ...gemm.product import OPERANDS, Formula
+from ...numerics import namespace
+
+DTYPES = (
+    *(dtypes.float16, dtypes.bfloat16, dtypes.float32),
+    *(dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8),
+)
+
+
+class ReadFormula(NamedTuple):
+    """An expression with its operands.
+
+    key: for plans.find, all but the arrays.  arrays: as given, in the order of their use.
+    numbers: in that order too, None in place of an array.
+    """
+
+    key: tuple[Any, ...]
+    arrays: tuple[Any, ...]
+    nodes: tuple[Node, ...] = ()
+    names: tuple[str, ...] = ()
+    numbers: tuple[float | None, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For launch.run."""
+        return {"formula": Formula(self.nodes, self.numbers)} if self.nodes else {}
+
+    @property
+    def array_names(self) -> tuple[str, ...]:
+        """Of product.OPERANDS."""
+        named = zip(OPERANDS, self.numbers, strict=False)
+        return tuple(name for name, number in named if number is None)
+
+    def transposed(self) -> tuple[Expression | None, dict[str, Any] | None]:
+        """epilogue and operands of the transposed product."""
+        if not self.nodes:
+            return None, None
+        arrays = iter(self.arrays)
+        operands = {
+            name: _transposed(next(arrays)) if number is None else number
+            for name, number in zip(self.names, self.numbers, strict=True)
+        }
+        return Expression(transposed(self.nodes), self.names), operands
+
+    def broadcast(self, a: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+        """The arrays by their names of product.OPERANDS.  Raises TypeError and ValueError."""
+        named = (n for n, number in zip(self.names, self.numbers, strict=True) if number is None)
+        return {
+            x_name: _broadcast(f"operands[{name!r}]", x, a, shape)
+            for x_name, name, x in zip(self.array_names, named, self.arrays, strict=True)
+        }
+
+    def check_alone(self, **others: Any) -> None:
+        """Raise ValueError if another part of an epilogue is given too."""
+        for name, value in others.items():
+            if self.nodes and value is not None:
+                raise ValueError(f"{name} must be None beside epilogue, which is a formula of it")
+
+
+NO_FORMULA = ReadFormula((), ())
+
+
+def read_formula(epilogue: Any, operands: Any, a: Any) -> ReadFormula:
+    """Raises SyntaxError, NameError, TypeError, ValueError."""
+    if epilogue is None:
+        raise ValueError("operands are those of epilogue, which is None")
+    expression = read(epilogue)
+    given = {} if operands is None else operands
+    if not isinstance(given, dict):
+        raise TypeError(f"operands must be a dict; got {type(operands).__name__}")
+    if given.keys() != set(expression.names):
+        _check_names(given)
+        expression.check_names(given)
+        unused = ", ".join(repr(name) for name in given if name not in expression.names)
+        raise ValueError(f"the epilogue does not name {unused}, which operands has")
+    if len(given) > len(OPERANDS):
+        raise ValueError(f"operands must be at most {len(OPERANDS)}; got {len(given)}")
+    values = [given[name] for name in expression.names]
+    numbers = tuple(
+        _number(f"operands[{name!r}]", x) if arguments.is_number(x, a) else None
+        for name, x in zip(expression.names, values, strict=True)
+    )
+    arrays = tuple(x for x, number in zip(values, numbers, strict=True) if number is None)
+    key = expression.digest, *numbers
+    return ReadFormula(key, arrays, expression.nodes, expression.names, numbers)
+
+
+def _check_names(given: dict[Any, Any]) -> None:
+    for name in given:
+        if not is_operand_name(name):
+            raise ValueError(f"operands must have names that are free; got {name!r}")
+
+
+def _number(name: str, value: Any) -> float:
+    """As FP32.  Raises TypeError and ValueError."""
+    if isinstance(value, (float, np.floating)) and math.isinf(value):
+        return float(value)
+    return float(np.float32(arguments.finite_float(name, value, 0.0)))
+
+
+def _transposed(x: Any) -> Any:
+    if getattr(x, "ndim", 0) == 1:
+        return x[:, None]
+    return x.swapaxes(-1, -2) if getattr(x, "ndim", 0) else x
+
+
+def _broadcast(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
+    arguments.same_place(name, x, a, "a")
+    dtypes.resolve(x.dtype, f"{name}'s dtype", DTYPES)
+    try:
+        return namespace(a).broadcast_to(x, shape)
+    except ValueError:
+        raise ValueError(f"{name} must broadcast to {shape}; got shape {x.shape}") from None

@@ -1,0 +1,84 @@
+"""Expressions in FP64, in the arrays' own namespace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..expression import read
+from ..expression.tree import INTEGER, Node
+from ..numerics import as_float64, namespace
+from ..typing import Array, Namespace
+from .epilogue import erf, sigmoid
+
+_REALS_OF_XP = ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos", "floor", "isnan")
+_OF_XP = {
+    **{name: name for name in (*_REALS_OF_XP, "add", "subtract", "multiply", "divide", "abs")},
+    **{name: name for name in ("floor_divide", "negative", "minimum", "maximum", "where")},
+    **{name: name for name in ("less", "less_equal", "equal", "not_equal")},
+    "modulo": "remainder",
+    "and": "logical_and",
+    "or": "logical_or",
+    "not": "logical_not",
+}
+_OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
+    "real": lambda xp, x: x.astype(np.float64),
+    "rsqrt": lambda xp, x: 1 / xp.sqrt(x),
+    "sigmoid": sigmoid,
+    "erf": erf,
+}
+
+
+def expression(acc: Array, epilogue: Any, operands: Mapping[str, Any] | None) -> Any:
+    """The formula of the product `acc`, in FP64."""
+    formula = read(epilogue)
+    given = [operand(acc, (operands or {})[name]) for name in formula.names]
+    with np.errstate(all="ignore"):
+        values = evaluate(formula.nodes, acc, given)
+    xp = namespace(acc)
+    return xp.broadcast_to(values[-1], acc.shape) + 0.0
+
+
+def operand(acc: Array, x: Any) -> Any:
+    """An operand as FP32 holds it, in FP64."""
+    xp = namespace(acc)
+    if hasattr(x, "dtype") and x.ndim:
+        return as_float64(x)
+    return xp.asarray(as_float64(x) if hasattr(x, "strides") else x, np.float32).astype(np.float64)
+
+
+def evaluate(nodes: Sequence[Node], acc: Array, operands: Sequence[Array]) -> list[Any]:
+    """The value of every node.
+
+    acc: FP64, (..., M, N).  operands: FP64, that broadcast to it.
+    """
+    xp = namespace(acc)
+    values: list[Any] = []
+    for node in nodes:
+        args = [values[arg] for arg in node.args]
+        if node.op in _OF_XP:
+            value = getattr(xp, _OF_XP[node.op])(*args)
+        elif node.op in _OTHERS:
+            value = _OTHERS[node.op](xp, *args)
+        else:
+            value = _leaf(xp, node, acc, operands)
+        values.append(xp.asarray(value))
+    return values
+
+
+def _leaf(xp: Namespace, node: Node, acc: Array, operands: Sequence[Array]) -> Any:
+    if node.op == "literal":
+        return xp.asarray(node.number, np.int64 if node.kind == INTEGER else np.float64)
+    if node.op == "operand":
+        return operands[int(node.value)]
+    if node.value == "acc":
+        return acc
+    *batch, m, n = acc.shape
+    if node.value == "i":
+        return xp.arange(m, dtype=np.int64)[:, None]
+    if node.value == "j":
+        return xp.arange(n, dtype=np.int64)
+    return xp.arange(math.prod(batch), dtype=np.int64).reshape(*batch, 1, 1)

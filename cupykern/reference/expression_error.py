@@ -1,0 +1,267 @@
+"""How far FP32 may be from an expression's FP64 value: running error analysis of its tree.
+
+Forwards, the largest errors: each operation's rounding, and its arguments' errors times the largest
+slope within them.  Where an argument's error reaches a pole, or FP32 overflows, the bound ends;
+where it reaches a jump, the bound takes in both sides.  Backwards, the expected errors: the square
+of each rounding, times that of the result's slope there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..expression import read
+from ..expression.tree import BOOLEAN, INTEGER, REAL, Node
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
+from ..op import Bound
+from ..typing import Array, Namespace
+from .approximate import FLOOR, Approximate
+from .expression import evaluate, operand
+from .expression_functions import FUNCTIONS, at_zero
+from .rounding import inexact_rms, rounding_rms
+
+U = UNIT_ROUNDOFF_32
+_MOST = finfo("float32").max
+
+
+class Error(NamedTuple):
+    """Of one node.
+
+    worst, floor: as Approximate's.  free: where the bound ends.
+    unsure: where a boolean may be the other one, or a jump be taken: no error is expected.
+    square: the expected square of its own rounding.
+    """
+
+    worst: Any
+    floor: Any
+    free: Any
+    unsure: Any
+    square: Any
+
+    @property
+    def size(self) -> Any:
+        return self.worst + self.floor
+
+
+def expression_bound(
+    acc: Approximate,
+    epilogue: Any,
+    operands: Mapping[str, Any] | None,
+    out_dtype: np.dtype,
+    reference: Array,
+) -> Bound:
+    """The Bound of the formula of a product, stored as `out_dtype`."""
+    formula = read(epilogue)
+    xp, nodes = namespace(reference), formula.nodes
+    given = [operand(acc.exact, (operands or {})[name]) for name in formula.names]
+    with np.errstate(all="ignore"):
+        values = evaluate(nodes, acc.exact, given)
+        zero, no = xp.asarray(0.0), xp.asarray(False)
+        none = Error(zero, zero, no, no, zero)
+        errors: list[Error] = []
+        for node, y in zip(nodes, values, strict=True):
+            args = [(values[arg], errors[arg]) for arg in node.args]
+            errors.append(_finite(xp, node, y, _error(xp, none, node, y, args, acc)))
+        last = errors[-1]
+        square = _expected(xp, nodes, values, errors)
+        shape = reference.shape
+        worst, floor = (xp.broadcast_to(z, shape) for z in (last.worst, last.floor))
+        free, unsure = (xp.broadcast_to(z, shape) for z in (last.free, last.unsure))
+        known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
+        # A literal's error is known, that of a result at least its rounding.
+        square = xp.maximum(square, inexact_rms(reference) ** 2)
+        square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
+        bound = Approximate(reference, worst, floor, square, math.inf).stored(reference, out_dtype)
+        known = xp.broadcast_to(known, shape)
+    return bound._replace(
+        elementwise=xp.where(free, math.inf, bound.elementwise),
+        rms=xp.where(known, bound.rms, 0.0),
+        free=free,
+    )
+
+
+Argument = tuple[Any, Error]
+
+
+def _error(
+    xp: Namespace, none: Error, node: Node, y: Any, args: Sequence[Argument], acc: Approximate
+) -> Error:
+    """none: an Error of zeros."""
+    if node.op == "name" and node.value == "acc":
+        return none._replace(worst=acc.worst, floor=acc.floor, square=acc.square)
+    if node.op == "operand":  # subnormal numbers may count as zero
+        return none._replace(floor=xp.where(xp.abs(y) < FLOOR, xp.abs(y), 0.0))
+    if node.kind == BOOLEAN:
+        return none._replace(unsure=_unsure(xp, node, args))
+    if node.kind == INTEGER:
+        return none
+    if node.op == "literal":
+        off = none.worst + abs(float(np.float32(node.number)) - node.number)
+        return none._replace(worst=off, square=off**2)
+    if node.op == "real":
+        return _rounded(xp, y, none, xp.where(xp.abs(y) > 2.0**24, U, 0.0))
+    if node.op == "where":
+        return _chosen(xp, none, *args)
+    before = none
+    for _, error in args:
+        before = before._replace(free=before.free | error.free, unsure=before.unsure | error.unsure)
+    if node.op in ("minimum", "maximum"):
+        worst, floor = _extreme(xp, node.op, args)
+        return before._replace(worst=worst, floor=floor)
+    (a, of_a), (b, of_b) = args[0], args[-1]
+    if node.op == "floor":
+        step = _farther(xp, y, xp.floor(a - of_a.size), xp.floor(a + of_a.size))
+        return before._replace(worst=step, unsure=before.unsure | (step > 0))
+    if node.op in ("add", "subtract"):
+        before = before._replace(worst=of_a.worst + of_b.worst, floor=of_a.floor + of_b.floor)
+        return _rounded(xp, y, before, U)
+    if node.op == "multiply":
+        size_a, size_b = xp.abs(a), xp.abs(b)
+        zeros = (xp.isinf(a) & at_zero(xp, b, of_b.size)) | (
+            xp.isinf(b) & at_zero(xp, a, of_a.size)
+        )
+        before = before._replace(
+            worst=size_a * of_b.worst + size_b * of_a.worst + of_a.size * of_b.size,
+            floor=size_a * of_b.floor + size_b * of_a.floor,
+            free=before.free | zeros,
+        )
+        return _rounded(xp, y, before, U)
+    if node.op == "divide":
+        least = xp.abs(b) - of_b.size
+        before = before._replace(
+            worst=(of_a.worst + xp.abs(y) * of_b.worst) / least,
+            floor=(of_a.floor + xp.abs(y) * of_b.floor) / least,
+            free=before.free | (xp.abs(b) <= of_b.size),  # and at 0, whose sign is not known
+        )
+        return _rounded(xp, y, before, U)
+    f = FUNCTIONS[node.op]
+    steepest = xp.where(of_a.size > 0, f.steepest(xp, a, y, of_a.size), 0.0)
+    before = before._replace(
+        worst=steepest * of_a.worst,
+        floor=steepest * of_a.floor,
+        free=before.free | f.ends(xp, a, of_a.size),
+    )
+    if node.op in ("abs", "negative"):
+        return before
+    return _rounded(xp, y, before, f.relative(xp, a), f.rms(xp, a))
+
+
+def _rounded(xp: Namespace, y: Any, before: Error, relative: Any, rms: Any = None) -> Error:
+    """With the rounding of y, which had the errors `before`.  rms: None: of one rounding."""
+    if rms is None:
+        own = xp.where(before.worst > 0, rounding_rms(y), inexact_rms(y))
+    else:
+        own = xp.maximum(rms * xp.abs(y), inexact_rms(y))
+    own_worst = relative * (xp.abs(y) + before.size) * (1 + 2.0**-20)
+    floor = before.floor + 2 * FLOOR * (relative > 0)
+    return before._replace(worst=before.worst + own_worst, floor=floor, square=own**2)
+
+
+def _finite(xp: Namespace, node: Node, y: Any, error: Error) -> Error:
+    """No error where NaN and infinities are certain; the bound ends where FP32 overflows."""
+    if node.kind != REAL:
+        return error
+    finite = xp.isfinite(y)
+    overflows = finite & ~(xp.abs(y) + error.size < _MOST)
+    free = error.free | overflows
+    worst, floor, square = (
+        xp.where(finite, z, 0.0) for z in (error.worst, error.floor, error.square)
+    )
+    return Error(worst, floor, free, error.unsure, square)
+
+
+def _unsure(xp: Namespace, node: Node, args: Sequence[Argument]) -> Any:
+    """Where a boolean may be the other one."""
+    (a, of_a), (b, of_b) = args[0], args[-1]
+    if node.op in ("isnan", "not"):
+        return of_a.free if node.op == "isnan" else of_a.unsure
+    if node.op in ("and", "or"):
+        # A certain False decides of `and`, a certain True of `or`.
+        decides_a, decides_b = (~x if node.op == "and" else x for x in (a, b))
+        return (of_a.unsure & ~(decides_b & ~of_b.unsure)) | (
+            of_b.unsure & ~(decides_a & ~of_a.unsure)
+        )
+    reach = of_a.size + of_b.size
+    return of_a.free | of_b.free | ((xp.abs(a - b) <= reach) & (reach > 0))
+
+
+def _chosen(xp: Namespace, none: Error, condition: Argument, a: Argument, b: Argument) -> Error:
+    (chosen, of_choice), (x, of_x), (z, of_z) = condition, a, b
+
+    def pick(first: Any, second: Any) -> Any:
+        return xp.where(chosen, first, second)
+
+    unsure = of_choice.unsure
+    apart = xp.where((x == z) | (xp.isnan(x) & xp.isnan(z)), 0.0, xp.abs(x - z))
+    other = xp.where(unsure, apart + pick(of_z.size, of_x.size), 0.0)
+    free = pick(of_x.free, of_z.free) | (unsure & (of_x.free | of_z.free | ~xp.isfinite(apart)))
+    return Error(
+        xp.maximum(pick(of_x.worst, of_z.worst), other),
+        pick(of_x.floor, of_z.floor),
+        free,
+        unsure | pick(of_x.unsure, of_z.unsure),
+        none.square,
+    )
+
+
+def _extreme(xp: Namespace, op: str, args: Sequence[Argument]) -> tuple[Any, Any]:
+    """(worst, floor) of minimum and maximum."""
+    (a, of_a), (b, of_b) = args
+    if op == "minimum":
+        a, b = -a, -b
+    first, second = a - of_a.size > b + of_b.size, b - of_b.size > a + of_a.size
+
+    def pick(x: Any, z: Any) -> Any:
+        return xp.where(first, x, xp.where(second, z, xp.maximum(x, z)))
+
+    return pick(of_a.worst, of_b.worst), pick(of_a.floor, of_b.floor)
+
+
+def _farther(xp: Namespace, y: Any, low: Any, high: Any) -> Any:
+    return xp.maximum(
+        xp.where(low == y, 0.0, xp.abs(y - low)), xp.where(high == y, 0.0, xp.abs(high - y))
+    )
+
+
+# --- expected errors ----------------------------------------------------------------------------
+
+
+def _expected(
+    xp: Namespace, nodes: Sequence[Node], values: Sequence[Any], errors: Sequence[Error]
+) -> Any:
+    """The expected square of the result's error."""
+    slopes = [xp.asarray(0.0)] * len(nodes)  # the result's, by each node
+    slopes[-1] = slopes[-1] + 1.0
+    total: Any = 0.0
+    for n in reversed(range(len(nodes))):
+        node, slope = nodes[n], slopes[n]
+        total = total + xp.where(slope == 0, 0.0, slope**2 * errors[n].square)
+        if node.kind != REAL or node.op == "real":
+            continue
+        args = [values[arg] for arg in node.args]
+        for arg, own in zip(node.args, _slopes(xp, node, values[n], args), strict=True):
+            slopes[arg] = slopes[arg] + xp.where(slope == 0, 0.0, slope * own)
+    return total
+
+
+def _slopes(xp: Namespace, node: Node, y: Any, args: Sequence[Any]) -> list[Any]:
+    """The derivatives of one operation."""
+    op = node.op
+    if op in ("add", "subtract"):
+        return [1.0, 1.0 if op == "add" else -1.0]
+    if op == "multiply":
+        return [args[1], args[0]]
+    if op == "divide":
+        return [1 / args[1], -y / args[1]]
+    if op in ("minimum", "maximum"):
+        first = args[0] > args[1] if op == "maximum" else args[0] < args[1]
+        return [xp.where(first, 1.0, 0.0), xp.where(first, 0.0, 1.0)]
+    if op == "where":
+        return [xp.asarray(0.0), xp.where(args[0], 1.0, 0.0), xp.where(args[0], 0.0, 1.0)]
+    if op == "floor":
+        return [0.0]
+    return [FUNCTIONS[op].slope(xp, args[0], y)] if args else []

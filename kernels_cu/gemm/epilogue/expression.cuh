@@ -1,0 +1,135 @@
+// The epilogue of a user's formula on Hopper: the general epilogue's scales, then Expression
+// (parts/expression.cuh), in registers.  TMA stores 16-bit outputs that it can; others are stored
+// from the registers.
+#pragma once
+#include "gemm/epilogue/matmul.cuh"
+#include "parts/expression.cuh"
+
+namespace gemm {
+
+struct ExpressionMatmulParams {
+    MatmulParams matmul;
+    ExpressionParams expression;
+};
+
+struct ExpressionArguments : MatmulArguments { ExpressionOperands operands; };
+
+// General: MatmulEpilogue<Mainloop, General>.
+template <class General, class Expression> struct ExpressionEpilogueSm90 : General {
+    using Mainloop = typename General::Mainloop;
+    using Arguments = ExpressionArguments;
+    using Accumulator = typename General::Accumulator;
+    using WorkTile = typename General::WorkTile;
+    using Tile = typename General::Tile;
+    using Ops = EpilogueOps<Tile>;
+    static constexpr bool kBackToBack = false, kSwapAB = General::kSwapAB;
+    static constexpr int kValues = Tile::kValues, kSlices = Tile::kSlices;
+    using Values = float[kValues];
+
+    const ExpressionOperands& operands;
+
+    DEVICE ExpressionEpilogueSm90(const MatmulParams& params, const Arguments& arguments)
+        : General(params, arguments), operands(arguments.operands) {
+        this->is_tma_residual = this->is_short = false;  // known at compile time
+    }
+
+    struct Consumer : General::Consumer {
+        const ExpressionEpilogueSm90& whole;
+
+        template <class Storage>
+        DEVICE Consumer(const ExpressionEpilogueSm90& whole, Storage& storage, WorkTile& work,
+                        int warp, int warpgroup)
+            : General::Consumer(whole, storage, work, warp, warpgroup), whole(whole) {}
+
+        DEVICE void begin(const GemmWorkTile& tile) {
+            General::Consumer::begin(tile);
+            whole.prefetch(tile, this->work.first_row, this->work.first_col);
+        }
+        template <class Scheduler>
+        DEVICE void store(const GemmWorkTile& tile, int count, const Accumulator& accumulator) {
+            whole.store(tile, this->staging, this->box, this->work, accumulator);
+        }
+    };
+
+    // L2 prefetch of operands that are matrices, beside the mainloop.
+    DEVICE void prefetch(const GemmWorkTile& tile, int row, int col) const {
+        Expression::for_each_matrix([&](int k, int size) {
+            const ExpressionOperands found = operands.of_matrix(this->params.batch, tile.batch);
+            EpilogueParams params = this->params.epilogue;
+            params.residual = {found.params.i_strides[k], found.params.j_strides[k]};
+            params.residual_dtype = size == 4 ? kFloat : size == 2 ? kHalf : kE4m3;
+            const void* first =
+                element_address(found.arrays[k], found.offsets[k], params.residual_dtype);
+            Ops::prefetch_residual({params, nullptr, nullptr, first, nullptr, nullptr}, row, col);
+        });
+    }
+    // The values of a lane whose first row and column are (row, col), through the formula.
+    DEVICE void apply(const ExpressionOperands& found, int row, int col, Values& values) const {
+        const int m = int(this->params.epilogue.m), n = int(this->params.epilogue.n);
+        const int lane = Tile::lane();
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+            const int at_row = row + Tile::row_of_half(lane, v / 2 % 2),
+                      at_col = col + wgmma_col(lane, v);
+            // Clamped: operands have no elements outside of the output.
+            const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
+            values[v] = Expression::of(found, values[v], i < m ? i : m - 1, j < n ? j : n - 1,
+                                       found.matrix);
+        }
+    }
+    // Stores a lane's values from the registers: pairs where they are adjacent.
+    template <class T>
+    DEVICE void store_values(T* out, int row, int col, const Values& values) const {
+        const EpilogueParams& params = this->params.epilogue;
+        const int lane = Tile::lane();
+#pragma unroll
+        for (int v = 0; v < kValues; v += 2) {
+            const int at_row = row + Tile::row_of_half(lane, v / 2 % 2),
+                      at_col = col + wgmma_col(lane, v);
+            const int64_t i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
+            T* first = out + i * params.out.row + j * params.out.col;
+            if constexpr (kSwapAB) {  // a pair is a column of the output
+                if (j >= params.n) continue;
+                if (i < params.m) *first = from_float<T>(values[v]);
+                if (i + 1 < params.m) first[params.out.row] = from_float<T>(values[v + 1]);
+            } else {
+                const int64_t rest = i < params.m ? params.n - j : 0;
+                const float pair[2] = {values[v], values[v + 1]};
+                if (rest > 0) store_run(first, params.out.col, rest > 1 ? 2 : 1, pair);
+            }
+        }
+    }
+    template <class Staging>
+    DEVICE void store(const GemmWorkTile& tile, Staging& staging, int& box, const WorkTile& work,
+                      const Accumulator& accumulator) const {
+        const EpilogueParams params = without_addends(this->params.epilogue);
+        const MatrixEpilogue all = this->of_matrix(tile);
+        const MatrixEpilogue matrix{params, all.out, nullptr, nullptr, all.scale_a, all.scale_b};
+        const ExpressionOperands found = operands.of_matrix(this->params.batch, tile.batch);
+        const int batch = int(this->offset(tile, kOut));
+        typename Ops::Broadcasts broadcasts;
+        broadcasts.load(matrix, work.first_row, work.first_col);
+        const typename Tile::OwnChunks own;
+#pragma unroll 1
+        for (int slice = 0; slice < Tile::kMmasM * kSlices; ++slice) {
+            if (!own.has(slice % kSlices / Tile::kSlicesOfChunk)) continue;
+            const int row = work.first_row + slice / kSlices * 64,
+                      col = work.first_col + Tile::slice_col(slice % kSlices);
+            Values values;
+            Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, values);
+            apply(found, row, col, values);
+            if (this->params.tma_stores) {
+                StoreBox<Tile>::store_slice(staging, box, this->arguments.out_map, slice, row, col,
+                                            batch, params.out_dtype, values);
+            } else if (params.out_dtype == kFloat) {
+                store_values(static_cast<float*>(matrix.out), row, col, values);
+            } else if (params.out_dtype == kHalf) {
+                store_values(static_cast<half*>(matrix.out), row, col, values);
+            } else {
+                store_values(static_cast<bf16*>(matrix.out), row, col, values);
+            }
+        }
+    }
+};
+
+}  // namespace gemm

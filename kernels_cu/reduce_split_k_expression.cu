@@ -1,0 +1,46 @@
+// reduce_split_k_expression.cu: adds the partial accumulators of split-K with a workspace, as
+// reduce_split_k.cu does, then a user's formula (parts/expression.cuh); of FP32 operands also where
+// k is not split.
+// Launch: grid (any), block (kNumThreads).
+#include "parts/expression.cuh"
+
+struct SplitKExpressionParams {
+    EpilogueParams epilogue;
+    BatchLayout batch;
+    int64_t batch_size;
+    int64_t num_splits;  // contiguous, of batch_size * m rows of whole runs each
+    ExpressionParams expression;
+};
+
+constexpr int kRun = 4;
+
+KERNEL void reduce_split_k_expression(const float* partials, void* out, const float* scale_a,
+                                      const float* scale_b, const void* x0, const void* x1,
+                                      const void* x2, const void* x3, const void* x4,
+                                      const void* x5, const void* x6, const void* x7,
+                                      const SplitKExpressionParams params) {
+    const ExpressionOperands operands{{x0, x1, x2, x3, x4, x5, x6, x7}, {}, params.expression, 0};
+    const int64_t row_runs = (params.epilogue.n + kRun - 1) / kRun,
+                  matrix_runs = params.epilogue.m * row_runs,
+                  num_runs = params.batch_size * matrix_runs;
+    const int64_t step = int64_t(gridDim.x) * kNumThreads;
+    int64_t run = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
+    for (; run < num_runs; run += step) {
+        float acc[kRun] = {};
+#pragma unroll 8  // loads in flight
+        for (int64_t split = 0; split < params.num_splits; ++split) {
+            const Bytes<16> four = load_vector<16>(partials + (split * num_runs + run) * kRun);
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) acc[i] += bit_cast<float>(four.words[i]);
+        }
+        const int64_t index = params.batch_size > 1 ? run / matrix_runs : 0,
+                      in_matrix = run - index * matrix_runs, row = in_matrix / row_runs;
+        const auto offset = [&](Operand operand) { return params.batch.offset(operand, index); };
+        const MatrixEpilogue matrix =
+            MatrixEpilogue::of_matrix(params.epilogue, out, nullptr, nullptr, scale_a, scale_b,
+                                      offset(kOut), 0, 0, offset(kScaleA), offset(kScaleB));
+        const ExpressionOperands found = operands.of_matrix(params.batch, index);
+        const ExpressionEpilogue<Expression> epilogue{matrix, found};
+        epilogue.store(row, (in_matrix - row * row_runs) * kRun, acc);
+    }
+}

@@ -1,0 +1,149 @@
+"""Planted faults in the kernels' part of formulas, each of which a check must catch."""
+
+from __future__ import annotations
+
+import numpy as np
+from expressions import Computed
+from gemm_hopper_problems import compute
+from planted import Fault, fault_tests
+from products import MATMUL, compare
+
+from cupykern import check, dtypes
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
+from cupykern.gemm.sm90_policies import Multicast, SlicedK
+from cupykern.gemm.split_plan import SplitKWorkspace
+from cupykern.ops.problems.products import FORMULAS, MatmulProblem
+from cupykern.targets import host
+
+OPERANDS, MATH = "parts/expression.cuh", "parts/expression_math.cuh"
+SM90, REDUCE = "gemm/epilogue/expression.cuh", "reduce_split_k_expression.cu"
+FAULTS = {
+    "every matrix has the first one's operands": Fault(
+        OPERANDS, "found.offsets[k] +=", "found.offsets[k] += 0 *", "batch"
+    ),
+    "a batch's dims in the wrong order": Fault(
+        OPERANDS, "rest - next * size) * params", "next) * params", "batch"
+    ),
+    "each launch counts its matrices from 0": Fault(
+        OPERANDS, "params.first_matrix + index", "index", "many dims"
+    ),
+    "one column for a run": Fault(OPERANDS, "col + (i < count ? i : count - 1)", "col", "batch"),
+    "the formula of unscaled accumulators": Fault(
+        OPERANDS, "Expression::of(operands, values[i], row", "Expression::of(operands, acc[i], row",
+        "batch",
+    ),
+    "rows for columns where A and B are swapped": Fault(
+        SM90,
+        "const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;",
+        "const int i = at_row, j = at_col;",
+        "few rows",
+    ),
+    "a pair beyond the row's end": Fault(SM90, "rest > 1 ? 2 : 1", "2", "odd columns"),
+    "a pair's second row beyond the end": Fault(
+        SM90, "if (i + 1 < params.m) first", "first", "few rows"
+    ),
+    "the first warp's rows for all": Fault(
+        SM90, "i < m ? i : m - 1", "i % 16", "odd columns"
+    ),
+    "partial sums of the first split": Fault(
+        REDUCE, "(split * num_runs + run)", "(run)", "splits"
+    ),
+    "the formula of every matrix for the first": Fault(
+        REDUCE, "run - index * matrix_runs", "run", "fp32"
+    ),
+    "NaN is less than anything": Fault(MATH, "a > b || a != a ? a : b", "a > b ? a : b", "special"),
+    "sines of the wrong half": Fault(MATH, "(q.k + 1) & 2", "q.k & 2", "functions"),
+    "tanh of the wrong sign": Fault(MATH, "power), x)", "power), 1.0f)", "functions"),
+    "remainders as in C": Fault(MATH, "? rest + b : rest", "? rest : rest", "functions"),
+    "truncation for floor": Fault(
+        MATH, "whole > x ? whole - 1.0f", "whole > x ? whole", "functions"
+    ),
+    "a square root without its last step": Fault(
+        MATH, "const float root = multiply_add(0.5f * r, multiply_add(-y, y, scaled), y)",
+        "const float root = y * 1.0000005f", "functions",
+    ),
+}  # fmt: skip
+
+
+def problems():
+    yield (
+        "batch",
+        MATMUL,
+        MatmulProblem(9, 41, 24, batch_a=(2, 1), batch_b=(3,), alpha=-3.7, epilogue=FORMULAS[0]),
+    )
+    yield "fp32", MATMUL, MatmulProblem(9, 41, 24, "float32", batch_a=(3,), epilogue=FORMULAS[1])
+
+
+def check_many_dims() -> None:
+    a = np.ones((4, 4, 4, 4, 4, 3, 8), np.float16)[::2, ::2, ::2, ::2, ::2]
+    b = np.ones((8, 5), np.float16)
+    assert compare(MATMUL, a, b, epilogue="acc + b").ok
+
+
+def check_few_rows() -> None:
+    if host.current().warp_size != 32:
+        return  # Hopper's mainloops have no others
+    config = Sm90GemmConfig(32, 64, 64, 4, SlicedK(), Multicast(2), swap_ab=True)
+    problem = MatmulProblem(20, 137, 136, layout_b="F", epilogue=FORMULAS[0])
+    compute(host.current(), problem, config)
+    guarded(MatmulProblem(19, 137, 136, layout_b="F", epilogue=FORMULAS[0]), config)
+
+
+def check_odd_columns() -> None:
+    if host.current().warp_size == 32:
+        guarded(
+            MatmulProblem(70, 137, 136, layout_b="F", epilogue=FORMULAS[0]),
+            Sm90GemmConfig(128, 128, 64, 3),
+        )
+
+
+def guarded(problem: MatmulProblem, config: Sm90GemmConfig) -> None:
+    """Within the bound, and nothing is written beyond the result."""
+    call = MATMUL.inputs(problem, 1, np)
+    out = check.GuardedArray(np, (problem.m, problem.n), dtypes.float16)
+    assert compare(
+        MATMUL, *call.args, **call.kwargs, outputs=MATMUL.run(
+            *call.args, **call.kwargs, config=config, out=out.array
+        ),
+    ).ok  # fmt: skip
+    try:
+        out.check()
+    except check.Violation as error:
+        raise AssertionError from error
+
+
+def check_splits() -> None:
+    if host.current().warp_size == 32:
+        config = SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4)
+        problem = MatmulProblem(24, 72, 256, layout_b="F", epilogue=FORMULAS[0])
+        compute(host.current(), problem, config)
+
+
+def check_functions() -> None:
+    for text in (
+        "cos(acc * 9)",
+        "tanh(acc * 2)",
+        "(i - j) % 5",
+        "floor(acc * 3)",
+        "sqrt(acc * acc)",
+    ):
+        assert Computed(host.current(), text, 1, off=0.0).comparison.within_bound
+
+
+def check_special() -> None:
+    for text in ("maximum(acc, s)", "maximum(s, acc)"):
+        assert Computed(host.current(), text, 1, "special", 0.0).comparison.within_bound
+
+
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS,
+    problems,
+    {
+        "many dims": check_many_dims,
+        "few rows": check_few_rows,
+        "odd columns": check_odd_columns,
+        "splits": check_splits,
+        "functions": check_functions,
+        "special": check_special,
+    },
+)
