@@ -105,13 +105,14 @@ def _nested(times: Mapping[str, float]) -> dict[str, Any]:
 
 
 def samples(trials: Iterable[Trial]) -> list[Sample]:
-    """Of the verified trials of a GEMM whose config is in a table of its task."""
+    """Of the verified trials of a GEMM without a formula whose config is in a table of its task."""
     found = []
     for trial in trials:
-        is_gemm = (trial.key or "").startswith("gemm ")
+        key = trial.key or ""
+        is_gemm = key.startswith("gemm ") and "formula=None" in key
         known = trial.median_us if trial.verified and is_gemm else None
         if known and len(trial.shape) == 3:
-            task = task_of_key(trial.key or "", trial.shape)
+            task = task_of_key(key, trial.shape)
             for name in sm90_heuristic.tables_of(task):
                 for i, tile in enumerate(sm90_heuristic.table(name)):
                     for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
@@ -124,12 +125,12 @@ def samples(trials: Iterable[Trial]) -> list[Sample]:
 
 
 def task_of_key(key: str, shape: tuple[int, ...]) -> GemmTask:
-    """The task of choice.Request.key, whose sizes are rounded, with the sizes (M, N, K) of
-    `shape`."""
+    """The task of choice.Request.key, without a formula, whose sizes are rounded, with the sizes
+    (M, N, K) of `shape`."""
     words = dict(word.split("=", 1) for word in key.split(" on ")[0].split() if "=" in word)
     values: dict[str, Any] = dict(zip("mnk", shape, strict=True))
     for field in fields(GemmTask):
-        if field.name not in values:
+        if field.name not in (*values, "formula"):
             word = words[field.name]
             kinds: dict[str, Any] = {
                 "np.dtype": dtypes.NAMES.__getitem__,

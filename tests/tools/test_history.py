@@ -208,6 +208,7 @@ KEPT = {
     "attention.decode_config": {"_tiles"},
     "cache": {"_private"},
     "environment": {"_cache_dir"},
+    "expression.expression": {"_of_text"},
     "gemm.float32_heuristic": {"configs"},
     "gemm.fma_heuristic": {"_configs"},
     "gemm.portable_heuristic": {"_tiles", "_dual_tiles", "configs"},
