@@ -96,19 +96,21 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
 
 def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
     """The config for elements of `itemsize` bytes."""
-    return configs_of(arch, itemsize)[0 if walk.plain else -1]
+    one_span, *several_dims = configs_of(arch, itemsize)
+    return one_span if walk.plain else several_dims[walk.whole]
 
 
 @cache
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
-    """For one span of vectors; where configs are measured also for single elements of several
-    dims."""
+    """For one span of vectors; where configs are measured also for single elements, and for
+    vectors, of several dims."""
     width = VECTOR_BYTES // itemsize
     # Elsewhere NVRTC wants a few registers more than two blocks leave.
     blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1
     configs = (
         NonfiniteConfig(512, 4, width, True, blocks),
         NonfiniteConfig(256, 8, 1, False, 3),
+        NonfiniteConfig(256, 4, width, False, 3),
     )
     return configs if is_measured(arch) else configs[:1]
 
