@@ -3,11 +3,11 @@
 // A block of 128 rows of A (columns of B) and 64 of k is
 //     x = scale * sum over p of 2^(-kShift p) part[p],
 // scale a power of two that brings the block's largest magnitude to [2^14, 2^15).  Parts are
-// K-major, however x lies.  Each part is what the ones before leave, rounded to nearest.  A scale is
-// negative where parts cannot stand for the block: it has an infinity or a NaN, numbers beyond 2^78,
-// or one that is below `smallest` or loses more than `tolerance`, relative to itself; or, if
-// products of parts are dropped that FP32 sums of integers below 2^24 hold, integers of more than
-// one part alone.  gemm_flagged.cu computes these tiles.
+// K-major, however x lies.  Each part is what the ones before leave, rounded to nearest.
+// A scale is negative where parts cannot stand for the block: it has an infinity or a NaN, numbers
+// beyond 2^78, or one that is below `smallest` or loses more than `tolerance`, relative to itself;
+// or, if products of parts are dropped that FP32 sums of integers below 2^24 hold, integers of more
+// than one part alone.  gemm_flagged.cu computes these tiles.
 // Types: Part (half or bf16).  Constants: kParts, kShift.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(SplitStorage).
 #include "parts/gemm_work_tile.cuh"

@@ -47,8 +47,9 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
         SharedStorage& storage;
         const WorkTile& work;
         Accumulator& accumulator;
-        PipelineState arriving;  // the next stage to wait for
-        int stage, next_stage;   // first stages of this k tile and the next
+        PipelineState arriving;          // the next stage to wait for
+        int stage;                       // the k tile's first
+        const float *scale_a, *scale_b;  // of the k tile after that of next_scale
         float scale, next_scale;
 
         DEVICE Consumer(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator)
@@ -57,13 +58,13 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
               accumulator(accumulator),
               arriving(work.state),
               stage(work.state.stage),
-              next_stage(after(stage)),
+              scale_a(work.scales_a),
+              scale_b(work.scales_b),
               scale(0),
-              next_scale(scale_of(0)) {}
+              next_scale(*scale_a++ * *scale_b++) {}
         DEVICE static int after(int stage) {
             return stage + kParts == kStages ? 0 : stage + kParts;
         }
-        DEVICE float scale_of(int k) const { return work.scales_a[k] * work.scales_b[k]; }
 
         // Issues chunk kChunk of the k tile whose stages begin with `first`.
         template <int kChunk> DEVICE void issue(int first, Partial& partial) {
@@ -122,7 +123,7 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
         template <int kChunk, bool kLast> DEVICE void step(Partial& partial, Partial& other) {
             constexpr bool kEnd = kChunk + 1 == kChunks;
             if constexpr (!kEnd) issue<kChunk + 1>(stage, other);
-            else if constexpr (!kLast) issue<0>(next_stage, other);
+            else if constexpr (!kLast) issue<0>(arriving.stage, other);
             wgmma_wait<kEnd && kLast ? 0 : 1>(partial);
             finish<kChunk>(partial);
             if constexpr (!kEnd) step<kChunk + 1, kLast>(other, partial);
@@ -131,12 +132,11 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
             Partial even, odd;
             issue<0>(stage, even);
 #pragma unroll 1
-            for (int k = 1; k < work.num_k_tiles; ++k) {
+            for (int left = work.num_k_tiles - 1; left > 0; --left) {
                 scale = next_scale;
-                next_scale = scale_of(k);
+                next_scale = *scale_a++ * *scale_b++;
                 step<0, false>(even, odd);
-                stage = next_stage;
-                next_stage = after(stage);
+                stage = after(stage);
             }
             scale = next_scale;
             if (work.num_k_tiles > 0) {

@@ -93,9 +93,9 @@ FAULTS = {
         LOAD_KV, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
     "two queries see all keys": Fault(
-        MAINLOOP,
-        "params.causal ? params.queries.divisor - 1 : 0",
-        "params.causal && params.queries.divisor > 2 ? params.queries.divisor - 1 : 0",
+        WORK_TILE,
+        "causal ? queries.divisor - 1 : 0",
+        "causal && queries.divisor > 2 ? queries.divisor - 1 : 0",
         "keys behind",
     ),
     "tables have no gaps between rows": Fault(
@@ -109,8 +109,8 @@ FAULTS = {
     ),
     "queries and heads swapped": Fault(
         MMA,
-        "const int query = params.queries.divide(head); end_keys[m][r]",
-        "params.queries.divide(head); const int query = head; end_keys[m][r]",
+        "int query = params.queries.divide(head); if constexpr (Score::kGeneral)",
+        "int query = head + 0 * params.queries.divide(head); if constexpr (Score::kGeneral)",
         "lengths",
     ),
     "small weights in FP16's subnormals": Fault(
@@ -213,7 +213,10 @@ FAULTS = {
         WORK_TILE, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
     ),
     "chunks by the longest length": Fault(
-        WORK_TILE, "chunks(params, num_keys);", "chunks(params, params.max_keys);", "any batch"
+        WORK_TILE,
+        "chunks(params, num_keys - begin);",
+        "chunks(params, params.max_keys);",
+        "any batch",
     ),
     "chunks weigh the same": Fault(
         MERGE, "exp2_approx(added.exponent - finite)};", "1.0f};", "lengths"
@@ -353,7 +356,7 @@ FAULTS = {
         "rows",
     ),
     "many rows: only the last tile is masked": Fault(
-        MAINLOOP, "(params.causal ? params.queries.divisor - 1 : 0);", "0;", "rows"
+        WORK_TILE, "(causal ? queries.divisor - 1 : 0);", "0;", "rows"
     ),
     "many rows: all see what the last query sees": Fault(
         MMA, "params.queries.divisor - 1 - query", "0 * query", "rows"

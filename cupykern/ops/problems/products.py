@@ -316,15 +316,16 @@ def variants(
                     else ()
                 ):
                     found[gemm.variant(fp16_accumulate, config)] = None
-    return (*found, *_formula_variants(arch))
+    splits = any(name == "float32" for name, _ in pairs)  # scaled_mm does not, with a formula
+    return (*found, *_formula_variants(arch, splits))
 
 
-def _formula_variants(arch: str) -> tuple[Variant, ...]:
+def _formula_variants(arch: str, splits: bool) -> tuple[Variant, ...]:
     """Of BF16 operands."""
     problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=FORMULAS[1])
     task = task_of(problem)
     found = {v.kernel: v for config in gemm.configs(task, arch) for v in (config.variant(task),)}
-    if arch in sm90_config.ARCHS and task.formula is not None:
+    if splits and arch in sm90_config.ARCHS and task.formula is not None:
         reduce = task.formula.variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
         found[reduce.kernel] = reduce
     return tuple(found.values())

@@ -19,7 +19,10 @@ from .bits import arrays_of, codes, differing
 from .breaks import Break, Drawn, breaks
 from .tally import Tally, Task, describe, find_op
 
-ERRORS = (TypeError, ValueError, NotImplementedError, np.exceptions.AxisError)
+ERRORS = (
+    *(TypeError, ValueError, NotImplementedError, np.exceptions.AxisError),
+    *(SyntaxError, NameError),  # of formulas
+)
 _BREAKS = 10  # of a drawn call
 
 
