@@ -10,8 +10,8 @@
 // FP32 is multiplied by FMA (gemm/skinny_fma.cuh), since tensor cores round it.
 // Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16 (FP32: 4
 // or 16), the largest m; kTileN, kDepth, kStages; kMnMajorB: B is MN-major, otherwise K-major as A.
-// Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned: misaligned rows of 16-bit
-// elements and any length; only the operands themselves are aligned.
+// Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned: misaligned rows of
+// 16-bit elements and any length; only the operands themselves are aligned.
 // Launch: grid (kPhases * ceil(n / (kPhases * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(SkinnyGemmStorage).
 #include "gemm/skinny_fma.cuh"
