@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from .. import dtypes
 from ..kernels import Variant
-from ..kernels import Variant
 from ..precisions import AnyParts
 from .gemm_task import GemmTask
 from .product import BLOCK, FLOAT16S, K_MAJOR
