@@ -152,8 +152,8 @@ class Builder:
         second one where the first is a literal."""
         if op.startswith("greater"):
             return op.replace("greater", "less"), (y, x)
-        turned = op.endswith("equal") and op != "less_equal" and self.nodes[x].op == "literal"
-        return op, (y, x) if turned else (x, y)
+        swapped = op.endswith("equal") and op != "less_equal" and self.nodes[x].op == "literal"
+        return op, (y, x) if swapped else (x, y)
 
     def _check_integers(self, op: str, kinds: list[str], args: tuple[int, ...]) -> None:
         sign = "//" if op == "floor_divide" else "%"
@@ -198,8 +198,8 @@ class Builder:
 
 def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The same of the transposed product."""
-    turned = {"i": "j", "j": "i"}
+    swapped = {"i": "j", "j": "i"}
     return tuple(
-        node._replace(value=turned.get(node.value, node.value)) if node.op == "name" else node
+        node._replace(value=swapped.get(node.value, node.value)) if node.op == "name" else node
         for node in nodes
     )

@@ -24,6 +24,7 @@ from .product import (
     Product,
     compute_dtype,
     merge_batch,
+    transposed,
 )
 
 _CODES, _GROUPS = 0, 7  # gemm_work_tile.cuh: Operand
@@ -90,14 +91,14 @@ def decoded_plan(
         is_b = name != "a"
         made, size = _fill_operand(
             params["operands"][len(operands)],
-            _transposed(x) if is_b else x,
+            transposed(x) if is_b else x,
             getattr(p, groups),
             p.batch,
             (rows, p.k),
             dtype,
         )
         operands[name, groups] = size
-        fields |= {name: _transposed(made) if is_b else made, groups: None}
+        fields |= {name: transposed(made) if is_b else made, groups: None}
     sizes = tuple(operands.values())
     blocks = -(-sum(sizes) // (_PER_THREAD * _NUM_THREADS))
     return DecodedPlan(
@@ -110,10 +111,6 @@ def decoded_plan(
         names=p.array_names,
         product=plan_of(p._replace(**fields)),
     )
-
-
-def _transposed(x: Matrix) -> Matrix:
-    return x._replace(row=x.col, col=x.row)
 
 
 def _fill_operand(

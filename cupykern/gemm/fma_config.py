@@ -66,7 +66,7 @@ class FmaGemmConfig:
         return 8 if self.tile_n < 8 * self.thread_n else 4
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (gemm_fma.cu: GemmFmaStorage)."""
+        """Dynamic shared memory of a block (gemm/tile_fma.cuh: GemmFmaStorage)."""
         copies = zip((self.tile_m, self.tile_n), self.copies(task), strict=True)
         row = sum(tile + 4 * (copy == _ALONG_K) for tile, copy in copies)
         stages = 4 * self.stages * self.tile_k * row

@@ -162,7 +162,7 @@ class GemmPlan(NamedTuple):
         return (self.repeated,) if self.splits == 1 else ()
 
 
-AnyPlan = (
+LaunchPlan = (
     GemmPlan
     | FmaGemmPlan
     | PartsPlan
@@ -171,8 +171,8 @@ AnyPlan = (
     | ConvertedPlan
     | DecodedPlan
     | SplitPlan
-    | NormalizedPlan
 )
+AnyPlan = LaunchPlan | NormalizedPlan
 
 
 def task_of(product: Product) -> GemmTask:
@@ -210,18 +210,7 @@ def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> Any
     return normalized_plan(target, product, plan) if product.kernel == "dequant_softmax" else plan
 
 
-def _plan_of(
-    target: Target, product: Product, task: GemmTask, config: AnyConfig
-) -> (
-    GemmPlan
-    | FmaGemmPlan
-    | PartsPlan
-    | SkinnyGemmPlan
-    | Sm90Plan
-    | ConvertedPlan
-    | DecodedPlan
-    | SplitPlan
-):
+def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig) -> LaunchPlan:
     """`gemm_plan`'s, but for the softmax of logits."""
     if isinstance(config, GemmConfig):
         return _portable_plan(target, product, task, config)

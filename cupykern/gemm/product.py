@@ -71,6 +71,10 @@ class Matrix(NamedTuple):
         return self._replace(row=self.col, col=self.row)
 
 
+def transposed(x: Matrix) -> Matrix:
+    return x._replace(row=x.col, col=x.row)
+
+
 def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
     """`array` broadcast to `batch` matrices; None if a stride is no whole number of elements."""
     itemsize, strides = array.dtype.itemsize, steps_of(array)

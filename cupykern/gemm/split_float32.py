@@ -32,6 +32,7 @@ from .product import (
     fill_batch,
     fill_epilogue,
     merge_batch,
+    transposed,
 )
 from .sm90_gemm_config import Sm90PartsGemmConfig
 
@@ -152,14 +153,14 @@ def parts_plan(
     p, kind = product, config.config.parts
     params = zeros("split_float32.cu", "SplitParams")
     params["tolerance"], params["smallest"] = kind.tolerance(p.k), kind.smallest(p.k)
-    operands = zip(params["operands"], (p.a, _transposed(p.b)), (p.m, p.n), strict=True)
+    operands = zip(params["operands"], (p.a, transposed(p.b)), (p.m, p.n), strict=True)
     splits = [_fill_operand(to, x, p.batch, mn, p.k, kind.count) for to, x, mn in operands]
     a, b = splits
     parts = p._replace(
         a=a.parts._replace(dtype=kind.dtype),
-        b=_transposed(b.parts._replace(dtype=kind.dtype)),
+        b=transposed(b.parts._replace(dtype=kind.dtype)),
         scale_a=a.scales,
-        scale_b=_transposed(b.scales),
+        scale_b=transposed(b.scales),
         block_scales=True,
         num_parts=kind.count,
         part_steps=(a.part_step, b.part_step),
@@ -195,10 +196,6 @@ def _flagged(target: Target, product: Product, task: GemmTask, num_lossy: int) -
         _FLAGGED.shared_bytes(task),
         lambda arrays: (*arrays, struct),
     )
-
-
-def _transposed(x: Matrix) -> Matrix:
-    return x._replace(row=x.col, col=x.row)
 
 
 def _fill_operand(

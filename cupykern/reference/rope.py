@@ -315,8 +315,8 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
         ((result_a, result_b), worsts, rmss, floors, both(shared, root), biases, commons),
         strict=True,
     )
-    turned, *found = (_joined(part, pairs, o) for part, pairs in parts)
-    return _Head(turned, YErrors(*found))
+    rotated, *found = (_joined(part, pairs, o) for part, pairs in parts)
+    return _Head(rotated, YErrors(*found))
 
 
 class _Rotation(NamedTuple):
