@@ -28,8 +28,9 @@ from .product import (
 
 _LINE = 128  # bytes, that L2 reads at once
 _MANY = 2**24  # multiplications
+_LONG = 64  # k that mainloops reading by elements take at once
 ALIGN_ROWS = Variant("align_rows", (), (), 256)
-_FEW_ROWS = 256
+_FEW_ROWS, _FEW_CODES = 256, 64
 
 
 class Copy(NamedTuple):
@@ -132,7 +133,7 @@ def copies(
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}
     b = others["b"]
     if FP4 in (a.dtype, b.dtype):
-        return ()
+        return _copies_of_codes(arrays, b, m, n, k)
     vectors = dual_by_vectors if "b2" in others else by_vectors
     own = MN_MAJOR if a.row == 1 and m > _FEW_ROWS else K_MAJOR, MN_MAJOR if b.col == 1 else K_MAJOR
     k_major = K_MAJOR, K_MAJOR
@@ -147,9 +148,18 @@ def copies(
             near = {"a": 1 in (a.row, a.col), "b": 1 in (b.row, b.col)}
             found = {name: columns for name, columns in found.items() if not near[name]}
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
-        least = _MANY // 8 if all(copy.rows for copy in made) else _MANY
-        return made if m * n * k >= least else ()
+        if all(copy.rows for copy in made):
+            return made if m * n * k >= _MANY // 8 or k > _LONG else ()
+        return made if m * n * k >= _MANY else ()
     return ()
+
+
+def _copies_of_codes(arrays: dict[str, Any], b: Matrix, m: int, n: int, k: int) -> tuple[Copy, ...]:
+    """Of NVFP4 codes, that few rows of a are multiplied with: more are decoded in memory first."""
+    if b.dtype != FP4 or m > _FEW_CODES or layout_of(b, b.row, b.col, k // 2, n) == K_MAJOR:
+        return ()
+    copy = _copy_of("b", arrays["b"], True)._replace(dtype=FP4)
+    return (copy,) if copy.rows is not None and k > _LONG else ()
 
 
 def _copy_of(name: str, x: Any, columns: bool) -> Copy:

@@ -25,7 +25,7 @@ from .sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig, Sm90Nvf
 from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 from .sm90_logits_config import SkinnyLogitsConfig, Sm90LogitsConfig
 from .sm90_policies import Cooperative, Multicast, PingPong, SlicedK, SplitK
-from .split_plan import SplitKWorkspace
+from .split_plan import SplitConfig, SplitKWorkspace
 
 ARCH = "sm_90a"
 CONFIGS = (
@@ -172,15 +172,16 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
 
     Of up to as many splits of tiles as there are SMs; they are FP32 and so of the general epilogue.
     """
-    if not task.a == task.b in FLOAT16S or not task.aligned_128:
+    if not task.aligned_128:
         return ()
     times = {}
     for tile in tiles_of(task):
+        if not isinstance(tile.config, SplitConfig):
+            continue
         for splits in _C["splits"]:
-            config = SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits)
+            config = SplitKWorkspace(tile.config, splits)
             if (
                 "general" in tile.epilogues
-                and isinstance(tile.config, Sm90GemmConfig)
                 and tile.config.split_k == 1
                 and task.k >= splits * _C["split_least_k"]
                 and splits * _num_tiles(tile, task) <= _SMS
@@ -225,7 +226,7 @@ def estimate(
     if splits > 1:
         first = estimate(
             tile,
-            SplitKWorkspace(cast(Sm90GemmConfig, tile.config), splits).split(task),
+            SplitKWorkspace(cast(SplitConfig, tile.config), splits).split(task),
             blocks,
             1,
             constants,

@@ -19,8 +19,9 @@ from ..targets import Device, Kernel, Target
 from .gemm_task import GemmTask
 from .product import (
     ARRAYS,
-    FLOAT16S,
+    FP4,
     OPERANDS,
+    Groups,
     Matrix,
     Product,
     fill_batch,
@@ -28,11 +29,13 @@ from .product import (
     fill_formula,
     product_dims,
 )
-from .sm90_gemm_config import Sm90GemmConfig
+from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 
 REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
 _RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks of a multiprocessor
-_OUT = 2  # in product.ARRAYS
+_OUT, _GROUPS = 2, (7, 8)  # in product.ARRAYS
+_WORD_K = 64  # k of a word of scales; nvfp4.cuh: kWordK
+SplitConfig = Sm90GemmConfig | Sm90Fp8GemmConfig | Sm90MixedGemmConfig
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class SplitKWorkspace:
     """K split `splits` times, into whole stages, by `config`; a second launch adds the partial
     accumulators and has the epilogue."""
 
-    config: Sm90GemmConfig
+    config: SplitConfig
     splits: int
 
     @property
@@ -49,9 +52,15 @@ class SplitKWorkspace:
 
     def split(self, task: GemmTask) -> GemmTask:
         """The task of the first launch: a batch of partial accumulators."""
-        plain: dict[str, Any] = {"tma_store_epilogue": False, "slow_activation": False}
-        plain["formula"] = None
-        return replace(task, batch=self.splits, k=task.k // self.splits, **plain)
+        plain = replace(
+            task,
+            tma_store_epilogue=False,
+            slow_activation=False,
+            scale_vectors=False,
+            row_scales=False,
+            formula=None,
+        )
+        return replace(plain, batch=self.splits, k=task.k // self.splits)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.split(task))
@@ -65,8 +74,10 @@ class SplitKWorkspace:
         t, splits = task, self.splits
         if splits < 1:
             return f"splits must be positive; got {splits}"
-        if t.kernel != "gemm" or not t.a == t.b in FLOAT16S or t.batch != 1 or t.n % 4:
-            return "split-K with a workspace is of one 16-bit product with a multiple of 4 columns"
+        if t.kernel != "gemm" or t.batch != 1 or t.n % _RUN:
+            return "split-K with a workspace is of one product with a multiple of 4 columns"
+        if t.block_scales or t.a in (dtypes.int8, dtypes.float32):
+            return "split-K with a workspace has FP32 accumulators, and no block scales"
         if not t.k or t.k % (splits * max(1, self.config.tile_k)):
             return f"{splits} splits of k = {t.k} are not of whole stages"
         if splits * t.m * t.n >= 2**31:
@@ -89,8 +100,9 @@ class SplitPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         partials = maker(xp)((self.num_splits * self.size,), dtypes.float32)
-        absent = [None] * (len(ARRAYS["gemm"]) - _OUT - 1)
-        self.splits.launch(xp, (*arrays[:_OUT], partials, *absent))
+        taken = [x if i in (0, 1, *_GROUPS) else None for i, x in enumerate(arrays)]
+        taken[_OUT] = partials
+        self.splits.launch(xp, tuple(taken[: len(ARRAYS["gemm"])]))
         self.kernel(self.grid, (partials, *(arrays[i] for i in self.places), self.params))
 
 
@@ -99,13 +111,24 @@ def partials_pitch(n: int) -> int:
     return -(-n // _RUN) * _RUN
 
 
+def _elements(x: Matrix, k: int) -> int:
+    """Of memory that hold k numbers."""
+    return k // 2 if x.dtype == FP4 else k
+
+
 def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> SplitPlan:
     """plan_of(product): the plan of the splits."""
     p, depth = product, product.k // splits
+
+    def groups_of(groups: Groups | None) -> Groups | None:
+        if groups is None:
+            return None
+        return groups._replace(batch_strides=(depth // _WORD_K * groups.word,))
+
     of_splits = Product(
         *((splits,), p.m, p.n, depth),
-        p.a._replace(batch_strides=(depth * p.a.col,)),
-        p.b._replace(batch_strides=(depth * p.b.row,)),
+        p.a._replace(batch_strides=(_elements(p.a, depth) * p.a.col,)),
+        p.b._replace(batch_strides=(_elements(p.b, depth) * p.b.row,)),
         Matrix(dtypes.float32, (p.m * p.n,), p.n, 1, True),
         bias=None,
         residual=None,
@@ -113,6 +136,8 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
         scale_b=None,
         alpha=1.0,
         activation=None,
+        groups_a=groups_of(p.groups_a),
+        groups_b=groups_of(p.groups_b),
     )
     return reduced_plan(target, product, splits, plan_of(of_splits))
 

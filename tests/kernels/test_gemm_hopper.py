@@ -14,10 +14,13 @@ from gemm_hopper_problems import (
     E4M3,
     FEW_ROWS,
     FP4,
+    FP4_SPLITS,
     FP8,
+    FP8_SPLITS,
     HALVES,
     INT8,
     MIXED,
+    MIXED_SPLITS,
     OF_FP8,
     OF_MIXED,
     OP,
@@ -51,7 +54,10 @@ CASES = [
     ),
     *(
         (problems, config)
-        for problems, configs in (FEW_ROWS, FP8, HALVES, INT8, MIXED, FP4, SPLITS)
+        for problems, configs in (
+            *(FEW_ROWS, FP8, HALVES, INT8, MIXED, FP4),
+            *(SPLITS, FP8_SPLITS, MIXED_SPLITS, FP4_SPLITS),
+        )
         for config in configs
     ),
 ]

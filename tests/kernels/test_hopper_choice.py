@@ -230,7 +230,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
             "SplitK needs"
         ),
         (SplitKWorkspace(CONFIG, 0), {}, "sm_90a", "splits must be positive"),
-        (SplitKWorkspace(CONFIG, 2), {"batch": 2}, "sm_90a", "is of one 16-bit product"),
+        (SplitKWorkspace(CONFIG, 2), {"batch": 2}, "sm_90a", "is of one product"),
         (SplitKWorkspace(CONFIG, 4), {"k": 4096 + 64}, "sm_90a", "4 splits of k = 4160 are not"),
         (SplitKWorkspace(CONFIG, 64), {"m": 16384}, "sm_90a", "need too large a workspace"),
         (SplitKWorkspace(CONFIG, 2), {"tma": False}, "sm_90a", "multiples of 16 bytes"),

@@ -221,6 +221,31 @@ SPLITS = (
     ),
 )  # fmt: skip
 
+FP8_SPLITS = (
+    (fp8(140, 136, 512, "rows", bias=(136,)), fp8(72, 68, 512, "tensor", out_dtype="float32")),
+    (
+        SplitKWorkspace(Sm90Fp8GemmConfig(128, 128, 6, general=True), 4),
+        SplitKWorkspace(Sm90Fp8GemmConfig(16, 64, 18, SlicedK(), swap_ab=True, general=True), 2),
+    ),
+)
+MIXED_SPLITS = (
+    (
+        ScaledProblem(mixed(130, 136, 512, layout_b="F"), "rows"),
+        mixed(72, 132, 512, "int8", "bfloat16", layout_b="C", residual=(72, 132)),
+    ),
+    (
+        SplitKWorkspace(Sm90MixedGemmConfig(128, 128, 64, 4, general=True), 2),
+        SplitKWorkspace(Sm90MixedGemmConfig(64, 64, 128, 8, SlicedK(), general=True), 4),
+    ),
+)
+FP4_SPLITS = (
+    (
+        fp4(40, 136, 1024, bias=(136,)),
+        ScaledProblem(MatmulProblem(20, 72, 512, NVFP4, NVFP4, layout_b="F"), "tensor"),
+    ),
+    (SplitKWorkspace(Sm90MixedGemmConfig(64, 64, 256, 4, SlicedK()), 2),),
+)
+
 
 def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: Sm90AnyConfig) -> bytes:
     """Checks the output against the bound, and returns its bytes."""

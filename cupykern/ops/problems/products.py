@@ -269,7 +269,7 @@ def variants(
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         if arch in sm90_config.ARCHS:
-            if a == b in product.FLOAT16S:
+            if a != dtypes.int8:
                 found[REDUCE_SPLIT_K] = None
             if a in product.FLOAT16S and b in dequantize_8bit.SOURCES:
                 found[dequantize_8bit.variant(b, a)] = None
