@@ -231,7 +231,7 @@ FP8_SPLITS = (
 MIXED_SPLITS = (
     (
         ScaledProblem(mixed(130, 136, 512, layout_b="F"), "rows"),
-        mixed(72, 132, 512, "int8", "bfloat16", layout_b="C", residual=(72, 132)),
+        mixed(72, 144, 512, "int8", "bfloat16", layout_b="C", residual=(72, 144)),
     ),
     (
         SplitKWorkspace(Sm90MixedGemmConfig(128, 128, 64, 4, general=True), 2),
