@@ -1,0 +1,74 @@
+"""A decoder of random weights, made where it runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes, rope_inv_freq, targets
+from .config import ModelConfig
+from .decoder import Decoder, Layer
+from .linear import FORMATS, Linear
+
+
+def random_decoder(
+    config: ModelConfig,
+    dtype: str,
+    weights: str = "16bit",
+    target: str | None = None,
+    seed: int = 0,
+) -> Decoder:
+    """Norms near 1, the rest so that every layer keeps the size of what it gets.
+
+    dtype: float16 or bfloat16.  weights: a name of `linear.FORMATS`.
+    """
+    xp, element = targets.get(target).xp, dtypes.NAMES[dtype]
+    rng = xp.random.default_rng(seed)
+
+    def normal(*shape: int, deviation: float = 1.0, mean: float = 0.0) -> Any:
+        x = rng.standard_normal(shape, np.float32)
+        x *= np.float32(deviation)
+        x += np.float32(mean)
+        return x.astype(element)
+
+    def norm(width: int) -> Any:
+        return normal(width, deviation=0.1, mean=1.0)
+
+    def linear(n: int, k: int, bias: bool = False) -> Linear:
+        weight = normal(n, k, deviation=1 / math.sqrt(k))
+        return FORMATS[weights](weight, normal(n, deviation=0.1) if bias else None)
+
+    c = config
+    layers = []
+    for _ in c.kinds:
+        hidden_norms = [norm(c.hidden) for _ in range(4 if c.post_norms else 2)]
+        head_norms = [norm(c.head_dim) if c.head_norms else None for _ in range(2)]
+        layers.append(
+            Layer(
+                *(hidden_norms[0], linear(c.q_width + 2 * c.kv_width, c.hidden, c.qkv_bias)),
+                *(linear(c.hidden, c.q_width), hidden_norms[1]),
+                *(linear(c.intermediate, c.hidden), linear(c.intermediate, c.hidden)),
+                *(linear(c.hidden, c.intermediate), *head_norms, *hidden_norms[2:]),
+            )
+        )
+    embedding = normal(c.vocab, c.hidden)
+    head = normal(c.vocab, c.hidden, deviation=1 / math.sqrt(c.hidden))
+    rotations = rotations_of(c, target)
+    make_head = FORMATS["16bit"]
+    return Decoder(c, embedding, tuple(layers), norm(c.hidden), make_head(head, None), rotations)
+
+
+def rotations_of(config: ModelConfig, target: str | None) -> tuple[tuple[Any, float], ...]:
+    """rope_inv_freq's results for each layer; layers alike share an array."""
+    known: list[tuple[Any, tuple[Any, float]]] = []
+    found = []
+    for kind in config.kinds:
+        at = kind.positions
+        same = next((rotation for other, rotation in known if other == at), None)
+        if same is None:
+            same = rope_inv_freq(config.head_dim, at.theta, at.scaling, target=target)
+            known.append((at, same))
+        found.append(same)
+    return tuple(found)
