@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 _NEEDED = {
+    "test_torch_model.py": "torch",
     "test_torch_tensors.py": "torch",
     "test_torch_operators.py": "torch",
     "test_torch_on_fake_gpu.py": "torch",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
-import numpy as np
-
-from ... import dtypes, rope_inv_freq, targets
+from ... import dtypes, inputs, rope_inv_freq, targets
 from .config import ModelConfig
 from .decoder import Decoder, Layer
 from .linear import FORMATS, Linear
+
+_SMALL, _SEEDS = 2**18, 2**16
 
 
 def random_decoder(
@@ -25,16 +26,18 @@ def random_decoder(
     dtype: float16 or bfloat16.  weights: a name of `linear.FORMATS`.
     """
     xp, element = targets.get(target).xp, dtypes.NAMES[dtype]
-    rng = xp.random.default_rng(seed)
+    count = itertools.count()
 
-    def normal(*shape: int, deviation: float = 1.0, mean: float = 0.0) -> Any:
-        x = rng.standard_normal(shape, np.float32)
-        x *= np.float32(deviation)
-        x += np.float32(mean)
-        return x.astype(element)
+    def normal(*shape: int, deviation: float = 1.0) -> Any:
+        number, factor = next(count), element.type(deviation)
+        if math.prod(shape) < _SMALL:
+            values = inputs.values("normal", shape, element, seed * _SEEDS + number)
+            return xp.asarray(values) * factor
+        # The largest arrays are made where they are used, from few blocks of random numbers.
+        return inputs.bench_values(shape, element, seed * _SEEDS + number % 8, xp, factor)
 
     def norm(width: int) -> Any:
-        return normal(width, deviation=0.1, mean=1.0)
+        return normal(width, deviation=0.1) + element.type(1)
 
     def linear(n: int, k: int, bias: bool = False) -> Linear:
         weight = normal(n, k, deviation=1 / math.sqrt(k))

@@ -20,6 +20,8 @@ from .config import ModelConfig
 from .decoder import Decoder, Layer
 from .linear import BLOCK, Fp8Blocks, Linear, dequantized
 
+_MOST_SCORES = 2**28  # numbers in FP64 at once
+
 
 class Exact:
     """Nothing is rounded."""
@@ -132,19 +134,25 @@ def _attention(
     window = c.kinds[number].window or start + n
     seen = (before >= 0) & (before < window)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-    found = xp.empty((n, c.heads, c.head_dim))
-    for head in range(c.kv_heads):
+    found = xp.empty((c.kv_heads, group, n, c.head_dim))
+    together = max(1, _MOST_SCORES // (group * n * (start + n)))  # KV heads at once
+    for first in range(0, c.kv_heads, together):
+        part = slice(first, first + together)
+        queries = q.reshape(n, c.kv_heads, group, -1)[:, part].transpose(1, 2, 0, 3)
         keys, values = (
-            xp.concatenate((old[number][b, head, :start].astype(np.float64), new[:, head]))
+            xp.concatenate(
+                (old[number][b, part, :start].astype(np.float64), new[:, part].transpose(1, 0, 2)),
+                1,
+            )[:, None]
             for old, new in ((cache.keys, k), (cache.values, v))
         )
-        for h in range(head * group, (head + 1) * group):
-            scores = q[:, h] @ keys.T * scale
-            if c.softcap is not None:
-                scores = c.softcap * xp.tanh(scores / c.softcap)
-            p = xp.where(seen, xp.exp(scores - scores.max(-1, keepdims=True)), 0.0)
-            found[:, h] = p @ values / p.sum(-1, keepdims=True)
-    return found
+        scores = queries @ keys.swapaxes(-1, -2) * scale
+        if c.softcap is not None:
+            scores = c.softcap * xp.tanh(scores / c.softcap)
+        scores = xp.where(seen, scores, -np.inf)
+        p = xp.exp(scores - scores.max(-1, keepdims=True))
+        found[part] = p @ values / p.sum(-1, keepdims=True)
+    return found.transpose(2, 0, 1, 3).reshape(n, c.heads, c.head_dim)
 
 
 @dataclass(frozen=True)
