@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +22,9 @@ from .bench import Settings, free_memory
 from .bench_command import find_peers, title_of
 from .model import config as configs
 from .model import measure
-from .model.measure import DECODE, PREFILL, Step
+from .model.measure import Step
 from .model.random_weights import random_decoder
+from .model_rows import DECODE, PREFILL, tokens_per_second
 from .stored import to_json
 from .tables import number, one_line, print_table, progress
 
@@ -170,14 +170,13 @@ def _print(run: ModelRun, rows: Sequence[results.Row], target: Target) -> None:
 def _figures(row: results.Row, result: Result, ours: Result, emulated: bool) -> tuple[str, ...]:
     decode = row.op.endswith(DECODE)
     has_floor = decode and not emulated
-    new = row.shape[0] if decode else math.prod(row.shape)
     versus = "-"
     if result is not ours and result.median_us and ours.median_us:
         versus = f"{result.median_us / ours.median_us:.2f}x"
     share = result.speed_percent if has_floor else None
     return (
         *(number(us and us / 1e3, 4) for us in (result.median_us, result.q20_us, result.q80_us)),
-        number(result.median_us and 1e6 * new / result.median_us, 4),
+        number(result.median_us and tokens_per_second(row.op, row.shape, result.median_us), 4),
         number(row.plain_us / 1e3 if has_floor and row.plain_us else None, 4),
         "-" if share is None else f"{share:.1f}",
         versus,

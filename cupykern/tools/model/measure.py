@@ -21,6 +21,7 @@ from ...tuning.contender import OURS, Contender, Result
 from ...tuning.protocol import Monitor
 from ...tuning.timing import Clock, Function, Timing, time_rounds
 from ..bench import Settings, free_memory, peer_contender
+from ..model_rows import DECODE
 from ..results import Row
 from . import cache as caches
 from .cache import Cache
@@ -30,7 +31,6 @@ from .graph import Graph
 from .reference import Expected
 
 _MOST_READ = 2**32  # bytes; what is more takes as long in proportion
-DECODE, PREFILL = "decode", "prefill"
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ def measure(
     moved = work(decoder, step, cache)
     dtype = str(decoder.embedding.dtype)
     row = Row(f"{name} {step.kind}", step.shape, dtype, str(step), *moved, "read")
-    ours = Contender(OURS, Graph(_function(decoder, step, tokens, cache), target))
-    row.results.append(ours.result)
     try:
+        ours = Contender(OURS, Graph(_function(decoder, step, tokens, cache), target))
+        row.results.append(ours.result)
         expected = Expected.of(decoder, tokens, cache, [step.start] * step.batch)
         comparer = _Comparer(expected)
         ours()
@@ -154,6 +154,8 @@ def measure(
     except MemoryError:
         raise
     except Exception as error:
+        if not row.results:
+            row.results.append(Result(OURS))
         row.results[0].verified = False
         row.results[0].note = f"{type(error).__name__}: {error}"
     return row
