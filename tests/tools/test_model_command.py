@@ -14,16 +14,24 @@ from cupykern.tools import report, stored
 from cupykern.tools.model import measure
 from cupykern.tools.model.config import LayerKind, ModelConfig
 from cupykern.tools.model.random_weights import random_decoder
+from cupykern.tuning import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--batch", "2", "--context", "5", "--prefill", "3", "--layers", "1", "--rep-ms", "1"]
 COMMAND = ["bench", "--target", "host", "--warmup-ms", "0", *TINY, "--model"]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
+@pytest.fixture(autouse=True)
+def own_lock(monkeypatch, tmp_path):
+    """Other tests bench at the same time."""
+    monkeypatch.setattr(protocol, "_lock_path", lambda: tmp_path / "lock")
+
+
+@pytest.fixture
+def path(tmp_path):
     """A file of two rows."""
-    path = tmp_path_factory.mktemp("model") / "m.json"
+    (tmp_path / "of").mkdir()
+    path = tmp_path / "of" / "m.json"
     assert main([*COMMAND, "qwen3-8b", "--json", str(path)]) == 0
     return path
 
