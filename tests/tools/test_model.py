@@ -10,8 +10,9 @@ import pytest
 
 from cupykern import targets
 from cupykern.numerics import to_numpy
+from cupykern.runtime import jit
 from cupykern.tools.model import cache as caches
-from cupykern.tools.model import linear
+from cupykern.tools.model import linear, reference
 from cupykern.tools.model.config import LayerKind, ModelConfig, Positions, public, public_names
 from cupykern.tools.model.graph import Graph
 from cupykern.tools.model.random_weights import random_decoder
@@ -149,3 +150,22 @@ def test_dequantized_weights_are_near():
         found = linear.dequantized(make(weight, None))
         error = np.linalg.norm(found - weight.astype(float)) / np.linalg.norm(weight.astype(float))
         assert error < {"16bit": 1e-9, "int8": 0.01}.get(name, 0.04)
+
+
+def test_a_layer_is_eight_launches():
+    """And two more for the logits: norm and head."""
+    decoder = random_decoder(PLAIN, "bfloat16", target="host")
+    cache = nan_cache(False, PLAIN, "bfloat16", targets.get("host"))
+    decoder.prefill(TOKENS[:, :3], cache)
+    cache.set_lengths([3, 3])
+    with jit.noting() as launches:
+        decoder.decode(TOKENS[:, 3], cache)
+    kernels = [launch.kernel for launch in launches]
+    assert len(kernels) == 8 * len(PLAIN.kinds) + 2, kernels
+
+
+def test_numbers_are_rounded_to_e4m3_as_ml_dtypes_does():
+    x = np.random.default_rng(0).uniform(-448, 448, 4000) * 2.0 ** -(np.arange(4000) ** 0.4)
+    x = np.concatenate((x, np.array([0.0, 448.0, 2.0**-6, 2.0**-9, 2.0**-10, 3 * 2.0**-10, 17.0])))
+    expected = x.astype(ml_dtypes.float8_e4m3fn).astype(float)
+    np.testing.assert_array_equal(reference._to_e4m3(x), expected)

@@ -48,7 +48,8 @@ class Layer:
 class Decoder:
     """A model: weights and figures.  Calls run on the arrays' target and wait for nothing.
 
-    embedding: (vocab, hidden) of the activations' dtype.
+    embedding: (vocab, hidden) of the activations' dtype.  rotations: rope_inv_freq's results, for
+    each layer.  scale: of embedded tokens, an array of no dims, or None.
     """
 
     config: ModelConfig
@@ -56,7 +57,8 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Any
     head: Linear
-    rotations: tuple[tuple[Any, float], ...]  # rope_inv_freq's, of each layer
+    rotations: tuple[tuple[Any, float], ...]
+    scale: Any = None
 
     @property
     def nbytes(self) -> int:
@@ -110,8 +112,8 @@ class Decoder:
         """(x, change), (B n, hidden) each: what comes out of the layers is their sum."""
         config, eps, (batch, n) = self.config, self.config.norm_eps, tokens.shape
         x, change = self.embedding[tokens.reshape(-1)], None
-        if config.embedding_scale != 1:
-            x = x * x.dtype.type(config.embedding_scale)
+        if self.scale is not None:
+            x = x * self.scale
         for number, layer in enumerate(self.layers):
             y, x = _add_norm(x, change, layer.input_norm, eps)
             qkv = layer.qkv(y).reshape(batch, n, -1, config.head_dim)

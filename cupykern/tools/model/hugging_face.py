@@ -12,7 +12,7 @@ import cupykern
 from .config import LayerKind, ModelConfig, Positions
 from .decoder import Decoder, Layer
 from .linear import BLOCK, FORMATS, Dense, Fp8Blocks, Linear, Weights8
-from .random_weights import rotations_of
+from .random_weights import rotations_of, scale_of
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -147,7 +147,8 @@ def decoder_of(
         head = reader.put(reader.take("lm_head.weight", (c.vocab, c.hidden)))
     rotations = rotations_of(c, target)
     norm = reader.norm("model.norm", c.hidden)
-    return Decoder(c, embedding, tuple(layers), norm, Dense(head), rotations)
+    scale = scale_of(c, dtype, target)
+    return Decoder(c, embedding, tuple(layers), norm, Dense(head), rotations, scale)
 
 
 class _Reader:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import cupykern
+from cupykern.numerics import as_float64
 
 BLOCK = 128  # of k, and of columns, that share a scale
 
@@ -130,7 +131,7 @@ for each block of 128 x 128.  fp8: these, and activations in FP8 too.
 
 def dequantized(linear: Linear) -> Any:
     """The weights as FP64 (N, K)."""
-    weight = linear.weight.astype(np.float64)
+    weight = as_float64(linear.weight)
     if isinstance(linear, Dense):
         return weight
     assert isinstance(linear, (Weights8, Fp8Blocks))

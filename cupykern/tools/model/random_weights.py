@@ -6,12 +6,14 @@ import itertools
 import math
 from typing import Any
 
-from ... import dtypes, inputs, rope_inv_freq, targets
+import numpy as np
+
+from ... import asarray, dtypes, inputs, rope_inv_freq, targets
 from .config import ModelConfig
 from .decoder import Decoder, Layer
-from .linear import FORMATS, Linear
+from .linear import FORMATS, Dense, Linear
 
-_SMALL, _SEEDS = 2**18, 2**16
+_SMALL, _BLOCKS = 2**18, 8
 
 
 def random_decoder(
@@ -28,20 +30,23 @@ def random_decoder(
     xp, element = targets.get(target).xp, dtypes.NAMES[dtype]
     count = itertools.count()
 
-    def normal(*shape: int, deviation: float = 1.0) -> Any:
-        number, factor = next(count), element.type(deviation)
+    def small(*shape: int, deviation: float, mean: float = 0.0) -> Any:
+        rng = np.random.default_rng((seed, next(count)))
+        return xp.asarray((mean + deviation * rng.standard_normal(shape)).astype(element))
+
+    def large(*shape: int, deviation: float = 1.0) -> Any:
         if math.prod(shape) < _SMALL:
-            values = inputs.values("normal", shape, element, seed * _SEEDS + number)
-            return xp.asarray(values) * factor
-        # The largest arrays are made where they are used, from few blocks of random numbers.
-        return inputs.bench_values(shape, element, seed * _SEEDS + number % 8, xp, factor)
+            return small(*shape, deviation=deviation)
+        # Made where it is used, from few blocks of random numbers.
+        number = seed * _BLOCKS + next(count) % _BLOCKS
+        return inputs.bench_values(shape, element, number, xp, element.type(deviation))
 
     def norm(width: int) -> Any:
-        return normal(width, deviation=0.1) + element.type(1)
+        return small(width, deviation=0.1, mean=1.0)
 
     def linear(n: int, k: int, bias: bool = False) -> Linear:
-        weight = normal(n, k, deviation=1 / math.sqrt(k))
-        return FORMATS[weights](weight, normal(n, deviation=0.1) if bias else None)
+        weight = large(n, k, deviation=1 / math.sqrt(k))
+        return FORMATS[weights](weight, small(n, deviation=0.1) if bias else None)
 
     c = config
     layers = []
@@ -56,11 +61,18 @@ def random_decoder(
                 *(linear(c.hidden, c.intermediate), *head_norms, *hidden_norms[2:]),
             )
         )
-    embedding = normal(c.vocab, c.hidden)
-    head = normal(c.vocab, c.hidden, deviation=1 / math.sqrt(c.hidden))
+    embedding = large(c.vocab, c.hidden)
+    head = large(c.vocab, c.hidden, deviation=1 / math.sqrt(c.hidden))
     rotations = rotations_of(c, target)
-    make_head = FORMATS["16bit"]
-    return Decoder(c, embedding, tuple(layers), norm(c.hidden), make_head(head, None), rotations)
+    scale = scale_of(c, dtype, target)
+    return Decoder(c, embedding, tuple(layers), norm(c.hidden), Dense(head), rotations, scale)
+
+
+def scale_of(config: ModelConfig, dtype: str, target: str | None) -> Any:
+    """Decoder.scale."""
+    if config.embedding_scale == 1:
+        return None
+    return asarray(np.float32(config.embedding_scale), dtype, target)
 
 
 def rotations_of(config: ModelConfig, target: str | None) -> tuple[tuple[Any, float], ...]:

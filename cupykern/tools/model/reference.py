@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...check import RMS_LIMIT
-from ...numerics import finfo, namespace
+from ...numerics import as_float64, finfo, namespace
 from .cache import Cache
 from .config import ModelConfig
 from .decoder import Decoder, Layer
@@ -41,19 +41,26 @@ class Rounded(Exact):
     dtype: Any
 
     def stored(self, x: Any) -> Any:
-        return x.astype(self.dtype).astype(np.float64)
+        return as_float64(x.astype(np.float32).astype(self.dtype))
 
     def activations(self, x: Any, linear: Linear) -> Any:
         if not isinstance(linear, Fp8Blocks):
             return x
-        xp, e4m3 = namespace(x), np.dtype(linear.weight.dtype)
+        xp, largest = namespace(x), finfo(linear.weight.dtype).max
         found = xp.empty_like(x)
         for i in range(0, x.shape[-1], BLOCK):
             part = x[..., i : i + BLOCK]
-            scale = abs(part).max(-1, keepdims=True) / finfo(e4m3).max
+            scale = abs(part).max(-1, keepdims=True) / largest
             scale = xp.where(scale > 0, scale, 1.0)
-            found[..., i : i + BLOCK] = (part / scale).astype(e4m3).astype(np.float64) * scale
+            found[..., i : i + BLOCK] = _to_e4m3(part / scale) * scale
         return found
+
+
+def _to_e4m3(x: Any) -> Any:
+    """Numbers of at most 448, rounded: 4 bits, above 2^-6.  CuPy has no FP8."""
+    xp = namespace(x)
+    quantum = xp.exp2(xp.maximum(xp.frexp(x)[1] - 1, -6) - 3.0)
+    return xp.rint(x / quantum) * quantum
 
 
 def logits(decoder: Decoder, tokens: Any, cache: Cache, start: Any, rounding: Exact) -> Any:
@@ -63,9 +70,9 @@ def logits(decoder: Decoder, tokens: Any, cache: Cache, start: Any, rounding: Ex
     """
     c, keep = decoder.config, rounding.stored
     batch, n = tokens.shape
-    x = decoder.embedding[tokens.reshape(-1)].astype(np.float64)
-    if c.embedding_scale != 1:
-        x = keep(x * float(decoder.embedding.dtype.type(c.embedding_scale)))
+    x = as_float64(decoder.embedding[tokens.reshape(-1)])
+    if decoder.scale is not None:
+        x = keep(x * as_float64(decoder.scale))
     change: Any = 0.0
     for number, layer in enumerate(decoder.layers):
         total = x + change
@@ -90,7 +97,7 @@ def logits(decoder: Decoder, tokens: Any, cache: Cache, start: Any, rounding: Ex
 
 
 def _norm(x: Any, weight: Any, eps: float) -> Any:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight.astype(np.float64)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * as_float64(weight)
 
 
 def _post(x: Any, weight: Any, config: ModelConfig, keep: Callable[[Any], Any]) -> Any:
@@ -99,7 +106,7 @@ def _post(x: Any, weight: Any, config: ModelConfig, keep: Callable[[Any], Any]) 
 
 def _product(x: Any, linear: Linear, rounding: Exact) -> Any:
     found = rounding.activations(x, linear) @ dequantized(linear).T
-    return found if linear.bias is None else found + linear.bias.astype(np.float64)
+    return found if linear.bias is None else found + as_float64(linear.bias)
 
 
 def _gated(y: Any, layer: Layer, config: ModelConfig, rounding: Exact) -> Any:
@@ -113,7 +120,7 @@ def _gated(y: Any, layer: Layer, config: ModelConfig, rounding: Exact) -> Any:
 def _rotate(x: Any, positions: Any, rotation: tuple[Any, float]) -> Any:
     """x: (n, heads, head_dim); pairs are numbers i and i + head_dim / 2."""
     inv_freq, factor = rotation
-    angles = positions[:, None, None] * inv_freq.astype(np.float64)
+    angles = positions[:, None, None] * as_float64(inv_freq)
     cos, sin, half = np.cos(angles) * factor, np.sin(angles) * factor, x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return namespace(x).concatenate((a * cos - b * sin, b * cos + a * sin), -1)
@@ -141,7 +148,7 @@ def _attention(
         queries = q.reshape(n, c.kv_heads, group, -1)[:, part].transpose(1, 2, 0, 3)
         keys, values = (
             xp.concatenate(
-                (old[number][b, part, :start].astype(np.float64), new[:, part].transpose(1, 0, 2)),
+                (as_float64(old[number][b, part, :start]), new[:, part].transpose(1, 0, 2)),
                 1,
             )[:, None]
             for old, new in ((cache.keys, k), (cache.values, v))
@@ -172,7 +179,7 @@ class Expected:
 
     def error_over_limit(self, found: Any) -> float:
         """The rms error of logits over the largest that is right; inf for NaN."""
-        error = _rms(found.astype(np.float64) - self.exact) / (RMS_LIMIT * self.rms)
+        error = _rms(as_float64(found) - self.exact) / (RMS_LIMIT * self.rms)
         return error if np.isfinite(error) else float("inf")
 
 
