@@ -57,7 +57,7 @@ def _module(torch: Any, decoder: Any, cache: Any, length: int) -> Any:
     functional, config = torch.nn.functional, decoder.config
     eps, scale = config.norm_eps, config.attention_scale
 
-    class Layer(torch.nn.Module):  # type: ignore[misc]
+    class Layer(torch.nn.Module):  # type: ignore[misc]  # torch has no stubs here
         def __init__(self, number: int):
             super().__init__()
             layer = decoder.layers[number]
@@ -119,7 +119,7 @@ def _module(torch: Any, decoder: Any, cache: Any, length: int) -> Any:
         def post(self, x: Any, weight: Any) -> Any:
             return x if weight is None else functional.rms_norm(x, x.shape[-1:], weight, eps)
 
-    class Decoder(torch.nn.Module):  # type: ignore[misc]
+    class Decoder(torch.nn.Module):  # type: ignore[misc]  # torch has no stubs here
         def __init__(self) -> None:
             super().__init__()
             arrays = {"embedding": decoder.embedding, "norm": decoder.norm}

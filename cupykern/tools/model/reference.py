@@ -148,17 +148,18 @@ def _attention(
         queries = q.reshape(n, c.kv_heads, group, -1)[:, part].transpose(1, 2, 0, 3)
         keys, values = (
             xp.concatenate(
-                (as_float64(old[number][b, part, :start]), new[:, part].transpose(1, 0, 2)),
-                1,
-            )[:, None]
+                (as_float64(old[number][b, part, :start]), new[:, part].transpose(1, 0, 2)), 1
+            )
             for old, new in ((cache.keys, k), (cache.values, v))
         )
-        scores = queries @ keys.swapaxes(-1, -2) * scale
+        rows = len(keys), group * n, -1
+        scores = queries.reshape(rows) @ keys.swapaxes(1, 2) * scale
         if c.softcap is not None:
             scores = c.softcap * xp.tanh(scores / c.softcap)
-        scores = xp.where(seen, scores, -np.inf)
+        scores = xp.where(seen, scores.reshape(-1, group, n, start + n), -np.inf)
         p = xp.exp(scores - scores.max(-1, keepdims=True))
-        found[part] = p @ values / p.sum(-1, keepdims=True)
+        p /= p.sum(-1, keepdims=True)
+        found[part] = (p.reshape(rows) @ values).reshape(-1, group, n, c.head_dim)
     return found.transpose(2, 0, 1, 3).reshape(n, c.heads, c.head_dim)
 
 
