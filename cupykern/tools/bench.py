@@ -19,6 +19,7 @@ from ..tuning.contender import (
     MAX_SAMPLE,
     NO_SUCH_FUNCTION,
     OURS,
+    Comparer,
     Contender,
     Result,
     Verifier,
@@ -124,7 +125,7 @@ def bench_task(
         contenders = [ours]
         parts: list[tuple[Result, str, Function]] = []
         for peer in peers:
-            contender = _peer_contender(peer, op, call, verifier, target.xp)
+            contender = peer_contender(peer, op.name, call, verifier, target.xp)
             row.results.append(contender.result)
             if contender.result.error_over_bound is not None:  # it ran
                 contenders.append(contender)
@@ -176,11 +177,11 @@ class _PeerContender(Contender):
         return tuple(to_array(output, self._xp) for output in super().outputs())
 
 
-def _peer_contender(peer: Peer, op: Op, call: Call, verifier: Verifier, xp: Any) -> Contender:
+def peer_contender(peer: Peer, op: str, call: Call, verifier: Comparer, xp: Any) -> Contender:
     """A peer, run once (so that it is compiled) and compared; without figures if that failed."""
     failed = Contender(peer.name, lambda: None)
     try:
-        function = peer.build(op.name, call)
+        function = peer.build(op, call)
         if function is None:
             failed.result.note = NO_SUCH_FUNCTION
             return failed

@@ -26,12 +26,15 @@ from .tables import number, one_line, print_table, progress
 _SHORT_S = 5
 
 
-def find_peers(names: Sequence[str], target: str) -> list[Peer]:
+def find_peers(
+    names: Sequence[str], target: str, known: dict[str, Peer] | None = None
+) -> list[Peer]:
     """The named peers that can be measured here; says on stderr which cannot.
 
-    "all": every one.  Raises click.UsageError for unknown names, and for the host target.
+    "all": every one of `known`, by default those of ops.  Raises click.UsageError for unknown
+    names, and for the host target.
     """
-    known = all_peers()
+    known = all_peers() if known is None else known
     for name in names:
         if name != "all" and name not in known:
             raise click.UsageError(f"unknown peer {name!r}; peers are all, {', '.join(known)}")
@@ -235,7 +238,7 @@ def _print_suite(suite: Suite, rows: Sequence[results.Row], target: Target, num_
     """A line for each op and dtype, the rows furthest behind, and why results are wrong."""
     lines = summary.lines(asdict(row) for row in rows)
     measured = f"{len(rows)} rows" if len(rows) == num_tasks else f"{len(rows)} of {num_tasks} rows"
-    title = f"suite {suite.name}, seed {suite.seed}, {measured}.  {_title(target)}"
+    title = f"suite {suite.name}, seed {suite.seed}, {measured}.  {title_of(target)}"
     print_table(summary.HEAD, map(summary.cells, lines), title)
     for line in lines:
         if line.furthest:
@@ -247,7 +250,7 @@ def _print_suite(suite: Suite, rows: Sequence[results.Row], target: Target, num_
             click.echo(f"{row.op} {shape} {row.dtype}: {one_line(note)}")
 
 
-def _title(target: Target) -> str:
+def title_of(target: Target) -> str:
     device = doctor.machine(target)["device"]
     if target.name == "host":
         return f"host emulation: times are not GPU times, but CPU times.  {device}"
@@ -265,7 +268,7 @@ def _print(
         kept = [columns.index(name) for name in results.HOST_COLUMNS]
         columns = results.HOST_COLUMNS
         cells = [tuple(row[i] for i in kept) for row in cells]
-    print_table(columns, cells, _title(target))
+    print_table(columns, cells, title_of(target))
     for row in rows:
         for result in row.results:
             shape = "x".join(map(str, row.shape))

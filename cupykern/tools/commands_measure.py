@@ -11,6 +11,7 @@ import click
 
 from .. import OPS, targets
 from ..op import Op
+from .model.linear import FORMATS
 from .options import (
     Failure,
     Shape,
@@ -19,6 +20,7 @@ from .options import (
     json_option,
     need_matplotlib,
     ops_argument,
+    parse_counts,
     parse_ms,
     parse_names,
     parse_output,
@@ -201,6 +203,22 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
     type=click.IntRange(1),
     help="Of a suite: shapes of each op and dtype.  Default: 12; host: 1.",
 )
+@click.option("--model", metavar="NAME",
+              help="Instead steps of layers of a public model: decoding as a CUDA graph, and "
+              "prefill.  A wrong name lists the models.")  # fmt: skip
+@click.option("--batch", callback=parse_counts,
+              help="Of a model: sequences that decode, with commas.  Default: 1,16,64; host: "
+              "1,3.")  # fmt: skip
+@click.option("--context", type=click.IntRange(1),
+              help="Of a model: tokens of each sequence.  Default: 2048; host: 40.")  # fmt: skip
+@click.option("--prefill", callback=parse_counts,
+              help="Of a model: lengths of prompts, with commas.  Default: none; host: "
+              "24.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(1),
+              help="Of a model.  Default: 8; host: 2.")  # fmt: skip
+@click.option("--weights", type=click.Choice(FORMATS),
+              help="Of a model: 16bit (the default); int8 and e4m3, with a scale for each output; "
+              "e4m3-blocks, of 128 x 128; fp8, likewise, and activations in FP8 too.")  # fmt: skip
 @click.option(
     "--all",
     "all_rows",
@@ -230,6 +248,12 @@ def bench(
     dtype_names: tuple[str, ...] | None,
     suite: str | None,
     rows: int | None,
+    model: str | None,
+    batch: tuple[int, ...] | None,
+    context: int | None,
+    prefill: tuple[int, ...] | None,
+    layers: int | None,
+    weights: str | None,
     all_rows: bool,
     against: tuple[str, ...] | None,
     json_path: str | None,
@@ -255,9 +279,14 @@ def bench(
     the share of shapes that are behind by 2%, 3% and 10%, and the ones furthest behind.  Another
     --seed takes other shapes: tune with one, judge by another.
 
+    With --model, prints for each step its time and the floor: what reading the weights and the
+    cache takes.  Weights are random; the logits are verified against the model in FP64.  The peer
+    is torch.compile: its whole step compiled, and its launches a CUDA graph.
+
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
     Example: cupykern bench --suite models --against torch,quack --seed 1 --json suite.json
+    Example: cupykern bench --model llama3-8b --batch 1,16 --prefill 512 --against torch.compile
     """
     from ..tuning.protocol import lock
     from . import bench as protocol
@@ -268,6 +297,21 @@ def bench(
         need_matplotlib("--plot")
     settings = protocol.Settings(warmup_ms, rep_ms, seed)
     where = targets.get(target)
+    if model is not None:
+        from .model_command import ModelRun, bench_model
+
+        if suite or shapes or len(ops) < len(OPS) or csv_path or plot_path or baseline or repeats:
+            raise click.UsageError("--model goes with options of models, --against and --json")
+        run_of = ModelRun(
+            *(model, batch, context, layers, prefill),
+            weights or "16bit", _of_model(dtype_names),
+        )  # fmt: skip
+        with lock(wait):
+            return bench_model(run_of, where, settings, against or (), json_path)
+    if any(value is not None for value in (batch, context, prefill, layers, weights)):
+        raise click.UsageError(
+            "--batch, --context, --prefill, --layers, --weights are of a --model"
+        )
     of_suite = None
     if suite is None:
         if rows is not None:
@@ -290,6 +334,15 @@ def bench(
     outputs = Outputs(json_path, csv_path, plot_path, before, repeats, of_suite)
     with lock(wait):
         return run(tasks, where, settings, peers, outputs)
+
+
+def _of_model(names: tuple[str, ...] | None) -> str:
+    """The one dtype of a model's activations."""
+    if names is None:
+        return "bfloat16"
+    if len(names) > 1 or names[0] not in ("float16", "bfloat16"):
+        raise click.UsageError("--dtype of a model is float16 or bfloat16")
+    return names[0]
 
 
 def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[str, Any]]:

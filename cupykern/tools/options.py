@@ -109,6 +109,23 @@ def parse_names(
     return names
 
 
+def parse_counts(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    """Raises click.UsageError."""
+    if text is None:
+        return None
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise click.UsageError(
+            f"{param.opts[0]} must be positive numbers with commas; got {text!r}"
+        )
+    return counts
+
+
 def parse_ms(ctx: click.Context, param: click.Parameter, value: float) -> float:
     """Raises click.UsageError."""
     if not 0 <= value < math.inf:

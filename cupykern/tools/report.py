@@ -16,7 +16,7 @@ from typing import Any
 
 from ..precisions import SPLITS
 from ..tuning.protocol import FALLEN
-from . import headline, sensitivity, stored
+from . import headline, model_rows, sensitivity, stored
 from .suite import summary
 from .tables import number
 
@@ -26,7 +26,8 @@ HEADLINE = "headline"  # a line for each op
 PROFILES = "profiles"  # what hardware counters said
 SENSITIVITY = "sensitivity"  # the errors that `check` finds
 SUITE = "suite"  # the share of shapes of a suite that are ahead
-_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, SUITE}
+MODEL = "model"  # the steps of whole models
+_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, SUITE, MODEL}
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 _PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5, 32: 66.9}}
@@ -369,6 +370,23 @@ def _suite_lines(rows: Sequence[dict[str, Any]]) -> Iterable[tuple[str, ...]]:
             yield f"`{op}`", str(len(ratios)), *shares, number(statistics.geometric_mean(ratios))
 
 
+def _model_table(documents: Iterable[dict[str, Any]]) -> str:
+    """Of the latest run of each model and format of weights on each device, a line a step.
+
+    documents: the oldest first.
+    """
+    latest_of = {
+        (document["machine"]["device"], *sorted(document["model"].items())): document
+        for document in documents
+    }
+    return "\n".join(
+        "{layers} layers of `{name}`, weights {weights}. ".format(**document["model"])
+        + _caption(document["machine"]["device"], [(document, None)])
+        + markdown(model_rows.lines(document["rows"], _peer_cell), left=1)
+        for document in latest_of.values()
+    )
+
+
 def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
     """lines: the first one the head.  left: how many columns are words."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
@@ -421,4 +439,6 @@ def all_tables(results: Path) -> dict[str, str]:
         written[SENSITIVITY] = _sensitivity_table(found)
     if suites := load(results, "suite"):
         written[SUITE] = _suite_table(suites)
+    if models := load(results, "model"):
+        written[MODEL] = _model_table(models)
     return written

@@ -58,6 +58,7 @@ def pack(document: Any) -> Any:
         "bench",
         "comparison",
         "suite",
+        "model",
     ):
         return document
     rows = [_pack_row(row) for row in document["rows"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..check import Comparison, GuardedArray, Violation, accepts_out, compare
 from ..op import Call, Op, Work, as_tuple
@@ -59,6 +59,12 @@ class Result:
         self.speed_percent = 100 * plain.median / timing.median if plain else None
 
 
+class Comparer(Protocol):
+    """What says how far outputs are from their reference."""
+
+    def compare(self, outputs: tuple[Any, ...]) -> Comparison: ...
+
+
 MAX_SAMPLE = 2**22  # elements that are verified of large outputs
 
 
@@ -95,7 +101,7 @@ class Contender:
         """The latest output, as arrays of the call's namespace."""
         return as_tuple(self._output)
 
-    def verify(self, verifier: Verifier) -> bool:
+    def verify(self, verifier: Comparer) -> bool:
         """Compare the latest output; the result takes the figures and the reason of a failure."""
         try:
             if self.guarded is not None:

@@ -1,0 +1,169 @@
+"""Decoder: layers of the ops, for many tokens of a sequence (prefill) or one of each (decode).
+
+A layer is eight launches: norm, packed qkv product, rope_and_cache, attention, out, norm, gated
+product, down.  There is no elementwise kernel between them: each norm adds the residual, biases are
+in the products, and queries and keys are read where the qkv product put them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import cupykern
+from cupykern.numerics import namespace
+
+from .cache import Cache
+from .config import LayerKind, ModelConfig
+from .linear import Linear
+
+_GELU_GATE = "0.5 * acc * (1 + tanh(0.7978845608028654 * (acc + 0.044715 * acc * acc * acc))) * up"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of a decoder layer; norms have shape (hidden,), those of heads (head_dim,)."""
+
+    input_norm: Any
+    qkv: Linear
+    out: Linear
+    mlp_norm: Any
+    gate: Linear
+    up: Linear
+    down: Linear
+    q_norm: Any = None
+    k_norm: Any = None
+    post_attention_norm: Any = None
+    post_mlp_norm: Any = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out, self.gate, self.up, self.down
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model: weights and figures.  Calls run on the arrays' target and wait for nothing.
+
+    embedding: (vocab, hidden) of the activations' dtype.  rotations: rope_inv_freq's results, for
+    each layer.  scale: of embedded tokens, an array of no dims, or None.
+    """
+
+    config: ModelConfig
+    embedding: Any
+    layers: tuple[Layer, ...]
+    norm: Any
+    head: Linear
+    rotations: tuple[tuple[Any, float], ...]
+    scale: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """What a decode step reads of the weights: all but the embedding's other rows."""
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        return sum(linear.nbytes for linear in (*linears, self.head))
+
+    def prefill(self, tokens: Any, cache: Cache, start: int = 0) -> Any:
+        """The logits after the last of tokens, integers (B, n), that follow `start` others.
+
+        cache: of the same B sequences, which takes up keys and values; its counters stay as they
+        are.  Returns float32 (B, vocab).  Raises ValueError where there is no room.
+        """
+        batch, n = tokens.shape
+        if not 0 < start + n <= cache.room:
+            raise ValueError(f"the cache has room for {cache.room} tokens, not for {start + n}")
+        positions = namespace(tokens).arange(start, start + n, dtype=np.int32)
+
+        def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
+            keys, values = cache.seen(number, start + n)
+            return cupykern.attention(
+                *(q, keys, values), causal=True, causal_align="bottom_right", layout="bshd",
+                **options,
+            )  # fmt: skip
+
+        x, change = self._run(tokens, positions, cache, attend)
+        last = (a.reshape(batch, n, -1)[:, -1] for a in (x, change))
+        return self._logits(*last)
+
+    def decode(self, tokens: Any, cache: Cache) -> Any:
+        """The logits after one more token of each sequence; tokens: integers (B,).
+
+        cache: of B sequences; first active ones get longer by one.  What it returns of sequences
+        that there are not means nothing.  Returns float32 (B, vocab).
+        """
+        cache.counters += cache.active
+        positions, lengths = cache.counters[0][:, None], cache.counters[1]
+
+        def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
+            keys, values = cache.keys[number], cache.values[number]
+            q = q.transpose(0, 2, 1, 3)
+            return cupykern.decode_attention(
+                q, keys, values, seq_lens=lengths, **cache.options, **options
+            )
+
+        return self._logits(*self._run(tokens[:, None], positions, cache, attend))
+
+    def _run(
+        self, tokens: Any, positions: Any, cache: Cache, attend: Callable[..., Any]
+    ) -> tuple[Any, Any]:
+        """(x, change), (B n, hidden) each: what comes out of the layers is their sum."""
+        config, eps, (batch, n) = self.config, self.config.norm_eps, tokens.shape
+        x, change = self.embedding[tokens.reshape(-1)], None
+        if self.scale is not None:
+            x = x * self.scale
+        for number, layer in enumerate(self.layers):
+            y, x = _add_norm(x, change, layer.input_norm, eps)
+            qkv = layer.qkv(y).reshape(batch, n, -1, config.head_dim)
+            q = self._rotated(qkv, positions, cache, number)
+            options = {**config.attention_options, **_window(config.kinds[number])}
+            change = layer.out(attend(q, number, options).reshape(batch * n, -1))
+            change = _norm(change, layer.post_attention_norm, eps)
+            y, x = _add_norm(x, change, layer.mlp_norm, eps)
+            change = _norm(layer.down(self._gated(layer, y)), layer.post_mlp_norm, eps)
+        return x, change
+
+    def _rotated(self, qkv: Any, positions: Any, cache: Cache, number: int) -> Any:
+        """The rotated queries; keys and values go to the cache.
+
+        qkv: (B, n, heads + 2 KV heads, head_dim).
+        """
+        config, layer = self.config, self.layers[number]
+        both = config.heads + config.kv_heads
+        inv_freq, factor = self.rotations[number]
+        return cupykern.rope_and_cache(
+            *(qkv[:, :, : config.heads], qkv[:, :, config.heads : both], qkv[:, :, both:]),
+            *(positions, cache.keys[number], cache.values[number]),
+            inv_freq=inv_freq, attention_factor=factor, eps=config.norm_eps,
+            q_weight=layer.q_norm, k_weight=layer.k_norm, **cache.options,
+        )  # fmt: skip
+
+    def _gated(self, layer: Layer, y: Any) -> Any:
+        if self.config.gate == "silu":
+            return layer.gate.gated(y, layer.up)
+        return layer.gate(y, epilogue=_GELU_GATE, operands={"up": layer.up(y)})
+
+    def _logits(self, x: Any, change: Any) -> Any:
+        y, _ = _add_norm(x, change, self.norm, self.config.norm_eps)
+        cap = self.config.logit_softcap
+        if cap is None:
+            return self.head(y, out_dtype=np.float32)
+        capped = {"epilogue": "cap * tanh(acc / cap)", "operands": {"cap": cap}}
+        return self.head(y, out_dtype=np.float32, **capped)
+
+
+def _add_norm(x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """(the norm of x + change, x + change), in one kernel; change None: of x alone."""
+    if change is None:
+        return cupykern.rms_norm(x, weight, eps=eps), x
+    return cupykern.rms_norm(change, weight, eps=eps, residual=x)
+
+
+def _norm(x: Any, weight: Any, eps: float) -> Any:
+    return x if weight is None else cupykern.rms_norm(x, weight, eps=eps)
+
+
+def _window(kind: LayerKind) -> dict[str, Any]:
+    return {} if kind.window is None else {"window": (kind.window - 1, 0)}

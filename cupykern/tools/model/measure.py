@@ -1,0 +1,195 @@
+"""Rows of `bench --model`: steps of a decoder, verified before and after they are timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...check import Comparison
+from ...inputs import bench_values
+from ...kernels import Variant
+from ...op import Call, Work
+from ...peers import Peer
+from ...runtime import jit
+from ...targets import Target
+from ...tuning.contender import OURS, Contender, Result
+from ...tuning.protocol import Monitor
+from ...tuning.timing import Clock, Function, Timing, time_rounds
+from ..bench import Settings, free_memory, peer_contender
+from ..model_rows import DECODE
+from ..results import Row
+from . import cache as caches
+from .cache import Cache
+from .config import ModelConfig
+from .decoder import Decoder
+from .graph import Graph
+from .reference import Expected
+
+_MOST_READ = 2**32  # bytes; what is more takes as long in proportion
+
+
+@dataclass(frozen=True)
+class Step:
+    """decode: one token of each of `batch` sequences, the last of `tokens`.  prefill: a sequence of
+    `tokens` tokens."""
+
+    kind: str
+    batch: int
+    tokens: int
+
+    @property
+    def count(self) -> int:
+        """Of new tokens of a sequence."""
+        return 1 if self.kind == DECODE else self.tokens
+
+    @property
+    def start(self) -> int:
+        """Tokens of a sequence before them."""
+        return self.tokens - self.count
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.batch, self.tokens
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.batch} x {self.tokens}"
+
+
+def work(decoder: Decoder, step: Step, cache: Cache) -> Work:
+    """What a step must read, write and compute: the weights once, keys and values of all tokens
+    that came before, and new ones."""
+    c, rows = decoder.config, step.batch * step.count
+    products = 2 * rows * sum(x.weight.size for layer in decoder.layers for x in layer.linears)
+    pairs = step.batch * (step.count * step.start + step.count * (step.count + 1) // 2)
+    attended = 4 * pairs * c.q_width * len(decoder.layers)
+    head = 2 * step.batch * c.vocab * c.hidden
+    embedded = rows * c.hidden * decoder.embedding.itemsize
+    before = step.batch * step.start * cache.nbytes_per_token
+    return Work(
+        decoder.nbytes + embedded + before,
+        rows * cache.nbytes_per_token + 4 * step.batch * c.vocab,
+        products + attended + head,
+    )
+
+
+class _Comparer:
+    """Logits' rms error over the largest that is right."""
+
+    def __init__(self, expected: Expected):
+        self._expected = expected
+
+    def compare(self, outputs: tuple[Any, ...]) -> Comparison:
+        return Comparison(error_over_bound=self._expected.error_over_limit(outputs[0]))
+
+
+def variants(
+    config: ModelConfig, decoder: Decoder, steps: Sequence[Step], target: Target
+) -> list[Variant]:
+    """What the steps launch."""
+    found: dict[Variant, None] = {}
+    for step in steps:
+        with jit.recording() as recorded:
+            cache, tokens = (
+                made_cache(decoder, step, target, contents=False),
+                _tokens(config, step, 0),
+            )
+            _function(decoder, step, target.xp.asarray(tokens), cache)()
+        found |= recorded
+        if target.name != "host":
+            free_memory(target)
+    return list(found)
+
+
+def measure(
+    decoder: Decoder,
+    step: Step,
+    name: str,
+    target: Target,
+    clock: Clock,
+    settings: Settings,
+    peers: Sequence[Peer],
+    monitor: Monitor,
+) -> Row:
+    """A step beside peers' and a plain read of as many bytes; what fails is noted in its Result.
+
+    name: of the model, for the row.
+    """
+    tokens = target.xp.asarray(_tokens(decoder.config, step, settings.seed))
+    cache = made_cache(decoder, step, target, seed=settings.seed)
+    moved = work(decoder, step, cache)
+    dtype = str(decoder.embedding.dtype)
+    row = Row(f"{name} {step.kind}", step.shape, dtype, str(step), *moved, "read")
+    try:
+        ours = Contender(OURS, Graph(_function(decoder, step, tokens, cache), target))
+        row.results.append(ours.result)
+        expected = Expected.of(decoder, tokens, cache, [step.start] * step.batch)
+        comparer = _Comparer(expected)
+        ours()
+        if not ours.verify(comparer):
+            return row
+        call = Call((decoder, tokens, cache, step.start))
+        contenders = [ours]
+        for peer in peers:
+            contender = peer_contender(peer, step.kind, call, comparer, target.xp)
+            row.results.append(contender.result)
+            if contender.result.error_over_bound is not None:  # it ran
+                contenders.append(contender)
+        read = min(moved.bytes_read, _MOST_READ)
+        begun = time.monotonic()
+        functions: list[Function] = [*contenders, clock.read(read)]
+        timings = time_rounds(clock, functions, settings.warmup_ms, settings.rep_ms)
+        row.clocks = monitor.between(begun, time.monotonic())
+        factor = moved.bytes_read / read
+        median, q20, q80, runs = timings[-1]
+        plain = Timing(factor * median, factor * q20, factor * q80, runs)
+        row.plain_us = plain.median
+        for contender, timing in zip(contenders, timings[:-1], strict=True):
+            contender.result.timed(timing, moved, plain)
+            contender.result.verified = contender.verify(comparer)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if not row.results:
+            row.results.append(Result(OURS))
+        row.results[0].verified = False
+        row.results[0].note = f"{type(error).__name__}: {error}"
+    return row
+
+
+def failed(name: str, step: Step, dtype: str, note: str) -> Row:
+    """The row of a step that could not be measured."""
+    result = Result(OURS, note=note)
+    return Row(f"{name} {step.kind}", step.shape, dtype, str(step), 0, 0, 0, "read", None, [result])
+
+
+def _tokens(config: ModelConfig, step: Step, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, config.vocab, (step.batch, step.count), np.int64)
+
+
+def made_cache(
+    decoder: Decoder, step: Step, target: Target, contents: bool = True, seed: int = 0
+) -> Cache:
+    """Contiguous, with room for the step.  For decoding it has all tokens but the last, and no
+    sequence is active, so that every run of the step is the same."""
+    dtype = decoder.embedding.dtype
+    cache = caches.contiguous(decoder.config, step.batch, step.tokens, dtype, target.name)
+    if step.kind == DECODE:
+        for i, array in enumerate((*cache.keys, *cache.values) if contents else ()):
+            array[...] = bench_values(
+                array.shape, dtypes.NAMES[str(dtype)], seed + i % 8, target.xp
+            )
+        lengths = np.full(step.batch, step.tokens, np.int32)
+        cache.set_lengths(lengths, active=np.zeros_like(lengths))
+    return cache
+
+
+def _function(decoder: Decoder, step: Step, tokens: Any, cache: Cache) -> Any:
+    if step.kind == DECODE:
+        return lambda: decoder.decode(tokens[:, 0], cache)
+    return lambda: decoder.prefill(tokens, cache)

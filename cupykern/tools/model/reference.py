@@ -1,0 +1,188 @@
+"""The decoder in FP64, and with each op's result rounded once: the error that is to be expected.
+
+By its contract an op's rms error is at most RMS_LIMIT times what rounding once makes expected, and
+to first order later ops are linear in the errors of earlier ones.  So a model's rms error must not
+exceed RMS_LIMIT times that of `Rounded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...check import RMS_LIMIT
+from ...numerics import as_float64, finfo, namespace
+from .cache import Cache
+from .config import ModelConfig
+from .decoder import Decoder, Layer
+from .linear import BLOCK, Fp8Blocks, Linear, dequantized
+
+_MOST_SCORES = 2**28  # numbers in FP64 at once
+
+
+class Exact:
+    """Nothing is rounded."""
+
+    def stored(self, x: Any) -> Any:
+        return x
+
+    def activations(self, x: Any, linear: Linear) -> Any:
+        """What `linear` multiplies."""
+        return x
+
+
+@dataclass(frozen=True)
+class Rounded(Exact):
+    """Results are rounded to `dtype`, activations of Fp8Blocks to e4m3 in blocks."""
+
+    dtype: Any
+
+    def stored(self, x: Any) -> Any:
+        return as_float64(x.astype(np.float32).astype(self.dtype))
+
+    def activations(self, x: Any, linear: Linear) -> Any:
+        if not isinstance(linear, Fp8Blocks):
+            return x
+        xp, largest = namespace(x), finfo(linear.weight.dtype).max
+        found = xp.empty_like(x)
+        for i in range(0, x.shape[-1], BLOCK):
+            part = x[..., i : i + BLOCK]
+            scale = abs(part).max(-1, keepdims=True) / largest
+            scale = xp.where(scale > 0, scale, 1.0)
+            found[..., i : i + BLOCK] = _to_e4m3(part / scale) * scale
+        return found
+
+
+def _to_e4m3(x: Any) -> Any:
+    """Numbers of at most 448, rounded: 4 bits, above 2^-6.  CuPy has no FP8."""
+    xp = namespace(x)
+    quantum = xp.exp2(xp.maximum(xp.frexp(x)[1] - 1, -6) - 3.0)
+    return xp.rint(x / quantum) * quantum
+
+
+def logits(decoder: Decoder, tokens: Any, cache: Cache, start: Any, rounding: Exact) -> Any:
+    """FP64 (B, vocab): those after the last of tokens (B, n).
+
+    start: integers (B,): how many tokens of the contiguous `cache` come before them.
+    """
+    c, keep = decoder.config, rounding.stored
+    batch, n = tokens.shape
+    x = as_float64(decoder.embedding[tokens.reshape(-1)])
+    if decoder.scale is not None:
+        x = keep(x * as_float64(decoder.scale))
+    change: Any = 0.0
+    for number, layer in enumerate(decoder.layers):
+        total = x + change
+        y, x = keep(_norm(total, layer.input_norm, c.norm_eps)), keep(total)
+        qkv = keep(_product(y, layer.qkv, rounding)).reshape(batch, n, -1, c.head_dim)
+        mixed = [
+            _attention(decoder, number, qkv[b], cache, b, int(start[b]), keep) for b in range(batch)
+        ]
+        mixed = namespace(x).stack(mixed).reshape(batch * n, -1)
+        change = keep(_product(keep(mixed), layer.out, rounding))
+        change = _post(change, layer.post_attention_norm, c, keep)
+        total = x + change
+        y, x = keep(_norm(total, layer.mlp_norm, c.norm_eps)), keep(total)
+        inner = _gated(y, layer, c, rounding)
+        change = keep(_product(inner, layer.down, rounding))
+        change = _post(change, layer.post_mlp_norm, c, keep)
+    last = (x + change).reshape(batch, n, -1)[:, -1]
+    found = _product(keep(_norm(last, decoder.norm, c.norm_eps)), decoder.head, rounding)
+    if c.logit_softcap is None:
+        return found
+    return c.logit_softcap * namespace(found).tanh(found / c.logit_softcap)
+
+
+def _norm(x: Any, weight: Any, eps: float) -> Any:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * as_float64(weight)
+
+
+def _post(x: Any, weight: Any, config: ModelConfig, keep: Callable[[Any], Any]) -> Any:
+    return x if weight is None else keep(_norm(x, weight, config.norm_eps))
+
+
+def _product(x: Any, linear: Linear, rounding: Exact) -> Any:
+    found = rounding.activations(x, linear) @ dequantized(linear).T
+    return found if linear.bias is None else found + as_float64(linear.bias)
+
+
+def _gated(y: Any, layer: Layer, config: ModelConfig, rounding: Exact) -> Any:
+    gate, up = _product(y, layer.gate, rounding), _product(y, layer.up, rounding)
+    if config.gate == "silu":
+        return rounding.stored(gate / (1 + np.exp(-gate)) * up)
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate**3)
+    return rounding.stored(0.5 * gate * (1 + np.tanh(inner)) * rounding.stored(up))
+
+
+def _rotate(x: Any, positions: Any, rotation: tuple[Any, float]) -> Any:
+    """x: (n, heads, head_dim); pairs are numbers i and i + head_dim / 2."""
+    inv_freq, factor = rotation
+    angles = positions[:, None, None] * as_float64(inv_freq)
+    cos, sin, half = np.cos(angles) * factor, np.sin(angles) * factor, x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return namespace(x).concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def _attention(
+    decoder: Decoder, number: int, qkv: Any, cache: Cache, b: int, start: int, keep: Any
+) -> Any:
+    """Of one sequence: (n, heads, head_dim).  qkv: (n, heads + 2 KV heads, head_dim)."""
+    c, layer, xp = decoder.config, decoder.layers[number], namespace(qkv)
+    n, group = len(qkv), c.heads // c.kv_heads
+    q, k, v = qkv[:, : c.heads], qkv[:, c.heads : c.heads + c.kv_heads], qkv[:, -c.kv_heads :]
+    if layer.q_norm is not None:
+        q, k = _norm(q, layer.q_norm, c.norm_eps), _norm(k, layer.k_norm, c.norm_eps)
+    positions = xp.arange(start, start + n)
+    q, k = (keep(_rotate(x, positions, decoder.rotations[number])) for x in (q, k))
+    before = positions[:, None] - xp.arange(start + n)
+    window = c.kinds[number].window or start + n
+    seen = (before >= 0) & (before < window)
+    scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+    found = xp.empty((c.kv_heads, group, n, c.head_dim))
+    together = max(1, _MOST_SCORES // (group * n * (start + n)))  # KV heads at once
+    for first in range(0, c.kv_heads, together):
+        part = slice(first, first + together)
+        queries = q.reshape(n, c.kv_heads, group, -1)[:, part].transpose(1, 2, 0, 3)
+        keys, values = (
+            xp.concatenate(
+                (as_float64(old[number][b, part, :start]), new[:, part].transpose(1, 0, 2)), 1
+            )
+            for old, new in ((cache.keys, k), (cache.values, v))
+        )
+        rows = len(keys), group * n, -1
+        scores = queries.reshape(rows) @ keys.swapaxes(1, 2) * scale
+        if c.softcap is not None:
+            scores = c.softcap * xp.tanh(scores / c.softcap)
+        scores = xp.where(seen, scores.reshape(-1, group, n, start + n), -np.inf)
+        p = xp.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        found[part] = (p.reshape(rows) @ values).reshape(-1, group, n, c.head_dim)
+    return found.transpose(2, 0, 1, 3).reshape(n, c.heads, c.head_dim)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Logits in FP64, and how far from them a model of rounded results comes out."""
+
+    exact: Any
+    rms: float
+
+    @classmethod
+    def of(cls, decoder: Decoder, tokens: Any, cache: Cache, start: Sequence[int]) -> Expected:
+        """As `logits`."""
+        exact = logits(decoder, tokens, cache, start, Exact())
+        rounding = Rounded(decoder.embedding.dtype)
+        rounded = logits(decoder, tokens, cache, start, rounding)
+        return cls(exact, _rms(rounded - exact))
+
+    def error_over_limit(self, found: Any) -> float:
+        """The rms error of logits over the largest that is right; inf for NaN."""
+        error = _rms(as_float64(found) - self.exact) / (RMS_LIMIT * self.rms)
+        return error if np.isfinite(error) else float("inf")
+
+
+def _rms(x: Any) -> float:
+    return float((x * x).mean()) ** 0.5

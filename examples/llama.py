@@ -1,0 +1,286 @@
+"""Text from a language model on cupykern: Llama 3, Mistral, Qwen 2.5 and 3, Gemma 1 to 3.
+
+    python examples/llama.py path/to/a/model --prompt "Once upon a time" --tokens 64
+    python examples/llama.py path/to/a/model --prompt "One" --prompt "Two, and" --weights int8
+
+The folder is Hugging Face's: config.json, *.safetensors (16 bits, or FP8 with scales for blocks of
+128 x 128) and tokenizer.json.  It needs the packages safetensors and tokenizers:
+
+    pip install -e '.[examples]'
+
+Prompts are read one after the other, then all sequences decode together, a token each in a step,
+which is one CUDA graph.  Their keys and values are in pages; where a sequence ends, the next prompt
+takes its slot and its pages.  The layers are those of cupykern/tools/model.  Without a GPU
+everything runs on numpy arrays, where times are those of an emulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import cupykern
+from cupykern import targets
+from cupykern.numerics import to_numpy
+from cupykern.tools.model import cache as caches
+from cupykern.tools.model.decoder import Decoder
+from cupykern.tools.model.graph import Graph
+from cupykern.tools.model.hugging_face import config_of, decoder_of
+from cupykern.tools.model.linear import FORMATS
+
+# --- files -------------------------------------------------------------------------------------
+
+_DTYPES = {
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+}
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a folder's *.safetensors.  Raises ValueError for other dtypes than _DTYPES."""
+    import safetensors
+
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            stored = safetensors.deserialize(path.read_bytes())
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file: {error}") from None
+        for name, one in stored:
+            if one["dtype"] not in _DTYPES:
+                raise ValueError(f"{name} is {one['dtype']}, not one of {', '.join(_DTYPES)}")
+            array = np.frombuffer(one["data"], _DTYPES[one["dtype"]])
+            tensors[name] = array.reshape(one["shape"])
+    return tensors
+
+
+def load(
+    folder: Path, dtype: str = "bfloat16", weights: str | None = None, target: str | None = None
+) -> Decoder:
+    """The model of a folder.  Raises OSError and ValueError.
+
+    dtype, weights, target: as for `decoder_of`.
+    """
+    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(found)
+    return decoder_of(config, found["model_type"], read_tensors(folder), dtype, weights, target)
+
+
+def end_tokens(folder: Path) -> set[int]:
+    """The tokens that end a text."""
+    ends: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).exists():
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            if found is not None:
+                ends |= set(found) if isinstance(found, list) else {found}
+    return ends
+
+
+# --- generation --------------------------------------------------------------------------------
+
+
+@dataclass
+class Request:
+    """A text under way.  pages: that hold its keys and values; new: tokens that were generated."""
+
+    number: int
+    prompt: list[int]
+    pages: list[int] = field(default_factory=list)
+    new: list[int] = field(default_factory=list)
+
+
+class Engine:
+    """Continuous batching: up to `slots` sequences decode together, others wait.
+
+    pages: of `page` tokens each, that all sequences share.  room: the most tokens of a sequence.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        target: str | None = None,
+        *,
+        slots: int = 8,
+        room: int = 2048,
+        page: int = 64,
+        pages: int | None = None,
+    ):
+        self._decoder, self._target = decoder, targets.get(target)
+        xp, per_sequence = self._target.xp, -(-room // page)
+        self._page, self._free = page, list(range(pages or slots * per_sequence))[::-1]
+        dtype = decoder.embedding.dtype
+        self._cache = caches.paged(
+            decoder.config, slots, len(self._free), dtype, target, page=page, room=room
+        )
+        self._running: list[Request | None] = [None] * slots
+        self._tokens = xp.zeros(slots, np.int64)  # the newest of each sequence
+        self._step: Graph | None = None
+        self._changed = False  # the sequences that run, since the last step
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        count: int,
+        ends: Set[int] = frozenset(),
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Iterator[tuple[int, int]]:
+        """Yield (the prompt's number, the next token) as they come, up to `count` for each prompt.
+
+        A token of `ends` ends a sequence; it is not yielded.  temperature 0: the likeliest token.
+        Raises ValueError for prompts that are empty or too long.
+        """
+        for prompt in prompts:
+            longest = min(self._cache.room, len(self._free) * self._page)
+            if not 0 < len(prompt) <= longest - count:
+                raise ValueError(
+                    f"a prompt must have 1 to {longest - count} tokens; got {len(prompt)}"
+                )
+        waiting = deque(Request(i, list(prompt)) for i, prompt in enumerate(prompts))
+        rng = np.random.default_rng(seed)
+        while waiting or any(self._running):
+            while waiting and (slot := self._admit(waiting[0], count)) is not None:
+                one = waiting.popleft()
+                prompt = self._target.xp.asarray(np.array([one.prompt]))
+                logits = self._decoder.prefill(prompt, self._cache.sequence(slot))
+                self._tokens[slot] = choose(self._target.xp, logits, temperature, rng)[0]
+                yield from self._take([slot], count, ends)
+            if any(self._running):
+                logits = self._decode()
+                self._tokens[...] = choose(self._target.xp, logits, temperature, rng)
+                yield from self._take(range(len(self._running)), count, ends)
+
+    def _admit(self, one: Request, count: int) -> int | None:
+        """A slot and pages for all that the sequence may need; None: there are not enough yet."""
+        need = -(-(len(one.prompt) + count) // self._page)
+        if None not in self._running or need > len(self._free):
+            return None
+        slot = self._running.index(None)
+        one.pages = [self._free.pop() for _ in range(need)]
+        row = np.full(self._cache.block_table.shape[1], -1, np.int32)
+        row[:need] = one.pages
+        self._cache.block_table[slot] = self._target.xp.asarray(row)
+        self._running[slot], self._changed = one, True
+        return slot
+
+    def _decode(self) -> Any:
+        """Logits of all slots."""
+        if self._changed:
+            self._set_lengths()
+        if self._step is None:
+            decoder, tokens, cache = self._decoder, self._tokens, self._cache
+            self._step = Graph(lambda: decoder.decode(tokens, cache), self._target)
+            self._set_lengths()  # before a capture it ran
+        return self._step()
+
+    def _set_lengths(self) -> None:
+        """The newest token of each sequence is not in the cache yet."""
+        lengths = [len(x.prompt) + len(x.new) - 1 if x else 0 for x in self._running]
+        self._cache.set_lengths(np.array(lengths, np.int32))
+        self._changed = False
+
+    def _take(self, slots: Sequence[int], count: int, ends: Set[int]) -> Iterator[tuple[int, int]]:
+        """Yield these slots' newest tokens; sequences that end leave their slots and pages."""
+        newest = to_numpy(self._tokens).tolist()
+        for slot in slots:
+            one = self._running[slot]
+            if one is None:
+                continue
+            if newest[slot] not in ends:
+                one.new.append(newest[slot])
+                yield one.number, newest[slot]
+            if newest[slot] in ends or len(one.new) == count:
+                self._free += one.pages
+                self._running[slot], self._changed = None, True
+
+
+def choose(xp: Any, logits: Any, temperature: float, rng: np.random.Generator) -> Any:
+    """The next tokens, (batch,): the likeliest ones for temperature 0, else drawn."""
+    if temperature == 0:
+        return logits.argmax(axis=-1)
+    sums = cupykern.softmax(logits, scale=1 / temperature).cumsum(axis=-1)
+    # In (0, 1], so that what is drawn has a probability.
+    draws = xp.asarray(1 - rng.random((len(logits), 1), np.float32))
+    return (sums < draws * sums[:, -1:]).sum(axis=-1)
+
+
+class Texts:
+    """Tokens to text, as they come: a character of several tokens waits for the last of them."""
+
+    def __init__(self, tokenizer: Any, count: int):
+        self._tokenizer = tokenizer
+        self._tokens: list[list[int]] = [[] for _ in range(count)]
+        self.texts = [""] * count
+
+    def add(self, number: int, token: int) -> str:
+        """What the token adds to the text."""
+        self._tokens[number].append(token)
+        text = self._tokenizer.decode(self._tokens[number])
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        new, self.texts[number] = text[len(self.texts[number]) :], text
+        return new
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="config.json, *.safetensors, tokenizer.json")
+    parser.add_argument("--prompt", action="append", required=True, help="once or several times")
+    parser.add_argument("--tokens", type=int, default=64, help="the most to generate for each")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
+    parser.add_argument("--seed", type=int, default=0, help="of draws")
+    parser.add_argument("--slots", type=int, default=8, help="sequences that decode together")
+    parser.add_argument("--room", type=int, default=2048, help="the most tokens of a sequence")
+    parser.add_argument("--weights", choices=FORMATS, help="default: as they are stored")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--target", choices=("cuda", "hip", "host"), help="default: the GPU")
+    args = parser.parse_args(arguments)
+    try:
+        import tokenizers
+
+        if min(args.tokens, args.slots, args.room) < 1 or args.temperature < 0:
+            raise ValueError("--tokens, --slots and --room must be positive, --temperature >= 0")
+        decoder = load(args.folder, args.dtype, args.weights, args.target)
+        tokenizer = tokenizers.Tokenizer.from_file(str(args.folder / "tokenizer.json"))
+        prompts = [tokenizer.encode(text).ids for text in args.prompt]
+        engine = Engine(decoder, args.target, slots=args.slots, room=args.room)
+        texts, times = Texts(tokenizer, len(prompts)), [time.perf_counter()]
+        options = args.tokens, end_tokens(args.folder), args.temperature, args.seed
+        for number, token in engine.generate(prompts, *options):
+            new = texts.add(number, token)
+            times.append(time.perf_counter())
+            if len(prompts) == 1:
+                print(new, end="", flush=True)
+    except ImportError as error:
+        print(f"error: {error.name} is missing: pip install -e '.[examples]'", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, targets.UnavailableError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print("" if len(prompts) == 1 else "\n".join(map(str.__add__, args.prompt, texts.texts)))
+    where = " (host emulation)" if targets.get(args.target).xp is np else ""
+    rate = (len(times) - 1) / (times[-1] - times[0])
+    print(
+        f"{len(times) - 1} tokens, {rate:.1f} a second, compiling included{where}", file=sys.stderr
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

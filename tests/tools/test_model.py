@@ -1,0 +1,171 @@
+"""cupykern/tools/model: a decoder of the ops against the same in FP64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupykern import targets
+from cupykern.numerics import to_numpy
+from cupykern.runtime import jit
+from cupykern.tools.model import cache as caches
+from cupykern.tools.model import linear, reference
+from cupykern.tools.model.config import LayerKind, ModelConfig, Positions, public, public_names
+from cupykern.tools.model.graph import Graph
+from cupykern.tools.model.random_weights import random_decoder
+from cupykern.tools.model.reference import Expected
+
+PLAIN = ModelConfig(96, 64, 176, 4, 2, 16, (LayerKind(), LayerKind(Positions(500.0), 4)))
+QWEN = replace(PLAIN, head_norms=True, qkv_bias=True, tied=True)
+GEMMA = replace(
+    PLAIN, gate="gelu_tanh", post_norms=True, embedding_scale=8.0, softcap=20.0, logit_softcap=5.0,
+    attention_scale=0.3,
+)  # fmt: skip
+WIDE = replace(PLAIN, hidden=192, intermediate=144)  # more than one block of scales, not all whole
+CASES = {
+    "plain": (PLAIN, "bfloat16", "16bit"),
+    "float16": (PLAIN, "float16", "16bit"),
+    "qwen": (QWEN, "bfloat16", "16bit"),
+    "gemma": (GEMMA, "bfloat16", "16bit"),
+    "int8": (WIDE, "bfloat16", "int8"),
+    "e4m3": (WIDE, "float16", "e4m3"),
+    "e4m3-blocks": (WIDE, "bfloat16", "e4m3-blocks"),
+    "fp8": (WIDE, "bfloat16", "fp8"),
+}
+TOKENS = np.random.default_rng(7).integers(0, 96, (2, 9))
+PREFILLED = 6
+
+
+def nan_cache(paged, config, dtype, target):
+    """For 16 tokens of 2 sequences, NaN where nothing is kept; pages in random order."""
+    if paged:
+        cache = caches.paged(config, 2, 20, dtype, target.name, page=4, room=16)
+        table = np.random.default_rng(0).permutation(20)[:8].reshape(2, 4).astype(np.int32)
+        cache.block_table[...] = target.xp.asarray(table)
+    else:
+        cache = caches.contiguous(config, 2, 16, dtype, target.name)
+    for array in (*cache.keys, *cache.values):
+        array.view(np.uint16).fill(0xFFFF)
+    return cache
+
+
+def steps(decoder, cache, target):
+    """Logits after PREFILLED tokens, and after all of them, of which the others came singly."""
+    tokens = target.xp.asarray(TOKENS)
+    first = decoder.prefill(tokens[:, :4], cache)
+    first = decoder.prefill(tokens[:, 4:PREFILLED], cache, start=4)
+    cache.set_lengths([PREFILLED, PREFILLED])
+    following = target.xp.zeros(2, np.int64)
+    step = Graph(lambda: decoder.decode(following, cache), target)
+    cache.set_lengths([PREFILLED, PREFILLED])  # capturing may have run a step
+    for i in range(PREFILLED, TOKENS.shape[1]):
+        following[...] = tokens[:, i]
+        last = step()
+    return to_numpy(first), to_numpy(last)
+
+
+def expected(decoder, target, count):
+    empty = caches.contiguous(decoder.config, 2, 16, "float16", target.name)
+    return Expected.of(decoder, target.xp.asarray(TOKENS[:, :count]), empty, [0, 0])
+
+
+@pytest.mark.in_turn("name", "paged")
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_as_exact_as_rounding_allows(name, paged, target):
+    """Prefilled in two parts, then token by token."""
+    config, dtype, weights = CASES[name]
+    decoder = random_decoder(config, dtype, weights, target.name)
+    found = steps(decoder, nan_cache(paged, config, dtype, target), target)
+    for logits, count in zip(found, (PREFILLED, TOKENS.shape[1]), strict=True):
+        assert logits.shape == (2, 96) and logits.dtype == np.float32
+        assert expected(decoder, target, count).error_over_limit(target.xp.asarray(logits)) <= 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"norm_eps": 0.1},
+        {"kinds": (LayerKind(),) * 2},
+        {"kinds": (LayerKind(), LayerKind(Positions(500.0), 5))},
+        {"gate": "silu"},
+        {"embedding_scale": 7.0},
+        {"softcap": 2.0},
+        {"logit_softcap": 4.0},
+        {"attention_scale": 0.25},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_mistakes_would_show(change):
+    host = targets.get("host")
+    decoder = random_decoder(GEMMA, "bfloat16", target="host")
+    _, last = steps(decoder, nan_cache(False, GEMMA, "bfloat16", host), host)
+    wrong = random_decoder(replace(GEMMA, **change), "bfloat16", target="host")
+    assert expected(decoder, host, 9).error_over_limit(last) <= 1
+    assert expected(wrong, host, 9).error_over_limit(last) > 1
+
+
+def test_sequences_that_are_not_there_change_nothing():
+    """A decode step of a batch in which one slot is free: the others' bits are the same."""
+    host = targets.get("host")
+    decoder = random_decoder(PLAIN, "bfloat16", target="host")
+    results = []
+    for lengths in ([3, 3], [3, 0]):
+        cache = nan_cache(True, PLAIN, "bfloat16", host)
+        decoder.prefill(TOKENS[:1, :3], cache.sequence(0))
+        if lengths[1]:
+            decoder.prefill(TOKENS[1:, :3], cache.sequence(1))
+        cache.set_lengths(lengths)
+        results.append(decoder.decode(TOKENS[:, 3], cache)[0])
+        assert cache.counters.tolist() == ([[3, 3], [4, 4]] if lengths[1] else [[3, -1], [4, 0]])
+        keys = [cache.keys[0][page].view(np.uint16) for page in cache.block_table[1]]
+        assert (np.array(keys) == 0xFFFF).all() == (lengths[1] == 0)
+    assert (results[0] == results[1]).all()
+
+
+def test_a_cache_has_only_the_room_it_has():
+    decoder = random_decoder(PLAIN, "float16", target="host")
+    cache = caches.contiguous(PLAIN, 2, 4, "float16", "host")
+    with pytest.raises(ValueError, match="room for 4 tokens, not for 9"):
+        decoder.prefill(TOKENS, cache)
+
+
+def test_public_models():
+    assert {"llama3-8b", "llama3-70b", "qwen3-8b", "mistral-7b"} <= set(public_names())
+    assert public("qwen3-8b", 3).head_norms and len(public("qwen3-8b", 3).kinds) == 3
+    with pytest.raises(ValueError, match="llama3-8b"):
+        public("llama", 1)
+    with pytest.raises(ValueError, match="gelu_tanh"):
+        replace(PLAIN, gate="relu")
+    with pytest.raises(ValueError, match="multiple"):
+        replace(PLAIN, heads=3)
+
+
+def test_dequantized_weights_are_near():
+    weight = np.random.default_rng(0).standard_normal((200, 300)).astype(ml_dtypes.bfloat16)
+    for name, make in linear.FORMATS.items():
+        found = linear.dequantized(make(weight, None))
+        error = np.linalg.norm(found - weight.astype(float)) / np.linalg.norm(weight.astype(float))
+        assert error < {"16bit": 1e-9, "int8": 0.01}.get(name, 0.04)
+
+
+def test_a_layer_is_eight_launches():
+    """And two more for the logits: norm and head."""
+    decoder = random_decoder(PLAIN, "bfloat16", target="host")
+    cache = nan_cache(False, PLAIN, "bfloat16", targets.get("host"))
+    decoder.prefill(TOKENS[:, :3], cache)
+    cache.set_lengths([3, 3])
+    with jit.noting() as launches:
+        decoder.decode(TOKENS[:, 3], cache)
+    kernels = [launch.kernel for launch in launches]
+    assert len(kernels) == 8 * len(PLAIN.kinds) + 2, kernels
+
+
+def test_numbers_are_rounded_to_e4m3_as_ml_dtypes_does():
+    x = np.random.default_rng(0).uniform(-448, 448, 4000) * 2.0 ** -(np.arange(4000) ** 0.4)
+    x = np.concatenate((x, np.array([0.0, 448.0, 2.0**-6, 2.0**-9, 2.0**-10, 3 * 2.0**-10, 17.0])))
+    expected = x.astype(ml_dtypes.float8_e4m3fn).astype(float)
+    np.testing.assert_array_equal(reference._to_e4m3(x), expected)
