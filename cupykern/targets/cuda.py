@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .. import environment
-from ..kernels import Variant, source_text
+from ..kernels import Variant, overlaps, source_text
 from .base import CompileError, Usage, by_value, launch_argument
-from .clusters import max_active_clusters
+from .launches import max_active_clusters
 from .limits import max_shared_bytes
 from .repeated import pack
 
@@ -25,6 +25,7 @@ _ARCHS_WITH_OWN_INSTRUCTIONS = {
     "120": "sm_120a",
 }
 _allowing = threading.Lock()
+_OVERLAP_DRIVER = 12030  # CUDA 12.3: in captured graphs too
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_*, for clusters of more than 8 blocks
 
 
@@ -43,6 +44,10 @@ class CudaTarget:
         capability = device.compute_capability
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.arch = _ARCHS_WITH_OWN_INSTRUCTIONS.get(capability, f"sm_{capability}")
+        # Whether a kernel that waits for the previous one may be launched while that one runs.
+        self.overlaps = (
+            int(capability) >= 90 and cupy.cuda.runtime.driverGetVersion() >= _OVERLAP_DRIVER
+        )
 
     def compile(self, variant: Variant) -> CudaKernel:
         """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""
@@ -79,6 +84,7 @@ class CudaKernel:
             cupy.cuda.driver.funcSetAttribute(
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
             )
+        self._overlaps = target.overlaps and overlaps(variant)
         self._launch_linear = function.kernel.linear_launch
         self.usage = Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
         # More, static shared memory included, must be asked for.
@@ -102,6 +108,9 @@ class CudaKernel:
                 self._max_shared_bytes = shared_bytes
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        if self._overlaps:  # CuPy's launch has no attributes
+            self.pack(grid, args, shared_bytes)()
+            return
         if shared_bytes > self._max_shared_bytes:
             self._allow(shared_bytes)
         # Sizes of one dim, without making tuples of them.
@@ -112,7 +121,7 @@ class CudaKernel:
         if shared_bytes > self._max_shared_bytes:
             self._allow(shared_bytes)
         sizes = grid, self._num_threads, shared_bytes
-        return pack(self._launch, self._device_id, sizes, args)
+        return pack(self._launch, self._device_id, sizes, args, overlaps=self._overlaps)
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
@@ -132,7 +141,7 @@ class ClusterCudaKernel(CudaKernel):
 
     def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
         sizes = grid, self._num_threads, shared_bytes
-        return pack(self._launch, self._device_id, sizes, args, self._cluster_size)
+        return pack(self._launch, self._device_id, sizes, args, self._cluster_size, self._overlaps)
 
     launch_plainly = __call__
 

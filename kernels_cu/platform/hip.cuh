@@ -53,6 +53,9 @@ DEVICE Index grid_dim() {
 #define blockDim (hip::block_dim())
 #define gridDim (hip::grid_dim())
 
+// --- launches that overlap: none ------------------------------------------------------------
+DEVICE void wait_for_previous_grid() {}
+
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return int(threadIdx.x) % kWarpSize; }
 DEVICE void sync_block() {
