@@ -12,12 +12,16 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 
 from .. import environment
 
 _CLUSTER_DIMENSION = 4  # cuda.h: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_*
 _UINT = ctypes.c_uint
+
+
+Launcher = Callable[[int, int], None]  # of a stream and the address of the arguments' addresses
 
 
 class _Attribute(ctypes.Structure):
@@ -88,9 +92,8 @@ def max_active_clusters(function: int, size: int, num_threads: int, shared_bytes
 
 def launcher(
     function: int, sizes: tuple[int, int, int], cluster_size: int, overlaps: bool
-) -> Callable[[int, int], None]:
-    """What launches the CUfunction: called with a stream and the address of the arguments'
-    addresses.
+) -> Launcher:
+    """What launches the CUfunction.
 
     sizes: blocks, threads of a block, bytes of dynamic shared memory.  cluster_size: 1 also where
     the function itself says another.  overlaps: whether the function waits for the previous grid,
@@ -117,6 +120,7 @@ def launcher(
     return launch
 
 
+@cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .base import Kernel
-from .launches import launcher
+from .launches import Launcher
 
 Packer = Callable[[int, tuple[Any, ...], int], Callable[[], None]]
 _MOST = 1024  # that one plan keeps
@@ -107,14 +107,13 @@ def pack(
     device_id: int,
     sizes: tuple[int, int, int],
     args: tuple[Any, ...],
-    cluster_size: int = 1,
-    overlaps: bool = False,
+    launch_on: Launcher | None = None,
 ) -> Callable[[], None]:
     """What launches CuPy's `kernel` (a Function) on the stream that is current when it is called.
 
     sizes: blocks, threads of a block, bytes of dynamic shared memory.  args: as Kernel takes them;
-    of arrays the address alone is kept.  The current device is `device_id`.  cluster_size: of the
-    launch, where the kernel does not say it.  overlaps: as launches.launcher.
+    of arrays the address alone is kept.  The current device is `device_id`.  launch_on: what
+    launches `kernel` with attributes (launches.launcher); None: without.
     """
     import cupy
 
@@ -130,9 +129,8 @@ def pack(
             _thread.devices.add(device_id)
         launch_kernel(*launch_sizes, get_stream().ptr, arguments.address, 0)
 
-    if cluster_size == 1 and not overlaps:
+    if launch_on is None:
         return launch
-    launch_on = launcher(kernel.ptr, sizes, cluster_size, overlaps)
 
     def launch_with_attributes() -> None:
         if device_id not in _thread.devices:
