@@ -21,7 +21,7 @@ TARGETS = ("cuda", "hip", "host")
 # False and True are the other two.
 EITHER = 2
 
-_WAIT = re.compile(r"^\s*wait_for_previous_grid\(\);", re.MULTILINE)
+_WAIT = re.compile(r"\bwait_for_previous_grid\(\);")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 

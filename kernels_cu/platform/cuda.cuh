@@ -215,13 +215,25 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy policy) {
                  : "l"(p), "l"(policy.bits));
     return b;
 }
-// Memory that the kernel does not write: the load may move above stores.  From sm_90 on it is a
-// plain load: launches overlap, so that the previous kernel may write the memory while this one is
-// already there, which ld.global.nc does not allow; ptxas might even move it above the wait.
+// Memory that the kernel does not write: before sm_90 the load may move above stores.  From sm_90 on
+// launches overlap, so that the previous kernel may write the memory while this one is already
+// there: ld.global.nc does not allow that, and may move above the wait.  A volatile asm stays
+// behind it; without a memory clobber it leaves other accesses alone.
+constexpr bool kReadOnlyLoadsMove = __CUDA_ARCH__ < 900;
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
-    if constexpr (__CUDA_ARCH__ >= 900) {
-        return load_vector<N>(p);
+    if constexpr (!kReadOnlyLoadsMove && N == 16) {
+        Bytes<16> b;
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b.words[0]), "=r"(b.words[1]), "=r"(b.words[2]), "=r"(b.words[3])
+                     : "l"(p));
+        return b;
+    } else if constexpr (!kReadOnlyLoadsMove && N == 8) {
+        Bytes<8> b;
+        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(b.words[0]), "=r"(b.words[1])
+                     : "l"(p));
+        return b;
     } else if constexpr (N == 16) {
         return bit_cast<Bytes<16>>(__ldg(static_cast<const uint4*>(p)));
     } else if constexpr (N == 8) {

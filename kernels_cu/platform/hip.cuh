@@ -227,6 +227,7 @@ template <int N>
 DEVICE Bytes<N> load_vector(const void* p, LoadPolicy) {
     return load_vector<N>(p);
 }
+constexpr bool kReadOnlyLoadsMove = true;
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
     return *static_cast<const Bytes<N>*>(p);

@@ -264,6 +264,7 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
     return load_vector<N>(p, location);
 }
+constexpr bool kReadOnlyLoadsMove = kCompact;  // as on Hopper, and as elsewhere
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_LOCATION) {
     return load_vector<N>(p, location);

@@ -6,10 +6,11 @@
 #pragma once
 
 // A launch of an overlapping kernel: accesses to global memory, and the end, come after the wait.
-void check_waited_for_grid(Location location) {
-    if (worker->launch->overlaps && !worker->current->waited_for_grid) {
-        fail_at("before wait_for_previous_grid", location);
-    }
+void check_waited_for_grid(const char* message, Location location) {
+    if (worker->launch->overlaps && !worker->current->waited_for_grid) fail_at(message, location);
+}
+void check_access(Location location) {
+    check_waited_for_grid("an access to global memory before wait_for_previous_grid", location);
 }
 
 void hide_late_arrays(Launch& launch) {
@@ -28,7 +29,8 @@ bool show_late_arrays(Launch& launch) {
     if (!launch.hidden) return untouched;
     for (int i = 0; i < launch.num_late; ++i) {
         const LateArray& late = launch.late[i];
-        for (unsigned long long j = 0; j < late.bytes; ++j) untouched &= late.array[j] == char(0xff);
+        for (unsigned long long j = 0; j < late.bytes; ++j)
+            untouched &= late.array[j] == char(0xff);
         memcpy(late.array, late.copy, late.bytes);
         free(late.copy);
     }

@@ -190,7 +190,8 @@ void fiber_main() {
         if (stack_overflowed(self.context)) {
             fail_at("the thread's stack overflowed", {"host_runtime", 0});
         }
-        check_waited_for_grid({"host_runtime", 0});
+        check_waited_for_grid("the thread ended without wait_for_previous_grid",
+                              {"host_runtime", 0});
         check_thread_end(self);
         check_wgmma_end(self);
         self.done = true;
