@@ -215,8 +215,8 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy policy) {
                  : "l"(p), "l"(policy.bits));
     return b;
 }
-// Memory that the kernel does not write: before sm_90 the load may move above stores.  From sm_90 on
-// launches overlap, so that the previous kernel may write the memory while this one is already
+// Memory that the kernel does not write: before sm_90 the load may move above stores.  From sm_90
+// on launches overlap, so that the previous kernel may write the memory while this one is already
 // there: ld.global.nc does not allow that, and may move above the wait.  A volatile asm stays
 // behind it; without a memory clobber it leaves other accesses alone.
 constexpr bool kReadOnlyLoadsMove = __CUDA_ARCH__ < 900;
