@@ -13,6 +13,7 @@ from .nvfp4 import NvFp4
 from .ops import OPS
 from .ops.nonfinite_report import NonfiniteReport
 from .public import public as _public
+from .targets.launches import overlap_launches
 from .tuning import tune as _tune
 from .watch import Watch, WatchRecord, watch
 
@@ -56,6 +57,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "nonfinite_report",
+    "overlap_launches",
     "quantize",
     "quantize_nvfp4",
     "rms_norm",

@@ -44,6 +44,11 @@ def cuda_checked() -> bool:
     return _one_of("CUPYKERN_CUDA_CHECKED", "0", "1") == "1"
 
 
+def overlaps() -> bool:
+    """CUPYKERN_OVERLAP: whether a kernel may begin while the stream's previous kernel ends."""
+    return _one_of("CUPYKERN_OVERLAP", "1", "0") == "1"
+
+
 def compiler_command() -> tuple[str, ...]:
     """CXX, split as a shell splits it; () where it is unset."""
     text = os.environ.get("CXX", "")
@@ -83,6 +88,7 @@ def check() -> None:
         host_sanitizer,
         host_optimization,
         cuda_checked,
+        overlaps,
         compiler_command,
     ):
         read()

@@ -21,6 +21,7 @@ TARGETS = ("cuda", "hip", "host")
 # False and True are the other two.
 EITHER = 2
 
+_WAIT = re.compile(r"\bwait_for_previous_grid\(\);")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 
@@ -124,6 +125,14 @@ def source_text(variant: Variant, target: str) -> str:
     else:
         text += variant.header()
     return text + _kernel_text(variant, already) + f"REGISTER_KERNEL({variant.kernel})\n"
+
+
+@cache
+def overlaps(variant: Variant) -> bool:
+    """Whether the kernel may start before the stream's previous kernel has ended: its source calls
+    wait_for_previous_grid (platform/cuda.cuh)."""
+    already = frozenset(_files("platform/cuda.cuh"))
+    return _WAIT.search(_kernel_text(variant, already)) is not None
 
 
 def file_text(name: str) -> str:

@@ -34,6 +34,7 @@ DEVICE Bytes<16> shifted(const Bytes<16>& low, const Bytes<16>& high, int first)
 }
 
 KERNEL void align_rows(const char* source, char* result, const CopyParams params) {
+    wait_for_previous_grid();
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
     int64_t number = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     for (; number < params.num_chunks; number += step) {

@@ -8,6 +8,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
                       const uint8_t* block_types, const int32_t* partial_indices,
                       const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                       const Params params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(AttentionStorage, storage);
     const Score::Arrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
     attention_block(storage, params, q, k, v, out, lse, row_max, row_sum, arrays, cu_seqlens_q,

@@ -9,6 +9,7 @@ KERNEL void attention_general(const Element* q, const Element* k, const Element*
                               const uint8_t* block_types, const int32_t* partial_indices,
                               const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                               const float* slopes, const float* sinks, const Params params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(AttentionStorage, storage);
     const Score::Arrays arrays{
         {mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks};

@@ -9,6 +9,7 @@ KERNEL void attention_naive_general(const Element* q, const Element* k, const El
                                     const int32_t* partial_indices, const int32_t* lengths,
                                     const float* slopes, const float* sinks, float* scores,
                                     const Params params, int64_t step) {
+    wait_for_previous_grid();
     const Score::Arrays arrays{
         {mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks};
     naive_step(params, q, k, v, out, {lse, row_max, row_sum}, arrays, lengths, scores, step);

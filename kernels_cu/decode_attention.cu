@@ -20,6 +20,7 @@
 KERNEL void decode_attention(const Element* q, const Element* k_cache, const Element* v_cache,
                              const int* seq_lens, const int* block_table, Element* out, float* lse,
                              void* partial_results, uint32_t* counters, const DecodeParams params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(DecodeStorage, storage);
     decode_block<PlainDecodeScore>(storage, params, {}, {k_cache, v_cache}, seq_lens, block_table,
                                    q, out, lse, partial_results, counters);

@@ -10,6 +10,7 @@ KERNEL void decode_attention_general(const Element* q, const Element* k_cache,
                                      const int* block_table, Element* out, float* lse,
                                      void* partial_results, uint32_t* counters, const float* slopes,
                                      const float* sinks, const GeneralDecodeParams params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(DecodeStorage, storage);
     decode_block<GeneralDecodeScore>(storage, params, {slopes, sinks}, {k_cache, v_cache}, seq_lens,
                                      block_table, q, out, lse, partial_results, counters);

@@ -16,6 +16,7 @@ struct MergeStorage {
 
 KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* partial_results,
                          const DecodeParams params) {
+    wait_for_previous_grid();
     constexpr int kPasses = kTileM / kRowsPerPass;
     SHARED_STORAGE(MergeStorage, storage);
     int row_tile = int(blockIdx.x) / kPasses;

@@ -69,6 +69,7 @@ DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
 KERNEL void dequant_softmax(const void* a, const void* b, const void* bias, const float* scale_b,
                             float* logits, MaxSum* statistics, ElementAccumulator* partials,
                             const LogitsParams params, int64_t pass) {
+    wait_for_previous_grid();
     SHARED_STORAGE(GemmStorage, storage);
     SHARED(MaxSum, of_fragments, [kTileM][kTileN / 16]);
     const WarpCoord warp = WarpCoord::here();

@@ -140,6 +140,7 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         fence_barrier_init();
     }
     sync_block();
+    wait_for_previous_grid();
     // The block's column sets, kTileSets to a tile.
     constexpr int kTileSets = kTileN / kColumns;
     const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;

@@ -13,6 +13,7 @@ struct Dequantize8bitParams {
 constexpr int kChunk = 16, kAtOnce = 4;  // columns of a load; loads in flight per thread
 
 KERNEL void dequantize_8bit(const Source* x, Element* y, const Dequantize8bitParams p) {
+    wait_for_previous_grid();
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
     int64_t first = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     for (; first < p.num_chunks; first += kAtOnce * step) {

@@ -60,6 +60,7 @@ KERNEL void dequantize_nvfp4(const uint8_t* codes0, const e4m3* scales0, Element
                              const uint8_t* codes1, const e4m3* scales1, Element* y1,
                              const uint8_t* codes2, const e4m3* scales2, Element* y2,
                              const DequantizeParams params) {
+    wait_for_previous_grid();
     decode_operand(codes0, scales0, y0, params.operands[0]);
     decode_operand(codes1, scales1, y1, params.operands[1]);
     decode_operand(codes2, scales2, y2, params.operands[2]);

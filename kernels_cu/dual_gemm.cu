@@ -17,6 +17,7 @@ KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
                       const float* scale_a, const float* scale_b1, const float* scale_b2,
                       const e4m3* groups_a, const e4m3* groups_b1, const e4m3* groups_b2,
                       ElementAccumulator* partials, const DualGemmParams params, int64_t pass) {
+    wait_for_previous_grid();
     SHARED_STORAGE(GemmStorage, storage);
     const WarpCoord warp = WarpCoord::here();
     const GemmWorkTile work = work_tile_of(params.tile);

@@ -19,6 +19,7 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
                  const float* scale_a, const float* scale_b, const e4m3* groups_a,
                  const e4m3* groups_b, ElementAccumulator* partials, const GemmParams params,
                  int64_t pass) {
+    wait_for_previous_grid();
     SHARED_STORAGE(GemmStorage, storage);
     const WarpCoord warp = WarpCoord::here();
     const GemmWorkTile work = work_tile_of(params.tile);

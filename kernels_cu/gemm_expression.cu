@@ -17,6 +17,7 @@ KERNEL void gemm_expression(const void* a, const void* b, void* out, const void*
                             const void* x5, const void* x6, const void* x7,
                             ElementAccumulator* partials, const ExpressionGemmParams params,
                             int64_t pass) {
+    wait_for_previous_grid();
     SHARED_STORAGE(GemmStorage, storage);
     const WarpCoord warp = WarpCoord::here();
     const GemmWorkTile work = work_tile_of(params.tile);

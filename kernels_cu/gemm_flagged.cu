@@ -25,6 +25,7 @@ DEVICE bool is_flagged(const float* scales_a, const float* scales_b, int64_t cou
 KERNEL void gemm_flagged(const float* a, const float* b, void* out, const void* bias,
                          const void* residual, const float* scales_a, const float* scales_b,
                          const int32_t* lossy, const FlaggedParams params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(GemmFmaStorage, storage);
     bool any = false;
     for (int64_t i = lane_id(); i < params.num_lossy; i += kWarpSize) any |= lossy[i] != 0;

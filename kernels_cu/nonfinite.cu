@@ -204,6 +204,7 @@ DEVICE bool is_finite(float x) { return (bit_cast<uint32_t>(x) & 0x7fffffffu) < 
 
 KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
                       const NonfiniteParams params) {
+    wait_for_previous_grid();
     constexpr int kWarps = kNumThreads / kWarpSize;
     SHARED(Finite, of_warps, [kWarps]);
     // Non-finite counts of this block; index of its first, then the totals of all blocks.

@@ -9,6 +9,7 @@
 
 KERNEL void normalize_logits(const float* logits, const MaxSum* statistics, void* y,
                              const NormalizeParams params) {
+    wait_for_previous_grid();
     SHARED(MaxSum, of_warps, [kBlockWarps]);
     const NormalizeParams& p = params;
     if (logits) normalize_rows(logits, statistics, y, p, of_warps);

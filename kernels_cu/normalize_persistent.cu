@@ -12,6 +12,7 @@ KERNEL void normalize_persistent(const Element* x, const Element* residual, cons
                                  const void* bias, void* y, Element* sum, float* mean_out,
                                  float* rstd_out, float*, uint32_t* counter,
                                  const rows::NormParams params, int64_t) {
+    wait_for_previous_grid();
     SHARED_STORAGE(rows::StageTile, tiles);
     Element* to = static_cast<Element*>(y);
     if constexpr (!kCentered) {

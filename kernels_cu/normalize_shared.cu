@@ -22,6 +22,7 @@ KERNEL void normalize_shared(const Element* x, const Element* residual, const vo
                              const void* bias, void* y, Element* sum, float* mean, float* rstd,
                              float* row_scale, void* statistics, const rows::NormParams params,
                              int64_t pass) {
+    wait_for_previous_grid();
     const rows::NormOutputs out{y, sum, mean, rstd, row_scale, statistics};
     rows::normalize_shared_rows(x, residual, weight, bias, out, params, pass);
 }

@@ -10,6 +10,7 @@
 KERNEL void normalize_span(const Element* x, const Element* residual, const void* weight,
                            const void* bias, void* y, Element* sum, float* mean, float* rstd,
                            float*, void*, const rows::NormParams params, int64_t) {
+    wait_for_previous_grid();
     using namespace rows;
     SHARED_STORAGE(SpanStorage, tile);
     const int num_cols = int(params.layout.num_cols);

@@ -9,5 +9,6 @@
 
 KERNEL void quantize_columns(const Element* x, void* y, float* scales,
                              const rows::QuantizeTileParams params) {
+    wait_for_previous_grid();
     rows::quantize_strip(x, y, scales, params);
 }

@@ -9,5 +9,6 @@
 
 KERNEL void quantize_global_tiles(const Element* x, void* y, float* scales,
                                   const rows::QuantizeTileParams params) {
+    wait_for_previous_grid();
     rows::quantize_tile(x, y, scales, params);
 }

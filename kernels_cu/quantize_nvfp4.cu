@@ -167,6 +167,7 @@ DEVICE void for_each_batch(uint32_t block, uint32_t rows, uint32_t groups, F f) 
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
                            GridBarrier* barrier, const QuantizeNvfp4Params params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(CachedGroups, cache);
     const QuantizeNvfp4Params& p = params;
     float* partials = reinterpret_cast<float*>(barrier + 1);

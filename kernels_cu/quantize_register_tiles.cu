@@ -11,5 +11,6 @@
 
 KERNEL void quantize_register_tiles(const Element* x, void* y, float* scales,
                                     const rows::QuantizeTileParams params) {
+    wait_for_previous_grid();
     rows::quantize_tiles(x, y, scales, params);
 }

@@ -10,5 +10,6 @@
 
 KERNEL void quantize_shared(const Element* x, void* y, float* scales, float* statistics,
                             const rows::QuantizeRowParams params, int64_t pass) {
+    wait_for_previous_grid();
     rows::quantize_rows(x, y, scales, statistics, params, pass);
 }

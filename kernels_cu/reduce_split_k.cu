@@ -14,6 +14,7 @@ constexpr int kRun = 4;
 
 KERNEL void reduce_split_k(const float* partials, void* out, const void* bias, const void* residual,
                            const float* scale_a, const float* scale_b, const SplitKParams params) {
+    wait_for_previous_grid();
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(params.epilogue, out, bias, residual,
                                                               scale_a, scale_b, 0, 0, 0, 0, 0);
     const int64_t row_runs = (params.epilogue.n + kRun - 1) / kRun,

@@ -19,6 +19,7 @@ KERNEL void reduce_split_k_expression(const float* partials, void* out, const fl
                                       const void* x2, const void* x3, const void* x4,
                                       const void* x5, const void* x6, const void* x7,
                                       const SplitKExpressionParams params) {
+    wait_for_previous_grid();
     const ExpressionOperands operands{{x0, x1, x2, x3, x4, x5, x6, x7}, {}, params.expression, 0};
     const int64_t row_runs = (params.epilogue.n + kRun - 1) / kRun,
                   matrix_runs = params.epilogue.m * row_runs,

@@ -38,6 +38,7 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
                            const int* positions, const float* inv_freq, const void* q_weight,
                            const void* k_weight, const int* block_table, Element* out, void* k_out,
                            void* v_out, float* k_scale, float* v_scale, const RopeParams p) {
+    wait_for_previous_grid();
     SHARED(float, floats, [kTableFloats]);
     SHARED(Token, tokens, [kMaxTokens]);
     const int lane = threadIdx.x & ((1 << p.lanes_log2) - 1);

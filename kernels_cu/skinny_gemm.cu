@@ -300,6 +300,7 @@ struct FinishedRun {
 KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
                         const e4m3* groups_b, const SkinnyGemmParams params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(SkinnyGemmStorage, storage);
     const int warp = int(threadIdx.x) / kWarpSize;
     auto& own = storage.warps[warp];

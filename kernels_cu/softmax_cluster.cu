@@ -9,6 +9,7 @@
 
 KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
                             const rows::SoftmaxParams params, int64_t) {
+    wait_for_previous_grid();
     rows::announce_to_cluster();
     SHARED_STORAGE(rows::RowVector, tile);
     const int rank = cluster_rank(), blocks = params.blocks;

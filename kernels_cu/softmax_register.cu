@@ -7,6 +7,7 @@
 
 KERNEL void softmax_register(const Element* x, const uint8_t*, void* y, MaxSum*,
                              const rows::SoftmaxParams params, int64_t) {
+    wait_for_previous_grid();
     Element* to = static_cast<Element*>(y);
     if (params.log) {
         rows::softmax_register_rows<true>(x, to, params);

@@ -10,5 +10,6 @@
 
 KERNEL void softmax_shared(const Element* x, const uint8_t* mask, void* y, MaxSum* statistics,
                            const rows::SoftmaxParams params, int64_t pass) {
+    wait_for_previous_grid();
     rows::softmax_rows(x, mask, y, statistics, params, pass);
 }

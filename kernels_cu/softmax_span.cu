@@ -8,6 +8,7 @@
 
 KERNEL void softmax_span(const Element* x, const uint8_t*, void* y, MaxSum*,
                          const rows::SoftmaxParams params, int64_t) {
+    wait_for_previous_grid();
     using namespace rows;
     SHARED_STORAGE(SpanStorage, tile);
     const int num_cols = int(params.layout.num_cols);

@@ -219,6 +219,7 @@ DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
 KERNEL void split_float32(const float* a, const float* b, Part* parts_a, Part* parts_b,
                           float* scales_a, float* scales_b, int32_t* lossy,
                           const SplitParams params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(SplitStorage, storage);
     const int of_a = params.operands[0].num_blocks, all = of_a + params.operands[1].num_blocks;
     const auto copy = [&](int i, int stage) {

@@ -6,14 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from .. import environment
-from ..kernels import Variant, source_text
+from ..kernels import Variant, overlaps, source_text
 from .base import CompileError, Usage, by_value, launch_argument
-from .clusters import max_active_clusters
+from .launches import Launcher, launcher, max_active_clusters
 from .limits import max_shared_bytes
 from .repeated import pack
 
@@ -25,6 +26,8 @@ _ARCHS_WITH_OWN_INSTRUCTIONS = {
     "120": "sm_120a",
 }
 _allowing = threading.Lock()
+_LAUNCHERS = 256  # that a kernel keeps
+_OVERLAP_DRIVER = 12030  # CUDA 12.3: in captured graphs too
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_*, for clusters of more than 8 blocks
 
 
@@ -43,6 +46,10 @@ class CudaTarget:
         capability = device.compute_capability
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.arch = _ARCHS_WITH_OWN_INSTRUCTIONS.get(capability, f"sm_{capability}")
+        # Whether a kernel that waits for the previous one may be launched while that one runs.
+        self.overlaps = (
+            int(capability) >= 90 and cupy.cuda.runtime.driverGetVersion() >= _OVERLAP_DRIVER
+        )
 
     def compile(self, variant: Variant) -> CudaKernel:
         """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""
@@ -79,6 +86,14 @@ class CudaKernel:
             cupy.cuda.driver.funcSetAttribute(
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
             )
+        may_overlap = target.overlaps and overlaps(variant)
+        self._launcher: Callable[[tuple[int, int, int]], Launcher] | None = None  # by sizes
+        cluster_size = self._cluster_size if variant.launched else 1  # else the source says it
+        if cluster_size > 1 or may_overlap:
+            make = partial(
+                launcher, self._launch.ptr, cluster_size=cluster_size, overlaps=may_overlap
+            )
+            self._launcher = lru_cache(_LAUNCHERS)(make)
         self._launch_linear = function.kernel.linear_launch
         self.usage = Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
         # More, static shared memory included, must be asked for.
@@ -102,6 +117,9 @@ class CudaKernel:
                 self._max_shared_bytes = shared_bytes
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        if self._launcher is not None:  # CuPy's launch has no attributes
+            self.pack(grid, args, shared_bytes)()
+            return
         if shared_bytes > self._max_shared_bytes:
             self._allow(shared_bytes)
         # Sizes of one dim, without making tuples of them.
@@ -112,7 +130,8 @@ class CudaKernel:
         if shared_bytes > self._max_shared_bytes:
             self._allow(shared_bytes)
         sizes = grid, self._num_threads, shared_bytes
-        return pack(self._launch, self._device_id, sizes, args)
+        launch_on = None if self._launcher is None else self._launcher(sizes)
+        return pack(self._launch, self._device_id, sizes, args, launch_on)
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
@@ -127,14 +146,7 @@ class ClusterCudaKernel(CudaKernel):
         # CuPy loads a source once: what a function is allowed holds for the launches of all sizes.
         self._allow(max_shared_bytes(target.arch) - function.shared_size_bytes)
 
-    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
-        self.pack(grid, args, shared_bytes)()
-
-    def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
-        sizes = grid, self._num_threads, shared_bytes
-        return pack(self._launch, self._device_id, sizes, args, self._cluster_size)
-
-    launch_plainly = __call__
+    launch_plainly = CudaKernel.__call__
 
 
 def _checked_options() -> tuple[str, ...]:

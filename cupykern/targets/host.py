@@ -5,6 +5,8 @@ Settings, by `use(...)` or the environment:
     schedule    CUPYKERN_HOST_SCHEDULE    thread order: fifo (default), lifo or sticky:<seed>
     sanitizer   CUPYKERN_HOST_SANITIZER   build kernels with a checker: address (and undefined
                                           behaviour) or thread
+    late_producer                         False (default); True: what the previous kernel wrote is
+                                          poison until wait_for_previous_grid
 And by the environment alone:
                 CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels
                                           that are somewhat slower, or 0: in less than half of it
@@ -28,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import environment
-from ..kernels import Variant, file_text, source_text
+from ..kernels import Variant, file_text, overlaps, source_text
 from ..typing import Namespace
 from . import limits
 from .base import CompileError, Usage, by_value
@@ -59,6 +61,7 @@ class HostTarget:
     warp_size: int = 32
     schedule: str = "fifo"
     sanitizer: str | None = None
+    late_producer: bool = False
 
     device_id: ClassVar[int] = 0  # numpy has one
     name: ClassVar[str] = "host"
@@ -160,7 +163,9 @@ class HostKernel:
             target.warp_size,
             order,
             seed,
+            overlaps(variant),
         )
+        self._is_late = target.late_producer and overlaps(variant)
         self._addresses = ctypes.c_uint64 * (2 * len(self._sizes))
 
     def _config_of(self, grid: int) -> tuple[Any, ...]:
@@ -186,7 +191,10 @@ class HostKernel:
             raise ValueError(f"grid must be a positive multiple of {cluster_size}; got {grid}")
         addresses = self._pack(args)
         runtime = self._runtime
-        launch = runtime.host_create(*self._config_of(grid), shared_bytes, grid, addresses)
+        late = _late_arrays(args) if self._is_late else None
+        launch = runtime.host_create(
+            *self._config_of(grid), shared_bytes, grid, addresses, late, len(late or ())
+        )
         message = ctypes.create_string_buffer(2048)
         try:
             while not runtime.host_run(launch, _POLL_MS):
@@ -229,6 +237,28 @@ class HostKernel:
         return packed
 
 
+class _LateArray(ctypes.Structure):
+    """host_pool.h: LateArray."""
+
+    _fields_ = (("array", ctypes.c_void_p), ("copy", ctypes.c_void_p), ("bytes", ctypes.c_uint64))
+
+
+def _late_arrays(args: tuple[Any, ...]) -> ctypes.Array[_LateArray]:
+    """The memory of a launch's arrays, each byte once."""
+    spans = sorted(
+        np.lib.array_utils.byte_bounds(arg)
+        for arg in args
+        if isinstance(arg, np.ndarray) and arg.dtype.type is not np.void and arg.size
+    )
+    merged: list[tuple[int, int]] = []
+    for begin, end in spans:
+        if merged and begin <= merged[-1][1]:
+            begin, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((begin, end))
+    late = [_LateArray(begin, None, end - begin) for begin, end in merged]
+    return (_LateArray * len(late))(*late)
+
+
 _runtime_lock = threading.Lock()  # in a forked process nobody releases it
 _reinit = _runtime_lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own
 os.register_at_fork(after_in_child=_reinit)
@@ -249,7 +279,7 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
             runtime.host_runtime.restype = c_void_p
             runtime.host_create.argtypes = (
                 *(c_void_p, c_int, c_int, c_int, c_int),
-                *(ctypes.c_uint64, c_int, c_int, c_void_p),
+                *(ctypes.c_uint64, c_int, c_int, c_int, c_void_p, c_void_p, c_int),
             )
             runtime.host_create.restype = c_void_p
             runtime.host_run.argtypes = (c_void_p, c_int)

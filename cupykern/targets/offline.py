@@ -112,13 +112,43 @@ def broken_copies(cubin: bytes) -> int:
     Some versions of ptxas make them of cp.async with a cache policy (13.0), with 0 for the
     registers.
     """
+    return sum(
+        int(((code[:, 0] & 0xFFF == 0xDAE) & (code[:, 1] & 0x3F == 0)).sum())
+        for code in _instructions(cubin)
+    )
+
+
+_EARLY = "{} accesses to global memory before the wait for the previous grid"
+_WAIT = 0x82E  # ACQBULK
+# LD, LDG, ST, STG, LDGSTS, ATOMG, RED, bulk copies and TMA; the address with a uniform register or
+# without.
+_GLOBAL_ACCESSES = (
+    *(0x380, 0x980, 0x381, 0x981, 0x385, 0x985, 0x386, 0x986, 0xDAE, 0xFAE, 0x3A3, 0x9A3),
+    *(0x3A6, 0x9A6, 0x3A8, 0x9A8, 0x3A9, 0x9A9, 0x38E, 0x98E, 0x3BA, 0x5BA, 0x3B4, 0x5B4),
+    *(0x3B5, 0x5B5),
+)
+
+
+def early_accesses(cubin: bytes) -> int:
+    """How many instructions before `griddepcontrol.wait` access global memory; 0 without a wait.
+
+    The compiler keeps the order of asm statements and of accesses that memory clobbers hold, but
+    may move a read-only load (ld.global.nc) above the wait.
+    """
     found = 0
-    for name, content in _sections(cubin):
-        if not name.startswith(".text."):
-            continue
-        code = np.frombuffer(content, "<u8", len(content) // 8).reshape(-1, 2)
-        found += int(((code[:, 0] & 0xFFF == 0xDAE) & (code[:, 1] & 0x3F == 0)).sum())
+    for code in _instructions(cubin):
+        opcodes = code[:, 0] & 0xFFF
+        waits = np.flatnonzero(opcodes == _WAIT)
+        if waits.size:
+            found += int(np.isin(opcodes[: waits[0]], _GLOBAL_ACCESSES).sum())
     return found
+
+
+def _instructions(cubin: bytes) -> Iterator[np.ndarray]:
+    """The 128-bit instructions of each function, as two integers, the opcode in the first."""
+    for name, content in _sections(cubin):
+        if name.startswith(".text."):
+            yield np.frombuffer(content, "<u8", len(content) // 8).reshape(-1, 2)
 
 
 _CODE_SECTIONS = (
@@ -189,7 +219,7 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         log = nvrtc.getProgramLog(program)
         known = arch.startswith(("sm_8", "sm_9"))  # whose encoding broken_copies reads
         cubin = nvrtc.getCUBIN(program)
-        copies = broken_copies(cubin) if known else 0
+        copies, early = (broken_copies(cubin) if known else 0), early_accesses(cubin)
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         if "--gpu-architecture" in log:
@@ -207,7 +237,11 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         # Of the kernel and of each function that was not inlined.
         local_bytes=sum(map(int, frames)),
         shared_bytes=int(shared[1]) if shared else 0,
-        warnings=(*_WARNINGS.findall(log), *([_BROKEN.format(copies)] if copies else ())),
+        warnings=(
+            *_WARNINGS.findall(log),
+            *([_BROKEN.format(copies)] if copies else ()),
+            *([_EARLY.format(early)] if early else ()),
+        ),
         code=code_digest(cubin),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .base import Kernel
-from .clusters import cluster_launcher
+from .launches import Launcher
 
 Packer = Callable[[int, tuple[Any, ...], int], Callable[[], None]]
 _MOST = 1024  # that one plan keeps
@@ -107,13 +107,13 @@ def pack(
     device_id: int,
     sizes: tuple[int, int, int],
     args: tuple[Any, ...],
-    cluster_size: int = 1,
+    launch_on: Launcher | None = None,
 ) -> Callable[[], None]:
     """What launches CuPy's `kernel` (a Function) on the stream that is current when it is called.
 
     sizes: blocks, threads of a block, bytes of dynamic shared memory.  args: as Kernel takes them;
-    of arrays the address alone is kept.  The current device is `device_id`.  cluster_size: of the
-    launch, where the kernel does not say it.
+    of arrays the address alone is kept.  The current device is `device_id`.  launch_on: what
+    launches `kernel` with attributes (launches.launcher); None: without.
     """
     import cupy
 
@@ -129,17 +129,16 @@ def pack(
             _thread.devices.add(device_id)
         launch_kernel(*launch_sizes, get_stream().ptr, arguments.address, 0)
 
-    if cluster_size == 1:
+    if launch_on is None:
         return launch
-    launch_in_clusters = cluster_launcher(kernel.ptr, cluster_size, sizes)
 
-    def launch_clusters() -> None:
+    def launch_with_attributes() -> None:
         if device_id not in _thread.devices:
             memory_info()
             _thread.devices.add(device_id)
-        launch_in_clusters(get_stream().ptr, arguments.address)
+        launch_on(get_stream().ptr, arguments.address)
 
-    return launch_clusters
+    return launch_with_attributes
 
 
 class _Thread(threading.local):

@@ -40,6 +40,7 @@ template <class Traits> struct KernelSm90 {
             prefetch_tensor_map(a.out_map);
             storage.init();
         }
+        wait_for_previous_grid();
         if constexpr (Traits::kVarlen) {
             using Order = SequenceOrder<Traits::kVarlen>;
             // Scratch: the memory of the first query stage.

@@ -70,6 +70,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         } else {
             sync_block();
         }
+        wait_for_previous_grid();
         if constexpr (kSplitK) Epilogue::Reduction::begin();
         const Epilogue epilogue(params, arguments);
         if (warpgroup == kConsumers) produce(scheduler, loader, epilogue, first_tile);

@@ -28,6 +28,20 @@ constexpr int kWarpSize = 32;
 // measured, they only cost compile time.
 constexpr bool kCompact = __CUDA_ARCH__ != 900;
 
+// --- launches that overlap ------------------------------------------------------------------
+// Every thread of a kernel calls it once, before its first access to global memory and before it
+// may return: it returns when the stream's previous kernel has ended and what it wrote is visible.
+// Then it lets the next kernel's blocks start where there is room, as far as their own wait.  A
+// block triggers after its wait, not before it, so that a block that runs means that all kernels
+// before the previous one have ended.  Both do nothing in a launch without the attribute
+// (targets/launches.py), and nothing before sm_90.
+DEVICE void wait_for_previous_grid() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 // All threads of the block, warp or barrier take part; shuffles move any 4- or 8-byte type.
 DEVICE int lane_id() { return threadIdx.x % kWarpSize; }
@@ -201,10 +215,26 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy policy) {
                  : "l"(p), "l"(policy.bits));
     return b;
 }
-// Read-only memory during the kernel: the load may move above stores.
+// Memory that the kernel does not write: before sm_90 the load may move above stores.  From sm_90
+// on launches overlap, so that the previous kernel may write the memory while this one is already
+// there: ld.global.nc does not allow that, and may move above the wait.  A volatile asm stays
+// behind it; without a memory clobber it leaves other accesses alone.
+constexpr bool kReadOnlyLoadsMove = __CUDA_ARCH__ < 900;
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
-    if constexpr (N == 16) {
+    if constexpr (!kReadOnlyLoadsMove && N == 16) {
+        Bytes<16> b;
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b.words[0]), "=r"(b.words[1]), "=r"(b.words[2]), "=r"(b.words[3])
+                     : "l"(p));
+        return b;
+    } else if constexpr (!kReadOnlyLoadsMove && N == 8) {
+        Bytes<8> b;
+        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
+                     : "=r"(b.words[0]), "=r"(b.words[1])
+                     : "l"(p));
+        return b;
+    } else if constexpr (N == 16) {
         return bit_cast<Bytes<16>>(__ldg(static_cast<const uint4*>(p)));
     } else if constexpr (N == 8) {
         return bit_cast<Bytes<8>>(__ldg(static_cast<const uint2*>(p)));

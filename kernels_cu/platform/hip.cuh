@@ -53,6 +53,9 @@ DEVICE Index grid_dim() {
 #define blockDim (hip::block_dim())
 #define gridDim (hip::grid_dim())
 
+// --- launches that overlap: none ------------------------------------------------------------
+DEVICE void wait_for_previous_grid() {}
+
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return int(threadIdx.x) % kWarpSize; }
 DEVICE void sync_block() {
@@ -224,6 +227,7 @@ template <int N>
 DEVICE Bytes<N> load_vector(const void* p, LoadPolicy) {
     return load_vector<N>(p);
 }
+constexpr bool kReadOnlyLoadsMove = true;
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
     return *static_cast<const Bytes<N>*>(p);

@@ -74,6 +74,11 @@ constexpr int kWarpSize = HOST_WARP_SIZE;
 constexpr bool kCompact =
     kWarpSize == 64;  // cuda.cuh: one warp size as on Hopper, one as elsewhere
 
+// --- launches that overlap ------------------------------------------------------------------
+DEVICE void wait_for_previous_grid(HOST_LOCATION) {
+    host::runtime->wait_for_previous_grid(location);
+}
+
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return host::runtime->thread()->lane; }
 DEVICE void sync_block(HOST_LOCATION) { host::runtime->sync_block(location); }
@@ -259,6 +264,7 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
     return load_vector<N>(p, location);
 }
+constexpr bool kReadOnlyLoadsMove = kCompact;  // as on Hopper, and as elsewhere
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_LOCATION) {
     return load_vector<N>(p, location);
@@ -284,7 +290,7 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST
     // Touched here, so that a sanitizer names this line.
     if (valid) (void)*static_cast<const volatile char*>(global);
     if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
-    host::runtime->copy_async(shared, valid ? global : nullptr, N);
+    host::runtime->copy_async(shared, valid ? global : nullptr, N, location);
 }
 template <int N>
 DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_LOCATION) {
@@ -306,10 +312,11 @@ DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_LO
         // Touched here, so that a sanitizer names this line.
         (void)*static_cast<const volatile char*>(global);
         (void)*(static_cast<const volatile char*>(global) + bytes - 1);
-        host::runtime->copy_async(shared, global, bytes);
+        host::runtime->copy_async(shared, global, bytes, location);
     }
     if (bytes < 16)
-        host::runtime->copy_async(static_cast<char*>(shared) + bytes, nullptr, 16 - bytes);
+        host::runtime->copy_async(static_cast<char*>(shared) + bytes, nullptr, 16 - bytes,
+                                  location);
 }
 DEVICE void copy_async_commit() { host::runtime->copy_async_commit(); }
 template <int N>

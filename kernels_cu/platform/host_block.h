@@ -83,6 +83,7 @@ struct Fiber : ThreadView {
     int num_wgmma_groups;
     bool wgmma_fenced;
     int num_proxy_fences;
+    bool waited_for_grid;
 };
 
 constexpr int kNumBarriers = 16;  // sync_block's and the named ones
@@ -108,6 +109,7 @@ struct Cluster {
     Fiber* fibers;
     Warp* warps;
     Barrier barrier;
+    Barrier previous_grid;
     int live;
     PhaseBarrier* phase_barriers;  // allocated at first use
     int num_phase_barriers;

@@ -81,6 +81,8 @@ void run_cluster(Worker& w, int index) {
     reset_barrier(c.stores, kStores, 0);
     reset_warpgroups(c);
     reset_barrier(c.barrier, kCluster, c.num_fibers());
+    reset_barrier(c.previous_grid, kCluster, 0);
+    hide_late_arrays(launch);
     for (int i = 0; i < c.num_warps(); ++i) reset_barrier(c.warps[i].barrier, kWarp, 0);
     for (int rank = 0; rank < c.size; ++rank) {
         Block& block = c.blocks[rank];
@@ -91,7 +93,7 @@ void run_cluster(Worker& w, int index) {
     }
     for (int i = 0; i < c.num_fibers(); ++i) {
         Fiber& f = c.fibers[i];
-        f.done = f.arrived_at_cluster = false;
+        f.done = f.arrived_at_cluster = f.waited_for_grid = false;
         f.waiting_for = nullptr;
         f.num_groups = f.num_copies = f.num_store_groups = f.num_wgmma_groups = 0;
         f.wgmma_fenced = false;
@@ -129,6 +131,7 @@ void run_clusters(Launch& launch) {
         if (i >= num_clusters) break;
         run_cluster(w, launch.order == kLifo ? num_clusters - 1 - i : i);
     }
+    show_late_arrays(launch);
     if (!w.broken) return;
     for (int i = 0; i < w.fiber_capacity; ++i) {
         reset_context(w.cluster.fibers[i].context, fiber_main);

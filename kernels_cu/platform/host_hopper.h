@@ -218,6 +218,7 @@ void store_async(void* remote, const void* value, int bytes, void* remote_barrie
 void bulk_check(const void* shared, const void* global, int bytes, const void* barrier,
                 Location location) {
     const Block& block = *worker->current->owner;
+    check_access(location);
     if (uintptr_t(shared) % 16 || uintptr_t(global) % 16 || bytes % 16 || bytes < 0) {
         fail_at("bulk_load: addresses and bytes must be multiples of 16", location);
     }
@@ -241,6 +242,7 @@ void bulk_load(void* shared, const void* global, int bytes, void* barrier, Locat
 // --- TMA -------------------------------------------------------------------------------------
 void tma_check(const TensorMap* map, const int* at, int num_coordinates, const void* shared,
                bool store, Location location) {
+    check_access(location);
     if (map->magic != kTensorMapMagic) fail_at("TMA: not a TensorMap of the host target", location);
     if (num_coordinates != map->rank)
         fail_at("TMA: as many coordinates as the map's rank", location);

@@ -51,8 +51,9 @@ void poison_block(Block& block) {
 }
 
 // --- async copies ----------------------------------------------------------------------------
-void copy_async(void* shared, const void* global, int bytes) {
+void copy_async(void* shared, const void* global, int bytes, Location location) {
     Fiber& f = *worker->current;
+    check_access(location);
     memset(shared, 0xff, bytes);
     if (f.num_copies == f.copy_capacity) {
         f.copy_capacity = 2 * f.copy_capacity + 8;

@@ -1,6 +1,12 @@
 // Launches and worker threads: one per CPU, started once.
 #pragma once
 
+// An array that the previous kernel writes (host_previous_grid.h); layout: targets/host.py.
+struct LateArray {
+    char *array, *copy;
+    unsigned long long bytes;
+};
+
 // One kernel launch.
 struct Launch {
     Entry entry;
@@ -8,6 +14,10 @@ struct Launch {
     int grid, num_threads, cluster_size, warp_size, order;
     unsigned shared_bytes;
     unsigned long long seed;
+    bool overlaps;    // its threads call wait_for_previous_grid
+    LateArray* late;  // none: the previous kernel has ended
+    int num_late;
+    bool hidden;
 
     int next_cluster;  // atomic
     int stop;          // atomic; set by an error and by cancel
@@ -115,6 +125,7 @@ class Pool {
             while (!pool.queue_) pthread_cond_wait(&pool.work_, &pool.lock_);
             Launch* launch = pool.queue_;
             ++launch->num_workers;
+            if (launch->num_late > 0) pool.unlink(launch);  // its clusters share what is hidden
             pthread_mutex_unlock(&pool.lock_);
             run_clusters(*launch);
             pthread_mutex_lock(&pool.lock_);

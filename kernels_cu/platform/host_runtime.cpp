@@ -122,6 +122,7 @@ void wake(const Barrier& barrier, Fiber* fibers, int count) {
 }
 
 #include "platform/host_barriers.h"
+#include "platform/host_previous_grid.h"
 #include "platform/host_memory.h"
 #include "platform/host_mma.h"
 #include "platform/host_hopper.h"
@@ -132,6 +133,7 @@ const ThreadView* this_thread() { return worker->current; }
 
 const Runtime kRuntime = {
     this_thread,
+    wait_for_previous_grid,
     sync_block,
     sync_warp,
     named_barrier,
@@ -188,6 +190,8 @@ void fiber_main() {
         if (stack_overflowed(self.context)) {
             fail_at("the thread's stack overflowed", {"host_runtime", 0});
         }
+        check_waited_for_grid("the thread ended without wait_for_previous_grid",
+                              {"host_runtime", 0});
         check_thread_end(self);
         check_wgmma_end(self);
         self.done = true;
@@ -216,7 +220,8 @@ extern "C" {
 const void* host_runtime() { return &kRuntime; }
 
 Launch* host_create(void* entry, int num_threads, int cluster_size, int warp_size, int order,
-                    unsigned long long seed, int shared_bytes, int grid, void** args) {
+                    unsigned long long seed, int overlaps, int shared_bytes, int grid, void** args,
+                    LateArray* late, int num_late) {
     Launch* launch = static_cast<Launch*>(calloc(1, sizeof(Launch)));
     launch->entry = reinterpret_cast<Entry>(entry);
     launch->args = args;
@@ -227,6 +232,9 @@ Launch* host_create(void* entry, int num_threads, int cluster_size, int warp_siz
     launch->warp_size = warp_size;
     launch->order = order;
     launch->seed = seed;
+    launch->overlaps = overlaps != 0;
+    launch->late = late;
+    launch->num_late = num_late;
     return launch;
 }
 

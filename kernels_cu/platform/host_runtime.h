@@ -90,6 +90,7 @@ using Combine = void (*)(void** payloads);
 struct Runtime {
     // Constant in a thread's life, so calls may be merged.
     const ThreadView* (*thread)() __attribute__((const));
+    void (*wait_for_previous_grid)(Location);
     void (*sync_block)(Location);
     void (*sync_warp)(Location);
     void (*named_barrier)(int id, int count, Location);
@@ -102,7 +103,8 @@ struct Runtime {
     void* (*shared)(const SharedArray*);
     void* (*dynamic_shared)(unsigned size, Location);
     void* (*cluster_shared)(const void* shared, int rank, Location);
-    void (*copy_async)(void* shared, const void* global, int bytes);  // global null: zeros
+    // global null: zeros
+    void (*copy_async)(void* shared, const void* global, int bytes, Location);
     void (*copy_async_commit)();
     void (*copy_async_wait)(int groups);
     // Hopper.  The caller poisons a transfer's destination.

@@ -169,10 +169,16 @@ DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& a
     return vector;
 }
 
-// A thread's weights and biases, loaded with the row (kWeightsFirst) or at their use.
+// A thread's weights and biases, loaded with the row (kWeightsFirst), or at their use: where the
+// compiler may not move these loads above the stores of the vector before, one vector ahead, unless
+// registers would be spilled.
+constexpr bool kWeightsAhead = !kWeightsFirst && !kReadOnlyLoadsMove &&
+                               !(kCentered && (kRowsPerThread > 1 || kRegisters < 48));
 template <bool kUnpredicated>
 struct Affine {
-    static constexpr int kRegisterVectors = kWeightsFirst ? kVectorsPerThread : 1;
+    static constexpr int kRegisterVectors = kWeightsFirst   ? kVectorsPerThread
+                                            : kWeightsAhead ? 2
+                                                            : 1;
     const void *weight, *bias;
     RowVector weights[kRegisterVectors], biases[kCentered ? kRegisterVectors : 1];
 
@@ -194,6 +200,19 @@ struct Affine {
         weights[to] = load_columns<kUnpredicated>(there ? weight : nullptr, at, i, 1.0f);
         if constexpr (kCentered) {
             biases[to] = load_columns<kUnpredicated>(there ? bias : nullptr, at, i, 0.0f);
+        }
+    }
+    // Vectors 0, 1, ... in turn, to place 0, unless all are there; start_turns before vector 0.
+    DEVICE void start_turns(const EvenTile<kUnpredicated>& at) {
+        if constexpr (kWeightsAhead) load(1, at, 0);
+    }
+    DEVICE void next_turn(const EvenTile<kUnpredicated>& at, int i) {
+        if constexpr (kWeightsAhead) {
+            weights[0] = weights[1];
+            if constexpr (kCentered) biases[0] = biases[1];
+            if (i + 1 < kVectorsPerThread) load(1, at, i + 1);
+        } else if constexpr (!kWeightsFirst) {
+            load(0, at, i);
         }
     }
     // Vector i only.

@@ -311,11 +311,12 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
     }
 
+    columns.start_turns(at);
 #pragma unroll(kWeightsFirst ? kVectorsPerThread : kUnrolled<EvenInput<kHasResidual>::kTight>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
         const int loaded = kWeightsFirst ? i : 0;
-        if constexpr (!kWeightsFirst) columns.load(0, at, i);
+        columns.next_turn(at, i);
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
             if (!kUnpredicated && row + r >= cold.num_rows) continue;

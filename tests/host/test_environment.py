@@ -33,6 +33,7 @@ def _compile() -> None:
         ("CXX", "false", _compile),
         ("CXX", "g++ '-O1", _compile),
         ("CUPYKERN_CUDA_CHECKED", "maybe", cuda._checked_options),
+        ("CUPYKERN_OVERLAP", "maybe", environment.overlaps),
         ("CUPYKERN_TUNE", "yes", choice.mode),
     ],
 )

@@ -55,6 +55,7 @@ def test_errors_are_within_the_bound(op, target):
 @given(data=st.data(), seed=st.integers(0, 2**20))
 def test_errors_are_within_the_bound_under_every_schedule(op, warp_size, schedule, data, seed):
     problem = op.draw_problem(HypothesisDraw(data))
-    with host.use(warp_size=warp_size, schedule=schedule) as target:
+    late = schedule == "sticky:2"
+    with host.use(warp_size=warp_size, schedule=schedule, late_producer=late) as target:
         comparison = check.check_problem(op, problem, seed, target.xp)
     assert comparison.ok, f"{problem!r}: {comparison}"

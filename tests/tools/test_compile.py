@@ -186,6 +186,22 @@ def test_an_asynchronous_copy_that_has_no_encoding_fails(monkeypatch):
     assert count(words.tobytes() + cubin[8 * len(words) :]) == 1
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
+def test_an_access_before_the_wait_fails(arch):
+    right = "wait_for_previous_grid(); x[0] += 1;"
+    assert gate.failure(gate.compile_row(planted(right), arch)) is None
+    row = gate.compile_row(planted(f"const float early = x[1]; {right} x[2] = early;"), arch)
+    assert "1 accesses to global memory before the wait" in gate.failure(row)
+
+
+def test_before_sm_90_nothing_waits():
+    rows = [
+        gate.compile_row(planted(f"{wait} x[0] += 1;"), "sm_89")
+        for wait in ("", "wait_for_previous_grid();")
+    ]
+    assert rows[0].code == rows[1].code
+
+
 def test_an_unknown_architecture_is_skipped():
     row = gate.compile_row(planted("x[0] = 1;"), "sm_999")
     assert "does not know sm_999" in row.skipped and gate.failure(row) is None

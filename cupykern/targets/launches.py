@@ -1,0 +1,150 @@
+"""What CuPy has no words for: launches with attributes, and how many clusters a CUDA device runs at
+once.
+
+A launch may say how many blocks a cluster has, and that it may begin before the stream's previous
+kernel has ended (programmatic dependent launch).  The latter is for kernels that call
+wait_for_previous_grid (platform/cuda.cuh).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+
+from .. import environment
+
+_CLUSTER_DIMENSION = 4  # cuda.h: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_*
+_UINT = ctypes.c_uint
+
+
+Launcher = Callable[[int, int], None]  # of a stream and the address of the arguments' addresses
+
+
+class _Attribute(ctypes.Structure):
+    """cuda.h: CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", _UINT * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """cuda.h: CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", _UINT * 3),
+        ("block", _UINT * 3),
+        ("shared_bytes", _UINT),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", _UINT),
+    )
+
+
+# --- whether launches overlap ------------------------------------------------------------------
+
+_chosen: ContextVar[bool | None] = ContextVar("cupykern_overlap_launches", default=None)
+
+
+@contextmanager
+def overlap_launches(enabled: bool) -> Iterator[None]:
+    """Within the block, whether this thread's (or task's) kernels may begin while the stream's
+    previous kernel ends; by default what CUPYKERN_OVERLAP says.
+
+    enabled: False: a kernel begins when the previous one has ended.  True: on NVIDIA GPUs from
+        sm_90 on, its blocks may be there before, and wait before their first access to memory.
+
+    Results are the same.  A CUDA graph keeps what held when it was captured.  Raises TypeError.
+
+    >>> x = np.ones((8, 1000), np.float16)
+    >>> with cupykern.overlap_launches(False):
+    ...     y = cupykern.rms_norm(x)
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enabled must be a bool; got {type(enabled).__name__}")
+    token = _chosen.set(enabled)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+# --- launches with attributes ------------------------------------------------------------------
+
+
+def max_active_clusters(function: int, size: int, num_threads: int, shared_bytes: int) -> int:
+    """How many clusters of `size` blocks of the CUfunction run at once on the current device.
+
+    Raises RuntimeError with the driver's error.
+    """
+    config = _Launch((size, num_threads, shared_bytes), None, size, False)
+    count = ctypes.c_int(0)
+    error = _driver().cuOccupancyMaxActiveClusters(
+        ctypes.byref(count), ctypes.c_void_p(function), ctypes.c_void_p(config.address)
+    )
+    if error:
+        raise RuntimeError(f"cuOccupancyMaxActiveClusters gives error {error}")
+    return count.value
+
+
+def launcher(
+    function: int, sizes: tuple[int, int, int], cluster_size: int, overlaps: bool
+) -> Launcher:
+    """What launches the CUfunction.
+
+    sizes: blocks, threads of a block, bytes of dynamic shared memory.  cluster_size: 1 also where
+    the function itself says another.  overlaps: whether the function waits for the previous grid,
+    so that launches may overlap where that is on.  Raises RuntimeError with the driver's error.
+    """
+    launch_kernel = _driver().cuLaunchKernelEx
+    launch_kernel.argtypes = [ctypes.c_void_p] * 4
+    by_default = environment.overlaps()
+    # By stream: two threads may launch at once.
+    serial: dict[int, _Launch] = {}
+    overlapping: dict[int, _Launch] = {}
+
+    def launch(stream: int, arguments: int) -> None:
+        chosen = _chosen.get() if overlaps else False
+        if chosen is None:
+            chosen = by_default
+        configs = overlapping if chosen else serial
+        config = configs.get(stream)
+        if config is None:
+            config = configs[stream] = _Launch(sizes, stream, cluster_size, chosen)
+        if error := launch_kernel(config.address, function, arguments, None):
+            raise RuntimeError(f"cuLaunchKernelEx gives error {error}")
+
+    return launch
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class _Launch:
+    """A CUlaunchConfig, at `address`, and the attributes that it names."""
+
+    def __init__(
+        self, sizes: tuple[int, int, int], stream: int | None, cluster_size: int, overlaps: bool
+    ):
+        grid, num_threads, shared_bytes = sizes
+        attributes = []
+        if cluster_size > 1:
+            value = (_UINT * 16)(cluster_size, 1, 1)
+            attributes.append(_Attribute(_CLUSTER_DIMENSION, 0, value))
+        if overlaps:
+            value = (_UINT * 16)(1)
+            attributes.append(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, value))
+        self._attributes = (_Attribute * len(attributes))(*attributes)
+        self._config = _LaunchConfig(
+            (_UINT * 3)(grid, 1, 1),
+            (_UINT * 3)(num_threads, 1, 1),
+            shared_bytes,
+            stream,
+            ctypes.addressof(self._attributes),
+            len(attributes),
+        )
+        self.address = ctypes.addressof(self._config)
