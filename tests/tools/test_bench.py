@@ -255,7 +255,7 @@ def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
     monkeypatch.setattr(type(host), "compile", lambda *args: pytest.fail("compiled"))
     variants = list(compile_ahead.variants_of_cases(ops, host, 3, 0))
     assert {v.kernel for v in variants} == {
-        *("softmax_shared", "dequant_softmax", "normalize_logits")
+        *("softmax_shared", "align_rows", "dequant_softmax", "normalize_logits")
     }
     monkeypatch.undo()
     compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}
