@@ -37,6 +37,6 @@ KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* pa
     const RowMerge merge = {partials, first, count, row, quad.col, has_row, storage.states};
     const MergedRow merged = of_chunks ? merge.merge_chunks<kBatch>(storage.values)
                                        : merge.merge_groups<kBatch>(storage.values);
-    const RowWriter writer = {params, work, out, lse};
+    const RowWriter writer = {params, work, out, lse, 1.0f};
     writer.write(has_row, row, quad.col, merged.state, merged.values);
 }

@@ -14,6 +14,7 @@ from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
+CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # besides q's
 LAYOUTS = ("hnd", "nhd")  # of caches, by dims
 MAX_QUERIES = 16
 MAX_DIM = 256
@@ -57,12 +58,13 @@ class DecodeConfig:
         """Whether decode_merge.cu merges the partial results: kHasMergeKernel."""
         return self.tile_m > 16
 
-    def shared_bytes(self, dim: int) -> int:
-        """sizeof(DecodeStorage) for warps of 32 threads; with 64 it is less."""
+    def shared_bytes(self, dim: int, itemsize: int = 2) -> int:
+        """sizeof(DecodeStorage) for warps of 32 threads; with 64 it is less.  itemsize: a cache's."""
         warps, max_groups = self.threads // 32, MAX_CHUNKS // CHUNKS_PER_GROUP
         warp_owns_rows = self.tile_m >= 16 * warps
-        key_warps = min(warps, self.tile_n // 16)
-        size = self.stages * 4 * self.tile_n * dim
+        key_warps = min(warps, self.tile_n // (16 if itemsize == 2 else 32))
+        scales = 4 if itemsize == 1 else 0  # bytes a key
+        size = self.stages * 2 * self.tile_n * (dim * itemsize + scales)
         if not self.has_merge_kernel:
             partial = 16 * self.threads  # of MergeValues
             whole_groups = size // partial // CHUNKS_PER_GROUP * CHUNKS_PER_GROUP
@@ -88,7 +90,7 @@ class DecodeTask(NamedTuple):
     """All that decides how a call is computed.
 
     rows: of a KV head, its query heads times the queries.  max_keys: of a sequence, in its window.
-    general: scores have options (parts/decode_score.cuh).
+    general: scores have options (parts/decode_score.cuh).  cache_dtype: of 8 bits; None: dtype.
     """
 
     dtype: np.dtype
@@ -99,6 +101,11 @@ class DecodeTask(NamedTuple):
     dim_v: int
     max_keys: int
     general: bool = False
+    cache_dtype: np.dtype | None = None
+
+    @property
+    def cache_itemsize(self) -> int:
+        return (self.cache_dtype or self.dtype).itemsize
 
     @property
     def padded_dim(self) -> int:
@@ -114,6 +121,14 @@ class DecodeTask(NamedTuple):
         """The blocks of the launch."""
         splits = -(-self.max_chunks(config) // config.chunks_per_block)
         return self.batch * self.num_kv_heads * splits * -(-self.rows // config.tile_m)
+
+
+def _tile_8bit(arch: str, dim: int) -> DecodeConfig:
+    """For caches of 8 bits: as many bytes in flight as for 16 bits; 32 keys a warp at least."""
+    tile = _tiles(arch, dim)[0]
+    if 2 * tile.tile_n <= tile.min_chunk:
+        return replace(tile, tile_n=2 * tile.tile_n)
+    return replace(tile, stages=2 * tile.stages)
 
 
 @cache
@@ -157,7 +172,9 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     num_sms: of the device; None: as most devices of `arch`.
     """
     small, large = _tiles(arch, task.padded_dim)
-    if task.general:
+    if task.cache_dtype:
+        small = large = _tile_8bit(arch, task.padded_dim)
+    elif task.general:
         large = small  # decode_merge.cu, for more than 16 rows, knows no windows
     tile = small if task.rows <= small.tile_m else large
     if task.rows > tile.tile_m and arch == "sm_90a":
@@ -173,7 +190,8 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     # win from a block on nine of ten SMs.
     if 10 * task.num_work_tiles(replace(tile, chunks_per_block=CHUNKS_PER_GROUP)) < 9 * sms:
         chunks = 1
-    full = _full_sm_tiles(arch, task.padded_dim) if tile is small and not task.general else ()
+    plain = tile is small and not task.general and not task.cache_dtype
+    full = _full_sm_tiles(arch, task.padded_dim) if plain else ()
     found: dict[DecodeConfig, None] = {}
     for n in (chunks, 1, 8, 16, 32):
         config = replace(tile, chunks_per_block=n)
@@ -195,14 +213,19 @@ def choose_config(task: DecodeTask, arch: str, num_sms: int | None = None) -> De
 
 def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    reason = _refusal(config, task.padded_dim, arch) or _cluster_refusal(config, task, arch)
-    if not reason and task.general and (config.has_merge_kernel or config.cluster > 1):
-        reason = "with windows, caps, slopes or sinks tile_m must be 16, and cluster 1"
+    reason = _refusal(config, task, arch) or _cluster_refusal(config, task, arch)
+    if not reason and (config.has_merge_kernel or config.cluster > 1):
+        if task.general:
+            reason = "with windows, caps, slopes or sinks tile_m must be 16, and cluster 1"
+        elif task.cache_dtype:
+            reason = "for caches of 8 bits tile_m must be 16, and cluster 1"
+    if not reason and task.cache_dtype and config.tile_n < 32:
+        reason = "for caches of 8 bits tile_n must be at least 32"
     return reason and f"{reason}; got {config}"
 
 
-def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
-    c = config
+def _refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    c, dim = config, task.padded_dim
     sizes = (c.tile_m, c.tile_n, c.stages, c.chunk, c.min_chunk, c.chunks_per_block)
     if min(sizes) <= 0:
         return "all sizes must be positive"
@@ -226,8 +249,9 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
         return "chunk must be min_chunk, a multiple of tile_n, times a power of two"
     if c.chunks_per_block > 1 and c.chunks_per_block % CHUNKS_PER_GROUP:
         return f"chunks_per_block must be 1 or a multiple of {CHUNKS_PER_GROUP}"
-    if c.shared_bytes(dim) > max_shared_bytes(arch):
-        return f"it needs {c.shared_bytes(dim)} bytes of shared memory, of {max_shared_bytes(arch)}"
+    needed, most = c.shared_bytes(dim, task.cache_itemsize), max_shared_bytes(arch)
+    if needed > most:
+        return f"it needs {needed} bytes of shared memory, of {most}"
     return None
 
 
@@ -246,10 +270,15 @@ def _cluster_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str |
 
 
 def variant(
-    dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False, general: bool = False
+    dtype: np.dtype,
+    dim: int,
+    config: DecodeConfig,
+    paged: bool = False,
+    general: bool = False,
+    cache_dtype: np.dtype | None = None,
 ) -> Variant:
     """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table;
-    general: scores have options.
+    general: scores have options; cache_dtype: of 8 bits.
 
     One variant for both but in clusters, where ptxas 13.0 makes code of it that no GPU can run.
     """
@@ -262,14 +291,23 @@ def variant(
         "kChunksPerGroup": CHUNKS_PER_GROUP,
         "kPaged": EITHER if config.cluster == 1 else int(paged),
     }
+    kernel = "decode_attention_general" if general else "decode_attention"
+    if cache_dtype:
+        kernel = "decode_attention_8bit"
+        constants["kGeneral"] = bool(general)
     return Variant(
-        "decode_attention_general" if general else "decode_attention",
-        (("Element", dtypes.CPP_NAMES[dtype]),),
+        kernel,
+        _types(dtype, cache_dtype),
         tuple(constants.items()),
         config.threads,
         cluster_size=config.cluster,
         min_blocks=_BLOCKS_PER_SM if config.threads == NUM_THREADS else 1,
     )
+
+
+def _types(dtype: np.dtype, cache_dtype: np.dtype | None = None) -> tuple[tuple[str, str], ...]:
+    names = dtypes.CPP_NAMES
+    return (("Element", names[dtype]), ("CacheElement", names[cache_dtype or dtype]))
 
 
 def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
@@ -291,14 +329,18 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for dim in _PADDED_DIMS
         for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim)))
     ]
-    general = [
-        variant(t, dim, _tiles(arch, dim)[0], general=True)
-        for t in (dtypes.float16, dtypes.bfloat16)
-        for dim in _PADDED_DIMS
+    pairs = [(t, dim) for t in DTYPES for dim in _PADDED_DIMS]
+    general = [variant(t, dim, _tiles(arch, dim)[0], general=True) for t, dim in pairs]
+    of_8bit = [
+        variant(t, dim, _tile_8bit(arch, dim), general=options, cache_dtype=cache_dtype)
+        for t, dim in pairs
+        for cache_dtype in CACHE_DTYPES
+        for options in (False, True)
     ]
     return (
         *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),
         *general,
+        *of_8bit,
         *(merge_variant(*kind) for kind in kinds if kind[-1].has_merge_kernel),
     )
 
@@ -311,6 +353,8 @@ def _traits(task: DecodeTask) -> tuple[dict[str, int], dict[str, Any]]:
     }  # fmt: skip
     if t.general:
         kinds["general"] = True
+    if t.cache_dtype:
+        kinds["cache"] = t.cache_dtype.name
     return {"batch": t.batch, "keys": t.max_keys}, kinds
 
 
@@ -319,6 +363,8 @@ FAMILY = Family(
     (DecodeConfig,),
     lambda task, device: configs(task, device.arch, device.multiprocessors),
     lambda config, task, device: refusal(config, task, device.arch),
-    lambda task, config: variant(task.dtype, task.padded_dim, config, general=task.general),
+    lambda task, config: variant(
+        task.dtype, task.padded_dim, config, general=task.general, cache_dtype=task.cache_dtype
+    ),
     _traits,
 )

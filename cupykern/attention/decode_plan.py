@@ -27,6 +27,17 @@ from .decode_config import (
 )
 
 
+class ScalePlace(NamedTuple):
+    """The scale of an 8-bit K or V cache: a number, or an array of tokens or of KV heads.
+
+    strides: of an array's batch or page, KV head and token, in elements.
+    """
+
+    number: float = 1.0
+    strides: tuple[int, int, int] = (0, 0, 0)
+    per_token: bool = False
+
+
 class DecodeCall(NamedTuple):
     """A checked call: shapes, strides and options.
 
@@ -34,6 +45,7 @@ class DecodeCall(NamedTuple):
     and 16-byte aligned.
     table_stride: of the block table, in elements; None: contiguous caches.
     options: right 0 is causal.
+    scales: of k and v, in caches of 8 bits; else None.
     """
 
     dtype: np.dtype
@@ -49,6 +61,8 @@ class DecodeCall(NamedTuple):
     causal: bool
     scale: float
     options: ScoreOptions = ScoreOptions()
+    cache_dtype: np.dtype | None = None
+    scales: tuple[ScalePlace, ScalePlace] | None = None
 
     @property
     def general(self) -> bool:
@@ -77,7 +91,7 @@ class DecodePlan(NamedTuple):
     shape: tuple[int, ...]
     grid: int
     shared_bytes: int
-    params: Any
+    params: tuple[Any, ...]
     partial_bytes: int
     num_counters: int
 
@@ -85,14 +99,14 @@ class DecodePlan(NamedTuple):
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
         *options: Any,
     ) -> None:  # fmt: skip
-        """options: slopes and sinks, of general variants."""
+        """options: slopes and sinks, of general variants; with scales of k and v, of 8-bit caches."""
         partials = counters = None
         if self.partial_bytes:
             partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
-        args = (q, k, v, lens, table, out, lse, partials, counters, *options, self.params)
+        args = (q, k, v, lens, table, out, lse, partials, counters, *options, *self.params)
         self.kernel(self.grid, args, self.shared_bytes)
         if self.merge is not None:
-            merged = (lens, out, lse, partials, self.params)
+            merged = (lens, out, lse, partials, *self.params)
             self.merge(self.merge_grid, merged, self.merge_shared_bytes)
 
 
@@ -109,8 +123,9 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     num_kv_heads, page_size = call.k_shape[1:3]
     rows = num_heads // num_kv_heads * num_queries
     task = DecodeTask(
-        call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.most_seen, call.general
-    )
+        call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.most_seen, call.general,
+        call.cache_dtype,
+    )  # fmt: skip
     config = FAMILY.config(task, target, given)
     max_chunks = task.max_chunks(config)
     grid = task.num_work_tiles(config)
@@ -170,18 +185,31 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         merge = get_kernel(target, merge_variant(*kind))
     row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
     return DecodePlan(
-        kernel=get_kernel(target, variant(*kind, call.table_stride is not None, call.general)),
+        kernel=get_kernel(
+            target, variant(*kind, call.table_stride is not None, call.general, call.cache_dtype)
+        ),
         merge=merge,
         merge_grid=row_tiles * merge_blocks,
         merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // CHUNKS_PER_GROUP)
         + merge_states_bytes(task.padded_dim, NUM_THREADS),
         shape=(*call.q_shape[:3], call.dim_v),
         grid=grid,
-        shared_bytes=config.shared_bytes(task.padded_dim),
-        params=target.by_value(params),
+        shared_bytes=config.shared_bytes(task.padded_dim, task.cache_itemsize),
+        params=tuple(map(target.by_value, (params, *_scale_params(call.scales)))),
         partial_bytes=row_tiles * row_tile_bytes if has_partials else 0,
         num_counters=row_tiles * counters,
     )
+
+
+def _scale_params(scales: tuple[ScalePlace, ScalePlace] | None) -> tuple[Any, ...]:
+    if scales is None:
+        return ()
+    params = zeros("parts/decode_scales.cuh", "CacheScaleParams")
+    for name, scale in zip("kv", scales, strict=True):
+        params[f"{name}_strides"] = scale.strides
+        params[f"{name}_number"] = scale.number
+        params[f"{name}_per_token"] = scale.per_token
+    return (params,)
 
 
 def _general_values(call: DecodeCall) -> dict[str, Any]:
@@ -210,15 +238,19 @@ def run(
     scale: float,
     config: DecodeConfig | None,
     options: tuple[ScoreOptions, Any, Any] = (ScoreOptions(), None, None),
+    scales: tuple[Any, Any] | None = None,
 ) -> DecodePlan | None:
     """Launch a call whose arguments are checked; contents of lengths and block table are not.
 
     arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
-    options: those of a score, slopes and sinks.  Returns the plan, None where arrays had to be
-    copied.
+    options: those of a score, slopes and sinks.  scales: of caches of 8 bits as "hnd", numbers or
+    arrays.  Returns the plan, None where arrays had to be copied.
     """
     *inputs, lens, table = arrays
     is_copy = False
+    if scales is not None:
+        given, scales = scales, tuple(_in_elements(x) for x in scales)
+        is_copy = any(x is not y for x, y in zip(given, scales, strict=True))
     operands = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):
         # Also of empty caches: a tile of zeros issues copies of 0 bytes, with aligned addresses.
@@ -235,9 +267,28 @@ def run(
         table_stride = steps_of(table)[0] // 4
     sizes = q.shape, k.shape, v.shape[3], max_keys
     call = DecodeCall(*(q.dtype, *sizes, *operands, table_stride, bool(causal), scale, options[0]))
+    more = options[1:] if call.general else ()
+    if scales is not None:
+        arrays_of_scales = tuple(x if hasattr(x, "ndim") else None for x in scales)
+        places = tuple(_place_of(x) for x in scales)
+        call = call._replace(cache_dtype=k.dtype, scales=places)
+        more = (*options[1:], *arrays_of_scales)
     found = plan(target, call, config)
-    found.launch(target, q, k, v, lens, table, y, lse, *(options[1:] if call.general else ()))
+    found.launch(target, q, k, v, lens, table, y, lse, *more)
     return None if is_copy else found
+
+
+def _in_elements(scale: Any) -> Any:
+    return packed(scale) if hasattr(scale, "ndim") and not in_elements(scale) else scale
+
+
+def _place_of(scale: Any) -> ScalePlace:
+    if not hasattr(scale, "ndim"):
+        return ScalePlace(scale)
+    steps = tuple(step // 4 for step in steps_of(scale))
+    if scale.ndim == 3:
+        return ScalePlace(1.0, steps, True)
+    return ScalePlace(1.0, (0, *(steps or (0,)), 0))
 
 
 @plans.cached

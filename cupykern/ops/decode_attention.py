@@ -12,6 +12,7 @@ from ..arrays import assign, in_elements, maker
 from ..attention import decode_config, decode_plan
 from ..attention.attention_task import ScoreOptions
 from ..attention.decode_config import (
+    CACHE_DTYPES,
     DTYPES,
     LAYOUTS,
     MAX_DIM,
@@ -22,7 +23,8 @@ from ..attention.decode_config import (
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
-from .checks.attention import padded_size, walkable
+from .checks.attention import padded_size, padded_to
+from .checks.cache_scales import check_scales, number_or_array
 from .checks.score_options import (
     CAUSAL,
     as_int32,
@@ -49,6 +51,8 @@ def decode_attention(
     seq_lens: Any = None,
     block_table: Any = None,
     layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
     causal: bool = True,
     scale: Any = None,
     window: tuple[int, int] | None = None,
@@ -73,9 +77,9 @@ def decode_attention(
 
     q: (B, H, Sq, D), float16 or bfloat16, Sq at most 16; the new tokens' keys are in the cache
         already.
-    k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype.  H is a multiple of Hkv;
-        query head h uses KV head h // (H // Hkv).  D and Dv are 1 to 256; caches with other sizes
-        than multiples of 8 are copied.
+    k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype, float8_e4m3fn or int8.  H
+        is a multiple of Hkv; query head h uses KV head h // (H // Hkv).  D and Dv are 1 to 256;
+        caches with other sizes than multiples of 8, of 8 bits than multiples of 16, are copied.
     seq_lens: int32 (numpy: also int64) (B,), the number of valid keys of each sequence; None: Sk.
         What the cache holds after them never reaches a result.
     block_table: int32 (numpy: also int64) (B, max_pages), for paged caches, which are
@@ -83,6 +87,9 @@ def decode_attention(
         block_table[b, j // page].  Sk is max_pages * page; any page size.
     layout: order of the caches' dims.  "hnd": as above.  "nhd": (B, Sk, Hkv, D), paged
         (num_pages, page, Hkv, D), as vLLM and FlashInfer store them.  Neither is copied.
+    k_scale, v_scale: what 8-bit caches are multiplied with: numbers (None: 1), or float32 arrays of
+        shape (), (Hkv,), or, a scale for each token and head, of the cache's shape without D, as
+        `rope_and_cache` fills them.
     causal: the queries are the last Sq tokens of the sequence: query i sees keys
         j <= seq_len - Sq + i.  False: each query sees all keys.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
@@ -115,16 +122,20 @@ def decode_attention(
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
     call = ("decode_attention", layout, causal, scale, return_lse, config, window, softcap)
-    if alibi_slopes is None and sinks is None:
+    more: tuple[Any, ...] = (alibi_slopes, sinks)
+    if k_scale is not None or v_scale is not None:
+        numbers, scales = zip(*(number_or_array(x, q) for x in (k_scale, v_scale)), strict=True)
+        call, more = (*call, *numbers), (*more, *scales)
+    if all(x is None for x in more):
         key, known, _ = plans.find(call, out, *arrays)
     else:
-        key, known, _ = plans.find(call, out, *arrays, alibi_slopes, sinks)
+        key, known, _ = plans.find(call, out, *arrays, *more)
     if known is not None:
         # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
-        target, plan, general = known
+        target, plan, num_more = known
         y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
         lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
-        plan.launch(target, *arrays, y, lse, *((alibi_slopes, sinks) if general else ()))
+        plan.launch(target, *arrays, y, lse, *(*more, None, None)[:num_more])
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
@@ -140,12 +151,22 @@ def decode_attention(
     )
     if options[0] not in (ScoreOptions(), CAUSAL):
         check_positions(options[0], max_keys)
+    scale_arrays, scale_numbers = check_scales(
+        q, k_cache, k.shape[1], k_scale, v_scale, "of tokens"
+    )
+    kv_scales = None
+    if k.dtype != q.dtype:
+        kv_scales = tuple(
+            number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
+            for x, number in zip(scale_arrays, scale_numbers, strict=True)
+        )
     out_shape = (*shape[:3], v_cache.shape[3])
     if out is not None:
         others = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
         for name, x in (
             *(("seq_lens", seq_lens), ("block_table", block_table)),
             *(("alibi_slopes", options[1]), ("sinks", options[2])),
+            *zip(("k_scale", "v_scale"), scale_arrays, strict=True),
         ):
             if x is not None and is_cupy(x) == is_cupy(out):
                 others[name] = x
@@ -155,21 +176,24 @@ def decode_attention(
         lse = maker(target.xp)(shape[:3], np.float32) if return_lse else None
         if y.size:
             lens, table = as_int32(target, seq_lens), as_int32(target, block_table)
-            padded = any(x.shape[3] % 8 for x in (q, v))
+            step = 16 // k.itemsize  # elements that are loaded at once
+            padded = any(x.shape[3] % step for x in (q, v))
             place = y if in_elements(y) and not padded else None
             if place is None:
-                place = maker(target.xp)((*shape[:3], padded_size(out_shape[3])), q.dtype)
+                size = padded_size(out_shape[3], step)
+                place = maker(target.xp)((*shape[:3], size), q.dtype)
             if padded:
-                q, k, v = (walkable(x) for x in (q, k, v))
+                q, k, v = (padded_to(x, step) for x in (q, k, v))
             arrays = q, k, v, lens, table
             plan = decode_plan.run(
-                target, arrays, place, lse, max_keys, causal, scale, config, options
+                target, arrays, place, lse, max_keys, causal, scale, config, options, kv_scales
             )
             if place is not y:
                 assign(y, place[..., : out_shape[3]])
             elif plan is not None and options[1] is alibi_slopes and options[2] is sinks:
                 general = options[0] not in (ScoreOptions(), CAUSAL)
-                plans.remember(key, (target, plan, general))
+                num_more = 4 if kv_scales else 2 if general else 0
+                plans.remember(key, (target, plan, num_more))
     return (y, lse) if return_lse else y
 
 
@@ -180,8 +204,9 @@ def _check_arrays(
     dtypes.resolve(q.dtype, "q's dtype", DTYPES)
     for name, x in (("k_cache", k), ("v_cache", v)):
         arguments.same_place(name, x, q, "q")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} must have q's dtype {q.dtype}; got {x.dtype}")
+        dtypes.resolve(x.dtype, f"{name}'s dtype", (q.dtype, *CACHE_DTYPES))
+    if v.dtype != k.dtype:
+        raise TypeError(f"v_cache must have k_cache's dtype {k.dtype}; got {v.dtype}")
     for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
@@ -259,6 +284,7 @@ OP = Op(
         config,
         problem.page is not None,
         task_of(problem).general,
+        task_of(problem).cache_dtype,
     ),
     sample=problems.sample,
     dtypes=("float16", "bfloat16"),

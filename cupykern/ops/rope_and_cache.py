@@ -13,6 +13,7 @@ from ..attention.rope_plan import RopeCall
 from ..op import Op
 from ..rows.row_layout import operand
 from ..runtime import plans
+from .checks.cache_scales import number_or_array
 from .checks.rope import check_arrays, check_eps, check_scales
 from .problems import rope as problems
 
@@ -87,8 +88,8 @@ def rope_and_cache(
     Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
     devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
     """
-    k_number, k_scales = _number_or_array(k_scale, q)
-    v_number, v_scales = _number_or_array(v_scale, q)
+    k_number, k_scales = number_or_array(k_scale, q)
+    v_number, v_scales = number_or_array(v_scale, q)
     key, known, _ = plans.find(
         ("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number, config),
         *(out, q, k, v, positions, k_cache, v_cache),
@@ -141,13 +142,6 @@ def rope_and_cache(
             if all(x is copy for x, copy in zip(arrays, copies, strict=True)):
                 plans.remember(key, (target, plan))
     return (y, k_out) if k_cache is None else y
-
-
-def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
-    """`scale`, as one of both."""
-    if not hasattr(scale, "dtype"):
-        return scale, None
-    return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
 
 
 @functools.wraps(rope_and_cache, assigned=())

@@ -4,7 +4,8 @@
 // A kernel gives a type Layout, a thread's kM x kN fragments of output accumulators:
 //   Layout::Fragment, with kCount values, and at(m, n), the fragment;
 //   Layout::row(m, i), col(n, i): the row and column in the work tile of value i of a fragment;
-//   Layout::kContiguous: each aligned run of that many values is adjacent in a row;
+//   Layout::kContiguous: each aligned run of that many values, of value ordered(i) for each i, is
+//       adjacent in a row;
 //   Layout::kSlots, slot(i), slot_row(m, s): the rows of a fragment that the thread has values of;
 //   Layout::is_row_leader(): whether this thread stores the states of its rows.
 #pragma once
@@ -20,6 +21,18 @@ struct ClusterPartial {
     SoftmaxState states[kTileM];
     alignas(16) float values[kTileM][kDim];
 };
+
+// A run of a fragment's values that are adjacent in a row.
+template <class Layout>
+DEVICE Bytes<4 * Layout::kContiguous> adjacent(const typename Layout::Fragment& fragment, int i) {
+    float values[Layout::kContiguous];
+#pragma unroll
+    for (int j = 0; j < Layout::kContiguous; ++j)
+        values[j] = fragment.values[Layout::ordered(i + j)];
+    Bytes<4 * Layout::kContiguous> bytes;
+    memcpy(&bytes, values, sizeof(bytes));
+    return bytes;
+}
 
 // Output accumulators of a thread.
 template <class Layout>
@@ -49,14 +62,13 @@ struct OutputAccumulator {
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
             for (int i = 0; i < kCount; i += kContiguous) {
-                const int row = Layout::row(m, i);
+                const int row = Layout::row(m, Layout::ordered(i));
                 if (row >= num_rows) continue;
                 float* to = partials.value(partial, row, 0);
 #pragma unroll
                 for (int n = 0; n < kN; ++n) {
-                    Bytes<4 * kContiguous> bytes;
-                    memcpy(&bytes, tile.at(m, n).values + i, sizeof(bytes));
-                    store_vector<4 * kContiguous>(to + Layout::col(n, i), bytes);
+                    store_vector<4 * kContiguous>(to + Layout::col(n, Layout::ordered(i)),
+                                                  adjacent<Layout>(tile.at(m, n), i));
                 }
             }
         }
@@ -147,12 +159,12 @@ struct DecodeEpilogue {
         }
     }
     // After the last chunk.  memory, merge_states: MergeValues and MergeStates that no thread uses
-    // any more.
+    // any more.  scale: of the results.
     template <class Memory, class States, class Cluster>
     DEVICE void finish(Memory& memory, States& merge_states, Cluster& cluster, int& flag,
-                       uint32_t* counters, Element* out, float* lse) {
+                       uint32_t* counters, Element* out, float* lse, float scale) {
         const bool of_chunks = params.chunks_per_block == 1;
-        const RowWriter writer = {params, work, out, lse};
+        const RowWriter writer = {params, work, out, lse, scale};
         if (of_chunks ? work.num_chunks == 1 : work.num_groups == 1) {
             write(writer);
             return;
@@ -278,7 +290,8 @@ struct DecodeEpilogue {
                     const int row = Layout::slot_row(m, s);
                     const OutputOffsets of_row(params, work.batch, work.kv_head,
                                                work.first_row + row);
-                    offsets[s] = of_row.out, factors[s] = normalizer(states.rows[m][s].sum);
+                    offsets[s] = of_row.out;
+                    factors[s] = normalizer(states.rows[m][s].sum, writer.scale);
                     if (writer.lse && Layout::is_row_leader() && row < work.num_rows)
                         writer.lse[of_row.lse] = log_sum_exp(states.rows[m][s]);
                 }

@@ -1,33 +1,86 @@
 // Loads tiles of keys and values into shared memory by cp.async, from caches of any strides.
 //
 // Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
-// Constants: Element, kDim (D and Dv padded), kTileN (keys of a tile), kStages, kPaged: whether
-// there is a block table (parts/presence.cuh).
+// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys of a tile), kStages, kPaged:
+// whether there is a block table (parts/presence.cuh).
 #pragma once
 #include "parts/decode_load_q.cuh"
+#include "parts/decode_scales.cuh"
 #include "parts/decode_warp_layout.cuh"
 #include "parts/presence.cuh"
 
 // The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
 // thread loads one vector of a key.
+constexpr int kPerVector = 16 / int(sizeof(CacheElement));
+constexpr int kVectors = kDim / kPerVector;  // of a key or value
 constexpr int kLoadThreads = kWarpOwnsKeys ? kWarpSize : kNumThreads;
 constexpr int kKeysPerPass = kLoadThreads / kVectors;
 constexpr int kPasses = kTileN / (kNumThreads / kLoadThreads) / kKeysPerPass;
 static_assert(kPasses * kKeysPerPass * kNumThreads == kTileN * kLoadThreads, "vectors of a tile");
 
 constexpr int kColumnDim = kDim;
-using KvColumn = SharedTile<kTileN, kDim * 2>;
+using KvColumn = SharedTile<kTileN, kDim* int(sizeof(CacheElement))>;
 struct KvTile { KvColumn columns[1]; };
-struct KvStage { KvTile k, v; };
+struct PlainKvStage { KvTile k, v; };
+struct ScaledKvStage : PlainKvStage { float k_scales[kTileN], v_scales[kTileN]; };
+using KvStage = Choose<kScaledCache, ScaledKvStage, PlainKvStage>::Type;
 struct KvCache {
-    const Element* k;
-    const Element* v;
+    const CacheElement* k;
+    const CacheElement* v;
+};
+
+// A page that exists.
+DEVICE int clamp_page(int page, int last_page) {
+    return page < 0 ? 0 : page < last_page ? page : last_page;
+}
+
+// Loads the scales of tokens: a thread that of one key of each tile.
+struct ScaleLoader {
+    static constexpr int kKeys = kWarpOwnsKeys ? kTileN / kNumWarps : kTileN;
+    static_assert(kKeys <= kLoadThreads, "a key a thread");
+    CacheScales k, v;
+    int index;  // of the thread's key in a tile; -1: none
+    int page;   // that the next tile's key is in; contiguous caches: the batch element
+
+    DEVICE ScaleLoader(const KvScales& scales, int batch) : k(scales.k), v(scales.v), page(batch) {
+        const int thread = int(threadIdx.x) % kLoadThreads;
+        const bool has_key = thread < kKeys && (k.tokens || v.tokens);
+        index = has_key ? (kWarpOwnsKeys ? warp_first_key() : 0) + thread : -1;
+    }
+    DEVICE void load_page(const int* table, FastDivmod page_size, int tile_key, int end_key) {
+        int key = tile_key + index;
+        const bool valid = index >= 0 && key < end_key;
+        page_size.divide(key);
+        page = valid ? table[key] : 0;
+    }
+    // Scales of keys past the end become zero: a probability of zero does not hide NaN.
+    template <class Stage>
+    DEVICE void load(Stage& stage, FastDivmod page_size, bool paged, int last_page, int tile_key,
+                     int end_key) const {
+        if (index < 0) return;
+        int key = tile_key + index;
+        const bool valid = key < end_key;
+        if (paged) key = page_size.divide(key);
+        const int64_t from = paged ? clamp_page(page, last_page) : page;
+        if (k.tokens)
+            copy_async<4>(&stage.k_scales[index], k.tokens + from * k.page_stride + key * k.stride,
+                          valid);
+        if (v.tokens)
+            copy_async<4>(&stage.v_scales[index], v.tokens + from * v.page_stride + key * v.stride,
+                          valid);
+    }
+};
+struct NoScaleLoader {
+    DEVICE NoScaleLoader(const KvScales&, int) {}
+    DEVICE void load_page(const int*, FastDivmod, int, int) {}
+    DEVICE void load(KvStage&, FastDivmod, bool, int, int, int) const {}
 };
 
 // Loads tile after tile.
 struct KvLoader {
-    const Element* k;  // contiguous: this thread's first key of the next tile; paged: of page 0
-    const Element* v;
+    // Contiguous: this thread's first key of the next tile; paged: of page 0.
+    const CacheElement* k;
+    const CacheElement* v;
     const int* table;  // block table of the sequence, or null
     int64_t k_page_stride, v_page_stride, k_stride, v_stride;
     FastDivmod page_size;
@@ -35,20 +88,21 @@ struct KvLoader {
     int first_key, vector;  // this thread's, in a pass
     bool has_k, has_v;      // the vector is within D, within Dv
     int pages[kPasses];     // of this thread's keys in the next tile
+    Choose<kScaledCache, ScaleLoader, NoScaleLoader>::Type scales;
     LoadPolicy policy;
 
     DEVICE KvLoader(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
-                    const int* block_table)
-        : policy(load_policy_once()) {
+                    const int* block_table, const KvScales& scales)
+        : scales(scales, work.batch), policy(load_policy_once()) {
         const int index = int(threadIdx.x) % kLoadThreads;
         first_key = (kWarpOwnsKeys ? warp_first_key() : 0) + index / kVectors;
         vector = index % kVectors;
         k_page_stride = params.k_strides[0], v_page_stride = params.v_strides[0];
         k_stride = params.k_strides[2], v_stride = params.v_strides[2];
         page_size = params.page_size, last_page = params.num_pages - 1;
-        has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
-        k = cache.k + work.kv_head * params.k_strides[1] + vector * 8;
-        v = cache.v + work.kv_head * params.v_strides[1] + vector * 8;
+        has_k = vector * kPerVector < params.dim, has_v = vector * kPerVector < params.dim_v;
+        k = cache.k + work.kv_head * params.k_strides[1] + vector * kPerVector;
+        v = cache.v + work.kv_head * params.v_strides[1] + vector * kPerVector;
         end_key = work.end_key;
         table = block_table;
         if (paged()) {
@@ -70,10 +124,11 @@ struct KvLoader {
             page_size.divide(page);
             pages[i] = key < end_key ? table[page] : 0;
         }
+        scales.load_page(table, page_size, tile_key, end_key);
     }
     // Keys that only this block reads are evicted from L2 first.  Other sequences may share pages,
     // and row tiles of the same KV head share keys.
-    DEVICE void copy_vector(void* to, const Element* from, bool valid, bool pages) const {
+    DEVICE void copy_vector(void* to, const CacheElement* from, bool valid, bool pages) const {
         const bool read_once = !pages && kTileM == 16;
         if (read_once) copy_async<16>(to, from, valid, policy);
         else copy_async<16>(to, from, valid);
@@ -87,7 +142,8 @@ struct KvLoader {
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i)
             offsets[i] = KvColumn::index(first_key + i * kKeysPerPass, vector);
-        const auto copy = [&](int i, const Element* from_k, const Element* from_v, bool pages) {
+        const auto copy = [&](int i, const CacheElement* from_k, const CacheElement* from_v,
+                              bool pages) {
             const int offset =
                 offsets[i % kOffsets] + i / kOffsets * kOffsets * kKeysPerPass * kVectors;
             // Keys past the end become zero: a probability of zero does not hide NaN.
@@ -95,11 +151,14 @@ struct KvLoader {
             copy_vector(&stage.k.columns[0].chunks[offset], from_k, has_k && valid, pages);
             copy_vector(&stage.v.columns[0].chunks[offset], from_v, has_v && valid, pages);
         };
+        if constexpr (!kPrefetchPages) {
+            if (paged()) load_pages(tile_key);
+        }
+        scales.load(stage, page_size, paged(), last_page, tile_key, end_key);
         if (paged()) {
-            if constexpr (!kPrefetchPages) load_pages(tile_key);
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
-                const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
+                const int page = clamp_page(pages[i], last_page);
                 int key = tile_key + i * kKeysPerPass + first_key;
                 // Divided again instead of kept, which saves eight registers.
                 const int key_of_page = page_size.divide(key);
@@ -126,8 +185,8 @@ struct KvPipeline {
     int stage;              // that the next tile goes to
 
     DEVICE KvPipeline(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
-                      const int* block_table)
-        : loader(params, work, cache, block_table),
+                      const int* block_table, const KvScales& scales)
+        : loader(params, work, cache, block_table, scales),
           next_key(work.first_key),
           // A work tile without keys still has one tile, of zeros.
           end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1),

@@ -4,7 +4,7 @@
 // Warps that share rows add their partial accumulators of a chunk in warp order, through shared
 // memory.  Constants: see decode_attention.cu.
 #pragma once
-#include "parts/decode_mma.cuh"
+#include "parts/decode_warp_scales.cuh"
 
 // Layout of the epilogue's accumulators where warps share the rows: a thread has a quad of each
 // kRowsPerPass-th row.
@@ -20,6 +20,7 @@ struct QuadOutput {
     DEVICE Fragment& at(int m, int) { return fragments[m]; }
     DEVICE static int row(int m, int) { return ThreadQuad().row + m * kRowsPerPass; }
     DEVICE static int col(int, int i) { return ThreadQuad().col + i; }
+    DEVICE static constexpr int ordered(int i) { return i; }
     DEVICE static constexpr int slot(int) { return 0; }
     DEVICE static int slot_row(int m, int) { return row(m, 0); }
     DEVICE static bool is_row_leader() { return ThreadQuad().col == 0; }
@@ -36,7 +37,7 @@ struct WarpExchange {
 
 // The merge reuses the memory of the stages for as many batches of values as fit, at least a group.
 constexpr int kStageBatch =
-    kStages * 4 * kTileN * kDim / 16 / kNumThreads / kChunksPerGroup * kChunksPerGroup;
+    kStages * int(sizeof(KvStage)) / 16 / kNumThreads / kChunksPerGroup * kChunksPerGroup;
 constexpr int kMostBatch = kStageBatch < kMaxGroups ? kStageBatch : kMaxGroups;
 constexpr int kMergeBatch = kMostBatch > kChunksPerGroup ? kMostBatch : kChunksPerGroup;
 static_assert(sizeof(KvStage) % 128 == 0 && sizeof(QueryTile) % 128 == 0,
@@ -122,14 +123,13 @@ struct WarpReduction {
             if (m * 16 >= first + kRowsPerPass || m * 16 + 16 <= first) continue;
 #pragma unroll
             for (int i = 0; i < WarpOutput::Fragment::kCount; i += kContiguous) {
-                const int row = WarpOutput::row(m, i);
+                const int row = WarpOutput::row(m, WarpOutput::ordered(i));
                 if (row < first || row >= end) continue;
                 float* to = memory.values[key_warp()][row - first];
 #pragma unroll
                 for (int n = 0; n < kWarpColFragments; ++n) {
-                    Bytes<4 * kContiguous> bytes;
-                    memcpy(&bytes, output.tile.at(m, n).values + i, sizeof(bytes));
-                    store_vector<4 * kContiguous>(to + WarpOutput::col(n, i), bytes);
+                    store_vector<4 * kContiguous>(to + WarpOutput::col(n, WarpOutput::ordered(i)),
+                                                  adjacent<WarpOutput>(output.tile.at(m, n), i));
                 }
             }
         }
@@ -155,8 +155,10 @@ DEVICE void end_chunk(Epilogue& epilogue, const WarpSoftmax<Score>& softmax,
 template <class Score, class Epilogue>
 DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& params,
                      const typename Score::Arrays& arrays, const WorkTile& work,
-                     KvPipeline& pipeline, const Element* q, Epilogue& epilogue) {
+                     KvPipeline& pipeline, const Element* q, const KvScales& kv_scales,
+                     Epilogue& epilogue) {
     WarpSoftmax<Score> softmax;
+    Choose<kScaledCache, WarpScales, NoWarpScales>::Type scales(kv_scales);
     FragmentLoaders loaders;
     QueryOperand queries;
     OutputAccumulator<WarpOutput> output;
@@ -180,16 +182,20 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
             }
             const KvStage& full = storage.stages[stage];
             Scores scores;
-            queries.multiply_keys(scores, storage.q, full, loaders);
+            if constexpr (kScaledCache) queries.multiply_8bit_keys(scores, storage.q, full);
+            else queries.multiply_keys(scores, storage.q, full, loaders);
+            scales.scale_scores(scores, full);
             // Tiles before this key need no mask.
             const int all_see = params.common_end(storage.work.num_keys);
             softmax.update(scores, output, params, arrays, key + warp_first_key(),
-                           key + kTileN > all_see);
+                           key + kTileN > all_see, scales.k_factor());
+            scales.scale_probabilities(scores, output, full);
             multiply_values(output, scores, full, loaders);
             stage = stage + 1 < kStages ? stage + 1 : 0;
             key += kTileN;
             const bool is_last = key >= pipeline.end_key;
             if (is_last || key >= chunk_end) {
+                scales.end_chunk(output);
                 end_chunk(epilogue, softmax, output, storage, is_last);
                 if (is_last) return;
                 softmax.reset();
@@ -203,11 +209,13 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
     }
 }
 
-template <class Score>
+// scales_of(kv_head): those of the cache.
+template <class Score, class ScalesOf = NoKvScales>
 DEVICE void decode_block(DecodeStorage& storage, const typename Score::Params& params,
                          const typename Score::Arrays& arrays, const KvCache& cache,
                          const int* seq_lens, const int* block_table, const Element* q,
-                         Element* out, float* lse, void* partial_results, uint32_t* counters) {
+                         Element* out, float* lse, void* partial_results, uint32_t* counters,
+                         const ScalesOf& scales_of = {}) {
     const WorkTile work(params, seq_lens, int(blockIdx.x));
     if constexpr (kMergesInCluster) cluster_arrive_relaxed();
     if (!work.exists) return;
@@ -221,8 +229,9 @@ DEVICE void decode_block(DecodeStorage& storage, const typename Score::Params& p
                 [&](int row) { return Score::first_state(params, arrays, work, row); });
         }
     }
-    KvPipeline pipeline(params, work, cache, block_table);
-    mainloop<Score>(storage, params, arrays, work, pipeline, q, epilogue);
+    const KvScales scales = scales_of(work.kv_head);
+    KvPipeline pipeline(params, work, cache, block_table, scales);
+    mainloop<Score>(storage, params, arrays, work, pipeline, q, scales, epilogue);
     epilogue.finish(storage.merge_values, storage.merge_states, storage.cluster, storage.is_last,
-                    counters, out, lse);
+                    counters, out, lse, scales.v.factor);
 }

@@ -253,6 +253,7 @@ struct RowWriter {
     const WorkTile& work;
     Element* out;
     float* lse;
+    float scale;  // of the values of an 8-bit cache
 
     // A quad from column `col` on, where valid.
     DEVICE void write(bool valid, int row, int col, const SoftmaxState& state,
@@ -260,7 +261,7 @@ struct RowWriter {
         const OutputOffsets offsets(params, work.batch, work.kv_head, work.first_row + row);
         if (lse && col == 0 && valid) lse[offsets.lse] = log_sum_exp(state);
         if (col >= params.dim_v) return;  // Dv is a multiple of 8
-        const float factor = normalizer(state.sum);
+        const float factor = normalizer(state.sum, scale);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const Element value = from_float<Element>(values[j] * factor);

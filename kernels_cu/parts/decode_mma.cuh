@@ -3,7 +3,7 @@
 // Scores, probabilities and output accumulators of the warp's rows, keys and columns
 // (parts/decode_warp_layout.cuh) stay in registers, as in attention_block.cuh
 // (parts/online_softmax.cuh).
-// Constants: see decode_attention.cu.
+// Types and constants: see decode_attention.cu.
 #pragma once
 #include "parts/decode_epilogue.cuh"
 #include "parts/decode_load_kv.cuh"
@@ -49,21 +49,51 @@ struct AccumulatorTile {
             KvFragment b[kStepN];
 #pragma unroll
             for (int i = 0; i < kStepN; ++i) load(b[i], kStepN * g + i);
-            if constexpr (kSwapAB) mma(fragments[g], b, a);
-            else mma(fragments[g], a, b);
+            multiply(g, a, b);
         }
+    }
+    // The same of twice as much of k; load(low, high, n) loads both fragments n of b.
+    template <class Load>
+    DEVICE void accumulate_two(const QpFragment (&a_low)[kM], const QpFragment (&a_high)[kM],
+                               const Load& load) {
+#pragma unroll
+        for (int g = 0; g < kN / kStepN; ++g) {
+            KvFragment low[kStepN], high[kStepN];
+#pragma unroll
+            for (int i = 0; i < kStepN; ++i) load(low[i], high[i], kStepN * g + i);
+            multiply(g, a_low, low);
+            multiply(g, a_high, high);
+        }
+    }
+    DEVICE void multiply(int g, const QpFragment (&a)[kM], const KvFragment (&b)[kStepN]) {
+        if constexpr (kSwapAB) mma(fragments[g], b, a);
+        else mma(fragments[g], a, b);
     }
 };
 using Scores = AccumulatorTile<kWarpRowFragments, kWarpKeyFragments>;
+// The columns of V of an output fragment.
+struct OutputCols {
+    DEVICE static constexpr int col(int lane, int i) {
+        return stored_column<CacheElement, Element, true>(AccumulatorLayout::col(lane, i));
+    }
+    DEVICE static constexpr bool are_adjacent(int i, int j) { return col(0, j) == col(0, i) + 1; }
+    // Of 8-bit caches: values 0, 4, 1 and 5, then 2, 6, 3 and 7.
+    DEVICE static constexpr bool alternate() {
+        if constexpr (AccumulatorLayout::kCount == 8)
+            return are_adjacent(0, 4) && are_adjacent(4, 1) && are_adjacent(1, 5);
+        else return false;
+    }
+};
 // The warp's output accumulators, in the layout of parts/decode_epilogue.cuh.
 struct WarpOutput : AccumulatorTile<kWarpRowFragments, kWarpColFragments> {
-    static constexpr int kContiguous =
-        AccumulatorLayout::col(0, 1) == AccumulatorLayout::col(0, 0) + 1 ? 2 : 1;
+    static constexpr bool kAlternates = OutputCols::alternate();
+    static constexpr int kContiguous = kAlternates ? 4 : OutputCols::are_adjacent(0, 1) ? 2 : 1;
+    DEVICE static constexpr int ordered(int i) { return kAlternates ? i / 2 + i % 2 * 4 : i; }
     DEVICE static int row(int m, int i) {
         return warp_first_row() + m * 16 + AccumulatorLayout::row(lane_id(), i);
     }
     DEVICE static int col(int n, int i) {
-        return warp_first_col() + n * 16 + AccumulatorLayout::col(lane_id(), i);
+        return warp_first_col() + n * 16 + OutputCols::col(lane_id(), i);
     }
     static constexpr int kSlots = Rows::kRows;
     DEVICE static constexpr int slot(int i) { return Rows::slot(i); }
@@ -122,11 +152,11 @@ struct WarpSoftmax {
         for (int m = 0; m < kWarpRowFragments; ++m) softmax[m].reset();
     }
     // Masks the scores, replaces them by probabilities and rescales the output accumulators.
-    // first_key: of the warp's part of the tile.
+    // first_key: of the warp's part of the tile.  k_factor: of all scores.
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
-                       const Arrays& arrays, int first_key, bool masked) {
+                       const Arrays& arrays, int first_key, bool masked, float k_factor) {
         const int lane = lane_id();
-        const float scale = params.scale_log2;
+        const float scale = params.scale_log2 * (Score::kGeneral ? 1.0f : k_factor);
         // OnlineSoftmax takes a positive scale: others are applied here.
         const float softmax_scale = scale > 0.0f ? scale : 1.0f;
         const float score_scale = scale > 0.0f ? 1.0f : scale;
@@ -150,6 +180,7 @@ struct WarpSoftmax {
                         const int key = first_key + n * 16 + AccumulatorLayout::col(lane, i);
                         const int r = Rows::slot(i), position = positions[m][r];
                         float& x = at(n, i);
+                        x *= k_factor;
                         x = Score::apply(params, arrays, x, slopes[m][r], position, key);
                         if (params.left >= 0 && key < position - params.left) x = -kInfinity;
                     }
@@ -208,9 +239,41 @@ struct QueryOperand {
     }
     DEVICE void load_registers(const QueryTile& q, const FragmentLoaders& loaders) {
         if constexpr (kInRegisters) {
+            if constexpr (kScaledCache) {
 #pragma unroll
-            for (int step = 0; step < kDimFragments; ++step)
-                load(registers[step], q, loaders, step);
+                for (int step = 0; step < kDimFragments; step += 2)
+                    load_two(registers[step], registers[step + 1], q, step);
+            } else {
+#pragma unroll
+                for (int step = 0; step < kDimFragments; ++step)
+                    load(registers[step], q, loaders, step);
+            }
+        }
+    }
+    // In the order of dims that 8-bit keys have.
+    DEVICE static void load_two(QpFragment (&low)[kWarpRowFragments],
+                                QpFragment (&high)[kWarpRowFragments], const QueryTile& q,
+                                int step) {
+#pragma unroll
+        for (int m = 0; m < kWarpRowFragments; ++m)
+            load_mixed_input<Element, false, LaneOrder::kFours>(
+                low[m], high[m], q, warp_first_row() + m * 16, step * 16);
+    }
+    DEVICE void multiply_8bit_keys(Scores& scores, const QueryTile& q, const KvStage& stage) const {
+        scores = {};
+#pragma unroll
+        for (int step = 0; step < kDimFragments; step += 2) {
+            const auto load_keys = [&](KvFragment& low, KvFragment& high, int n) {
+                load_mixed_input<CacheElement, false, LaneOrder::kFours>(
+                    low, high, stage.k.columns[0], warp_first_key() + n * 16, step * 16);
+            };
+            if constexpr (kInRegisters) {
+                scores.accumulate_two(registers[step], registers[step + 1], load_keys);
+            } else {
+                QpFragment low[kWarpRowFragments], high[kWarpRowFragments];
+                load_two(low, high, q, step);
+                scores.accumulate_two(low, high, load_keys);
+            }
         }
     }
     // S = Q K^T for the warp's keys.
@@ -257,12 +320,24 @@ DEVICE void multiply_values(OutputAccumulator<WarpOutput>& output, Scores& proba
             accumulator_to_fragment<Element>(p[n][m], probabilities.at(m, n));
         }
     }
+    if constexpr (kScaledCache) {
 #pragma unroll
-    for (int n = 0; n < kWarpKeyFragments; ++n) {
-        output.tile.accumulate(p[n], [&](KvFragment& f, int d) {
-            const int dim = warp_first_col() + d * 16;
-            loaders.values.load(f, stage.v.columns[dim / kColumnDim], dim % kColumnDim,
-                                warp_first_key() + n * 16);
-        });
+        for (int n = 0; n < kWarpKeyFragments; n += 2) {
+            output.tile.accumulate_two(
+                p[n], p[n + 1], [&](KvFragment& low, KvFragment& high, int d) {
+                    load_mixed_input<CacheElement, true, LaneOrder::kPairs>(
+                        low, high, stage.v.columns[0], warp_first_col() + d * 16,
+                        warp_first_key() + n * 16);
+                });
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < kWarpKeyFragments; ++n) {
+            output.tile.accumulate(p[n], [&](KvFragment& f, int d) {
+                const int dim = warp_first_col() + d * 16;
+                loaders.values.load(f, stage.v.columns[dim / kColumnDim], dim % kColumnDim,
+                                    warp_first_key() + n * 16);
+            });
+        }
     }
 }

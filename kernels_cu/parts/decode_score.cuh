@@ -7,6 +7,7 @@ struct PlainDecodeScore {
     using Params = DecodeParams;
     static constexpr bool kGeneral = false;
     struct Arrays {};
+    DEVICE static Arrays arrays(const float*, const float*) { return {}; }
 };
 
 struct GeneralDecodeScore {
@@ -16,6 +17,7 @@ struct GeneralDecodeScore {
         const float* slopes;  // of ALiBi: of heads, or of sequences and heads
         const float* sinks;   // of heads
     };
+    DEVICE static Arrays arrays(const float* slopes, const float* sinks) { return {slopes, sinks}; }
 
     DEVICE static float slope(const Params& params, const Arrays& arrays, const WorkTile& work,
                               int head_of_group) {

@@ -2,13 +2,17 @@
 //
 // With many rows each warp has rows of its own.  With few rows all warps compute all rows, each for
 // keys of its own, and where a tile has fewer fragments of keys than warps, for columns of V.
-// Constants: kTileM, kTileN, kDim, kNumThreads.
+// Types: Element, CacheElement.  Constants: kTileM, kTileN, kDim, kNumThreads.
 #pragma once
+#include "parts/decode_scales.cuh"
+
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kRowWarps = kTileM >= 16 * kNumWarps ? kNumWarps : 1;
 constexpr int kKeyFragments = kTileN / 16, kDimFragments = kDim / 16;
 constexpr int kWarpsPerRows = kNumWarps / kRowWarps;  // that compute the same rows
-constexpr int kKeyWarps = kWarpsPerRows < kKeyFragments ? kWarpsPerRows : kKeyFragments;
+// Fragments of 8-bit keys and values are loaded by two (load_mixed_input).
+constexpr int kKeyShares = kKeyFragments / (kScaledCache ? 2 : 1);
+constexpr int kKeyWarps = kWarpsPerRows < kKeyShares ? kWarpsPerRows : kKeyShares;
 constexpr int kColWarps = kWarpsPerRows / kKeyWarps;
 // Fragments of a warp.
 constexpr int kWarpRowFragments = kTileM / 16 / kRowWarps;

@@ -122,7 +122,7 @@ struct OutputOffsets {
 };
 
 // Factor that normalises the output accumulators; zeros for a row without keys.
-DEVICE float normalizer(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+DEVICE float normalizer(float sum, float scale) { return sum == 0.0f ? 0.0f : 1.0f / sum * scale; }
 DEVICE float log_sum_exp(const SoftmaxState& state) {
     constexpr float kLog2 = 0.693147180559945309f;
     if (state.sum == 0.0f) return -kInfinity;

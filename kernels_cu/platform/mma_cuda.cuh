@@ -330,7 +330,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
 
 // The column of B at column `col` of a fragment.
 template <class Stored, class T, bool kMnMajor>
-DEVICE int stored_column(int col) {
+DEVICE constexpr int stored_column(int col) {
     constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kMnMajor;
     return kPairs ? col % 8 * 2 + col / 8 : col;
 }

@@ -179,9 +179,9 @@ def arrays_of(q: Any, k: Any, v: Any, mask: Any) -> dict[str, Any]:
     return {"q": q, "k": k, "v": v, "mask": mask}
 
 
-def padded_size(dim: int) -> int:
-    """The head size that kernels compute: a multiple of 8."""
-    return -(-dim // 8) * 8
+def padded_size(dim: int, step: int = 8) -> int:
+    """The head size that kernels compute: a multiple of `step`."""
+    return -(-dim // step) * step
 
 
 def walks(x: Any) -> bool:
@@ -203,10 +203,18 @@ def starts_at(mask: Any, given: Any) -> bool:
 def walkable(x: Any) -> Any:
     """x as kernels read it: itself, or a copy, whose rows zeros pad to a multiple of 8 elements."""
     if x.shape[3] % 8:
-        made = namespace(x).zeros((*x.shape[:3], padded_size(x.shape[3])), x.dtype)
-        made[..., : x.shape[3]] = x
-        return made
+        return padded_to(x, 8)
     return x if x.size == 0 or walks(x) else packed(x)
+
+
+def padded_to(x: Any, step: int) -> Any:
+    """x, or if its rows are not a multiple of `step` elements a copy, padded by zeros."""
+    if x.shape[3] % step == 0:
+        return x
+    codes = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy moves no FP8
+    made = namespace(x).zeros((*x.shape[:3], padded_size(x.shape[3], step)), codes.dtype)
+    made[..., : x.shape[3]] = codes
+    return made.view(x.dtype)
 
 
 def steps(x: Any) -> tuple[int, int, int]:

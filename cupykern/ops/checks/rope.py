@@ -8,13 +8,13 @@ import numpy as np
 
 from ... import arguments, dtypes
 from ...attention.rope_config import CACHE_DTYPES, DTYPES, LAYOUTS, MAX_DIM
+from . import cache_scales
 
 # Dims of a contiguous and of a paged cache.
 _DIMS = {
     "hnd": ("(B, Hkv, Smax, D)", "(num_pages, Hkv, page, D)"),
     "nhd": ("(B, Smax, Hkv, D)", "(num_pages, page, Hkv, D)"),
 }
-_LARGEST_SCALE = 2.0**126  # its reciprocal is a normal number
 
 
 def check_eps(eps: Any) -> float:
@@ -128,34 +128,12 @@ def _check_cache(given: dict[str, Any], layout: Any) -> None:
 
 def check_scales(
     given: dict[str, Any], k_scale: Any, v_scale: Any
-) -> tuple[tuple[Any, ...], tuple[float, float]]:
+) -> tuple[tuple[Any, Any], tuple[float, float]]:
     """The scales that are arrays, and those that are numbers."""
-    q, cache = given["q"], given["k_cache"]
-    arrays: list[Any] = []
-    numbers = []
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None and (cache is None or cache.dtype == q.dtype):
-            raise ValueError(f"{name} is for caches of 8 bits")
-        if scale is None or arguments.is_number(scale, q):
-            number = arguments.finite_float(name, scale, 1.0)
-            if not 0 < abs(number) <= _LARGEST_SCALE:
-                raise ValueError(f"{name} must not be 0, nor larger than 2^126; got {number}")
-            arrays.append(None)
-            numbers.append(number)
-            continue
-        arguments.same_place(name, scale, q, "q")
-        if scale.dtype != np.float32:
-            raise TypeError(
-                f"{name} must be a number or a float32 array; got an array of {scale.dtype}"
-            )
-        allowed = ((), given["k"].shape[2:3], cache.shape[:3])
-        if scale.shape not in allowed:
-            raise ValueError(
-                f"{name} must have shape {', '.join(map(str, allowed[:2]))} or, as an output, "
-                f"{allowed[2]}; got {scale.shape}"
-            )
-        arrays.append(scale)
-        numbers.append(1.0)
+    q, cache, kv_heads = given["q"], given["k_cache"], given["k"].shape[2]
+    arrays, numbers = cache_scales.check_scales(
+        q, cache, kv_heads, k_scale, v_scale, "as an output"
+    )
     if sum(x is not None and x.ndim == 3 for x in arrays) == 1:
         raise ValueError("k_scale and v_scale must both be outputs, or neither")
-    return tuple(arrays), (numbers[0], numbers[1])
+    return arrays, numbers

@@ -1,0 +1,53 @@
+"""Checks of the scales of 8-bit KV caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ... import arguments
+
+_LARGEST = 2.0**126  # its reciprocal is a normal number
+
+
+def number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
+    """`scale`, as one of both; beside q."""
+    if not hasattr(scale, "dtype"):
+        return scale, None
+    return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
+
+
+def check_scales(
+    q: Any, cache: Any, kv_heads: int, k_scale: Any, v_scale: Any, of_tokens: str
+) -> tuple[tuple[Any, Any], tuple[float, float]]:
+    """k's and v's scales that are arrays, and those that are numbers.
+
+    of_tokens: what messages call arrays of the cache's shape without D.
+    """
+    arrays: list[Any] = []
+    numbers: list[float] = []
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and (cache is None or cache.dtype == q.dtype):
+            raise ValueError(f"{name} is for caches of 8 bits")
+        if scale is None or arguments.is_number(scale, q):
+            number = arguments.finite_float(name, scale, 1.0)
+            if not 0 < abs(number) <= _LARGEST:
+                raise ValueError(f"{name} must not be 0, nor larger than 2^126; got {number}")
+            arrays.append(None)
+            numbers.append(number)
+            continue
+        arguments.same_place(name, scale, q, "q")
+        if scale.dtype != np.float32:
+            raise TypeError(
+                f"{name} must be a number or a float32 array; got an array of {scale.dtype}"
+            )
+        allowed = ((), (kv_heads,), cache.shape[:3])
+        if scale.shape not in allowed:
+            raise ValueError(
+                f"{name} must have shape {', '.join(map(str, allowed[:2]))} or, {of_tokens}, "
+                f"{allowed[2]}; got {scale.shape}"
+            )
+        arrays.append(scale)
+        numbers.append(1.0)
+    return (arrays[0], arrays[1]), (numbers[0], numbers[1])

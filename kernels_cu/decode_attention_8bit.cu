@@ -1,0 +1,23 @@
+// decode_attention_8bit.cu: decode_attention.cu, or with kGeneral decode_attention_general.cu, of
+// caches in e4m3 or int8 with scales (parts/decode_scales.cuh).
+//
+// Tiles are copied to shared memory as they are stored.  Codes become fragments of Element, which
+// holds them exactly.
+// Types: Element, CacheElement.  Constants and launch: decode_attention.cu; kTileM is 16.
+#include "parts/decode_mainloop.cuh"
+
+static_assert(!kHasMergeKernel, "decode_merge.cu knows no scales");
+using Score = Choose<kGeneral, GeneralDecodeScore, PlainDecodeScore>::Type;
+
+KERNEL void decode_attention_8bit(const Element* q, const CacheElement* k_cache,
+                                  const CacheElement* v_cache, const int* seq_lens,
+                                  const int* block_table, Element* out, float* lse,
+                                  void* partial_results, uint32_t* counters, const float* slopes,
+                                  const float* sinks, const float* k_scale, const float* v_scale,
+                                  const Score::Params params, const CacheScaleParams scale_params) {
+    SHARED_STORAGE(DecodeStorage, storage);
+    decode_block<Score>(storage, params, Score::arrays(slopes, sinks), {k_cache, v_cache}, seq_lens,
+                        block_table, q, out, lse, partial_results, counters, [&](int kv_head) {
+                            return KvScales(scale_params, k_scale, v_scale, kv_head);
+                        });
+}
