@@ -126,7 +126,7 @@ def decode_attention(
     if k_scale is not None or v_scale is not None:
         numbers, scales = zip(*(number_or_array(x, q) for x in (k_scale, v_scale)), strict=True)
         call, more = (*call, *numbers), (*more, *scales)
-    if all(x is None for x in more):
+    if alibi_slopes is None and sinks is None and k_scale is None and v_scale is None:
         key, known, _ = plans.find(call, out, *arrays)
     else:
         key, known, _ = plans.find(call, out, *arrays, *more)

@@ -35,6 +35,7 @@ from .attention import (
     outputs,
     sequences,
 )
+from .cache_scales import CacheScales
 from .elementary import (
     EXP2_BIAS,
     EXP2_RMS,
@@ -71,6 +72,7 @@ def attention_bound(
     qk_accumulate: str = "float32",
     return_lse: bool = False,
     return_row_stats: bool = False,
+    scales: CacheScales | None = None,
     reference: tuple[Any, ...],
     **more: Any,
 ) -> tuple[Bound, ...]:
@@ -88,13 +90,17 @@ def attention_bound(
     A sink is one more probability with an e of its own, and no V.  A soft cap has a derivative of
     at most 1, and errors of its own: see `_capped`.
 
+    scales: k and v are codes times these, in FP64.  Codes are multiplied; a scale rounds the score,
+    the probability or the result once more.  Products that FP32 flushes are those of codes, and the
+    subnormal probabilities of FP16 those that scales of tokens have multiplied (by `ratios`).
+
     Expected: e is in the row's sum too, and weighs as V - O; what rounding P to 16 bits makes is
     not.  Then the errors of the sum over keys, of the row's sum and its reciprocal, and the last
     rounding.
     """
     options = ScoreOptions.of(more)
     problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout, options)
-    bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16")
+    bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16", scales)
     xp = problem.xp
     with np.errstate(all="ignore"):
         worst, square, bias, shared, *stats = problem.by_rows(bounds.of_rows, 4, 6)
@@ -143,8 +149,12 @@ class _Exponents(NamedTuple):
 class _Bounds:
     """Of the rows of a problem."""
 
-    def __init__(self, problem: Problem, dtype: np.dtype, half: bool):
-        self.problem, self.dtype, self.half = problem, dtype, half
+    def __init__(
+        self, problem: Problem, dtype: np.dtype, half: bool, scales: CacheScales | None = None
+    ):
+        self.problem, self.dtype, self.half, self.scales = problem, dtype, half, scales
+        self.kv_dtype = dtype if scales is None else scales.codes
+        self.bits = significand_bits(dtype) + significand_bits(self.kv_dtype)
         self.sk = problem.k.shape[3]
         xp = problem.xp
         self.v = xp.where(xp.isfinite(problem.v), problem.v, 0.0)
@@ -182,17 +192,21 @@ class _Bounds:
         keys, depth = k.swapaxes(-1, -2), q.shape[-1]
         sizes = product(q, keys)
         total = xp.where(xp.isfinite(part.product), part.product, 0.0) / (problem.scale or 1.0)
-        bits = 2 * significand_bits(self.dtype)
         roots = product(inverse_root(q), inverse_root(keys))
-        terms = Terms(total, sizes, product(q * q, keys * keys), depth, bits, roots)
+        terms = Terms(total, sizes, product(q * q, keys * keys), depth, self.bits, roots)
         adder = HALF if self.half else TENSOR_16
         square, bias = expected_error(adder, terms, max(depth, 1))
         steps = -(-depth // adder.depth)
         lost = steps * 2.0**-23 * self.half  # FP16's smallest number, twice a step
         floor = flushed(q, keys) + xp.zeros_like(total)
-        sizes = aligned_sizes(q, keys, self.dtype, self.dtype, sizes)
+        # Codes are never subnormal numbers of 16 bits.
+        kv_dtype = self.dtype if self.scales is None else dtypes.int8
+        sizes = aligned_sizes(q, keys, self.dtype, kv_dtype, sizes)
         value = Approximate(total, adder.worst * steps * sizes + lost, floor, square, bias)
         value = value.scaled(problem.scale)
+        if self.scales is not None:
+            floor = value.floor * xp.maximum(self.scales.k, 1.0)
+            value = value._replace(floor=floor).rounded()
         if problem.softcap is not None:
             value = self._capped(part, value)
         if problem.slopes is not None:
@@ -266,6 +280,8 @@ class _Bounds:
         at_top = xp.where(is_top, score.square + score.floor**2, 0.0)
         worst = largest(score.worst) + 3 * _U * size + largest(score.floor) + 2 * FLOOR
         unit = abs(float(np.float32(self.problem.scale)) / (self.problem.scale or 1.0) - 1)
+        if self.scales is not None:
+            unit = xp.max(self._constant_error() + xp.zeros_like(self.scales.k), -1, keepdims=True)
         return worst, xp.sqrt(largest(at_top) + (ROUNDING * size) ** 2 + (unit * size) ** 2)
 
     def _exponents(self, part: Rows, score: Approximate) -> _Exponents:
@@ -286,8 +302,10 @@ class _Bounds:
         """That of a soft cap; others are not counted."""
         return score.bias if self.problem.softcap is not None else 0.0
 
-    def _constant_error(self) -> float:
+    def _constant_error(self) -> Any:
         """The relative error of scale * log2 e in FP32."""
+        if self.scales is not None:
+            return self.scales.constant_error(self.problem.scale)
         exact = self.problem.scale / _LOG_2
         return abs(float(np.float32(exact)) / exact - 1) if exact else 0.0
 
@@ -313,7 +331,9 @@ class _Bounds:
         roundings are alike in all rows.
         """
         xp, info = self.problem.xp, finfo(self.dtype)
-        shift = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
+        shift: Any = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
+        if self.scales is not None:
+            shift = shift * self.scales.ratios
         weights = self._weights_of_half_scores(part) if self.half else part.weights
         spacing = gap(weights * shift, self.dtype) / shift
         error = xp.rint(weights / spacing) * spacing - weights
@@ -348,21 +368,26 @@ class _Bounds:
         sizes = xp.abs(v)
         out = multiply(p, v)
         floor = flushed(p, sizes)
+        subnormal = xp.sum(sizes, axis=-2, keepdims=True)  # of values, times `lost`
+        if self.scales is not None:
+            floor = floor * xp.maximum(2 * self.scales.largest_v, 1.0)
+            subnormal = product(1 / self.scales.ratios, sizes)
         gamma_v = TENSOR_16.worst * -(-self.sk // TENSOR_16.depth)
         lost = P_ERROR if self.dtype == dtypes.float16 else FLOOR
+        scaled = (4 if self.scales is None else 5) * _U
         worst = (
             multiply(
-                p * (exponents.worst + info.unit_roundoff + gamma_v + self._gamma_sum() + 4 * _U),
+                p * (exponents.worst + info.unit_roundoff + gamma_v + self._gamma_sum() + scaled),
                 sizes,
             )
             + weighted * xp.abs(out)
-            + lost / part.divisor * xp.sum(sizes, axis=-2, keepdims=True)
+            + lost / part.divisor * subnormal
             + floor
         )
         own = p**2 * (exponents.square + exponents.bias**2)
         of_p, error_of_p = self._rounding_of_p(part)
         terms = Terms(
-            out, multiply(p, sizes), multiply(p**2, v2), self.sk, 2 * significand_bits(self.dtype)
+            *(out, multiply(p, sizes), multiply(p**2, v2), self.sk, self.bits),
         )
         of_sum, bias = expected_error(TENSOR_16, terms, self.sk)
         of_row = self._sum_variance(p) + (RECIPROCAL_RMS * _U) ** 2 + sink_square
@@ -373,7 +398,7 @@ class _Bounds:
             + multiply(of_p, v2)
             + of_sum
             + floor**2
-            + out**2 * (of_row + 2 * ROUNDING**2)
+            + out**2 * (of_row + (2 if self.scales is None else 3) * ROUNDING**2)
         )
         # Probabilities' errors are in all elements of the row: the fewer of them count, the more
         # alike are the elements' errors.  Nearly equal probabilities have the same error, which has

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..numerics import UNIT_ROUNDOFF_32, namespace
+from ..numerics import UNIT_ROUNDOFF_32, as_float64, namespace
 from ..op import Bound
 from ..typing import Array, Factor
 from .attention import attention, of_sequence
 from .attention_bound import P_SHIFT, attention_bound, joined
+from .cache_scales import CacheScales, of_tokens
 from .elementary import EXP2_ULPS
 from .rounding import rounding_rms
 
@@ -29,15 +30,18 @@ def decode_attention(
     seq_lens: Array | None = None,
     block_table: Array | None = None,
     layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
     causal: bool = True,
     scale: Factor | None = None,
     return_lse: bool = False,
     **more: Any,
 ) -> tuple[Any, ...]:
-    """softmax(scale * q k^T over the keys that are seen) v, and its log-sum-exp, in FP64."""
+    """softmax(scale * q k^T over the keys that are seen) v, and its log-sum-exp, in FP64.  Keys and
+    values of 8 bits are what is stored, times k_scale and v_scale."""
     options = _options(causal, scale, return_lse, more)
-    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout)
-    parts = [attention(*one, **of_sequence(options, b)) for b, one in enumerate(sequences)]
+    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout, k_scale, v_scale)
+    parts = [attention(*one[:3], **of_sequence(options, b)) for b, one in enumerate(sequences)]
     return _stacked(q, v_cache, return_lse, parts)
 
 
@@ -49,6 +53,8 @@ def decode_attention_bound(
     seq_lens: Array | None = None,
     block_table: Array | None = None,
     layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
     causal: bool = True,
     scale: Factor | None = None,
     return_lse: bool = False,
@@ -66,12 +72,12 @@ def decode_attention_bound(
     """
     all_options = _options(causal, scale, return_lse, more)
     parts = []
-    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout)
-    for b, (one_q, k, v) in enumerate(sequences):
+    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout, k_scale, v_scale)
+    for b, (one_q, k, v, scales) in enumerate(sequences):
         own, options = tuple(x[b : b + 1] for x in reference), of_sequence(all_options, b)
-        bounds = attention_bound(one_q, k, v, reference=own, **options)
+        bounds = attention_bound(one_q, k, v, scales=scales, reference=own, **options)
         if return_lse:
-            bounds = (bounds[0], _merged_lse(bounds[1], own[1], k))
+            bounds = (bounds[0], _merged_lse(bounds[1], own[1], k, q.dtype))
         absolute = attention(one_q, k, abs(v.astype(np.float64)), **options)[0]
         tiles = -(-k.shape[2] // _SMALLEST_TILE)
         factors, sums = tiles + _GROUP + 2, _WARPS + _GROUP + _MOST_GROUPS
@@ -89,11 +95,11 @@ def decode_attention_bound(
     return joined(parts, lambda arrays: _stacked(q, v_cache, return_lse, arrays))
 
 
-def _merged_lse(bound: Bound, lse: Array, k: Array) -> Bound:
+def _merged_lse(bound: Bound, lse: Array, k: Array, dtype: np.dtype) -> Bound:
     """A log-sum-exp of the sum and the origin that chunks are merged in: both have FP16's shift, by
     which they are larger."""
     xp = namespace(lse)
-    size = math.log(k.shape[2] + 1) + P_SHIFT * math.log(2) * (k.dtype == np.float16)
+    size = math.log(k.shape[2] + 1) + P_SHIFT * math.log(2) * (dtype == np.float16)
     of_origin = rounding_rms(xp.where(xp.isfinite(lse), xp.abs(lse), 0.0) + size)
     more = xp.hypot(of_origin, rounding_rms(xp.full_like(lse, size)))
     rms = xp.hypot(bound.rms, more)
@@ -116,23 +122,36 @@ def _sequences(
     seq_lens: Array | None,
     block_table: Array | None,
     layout: str,
-) -> Iterator[tuple[Any, Any, Any]]:
-    """(q, k, v) of each sequence, a batch of one; k and v end where it does."""
-    xp = namespace(q)
+    k_scale: Any,
+    v_scale: Any,
+) -> Iterator[tuple[Any, Any, Any, CacheScales | None]]:
+    """(q, k, v, scales) of each sequence, a batch of one; k and v end where it does.  Caches of 8
+    bits are multiplied by their scales."""
+    xp, codes = namespace(q), k_cache.dtype
     if layout == "nhd":
         k_cache, v_cache = k_cache.swapaxes(1, 2), v_cache.swapaxes(1, 2)
+    arrays = [k_cache, v_cache]
+    if codes != q.dtype:
+        arrays += [of_tokens(x, k_cache, layout) for x in (k_scale, v_scale)]
+        arrays[:2] = [x.view(np.uint8) if codes != np.int8 else x for x in arrays[:2]]
+    per_token = getattr(k_scale, "ndim", 0) == 3, getattr(v_scale, "ndim", 0) == 3
     num_pages, _, page = k_cache.shape[:3]
     for b in range(q.shape[0]):
         if block_table is None:
-            caches, room = [x[b] for x in (k_cache, v_cache)], page
+            caches, room = [x[b] for x in arrays], page
         else:
             table = xp.clip(xp.asarray(block_table[b]), 0, max(num_pages - 1, 0))
             table = table if num_pages else table[:0]
-            pages = [x[table].swapaxes(0, 1) for x in (k_cache, v_cache)]
+            pages = [x[table].swapaxes(0, 1) for x in arrays]
             room = table.size * page
             caches = [x.reshape(x.shape[0], room, x.shape[3]) for x in pages]
         length = room if seq_lens is None else min(max(int(seq_lens[b]), 0), room)
-        yield q[b : b + 1], *(x[None, :, :length] for x in caches)
+        k, v, *scales = (x[None, :, :length] for x in caches)
+        if not scales:
+            yield q[b : b + 1], k, v, None
+            continue
+        k, v = (as_float64(x.view(codes)) * scale for x, scale in zip((k, v), scales, strict=True))
+        yield q[b : b + 1], k, v, CacheScales.of(scales[0], scales[1], per_token, codes)
 
 
 def _stacked(q: Array, v: Array, return_lse: bool, parts: list[Any]) -> tuple[Any, ...]:

@@ -261,7 +261,9 @@ struct QueryOperand {
     }
     DEVICE void multiply_8bit_keys(Scores& scores, const QueryTile& q, const KvStage& stage) const {
         scores = {};
-#pragma unroll
+        // Unrolled further, D = 256 spills.
+        constexpr int kUnroll = kDimFragments > 8 ? 2 : kDimFragments / 2;
+#pragma unroll kUnroll
         for (int step = 0; step < kDimFragments; step += 2) {
             const auto load_keys = [&](KvFragment& low, KvFragment& high, int n) {
                 load_mixed_input<CacheElement, false, LaneOrder::kFours>(

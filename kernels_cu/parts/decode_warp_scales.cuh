@@ -30,15 +30,17 @@ struct WarpScales {
             for (int i = 0; i < AccumulatorLayout::kCount; ++i) f(n, i, scale_of(scales, n, i));
         }
     }
-    DEVICE void scale_scores(Scores& scores, const KvStage& stage) const {
+    template <class Stage>
+    DEVICE void scale_scores(Scores& scores, const Stage& stage) const {
         if (!of_keys) return;
         for_each(stage.k_scales, [&](int n, int i, float scale) {
 #pragma unroll
             for (int m = 0; m < kWarpRowFragments; ++m) scores.at(m, n).values[i] *= scale;
         });
     }
+    template <class Stage>
     DEVICE void scale_probabilities(Scores& probabilities, OutputAccumulator<WarpOutput>& output,
-                                    const KvStage& stage) {
+                                    const Stage& stage) {
         if (!of_values) return;
         float largest = 0.0f;
         for_each(stage.v_scales, [&](int, int, float scale) {

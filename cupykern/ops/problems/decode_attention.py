@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
-from ...attention.decode_config import DTYPES, LAYOUTS, DecodeTask
+from ...attention.decode_config import CACHE_DTYPES, DTYPES, LAYOUTS, DecodeTask
 from ...op import Call, Draw, Work
 from ..checks.attention import padded_size
 from .attention import NO_OPTIONS, ScoreChoice, draw_options
 
 _DTYPES = tuple(str(dtype) for dtype in DTYPES)
+_CACHE_DTYPES = tuple(str(dtype) for dtype in CACHE_DTYPES)
+SCALES = (None, "number", "tensor", "heads", "tokens")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class DecodeProblem:
     page: keys of a page, None: contiguous caches.  layout: the caches' dims, one of LAYOUTS.
     view: how q and the caches are stored, one of VIEWS: "swapped" is contiguous with dims 1 and 2
     exchanged, "padded" has 8 more elements between rows, "offset" starts one element off alignment.
+    cache_dtype: of 8 bits, None: dtype.  scales: one of SCALES, of 8-bit caches.
     """
 
     batch: int
@@ -44,10 +47,13 @@ class DecodeProblem:
     view: str = "C"
     kind: str = "normal"
     options: ScoreChoice = NO_OPTIONS
+    cache_dtype: str | None = None
+    scales: str | None = None
 
     def __str__(self) -> str:
         shape = f"{self.batch}x{self.heads}/{self.kv_heads}x{self.queries}x{self.keys}x{self.dim}"
-        return f"{shape}{self.options} {self.dtype}"
+        cache = "" if self.cache_dtype is None else f", {self.cache_dtype} cache"
+        return f"{shape}{self.options} {self.dtype}{cache}"
 
 
 VIEWS = ("C", "swapped", "padded", "offset")
@@ -60,6 +66,7 @@ def draw_problem(draw: Draw) -> DecodeProblem:
     lens = None
     if draw.choice((False, True, True)):
         lens = tuple(draw.choice((0, keys, draw.integer(0, keys))) for _ in range(batch))
+    cache_dtype = draw.choice((None, None, *_CACHE_DTYPES))
     dim = draw.choice((8, 64, 64, 72, 128, 128, 192, 256, 33))
     return DecodeProblem(
         *(batch, group * kv_heads, kv_heads, draw.choice((0, 1, 1, 1, 2, 4, 16)), keys, dim),
@@ -74,15 +81,28 @@ def draw_problem(draw: Draw) -> DecodeProblem:
         view=draw.choice(("C", *VIEWS)),
         kind=draw.choice(("normal", "uniform", "same_sign", "exact", "subnormal")),
         options=draw_options(draw),
+        cache_dtype=cache_dtype,
+        scales=draw.choice(SCALES) if cache_dtype else None,
     )
 
 
-def bench_problem(shape: tuple[int, ...], dtype: str) -> DecodeProblem:
+def bench_problem(shape: tuple[int, ...], text: str) -> DecodeProblem:
+    """text: a dtype, and after a colon the format of an 8-bit cache, with a scale a head."""
+    dtype, options = inputs.bench_options("decode_attention", text, _CACHE_DTYPES)
+    if len(options) > 1:
+        raise ValueError(f"formats of different caches: {', '.join(sorted(options))}")
+    cache_dtype = next(iter(options), None)
     if len(shape) != 5:
         raise ValueError(f"decode_attention needs a shape (B, H, Hkv, Sk, D); got {shape}")
     dtypes.resolve(dtype, "dtype", DTYPES)
     batch, heads, kv_heads, keys, dim = shape
-    return DecodeProblem(batch, heads, kv_heads, 1, keys, dim, dtype=dtype, kind="bench")
+    return DecodeProblem(
+        *(batch, heads, kv_heads, 1, keys, dim),
+        dtype=dtype,
+        kind="bench",
+        cache_dtype=cache_dtype,
+        scales="heads" if cache_dtype else None,
+    )
 
 
 def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
@@ -106,6 +126,34 @@ def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
     return inputs.with_layout(x, view, xp)
 
 
+def _nothing(dtype: np.dtype) -> float:
+    """What caches hold where no key is: NaN, in int8 its largest number."""
+    return 127 if dtype == dtypes.int8 else np.nan
+
+
+def _codes(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    """Of an 8-bit cache, with all magnitudes of its format."""
+    if dtype == dtypes.int8:
+        kind, most = "exact" if kind == "exact" else "uniform", 127 / 10
+        x = inputs.values(kind, shape, dtypes.float32, seed)
+        return np.rint(x * (1 if kind == "exact" else most)).astype(dtype)
+    return inputs.values(kind, shape, dtype, seed)
+
+
+def _scales(p: DecodeProblem, rng: Any) -> list[np.ndarray]:
+    """For both caches, (B, Hkv, Sk, 1): most decode to numbers of size 1."""
+    size = 0.02 if p.cache_dtype == "int8" and p.kind != "exact" else 1.0
+    if p.kind == "exact":  # powers of two
+        return [np.exp2(rng.integers(-2, 3, _scale_shape(p))) for _ in range(2)]
+    found = [size * np.exp2(rng.uniform(-2, 1, _scale_shape(p))) for _ in range(2)]
+    return [x * rng.choice((1.0, 1.0, 1.0, -1.0), x.shape) for x in found]
+
+
+def _scale_shape(p: DecodeProblem) -> tuple[int, ...]:
+    shapes = {"heads": (p.kv_heads,), "tokens": (p.batch, p.kv_heads, p.keys)}
+    return shapes.get(p.scales or "", ())
+
+
 def _paged(
     caches: Sequence[np.ndarray], problem: DecodeProblem, page: int, rng: Any
 ) -> tuple[Any, Any]:
@@ -116,11 +164,12 @@ def _paged(
     table = order[: batch * per_sequence].reshape(batch, per_sequence).astype(np.int32)
     pages = []
     for x in caches:
-        padded = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), np.nan, x.dtype)
+        nothing = _nothing(x.dtype)
+        padded = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), nothing, x.dtype)
         padded[:, :, : problem.keys] = x
         split = padded.reshape(batch, x.shape[1], per_sequence, page, x.shape[3])
         split = np.moveaxis(split, 2, 1).reshape(-1, x.shape[1], page, x.shape[3])
-        pages.append(np.full((len(order), *split.shape[1:]), np.nan, x.dtype))
+        pages.append(np.full((len(order), *split.shape[1:]), nothing, x.dtype))
         pages[-1][table.reshape(-1)] = split
     lens = np.asarray(problem.lens or [problem.keys] * batch)
     unused = np.arange(per_sequence) >= -(-lens // page)[:, None]
@@ -136,16 +185,30 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
         (p.batch, p.kv_heads, p.keys, p.dim_v or p.dim),
     )
     if p.kind == "bench":
-        arrays = (inputs.bench_values(shape, dtype, seed + i, xp) for i, shape in enumerate(shapes))
-        return Call(tuple(arrays))
+        kinds = [dtype, *[dtypes.NAMES[p.cache_dtype or p.dtype]] * 2]
+        arrays = tuple(
+            inputs.bench_values(shape, kind, seed + i, xp)
+            for i, (shape, kind) in enumerate(zip(shapes, kinds, strict=True))
+        )
+        if not p.cache_dtype:
+            return Call(arrays)
+        scale = 1 / 32 if p.cache_dtype == "int8" else 1.0
+        heads = xp.asarray(np.full(p.kv_heads, scale, np.float32))
+        return Call(arrays, {"k_scale": heads, "v_scale": heads})
     rng = np.random.default_rng(seed + 3)
-    q, *caches = (inputs.values(p.kind, shape, dtype, seed + i) for i, shape in enumerate(shapes))
+    q = inputs.values(p.kind, shapes[0], dtype, seed)
+    cached, codes = dtypes.NAMES[p.cache_dtype or p.dtype], p.cache_dtype is not None
+    make = _codes if codes else inputs.values
+    caches = [make(p.kind, shape, cached, seed + i + 1) for i, shape in enumerate(shapes[1:])]
+    scales = [x.astype(np.float32) for x in _scales(p, rng)] if codes and p.scales else []
+    by_token = p.scales == "tokens"
+    caches += [x[..., None] for x in scales if by_token]
     if p.kind == "subnormal":  # scores are not
         q = inputs.values("normal", shapes[0], dtype, seed)
         q = q * np.asarray(2.0**110 if dtype == dtypes.bfloat16 else 1.0, dtype)
     for cache in caches:
         for b, length in enumerate(p.lens or ()):
-            cache[b, :, length:] = np.nan
+            cache[b, :, length:] = _nothing(cache.dtype)
     kwargs: dict[str, Any] = {}
     lens = p.lens
     if p.page is not None:
@@ -157,6 +220,9 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
         kwargs["seq_lens"] = xp.asarray(np.array(lens, np.int32))
     if p.layout == "nhd":
         caches = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in caches]
+    caches, of_tokens = caches[:2], [xp.asarray(x[..., 0]) for x in caches[2:]]
+    for name, x, given in zip(("k_scale", "v_scale"), scales, of_tokens or scales, strict=True):
+        kwargs[name] = float(x) if p.scales == "number" else given if by_token else xp.asarray(x)
     kwargs |= p.options.arguments(p.batch, p.heads, seed + 4, xp)
     for name, value, default in (
         *(("layout", p.layout, "hnd"), ("causal", p.causal, True), ("scale", p.scale, None)),
@@ -171,7 +237,9 @@ def work(problem: DecodeProblem) -> Work:
     p = problem
     keys = sum(p.lens) if p.lens is not None else p.batch * p.keys
     dim_v, queries = p.dim_v or p.dim, p.batch * p.heads * p.queries
-    read = 2 * (keys * p.kv_heads * (p.dim + dim_v) + queries * p.dim)
+    itemsize, per_key = dtypes.NAMES[p.cache_dtype or p.dtype].itemsize, p.dim + dim_v
+    scales = 8 if p.scales == "tokens" else 0
+    read = keys * p.kv_heads * (itemsize * per_key + scales) + 2 * queries * p.dim
     # Bandwidth-bound: FLOP are not counted.
     return Work(read, queries * (2 * dim_v + 4 * p.return_lse))
 
@@ -184,8 +252,10 @@ def task_of(problem: DecodeProblem) -> DecodeTask:
     left, right = p.options.window or (-1, -1)
     keys = min(keys, left + p.queries) if left >= 0 else keys
     general = p.options.changes_scores or left >= 0 or (right > 0 and not p.causal)
-    dims = padded_size(p.dim), padded_size(dim_v)
-    return DecodeTask(dtype, p.batch, p.kv_heads, rows, *dims, keys, general)
+    cache_dtype = dtypes.NAMES[p.cache_dtype] if p.cache_dtype else None
+    step = 16 if cache_dtype else 8
+    dims = padded_size(p.dim, step), padded_size(dim_v, step)
+    return DecodeTask(dtype, p.batch, p.kv_heads, rows, *dims, keys, general, cache_dtype)
 
 
 def sample(
@@ -193,7 +263,7 @@ def sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     """The first and last KV head of the first and last sequence; small or paged caches whole."""
     q, k, v = call.args
-    whole = {"block_table", "alibi_slopes", "sinks"} & set(call.kwargs)
+    whole = {"block_table", "alibi_slopes", "sinks", "k_scale", "v_scale"} & set(call.kwargs)
     if k.size <= 4 * max_elements or whole:
         return call, outputs
     axis = 2 if call.kwargs.get("layout") == "nhd" else 1  # of the caches' heads

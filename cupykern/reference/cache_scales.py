@@ -1,0 +1,71 @@
+"""Scales of 8-bit KV caches in FP64, and what they add to the errors of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..numerics import as_float64, namespace
+from ..typing import Array
+
+
+def of_tokens(scale: Any, cache: Array, layout: str) -> Array:
+    """The scale of each token of `cache`, (B or num_pages, Hkv, keys, D): (..., 1) in FP64."""
+    xp = namespace(cache)
+    if not hasattr(scale, "dtype"):
+        scale = np.float32(1.0 if scale is None else scale)
+    numbers = xp.asarray(as_float64(scale) if scale.ndim else np.float64(scale))
+    if numbers.ndim == 3 and layout == "nhd":
+        numbers = numbers.swapaxes(1, 2)
+    if numbers.ndim == 1:
+        numbers = numbers[:, None]
+    return (numbers + xp.zeros(cache.shape[:3]))[..., None]
+
+
+class CacheScales(NamedTuple):
+    """What bounds need of the scales of a call's keys and values.
+
+    k, v: magnitudes, (B, Hkv, 1, 1, keys).  per_token: of k, of v.  codes: the caches' dtype.
+    """
+
+    k: Array
+    v: Array
+    per_token: tuple[bool, bool]
+    codes: np.dtype
+
+    @classmethod
+    def of(cls, k: Array, v: Array, per_token: tuple[bool, bool], codes: np.dtype) -> CacheScales:
+        """k, v: (B, Hkv, keys, 1)."""
+        xp = namespace(k)
+
+        def sizes(x: Array) -> Array:
+            size = xp.abs(x[..., 0])[:, :, None, None]
+            return xp.where(xp.isfinite(size), size, 0.0)
+
+        return cls(sizes(k), sizes(v), per_token, codes)
+
+    def constant_error(self, scale: float) -> Any:
+        """The relative error of scale * log2 e * k's scale, of a head, in FP32."""
+        exact = scale / math.log(2)
+        if self.per_token[0] or not exact:
+            return abs(float(np.float32(exact)) / exact - 1) if exact else 0.0
+        xp = namespace(self.k)
+        product = (float(np.float32(exact)) * self.k).astype(np.float32).astype(np.float64)
+        return xp.abs(product / xp.where(self.k > 0, exact * self.k, np.inf) - (self.k > 0))
+
+    @property
+    def largest_v(self) -> Any:
+        """Of a head's tokens: (B, Hkv, 1, 1, 1)."""
+        return namespace(self.v).max(self.v, axis=-1, keepdims=True, initial=0.0)
+
+    @property
+    def ratios(self) -> Any:
+        """By what probabilities are multiplied before they are rounded to 16 bits: scales of
+        tokens over the power of two above the largest; (B, Hkv, 1, 1, keys)."""
+        xp = namespace(self.v)
+        if not self.per_token[1]:
+            return xp.ones_like(self.v)
+        unit = xp.exp2(xp.floor(xp.log2(xp.maximum(self.largest_v, 2.0**-126))) + 1)
+        return xp.where(self.v > 0, self.v / unit, 1.0)
