@@ -280,7 +280,8 @@ def variant(
     """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table;
     general: scores have options; cache_dtype: of 8 bits.
 
-    One variant for both but in clusters, where ptxas 13.0 makes code of it that no GPU can run.
+    One variant for both but in clusters, and of 8-bit caches, where ptxas 13.0 makes code of it that
+    no GPU can run.
     """
     constants = {
         "kTileM": config.tile_m,
@@ -289,7 +290,7 @@ def variant(
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
         "kChunksPerGroup": CHUNKS_PER_GROUP,
-        "kPaged": EITHER if config.cluster == 1 else int(paged),
+        "kPaged": EITHER if config.cluster == 1 and not cache_dtype else int(paged),
     }
     kernel = "decode_attention_general" if general else "decode_attention"
     if cache_dtype:
@@ -332,10 +333,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
     pairs = [(t, dim) for t in DTYPES for dim in _PADDED_DIMS]
     general = [variant(t, dim, _tiles(arch, dim)[0], general=True) for t, dim in pairs]
     of_8bit = [
-        variant(t, dim, _tile_8bit(arch, dim), general=options, cache_dtype=cache_dtype)
+        variant(t, dim, _tile_8bit(arch, dim), paged, options, cache_dtype)
         for t, dim in pairs
         for cache_dtype in CACHE_DTYPES
         for options in (False, True)
+        for paged in (False, True)
     ]
     return (
         *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),

@@ -196,9 +196,7 @@ struct KvPipeline {
     template <class LoadMore>
     DEVICE void issue(KvStage (&stages)[kStages], bool is_first, const LoadMore& load_more) {
         if (next_key < end_key) {
-            // opaque: else ptxas 13.0 gives copies of 8-bit caches a uniform register in their address,
-            // which is an illegal instruction.
-            loader.load(stages[kScaledCache ? opaque(stage) : stage], next_key);
+            loader.load(stages[stage], next_key);
             if (is_first) load_more();
             next_key += kTileN;
         }

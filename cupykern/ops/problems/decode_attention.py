@@ -121,7 +121,9 @@ def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
     if view == "swapped":
         return xp.swapaxes(xp.ascontiguousarray(xp.swapaxes(xp.asarray(x), 1, 2)), 1, 2)
     if view == "padded":
-        wide = xp.asarray(np.pad(x, ((0, 0),) * 3 + ((0, 8),), constant_values=np.nan))
+        wide = np.full((*x.shape[:3], x.shape[3] + 8), _nothing(x.dtype), x.dtype)
+        wide[..., : x.shape[3]] = x
+        wide = inputs.with_layout(wide, "C", xp)
         return wide[..., : x.shape[3]]
     return inputs.with_layout(x, view, xp)
 
@@ -205,7 +207,9 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
     caches += [x[..., None] for x in scales if by_token]
     if p.kind == "subnormal":  # scores are not
         q = inputs.values("normal", shapes[0], dtype, seed)
-        q = q * np.asarray(2.0**110 if dtype == dtypes.bfloat16 else 1.0, dtype)
+        q = q * np.asarray(
+            2.0**110 if dtype == dtypes.bfloat16 and not p.cache_dtype else 1.0, dtype
+        )
     for cache in caches:
         for b, length in enumerate(p.lens or ()):
             cache[b, :, length:] = _nothing(cache.dtype)
@@ -221,8 +225,8 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
     if p.layout == "nhd":
         caches = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in caches]
     caches, of_tokens = caches[:2], [xp.asarray(x[..., 0]) for x in caches[2:]]
-    for name, x, given in zip(("k_scale", "v_scale"), scales, of_tokens or scales, strict=True):
-        kwargs[name] = float(x) if p.scales == "number" else given if by_token else xp.asarray(x)
+    given = of_tokens or [xp.asarray(x) if p.scales != "number" else float(x) for x in scales]
+    kwargs |= dict(zip(("k_scale", "v_scale"), given, strict=False))
     kwargs |= p.options.arguments(p.batch, p.heads, seed + 4, xp)
     for name, value, default in (
         *(("layout", p.layout, "hnd"), ("causal", p.causal, True), ("scale", p.scale, None)),
@@ -263,7 +267,7 @@ def sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     """The first and last KV head of the first and last sequence; small or paged caches whole."""
     q, k, v = call.args
-    whole = {"block_table", "alibi_slopes", "sinks", "k_scale", "v_scale"} & set(call.kwargs)
+    whole = {"block_table", "alibi_slopes", "sinks"} & set(call.kwargs)
     if k.size <= 4 * max_elements or whole:
         return call, outputs
     axis = 2 if call.kwargs.get("layout") == "nhd" else 1  # of the caches' heads
@@ -271,6 +275,12 @@ def sample(
     batches, heads = (sorted({0, n - 1}) for n in (k.shape[0], k.shape[axis]))
     q_heads = [head * group + i for head in heads for i in range(group)]
     kwargs = {name: x[batches] if name == "seq_lens" else x for name, x in call.kwargs.items()}
+    for name in {"k_scale", "v_scale"} & set(kwargs):
+        x = kwargs[name]
+        if getattr(x, "ndim", 0) == 3:
+            kwargs[name] = x[batches][(slice(None),) * axis + (heads,)]
+        elif getattr(x, "ndim", 0) == 1:
+            kwargs[name] = x[heads]
     some = (slice(None),) * axis + (heads,)
     caches = (x[batches][some] for x in (k, v))
     part = Call((q[batches][:, q_heads], *caches), kwargs)
