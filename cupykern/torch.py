@@ -280,7 +280,8 @@ _SCORE_OPTIONS = (
 decode_attention = _register(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seq_lens=None, "
     'Tensor? block_table=None, str layout="hnd", bool causal=True, float? scale=None, '
-    f"{_SCORE_OPTIONS}, bool return_lse=False) -> Tensor[]",
+    f"{_SCORE_OPTIONS}, bool return_lse=False, Tensor? k_scale=None, "
+    "Tensor? v_scale=None) -> Tensor[]",
     lambda q, v_cache, return_lse, **_: _attention(q, v_cache, "bhsd", return_lse),
 )
 attention = _register(

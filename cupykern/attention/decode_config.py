@@ -59,7 +59,7 @@ class DecodeConfig:
         return self.tile_m > 16
 
     def shared_bytes(self, dim: int, itemsize: int = 2) -> int:
-        """sizeof(DecodeStorage) for warps of 32 threads; with 64 it is less.  itemsize: a cache's."""
+        """sizeof(DecodeStorage) for warps of 32 threads; with 64 it is less.  itemsize: of caches."""
         warps, max_groups = self.threads // 32, MAX_CHUNKS // CHUNKS_PER_GROUP
         warp_owns_rows = self.tile_m >= 16 * warps
         key_warps = min(warps, self.tile_n // (16 if itemsize == 2 else 32))
@@ -280,7 +280,7 @@ def variant(
     """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table;
     general: scores have options; cache_dtype: of 8 bits.
 
-    One variant for both but in clusters, and of 8-bit caches, where ptxas 13.0 makes code of it that
+    One variant for both but in clusters and of 8-bit caches, where ptxas 13.0 makes code of it that
     no GPU can run.
     """
     constants = {

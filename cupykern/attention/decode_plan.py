@@ -34,7 +34,7 @@ class ScalePlace(NamedTuple):
     """
 
     number: float = 1.0
-    strides: tuple[int, int, int] = (0, 0, 0)
+    strides: tuple[int, ...] = (0, 0, 0)
     per_token: bool = False
 
 
@@ -99,7 +99,7 @@ class DecodePlan(NamedTuple):
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
         *options: Any,
     ) -> None:  # fmt: skip
-        """options: slopes and sinks, of general variants; with scales of k and v, of 8-bit caches."""
+        """options: slopes and sinks, of general variants; and scales, of 8-bit caches."""
         partials = counters = None
         if self.partial_bytes:
             partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
@@ -249,7 +249,7 @@ def run(
     *inputs, lens, table = arrays
     is_copy = False
     if scales is not None:
-        given, scales = scales, tuple(_in_elements(x) for x in scales)
+        given, scales = scales, (_in_elements(scales[0]), _in_elements(scales[1]))
         is_copy = any(x is not y for x, y in zip(given, scales, strict=True))
     operands = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):
@@ -270,7 +270,7 @@ def run(
     more = options[1:] if call.general else ()
     if scales is not None:
         arrays_of_scales = tuple(x if hasattr(x, "ndim") else None for x in scales)
-        places = tuple(_place_of(x) for x in scales)
+        places = _place_of(scales[0]), _place_of(scales[1])
         call = call._replace(cache_dtype=k.dtype, scales=places)
         more = (*options[1:], *arrays_of_scales)
     found = plan(target, call, config)

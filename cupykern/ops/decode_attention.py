@@ -154,7 +154,7 @@ def decode_attention(
     scale_arrays, scale_numbers = check_scales(
         q, k_cache, k.shape[1], k_scale, v_scale, "of tokens"
     )
-    kv_scales = None
+    kv_scales: Any = None
     if k.dtype != q.dtype:
         kv_scales = tuple(
             number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
@@ -287,5 +287,5 @@ OP = Op(
         task_of(problem).cache_dtype,
     ),
     sample=problems.sample,
-    dtypes=("float16", "bfloat16"),
+    dtypes=("float16", "bfloat16", "bfloat16:float8_e4m3fn", "bfloat16:int8"),
 )

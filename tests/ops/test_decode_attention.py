@@ -405,3 +405,30 @@ def test_a_warm_call_is_checked_and_gives_the_same(gpu):
         )
         for a, b in zip(check.as_tuple(y), check.as_tuple(expected), strict=True):
             np.testing.assert_allclose(on_host(a).astype(float), b.astype(float), atol=0.02)
+
+
+# --- 8-bit caches --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("scales", ["number", "heads", "tokens"])
+def test_8bit_pages_in_any_layout_give_the_bits_of_contiguous_caches(target, cache_dtype, scales):
+    problem = DecodeProblem(
+        *(2, 4, 2, 2, 150, 64), lens=(150, 70), cache_dtype=cache_dtype, scales=scales
+    )
+    plain, *others = (
+        OP.inputs(replace(problem, page=page, layout=layout), 5, target.xp)
+        for page, layout in ((None, "hnd"), (24, "nhd"), (None, "nhd"))
+    )
+    expected = on_host(OP.run(*plain.args, **plain.kwargs))
+    assert np.isfinite(expected).all()
+    for call in others:
+        assert same_bits(on_host(OP.run(*call.args, **call.kwargs)), expected)
+
+
+def test_scales_are_of_8bit_caches():
+    with pytest.raises(ValueError, match="k_scale is for caches of 8 bits"):
+        cupykern.decode_attention(Q, K, K, k_scale=2.0)
+    codes = K.astype(np.int8)
+    with pytest.raises(ValueError, match=r"v_scale must have shape \(\), \(2,\) or, of tokens"):
+        cupykern.decode_attention(Q, codes, codes, v_scale=np.ones(3, np.float32))

@@ -123,8 +123,7 @@ def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
     if view == "padded":
         wide = np.full((*x.shape[:3], x.shape[3] + 8), _nothing(x.dtype), x.dtype)
         wide[..., : x.shape[3]] = x
-        wide = inputs.with_layout(wide, "C", xp)
-        return wide[..., : x.shape[3]]
+        return inputs.with_layout(wide, "C", xp)[..., : x.shape[3]]
     return inputs.with_layout(x, view, xp)
 
 
