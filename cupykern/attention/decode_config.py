@@ -59,7 +59,7 @@ class DecodeConfig:
         return self.tile_m > 16
 
     def shared_bytes(self, dim: int, itemsize: int = 2) -> int:
-        """sizeof(DecodeStorage) for warps of 32 threads; with 64 it is less.  itemsize: of caches."""
+        """sizeof(DecodeStorage) of 32-thread warps; with 64 it is less.  itemsize: of caches."""
         warps, max_groups = self.threads // 32, MAX_CHUNKS // CHUNKS_PER_GROUP
         warp_owns_rows = self.tile_m >= 16 * warps
         key_warps = min(warps, self.tile_n // (16 if itemsize == 2 else 32))

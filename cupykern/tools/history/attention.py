@@ -72,10 +72,15 @@ def _decode_settings(
     sizes: tuple[Shape, ...], pages: tuple[int | None, ...]
 ) -> tuple[Setting, ...]:
     return tuple(
-        {**setting, "page": page, "order": order}
+        {**setting, "page": page, "order": order, "cache": cache or setting["dtype"]}
         for setting in _settings(sizes)
         for page in pages
-        for order in ("hnd", "hnd", "nhd")
+        for order, cache in (
+            ("hnd", None),
+            ("hnd", "int8"),
+            ("nhd", None),
+            ("nhd", "float8_e4m3fn"),
+        )
     )
 
 
@@ -118,13 +123,21 @@ def _num_pages(s: Setting) -> int:
     return s["b"] * -(-s["sk"] // s["page"]) + 1
 
 
-def _cache(dim: str) -> DrawValue:
-    def shape(s: Setting) -> Shape:
-        batch, keys = (s["b"], s["sk"]) if s["page"] is None else (_num_pages(s), s["page"])
-        rows = (s["h_kv"], keys) if s["order"] == "hnd" else (keys, s["h_kv"])
-        return batch, *rows, s[dim]
+def _cache_rows(s: Setting) -> Shape:
+    batch, keys = (s["b"], s["sk"]) if s["page"] is None else (_num_pages(s), s["page"])
+    return batch, *((s["h_kv"], keys) if s["order"] == "hnd" else (keys, s["h_kv"]))
 
-    return array(shape, "dtype", _HEADS)
+
+def _cache(dim: str) -> DrawValue:
+    return array(lambda s: (*_cache_rows(s), s[dim]), "cache", _HEADS)
+
+
+def _cache_scale(draw: Draw, s: Setting) -> Any:
+    if s["cache"] == s["dtype"]:
+        return None
+    tokens = Array(_cache_rows(s), "float32", draw.choice(("C", "C", "gap")))
+    heads = Array((s["h_kv"],), "float32", draw.choice(("C", "every other")))
+    return draw.choice((None, 0.5, 2, Array((), "float32"), heads, tokens))
 
 
 def _seq_lens(draw: Draw, s: Setting) -> Integers:
@@ -199,6 +212,8 @@ _DECODE: dict[str, DrawValue] = {
     "seq_lens": often_none(_seq_lens),
     "block_table": _block_table,
     "layout": lambda draw, s: draw.choice((*[s["order"]] * 6, "hnd", "nhd")),
+    "k_scale": _cache_scale,
+    "v_scale": _cache_scale,
     "causal": one_of(True, False),
     "scale": _SCALES,
     **_OPTIONS,
