@@ -68,6 +68,9 @@ def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
     )
 
 
+_CACHES = ("hnd", None), ("hnd", "int8"), ("nhd", None), ("nhd", "float8_e4m3fn")
+
+
 def _decode_settings(
     sizes: tuple[Shape, ...], pages: tuple[int | None, ...]
 ) -> tuple[Setting, ...]:
