@@ -64,9 +64,10 @@ def matmul(
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
     precision: of float32 operands.  "float32": errors are at most those of FP32 multiply-adds; from
         K = 128 on by FP16 parts on Hopper's tensor cores where that is faster.  "fma": FP32
-        multiply-adds.  "fp16x3", "bf16x3", "bf16x6", "bf16x9": so many products of 16-bit parts on
-        tensor cores.  Tiles whose numbers these cannot stand for (infinities, NaN, numbers beyond
-        2^78, exponents too far apart) are computed by multiply-adds.
+        multiply-adds.  "tf32": numbers are rounded to TF32's 11 bits, to nearest.  "fp16x3",
+        "bf16x3", "bf16x6", "bf16x9": so many products of 16-bit parts on tensor cores.  Tiles whose
+        numbers these cannot stand for (infinities, NaN, numbers beyond 2^78, exponents too far
+        apart) are computed by multiply-adds.
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
     epilogue: the result as a formula in place of bias, activation and residual: see `expression`.

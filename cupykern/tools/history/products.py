@@ -124,7 +124,7 @@ def _accumulate(draw: Draw, s: Setting) -> str:
 
 
 def _precision(draw: Draw, s: Setting) -> str:
-    names = ("fma", "fp16x3", "bf16x6") if s["a"] == s["b"] == "float32" else ()
+    names = ("fma", "tf32", "fp16x3", "bf16x6") if s["a"] == s["b"] == "float32" else ()
     return draw.choice(("float32", "float32", *names))
 
 
