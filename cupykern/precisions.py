@@ -109,9 +109,7 @@ class Bf16x9(Parts):
 
 
 AnyParts = Tf32 | Fp16x3 | Bf16x3 | Bf16x6 | Bf16x9
-SPLITS: dict[str, AnyParts] = {
-    p.name: p for p in (Tf32(), Fp16x3(), Bf16x3(), Bf16x6(), Bf16x9())
-}
+SPLITS: dict[str, AnyParts] = {p.name: p for p in (Tf32(), Fp16x3(), Bf16x3(), Bf16x6(), Bf16x9())}
 PRECISIONS = ("float32", "fma", *SPLITS)
 FLOAT32_LEAST_K = 128
 """From this K on the bounds of the parts that are_float32 are at most FP32's, (K + 2) u."""
