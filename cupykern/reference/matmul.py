@@ -139,12 +139,18 @@ def exact_product(a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | 
 
 
 def scaled_product(
-    a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None, whole: bool = False
+    a: Array,
+    b: Array,
+    scale_a: Factor | None,
+    scale_b: Factor | None,
+    whole: bool = False,
+    precision: str = "float32",
 ) -> Approximate:
-    """(scale_a * a) @ (scale_b * b) in FP32; whole: in int32, of int8."""
+    """(scale_a * a) @ (scale_b * b) in FP32; whole: in int32, of int8.  precision: of FP32."""
     x, y, factor = operands(a, b, scale_a, scale_b)
     blocks = by_block(scale_a, scale_b, y.shape[-1])
-    products = Products(operand_dtype(a), operand_dtype(b), by_block=blocks)
+    kinds = operand_dtype(a), operand_dtype(b)
+    products = Products(*kinds, by_block=blocks, precision=precision)
     value = products.of(x, y)
     if blocks:
         # Subnormal operands, and the factor of a block, scale_a * scale_b, may count as zero.
