@@ -194,7 +194,7 @@ def _scaled_mm(scale_a: Any, scale_b: Any, bias: Any, activation: Any, **rest: A
 
 
 def _dual(a: Tensor, b1: Tensor, out_dtype: torch.dtype | None, **_: Any) -> list[Tensor]:
-    default = a.dtype if a.dtype in _FLOAT16S else torch.float16
+    default = a.dtype if a.dtype in (*_FLOAT16S, torch.float32) else torch.float16
     return [_new(a, _product_shape(a, b1), out_dtype or default)]
 
 
@@ -266,7 +266,7 @@ scaled_mm = _register(
 dual_gemm_silu = _register(
     "dual_gemm_silu(Tensor a, Tensor b1, Tensor b2, Tensor? scale_a=None, "
     'Tensor? scale_b1=None, Tensor? scale_b2=None, str policy="fp32", '
-    "ScalarType? out_dtype=None) -> Tensor[]",
+    'ScalarType? out_dtype=None, str precision="float32") -> Tensor[]',
     _dual,
 )
 dequant_softmax = _register(

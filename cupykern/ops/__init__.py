@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     attention,
     attention_varlen,
+    complex_matmul,
     decode_attention,
     dequant_softmax,
     dual_gemm_silu,
@@ -27,6 +28,7 @@ OPS = (
     quantize.OP,
     quantize_nvfp4.OP,
     matmul.OP,
+    complex_matmul.OP,
     scaled_mm.OP,
     dual_gemm_silu.OP,
     dequant_softmax.OP,

@@ -6,6 +6,7 @@ take the same and return a `Bound` per output.
 
 from .attention import attention, attention_varlen
 from .attention_bound import attention_bound, attention_varlen_bound
+from .complex64 import complex_matmul, complex_matmul_bound
 from .decode_attention import decode_attention, decode_attention_bound
 from .dequant_softmax import dequant_softmax, dequant_softmax_bound
 from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
@@ -21,6 +22,8 @@ __all__ = [
     "attention_bound",
     "attention_varlen",
     "attention_varlen_bound",
+    "complex_matmul",
+    "complex_matmul_bound",
     "decode_attention",
     "decode_attention_bound",
     "dequant_softmax",

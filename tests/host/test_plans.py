@@ -220,6 +220,7 @@ COSTS = {
     "quantize": Cost(18, 1, 1),
     "quantize_nvfp4": Cost(22, 1, 1),
     "matmul": Cost(11, 1, 1),
+    "complex_matmul": Cost(148, 2, 2),
     "scaled_mm": Cost(15, 1, 1),
     "dual_gemm_silu": Cost(19, 1, 1),
     "dequant_softmax": Cost(15, 1, 2),

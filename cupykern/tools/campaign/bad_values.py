@@ -12,7 +12,7 @@ _NUMBERS = (*_NO_NUMBERS, math.nan, math.inf, -math.inf, 1e39, -1e39, 1e-40)
 _DTYPES: tuple[Any, ...] = (
     "float63",
     "float64",
-    "complex64",
+    "complex128",
     np.float64,
     np.uint16,
     7,
@@ -119,7 +119,7 @@ REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache",
 MAY_BE_NUMPY = ("seq_lens", "block_table", "cu_seqlens_q", "cu_seqlens_k")
 """Arrays that a call on a GPU also takes from numpy, whose contents it then checks."""
 
-ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex64, np.uint16)
+ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex128, np.uint16)
 """No array has one of them."""
 
 SAME_DTYPE = {"residual": "x", "k": "q", "v": "q", "k_cache": "q", "v_cache": "q"}

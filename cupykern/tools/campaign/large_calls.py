@@ -288,6 +288,10 @@ CALLS: dict[str, dict[str, Make]] = {
         "b": _bench(_large_b, sample=_columns),
         "result": _bench(_large_result),
     },
+    "complex_matmul": {
+        "a": _bench(_large_a, "complex64"),
+        "result": _bench(_large_result, "complex64"),
+    },
     "scaled_mm": {
         "a": _bench(_large_a, _FP8_ROWS),
         "b": _bench(_large_b, _FP8_ROWS, _columns),

@@ -20,6 +20,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "quantize_nvfp4": ((256, 512),),
     "nonfinite_report": ((256, 1024), (1024, 1024)),
     "matmul": (*_PRODUCTS, (2048, 2048, 128), (128, 256, 4096), (128, 128, 16384)),
+    "complex_matmul": _PRODUCTS,
     "scaled_mm": (*_PRODUCTS, (2048, 2048, 128), (4096, 2048, 128)),
     "dual_gemm_silu": (*_PRODUCTS[::3], (1024, 512, 256)),
     "dequant_softmax": ((1, 2048, 256), (16, 2048, 256), (256, 2048, 256), (4, 32768, 128)),
