@@ -137,6 +137,8 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "with masks of blocks and varlen sequences tile_m is 128"
     if kind.mode == 2 and config is not None and (128 if kind.uniform else 64) % config.tile_n:
         return "a tile of keys lies in one block of a mask"
+    if task.formulas:
+        return "formulas are the portable kernel's"
     if task.naive or task.half_scores:
         return "FP16 accumulators are the portable kernel's"
     if task.prescale and not kind.general and (kind.varlen or kind.mode == 2):
