@@ -11,8 +11,9 @@ KERNEL void attention_naive_formula(const Element* q, const Element* k, const El
                                     const void* mask_array, const int32_t* kv_num_blocks,
                                     const int32_t* kv_indices, const uint8_t* block_types,
                                     const int32_t* partial_indices, const int32_t* lengths,
-                                    const float* slopes, const float* sinks, const void* x0, const void* x1, const void* x2, const void* x3, const void* x4, const void* x5, const void* x6, const void* x7,
- float* scores,
+                                    const float* slopes, const float* sinks, const void* x0,
+                                    const void* x1, const void* x2, const void* x3, const void* x4,
+                                    const void* x5, const void* x6, const void* x7, float* scores,
                                     const Params params, int64_t step) {
     const Score::Arrays arrays{
         {{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks},

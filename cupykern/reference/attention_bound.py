@@ -99,6 +99,7 @@ def attention_bound(
     xp = problem.xp
     with np.errstate(all="ignore"):
         worst, square, bias, shared, *stats = problem.by_rows(bounds.of_rows, 4, 6)
+        ends = ~xp.isfinite(worst).all(axis=-1)
         worst, square, bias, shared = map(problem.restore, (worst, square, bias, shared))
         if not k.size and problem.sinks is not None:
             stats = [x + bounds.of_sink_alone() for x in stats]
@@ -120,13 +121,14 @@ def attention_bound(
         )
         if problem.formula is None and problem.mask_formula is None:
             return bounds_of_all
-        return tuple(_with_ends(xp, bound) for bound in bounds_of_all)
+        first, *others = bounds_of_all
+        ends_of_out = xp.broadcast_to(problem.restore(ends[..., None]), reference[0].shape)
+        return _with_ends(xp, first, ends_of_out), *(_with_ends(xp, x, ends) for x in others)
 
 
-def _with_ends(xp: Any, bound: Bound) -> Bound:
-    """Rows behind a pole or at a jump of a formula have no bound; where a jump may be taken, no
-    error is expected."""
-    ends = ~xp.isfinite(bound.elementwise)
+def _with_ends(xp: Any, bound: Bound, ends: Any) -> Bound:
+    """Where `ends`, behind a pole or at a jump of a formula, there is no bound; where a score's jump
+    may be taken, no error is expected."""
     unknown = ends | ~xp.isfinite(bound.rms)
     return Bound(
         xp.where(ends, np.inf, bound.elementwise),

@@ -168,8 +168,7 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
     multiply_values(scores, storage.values, loaders, rows.outputs);
 }
 
-using Tiles =
-    Score::Tiles<KeyTiles<kTileM, kTileN, kMasked, true, kGeneral>, kTileM, kTileN>::Type;
+using Tiles = Score::Tiles<KeyTiles<kTileM, kTileN, kMasked, true, kGeneral>, kTileM, kTileN>::Type;
 
 // The mainloop over key tiles.
 struct Walk {

@@ -18,8 +18,8 @@ struct FormulaScore : GeneralScore {
     using Arrays = FormulaArrays;
     static constexpr bool kMask = Formulas::kMask;
     template <class Base, int kTileM, int kTileN> struct Tiles {
-        using Type = typename Choose<kMask, FormulaTiles<Base, FormulaScore, kTileM, kTileN>,
-                                     Base>::Type;
+        using Type =
+            typename Choose<kMask, FormulaTiles<Base, FormulaScore, kTileM, kTileN>, Base>::Type;
     };
 
     template <class Tiles>
@@ -61,8 +61,8 @@ struct FormulaScore : GeneralScore {
     }
     // The type of a tile of queries [row, row + rows) and keys [key, key + keys): kMaskedBlock,
     // kFullBlock or kPartialBlock.
-    DEVICE static int tile_type(const Params& params, const Arrays& arrays, const AttentionHead& head,
-                              int row, int rows, int key, int keys) {
+    DEVICE static int tile_type(const Params& params, const Arrays& arrays,
+                                const AttentionHead& head, int row, int rows, int key, int keys) {
         const int last_row = (row + rows < head.sq ? row + rows : head.sq) - 1;
         const int last_key = (key + keys < head.sk ? key + keys : head.sk) - 1;
         const Interval<bool> keeps = Formulas::mask_over(

@@ -89,10 +89,13 @@ struct WarpSoftmax {
     using Params = typename Score::Params;
     using Arrays = typename Score::Arrays;
     static constexpr int kOptionRows = Score::kGeneral ? Softmax::kRows : 1;
+    static constexpr int kFormulaRows = Score::kFormula ? Softmax::kRows : 1;
     Softmax softmax[kWarpRowFragments];
     int end_keys[kWarpRowFragments][Softmax::kRows];  // keys [0, end_key) are seen
     int positions[kWarpRowFragments][kOptionRows];
     float slopes[kWarpRowFragments][kOptionRows];
+    int heads[kWarpRowFragments][kFormulaRows];  // of all query heads
+    int batch, kv_head;
 
     DEVICE void init(const Params& params, const Arrays& arrays, const WorkTile& work) {
 #pragma unroll
@@ -109,12 +112,15 @@ struct WarpSoftmax {
                     end_keys[m][r] = cut ? end : work.num_keys;
                     const bool exists = head < params.heads_per_kv_head;
                     slopes[m][r] = exists ? Score::slope(params, arrays, work, head) : 0.0f;
+                    if constexpr (Score::kFormula)
+                        heads[m][r] = work.kv_head * params.heads_per_kv_head + head;
                     continue;
                 }
                 end_keys[m][r] =
                     work.num_keys - (params.causal ? params.queries.divisor - 1 - query : 0);
             }
         }
+        if constexpr (Score::kFormula) batch = work.batch, kv_head = work.kv_head;
         reset();
     }
     DEVICE void reset() {
@@ -122,9 +128,9 @@ struct WarpSoftmax {
         for (int m = 0; m < kWarpRowFragments; ++m) softmax[m].reset();
     }
     // Masks the scores, replaces them by probabilities and rescales the output accumulators.
-    // first_key: of the warp's part of the tile.
+    // first_key: of the warp's part of the tile.  type: the tile's, of a mask's formula.
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
-                       const Arrays& arrays, int first_key, bool masked) {
+                       const Arrays& arrays, int first_key, bool masked, int type) {
         const int lane = lane_id();
         const float scale = params.scale_log2;
         // OnlineSoftmax takes a positive scale: others are applied here.
@@ -150,7 +156,12 @@ struct WarpSoftmax {
                         const int key = first_key + n * 16 + AccumulatorLayout::col(lane, i);
                         const int r = Rows::slot(i), position = positions[m][r];
                         float& x = at(n, i);
-                        x = Score::apply(params, arrays, x, slopes[m][r], position, key);
+                        if constexpr (Score::kFormula) {
+                            const DecodeQuery query{batch, heads[m][r], kv_head, position};
+                            x = Score::apply(params, arrays, x, slopes[m][r], query, key, type);
+                        } else {
+                            x = Score::apply(params, arrays, x, slopes[m][r], position, key);
+                        }
                         if (params.left >= 0 && key < position - params.left) x = -kInfinity;
                     }
                 }

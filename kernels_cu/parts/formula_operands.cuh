@@ -40,7 +40,7 @@ struct FormulaOperands {
         return x == x ? point(x) : any_real();
     }
 
-   private:
+  private:
     template <class T>
     DEVICE int64_t at(int k, int d, T index) const {
         const T last = T(params.sizes[k][d]) - 1, below = index < last ? index : last;
