@@ -94,16 +94,14 @@ template <class Traits> struct AllScores {
             }
         }
     }
-    // f(score, position, key)
+    // f(score, position, key), both rows of a key together
     template <class F> DEVICE void at_positions(const F& f) const {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int n = 0; n < Traits::kTileN / 8; ++n) {
+            if (n % 4 == 0) sync_warp();  // limits the loads in flight, which need registers
 #pragma unroll
-            for (int n = 0; n < Traits::kTileN / 8; ++n) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    f(scores[4 * n + 2 * half + i], position + 8 * half, key + 8 * n + i);
-            }
+            for (int i = 0; i < 4; ++i)
+                f(scores[4 * n + i % 2 * 2 + i / 2], position + i % 2 * 8, key + 8 * n + i / 2);
         }
     }
 };

@@ -94,8 +94,8 @@ template <class Traits> struct ProducerSm90 {
             const int row = tile.row;
             const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
             const int first_key = first_tile(head, row) * Traits::kTileN;
-            KeyTileIterator keys = Score::template tiles_of<KeyTileIterator>(
-                params, arrays, head, mask, row, first_key, tile.end);
+            KeyTileIterator keys(mask, row, head.sq, first_key, tile.end);
+            Score::begin(keys, params, arrays, head, row);
             bool more = keys.next();
             if (Mask::kBlocks && !more) tile.num_steps = 0;
             storage.queries[query.stage].load(

@@ -186,9 +186,10 @@ struct Walk {
     int block_type;  // of the warp's rows in the tile
 
     DEVICE void look() {
-        block_type = Score::type_of(tiles);
+        block_type = kFullBlock;
         if constexpr (kMasked) {
             const int row = first_row + first_row_of_warp();
+            if constexpr (Score::kMask) block_type = Score::type_of(tiles);
             const bool blocks = params.mask.kind == kBlockMask;
             if (blocks && more && row < head.sq) block_type = mask.block_type(row, tiles.key);
         }
@@ -311,7 +312,8 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     const TileCopier<Element, KeyTile> values(v_origin, int(params.v.row), dim_v);
     copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
     const int begin = kGeneral ? head.first_key(params, row) / kTileN * kTileN : 0;
-    Tiles tiles = Score::tiles_of<Tiles>(params, arrays, head, mask, row, begin, end);
+    Tiles tiles(mask, row, head.sq, begin, end);
+    Score::begin(tiles, params, arrays, head, row);
     bool more = tiles.next();
     if (more) keys.start<false>(storage.keys, tiles.key, end - tiles.key);
     copy_async_commit();

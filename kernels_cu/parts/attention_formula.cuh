@@ -23,13 +23,10 @@ struct FormulaScore : GeneralScore {
     };
 
     template <class Tiles>
-    DEVICE static Tiles tiles_of(const Params& params, const Arrays& arrays,
-                                 const AttentionHead& head, const HeadMask& mask, int row,
-                                 int begin, int end) {
-        if constexpr (kMask) return Tiles(params, arrays, head, mask, row, begin, end);
-        else return Tiles(mask, row, head.sq, begin, end);
+    DEVICE static void begin(Tiles& tiles, const Params& params, const Arrays& arrays,
+                             const AttentionHead& head, int row) {
+        if constexpr (kMask) tiles.begin(params, arrays, head, row);
     }
-
     DEVICE static FormulaOperands operands(const Params& params, const Arrays& arrays) {
         return {params.operands, arrays.operands};
     }
@@ -77,30 +74,30 @@ template <class Base, class Score, int kTileM, int kTileN>
 struct FormulaTiles {
     using Params = typename Score::Params;
     using Arrays = typename Score::Arrays;
-    const Params& params;
-    const Arrays& arrays;
-    const AttentionHead& head;
+    const Params* params;
+    const Arrays* arrays;
+    const AttentionHead* head;
     int row;  // the query tile's first
     Base base;
     int key, type;            // the tile's first key
     int next_key, next_type;  // of the next one, if it is not masked
 
-    DEVICE FormulaTiles(const Params& params, const Arrays& arrays, const AttentionHead& head,
-                        const HeadMask& mask, int row, int begin, int end)
-        : params(params),
-          arrays(arrays),
-          head(head),
-          row(row),
-          base(mask, row, head.sq, begin, end),
-          key(0),
-          type(kMaskedBlock) {
+    DEVICE FormulaTiles(const HeadMask& mask, int row, int sq, int begin, int end)
+        : base(mask, row, sq, begin, end) {}
+    // Before the first call of `next`.
+    DEVICE void begin(const Params& all_params, const Arrays& all_arrays,
+                      const AttentionHead& of_head, int first_row) {
+        params = &all_params;
+        arrays = &all_arrays;
+        head = &of_head;
+        row = first_row;
         look();
     }
     DEVICE void look() {
         next_type = kMaskedBlock;
         while (next_type == kMaskedBlock && base.next()) {
             next_key = base.key;
-            next_type = Score::tile_type(params, arrays, head, row, kTileM, next_key, kTileN);
+            next_type = Score::tile_type(*params, *arrays, *head, row, kTileM, next_key, kTileN);
         }
     }
     DEVICE bool more() const { return next_type != kMaskedBlock; }

@@ -9,10 +9,7 @@ struct AnyKeyTiles {
     static constexpr bool kMask = false;
     template <class Base, int kTileM, int kTileN> struct Tiles { using Type = Base; };
     template <class Tiles, class Params, class Arrays>
-    DEVICE static Tiles tiles_of(const Params&, const Arrays&, const AttentionHead& head,
-                                 const HeadMask& mask, int row, int begin, int end) {
-        return Tiles(mask, row, head.sq, begin, end);
-    }
+    DEVICE static void begin(Tiles&, const Params&, const Arrays&, const AttentionHead&, int) {}
     template <class Tiles> DEVICE static int type_of(const Tiles&) { return kFullBlock; }
     template <class Params, class Arrays, class ForEach>
     DEVICE static void mask(const Params&, const Arrays&, const AttentionHead&, const ForEach&) {}

@@ -134,13 +134,13 @@ struct KvPipeline {
           end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1),
           stage(0) {}
     // Issues the copies of the next tile, if there is one, and commits a group, which may be empty.
-    // is_seen(key): whether the tile from there on is read.  load_more() issues copies that belong to
-    // the group of the first tile.
-    template <class IsSeen, class LoadMore>
-    DEVICE void issue(KvStage (&stages)[kStages], bool is_first, const IsSeen& is_seen,
+    // reads: false for a tile that no query sees.  load_more() issues copies that belong to the group
+    // of the first tile.
+    template <class LoadMore>
+    DEVICE void issue(KvStage (&stages)[kStages], bool is_first, bool reads,
                       const LoadMore& load_more) {
         if (next_key < end_key) {
-            loader.load(stages[stage], next_key, is_seen(next_key));
+            loader.load(stages[stage], next_key, reads);
             if (is_first) load_more();
             next_key += kTileN;
         }

@@ -201,12 +201,13 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
             }
             sync_stage();  // the stage is empty
         }
-        pipeline.issue(
-            storage.stages, pipeline.next_key == work.first_key,
-            [&](int at) {
-                return Score::tile_type(params, arrays, work, at, kTileN) != kMaskedBlock;
-            },
-            [&] { load_queries(storage.q, params, q, work); });
+        bool reads = true;
+        if constexpr (Score::kMask) {
+            const int type = Score::tile_type(params, arrays, work, pipeline.next_key, kTileN);
+            reads = type != kMaskedBlock;
+        }
+        pipeline.issue(storage.stages, pipeline.next_key == work.first_key, reads,
+                       [&] { load_queries(storage.q, params, q, work); });
     }
 }
 

@@ -83,19 +83,23 @@ struct FragmentLoaders {
     DEVICE FragmentLoaders() : queries(warp_first_row()), keys(warp_first_key()), values(0) {}
 };
 
+// What formulas know of a lane's rows: their heads, of all query heads.
+template <bool kFormula> struct RowHeads {};
+template <>
+struct RowHeads<true> {
+    int heads[kWarpRowFragments][Softmax::kRows], batch, kv_head;
+};
+
 // The online softmax of a lane's rows, and which keys they see.
 template <class Score>
-struct WarpSoftmax {
+struct WarpSoftmax : RowHeads<Score::kFormula> {
     using Params = typename Score::Params;
     using Arrays = typename Score::Arrays;
     static constexpr int kOptionRows = Score::kGeneral ? Softmax::kRows : 1;
-    static constexpr int kFormulaRows = Score::kFormula ? Softmax::kRows : 1;
     Softmax softmax[kWarpRowFragments];
     int end_keys[kWarpRowFragments][Softmax::kRows];  // keys [0, end_key) are seen
     int positions[kWarpRowFragments][kOptionRows];
     float slopes[kWarpRowFragments][kOptionRows];
-    int heads[kWarpRowFragments][kFormulaRows];  // of all query heads
-    int batch, kv_head;
 
     DEVICE void init(const Params& params, const Arrays& arrays, const WorkTile& work) {
 #pragma unroll
@@ -113,14 +117,14 @@ struct WarpSoftmax {
                     const bool exists = head < params.heads_per_kv_head;
                     slopes[m][r] = exists ? Score::slope(params, arrays, work, head) : 0.0f;
                     if constexpr (Score::kFormula)
-                        heads[m][r] = work.kv_head * params.heads_per_kv_head + head;
+                        this->heads[m][r] = work.kv_head * params.heads_per_kv_head + head;
                     continue;
                 }
                 end_keys[m][r] =
                     work.num_keys - (params.causal ? params.queries.divisor - 1 - query : 0);
             }
         }
-        if constexpr (Score::kFormula) batch = work.batch, kv_head = work.kv_head;
+        if constexpr (Score::kFormula) this->batch = work.batch, this->kv_head = work.kv_head;
         reset();
     }
     DEVICE void reset() {
@@ -157,7 +161,8 @@ struct WarpSoftmax {
                         const int r = Rows::slot(i), position = positions[m][r];
                         float& x = at(n, i);
                         if constexpr (Score::kFormula) {
-                            const DecodeQuery query{batch, heads[m][r], kv_head, position};
+                            const DecodeQuery query{this->batch, this->heads[m][r], this->kv_head,
+                                                    position};
                             x = Score::apply(params, arrays, x, slopes[m][r], query, key, type);
                         } else {
                             x = Score::apply(params, arrays, x, slopes[m][r], position, key);
