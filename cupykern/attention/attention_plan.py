@@ -272,8 +272,8 @@ class AttentionPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
         and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
-        slopes and sinks, of formulas their eight pointers; None where absent.  places: what addresses of all CuPy's arrays follow
-        from."""
+        slopes and sinks, of formulas their eight pointers; None where absent.  places: what
+        addresses of all CuPy's arrays follow from."""
         if len(arrays) == 4:
             arrays += (None,) * 10
         if self.naive_grids is None:
@@ -341,7 +341,9 @@ def attention_plan(
         grids = tuple(max(1, -(-count // _NAIVE_THREADS)) for count in counts)
         if max(grids) >= 2**31:
             raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
-        kernel = get_kernel(target, naive_variant(t.dtype, t.general, t.formulas and t.formulas.code))
+        kernel = get_kernel(
+            target, naive_variant(t.dtype, t.general, t.formulas and t.formulas.code)
+        )
         return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
     kernel = get_kernel(target, FAMILY.variant(t, config))
     if isinstance(config, AttentionHopperConfig):

@@ -226,8 +226,8 @@ def run(
     """Launch a call whose arguments are checked; contents of lengths and block table are not.
 
     arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
-    options: those of a score, slopes and sinks.  operands: arrays of formulas.  Returns the plan, None where arrays had to be
-    copied.
+    options: those of a score, slopes and sinks.  operands: arrays of formulas.  Returns the plan,
+    None where arrays had to be copied.
     """
     *inputs, lens, table = arrays
     is_copy = False

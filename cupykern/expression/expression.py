@@ -85,10 +85,10 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
         rsqrt, tanh, erf, sigmoid, sin, cos, floor, minimum, maximum, where, isnan.  A callable may
         use numpy's functions too, and where() in place of `if`.
 
-    kind: "epilogue"; "score", for `score` of attention's ops, of s, the scaled score, b, h, hkv, the
-        batch element, query head and KV head, i, the query's position, and j, the key; or "mask",
-        a boolean of b, h, i, j, for `mask`.  In these two, operands that are arrays have indices,
-        integers of a formula's own: slope[h], bias[b, j], table[minimum(abs(i - j), 127)].
+    kind: "epilogue"; "score", for `score` of attention's ops: a formula of s, the scaled score, of
+        b, h, hkv, the batch element, query head and KV head, of i, the query's position, and j, the
+        key; or "mask", for `mask`: a boolean of b, h, i, j.  In these two, operands that are arrays
+        have indices, which are integers: slope[h], bias[b, j], table[minimum(abs(i - j), 127)].
 
     >>> print(cupykern.expression("s - slope[h] * abs(i - j)", "score").names)
     ('slope',)
@@ -96,7 +96,7 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
     Arithmetic is FP32, of i, j, b and integer literals int64.  sin and cos are for arguments up to
     2^16.  print(...) shows the C++, the reference and the error bound.
 
-    Raises SyntaxError with the place and the reason, TypeError of a callable, and ValueError (kind).
+    Raises SyntaxError with the place and the reason, TypeError (a callable) and ValueError (kind).
     """
     if kind not in SCOPES:
         raise ValueError(f"kind must be one of {', '.join(SCOPES)}; got {kind!r}")

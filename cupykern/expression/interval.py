@@ -53,8 +53,8 @@ def evaluate(
             elif node.op == "name":
                 value = names[node.value]
             elif node.op == "operand":
-                number = numbers[int(node.value)] if numbers else None
-                value = UNKNOWN if number is None else Interval(number, number)
+                known = numbers[int(node.value)] if numbers else None
+                value = UNKNOWN if known is None else Interval(known, known)
             elif node.op == "load":
                 value = load(node, args)
             elif node.kind == BOOLEAN:
@@ -105,8 +105,12 @@ def _monotone(op: str, args: Sequence[Interval]) -> Interval | None:
         return Interval(choose(a.lo, b.lo), choose(a.hi, b.hi))
     if op == "where":
         condition, a, b = args
-        lo = np.where(condition.lo > 0, a.lo, np.where(condition.hi > 0, np.minimum(a.lo, b.lo), b.lo))
-        hi = np.where(condition.lo > 0, a.hi, np.where(condition.hi > 0, np.maximum(a.hi, b.hi), b.hi))
+        lo = np.where(
+            condition.lo > 0, a.lo, np.where(condition.hi > 0, np.minimum(a.lo, b.lo), b.lo)
+        )
+        hi = np.where(
+            condition.lo > 0, a.hi, np.where(condition.hi > 0, np.maximum(a.hi, b.hi), b.hi)
+        )
         return Interval(lo, hi)
     return None
 

@@ -15,7 +15,6 @@ from ..arrays import address_of, steps_of
 from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OperandCode, source
 from ..expression.tree import Node
-from ..kernels import Variant
 
 MAX_BATCH_DIMS = 4  # gemm_work_tile.cuh: kMaxBatchDims
 _NUM_OPERANDS = 12  # gemm_work_tile.cuh: kOperands

@@ -133,8 +133,8 @@ def attention(
     Returns out, (B, H, Sq, Dv) of q's dtype, or a tuple: out, lse if return_lse, then row_max and
     row_sum if return_row_stats.  Statistics are float32 (B, H, Sq) in both layouts.
 
-    A score is scaled, capped, then come `score`, ALiBi, a bias, masks and sinks.  Scores, softmax and
-    accumulators are FP32; probabilities are rounded to q's dtype before the product with v.  A
+    A score is scaled, capped, then come `score`, ALiBi, a bias, masks and sinks.  Scores, softmax
+    and accumulators are FP32; probabilities are rounded to q's dtype before the product with v.  A
     query that sees no key gives zeros, and without sinks lse and row_max -inf, row_sum 0.
 
     NaN and infinities of k reach only queries that see the key.  Those of v may also make NaN of
@@ -181,6 +181,7 @@ def attention(
             return y
         stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
         arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
+        rest: tuple[Any, ...]
         rest = (None, seq_lens, alibi_slopes, sinks) if more else (None, None)
         rest += placed.pointers(formulas.arrays) if placed else ()
         plan.launch(target.xp, (q, k, v, y, *stats, *arrays, *rest))
@@ -344,7 +345,7 @@ OP = Op(
     bench_shapes=problems.bench_shapes,
     inputs=problems.make_inputs,
     work=problems.work,
-    variants=attention_plan.variants,
+    variants=problems.variants,
     configs=problems.configs,
     variant=problems.variant,
     sample=problems.sample,

@@ -52,6 +52,7 @@ from .problems.attention import (
     in_memory,
     values,
 )
+from .problems.attention import variants as problem_variants
 
 
 def attention_varlen(
@@ -114,6 +115,7 @@ def attention_varlen(
     Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets
     that fail the checks.  Error bound: `reference.attention_varlen_bound`.
     """
+    call: tuple[Any, ...]
     call = ("attention_varlen", max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse,
             config, window, softcap)  # fmt: skip
     arrays: tuple[Any, ...] = q, k, v, cu_seqlens_q, cu_seqlens_k
@@ -332,7 +334,7 @@ def _sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     """One head."""
     q, k, v, *cu = call.args
-    if q.size <= max_elements or {"alibi_slopes", "sinks"} & set(call.kwargs):
+    if q.size <= max_elements or {"alibi_slopes", "sinks", "score", "mask"} & set(call.kwargs):
         return call, outputs
     head = int(np.random.default_rng(seed).integers(q.shape[1]))
     keys = head // (q.shape[1] // k.shape[1])
@@ -344,9 +346,8 @@ def _sample(
 def _variants(arch: str) -> tuple[Variant, ...]:
     return tuple(
         v
-        for v in attention_plan.variants(arch)
-        if v.kernel == "attention"
-        or v.kernel == "attention_general"
+        for v in problem_variants(arch)
+        if v.kernel in ("attention", "attention_general", "attention_formula")
         or (v.kernel.startswith("attention_hopper") and "Varlen" in dict(v.types)["Traits"])
     )
 

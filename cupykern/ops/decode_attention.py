@@ -90,8 +90,8 @@ def decode_attention(
     causal: the queries are the last Sq tokens of the sequence: query i sees keys
         j <= seq_len - Sq + i.  False: each query sees all keys.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
-    window, softcap, score, operands, alibi_slopes, sinks: as for `attention`; query i is at position
-        seq_len - Sq + i.  What lies before the window is not read.
+    window, softcap, score, operands, alibi_slopes, sinks: as for `attention`; query i is at
+        position seq_len - Sq + i.  What lies before the window is not read.
     mask: a formula, as for `attention`, of which i is the position.  Tiles that it empties are not
         read.
     return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
@@ -120,7 +120,16 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    call = ("decode_attention", layout, causal, scale, return_lse, config, window, softcap)
+    call: tuple[Any, ...] = (
+        "decode_attention",
+        layout,
+        causal,
+        scale,
+        return_lse,
+        config,
+        window,
+        softcap,
+    )
     formulas = NONE
     if score is not None or mask is not None or operands is not None:
         formulas = read_formulas(score, mask, operands, q)
@@ -128,17 +137,15 @@ def decode_attention(
     if alibi_slopes is None and sinks is None and formulas is NONE:
         key, known, _ = plans.find(call, out, *arrays)
     else:
-        key, known, _ = plans.find(
-            call, out, *arrays, alibi_slopes, sinks, *formulas.arrays
-        )
+        key, known, _ = plans.find(call, out, *arrays, alibi_slopes, sinks, *formulas.arrays)
     if known is not None:
         # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
         target, plan, general, placed = known
-        options = (alibi_slopes, sinks) if general else ()
-        options += placed.pointers(formulas.arrays) if placed else ()
+        more: tuple[Any, ...] = (alibi_slopes, sinks) if general else ()
+        more += placed.pointers(formulas.arrays) if placed else ()
         y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
         lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
-        plan.launch(target, *arrays, y, lse, *options)
+        plan.launch(target, *arrays, y, lse, *more)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
@@ -273,15 +280,9 @@ OP = Op(
     bench_shapes=problems.bench_shapes,
     inputs=problems.make_inputs,
     work=problems.work,
-    variants=decode_config.variants,
+    variants=problems.variants,
     configs=lambda problem, arch: decode_config.configs(task_of(problem), arch),
-    variant=lambda problem, config: decode_config.variant(
-        dtypes.NAMES[problem.dtype],
-        task_of(problem).padded_dim,
-        config,
-        problem.page is not None,
-        task_of(problem).general,
-    ),
+    variant=problems.variant,
     sample=problems.sample,
     dtypes=("float16", "bfloat16"),
 )

@@ -314,7 +314,7 @@ class Problem:
 
     def environment(self, formula: Expression, first: int, end: int, capped: Any) -> Environment:
         """The names and operands of a formula for some rows of scores."""
-        xp, (b, h_kv, groups, sq, _) = self.xp, self.q.shape
+        xp, (b, h_kv, groups, *_) = self.xp, self.q.shape
         heads = xp.arange(h_kv * groups, dtype=np.int64).reshape(1, h_kv, groups, 1, 1)
         names = {
             "s": capped,

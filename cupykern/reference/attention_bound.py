@@ -35,7 +35,6 @@ from .attention import (
     outputs,
     sequences,
 )
-from .expression_error import propagate
 from .elementary import (
     EXP2_BIAS,
     EXP2_RMS,
@@ -44,6 +43,7 @@ from .elementary import (
     RECIPROCAL_BIAS,
     RECIPROCAL_RMS,
 )
+from .expression_error import propagate
 from .rounding import RELATIVE_RMS, ROUNDING, rounding_rms, stored, sum_variance
 
 _U = UNIT_ROUNDOFF_32
@@ -127,8 +127,8 @@ def attention_bound(
 
 
 def _with_ends(xp: Any, bound: Bound, ends: Any) -> Bound:
-    """Where `ends`, behind a pole or at a jump of a formula, there is no bound; where a score's jump
-    may be taken, no error is expected."""
+    """Where `ends`, behind a pole or at a mask's jump, there is no bound; where a score's jump may
+    be taken, no error is expected."""
     unknown = ends | ~xp.isfinite(bound.rms)
     return Bound(
         xp.where(ends, np.inf, bound.elementwise),
@@ -194,8 +194,8 @@ class _Bounds:
         return *output, *(x[..., 0] for x in stats)
 
     def _of_kept(self, part: Rows, score: Approximate) -> Approximate:
-        """With formulas: of keys that count, which do so without a bound where the mask's formula may
-        be the other one."""
+        """With formulas: of keys that count; without a bound where the mask's may be the other
+        one."""
         problem, xp = self.problem, self.problem.xp
         if problem.formula is None and problem.mask_formula is None:
             return score
@@ -251,8 +251,9 @@ class _Bounds:
         problem, xp = self.problem, self.problem.xp
         formula = problem.formula
         assert formula is not None
-        given = problem.environment(formula, part.first, part.first + part.score.shape[3], value.exact)
-        given.names["s"] = part.capped
+        given = problem.environment(
+            formula, part.first, part.first + part.score.shape[3], value.exact
+        )
         error, square = propagate(formula.nodes, given, {"s": value})
         y = xp.where(xp.isfinite(part.formed), part.formed, 0.0)
         shape = part.score.shape
@@ -482,5 +483,6 @@ def joined(
         for name in ("elementwise", "rms", "shared", "bias", "free")
     )
     return tuple(
-        Bound(*arrays, free=free != 0) for *arrays, free in zip(*fields, strict=True)
+        Bound(elementwise, rms, shared, bias, free=free != 0)
+        for elementwise, rms, shared, bias, free in zip(*fields, strict=True)
     )

@@ -97,7 +97,8 @@ def read_formulas(score: Any, mask: Any, operands: Any, q: Any) -> ReadFormulas:
     )
     arrays = tuple(given[n] for n, x in zip(names, numbers, strict=True) if x is None)
     digests = tuple(None if x is None else (x.digest, x.names) for x in found)
-    return ReadFormulas((*digests, *numbers), arrays, *found, tuple(names), numbers)
+    of_score, of_mask = found
+    return ReadFormulas((*digests, *numbers), arrays, of_score, of_mask, tuple(names), numbers)
 
 
 class Ranges(NamedTuple):
@@ -133,7 +134,8 @@ def check_formulas(
         None if formula is None else _code(formula, formulas.names, by_name, ranges)
         for formula in (formulas.score, formulas.mask)
     ]
-    arrays, places = [], []
+    arrays: list[Any] = []
+    places: list[float | OperandPlace] = []
     for name, number in zip(formulas.names, formulas.numbers, strict=True):
         if number is not None:
             places.append(number)
@@ -162,7 +164,8 @@ def _code(
             if node.op == "load":
                 raise ValueError(f"{there} must be an array, as {formula.scope} indexes it")
             continue
-        _check_indices(there, node, [found[arg] for arg in node.args], arrays[name])
+        if 0 not in ranges:  # else no index is ever taken
+            _check_indices(there, node, [found[arg] for arg in node.args], arrays[name])
     operands = tuple(
         FormulaOperand(names.index(name), CPP[arrays[name].dtype] if name in arrays else None)
         for name in formula.names
