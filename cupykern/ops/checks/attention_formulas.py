@@ -9,13 +9,11 @@ import numpy as np
 
 from ... import arguments, dtypes
 from ...arrays import in_elements, packed, steps_of
-from ...attention.formulas import MAX_OPERANDS, Formulas, OperandPlace
+from ...attention.formulas import MAX_OPERANDS, Formulas, OperandPlace, Ranges, check_indices
 from ...expression import Expression, read
 from ...expression.code import FormulaCode
 from ...expression.cpp_attention import Code, FormulaOperand, source
-from ...expression.interval import Interval, evaluate
 from ...expression.parse import is_operand_name
-from ...expression.tree import Node
 from .formulas import DTYPES, number_of
 
 CPP = {
@@ -101,23 +99,6 @@ def read_formulas(score: Any, mask: Any, operands: Any, q: Any) -> ReadFormulas:
     return ReadFormulas((*digests, *numbers), arrays, of_score, of_mask, tuple(names), numbers)
 
 
-class Ranges(NamedTuple):
-    """The largest numbers that indices are made of: all are from 0 on.
-
-    positions: of queries, but those before the first key, which read the ends of arrays.
-    """
-
-    batch: int
-    heads: int
-    kv_heads: int
-    positions: int
-    keys: int
-
-    def names(self) -> dict[str, Interval]:
-        b, h, hkv, i, j = (Interval(0.0, max(size - 1, 0)) for size in self)
-        return {"s": Interval(-np.inf, np.inf), "b": b, "h": h, "hkv": hkv, "i": i, "j": j}
-
-
 def check_formulas(
     formulas: ReadFormulas, q: Any, ranges: Ranges
 ) -> tuple[Formulas | None, tuple[Any, ...]]:
@@ -154,33 +135,9 @@ def _code(
     formula: Expression, names: Sequence[str], arrays: Mapping[str, Any], ranges: Ranges
 ) -> Code:
     """Raises ValueError for indices that an array does not have."""
-    found = evaluate(formula.nodes, ranges.names())
-    for node in formula.nodes:
-        if node.op not in ("load", "operand"):
-            continue
-        name = formula.names[int(node.value)]
-        there = f"operands[{name!r}]"
-        if name not in arrays:
-            if node.op == "load":
-                raise ValueError(f"{there} must be an array, as {formula.scope} indexes it")
-            continue
-        if 0 not in ranges:  # else no index is ever taken
-            _check_indices(there, node, [found[arg] for arg in node.args], arrays[name])
+    check_indices(formula, arrays, ranges)
     operands = tuple(
         FormulaOperand(names.index(name), CPP[arrays[name].dtype] if name in arrays else None)
         for name in formula.names
     )
     return Code(formula.nodes, operands)
-
-
-def _check_indices(there: str, node: Node, indices: Sequence[Interval], x: Any) -> None:
-    if x.ndim != len(indices):
-        raise ValueError(
-            f"{there} must have {len(indices)} dims, as the formula indexes it; got shape {x.shape}"
-        )
-    for d, (index, size) in enumerate(zip(indices, x.shape, strict=True)):
-        if not (index.lo >= 0 and index.hi < size):
-            raise ValueError(
-                f"index {d} of {there} goes from {float(index.lo):.15g} to {float(index.hi):.15g}, "
-                f"but its shape is {x.shape}; minimum and maximum limit an index"
-            )
