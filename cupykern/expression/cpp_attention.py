@@ -4,7 +4,7 @@ kernels_cu/parts/attention_formula.cuh applies to elements, and the mask to tile
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,9 +56,14 @@ def _bool(code: Code | None) -> str:
 
 
 def _function(
-    result: str, name: str, parameters: str, code: Code | None, write: object, absent: str
+    result: str,
+    name: str,
+    parameters: str,
+    code: Code | None,
+    write: Callable[[Code], tuple[list[str], str]],
+    absent: str,
 ) -> list[str]:
-    body, value = write(code) if code else ([], absent)  # type: ignore[operator]
+    body, value = write(code) if code else ([], absent)
     return [
         "    template <class X>",
         f"    DEVICE static {result} {name}({parameters}) {{",

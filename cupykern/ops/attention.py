@@ -13,6 +13,7 @@ from ..attention.attention_hopper import AttentionHopperConfig
 from ..attention.attention_plan import AttentionConfig
 from ..attention.attention_task import AttentionTask, ScoreOptions
 from ..attention.block_mask import BlockMask
+from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
@@ -35,7 +36,6 @@ from .checks.attention import (
 )
 from .checks.attention_formulas import (
     NONE,
-    Ranges,
     check_formulas,
     is_formula,
     read_formulas,
@@ -207,10 +207,14 @@ def attention(
     needed_by = "causal=True" if causal else "window" if bounded else None
     if needed_by is None and slopes is not None:
         needed_by = "alibi_slopes"
-    needed_by = needed_by or formulas.needs_positions
+    placed, given, by_name = None, (), {}
+    if formulas is not NONE:
+        needed_by = needed_by or formulas.needs_positions
+        by_name = formulas.by_name
     offset = check_offset(causal_align, input_pos, sq, sk, needed_by)
-    ranges = Ranges(batch, heads, kv_heads, sq + max(offset or 0, 0), sk)
-    placed, given = check_formulas(formulas, q, ranges)
+    if formulas is not NONE:
+        ranges = Ranges(batch, heads, kv_heads, sq + max(offset or 0, 0), sk)
+        placed, given = check_formulas(formulas, q, ranges)
     as_is = lens is not None or placed is not None
     options, offset = _simplified(options, offset, as_is, sq, sk)
     half_scores = check_accumulate(qk_accumulate, q.dtype, target)
@@ -219,7 +223,7 @@ def attention(
         mask = check_array_mask(mask, q, (batch, heads, sq, sk))
     elif mask is not None:
         check_block_mask(mask, q, (batch, heads, sq, sk))
-    others = {"seq_lens": lens, "alibi_slopes": slopes, "sinks": rows_sinks, **formulas.by_name}
+    others = {"seq_lens": lens, "alibi_slopes": slopes, "sinks": rows_sinks, **by_name}
     out_shape = tuple(shape[i] for i in places)
     if out is not None:
         there = {name: x for name, x in others.items() if is_cupy(x) == is_cupy(out)}

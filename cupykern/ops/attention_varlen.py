@@ -20,7 +20,7 @@ from ..attention.attention_task import (
     ScoreOptions,
     mask_mode,
 )
-from ..attention.formulas import Formulas
+from ..attention.formulas import Formulas, Ranges
 from ..kernels import Variant
 from ..numerics import namespace
 from ..op import Call, Draw, Work
@@ -40,7 +40,7 @@ from .checks.attention import (
     walkable,
     walks,
 )
-from .checks.attention_formulas import NONE, Ranges, check_formulas, read_formulas
+from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.score_options import CAUSAL, check_options, check_positions
 from .problems.attention import (
     DTYPES,

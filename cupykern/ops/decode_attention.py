@@ -19,11 +19,12 @@ from ..attention.decode_config import (
     MAX_QUERIES,
     DecodeConfig,
 )
+from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
 from .checks.attention import padded_size, walkable
-from .checks.attention_formulas import NONE, Ranges, check_formulas, read_formulas
+from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.score_options import (
     CAUSAL,
     as_int32,

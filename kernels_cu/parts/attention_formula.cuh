@@ -1,6 +1,7 @@
 // Users' formulas of a score and a mask, beside the options of GeneralScore.
 //
-// Formulas: a struct that cupykern/expression/cpp_attention.py writes, before the kernel's own text.
+// Formulas: a struct that cupykern/expression/cpp_attention.py writes, before the kernel's own
+// text.
 #pragma once
 #include "parts/attention_score.cuh"
 #include "parts/formula_operands.cuh"

@@ -1,7 +1,8 @@
 // Users' formulas of a score and a mask in decode attention, beside the options of
 // GeneralDecodeScore.
 //
-// Formulas: a struct that cupykern/expression/cpp_attention.py writes, before the kernel's own text.
+// Formulas: a struct that cupykern/expression/cpp_attention.py writes, before the kernel's own
+// text.
 #pragma once
 #include "parts/decode_score.cuh"
 #include "parts/formula_operands.cuh"

@@ -134,8 +134,8 @@ struct KvPipeline {
           end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1),
           stage(0) {}
     // Issues the copies of the next tile, if there is one, and commits a group, which may be empty.
-    // reads: false for a tile that no query sees.  load_more() issues copies that belong to the group
-    // of the first tile.
+    // reads: false for a tile that no query sees.  load_more() issues copies that belong to the
+    // group of the first tile.
     template <class LoadMore>
     DEVICE void issue(KvStage (&stages)[kStages], bool is_first, bool reads,
                       const LoadMore& load_more) {

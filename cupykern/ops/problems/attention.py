@@ -20,11 +20,11 @@ from ...attention.attention_task import (
     prescales,
 )
 from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
-from ...attention.formulas import Formulas
+from ...attention.formulas import Formulas, Ranges
 from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ..checks.attention import ALIGNMENTS
-from ..checks.attention_formulas import Ranges, check_formulas, read_formulas
+from ..checks.attention_formulas import check_formulas, read_formulas
 
 DTYPES = ("float16", "bfloat16")
 KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "special")

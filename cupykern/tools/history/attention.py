@@ -91,7 +91,12 @@ def _thd(heads: str, lengths: str, dim: str) -> ShapeOf:
     return lambda s: (sum(s[lengths]), s[heads], s[dim])
 
 
+_FORMULA = "(j <= i) & (i - j < 30) | (j < 2)"
+
+
 def _mask(draw: Draw, s: Setting) -> Any:
+    if draw.choice((True, False, False, False)):
+        return _FORMULA
     batch = draw.choice(((1, 1), (s["b"], 1), (s["b"], s["h"])))
     if draw.choice((True, False)):
         q_block, kv_block = draw.choice((64, 128)), draw.choice((64, 128))
@@ -154,7 +159,9 @@ _OPTIONS: dict[str, DrawValue] = {
     "window": _WINDOWS,
     "softcap": _CAPS,
     "sinks": lambda draw, s: _numbers(draw, s["h"]),
+    "score": one_of(None, None, None, None, "s + 0.01 * (j - 3 * h)"),
 }
+_MASK_FORMULAS = one_of(None, None, None, None, _FORMULA)
 _OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
 _ALIASES = Alias("q", "heads negative"), Alias("q")
 _ATTENTION: dict[str, DrawValue] = {
@@ -188,6 +195,7 @@ _VARLEN: dict[str, DrawValue] = {
     "causal_align": one_of("top_left", "bottom_right"),
     "scale": _SCALES,
     **_OPTIONS,
+    "mask": _MASK_FORMULAS,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], len(s["lengths_q"])),
     "return_lse": one_of(False, True),
     "out": result(_thd("h", "lengths_q", "d"), "dtype", _OUT, *_ALIASES),
@@ -202,6 +210,7 @@ _DECODE: dict[str, DrawValue] = {
     "causal": one_of(True, False),
     "scale": _SCALES,
     **_OPTIONS,
+    "mask": _MASK_FORMULAS,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], s["b"]),
     "return_lse": one_of(False, True),
     "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
