@@ -244,8 +244,9 @@ class BlockMask:
         types[tuple(found.where.T)] = of_rest
         indices = np.zeros(types.shape, np.int32)
         indices[tuple(found.where[partial].T)] = np.arange(partial.sum())
-        moved = (xp.asarray(x) for x in (types, indices, found.keep[partial]))
-        return cls(*moved, seq_len_q, seq_len_k, q_block, kv_block, input_pos)
+        sizes_of_it = seq_len_q, seq_len_k, q_block, kv_block, input_pos
+        tiles = found.keep[partial]
+        return cls(xp.asarray(types), xp.asarray(indices), xp.asarray(tiles), *sizes_of_it)
 
     @classmethod
     @takes_foreign

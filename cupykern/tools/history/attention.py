@@ -19,7 +19,7 @@ from .draws import (
     one_of,
     result,
 )
-from .memory import Alias, Array, Blocks, Integers, Shape
+from .memory import Alias, Array, Blocks, Integers, Operands, Shape
 
 _DTYPES = ("float16", "bfloat16")
 _ORDERS = ("bhsd", "bhsd", "bshd")
@@ -155,11 +155,17 @@ def _numbers(draw: Draw, heads: int, batch: int | None = None) -> Array | None:
     return draw.choice((None, None, Array(shape, "float32", layout, draw.choice((0, 0, 1)))))
 
 
+def _of_heads(draw: Draw, s: Setting) -> Array:
+    layout = draw.choice(("C", "C", "gap", "negative"))
+    return Array((s["h"],), draw.choice(FLOATS), layout, draw.choice(BEGINS))
+
+
 _OPTIONS: dict[str, DrawValue] = {
     "window": _WINDOWS,
     "softcap": _CAPS,
     "sinks": lambda draw, s: _numbers(draw, s["h"]),
-    "score": one_of(None, None, None, None, "s + 0.01 * (j - 3 * h)"),
+    "score": one_of(*[None] * 5, "s + 0.01 * (j - t[h])", "s * t[h] - h"),
+    "operands": lambda draw, s: Operands((("t", _of_heads(draw, s)),)),
 }
 _MASK_FORMULAS = one_of(None, None, None, None, _FORMULA)
 _OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
