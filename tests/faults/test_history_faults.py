@@ -97,6 +97,8 @@ RARE = (
         for pages in (19, 10)
     ),
     tuple(call("decode_attention", **of_heads(heads)) for heads in (4, 6)),
+    tuple(call("decode_attention", **of_heads(4), score=x) for x in (None, "s * 2")),
+    tuple(call("attention", **CAUSAL, score=x) for x in (None, "s * 2")),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
     tuple(in_cache(Array((1, 2, 16, 64), x)) for x in ("int8", "float8_e4m3fn")),
     tuple(in_cache(Array((1, 2, slots, 64), layout="corner")) for slots in (9, 10)),

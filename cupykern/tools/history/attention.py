@@ -91,12 +91,7 @@ def _thd(heads: str, lengths: str, dim: str) -> ShapeOf:
     return lambda s: (sum(s[lengths]), s[heads], s[dim])
 
 
-_FORMULA = "(j <= i) & (i - j < 30) | (j < 2)"
-
-
 def _mask(draw: Draw, s: Setting) -> Any:
-    if draw.choice((True, False, False, False)):
-        return _FORMULA
     batch = draw.choice(((1, 1), (s["b"], 1), (s["b"], s["h"])))
     if draw.choice((True, False)):
         q_block, kv_block = draw.choice((64, 128)), draw.choice((64, 128))
@@ -155,19 +150,19 @@ def _numbers(draw: Draw, heads: int, batch: int | None = None) -> Array | None:
     return draw.choice((None, None, Array(shape, "float32", layout, draw.choice((0, 0, 1)))))
 
 
-def _of_heads(draw: Draw, s: Setting) -> Array:
-    layout = draw.choice(("C", "C", "gap", "negative"))
-    return Array((s["h"],), draw.choice(FLOATS), layout, draw.choice(BEGINS))
+def _if_bfloat16(value: Any) -> DrawValue:
+    """Calls of BF16 have a formula.  Nothing is drawn for it."""
+    return lambda draw, s: value(s) if s["dtype"] == "bfloat16" else None
 
 
 _OPTIONS: dict[str, DrawValue] = {
     "window": _WINDOWS,
     "softcap": _CAPS,
     "sinks": lambda draw, s: _numbers(draw, s["h"]),
-    "score": one_of(*[None] * 5, "s + 0.01 * (j - t[h])", "s * t[h] - h"),
-    "operands": lambda draw, s: Operands((("t", _of_heads(draw, s)),)),
+    "score": _if_bfloat16(lambda s: "s + 0.01 * (j - 3 * h) - t[h]"),
+    "operands": _if_bfloat16(lambda s: Operands((("t", Array((s["h"],), "float32")),))),
 }
-_MASK_FORMULAS = one_of(None, None, None, None, _FORMULA)
+_MASK_FORMULA = _if_bfloat16(lambda s: "(j <= i) & (i - j < 30) | (j < 2)")
 _OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
 _ALIASES = Alias("q", "heads negative"), Alias("q")
 _ATTENTION: dict[str, DrawValue] = {
@@ -201,7 +196,7 @@ _VARLEN: dict[str, DrawValue] = {
     "causal_align": one_of("top_left", "bottom_right"),
     "scale": _SCALES,
     **_OPTIONS,
-    "mask": _MASK_FORMULAS,
+    "mask": _MASK_FORMULA,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], len(s["lengths_q"])),
     "return_lse": one_of(False, True),
     "out": result(_thd("h", "lengths_q", "d"), "dtype", _OUT, *_ALIASES),
@@ -216,7 +211,7 @@ _DECODE: dict[str, DrawValue] = {
     "causal": one_of(True, False),
     "scale": _SCALES,
     **_OPTIONS,
-    "mask": _MASK_FORMULAS,
+    "mask": _MASK_FORMULA,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], s["b"]),
     "return_lse": one_of(False, True),
     "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),

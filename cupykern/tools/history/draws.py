@@ -100,15 +100,13 @@ def array(
 
 def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
     """`arguments`, where `out` mostly has the dtype that they ask for, where `out` and the mask
-    sometimes lie in memory as x does, and where formulas mostly have what goes with them."""
+    sometimes lie in memory as x does, and where a formula is mostly alone in the epilogue."""
     if "epilogue" in arguments and draw.choice((True, True, True, False)):
         formula = arguments["epilogue"]
         others = ("operands",) if formula is None else ("bias", "activation", "residual")
         arguments = arguments | {name: None for name in others if name in arguments}
         if formula is not None and " s" not in formula:
             arguments["operands"] = None
-    if "score" in arguments and arguments["score"] is None and draw.choice((*[True] * 9, False)):
-        arguments = arguments | {"operands": None}
     dtype = arguments.get("dtype") or arguments.get("out_dtype")
     out, mask, x = (arguments.get(name) for name in ("out", "mask", "x"))
     if isinstance(out, Array) and dtype is not None and draw.choice((True, True, True, False)):
