@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
+from ..expression.code import FormulaCode
 from ..kernels import EITHER, Variant
 from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
@@ -88,7 +89,7 @@ class DecodeTask(NamedTuple):
     """All that decides how a call is computed.
 
     rows: of a KV head, its query heads times the queries.  max_keys: of a sequence, in its window.
-    general: scores have options (parts/decode_score.cuh).
+    general: scores have options (parts/decode_score.cuh).  formulas: of the score and the mask.
     """
 
     dtype: np.dtype
@@ -99,6 +100,7 @@ class DecodeTask(NamedTuple):
     dim_v: int
     max_keys: int
     general: bool = False
+    formulas: FormulaCode | None = None
 
     @property
     def padded_dim(self) -> int:
@@ -246,10 +248,15 @@ def _cluster_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str |
 
 
 def variant(
-    dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False, general: bool = False
+    dtype: np.dtype,
+    dim: int,
+    config: DecodeConfig,
+    paged: bool = False,
+    general: bool = False,
+    formulas: FormulaCode | None = None,
 ) -> Variant:
     """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table;
-    general: scores have options.
+    general: scores have options, and perhaps formulas.
 
     One variant for both but in clusters, where ptxas 13.0 makes code of it that no GPU can run.
     """
@@ -262,7 +269,7 @@ def variant(
         "kChunksPerGroup": CHUNKS_PER_GROUP,
         "kPaged": EITHER if config.cluster == 1 else int(paged),
     }
-    return Variant(
+    plain = Variant(
         "decode_attention_general" if general else "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
@@ -270,6 +277,7 @@ def variant(
         cluster_size=config.cluster,
         min_blocks=_BLOCKS_PER_SM if config.threads == NUM_THREADS else 1,
     )
+    return formulas.variant(plain, "decode_attention_formula") if formulas else plain
 
 
 def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
@@ -311,6 +319,8 @@ def _traits(task: DecodeTask) -> tuple[dict[str, int], dict[str, Any]]:
     }  # fmt: skip
     if t.general:
         kinds["general"] = True
+    if t.formulas:
+        kinds["formulas"] = str(t.formulas)
     return {"batch": t.batch, "keys": t.max_keys}, kinds
 
 
@@ -319,6 +329,8 @@ FAMILY = Family(
     (DecodeConfig,),
     lambda task, device: configs(task, device.arch, device.multiprocessors),
     lambda config, task, device: refusal(config, task, device.arch),
-    lambda task, config: variant(task.dtype, task.padded_dim, config, general=task.general),
+    lambda task, config: variant(
+        task.dtype, task.padded_dim, config, general=task.general, formulas=task.formulas
+    ),
     _traits,
 )

@@ -25,6 +25,7 @@ from .decode_config import (
     merge_variant,
     variant,
 )
+from .formulas import Formulas
 
 
 class DecodeCall(NamedTuple):
@@ -49,11 +50,13 @@ class DecodeCall(NamedTuple):
     causal: bool
     scale: float
     options: ScoreOptions = ScoreOptions()
+    formulas: Formulas | None = None
 
     @property
     def general(self) -> bool:
         """Whether it is more than causal."""
-        return self.options._replace(right=-1) != ScoreOptions() or self.options.right > 0
+        has_options = self.options._replace(right=-1) != ScoreOptions() or self.options.right > 0
+        return has_options or self.formulas is not None
 
     @property
     def most_seen(self) -> int:
@@ -85,7 +88,7 @@ class DecodePlan(NamedTuple):
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
         *options: Any,
     ) -> None:  # fmt: skip
-        """options: slopes and sinks, of general variants."""
+        """options: slopes and sinks, of general variants; of formulas their eight pointers."""
         partials = counters = None
         if self.partial_bytes:
             partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
@@ -109,8 +112,9 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     num_kv_heads, page_size = call.k_shape[1:3]
     rows = num_heads // num_kv_heads * num_queries
     task = DecodeTask(
-        call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.most_seen, call.general
-    )
+        call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.most_seen, call.general,
+        call.formulas and call.formulas.code,
+    )  # fmt: skip
     config = FAMILY.config(task, target, given)
     max_chunks = task.max_chunks(config)
     grid = task.num_work_tiles(config)
@@ -157,6 +161,9 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         values |= _general_values(call)
     struct = "GeneralDecodeParams" if call.general else "DecodeParams"
     params = zeros("parts/decode_work_tile.cuh", struct)
+    if call.formulas:
+        params = zeros("parts/decode_formula.cuh", "FormulaDecodeParams")
+        call.formulas.fill(params["operands"])
     for name, value in values.items():
         params[name] = value
     for name, x in (
@@ -170,7 +177,9 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         merge = get_kernel(target, merge_variant(*kind))
     row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
     return DecodePlan(
-        kernel=get_kernel(target, variant(*kind, call.table_stride is not None, call.general)),
+        kernel=get_kernel(
+            target, variant(*kind, call.table_stride is not None, call.general, task.formulas)
+        ),
         merge=merge,
         merge_grid=row_tiles * merge_blocks,
         merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // CHUNKS_PER_GROUP)
@@ -195,7 +204,8 @@ def _general_values(call: DecodeCall) -> dict[str, Any]:
     if options.softcap:
         exponent = 2 * math.log2(math.e) * call.scale / options.softcap
         values |= {"softcap": options.softcap, "softcap_exponent": exponent}
-    if options.softcap or options.slopes is not None:
+    has_score = call.formulas is not None and call.formulas.score
+    if options.softcap or options.slopes is not None or has_score:
         values["scale_log2"] = math.log2(math.e)
     return values
 
@@ -210,21 +220,23 @@ def run(
     scale: float,
     config: DecodeConfig | None,
     options: tuple[ScoreOptions, Any, Any] = (ScoreOptions(), None, None),
+    formulas: Formulas | None = None,
+    operands: tuple[Any, ...] = (),
 ) -> DecodePlan | None:
     """Launch a call whose arguments are checked; contents of lengths and block table are not.
 
     arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
-    options: those of a score, slopes and sinks.  Returns the plan, None where arrays had to be
-    copied.
+    options: those of a score, slopes and sinks.  operands: arrays of formulas.  Returns the plan,
+    None where arrays had to be copied.
     """
     *inputs, lens, table = arrays
     is_copy = False
-    operands = [operand(x) for x in (*inputs, y)]
+    places = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):
         # Also of empty caches: a tile of zeros issues copies of 0 bytes, with aligned addresses.
-        if not has_aligned_rows(operands[i], x.shape):
+        if not has_aligned_rows(places[i], x.shape):
             inputs[i], is_copy = packed(x), True
-            operands[i] = operand(inputs[i])
+            places[i] = operand(inputs[i])
     q, k, v = inputs
     if lens is not None and not (lens.flags.c_contiguous and in_elements(lens)):
         lens, is_copy = packed(lens), True
@@ -234,9 +246,13 @@ def run(
             table, is_copy = packed(table), True
         table_stride = steps_of(table)[0] // 4
     sizes = q.shape, k.shape, v.shape[3], max_keys
-    call = DecodeCall(*(q.dtype, *sizes, *operands, table_stride, bool(causal), scale, options[0]))
+    call = DecodeCall(
+        *(q.dtype, *sizes, *places, table_stride, bool(causal), scale, options[0], formulas)
+    )
     found = plan(target, call, config)
-    found.launch(target, q, k, v, lens, table, y, lse, *(options[1:] if call.general else ()))
+    more = options[1:] if call.general else ()
+    more += formulas.pointers(operands) if formulas else ()
+    found.launch(target, q, k, v, lens, table, y, lse, *more)
     return None if is_copy else found
 
 

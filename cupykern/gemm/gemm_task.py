@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import dtypes
+from ..expression.code import FormulaCode
 from .product import (
     FLOAT16S,
     FP4,
     K_MAJOR,
     STRIDED,
-    FormulaCode,
     Matrix,
     compute_dtype,
     dual_by_vectors,

@@ -19,10 +19,12 @@ from ..attention.decode_config import (
     MAX_QUERIES,
     DecodeConfig,
 )
+from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
 from .checks.attention import padded_size, walkable
+from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.score_options import (
     CAUSAL,
     as_int32,
@@ -53,6 +55,9 @@ def decode_attention(
     scale: Any = None,
     window: tuple[int, int] | None = None,
     softcap: Any = None,
+    score: Any = None,
+    mask: Any = None,
+    operands: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -86,8 +91,10 @@ def decode_attention(
     causal: the queries are the last Sq tokens of the sequence: query i sees keys
         j <= seq_len - Sq + i.  False: each query sees all keys.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
-    window, softcap, alibi_slopes, sinks: as for `attention`; query i is at position
-        seq_len - Sq + i.  What lies before the window is not read.
+    window, softcap, score, operands, alibi_slopes, sinks: as for `attention`; query i is at
+        position seq_len - Sq + i.  What lies before the window is not read.
+    mask: a formula, as for `attention`, of which i is the position.  Tiles that it empties are not
+        read.
     return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
     out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
     config: DecodeConfig; None: chosen for the shape.
@@ -114,17 +121,32 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    call = ("decode_attention", layout, causal, scale, return_lse, config, window, softcap)
-    if alibi_slopes is None and sinks is None:
+    call: tuple[Any, ...] = (
+        "decode_attention",
+        layout,
+        causal,
+        scale,
+        return_lse,
+        config,
+        window,
+        softcap,
+    )
+    formulas = NONE
+    if score is not None or mask is not None or operands is not None:
+        formulas = read_formulas(score, mask, operands, q)
+        call = (*call, formulas.key)
+    if alibi_slopes is None and sinks is None and formulas is NONE:
         key, known, _ = plans.find(call, out, *arrays)
     else:
-        key, known, _ = plans.find(call, out, *arrays, alibi_slopes, sinks)
+        key, known, _ = plans.find(call, out, *arrays, alibi_slopes, sinks, *formulas.arrays)
     if known is not None:
         # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
-        target, plan, general = known
+        target, plan, general, placed = known
+        more: tuple[Any, ...] = (alibi_slopes, sinks) if general else ()
+        more += placed.pointers(formulas.arrays) if placed else ()
         y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
         lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
-        plan.launch(target, *arrays, y, lse, *((alibi_slopes, sinks) if general else ()))
+        plan.launch(target, *arrays, y, lse, *more)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
@@ -138,7 +160,10 @@ def decode_attention(
     options = check_options(
         q, shape[0], shape[1], causal, scale, window, softcap, alibi_slopes, sinks
     )
-    if options[0] not in (ScoreOptions(), CAUSAL):
+    ranges = Ranges(shape[0], shape[1], k.shape[1], max(max_keys, shape[2]), max_keys)
+    placed, given = check_formulas(formulas, q, ranges)
+    general = options[0] not in (ScoreOptions(), CAUSAL) or placed is not None
+    if general:
         check_positions(options[0], max_keys)
     out_shape = (*shape[:3], v_cache.shape[3])
     if out is not None:
@@ -146,6 +171,7 @@ def decode_attention(
         for name, x in (
             *(("seq_lens", seq_lens), ("block_table", block_table)),
             *(("alibi_slopes", options[1]), ("sinks", options[2])),
+            *formulas.by_name.items(),
         ):
             if x is not None and is_cupy(x) == is_cupy(out):
                 others[name] = x
@@ -163,13 +189,17 @@ def decode_attention(
                 q, k, v = (walkable(x) for x in (q, k, v))
             arrays = q, k, v, lens, table
             plan = decode_plan.run(
-                target, arrays, place, lse, max_keys, causal, scale, config, options
+                target, arrays, place, lse, max_keys, causal, scale, config, options, placed, given
             )
             if place is not y:
                 assign(y, place[..., : out_shape[3]])
-            elif plan is not None and options[1] is alibi_slopes and options[2] is sinks:
-                general = options[0] not in (ScoreOptions(), CAUSAL)
-                plans.remember(key, (target, plan, general))
+            elif plan is not None and all(
+                x is y
+                for x, y in zip(
+                    (*options[1:], *given), (alibi_slopes, sinks, *formulas.arrays), strict=True
+                )
+            ):
+                plans.remember(key, (target, plan, general, placed))
     return (y, lse) if return_lse else y
 
 
@@ -251,15 +281,9 @@ OP = Op(
     bench_shapes=problems.bench_shapes,
     inputs=problems.make_inputs,
     work=problems.work,
-    variants=decode_config.variants,
+    variants=problems.variants,
     configs=lambda problem, arch: decode_config.configs(task_of(problem), arch),
-    variant=lambda problem, config: decode_config.variant(
-        dtypes.NAMES[problem.dtype],
-        task_of(problem).padded_dim,
-        config,
-        problem.page is not None,
-        task_of(problem).general,
-    ),
+    variant=problems.variant,
     sample=problems.sample,
     dtypes=("float16", "bfloat16"),
 )

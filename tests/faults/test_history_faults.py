@@ -82,6 +82,12 @@ def in_cache(cache: Array, pages: int = 0) -> Call:
     return call("rope_and_cache", **ONE_ROW, k_cache=cache, v_cache=cache, **table)
 
 
+def of_heads(heads: int) -> dict[str, Array]:
+    """Queries and results of the same strides."""
+    q, cache = Array((1, heads, 1, 64), layout="corner"), Array((1, 2, 40, 64))
+    return {"q": q, "out": q, "k_cache": cache, "v_cache": cache}
+
+
 RARE = (
     (call("quantize", **COLUMNS), call("quantize", **COLUMNS, config=Config(3))),
     (call("quantize", **TILES), call("quantize", **TILES, config=Config(5))),
@@ -90,6 +96,9 @@ RARE = (
         call("decode_attention", **PAGED, block_table=Integers((tuple(range(pages)),)))
         for pages in (19, 10)
     ),
+    tuple(call("decode_attention", **of_heads(heads)) for heads in (4, 6)),
+    tuple(call("decode_attention", **of_heads(4), score=x) for x in (None, "s * 2")),
+    tuple(call("attention", **CAUSAL, score=x) for x in (None, "s * 2")),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
     tuple(in_cache(Array((1, 2, 16, 64), x)) for x in ("int8", "float8_e4m3fn")),
     tuple(in_cache(Array((1, 2, slots, 64), layout="corner")) for slots in (9, 10)),

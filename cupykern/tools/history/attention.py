@@ -19,7 +19,7 @@ from .draws import (
     one_of,
     result,
 )
-from .memory import Alias, Array, Blocks, Integers, Shape
+from .memory import Alias, Array, Blocks, Integers, Operands, Shape
 
 _DTYPES = ("float16", "bfloat16")
 _ORDERS = ("bhsd", "bhsd", "bshd")
@@ -150,11 +150,19 @@ def _numbers(draw: Draw, heads: int, batch: int | None = None) -> Array | None:
     return draw.choice((None, None, Array(shape, "float32", layout, draw.choice((0, 0, 1)))))
 
 
+def _if_128(value: Any) -> DrawValue:
+    """Heads of 128 have a formula.  Nothing is drawn for it."""
+    return lambda draw, s: value(s) if s["d"] == 128 else None
+
+
 _OPTIONS: dict[str, DrawValue] = {
     "window": _WINDOWS,
     "softcap": _CAPS,
     "sinks": lambda draw, s: _numbers(draw, s["h"]),
+    "score": _if_128(lambda s: "s + 0.01 * (j - 3 * h) - t[h]"),
+    "operands": _if_128(lambda s: Operands((("t", Array((s["h"],), "float32")),))),
 }
+_MASK_FORMULA = _if_128(lambda s: "(j <= i) & (i - j < 30) | (j < 2)")
 _OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
 _ALIASES = Alias("q", "heads negative"), Alias("q")
 _ATTENTION: dict[str, DrawValue] = {
@@ -188,6 +196,7 @@ _VARLEN: dict[str, DrawValue] = {
     "causal_align": one_of("top_left", "bottom_right"),
     "scale": _SCALES,
     **_OPTIONS,
+    "mask": _MASK_FORMULA,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], len(s["lengths_q"])),
     "return_lse": one_of(False, True),
     "out": result(_thd("h", "lengths_q", "d"), "dtype", _OUT, *_ALIASES),
@@ -202,6 +211,7 @@ _DECODE: dict[str, DrawValue] = {
     "causal": one_of(True, False),
     "scale": _SCALES,
     **_OPTIONS,
+    "mask": _MASK_FORMULA,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], s["b"]),
     "return_lse": one_of(False, True),
     "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
