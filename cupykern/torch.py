@@ -298,6 +298,11 @@ attention_varlen = _register(
     "bool return_lse=False) -> Tensor[]",
     _varlen,
 )
+merge_attention = _register(
+    "merge_attention(Tensor out1, Tensor lse1, Tensor out2, Tensor lse2, "
+    'str layout="bhsd") -> Tensor[]',
+    lambda out1, lse1, **_: [_new(out1, out1.shape, out1.dtype), _new(lse1, lse1.shape)],
+)
 rope_and_cache = _register(
     # Torch has no keyword-only tensors: what stands before inv_freq has no default here.
     "rope_and_cache(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor(a!)? k_cache, "

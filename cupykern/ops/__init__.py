@@ -10,6 +10,7 @@ from . import (
     dequant_softmax,
     dual_gemm_silu,
     matmul,
+    merge_attention,
     nonfinite_report,
     norm,
     quantize,
@@ -35,6 +36,7 @@ OPS = (
     decode_attention.OP,
     attention.OP,
     attention_varlen.OP,
+    merge_attention.OP,
     rope_and_cache.OP,
     nonfinite_report.OP,
 )

@@ -11,6 +11,7 @@ from .decode_attention import decode_attention, decode_attention_bound
 from .dequant_softmax import dequant_softmax, dequant_softmax_bound
 from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
+from .merge_attention import merge_attention, merge_attention_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
 from .quantize import quantize, quantize_bound, quantize_nvfp4, quantize_nvfp4_bound
@@ -36,6 +37,8 @@ __all__ = [
     "log_softmax_bound",
     "matmul",
     "matmul_bound",
+    "merge_attention",
+    "merge_attention_bound",
     "nonfinite",
     "nonfinite_bound",
     "quantize",

@@ -49,6 +49,7 @@ CALLS = {
     "attention with blocks": ("attention",),
     "attention_varlen": ("attention_varlen",),
     "decode_attention": ("decode_attention",),
+    "merge_attention": ("merge_attention",),
     "rope_and_cache": ("rope_and_cache",),
 }
 # The modules that have a cache of plans, and the functions that use it.
@@ -62,6 +63,7 @@ PLANS = {
     ("gemm.launch", "_plan"): _PRODUCTS,
     ("attention.attention_plan", "attention_plan"): ("attention", "attention_varlen"),
     ("attention.decode_plan", "plan"): ("decode_attention",),
+    ("attention.merge_plan", "plan"): ("merge_attention",),
     ("attention.rope_plan", "plan"): ("rope_and_cache",),
 }
 
@@ -193,6 +195,7 @@ GIVEN = {
     "attention with blocks": (5, 11),
     "attention_varlen": (5, 7),
     "decode_attention": (5, 5),
+    "merge_attention": (4, 3),
     "rope_and_cache": (12, 7),
 }
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
@@ -298,6 +301,7 @@ FOLLOWS = {
     ("gemm.launch", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
     ("gemm.launch", "logits"): "the result's strides and dtype",
     ("gemm.launch", "num_sets"): "the config and n",
+    ("attention.merge_plan", "swaps"): "the strides of log-sum-exps, unless these are broadcast",
     ("attention.rope_plan", "scales_per_token"): "the strides of scales",
 }
 

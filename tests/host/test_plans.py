@@ -225,6 +225,7 @@ COSTS = {
     "dual_gemm_silu": Cost(19, 1, 1),
     "dequant_softmax": Cost(15, 1, 2),
     "decode_attention": Cost(7, 1, 1),
+    "merge_attention": Cost(9, 2, 1),
     "rope_and_cache": Cost(17, 1, 1),
     "attention": Cost(10, 1, 1),
     "attention_varlen": Cost(12, 1, 1),

@@ -27,6 +27,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "attention": ((1, 2, 256, 64), (1, 2, 256, 128, 1), (1, 2, 300, 256), (1, 2, 512, 128, 2)),
     "attention_varlen": ((2, 2, 200, 128), (2, 2, 200, 128, 1)),
     "decode_attention": ((1, 8, 2, 512, 128), (2, 8, 8, 300, 128)),
+    "merge_attention": ((256, 32, 128), (2, 4, 300, 64)),
     "rope_and_cache": ((1, 2048, 32, 8, 128), (2, 300, 14, 2, 64), (16, 1, 8, 4, 256)),
 }
 """Of `Op.bench_problem`, of all of the op's dtypes."""

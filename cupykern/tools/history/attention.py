@@ -43,6 +43,9 @@ _DECODE_SIZES = (
 _LARGE_DECODE_SIZES = (
     *((2, 16, 2, 1, 1024, 128, 128), (1, 32, 1, 4, 2048, 64, 64), (2, 2, 2, 1, 1200, 256, 256)),
 )
+# With as many heads as rows any layout is legal.
+_MERGE_SIZES = ((40, 4, 64), (2, 3, 5, 128), (1, 6, 6, 24), (1, 2, 2, 5))
+_LARGE_MERGE_SIZES = ((256, 32, 128), (2, 8, 300, 64))
 # D, and the lengths of queries and keys.
 _PACKS = ((16, (3, 40, 0), (5, 40, 7)),)
 _LARGE_PACKS = ((64, (100, 300, 1), (200, 300, 65)), (128, (128,) * 4, (128,) * 4))
@@ -66,6 +69,25 @@ def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
     return tuple(
         dict(zip(names, (4, 2, *pack, dtype), strict=True)) for pack in packs for dtype in _DTYPES
     )
+
+
+def _merge_settings(sizes: tuple[Shape, ...]) -> tuple[Setting, ...]:
+    return tuple(
+        {"shape": size, "dtype": dtype, "layout": layout}
+        for size in sizes
+        for dtype in (*_DTYPES, "float32")
+        for layout in ("bhsd", "bshd")
+    )
+
+
+def _merged(s: Setting) -> Shape:
+    return s["shape"]
+
+
+def _merged_lse(s: Setting) -> Shape:
+    *outer, first, second, _ = s["shape"]
+    swaps = len(s["shape"]) == 3 or s["layout"] == "bshd"
+    return (*outer, second, first) if swaps else (*outer, first, second)
 
 
 def _decode_settings(
@@ -216,6 +238,14 @@ _DECODE: dict[str, DrawValue] = {
     "return_lse": one_of(False, True),
     "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
 }
+_MERGE: dict[str, DrawValue] = {
+    "out1": array(_merged, "dtype", _HEADS),
+    "lse1": array(_merged_lse, ("float32",), _HEADS),
+    "out2": array(_merged, "dtype", _HEADS),
+    "lse2": array(_merged_lse, ("float32",), _HEADS),
+    "layout": lambda draw, s: draw.choice((*[s["layout"]] * 6, "bhsd", "bshd")),
+    "out": result(_merged, "dtype", _OUT, Alias("out1"), Alias("out2"), Alias("out1", "shifted")),
+}
 
 FAMILIES = {
     "attention": family(
@@ -225,6 +255,11 @@ FAMILIES = {
     "attention_varlen": family(
         *("attention_varlen", _varlen_settings(_PACKS), _varlen_settings(_LARGE_PACKS), _VARLEN),
         (((2, 4, 64, 64), "float16"), ((2, 4, 64, 128), "float16")),
+    ),
+    "merge_attention": family(
+        *("merge_attention", _merge_settings(_MERGE_SIZES), _merge_settings(_LARGE_MERGE_SIZES)),
+        _MERGE,
+        (((40, 4, 64), "float16"), ((4096, 32, 128), "float16")),
     ),
     "decode_attention": family(
         *("decode_attention", _decode_settings(_DECODE_SIZES, (None, None, 16))),
