@@ -15,6 +15,7 @@ KERNEL void attention_formula(const Element* q, const Element* k, const Element*
                               const float* slopes, const float* sinks, const void* x0,
                               const void* x1, const void* x2, const void* x3, const void* x4,
                               const void* x5, const void* x6, const void* x7, const Params params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(AttentionStorage, storage);
     const Score::Arrays arrays{
         {{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks},

@@ -15,6 +15,7 @@ KERNEL void attention_naive_formula(const Element* q, const Element* k, const El
                                     const void* x1, const void* x2, const void* x3, const void* x4,
                                     const void* x5, const void* x6, const void* x7, float* scores,
                                     const Params params, int64_t step) {
+    wait_for_previous_grid();
     const Score::Arrays arrays{
         {{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks},
         {{x0, x1, x2, x3, x4, x5, x6, x7}}};

@@ -14,6 +14,7 @@ KERNEL void decode_attention_formula(const Element* q, const Element* k_cache,
                                      const void* x2, const void* x3, const void* x4, const void* x5,
                                      const void* x6, const void* x7,
                                      const FormulaDecodeParams params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(DecodeStorage, storage);
     decode_block<FormulaDecodeScore<Formulas>>(
         storage, params, {{slopes, sinks}, {{x0, x1, x2, x3, x4, x5, x6, x7}}}, {k_cache, v_cache},

@@ -17,6 +17,7 @@ struct EmbedParams {
 };
 
 KERNEL void embed_complex64(const float* b, float* embedded, const EmbedParams p) {
+    wait_for_previous_grid();
     for (int64_t row = blockIdx.x; row < p.num_rows; row += gridDim.x) {
         const int64_t matrix = row / p.far_size, far = row - matrix * p.far_size;
         const float* from = b + 2 * (matrix * p.matrix_step + far * p.far_step);

@@ -49,6 +49,7 @@ DEVICE int64_t offset_of(const int64_t (&strides)[3], const int (&index)[3]) {
 
 KERNEL void merge_attention(const Element* out1, const float* lse1, const Element* out2,
                             const float* lse2, Element* out, float* lse, const MergeParams p) {
+    wait_for_previous_grid();
     using Items = Vector<Element, kWidth>;
     const int lanes = 1 << p.lanes_log2, lane = int(threadIdx.x) & (lanes - 1);
     const int rows_at_once = kNumThreads >> p.lanes_log2;

@@ -11,10 +11,11 @@ import numpy as np
 from .. import arguments, dtypes, inputs, reference
 from ..arrays import assign, in_elements, maker, packed
 from ..attention import merge_plan
-from ..attention.merge_plan import DTYPES, MergeConfig, MergeTask, configs_on, variant_of
+from ..attention.merge_plan import DTYPES, MergeConfig, MergeTask, variant_of
 from ..op import Call, Draw, Op, Work
 from ..rows.row_layout import VECTOR_BYTES, operand
 from ..runtime import plans
+from ..targets.limits import device
 
 LAYOUTS = ("bhsd", "bshd")
 
@@ -78,7 +79,9 @@ def merge_attention(
     given = {"lse1": lse1, "out2": out2, "lse2": lse2}
     if out is not None:
         # Exactly in place of either.
-        if arguments.same_elements(out, out2):
+        if out is out2 or (
+            getattr(out, "shape", None) == out2.shape and arguments.same_elements(out, out2)
+        ):
             arguments.check_out(out, out2, out1.shape, out1.dtype, {**given, "out2": out1}, "out2")
         else:
             arguments.check_out(out, out1, out1.shape, out1.dtype, given, "out1")
@@ -234,6 +237,11 @@ def _problem_width(problem: MergeProblem) -> int:
     return width if aligned and problem.shape[-1] % width == 0 else 1
 
 
+def _problem_configs(problem: MergeProblem, arch: str) -> tuple[MergeConfig, ...]:
+    *rows, dim = problem.shape
+    return merge_plan.configs(math.prod(rows), dim, _problem_width(problem), device(arch))
+
+
 OP = Op(
     name="merge_attention",
     run=merge_attention,
@@ -245,7 +253,7 @@ OP = Op(
     inputs=_inputs,
     work=_work,
     variants=merge_plan.variants,
-    configs=lambda problem, arch: configs_on(arch, _problem_width(problem)),
+    configs=_problem_configs,
     variant=lambda problem, config: variant_of(
         dtypes.NAMES[problem.dtype], _problem_width(problem), config
     ),

@@ -18,7 +18,7 @@ GROUPS = (
     ("softmax", "log_softmax"),
     ("layer_norm", "rms_norm", "add_rms_norm"),
     ("quantize", "nonfinite_report", "quantize_nvfp4"),
-    ("matmul", "scaled_mm"),
+    ("matmul", "scaled_mm", "complex_matmul"),
     ("dual_gemm_silu", "dequant_softmax"),
     ("attention", "attention_varlen"),
     ("decode_attention", "rope_and_cache", "merge_attention"),

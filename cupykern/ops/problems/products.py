@@ -268,7 +268,7 @@ def variants(
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         if arch in sm90_config.ARCHS:
-            if a != dtypes.int8:
+            if a == b in product.FLOAT16S:
                 found[REDUCE_SPLIT_K] = None
             if a == dtypes.float32:
                 found |= dict.fromkeys(split_float32.variants())
