@@ -32,6 +32,7 @@ dequant_softmax = _public(ops.dequant_softmax.dequant_softmax, ops.dequant_softm
 decode_attention = _public(ops.decode_attention.decode_attention, ops.decode_attention.OP)
 attention = _public(ops.attention.attention, ops.attention.OP)
 attention_varlen = _public(ops.attention_varlen.attention_varlen, ops.attention_varlen.OP)
+merge_attention = _public(ops.merge_attention.merge_attention, ops.merge_attention.OP)
 rope_and_cache = _public(ops.rope_and_cache.rope_and_cache, ops.rope_and_cache.OP)
 scaled_dot_product_attention = _public(ops.attention.scaled_dot_product_attention)
 nonfinite_report = _public(ops.nonfinite_report.nonfinite_report)
@@ -56,6 +57,7 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "matmul",
+    "merge_attention",
     "nonfinite_report",
     "overlap_launches",
     "quantize",

@@ -159,7 +159,7 @@ def check_out(
 ) -> None:
     """`check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
     _check_result("out", out, x, shape, dtype, x_name)
-    if not _same_elements(out, x):
+    if not same_elements(out, x):
         others = {x_name: x, **others}
     _check_apart(out, others, f" (only exactly in place, out={x_name})")
 
@@ -194,7 +194,7 @@ def _check_result(
         extent += (size - 1) * stride
 
 
-def _same_elements(out: Array, x: Array) -> bool:
+def same_elements(out: Array, x: Array) -> bool:
     """Whether every element of `out` is x's of the same index; both have one shape."""
     steps = zip(out.shape, out.strides, x.strides, strict=True)
     same_steps = all(size <= 1 or of_out == of_x for size, of_out, of_x in steps)

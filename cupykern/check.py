@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .error_statistics import statistics
-from .numerics import as_float64, finfo, gap, namespace, to_numpy
+from .numerics import as_float64, as_real, finfo, gap, namespace, to_numpy
 from .op import Bound, Call, Op, RandomDraw, as_tuple
 from .targets import Target, UnavailableError
 from .typing import Array, Namespace
@@ -102,6 +102,7 @@ def compare(
                 f"output {number} has shape {output.shape}, its reference {reference.shape}"
             )
         if output.size:
+            output, reference = in_parts(output, reference)
             y = as_float64(output)
             found = compare_numbers(y, output.dtype, reference, bound)
             result = result.merge(replace(found, output=number))
@@ -142,10 +143,18 @@ def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -
     )
 
 
+def in_parts(output: Array, reference: Array) -> tuple[Array, Array]:
+    """Both, where they are complex with real and imaginary parts in turn, as their bounds are."""
+    if output.dtype.kind != "c":
+        return output, reference
+    return as_real(output), as_real(reference)
+
+
 def ulp_errors(output: Array, reference: Array, bound: Bound) -> tuple[Array, Array]:
     """(|error|, the bound) in units of the output's last place at the reference, of the elements
     that are finite in both and not exactly 0 in both, as what a mask hides."""
     xp = namespace(reference)
+    output, reference = in_parts(output, reference)
     y = as_float64(output)
     both = xp.isfinite(y) & xp.isfinite(reference) & ((y != 0) | (reference != 0))
     with np.errstate(all="ignore"):

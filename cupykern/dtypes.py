@@ -13,6 +13,7 @@ float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
 float4_e2m1fn = np.dtype(ml_dtypes.float4_e2m1fn)
 int8 = np.dtype(np.int8)
 int32 = np.dtype(np.int32)
+complex64 = np.dtype(np.complex64)
 
 CPP_NAMES = {
     float16: "half",

@@ -123,6 +123,13 @@ def as_float64(x: Array) -> Array:
         return x.astype(np.float64)
 
 
+def as_real(x: Array) -> Array:
+    """The real and imaginary parts of a complex array in turn along its last dim."""
+    dtype = np.dtype(f"f{x.itemsize // 2}")
+    found: Array = namespace(x).ascontiguousarray(x).view(dtype)
+    return found
+
+
 def power_of_two(x: Array) -> Array:
     """The largest power of two up to |x|, x in FP64.
 

@@ -46,7 +46,8 @@ class Call:
 class Bound(NamedTuple):
     """What an output may differ from its FP64 reference.
 
-    elementwise: array like the output: the largest |error| that the derivation allows.
+    elementwise: array like the output: the largest |error| that the derivation allows.  Of complex
+        outputs all arrays are like as_real of them.
     rms: like elementwise: the error expected of each element, root mean square, on the least exact
         target; 0: none is expected, and only `elementwise` limits it.
     shared: like rms, or a number: the part of `rms` that all elements along `axis` have in common,

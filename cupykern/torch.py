@@ -9,10 +9,10 @@
 Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.
 Their results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start
 sooner.  Where torch.compile traces these with a tensor as first, positional argument, they are the
-operators; those that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config` or
-a BlockMask break the graph.  What an NvFp4 is an argument of belongs outside, in a function with
-torch.compiler.disable.  There is no backward pass: a tensor that requires grad raises RuntimeError
-unless grad mode is off.
+operators; those that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config`, a
+formula or a BlockMask break the graph.  What an NvFp4 is an argument of belongs outside, in a
+function with torch.compiler.disable.  There is no backward pass: a tensor that requires grad raises
+RuntimeError unless grad mode is off.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _scaled_mm(scale_a: Any, scale_b: Any, bias: Any, activation: Any, **rest: A
 
 
 def _dual(a: Tensor, b1: Tensor, out_dtype: torch.dtype | None, **_: Any) -> list[Tensor]:
-    default = a.dtype if a.dtype in _FLOAT16S else torch.float16
+    default = a.dtype if a.dtype in (*_FLOAT16S, torch.float32) else torch.float16
     return [_new(a, _product_shape(a, b1), out_dtype or default)]
 
 
@@ -266,7 +266,7 @@ scaled_mm = _register(
 dual_gemm_silu = _register(
     "dual_gemm_silu(Tensor a, Tensor b1, Tensor b2, Tensor? scale_a=None, "
     'Tensor? scale_b1=None, Tensor? scale_b2=None, str policy="fp32", '
-    "ScalarType? out_dtype=None) -> Tensor[]",
+    'ScalarType? out_dtype=None, str precision="float32") -> Tensor[]',
     _dual,
 )
 dequant_softmax = _register(
@@ -298,6 +298,11 @@ attention_varlen = _register(
     f'str causal_align="bottom_right", float? scale=None, {_SCORE_OPTIONS}, '
     "bool return_lse=False) -> Tensor[]",
     _varlen,
+)
+merge_attention = _register(
+    "merge_attention(Tensor out1, Tensor lse1, Tensor out2, Tensor lse2, "
+    'str layout="bhsd") -> Tensor[]',
+    lambda out1, lse1, **_: [_new(out1, out1.shape, out1.dtype), _new(lse1, lse1.shape)],
 )
 rope_and_cache = _register(
     # Torch has no keyword-only tensors: what stands before inv_freq has no default here.

@@ -15,6 +15,7 @@ KERNEL void decode_attention_8bit(const Element* q, const CacheElement* k_cache,
                                   void* partial_results, uint32_t* counters, const float* slopes,
                                   const float* sinks, const float* k_scale, const float* v_scale,
                                   const Score::Params params, const CacheScaleParams scale_params) {
+    wait_for_previous_grid();
     SHARED_STORAGE(DecodeStorage, storage);
     decode_block<Score>(storage, params, Score::arrays(slopes, sinks), {k_cache, v_cache}, seq_lens,
                         block_table, q, out, lse, partial_results, counters, [&](int kv_head) {

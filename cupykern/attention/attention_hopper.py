@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes, tuned
+from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..runtime import workspace
 from ..targets import Kernel, Target
@@ -31,15 +32,18 @@ _MANY = 0x7FFF0000  # more than any coordinate
 
 
 class Kind(NamedTuple):
-    """What the variants of a task differ by.  mode: attention_task.mask_mode's; uniform: a mask's
-    blocks are of 128 queries and keys; varlen: sequences of different lengths; general: scores have
-    options (GeneralScore)."""
+    """What the variants of a task differ by.  mode: attention_task.mask_mode's, or FORMULA_MODE;
+    uniform: a mask's blocks are of 128 queries and keys; varlen: sequences of different lengths;
+    general: scores have options (GeneralScore), and with `formulas` those."""
 
     mode: int = 0
     uniform: bool = False
     varlen: bool = False
     general: bool = False
+    formulas: FormulaCode | None = None
 
+
+FORMULA_MODE = 3  # the mask is a formula
 
 # General variants with masks are compiled when they are called.
 KINDS = (
@@ -127,13 +131,16 @@ def kind_of(task: AttentionTask) -> Kind:
     # Scales and options are in all general variants, without a mask's.
     mode = 0 if task.general and task.mask.kind == NO_MASK else task.mode
     varlen = task.totals is not None or task.lengths
-    return Kind(mode, mode == 2 and large, varlen, task.general)
+    if task.formulas is None:
+        return Kind(mode, mode == 2 and large, varlen, task.general)
+    mode = FORMULA_MODE if task.formulas.mask else mode
+    return Kind(mode, mode == 2 and large, varlen, True, task.formulas.code)
 
 
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
     """Why TMA and this kernel, or this config of it, cannot do a task; None: they can."""
     kind = kind_of(task)
-    if config is not None and (kind.mode == 2 or kind.varlen) and config.tile_m != 128:
+    if config is not None and (kind.mode >= 2 or kind.varlen) and config.tile_m != 128:
         return "with masks of blocks and varlen sequences tile_m is 128"
     if kind.mode == 2 and config is not None and (128 if kind.uniform else 64) % config.tile_n:
         return "a tile of keys lies in one block of a mask"
@@ -160,21 +167,25 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
 def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperConfig) -> Variant:
     c, stages = config, f"attention::Stages<{config.stages}, {config.query_tiles(head_dim)}>"
     uniform = "true" if kind.uniform else "false"
-    mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>")[kind.mode]
+    mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>", "FormulaMask")[kind.mode]
     sequences = "Varlen" if kind.varlen else "Batched"
     score = ", GeneralScore" if kind.general else ""
+    includes: tuple[str, ...] = ("attention/policies_sm90.cuh",)
+    if kind.formulas is not None:
+        score, includes = ", FormulaScore<Formulas>", (*includes, "parts/attention_formula.cuh")
     traits = (
         f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
         f"attention::Tile<{head_dim}, {c.tile_m}, {c.tile_n}>, {stages}, "
         f"attention::{mask}, attention::{sequences}{score}>"
     )
-    return Variant(
+    plain = Variant(
         "attention_hopper_general" if kind.general else "attention_hopper",
         (("Traits", traits),),
         (),
         c.num_threads,
-        includes=("attention/policies_sm90.cuh",),
+        includes=includes,
     )
+    return kind.formulas.variant(plain, "attention_hopper_formula") if kind.formulas else plain
 
 
 def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
@@ -321,5 +332,5 @@ def hopper_plan(
         return (*encoded_maps(target, plans, arrays), *given, planned, counter, *options, params)
 
     kind = kind_of(task)
-    num_counters = int(kind.mode == 2 or kind.varlen)
+    num_counters = int(kind.mode >= 2 or kind.varlen)
     return AttentionHopperPlan(target, num_counters, Repeated(kernel, *sizes, arguments))

@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays import maker
+from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime import plans
@@ -130,14 +131,15 @@ def flash_variant(
     half_scores: bool,
     config: AttentionConfig | AttentionHopperConfig,
     hopper: attention_hopper.Kind | None = None,
+    formulas: FormulaCode | None = None,
 ) -> Variant:
-    """hopper: of an AttentionHopperConfig."""
+    """hopper: of an AttentionHopperConfig.  formulas: of GENERAL_MODE."""
     if isinstance(config, AttentionHopperConfig):
         if hopper is None:
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
         return attention_hopper.variant(dtype, head_dim, hopper, config)
     general = mode == GENERAL_MODE
-    return Variant(
+    variant = Variant(
         "attention_general" if general else "attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         (
@@ -150,13 +152,17 @@ def flash_variant(
         ),
         32 * config.num_warps,
     )
+    return formulas.variant(variant, "attention_formula") if formulas else variant
 
 
-def naive_variant(dtype: np.dtype, general: bool = False) -> Variant:
-    return Variant(
+def naive_variant(
+    dtype: np.dtype, general: bool = False, formulas: FormulaCode | None = None
+) -> Variant:
+    variant = Variant(
         "attention_naive_general" if general else "attention_naive",
         (("Element", dtypes.CPP_NAMES[dtype]),), (("kGeneral", general),), _NAIVE_THREADS,
     )  # fmt: skip
+    return formulas.variant(variant, "attention_naive_formula") if formulas else variant
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
@@ -220,7 +226,10 @@ def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | No
 
 def _variant(task: AttentionTask, config: AnyConfig) -> Variant:
     t, kind = task, attention_hopper.kind_of(task)
-    return flash_variant(t.dtype, t.padded_head_dim, _portable_mode(t), t.half_scores, config, kind)
+    code = t.formulas.code if t.formulas else None
+    return flash_variant(
+        t.dtype, t.padded_head_dim, _portable_mode(t), t.half_scores, config, kind, code
+    )
 
 
 def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
@@ -232,6 +241,8 @@ def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
     }  # fmt: skip
     if t.general:
         kinds |= {"options": t.options, "lengths": t.lengths}
+    if t.formulas:
+        kinds["formulas"] = str(t.formulas.code)
     return {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}, kinds
 
 
@@ -261,15 +272,15 @@ class AttentionPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
         and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
-        slopes and sinks; None where absent.  places: what addresses of all CuPy's arrays follow
-        from."""
+        slopes and sinks, of formulas their eight pointers; None where absent.  places: what
+        addresses of all CuPy's arrays follow from."""
         if len(arrays) == 4:
             arrays += (None,) * 10
         if self.naive_grids is None:
             self.kernel(self.grid, (*arrays, self.params), self.shared_bytes)
             return
         scores = maker(xp)((self.scores,), np.float32)
-        options = arrays[13:] if len(arrays) > 14 else ()  # lengths, slopes, sinks
+        options = arrays[13:] if len(arrays) > 14 else ()  # lengths, slopes, sinks, operands
         for step, grid in enumerate(self.naive_grids):
             self.kernel(grid, (*arrays[:12], *options, scores, self.params, np.int64(step)))
 
@@ -292,6 +303,9 @@ def attention_plan(
 
     struct = "GeneralParams" if t.general else "AttentionParams"
     params = zeros("parts/attention_work_tile.cuh", struct)
+    if t.formulas:
+        params = zeros("parts/attention_formula.cuh", "FormulaParams")
+        t.formulas.fill(params["operands"])
     for name in ("q", "k", "v", "out"):
         params[name] = getattr(t, name)
     params["stats"] = (0, t.totals[0], 1) if t.totals else (t.heads * t.sq, t.sq, 1)
@@ -327,7 +341,9 @@ def attention_plan(
         grids = tuple(max(1, -(-count // _NAIVE_THREADS)) for count in counts)
         if max(grids) >= 2**31:
             raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
-        kernel = get_kernel(target, naive_variant(t.dtype, t.general))
+        kernel = get_kernel(
+            target, naive_variant(t.dtype, t.general, t.formulas and t.formulas.code)
+        )
         return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
     kernel = get_kernel(target, FAMILY.variant(t, config))
     if isinstance(config, AttentionHopperConfig):

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .formulas import Formulas
+
 HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
 
@@ -67,6 +69,7 @@ class AttentionTask(NamedTuple):
     sequences, where each has an offset of its own, and of lengths.  General tasks have an offset
     always; whether they are causal is in options.right.
     options: what a general variant does.  lengths: of a padded batch, whose sk is the most.
+    formulas: of the score and the mask.
     """
 
     dtype: np.dtype
@@ -90,11 +93,13 @@ class AttentionTask(NamedTuple):
     naive: bool = False
     options: ScoreOptions = ScoreOptions()
     lengths: bool = False
+    formulas: Formulas | None = None
 
     @property
     def general(self) -> bool:
         """Whether it needs a general variant (parts/attention_score.cuh: GeneralScore)."""
-        return self.lengths or self.options != ScoreOptions()
+        has_options = self.lengths or self.options != ScoreOptions()
+        return has_options or self.formulas is not None
 
     @property
     def padded_head_dim(self) -> int:
@@ -108,4 +113,5 @@ class AttentionTask(NamedTuple):
     def prescale(self) -> bool:
         options = self.options
         of_options = options.softcap != 0 or options.slopes is not None
+        of_options = of_options or (self.formulas is not None and self.formulas.score)
         return of_options or prescales(self.mask.kind, self.scale)

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, targets
+from ..expression import read
 from ..interop.foreign import takes_foreign
 from ..numerics import namespace
+from ..reference.expression import operand
+from .block_mask_formula import Blocks, Sizes, blocks_of
+from .formulas import Ranges, check_indices
 
 MASKED, CAUSAL, FULL, PARTIAL = range(4)  # attention_mask.cuh: BlockType
 SIZES = (64, 128)
@@ -189,6 +193,62 @@ class BlockMask:
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block, causal_offset)
 
     @classmethod
+    def from_expression(
+        cls,
+        mask: Any,
+        seq_len_q: int,
+        seq_len_k: int,
+        *,
+        operands: dict[str, Any] | None = None,
+        batch: int = 1,
+        heads: int = 1,
+        input_pos: int = 0,
+        q_block: int = 128,
+        kv_block: int = 128,
+        target: str | None = None,
+    ) -> BlockMask:
+        """The blocks of a formula, "(j <= i) & (i - j < 1024)".
+
+        >>> mask = cupykern.BlockMask.from_expression("j <= i", 256, 256, target="host")
+        >>> mask.block_mask_types[0, 0].tolist()
+        [[1, 0], [2, 1]]
+
+        mask: see `expression`, kind "mask"; query i is at position i + input_pos.
+        operands: by name: numbers, and arrays with a dim for each index, read on the host.
+        batch, heads: sizes of the mask, for formulas of b and h.
+        target: as for `causal`; None: that of the operands, if there are arrays.
+
+        Blocks that interval arithmetic finds empty or full take no time of their elements; those of
+        the others are computed in FP64.  `attention(mask="...")` needs no blocks in memory.
+
+        Raises SyntaxError, NameError, TypeError, ValueError and targets.UnavailableError.
+        """
+        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
+        if min(batch, heads) < 1 or input_pos < 0:
+            raise ValueError(f"batch and heads must be positive; got {batch}, {heads}, {input_pos}")
+        formula, given = read(mask, "mask"), operands or {}
+        formula.check_names(given)
+        arrays = [x for x in given.values() if hasattr(x, "dtype") and x.ndim]
+        xp = targets.get(target).xp if target or not arrays else namespace(arrays[0])
+        on_host = {
+            name: operand(np.zeros(0), x.get() if hasattr(x, "get") else x)
+            for name, x in given.items()
+        }
+        sizes = Sizes(batch, heads, seq_len_q, seq_len_k, q_block, kv_block, input_pos)
+        there = {name: x for name, x in on_host.items() if x.ndim}
+        ranges = Ranges(batch, heads, heads, seq_len_q + input_pos, seq_len_k)
+        check_indices(formula, there, ranges)
+        found = blocks_of(formula, on_host, sizes)
+        types = np.where(found.full, FULL, MASKED).astype(np.uint8)
+        of_rest, partial = _types_of(found, sizes)
+        types[tuple(found.where.T)] = of_rest
+        indices = np.zeros(types.shape, np.int32)
+        indices[tuple(found.where[partial].T)] = np.arange(partial.sum())
+        sizes_of_it = seq_len_q, seq_len_k, q_block, kv_block, input_pos
+        tiles = found.keep[partial]
+        return cls(xp.asarray(types), xp.asarray(indices), xp.asarray(tiles), *sizes_of_it)
+
+    @classmethod
     @takes_foreign
     def document(
         cls,
@@ -274,6 +334,20 @@ class BlockMask:
         b, h, q, k = self.block_mask_types.shape
         keep = keep.swapaxes(3, 4).reshape(b, h, q * self.q_block, k * self.kv_block)
         return keep[:, :, : self.seq_len_q, : self.seq_len_k]
+
+
+def _types_of(found: Blocks, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """(types of the blocks whose elements are known, which of them are partial)."""
+    s, (_, _, row, col) = sizes, found.where.T.reshape(4, -1, 1, 1)
+    i = row * s.q_block + np.arange(s.q_block)[:, None]
+    j = col * s.kv_block + np.arange(s.kv_block)
+    here = (i < s.seq_len_q) & (j < s.seq_len_k)
+    full, causal = (
+        (found.keep == pattern).all(axis=(1, 2)) for pattern in (here, here & (j <= i + s.first))
+    )
+    types = np.where(full, FULL, np.where(causal, CAUSAL, PARTIAL))
+    types = np.where(found.keep.any(axis=(1, 2)), types, MASKED)
+    return types, types == PARTIAL
 
 
 def _check_sizes(seq_len_q: int, seq_len_k: int, q_block: int, kv_block: int) -> None:

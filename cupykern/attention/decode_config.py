@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
+from ..expression.code import FormulaCode
 from ..kernels import EITHER, Variant
 from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
@@ -90,7 +91,8 @@ class DecodeTask(NamedTuple):
     """All that decides how a call is computed.
 
     rows: of a KV head, its query heads times the queries.  max_keys: of a sequence, in its window.
-    general: scores have options (parts/decode_score.cuh).  cache_dtype: of 8 bits; None: dtype.
+    general: scores have options (parts/decode_score.cuh).  formulas: of the score and the mask.
+    cache_dtype: of 8 bits; None: dtype.
     """
 
     dtype: np.dtype
@@ -101,6 +103,7 @@ class DecodeTask(NamedTuple):
     dim_v: int
     max_keys: int
     general: bool = False
+    formulas: FormulaCode | None = None
     cache_dtype: np.dtype | None = None
 
     @property
@@ -275,10 +278,11 @@ def variant(
     config: DecodeConfig,
     paged: bool = False,
     general: bool = False,
+    formulas: FormulaCode | None = None,
     cache_dtype: np.dtype | None = None,
 ) -> Variant:
     """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table;
-    general: scores have options; cache_dtype: of 8 bits.
+    general: scores have options, and perhaps formulas; cache_dtype: of 8 bits.
 
     One variant for both but in clusters and of 8-bit caches, where ptxas 13.0 makes code of it that
     no GPU can run.
@@ -296,7 +300,7 @@ def variant(
     if cache_dtype:
         kernel = "decode_attention_8bit"
         constants["kGeneral"] = bool(general)
-    return Variant(
+    plain = Variant(
         kernel,
         _types(dtype, cache_dtype),
         tuple(constants.items()),
@@ -304,6 +308,7 @@ def variant(
         cluster_size=config.cluster,
         min_blocks=_BLOCKS_PER_SM if config.threads == NUM_THREADS else 1,
     )
+    return formulas.variant(plain, "decode_attention_formula") if formulas else plain
 
 
 def _types(dtype: np.dtype, cache_dtype: np.dtype | None = None) -> tuple[tuple[str, str], ...]:
@@ -333,7 +338,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
     pairs = [(t, dim) for t in DTYPES for dim in _PADDED_DIMS]
     general = [variant(t, dim, _tiles(arch, dim)[0], general=True) for t, dim in pairs]
     of_8bit = [
-        variant(t, dim, _tile_8bit(arch, dim), paged, options, cache_dtype)
+        variant(t, dim, _tile_8bit(arch, dim), paged, options, cache_dtype=cache_dtype)
         for t, dim in pairs
         for cache_dtype in CACHE_DTYPES
         for options in (False, True)
@@ -357,6 +362,8 @@ def _traits(task: DecodeTask) -> tuple[dict[str, int], dict[str, Any]]:
         kinds["general"] = True
     if t.cache_dtype:
         kinds["cache"] = t.cache_dtype.name
+    if t.formulas:
+        kinds["formulas"] = str(t.formulas)
     return {"batch": t.batch, "keys": t.max_keys}, kinds
 
 
@@ -366,7 +373,10 @@ FAMILY = Family(
     lambda task, device: configs(task, device.arch, device.multiprocessors),
     lambda config, task, device: refusal(config, task, device.arch),
     lambda task, config: variant(
-        task.dtype, task.padded_dim, config, general=task.general, cache_dtype=task.cache_dtype
+        *(task.dtype, task.padded_dim, config),
+        general=task.general,
+        formulas=task.formulas,
+        cache_dtype=task.cache_dtype,
     ),
     _traits,
 )

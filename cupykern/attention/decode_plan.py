@@ -25,6 +25,7 @@ from .decode_config import (
     merge_variant,
     variant,
 )
+from .formulas import Formulas
 
 
 class ScalePlace(NamedTuple):
@@ -61,13 +62,15 @@ class DecodeCall(NamedTuple):
     causal: bool
     scale: float
     options: ScoreOptions = ScoreOptions()
+    formulas: Formulas | None = None
     cache_dtype: np.dtype | None = None
     scales: tuple[ScalePlace, ScalePlace] | None = None
 
     @property
     def general(self) -> bool:
         """Whether it is more than causal."""
-        return self.options._replace(right=-1) != ScoreOptions() or self.options.right > 0
+        has_options = self.options._replace(right=-1) != ScoreOptions() or self.options.right > 0
+        return has_options or self.formulas is not None
 
     @property
     def most_seen(self) -> int:
@@ -99,7 +102,8 @@ class DecodePlan(NamedTuple):
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
         *options: Any,
     ) -> None:  # fmt: skip
-        """options: slopes and sinks, of general variants; and scales, of 8-bit caches."""
+        """options: slopes and sinks, of general variants; of formulas their eight pointers; scales,
+        of 8-bit caches."""
         partials = counters = None
         if self.partial_bytes:
             partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
@@ -124,7 +128,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     rows = num_heads // num_kv_heads * num_queries
     task = DecodeTask(
         call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.most_seen, call.general,
-        call.cache_dtype,
+        call.formulas and call.formulas.code, call.cache_dtype,
     )  # fmt: skip
     config = FAMILY.config(task, target, given)
     max_chunks = task.max_chunks(config)
@@ -172,6 +176,9 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         values |= _general_values(call)
     struct = "GeneralDecodeParams" if call.general else "DecodeParams"
     params = zeros("parts/decode_work_tile.cuh", struct)
+    if call.formulas:
+        params = zeros("parts/decode_formula.cuh", "FormulaDecodeParams")
+        call.formulas.fill(params["operands"])
     for name, value in values.items():
         params[name] = value
     for name, x in (
@@ -186,7 +193,11 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
     return DecodePlan(
         kernel=get_kernel(
-            target, variant(*kind, call.table_stride is not None, call.general, call.cache_dtype)
+            target,
+            variant(
+                *(*kind, call.table_stride is not None, call.general, task.formulas),
+                cache_dtype=call.cache_dtype,
+            ),
         ),
         merge=merge,
         merge_grid=row_tiles * merge_blocks,
@@ -223,7 +234,8 @@ def _general_values(call: DecodeCall) -> dict[str, Any]:
     if options.softcap:
         exponent = 2 * math.log2(math.e) * call.scale / options.softcap
         values |= {"softcap": options.softcap, "softcap_exponent": exponent}
-    if options.softcap or options.slopes is not None:
+    has_score = call.formulas is not None and call.formulas.score
+    if options.softcap or options.slopes is not None or has_score:
         values["scale_log2"] = math.log2(math.e)
     return values
 
@@ -238,25 +250,27 @@ def run(
     scale: float,
     config: DecodeConfig | None,
     options: tuple[ScoreOptions, Any, Any] = (ScoreOptions(), None, None),
+    formulas: Formulas | None = None,
+    operands: tuple[Any, ...] = (),
     scales: tuple[Any, Any] | None = None,
 ) -> DecodePlan | None:
     """Launch a call whose arguments are checked; contents of lengths and block table are not.
 
     arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
-    options: those of a score, slopes and sinks.  scales: of caches of 8 bits as "hnd", numbers or
-    arrays.  Returns the plan, None where arrays had to be copied.
+    options: those of a score, slopes and sinks.  operands: arrays of formulas.  scales: of caches
+    of 8 bits as "hnd", numbers or arrays.  Returns the plan, None where arrays had to be copied.
     """
     *inputs, lens, table = arrays
     is_copy = False
     if scales is not None:
         given, scales = scales, (_in_elements(scales[0]), _in_elements(scales[1]))
         is_copy = any(x is not y for x, y in zip(given, scales, strict=True))
-    operands = [operand(x) for x in (*inputs, y)]
+    places = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):
         # Also of empty caches: a tile of zeros issues copies of 0 bytes, with aligned addresses.
-        if not has_aligned_rows(operands[i], x.shape):
+        if not has_aligned_rows(places[i], x.shape):
             inputs[i], is_copy = packed(x), True
-            operands[i] = operand(inputs[i])
+            places[i] = operand(inputs[i])
     q, k, v = inputs
     if lens is not None and not (lens.flags.c_contiguous and in_elements(lens)):
         lens, is_copy = packed(lens), True
@@ -266,12 +280,15 @@ def run(
             table, is_copy = packed(table), True
         table_stride = steps_of(table)[0] // 4
     sizes = q.shape, k.shape, v.shape[3], max_keys
-    call = DecodeCall(*(q.dtype, *sizes, *operands, table_stride, bool(causal), scale, options[0]))
+    call = DecodeCall(
+        *(q.dtype, *sizes, *places, table_stride, bool(causal), scale, options[0], formulas)
+    )
     more = options[1:] if call.general else ()
+    more += formulas.pointers(operands) if formulas else ()
     if scales is not None:
         arrays_of_scales = tuple(x if hasattr(x, "ndim") else None for x in scales)
-        places = _place_of(scales[0]), _place_of(scales[1])
-        call = call._replace(cache_dtype=k.dtype, scales=places)
+        scale_places = _place_of(scales[0]), _place_of(scales[1])
+        call = call._replace(cache_dtype=k.dtype, scales=scale_places)
         more = (*options[1:], *arrays_of_scales)
     found = plan(target, call, config)
     found.launch(target, q, k, v, lens, table, y, lse, *more)

@@ -15,7 +15,7 @@ from .tree import BOOLEAN, INTEGER, REAL, Node
 
 MAX_OPERANDS = 8  # parts/expression.cuh: kMaxOperands
 _TYPES = {REAL: "float", INTEGER: "int64_t", BOOLEAN: "bool"}
-_OF_REALS = {
+OF_REALS = {
     "add": "{0} + {1}",
     "subtract": "{0} - {1}",
     "multiply": "{0} * {1}",
@@ -35,7 +35,7 @@ _OF_REALS = {
     "cos": "cosine({0})",
     "floor": "whole_below({0})",
 }
-_OF_INTEGERS = {  # whose arithmetic wraps, as numpy's
+OF_INTEGERS = {  # whose arithmetic wraps, as numpy's
     "add": "wrap(uint64_t({0}) + uint64_t({1}))",
     "subtract": "wrap(uint64_t({0}) - uint64_t({1}))",
     "multiply": "wrap(uint64_t({0}) * uint64_t({1}))",
@@ -44,7 +44,7 @@ _OF_INTEGERS = {  # whose arithmetic wraps, as numpy's
     "modulo": "floor_modulo({0}, {1})",
     "abs": "({0} < 0 ? wrap(-uint64_t({0})) : {0})",
 }
-_OF_BOTH = {
+OF_BOTH = {
     "minimum": "smaller_of({0}, {1})",
     "maximum": "larger_of({0}, {1})",
     "where": "{0} ? {1} : {2}",
@@ -128,7 +128,7 @@ def _code(node: Node, args: list[str]) -> str:
         return node.value
     if node.op == "operand":
         return f"x{node.value}"
-    table = _OF_BOTH if node.op in _OF_BOTH else _OF_REALS
-    if node.op not in _OF_BOTH and node.kind == INTEGER:
-        table = _OF_INTEGERS
+    table = OF_BOTH if node.op in OF_BOTH else OF_REALS
+    if node.op not in OF_BOTH and node.kind == INTEGER:
+        table = OF_INTEGERS
     return table[node.op].format(*args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import cpp
+from . import cpp, cpp_attention
 from .tree import REAL, Node
 
 _ERRORS = {  # of reals, where e(x) is the error of an argument and u = 2^-24
@@ -38,37 +38,58 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def text(nodes: Sequence[Node], names: Sequence[str]) -> str:
-    """C++ for operands that are numbers, the reference and the bound line by line."""
-    code = cpp.source(nodes, [cpp.OperandCode()] * len(names))
+def text(nodes: Sequence[Node], names: Sequence[str], scope: str) -> str:
+    """C++ for operands that are numbers, or arrays with indices, the reference and the bound line
+    by line."""
     operands = ", ".join(f"x{k} = {name}" for k, name in enumerate(names)) or "none"
     return (
-        f"operands: {operands}\n\nC++:\n{code}\nReference, in FP64:\n"
+        f"operands: {operands}\n\nC++:\n{_code(nodes, names, scope)}\nReference, in FP64:\n"
         + "\n".join(reference(nodes, names))
         + "\n\nError, beside 2^-126 of what FP32 flushes:\n"
-        + "\n".join(errors(nodes, names))
+        + "\n".join(errors(nodes, names, scope))
     )
+
+
+def _code(nodes: Sequence[Node], names: Sequence[str], scope: str) -> str:
+    if scope == "epilogue":
+        return cpp.source(nodes, [cpp.OperandCode()] * len(names))
+    arrays = {node.value for node in nodes if node.op == "load"}
+    operands = (
+        cpp_attention.FormulaOperand(k, "float" if str(k) in arrays else None)
+        for k in range(len(names))
+    )
+    code = cpp_attention.Code(tuple(nodes), tuple(operands))
+    is_score = scope == "score"
+    return cpp_attention.source(code if is_score else None, None if is_score else code)
 
 
 def reference(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
     """t = ... of every operation, in Python."""
     values = _values(nodes, names)
     return [
-        f"    {values[n]} = {_written(node, [values[arg] for arg in node.args])}"
+        f"    {values[n]} = "
+        + _written(node, [values[arg] for arg in node.args], _loaded(node, names))
         for n, node in enumerate(nodes)
         if node.args
     ] + [f"    result = {values[-1]}"]
 
 
-def errors(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
+_GIVEN = {"epilogue": ["    e(acc): the product's"], "score": ["    e(s): the scaled score's"]}
+
+
+def errors(nodes: Sequence[Node], names: Sequence[str], scope: str) -> list[str]:
     """e(t) <= ... of every operation on reals."""
     values = _values(nodes, names)
-    found = ["    e(acc): the product's"]
+    found = list(_GIVEN.get(scope, []))
     for n, node in enumerate(nodes):
         if node.kind == REAL and node.op in _ERRORS:
             args = [values[arg] for arg in node.args]
             found.append(f"    e({values[n]}) <= {_ERRORS[node.op].format(*args, t=values[n])}")
     return found
+
+
+def _loaded(node: Node, names: Sequence[str]) -> str:
+    return names[int(node.value)] if node.op == "load" else ""
 
 
 def _values(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
@@ -83,9 +104,12 @@ def _values(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
     return values
 
 
-def _written(node: Node, args: list[str]) -> str:
+def _written(node: Node, args: list[str], value: str) -> str:
+    """value: the name of an operand that it loads."""
     if node.op in _SIGNS:
         return f"{args[0]} {_SIGNS[node.op]} {args[1]}"
     if node.op in ("negative", "not"):
         return f"{'-' if node.op == 'negative' else '~'}{args[0]}"
+    if node.op == "load":
+        return f"{value}[{', '.join(args)}]"
     return args[0] if node.op == "real" else f"{node.op}({', '.join(args)})"

@@ -11,19 +11,21 @@ from typing import Any
 from . import describe
 from .parse import Place, parse
 from .trace import trace
-from .tree import NAMES, Node
+from .tree import SCOPES, Node
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula of an epilogue, by `cupykern.expression`.
+    """A formula of an epilogue, a score or a mask, by `cupykern.expression`.
 
     nodes: its tree; operands have numbers, in the order of their first use.
     names: the operands' names in that order.
+    scope: where it stands, one of SCOPES.
     """
 
     nodes: tuple[Node, ...]
     names: tuple[str, ...]
+    scope: str = "epilogue"
     places: dict[str, Place] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -37,31 +39,35 @@ class Expression:
             if name not in known:
                 place = self.places.get(name)
                 where = f" (line {place.line}, column {place.column})" if place else ""
-                there = ", ".join((*NAMES, *known))
+                there = ", ".join((*SCOPES[self.scope].names, *known))
                 raise NameError(f"name {name!r}{where} is no operand; known: {there}", name=name)
 
     def __str__(self) -> str:
-        return describe.text(self.nodes, self.names)
+        return describe.text(self.nodes, self.names, self.scope)
 
 
 @lru_cache(maxsize=1024)
-def _of_text(text: str) -> Expression:
-    return Expression(*parse(text))
+def _of_text(text: str, scope: str) -> Expression:
+    nodes, names, places = parse(text, SCOPES[scope])
+    return Expression(nodes, names, scope, places)
 
 
-def read(formula: Any) -> Expression:
+def read(formula: Any, scope: str = "epilogue") -> Expression:
     """Of text, a callable or an Expression.  Raises SyntaxError (text) and TypeError."""
     if isinstance(formula, Expression):
+        if formula.scope != scope:
+            raise TypeError(f"expected an expression of kind {scope!r}; got {formula.scope!r}")
         return formula
     if isinstance(formula, str):
-        return _of_text(str(formula))
+        return _of_text(str(formula), scope)
     if callable(formula):
-        return Expression(*trace(formula))
-    raise TypeError(f"an epilogue is a string or a callable; got {type(formula).__name__}")
+        return Expression(*trace(formula, SCOPES[scope]), scope)
+    article = "an" if scope == "epilogue" else "a"
+    raise TypeError(f"{article} {scope} is a string or a callable; got {type(formula).__name__}")
 
 
-def expression(formula: str | Callable[..., Any]) -> Expression:
-    """A formula for the epilogue of `matmul` and `scaled_mm`, which they take as `epilogue`.
+def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Expression:
+    """A formula for the epilogue of `matmul` and `scaled_mm`, or for attention's scores and masks.
 
     >>> f = cupykern.expression("maximum(acc * s + t, 0)")
     >>> f.names
@@ -79,9 +85,19 @@ def expression(formula: str | Callable[..., Any]) -> Expression:
         rsqrt, tanh, erf, sigmoid, sin, cos, floor, minimum, maximum, where, isnan.  A callable may
         use numpy's functions too, and where() in place of `if`.
 
+    kind: "epilogue"; "score", for `score` of attention's ops: a formula of s, the scaled score, of
+        b, h, hkv, the batch element, query head and KV head, of i, the query's position, and j, the
+        key; or "mask", for `mask`: a boolean of b, h, i, j.  In these two, operands that are arrays
+        have indices, which are integers: slope[h], bias[b, j], table[minimum(abs(i - j), 127)].
+
+    >>> print(cupykern.expression("s - slope[h] * abs(i - j)", "score").names)
+    ('slope',)
+
     Arithmetic is FP32, of i, j, b and integer literals int64.  sin and cos are for arguments up to
     2^16.  print(...) shows the C++, the reference and the error bound.
 
-    Raises SyntaxError with the place and the reason, or TypeError of a callable.
+    Raises SyntaxError with the place and the reason, TypeError (a callable) and ValueError (kind).
     """
-    return read(formula)
+    if kind not in SCOPES:
+        raise ValueError(f"kind must be one of {', '.join(SCOPES)}; got {kind!r}")
+    return read(formula, kind)

@@ -6,7 +6,7 @@ import ast
 import keyword
 from typing import NamedTuple
 
-from .tree import FUNCTIONS, NAMES, Builder, IllegalError, Node
+from .tree import FUNCTIONS, SCOPES, Builder, IllegalError, Node, Scope
 
 MAX_LENGTH = 4096
 _BINARY: dict[type[ast.AST], str] = {
@@ -44,14 +44,16 @@ class Place(NamedTuple):
     end_column: int
 
 
-def parse(text: str) -> tuple[tuple[Node, ...], tuple[str, ...], dict[str, Place]]:
+def parse(
+    text: str, scope: Scope = SCOPES["epilogue"]
+) -> tuple[tuple[Node, ...], tuple[str, ...], dict[str, Place]]:
     """(nodes, the operands' names, where each name stands first).  Raises SyntaxError."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         raise SyntaxError(f"an expression has at most {MAX_LENGTH} characters; got {len(text)}")
     try:
         tree = ast.parse(text, "<expression>", mode="eval")
-        reader = _Reader(text)
+        reader = _Reader(text, scope)
         root = reader.read(tree.body)
         with reader.at(tree.body):
             nodes, names = reader.builder.finish(root)
@@ -60,16 +62,16 @@ def parse(text: str) -> tuple[tuple[Node, ...], tuple[str, ...], dict[str, Place
     return nodes, names, reader.places
 
 
-def is_operand_name(name: object) -> bool:
-    """Whether an expression can name it."""
+def is_operand_name(name: object, scope: str) -> bool:
+    """Whether an expression of one of SCOPES can name it."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         return False
-    return name not in NAMES and name not in FUNCTIONS
+    return name not in SCOPES[scope].names and name not in FUNCTIONS
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
-        self.builder = Builder()
+    def __init__(self, text: str, scope: Scope) -> None:
+        self.builder = Builder(scope)
         self.places: dict[str, Place] = {}
         self._lines = text.splitlines() or [""]
 
@@ -98,6 +100,8 @@ class _Reader:
                 raise self.fail(node, f"{node.id} is a function: write {node.id}(...)")
             self.places.setdefault(node.id, self.place(node))
             return self.builder.name(node.id)
+        if isinstance(node, ast.Subscript):
+            return self._load(node)
         if isinstance(node, ast.Call):
             return self._apply(node, self._function(node), *node.args)
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
@@ -121,6 +125,16 @@ class _Reader:
         indices = [self.read(arg) for arg in args]
         with self.at(node):
             return self.builder.apply(op, *indices)
+
+    def _load(self, node: ast.Subscript) -> int:
+        if not isinstance(node.value, ast.Name) or node.value.id in FUNCTIONS:
+            raise self.fail(node.value, "only operands, by name, have indices")
+        name = node.value.id
+        self.places.setdefault(name, self.place(node.value))
+        given = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        indices = tuple(self.read(index) for index in given)
+        with self.at(node):
+            return self.builder.load(name, indices)
 
     def _function(self, node: ast.Call) -> str:
         name = node.func.id if isinstance(node.func, ast.Name) else None

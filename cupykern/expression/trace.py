@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .tree import COMPARISONS, FUNCTIONS, Builder, IllegalError, Node
+from .tree import COMPARISONS, FUNCTIONS, SCOPES, Builder, IllegalError, Node, Scope
 
 _UFUNCS = {
     **{name: name for name in (*FUNCTIONS, *COMPARISONS) if name not in ("abs", "where")},
@@ -24,17 +24,19 @@ _UFUNCS = {
 """numpy's functions by name, as operations."""
 
 
-def trace(function: Callable[..., Any]) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+def trace(
+    function: Callable[..., Any], scope: Scope = SCOPES["epilogue"]
+) -> tuple[tuple[Node, ...], tuple[str, ...]]:
     """(nodes, the operands' names) of what `function` returns.
 
-    Its parameters are names of an expression: those of NAMES, operands, functions.  Raises
+    Its parameters are names of an expression: those of the scope, operands, functions.  Raises
     TypeError for what no expression has.
     """
-    builder = Builder()
+    builder = Builder(scope)
     given: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"an epilogue's parameters have names; got {parameter}")
+            raise TypeError(f"a formula's parameters have names; got {parameter}")
         if name in FUNCTIONS:
             given[name] = _Function(builder, name)
         else:
@@ -44,7 +46,7 @@ def trace(function: Callable[..., Any]) -> tuple[tuple[Node, ...], tuple[str, ..
         root = result.index if isinstance(result, Symbol) else builder.literal(result)
         return builder.finish(root)
     except IllegalError as error:
-        raise TypeError(f"the epilogue returns no number: {error}") from None
+        raise TypeError(f"the formula returns no result: {error}") from None
 
 
 class _Function:
@@ -104,6 +106,19 @@ class Symbol:
 
     def __pos__(self) -> Symbol:
         return self
+
+    def __getitem__(self, indices: Any) -> Symbol:
+        node = self.builder.nodes[self.index]
+        if node.op != "name":
+            raise TypeError("only operands have indices")
+        given = indices if isinstance(indices, tuple) else (indices,)
+        try:
+            found = (x.index if isinstance(x, Symbol) else self.builder.literal(x) for x in given)
+            return Symbol(self.builder, self.builder.load(node.value, tuple(found)))
+        except IllegalError as error:
+            raise TypeError(f"{node.value}[...]: {error}") from None
+
+    __iter__ = None  # as [] would be tried without an end
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """numpy's functions of symbols: np.exp(acc), np.maximum(acc, 0)."""

@@ -9,9 +9,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 REAL, INTEGER, BOOLEAN = "real", "integer", "boolean"
-NAMES = {"acc": REAL, "i": INTEGER, "j": INTEGER, "b": INTEGER}
-"""What a product's epilogue knows beside its operands: the product, and its row, column and
-matrix of the batch."""
+
+
+class Scope(NamedTuple):
+    """What formulas of one place know beside their operands.
+
+    names: with their kinds.  result: REAL or BOOLEAN.  arrays: operands that are arrays have
+    indices, as name[b, h]; else they broadcast.
+    """
+
+    names: dict[str, str]
+    result: str = REAL
+    arrays: bool = False
+
+
+_PAIR = {"b": INTEGER, "h": INTEGER, "i": INTEGER, "j": INTEGER}
+SCOPES = {
+    "epilogue": Scope({"acc": REAL, "i": INTEGER, "j": INTEGER, "b": INTEGER}),
+    "score": Scope({"s": REAL, **_PAIR, "hkv": INTEGER}, arrays=True),
+    "mask": Scope(_PAIR, BOOLEAN, arrays=True),
+}
+"""epilogue: of a product: it, its row, column and matrix of the batch.  score, mask: of attention:
+the scaled score, the batch element, query head, query's position, key and KV head."""
+
+MAX_INDICES = 4
 
 FUNCTIONS = {
     **dict.fromkeys(("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf"), 1),
@@ -45,9 +66,10 @@ class IllegalError(Exception):
 class Node(NamedTuple):
     """One operation.
 
-    op: a function, an operation, "literal", "name", "operand" or "real" (an integer as FP32).
-    args: the indices of earlier nodes.
-    value: of a literal, in decimal or hexadecimal; of a name, itself; of an operand, its number.
+    op: a function, an operation, "literal", "name", "operand", "load" (an element of an operand)
+        or "real" (an integer as FP32).
+    args: the indices of earlier nodes; of a load, those of its indices.
+    value: of a literal, in decimal or hexadecimal; of a name, itself; of operands, their number.
     """
 
     op: str
@@ -64,7 +86,8 @@ class Node(NamedTuple):
 class Builder:
     """Makes nodes, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
         self.nodes: list[Node] = []
         self._exact: list[bool] = []  # integers, and what is decided by integers alone
         self._known: dict[Node, int] = {}
@@ -81,8 +104,21 @@ class Builder:
         return self._known[node]
 
     def name(self, name: str) -> int:
-        """One of NAMES, or an operand."""
-        return self._node("name", NAMES.get(name, REAL), value=name)
+        """One of the scope's, or an operand."""
+        return self._node("name", self.scope.names.get(name, REAL), value=name)
+
+    def load(self, name: str, indices: tuple[int, ...]) -> int:
+        """An element of the operand `name`."""
+        if not self.scope.arrays:
+            raise IllegalError(f"{name} has no indices: operands broadcast to the result")
+        if name in self.scope.names:
+            raise IllegalError(f"{name} is a number, without indices")
+        if not 1 <= len(indices) <= MAX_INDICES:
+            raise IllegalError(f"an array has 1 to {MAX_INDICES} indices; got {len(indices)}")
+        kinds = [self.nodes[index].kind for index in indices]
+        if set(kinds) != {INTEGER}:
+            raise IllegalError(f"indices are integers; got {' and '.join(kinds)}")
+        return self._node("load", REAL, indices, name)
 
     def literal(self, number: Any) -> int:
         if isinstance(number, (bool, np.bool_)) or not isinstance(
@@ -173,8 +209,12 @@ class Builder:
     def finish(self, root: int) -> tuple[tuple[Node, ...], tuple[str, ...]]:
         """(the nodes that make `root`, which is the last, in the order of their first use; the
         operands' names in theirs).  Raises IllegalError."""
-        root = self.real(root)
+        if self.scope.result == REAL:
+            root = self.real(root)
+        elif self.nodes[root].kind != BOOLEAN:
+            raise IllegalError(f"a mask is boolean: write x != 0; got {self.nodes[root].kind}")
         order: dict[int, int] = {}
+        ranks: dict[str, int] = {}
         names: list[str] = []
         found: list[Node] = []
         open_nodes = [root]
@@ -186,9 +226,13 @@ class Builder:
                 open_nodes.append(missing)
                 continue
             open_nodes.pop()
-            if node.op == "name" and node.value not in NAMES:
-                names.append(node.value)
-                node = Node("operand", REAL, value=str(len(names) - 1))
+            if node.op == "load" or (node.op == "name" and node.value not in self.scope.names):
+                if ranks.setdefault(node.value, len(node.args)) != len(node.args):
+                    raise IllegalError(f"{node.value} has the same number of indices everywhere")
+                if node.value not in names:
+                    names.append(node.value)
+                op, number = "operand" if node.op == "name" else "load", names.index(node.value)
+                node = node._replace(op=op, value=str(number))
             order[index] = len(found)
             found.append(node._replace(args=tuple(order[arg] for arg in node.args)))
         if len(found) > MAX_NODES:

@@ -1,12 +1,11 @@
-"""Weights that are converted to 16-bit elements in memory before their product."""
+"""NVFP4 weights that are decoded to 16-bit elements in memory before their product."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..kernels import Variant
 from ..targets import Device
-from .dequantize_8bit import SOURCES
 from .gemm_task import GemmTask
 from .product import FP4
 from .sm90_dual_config import Sm90DualGemmConfig
@@ -15,7 +14,7 @@ from .sm90_gemm_config import Sm90GemmConfig
 
 @dataclass(frozen=True)
 class DecodeFirst:
-    """8-bit or NVFP4 weights are converted to 16-bit elements in memory, by a launch of their own;
+    """NVFP4 weights are decoded to 16-bit elements in memory, by a launch of their own;
     then `config`, whose epilogue has their scales.
 
     For many rows of a: the mainloop of 16-bit operands is faster than the mixed-input one.
@@ -29,8 +28,7 @@ class DecodeFirst:
 
     def decoded(self, task: GemmTask) -> GemmTask:
         """The second launch's: its operands are K-major or MN-major rows of whole 128 bytes."""
-        scaled = task.kernel == "gemm" and task.tma_store_epilogue
-        return replace(task.decoded, column_scales=scaled)
+        return task.decoded
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.decoded(task))
@@ -41,14 +39,8 @@ class DecodeFirst:
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
-        if task.b != FP4 and not (task.mixed_input and task.b in SOURCES):
-            return (
-                f"DecodeFirst is for a 16-bit a with E4M3 or int8 weights, or NVFP4; got {task.b}"
-            )
-        if task.kernel == "gemm" and (task.row_scales or task.block_scales):
-            return "DecodeFirst takes scales of columns or of all elements"
-        if task.b != FP4 and not (task.tma_store_epilogue and task.batch == 1):
-            return "8-bit weights are converted for one product with the TMA-store epilogue"
-        if task.scale_vectors and not self.decoded(task).column_scales:
-            return "Hopper's other epilogues of 16-bit operands take one scale of all elements"
+        if task.b != FP4:
+            return f"DecodeFirst is for NVFP4 weights; got {task.b}"
+        if task.scale_vectors or task.block_scales:
+            return "Hopper's epilogues of 16-bit operands take one scale of all elements"
         return self.config.refusal(self.decoded(task), device)

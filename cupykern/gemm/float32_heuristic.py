@@ -93,9 +93,8 @@ def estimate(config: SplitFloat32, task: GemmTask, sms: int) -> float:
     c, t = config.config, task
     parts = c.parts
     split = t.batch * (t.m + t.n) * t.k * (4 + 2 * parts.count) / _C["split_bytes"]
-    products = parts.count**2 - len(parts.dropped)
     kind = type(c.cluster).__name__ if c.cluster.size > 1 else "NoCluster"
     blocks = c.cluster.size * t.batch * math.prod(c.cluster_tiles(t.m, t.n))
     stages = math.ceil(math.ceil(t.k / c.tile_k) / c.split_k)
-    us = stages * c.tile_k / 4096 * _C["tile"][kind] * products + _C["tile_end"][kind]
+    us = stages * c.tile_k / 4096 * _C["tile"][kind] * parts.products + _C["tile_end"][kind]
     return float(_C["launches"][kind] + split + math.ceil(blocks / sms) * us)

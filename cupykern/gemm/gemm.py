@@ -23,7 +23,6 @@ from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
 from . import float32_heuristic, portable_heuristic, skinny_gemm, sm90_heuristic
 from .decode_first import DecodeFirst
-from .dequantize_8bit import ConvertedPlan, converted_plan
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .fma_config import FmaGemmConfig, FmaGemmPlan, fma_gemm_plan
 from .gemm_task import GemmTask, make_task
@@ -163,14 +162,7 @@ class GemmPlan(NamedTuple):
 
 
 LaunchPlan = (
-    GemmPlan
-    | FmaGemmPlan
-    | PartsPlan
-    | SkinnyGemmPlan
-    | Sm90Plan
-    | ConvertedPlan
-    | DecodedPlan
-    | SplitPlan
+    GemmPlan | FmaGemmPlan | PartsPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan
 )
 AnyPlan = LaunchPlan | NormalizedPlan
 
@@ -234,8 +226,6 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
         def of_decoded(p: Product) -> Sm90Plan:
             return sm90_plan(target, p, decoded, mainloop)
 
-        if task.b != FP4:
-            return converted_plan(target, product, of_decoded)
         return decoded_plan(target, product, ("a", "b", "b2"), of_decoded)
     plan: Any = sm90_plan
     if isinstance(config, (SkinnyGemmConfig, SkinnyLogitsConfig)):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import dtypes
+from ..expression.code import FormulaCode
 from .product import (
     FLOAT16S,
     FP4,
     K_MAJOR,
     STRIDED,
-    FormulaCode,
     Matrix,
     compute_dtype,
     dual_by_vectors,
@@ -41,7 +41,6 @@ class GemmTask:
     tma_store_epilogue: the TMA-store epilogue does: at most a bias of columns and an activation,
         and a 16-bit result that TMA can store (sm90_epilogue.py: fits_tma_store).
     row_scales: a has a scale for each row, which that epilogue does not take with SwapAB.
-    column_scales: 16-bit weights have a scale for each column (DecodeFirst).
     aligned_128: rows of 16-bit K-major operands are 128-byte aligned; of others L2 reads two lines
         for one.
     aligned_16: FP32 operands are read by vectors of 16 bytes: also rows of K-major ones are
@@ -70,7 +69,6 @@ class GemmTask:
     slow_activation: bool = False
     tma_store_epilogue: bool = True
     row_scales: bool = False
-    column_scales: bool = False
     aligned_128: bool = True
     aligned_16: bool = True
     misaligned_b: int = STRIDED

@@ -30,6 +30,29 @@ def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> An
     return y
 
 
+def run_step(
+    target: Target,
+    operands: dict[str, Any],
+    shape: tuple[int, ...],
+    out_dtype: np.dtype,
+    out: Any,
+    config: AnyConfig | None,
+    key: Any,
+    **options: Any,
+) -> Any:
+    """`run`, of a call that takes other launches too: later ones use what the first one found.
+
+    key: that of plans.find and the step's name, if the operands follow from the arrays' layouts and
+    alignment, as that key does; or None.
+    """
+    known = plans.recall(key)
+    if known is not None:
+        with arguments.on_device(target):
+            return launch_known(known, tuple(operands.values()), out)
+    names = tuple(operands)
+    return run(target, operands, shape, out_dtype, out, config, key, names, **options)
+
+
 def _picker(
     names: tuple[str, ...], given: tuple[str, ...], arrays: dict[str, Any]
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -5,18 +5,16 @@ Shared by every mainloop and every op that multiplies matrices.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes
 from ..arrays import address_of, steps_of
+from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OperandCode, source
 from ..expression.tree import Node
-from ..kernels import Variant
 
 MAX_BATCH_DIMS = 4  # gemm_work_tile.cuh: kMaxBatchDims
 _NUM_OPERANDS = 12  # gemm_work_tile.cuh: kOperands
@@ -231,22 +229,6 @@ class Formula(NamedTuple):
             for x in self.operands
         )
         return FormulaCode(source(self.nodes, tuple(kinds)))
-
-
-@dataclass(frozen=True)
-class FormulaCode:
-    """The C++ of an expression and its operands' types, by which kernels with it differ."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-    __repr__ = __str__
-
-    def variant(self, plain: Variant, kernel: str) -> Variant:
-        """`plain`'s of kernels_cu/<kernel>.cu, which has the expression."""
-        return replace(plain, kernel=kernel, text=f'{self.text}#include "{kernel}.cu"\n')
 
 
 class Product(NamedTuple):

@@ -43,8 +43,6 @@ class MatmulEpilogue(Sm90Config):
         factors = 4 * self.tile_n + 16
         if task.b.itemsize == 1:
             factors = 8 * self.tile_n + 4 * self.tile_m
-        elif task.column_scales:
-            factors += 4 * self.tile_n
         buffers = 2 if isinstance(self.schedule, PingPong) or self.in_halves(task) else 1
         residual_barriers = 4 * self.schedule.warpgroups * 16
         return (factors + 32) * buffers + residual_barriers
@@ -57,8 +55,7 @@ class MatmulEpilogue(Sm90Config):
             return "gemm::MatmulEpilogue<Mainloop, gemm::General>", "expression"
         row_scales = self.swap_ab and task.row_scales
         tma_store = task.tma_store_epilogue and not (self.general or row_scales)
-        scaled = "Scaled" if task.column_scales else ""
-        kind = f"{scaled}TmaStore" if tma_store else "General"
+        kind = "TmaStore" if tma_store else "General"
         return f"gemm::MatmulEpilogue<Mainloop, gemm::{kind}>", "matmul"
 
     def variant(self, task: GemmTask) -> Variant:

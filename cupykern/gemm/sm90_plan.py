@@ -84,7 +84,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     p, c = product, config
     kind = GENERAL
     if p.kernel == "gemm":
-        kind = TMA_STORE if task.column_scales else epilogue_kind(p, c.swap_ab)
+        kind = epilogue_kind(p, c.swap_ab)
         if kind == TMA_STORE and isinstance(c, MatmulEpilogue) and c.general:
             kind = TMA_RESIDUAL
     task = replace(task, tma_store_epilogue=kind == TMA_STORE)

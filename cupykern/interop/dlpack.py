@@ -22,12 +22,13 @@ _CUDA = (2, 13)
 _VERSION = (1, 0)
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
-_FLOAT, _BFLOAT, _BOOL, _E4M3FN, _E5M2 = 2, 4, 6, 10, 12  # DLDataTypeCode
+_FLOAT, _BFLOAT, _COMPLEX, _BOOL, _E4M3FN, _E5M2 = 2, 4, 5, 6, 10, 12  # DLDataTypeCode
 _DTYPES = {
     **{(0, 8 * size): np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
     **{(1, 8 * size): np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
     **{(_FLOAT, 8 * size): np.dtype(f"f{size}") for size in (2, 4, 8)},
     (_BFLOAT, 16): dtypes.bfloat16,
+    (_COMPLEX, 64): np.dtype(np.complex64),
     (_BOOL, 8): np.dtype(bool),
     (_E4M3FN, 8): dtypes.float8_e4m3fn,
     (_E5M2, 8): dtypes.float8_e5m2,

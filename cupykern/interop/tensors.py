@@ -55,8 +55,15 @@ class Tensors:
                 "import cupykern.torch before torch.compile traces cupykern's functions"
             )
         operator = self.operators.get(function.__name__)
-        more = any(kwargs.get(name) is not None for name in ("out", "config", "epilogue"))
-        if operator is None or more or any(hasattr(x, "arrays") for x in (*args, *kwargs.values())):
+        more = any(kwargs.get(name) is not None for name in ("out", "config", "epilogue", "score"))
+        mask = kwargs.get("mask")
+        formula = mask is not None and not hasattr(mask, "dtype")
+        if (
+            operator is None
+            or more
+            or formula
+            or any(hasattr(x, "arrays") for x in (*args, *kwargs.values()))
+        ):
             return functools.partial(self.untraced, function)
         return operator
 

@@ -13,6 +13,7 @@ from ..attention.attention_hopper import AttentionHopperConfig
 from ..attention.attention_plan import AttentionConfig
 from ..attention.attention_task import AttentionTask, ScoreOptions
 from ..attention.block_mask import BlockMask
+from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
@@ -33,6 +34,12 @@ from .checks.attention import (
     walkable,
     walks,
 )
+from .checks.attention_formulas import (
+    NONE,
+    check_formulas,
+    is_formula,
+    read_formulas,
+)
 from .checks.score_options import as_int32, check_lens, check_options, check_positions
 from .problems import attention as problems
 
@@ -50,6 +57,8 @@ def attention(
     scale: Any = None,
     window: tuple[int, int] | None = None,
     softcap: Any = None,
+    score: Any = None,
+    operands: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
     layout: str = "bhsd",
@@ -68,6 +77,12 @@ def attention(
     (1, 8, 128, 64)
     >>> cupykern.attention(q, k, v, causal=True, window=(63, 0), softcap=30.0).shape
     (1, 8, 128, 64)
+    >>> slope = np.full(8, 0.1, np.float32)
+    >>> cupykern.attention(
+    ...     q, k, v, score="s - slope[h] * abs(i - j)", mask="(j <= i) & (i - j < 64)",
+    ...     operands={"slope": slope},
+    ... ).shape
+    (1, 8, 128, 64)
 
     Arguments:
 
@@ -79,19 +94,27 @@ def attention(
     causal_align, input_pos: the offset.  causal_align="top_left": 0; "bottom_right": Sk - Sq, the
         last query sees all keys.  input_pos, an integer >= 0, is added: the number of keys before
         query 0.  Where Sq == Sk both may be None (offset 0); where Sq != Sk one of them is
-        required, also by window and alibi_slopes.
+        required, also by window, alibi_slopes, and formulas of i.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
     mask: combined with causal.  One of:
         a bool array that broadcasts to (B, H, Sq, Sk), True = keep;
         a float16, bfloat16 or float32 array that broadcasts alike, added to the scaled scores; -inf
         masks the key;
-        a `BlockMask` for Sq queries and Sk keys, whose masked blocks are skipped.
+        a `BlockMask` for Sq queries and Sk keys, whose masked blocks are skipped;
+        a formula, "(j <= i) & (i - j < 64)": see `expression`, kind "mask".  b and h are the batch
+        element and the query head, i is the query's position i + offset, j the key.  Tiles that
+        interval arithmetic of the formula finds empty are not visited.
     seq_lens: int32 (numpy: also int64) (B,), the number of keys of each sequence of a padded batch;
         what k and v hold after them never reaches a result.  "bottom_right" is then the sequence's
         length minus Sq.
     window: (left, right): query i sees keys i + offset - left <= j <= i + offset + right, -1: any.
         Combined with causal.  Tiles of keys outside are not visited.
     softcap: a positive number c: scaled scores s become c tanh(s / c).
+    score: a formula of the new score: see `expression`, kind "score"; s is the scaled and capped
+        score, b, h, i and j are as in a mask's formula, hkv is the KV head.
+    operands: of both formulas, up to 8 by name: numbers, and float16, bfloat16, float32, FP8, int8,
+        int32 or bool arrays, converted to FP32.  An array has a dim for each index; queries before
+        the first key (i < 0) read the nearest element.
     alibi_slopes: float32 (H,) or (B, H): slope * |i + offset - j| is subtracted from a score.
     sinks: float32 (H,), finite: a key of this score whose value is 0 joins the softmax of each row
         of head h; log-sum-exp, row_max and row_sum include it.
@@ -110,8 +133,8 @@ def attention(
     Returns out, (B, H, Sq, Dv) of q's dtype, or a tuple: out, lse if return_lse, then row_max and
     row_sum if return_row_stats.  Statistics are float32 (B, H, Sq) in both layouts.
 
-    A score is scaled, capped, then come ALiBi, a bias, masks and sinks.  Scores, softmax and
-    accumulators are FP32; probabilities are rounded to q's dtype before the product with v.  A
+    A score is scaled, capped, then come `score`, ALiBi, a bias, masks and sinks.  Scores, softmax
+    and accumulators are FP32; probabilities are rounded to q's dtype before the product with v.  A
     query that sees no key gives zeros, and without sinks lse and row_max -inf, row_sum 0.
 
     NaN and infinities of k reach only queries that see the key.  Those of v may also make NaN of
@@ -121,26 +144,33 @@ def attention(
     copied first.
 
     Raises TypeError (wrong kind of argument or dtype), ValueError (shape, value, overlap, device,
-    config; causal, window or alibi_slopes with Sq != Sk and no alignment) and NotImplementedError
-    (float32 inputs, qk_accumulate="float16" where it is not supported).
+    config; causal, window, alibi_slopes or formulas with Sq != Sk and no alignment; an operand that
+    an index reaches beyond), SyntaxError and NameError (formulas) and NotImplementedError (float32
+    inputs, qk_accumulate="float16" where it is not supported).
 
     Formula: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.  Algorithm: Dao,
     FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
     """
     arrays: tuple[Any, ...]
+    formulas = NONE
+    if score is not None or operands is not None or (mask is not None and is_formula(mask)):
+        own = mask if is_formula(mask) else None
+        formulas = read_formulas(score, own, operands, q)
+        mask = mask if own is None else None
     array_mask, arrays, sizes = mask, (q, k, v, mask), None
     if isinstance(mask, BlockMask):
         array_mask, sizes = None, mask.sizes
         arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
     call = ("attention", causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
-            return_row_stats, algorithm, config, sizes, window, softcap)  # fmt: skip
+            return_row_stats, algorithm, config, sizes, window, softcap, *formulas.key)  # fmt: skip
     with_arrays = not (seq_lens is None and alibi_slopes is None and sinks is None)
-    if with_arrays:
-        arrays = (*arrays, None)[:5] + (None, seq_lens, alibi_slopes, sinks)
+    if with_arrays or formulas is not NONE:
+        options = seq_lens, alibi_slopes, sinks, *formulas.arrays
+        arrays = (*arrays, None)[:5] + (None, *options)
     key, known, places = plans.find(call, out, *arrays)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
-        target, out_shape, stats_shape, plan, more = known
+        target, out_shape, stats_shape, plan, more, placed = known
         y = maker(target.xp)(out_shape, q.dtype) if out is None else out
         if not (return_lse or return_row_stats or sizes or more):
             if mask is None:
@@ -151,7 +181,9 @@ def attention(
             return y
         stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
         arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
+        rest: tuple[Any, ...]
         rest = (None, seq_lens, alibi_slopes, sinks) if more else (None, None)
+        rest += placed.pointers(formulas.arrays) if placed else ()
         plan.launch(target.xp, (q, k, v, y, *stats, *arrays, *rest))
         return _results(y, stats)
     target = arguments.target_of("q", q)
@@ -175,15 +207,23 @@ def attention(
     needed_by = "causal=True" if causal else "window" if bounded else None
     if needed_by is None and slopes is not None:
         needed_by = "alibi_slopes"
+    placed, given, by_name = None, (), {}
+    if formulas is not NONE:
+        needed_by = needed_by or formulas.needs_positions
+        by_name = formulas.by_name
     offset = check_offset(causal_align, input_pos, sq, sk, needed_by)
-    options, offset = _simplified(options, offset, lens is not None, sq, sk)
+    if formulas is not NONE:
+        ranges = Ranges(batch, heads, kv_heads, sq + max(offset or 0, 0), sk)
+        placed, given = check_formulas(formulas, q, ranges)
+    as_is = lens is not None or placed is not None
+    options, offset = _simplified(options, offset, as_is, sq, sk)
     half_scores = check_accumulate(qk_accumulate, q.dtype, target)
     shape = (batch, heads, sq, dim_v)
     if mask is not None and not isinstance(mask, BlockMask):
         mask = check_array_mask(mask, q, (batch, heads, sq, sk))
     elif mask is not None:
         check_block_mask(mask, q, (batch, heads, sq, sk))
-    others = {"seq_lens": lens, "alibi_slopes": slopes, "sinks": rows_sinks}
+    others = {"seq_lens": lens, "alibi_slopes": slopes, "sinks": rows_sinks, **by_name}
     out_shape = tuple(shape[i] for i in places)
     if out is not None:
         there = {name: x for name, x in others.items() if is_cupy(x) == is_cupy(out)}
@@ -202,34 +242,36 @@ def attention(
                 *(q.dtype, batch, heads, kv_heads, sq, sk, padded_size(dim), padded_size(dim_v)),
                 *(steps(q), steps(k), steps(v), steps(place), scale, offset, mask_place),
                 half_scores=half_scores, naive=algorithm == "naive", options=options,
-                lengths=lens is not None,
+                lengths=lens is not None, formulas=placed,
                 bottom_right=lens is not None and causal_align == "bottom_right",
             )  # fmt: skip
             lens = as_int32(target, lens)
             if lens is not None and not (lens.flags.c_contiguous and in_elements(lens)):
                 lens = packed(lens)
             arrays += (None, lens, slopes, rows_sinks) if task.general else (None, None)
+            arrays += placed.pointers(given) if placed else ()
             plan = attention_plan.attention_plan(target, task, config)
             plan.launch(xp, (q, k, v, place, *stats, *arrays))
-            given = *heads_first, seq_lens, alibi_slopes, sinks
-            used = q, k, v, lens, slopes, rows_sinks
-            copied = any(x is not y for x, y in zip(used, given, strict=True))
+            as_given = *heads_first, seq_lens, alibi_slopes, sinks, *formulas.arrays
+            used = q, k, v, lens, slopes, rows_sinks, *given
+            copied = any(x is not y for x, y in zip(used, as_given, strict=True))
             if place is not into:
                 assign(into, place[..., :dim_v])
             elif not copied and (array_mask is None or starts_at(mask, array_mask)):
-                plans.remember(key, (target, out_shape, shape[:3], plan, task.general))
+                plans.remember(key, (target, out_shape, shape[:3], plan, task.general, placed))
     return _results(y, stats)
 
 
 def _simplified(
-    options: ScoreOptions, offset: int | None, lengths: bool, sq: int, sk: int
+    options: ScoreOptions, offset: int | None, general: bool, sq: int, sk: int
 ) -> tuple[ScoreOptions, int | None]:
-    """What a plain variant can do becomes causal attention or none: (no options, its offset)."""
+    """What a plain variant can do becomes causal attention or none: (no options, its offset).
+    general: no plain variant can, for other reasons."""
     position = offset or 0
     if options.left >= sq - 1 + position:  # the last query sees the first key
         options = options._replace(left=-1)
     right = options.right
-    if lengths or options._replace(right=-1) != ScoreOptions():
+    if general or options._replace(right=-1) != ScoreOptions():
         check_positions(options, sq, sk, position)
         return options, position
     if right < 0:
@@ -307,7 +349,7 @@ OP = Op(
     bench_shapes=problems.bench_shapes,
     inputs=problems.make_inputs,
     work=problems.work,
-    variants=attention_plan.variants,
+    variants=problems.variants,
     configs=problems.configs,
     variant=problems.variant,
     sample=problems.sample,

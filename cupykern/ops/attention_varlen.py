@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..attention.attention_task import (
     ScoreOptions,
     mask_mode,
 )
+from ..attention.formulas import Formulas, Ranges
 from ..kernels import Variant
 from ..numerics import namespace
 from ..op import Call, Draw, Work
@@ -38,6 +40,7 @@ from .checks.attention import (
     walkable,
     walks,
 )
+from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.score_options import CAUSAL, check_options, check_positions
 from .problems.attention import (
     DTYPES,
@@ -49,6 +52,7 @@ from .problems.attention import (
     in_memory,
     values,
 )
+from .problems.attention import variants as problem_variants
 
 
 def attention_varlen(
@@ -65,6 +69,9 @@ def attention_varlen(
     scale: Any = None,
     window: tuple[int, int] | None = None,
     softcap: Any = None,
+    score: Any = None,
+    mask: Any = None,
+    operands: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -92,8 +99,10 @@ def attention_varlen(
     max_seqlen_q, max_seqlen_k: integers, upper limits of the sequences' lengths.
     causal: query i of a sequence sees its keys j <= i + offset.  causal_align="bottom_right":
         offset is the sequence's keys minus its queries; "top_left": 0.
-    scale, window, softcap, alibi_slopes, sinks, out, config: as for `attention`, the window and the
-        distance of ALiBi from query i's position i + offset; alibi_slopes is (H,) or (B, H).
+    scale, window, softcap, score, operands, alibi_slopes, sinks, out, config: as for `attention`,
+        the window and the distance of ALiBi from query i's position i + offset; alibi_slopes is
+        (H,) or (B, H).
+    mask: a formula, as for `attention`; b is the sequence, i and j count from its beginning.
     return_lse: also return the log-sum-exp, float32 (H, total_q).
 
     Returns out, (total_q, H, Dv) of q's dtype, or (out, lse).
@@ -106,18 +115,24 @@ def attention_varlen(
     Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets
     that fail the checks.  Error bound: `reference.attention_varlen_bound`.
     """
+    call: tuple[Any, ...]
     call = ("attention_varlen", max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse,
             config, window, softcap)  # fmt: skip
     arrays: tuple[Any, ...] = q, k, v, cu_seqlens_q, cu_seqlens_k
-    if alibi_slopes is not None or sinks is not None:
-        arrays = (*arrays, alibi_slopes, sinks)
+    formulas = NONE
+    if score is not None or mask is not None or operands is not None:
+        formulas = read_formulas(score, mask, operands, q)
+        call = (*call, formulas.key)
+    if alibi_slopes is not None or sinks is not None or formulas is not NONE:
+        arrays = (*arrays, alibi_slopes, sinks, *formulas.arrays)
     key, known, places = plans.find(call, out, *arrays)
     if known is not None:
         make, out_shape, launch = known
         y = make(out_shape, q.dtype) if out is None else out
         lse = make(out_shape[1::-1], np.float32) if return_lse else None
         places = (*places, y.data.ptr, lse.data.ptr if lse is not None else None)
-        launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks)
+        launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks,
+               *formulas.arrays)  # fmt: skip
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 3)
@@ -132,6 +147,9 @@ def attention_varlen(
     )
     longest_q = check_length("max_seqlen_q", max_seqlen_q)
     longest_k = check_length("max_seqlen_k", max_seqlen_k)
+    # Queries of the kernel are at positions up to the longest sequence's last key, or query.
+    ranges = Ranges(batch, heads, kv_heads, max(longest_q, longest_k), longest_k)
+    placed, given = check_formulas(formulas, q, ranges)
     cu_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, rows, longest_q)
     cu_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q, key_rows, longest_k)
     if cu_q.shape != cu_k.shape:
@@ -140,7 +158,7 @@ def attention_varlen(
         )
     if out is not None:
         steering = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "alibi_slopes": slopes,
-                    "sinks": head_sinks}  # fmt: skip
+                    "sinks": head_sinks, **formulas.by_name}  # fmt: skip
         there = {name: x for name, x in steering.items() if is_cupy(x) == is_cupy(out)}
         others = {"q": q, "k": k, "v": v, **there}
         arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, others)
@@ -155,7 +173,7 @@ def attention_varlen(
             padded = *into.shape[:3], padded_size(dim_v)
             place = into if walks(into) else maker(xp)(padded, q.dtype)
             sizes = min(longest_q, rows), min(longest_k, key_rows)
-            if options == CAUSAL or options == ScoreOptions():
+            if placed is None and options in (CAUSAL, ScoreOptions()):
                 options, offset = ScoreOptions(), 0 if causal or options == CAUSAL else None
             else:
                 check_positions(options, *sizes)
@@ -164,7 +182,7 @@ def attention_varlen(
                 *(q.dtype, batch, heads, kv_heads, *sizes),
                 *(padded_size(dim), padded_size(dim_v), steps(q), steps(k), steps(v), steps(place)),
                 *(scale, offset), totals=(rows, key_rows),
-                bottom_right=causal_align == "bottom_right", options=options,
+                bottom_right=causal_align == "bottom_right", options=options, formulas=placed,
             )  # fmt: skip
             cu_q, cu_k = (
                 x
@@ -174,9 +192,12 @@ def attention_varlen(
             )
             plan = attention_plan.attention_plan(target, task, config)
             pack = _packed_general if task.general else _packed
-            plan.launch(xp, pack(q, k, v, place, lse, cu_q, cu_k, slopes, head_sinks))
-            here = *heads_first, into, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks
-            used = q, k, v, place, cu_q, cu_k, slopes, head_sinks
+            if placed is not None:
+                pack = partial(_packed_formulas, placed)
+            plan.launch(xp, pack(q, k, v, place, lse, cu_q, cu_k, slopes, head_sinks, *given))
+            here = (*heads_first, into, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks,
+                    *formulas.arrays)  # fmt: skip
+            used = q, k, v, place, cu_q, cu_k, slopes, head_sinks, *given
             if place is not into:
                 assign(into, place[..., :dim_v])
             elif all(a is b for a, b in zip(used, here, strict=True)):
@@ -190,6 +211,10 @@ def _packed_general(
 ) -> tuple[Any, ...]:
     """As AttentionPlan.launch takes them: without statistics of rows, or a mask's arrays."""
     return (q, k, v, y, lse, *(None,) * 7, cu_q, cu_k, slopes, sinks)
+
+
+def _packed_formulas(placed: Formulas, *given: Any) -> tuple[Any, ...]:
+    return *_packed_general(*given[:9]), *placed.pointers(given[9:])
 
 
 def _packed(*given: Any) -> tuple[Any, ...]:
@@ -309,7 +334,7 @@ def _sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     """One head."""
     q, k, v, *cu = call.args
-    if q.size <= max_elements or {"alibi_slopes", "sinks"} & set(call.kwargs):
+    if q.size <= max_elements or {"alibi_slopes", "sinks", "score", "mask"} & set(call.kwargs):
         return call, outputs
     head = int(np.random.default_rng(seed).integers(q.shape[1]))
     keys = head // (q.shape[1] // k.shape[1])
@@ -321,9 +346,8 @@ def _sample(
 def _variants(arch: str) -> tuple[Variant, ...]:
     return tuple(
         v
-        for v in attention_plan.variants(arch)
-        if v.kernel == "attention"
-        or v.kernel == "attention_general"
+        for v in problem_variants(arch)
+        if v.kernel in ("attention", "attention_general", "attention_formula")
         or (v.kernel.startswith("attention_hopper") and "Varlen" in dict(v.types)["Traits"])
     )
 

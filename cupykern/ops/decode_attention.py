@@ -20,10 +20,12 @@ from ..attention.decode_config import (
     MAX_QUERIES,
     DecodeConfig,
 )
+from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
 from .checks.attention import padded_size, padded_to
+from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.cache_scales import check_scales, number_or_array
 from .checks.score_options import (
     CAUSAL,
@@ -57,6 +59,9 @@ def decode_attention(
     scale: Any = None,
     window: tuple[int, int] | None = None,
     softcap: Any = None,
+    score: Any = None,
+    mask: Any = None,
+    operands: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -93,8 +98,10 @@ def decode_attention(
     causal: the queries are the last Sq tokens of the sequence: query i sees keys
         j <= seq_len - Sq + i.  False: each query sees all keys.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
-    window, softcap, alibi_slopes, sinks: as for `attention`; query i is at position
-        seq_len - Sq + i.  What lies before the window is not read.
+    window, softcap, score, operands, alibi_slopes, sinks: as for `attention`; query i is at
+        position seq_len - Sq + i.  What lies before the window is not read.
+    mask: a formula, as for `attention`, of which i is the position.  Tiles that it empties are not
+        read.
     return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
     out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
     config: DecodeConfig; None: chosen for the shape.
@@ -121,21 +128,35 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    call = ("decode_attention", layout, causal, scale, return_lse, config, window, softcap)
+    call: tuple[Any, ...] = (
+        "decode_attention",
+        layout,
+        causal,
+        scale,
+        return_lse,
+        config,
+        window,
+        softcap,
+    )
     more: tuple[Any, ...] = (alibi_slopes, sinks)
+    formulas = NONE
     if k_scale is not None or v_scale is not None:
         numbers, scales = zip(*(number_or_array(x, q) for x in (k_scale, v_scale)), strict=True)
         call, more = (*call, *numbers), (*more, *scales)
-    if alibi_slopes is None and sinks is None and k_scale is None and v_scale is None:
+    if score is not None or mask is not None or operands is not None:
+        formulas = read_formulas(score, mask, operands, q)
+        call, more = (*call, formulas.key), (*more, *formulas.arrays)
+    if len(more) == 2 and alibi_slopes is None and sinks is None and formulas is NONE:
         key, known, _ = plans.find(call, out, *arrays)
     else:
         key, known, _ = plans.find(call, out, *arrays, *more)
     if known is not None:
         # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
-        target, plan, num_more = known
+        target, plan, num_more, placed = known
         y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
         lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
-        plan.launch(target, *arrays, y, lse, *(*more, None, None)[:num_more])
+        pointers = placed.pointers(formulas.arrays) if placed else ()
+        plan.launch(target, *arrays, y, lse, *(*more, None, None)[:num_more], *pointers)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
@@ -149,13 +170,20 @@ def decode_attention(
     options = check_options(
         q, shape[0], shape[1], causal, scale, window, softcap, alibi_slopes, sinks
     )
-    if options[0] not in (ScoreOptions(), CAUSAL):
+    ranges = Ranges(shape[0], shape[1], k.shape[1], max(max_keys, shape[2]), max_keys)
+    placed, given = check_formulas(formulas, q, ranges)
+    general = options[0] not in (ScoreOptions(), CAUSAL) or placed is not None
+    if general:
         check_positions(options[0], max_keys)
     scale_arrays, scale_numbers = check_scales(
         q, k_cache, k.shape[1], k_scale, v_scale, "of tokens"
     )
     kv_scales: Any = None
     if k.dtype != q.dtype:
+        if placed is not None:
+            raise NotImplementedError(
+                f"formulas of scores and masks read 16-bit caches; got {k.dtype}: dequantise it"
+            )
         kv_scales = tuple(
             number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
             for x, number in zip(scale_arrays, scale_numbers, strict=True)
@@ -167,6 +195,7 @@ def decode_attention(
             *(("seq_lens", seq_lens), ("block_table", block_table)),
             *(("alibi_slopes", options[1]), ("sinks", options[2])),
             *zip(("k_scale", "v_scale"), scale_arrays, strict=True),
+            *formulas.by_name.items(),
         ):
             if x is not None and is_cupy(x) == is_cupy(out):
                 others[name] = x
@@ -186,14 +215,19 @@ def decode_attention(
                 q, k, v = (padded_to(x, step) for x in (q, k, v))
             arrays = q, k, v, lens, table
             plan = decode_plan.run(
-                target, arrays, place, lse, max_keys, causal, scale, config, options, kv_scales
+                *(target, arrays, place, lse, max_keys, causal, scale, config, options),
+                *(placed, given, kv_scales),
             )
             if place is not y:
                 assign(y, place[..., : out_shape[3]])
-            elif plan is not None and options[1] is alibi_slopes and options[2] is sinks:
-                general = options[0] not in (ScoreOptions(), CAUSAL)
+            elif plan is not None and all(
+                x is y
+                for x, y in zip(
+                    (*options[1:], *given), (alibi_slopes, sinks, *formulas.arrays), strict=True
+                )
+            ):
                 num_more = 4 if kv_scales else 2 if general else 0
-                plans.remember(key, (target, plan, num_more))
+                plans.remember(key, (target, plan, num_more, placed))
     return (y, lse) if return_lse else y
 
 
@@ -276,16 +310,9 @@ OP = Op(
     bench_shapes=problems.bench_shapes,
     inputs=problems.make_inputs,
     work=problems.work,
-    variants=decode_config.variants,
+    variants=problems.variants,
     configs=lambda problem, arch: decode_config.configs(task_of(problem), arch),
-    variant=lambda problem, config: decode_config.variant(
-        dtypes.NAMES[problem.dtype],
-        task_of(problem).padded_dim,
-        config,
-        problem.page is not None,
-        task_of(problem).general,
-        task_of(problem).cache_dtype,
-    ),
+    variant=problems.variant,
     sample=problems.sample,
     dtypes=("float16", "bfloat16", "bfloat16:float8_e4m3fn", "bfloat16:int8"),
 )

@@ -17,7 +17,9 @@ from ..kernels import Variant
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
-from .checks.products import check_shapes
+from ..targets import Target
+from .checks.formulas import read_formula
+from .checks.products import check_precision, check_shapes
 from .checks.scales import (
     ReadOperand,
     arrays_and_numbers,
@@ -29,7 +31,7 @@ from .checks.scales import (
     scale_shapes,
 )
 from .problems import products
-from .problems.products import NVFP4
+from .problems.products import NVFP4, MatmulProblem
 
 POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -46,6 +48,7 @@ def dual_gemm_silu(
     policy: str = "fp32",
     out_dtype: Any = None,
     out: Any = None,
+    precision: str = "float32",
     config: AnyConfig | None = None,
 ) -> Any:
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)),
@@ -56,20 +59,23 @@ def dual_gemm_silu(
     >>> cupykern.dual_gemm_silu(a, gate, up).round(2).astype(float).round(2).tolist()
     [[2.19, 5.28]]
 
-    a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16 or
-        bfloat16; or a pair of `scaled_mm`: both FP8, both int8, a float16 or bfloat16 and b1, b2
+    a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16, bfloat16
+        or float32; or a pair of `scaled_mm`: both FP8, both int8, a float16 or bfloat16 and b1, b2
         FP8, int8 or NvFp4, or all NvFp4.
     scale_a, scale_b1, scale_b2: as scale_a and scale_b of `scaled_mm`; None: 1.
     policy: how far the epilogue stays in FP32.  "fp32": up to the result.  "hybrid": SiLU in FP32,
         its product with the other one in FP16.  "fp16": every operation in FP16, so that a sum
         below -65504 gives NaN and one below -11.1 zero.
-    out_dtype: float16, bfloat16 or float32; None: a's for float16 and bfloat16, else float16.
+    out_dtype: float16, bfloat16 or float32; None: a's for these three, else float16.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig or one of the dual GEMM configs of Hopper; None: the default one.
+    precision: of float32 operands, as that of `matmul`.
+    config: a GemmConfig or one of the dual GEMM configs of Hopper, of float32 operands one of
+        `matmul`, for both products; None: the default one.
 
     Neither product is written to memory: a block computes the same tile of both.  Sums in FP32,
     int8 exactly in int32.  Layouts and copies as for `scaled_mm`; b1 and b2 of different layouts
-    count as read element by element.
+    count as read element by element.  float32 operands, which have no scales and policy "fp32", are
+    multiplied twice; the second product has the gate as its epilogue.
 
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config,
     devices).  Error bound: `reference.dual_gemm_silu_bound`.
@@ -77,7 +83,7 @@ def dual_gemm_silu(
     if any(isinstance(x, NvFp4) for x in (a, b1, b2)):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
         names, given = tuple(arrays), tuple(arrays.values())
-        call = ("dual_gemm_silu", names, *numbers, policy, out_dtype, config)
+        call = ("dual_gemm_silu", names, *numbers, policy, out_dtype, precision, config)
     else:
         names = ("a", "b", "b2", "scale_a", "scale_b", "scale_b2")
         array_a = None if scale_a is None or isinstance(scale_a, (int, float)) else scale_a
@@ -87,7 +93,8 @@ def dual_gemm_silu(
         number_b = scale_b1 if array_b is None else None
         number_b2 = scale_b2 if array_b2 is None else None
         given = a, b1, b2, array_a, array_b, array_b2
-        call = ("dual_gemm_silu", number_a, number_b, number_b2, policy, out_dtype, config)
+        numbers = number_a, number_b, number_b2
+        call = ("dual_gemm_silu", *numbers, policy, out_dtype, precision, config)
     key, known, _ = plans.find(call, out, *given)
     if known is not None:
         return launch.launch_known(known, given, out)
@@ -101,6 +108,12 @@ def dual_gemm_silu(
         legal = ", ".join(map(repr, POLICIES))
         raise ValueError(f"policy must be one of {legal}; got {policy!r}")
     shape = _check_shapes(x, y1, y2)
+    check_precision(precision, x.dtype, y1.dtype, target)
+    if x.dtype == dtypes.float32:
+        _check_float32(policy, scale_a=scale_a, scale_b1=scale_b1, scale_b2=scale_b2)
+        if out is not None:
+            arguments.check_new_out(out, shape, out_dtype, {"a": a, "b1": b1, "b2": b2})
+        return _of_float32(target, a, b1, b2, shape, out_dtype, out, config, key, precision)
     alpha, alpha2 = product_of_scales(x, y1), product_of_scales(x, y2)
     blocks = check_scales((x, y1, y2), shape[:-2], *shape[-2:])
     operands = {**x.arrays("a"), **y1.arrays("b"), **y2.arrays("b2")}
@@ -129,11 +142,45 @@ def dual_gemm_silu(
 
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any) -> np.dtype:
     """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
-    if product.compute_dtype(a, b) == dtypes.float32:
-        raise TypeError("a, b1 and b2 must not be float32: use matmul")
+    product.compute_dtype(a, b)
     if out_dtype is None:
-        return a if a in product.FLOAT16S else dtypes.float16
+        return a if a in _OUTPUTS else dtypes.float16
     return dtypes.resolve(out_dtype, "out_dtype", _OUTPUTS)
+
+
+def _check_float32(policy: str, **scales: Any) -> None:
+    """Raises ValueError."""
+    if policy != "fp32":
+        raise ValueError(f"policy must be 'fp32' for float32 operands; got {policy!r}")
+    for name, scale in scales.items():
+        if scale is not None:
+            raise ValueError(f"{name} must be None for float32 operands")
+
+
+def _of_float32(
+    target: Target,
+    a: Any,
+    b1: Any,
+    b2: Any,
+    shape: tuple[int, ...],
+    out_dtype: np.dtype,
+    out: Any,
+    config: AnyConfig | None,
+    key: Any,
+    precision: str,
+) -> Any:
+    """Two products: no kernel has the accumulators of both."""
+
+    def step(name: str, operands: dict[str, Any], dtype: np.dtype, to: Any, **options: Any) -> Any:
+        own_key = None if key is None else (key, name)
+        return launch.run_step(
+            target, operands, shape, dtype, to, config, own_key, precision=precision, **options
+        )
+
+    up = step("up", {"a": a, "b": b2}, dtypes.float32, None)
+    gate = read_formula("acc * sigmoid(acc) * up", {"up": up}, a)
+    operands = {"a": a, "b": b1, **gate.broadcast(a, shape)}
+    return step("gate", operands, out_dtype, out, **gate.options)
 
 
 def _check_shapes(a: ReadOperand, b1: ReadOperand, b2: ReadOperand) -> tuple[int, ...]:
@@ -164,6 +211,8 @@ PAIRS = (
     ),
     *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
 )
+FLOAT32 = "float32", "float32"
+"""Without scales and policies, unlike PAIRS."""
 SCALES = ("none", "numbers", "tensor", "rows", "blocks")
 
 
@@ -196,7 +245,7 @@ _DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
 
 
 def _draw_problem(draw: Draw) -> DualProblem:
-    dtype, dtype_b = draw.choice(PAIRS)
+    dtype, dtype_b = draw.choice((*PAIRS, FLOAT32))
     m, n, k = draw.choice(_SIZES), draw.choice(_SIZES), draw.choice(_DEPTHS)
     fp4 = dtype_b == NVFP4
     batch_a, batch_b = draw.choice((*[((), ())] * 4, ((3,), ()), ((), (2,)), ((2, 1), (3,))))
@@ -207,6 +256,8 @@ def _draw_problem(draw: Draw) -> DualProblem:
     scales = draw.choice(SCALES[:-1] if fp4 else SCALES)
     if dtype == "int8" and scales == "none" and policy != "fp32":
         scales = "tensor"  # the same
+    if dtype == "float32":
+        policy, scales = "fp32", "none"
     layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
     return DualProblem(
         *(m, n, k // 16 * 16 if fp4 else k, dtype, dtype_b, batch_a, batch_b),
@@ -252,12 +303,12 @@ def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: A
     if p.kind == "bench":
         if name == "a":
             return inputs.bench_values(shape, number, seed, xp)
-        factor = unit if number in product.FLOAT16S else None
+        factor = unit if number in _OUTPUTS else None
         return inputs.bench_values((shape[-1], shape[-2]), number, seed, xp, factor).T
     kind = "normal" if p.kind == "unit" else p.kind
     kind = kind if name == "a" else products.second_kind(kind)
     x = products.operand_values(kind, shape, number, seed)
-    if p.kind == "unit" and name != "a" and number in product.FLOAT16S:
+    if p.kind == "unit" and name != "a" and number in _OUTPUTS:
         x = x * unit
     return products.with_layout(x, layout, xp)
 
@@ -341,6 +392,12 @@ def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int
 
 
 def task_of(problem: DualProblem) -> GemmTask:
+    p = problem
+    if p.dtype == "float32":
+        of_gate = MatmulProblem(
+            *(p.m, p.n, p.k, "float32", None, p.batch_a, p.batch_b, p.layout_a, p.layout_b1)
+        )
+        return products.task_of(of_gate)
     with inputs.without_contents():
         call = _inputs(problem, 0, np)
     operands = [
@@ -387,5 +444,5 @@ OP = Op(
     configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
     variant=lambda problem, config: gemm.variant(task_of(problem), config),
     sample=_sample,
-    dtypes=("float16", "bfloat16", "float8_e4m3fn", NVFP4),
+    dtypes=("float16", "bfloat16", "float32", "float8_e4m3fn", NVFP4),
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .. import arguments, dtypes, reference
-from ..gemm import gemm, launch
+from ..gemm import complex64, gemm, launch
 from ..gemm.gemm import AnyConfig
 from ..op import Op
 from ..runtime import plans
+from .checks.complex64 import check_complex
 from .checks.formulas import NO_FORMULA, read_formula
 from .checks.products import (
     INPUTS,
@@ -51,7 +52,9 @@ def matmul(
     [[14.0, 20.0], [12.0, 26.0]]
 
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8,
-        both FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.
+        both FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.  Or both
+        complex64, with the result, bias and residual: as float32 products of 2 K and 2 N, which
+        `precision` and `config` are of; without activation and epilogue.
     bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of
         shape (N,) is one per column.
     activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
@@ -64,9 +67,10 @@ def matmul(
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
     precision: of float32 operands.  "float32": errors are at most those of FP32 multiply-adds; from
         K = 128 on by FP16 parts on Hopper's tensor cores where that is faster.  "fma": FP32
-        multiply-adds.  "fp16x3", "bf16x3", "bf16x6", "bf16x9": so many products of 16-bit parts on
-        tensor cores.  Tiles whose numbers these cannot stand for (infinities, NaN, numbers beyond
-        2^78, exponents too far apart) are computed by multiply-adds.
+        multiply-adds.  "tf32": numbers are rounded to TF32's 11 bits, to nearest.  "fp16x3",
+        "bf16x3", "bf16x6", "bf16x9": so many products of 16-bit parts on tensor cores.  Tiles whose
+        numbers these cannot stand for (infinities, NaN, numbers beyond 2^78, exponents too far
+        apart) are computed by multiply-adds.
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
     epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
@@ -96,6 +100,16 @@ def matmul(
         return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
+    if dtypes.complex64 in (a.dtype, b.dtype):
+        addends, shape = check_complex(
+            a, b, bias, residual, activation=activation, accumulate=accumulate,
+            out_dtype=out_dtype, epilogue=epilogue, operands=operands,
+        )  # fmt: skip
+        check_precision(precision, dtypes.float32, dtypes.float32, target)
+        alpha = arguments.finite_float("alpha", alpha, 1.0)
+        return complex64.run(
+            target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
+        )
     fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)

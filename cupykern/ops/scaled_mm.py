@@ -59,8 +59,8 @@ def scaled_mm(
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
         int8, or a float16 or bfloat16 and b FP8 or int8.  Or an NvFp4 with an NvFp4 or with float16
         or bfloat16 on either side; its global scale is part of the epilogue.  8-bit and NvFp4
-        weights, exact in FP16 and BF16, are converted inside the kernel; on Hopper those of many
-        rows of a (some thousand), and an NvFp4 a, in temporary memory before, two bytes a number.
+        weights, exact in FP16 and BF16, are converted inside the kernel; on Hopper NvFp4 ones of
+        many rows of a, and an NvFp4 a, in temporary memory before, two bytes a number.
     scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a
         float32 array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks
         of 128 of k (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128),

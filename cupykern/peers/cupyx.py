@@ -13,7 +13,7 @@ from .base import Norm, Peer, norm_arguments, only_array
 
 
 def _build(op: str, call: Call) -> Callable[[], Any] | None:
-    if op == "matmul":
+    if op in ("matmul", "complex_matmul"):
         return _matmul(call)
     norm = norm_arguments(op, call)
     if norm is not None:

@@ -28,7 +28,7 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
         return None if x is None else (lambda x: function(x, -1), (torch.from_dlpack(x),))
     if op == "quantize":
         return _quantize(call)
-    if op in ("matmul", "scaled_mm"):
+    if op in ("matmul", "complex_matmul", "scaled_mm"):
         return product(op, call)
     if op == "dual_gemm_silu":
         return dual(call)

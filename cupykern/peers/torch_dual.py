@@ -19,7 +19,7 @@ _SCALES = ("scale_a", "scale_b1", "scale_b2")
 
 def steps_of_dual(call: Call) -> dict[str, _Built]:
     """(function, tensors) of the product alone, and of the epilogue alone; {} where torch has none:
-    for FP16, BF16 or E4M3 without a batch, scales by tensor."""
+    for FP16, BF16, FP32 or E4M3 without a batch, scales by tensor."""
     import torch
 
     a, b1, b2 = call.args
@@ -28,7 +28,8 @@ def steps_of_dual(call: Call) -> dict[str, _Built]:
     if options or any(isinstance(x, NvFp4) or x.ndim != 2 for x in call.args):
         return {}
     fp8 = a.dtype == b1.dtype == dtypes.float8_e4m3fn
-    if not fp8 and not (a.dtype == b1.dtype and a.dtype in (dtypes.float16, dtypes.bfloat16)):
+    plain = dtypes.float16, dtypes.bfloat16, dtypes.float32
+    if not fp8 and not (a.dtype == b1.dtype and a.dtype in plain):
         return {}
     if any(getattr(scale, "size", 1) != 1 for scale in scales):
         return {}

@@ -6,10 +6,12 @@ take the same and return a `Bound` per output.
 
 from .attention import attention, attention_varlen
 from .attention_bound import attention_bound, attention_varlen_bound
+from .complex64 import complex_matmul, complex_matmul_bound
 from .decode_attention import decode_attention, decode_attention_bound
 from .dequant_softmax import dequant_softmax, dequant_softmax_bound
 from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
+from .merge_attention import merge_attention, merge_attention_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
 from .quantize import quantize, quantize_bound, quantize_nvfp4, quantize_nvfp4_bound
@@ -21,6 +23,8 @@ __all__ = [
     "attention_bound",
     "attention_varlen",
     "attention_varlen_bound",
+    "complex_matmul",
+    "complex_matmul_bound",
     "decode_attention",
     "decode_attention_bound",
     "dequant_softmax",
@@ -33,6 +37,8 @@ __all__ = [
     "log_softmax_bound",
     "matmul",
     "matmul_bound",
+    "merge_attention",
+    "merge_attention_bound",
     "nonfinite",
     "nonfinite_bound",
     "quantize",

@@ -120,6 +120,7 @@ class Terms(NamedTuple):
 
     total: their sum.  sizes: the sum of their absolute values.  squares: the sum of their squares.
     significand: the bits of a product.  roots: the sum of their inverse_root; 0: not known.
+    rounded: what the sum loses because operands are rounded to one part.
     """
 
     total: Array
@@ -128,6 +129,7 @@ class Terms(NamedTuple):
     k: int
     significand: int
     roots: Any = 0.0
+    rounded: Any = 0.0
 
     def squares_of_parts(self, size: int) -> Any:
         """The expected sum of the squares of the sums of `size` terms each, in random order."""
@@ -240,15 +242,18 @@ def worst_of_parts(parts: AnyParts, k: int) -> float:
     lost = 2 * tolerance + tolerance**2 + sum(u ** (i + j) for i, j in parts.dropped)
     lost += parts.aligned_loss(k)
     steps = PARTS_K // TENSOR_16.depth
-    products = parts.count**2 - len(parts.dropped) - 1
-    small = products * steps * TENSOR_16.worst * 2 * u
+    small = (parts.products - 1) * steps * TENSOR_16.worst * 2 * u
     chunks = -(-k // PARTS_K)
     return lost + (steps * TENSOR_16.worst + small) * (1 + 2 * u) + (chunks + 2) * UNIT_ROUNDOFF_32
 
 
 def expected_of_parts(parts: AnyParts, terms: Terms) -> tuple[Any, Any]:
     """(mean square, size of the mean) of the errors of these sums: those of tensor cores in every
-    chunk, of the chunks' FP32 sum, of the parts' roundings and of the products that are dropped."""
+    chunk, of the chunks' FP32 sum, of the parts' roundings and of the products that are dropped.
+
+    The rounding of an operand to one part is an error of all results in a row or column, whose mean
+    does not vanish; so it is computed (`one_part_loss`), not estimated.
+    """
     if terms.k == 0:
         return expected_error(FMA, terms, 1)
     own = terms._replace(significand=2 * significand_bits(parts.dtype))
@@ -256,9 +261,21 @@ def expected_of_parts(parts: AnyParts, terms: Terms) -> tuple[Any, Any]:
     chunks = terms._replace(k=-(-terms.k // PARTS_K), squares=terms.squares_of_parts(PARTS_K))
     square = square + expected_error(FMA, chunks, chunks.k)[0]
     of_part = RELATIVE_RMS * parts.unit_roundoff
-    relative = 2 * of_part ** (2 * parts.count)
+    relative = 2 * of_part ** (2 * parts.count) if parts.count > 1 else 0.0
     relative += sum(of_part ** (2 * (i + j)) for i, j in parts.dropped)
-    return square + relative * terms.squares, bias
+    rounded = abs(terms.rounded)
+    return square + relative * terms.squares + rounded**2, bias + rounded
+
+
+def one_part_loss(parts: AnyParts, a: Array, b: Array) -> Any:
+    """a @ b of the finite operands less that of their first parts, to first order."""
+    xp, bits = namespace(a), significand_bits(parts.dtype)
+
+    def lost(x: Array) -> Any:
+        significand, exponent = xp.frexp(x)
+        return x - xp.ldexp(xp.rint(xp.ldexp(significand, bits)), exponent - bits)
+
+    return product(lost(a), b) + product(a, lost(b))
 
 
 @dataclass(frozen=True)
@@ -317,7 +334,10 @@ class Products:
         sizes = product(abs(a), abs(b))
         bits = significand_bits(self.a) + significand_bits(self.b)
         squares, roots = product(a * a, b * b), product(inverse_root(a), inverse_root(b))
-        return Terms(product(a, b), sizes, squares, a.shape[-1], bits, roots)
+        rounded: Any = 0.0
+        if self.parts is not None and self.parts.count == 1:
+            rounded = one_part_loss(self.parts, a, b)
+        return Terms(product(a, b), sizes, squares, a.shape[-1], bits, roots, rounded)
 
     def _relative(self, k: int) -> float:
         """The worst error of the sum relative to that of the absolute values."""

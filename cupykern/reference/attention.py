@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..expression import Expression, read
 from ..numerics import as_float64, namespace
 from ..typing import Array, Factor, Namespace
 from .accumulation import product
+from .expression import Environment, evaluate, operand
 
 _CHUNK = 2**24  # scores that are held at once
 
@@ -76,6 +78,7 @@ def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
 
 def of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
     """`options` of sequence i alone: slopes of sequences and heads are its own."""
+    options = {**options, "element": i}
     slopes = options.get("alibi_slopes")
     return options if slopes is None or slopes.ndim < 2 else {**options, "alibi_slopes": slopes[i]}
 
@@ -116,6 +119,9 @@ class ScoreOptions(NamedTuple):
     alibi_slopes: Any = None
     sinks: Any = None
     seq_lens: Any = None
+    score: Any = None
+    operands: Any = None
+    element: int | None = None  # a batch of one's number in the call's
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> ScoreOptions:
@@ -125,7 +131,8 @@ class ScoreOptions(NamedTuple):
 class Rows(NamedTuple):
     """Some rows of scores: (B, Hkv, G, rows, Sk); what has no keys axis keeps it with size 1.
 
-    product: scale * q k^T.  capped: after the soft cap.  alibi: what ALiBi subtracts, or 0.
+    product: scale * q k^T.  capped: after the soft cap.  formed: after the score's formula.
+    alibi: what ALiBi subtracts, or 0.
     score: after ALiBi and a bias.  weights: exp(score - top), 0 where nothing is kept.
     sink: the sink's weight.
     divisor: the sum, or 1 of an empty row.  finite_top: top, or 0 where it is not finite.
@@ -134,6 +141,7 @@ class Rows(NamedTuple):
     first: int
     product: Array
     capped: Any
+    formed: Any
     alibi: Any
     score: Any
     keep: Any
@@ -162,6 +170,10 @@ class Problem:
     sinks: Any  # (1, Hkv, G, 1, 1), or None
     scale: float
     layout: str
+    formula: Expression | None  # of the score
+    mask_formula: Expression | None
+    operands: Mapping[str, Any]
+    element: int
 
     @classmethod
     def of(
@@ -177,7 +189,8 @@ class Problem:
         left, right = options.window or (-1, -1)
         window, slopes, sinks = (left, 0 if causal else right), options.alibi_slopes, options.sinks
         sq, sk, lengths = q.shape[3], k.shape[2], options.seq_lens
-        positions_matter = window != (-1, -1) or slopes is not None
+        formulas = options.score is not None, isinstance(mask, (str, Expression)) or callable(mask)
+        positions_matter = window != (-1, -1) or slopes is not None or True in formulas
         if positions_matter and causal_align is None and input_pos is None and sq != sk:
             raise ValueError(f"{sq} queries and {sk} keys need causal_align or input_pos")
         keys: Any = sk
@@ -189,6 +202,10 @@ class Problem:
             slopes = as_float64(slopes).reshape(-1, k.shape[1], groups, 1, 1)
         if sinks is not None:
             sinks = as_float64(sinks).reshape(1, k.shape[1], groups, 1, 1)
+        score = read(options.score, "score") if formulas[0] else None
+        masked = read(mask, "mask") if formulas[1] else None
+        operands = {name: operand(q, x) for name, x in (options.operands or {}).items()}
+        mask = None if masked else mask
         if mask is not None:
             mask = mask if hasattr(mask, "dtype") else mask.to_dense(xp)
             mask = mask if mask.dtype == np.bool_ else as_float64(mask)
@@ -196,13 +213,14 @@ class Problem:
         softcap = None if options.softcap is None else float(options.softcap)
         return cls(
             xp, q, k[:, :, None], v[:, :, None], mask, offset, window, lengths, softcap, slopes,
-            sinks, scale, layout,
+            sinks, scale, layout, score, masked, operands, options.element or 0,
         )  # fmt: skip
 
     @property
     def has_options(self) -> bool:
         """Whether scores are scaled, and perhaps more, before their softmax."""
-        return self.softcap is not None or self.slopes is not None
+        options = self.softcap, self.slopes, self.formula
+        return any(x is not None for x in options)
 
     def of_no_keys(self, top: Array, total: Array) -> tuple[Array, Array]:
         """(largest scores, sums) of rows without keys, of which `by_rows` gives zeros."""
@@ -238,6 +256,10 @@ class Problem:
         if self.softcap is not None:
             score = self.softcap * xp.tanh(score / self.softcap)
         capped, alibi = score, 0.0
+        if self.formula is not None:
+            given = self.environment(self.formula, first, end, capped)
+            score = xp.broadcast_to(evaluate(self.formula.nodes, given)[-1], score.shape) + 0.0
+        formed = score
         positions = self.offset + xp.arange(first, end)[:, None]
         distance = positions - xp.arange(score.shape[-1])[None]
         if self.slopes is not None:
@@ -253,6 +275,9 @@ class Problem:
             else:
                 score = score + mask
                 keep = keep & (mask != -np.inf)
+        if self.mask_formula is not None:
+            given = self.environment(self.mask_formula, first, end, capped)
+            keep = keep & evaluate(self.mask_formula.nodes, given)[-1]
         left, right = self.window
         if left >= 0:
             keep = keep & (distance <= left)
@@ -275,6 +300,7 @@ class Problem:
             first,
             scaled,
             capped,
+            formed,
             alibi,
             score,
             keep,
@@ -285,6 +311,20 @@ class Problem:
             total,
             divisor,
         )
+
+    def environment(self, formula: Expression, first: int, end: int, capped: Any) -> Environment:
+        """The names and operands of a formula for some rows of scores."""
+        xp, (b, h_kv, groups, *_) = self.xp, self.q.shape
+        heads = xp.arange(h_kv * groups, dtype=np.int64).reshape(1, h_kv, groups, 1, 1)
+        names = {
+            "s": capped,
+            "b": self.element + xp.arange(b, dtype=np.int64).reshape(-1, 1, 1, 1, 1),
+            "h": heads,
+            "hkv": heads // groups,
+            "i": (self.offset + xp.arange(first, end)[:, None]).astype(np.int64),
+            "j": xp.arange(self.k.shape[3], dtype=np.int64),
+        }
+        return Environment(xp, names, [self.operands[name] for name in formula.names])
 
     def multiply(self, weights: Array, v: Array) -> Any:
         return product(weights, v)

@@ -44,6 +44,7 @@ from .elementary import (
     RECIPROCAL_BIAS,
     RECIPROCAL_RMS,
 )
+from .expression_error import propagate
 from .rounding import RELATIVE_RMS, ROUNDING, rounding_rms, stored, sum_variance
 
 _U = UNIT_ROUNDOFF_32
@@ -104,6 +105,7 @@ def attention_bound(
     xp = problem.xp
     with np.errstate(all="ignore"):
         worst, square, bias, shared, *stats = problem.by_rows(bounds.of_rows, 4, 6)
+        ends = ~xp.isfinite(worst).all(axis=-1)
         worst, square, bias, shared = map(problem.restore, (worst, square, bias, shared))
         if not k.size and problem.sinks is not None:
             stats = [x + bounds.of_sink_alone() for x in stats]
@@ -113,7 +115,7 @@ def attention_bound(
         )  # fmt: skip
         _, top, total, lse = named(reference, return_lse, return_row_stats)
         of_top, of_sum, of_lse = (stats[i : i + 2] for i in (0, 2, 4))
-        return outputs(
+        bounds_of_all = outputs(
             out,
             None if top is None else _of_stat(top, *of_top),
             None if total is None else _of_stat(total, of_sum[0] * total, of_sum[1] * total),
@@ -123,6 +125,24 @@ def attention_bound(
             return_lse,
             return_row_stats,
         )
+        if problem.formula is None and problem.mask_formula is None:
+            return bounds_of_all
+        first, *others = bounds_of_all
+        ends_of_out = xp.broadcast_to(problem.restore(ends[..., None]), reference[0].shape)
+        return _with_ends(xp, first, ends_of_out), *(_with_ends(xp, x, ends) for x in others)
+
+
+def _with_ends(xp: Any, bound: Bound, ends: Any) -> Bound:
+    """Where `ends`, behind a pole or at a mask's jump, there is no bound; where a score's jump may
+    be taken, no error is expected."""
+    unknown = ends | ~xp.isfinite(bound.rms)
+    return Bound(
+        xp.where(ends, np.inf, bound.elementwise),
+        xp.where(unknown, 0.0, bound.rms),
+        xp.where(unknown, 0.0, bound.shared),
+        xp.where(unknown, np.inf, bound.bias),
+        free=ends,
+    )
 
 
 def _of_stat(y: Array, worst: Any, rms: Any) -> Bound:
@@ -163,7 +183,7 @@ class _Bounds:
         """(worst, expected square, bias, shared part) of the output; (worst, rms) of the largest
         score; of the sum, relative; of the log-sum-exp, but for its last roundings."""
         xp = self.problem.xp
-        score = self._scores(part)
+        score = self._of_kept(part, self._scores(part))
         exponents = self._exponents(part, score)
         p = xp.where(part.keep, part.weights, 0.0) / part.divisor
         p = xp.where(xp.isfinite(p), p, 0.0)
@@ -182,6 +202,21 @@ class _Bounds:
         rms = xp.sqrt(own + top_rms**2)
         stats = (top, top_rms, of_sum, rms, of_lse, rms)
         return *output, *(x[..., 0] for x in stats)
+
+    def _of_kept(self, part: Rows, score: Approximate) -> Approximate:
+        """With formulas: of keys that count; without a bound where the mask's may be the other
+        one."""
+        problem, xp = self.problem, self.problem.xp
+        if problem.formula is None and problem.mask_formula is None:
+            return score
+        worst, floor, square = (
+            xp.where(part.keep, x, 0.0) for x in (score.worst, score.floor, score.square)
+        )
+        if problem.mask_formula is not None:
+            nodes, end = problem.mask_formula.nodes, part.first + part.score.shape[3]
+            given = problem.environment(problem.mask_formula, part.first, end, part.capped)
+            worst = xp.where(propagate(nodes, given, {})[0].unsure, np.inf, worst)
+        return Approximate(score.exact, worst, floor, square, score.bias)
 
     # --- scores ----------------------------------------------------------------------------------
     def _scores(self, part: Rows) -> Approximate:
@@ -209,17 +244,37 @@ class _Bounds:
             value = value._replace(floor=floor).rounded()
         if problem.softcap is not None:
             value = self._capped(part, value)
+        if problem.formula is not None:
+            scaled = value if problem.softcap is not None else value.rounded()
+            value = self._formed(part, scaled)
         if problem.slopes is not None:
-            value = value if problem.softcap is not None else value.rounded()
+            done = problem.softcap is not None or problem.formula is not None
+            value = value if done else value.rounded()
             # Distances are numbers of FP32 up to 2^24.
             far = 2 * _U * xp.where(part.alibi > 2.0**24 * xp.abs(problem.slopes), part.alibi, 0.0)
-            finite = xp.where(xp.isfinite(part.score), part.capped - part.alibi, 0.0)
+            finite = xp.where(xp.isfinite(part.score), part.formed - part.alibi, 0.0)
             value = value._replace(exact=finite, worst=value.worst + xp.abs(far)).rounded()
         if problem.mask is None or problem.mask.dtype == np.bool_:
             return value
         value = value if problem.has_options else value.rounded()
         finite = xp.where(xp.isfinite(part.score), part.score, 0.0)
         return value._replace(exact=finite).rounded()
+
+    def _formed(self, part: Rows, value: Approximate) -> Approximate:
+        """A score's formula: the errors of its tree; where its bound ends, they are infinite."""
+        problem, xp = self.problem, self.problem.xp
+        formula = problem.formula
+        assert formula is not None
+        given = problem.environment(
+            formula, part.first, part.first + part.score.shape[3], value.exact
+        )
+        error, square = propagate(formula.nodes, given, {"s": value})
+        y = xp.where(xp.isfinite(part.formed), part.formed, 0.0)
+        shape = part.score.shape
+        worst = xp.broadcast_to(xp.where(error.free, np.inf, error.worst), shape)
+        floor, square = (xp.broadcast_to(x, shape) for x in (error.floor, square))
+        square = xp.where(error.unsure, np.nan, square)  # none is expected
+        return Approximate(y, worst, floor, square, 0.0)
 
     def _capped(self, part: Rows, value: Approximate) -> Approximate:
         """c tanh(s / c) as c - 2 c r, r = 1 / (1 + e^(2 s / c)).
@@ -446,10 +501,13 @@ def joined(
 
     def field(bound: Bound, name: str) -> Any:
         x = getattr(bound, name)
-        return namespace(bound.rms).full_like(bound.rms, x) if isinstance(x, float) else x
+        return namespace(bound.rms).full_like(bound.rms, x) if isinstance(x, float | bool) else x
 
     fields = (
         join([tuple(field(bound, name) for bound in part) for part in parts])
-        for name in ("elementwise", "rms", "shared", "bias")
+        for name in ("elementwise", "rms", "shared", "bias", "free")
     )
-    return tuple(Bound(*arrays) for arrays in zip(*fields, strict=True))
+    return tuple(
+        Bound(elementwise, rms, shared, bias, free=free != 0)
+        for elementwise, rms, shared, bias, free in zip(*fields, strict=True)
+    )

@@ -110,7 +110,7 @@ def _options(
     causal: bool, scale: Factor | None, return_lse: bool, more: dict[str, Any]
 ) -> dict[str, Any]:
     options = {"causal": bool(causal), "causal_align": "bottom_right", "return_lse": return_lse}
-    names = "window", "softcap", "alibi_slopes", "sinks"
+    names = "window", "softcap", "alibi_slopes", "sinks", "score", "mask", "operands"
     options |= {name: more[name] for name in names if name in more}
     return options if scale is None else {"scale": scale, **options}
 

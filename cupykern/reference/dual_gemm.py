@@ -51,6 +51,7 @@ def dual_gemm_silu_bound(
     policy: str = "fp32",
     out_dtype: Any = None,
     out: Array | None = None,
+    precision: str = "float32",
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
@@ -62,12 +63,13 @@ def dual_gemm_silu_bound(
     xp = operand_namespace(a)
     if out_dtype is None:
         dtype = operand_dtype(a)
-        out_dtype = dtype if dtype in (dtypes.float16, dtypes.bfloat16) else dtypes.float16
+        own = dtypes.float16, dtypes.bfloat16, dtypes.float32
+        out_dtype = dtype if dtype in own else dtypes.float16
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
     narrow = policy != "fp32"
     with np.errstate(all="ignore"):
         d1, d2 = (
-            scaled_product(a, b, scale_a, scale_b)
+            scaled_product(a, b, scale_a, scale_b, precision=precision)
             for b, scale_b in ((b1, scale_b1), (b2, scale_b2))
         )
         overflows = xp.zeros(reference[0].shape, bool)

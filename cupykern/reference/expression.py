@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def expression(acc: Array, epilogue: Any, operands: Mapping[str, Any] | None) ->
     formula = read(epilogue)
     given = [operand(acc, (operands or {})[name]) for name in formula.names]
     with np.errstate(all="ignore"):
-        values = evaluate(formula.nodes, acc, given)
+        values = evaluate(formula.nodes, Environment.of_product(acc, given))
     xp = namespace(acc)
     return xp.broadcast_to(values[-1], acc.shape) + 0.0
 
@@ -46,16 +46,30 @@ def operand(acc: Array, x: Any) -> Any:
     """An operand as FP32 holds it, in FP64."""
     xp = namespace(acc)
     if hasattr(x, "dtype") and x.ndim:
-        return as_float64(x)
+        return as_float64(x.astype(np.float32) if x.dtype.kind in "ib" else x)
     return xp.asarray(as_float64(x) if hasattr(x, "strides") else x, np.float32).astype(np.float64)
 
 
-def evaluate(nodes: Sequence[Node], acc: Array, operands: Sequence[Array]) -> list[Any]:
-    """The value of every node.
+class Environment(NamedTuple):
+    """What the leaves of a tree are: names, FP64 or int64, and operands, FP64."""
 
-    acc: FP64, (..., M, N).  operands: FP64, that broadcast to it.
-    """
-    xp = namespace(acc)
+    xp: Namespace
+    names: Mapping[str, Any]
+    operands: Sequence[Any]
+
+    @classmethod
+    def of_product(cls, acc: Array, operands: Sequence[Array]) -> Environment:
+        """acc: FP64, (..., M, N).  operands broadcast to it."""
+        xp = namespace(acc)
+        *batch, m, n = acc.shape
+        matrices = xp.arange(math.prod(batch), dtype=np.int64).reshape(*batch, 1, 1)
+        i, j = xp.arange(m, dtype=np.int64)[:, None], xp.arange(n, dtype=np.int64)
+        return cls(xp, {"acc": acc, "i": i, "j": j, "b": matrices}, operands)
+
+
+def evaluate(nodes: Sequence[Node], given: Environment) -> list[Any]:
+    """The value of every node."""
+    xp = given.xp
     values: list[Any] = []
     for node in nodes:
         args = [values[arg] for arg in node.args]
@@ -64,21 +78,19 @@ def evaluate(nodes: Sequence[Node], acc: Array, operands: Sequence[Array]) -> li
         elif node.op in _OTHERS:
             value = _OTHERS[node.op](xp, *args)
         else:
-            value = _leaf(xp, node, acc, operands)
+            value = _leaf(node, args, given)
         values.append(xp.asarray(value))
     return values
 
 
-def _leaf(xp: Namespace, node: Node, acc: Array, operands: Sequence[Array]) -> Any:
+def _leaf(node: Node, args: Sequence[Any], given: Environment) -> Any:
+    xp = given.xp
     if node.op == "literal":
         return xp.asarray(node.number, np.int64 if node.kind == INTEGER else np.float64)
+    if node.op == "name":
+        return given.names[node.value]
+    array = given.operands[int(node.value)]
     if node.op == "operand":
-        return operands[int(node.value)]
-    if node.value == "acc":
-        return acc
-    *batch, m, n = acc.shape
-    if node.value == "i":
-        return xp.arange(m, dtype=np.int64)[:, None]
-    if node.value == "j":
-        return xp.arange(n, dtype=np.int64)
-    return xp.arange(math.prod(batch), dtype=np.int64).reshape(*batch, 1, 1)
+        return array
+    last = (size - 1 for size in array.shape)  # indices are clamped
+    return array[tuple(xp.clip(arg, 0, size) for arg, size in zip(args, last, strict=True))]

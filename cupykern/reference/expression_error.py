@@ -20,7 +20,7 @@ from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
 from ..typing import Array, Namespace
 from .approximate import FLOOR, Approximate
-from .expression import evaluate, operand
+from .expression import Environment, evaluate, operand
 from .expression_functions import FUNCTIONS, at_zero
 from .rounding import inexact_rms, rounding_rms
 
@@ -59,15 +59,8 @@ def expression_bound(
     xp, nodes = namespace(reference), formula.nodes
     given = [operand(acc.exact, (operands or {})[name]) for name in formula.names]
     with np.errstate(all="ignore"):
-        values = evaluate(nodes, acc.exact, given)
-        zero, no = xp.asarray(0.0), xp.asarray(False)
-        none = Error(zero, zero, no, no, zero)
-        errors: list[Error] = []
-        for node, y in zip(nodes, values, strict=True):
-            args = [(values[arg], errors[arg]) for arg in node.args]
-            errors.append(_finite(xp, node, y, _error(xp, none, node, y, args, acc)))
-        last = errors[-1]
-        square = _expected(xp, nodes, values, errors)
+        environment = Environment.of_product(acc.exact, given)
+        last, square = propagate(nodes, environment, {"acc": acc})
         shape = reference.shape
         worst, floor = (xp.broadcast_to(z, shape) for z in (last.worst, last.floor))
         free, unsure = (xp.broadcast_to(z, shape) for z in (last.free, last.unsure))
@@ -84,16 +77,36 @@ def expression_bound(
     )
 
 
+def propagate(
+    nodes: Sequence[Node], given: Environment, inexact: Mapping[str, Approximate]
+) -> tuple[Error, Any]:
+    """(the result's error, its expected square).  inexact: the names that have errors."""
+    xp, values = given.xp, evaluate(nodes, given)
+    zero, no = xp.asarray(0.0), xp.asarray(False)
+    none = Error(zero, zero, no, no, zero)
+    errors: list[Error] = []
+    for node, y in zip(nodes, values, strict=True):
+        args = [(values[arg], errors[arg]) for arg in node.args]
+        errors.append(_finite(xp, node, y, _error(xp, none, node, y, args, inexact)))
+    return errors[-1], _expected(xp, nodes, values, errors)
+
+
 Argument = tuple[Any, Error]
 
 
 def _error(
-    xp: Namespace, none: Error, node: Node, y: Any, args: Sequence[Argument], acc: Approximate
+    xp: Namespace,
+    none: Error,
+    node: Node,
+    y: Any,
+    args: Sequence[Argument],
+    inexact: Mapping[str, Approximate],
 ) -> Error:
     """none: an Error of zeros."""
-    if node.op == "name" and node.value == "acc":
-        return none._replace(worst=acc.worst, floor=acc.floor, square=acc.square)
-    if node.op == "operand":  # subnormal numbers may count as zero
+    if node.op == "name" and node.value in inexact:
+        x = inexact[node.value]
+        return none._replace(worst=x.worst, floor=x.floor, square=x.square)
+    if node.op in ("operand", "load"):  # subnormal numbers may count as zero
         return none._replace(floor=xp.where(xp.abs(y) < FLOOR, xp.abs(y), 0.0))
     if node.kind == BOOLEAN:
         return none._replace(unsure=_unsure(xp, node, args))
@@ -264,4 +277,6 @@ def _slopes(xp: Namespace, node: Node, y: Any, args: Sequence[Any]) -> list[Any]
         return [xp.asarray(0.0), xp.where(args[0], 1.0, 0.0), xp.where(args[0], 0.0, 1.0)]
     if op == "floor":
         return [0.0]
+    if op == "load":
+        return [0.0] * len(args)
     return [FUNCTIONS[op].slope(xp, args[0], y)] if args else []

@@ -75,7 +75,7 @@ def matmul_bound(
         value = products.of(as_float64(a), as_float64(b))
         if products.exact and out_dtype != dtypes.int32:
             value = value.rounded()
-        value = _of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
+        value = of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
         if epilogue is not None:
             return (expression_bound(value, epilogue, operands, out_dtype, reference[0]),)
         return (epilogue_bound(value, bias, activation, residual, out_dtype, reference[0]),)
@@ -139,12 +139,18 @@ def exact_product(a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | 
 
 
 def scaled_product(
-    a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None, whole: bool = False
+    a: Array,
+    b: Array,
+    scale_a: Factor | None,
+    scale_b: Factor | None,
+    whole: bool = False,
+    precision: str = "float32",
 ) -> Approximate:
-    """(scale_a * a) @ (scale_b * b) in FP32; whole: in int32, of int8."""
+    """(scale_a * a) @ (scale_b * b) in FP32; whole: in int32, of int8.  precision: of FP32."""
     x, y, factor = operands(a, b, scale_a, scale_b)
     blocks = by_block(scale_a, scale_b, y.shape[-1])
-    products = Products(operand_dtype(a), operand_dtype(b), by_block=blocks)
+    kinds = operand_dtype(a), operand_dtype(b)
+    products = Products(*kinds, by_block=blocks, precision=precision)
     value = products.of(x, y)
     if blocks:
         # Subnormal operands, and the factor of a block, scale_a * scale_b, may count as zero.
@@ -152,7 +158,7 @@ def scaled_product(
         sizes = (xp.nan_to_num(xp.abs(z), posinf=0.0) for z in stored)
         scale = max(1.0, _largest(scale_a)) * max(1.0, _largest(scale_b))
         value = value._replace(floor=value.floor * scale + FLOOR * product(*sizes))
-        return _of_repeated(value, a, b)
+        return of_repeated(value, a, b)
     if products.exact and not whole:
         value = value.rounded()
     scales = [
@@ -161,10 +167,10 @@ def scaled_product(
     ]
     numbers = [float(x) for x in scales if x is not None and not _is_array(x)]
     value = value.scaled(factor).times_number(math.prod(numbers))
-    return _of_repeated(value.rounded(sum(map(_is_array, scales))), a, b)
+    return of_repeated(value.rounded(sum(map(_is_array, scales))), a, b)
 
 
-def _of_repeated(value: Approximate, *operands: Any) -> Approximate:
+def of_repeated(value: Approximate, *operands: Any) -> Approximate:
     """Equal rows, or columns, have equal errors up to the last one: their mean is that of few."""
     arrays = [x.data if isinstance(x, NvFp4) else x for x in operands]
     sizes = ((n, step) for x in arrays for n, step in zip(x.shape, x.strides, strict=True))

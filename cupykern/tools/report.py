@@ -138,7 +138,7 @@ def floor_us(device: str, row: dict[str, Any]) -> float:
         if "fma" in options:
             bits = 32
         else:  # products of 16-bit parts
-            flops *= next((int(x[-1]) for x in options.split("+") if x in SPLITS), 3)
+            flops *= next((SPLITS[x].products for x in options.split("+") if x in SPLITS), 3)
     return max(row["plain_us"], flops / peaks[bits] * 1e-6)
 
 

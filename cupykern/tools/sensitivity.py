@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..check import compare_numbers
+from ..check import compare_numbers, in_parts
 from ..error_statistics import statistics
 from ..numerics import as_float64, gap, to_numpy
 from ..op import Bound, Op, as_tuple
@@ -25,7 +25,7 @@ from .tables import number
 MOST = 32  # the largest s that is tried
 _ROWS, _PRODUCTS = (64, 1024), (64, 128, 1024)
 SHAPES = {
-    **dict.fromkeys(("matmul", "scaled_mm", "dual_gemm_silu"), _PRODUCTS),
+    **dict.fromkeys(("matmul", "complex_matmul", "scaled_mm", "dual_gemm_silu"), _PRODUCTS),
     "dequant_softmax": (64, 1000, 256),
     **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"), _ROWS),
     **dict.fromkeys(("quantize", "quantize_nvfp4", "nonfinite_report"), _ROWS),
@@ -77,6 +77,7 @@ def rows_of(op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: in
     bounds = op.bound(*known.args, **known.kwargs, reference=references)
     outputs = [to_numpy(output) for output in as_tuple(op.run(*call.args, **call.kwargs))]
     for i, (output, reference, bound) in enumerate(zip(outputs, references, bounds, strict=True)):
+        output, reference = map(np.asarray, in_parts(output, reference))
         inexact = np.broadcast_to(bound.elementwise > 0, reference.shape)
         if inexact.any():
             result = f"{i}: {output.dtype}" if len(outputs) > 1 else str(output.dtype)

@@ -92,6 +92,7 @@ template <class Traits> struct MainloopSm90 {
         const ScoreMask<Traits> mask{params, arrays, keys, scores};
         if constexpr (Traits::kGeneral) mask.apply_score(tile);
         if constexpr (Mask::kArray) mask.apply_array(tile);
+        if constexpr (Mask::kFormula) mask.apply_formula(tile);
         mask.apply_limits(tile.row);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
         float largest[2];

@@ -80,18 +80,28 @@ template <class Traits> struct KeyRange {
 // position.
 template <class Traits> struct AllScores {
     float (&scores)[Traits::kTileN / 2];
-    int first;  // of the first score
+    int position, key;  // of the first score
 
     template <class F> DEVICE void operator()(const F& f) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float distance = float(first + 8 * half);
+            const float distance = float(position - key + 8 * half);
 #pragma unroll
             for (int n = 0; n < Traits::kTileN / 8; ++n) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
                     f(scores[4 * n + 2 * half + i], distance - float(8 * n + i));
             }
+        }
+    }
+    // f(score, position, key), both rows of a key together
+    template <class F> DEVICE void at_positions(const F& f) const {
+#pragma unroll
+        for (int n = 0; n < Traits::kTileN / 8; ++n) {
+            if (n % 4 == 0) sync_warp();  // limits the loads in flight, which need registers
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                f(scores[4 * n + i % 2 * 2 + i / 2], position + i % 2 * 8, key + 8 * n + i / 2);
         }
     }
 };
@@ -146,10 +156,17 @@ template <class Traits> struct ScoreMask {
     // The options of a general variant.
     DEVICE void apply_score(const QueryTile& tile) const {
         scale();
+        Traits::Score::apply(params, arrays, tile.head, all_scores(tile));
+    }
+    // The formula of a partial tile.
+    DEVICE void apply_formula(const QueryTile& tile) const {
+        if (keys.type() == kPartialBlock)
+            Traits::Score::mask(params, arrays, tile.head, all_scores(tile));
+    }
+    DEVICE AllScores<Traits> all_scores(const QueryTile& tile) const {
         const int lane = opaque(lane_id()), row = tile.row + warp_row() + Layout::row(lane, 0);
         const int key = keys.first_key(params) + Layout::col(lane, 0);
-        Traits::Score::apply(params, arrays, tile.head,
-                             AllScores<Traits>{scores, row + tile.head.offset - key});
+        return {scores, row + tile.head.offset, key};
     }
     DEVICE void apply_array(const QueryTile& tile) const {
         if constexpr (!Traits::kGeneral) scale();
@@ -170,10 +187,11 @@ template <class Traits> struct ScoreMask {
         // In the window of the last row too.
         bool begun = true;
         if constexpr (Traits::kGeneral) begun = key >= keys.begin_of_first(params) + 63;
-        if ((!Mask::kBlocks || keys.type() == kFullBlock) && key + kTileN <= end && begun) return;
+        const bool is_full = !Mask::kBlocks || Mask::kFormula || keys.type() == kFullBlock;
+        if (is_full && key + kTileN <= end && begun) return;
         const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
         int block_end = kUnlimited;
-        if constexpr (Mask::kBlocks) {
+        if constexpr (Mask::kBlocks && !Mask::kFormula) {
             const int first_row = query_row + warpgroup_row();
             if (keys.type() == kPartialBlock) {
                 const HeadMask mask{params.mask, arrays, 0, 0};

@@ -15,13 +15,21 @@ template <int kKeys_, int kQueries_> struct Stages {
 };
 
 // Causality and the end of the sequence only.
-struct NoMask { static constexpr bool kArray = false, kBlocks = false, kUniform = false; };
+struct NoMask {
+    static constexpr bool kArray = false, kBlocks = false, kUniform = false, kFormula = false;
+};
 // A bool or bias array, or scores scaled before the softmax.
-struct ArrayMask { static constexpr bool kArray = true, kBlocks = false, kUniform = false; };
+struct ArrayMask {
+    static constexpr bool kArray = true, kBlocks = false, kUniform = false, kFormula = false;
+};
 // A block mask: blocks are masked, causal, full or partial.  kUniform: blocks of 128 x 128, so that
 // all warpgroups of a query tile visit the same key tiles.
 template <bool kUniform_> struct BlockMask {
-    static constexpr bool kArray = false, kBlocks = true, kUniform = kUniform_;
+    static constexpr bool kArray = false, kBlocks = true, kUniform = kUniform_, kFormula = false;
+};
+// A formula, of which key tiles are masked, full or partial for all warpgroups alike.
+struct FormulaMask {
+    static constexpr bool kArray = false, kBlocks = true, kUniform = true, kFormula = true;
 };
 
 // Batched sequences of one length, or varlen.
@@ -53,7 +61,7 @@ struct TraitsSm90 {
     static_assert(kTileM % 64 == 0, "a warpgroup has 64 queries");
     static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256,
                   "whole boxes and steps");
-    static_assert(!Mask::kBlocks || (Mask::kUniform ? 128 : 64) % kTileN == 0,
+    static_assert(!Mask::kBlocks || Mask::kFormula || (Mask::kUniform ? 128 : 64) % kTileN == 0,
                   "a warpgroup's part of a tile is in one block of a mask");
 };
 

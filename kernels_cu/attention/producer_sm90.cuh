@@ -10,9 +10,12 @@ namespace attention {
 template <class Traits> struct ProducerSm90 {
     using Mask = typename Traits::Mask;
     using Storage = SharedStorage<Traits>;
+    using Score = typename Traits::Score;
     // One list of key blocks per block row of the tile.
-    using KeyTileIterator = KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN,
-                                     Mask::kBlocks, false, Traits::kGeneral>;
+    using AllTiles = KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN,
+                              Mask::kBlocks && !Mask::kFormula, false, Traits::kGeneral>;
+    using KeyTileIterator =
+        typename Score::template Tiles<AllTiles, Traits::kTileM, Traits::kTileN>::Type;
     using KvState = PipelineState<Traits::kStages>;
     using QueryState = PipelineState<Traits::kQueryStages>;
     static constexpr int kConsumers = Traits::kConsumers;
@@ -29,7 +32,12 @@ template <class Traits> struct ProducerSm90 {
                           const KeyTileIterator& keys, uint32_t index) {
         const KvState to(index);
         KeyStep found[kConsumers];
-        if constexpr (Mask::kBlocks) {
+        if constexpr (Mask::kFormula) {
+#pragma unroll
+            for (int i = 0; i < kConsumers; ++i) {
+                found[i] = {keys.key, Score::type_of(keys), 0, !keys.more()};
+            }
+        } else if constexpr (Mask::kBlocks) {
 #pragma unroll
             for (int i = 0; i < kConsumers; ++i) {
                 const int own = row + i * 64;  // the warpgroup's first row
@@ -87,6 +95,7 @@ template <class Traits> struct ProducerSm90 {
             const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
             const int first_key = first_tile(head, row) * Traits::kTileN;
             KeyTileIterator keys(mask, row, head.sq, first_key, tile.end);
+            Score::begin(keys, params, arrays, head, row);
             bool more = keys.next();
             if (Mask::kBlocks && !more) tile.num_steps = 0;
             storage.queries[query.stage].load(

@@ -38,8 +38,9 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
     struct WorkTile : Base::WorkTile { const float *scales_a, *scales_b; };
 
     // A k tile's work on its two partial accumulators, each of half of k: the small products of
-    // either, then A_0 @ B_0 of either.
-    static constexpr int kChunks = 4, kChunkK = kTileK / 2;
+    // either, if there are any, then A_0 @ B_0 of either.
+    static constexpr int kSmallChunks = kOrder > 0 ? 2 : 0, kChunks = kSmallChunks + 2;
+    static constexpr int kChunkK = kTileK / 2;
     static_assert(kOrder == 1 || Parts::kShift == 0, "the small products have one scale");
     using Partial = float[kCols / 2];
 
@@ -75,13 +76,13 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
                     arriving.advance();
                 }
             }
-            constexpr bool kSmall = kChunk < 2;
+            constexpr bool kSmall = kChunk < kSmallChunks;
             constexpr int kBegin = kChunk % 2 * kChunkK;
             const uint64_t rows = advance(StageRows::descriptor(storage.rows[0], work.row, 0),
                                           first * StageRows::kBytes);
             const uint64_t cols =
                 advance(StageCols::descriptor(storage.cols[0], 0, 0), first * StageCols::kBytes);
-            bool accumulate = !kSmall;
+            bool accumulate = kChunk >= 2;
             wgmma_fence(partial);
 #pragma unroll
             for (int order = kSmall ? kOrder : 0; order >= int(kSmall); --order) {
@@ -110,11 +111,11 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
             }
             if constexpr (kChunk == kChunks - 1)
                 storage.pipeline.consumer_release(stage + kParts - 1);
-            if constexpr (kChunk < 2 && Parts::kShift > 0) {
+            if constexpr (kChunk < kSmallChunks && Parts::kShift > 0) {
 #pragma unroll
                 for (int i = 0; i < kCols / 2; ++i) partial[i] *= Parts::kUnit;
             }
-            if constexpr (kChunk >= 2) {
+            if constexpr (kChunk >= kSmallChunks) {
 #pragma unroll
                 for (int i = 0; i < kCols / 2; ++i) accumulator[0][i] += scale * partial[i];
             }

@@ -16,7 +16,7 @@
 #include "parts/attention_products.cuh"
 #include "parts/attention_score.cuh"
 
-using Score = Choose<kGeneral, GeneralScore, PlainScore>::Type;
+using Score = Choose<kGeneral, GeneralPolicy<Element>::Type, PlainScore>::Type;
 using Params = Score::Params;
 
 // Calls f(score, row, col) for each score of this lane; row and col are of the head.
@@ -45,6 +45,11 @@ struct AllScores {
         for_each_score(scores, first_position, first_key,
                        [&](float& x, int position, int key) { f(x, float(position - key)); });
     }
+    // f(score, position, key)
+    template <class F>
+    DEVICE void at_positions(const F& f) const {
+        for_each_score(scores, first_position, first_key, f);
+    }
 };
 // Masked scores become -inf.  Applies the scale and the bias that the exponents do not include.
 DEVICE void mask_scores(Scores& scores, const Params& params, const AttentionHead& head,
@@ -56,7 +61,8 @@ DEVICE void mask_scores(Scores& scores, const Params& params, const AttentionHea
                            [&](float& x, int, int) { x *= params.score_scale; });
         }
         const auto& arrays = static_cast<const Score::Arrays&>(mask.arrays);
-        Score::apply(params, arrays, head, AllScores{scores, first_row + head.offset, first_key});
+        const AllScores all{scores, first_row + head.offset, first_key};
+        Score::apply(params, arrays, head, all);
         if (params.mask.kind == kBoolMask || params.mask.kind == kBiasMask) {
             // Rows and columns past the end are clamped: they are unused or masked below.
             const int last_row = head.sq - 1, last_key = head.sk - 1;
@@ -65,7 +71,9 @@ DEVICE void mask_scores(Scores& scores, const Params& params, const AttentionHea
                                   col < last_key ? col : last_key);
             });
         }
-        if (block_type == kPartialBlock) {
+        if constexpr (Score::kMask) {
+            if (block_type == kPartialBlock) Score::mask(params, arrays, head, all);
+        } else if (block_type == kPartialBlock) {
             const uint8_t* tile = mask.partial(first_row, first_key);
             for_each_score(scores, 0, 0, [&](float& x, int row, int col) {
                 if (!tile[(row << params.mask.kv_shift) + col]) x = -kInfinity;
@@ -160,7 +168,7 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
     multiply_values(scores, storage.values, loaders, rows.outputs);
 }
 
-using Tiles = KeyTiles<kTileM, kTileN, kMasked, true, kGeneral>;
+using Tiles = Score::Tiles<KeyTiles<kTileM, kTileN, kMasked, true, kGeneral>, kTileM, kTileN>::Type;
 
 // The mainloop over key tiles.
 struct Walk {
@@ -181,6 +189,7 @@ struct Walk {
         block_type = kFullBlock;
         if constexpr (kMasked) {
             const int row = first_row + first_row_of_warp();
+            if constexpr (Score::kMask) block_type = Score::type_of(tiles);
             const bool blocks = params.mask.kind == kBlockMask;
             if (blocks && more && row < head.sq) block_type = mask.block_type(row, tiles.key);
         }
@@ -304,6 +313,7 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
     const int begin = kGeneral ? head.first_key(params, row) / kTileN * kTileN : 0;
     Tiles tiles(mask, row, head.sq, begin, end);
+    Score::begin(tiles, params, arrays, head, row);
     bool more = tiles.next();
     if (more) keys.start<false>(storage.keys, tiles.key, end - tiles.key);
     copy_async_commit();

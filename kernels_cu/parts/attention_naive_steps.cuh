@@ -8,7 +8,7 @@
 #pragma once
 #include "parts/attention_score.cuh"
 
-using Score = Choose<kGeneral, GeneralScore, PlainScore>::Type;
+using Score = Choose<kGeneral, GeneralPolicy<Element>::Type, PlainScore>::Type;
 using Params = Score::Params;
 
 // The head of global row `row`; in_head: the row's index in it.
@@ -20,11 +20,15 @@ DEVICE AttentionHead head_of(const Params& params, const int32_t* lengths, int64
 
 struct OneScore {
     float& score;
-    int distance;
+    int position, key;
 
     template <class F>
     DEVICE void operator()(const F& f) const {
-        f(score, float(distance));
+        f(score, float(position - key));
+    }
+    template <class F>
+    DEVICE void at_positions(const F& f) const {
+        f(score, position, key);
     }
 };
 DEVICE float score_of(const Params& params, const Score::Arrays& arrays, const int32_t* lengths,
@@ -39,7 +43,9 @@ DEVICE float score_of(const Params& params, const Score::Arrays& arrays, const i
     float sum = 0.0f;
     for (int i = 0; i < int(params.head_dim); ++i) sum += to_float(x[i]) * to_float(y[i]);
     if (params.prescale) sum *= params.score_scale;
-    Score::apply(params, arrays, head, OneScore{sum, row + head.offset - col});
+    const OneScore one{sum, row + head.offset, col};
+    Score::apply(params, arrays, head, one);
+    if constexpr (Score::kMask) Score::mask(params, arrays, head, one);
     if (params.mask.kind == kNoMask) return sum;
     if (params.mask.kind != kBlockMask) return mask.of_array(sum, row, col);
     const int type = mask.block_type(row, col);

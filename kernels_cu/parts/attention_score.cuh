@@ -4,7 +4,18 @@
 #include "parts/attention_work_tile.cuh"
 #include "parts/math.cuh"
 
-struct PlainScore {
+// Without a mask's formula: iterators of key tiles as they are.
+struct AnyKeyTiles {
+    static constexpr bool kMask = false;
+    template <class Base, int kTileM, int kTileN> struct Tiles { using Type = Base; };
+    template <class Tiles, class Params, class Arrays>
+    DEVICE static void begin(Tiles&, const Params&, const Arrays&, const AttentionHead&, int) {}
+    template <class Tiles> DEVICE static int type_of(const Tiles&) { return kFullBlock; }
+    template <class Params, class Arrays, class ForEach>
+    DEVICE static void mask(const Params&, const Arrays&, const AttentionHead&, const ForEach&) {}
+};
+
+struct PlainScore : AnyKeyTiles {
     using Params = AttentionParams;
     using Arrays = MaskArrays;
     static constexpr bool kGeneral = false;
@@ -21,7 +32,7 @@ struct ScoreArrays : MaskArrays {
 
 // Soft caps, ALiBi, sinks, windows and lengths of padded batches.  Parameters decide which: they
 // are uniform over a launch.
-struct GeneralScore {
+struct GeneralScore : AnyKeyTiles {
     using Params = GeneralParams;
     using Arrays = ScoreArrays;
     static constexpr bool kGeneral = true;
@@ -39,11 +50,21 @@ struct GeneralScore {
     template <class ForEach>
     DEVICE static void apply(const Params& params, const Arrays& arrays, const AttentionHead& head,
                              const ForEach& for_each) {
+        cap(params, for_each);
+        add_alibi(params, arrays, head, for_each);
+    }
+    template <class ForEach>
+    DEVICE static void cap(const Params& params, const ForEach& for_each) {
         const ScoreParams& options = params.options;
         if (options.softcap != 0.0f) {
             for_each(
                 [&](float& x, float) { x = capped(x, options.softcap, options.softcap_exponent); });
         }
+    }
+    template <class ForEach>
+    DEVICE static void add_alibi(const Params& params, const Arrays& arrays,
+                                 const AttentionHead& head, const ForEach& for_each) {
+        const ScoreParams& options = params.options;
         if (arrays.slopes) {
             const float slope =
                 arrays.slopes[head.batch * options.slope_batch + head.head * options.slope_head];
@@ -55,3 +76,6 @@ struct GeneralScore {
         return arrays.sinks ? arrays.sinks[head.head] : -kInfinity;
     }
 };
+
+// The policy of portable variants of kGeneral; kernels with formulas have another one.
+template <class Element> struct GeneralPolicy { using Type = GeneralScore; };

@@ -133,7 +133,8 @@ struct KvLoader {
         if (read_once) copy_async<16>(to, from, valid, policy);
         else copy_async<16>(to, from, valid);
     }
-    DEVICE void load(KvStage& stage, int tile_key) {
+    // reads: false for a tile of keys that no query sees, which becomes zeros.
+    DEVICE void load(KvStage& stage, int tile_key, bool reads) {
         // The swizzle repeats every kPeriod keys: kOffsets offsets serve all passes.
         constexpr int kPeriod = KvColumn::kPeriod;
         constexpr int kOffsets = kKeysPerPass < kPeriod ? kPeriod / kKeysPerPass : 1;
@@ -147,7 +148,7 @@ struct KvLoader {
             const int offset =
                 offsets[i % kOffsets] + i / kOffsets * kOffsets * kKeysPerPass * kVectors;
             // Keys past the end become zero: a probability of zero does not hide NaN.
-            const bool valid = tile_key + i * kKeysPerPass + first_key < end_key;
+            const bool valid = reads && tile_key + i * kKeysPerPass + first_key < end_key;
             copy_vector(&stage.k.columns[0].chunks[offset], from_k, has_k && valid, pages);
             copy_vector(&stage.v.columns[0].chunks[offset], from_v, has_v && valid, pages);
         };
@@ -192,11 +193,13 @@ struct KvPipeline {
           end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1),
           stage(0) {}
     // Issues the copies of the next tile, if there is one, and commits a group, which may be empty.
-    // load_more() issues copies that belong to the group of the first tile.
+    // reads: false for a tile that no query sees.  load_more() issues copies that belong to the
+    // group of the first tile.
     template <class LoadMore>
-    DEVICE void issue(KvStage (&stages)[kStages], bool is_first, const LoadMore& load_more) {
+    DEVICE void issue(KvStage (&stages)[kStages], bool is_first, bool reads,
+                      const LoadMore& load_more) {
         if (next_key < end_key) {
-            loader.load(stages[stage], next_key);
+            loader.load(stages[stage], next_key, reads);
             if (is_first) load_more();
             next_key += kTileN;
         }

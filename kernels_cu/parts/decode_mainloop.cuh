@@ -181,16 +181,19 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
                 chunk_end = work.first_key + storage.work.chunk_size;
             }
             const KvStage& full = storage.stages[stage];
-            Scores scores;
-            if constexpr (kScaledCache) queries.multiply_8bit_keys(scores, storage.q, full);
-            else queries.multiply_keys(scores, storage.q, full, loaders);
-            scales.scale_scores(scores, full);
-            // Tiles before this key need no mask.
-            const int all_see = params.common_end(storage.work.num_keys);
-            softmax.update(scores, output, params, arrays, key + warp_first_key(),
-                           key + kTileN > all_see, scales.k_factor());
-            scales.scale_probabilities(scores, output, full);
-            multiply_values(output, scores, full, loaders);
+            const int type = Score::tile_type(params, arrays, storage.work, key, kTileN);
+            if (!Score::kMask || type != kMaskedBlock) {
+                Scores scores;
+                if constexpr (kScaledCache) queries.multiply_8bit_keys(scores, storage.q, full);
+                else queries.multiply_keys(scores, storage.q, full, loaders);
+                scales.scale_scores(scores, full);
+                // Tiles before this key need no mask.
+                const int all_see = params.common_end(storage.work.num_keys);
+                softmax.update(scores, output, params, arrays, key + warp_first_key(),
+                               key + kTileN > all_see, type, scales.k_factor());
+                scales.scale_probabilities(scores, output, full);
+                multiply_values(output, scores, full, loaders);
+            }
             stage = stage + 1 < kStages ? stage + 1 : 0;
             key += kTileN;
             const bool is_last = key >= pipeline.end_key;
@@ -204,7 +207,12 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
             }
             sync_stage();  // the stage is empty
         }
-        pipeline.issue(storage.stages, pipeline.next_key == work.first_key,
+        bool reads = true;
+        if constexpr (Score::kMask) {
+            const int type = Score::tile_type(params, arrays, work, pipeline.next_key, kTileN);
+            reads = type != kMaskedBlock;
+        }
+        pipeline.issue(storage.stages, pipeline.next_key == work.first_key, reads,
                        [&] { load_queries(storage.q, params, q, work); });
     }
 }

@@ -113,9 +113,16 @@ struct FragmentLoaders {
     DEVICE FragmentLoaders() : queries(warp_first_row()), keys(warp_first_key()), values(0) {}
 };
 
+// What formulas know of a lane's rows: their heads, of all query heads.
+template <bool kFormula> struct RowHeads {};
+template <>
+struct RowHeads<true> {
+    int heads[kWarpRowFragments][Softmax::kRows], batch, kv_head;
+};
+
 // The online softmax of a lane's rows, and which keys they see.
 template <class Score>
-struct WarpSoftmax {
+struct WarpSoftmax : RowHeads<Score::kFormula> {
     using Params = typename Score::Params;
     using Arrays = typename Score::Arrays;
     static constexpr int kOptionRows = Score::kGeneral ? Softmax::kRows : 1;
@@ -139,12 +146,15 @@ struct WarpSoftmax {
                     end_keys[m][r] = cut ? end : work.num_keys;
                     const bool exists = head < params.heads_per_kv_head;
                     slopes[m][r] = exists ? Score::slope(params, arrays, work, head) : 0.0f;
+                    if constexpr (Score::kFormula)
+                        this->heads[m][r] = work.kv_head * params.heads_per_kv_head + head;
                     continue;
                 }
                 end_keys[m][r] =
                     work.num_keys - (params.causal ? params.queries.divisor - 1 - query : 0);
             }
         }
+        if constexpr (Score::kFormula) this->batch = work.batch, this->kv_head = work.kv_head;
         reset();
     }
     DEVICE void reset() {
@@ -152,9 +162,11 @@ struct WarpSoftmax {
         for (int m = 0; m < kWarpRowFragments; ++m) softmax[m].reset();
     }
     // Masks the scores, replaces them by probabilities and rescales the output accumulators.
-    // first_key: of the warp's part of the tile.  k_factor: of all scores.
+    // first_key: of the warp's part of the tile.  type: the tile's, of a mask's formula.  k_factor:
+    // of all scores.
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
-                       const Arrays& arrays, int first_key, bool masked, float k_factor) {
+                       const Arrays& arrays, int first_key, bool masked, int type,
+                       float k_factor) {
         const int lane = lane_id();
         const float scale = params.scale_log2 * (Score::kGeneral ? 1.0f : k_factor);
         // OnlineSoftmax takes a positive scale: others are applied here.
@@ -181,7 +193,13 @@ struct WarpSoftmax {
                         const int r = Rows::slot(i), position = positions[m][r];
                         float& x = at(n, i);
                         x *= k_factor;
-                        x = Score::apply(params, arrays, x, slopes[m][r], position, key);
+                        if constexpr (Score::kFormula) {
+                            const DecodeQuery query{this->batch, this->heads[m][r], this->kv_head,
+                                                    position};
+                            x = Score::apply(params, arrays, x, slopes[m][r], query, key, type);
+                        } else {
+                            x = Score::apply(params, arrays, x, slopes[m][r], position, key);
+                        }
                         if (params.left >= 0 && key < position - params.left) x = -kInfinity;
                     }
                 }

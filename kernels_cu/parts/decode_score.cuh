@@ -3,14 +3,26 @@
 #include "parts/attention_score.cuh"
 #include "parts/decode_work_tile.cuh"
 
-struct PlainDecodeScore {
+// Whose score it is; head: of all query heads.
+struct DecodeQuery { int batch, head, kv_head, position; };
+
+// Without formulas all tiles are seen.
+struct AnyDecodeTiles {
+    static constexpr bool kFormula = false, kMask = false;
+    template <class Params, class Arrays>
+    DEVICE static int tile_type(const Params&, const Arrays&, const WorkTile&, int, int) {
+        return kFullBlock;
+    }
+};
+
+struct PlainDecodeScore : AnyDecodeTiles {
     using Params = DecodeParams;
     static constexpr bool kGeneral = false;
     struct Arrays {};
     DEVICE static Arrays arrays(const float*, const float*) { return {}; }
 };
 
-struct GeneralDecodeScore {
+struct GeneralDecodeScore : AnyDecodeTiles {
     using Params = GeneralDecodeParams;
     static constexpr bool kGeneral = true;
     struct Arrays {

@@ -4,27 +4,11 @@
 // the KV head times the queries.  A work tile is a row tile against a run of chunks of keys.
 // Constants: kTileM, kMaxChunks (of a sequence), kChunksPerGroup.
 #pragma once
+#include "parts/fast_divmod.cuh"
 #include "parts/math.cuh"
 
 constexpr int kMaxGroups = kMaxChunks / kChunksPerGroup;
 static_assert(kMaxGroups * kChunksPerGroup == kMaxChunks, "groups are full");
-
-// Division of an integer from 0 to 2^31 - 1 by a multiplication.  reciprocal: (2^32 - 1) / divisor,
-// rounded down.
-struct FastDivmod {
-    int32_t divisor;
-    uint32_t reciprocal;
-
-    // x becomes the quotient; returns the remainder.
-    DEVICE int divide(int& x) const {
-        // At most 1 too small: 2^32 times the exact reciprocal is less than 1 + 1 / divisor larger.
-        int quotient = int(uint64_t(uint32_t(x)) * reciprocal >> 32);
-        int remainder = x - quotient * divisor;
-        if (remainder >= divisor) ++quotient, remainder -= divisor;
-        x = quotient;
-        return remainder;
-    }
-};
 
 struct DecodeParams {
     // Strides in elements: of the batch, head, query and element.

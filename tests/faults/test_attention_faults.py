@@ -178,8 +178,7 @@ FAULTS = {
     ),
     "a soft cap after the mask": Fault(
         BLOCK,
-        """Score::apply(params, arrays, head,
-                        AllScores{scores, first_row + head.offset, first_key});
+        """Score::apply(params, arrays, head, all);
         if (params.mask.kind == kBoolMask || params.mask.kind == kBiasMask) {
             // Rows and columns past the end are clamped: they are unused or masked below.
             const int last_row = head.sq - 1, last_key = head.sk - 1;
@@ -195,8 +194,7 @@ FAULTS = {
                                   col < last_key ? col : last_key);
             });
         }
-        Score::apply(params, arrays, head,
-                     AllScores{scores, first_row + head.offset, first_key});
+        Score::apply(params, arrays, head, all);
         """,
         "options",
     ),

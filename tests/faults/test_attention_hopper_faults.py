@@ -82,8 +82,8 @@ FAULTS = {
         "softmax.begin(sink * kLog2E, true);", "capped"
     ),
     "distances of the first rows": Fault(
-        MASK, "const float distance = float(first + 8 * half);",
-        "const float distance = float(first);", "capped"
+        MASK, "const float distance = float(position - key + 8 * half);",
+        "const float distance = float(position - key);", "capped"
     ),
     "queries of the first warpgroup": Fault(
         MAIN, "q.k_major(warpgroup * 64)", "q.k_major(0)", "full"

@@ -180,7 +180,10 @@ FAULTS = {
         "pages",
     ),
     "a quotient too small": Fault(
-        WORK_TILE, "if (remainder >= divisor) ++quotient, remainder -= divisor;", "", "lengths"
+        "parts/fast_divmod.cuh",
+        "if (remainder >= divisor) ++quotient, remainder -= divisor;",
+        "",
+        "lengths",
     ),
     "the pages of the tile before": Fault(
         LOAD_KV, "load_pages(tile_key + kTileN);", "load_pages(tile_key);", "pages"

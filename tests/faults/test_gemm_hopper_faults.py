@@ -211,6 +211,12 @@ FAULTS = {
         "halves",
     ),
     "the factors of the warp's first rows": Fault(BROADCAST, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
+    "no scales of columns": Fault(
+        STORE_TMA, "if (kScales) values[i] *= of_col(0, i);", "", "plain"
+    ),
+    "the bias of the scales' columns": Fault(
+        STORE_TMA, "of_col(Broadcast::kColVectors - 1, i);", "of_col(0, i);", "plain"
+    ),
     "the factors of the first chunk's columns": Fault(
         STORE_TMA, "first + wgmma_col(lane, i / 4 * 4)", "wgmma_col(lane, i / 4 * 4)", "plain"
     ),

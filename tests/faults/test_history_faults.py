@@ -49,6 +49,7 @@ CALLS = {
     "attention with blocks": ("attention",),
     "attention_varlen": ("attention_varlen",),
     "decode_attention": ("decode_attention",),
+    "merge_attention": ("merge_attention",),
     "rope_and_cache": ("rope_and_cache",),
 }
 # The modules that have a cache of plans, and the functions that use it.
@@ -62,6 +63,7 @@ PLANS = {
     ("gemm.launch", "_plan"): _PRODUCTS,
     ("attention.attention_plan", "attention_plan"): ("attention", "attention_varlen"),
     ("attention.decode_plan", "plan"): ("decode_attention",),
+    ("attention.merge_plan", "plan"): ("merge_attention",),
     ("attention.rope_plan", "plan"): ("rope_and_cache",),
 }
 
@@ -82,6 +84,12 @@ def in_cache(cache: Array, pages: int = 0) -> Call:
     return call("rope_and_cache", **ONE_ROW, k_cache=cache, v_cache=cache, **table)
 
 
+def of_heads(heads: int) -> dict[str, Array]:
+    """Queries and results of the same strides."""
+    q, cache = Array((1, heads, 1, 64), layout="corner"), Array((1, 2, 40, 64))
+    return {"q": q, "out": q, "k_cache": cache, "v_cache": cache}
+
+
 RARE = (
     (call("quantize", **COLUMNS), call("quantize", **COLUMNS, config=Config(3))),
     (call("quantize", **TILES), call("quantize", **TILES, config=Config(5))),
@@ -90,6 +98,9 @@ RARE = (
         call("decode_attention", **PAGED, block_table=Integers((tuple(range(pages)),)))
         for pages in (19, 10)
     ),
+    tuple(call("decode_attention", **of_heads(heads)) for heads in (4, 6)),
+    tuple(call("decode_attention", **of_heads(4), score=x) for x in (None, "s * 2")),
+    tuple(call("attention", **CAUSAL, score=x) for x in (None, "s * 2")),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
     tuple(in_cache(Array((1, 2, 16, 64), x)) for x in ("int8", "float8_e4m3fn")),
     tuple(in_cache(Array((1, 2, slots, 64), layout="corner")) for slots in (9, 10)),
@@ -184,6 +195,7 @@ GIVEN = {
     "attention with blocks": (5, 11),
     "attention_varlen": (5, 7),
     "decode_attention": (5, 5),
+    "merge_attention": (4, 3),
     "rope_and_cache": (12, 7),
 }
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
@@ -289,6 +301,7 @@ FOLLOWS = {
     ("gemm.launch", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
     ("gemm.launch", "logits"): "the result's strides and dtype",
     ("gemm.launch", "num_sets"): "the config and n",
+    ("attention.merge_plan", "swaps"): "the strides of log-sum-exps, unless these are broadcast",
     ("attention.rope_plan", "scales_per_token"): "the strides of scales",
 }
 

@@ -25,7 +25,7 @@ ILLEGAL = [
     ("acc + foo(acc)", 7, "foo is no function; there are abs, exp"),
     ("acc + exp", 7, r"exp is a function: write exp\(...\)"),
     ("2 * acc.real", 5, "Attribute is not part"),
-    ("acc[0]", 1, "Subscript is not part"),
+    ("acc[0]", 1, "acc has no indices"),
     ("acc + [acc]", 7, "List is not part"),
     ("lambda: 1", 1, "Lambda is not part"),
     ("(lambda: 1)()", 2, "this is no function"),

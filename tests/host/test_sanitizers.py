@@ -18,10 +18,10 @@ GROUPS = (
     ("softmax", "log_softmax"),
     ("layer_norm", "rms_norm", "add_rms_norm"),
     ("quantize", "nonfinite_report", "quantize_nvfp4"),
-    ("matmul", "scaled_mm"),
+    ("matmul", "scaled_mm", "complex_matmul"),
     ("dual_gemm_silu", "dequant_softmax"),
     ("attention", "attention_varlen"),
-    ("decode_attention", "rope_and_cache"),
+    ("decode_attention", "rope_and_cache", "merge_attention"),
 )
 
 _CHECK = """
@@ -43,6 +43,7 @@ LARGE = {
     "quantize_nvfp4": (130, 96),
     "decode_attention": (1, 4, 2, 600, 128),
     "rope_and_cache": (2, 9, 6, 2, 128),
+    "merge_attention": (40, 6, 128),
 }
 
 

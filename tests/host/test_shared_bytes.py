@@ -31,7 +31,9 @@ _SEVERAL = {
 _SPARE = {
     "attention_hopper": 2400,
     "attention_hopper_general": 2400,
+    "attention_hopper_formula": 2400,
     **dict.fromkeys(("decode_attention", "decode_attention_general"), 16),
+    "decode_attention_formula": 16,
     **dict.fromkeys(("gemm_hopper", "gemm_expression_hopper"), 1024),
 }
 _ASSERT = """#undef SHARED_STORAGE

@@ -204,7 +204,7 @@ def test_asarray_shares_memory():
 
 def test_checks_name_the_argument():
     with pytest.raises(TypeError, match=r"x must have one of the dtypes .*; got DLPack's type 5"):
-        cupykern.softmax(WithoutNamespace(np.ones(3, np.complex64)))
+        cupykern.softmax(WithoutNamespace(np.ones(3, np.complex128)))
     with pytest.raises(TypeError, match=r"mask must have dtype bool|mask must be"):
         cupykern.softmax(Dlpack(X), mask=Dlpack(X))
     there = WithoutNamespace(X)

@@ -9,6 +9,7 @@ from products import random
 from split_float32_checks import (
     FP16X3,
     check_bound,
+    check_eleven_bits,
     check_epilogue,
     check_exponents,
     check_flagged,
@@ -69,6 +70,11 @@ def test_exponents_far_apart_lose_nothing(target):
 @needs.hopper
 def test_integers_are_exact(target):
     check_integers(target)
+
+
+@needs.hopper
+def test_tf32_has_eleven_bits(target):
+    check_eleven_bits(target)
 
 
 @needs.hopper

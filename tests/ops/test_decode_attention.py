@@ -294,7 +294,7 @@ def test_two_blocks_of_each_config_fit_on_hopper():
 WRONG = [
     (TypeError, "q must be", {"q": [1.0]}),
     (TypeError, "q's dtype", {"q": Q.astype(np.float32)}),
-    (TypeError, "k_cache must have q's dtype", {"k_cache": K.astype(dtypes.bfloat16)}),
+    (TypeError, "k_cache's dtype must be one of", {"k_cache": K.astype(dtypes.bfloat16)}),
     (TypeError, "v_cache must be", {"v_cache": None}),
     (ValueError, "q must have 4 dims", {"q": Q[0]}),
     (ValueError, "k_cache must have 4 dims", {"k_cache": K[..., None]}),

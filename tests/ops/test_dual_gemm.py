@@ -44,6 +44,16 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
 
+@needs.hopper
+@pytest.mark.parametrize("precision", ["float32", "fma", "tf32", "bf16x6"])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_products_of_float32(target, precision, batch):
+    problem = DualProblem(70, 144, 200, "float32", "float32", batch, layout_b2="C", kind="unit")
+    call = DUAL.inputs(problem, 1, target.xp)
+    assert compare(*call.args, precision=precision).ok
+    assert compare(*call.args, precision=precision, out_dtype="float16").ok
+
+
 @pytest.mark.in_turn
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
@@ -339,6 +349,7 @@ def test_few_variants_in_all():
 # --- errors --------------------------------------------------------------------------------------
 
 A, B = np.ones((4, 16), np.float16), np.ones((16, 6), np.float16)
+F32 = tuple(x.astype(np.float32) for x in (A, B, B))
 X = nvfp4.random("codes", (6, 16), 1, np, "C")
 
 
@@ -349,7 +360,13 @@ X = nvfp4.random("codes", (6, 16), 1, np, "C")
         (TypeError, "b2 must be a cupy or numpy array", (A, B, None), {}),
         (TypeError, "b1 and b2 must be of one dtype", (A, B, B.astype(np.int8)), {}),
         (TypeError, "b1 and b2 must be of one dtype", (A, B, X), {}),
-        (TypeError, "must not be float32", (A.astype("f4"), B.astype("f4"), B.astype("f4")), {}),
+        (TypeError, "a and b must both be", (A.astype("f4"), B, B), {}),
+        (ValueError, "policy must be 'fp32'", F32, {"policy": "fp16"}),
+        (ValueError, "scale_b1 must be None for float32", F32, {"scale_b1": 2.0}),
+        (ValueError, "precision must be one of", F32, {"precision": "tf64"}),
+        (ValueError, "of float32 operands; got float16", (A, B, B), {"precision": "fma"}),
+        (ValueError, "out must not overlap b2", (F32[0][:, :4], F32[1][:4], F32[1][4:8]),
+         {"out": F32[1][4:8]}),
         (TypeError, "a and b must both be", (X, B.T, B.T), {}),
         (TypeError, "a's dtype must be one of", (A.astype("f8"), B, B), {}),
         (TypeError, "out_dtype must be one of", (A, B, B), {"out_dtype": "int8"}),

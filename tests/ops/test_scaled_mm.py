@@ -167,7 +167,6 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
         REDUCE_SPLIT_K,
     }
     wanted = {v for v in wanted if ("kMisaligned", True) not in v.constants}
-    wanted = {v for v in wanted if v.kernel != "dequantize_8bit"}  # of DecodeFirst
     wanted = {v for v in wanted if "expression" not in v.kernel}  # test_epilogues.py
     draw = RandomDraw(1)
     tasks = []

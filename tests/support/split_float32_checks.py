@@ -111,6 +111,22 @@ def check_epilogue(target: Any) -> None:
             assert compare(MATMUL, a, b, config=config, **options).ok
 
 
+def check_eleven_bits(target: Any) -> None:
+    """Of numbers with TF32's 11 bits "tf32" loses nothing; others it rounds to nearest."""
+    dtype, xp = np.dtype(np.float32), target.xp
+    short = [inputs.values("normal", s, dtype, 1).astype(np.float16) for s in ((64, 200), (200, 8))]
+    a, b = (x.astype(dtype) for x in short)
+    y = to_numpy(cupykern.matmul(xp.asarray(a), xp.asarray(b), precision="tf32"))
+    sizes = abs(a.astype(np.float64)) @ abs(b)
+    assert (abs(y - a.astype(np.float64) @ b) <= 2.0**-20 * sizes).all()
+    ones = np.zeros((200, 8), dtype)
+    ones[0] = 1.0
+    for bits in (1, 3, 5):  # quarters of a unit in the last place of 11 bits
+        a[:, 0] = 1 + bits * 2.0**-12
+        y = to_numpy(cupykern.matmul(xp.asarray(a), xp.asarray(ones), precision="tf32"))
+        assert (y == 1 + round(bits / 4) * 2.0**-10).all()
+
+
 def check_one_chunk(target: Any) -> None:
     """Sums of one sign: truncated without promotion, they would lose 2^-17."""
     for parts in SPLITS.values():

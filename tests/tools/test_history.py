@@ -221,7 +221,7 @@ KEPT = {
     "rows.nonfinite_walk": {"configs_of"},
     "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
     "rows.softmax_heuristic": {"softmax_configs"},
-    "kernels": {"_files", "_resolve"},  # the kernels' source files
+    "kernels": {"_files", "_resolve", "overlaps"},  # the kernels' source files
     "runtime.jit": {"_kernels"},
     "runtime.store": {"_path", "built_in", "digest"},
     "targets": {"device_name", "_gpu"},
@@ -231,6 +231,7 @@ KEPT = {
     "targets.host_compiler": {
         *("_own_compiler", "_find_compiler", "_flags", "_has_x86_64_v3", "_sanitizer_library")
     },
+    "targets.launches": {"_driver"},
     "targets.map_plan": {"_no_map"},
     "targets.tensor_map": {"_driver"},
 }

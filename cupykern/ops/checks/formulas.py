@@ -90,7 +90,7 @@ def read_formula(epilogue: Any, operands: Any, a: Any) -> ReadFormula:
         raise ValueError(f"operands must be at most {len(OPERANDS)}; got {len(given)}")
     values = [given[name] for name in expression.names]
     numbers = tuple(
-        _number(f"operands[{name!r}]", x) if arguments.is_number(x, a) else None
+        number_of(f"operands[{name!r}]", x) if arguments.is_number(x, a) else None
         for name, x in zip(expression.names, values, strict=True)
     )
     arrays = tuple(x for x, number in zip(values, numbers, strict=True) if number is None)
@@ -100,11 +100,11 @@ def read_formula(epilogue: Any, operands: Any, a: Any) -> ReadFormula:
 
 def _check_names(given: dict[Any, Any]) -> None:
     for name in given:
-        if not is_operand_name(name):
+        if not is_operand_name(name, "epilogue"):
             raise ValueError(f"operands must have names that are free; got {name!r}")
 
 
-def _number(name: str, value: Any) -> float:
+def number_of(name: str, value: Any) -> float:
     """As FP32.  Raises TypeError and ValueError."""
     if isinstance(value, (float, np.floating)) and math.isinf(value):
         return float(value)

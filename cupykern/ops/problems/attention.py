@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +20,11 @@ from ...attention.attention_task import (
     prescales,
 )
 from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
+from ...attention.formulas import Formulas, Ranges
 from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ..checks.attention import ALIGNMENTS
+from ..checks.attention_formulas import check_formulas, read_formulas
 
 DTYPES = ("float16", "bfloat16")
 KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "special")
@@ -30,23 +33,56 @@ KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "spec
 MASKS = (None, "bool", "bias", "block")  # in the order of attention_task's numbers
 
 
+FORMULAS = (
+    ("s - slope[h] * abs(i - j)", "(j <= i) & (i - j < 40)"),
+    ("s * w if j % 3 == 0 else s + table[b, minimum(abs(i - j), 20)]", None),
+    (None, "(doc[minimum(i, 99) // 10] == doc[minimum(j, 99) // 10]) | (j // 16 == i // 16 + b)"),
+    ("w * tanh(s / w) + 0.01 * (hkv - h)", "(j < 7) | ((i - j) * w < 60.5) & (j % 2 == h % 2)"),
+)
+"""Of a score and of a mask."""
+
+
 @dataclass(frozen=True)
 class ScoreChoice:
-    """Options of a score.  slopes: dims of alibi_slopes, "h" or "bh"."""
+    """Options of a score.  slopes: dims of alibi_slopes, "h" or "bh".  score, mask: formulas."""
 
     window: tuple[int, int] | None = None
     softcap: float | None = None
     slopes: str | None = None
     sinks: bool = False
+    score: str | None = None
+    mask: str | None = None
 
     def __str__(self) -> str:
-        names = {"window": self.window, "softcap": self.softcap, "slopes": self.slopes}
+        names = {"window": self.window, "softcap": self.softcap, "slopes": self.slopes,
+                 "score": self.score, "mask": self.mask}  # fmt: skip
         said = "".join(f" {name} {value}" for name, value in names.items() if value is not None)
         return said + " sinks" * self.sinks
 
     @property
     def changes_scores(self) -> bool:
-        return self.softcap is not None or self.slopes is not None or self.sinks
+        options = self.softcap, self.slopes, self.score, self.mask
+        return self.sinks or any(x is not None for x in options)
+
+    def operands(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
+        """Of those formulas of FORMULAS that there are."""
+        rng = np.random.default_rng(seed)
+        all_of_them = {
+            "slope": xp.asarray(rng.uniform(0.01, 0.4, heads).astype(np.float32)),
+            "table": xp.asarray(rng.normal(0, 1, (batch, 21)).astype(np.float16)),
+            "doc": xp.asarray(np.sort(rng.integers(0, 3, 10)).astype(np.int32)),
+            "w": float(rng.choice((1.5, 4.0))),
+        }
+        text = f"{self.score} {self.mask}"
+        return {k: x for k, x in all_of_them.items() if re.search(rf"\b{k}\b", text)}
+
+    def formulas(self, batch: int, heads: int, kv_heads: int) -> Formulas | None:
+        """As a task has them."""
+        q = np.zeros(1, np.float16)
+        if self.score is None and self.mask is None:
+            return None
+        given = read_formulas(self.score, self.mask, self.operands(batch, heads, 0, np), q)
+        return check_formulas(given, q, Ranges(batch, heads, kv_heads, 1, 1))[0]
 
     def arguments(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
         """Slopes of both signs, and sinks below, among and above scores."""
@@ -63,7 +99,12 @@ class ScoreChoice:
         if self.sinks:
             sinks = rng.normal(0, 1, heads) * rng.choice((0.1, 3.0, 15.0), heads)
             found["sinks"] = xp.asarray(sinks.astype(np.float32))
-        return found
+        if self.score is not None:
+            found["score"] = self.score
+        if self.mask is not None:
+            found["mask"] = self.mask
+        operands = self.operands(batch, heads, seed, xp)
+        return found | ({"operands": operands} if operands else {})
 
 
 NO_OPTIONS = ScoreChoice()
@@ -79,6 +120,7 @@ def draw_options(draw: Draw) -> ScoreChoice:
         draw.choice((None, None, 0.5, 2.0, 30.0)),
         draw.choice((None, None, "h", "bh")),
         draw.choice((False, False, True)),
+        *draw.choice((*[(None, None)] * len(FORMULAS), *FORMULAS)),
     )
 
 
@@ -149,6 +191,8 @@ def draw_problem(draw: Draw) -> AttentionProblem:
     d, dv = draw.choice(dims), draw.choice(dims)
     half_accumulators = dtype == "float16" and not wide and draw.choice((False, False, False, True))
     mask = draw.choice((None, None, None, "bool", "bias", "block"))
+    options = draw_options(draw)
+    mask = mask if options.mask is None else None
     sq = draw.choice((0, 1, 2, 16, 33, 64, 65, 100, 130))
     sk = draw.choice((sq, 0, 1, 7, 31, 32, 33, 64, 65, 100, 130, 200))
     batch = draw.choice((1, 1, 2))
@@ -178,7 +222,7 @@ def draw_problem(draw: Draw) -> AttentionProblem:
         lse=draw.choice((False, True)),
         row_stats=draw.choice((False, True)),
         kind=draw.choice(KINDS),
-        options=draw_options(draw),
+        options=options,
         lens=lens,
     )  # fmt: skip
 
@@ -402,29 +446,54 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     varlen = hasattr(p, "lengths")
     fits = (p.algorithm, p.qk_accumulate) == ("flash", "float32") and p.view in ("C", "padded")
     general = p.general
+    formulas = formulas_of(p)
+    code = formulas.code if formulas else None
+    of_mask = formulas is not None and formulas.mask
     if varlen:
         fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
         fits = fits and (general or p.mode == 0)
-        return attention_hopper.Kind(varlen=True, general=general) if fits else None
+        mode = attention_hopper.FORMULA_MODE if of_mask else 0
+        kind = attention_hopper.Kind(mode, varlen=True, general=general, formulas=code)
+        return kind if fits else None
     mode = mask_mode(MASKS.index(p.mask), None if general else p.scale)
     uniform = mode == 2 and p.blocks == (128, 128)
     fits = fits and (general or not (mode == 2 and prescales(BLOCK_MASK, p.scale)))
     if p.lens is not None:  # a batch in rows
         whole = p.b == 1 or (min(p.sq, p.sk) > 1 and p.view == "C" and p.d == p.dv)
         fits = fits and whole
-    kind = attention_hopper.Kind(mode, uniform, p.lens is not None, general)
+    mode = attention_hopper.FORMULA_MODE if of_mask else mode
+    kind = attention_hopper.Kind(mode, uniform, p.lens is not None, general, code)
     return kind if fits and p.sq and p.sk else None
 
 
 def variant(
     problem: Any, config: AttentionConfig | attention_hopper.AttentionHopperConfig
 ) -> Variant:
-    dtype = dtypes.NAMES[problem.dtype]
+    dtype, formulas = dtypes.NAMES[problem.dtype], formulas_of(problem)
+    code = formulas.code if formulas else None
     if problem.algorithm == "naive":
-        return attention_plan.naive_variant(dtype, problem.general)
+        return attention_plan.naive_variant(dtype, problem.general, code)
     half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
-    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config, kind)
+    return attention_plan.flash_variant(
+        dtype, _head_dim(problem), problem.mode, half, config, kind, code
+    )
+
+
+def formulas_of(problem: Any) -> Formulas | None:
+    batch = len(problem.lengths) if hasattr(problem, "lengths") else problem.b
+    return problem.options.formulas(batch, problem.h, problem.h_kv)
+
+
+def variants(arch: str) -> tuple[Variant, ...]:
+    """attention_plan's, and those of a formula, with BF16 operands."""
+    choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
+    problem = AttentionProblem(1, 4, 2, 512, 512, 128, 128, "bfloat16", options=choice)
+    naive = replace(problem, algorithm="naive")
+    used = configs(problem, arch)
+    found = [variant(problem, config) for config in used]
+    found += [variant(naive, used[0])] if arch != "sm_90a" else []
+    return *attention_plan.variants(arch), *found
 
 
 def sample(
@@ -434,7 +503,7 @@ def sample(
     q, k, v = call.args
     mask = call.kwargs.get("mask")
     shared = mask is None or (isinstance(mask, BlockMask) and mask.batch_shape == (1, 1))
-    arrays = ("seq_lens", "alibi_slopes", "sinks")
+    arrays = ("seq_lens", "alibi_slopes", "sinks", "score")
     shared = shared and not any(name in call.kwargs for name in arrays)
     if not shared or "layout" in call.kwargs or q.size <= max_elements:
         return call, outputs

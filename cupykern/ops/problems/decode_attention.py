@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
-from ...attention.decode_config import CACHE_DTYPES, DTYPES, LAYOUTS, DecodeTask
+from ...attention import decode_config
+from ...attention.decode_config import CACHE_DTYPES, DTYPES, LAYOUTS, DecodeConfig, DecodeTask
+from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ..checks.attention import padded_size
-from .attention import NO_OPTIONS, ScoreChoice, draw_options
+from .attention import FORMULAS, NO_OPTIONS, ScoreChoice, draw_options
 
 _DTYPES = tuple(str(dtype) for dtype in DTYPES)
 _CACHE_DTYPES = tuple(str(dtype) for dtype in CACHE_DTYPES)
@@ -258,7 +260,24 @@ def task_of(problem: DecodeProblem) -> DecodeTask:
     cache_dtype = dtypes.NAMES[p.cache_dtype] if p.cache_dtype else None
     step = 16 if cache_dtype else 8
     dims = padded_size(p.dim, step), padded_size(dim_v, step)
-    return DecodeTask(dtype, p.batch, p.kv_heads, rows, *dims, keys, general, cache_dtype)
+    formulas = p.options.formulas(p.batch, p.heads, p.kv_heads)
+    code = formulas.code if formulas else None
+    return DecodeTask(*(dtype, p.batch, p.kv_heads, rows, *dims, keys, general, code, cache_dtype))
+
+
+def variant(problem: DecodeProblem, config: DecodeConfig) -> Variant:
+    task = task_of(problem)
+    paged = problem.page is not None
+    kind = task.dtype, task.padded_dim, config, paged, task.general, task.formulas
+    return decode_config.variant(*kind, cache_dtype=task.cache_dtype)
+
+
+def variants(arch: str) -> tuple[Variant, ...]:
+    """decode_config's, and that of a formula."""
+    choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
+    problem = DecodeProblem(1, 8, 2, 1, 4096, 128, dtype="bfloat16", options=choice)
+    config = decode_config.choose_config(task_of(problem), arch)
+    return *decode_config.variants(arch), variant(problem, config)
 
 
 def sample(
@@ -266,7 +285,7 @@ def sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     """The first and last KV head of the first and last sequence; small or paged caches whole."""
     q, k, v = call.args
-    whole = {"block_table", "alibi_slopes", "sinks"} & set(call.kwargs)
+    whole = {"block_table", "alibi_slopes", "sinks", "score", "mask"} & set(call.kwargs)
     if k.size <= 4 * max_elements or whole:
         return call, outputs
     axis = 2 if call.kwargs.get("layout") == "nhd" else 1  # of the caches' heads

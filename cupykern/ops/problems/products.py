@@ -13,7 +13,6 @@ import numpy as np
 from ... import dtypes, inputs
 from ...expression import read
 from ...gemm import (
-    dequantize_8bit,
     gemm,
     product,
     skinny_gemm,
@@ -269,10 +268,8 @@ def variants(
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         if arch in sm90_config.ARCHS:
-            if a != dtypes.int8:
+            if a == b in product.FLOAT16S:
                 found[REDUCE_SPLIT_K] = None
-            if a in product.FLOAT16S and b in dequantize_8bit.SOURCES:
-                found[dequantize_8bit.variant(b, a)] = None
             if a == dtypes.float32:
                 found |= dict.fromkeys(split_float32.variants())
         if a == dtypes.float32:

@@ -12,7 +12,7 @@ _NUMBERS = (*_NO_NUMBERS, math.nan, math.inf, -math.inf, 1e39, -1e39, 1e-40)
 _DTYPES: tuple[Any, ...] = (
     "float63",
     "float64",
-    "complex64",
+    "complex128",
     np.float64,
     np.uint16,
     7,
@@ -54,6 +54,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "activation": (*_NAMES, "swish"),
     "accumulate": (*_NAMES, None, "float64"),
     "epilogue": ("acc +", "acc * unknown", "__import__('os')", 1, 1.5, b"acc"),
+    "score": ("s +", "s * unknown", "s * t[h]", "__import__('os')", 1, 1.5, b"s"),
     "operands": ("s", 1, ["s"], {1: 2.0}, {"s": "1"}),
     "window": (1, (1,), (1, 2, 3), (-2, 0), (1.5, 0), ("1", 0), (True, 0)),
     "softcap": (*_NUMBERS, 0.0, -1.0),
@@ -104,23 +105,30 @@ SIZES: dict[str, tuple[int, ...]] = {
     "v_scale": ALL_AXES,
     "cu_seqlens_q": (0,),
     "cu_seqlens_k": (0,),
+    "out1": ALL_AXES,
+    "lse1": ALL_AXES,
+    "out2": ALL_AXES,
+    "lse2": ALL_AXES,
 }
 """Axes of arrays whose size other arguments determine: one that is EXTRA larger fits nothing."""
 
 EXTRA = 7919
 DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
-        "cu_seqlens_k", "seq_lens", "block_table", "inv_freq", "q_weight", "k_weight")  # fmt: skip
+        "cu_seqlens_k", "seq_lens", "block_table", "inv_freq", "q_weight", "k_weight",
+        "out1", "lse1", "out2", "lse2")  # fmt: skip
 """Arrays of a fixed or a least number of dims: neither () fits, nor (1,) or (1, 1, 1)."""
 
 REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
-            "cu_seqlens_q", "cu_seqlens_k", "positions", "inv_freq")  # fmt: skip
+            "cu_seqlens_q", "cu_seqlens_k", "positions", "inv_freq", "out1", "lse1", "out2",
+            "lse2")  # fmt: skip
 """Arrays that cannot be None where a call has them."""
 
 MAY_BE_NUMPY = ("seq_lens", "block_table", "cu_seqlens_q", "cu_seqlens_k")
 """Arrays that a call on a GPU also takes from numpy, whose contents it then checks."""
 
-ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex64, np.uint16)
+ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex128, np.uint16)
 """No array has one of them."""
 
-SAME_DTYPE = {"residual": "x", "k": "q", "v": "q", "k_cache": "q", "v_cache": "q"}
+SAME_DTYPE = {"residual": "x", "k": "q", "v": "q", "k_cache": "q", "v_cache": "q",
+              "out2": "out1"}  # fmt: skip
 """Arrays that must have another one's dtype."""

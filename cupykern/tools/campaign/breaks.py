@@ -131,7 +131,7 @@ def _kinds(drawn: Drawn, name: str, x: Any) -> Iterator[Break]:
 
 
 def _dtypes(drawn: Drawn, name: str, x: Any) -> Iterator[Break]:
-    for bad in map(np.dtype, ARRAY_DTYPES if x.ndim else (np.complex64,)):
+    for bad in map(np.dtype, ARRAY_DTYPES if x.ndim else (np.complex128,)):
         yield _array(name, bad, _zeros, drawn, x.shape, bad)
     other = SAME_DTYPE.get(name)
     if other is not None and _is_array(drawn.arguments.get(other)):

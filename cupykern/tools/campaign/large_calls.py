@@ -288,6 +288,10 @@ CALLS: dict[str, dict[str, Make]] = {
         "b": _bench(_large_b, sample=_columns),
         "result": _bench(_large_result),
     },
+    "complex_matmul": {
+        "a": _bench(_large_a, "complex64"),
+        "result": _bench(_large_result, "complex64"),
+    },
     "scaled_mm": {
         "a": _bench(_large_a, _FP8_ROWS),
         "b": _bench(_large_b, _FP8_ROWS, _columns),
@@ -303,6 +307,7 @@ CALLS: dict[str, dict[str, Make]] = {
     "attention": {"queries": _one_head(_queries), "keys": _one_head(_keys)},
     "attention_varlen": {"queries": _one_head(_varlen_queries), "keys": _one_head(_varlen_keys)},
     "decode_attention": {"caches": _of(_caches), "pages": _pages},
+    "merge_attention": {"rows": _bench(lambda n: (n // (8 * _DIM) + 3, 8, _DIM))},
     "rope_and_cache": {
         "heads": _bench(lambda n: (2, n // (2 * 32 * _DIM) + 3, 32, 8, _DIM)),
         "cache": _bench(lambda n: (2, n // (2 * 8 * _DIM) + 3, 8, 8, _DIM), "float16:nhd+int8"),

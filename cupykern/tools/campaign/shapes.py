@@ -20,12 +20,14 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "quantize_nvfp4": ((256, 512),),
     "nonfinite_report": ((256, 1024), (1024, 1024)),
     "matmul": (*_PRODUCTS, (2048, 2048, 128), (128, 256, 4096), (128, 128, 16384)),
+    "complex_matmul": _PRODUCTS,
     "scaled_mm": (*_PRODUCTS, (2048, 2048, 128), (4096, 2048, 128)),
     "dual_gemm_silu": (*_PRODUCTS[::3], (1024, 512, 256)),
     "dequant_softmax": ((1, 2048, 256), (16, 2048, 256), (256, 2048, 256), (4, 32768, 128)),
     "attention": ((1, 2, 256, 64), (1, 2, 256, 128, 1), (1, 2, 300, 256), (1, 2, 512, 128, 2)),
     "attention_varlen": ((2, 2, 200, 128), (2, 2, 200, 128, 1)),
     "decode_attention": ((1, 8, 2, 512, 128), (2, 8, 8, 300, 128)),
+    "merge_attention": ((256, 32, 128), (2, 4, 300, 64)),
     "rope_and_cache": ((1, 2048, 32, 8, 128), (2, 300, 14, 2, 64), (16, 1, 8, 4, 256)),
 }
 """Of `Op.bench_problem`, of all of the op's dtypes."""

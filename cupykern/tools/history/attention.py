@@ -19,7 +19,7 @@ from .draws import (
     one_of,
     result,
 )
-from .memory import Alias, Array, Blocks, Integers, Shape
+from .memory import Alias, Array, Blocks, Integers, Operands, Shape
 
 _DTYPES = ("float16", "bfloat16")
 _ORDERS = ("bhsd", "bhsd", "bshd")
@@ -43,6 +43,9 @@ _DECODE_SIZES = (
 _LARGE_DECODE_SIZES = (
     *((2, 16, 2, 1, 1024, 128, 128), (1, 32, 1, 4, 2048, 64, 64), (2, 2, 2, 1, 1200, 256, 256)),
 )
+# With as many heads as rows any layout is legal.
+_MERGE_SIZES = ((40, 4, 64), (2, 3, 5, 128), (1, 6, 6, 24), (1, 2, 2, 5))
+_LARGE_MERGE_SIZES = ((256, 32, 128), (2, 8, 300, 64))
 # D, and the lengths of queries and keys.
 _PACKS = ((16, (3, 40, 0), (5, 40, 7)),)
 _LARGE_PACKS = ((64, (100, 300, 1), (200, 300, 65)), (128, (128,) * 4, (128,) * 4))
@@ -69,6 +72,25 @@ def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
 
 
 _CACHES = ("hnd", None), ("hnd", "int8"), ("nhd", None), ("nhd", "float8_e4m3fn")
+
+
+def _merge_settings(sizes: tuple[Shape, ...]) -> tuple[Setting, ...]:
+    return tuple(
+        {"shape": size, "dtype": dtype, "layout": layout}
+        for size in sizes
+        for dtype in (*_DTYPES, "float32")
+        for layout in ("bhsd", "bshd")
+    )
+
+
+def _merged(s: Setting) -> Shape:
+    return s["shape"]
+
+
+def _merged_lse(s: Setting) -> Shape:
+    *outer, first, second, _ = s["shape"]
+    swaps = len(s["shape"]) == 3 or s["layout"] == "bshd"
+    return (*outer, second, first) if swaps else (*outer, first, second)
 
 
 def _decode_settings(
@@ -166,11 +188,25 @@ def _numbers(draw: Draw, heads: int, batch: int | None = None) -> Array | None:
     return draw.choice((None, None, Array(shape, "float32", layout, draw.choice((0, 0, 1)))))
 
 
+def _if_16(*values: Any) -> DrawValue:
+    """Heads of 16 may have a formula, which is compiled; others have none."""
+    return lambda draw, s: draw.choice(values) if s["d"] == 16 else None
+
+
+def _operands(draw: Draw, s: Setting) -> Operands | None:
+    if s["d"] != 16 or draw.choice((True, False, False, False)):
+        return None
+    return Operands((("t", Array((s["h"],), "float32", draw.choice(("C", "negative")))),))
+
+
 _OPTIONS: dict[str, DrawValue] = {
     "window": _WINDOWS,
     "softcap": _CAPS,
     "sinks": lambda draw, s: _numbers(draw, s["h"]),
+    "score": _if_16(None, "s + 0.01 * (j - 3 * h) - t[h]", "s * 0.5 + t[h]"),
+    "operands": _operands,
 }
+_MASK_FORMULA = _if_16(None, None, "(j <= i) & (i - j < 30) | (j < 2)")
 _OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
 _ALIASES = Alias("q", "heads negative"), Alias("q")
 _ATTENTION: dict[str, DrawValue] = {
@@ -204,6 +240,7 @@ _VARLEN: dict[str, DrawValue] = {
     "causal_align": one_of("top_left", "bottom_right"),
     "scale": _SCALES,
     **_OPTIONS,
+    "mask": _MASK_FORMULA,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], len(s["lengths_q"])),
     "return_lse": one_of(False, True),
     "out": result(_thd("h", "lengths_q", "d"), "dtype", _OUT, *_ALIASES),
@@ -220,9 +257,18 @@ _DECODE: dict[str, DrawValue] = {
     "causal": one_of(True, False),
     "scale": _SCALES,
     **_OPTIONS,
+    "mask": _MASK_FORMULA,
     "alibi_slopes": lambda draw, s: _numbers(draw, s["h"], s["b"]),
     "return_lse": one_of(False, True),
     "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
+}
+_MERGE: dict[str, DrawValue] = {
+    "out1": array(_merged, "dtype", _HEADS),
+    "lse1": array(_merged_lse, ("float32",), _HEADS),
+    "out2": array(_merged, "dtype", _HEADS),
+    "lse2": array(_merged_lse, ("float32",), _HEADS),
+    "layout": lambda draw, s: draw.choice((*[s["layout"]] * 6, "bhsd", "bshd")),
+    "out": result(_merged, "dtype", _OUT, Alias("out1"), Alias("out2"), Alias("out1", "shifted")),
 }
 
 FAMILIES = {
@@ -233,6 +279,11 @@ FAMILIES = {
     "attention_varlen": family(
         *("attention_varlen", _varlen_settings(_PACKS), _varlen_settings(_LARGE_PACKS), _VARLEN),
         (((2, 4, 64, 64), "float16"), ((2, 4, 64, 128), "float16")),
+    ),
+    "merge_attention": family(
+        *("merge_attention", _merge_settings(_MERGE_SIZES), _merge_settings(_LARGE_MERGE_SIZES)),
+        _MERGE,
+        (((40, 4, 64), "float16"), ((4096, 32, 128), "float16")),
     ),
     "decode_attention": family(
         *("decode_attention", _decode_settings(_DECODE_SIZES, (None, None, 16))),

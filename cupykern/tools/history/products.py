@@ -52,6 +52,7 @@ _SCALED = (
 )
 _DUAL = (
     ("float16", "float16", "float16"),
+    ("float32", "float32", "float32"),
     *((a, b, a if a.endswith("float16") else "float16") for a, b, _ in _SCALED[:-1]),
 )
 _INT8_WEIGHTS = (("float16", "int8", "float16"), ("bfloat16", "int8", "bfloat16"))
@@ -124,7 +125,7 @@ def _accumulate(draw: Draw, s: Setting) -> str:
 
 
 def _precision(draw: Draw, s: Setting) -> str:
-    names = ("fma", "fp16x3", "bf16x6") if s["a"] == s["b"] == "float32" else ()
+    names = ("fma", "tf32", "fp16x3", "bf16x6") if s["a"] == s["b"] == "float32" else ()
     return draw.choice(("float32", "float32", *names))
 
 
@@ -174,6 +175,7 @@ _DUAL_GEMM: dict[str, DrawValue] = {
     "scale_b2": _scale("b2"),
     "policy": one_of("fp32", "fp32", "hybrid", "fp16"),
     "out_dtype": one_of(None, None, *FLOATS),
+    "precision": _precision,
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a")),
 }
 _DEQUANT_SOFTMAX: dict[str, DrawValue] = {

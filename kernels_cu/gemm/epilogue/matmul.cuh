@@ -16,11 +16,9 @@ namespace gemm {
 
 // The epilogue of a kernel: one alone, because instruction cache misses show.
 // TmaStore: 16-bit outputs without residual or block scales.
-// ScaledTmaStore: the same of 16-bit operands with a scale of each column of B.
 // General: everything; params.epilogue_kind selects a TMA store with a residual, FP32 outputs,
 // block scales or scales per 16-bit matrix.
 struct TmaStore {};
-struct ScaledTmaStore {};
 struct General {};
 enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
 
@@ -72,15 +70,14 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
     static constexpr bool kGeneral = kSame<Kind, General>;
-    static constexpr bool kScaled = kSame<Kind, ScaledTmaStore>;
-    static_assert(kGeneral || kScaled || kSame<Kind, TmaStore>, "an epilogue");
+    static_assert(kGeneral || kSame<Kind, TmaStore>, "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
     static constexpr bool kScaledParts = Mainloop::kScaledParts;
     static constexpr bool kSlicedK = Mainloop::kSlicedK, kSplitK = Mainloop::kSplitK;
     static constexpr bool kPingPong = Mainloop::kPingPong, kClears = false;
     static constexpr int kConsumers = Mainloop::kConsumers;
 
-    using Tile = EpilogueTile<Mainloop, kGeneral, kScaled>;
+    using Tile = EpilogueTile<Mainloop, kGeneral>;
     using Broadcast = TileBroadcast<Tile>;
     using Staging = typename Tile::Staging[4 * kConsumers];
     // Tiles back to back: the epilogue runs inside the mainloop's loop.

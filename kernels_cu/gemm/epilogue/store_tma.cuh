@@ -63,9 +63,8 @@ template <class Tile> struct StoreTma {
         const auto of_col = [&](int vector, int i) {
             return broadcast.pair(vector, first + wgmma_col(lane, i / 4 * 4)).values[i % 2];
         };
-        const float all = kScales && !Tile::kRowScales ? alpha * broadcast.rows[0] : alpha;
         const auto of_row = [&](int i) {
-            return Tile::kRowScales ? row_scales.rows[m][i / 2 % 2] : all;
+            return Tile::kRowScales ? row_scales.rows[m][i / 2 % 2] : alpha;
         };
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {

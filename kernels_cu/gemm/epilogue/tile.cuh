@@ -6,9 +6,8 @@
 
 namespace gemm {
 
-// kGeneral: the general epilogue is compiled in.  kScaled: 16-bit operands whose columns of B have
-// scales.
-template <class Mainloop_, bool kGeneral_, bool kScaled = false> struct EpilogueTile {
+// kGeneral: the general epilogue is compiled in.
+template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     using Mainloop = Mainloop_;
     using Accumulator = typename Mainloop::Accumulator;
     static constexpr bool kGeneral = kGeneral_, kSwapAB = Mainloop::kSwapAB;
@@ -67,9 +66,9 @@ template <class Mainloop_, bool kGeneral_, bool kScaled = false> struct Epilogue
     }
 
     // Other 16-bit operands have one scale per matrix, or none.
-    static constexpr bool kScales = kScaled || sizeof(typename Mainloop::ElementB) == 1;
+    static constexpr bool kScales = sizeof(typename Mainloop::ElementB) == 1;
     // A has a scale per row.
-    static constexpr bool kRowScales = kScales && !kScaled && !kSwapAB;
+    static constexpr bool kRowScales = kScales && !kSwapAB;
 };
 
 }  // namespace gemm

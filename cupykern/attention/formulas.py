@@ -1,0 +1,93 @@
+"""Formulas of a score and a mask, without their arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..expression import Expression
+from ..expression.code import FormulaCode
+from ..expression.interval import Interval, evaluate
+
+MAX_OPERANDS = 8  # parts/formula_operands.cuh: kMaxOperands
+
+
+class OperandPlace(NamedTuple):
+    """An operand that is an array: its strides in elements, and its shape."""
+
+    strides: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Formulas(NamedTuple):
+    """What variants with formulas, and their launches, differ by.
+
+    code: the struct Formulas.  score, mask: whether there are such.
+    operands: numbers, and arrays in the order of their pointers.
+    """
+
+    code: FormulaCode
+    score: bool
+    mask: bool
+    operands: tuple[float | OperandPlace, ...]
+
+    def fill(self, params: np.ndarray) -> None:
+        """params: OperandParams, zeros."""
+        for k, x in enumerate(self.operands):
+            if isinstance(x, OperandPlace):
+                params["strides"][k, : len(x.strides)] = x.strides
+                params["sizes"][k, : len(x.sizes)] = x.sizes
+            else:
+                params["numbers"][k] = x
+
+    def pointers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The kernel's arguments; None in place of numbers, and of operands that are not there."""
+        there = iter(arrays)
+        found = [next(there) if isinstance(x, OperandPlace) else None for x in self.operands]
+        return (*found, *(None,) * (MAX_OPERANDS - len(found)))
+
+
+class Ranges(NamedTuple):
+    """The largest numbers that indices are made of: all are from 0 on.
+
+    positions: of queries, but those before the first key, which read the ends of arrays.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    positions: int
+    keys: int
+
+    def names(self) -> dict[str, Interval]:
+        b, h, hkv, i, j = (Interval(0.0, max(size - 1, 0)) for size in self)
+        return {"s": Interval(-np.inf, np.inf), "b": b, "h": h, "hkv": hkv, "i": i, "j": j}
+
+
+def check_indices(formula: Expression, arrays: Mapping[str, Any], ranges: Ranges) -> None:
+    """arrays: the operands that are such.  Raises ValueError for indices that one does not have."""
+    found = evaluate(formula.nodes, ranges.names())
+    for node in formula.nodes:
+        if node.op not in ("load", "operand"):
+            continue
+        name = formula.names[int(node.value)]
+        there = f"operands[{name!r}]"
+        if name in arrays and 0 not in ranges:  # else no index is ever taken
+            _check_indices(there, [found[arg] for arg in node.args], arrays[name].shape)
+        elif name not in arrays and node.op == "load":
+            raise ValueError(f"{there} must be an array, as {formula.scope} indexes it")
+
+
+def _check_indices(there: str, indices: Sequence[Interval], shape: tuple[int, ...]) -> None:
+    if len(shape) != len(indices):
+        raise ValueError(
+            f"{there} must have {len(indices)} dims, as the formula indexes it; got shape {shape}"
+        )
+    for d, (index, size) in enumerate(zip(indices, shape, strict=True)):
+        if not (index.lo >= 0 and index.hi < size):
+            raise ValueError(
+                f"index {d} of {there} goes from {float(index.lo):.15g} to {float(index.hi):.15g}, "
+                f"but its shape is {shape}; minimum and maximum limit an index"
+            )

@@ -1,0 +1,48 @@
+"""Checks of the arguments of products of complex64 matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import arguments, dtypes
+from ...numerics import namespace
+from .products import check_depth, check_shapes
+
+
+def check_complex(
+    a: Any, b: Any, bias: Any, residual: Any, **options: Any
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """({"bias", "residual"} of the result's shape, that shape).
+
+    options: the others of matmul, of which those of real products alone must be absent.  Raises
+    TypeError and ValueError.
+    """
+    if not a.dtype == b.dtype == dtypes.complex64:
+        raise TypeError(f"a and b must both be complex64, or neither; got {a.dtype} and {b.dtype}")
+    out_dtype = options.pop("out_dtype")
+    if out_dtype is not None:
+        dtypes.resolve(out_dtype, "out_dtype", (dtypes.complex64,))
+    if options.pop("accumulate") != "float32":
+        raise ValueError("accumulate must be 'float32' for complex64 operands")
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} must be None for complex64 operands; got {value!r}")
+    batch, m, n = check_shapes(a, b)
+    check_depth(2 * a.shape[-1])
+    shape = (*batch, m, n)
+    return {
+        name: _check_addend(name, x, a, shape)
+        for name, x in (("bias", bias), ("residual", residual))
+    }, shape
+
+
+def _check_addend(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
+    if x is None:
+        return None
+    arguments.same_place(name, x, a, "a")
+    if x.dtype != dtypes.complex64:
+        raise TypeError(f"{name} must be complex64, as a and b; got {x.dtype}")
+    try:
+        return namespace(a).broadcast_to(x, shape)
+    except ValueError:
+        raise ValueError(f"{name} must broadcast to {shape}; got shape {x.shape}") from None

@@ -1,0 +1,69 @@
+"""complex64 products in FP64, and how far the kernels, which multiply real matrices, may be.
+
+With real and imaginary parts in turn, (a @ b) is a @ B, where B has for each element x + iy of b
+the block [[x, y], [-y, x]]: either part is a sum of 2 K real products, with the error of such a sum
+(4 multiplications; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 23.2.4,
+has that of 3, which is not bounded by the part itself).
+"""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import as_float64, as_real, namespace
+from ..op import Bound
+from ..typing import Array
+from .accumulation import Products
+from .epilogue import epilogue_bound
+from .matmul import matmul, of_repeated
+
+
+def complex_matmul(a: Array, b: Array, **options: Any) -> tuple[Any]:
+    """alpha * (a @ b) + bias + residual in complex128."""
+    (y,) = matmul(as_real(a), _embedded(b), **_real(b, options))
+    return (y.view(np.complex128),)
+
+
+def complex_matmul_bound(
+    a: Array,
+    b: Array,
+    *,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    alpha: SupportsFloat = 1.0,
+    out: Array | None = None,
+    precision: str = "float32",
+    config: Any = None,
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """Of real and imaginary parts, in turn along the last dim: those of real products."""
+    addends = _real(b, {"bias": bias, "residual": residual})
+    products = Products(dtypes.float32, dtypes.float32, precision=precision)
+    with np.errstate(all="ignore"):
+        value = products.of(as_float64(as_real(a)), _embedded(b))
+        value = of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
+        y = as_real(reference[0])
+        return (
+            epilogue_bound(value, addends["bias"], None, addends["residual"], dtypes.float32, y),
+        )
+
+
+def _embedded(b: Array) -> Any:
+    """(..., 2 K, 2 N) in FP64, of (..., K, N)."""
+    xp, (k, n) = namespace(b), b.shape[-2:]
+    parts = as_float64(as_real(b)).reshape(*b.shape, 2)
+    turned = xp.stack((-parts[..., 1], parts[..., 0]), axis=-1)
+    blocks = xp.stack((parts, turned), axis=-3)  # (..., K, 2, N, 2)
+    return blocks.reshape(*b.shape[:-2], 2 * k, 2 * n)
+
+
+def _real(b: Array, options: dict[str, Any]) -> dict[str, Any]:
+    """With bias and residual as real and imaginary parts in turn, of all columns."""
+    xp, found = namespace(b), dict(options)
+    for name in ("bias", "residual"):
+        if (x := found.get(name)) is not None:
+            found[name] = as_real(xp.broadcast_to(x, (*x.shape[:-1], b.shape[-1])))
+    return found

@@ -1,0 +1,23 @@
+// attention_naive_formula.cu: attention in three launches with all scores in memory, a baseline for
+// attention_formula.cu.  Constants, steps and launch: parts/attention_naive_steps.cuh.
+#include "parts/attention_formula.cuh"
+
+template <> struct GeneralPolicy<Element> { using Type = FormulaScore<Formulas>; };
+
+#include "parts/attention_naive_steps.cuh"
+
+KERNEL void attention_naive_formula(const Element* q, const Element* k, const Element* v,
+                                    Element* out, float* lse, float* row_max, float* row_sum,
+                                    const void* mask_array, const int32_t* kv_num_blocks,
+                                    const int32_t* kv_indices, const uint8_t* block_types,
+                                    const int32_t* partial_indices, const int32_t* lengths,
+                                    const float* slopes, const float* sinks, const void* x0,
+                                    const void* x1, const void* x2, const void* x3, const void* x4,
+                                    const void* x5, const void* x6, const void* x7, float* scores,
+                                    const Params params, int64_t step) {
+    wait_for_previous_grid();
+    const Score::Arrays arrays{
+        {{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks},
+        {{x0, x1, x2, x3, x4, x5, x6, x7}}};
+    naive_step(params, q, k, v, out, {lse, row_max, row_sum}, arrays, lengths, scores, step);
+}

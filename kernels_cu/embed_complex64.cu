@@ -1,0 +1,35 @@
+// embed_complex64.cu: a complex matrix B as a real one, of twice the rows and columns, for products
+//     [Re a_0, Im a_0, Re a_1, ...] @ B' = [Re c_0, Im c_0, ...],
+// in which each element x + iy is a block
+//     [ x, y]
+//     [-y, x].
+//
+// B' lies in memory as B does: along its columns, or along its rows, transposed.
+// Launch: grid (any), block (kNumThreads): a block embeds one row of B (in memory) after another.
+#include "parts/vector.cuh"
+
+struct EmbedParams {
+    int64_t matrix_step, far_step, near_step;  // of B, in elements
+    int64_t pitch;                             // of the rows of B', in floats
+    int64_t num_rows, near_size;               // of B: rows in memory of all matrices, their length
+    int32_t far_size;                          // rows in memory of a matrix
+    uint32_t flip;  // the sign bit of the first row's imaginary parts: 0, of the transpose 2^31
+};
+
+KERNEL void embed_complex64(const float* b, float* embedded, const EmbedParams p) {
+    wait_for_previous_grid();
+    for (int64_t row = blockIdx.x; row < p.num_rows; row += gridDim.x) {
+        const int64_t matrix = row / p.far_size, far = row - matrix * p.far_size;
+        const float* from = b + 2 * (matrix * p.matrix_step + far * p.far_step);
+        float* to = embedded + 2 * row * p.pitch;
+        for (int64_t near = threadIdx.x; near < p.near_size; near += kNumThreads) {
+            const Bytes<8> element = load_vector<8>(from + 2 * near * p.near_step);
+            Bytes<8> first, second;
+            first.words[0] = second.words[1] = element.words[0];
+            first.words[1] = element.words[1] ^ p.flip;
+            second.words[0] = element.words[1] ^ p.flip ^ 0x80000000u;
+            store_vector<8>(to + 2 * near, first);
+            store_vector<8>(to + p.pitch + 2 * near, second);
+        }
+    }
+}
