@@ -36,6 +36,7 @@ from cupykern.targets import host
 LARGE = {
     "matmul": (20, 130, 1100),
     "scaled_mm": (20, 130, 1100),
+    "complex_matmul": (20, 130, 300),
     "attention": (1, 2, 130, 64, 1),
     "attention_varlen": (2, 2, 100, 64, 1),
     "dual_gemm_silu": (20, 70, 1100),

@@ -188,13 +188,8 @@ def _numbers(draw: Draw, heads: int, batch: int | None = None) -> Array | None:
     return draw.choice((None, None, Array(shape, "float32", layout, draw.choice((0, 0, 1)))))
 
 
-def _if_16(*values: Any) -> DrawValue:
-    """Heads of 16 may have a formula, which is compiled; others have none."""
-    return lambda draw, s: draw.choice(values) if s["d"] == 16 else None
-
-
 def _operands(draw: Draw, s: Setting) -> Operands | None:
-    if s["d"] != 16 or draw.choice((True, False, False, False)):
+    if draw.choice((True, False, False, False)):
         return None
     return Operands((("t", Array((s["h"],), "float32", draw.choice(("C", "negative")))),))
 
@@ -203,10 +198,10 @@ _OPTIONS: dict[str, DrawValue] = {
     "window": _WINDOWS,
     "softcap": _CAPS,
     "sinks": lambda draw, s: _numbers(draw, s["h"]),
-    "score": _if_16(None, "s + 0.01 * (j - 3 * h) - t[h]", "s * 0.5 + t[h]"),
+    "score": one_of(*[None] * 4, "s + 0.01 * (j - 3 * h) - t[h]", "s * 0.5 + t[h]"),
     "operands": _operands,
 }
-_MASK_FORMULA = _if_16(None, None, "(j <= i) & (i - j < 30) | (j < 2)")
+_MASK_FORMULA = one_of(*[None] * 5, "(j <= i) & (i - j < 30) | (j < 2)")
 _OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
 _ALIASES = Alias("q", "heads negative"), Alias("q")
 _ATTENTION: dict[str, DrawValue] = {

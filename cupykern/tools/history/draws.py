@@ -100,7 +100,12 @@ def array(
 
 def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
     """`arguments`, where `out` mostly has the dtype that they ask for, where `out` and the mask
-    sometimes lie in memory as x does, and where a formula is mostly alone in the epilogue."""
+    sometimes lie in memory as x does, and where a formula is mostly alone in the epilogue, or has
+    its operands in a score."""
+    if "score" in arguments and draw.choice((True, True, True, False)):
+        lacks = "operands" if arguments["score"] is None else "score"
+        if None in (arguments["score"], arguments["operands"]):
+            arguments = arguments | {lacks: None}
     if "epilogue" in arguments and draw.choice((True, True, True, False)):
         formula = arguments["epilogue"]
         others = ("operands",) if formula is None else ("bias", "activation", "residual")
