@@ -90,7 +90,7 @@ FAULTS = {
         "lengths",
     ),
     "columns past the last": Fault(
-        LOAD_KV, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
+        LOAD_KV, "has_k = vector * kPerVector < params.dim,", "has_k = true,", "padded rows"
     ),
     "two queries see all keys": Fault(
         WORK_TILE,
@@ -169,8 +169,8 @@ FAULTS = {
     ),
     "the last rows are those of the first block": Fault(
         LOAD_Q,
-        "row = work.first_row + i / kVectors;",
-        "row = i / kVectors;",
+        "row = work.first_row + i / kQueryVectors;",
+        "row = i / kQueryVectors;",
         "rows",
     ),
     "a page's keys counted from the sequence's first": Fault(
@@ -210,7 +210,7 @@ FAULTS = {
         LOAD_KV, "table += work.batch * params.table_stride;", "", "pages"
     ),
     "pages that do not exist": Fault(
-        LOAD_KV, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"
+        LOAD_KV, "page < 0 ? 0 : page < last_page ? page : last_page", "page", "clamped"
     ),
     "a key past the cache": Fault(
         WORK_TILE, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"

@@ -63,7 +63,7 @@ def test_every_argument_is_drawn(name):
 def test_most_calls_are_legal(machine, name):
     calls = [c for seed in range(20) for c in draw_sequence(RandomDraw(seed), (name,), large=True)]
     legal = sum(machine.alone(one).error is None for one in calls)
-    assert 0.6 * len(calls) < legal < len(calls) or name == "quantize_nvfp4"
+    assert 0.55 * len(calls) < legal < len(calls) or name == "quantize_nvfp4"
 
 
 # --- histories -----------------------------------------------------------------------------------
