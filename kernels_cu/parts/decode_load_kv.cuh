@@ -1,8 +1,8 @@
 // Loads tiles of keys and values into shared memory by cp.async, from caches of any strides.
 //
 // Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
-// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys of a tile), kStages, kPaged:
-// whether there is a block table (parts/presence.cuh).
+// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys of a tile), kStages,
+// kPaged: whether there is a block table (parts/presence.cuh).
 #pragma once
 #include "parts/decode_load_q.cuh"
 #include "parts/decode_scales.cuh"

@@ -165,8 +165,7 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
     // first_key: of the warp's part of the tile.  type: the tile's, of a mask's formula.  k_factor:
     // of all scores.
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
-                       const Arrays& arrays, int first_key, bool masked, int type,
-                       float k_factor) {
+                       const Arrays& arrays, int first_key, bool masked, int type, float k_factor) {
         const int lane = lane_id();
         const float scale = params.scale_log2 * (Score::kGeneral ? 1.0f : k_factor);
         // OnlineSoftmax takes a positive scale: others are applied here.
