@@ -56,14 +56,16 @@ def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable
     names = tuple(parameter.name for parameter in parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
+    placed: list[str] = []  # of the schema, which has no formulas
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**dict(zip(placed, args, strict=False)), **kwargs}
         # An option is looked up by its value, which a list has not.
         given = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
         return results(apart([y.contiguous() for y in as_tuple(function(**given))]))
 
     def fake_run(*args: Any, **kwargs: Any) -> Any:
-        return results(fake(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs}))
+        return results(fake(**{**defaults, **dict(zip(placed, args, strict=False)), **kwargs}))
 
     def results(outputs: list[Tensor]) -> Any:
         missing = [_new(outputs[0], (0,))] * (2 - len(outputs))
@@ -73,11 +75,13 @@ def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable
         f"cupykern::{name}", run, mutates_args=written, schema=schema.removeprefix(name)
     )
     operator.register_fake(fake_run)
+    arguments = operator._opoverload._schema.arguments
+    placed += [argument.name for argument in arguments]
 
     # The defaults that the schema lacks.
     needed = {
         argument.name: defaults[argument.name]
-        for argument in operator._opoverload._schema.arguments
+        for argument in arguments
         if argument.name in defaults and not argument.has_default_value()
     }
 
@@ -178,7 +182,9 @@ def _product_shape(a: Tensor, b: Tensor) -> tuple[Any, ...]:
 def _product(
     a: Tensor, b: Tensor, out_dtype: torch.dtype | None, plain: bool, **_: Any
 ) -> list[Tensor]:
-    if out_dtype is None:
+    if out_dtype is None and a.dtype.is_complex:
+        out_dtype = a.dtype
+    elif out_dtype is None:
         out_dtype = TORCH[dtypes.of_product(DTYPES[a.dtype], DTYPES[b.dtype], plain)]
     return [_new(a, _product_shape(a, b), out_dtype)]
 
@@ -279,9 +285,8 @@ _SCORE_OPTIONS = (
 )
 decode_attention = _register(
     "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seq_lens=None, "
-    'Tensor? block_table=None, str layout="hnd", bool causal=True, float? scale=None, '
-    f"{_SCORE_OPTIONS}, bool return_lse=False, Tensor? k_scale=None, "
-    "Tensor? v_scale=None) -> Tensor[]",
+    'Tensor? block_table=None, str layout="hnd", Tensor? k_scale=None, Tensor? v_scale=None, '
+    f"bool causal=True, float? scale=None, {_SCORE_OPTIONS}, bool return_lse=False) -> Tensor[]",
     lambda q, v_cache, return_lse, **_: _attention(q, v_cache, "bhsd", return_lse),
 )
 attention = _register(

@@ -20,7 +20,10 @@ DTYPES = {
     **{getattr(torch, name): dtype for name, dtype in dtypes.NAMES.items() if hasattr(torch, name)},
     **{
         getattr(torch, name): np.dtype(name)
-        for name in ("bool", "uint8", "int16", "int64", "uint16", "uint32", "uint64", "float64")
+        for name in (
+            *("bool", "uint8", "int16", "int64", "uint16", "uint32", "uint64", "float64"),
+            "complex64",
+        )
     },
 }
 TORCH = {dtype: of_torch for of_torch, dtype in DTYPES.items()}
