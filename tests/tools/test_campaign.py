@@ -383,14 +383,14 @@ def test_an_interrupted_campaign_keeps_what_was_done(tmp_path):
 
 
 def test_a_campaign_ends_in_time(tmp_path):
-    run, path = campaign(tmp_path, small("cases", 1000), small("repeats"))
+    run, path = campaign(tmp_path, small("cases", 100_000), small("repeats"))
     run.run(1, 3)
     states = {name: part["state"] for name, part in read(path)[1].items()}
     assert states == {"cases": "cut", "repeats": "not begun"} and run.seconds < 15
 
 
 def test_a_part_gives_way_after_its_share_of_the_time(tmp_path):
-    run, _ = campaign(tmp_path, small("cases", 1000, share=0.01), small("large"))
+    run, _ = campaign(tmp_path, small("cases", 100_000, share=0.01), small("large"))
     run.run(1, 60)
     assert [progress.state for progress in run.progress] == ["cut", "finished"]
 
