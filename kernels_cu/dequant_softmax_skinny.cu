@@ -9,12 +9,12 @@
 // sizeof(SkinnyLogitsStorage).
 // Tensor maps without batch, K-major: A in boxes of `rows` (8 or 16) rows x 64 elements, B in boxes
 // of kColumns columns x 128 elements.  statistics: (m, gridDim.x), of each block's columns.
-#include "parts/epilogue.cuh"
-#include "parts/gemm_work_tile.cuh"
-#include "parts/logits_statistics.cuh"
-#include "parts/math.cuh"
-#include "parts/max_sum.cuh"
-#include "parts/prefetch.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/work_tile.cuh"
+#include "logits/statistics.cuh"
+#include "common/math.cuh"
+#include "common/max_sum.cuh"
+#include "common/prefetch.cuh"
 
 constexpr int kColumns = kSetColumns;  // of two consumer warps
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;

@@ -18,7 +18,7 @@
 //            kNumWords arrays of one word per block.
 // Constants: Element, kVectorWidth, kBatch, kPlain, kMaxDims.
 // Launch: grid (any), block (kNumThreads).
-#include "parts/vector.cuh"
+#include "common/vector.cuh"
 
 constexpr uint64_t kNowhere = 0x7fffffffffffffffull;
 

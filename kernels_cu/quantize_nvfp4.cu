@@ -4,15 +4,15 @@
 //   scale = max |x| of the group / (6 * global_scale), NaN for a group with a NaN or an infinity;
 //   code = x / global_scale / scale; all three rounded to nearest even.
 // First pass: each block's largest finite |x|.  After a grid barrier, second pass: codes and
-// scales, one thread per group; padding of blocked scales (parts/nvfp4.cuh) becomes zero.  The
+// scales, one thread per group; padding of blocked scales (gemm/nvfp4.cuh) becomes zero.  The
 // second pass visits a thread's groups in reverse order, because the last ones read are in L2.  A
 // thread's first kCachedGroups groups stay in shared memory.
 // Constants: Element; kAtOnce: groups that a thread loads at once; kCachedGroups, a multiple of it.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(CachedGroups).  Fewer than
 // 2^32 rows in all, with padding.  barrier: followed by the blocks' partial results.
-#include "parts/math.cuh"
-#include "parts/nvfp4.cuh"
-#include "parts/vector.cuh"
+#include "common/math.cuh"
+#include "gemm/nvfp4.cuh"
+#include "common/vector.cuh"
 
 // Sizes and strides in elements; scale_rows, scale_groups: with padding.
 struct QuantizeNvfp4Params {

@@ -15,10 +15,10 @@
 // Launch: grid (kPhases * ceil(n / (kPhases * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(SkinnyGemmStorage).
 #include "gemm/skinny_fma.cuh"
-#include "parts/misaligned_tile.cuh"
-#include "parts/epilogue.cuh"
-#include "parts/nvfp4.cuh"
-#include "parts/shared_tile.cuh"
+#include "gemm/misaligned_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/nvfp4.cuh"
+#include "common/shared_tile.cuh"
 
 struct SkinnyGemmParams {
     int64_t a_row, b_row;  // row strides of A and of B (MN-major: of k), in elements

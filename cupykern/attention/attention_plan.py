@@ -43,7 +43,7 @@ class AttentionConfig:
     num_warps: int
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (parts/attention_products.cuh: AttentionStorage)."""
+        """Dynamic shared memory (attention/products.cuh: AttentionStorage)."""
         return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
 
 
@@ -302,9 +302,9 @@ def attention_plan(
         raise ValueError(f"attention has {grid} tiles, more than 2^31 - 1")
 
     struct = "GeneralParams" if t.general else "AttentionParams"
-    params = zeros("parts/attention_work_tile.cuh", struct)
+    params = zeros("attention/work_tile.cuh", struct)
     if t.formulas:
-        params = zeros("parts/attention_formula.cuh", "FormulaParams")
+        params = zeros("attention/formula.cuh", "FormulaParams")
         t.formulas.fill(params["operands"])
     for name in ("q", "k", "v", "out"):
         params[name] = getattr(t, name)
@@ -373,7 +373,7 @@ def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> 
 
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
-    """The tiles of queries of causal tasks in the order of attention_work_tile.cuh."""
+    """The tiles of queries of causal tasks in the order of attention/work_tile.cuh."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)
     sections = np.tile(np.repeat(long_first, heads_per_section), whole)

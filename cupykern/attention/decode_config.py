@@ -91,7 +91,7 @@ class DecodeTask(NamedTuple):
     """All that decides how a call is computed.
 
     rows: of a KV head, its query heads times the queries.  max_keys: of a sequence, in its window.
-    general: scores have options (parts/decode_score.cuh).  formulas: of the score and the mask.
+    general: scores have options (attention/decode/score.cuh).  formulas: of the score and the mask.
     cache_dtype: of 8 bits; None: dtype.
     """
 

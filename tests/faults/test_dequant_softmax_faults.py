@@ -14,9 +14,9 @@ from cupykern.targets import host
 
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
 PARTIAL = "gemm/epilogue/partial_softmax.cuh"
-SCALE = "parts/scale_probabilities.cuh"
+SCALE = "logits/scale_probabilities.cuh"
 STREAM = "dequant_softmax_skinny.cu"
-NORMALIZE = "parts/normalize_logits.cuh"
+NORMALIZE = "logits/normalize.cuh"
 
 FAULTS = {
     "the ragged last set counts what is not there": Fault(

@@ -52,25 +52,25 @@ FAULTS = {
         "platform/common.cuh", "magnitude | code >> 3 << 31", "magnitude", "codes"
     ),
     "blocks of 128 rows as far apart as quarters": Fault(
-        "parts/nvfp4.cuh", "mn / 128 * block", "mn / 128 * quarter", "blocked scales"
+        "gemm/nvfp4.cuh", "mn / 128 * block", "mn / 128 * quarter", "blocked scales"
     ),
     "quarters of a block left out": Fault(
-        "parts/nvfp4.cuh", "mn % 128 / 32 * quarter", "0", "codes"
+        "gemm/nvfp4.cuh", "mn % 128 / 32 * quarter", "0", "codes"
     ),
     "the next word of scales": Fault(
-        "parts/nvfp4.cuh", "k / kWordK * word", "0", "blocked scales"
+        "gemm/nvfp4.cuh", "k / kWordK * word", "0", "blocked scales"
     ),
     "scales behind the last group are read": Fault(
-        "parts/nvfp4.cuh",
+        "gemm/nvfp4.cuh",
         "clamp_to(num_k / kGroup - word * kWord, kWord)",
         "kWord",
         "padding",
     ),
     "tiles begin at the first scale": Fault(
-        "parts/nvfp4.cuh", "groups.at(first_row + row,", "groups.at(row,", "blocked scales"
+        "gemm/nvfp4.cuh", "groups.at(first_row + row,", "groups.at(row,", "blocked scales"
     ),
     "bytes of 8 where there are 16": Fault(
-        "parts/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
+        "gemm/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
     ),
     "groups past the scale's rounding": Fault(
         "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)",
@@ -130,7 +130,7 @@ FAULTS = {
         "gemm/convert_nvfp4.cuh", "fetch(word + kPrefetchedWords)", "fetch(0)", "nvfp4"
     ),
     "accumulators in units": Fault(
-        "parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"
+        "gemm/mainloop_portable.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"
     ),
     "accumulators in units, of few rows": Fault(
         "skinny_gemm.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"

@@ -18,7 +18,7 @@ from skinny_gemm_checks import (
 )
 
 FILE = "skinny_gemm.cu"
-MISALIGNED = "parts/misaligned_tile.cuh"
+MISALIGNED = "gemm/misaligned_tile.cuh"
 FMA = "gemm/skinny_fma.cuh"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(

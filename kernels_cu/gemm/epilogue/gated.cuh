@@ -10,9 +10,9 @@
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
-#include "parts/epilogue.cuh"
-#include "parts/gate.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/epilogue/gate.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 
