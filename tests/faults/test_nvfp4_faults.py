@@ -23,7 +23,7 @@ from cupykern.targets import host
 DUAL, QUANTIZE = (
     next(op for op in OPS if op.name == name) for name in ("dual_gemm_silu", "quantize_nvfp4")
 )
-HOST = "platform/nvfp4_host.cuh"
+HOST = "platform/host/nvfp4.cuh"
 
 FAULTS = {
     "a normal global scale becomes one": Fault(

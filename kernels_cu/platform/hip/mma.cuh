@@ -94,7 +94,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// Loads 16 of k by at(row or column, k) (see mma_cuda.cuh).
+// Loads 16 of k by at(row or column, k) (see cuda/mma.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -103,7 +103,7 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     }
 }
 
-// load_fragment for many fragments of one tile (see mma_cuda.cuh).
+// load_fragment for many fragments of one tile (see cuda/mma.cuh).
 template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     int first;
@@ -141,7 +141,7 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     }
 }
 
-// Accumulators as an operand (see mma_cuda.cuh).  Columns stay columns: on gfx9 and gfx12 a lane
+// Accumulators as an operand (see cuda/mma.cuh).  Columns stay columns: on gfx9 and gfx12 a lane
 // has the rows that it needs as k, on gfx11 every second one.
 constexpr Side kAccumulatorSide = kSideB;
 template <class T>

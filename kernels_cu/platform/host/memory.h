@@ -1,5 +1,12 @@
-// Shared memory and cp.async in host_runtime.cpp.
+// Shared memory and cp.async.
 #pragma once
+#include <stdlib.h>
+#include <string.h>
+
+#include "platform/host/previous_grid.h"
+
+namespace host {
+namespace {
 
 void poison(void* p, size_t bytes) {
     Unobserved unobserved;
@@ -80,3 +87,6 @@ void copy_async_wait(int groups) {
     }
     f.num_copies = kept;
 }
+
+}  // namespace
+}  // namespace host

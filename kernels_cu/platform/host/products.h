@@ -1,6 +1,14 @@
 // Matrix products of tiles: d (rows x n) += a (rows x k) b (k x n).  rows: a multiple of 4, at most
 // kMostRows; n: a multiple of 8; k: at most kMostK.
 #pragma once
+#include <stdint.h>
+#include <string.h>
+
+#include "platform/host/formats.h"
+#include "platform/host/interface.h"
+
+namespace host {
+namespace {
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
@@ -8,6 +16,7 @@ typedef double Doubles __attribute__((vector_size(64), may_alias));
 typedef long long Longs __attribute__((vector_size(64), may_alias));
 
 using TypePair = ElementType[2];  // of A and of B
+int item_bytes(ElementType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
 constexpr int kMostRows = 64, kMostK = 32;
 
 // int8: exact.
@@ -115,3 +124,6 @@ void multiply(const TypePair& types, float* d, const float* a, const float* b, i
     if (fp8) multiply_truncated<13, 13>(types, d, a, b, rows, n, k);
     else multiply_truncated<25, 23>(types, d, a, b, rows, n, k);
 }
+
+}  // namespace
+}  // namespace host

@@ -1,5 +1,9 @@
-// Barriers of a block, a warp and a cluster in host_runtime.cpp.
+// Barriers of a block, a warp and a cluster.
 #pragma once
+#include "platform/host/schedule.h"
+
+namespace host {
+namespace {
 
 void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.scope = scope;
@@ -101,3 +105,6 @@ void cluster_wait(Location location) {
     self->arrived_at_cluster = false;
     TSAN(__tsan_acquire(&b.sync[self->cluster_phase % 2]));
 }
+
+}  // namespace
+}  // namespace host

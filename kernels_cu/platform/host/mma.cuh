@@ -1,5 +1,5 @@
 // Matrix primitives on the host: each lane loads its own elements, and the last lane to arrive
-// multiplies for the warp (host_mma.h), bit for bit as Hopper's tensor cores.
+// multiplies for the warp (warp_mma.h), bit for bit as Hopper's tensor cores.
 #pragma once
 #include "platform/fragments.cuh"
 
@@ -50,7 +50,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// Loads 16 of k by at(row or column, k) (see mma_cuda.cuh).
+// Loads 16 of k by at(row or column, k) (see cuda/mma.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -59,7 +59,7 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     }
 }
 
-// load_fragment for many fragments of one tile (see mma_cuda.cuh).
+// load_fragment for many fragments of one tile (see cuda/mma.cuh).
 template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     int first;
@@ -83,12 +83,12 @@ template <class A, class B, int kM, int kN>
 DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
                 const FragmentB<B> (&b)[kN], HOST_LOCATION) {
     static_assert(sizeof(A) == sizeof(B), "fragments have the same of k");
-    static_assert(kM <= host::kMaxFragments && kN <= host::kMaxFragments, "host_mma.h has room");
+    static_assert(kM <= host::kMaxFragments && kN <= host::kMaxFragments, "warp_mma.h has room");
     host::Mma mine{{host::kElementType<A>, host::kElementType<B>}, {kM, kN}, {a, b}, acc};
     host::runtime->mma(&mine, location);
 }
 
-// --- accumulators as an operand (see mma_cuda.cuh) -------------------------------------------
+// --- accumulators as an operand (see cuda/mma.cuh) -------------------------------------------
 constexpr Side kAccumulatorSide = kWarpSize == 32 ? kSideA : kSideB;
 namespace host {
 template <class T> struct AccumulatorToFragment {

@@ -1,45 +1,16 @@
-// Launches and worker threads: one per CPU, started once.
+// Worker threads, one per CPU, started once, and the queue of launches.
 #pragma once
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
-// An array that the previous kernel writes (host_previous_grid.h); layout: targets/host.py.
-struct LateArray {
-    char *array, *copy;
-    unsigned long long bytes;
-};
+#include "platform/host/cluster.h"
 
-// One kernel launch.
-struct Launch {
-    Entry entry;
-    void** args;
-    int grid, num_threads, cluster_size, warp_size, order;
-    unsigned shared_bytes;
-    unsigned long long seed;
-    bool overlaps;    // its threads call wait_for_previous_grid
-    LateArray* late;  // none: the previous kernel has ended
-    int num_late;
-    bool hidden;
-
-    int next_cluster;  // atomic
-    int stop;          // atomic; set by an error and by cancel
-    int num_workers;   // inside, under the pool's lock
-    bool submitted, queued, finished;
-    Launch* next;
-    char error[2048];
-
-    int num_clusters() const { return grid / cluster_size; }
-    bool stopped() const { return __atomic_load_n(&stop, __ATOMIC_RELAXED); }
-    // Only the first error is reported.
-    void fail(const char* message) {
-        int expected = 0;
-        if (__atomic_compare_exchange_n(&stop, &expected, 1, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_RELAXED)) {
-            Unobserved unobserved;  // a fiber that is abandoned orders nothing
-            snprintf(error, sizeof(error), "%s", message);
-        }
-    }
-};
-
-void run_clusters(Launch& launch);
+namespace host {
+namespace {
 
 class Pool {
   public:
@@ -150,3 +121,6 @@ class Pool {
     pthread_cond_t work_, finished_;
     Launch* queue_;
 };
+
+}  // namespace
+}  // namespace host

@@ -1,4 +1,4 @@
-// Hopper's primitives on CUDA (sm_90a): mbarriers, TMA, setmaxnreg.  hopper_host.cuh has the same
+// Hopper's primitives on CUDA (sm_90a): mbarriers, TMA, setmaxnreg.  host/hopper.cuh has the same
 // interface; tests/platform/test_hopper_words.py and test_tensor_maps.py check both.  wgmma.cuh has
 // the matrix products.
 #pragma once

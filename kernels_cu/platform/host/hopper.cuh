@@ -1,6 +1,6 @@
-// Hopper's primitives on the host (semantics: hopper_cuda.cuh).
+// Hopper's primitives on the host (semantics: cuda/hopper.cuh).
 //
-// The destination of a transfer is poison (0xff) until delivery (host_hopper.h), which is as late
+// The destination of a transfer is poison (0xff) until delivery (transfers.h), which is as late
 // as possible.  Shared memory that a transfer or wgmma reads must not change until the wait.
 #pragma once
 #define GRID_CONSTANT const

@@ -1,5 +1,13 @@
-// Operands of host_wgmma.h, from the bits of their descriptors, and their products.
+// Operands of warpgroup_mma.h, from the bits of their descriptors, and their products.
 #pragma once
+#include <stdint.h>
+#include <string.h>
+
+#include "platform/host/products.h"
+#include "platform/host/transfers.h"
+
+namespace host {
+namespace {
 
 constexpr int kTileRows = 64;
 constexpr int kTileBytes = 32;  // along K
@@ -107,3 +115,6 @@ void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigne
     if (!op.accumulate) memset(d, 0, kTileRows * op.n * sizeof(T));
     multiply(op.types, d, a, b, kTileRows, op.n, k);
 }
+
+}  // namespace
+}  // namespace host

@@ -1,9 +1,12 @@
-// mma, load_matrix and store_matrix in host_runtime.cpp, run when a warp's last lane arrives.
+// mma, load_matrix and store_matrix, run when a warp's last lane arrives.
 #pragma once
+#include <stdint.h>
 
-#include "platform/host_products.h"
+#include "platform/host/barriers.h"
+#include "platform/host/products.h"
 
-int item_bytes(ElementType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
+namespace host {
+namespace {
 
 // --- products --------------------------------------------------------------------------------
 // Gathers an operand from the fragments of all lanes.
@@ -101,3 +104,6 @@ void combine_matrices(void** payloads) {
 void move_matrix(MoveMatrix* mine, Location location) {
     exchange(mine->store ? "store_matrix" : "load_matrix", mine, combine_matrices, location);
 }
+
+}  // namespace
+}  // namespace host

@@ -1,6 +1,9 @@
 // Fibers: a stack, a context switch in assembly of a few ns, and the sanitizers' annotations.  The
 // runtime itself is never instrumented; HOST_ASAN and HOST_TSAN describe its kernels.
 #pragma once
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
 
 #ifdef HOST_ASAN
 extern "C" {
@@ -141,6 +144,9 @@ static void flush_subnormals() {
 #error "the host target is for x86-64 and aarch64"
 #endif
 
+namespace host {
+namespace {
+
 // A context: a fiber's, or a worker's own stack.
 struct Context {
     void* stack_pointer;
@@ -187,3 +193,6 @@ inline char* allocate_stacks(size_t count) {
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
 }
+
+}  // namespace
+}  // namespace host

@@ -1,5 +1,13 @@
 // Deadlock messages: which threads wait where, and what the others do.
 #pragma once
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "platform/host/state.h"
+
+namespace host {
+namespace {
 
 class Text {
   public:
@@ -16,12 +24,12 @@ class Text {
     char *p_, *end_;
 };
 
-static bool same_location(const Location& a, const Location& b) {
+bool same_location(const Location& a, const Location& b) {
     return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
 }
 
 // Two fibers in the same state: both done, or both waiting in one primitive at one line.
-static bool alike(const Fiber& a, const Fiber& b) {
+bool alike(const Fiber& a, const Fiber& b) {
     if (a.done || b.done) return a.done == b.done;
     if (!a.waiting_for || !b.waiting_for) return a.waiting_for == b.waiting_for;
     if (a.waiting_for->scope == kPhase && a.waiting_for != b.waiting_for) return false;
@@ -29,8 +37,8 @@ static bool alike(const Fiber& a, const Fiber& b) {
 }
 
 // The threads of [first, first + count) in the state of `like`: "32 threads (0-30, 63) ".
-static void describe_threads(Text& text, const Fiber* first, int count, const Fiber& like,
-                             bool with_indices) {
+void describe_threads(Text& text, const Fiber* first, int count, const Fiber& like,
+                      bool with_indices) {
     int n = 0;
     for (int i = 0; i < count; ++i) n += alike(first[i], like);
     text.add("%d thread%s ", n, n == 1 ? "" : "s");
@@ -53,7 +61,7 @@ static void describe_threads(Text& text, const Fiber* first, int count, const Fi
 }
 
 // Why the threads at `barrier` cannot continue.
-static void describe_divergence(Text text, const Cluster& cluster, const Barrier& barrier) {
+void describe_divergence(Text text, const Cluster& cluster, const Barrier& barrier) {
     const Fiber* first = cluster.fibers;
     int count = cluster.num_fibers();
     const Fiber* waiting = first;
@@ -97,7 +105,7 @@ static void describe_divergence(Text text, const Cluster& cluster, const Barrier
 }
 
 // Of all barriers with waiting fibers, one of the smallest scope: the most specific message.
-static const Barrier* narrowest_barrier(const Cluster& cluster) {
+const Barrier* narrowest_barrier(const Cluster& cluster) {
     const Barrier* found = nullptr;
     for (int i = 0; i < cluster.num_fibers(); ++i) {
         const Barrier* b = cluster.fibers[i].waiting_for;
@@ -107,7 +115,7 @@ static const Barrier* narrowest_barrier(const Cluster& cluster) {
 }
 
 // What `f`'s phase lacks.
-static void describe_phase(Text& text, const Fiber& f) {
+void describe_phase(Text& text, const Fiber& f) {
     const PhaseBarrier& b = *static_cast<const PhaseBarrier*>(f.waiting_for);
     text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.location.file,
              b.location.line);
@@ -121,7 +129,7 @@ static void describe_phase(Text& text, const Fiber& f) {
 }
 
 // Why no fiber can continue: every block's threads, those that wait at an mbarrier first.
-static void describe_stall(Text text, const Cluster& cluster) {
+void describe_stall(Text text, const Cluster& cluster) {
     int groups = 0;
     for (int pass = 0; pass < 2; ++pass) {
         const bool at_phase = pass == 0;
@@ -142,10 +150,13 @@ static void describe_stall(Text text, const Cluster& cluster) {
     }
 }
 
-static bool waits_at_phase(const Cluster& cluster) {
+bool waits_at_phase(const Cluster& cluster) {
     for (int i = 0; i < cluster.num_fibers(); ++i) {
         const Barrier* b = cluster.fibers[i].waiting_for;
         if (b && b->scope == kPhase) return true;
     }
     return false;
 }
+
+}  // namespace
+}  // namespace host

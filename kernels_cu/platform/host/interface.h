@@ -1,5 +1,4 @@
-// The interface of host kernels and host_runtime.cpp.  Kernels include no system header, nor does
-// this.
+// The interface of host kernels and runtime.cpp.  Kernels include no system header, nor does this.
 #pragma once
 namespace host {
 
@@ -45,7 +44,7 @@ constexpr unsigned long long kTensorMapMagic = 0x70614d726f736e54;
 
 enum ElementType { kHalf, kBf16, kE4m3, kE5m2, kInt8 };
 
-// One lane's part of mma over all pairs of `counts` fragments of A and B (mma_host.cuh).  A
+// One lane's part of mma over all pairs of `counts` fragments of A and B (mma.cuh).  A
 // fragment is 16 rows of A or columns of B x 32 bytes of k: the lane has row (column) lane % 16,
 // and of k the lane / 16-th part.  accumulators: float or int.
 struct Mma {

@@ -1,10 +1,16 @@
-// wgmma in host_runtime.cpp, from the bits of the descriptors, as in hardware.
+// wgmma, from the bits of the descriptors, as in hardware.
 //
 // Computed when the last of the 128 threads has called it.  Until the wait the accumulators are
 // poison; at the wait the tiles must be unchanged.
 #pragma once
+#include <stdlib.h>
+#include <string.h>
 
-#include "platform/host_wgmma_products.h"
+#include "platform/host/barriers.h"
+#include "platform/host/warpgroup_operands.h"
+
+namespace host {
+namespace {
 
 constexpr int kWarpgroupSize = 128;
 constexpr int kMaxInFlight = 16;
@@ -219,7 +225,9 @@ void wgmma_wait(int groups, Location location) {
     }
     TSAN(long long* sync = &b.sync[b.phase % 2]; __tsan_release(sync));
     if (++b.arrived == kWarpgroupSize) {
-        new_transfer(Transfer::kProducts, self->owner->shared, 0, location).warpgroup = &g;
+        Transfer& t = new_transfer(Transfer::kProducts, self->owner->shared, 0, location);
+        t.warpgroup = &g;
+        t.finish = finish_wait;
     }
     wait_for(self, b, "wgmma_wait", location);
     TSAN(__tsan_acquire(sync));
@@ -263,3 +271,6 @@ void check_wgmma_end(const Fiber& self) {
     if (g.num_in_flight > 0)
         fail_at("the thread left the kernel without wgmma_wait", g.in_flight[0]->location);
 }
+
+}  // namespace
+}  // namespace host

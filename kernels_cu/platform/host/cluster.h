@@ -1,5 +1,52 @@
-// A worker of host_runtime.cpp runs the clusters of a launch, one after another.
+// A worker runs the clusters of a launch, one after another.
 #pragma once
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "platform/host/memory.h"
+#include "platform/host/tma.h"
+#include "platform/host/warpgroup_mma.h"
+
+namespace host {
+namespace {
+
+// A fiber runs one thread of the kernel after the other.
+void fiber_main() {
+    enter_context();
+    for (;;) {
+        TSAN(__tsan_acquire(&worker->start));
+        Block& block = *worker->current->owner;
+        if (!block.started) {  // discards earlier contents
+            block.started = true;
+            poison_block(block);
+        }
+        worker->launch->entry(worker->launch->args);
+
+        Fiber& self = *worker->current;
+        TSAN(__tsan_release(&worker->end));
+        if (stack_overflowed(self.context)) {
+            fail_at("the thread's stack overflowed", {"host_runtime", 0});
+        }
+        check_waited_for_grid("the thread ended without wait_for_previous_grid",
+                              {"host_runtime", 0});
+        check_thread_end(self);
+        check_wgmma_end(self);
+        self.done = true;
+        // The shared memory of an exited block is invalid.
+        if (--self.owner->live == 0) {
+            check_block_end(*self.owner);
+            poison_block(*self.owner);
+        }
+        if (--worker->cluster.live == 0) {
+            while (deliver_one()) {
+            }  // stores
+            switch_context(self.context, worker->context);
+        } else {
+            switch_to_next();
+        }
+    }
+}
 
 bool allocate(Worker& w, const Launch& launch) {
     Cluster& c = w.cluster;
@@ -138,3 +185,6 @@ void run_clusters(Launch& launch) {
     }
     w.broken = false;
 }
+
+}  // namespace
+}  // namespace host

@@ -1,9 +1,16 @@
-// wait_for_previous_grid in host_runtime.cpp.
+// wait_for_previous_grid.
 //
 // A launch with late arrays behaves as if the previous kernel wrote them at the last moment: until
 // all threads of a cluster wait, they are poison (0xff), so that an earlier read gives another
 // result, and an earlier write is seen.  Clusters run one after the other, each from poison on.
 #pragma once
+#include <stdlib.h>
+#include <string.h>
+
+#include "platform/host/barriers.h"
+
+namespace host {
+namespace {
 
 // A launch of an overlapping kernel: accesses to global memory, and the end, come after the wait.
 void check_waited_for_grid(const char* message, Location location) {
@@ -52,3 +59,6 @@ void wait_for_previous_grid(Location location) {
     arrive_and_wait(c.previous_grid, c.fibers, count, count, "wait_for_previous_grid", location,
                     false, false);
 }
+
+}  // namespace
+}  // namespace host

@@ -1,5 +1,5 @@
-// wgmma.cuh on the host (host_wgmma.h).  Accumulators are poison until the wait, which also reports
-// tiles that changed while wgmma read them.
+// wgmma.cuh on the host (warpgroup_mma.h).  Accumulators are poison until the wait, which also
+// reports tiles that changed while wgmma read them.
 #pragma once
 
 namespace hopper {
