@@ -84,11 +84,11 @@ FAULTS = {
         "value_of_bits(bits) * of_codes", "not finite",
     ),
     "infinities are the largest": Fault(
-        "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;",
-        "not finite"
+        "rows/quantize_nvfp4.cuh",
+        "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
     ),
     "codes beyond 6": Fault(
-        "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)",
+        "rows/quantize_nvfp4.cuh", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)",
         "(pair & 0x7fff7fffu)",
         "saturated",
     ),
@@ -102,7 +102,9 @@ FAULTS = {
     "a block that does not wait for others": Fault(
         "platform/grid.cuh", "now = load_acquire(&barrier->state);", "break;", "quantised"
     ),
-    "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
+    "ties to odd": Fault(
+        "rows/quantize_nvfp4.cuh", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"
+    ),
     "the last rows are not decoded": Fault(
         "dequantize_nvfp4.cu", "if (at >= flat_rows) continue;\n            Bytes",
         "if (i > 0) continue;\n            Bytes",
