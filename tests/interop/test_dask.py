@@ -479,7 +479,7 @@ class _File:
 
 def test_arrays_larger_than_memory_on_two_workers(tmp_path, monkeypatch):
     monkeypatch.setenv("CUPYKERN_HOST_OPTIMIZE", "2")  # of the workers
-    limit, rows, columns, step = 192 << 20, 224 << 10, 512, 2 << 10
+    limit, rows, columns, step = 192 << 20, 200 << 10, 512, 2 << 10
     chunks = (step,) * (rows // step), (columns,)
     x = da.map_blocks(_block, chunks=chunks, dtype=np.float32, meta=np.empty((0, 0), np.float32))
     assert x.nbytes > 2 * limit
