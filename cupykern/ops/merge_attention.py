@@ -166,7 +166,7 @@ def _draw_problem(draw: Draw) -> MergeProblem:
     outer = draw.choice(((), (1,), (2,), (3,), (0,)))
     shape = (*outer, draw.choice((1, 2, 5, 33)), draw.choice((1, 2, 6, 17)))
     return MergeProblem(
-        (*shape, draw.choice((1, 5, 16, 64, 80, 128, 256, 300))),
+        (*shape, draw.choice((0, 1, 5, 16, 64, 80, 128, 256, 300))),
         dtype=draw.choice(OP.dtypes),
         layout=draw.choice(LAYOUTS),
         kind=draw.choice(inputs.KINDS),
