@@ -55,9 +55,7 @@ KERNEL void merge_attention(const Element* out1, const float* lse1, const Elemen
     const int rows_at_once = kNumThreads >> p.lanes_log2;
     const int64_t first_row = int64_t(blockIdx.x) * (rows_at_once * kRows);
     const int64_t row_of_thread = first_row + (int(threadIdx.x) >> p.lanes_log2);
-    // Rows without elements have a log-sum-exp.
-    for (int first = lane; first == 0 || first < p.num_vectors; first += lanes) {
-        const bool has_vector = first < p.num_vectors;
+    for (int first = lane; first < p.num_vectors; first += lanes) {
         Items items1[kRows], items2[kRows];
         float sums1[kRows], sums2[kRows];
         int64_t to[kRows], to_lse[kRows];
@@ -72,10 +70,8 @@ KERNEL void merge_attention(const Element* out1, const float* lse1, const Elemen
             sums1[i] = lse1[offset_of(p.lse1_strides, index)];
             sums2[i] = lse2[offset_of(p.lse2_strides, index)];
             const int64_t col = int64_t(first) * kWidth;
-            if (has_vector) {
-                items1[i].load(out1 + offset_of(p.strides1, index) + col * p.steps[0]);
-                items2[i].load(out2 + offset_of(p.strides2, index) + col * p.steps[1]);
-            }
+            items1[i].load(out1 + offset_of(p.strides1, index) + col * p.steps[0]);
+            items2[i].load(out2 + offset_of(p.strides2, index) + col * p.steps[1]);
             to[i] = offset_of(p.out_strides, index) + col * p.steps[2];
             to_lse[i] = offset_of(p.lse_strides, index);
         }
@@ -83,15 +79,12 @@ KERNEL void merge_attention(const Element* out1, const float* lse1, const Elemen
         for (int i = 0; i < kRows; ++i) {
             if (row_of_thread + i * rows_at_once >= p.num_rows) continue;
             const MergeWeights weights(sums1[i], sums2[i]);
-            if (has_vector) {
-                float merged[kWidth];
+            float merged[kWidth];
 #pragma unroll
-                for (int j = 0; j < kWidth; ++j)
-                    merged[j] = weights.merge(items1[i][j], items2[i][j]);
-                Items result;
-                result.from_floats(merged);
-                result.store(out + to[i]);
-            }
+            for (int j = 0; j < kWidth; ++j) merged[j] = weights.merge(items1[i][j], items2[i][j]);
+            Items result;
+            result.from_floats(merged);
+            result.store(out + to[i]);
             if (first == 0) lse[to_lse[i]] = weights.lse;
         }
     }
