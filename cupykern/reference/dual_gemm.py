@@ -116,6 +116,8 @@ def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
         x.floor * (size_y + y.worst + y.floor) + (size_x + x.worst) * y.floor,
         x.square * (size_y**2 + y.square) + size_x**2 * y.square,
         x.bias * size_y + size_x * y.bias,
+        x.shared * size_y**2 + size_x**2 * y.shared,
+        tuple({*x.axes, *y.axes}),
     )
 
 
@@ -149,4 +151,6 @@ def _half_silu(x: Approximate) -> Approximate:
         SLOPE * x.floor,
         steepness**2 * x.square + expected,
         steepness * x.bias + xp.sqrt(expected),
+        steepness**2 * x.shared,
+        x.axes,
     )

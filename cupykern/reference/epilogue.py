@@ -122,10 +122,12 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
         steepest * value.floor + floor,
         steepness**2 * value.square + own**2,
         steepness * value.bias + own,
+        steepness**2 * value.shared,
     )
     # An infinite sum, which relu makes 0, has no error.
     infinite = xp.isinf(x)
-    return Approximate(found.exact, *(xp.where(infinite, 0.0, error) for error in found[1:]))
+    errors = (xp.where(infinite, 0.0, error) for error in found[1:-1])
+    return Approximate(found.exact, *errors, value.axes)
 
 
 def epilogue_bound(

@@ -65,10 +65,17 @@ def expression_bound(
         worst, floor = (xp.broadcast_to(z, shape) for z in (last.worst, last.floor))
         free, unsure = (xp.broadcast_to(z, shape) for z in (last.free, last.unsure))
         known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
+        shared: Any = 0.0
+        if acc.axes:
+            _, others = propagate(
+                nodes, environment, {"acc": acc._replace(square=acc.square - acc.shared)}
+            )
+            shared = xp.broadcast_to(xp.where(known, xp.maximum(square - others, 0.0), 0.0), shape)
         # A literal's error is known, that of a result at least its rounding.
         square = xp.maximum(square, inexact_rms(reference) ** 2)
         square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
-        bound = Approximate(reference, worst, floor, square, math.inf).stored(reference, out_dtype)
+        y = Approximate(reference, worst, floor, square, math.inf, shared, acc.axes)
+        bound = y.stored(reference, out_dtype)
         known = xp.broadcast_to(known, shape)
     return bound._replace(
         elementwise=xp.where(free, math.inf, bound.elementwise),
