@@ -196,7 +196,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                         float(accumulator[0][p * kProductRows + i]);
                 }
             }
-            const auto row_of = [&](int i) {
+            const auto row_of = [=](int i) {
                 return row + slice * kProductRows * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
             };
 #pragma unroll
@@ -205,7 +205,9 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 products[0][i] = products[0][i] * factors[0] * factor * params.alpha;
                 products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
             }
-            gate.apply(products[0], products[1], [&](int i) { return Element{row_of(i), col}; });
+            // Captured by value: else the accumulators are in local memory.
+            gate.apply(products[0], products[1],
+                       [=](int i) { return Element{row_of(i), col}; });
 #pragma unroll
             for (int i = 0; i < kProductRows / 2; ++i) {
                 const float one[1] = {products[0][i]};
