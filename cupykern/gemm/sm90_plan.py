@@ -46,7 +46,8 @@ PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
 }
 
 
-_FORMULA_PARAMS = {  # whose first field has those without a formula
+_WITHOUT_FORMULA = {"gemm": "matmul", "dual_gemm": "gated"}  # fields of those with one
+_FORMULA_PARAMS = {
     "gemm": ("expression", "ExpressionMatmulParams"),
     "dual_gemm": ("gate_expression", "ExpressionGatedParams"),
 }
@@ -126,7 +127,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     if p.formula is not None:
         plain, file, struct = params, *_FORMULA_PARAMS[p.kernel]
         params = zeros(f"gemm/epilogue/{file}.cuh", struct)
-        params[params.dtype.names[0]] = plain
+        params[_WITHOUT_FORMULA[p.kernel]] = plain
         fill_formula(params["expression"], p)
         places += tuple(range(len(ARRAYS[p.kernel]), len(p.array_names)))
     by_value = target.by_value(params)

@@ -106,7 +106,7 @@ def dual_gemm_silu(
         given = a, b1, b2, array_a, array_b, array_b2
         numbers = number_a, number_b, number_b2
         call = ("dual_gemm_silu", *numbers, policy, out_dtype, precision, config)
-    names, given = (*names, *formula.array_names), (*given, *formula.arrays)
+    given = *given, *formula.arrays
     key, known, _ = plans.find((*call, *formula.key), out, *given)
     if known is not None:
         return launch.launch_known(known, given, out)
@@ -145,7 +145,7 @@ def dual_gemm_silu(
         out,
         config,
         key if same_memory((a, x), (b1, y1), (b2, y2)) else None,
-        names,
+        (*names, *formula.array_names),
         alpha=alpha,
         alpha2=alpha2,
         block_scales=blocks,

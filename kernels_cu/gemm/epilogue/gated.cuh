@@ -1,5 +1,5 @@
-// The gated epilogue of a dual GEMM: out = Gate(d1, d2) of the accumulators d1, d2 of both products,
-// silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
+// The gated epilogue of a dual GEMM: out = Gate(d1, d2) of the accumulators d1, d2 of both
+// products: silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
 //
 // A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
 // from kCols / 4 on.  With SwapAB the columns are the rows of the accumulators:
@@ -206,8 +206,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
             }
             // Captured by value: else the accumulators are in local memory.
-            gate.apply(products[0], products[1],
-                       [=](int i) { return Element{row_of(i), col}; });
+            gate.apply(products[0], products[1], [=](int i) { return Element{row_of(i), col}; });
 #pragma unroll
             for (int i = 0; i < kProductRows / 2; ++i) {
                 const float one[1] = {products[0][i]};
