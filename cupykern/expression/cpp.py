@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .tree import BOOLEAN, INTEGER, REAL, Node
+from .tree import BOOLEAN, INTEGER, REAL, SCOPES, Node
 
 MAX_OPERANDS = 8  # expression/apply.cuh: kMaxOperands
 _TYPES = {REAL: "float", INTEGER: "int64_t", BOOLEAN: "bool"}
@@ -72,8 +72,9 @@ class OperandCode(NamedTuple):
     cols: bool = False
 
 
-def source(nodes: Sequence[Node], operands: Sequence[OperandCode]) -> str:
-    """The struct Expression, with its include."""
+def source(nodes: Sequence[Node], operands: Sequence[OperandCode], scope: str = "epilogue") -> str:
+    """The struct Expression, with its include.  scope: "epilogue" or "gate"."""
+    products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
     matrices = [
         f"        f({k}, int(sizeof({x.cpp})));"
         for k, x in enumerate(operands)
@@ -98,7 +99,7 @@ def source(nodes: Sequence[Node], operands: Sequence[OperandCode]) -> str:
         *matrices,
         "    }",
         "    template <class Operands>",
-        "    DEVICE static float of(const Operands& x, float acc, int64_t i, int64_t j,",
+        f"    DEVICE static float of(const Operands& x, {products}, int64_t i, int64_t j,",
         "                           int64_t b) {",
         *body,
         f"        return {values[-1]};",

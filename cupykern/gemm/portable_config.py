@@ -110,7 +110,7 @@ class GemmConfig:
         )
         if task.formula is None:
             return plain
-        return task.formula.variant(plain, "gemm_expression")
+        return task.formula.variant(plain, f"{task.kernel}_expression")
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""

@@ -213,11 +213,12 @@ class Formula(NamedTuple):
     """An expression as the epilogue.
 
     nodes: its tree.  operands: arrays and numbers; None: an array of OPERANDS.
-    first_matrix: of the batch.
+    scope: "epilogue", or "gate": of two products.  first_matrix: of the batch.
     """
 
     nodes: tuple[Node, ...]
     operands: tuple[Matrix | float | None, ...]
+    scope: str = "epilogue"
     first_matrix: int = 0
 
     def of(self, matrices: dict[str, Matrix]) -> Formula:
@@ -234,7 +235,7 @@ class Formula(NamedTuple):
             else OperandCode()
             for x in self.operands
         )
-        return FormulaCode(source(self.nodes, tuple(kinds)))
+        return FormulaCode(source(self.nodes, tuple(kinds), self.scope))
 
 
 class Product(NamedTuple):
@@ -249,7 +250,7 @@ class Product(NamedTuple):
     row has statistics of.
     precision: of FP32 operands.  num_parts, part_steps: of operands that are parts of FP32 ones
     (split_float32.py), and how far a part lies from the next.
-    formula: in place of bias, activation and residual.
+    formula: in place of bias, activation and residual, or of silu and the product with the other.
     """
 
     batch: tuple[int, ...]

@@ -46,6 +46,13 @@ PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
 }
 
 
+_WITHOUT_FORMULA = {"gemm": "matmul", "dual_gemm": "gated"}  # fields of those with one
+_FORMULA_PARAMS = {
+    "gemm": ("expression", "ExpressionMatmulParams"),
+    "dual_gemm": ("gate_expression", "ExpressionGatedParams"),
+}
+
+
 class Sm90Plan(NamedTuple):
     """The launch of a product, as shapes, strides, dtypes and config decide it."""
 
@@ -118,9 +125,9 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     params["tiles_m"], params["tiles_n"] = c.cluster_tiles(p.m, p.n)
     places = PLACES[p.kernel]
     if p.formula is not None:
-        matmul = params
-        params = zeros("gemm/epilogue/expression.cuh", "ExpressionMatmulParams")
-        params["matmul"] = matmul
+        plain, file, struct = params, *_FORMULA_PARAMS[p.kernel]
+        params = zeros(f"gemm/epilogue/{file}.cuh", struct)
+        params[_WITHOUT_FORMULA[p.kernel]] = plain
         fill_formula(params["expression"], p)
         places += tuple(range(len(ARRAYS[p.kernel]), len(p.array_names)))
     by_value = target.by_value(params)
@@ -191,7 +198,7 @@ def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.n
 
 
 def _dual_params(p: Product) -> np.ndarray:
-    params = zeros("gemm/epilogue/gated.cuh", "GatedParams")
+    params = zeros("gemm/epilogue/gate_silu.cuh", "GatedParams")
     fill_epilogues(params["epilogues"], p)
     params["policy"] = p.policy
     return params
