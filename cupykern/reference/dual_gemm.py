@@ -82,7 +82,7 @@ def dual_gemm_silu_bound(
         if narrow:
             gate, d2 = in_half(gate), in_half(d2)
             overflows = overflows | _overflows(gate) | _overflows(d2)
-        y = _times(gate, d2, reference[0])
+        y = times(gate, d2, reference[0])
         y = in_half(y) if narrow else y.rounded()
         overflows = overflows | (narrow & _overflows(y))
         bound = y.stored(reference[0], out_dtype)
@@ -107,7 +107,7 @@ def _overflows(x: Approximate) -> Any:
     return abs(x.exact) + x.worst >= _HALF.max
 
 
-def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
+def times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
     """Their product, before it is rounded; `exact` of what x and y should be."""
     size_x, size_y = abs(x.exact), abs(y.exact)
     return Approximate(

@@ -1,0 +1,37 @@
+"""Steps of models over several ranks, each with a part of the weights, rows, keys or experts.
+
+Functions over a communicator that the user has, of mpi4py or NCCL: `MpiCommunicator`,
+`NcclCommunicator`, or `SelfCommunicator` for one rank.  Sums over ranks are FP32, in the order of
+ranks.  All ranks compare their arguments first, and raise the same error where these differ.
+"""
+
+from .collectives import all_gather, all_reduce, reduce_scatter, shares
+from .communicator import CommunicationError, Communicator, SelfCommunicator
+from .linear import (
+    column_parallel_dual_gemm_silu,
+    column_parallel_matmul,
+    column_parallel_scaled_mm,
+    row_parallel_dual_gemm_silu,
+    row_parallel_matmul,
+    row_parallel_scaled_mm,
+)
+from .mpi import MpiCommunicator
+from .nccl import NcclCommunicator
+
+__all__ = [
+    "CommunicationError",
+    "Communicator",
+    "MpiCommunicator",
+    "NcclCommunicator",
+    "SelfCommunicator",
+    "all_gather",
+    "all_reduce",
+    "column_parallel_dual_gemm_silu",
+    "column_parallel_matmul",
+    "column_parallel_scaled_mm",
+    "reduce_scatter",
+    "row_parallel_dual_gemm_silu",
+    "row_parallel_matmul",
+    "row_parallel_scaled_mm",
+    "shares",
+]

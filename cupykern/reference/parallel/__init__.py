@@ -1,0 +1,29 @@
+"""What the functions of `cupykern.parallel` compute in FP64, by one process, and error bounds that
+include the order of sums over ranks.
+
+Arguments that differ between ranks come as sequences, one item a rank.
+"""
+
+from .products import (
+    all_reduce,
+    all_reduce_bound,
+    reduce_scatter_bound,
+    row_parallel_dual_gemm_silu,
+    row_parallel_dual_gemm_silu_bound,
+    row_parallel_matmul,
+    row_parallel_matmul_bound,
+    row_parallel_scaled_mm,
+    row_parallel_scaled_mm_bound,
+)
+
+__all__ = [
+    "all_reduce",
+    "all_reduce_bound",
+    "reduce_scatter_bound",
+    "row_parallel_dual_gemm_silu",
+    "row_parallel_dual_gemm_silu_bound",
+    "row_parallel_matmul",
+    "row_parallel_matmul_bound",
+    "row_parallel_scaled_mm",
+    "row_parallel_scaled_mm_bound",
+]

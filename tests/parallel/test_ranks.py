@@ -1,0 +1,13 @@
+"""`cupykern.parallel` on 2, 3 and 4 MPI ranks of numpy arrays (tests/support/parallel_checks)."""
+
+from __future__ import annotations
+
+import pytest
+from parallel_checks import CHECKS
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("check", CHECKS)
+def test_on_ranks(checked, check, ranks):
+    failure = checked(ranks)[check]
+    assert not failure, failure
