@@ -6,17 +6,19 @@ ranks.  All ranks compare their arguments first, and raise the same error where 
 """
 
 from .collectives import all_gather, all_reduce, reduce_scatter, shares
-from .communicator import CommunicationError, Communicator, SelfCommunicator
-from .linear import (
+from .column_products import (
     column_parallel_dual_gemm_silu,
     column_parallel_matmul,
     column_parallel_scaled_mm,
+)
+from .communicator import CommunicationError, Communicator, SelfCommunicator
+from .mpi import MpiCommunicator
+from .nccl import NcclCommunicator
+from .row_products import (
     row_parallel_dual_gemm_silu,
     row_parallel_matmul,
     row_parallel_scaled_mm,
 )
-from .mpi import MpiCommunicator
-from .nccl import NcclCommunicator
 
 __all__ = [
     "CommunicationError",
