@@ -5,6 +5,7 @@ Functions over a communicator that the user has, of mpi4py or NCCL: `MpiCommunic
 ranks.  All ranks compare their arguments first, and raise the same error where these differ.
 """
 
+from .attention import ring_attention, zigzag
 from .collectives import all_gather, all_reduce, reduce_scatter, shares
 from .column_products import (
     column_parallel_dual_gemm_silu,
@@ -14,6 +15,12 @@ from .column_products import (
 from .communicator import CommunicationError, Communicator, SelfCommunicator
 from .mpi import MpiCommunicator
 from .nccl import NcclCommunicator
+from .norms import (
+    all_reduce_layer_norm,
+    all_reduce_rms_norm,
+    sequence_parallel_layer_norm,
+    sequence_parallel_rms_norm,
+)
 from .row_products import (
     row_parallel_dual_gemm_silu,
     row_parallel_matmul,
@@ -28,12 +35,18 @@ __all__ = [
     "SelfCommunicator",
     "all_gather",
     "all_reduce",
+    "all_reduce_layer_norm",
+    "all_reduce_rms_norm",
     "column_parallel_dual_gemm_silu",
     "column_parallel_matmul",
     "column_parallel_scaled_mm",
     "reduce_scatter",
+    "ring_attention",
     "row_parallel_dual_gemm_silu",
     "row_parallel_matmul",
     "row_parallel_scaled_mm",
+    "sequence_parallel_layer_norm",
+    "sequence_parallel_rms_norm",
     "shares",
+    "zigzag",
 ]

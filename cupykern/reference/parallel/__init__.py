@@ -4,6 +4,8 @@ include the order of sums over ranks.
 Arguments that differ between ranks come as sequences, one item a rank.
 """
 
+from .attention import ring_attention, ring_attention_bound
+from .norms import all_reduce_norm, all_reduce_norm_bound
 from .products import (
     all_reduce,
     all_reduce_bound,
@@ -19,7 +21,11 @@ from .products import (
 __all__ = [
     "all_reduce",
     "all_reduce_bound",
+    "all_reduce_norm",
+    "all_reduce_norm_bound",
     "reduce_scatter_bound",
+    "ring_attention",
+    "ring_attention_bound",
     "row_parallel_dual_gemm_silu",
     "row_parallel_dual_gemm_silu_bound",
     "row_parallel_matmul",

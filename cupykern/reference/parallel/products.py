@@ -43,18 +43,18 @@ def all_reduce(x: Sequence[Array]) -> tuple[Any]:
 def all_reduce_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[Bound]:
     """FP32 additions in the order of ranks, and a rounding to x's dtype."""
     with np.errstate(all="ignore"):
-        total = sum_in_order(_exact(as_float64(part)) for part in x)
+        total = sum_in_order(of_numbers(as_float64(part)) for part in x)
         return (total.stored(reference[0], x[0].dtype),)
 
 
 def reduce_scatter_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[Bound]:
     """The same without the last rounding; of all rows."""
     with np.errstate(all="ignore"):
-        total = sum_in_order(_exact(as_float64(part)) for part in x)
+        total = sum_in_order(of_numbers(as_float64(part)) for part in x)
         return (total.stored(reference[0], dtypes.float32),)
 
 
-def _exact(x: Any) -> Approximate:
+def of_numbers(x: Any) -> Approximate:
     zeros = namespace(x).zeros_like(x)
     return Approximate(x, zeros, zeros, zeros, zeros)
 

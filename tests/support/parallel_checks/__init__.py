@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import agreement, linear
+from . import agreement, attention, linear, norms
 
-MODULES = (linear, agreement)
+MODULES = (linear, norms, attention, agreement)
 
 
 def _of(module: ModuleType) -> dict[str, Callable[[Any], None]]:
