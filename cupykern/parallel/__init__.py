@@ -13,6 +13,7 @@ from .column_products import (
     column_parallel_scaled_mm,
 )
 from .communicator import CommunicationError, Communicator, SelfCommunicator
+from .moe import expert_parallel_moe
 from .mpi import MpiCommunicator
 from .nccl import NcclCommunicator
 from .norms import (
@@ -25,6 +26,13 @@ from .row_products import (
     row_parallel_dual_gemm_silu,
     row_parallel_matmul,
     row_parallel_scaled_mm,
+)
+from .vocabulary import (
+    vocabulary_parallel_argmax,
+    vocabulary_parallel_cross_entropy,
+    vocabulary_parallel_log_softmax,
+    vocabulary_parallel_sample,
+    vocabulary_parallel_softmax,
 )
 
 __all__ = [
@@ -40,6 +48,7 @@ __all__ = [
     "column_parallel_dual_gemm_silu",
     "column_parallel_matmul",
     "column_parallel_scaled_mm",
+    "expert_parallel_moe",
     "reduce_scatter",
     "ring_attention",
     "row_parallel_dual_gemm_silu",
@@ -48,5 +57,10 @@ __all__ = [
     "sequence_parallel_layer_norm",
     "sequence_parallel_rms_norm",
     "shares",
+    "vocabulary_parallel_argmax",
+    "vocabulary_parallel_cross_entropy",
+    "vocabulary_parallel_log_softmax",
+    "vocabulary_parallel_sample",
+    "vocabulary_parallel_softmax",
     "zigzag",
 ]

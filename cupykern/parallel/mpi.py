@@ -21,7 +21,7 @@ from .communicator import (
     bytes_of,
 )
 
-_CONTROL, _DATA = 1, 2  # tags
+_CONTROL, _DATA, _FAILED = 1, 2, 3  # tags
 
 
 class MpiCommunicator(Communicator):
@@ -89,8 +89,12 @@ class MpiCommunicator(Communicator):
             part.Free()
 
     def fail(self, why: str) -> None:
+        """And tell the others, who may be waiting for this rank."""
         if self._failure is None and self.size > 1:
             atexit.register(self._mpi.COMM_WORLD.Abort, 1)
+            text = np.frombuffer(why.encode(), np.uint8)
+            others = [(rank, text) for rank in range(self.size) if rank != self.rank]
+            self._told = self._begin(others, [], _FAILED)  # nobody waits for it
         super().fail(why)
 
     def finish(self, requests: Sequence[tuple[int, Any]]) -> None:
@@ -98,6 +102,7 @@ class MpiCommunicator(Communicator):
         left, deadline = [request for _, request in requests], Deadline(self.timeout)
         try:
             while not self._mpi.Request.Testall(left):
+                self._check_others()
                 if deadline.passed():
                     late = [rank for rank, request in requests if not request.Test()]
                     if late:
@@ -105,6 +110,16 @@ class MpiCommunicator(Communicator):
         except self._mpi.Exception as error:
             self.fail(f"MPI failed: {error}")
             raise CommunicationError(f"MPI failed on rank {self.rank}: {error}") from error
+
+    def _check_others(self) -> None:
+        """Raise CommunicationError if a rank has told that it failed."""
+        status, byte = self._mpi.Status(), self._mpi.BYTE
+        if self._comm.Iprobe(self._mpi.ANY_SOURCE, _FAILED, status):
+            text, rank = np.empty(status.Get_count(byte), np.uint8), status.Get_source()
+            self._comm.Recv([text, byte], rank, _FAILED)
+            why = f"rank {rank}: {text.tobytes().decode()}"
+            self.fail(why)
+            raise CommunicationError(why, [rank])
 
 
 class _Requests:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import agreement, attention, linear, norms
+from . import agreement, attention, linear, moe, norms, vocabulary
 
-MODULES = (linear, norms, attention, agreement)
+MODULES = (linear, norms, attention, vocabulary, moe, agreement)
 
 
 def _of(module: ModuleType) -> dict[str, Callable[[Any], None]]:
