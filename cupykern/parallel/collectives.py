@@ -152,20 +152,32 @@ def reduce_scatter(comm: Communicator, x: Any) -> Any:
         return _summed(comm, x, shares(x.shape[0], comm.size))
 
 
-def all_reduce(comm: Communicator, x: Any) -> Any:
-    """The sum of all ranks' x, of x's dtype: FP32 sums in the order of ranks, rounded once.
+def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
+    """The sum of all ranks' x: FP32 sums in the order of ranks, rounded once.
 
-    >>> x = np.ones((2, 3), np.float16)
-    >>> parallel.all_reduce(parallel.SelfCommunicator(), x).dtype
+    >>> x = np.ones((2, 3), np.float32)
+    >>> parallel.all_reduce(parallel.SelfCommunicator(), x, dtype="float16").dtype
     dtype('float16')
 
-    x: as for `reduce_scatter`.  Sends 4 bytes a number there, and x's itemsize to gather the sums:
-    (4 + itemsize) (size - 1) / size bytes for each number.
-    Raises TypeError, ValueError, CommunicationError.
+    x: as for `reduce_scatter`.  dtype: float16, bfloat16 or float32, of the result; None: x's.
+
+    Sends 4 bytes a number to be added, and the result's itemsize to be gathered: (4 + itemsize)
+    (size - 1) / size bytes for each number.
+    Raises TypeError, ValueError, CommunicationError.  Error bound:
+    `reference.parallel.all_reduce_bound`.
     """
-    with agreed(comm, "all_reduce", _same(comm, x)):
+
+    def facts() -> Facts:
+        same = _same(comm, x)().same
+        return Facts({**same, "dtype": str(_result(x, dtype))})
+
+    with agreed(comm, "all_reduce", facts):
         parts = shares(x.shape[0], comm.size)
-        return gather_rows(comm, _summed(comm, x, parts).astype(x.dtype), parts)
+        return gather_rows(comm, _summed(comm, x, parts).astype(_result(x, dtype)), parts)
+
+
+def _result(x: Any, dtype: Any) -> np.dtype:
+    return x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", FLOATS)
 
 
 def _same(comm: Communicator, x: Any) -> Callable[[], Facts]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
+pytest.importorskip("mpi4py", reason="mpi4py is missing: pip install -e '.[parallel]'")
+
 from parallel_checks import CHECKS
 
 

@@ -35,16 +35,19 @@ def _plus(a: Approximate, b: Approximate) -> Approximate:
     return Approximate(*(x + y for x, y in zip(a, b, strict=True))).rounded()
 
 
-def all_reduce(x: Sequence[Array]) -> tuple[Any]:
+def all_reduce(x: Sequence[Array], **_: Any) -> tuple[Any]:
     """The sum of all ranks' x."""
     return (sum(as_float64(part) for part in x),)
 
 
-def all_reduce_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[Bound]:
-    """FP32 additions in the order of ranks, and a rounding to x's dtype."""
+def all_reduce_bound(
+    x: Sequence[Array], *, dtype: Any = None, reference: tuple[Any]
+) -> tuple[Bound]:
+    """FP32 additions in the order of ranks, and a rounding to the result's dtype."""
     with np.errstate(all="ignore"):
         total = sum_in_order(of_numbers(as_float64(part)) for part in x)
-        return (total.stored(reference[0], x[0].dtype),)
+        result = x[0].dtype if dtype is None else np.dtype(dtypes.NAMES.get(dtype, dtype))
+        return (total.stored(reference[0], result),)
 
 
 def reduce_scatter_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[Bound]:
