@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from cupykern.arrays import address_of
+from cupykern.numerics import to_numpy
 from cupykern.targets import is_cupy
 from cupykern.typing import Array
 
@@ -60,8 +62,8 @@ class NcclCommunicator(Communicator):
             try:
                 for transfer, messages in ((self._comm.send, sends), (self._comm.recv, receives)):
                     for rank, x in messages:
-                        address = x.data.ptr
-                        transfer(address, x.nbytes, nccl.NCCL_UINT8, rank, self._stream.ptr)
+                        place = address_of(x)
+                        transfer(place, x.nbytes, nccl.NCCL_UINT8, rank, self._stream.ptr)
             finally:
                 nccl.groupEnd()
         return _Event(self._cuda, self._stream.record(), (sends, receives))
@@ -78,9 +80,9 @@ class NcclCommunicator(Communicator):
             [(rank, found[rank]) for rank in others],
         )
         self._exchange(sends, receives).wait()
-        self.synchronize()
+        self.synchronize()  # so that no array is given out again before
         found[self.rank] = mine
-        return [x.get().tobytes() for x in found]
+        return [to_numpy(x).tobytes() for x in found]
 
     def synchronize(self) -> None:
         """Wait until all messages so far have arrived.  Raises CommunicationError."""

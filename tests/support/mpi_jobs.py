@@ -24,13 +24,11 @@ def mpiexec() -> str:
     return found
 
 
-def run(
-    ranks: int, *command: str, timeout: float = 300.0, options: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    """A job of so many ranks.  options: of mpiexec."""
+def run(ranks: int, *command: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+    """A job of so many ranks."""
     path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
     return subprocess.run(
-        [mpiexec(), *options, "-n", str(ranks), sys.executable, *command],
+        [mpiexec(), "-n", str(ranks), sys.executable, *command],
         capture_output=True,
         text=True,
         timeout=timeout,
