@@ -94,7 +94,7 @@ def dual_gemm_silu_bound(
         if narrow:
             silu, d2 = in_half(silu), in_half(d2)
             overflows = overflows | _overflows(silu) | _overflows(d2)
-        y = _times(silu, d2, reference[0])
+        y = times(silu, d2, reference[0])
         y = in_half(y) if narrow else y.rounded()
         overflows = overflows | (narrow & _overflows(y))
         bound = y.stored(reference[0], out_dtype)
@@ -119,7 +119,7 @@ def _overflows(x: Approximate) -> Any:
     return abs(x.exact) + x.worst >= _HALF.max
 
 
-def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
+def times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
     """Their product, before it is rounded; `exact` of what x and y should be."""
     size_x, size_y = abs(x.exact), abs(y.exact)
     return Approximate(
