@@ -7,6 +7,7 @@
 #include "parts/decode_load_q.cuh"
 #include "parts/decode_scales.cuh"
 #include "parts/decode_warp_layout.cuh"
+#include "parts/pages.cuh"
 #include "parts/presence.cuh"
 
 // The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
@@ -28,11 +29,6 @@ struct KvCache {
     const CacheElement* k;
     const CacheElement* v;
 };
-
-// A page that exists.
-DEVICE int clamp_page(int page, int last_page) {
-    return page < 0 ? 0 : page < last_page ? page : last_page;
-}
 
 // Loads the scales of tokens: a thread that of one key of each tile.
 struct ScaleLoader {
