@@ -94,7 +94,7 @@ struct PagedKv {
         // As ContiguousKv's; values are those of the keys that were started last.
         template <bool kUnpredicated>
         DEVICE void start_keys(KeyTile& tile, int first_key, int num_rows) {
-            const int rows = num_rows < KeyTile::kRows ? num_rows : KeyTile::kRows;
+            const int rows = kUnpredicated ? KeyTile::kRows : clamp_to(num_rows, KeyTile::kRows);
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
                 int page = first_key + i * kAtOnce + row;
@@ -105,7 +105,7 @@ struct PagedKv {
         }
         template <bool kUnpredicated>
         DEVICE void start_values(KeyTile& tile, int first_key, int num_rows) const {
-            start(tile, values, first_key, num_rows);
+            start(tile, values, first_key, kUnpredicated ? KeyTile::kRows : num_rows);
         }
     };
 

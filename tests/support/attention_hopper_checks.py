@@ -71,6 +71,11 @@ PROBLEMS = (
                      options=ScoreChoice((150, 90), 3.0), **STATS),
     VarlenProblem(((70, 90), (0, 5), (300, 430), (65, 0), (200, 500)), 2, 1, 64, 64, causal=True,
                   options=ScoreChoice((100, -1), 2.0, "bh", True), lse=True),
+    AttentionProblem(2, 4, 2, 200, 300, 64, 64, causal=True, causal_align="bottom_right",
+                     mask="bool", options=ScoreChoice((100, -1), 2.0, "bh", True), lens=(300, 129),
+                     **STATS),
+    AttentionProblem(2, 2, 1, 300, 700, 64, 64, mask="block", causal=True, input_pos=300,
+                     options=ScoreChoice((150, -1), None, "bh", True), lens=(700, 333), **STATS),
     # Pages: boxes of 16, 48, 64 and 128 keys; sequences that decode, are new, or have too few keys.
     VarlenProblem(((70, 90), (0, 5), (300, 430), (65, 0), (200, 100), (1, 333)), 2, 1, 64, 40,
                   causal=True, lse=True, page=16),
@@ -80,11 +85,6 @@ PROBLEMS = (
                   options=ScoreChoice((100, -1), 2.0, "bh", True), lse=True, page=48, layout="nhd"),
     VarlenProblem(((70, 90), (300, 430)), 4, 2, 64, 64, causal=True, scale=-0.3, lse=True,
                   page=256),
-    AttentionProblem(2, 4, 2, 200, 300, 64, 64, causal=True, causal_align="bottom_right",
-                     mask="bool", options=ScoreChoice((100, -1), 2.0, "bh", True), lens=(300, 129),
-                     **STATS),
-    AttentionProblem(2, 2, 1, 300, 700, 64, 64, mask="block", causal=True, input_pos=300,
-                     options=ScoreChoice((150, -1), None, "bh", True), lens=(700, 333), **STATS),
 )  # fmt: skip
 
 
