@@ -12,6 +12,6 @@ KERNEL void attention_paged(const Element* q, const Element* k, const Element* v
     wait_for_previous_grid();
     SHARED_STORAGE(AttentionStorage, storage);
     const PagedKv kv{k, v, cu_seqlens_q, seq_lens, block_table, pages};
-    attention_block(storage, params, q, kv, out, {lse, nullptr, nullptr},
+    attention_block(storage, params, q, kv, out, lse, nullptr, nullptr,
                     Score::without_mask(slopes, sinks));
 }

@@ -18,5 +18,5 @@ KERNEL void attention_paged_formula(const Element* q, const Element* k, const El
     SHARED_STORAGE(AttentionStorage, storage);
     const Score::Arrays arrays{{{}, slopes, sinks}, {{x0, x1, x2, x3, x4, x5, x6, x7}}};
     const PagedKv kv{k, v, cu_seqlens_q, seq_lens, block_table, pages};
-    attention_block(storage, params, q, kv, out, {lse, nullptr, nullptr}, arrays);
+    attention_block(storage, params, q, kv, out, lse, nullptr, nullptr, arrays);
 }

@@ -293,8 +293,8 @@ DEVICE void finish(AttentionStorage& storage, const Params& params, const Attent
 
 template <class KvSource>
 DEVICE void attention_block(AttentionStorage& storage, const Params& params, const Element* q,
-                            const KvSource& kv, Element* out, const Statistics& statistics,
-                            const Score::Arrays& arrays) {
+                            const KvSource& kv, Element* out, float* lse, float* row_max,
+                            float* row_sum, const Score::Arrays& arrays) {
     const AttentionWorkTile index = AttentionWorkTile::of(params, blockIdx.x);
     const AttentionHead head = kv.head(params, index.head).of_warp();
     const int row = uniform(index.tile * kTileM);
@@ -325,7 +325,7 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
             rows_of_warp.softmax[m].begin(sink * kLog2E, Rows::is_first(lane_id()));
     }
     Loaders loaders(first_row_of_warp());
-    const bool keeps_tops = statistics.lse || statistics.row_max || statistics.row_sum;
+    const bool keeps_tops = lse || row_max || row_sum;
     if (keeps_tops) {
         for_each_top(storage,
                      [&](float& top, int, int) { top = kGeneral ? first_top : -kInfinity; });
@@ -346,5 +346,5 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     const AttentionHead same = kv.head(params, here.head);
     const int warp_row = first_row_of_warp();
     finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, rows_of_warp, out,
-           statistics);
+           {lse, row_max, row_sum});
 }
