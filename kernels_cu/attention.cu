@@ -11,6 +11,6 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     wait_for_previous_grid();
     SHARED_STORAGE(AttentionStorage, storage);
     const Score::Arrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
-    attention_block(storage, params, q, k, v, out, lse, row_max, row_sum, arrays, cu_seqlens_q,
-                    cu_seqlens_k);
+    attention_block(storage, params, q, ContiguousKv{k, v, cu_seqlens_q, cu_seqlens_k}, out, lse,
+                    row_max, row_sum, arrays);
 }

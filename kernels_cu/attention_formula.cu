@@ -20,6 +20,6 @@ KERNEL void attention_formula(const Element* q, const Element* k, const Element*
     const Score::Arrays arrays{
         {{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks},
         {{x0, x1, x2, x3, x4, x5, x6, x7}}};
-    attention_block(storage, params, q, k, v, out, lse, row_max, row_sum, arrays, cu_seqlens_q,
-                    cu_seqlens_k);
+    attention_block(storage, params, q, ContiguousKv{k, v, cu_seqlens_q, cu_seqlens_k}, out, lse,
+                    row_max, row_sum, arrays);
 }

@@ -1,5 +1,5 @@
-// The block of attention.cu and attention_general.cu: out = softmax(scale * q k^T + bias, masked) v
-// for each head, on any target.
+// The block of attention.cu and its kin: out = softmax(scale * q k^T + bias, masked) v of each
+// head, on any target.
 //
 // A block computes kTileM queries of one head, each warp its own rows.  It iterates over tiles of
 // kTileN keys from the last to the first.  The copy of a tile's values overlaps S = Q K^T, the copy
@@ -13,7 +13,7 @@
 // Launch: grid (query tiles * heads * batch), block (kNumThreads), dynamic shared memory
 // sizeof(AttentionStorage).
 #pragma once
-#include "attention/products.cuh"
+#include "attention/kv.cuh"
 #include "attention/score.cuh"
 
 using Score = Choose<kGeneral, GeneralPolicy<Element>::Type, PlainScore>::Type;
@@ -170,13 +170,13 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
 
 using Tiles = Score::Tiles<KeyTiles<kTileM, kTileN, kMasked, true, kGeneral>, kTileM, kTileN>::Type;
 
-// The mainloop over key tiles.
-struct Walk {
+// The mainloop over key tiles.  Copier: of a source of keys and values (attention/kv.cuh).
+template <class Copier> struct Walk {
     AttentionStorage& storage;
     const Params& params;
     const AttentionHead& head;
     const HeadMask& mask;
-    const TileCopier<Element, KeyTile>&keys, &values;
+    Copier& copier;
     Tiles& tiles;
     Loaders& loaders;
     WarpRows& rows;
@@ -200,7 +200,7 @@ struct Walk {
         const int key = tiles.key, type = block_type;
         copy_async_wait<0>();
         sync_block();  // the keys have arrived, and all warps have read the previous values
-        values.template start<kUnmasked>(storage.values, key, end - key);
+        copier.template start_values<kUnmasked>(storage.values, key, end - key);
         copy_async_commit();
         if constexpr (!kMasked && kHeadDim < 256) loaders.forget();
         bool seen = true;  // the warp's last row keeps some key
@@ -219,7 +219,7 @@ struct Walk {
         copy_async_wait<0>();
         sync_block();  // the values have arrived, and all warps have read the keys
         more = tiles.next();
-        if (more) keys.template start<true>(storage.keys, tiles.key, kTileN);
+        if (more) copier.template start_keys<true>(storage.keys, tiles.key, kTileN);
         copy_async_commit();
         look();
         if (!seen) return;
@@ -291,13 +291,12 @@ DEVICE void finish(AttentionStorage& storage, const Params& params, const Attent
     }
 }
 
+template <class KvSource>
 DEVICE void attention_block(AttentionStorage& storage, const Params& params, const Element* q,
-                            const Element* k, const Element* v, Element* out, float* lse,
-                            float* row_max, float* row_sum, const Score::Arrays& arrays,
-                            const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k) {
+                            const KvSource& kv, Element* out, float* lse, float* row_max,
+                            float* row_sum, const Score::Arrays& arrays) {
     const AttentionWorkTile index = AttentionWorkTile::of(params, blockIdx.x);
-    const AttentionHead head =
-        AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, index.head).of_warp();
+    const AttentionHead head = kv.head(params, index.head).of_warp();
     const int row = uniform(index.tile * kTileM);
     if (row >= head.sq) return;
     const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
@@ -305,17 +304,13 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     const int end = head.limit(params, row + rows - 1);  // keys that the last row keeps
 
     const Element* q_origin = q + head.q_offset(params.q) + row * params.q.row;
-    const Element* k_origin = k + head.k_offset(params.k);
-    const Element* v_origin = v + head.k_offset(params.v);
-    const int dim = int(params.head_dim), dim_v = int(params.head_dim_v);
-    const TileCopier<Element, KeyTile> keys(k_origin, int(params.k.row), dim);
-    const TileCopier<Element, KeyTile> values(v_origin, int(params.v.row), dim_v);
-    copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
+    typename KvSource::Copier copier = kv.copier(params, head);
+    copy_tile(storage.queries, q_origin, params.q.row, rows, int(params.head_dim));
     const int begin = kGeneral ? head.first_key(params, row) / kTileN * kTileN : 0;
     Tiles tiles(mask, row, head.sq, begin, end);
     Score::begin(tiles, params, arrays, head, row);
     bool more = tiles.next();
-    if (more) keys.start<false>(storage.keys, tiles.key, end - tiles.key);
+    if (more) copier.template start_keys<false>(storage.keys, tiles.key, end - tiles.key);
     copy_async_commit();
 
     WarpRows rows_of_warp{};
@@ -335,20 +330,20 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
         for_each_top(storage,
                      [&](float& top, int, int) { top = kGeneral ? first_top : -kInfinity; });
     }
-    Walk walk{storage, params,       head, mask, keys,       values, tiles,
-              loaders, rows_of_warp, row,  end,  keeps_tops, more};
+    Walk<typename KvSource::Copier> walk{storage, params,       head, mask, copier,     tiles,
+                                         loaders, rows_of_warp, row,  end,  keeps_tops, more};
     walk.look();
     // What the first row sees, all see.
     const int whole_keys = kTwoLoops ? head.limit(params, row) : 0;
-    while (walk.more && tiles.key + kTileN > whole_keys) walk.step<false>();
+    while (walk.more && tiles.key + kTileN > whole_keys) walk.template step<false>();
     if constexpr (kTwoLoops) {
-        while (walk.more) walk.step<true>();
+        while (walk.more) walk.template step<true>();
     }
     copy_async_wait<0>();
     if (end <= 0 || kMasked) sync_block();  // no tile may have waited for the queries
     // Worked out anew, so that the loop does not keep it in registers.
     const AttentionWorkTile here = AttentionWorkTile::of(params, uint32_t(opaque(int(blockIdx.x))));
-    const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);
+    const AttentionHead same = kv.head(params, here.head);
     const int warp_row = first_row_of_warp();
     finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, rows_of_warp, out,
            {lse, row_max, row_sum});

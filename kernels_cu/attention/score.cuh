@@ -20,6 +20,8 @@ struct PlainScore : AnyKeyTiles {
     using Arrays = MaskArrays;
     static constexpr bool kGeneral = false;
 
+    // Arrays of calls without a mask.
+    DEVICE static Arrays without_mask(const float*, const float*) { return {}; }
     template <class ForEach>
     DEVICE static void apply(const Params&, const Arrays&, const AttentionHead&, const ForEach&) {}
     DEVICE static float sink(const Arrays&, const AttentionHead&) { return -kInfinity; }
@@ -37,6 +39,9 @@ struct GeneralScore : AnyKeyTiles {
     using Arrays = ScoreArrays;
     static constexpr bool kGeneral = true;
 
+    DEVICE static Arrays without_mask(const float* slopes, const float* sinks) {
+        return {{}, slopes, sinks};
+    }
     // cap * tanh(y), where tanh(y) = 1 - 2 / (1 + e^2y) and 2y log2 e = x * exponent.
     DEVICE static float capped(float x, float cap, float exponent) {
         const float power = exp2_approx(x * exponent);

@@ -30,7 +30,8 @@ DEVICE int clamp_index(int64_t x, int64_t low, int64_t high) {
     return int(x < low ? low : x > high ? high : x);
 }
 
-// Offsets of a head, in element `batch` of a batch or in sequence `batch` of a varlen call.
+// Offsets of a head, in element `batch` of a batch or in sequence `batch` of a varlen call.  Varlen
+// arrays have a batch stride of 0; that of paged caches goes from a page to the next.
 struct AttentionHead {
     int batch, head, kv_head;
     int sq, sk, offset;        // query i keeps keys j <= i + offset, if causal
@@ -70,6 +71,17 @@ struct AttentionHead {
             h.q_first = h.batch * params.options.q_rows;
             h.k_first = h.batch * params.options.k_rows;
         }
+        return h;
+    }
+    // Of sequence `batch`, whose keys are in pages: seq_lens[batch] of them.
+    DEVICE static AttentionHead of_pages(const AttentionParams& params, const int32_t* cu_seqlens_q,
+                                         const int32_t* seq_lens, int number) {
+        AttentionHead h = of(params, nullptr, nullptr, number);
+        h.q_first = clamp_index(cu_seqlens_q[h.batch], 0, params.total_q);
+        const int q_end = clamp_index(cu_seqlens_q[h.batch + 1], h.q_first, params.total_q);
+        h.sq = clamp_index(q_end - h.q_first, 0, params.sq);
+        h.sk = clamp_index(seq_lens[h.batch], 0, params.sk);
+        h.offset = params.bottom_right ? h.sk - h.sq : 0;
         return h;
     }
     // The same, uniform over the warp.

@@ -14,8 +14,8 @@ import cupykern
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.attention import attention_plan
 from cupykern.attention.attention_plan import AttentionConfig
-from cupykern.ops.attention_varlen import VarlenProblem
 from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
+from cupykern.ops.problems.attention_varlen import VarlenProblem
 
 ATTENTION, VARLEN = (
     next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")

@@ -7,6 +7,7 @@
 #include "attention/decode/load_q.cuh"
 #include "attention/decode/scales.cuh"
 #include "attention/decode/warp_layout.cuh"
+#include "attention/pages.cuh"
 #include "common/presence.cuh"
 
 // The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
@@ -28,11 +29,6 @@ struct KvCache {
     const CacheElement* k;
     const CacheElement* v;
 };
-
-// A page that exists.
-DEVICE int clamp_page(int page, int last_page) {
-    return page < 0 ? 0 : page < last_page ? page : last_page;
-}
 
 // Loads the scales of tokens: a thread that of one key of each tile.
 struct ScaleLoader {
