@@ -70,19 +70,18 @@ def matmul(
     )  # fmt: skip
     options = {"alpha": checked.alpha, "accumulate": accumulate, "precision": precision}
     last = {**options, "activation": activation, "out_dtype": checked.out_dtype}
-    return _product(*operands, options, last, int(split_every))
+    return _product(operands, options, last, int(split_every))
 
 
 def _product(
-    a: Any,
-    b: Any,
-    bias: Any,
-    residual: Any,
+    operands: tuple[Any, ...],
     options: dict[str, Any],
     last: dict[str, Any],
     split_every: int,
 ) -> Any:
-    """options: of the products of K's chunks; last: of the last one, which has the epilogue."""
+    """operands: a, b, bias and residual.  options: of the products of K's chunks; last: of the last
+    one, which has the epilogue."""
+    a, b, bias, residual = operands
     of_k, batch = common(a.chunks[-1], b.chunks[-2]), _common_batch(a, b)
     chunks = (*batch, a.chunks[-2], b.chunks[-1])
     a = rechunked(a, (*batch, a.chunks[-2], of_k))
