@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cupykern
+from cupykern import parallel
 
 _FUNCTIONS = {name: getattr(cupykern, name) for name in cupykern.__all__ if name != "OPS"}
 _METHODS = {
@@ -19,7 +20,12 @@ _METHODS = {
     }.items()
     for method in methods
 }
-PUBLIC = {**_FUNCTIONS, **_METHODS}
+_OF_RANKS = {
+    f"parallel.{name}": getattr(parallel, name)
+    for name in parallel.__all__
+    if inspect.isfunction(getattr(parallel, name)) or name == "SelfCommunicator"
+}
+PUBLIC = {**_FUNCTIONS, **_METHODS, **_OF_RANKS}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
@@ -28,7 +34,7 @@ def test_example(name, tmp_path, monkeypatch):
         monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
     text = inspect.getdoc(PUBLIC[name]) or ""
     found = doctest.DocTestParser().get_doctest(
-        text, {"np": np, "cupykern": cupykern}, name, None, None
+        text, {"np": np, "cupykern": cupykern, "parallel": parallel}, name, None, None
     )
     assert any(not example.options.get(doctest.SKIP) for example in found.examples), "no example"
     report: list[str] = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_nccl import UINT8, FakeCupy, FakeEvent
+from fake_nccl import UINT8, FakeEvent, fake_cupy
 from parallel_checks import attention, linear, moe, norms, vocabulary
 from parallel_checks.common import raises
 
@@ -23,10 +22,8 @@ FUNCTIONS = [
 
 @pytest.fixture
 def cupy(monkeypatch):
-    fake = FakeCupy()
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(parallel.NcclCommunicator, "check_array", lambda self, name, x: None)
-    return fake
+    with fake_cupy(monkeypatch) as fake:
+        yield fake
 
 
 @pytest.mark.parametrize("check", FUNCTIONS, ids=lambda check: check.__name__)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import queue
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from cupykern import parallel
 
 UINT8 = 1
 
@@ -130,6 +134,16 @@ class FakeCommunicator:
             ctypes.memmove(place, data, count)
 
         self._nccl.add("recv", run)
+
+
+@contextmanager
+def fake_cupy(monkeypatch: Any) -> Iterator[FakeCupy]:
+    """Within the block `cupy` is a FakeCupy, and NCCL's communicators take numpy arrays."""
+    fake = FakeCupy()
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "cupy", fake)
+        patched.setattr(parallel.NcclCommunicator, "check_array", lambda self, name, x: None)
+        yield fake
 
 
 class FakeCupy:
