@@ -18,8 +18,9 @@ from .communicator import CommunicationError, Communicator
 
 _DIGEST = 32  # bytes
 _INTEGERS = 6
+_OF_ARGUMENTS = (TypeError, ValueError, NotImplementedError)
 _ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (TypeError, ValueError, NotImplementedError, RuntimeError)
+    kind.__name__: kind for kind in (*_OF_ARGUMENTS, RuntimeError)
 }
 
 
@@ -55,7 +56,7 @@ def agreed(comm: Communicator, function: str, facts: Callable[[], Facts]) -> Ite
         yield own
     except BaseException as error:
         # What all ranks raise alike, before they send anything, does no harm.
-        if comm.exchanges > begin or not isinstance(error, tuple(_ERRORS.values())):
+        if comm.exchanges > begin or not isinstance(error, _OF_ARGUMENTS):
             comm.fail(f"{function} failed on rank {comm.rank}: {error!r}")
         raise
 

@@ -12,7 +12,7 @@ from cupykern.numerics import to_numpy
 from cupykern.targets import is_cupy
 from cupykern.typing import Array
 
-from .communicator import TIMEOUT, Communicator, Deadline, Message, Pending
+from .communicator import TIMEOUT, CommunicationError, Communicator, Deadline, Message, Pending
 
 
 class NcclCommunicator(Communicator):
@@ -28,7 +28,7 @@ class NcclCommunicator(Communicator):
         MpiCommunicator: then no call waits for the GPU.
     timeout: seconds to wait for another rank's arguments; then NCCL's communicator is aborted and
         the call raises CommunicationError.  Data that a rank does not send are found missing by the
-        next call, or by `synchronize`.
+        next call, or by `synchronize`; CuPy's own synchronize would wait for ever.
     """
 
     def __init__(self, comm: Any, *, control: Communicator | None = None, timeout: float = TIMEOUT):
@@ -71,7 +71,12 @@ class NcclCommunicator(Communicator):
     def gather_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
         self.check()
         if self._control is not None:
-            return self._control.gather_bytes(data, sizes)
+            try:
+                return self._control.gather_bytes(data, sizes)
+            except CommunicationError as error:
+                self._comm.abort()  # else the GPU might wait for ever
+                self.fail(str(error))
+                raise
         mine = self._xp.asarray(np.frombuffer(data, np.uint8))
         found = [self._xp.empty(size, np.uint8) for size in sizes]
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -83,6 +88,12 @@ class NcclCommunicator(Communicator):
         self.synchronize()  # so that no array is given out again before
         found[self.rank] = mine
         return [to_numpy(x).tobytes() for x in found]
+
+    def fail(self, why: str) -> None:
+        """And tell the others, if there is a host's communicator to do so."""
+        super().fail(why)
+        if self._control is not None:
+            self._control.fail(why)
 
     def synchronize(self) -> None:
         """Wait until all messages so far have arrived.  Raises CommunicationError."""

@@ -134,6 +134,24 @@ def test_a_rank_that_does_not_answer_aborts_nccl(cupy, monkeypatch):
         parallel.all_reduce(comm, np.ones((2, 2), np.float32))
 
 
+def test_a_host_communicator_that_fails_aborts_nccl(cupy):
+    """And one that fails halfway tells it."""
+    told = []
+
+    def gather_bytes(data, sizes):
+        raise parallel.CommunicationError("rank 1 did not answer", [1])
+
+    control = SimpleNamespace(rank=0, size=2, gather_bytes=gather_bytes, fail=told.append)
+    raw = cupy.nccl.NcclCommunicator(2, cupy.nccl.get_unique_id(), 0)
+    comm = parallel.NcclCommunicator(raw, control=control)
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(parallel.CommunicationError, match="all_reduce: rank 1 did not answer"):
+        parallel.all_reduce(comm, x)
+    assert raw.aborted and told == ["rank 1 did not answer"]
+    with pytest.raises(parallel.CommunicationError, match="the communicator is broken"):
+        parallel.all_reduce(comm, x)
+
+
 def test_what_is_no_communicator_is_refused(cupy):
     with pytest.raises(TypeError, match="NCCLBackend; got str"):
         parallel.NcclCommunicator("nccl")

@@ -156,19 +156,17 @@ def gated_products_are_those_of_dual_gemm_silu(comm):
     verify(found, exact, bound)
 
 
-def a_layer_by_columns_and_rows_is_that_of_one_rank(comm):
-    """Gated network: no message between its two products."""
+def a_gated_network_by_columns_and_rows_is_that_of_one_rank(comm):
+    """No message between its two products."""
     x, gate, up, down = (numbers(i, *s) for i, s in enumerate(((9, 32), *[(32, 42)] * 2, (42, 32))))
-    inner = parallel.column_parallel_dual_gemm_silu(
-        comm, x, *(shards(comm, w, 1)[comm.rank] / np.float16(8) for w in (gate, up))
-    )
-    weight = shards(comm, down, 0)[comm.rank] / np.float16(8)
-    found = parallel.row_parallel_matmul(comm, inner, weight, residual=x)
-    whole = cupykern.dual_gemm_silu(x, gate / np.float16(8), up / np.float16(8))
-    exact = reference.matmul(whole, down / np.float16(8), residual=x)
-    parts = shards(comm, whole, 1), shards(comm, down / np.float16(8), 0)
-    bound = of_ranks.row_parallel_matmul_bound(*parts, residual=x, reference=exact)
-    verify(found, exact, bound)  # `inner` has the very bits of `whole`'s columns
+    weights = [shards(comm, w / np.float16(8), 1)[comm.rank] for w in (gate, up)]
+    down = down / np.float16(8)
+    inner = parallel.column_parallel_dual_gemm_silu(comm, x, *weights)
+    found = parallel.row_parallel_matmul(comm, inner, shards(comm, down, 0)[comm.rank], residual=x)
+    whole = parallel.column_parallel_dual_gemm_silu(comm, x, *weights, output="replicated")
+    parts = shards(comm, whole, 1), shards(comm, down, 0)
+    exact = of_ranks.row_parallel_matmul(*parts, residual=x)
+    verify(found, exact, of_ranks.row_parallel_matmul_bound(*parts, residual=x, reference=exact))
 
 
 def split_communicators_are_apart(comm):
