@@ -22,7 +22,8 @@ class NcclCommunicator(Communicator):
 
     Messages go through NCCL on a stream of this communicator, so that products on the current
     stream overlap with them.  Before a call's data move, all ranks compare their arguments, which
-    waits for the GPU; not while a CUDA graph is captured.
+    waits for the GPU; not while a CUDA graph is captured: there the call must have been made once
+    before with the same arguments, whose sizes on other ranks are taken.
 
     control: a communicator of the same ranks that compares arguments on the host instead, as an
         MpiCommunicator: then no call waits for the GPU.
@@ -109,22 +110,16 @@ class NcclCommunicator(Communicator):
             raise TypeError(f"{name} must be a cupy array: NCCL moves memory of GPUs")
 
     def split(self, color: int, key: int = 0) -> NcclCommunicator:
-        nccl, size = self._cuda.nccl, 16 + nccl_id_bytes(self._cuda.nccl)
-        unique = np.array(nccl.get_unique_id(), np.int8).tobytes()
-        mine = np.array([color, key], np.int64).tobytes() + unique
-        found = self.gather_bytes(mine, [size] * self.size)
-        colors = [np.frombuffer(x[:16], np.int64).tolist() for x in found]
-        members = sorted((k, rank) for rank, (c, k) in enumerate(colors) if c == color)
+        nccl = self._cuda.nccl
+        unique = nccl.get_unique_id()  # a tuple, or bytes of newer versions of CuPy
+        mine = np.array([color, key, *unique], np.int64).tobytes()
+        gathered = self.gather_bytes(mine, [len(mine)] * self.size)
+        found = [np.frombuffer(x, np.int64).tolist() for x in gathered]
+        members = sorted((x[1], rank) for rank, x in enumerate(found) if x[0] == color)
         ranks = [rank for _, rank in members]
-        first = tuple(np.frombuffer(found[ranks[0]][16:], np.int8).tolist())
-        part = nccl.NcclCommunicator(len(ranks), first, ranks.index(self.rank))
+        part = nccl.NcclCommunicator(len(ranks), tuple(found[ranks[0]][2:]), ranks.index(self.rank))
         control = None if self._control is None else self._control.split(color, key)
         return NcclCommunicator(part, control=control, timeout=self.timeout)
-
-
-def nccl_id_bytes(nccl: Any) -> int:
-    """The length of a unique id."""
-    return int(getattr(nccl, "NCCL_UNIQUE_ID_BYTES", 128))
 
 
 class _Event:

@@ -31,6 +31,12 @@ def test_results_over_nccl(cupy, check):
     cupy.on_ranks(2, lambda raw: check(parallel.NcclCommunicator(raw)))
 
 
+def test_newer_ids_are_bytes(cupy):
+    cupy.nccl.kind_of_id = bytes
+    check = linear.split_communicators_are_apart
+    cupy.on_ranks(3, lambda raw: check(parallel.NcclCommunicator(raw)))
+
+
 def test_other_shapes_raise_the_same_error(cupy):
     def run(raw):
         comm = parallel.NcclCommunicator(raw)
@@ -105,16 +111,30 @@ def test_a_host_communicator_compares_arguments(cupy):
 
 
 def test_nothing_is_compared_while_a_graph_is_captured(cupy):
+    """Sizes of other ranks are those of the same call before."""
+
     def run(raw):
         comm = parallel.NcclCommunicator(raw)
         assert comm.agrees
+        x = np.full((1 + comm.rank, 4), comm.rank, np.float32)
+        assert parallel.all_gather(comm, x).shape == (3, 4)
+        raw.calls.clear()
         cupy.current().capturing = True
-        x = np.ones((2, 4), np.float32)
-        assert (parallel.all_reduce(comm, x) == 2).all()
-        assert {call.count for call in raw.calls} == {16}  # data alone
+        assert parallel.all_gather(comm, x)[:, 0].tolist() == [0, 1, 1]
+        assert [call.count for call in raw.calls] == [16 * (1 + comm.rank), 16 * (2 - comm.rank)]
+        other = raises(NotImplementedError, lambda: parallel.all_gather(comm, x[:, :2]))
+        assert "all_gather: a CUDA graph is captured" in other
         return raises(NotImplementedError, lambda: moe_of_nothing(comm))
 
     assert all("no graph" in message for message in cupy.on_ranks(2, run))
+
+
+def test_the_oldest_calls_are_forgotten(cupy):
+    tables = parallel.SelfCommunicator().tables
+    tables.MOST = 2
+    for call in (b"a", b"b", b"a", b"c"):
+        tables[call] = np.zeros(1)
+    assert list(tables) == [b"a", b"c"]
 
 
 def moe_of_nothing(comm):

@@ -64,18 +64,18 @@ class FakeNccl:
     """cupy.cuda.nccl of all threads."""
 
     NCCL_UINT8 = UINT8
-    NCCL_UNIQUE_ID_BYTES = 128
 
     def __init__(self) -> None:
+        self.kind_of_id: type = tuple
         self._here = threading.local()
         self._boxes: dict[Any, queue.Queue[bytes]] = {}
         self._lock = threading.Lock()
         self._ids = 0
 
-    def get_unique_id(self) -> tuple[int, ...]:
+    def get_unique_id(self) -> Any:
         with self._lock:
             self._ids += 1
-            return (self._ids - 128, *[0] * 127)
+            return self.kind_of_id((self._ids, *[0] * 127))
 
     def box(self, key: Any) -> queue.Queue[bytes]:
         with self._lock:
@@ -94,7 +94,7 @@ class FakeNccl:
         self._here.group.append((kind, run))
 
     def NcclCommunicator(  # noqa: N802
-        self, size: int, unique: tuple[int, ...], rank: int
+        self, size: int, unique: Any, rank: int
     ) -> FakeCommunicator:
         return FakeCommunicator(self, size, unique, rank)
 
@@ -102,7 +102,7 @@ class FakeNccl:
 class FakeCommunicator:
     """Of one rank, with the methods of CuPy's."""
 
-    def __init__(self, nccl: FakeNccl, size: int, unique: tuple[int, ...], rank: int):
+    def __init__(self, nccl: FakeNccl, size: int, unique: Any, rank: int):
         self._nccl, self._size, self._unique, self._rank = nccl, size, unique, rank
         self.calls: list[Call] = []
         self.aborted = False
