@@ -1,6 +1,6 @@
 // attention.cu: out = softmax(scale * q k^T + bias, masked) v for each head, on any target.
-// Constants and launch: parts/attention_block.cuh.
-#include "parts/attention_block.cuh"
+// Constants and launch: attention/block.cuh.
+#include "attention/block.cuh"
 
 KERNEL void attention(const Element* q, const Element* k, const Element* v, Element* out,
                       float* lse, float* row_max, float* row_sum, const void* mask_array,

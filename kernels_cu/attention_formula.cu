@@ -1,11 +1,11 @@
 // attention_formula.cu: out = softmax(score(scale * q k^T) + bias, masked) v for each head, on any
-// target, with users' formulas of the score and of the mask (parts/attention_formula.cuh).
-// Constants and launch: parts/attention_block.cuh.
-#include "parts/attention_formula.cuh"
+// target, with users' formulas of the score and of the mask (attention/formula.cuh).
+// Constants and launch: attention/block.cuh.
+#include "attention/formula.cuh"
 
 template <> struct GeneralPolicy<Element> { using Type = FormulaScore<Formulas>; };
 
-#include "parts/attention_block.cuh"
+#include "attention/block.cuh"
 
 KERNEL void attention_formula(const Element* q, const Element* k, const Element* v, Element* out,
                               float* lse, float* row_max, float* row_sum, const void* mask_array,

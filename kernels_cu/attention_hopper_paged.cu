@@ -1,5 +1,5 @@
 // attention_hopper_paged.cu: attention of varlen queries over paged KV caches on Hopper, plain or
-// with the options of GeneralScore (parts/attention_score.cuh), which alone have slopes and sinks.
+// with the options of GeneralScore (attention/score.cuh), which alone have slopes and sinks.
 //
 // Persistent and warp-specialised as attention_hopper.cu; K and V by TMA from pages
 // (attention/kv_sm90.cuh).

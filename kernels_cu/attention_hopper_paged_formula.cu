@@ -1,5 +1,5 @@
-// attention_hopper_paged_formula.cu: attention of varlen queries over paged KV caches on Hopper, with
-// users' formulas of the score and of the mask (parts/attention_formula.cuh).
+// attention_hopper_paged_formula.cu: attention of varlen queries over paged KV caches on Hopper,
+// with users' formulas of the score and of the mask (attention/formula.cuh).
 //
 // Persistent and warp-specialised as attention_hopper.cu; K and V by TMA from pages
 // (attention/kv_sm90.cuh).

@@ -1,9 +1,9 @@
 // attention_paged.cu: attention of varlen queries over paged KV caches, on any target.
 //
-// Plain, or with the options of GeneralScore (parts/attention_score.cuh), which alone have slopes
+// Plain, or with the options of GeneralScore (attention/score.cuh), which alone have slopes
 // and sinks.
-// Constants and launch: parts/attention_block.cuh.
-#include "parts/attention_block.cuh"
+// Constants and launch: attention/block.cuh.
+#include "attention/block.cuh"
 
 KERNEL void attention_paged(const Element* q, const Element* k, const Element* v, Element* out,
                             float* lse, const int32_t* cu_seqlens_q, const int32_t* seq_lens,

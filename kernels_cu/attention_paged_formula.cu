@@ -1,11 +1,11 @@
 // attention_paged_formula.cu: attention of varlen queries over paged KV caches, on any target, with
-// users' formulas of the score and of the mask (parts/attention_formula.cuh).
-// Constants and launch: parts/attention_block.cuh.
-#include "parts/attention_formula.cuh"
+// users' formulas of the score and of the mask (attention/formula.cuh).
+// Constants and launch: attention/block.cuh.
+#include "attention/formula.cuh"
 
 template <> struct GeneralPolicy<Element> { using Type = FormulaScore<Formulas>; };
 
-#include "parts/attention_block.cuh"
+#include "attention/block.cuh"
 
 KERNEL void attention_paged_formula(const Element* q, const Element* k, const Element* v,
                                     Element* out, float* lse, const int32_t* cu_seqlens_q,

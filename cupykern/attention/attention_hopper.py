@@ -183,7 +183,7 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
     score = ", GeneralScore" if kind.general else ""
     includes: tuple[str, ...] = ("attention/policies_sm90.cuh",)
     if kind.formulas is not None:
-        score, includes = ", FormulaScore<Formulas>", (*includes, "parts/attention_formula.cuh")
+        score, includes = ", FormulaScore<Formulas>", (*includes, "attention/formula.cuh")
     traits = (
         f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
         f"attention::Tile<{head_dim}, {c.tile_m}, {c.tile_n}>, {stages}, "
@@ -287,7 +287,7 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
     every `blocks`-th one.
 
     Causal tiles take longer the later they come: each one goes, in the order of
-    attention_work_tile.cuh, to the block that has the least to do so far.  order: the tiles'
+    attention/work_tile.cuh, to the block that has the least to do so far.  order: the tiles'
     numbers of queries, in that order.
     """
     if not is_scheduled(task, len(order), blocks):

@@ -44,7 +44,7 @@ class AttentionConfig:
     num_warps: int
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (parts/attention_products.cuh: AttentionStorage)."""
+        """Dynamic shared memory (attention/products.cuh: AttentionStorage)."""
         return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
 
 
@@ -319,9 +319,9 @@ def attention_plan(
         raise ValueError(f"attention has {grid} tiles, more than 2^31 - 1")
 
     struct = "GeneralParams" if t.general else "AttentionParams"
-    params = zeros("parts/attention_work_tile.cuh", struct)
+    params = zeros("attention/work_tile.cuh", struct)
     if t.formulas:
-        params = zeros("parts/attention_formula.cuh", "FormulaParams")
+        params = zeros("attention/formula.cuh", "FormulaParams")
         t.formulas.fill(params["operands"])
     for name in ("q", "k", "v", "out"):
         params[name] = getattr(t, name)
@@ -382,7 +382,7 @@ def _page_params(task: AttentionTask, config: AnyConfig) -> np.ndarray:
     """PageParams of a paged task."""
     pages = task.pages
     assert pages is not None
-    params = zeros("parts/pages.cuh", "PageParams")
+    params = zeros("attention/pages.cuh", "PageParams")
     params["table_stride"], params["last"] = pages.table_stride, max(pages.number - 1, 0)
     size = max(pages.size, 1)
     params["size"]["divisor"], params["size"]["reciprocal"] = size, (2**32 - 1) // size
@@ -405,7 +405,7 @@ def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> 
 
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
-    """The tiles of queries of causal tasks in the order of attention_work_tile.cuh."""
+    """The tiles of queries of causal tasks in the order of attention/work_tile.cuh."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)
     sections = np.tile(np.repeat(long_first, heads_per_section), whole)

@@ -9,7 +9,7 @@ import numpy as np
 from .formulas import Formulas
 
 HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
-NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
+NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
 
 GENERAL_MODE = 3  # in place of mask_mode's: scores have options, with any mask
 
@@ -109,7 +109,7 @@ class AttentionTask(NamedTuple):
 
     @property
     def general(self) -> bool:
-        """Whether it needs a general variant (parts/attention_score.cuh: GeneralScore).  Paged
+        """Whether it needs a general variant (attention/score.cuh: GeneralScore).  Paged
         variants that scale scores before the softmax are general ones."""
         has_options = self.lengths or self.options != ScoreOptions()
         scales = self.pages is not None and prescales(self.mask.kind, self.scale)

@@ -51,8 +51,8 @@ def text(nodes: Sequence[Node], names: Sequence[str], scope: str) -> str:
 
 
 def _code(nodes: Sequence[Node], names: Sequence[str], scope: str) -> str:
-    if scope == "epilogue":
-        return cpp.source(nodes, [cpp.OperandCode()] * len(names))
+    if scope in ("epilogue", "gate"):
+        return cpp.source(nodes, [cpp.OperandCode()] * len(names), scope)
     arrays = {node.value for node in nodes if node.op == "load"}
     operands = (
         cpp_attention.FormulaOperand(k, "float" if str(k) in arrays else None)
@@ -74,7 +74,11 @@ def reference(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
     ] + [f"    result = {values[-1]}"]
 
 
-_GIVEN = {"epilogue": ["    e(acc): the product's"], "score": ["    e(s): the scaled score's"]}
+_GIVEN = {
+    "epilogue": ["    e(acc): the product's"],
+    "gate": ["    e(acc1), e(acc2): the products'"],
+    "score": ["    e(s): the scaled score's"],
+}
 
 
 def errors(nodes: Sequence[Node], names: Sequence[str], scope: str) -> list[str]:

@@ -16,7 +16,7 @@ from .tree import SCOPES, Node
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula of an epilogue, a score or a mask, by `cupykern.expression`.
+    """A formula of an epilogue, a gate, a score or a mask, by `cupykern.expression`.
 
     nodes: its tree; operands have numbers, in the order of their first use.
     names: the operands' names in that order.
@@ -67,7 +67,7 @@ def read(formula: Any, scope: str = "epilogue") -> Expression:
 
 
 def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Expression:
-    """A formula for the epilogue of `matmul` and `scaled_mm`, or for attention's scores and masks.
+    """A formula for the epilogue of products, or for attention's scores and masks.
 
     >>> f = cupykern.expression("maximum(acc * s + t, 0)")
     >>> f.names
@@ -85,10 +85,12 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
         rsqrt, tanh, erf, sigmoid, sin, cos, floor, minimum, maximum, where, isnan.  A callable may
         use numpy's functions too, and where() in place of `if`.
 
-    kind: "epilogue"; "score", for `score` of attention's ops: a formula of s, the scaled score, of
-        b, h, hkv, the batch element, query head and KV head, of i, the query's position, and j, the
-        key; or "mask", for `mask`: a boolean of b, h, i, j.  In these two, operands that are arrays
-        have indices, which are integers: slope[h], bias[b, j], table[minimum(abs(i - j), 127)].
+    kind: "epilogue", of `matmul` and `scaled_mm`; "gate", of `dual_gemm_silu`: acc1 and acc2, the
+        products of b1 and b2, in place of acc; "score", for `score` of attention's ops: a formula
+        of s, the scaled score, of b, h, hkv, the batch element, query head and KV head, of i, the
+        query's position, and j, the key; or "mask", for `mask`: a boolean of b, h, i, j.  In these
+        two, operands that are arrays have indices, which are integers: slope[h], bias[b, j],
+        table[minimum(abs(i - j), 127)].
 
     >>> print(cupykern.expression("s - slope[h] * abs(i - j)", "score").names)
     ('slope',)

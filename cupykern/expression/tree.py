@@ -23,14 +23,17 @@ class Scope(NamedTuple):
     arrays: bool = False
 
 
+_ELEMENT = {"i": INTEGER, "j": INTEGER, "b": INTEGER}
 _PAIR = {"b": INTEGER, "h": INTEGER, "i": INTEGER, "j": INTEGER}
 SCOPES = {
-    "epilogue": Scope({"acc": REAL, "i": INTEGER, "j": INTEGER, "b": INTEGER}),
+    "epilogue": Scope({"acc": REAL, **_ELEMENT}),
+    "gate": Scope({"acc1": REAL, "acc2": REAL, **_ELEMENT}),
     "score": Scope({"s": REAL, **_PAIR, "hkv": INTEGER}, arrays=True),
     "mask": Scope(_PAIR, BOOLEAN, arrays=True),
 }
-"""epilogue: of a product: it, its row, column and matrix of the batch.  score, mask: of attention:
-the scaled score, the batch element, query head, query's position, key and KV head."""
+"""epilogue: of a product: it, its row, column and matrix of the batch; gate: of two products.
+score, mask: of attention: the scaled score, the batch element, query head, query's position, key
+and KV head."""
 
 MAX_INDICES = 4
 
@@ -247,3 +250,10 @@ def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         node._replace(value=swapped.get(node.value, node.value)) if node.op == "name" else node
         for node in nodes
     )
+
+
+def of_first(nodes: tuple[Node, ...], second: int) -> tuple[Node, ...]:
+    """A gate as the epilogue of its first product; the second one is the operand `second`."""
+    acc2 = Node("operand", REAL, value=str(second))
+    own = {"acc1": Node("name", REAL, value="acc"), "acc2": acc2}
+    return tuple(own.get(node.value, node) if node.op == "name" else node for node in nodes)

@@ -51,7 +51,7 @@ from .sm90_plan import Sm90Plan, sm90_plan
 from .split_float32 import PartsPlan, SplitFloat32, parts_plan
 from .split_plan import SplitKWorkspace, SplitPlan, formula_plan, split_plan
 
-_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
+_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm/tile.cuh: Pass
 
 
 # --- configs -----------------------------------------------------------------------------------
@@ -130,7 +130,10 @@ _PARAMS = {
     "dual_gemm": ("dual_gemm.cu", "DualGemmParams"),
     "dequant_softmax": ("dequant_softmax.cu", "LogitsParams"),
 }
-_FORMULA_PARAMS = ("gemm_expression.cu", "ExpressionGemmParams")
+_FORMULA_PARAMS = {
+    "gemm": ("gemm_expression.cu", "ExpressionGemmParams"),
+    "dual_gemm": ("dual_gemm_expression.cu", "ExpressionDualGemmParams"),
+}
 
 
 class GemmPlan(NamedTuple):
@@ -245,7 +248,7 @@ def _portable_plan(
     if tiles * config.splits >= 2**31:
         raise ValueError(f"the product has {tiles * config.splits} tiles, more than 2^31 - 1")
 
-    of_kernel = _PARAMS[p.kernel] if p.formula is None else _FORMULA_PARAMS
+    of_kernel = (_PARAMS if p.formula is None else _FORMULA_PARAMS)[p.kernel]
     params = zeros(*of_kernel, kProducts=task.products)
     tile = params["tile"]
     fill_batch(tile["batch"], product_dims(p))
@@ -262,12 +265,13 @@ def _portable_plan(
         fill_logits(params, p)
     elif p.b2 is None:
         fill_epilogue(params["epilogue"], p)
-        if p.formula is not None:
-            fill_formula(params["expression"], p)
     else:
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
-        params["policy"] = p.policy
+        if p.formula is None:
+            params["policy"] = p.policy
+    if p.formula is not None:
+        fill_formula(params["expression"], p)
     struct = target.by_value(params)
     logits = p.kernel == "dequant_softmax"  # whose result is another launch's
     names = enumerate(p.array_names)

@@ -66,7 +66,7 @@ def decode_attention(
 
     Arguments:
 
-    q: (B, H, Sq, D), float16 or bfloat16, Sq at most 16; the new tokens' keys are in the cache
+    q: (B, H, Sq, D), float16 or bfloat16, Sq at most 64; the new tokens' keys are in the cache
         already.
     k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype, float8_e4m3fn or int8.  H
         is a multiple of Hkv; query head h uses KV head h // (H // Hkv).  D and Dv are 1 to 256;

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..expression import read
+from ..expression import Expression, read
 from ..expression.tree import BOOLEAN, INTEGER, REAL, Node
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
@@ -55,20 +55,52 @@ def expression_bound(
     reference: Array,
 ) -> Bound:
     """The Bound of the formula of a product, stored as `out_dtype`."""
-    formula = read(epilogue)
+    return bound_of_products({"acc": acc}, read(epilogue), operands, out_dtype, reference)
+
+
+def gate_bound(
+    acc1: Approximate,
+    acc2: Approximate,
+    epilogue: Any,
+    operands: Mapping[str, Any] | None,
+    out_dtype: np.dtype,
+    reference: Array,
+) -> Bound:
+    """The Bound of the formula of two products, stored as `out_dtype`."""
+    products = {"acc1": acc1, "acc2": acc2}
+    return bound_of_products(products, read(epilogue, "gate"), operands, out_dtype, reference)
+
+
+def bound_of_products(
+    products: Mapping[str, Approximate],
+    formula: Expression,
+    operands: Mapping[str, Any] | None,
+    out_dtype: np.dtype,
+    reference: Array,
+) -> Bound:
+    """products: by their names."""
     xp, nodes = namespace(reference), formula.nodes
-    given = [operand(acc.exact, (operands or {})[name]) for name in formula.names]
+    exact = {name: acc.exact for name, acc in products.items()}
+    acc = next(iter(exact.values()))
+    given = [operand(acc, (operands or {})[name]) for name in formula.names]
     with np.errstate(all="ignore"):
-        environment = Environment.of_product(acc.exact, given)
-        last, square = propagate(nodes, environment, {"acc": acc})
+        environment = Environment.of_products(exact, given)
+        last, square = propagate(nodes, environment, products)
         shape = reference.shape
         worst, floor = (xp.broadcast_to(z, shape) for z in (last.worst, last.floor))
         free, unsure = (xp.broadcast_to(z, shape) for z in (last.free, last.unsure))
         known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
+        shared: Any = 0.0
+        if acc.axes:
+            _, others = propagate(
+                nodes, environment, {"acc": acc._replace(square=acc.square - acc.shared)}
+            )
+            shared = xp.broadcast_to(xp.where(known, xp.maximum(square - others, 0.0), 0.0), shape)
         # A literal's error is known, that of a result at least its rounding.
         square = xp.maximum(square, inexact_rms(reference) ** 2)
         square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
-        bound = Approximate(reference, worst, floor, square, math.inf).stored(reference, out_dtype)
+        y = Approximate(reference, worst, floor, square, math.inf, shared, acc.axes)
+        bound = y.stored(reference, out_dtype)
         known = xp.broadcast_to(known, shape)
     return bound._replace(
         elementwise=xp.where(free, math.inf, bound.elementwise),

@@ -2,7 +2,7 @@
 // loads of the tile whose first key is `key`.
 #pragma once
 #include "attention/storage_sm90.cuh"
-#include "parts/pages.cuh"
+#include "attention/pages.cuh"
 
 namespace attention {
 

@@ -1,6 +1,6 @@
 // Policy types that a variant of Hopper attention names: tile, stages, mask, sequences and score.
 #pragma once
-#include "parts/attention_score.cuh"
+#include "attention/score.cuh"
 
 namespace attention {
 

@@ -17,7 +17,7 @@ from cupykern.ops.attention_varlen import OP
 from cupykern.ops.problems.attention_varlen import VarlenProblem
 from cupykern.targets import host
 
-PORTABLE, HOPPER = "parts/attention_kv.cuh", "attention/kv_sm90.cuh"
+PORTABLE, HOPPER = "attention/kv.cuh", "attention/kv_sm90.cuh"
 CONFIG = AttentionHopperConfig(128, 128)
 
 FAULTS = {
@@ -41,11 +41,11 @@ FAULTS = {
         "large offsets"
     ),
     "all keys that a table has room for": Fault(
-        "parts/attention_work_tile.cuh", "h.sk = clamp_index(seq_lens[h.batch], 0, params.sk);",
+        "attention/work_tile.cuh", "h.sk = clamp_index(seq_lens[h.batch], 0, params.sk);",
         "h.sk = int(params.sk);", "pages"
     ),
     "queries of the next sequence": Fault(
-        "parts/attention_work_tile.cuh",
+        "attention/work_tile.cuh",
         "const int q_end = clamp_index(cu_seqlens_q[h.batch + 1], h.q_first, params.total_q); "
         "h.sq = clamp_index(q_end - h.q_first, 0, params.sq); h.sk = clamp_index(seq_lens",
         "h.sq = clamp_index(params.total_q - h.q_first, 0, params.sq); h.sk = clamp_index(seq_lens",

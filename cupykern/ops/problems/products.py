@@ -26,6 +26,7 @@ from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
 from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
+from ...nvfp4 import NvFp4
 from ...op import Call, Draw, Work
 from ...precisions import PRECISIONS, SPLITS
 from ...targets.limits import device
@@ -205,7 +206,9 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
             addend = inputs.values("normal", shape, FLOATS[(seed + i) % 3], seed + 2 + i)
             kwargs[name] = xp.asarray(addend)
     if p.epilogue is not None:
-        kwargs["epilogue"], kwargs["operands"] = p.epilogue, _operands(p, seed, xp)
+        shape = (*np.broadcast_shapes(p.batch_a, p.batch_b), p.m, p.n)
+        operands = formula_operands(p.epilogue, "epilogue", shape, seed, xp)
+        kwargs["epilogue"], kwargs["operands"] = p.epilogue, operands
     for name, value, default in (
         ("alpha", p.alpha, 1.0),
         ("activation", p.activation, None),
@@ -216,17 +219,14 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
     return Call((with_layout(a, p.layout_a, xp), with_layout(b, p.layout_b, xp)), kwargs)
 
 
-def _operands(p: MatmulProblem, seed: int, xp: Any) -> dict[str, Any]:
-    """Of its formula."""
-    batch = np.broadcast_shapes(p.batch_a, p.batch_b)
-    shapes: dict[str, tuple[int, ...]] = {
-        "s": (p.n,),
-        "t": (p.m, 1),
-        "r": (*batch, p.m, p.n),
-        "z": (),
-    }
+def formula_operands(
+    formula: str, scope: str, shape: tuple[int, ...], seed: int, xp: Any
+) -> dict[str, Any]:
+    """Those that `formula` names.  shape: of the result, whose columns s has, t the rows, r all."""
+    *_, m, n = shape
+    shapes: dict[str, tuple[int, ...]] = {"s": (n,), "t": (m, 1), "r": shape, "z": ()}
     found: dict[str, Any] = {}
-    for i, name in enumerate(read(p.epilogue).names):
+    for i, name in enumerate(read(formula, scope).names):
         if name == "k":
             found[name] = 0.75
             continue
@@ -356,7 +356,7 @@ def task_of(
         *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
         block_scales=block_scales,
-        formula=_formula(call, shape),
+        formula=formula_of(call, shape),
     )
     task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
     return replace(
@@ -369,11 +369,15 @@ def task_of(
     )
 
 
-def _formula(call: Call, shape: tuple[int, ...]) -> product.Formula | None:
+def formula_of(
+    call: Call, shape: tuple[int, ...], scope: str = "epilogue"
+) -> product.Formula | None:
+    """That of a call whose result has this shape."""
     if "epilogue" not in call.kwargs:
         return None
-    formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], call.args[0])
-    arrays = formula.broadcast(call.args[0], shape)
+    a = call.args[0].data if isinstance(call.args[0], NvFp4) else call.args[0]
+    formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], a, scope)
+    arrays = formula.broadcast(a, shape)
     matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
     found: product.Formula = formula.options["formula"].of(matrices)
     return found

@@ -177,6 +177,8 @@ _DUAL_GEMM: dict[str, DrawValue] = {
     "out_dtype": one_of(None, None, *FLOATS),
     "precision": _precision,
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a")),
+    "epilogue": one_of(*[None] * 4, "maximum(acc1, 0) * acc2 + i", "acc2 * s + acc1 * t"),
+    "operands": _operands,
 }
 _DEQUANT_SOFTMAX: dict[str, DrawValue] = {
     "a": _operand("a"),
