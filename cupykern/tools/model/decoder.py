@@ -114,10 +114,10 @@ class Decoder:
         _check_room(cache, most)
 
         def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
+            keys, values = cache.keys[number], cache.values[number]
             return cupykern.attention_varlen(
-                *(q[:, 0], cache.keys[number], cache.values[number], cu_seqlens),
-                max_seqlen_q=most_new, max_seqlen_k=most, seq_lens_k=lens, causal=True,
-                **cache.options, **options,
+                q[:, 0], keys, values, cu_seqlens, max_seqlen_q=most_new, max_seqlen_k=most,
+                seq_lens_k=lens, causal=True, **cache.options, **options,
             )  # fmt: skip
 
         # To the other ops each token is a sequence.
