@@ -435,9 +435,8 @@ def configs(problem: Any, arch: str) -> tuple[Any, ...]:
         else problem.sq
     )
     half = problem.qk_accumulate == "float16"
-    return attention_plan.configs(
-        _head_dim(problem), problem.mode, arch, sq, hopper_kind(problem), half
-    )
+    mode = problem.mode if getattr(problem, "page", None) is None else GENERAL_MODE
+    return attention_plan.configs(_head_dim(problem), mode, arch, sq, hopper_kind(problem), half)
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
