@@ -64,9 +64,9 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             Ops::prefetch_residual({params, nullptr, nullptr, first, nullptr, nullptr}, row, col);
         });
     }
-    // The values of a lane whose first row and column are (row, col), through the formula.
-    DEVICE void apply(const ExpressionOperands& found, int row, int col, const Values& values,
-                      Results& results) const {
+    // The values of a lane whose first row and column are (row, col), in results[0], through the
+    // formula.
+    DEVICE void apply(const ExpressionOperands& found, int row, int col, Results& results) const {
         const int m = int(this->params.epilogue.m), n = int(this->params.epilogue.n);
         const int lane = Tile::lane();
 #pragma unroll
@@ -76,7 +76,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             // Clamped: operands have no elements outside of the output.
             const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
             float of_element[Expression::kResults];
-            Expression::of(found, values[v], i < m ? i : m - 1, j < n ? j : n - 1, found.matrix,
+            Expression::of(found, results[0][v], i < m ? i : m - 1, j < n ? j : n - 1, found.matrix,
                            of_element);
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][v] = of_element[r];
@@ -133,20 +133,22 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             if (!own.has(slice % kSlices / Tile::kSlicesOfChunk)) continue;
             const int row = work.first_row + slice / kSlices * 64,
                       col = work.first_col + Tile::slice_col(slice % kSlices);
-            Values accumulators;
             Results results;
-            Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, accumulators);
-            apply(found, row, col, accumulators, results);
-            const Values& values = results[0];
+            Values& values = results[0];
+            Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, values);
+            apply(found, row, col, results);
             if (this->params.tma_stores) {
                 StoreBox<Tile>::store_slice(staging, box, this->arguments.out_map, slice, row, col,
                                             batch, params.out_dtype, values);
             } else if (params.out_dtype == kFloat) {
-                store_values(static_cast<float*>(matrix.out), params.out, row, col, values);
+                store_values(static_cast<float*>(matrix.out), this->params.epilogue.out, row, col,
+                             values);
             } else if (params.out_dtype == kHalf) {
-                store_values(static_cast<half*>(matrix.out), params.out, row, col, values);
+                store_values(static_cast<half*>(matrix.out), this->params.epilogue.out, row, col,
+                             values);
             } else {
-                store_values(static_cast<bf16*>(matrix.out), params.out, row, col, values);
+                store_values(static_cast<bf16*>(matrix.out), this->params.epilogue.out, row, col,
+                             values);
             }
             Expression::for_each_more(StoreMoreValues{*this, found, row, col, results});
         }
