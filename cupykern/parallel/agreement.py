@@ -91,6 +91,9 @@ def agree(comm: Communicator, function: str, facts: Callable[[], Facts]) -> np.n
         texts = comm.gather_bytes(text, table[:, 0].tolist())
     except CommunicationError as error:
         raise CommunicationError(f"{function}: {error}", error.ranks) from cause
+    except BaseException as error:  # Ctrl-C, say
+        comm.fail(f"{function} failed on rank {comm.rank}: {error!r}")
+        raise
     raise _disagreement([_Answer(*json.loads(x)) for x in texts]) from cause
 
 

@@ -172,6 +172,21 @@ def test_a_host_communicator_that_fails_aborts_nccl(cupy):
         parallel.all_reduce(comm, x)
 
 
+def test_a_call_that_is_interrupted_breaks_the_communicator(cupy):
+    """Messages may be under way still."""
+
+    def interrupt(data, sizes):
+        raise KeyboardInterrupt
+
+    comm = parallel.NcclCommunicator(cupy.nccl.NcclCommunicator(2, cupy.nccl.get_unique_id(), 0))
+    comm.gather_bytes = interrupt
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        parallel.all_reduce(comm, x)
+    with pytest.raises(parallel.CommunicationError, match=r"all_reduce failed on rank 0: Keyboard"):
+        parallel.all_reduce(comm, x)
+
+
 def test_what_is_no_communicator_is_refused(cupy):
     with pytest.raises(TypeError, match="NCCLBackend; got str"):
         parallel.NcclCommunicator("nccl")
