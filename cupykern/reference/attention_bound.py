@@ -29,6 +29,7 @@ from .attention import (
     Rows,
     ScoreOptions,
     concatenated,
+    keys_of_sequences,
     named,
     of_sequence,
     of_sequences,
@@ -510,15 +511,16 @@ def attention_varlen_bound(
     k: Array,
     v: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
+    cu_seqlens_k: Array | None = None,
     *,
     reference: tuple[Any, ...],
     **options: Any,
 ) -> tuple[Bound, ...]:
     """`attention_bound` of every sequence by itself."""
+    keys = keys_of_sequences(k, v, cu_seqlens_k, options)
     xp, options = namespace(q), of_sequences(options)
     parts, first = [], 0
-    for i, sequence in enumerate(sequences(q, k, v, cu_seqlens_q, cu_seqlens_k)):
+    for i, sequence in enumerate(sequences(q, cu_seqlens_q, keys)):
         end = first + sequence[0].shape[1]
         own = (reference[0][None, first:end], *(x[None, :, first:end] for x in reference[1:]))
         own_options = of_sequence(options, i)

@@ -126,8 +126,8 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
     )
     # An infinite sum, which relu makes 0, has no error.
     infinite = xp.isinf(x)
-    errors = (xp.where(infinite, 0.0, error) for error in found[1:-1])
-    return Approximate(found.exact, *errors, value.axes)
+    worst, floor, square, bias, shared = (xp.where(infinite, 0.0, x) for x in found[1:-1])
+    return Approximate(found.exact, worst, floor, square, bias, shared, value.axes)
 
 
 def epilogue_bound(

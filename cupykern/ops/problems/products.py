@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
-from ...expression import read
+from ...expression import read as read_expression
 from ...gemm import (
     gemm,
     product,
@@ -26,6 +26,7 @@ from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
 from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
+from ...nvfp4 import NvFp4
 from ...op import Call, Draw, Work
 from ...precisions import PRECISIONS, SPLITS
 from ...targets.limits import device
@@ -79,9 +80,12 @@ FORMULAS = (
 )
 
 
+RESULTS = "maximum(acc * s + t, 0), acc * s, i - j + r"
+
+
 def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
     """`problem`, now and then with a formula in place of its epilogue."""
-    formula = draw.choice((*[None] * 5, *FORMULAS))
+    formula = draw.choice((*[None] * 6, *FORMULAS, RESULTS))
     if formula is None:
         return problem
     return replace(problem, epilogue=formula, bias=None, residual=None, activation=None)
@@ -105,6 +109,7 @@ def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) ->
         activation=draw.choice((None, None, *ACTIVATIONS)),
         out_dtype=draw.choice((None, "float16", "bfloat16", "float32")),
         kind=draw.choice(KINDS),
+        precision=draw.choice((*["float32"] * 5, *PRECISIONS)) if dtype == "float32" else "float32",
     )
 
 
@@ -205,28 +210,28 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
             addend = inputs.values("normal", shape, FLOATS[(seed + i) % 3], seed + 2 + i)
             kwargs[name] = xp.asarray(addend)
     if p.epilogue is not None:
-        kwargs["epilogue"], kwargs["operands"] = p.epilogue, _operands(p, seed, xp)
+        shape = (*np.broadcast_shapes(p.batch_a, p.batch_b), p.m, p.n)
+        operands = formula_operands(p.epilogue, "epilogue", shape, seed, xp)
+        kwargs["epilogue"], kwargs["operands"] = p.epilogue, operands
     for name, value, default in (
         ("alpha", p.alpha, 1.0),
         ("activation", p.activation, None),
         ("out_dtype", p.out_dtype, None),
+        ("precision", p.precision, "float32"),
     ):
         if value != default:
             kwargs[name] = value
     return Call((with_layout(a, p.layout_a, xp), with_layout(b, p.layout_b, xp)), kwargs)
 
 
-def _operands(p: MatmulProblem, seed: int, xp: Any) -> dict[str, Any]:
-    """Of its formula."""
-    batch = np.broadcast_shapes(p.batch_a, p.batch_b)
-    shapes: dict[str, tuple[int, ...]] = {
-        "s": (p.n,),
-        "t": (p.m, 1),
-        "r": (*batch, p.m, p.n),
-        "z": (),
-    }
+def formula_operands(
+    formula: str, scope: str, shape: tuple[int, ...], seed: int, xp: Any
+) -> dict[str, Any]:
+    """Those that `formula` names.  shape: of the result, whose columns s has, t the rows, r all."""
+    *_, m, n = shape
+    shapes: dict[str, tuple[int, ...]] = {"s": (n,), "t": (m, 1), "r": shape, "z": ()}
     found: dict[str, Any] = {}
-    for i, name in enumerate(read(p.epilogue).names):
+    for i, name in enumerate(read_expression(formula, scope).names):
         if name == "k":
             found[name] = 0.75
             continue
@@ -255,7 +260,8 @@ def work(problem: MatmulProblem) -> Work:
     read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
     read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
     out = result_dtype(dtype, dtype_b, p.out_dtype, _is_product(p))
-    written = batch * p.m * p.n * out.itemsize
+    results = 1 if p.epilogue is None else len(read_expression(p.epilogue).results)
+    written = results * batch * p.m * p.n * out.itemsize
     return Work(read, written, 2 * batch * p.m * p.n * p.k)
 
 
@@ -267,16 +273,13 @@ def variants(
     found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
-        if arch in sm90_config.ARCHS:
-            if a == b in product.FLOAT16S:
-                found[REDUCE_SPLIT_K] = None
-            if a == dtypes.float32:
-                found |= dict.fromkeys(split_float32.variants())
+        if arch in sm90_config.ARCHS and a == b in product.FLOAT16S:
+            found[REDUCE_SPLIT_K] = None
         if a == dtypes.float32:
             found[REDUCE_SPLIT_K] = None
+            found |= dict.fromkeys(split_float32.variants(arch))
             kinds = K_MAJOR, MN_MAJOR, STRIDED
-            by_parts = SPLITS if arch in sm90_config.ARCHS else ()
-            for of_a, of_b, precision in itertools.product(kinds, kinds, ("float32", *by_parts)):
+            for of_a, of_b, precision in itertools.product(kinds, kinds, ("float32", *SPLITS)):
                 task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b, precision=precision)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
@@ -356,7 +359,7 @@ def task_of(
         *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
         block_scales=block_scales,
-        formula=_formula(call, shape),
+        formula=formula_of(call, shape, dtype),
     )
     task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
     return replace(
@@ -369,14 +372,20 @@ def task_of(
     )
 
 
-def _formula(call: Call, shape: tuple[int, ...]) -> product.Formula | None:
+def formula_of(
+    call: Call, shape: tuple[int, ...], dtype: np.dtype, scope: str = "epilogue"
+) -> product.Formula | None:
+    """That of a call whose results have this shape and dtype."""
     if "epilogue" not in call.kwargs:
         return None
-    formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], call.args[0])
-    arrays = formula.broadcast(call.args[0], shape)
-    matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
-    found: product.Formula = formula.options["formula"].of(matrices)
-    return found
+    a = call.args[0].data if isinstance(call.args[0], NvFp4) else call.args[0]
+    formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], a, scope)
+    arrays = formula.broadcast(a, shape)
+    found: product.Formula = formula.options["formula"]
+    result = np.empty(shape, dtype)
+    given = {name: arrays.get(name, result) for name in product.OPERANDS[: len(found.operands)]}
+    matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in given.items()}
+    return found.of(matrices)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
