@@ -428,7 +428,7 @@ def _head_dim(problem: Any) -> int:
     return padded_head_dim(problem.d, problem.dv)
 
 
-def configs(problem: AttentionProblem, arch: str) -> tuple[Any, ...]:
+def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     sq = (
         max((q for q, _ in problem.lengths), default=0)
         if hasattr(problem, "lengths")

@@ -14,13 +14,16 @@ from ...kernels import Variant
 from ...op import Call, Draw, Work
 from .attention import (
     DTYPES,
+    FORMULAS,
     KINDS,
     NO_OPTIONS,
     ScoreChoice,
     bench_sizes,
+    configs,
     draw_options,
     in_memory,
     values,
+    variant,
 )
 from .attention import variants as problem_variants
 
@@ -210,19 +213,20 @@ def sample(
     return Call(part, call.kwargs), cut
 
 
-_KERNELS = (
-    *("attention", "attention_general", "attention_formula"),
-    *("attention_paged", "attention_paged_formula"),
-)
+_KERNELS = "attention", "attention_general", "attention_formula", "attention_paged"
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    return tuple(
+    """Those of attention that take sequences, and those of a formula over pages."""
+    shared = tuple(
         v
         for v in problem_variants(arch)
         if v.kernel in _KERNELS
         or (v.kernel.startswith("attention_hopper") and is_varlen(dict(v.types)["Traits"]))
     )
+    choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
+    problem = VarlenProblem(((512, 512),), 4, 2, 128, 128, "bfloat16", options=choice, page=16)
+    return *shared, *(variant(problem, config) for config in configs(problem, arch))
 
 
 def is_varlen(traits: str) -> bool:
