@@ -39,21 +39,27 @@ KERNEL void dual_gemm_expression(const void* a, const void* b1, const void* b2, 
     const ExpressionOperands operands =
         ExpressionOperands{{x0, x1, x2, x3, x4, x5, x6, x7}, {}, params.expression, 0}.of_matrix(
             params.tile.batch, work.batch);
-    for_each_run(
-        storage, warp, acc, [&](int row, int col, const ElementAccumulator(&runs)[2][kRun]) {
-            const int64_t at_row = work.row + row, at_col = work.col + col;
-            const int64_t cols = params.tile.n - at_col;
-            if (at_row >= params.tile.m || cols <= 0) return;
-            const int count = cols < kRun ? int(cols) : kRun;
-            float values[kRun], others[kRun];
-            first.scale(at_row, at_col, count, runs[0], values);
-            second.scale(at_row, at_col, count, runs[1], others);
+    for_each_run(storage, warp, acc,
+                 [&](int row, int col, const ElementAccumulator(&runs)[2][kRun]) {
+                     const int64_t at_row = work.row + row, at_col = work.col + col;
+                     const int64_t cols = params.tile.n - at_col;
+                     if (at_row >= params.tile.m || cols <= 0) return;
+                     const int count = cols < kRun ? int(cols) : kRun;
+                     float values[kRun], others[kRun], results[Expression::kResults][kRun];
+                     first.scale(at_row, at_col, count, runs[0], values);
+                     second.scale(at_row, at_col, count, runs[1], others);
 #pragma unroll
-            for (int i = 0; i < kRun; ++i) {
-                const int64_t at = at_col + (i < count ? i : count - 1);
-                values[i] =
-                    Expression::of(operands, values[i], others[i], at_row, at, operands.matrix);
-            }
-            first.write(at_row, at_col, count, values);
-        });
+                     for (int i = 0; i < kRun; ++i) {
+                         const int64_t at = at_col + (i < count ? i : count - 1);
+                         float of_element[Expression::kResults];
+                         Expression::of(operands, values[i], others[i], at_row, at, operands.matrix,
+                                        of_element);
+#pragma unroll
+                         for (int r = 0; r < Expression::kResults; ++r)
+                             results[r][i] = of_element[r];
+                     }
+                     first.write(at_row, at_col, count, results[0]);
+                     Expression::for_each_more(
+                         StoreMore<Expression, kRun>{operands, at_row, at_col, count, results});
+                 });
 }

@@ -72,9 +72,20 @@ class OperandCode(NamedTuple):
     cols: bool = False
 
 
-def source(nodes: Sequence[Node], operands: Sequence[OperandCode], scope: str = "epilogue") -> str:
-    """The struct Expression, with its include.  scope: "epilogue" or "gate"."""
+def source(
+    nodes: Sequence[Node],
+    operands: Sequence[OperandCode],
+    scope: str = "epilogue",
+    roots: Sequence[int] = (),
+    more: Sequence[str] = (),
+) -> str:
+    """The struct Expression, with its include.
+
+    scope: "epilogue" or "gate".  roots: of several results, their nodes.  more: the C++ types of
+    those after the first, which are in the places after the operands.
+    """
     products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
+    first = len(operands) - 1
     matrices = [
         f"        f({k}, int(sizeof({x.cpp})));"
         for k, x in enumerate(operands)
@@ -98,11 +109,16 @@ def source(nodes: Sequence[Node], operands: Sequence[OperandCode], scope: str = 
         "    template <class F> DEVICE static void for_each_matrix(F f) {",
         *matrices,
         "    }",
+        "    // f.store<type>(which, number) of the results after the first.",
+        "    template <class F> DEVICE static void for_each_more(const F& f) {",
+        *(f"        f.template store<{t}>({k}, {first + k});" for k, t in enumerate(more, 1)),
+        "    }",
+        f"    static constexpr int kResults = {len(more) + 1};",
         "    template <class Operands>",
-        f"    DEVICE static float of(const Operands& x, {products}, int64_t i, int64_t j,",
-        "                           int64_t b) {",
+        f"    DEVICE static void of(const Operands& x, {products}, int64_t i, int64_t j,",
+        "                          int64_t b, float (&results)[kResults]) {",
         *body,
-        f"        return {values[-1]};",
+        *(f"        results[{k}] = {values[n]};" for k, n in enumerate(roots or (len(nodes) - 1,))),
         "    }",
         "};",
     )

@@ -214,11 +214,13 @@ class Formula(NamedTuple):
 
     nodes: its tree.  operands: arrays and numbers; None: an array of OPERANDS.
     scope: "epilogue", or "gate": of two products.  first_matrix: of the batch.
+    roots: of several results, their nodes; the operands are followed by those after the first.
     """
 
     nodes: tuple[Node, ...]
     operands: tuple[Matrix | float | None, ...]
     scope: str = "epilogue"
+    roots: tuple[int, ...] = ()
     first_matrix: int = 0
 
     def of(self, matrices: dict[str, Matrix]) -> Formula:
@@ -229,13 +231,16 @@ class Formula(NamedTuple):
         )
 
     def code(self) -> FormulaCode:
-        kinds = (
+        count = len(self.operands) - max(0, len(self.roots) - 1)
+        kinds = [
             OperandCode(dtypes.CPP_NAMES[x.dtype], x.row != 0, x.col != 0)
             if isinstance(x, Matrix)
             else OperandCode()
-            for x in self.operands
-        )
-        return FormulaCode(source(self.nodes, tuple(kinds), self.scope))
+            for x in self.operands[:count]
+        ]
+        results = (x for x in self.operands[count:] if isinstance(x, Matrix))
+        more = [dtypes.CPP_NAMES[x.dtype] for x in results]
+        return FormulaCode(source(self.nodes, kinds, self.scope, self.roots, more))
 
 
 class Product(NamedTuple):

@@ -18,7 +18,7 @@ from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets import Target
-from .checks.formulas import NO_FORMULA, ReadFormula, read_formula
+from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import check_precision, check_shapes
 from .checks.scales import (
     ReadOperand,
@@ -77,7 +77,8 @@ def dual_gemm_silu(
     config: a GemmConfig or one of the dual GEMM configs of Hopper, of float32 operands one of
         `matmul`, for both products; None: the default one.
     epilogue: another gate in place of silu(acc1) * acc2, with policy "fp32": a formula of acc1 and
-        acc2, the products of b1 and b2 with their scales; see `expression`, kind "gate".
+        acc2, the products of b1 and b2 with their scales; see `expression`, kind "gate".  A tuple
+        gives several results, as that of `matmul`.
     operands: of the formula, up to 7 by name, as those of `matmul`.
 
     Neither product is written to memory: a block computes the same tile of both.  Sums in FP32,
@@ -115,7 +116,8 @@ def dual_gemm_silu(
     x, y1, y2 = (read_operand(name, value, scale, a) for name, value, scale in pairs)
     if y1.dtype != y2.dtype:
         raise TypeError(f"b1 and b2 must be of one dtype; got {y1.dtype} and {y2.dtype}")
-    out_dtype = result_dtype(x.dtype, y1.dtype, out_dtype)
+    dtype_of_each = each_dtype(formula, out_dtype)
+    out_dtype, *more = (result_dtype(x.dtype, y1.dtype, dtype) for dtype in dtype_of_each)
     if policy not in POLICIES:
         legal = ", ".join(map(repr, POLICIES))
         raise ValueError(f"policy must be one of {legal}; got {policy!r}")
@@ -128,7 +130,9 @@ def dual_gemm_silu(
         if out is not None:
             arguments.check_new_out(out, shape, out_dtype, {"a": a, "b1": b1, "b2": b2})
         gate = formula if formula.nodes else read_formula(SILU, None, a, "gate")
-        return _of_float32(target, a, b1, b2, gate, shape, out_dtype, out, config, key, precision)
+        return _of_float32(
+            target, a, b1, b2, gate, shape, out_dtype, out, config, key, precision, tuple(more)
+        )
     alpha, alpha2 = product_of_scales(x, y1), product_of_scales(x, y2)
     blocks = check_scales((x, y1, y2), shape[:-2], *shape[-2:])
     arrays = {**x.arrays("a"), **y1.arrays("b"), **y2.arrays("b2")}
@@ -146,6 +150,7 @@ def dual_gemm_silu(
         config,
         key if same_memory((a, x), (b1, y1), (b2, y2)) else None,
         (*names, *formula.array_names),
+        tuple(more),
         alpha=alpha,
         alpha2=alpha2,
         block_scales=blocks,
@@ -186,6 +191,7 @@ def _of_float32(
     config: AnyConfig | None,
     key: Any,
     precision: str,
+    more: tuple[np.dtype, ...],
 ) -> Any:
     """Two products: no kernel has the accumulators of both."""
 
@@ -198,7 +204,7 @@ def _of_float32(
     up = step("up", {"a": a, "b": b2}, dtypes.float32, None)
     epilogue = gate.with_second(up)
     operands = {"a": a, "b": b1, **epilogue.broadcast(a, shape)}
-    return step("gate", operands, out_dtype, out, **epilogue.options)
+    return step("gate", operands, out_dtype, out, more=more, **epilogue.options)
 
 
 def _check_shapes(a: ReadOperand, b1: ReadOperand, b2: ReadOperand) -> tuple[int, ...]:
@@ -238,6 +244,7 @@ GATES = (
     "0.5 * acc1 * (1 + erf(acc1 * 0.7071067811865476)) * acc2 * k + t",
     "maximum(acc1, 0) * acc1 * z + r if (i + j + b) % 3 != 0 else acc2 - acc1",
 )
+RESULTS = "maximum(acc1, 0) * acc2 * s, acc1 + t, acc2"
 
 
 @dataclass(frozen=True)
@@ -284,7 +291,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         scales = "tensor"  # the same
     if dtype == "float32":
         policy, scales = "fp32", "none"
-    epilogue = draw.choice((*[None] * 4, *GATES)) if policy == "fp32" else None
+    epilogue = draw.choice((*[None] * 4, *GATES, RESULTS)) if policy == "fp32" else None
     layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
     return DualProblem(
         *(m, n, k // 16 * 16 if fp4 else k, dtype, dtype_b, batch_a, batch_b),
@@ -445,7 +452,8 @@ def task_of(problem: DualProblem) -> GemmTask:
     k = operands[0].shape[-1]
     scaled = any(getattr(x.scale, "size", 1) > 1 for x in operands)
     task = make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
-    formula = products.formula_of(call, (*batch, m, n), "gate")
+    dtype = result_dtype(a.dtype, b1.dtype, p.out_dtype)
+    formula = products.formula_of(call, (*batch, m, n), dtype, "gate")
     if formula is None:
         return task
     return replace(task, slow_activation=True, tma_store_epilogue=False, formula=formula.code())

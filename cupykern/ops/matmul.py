@@ -13,7 +13,7 @@ from ..op import Op
 from ..runtime import plans
 from ..targets import Target
 from .checks.complex64 import check_complex
-from .checks.formulas import NO_FORMULA, ReadFormula, read_formula
+from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import (
     INPUTS,
     check_accumulate,
@@ -65,7 +65,8 @@ def matmul(
     out_dtype: float16, bfloat16 or float32 of the result, or int32 of an int8 product with no other
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
-    out: array to write into, of the result's shape and dtype and apart from all operands.
+        Several results of a formula may have one each, as a tuple.
+    out: array to write the first result into, of its shape and dtype and apart from all operands.
     config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
     precision: of float32 operands.  "float32": errors are at most those of FP32 multiply-adds; from
@@ -77,8 +78,9 @@ def matmul(
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
     epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
-    operands: of the formula, up to 8 by name: numbers, or float16, bfloat16, float32, FP8 or int8
-        arrays that broadcast to (..., M, N).
+        A tuple of up to 4, as "maximum(acc, 0), acc", gives a tuple of results of one pass.
+    operands: of the formula, up to 8 by name (fewer by each further result): numbers, or float16,
+        bfloat16, float32, FP8 or int8 arrays that broadcast to (..., M, N).
 
     Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32;
     the epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be
@@ -102,7 +104,7 @@ def matmul(
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
     options = {"activation": activation, "accumulate": accumulate, "precision": precision}
-    target, addends, shape, alpha, out_dtype = check(
+    target, addends, shape, alpha, out_dtype, more = check(
         a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
     )
     if out_dtype == dtypes.complex64:
@@ -111,20 +113,22 @@ def matmul(
         )
     given = {"a": a, "b": b, **addends, **formula.broadcast(a, shape)}
     return launch.run(
-        target, given, shape, out_dtype, out, config, key, tuple(given), alpha=alpha,
+        target, given, shape, out_dtype, out, config, key, tuple(given), more, alpha=alpha,
         activation=activation, fp16_accumulate=accumulate == "float16", precision=precision,
         **formula.options,
     )  # fmt: skip
 
 
 class Checked(NamedTuple):
-    """What follows from legal arguments.  addends: bias and residual, broadcast to `shape`."""
+    """What follows from legal arguments.  addends: bias and residual, broadcast to `shape`.
+    more: the dtypes of a formula's further results."""
 
     target: Target
     addends: dict[str, Any]
     shape: tuple[int, ...]
     alpha: float
     out_dtype: np.dtype
+    more: tuple[np.dtype, ...] = ()
 
 
 def check(
@@ -163,7 +167,8 @@ def check(
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     plain = plain and formula is NO_FORMULA
-    out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
+    given = each_dtype(formula, out_dtype)
+    out_dtype, *more = (result_dtype(a.dtype, b.dtype, dtype, plain) for dtype in given)
     batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
     addends = {
@@ -172,7 +177,7 @@ def check(
     }
     check_activation(activation)
     formula.check_alone(bias=bias, activation=activation, residual=residual)
-    return Checked(target, addends, shape, alpha, out_dtype)
+    return Checked(target, addends, shape, alpha, out_dtype, tuple(more))
 
 
 # --- the op's record -----------------------------------------------------------------------------

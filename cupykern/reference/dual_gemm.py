@@ -17,7 +17,7 @@ from .elementary import EXP2_ULPS
 from .epilogue import activate, activated, sigmoid, slope
 from .expression import gate
 from .expression_error import gate_bound
-from .matmul import exact_product, operand_dtype, operand_namespace, scaled_product
+from .matmul import exact_product, operand_dtype, operand_namespace, scaled_product, stored_as
 from .rounding import rounding_rms
 
 _HALF = finfo(dtypes.float16)
@@ -36,7 +36,7 @@ def dual_gemm_silu(
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
-) -> tuple[Any]:
+) -> tuple[Any, ...]:
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)), or the formula
     `epilogue` of the two products, in FP64."""
     xp = operand_namespace(a)
@@ -44,7 +44,7 @@ def dual_gemm_silu(
         d1 = exact_product(a, b1, scale_a, scale_b1)
         d2 = exact_product(a, b2, scale_a, scale_b2)
         if epilogue is not None:
-            return (gate(d1, d2, epilogue, operands),)
+            return gate(d1, d2, epilogue, operands)
         return (activate(xp, d1, "silu") * d2,)
 
 
@@ -63,19 +63,16 @@ def dual_gemm_silu_bound(
     config: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
-    reference: tuple[Any],
-) -> tuple[Bound]:
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
     """Elementwise: with d1 and d2 off by e1 and e2, |silu(d1 + e1) (d2 + e2) - silu(d1) d2| is at
     most
     1.1 |e1| (|d2| + |e2|) + |silu(d1)| |e2|; and the epilogue's roundings.  Infinite where a
     policy's FP16 numbers overflow.  Of a formula: the errors of both products, followed through it.
     """
     xp = operand_namespace(a)
-    if out_dtype is None:
-        dtype = operand_dtype(a)
-        own = dtypes.float16, dtypes.bfloat16, dtypes.float32
-        out_dtype = dtype if dtype in own else dtypes.float16
-    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    dtype, own = operand_dtype(a), (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+    out_dtype = stored_as(out_dtype, dtype if dtype in own else dtypes.float16)
     narrow = policy != "fp32"
     with np.errstate(all="ignore"):
         d1, d2 = (
@@ -83,7 +80,7 @@ def dual_gemm_silu_bound(
             for b, scale_b in ((b1, scale_b1), (b2, scale_b2))
         )
         if epilogue is not None:
-            return (gate_bound(d1, d2, epilogue, operands, out_dtype, reference[0]),)
+            return gate_bound(d1, d2, epilogue, operands, out_dtype, reference)
         overflows = xp.zeros(reference[0].shape, bool)
         if policy == "fp16":
             d1 = in_half(d1)

@@ -32,26 +32,28 @@ _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
 }
 
 
-def expression(acc: Array, epilogue: Any, operands: Mapping[str, Any] | None) -> Any:
-    """The formula of the product `acc`, in FP64."""
+def expression(acc: Array, epilogue: Any, operands: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """The results of the formula of the product `acc`, in FP64."""
     return of_products({"acc": acc}, read(epilogue), operands)
 
 
-def gate(acc1: Array, acc2: Array, epilogue: Any, operands: Mapping[str, Any] | None) -> Any:
-    """The formula of two products, in FP64."""
+def gate(
+    acc1: Array, acc2: Array, epilogue: Any, operands: Mapping[str, Any] | None
+) -> tuple[Any, ...]:
+    """The results of the formula of two products, in FP64."""
     return of_products({"acc1": acc1, "acc2": acc2}, read(epilogue, "gate"), operands)
 
 
 def of_products(
     products: Mapping[str, Array], formula: Expression, operands: Mapping[str, Any] | None
-) -> Any:
+) -> tuple[Any, ...]:
     """products: by their names, in FP64."""
     acc = next(iter(products.values()))
     given = [operand(acc, (operands or {})[name]) for name in formula.names]
     with np.errstate(all="ignore"):
         values = evaluate(formula.nodes, Environment.of_products(products, given))
     xp = namespace(acc)
-    return xp.broadcast_to(values[-1], acc.shape) + 0.0
+    return tuple(xp.broadcast_to(values[n], acc.shape) + 0.0 for n in formula.results)
 
 
 def operand(acc: Array, x: Any) -> Any:

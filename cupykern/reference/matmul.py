@@ -32,13 +32,13 @@ def matmul(
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
-) -> tuple[Any]:
-    """activation(alpha * (a @ b) + bias) + residual, or the formula `epilogue`, in FP64."""
+) -> tuple[Any, ...]:
+    """activation(alpha * (a @ b) + bias) + residual, or the results of `epilogue`, in FP64."""
     xp = namespace(a)
     with np.errstate(all="ignore"):
         y = float(alpha) * product(as_float64(a), as_float64(b))
         if epilogue is not None:
-            return (expression(y, epilogue, operands),)
+            return expression(y, epilogue, operands)
         if bias is not None:
             y = y + as_float64(bias)
         y = activate(xp, y, activation)
@@ -62,14 +62,12 @@ def matmul_bound(
     config: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
-    reference: tuple[Any],
-) -> tuple[Bound]:
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
     """Elementwise: the error of the sum, carried through the epilogue, and a last rounding."""
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
     plain = plain and epilogue is None
-    if out_dtype is None:
-        out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
-    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    out_dtype = stored_as(out_dtype, dtypes.of_product(a.dtype, b.dtype, plain))
     half = accumulate == "float16"
     products = Products(a.dtype, b.dtype, half_accumulators=half, precision=precision)
     with np.errstate(all="ignore"):
@@ -78,7 +76,7 @@ def matmul_bound(
             value = value.rounded()
         value = of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
         if epilogue is not None:
-            return (expression_bound(value, epilogue, operands, out_dtype, reference[0]),)
+            return expression_bound(value, epilogue, operands, out_dtype, reference)
         return (epilogue_bound(value, bias, activation, residual, out_dtype, reference[0]),)
 
 
@@ -93,13 +91,13 @@ def scaled_mm(
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
-) -> tuple[Any]:
-    """activation((scale_a * a) @ (scale_b * b) + bias), or the formula `epilogue`, in FP64."""
+) -> tuple[Any, ...]:
+    """activation((scale_a * a) @ (scale_b * b) + bias), or the results of `epilogue`, in FP64."""
     xp = operand_namespace(a)
     with np.errstate(all="ignore"):
         y = exact_product(a, b, scale_a, scale_b)
         if epilogue is not None:
-            return (expression(y, epilogue, operands),)
+            return expression(y, epilogue, operands)
         if bias is not None:
             y = y + as_float64(bias)
         return (activate(xp, y, activation),)
@@ -118,19 +116,24 @@ def scaled_mm_bound(
     config: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
-    reference: tuple[Any],
-) -> tuple[Bound]:
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
     """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
     dtype_a, dtype_b = operand_dtype(a), operand_dtype(b)
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
-    if out_dtype is None:
-        out_dtype = dtypes.of_product(dtype_a, dtype_b, plain)
-    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    out_dtype = stored_as(out_dtype, dtypes.of_product(dtype_a, dtype_b, plain))
     with np.errstate(all="ignore"):
         value = scaled_product(a, b, scale_a, scale_b, out_dtype == dtypes.int32)
         if epilogue is not None:
-            return (expression_bound(value, epilogue, operands, out_dtype, reference[0]),)
+            return expression_bound(value, epilogue, operands, out_dtype, reference)
         return (epilogue_bound(value, bias, activation, None, out_dtype, reference[0]),)
+
+
+def stored_as(out_dtype: Any, default: np.dtype) -> Any:
+    """The dtype of the result, or of each of a formula's."""
+    if isinstance(out_dtype, tuple):
+        return tuple(stored_as(dtype, default) for dtype in out_dtype)
+    return default if out_dtype is None else dtypes.NAMES.get(out_dtype, out_dtype)
 
 
 def exact_product(a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None) -> Any:

@@ -1,5 +1,6 @@
-// A user's formula as the epilogue: out = Expression::of(operands, acc, i, j, b), in FP32 with one
-// rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).
+// A user's formula as the epilogue: Expression::of(operands, acc, i, j, b, results), in FP32 with
+// one rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).  results[0] is out,
+// those after it are in the places of operands.
 //
 // Expression: a struct that cupykern/expression/cpp.py writes, before the kernel's own text.
 #pragma once
@@ -25,6 +26,10 @@ struct ExpressionOperands {
 
     template <class T> DEVICE const T* array(int k) const {
         return static_cast<const T*>(arrays[k]) + offsets[k];
+    }
+    // A result of the formula.
+    template <class T> DEVICE T* result(int k) const {
+        return static_cast<T*>(const_cast<void*>(arrays[k])) + offsets[k];
     }
     template <class T> DEVICE float element(int k, int64_t index) const {
         return to_float(array<T>(k)[index]);
@@ -53,6 +58,20 @@ DEVICE EpilogueParams without_addends(const EpilogueParams& params) {
     return found;
 }
 
+// Stores the results after the first of a run of `count` columns.
+template <class Expression, int kRun> struct StoreMore {
+    const ExpressionOperands& operands;
+    int64_t row, col;
+    int count;
+    const float (&results)[Expression::kResults][kRun];
+
+    template <class T> DEVICE void store(int which, int k) const {
+        const int64_t step = operands.params.j_strides[k];
+        T* first = operands.result<T>(k) + row * operands.params.i_strides[k] + col * step;
+        store_run(first, step, count, results[which]);
+    }
+};
+
 // In place of MatrixEpilogue.
 template <class Expression> struct ExpressionEpilogue {
     const MatrixEpilogue& matrix;
@@ -65,13 +84,17 @@ template <class Expression> struct ExpressionEpilogue {
         const EpilogueParams& params = matrix.params;
         if (row >= params.m || col >= params.n) return;
         const int count = params.n - col < kRun ? int(params.n - col) : kRun;
-        float values[kRun];
+        float values[kRun], results[Expression::kResults][kRun];
         matrix.scale(row, col, count, acc, values);
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
             const int64_t at = col + (i < count ? i : count - 1);
-            values[i] = Expression::of(operands, values[i], row, at, operands.matrix);
+            float of_element[Expression::kResults];
+            Expression::of(operands, values[i], row, at, operands.matrix, of_element);
+#pragma unroll
+            for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
         }
-        matrix.write(row, col, count, values);
+        matrix.write(row, col, count, results[0]);
+        Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
     }
 };

@@ -12,7 +12,7 @@ from products import compare
 from cupykern import OPS, check, dtypes
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
 from cupykern.gemm.sm90_policies import SlicedK
-from cupykern.ops.dual_gemm_silu import GATES, DualProblem
+from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
 
@@ -60,7 +60,16 @@ FAULTS = {
         GATED, "Element{row + wgmma_col(lane, i),", "Element{row + lane % 4 * 2,", "few rows"
     ),
     "NVFP4: one row for a thread": Fault(
-        GATED, "Element{row_of(i), col}", "Element{row_of(0), col}", "nvfp4"
+        GATED, "Element{row_of(i), col, true}", "Element{row_of(0), col, true}", "nvfp4"
+    ),
+    "results: the first one for all": Fault(
+        SM90, "from_float<T>(results[which])", "from_float<T>(results[0])", "results"
+    ),
+    "results: rows at columns' steps": Fault(
+        SM90, "row * params.i_strides[k] + col", "row * params.j_strides[k] + col", "results"
+    ),
+    "results: beyond the last row": Fault(
+        SM90, "element.inside && row == element.row &&", "element.inside &&", "results"
     ),
 }  # fmt: skip
 # Every operand, both indices and both products.
@@ -102,6 +111,16 @@ def check_few_rows() -> None:
     guarded(Sm90DualGemmConfig(16, 64, 64, 4, SlicedK()), DualProblem(9, 150, 208))
 
 
+def check_results() -> None:
+    if host.current().warp_size == 32:
+        problem = DualProblem(70, 75, 48, epilogue=RESULTS, out_dtype="float32")
+        call = DUAL.inputs(problem, 1, np)
+        y = DUAL.run(*call.args, **call.kwargs, config=Sm90DualGemmConfig(128, 128, 64, 6))
+        references = DUAL.reference(*call.args, **call.kwargs)
+        bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+        assert check.compare(y, references, bounds).ok
+
+
 def check_nvfp4() -> None:
     guarded(Sm90Nvfp4DualGemmConfig(64, 128, 128, 4), DualProblem(70, 75, 96, NVFP4, NVFP4))
 
@@ -109,5 +128,10 @@ def check_nvfp4() -> None:
 test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
     FAULTS,
     problems,
-    {"hopper": check_hopper, "few rows": check_few_rows, "nvfp4": check_nvfp4},
+    {
+        "hopper": check_hopper,
+        "few rows": check_few_rows,
+        "nvfp4": check_nvfp4,
+        "results": check_results,
+    },
 )

@@ -23,8 +23,8 @@ from .attention import (
     draw_options,
     in_memory,
     values,
-    variant,
 )
+from .attention import variant as problem_variant
 from .attention import variants as problem_variants
 
 
@@ -213,20 +213,23 @@ def sample(
     return Call(part, call.kwargs), cut
 
 
-_KERNELS = "attention", "attention_general", "attention_formula", "attention_paged"
+_KERNELS = ("attention", "attention_general", "attention_formula", "attention_paged")
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """Those of attention that take sequences, and those of a formula over pages."""
-    shared = tuple(
-        v
-        for v in problem_variants(arch)
-        if v.kernel in _KERNELS
-        or (v.kernel.startswith("attention_hopper") and is_varlen(dict(v.types)["Traits"]))
-    )
+    """Those of attention that compute varlen sequences, and those of a formula over pages, with
+    BF16 operands."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
-    problem = VarlenProblem(((512, 512),), 4, 2, 128, 128, "bfloat16", options=choice, page=16)
-    return *shared, *(variant(problem, config) for config in configs(problem, arch))
+    paged = VarlenProblem(((512, 512),), 4, 2, 128, 128, "bfloat16", options=choice, page=64)
+    return (
+        *(
+            v
+            for v in problem_variants(arch)
+            if v.kernel in _KERNELS
+            or (v.kernel.startswith("attention_hopper") and is_varlen(dict(v.types)["Traits"]))
+        ),
+        *(problem_variant(paged, config) for config in configs(paged, arch)),
+    )
 
 
 def is_varlen(traits: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
-from ...expression import read
+from ...expression import read as read_expression
 from ...gemm import (
     gemm,
     product,
@@ -80,9 +80,12 @@ FORMULAS = (
 )
 
 
+RESULTS = "maximum(acc * s + t, 0), acc * s, i - j + r"
+
+
 def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
     """`problem`, now and then with a formula in place of its epilogue."""
-    formula = draw.choice((*[None] * 5, *FORMULAS))
+    formula = draw.choice((*[None] * 6, *FORMULAS, RESULTS))
     if formula is None:
         return problem
     return replace(problem, epilogue=formula, bias=None, residual=None, activation=None)
@@ -226,7 +229,7 @@ def formula_operands(
     *_, m, n = shape
     shapes: dict[str, tuple[int, ...]] = {"s": (n,), "t": (m, 1), "r": shape, "z": ()}
     found: dict[str, Any] = {}
-    for i, name in enumerate(read(formula, scope).names):
+    for i, name in enumerate(read_expression(formula, scope).names):
         if name == "k":
             found[name] = 0.75
             continue
@@ -255,7 +258,8 @@ def work(problem: MatmulProblem) -> Work:
     read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
     read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
     out = result_dtype(dtype, dtype_b, p.out_dtype, _is_product(p))
-    written = batch * p.m * p.n * out.itemsize
+    results = 1 if p.epilogue is None else len(read_expression(p.epilogue).results)
+    written = results * batch * p.m * p.n * out.itemsize
     return Work(read, written, 2 * batch * p.m * p.n * p.k)
 
 
@@ -356,7 +360,7 @@ def task_of(
         *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
         block_scales=block_scales,
-        formula=formula_of(call, shape),
+        formula=formula_of(call, shape, dtype),
     )
     task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
     return replace(
@@ -370,17 +374,19 @@ def task_of(
 
 
 def formula_of(
-    call: Call, shape: tuple[int, ...], scope: str = "epilogue"
+    call: Call, shape: tuple[int, ...], dtype: np.dtype, scope: str = "epilogue"
 ) -> product.Formula | None:
-    """That of a call whose result has this shape."""
+    """That of a call whose results have this shape and dtype."""
     if "epilogue" not in call.kwargs:
         return None
     a = call.args[0].data if isinstance(call.args[0], NvFp4) else call.args[0]
     formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], a, scope)
     arrays = formula.broadcast(a, shape)
-    matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
-    found: product.Formula = formula.options["formula"].of(matrices)
-    return found
+    found: product.Formula = formula.options["formula"]
+    result = np.empty(shape, dtype)
+    given = {name: arrays.get(name, result) for name in product.OPERANDS[: len(found.operands)]}
+    matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in given.items()}
+    return found.of(matrices)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

@@ -148,7 +148,7 @@ _EPILOGUE: dict[str, DrawValue] = {
     "activation": one_of(None, None, "relu", "gelu", "gelu_tanh", "silu"),
     "out_dtype": one_of(None, None, *FLOATS),
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a"), Alias("bias")),
-    "epilogue": one_of(*[None] * 4, "maximum(acc, 0) + i", "acc * s + t", "acc * t + s"),
+    "epilogue": one_of(*[None] * 4, "maximum(acc, 0) + i", "acc * s, acc + t", "acc * t + s"),
     "operands": _operands,
 }
 _MATMUL = _EPILOGUE | {

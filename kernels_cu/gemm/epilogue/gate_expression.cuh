@@ -22,6 +22,19 @@ template <class Expression> struct ExpressionGate {
         return {arguments.operands.of_matrix(params.batch, tile.batch),
                 int(params.epilogues[0].m) - 1, int(params.columns()) - 1};
     }
+    // Stores the results after the first of an element.
+    struct StoreElement {
+        const ExpressionOperands& operands;
+        int64_t row, col;
+        const float (&results)[Expression::kResults];
+
+        template <class T> DEVICE void store(int which, int k) const {
+            const ExpressionParams& params = operands.params;
+            operands.result<T>(k)[row * params.i_strides[k] + col * params.j_strides[k]] =
+                from_float<T>(results[which]);
+        }
+    };
+
     DEVICE bool silu_in_fp32() const { return false; }
     template <int kCount, class At>
     DEVICE void apply(float (&values)[kCount], float (&others)[kCount], At at) const {
@@ -31,7 +44,11 @@ template <class Expression> struct ExpressionGate {
             // Clamped: operands have no elements outside of the output.
             const int row = element.row < last_row ? element.row : last_row,
                       col = element.col < last_col ? element.col : last_col;
-            values[i] = Expression::of(operands, values[i], others[i], row, col, operands.matrix);
+            float results[Expression::kResults];
+            Expression::of(operands, values[i], others[i], row, col, operands.matrix, results);
+            values[i] = results[0];
+            if (element.inside && row == element.row && col == element.col)
+                Expression::for_each_more(StoreElement{operands, row, col, results});
         }
     }
 };

@@ -47,8 +47,11 @@ struct DualArguments {
     }
 };
 
-// Of the output.
-struct Element { int row, col; };
+// Of the output.  inside: of the work tile.
+struct Element {
+    int row, col;
+    bool inside;
+};
 
 struct SiluGate {
     using Arguments = DualArguments;

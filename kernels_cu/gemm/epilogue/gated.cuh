@@ -148,7 +148,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 others[i] = others[i] * GatedScales::col(second, at) * factor * second.params.alpha;
             }
             gate.apply(values, others, [&](int i) {
-                return Element{first_row + i / 2 % 2 * 8, first_col + wgmma_col(lane, i)};
+                return Element{first_row + i / 2 % 2 * 8, first_col + wgmma_col(lane, i), true};
             });
             if (!map) {
 #pragma unroll
@@ -206,7 +206,8 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
             }
             // Captured by value: else the accumulators are in local memory.
-            gate.apply(products[0], products[1], [=](int i) { return Element{row_of(i), col}; });
+            gate.apply(products[0], products[1],
+                       [=](int i) { return Element{row_of(i), col, true}; });
 #pragma unroll
             for (int i = 0; i < kProductRows / 2; ++i) {
                 const float one[1] = {products[0][i]};
@@ -243,8 +244,8 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                             scales.second.params.alpha;
             }
             gate.apply(values, others, [&](int i) {
-                return Element{row + wgmma_col(lane, i),
-                               col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8};
+                const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
+                return Element{row + wgmma_col(lane, i), at_col, at_col < last_col};
             });
 #pragma unroll
             for (int i = 0; i < kFew; ++i) {
