@@ -1,8 +1,8 @@
 // dual_gemm_expression.cu: out = Expression(A @ B1, A @ B2), a user's formula
-// (parts/expression.cuh), for a batch of matrices, on any target; otherwise dual_gemm.cu.
+// (expression/apply.cuh), for a batch of matrices, on any target; otherwise dual_gemm.cu.
 // Launch: as gemm.cu.
-#include "parts/expression.cuh"
-#include "parts/gemm_tile.cuh"
+#include "expression/apply.cuh"
+#include "gemm/tile.cuh"
 
 struct ExpressionDualGemmParams {
     TileParams tile;

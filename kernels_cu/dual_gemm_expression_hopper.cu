@@ -1,5 +1,5 @@
 // dual_gemm_expression_hopper.cu: out = Expression(A @ B1, A @ B2), a user's formula
-// (parts/expression.cuh), on Hopper; otherwise dual_gemm_hopper.cu.
+// (expression/apply.cuh), on Hopper; otherwise dual_gemm_hopper.cu.
 // Launch: as gemm_hopper.cu.  Tensor maps: DualArguments.
 #include "gemm/epilogue/gate_expression.cuh"
 #include "gemm/epilogue/gated.cuh"

@@ -5,7 +5,7 @@
 // with a cache, v of one token after the other.  It computes each angle of its tokens once.
 // Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kVectors: of each
 // thread, kTableFloats, kMaxTokens: of a block.  Launch: grid (blocks), block (kNumThreads).
-#include "parts/sine_cosine.cuh"
+#include "rope/sine_cosine.cuh"
 #include "rope/head_vector.cuh"
 
 using namespace rope;

@@ -10,8 +10,8 @@
 // than one part alone.  gemm_flagged.cu computes these tiles.
 // Types: Part (half or bf16).  Constants: kParts, kShift.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(SplitStorage).
-#include "parts/gemm_work_tile.cuh"
-#include "parts/vector.cuh"
+#include "gemm/work_tile.cuh"
+#include "common/vector.cuh"
 
 struct SplitOperand {
     BatchLayout batch;               // kA: of x

@@ -1,4 +1,4 @@
-"""C++ of a tree: the struct Expression, which kernels_cu/parts/expression.cuh applies.
+"""C++ of a tree: the struct Expression, which kernels_cu/expression/apply.cuh applies.
 
 Names and text of users are no part of it: operands are x0, x1, ..., and every number is written
 anew.
@@ -13,7 +13,7 @@ import numpy as np
 
 from .tree import BOOLEAN, INTEGER, REAL, SCOPES, Node
 
-MAX_OPERANDS = 8  # parts/expression.cuh: kMaxOperands
+MAX_OPERANDS = 8  # expression/apply.cuh: kMaxOperands
 _TYPES = {REAL: "float", INTEGER: "int64_t", BOOLEAN: "bool"}
 OF_REALS = {
     "add": "{0} + {1}",
@@ -103,7 +103,7 @@ def source(
             code = name
         values.append(code)
     lines = (
-        '#include "parts/expression_math.cuh"',
+        '#include "expression/math.cuh"',
         "struct Expression {",
         "    // f(number, bytes of an element) of the operands that are matrices.",
         "    template <class F> DEVICE static void for_each_matrix(F f) {",

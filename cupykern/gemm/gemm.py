@@ -51,7 +51,7 @@ from .sm90_plan import Sm90Plan, sm90_plan
 from .split_float32 import PartsPlan, SplitFloat32, parts_plan
 from .split_plan import SplitKWorkspace, SplitPlan, formula_plan, split_plan
 
-_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
+_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm/tile.cuh: Pass
 
 
 # --- configs -----------------------------------------------------------------------------------

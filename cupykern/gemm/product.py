@@ -16,13 +16,19 @@ from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OperandCode, source
 from ..expression.tree import Node
 
-MAX_BATCH_DIMS = 4  # gemm_work_tile.cuh: kMaxBatchDims
-_NUM_OPERANDS = 12  # gemm_work_tile.cuh: kOperands
-# Contiguous along k, along m or n, or neither.  mainloop.cuh: Layout
+MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
+_NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
+# Contiguous along k, along m or n, or neither.  gemm/mainloop_portable.cuh: Layout
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
-BLOCK = 128  # of scales along k and n; mainloop.cuh, mainloop_sm90.cuh: kBlockK
+BLOCK = 128  # of scales along k and n; gemm/mainloop_portable.cuh, mainloop_sm90.cuh: kBlockK
 ALIGNMENT = 16  # bytes, of what asynchronous copies move
-ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
+ACTIVATIONS = (
+    None,
+    "relu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+)  # gemm/epilogue/linear_combination.cuh: Activation
 
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
@@ -316,7 +322,7 @@ def merge_batch(
 
 
 def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
-    """merge_batch of all operands of `product`, in the order of gemm_work_tile.cuh's Operand."""
+    """merge_batch of all operands of `product`, in the order of gemm/work_tile.cuh's Operand."""
     return [(size, strides[:_NUM_OPERANDS]) for size, strides in _all_dims(product)]
 
 

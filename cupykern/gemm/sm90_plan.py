@@ -38,7 +38,7 @@ from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind
 from .sm90_gemm_config import MatmulEpilogue
 
 _C = tuned.constants("sm_90a", "gemm")
-_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_work_tile.cuh: Operand
+_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm/work_tile.cuh: Operand
 PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),

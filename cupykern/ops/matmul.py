@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .. import arguments, dtypes, reference
 from ..gemm import complex64, gemm, launch
 from ..gemm.gemm import AnyConfig
 from ..op import Op
 from ..runtime import plans
+from ..targets import Target
 from .checks.complex64 import check_complex
-from .checks.formulas import NO_FORMULA, each_dtype, read_formula
+from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import (
     INPUTS,
     check_accumulate,
@@ -100,6 +103,56 @@ def matmul(
     )
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
+    options = {"activation": activation, "accumulate": accumulate, "precision": precision}
+    target, addends, shape, alpha, out_dtype, more = check(
+        a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
+    )
+    if out_dtype == dtypes.complex64:
+        return complex64.run(
+            target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
+        )
+    given = {"a": a, "b": b, **addends, **formula.broadcast(a, shape)}
+    return launch.run(
+        target, given, shape, out_dtype, out, config, key, tuple(given), more, alpha=alpha,
+        activation=activation, fp16_accumulate=accumulate == "float16", precision=precision,
+        **formula.options,
+    )  # fmt: skip
+
+
+class Checked(NamedTuple):
+    """What follows from legal arguments.
+
+    addends: bias and residual, broadcast to `shape`.  more: the dtypes of a formula's results after
+    the first.
+    """
+
+    target: Target
+    addends: dict[str, Any]
+    shape: tuple[int, ...]
+    alpha: float
+    out_dtype: np.dtype
+    more: tuple[np.dtype, ...] = ()
+
+
+def check(
+    a: Any,
+    b: Any,
+    bias: Any,
+    residual: Any,
+    alpha: Any,
+    out_dtype: Any,
+    formula: ReadFormula = NO_FORMULA,
+    epilogue: Any = None,
+    operands: Any = None,
+    *,
+    activation: Any,
+    accumulate: Any,
+    precision: Any,
+) -> Checked:
+    """The arguments of `matmul`, checked.  formula: what epilogue and operands were read as.
+
+    Raises TypeError, ValueError and NotImplementedError.
+    """
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     if dtypes.complex64 in (a.dtype, b.dtype):
@@ -109,10 +162,8 @@ def matmul(
         )  # fmt: skip
         check_precision(precision, dtypes.float32, dtypes.float32, target)
         alpha = arguments.finite_float("alpha", alpha, 1.0)
-        return complex64.run(
-            target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
-        )
-    fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
+        return Checked(target, addends, shape, alpha, dtypes.complex64)
+    check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
     check_precision(precision, a.dtype, b.dtype, target)
@@ -123,16 +174,13 @@ def matmul(
     out_dtype, *more = (result_dtype(a.dtype, b.dtype, dtype, plain) for dtype in given)
     batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
-    bias = check_addend("bias", bias, a, shape)
-    residual = check_addend("residual", residual, a, shape)
+    addends = {
+        "bias": check_addend("bias", bias, a, shape),
+        "residual": check_addend("residual", residual, a, shape),
+    }
     check_activation(activation)
     formula.check_alone(bias=bias, activation=activation, residual=residual)
-    arrays = {"a": a, "b": b, "bias": bias, "residual": residual, **formula.broadcast(a, shape)}
-    return launch.run(
-        target, arrays, shape, out_dtype, out, config, key, tuple(arrays), tuple(more), alpha=alpha,
-        activation=activation, fp16_accumulate=fp16_accumulate, precision=precision,
-        **formula.options,
-    )  # fmt: skip
+    return Checked(target, addends, shape, alpha, out_dtype, tuple(more))
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def dual_gemm_silu_bound(
         if narrow:
             silu, d2 = in_half(silu), in_half(d2)
             overflows = overflows | _overflows(silu) | _overflows(d2)
-        y = _times(silu, d2, reference[0])
+        y = times(silu, d2, reference[0])
         y = in_half(y) if narrow else y.rounded()
         overflows = overflows | (narrow & _overflows(y))
         bound = y.stored(reference[0], out_dtype)
@@ -116,7 +116,7 @@ def _overflows(x: Approximate) -> Any:
     return abs(x.exact) + x.worst >= _HALF.max
 
 
-def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
+def times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
     """Their product, before it is rounded; `exact` of what x and y should be."""
     size_x, size_y = abs(x.exact), abs(y.exact)
     return Approximate(
@@ -125,6 +125,8 @@ def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
         x.floor * (size_y + y.worst + y.floor) + (size_x + x.worst) * y.floor,
         x.square * (size_y**2 + y.square) + size_x**2 * y.square,
         x.bias * size_y + size_x * y.bias,
+        x.shared * size_y**2 + size_x**2 * y.shared,
+        tuple({*x.axes, *y.axes}),
     )
 
 
@@ -158,4 +160,6 @@ def _half_silu(x: Approximate) -> Approximate:
         SLOPE * x.floor,
         steepness**2 * x.square + expected,
         steepness * x.bias + xp.sqrt(expected),
+        steepness**2 * x.shared,
+        x.axes,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
@@ -174,12 +175,18 @@ def scaled_product(
 
 
 def of_repeated(value: Approximate, *operands: Any) -> Approximate:
-    """Equal rows, or columns, have equal errors up to the last one: their mean is that of few."""
+    """Equal rows of a, columns of b and matrices have equal products, whose errors count once."""
     arrays = [x.data if isinstance(x, NvFp4) else x for x in operands]
-    sizes = ((n, step) for x in arrays for n, step in zip(x.shape, x.strides, strict=True))
-    if not any(n > 1 and step == 0 for n, step in sizes):
-        return value
-    return value._replace(bias=value.bias + namespace(arrays[0]).sqrt(value.square))
+    a, b = (
+        [n == 1 or step == 0 for n, step in zip(x.shape, x.strides, strict=True)] for x in arrays
+    )
+    batch = itertools.zip_longest(reversed(a[:-2]), reversed(b[:-2]), fillvalue=True)
+    equal = (b[-1], a[-2], *(of_a and of_b for of_a, of_b in batch))  # from the last axis on
+    sizes = reversed(value.exact.shape)
+    axes = tuple(
+        -1 - i for i, (same, n) in enumerate(zip(equal, sizes, strict=True)) if same and n > 1
+    )
+    return value._replace(shared=value.square, axes=axes) if axes else value
 
 
 def _is_array(scale: Factor | None) -> bool:

@@ -38,10 +38,14 @@ template <class Traits, int kRows> struct SharedRows {
 
     DEVICE void load(const TensorMap& map, Barrier& full, const RowRange& from) {
         full.arrive_expect_tx(sizeof(bytes));
+        load_rows(0, map, full, from);
+    }
+    // The rows of a box of the map, from `row` of these on, a multiple of 8: the swizzle's period.
+    DEVICE void load_rows(int row, const TensorMap& map, Barrier& full, const RowRange& from) {
 #pragma unroll
         for (int i = 0; i < Traits::kBoxes; ++i) {
             const auto to = Coordinates<Traits::kVarlen>::of(from, i * kBoxDims);
-            tma_load(bytes + i * kBoxBytes, map, full, to.at);
+            tma_load(bytes + i * kBoxBytes + row * kRowBytes, map, full, to.at);
         }
     }
     // K-major operand (k: dims) from `row` on, and the byte offset of dim `dim`.

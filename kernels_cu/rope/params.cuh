@@ -3,7 +3,7 @@
 // Pair i < half is rotated: numbers i and half + i of a head (halves), or 2 i and 2 i + 1
 // (interleaved).  Pairs i >= half are numbers 2 i and 2 i + 1 and stay as they are.
 #pragma once
-#include "parts/dtype.cuh"
+#include "common/dtype.cuh"
 
 namespace rope {
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import doctest
 import inspect
 
+import dask.array
 import numpy as np
 import pytest
 
 import cupykern
+import cupykern.dask
 
 _FUNCTIONS = {name: getattr(cupykern, name) for name in cupykern.__all__ if name != "OPS"}
 _METHODS = {
@@ -19,7 +21,11 @@ _METHODS = {
     }.items()
     for method in methods
 }
-PUBLIC = {**_FUNCTIONS, **_METHODS}
+_OF_DASK = {f"dask.{name}": getattr(cupykern.dask, name) for name in cupykern.dask.__all__}
+PUBLIC = {**_FUNCTIONS, **_METHODS, **_OF_DASK}
+
+
+_NAMES = {"np": np, "cupykern": cupykern, "dask": dask, "da": dask.array}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
@@ -27,9 +33,7 @@ def test_example(name, tmp_path, monkeypatch):
     if name == "tune":  # it writes to the store
         monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
     text = inspect.getdoc(PUBLIC[name]) or ""
-    found = doctest.DocTestParser().get_doctest(
-        text, {"np": np, "cupykern": cupykern}, name, None, None
-    )
+    found = doctest.DocTestParser().get_doctest(text, _NAMES, name, None, None)
     assert any(not example.options.get(doctest.SKIP) for example in found.examples), "no example"
     report: list[str] = []
     runner = doctest.DocTestRunner(verbose=False)

@@ -15,7 +15,7 @@ from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.problems.products import FORMULAS, RESULTS, MatmulProblem
 from cupykern.targets import host
 
-OPERANDS, MATH = "parts/expression.cuh", "parts/expression_math.cuh"
+OPERANDS, MATH = "expression/apply.cuh", "expression/math.cuh"
 SM90, REDUCE = "gemm/epilogue/expression.cuh", "reduce_split_k_expression.cu"
 FAULTS = {
     "every matrix has the first one's operands": Fault(

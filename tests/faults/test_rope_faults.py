@@ -15,7 +15,7 @@ from cupykern.ops.rope_and_cache import OP
 KERNEL = "rope_and_cache.cu"
 HEAD = "rope/head_vector.cuh"
 PARAMS = "rope/params.cuh"
-ANGLES = "parts/sine_cosine.cuh"
+ANGLES = "rope/sine_cosine.cuh"
 FAULTS = {
     "angles in FP32": Fault(KERNEL, "double(turns) * double(", "float(turns) * float(",
         "large positions"),

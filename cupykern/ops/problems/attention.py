@@ -450,11 +450,16 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     code = formulas.code if formulas else None
     of_mask = formulas is not None and formulas.mask
     if varlen:
-        fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
+        packs = tuple(zip(*p.lengths, strict=True))
+        if p.page is not None:  # there are always pages
+            fits, packs = fits and p.page % 16 == 0, packs[:1]
+        fits = fits and all(map(sum, packs))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
         fits = fits and (general or p.mode == 0)
         mode = attention_hopper.FORMULA_MODE if of_mask else 0
-        kind = attention_hopper.Kind(mode, varlen=True, general=general, formulas=code)
+        kind = attention_hopper.Kind(
+            mode, varlen=True, general=general, formulas=code, paged=p.page is not None
+        )
         return kind if fits else None
     mode = mask_mode(MASKS.index(p.mask), None if general else p.scale)
     uniform = mode == 2 and p.blocks == (128, 128)
@@ -476,7 +481,8 @@ def variant(
         return attention_plan.naive_variant(dtype, problem.general, code)
     half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
     return attention_plan.flash_variant(
-        dtype, _head_dim(problem), problem.mode, half, config, kind, code
+        *(dtype, _head_dim(problem), problem.mode, half, config, kind, code),
+        paged=getattr(problem, "page", None) is not None,
     )
 
 

@@ -77,12 +77,23 @@ class Decoder:
             raise ValueError(f"the cache has room for {cache.room} tokens, not for {start + n}")
         positions = namespace(tokens).arange(start, start + n, dtype=np.int32)
 
+        of_keys: dict[str, Any] = {}
+        if cache.block_table is not None:
+            xp = namespace(tokens)
+            of_keys = {"seq_lens_k": xp.full(batch, start + n, np.int32), **cache.options}
+            offsets = xp.arange(0, batch * n + 1, n, dtype=np.int32)
+
         def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
-            keys, values = cache.seen(number, start + n)
-            return cupykern.attention(
-                *(q, keys, values), causal=True, causal_align="bottom_right", layout="bshd",
-                **options,
-            )  # fmt: skip
+            options = {"causal": True, "causal_align": "bottom_right", **options}
+            keys, values = cache.keys[number], cache.values[number]
+            if of_keys:
+                packed = q.reshape(batch * n, *q.shape[2:])
+                return cupykern.attention_varlen(
+                    packed, keys, values, offsets, max_seqlen_q=n, max_seqlen_k=start + n,
+                    **of_keys, **options,
+                )  # fmt: skip
+            keys, values = (x[:, :, : start + n].transpose(0, 2, 1, 3) for x in (keys, values))
+            return cupykern.attention(q, keys, values, layout="bshd", **options)
 
         x, change = self._run(tokens, positions, cache, attend)
         last = (a.reshape(batch, n, -1)[:, -1] for a in (x, change))

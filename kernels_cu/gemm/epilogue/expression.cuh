@@ -1,9 +1,9 @@
 // The epilogue of a user's formula on Hopper: the general epilogue's scales, then Expression
-// (parts/expression.cuh), in registers.  TMA stores 16-bit outputs that it can; others are stored
+// (expression/apply.cuh), in registers.  TMA stores 16-bit outputs that it can; others are stored
 // from the registers.
 #pragma once
 #include "gemm/epilogue/matmul.cuh"
-#include "parts/expression.cuh"
+#include "expression/apply.cuh"
 
 namespace gemm {
 

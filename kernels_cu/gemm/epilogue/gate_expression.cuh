@@ -1,7 +1,7 @@
-// The gate of a user's formula: Expression (parts/expression.cuh) of both products.
+// The gate of a user's formula: Expression (expression/apply.cuh) of both products.
 #pragma once
 #include "gemm/epilogue/gate_silu.cuh"
-#include "parts/expression.cuh"
+#include "expression/apply.cuh"
 
 namespace gemm {
 

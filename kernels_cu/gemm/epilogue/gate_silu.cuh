@@ -1,9 +1,9 @@
 // The parameters of a dual GEMM on Hopper, and its own gate: silu(d1) * d2, under a policy
-// (parts/gate.cuh).
+// (gemm/epilogue/gate.cuh).
 #pragma once
-#include "parts/epilogue.cuh"
-#include "parts/gate.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/epilogue/gate.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 

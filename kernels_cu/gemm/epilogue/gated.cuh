@@ -11,8 +11,8 @@
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
-#include "parts/epilogue.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 
