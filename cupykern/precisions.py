@@ -17,9 +17,10 @@ from .numerics import UNIT_ROUNDOFF_32, finfo
 
 
 class Parts:
-    """x = sum over p of 2^(-shift p) part[p], `count` parts of `dtype`; the products of parts i and
-    j with i + j <= order.
+    """x = sum over p of 2^(-shift p) part[p], parts of `dtype`; the products of parts i of a and j
+    of b with i + j <= order.
 
+    count_a, count_b: of the operands' parts.  count: of those of an FP32 one.
     is_float32: not less accurate than FP32 sums of FP32 products.
     """
 
@@ -29,6 +30,8 @@ class Parts:
     shift: ClassVar[int]
     order: ClassVar[int]
     is_float32: ClassVar[bool]
+    count_a: int
+    count_b: int
 
     @property
     def unit_roundoff(self) -> float:
@@ -59,17 +62,23 @@ class Parts:
     @property
     def dropped(self) -> tuple[tuple[int, int], ...]:
         """The products of parts that are not computed."""
-        pairs = ((i, j) for i in range(self.count) for j in range(self.count))
+        pairs = ((i, j) for i in range(self.count_a) for j in range(self.count_b))
         return tuple((i, j) for i, j in pairs if i + j > self.order)
 
     @property
     def products(self) -> int:
         """How many are computed."""
-        return self.count**2 - len(self.dropped)
+        return self.count_a * self.count_b - len(self.dropped)
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """What kernels know: equal for equal products."""
+        order = min(self.order, self.count_a + self.count_b - 2)
+        return self.count_a, self.count_b, self.shift, order
 
     @property
     def cpp(self) -> str:
-        return f"gemm::Parts<{self.count}, {self.shift}, {self.order}>"
+        return f"gemm::Parts<{', '.join(map(str, self.numbers))}>"
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,8 @@ class Tf32(Parts):
     to them."""
 
     name, dtype, count, shift, order, is_float32 = "tf32", dtypes.float16, 1, 0, 0, False
+    count_a: int = 1
+    count_b: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,8 @@ class Fp16x3(Parts):
     """Two FP16 parts, 22 bits; without the product of the second ones."""
 
     name, dtype, count, shift, order, is_float32 = "fp16x3", dtypes.float16, 2, 11, 1, True
+    count_a: int = 2
+    count_b: int = 2
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,8 @@ class Bf16x3(Parts):
     """Two BF16 parts, 16 bits; without the product of the second ones."""
 
     name, dtype, count, shift, order, is_float32 = "bf16x3", dtypes.bfloat16, 2, 0, 1, False
+    count_a: int = 2
+    count_b: int = 2
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,8 @@ class Bf16x6(Parts):
     """Three BF16 parts, 24 bits; products of at least 2^-16 of the largest."""
 
     name, dtype, count, shift, order, is_float32 = "bf16x6", dtypes.bfloat16, 3, 0, 2, True
+    count_a: int = 3
+    count_b: int = 3
 
 
 @dataclass(frozen=True)
@@ -106,6 +123,8 @@ class Bf16x9(Parts):
     """Three BF16 parts, 24 bits; all products."""
 
     name, dtype, count, shift, order, is_float32 = "bf16x9", dtypes.bfloat16, 3, 0, 4, True
+    count_a: int = 3
+    count_b: int = 3
 
 
 AnyParts = Tf32 | Fp16x3 | Bf16x3 | Bf16x6 | Bf16x9

@@ -179,12 +179,14 @@ class Engine:
         waiting = deque(Request(i, list(prompt)) for i, prompt in enumerate(prompts))
         rng = np.random.default_rng(seed)
         while waiting or any(self._running):
+            slots = []
             while waiting and (slot := self._admit(waiting[0], count)) is not None:
-                one = waiting.popleft()
-                prompt = self._target.xp.asarray(np.array([one.prompt]))
-                logits = self._decoder.prefill(prompt, self._cache.sequence(slot))
-                self._tokens[slot] = self._choose(self._target.xp, logits, temperature, rng)[0]
-                yield from self._take([slot], count, ends)
+                slots.append(slot)
+                waiting.popleft()
+            if slots:
+                logits = self._prefill(slots)
+                self._tokens[slots] = self._choose(self._target.xp, logits, temperature, rng)
+                yield from self._take(slots, count, ends)
             if any(self._running):
                 logits = self._decode()
                 self._tokens[...] = self._choose(self._target.xp, logits, temperature, rng)
@@ -202,6 +204,16 @@ class Engine:
         self._cache.block_table[slot] = self._target.xp.asarray(row)
         self._running[slot], self._changed = one, True
         return slot
+
+    def _prefill(self, slots: Sequence[int]) -> Any:
+        """Logits after the prompts of these slots, which are read together."""
+        prompts = [
+            one.prompt if one and slot in slots else [] for slot, one in enumerate(self._running)
+        ]
+        tokens = self._target.xp.asarray(np.array([token for own in prompts for token in own]))
+        counts = [len(own) for own in prompts]
+        logits = self._decoder.append(tokens, counts, [0] * len(counts), self._cache)
+        return logits[self._target.xp.asarray(np.array(slots))]
 
     def _decode(self) -> Any:
         """Logits of all slots."""

@@ -8,7 +8,8 @@
 // beyond 2^78, or one that is below `smallest` or loses more than `tolerance`, relative to itself;
 // or, if products of parts are dropped that FP32 sums of integers below 2^24 hold, integers of more
 // than one part alone.  gemm_flagged.cu computes these tiles.
-// Types: Part (half or bf16).  Constants: kParts, kShift.
+// Types: Part (half or bf16).  Constants: kParts, kShift; kStages: 2, or 1 where shared memory has no
+// room for two blocks.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(SplitStorage).
 #include "gemm/work_tile.cuh"
 #include "common/vector.cuh"
@@ -41,7 +42,7 @@ struct SplitStorage {
     union Stage {
         alignas(16) float along_k[kBlockMn][kBlockK];
         alignas(16) float along_mn[kBlockK][kPitchMn];
-    } stages[2];
+    } stages[kStages];
     uint32_t first[kNumThreads / kWarpSize], second[kNumThreads / kWarpSize];
 };
 
@@ -234,15 +235,16 @@ KERNEL void split_float32(const float* a, const float* b, Part* parts_a, Part* p
     int stage = 0;
     copy(blockIdx.x, 0);
     for (int i = blockIdx.x; i < all; i += gridDim.x) {
-        // The stage has been read before the last block's barriers.
-        copy(i + gridDim.x, stage ^ 1);
-        copy_async_wait<1>();
+        // The other stage has been read before the last block's barriers.
+        if constexpr (kStages > 1) copy(i + gridDim.x, stage ^ 1);
+        copy_async_wait<kStages - 1>();
         sync_block();
         const bool is_b = i >= of_a;
         holds &=
             split_block(is_b ? parts_b : parts_a, is_b ? scales_b : scales_a, params,
                         params.operands[is_b], is_b ? i - of_a : i, storage, storage.stages[stage]);
-        stage ^= 1;
+        if constexpr (kStages > 1) stage ^= 1;
+        else copy(i + gridDim.x, stage);
     }
     if (threadIdx.x == 0) lossy[blockIdx.x] = !holds;
 }

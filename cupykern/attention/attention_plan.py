@@ -186,7 +186,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for mode in (0, GENERAL_MODE)
-        for config in configs(head_dim, mode, arch)
+        for config in configs(head_dim, GENERAL_MODE, arch)
     ]
     fast = [
         attention_hopper.variant(dtype, head_dim, kind, config)
@@ -218,7 +218,9 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
         return (choose_config(t.padded_head_dim, _portable_mode(t), arch),)
     fits = device.warp_size == 32 and attention_hopper.unfit(t) is None
     kind = attention_hopper.kind_of(t) if fits else None
-    return configs(t.padded_head_dim, _portable_mode(t), arch, t.sq, kind, t.half_scores)
+    # Addresses of pages need registers: tiles are those of general variants.
+    mode = GENERAL_MODE if t.pages else _portable_mode(t)
+    return configs(t.padded_head_dim, mode, arch, t.sq, kind, t.half_scores)
 
 
 def _portable_mode(task: AttentionTask) -> int:

@@ -1,8 +1,9 @@
 """How a product of FP32 operands is computed: the estimated fastest of what its precision allows.
 
-By multiply-adds (fma_heuristic.py; of few rows or columns skinny_gemm.py), or on Hopper by 16-bit
-parts on tensor cores.  The model of the latter: launches, the split's bytes, and waves of tiles.
-Numbers are data, tuned/sm_90a.json.
+By multiply-adds (fma_heuristic.py; of few rows or columns skinny_gemm.py), or by 16-bit parts on
+tensor cores.  The model of the latter: launches, the split's bytes, and waves of tiles.  Numbers
+are data: of Hopper tuned/sm_90a.json, measured; of other architectures the data sheets' rates
+(targets/rates.py), of which the portable mainloop is taken to reach `_SHARE`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from functools import cache
 from .. import tuned
 from ..precisions import SPLITS, AnyParts, Fp16x3
 from ..targets import Device
-from ..targets.limits import multiprocessors
-from . import fma_heuristic, skinny_gemm
+from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.rates import Rates, rates
+from . import fma_heuristic, portable_heuristic, skinny_gemm
 from .fma_config import FmaGemmConfig
 from .gemm_task import GemmTask
+from .parts_config import PartsGemmConfig
+from .portable_config import GemmConfig
 from .skinny_gemm import SkinnyGemmConfig
 from .sm90_gemm_config import Sm90PartsGemmConfig
 from .sm90_policies import NO_CLUSTER, Multicast, SplitK
@@ -25,6 +29,8 @@ from .split_float32 import SplitFloat32
 _C = tuned.constants("sm_90a", "float32")
 _CLUSTERS = (NO_CLUSTER, Multicast(2), SplitK(2))
 _FMA_C = tuned.constants("sm_90a", "fma")
+_SHARE = 0.6
+_FMAS = 128  # of a cycle of an SM of Hopper
 FmaConfig = FmaGemmConfig | SkinnyGemmConfig
 Float32Config = FmaConfig | SplitFloat32
 
@@ -41,12 +47,30 @@ def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
     if task.precision == "fma":
         return fma
     parts = _of_parts(Fp16x3(), task, device)
-    if device.arch == "host" or not parts:
-        return (*fma, *parts)
+    return (*parts, *fma) if _parts_pay(parts, fma, task, device) else (*fma, *parts)
+
+
+def _parts_pay(
+    parts: tuple[SplitFloat32, ...], fma: tuple[FmaConfig, ...], task: GemmTask, device: Device
+) -> bool:
+    """On as many SMs as most GPUs of the architecture have; not on the host.
+
+    Not of few rows or columns: multiply-adds of up to 16 take no longer than DRAM takes for the
+    other operand, of which the split would read 4 and write 4 more bytes a number.
+    """
+    if not parts or min(task.m, task.n) <= skinny_gemm.ROWS:
+        return False
     sms = multiprocessors(device.arch)
-    if _least_us(fma, task, device) <= estimate(parts[0], task, sms):
-        return (*fma, *parts)
-    return (*parts, *fma)
+    if device.arch == "sm_90a":
+        return estimate(parts[0], task, sms) < _least_us(fma, task, device)
+    found = rates(device.arch)
+    if found is None:
+        return False
+    slower = _FMAS * _FMA_C["cycles"] / (found.fma * found.mhz)
+    slower_dram = _FMA_C["dram_bytes"] / (1000 * found.dram)
+    tiles = (config for config in fma if isinstance(config, FmaGemmConfig))
+    by_fma = min(fma_heuristic.estimate(c, task, sms, slower, slower_dram) for c in tiles)
+    return portable_estimate(parts[0], task, sms, found) < by_fma
 
 
 def _of_fma(task: GemmTask, device: Device) -> tuple[FmaConfig, ...]:
@@ -73,24 +97,46 @@ def _fma_estimate(config: FmaConfig, task: GemmTask, sms: int) -> float:
 
 
 def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
+    """Hopper's mainloop, where it can, else the portable one."""
+    portable = _portable(parts, task, device)
     clusters = _CLUSTERS if parts == Fp16x3() else _CLUSTERS[:2]  # few for what is rare
     all_configs = (SplitFloat32(Sm90PartsGemmConfig(parts, cluster=c)) for c in clusters)
     found = [config for config in all_configs if config.refusal(task, device) is None]
     if not found:
-        return ()
+        return portable
     sms = multiprocessors(device.arch)
     best = min(found, key=lambda config: estimate(config, task, sms))
 
     def order(config: SplitFloat32) -> tuple[bool, float]:
-        other = config.config.split_k != best.config.split_k
+        other = _split_k(config) != _split_k(best)
         return other, estimate(config, task, device.multiprocessors)
 
-    return tuple(sorted(found, key=order))
+    # On the host the portable one too.
+    return (*sorted(found, key=order), *(portable if device.arch == "host" else ()))
+
+
+def _portable(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
+    """At most one, of as large a tile as shared memory and registers hold."""
+    arch, count = device.arch, parts.count_a + parts.count_b
+    room = max_shared_bytes(arch) // (2 * 32 * count)  # rows of all stages
+    tile = GemmConfig(128, 128, 32, 2, 4, stages=min(4, room // 128))
+    if arch.startswith("gfx"):
+        tile = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
+        if room < 2 * 128 or (arch.startswith("gfx11") and count > 2):
+            tile = GemmConfig(64, 64, 32, 2, 2, stages=2)
+    found = SplitFloat32(PartsGemmConfig(parts, portable_heuristic.split(tile, task, arch)))
+    return (found,) if found.refusal(task, device) is None else ()
+
+
+def _split_k(config: SplitFloat32) -> int:
+    own = config.config
+    return own.tile.splits if isinstance(own, PartsGemmConfig) else own.split_k
 
 
 def estimate(config: SplitFloat32, task: GemmTask, sms: int) -> float:
-    """Us of the three launches on so many SMs."""
+    """Us of the three launches on so many SMs of Hopper."""
     c, t = config.config, task
+    assert isinstance(c, Sm90PartsGemmConfig)
     parts = c.parts
     split = t.batch * (t.m + t.n) * t.k * (4 + 2 * parts.count) / _C["split_bytes"]
     kind = type(c.cluster).__name__ if c.cluster.size > 1 else "NoCluster"
@@ -98,3 +144,18 @@ def estimate(config: SplitFloat32, task: GemmTask, sms: int) -> float:
     stages = math.ceil(math.ceil(t.k / c.tile_k) / c.split_k)
     us = stages * c.tile_k / 4096 * _C["tile"][kind] * parts.products + _C["tile_end"][kind]
     return float(_C["launches"][kind] + split + math.ceil(blocks / sms) * us)
+
+
+def portable_estimate(config: SplitFloat32, task: GemmTask, sms: int, of: Rates) -> float:
+    """Us of the three launches on so many multiprocessors of these rates."""
+    c, t = config.config, task
+    assert isinstance(c, PartsGemmConfig)
+    tile, parts = c.tile, c.parts
+    dram = 1000 * of.dram  # bytes/us
+    split = t.batch * (t.m + t.n) * t.k * (4 + 2 * parts.count) / dram
+    blocks = t.batch * math.ceil(t.m / tile.tile_m) * math.ceil(t.n / tile.tile_n) * tile.splits
+    size = tile.tile_m * tile.tile_n
+    us = parts.products * size * math.ceil(t.k / tile.splits) / (_SHARE * of.mma * of.mhz)
+    us += _C["tile_end"]["NoCluster"] + _FMA_C["store"] * 4 * size * sms / dram
+    us = max(math.ceil(blocks / sms) * us, 4 * t.batch * t.m * t.n / dram)
+    return float(_C["launches"]["NoCluster"] + split + us)

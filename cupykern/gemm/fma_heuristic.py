@@ -63,8 +63,13 @@ def _is_open(tile: FmaGemmConfig, task: GemmTask, splits: int, arch: str) -> boo
     return tiles * splits <= 1.1 * tile.min_blocks * multiprocessors(arch)
 
 
-def estimate(config: FmaGemmConfig, task: GemmTask, sms: int) -> float:
-    """Us of the product on so many SMs."""
+def estimate(
+    config: FmaGemmConfig, task: GemmTask, sms: int, slower: float = 1.0, slower_dram: float = 1.0
+) -> float:
+    """Us of the product on so many SMs.
+
+    slower, slower_dram: how many times as long an SM takes for multiply-adds, and DRAM for bytes.
+    """
     c, t = config, task
     k = min(t.k, c.k_per_split(t.k)) if c.splits > 1 else t.k
     tiles = t.batch * math.ceil(t.m / c.tile_m) * math.ceil(t.n / c.tile_n) * c.splits
@@ -73,13 +78,15 @@ def estimate(config: FmaGemmConfig, task: GemmTask, sms: int) -> float:
         """Of so many tiles of an SM at once."""
         size = blocks * c.tile_m * c.tile_n
         stores = _C["store"] * 4 * size * multiprocessors("sm_90a") / _C["dram_bytes"]
-        return size * k / _FMAS / _C["cycles"] / _rate(c, t, blocks) + _C["tile"] + stores
+        us = slower * size * k / _FMAS / _C["cycles"] / _rate(c, t, blocks)
+        return us + _C["tile"] + slower_dram * stores
 
     rounds, rest = divmod(math.ceil(tiles / sms), c.min_blocks)
     us = rounds * round_us(c.min_blocks) + (round_us(rest) if rest else 0.0)
     elements = t.batch * (t.m * t.k + t.k * t.n + t.m * t.n)
     read = tiles * (c.tile_m + c.tile_n) * k
-    us = max(us, 4 * elements / _C["dram_bytes"], 4 * read / _C["l2_bytes"]) + _C["launch"]
+    dram = slower_dram * 4 * elements / _C["dram_bytes"]
+    us = max(us, dram, 4 * read / _C["l2_bytes"]) + _C["launch"]
     if c.splits > 1:
         us += _C["reduce"] + 8 * c.splits * t.m * t.n / _C["l2_bytes"]
     return float(us)

@@ -27,10 +27,12 @@ from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .fma_config import FmaGemmConfig, FmaGemmPlan, fma_gemm_plan
 from .gemm_task import GemmTask, make_task
 from .logits import NormalizedPlan, fill_logits, normalized_plan
+from .parts_config import PartsGemmConfig
 from .portable_config import GemmConfig
 from .product import (
     BLOCK,
     FP4,
+    GROUPS,
     K_MAJOR,
     MAX_BATCH_DIMS,
     STRIDED,
@@ -130,6 +132,7 @@ _PARAMS = {
     "dual_gemm": ("dual_gemm.cu", "DualGemmParams"),
     "dequant_softmax": ("dequant_softmax.cu", "LogitsParams"),
 }
+_PARTS_PARAMS = ("gemm_parts.cu", "PartsGemmParams")
 _FORMULA_PARAMS = {
     "gemm": ("gemm_expression.cu", "ExpressionGemmParams"),
     "dual_gemm": ("dual_gemm_expression.cu", "ExpressionDualGemmParams"),
@@ -214,10 +217,14 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
     if whole and product.formula is not None:
         return formula_plan(target, product, lambda p: gemm_plan(target, p, config))
     if isinstance(config, SplitFloat32):
-        parts = config.of_parts(task)
-        return parts_plan(
-            target, product, task, config, lambda p: sm90_plan(target, p, parts, config.config)
-        )
+        own, of_parts = config.config, config.of_parts(task)
+
+        def plan_of(p: Product) -> Any:
+            if isinstance(own, PartsGemmConfig):
+                return _portable_plan(target, p, of_parts, own)
+            return sm90_plan(target, p, of_parts, own)
+
+        return parts_plan(target, product, task, config, plan_of)
     if isinstance(config, FmaGemmConfig):
         return fma_gemm_plan(target, product, task, config)
     if isinstance(config, SplitKWorkspace):
@@ -240,22 +247,24 @@ def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig
 
 
 def _portable_plan(
-    target: Target, product: Product, task: GemmTask, config: GemmConfig
+    target: Target, product: Product, task: GemmTask, config: GemmConfig | PartsGemmConfig
 ) -> GemmPlan:
-    p = product
-    tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
+    p, c = product, config.tile if isinstance(config, PartsGemmConfig) else config
+    tiles_m, tiles_n = -(-p.m // c.tile_m), -(-p.n // c.tile_n)
     tiles = task.batch * tiles_m * tiles_n
-    if tiles * config.splits >= 2**31:
-        raise ValueError(f"the product has {tiles * config.splits} tiles, more than 2^31 - 1")
+    if tiles * c.splits >= 2**31:
+        raise ValueError(f"the product has {tiles * c.splits} tiles, more than 2^31 - 1")
 
     of_kernel = (_PARAMS if p.formula is None else _FORMULA_PARAMS)[p.kernel]
+    if isinstance(config, PartsGemmConfig):
+        of_kernel = _PARTS_PARAMS
     params = zeros(*of_kernel, kProducts=task.products)
     tile = params["tile"]
     fill_batch(tile["batch"], product_dims(p))
     tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
-    per_split = -(-p.k // config.splits)
+    per_split = -(-p.k // c.splits)
     tile["k_per_split"] = max(1, -(-per_split // BLOCK)) * BLOCK
-    tile["tiles_m"], tile["tiles_n"], tile["splits"] = tiles_m, tiles_n, config.splits
+    tile["tiles_m"], tile["tiles_n"], tile["splits"] = tiles_m, tiles_n, c.splits
     tile["has_block_scales"] = p.block_scales
     fill_operand(tile["a"], p.a, p.scale_a, p.groups_a)
     fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)
@@ -265,6 +274,8 @@ def _portable_plan(
         fill_logits(params, p)
     elif p.b2 is None:
         fill_epilogue(params["epilogue"], p)
+        if isinstance(config, PartsGemmConfig):
+            params["part_steps"] = p.part_steps
     else:
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
@@ -273,18 +284,19 @@ def _portable_plan(
     if p.formula is not None:
         fill_formula(params["expression"], p)
     struct = target.by_value(params)
-    logits = p.kernel == "dequant_softmax"  # whose result is another launch's
-    names = enumerate(p.array_names)
-    places = tuple(i for i, name in names if not (logits and name == "out"))
+    # Of logits the result is another launch's; parts have no groups.
+    without: tuple[str, ...] = ("out",) if p.kernel == "dequant_softmax" else ()
+    without = GROUPS if isinstance(config, PartsGemmConfig) else without
+    places = tuple(i for i, name in enumerate(p.array_names) if name not in without)
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         return (*(arrays[i] for i in places), None, struct, _WHOLE)
 
     return GemmPlan(
         kernel=kernel,
-        grids=(tiles * config.splits, tiles),
-        splits=config.splits,
-        partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
+        grids=(tiles * c.splits, tiles),
+        splits=c.splits,
+        partial_size=tiles * c.tile_m * c.tile_n * c.splits * task.products,
         shared_bytes=shared,
         params=struct,
         places=places,

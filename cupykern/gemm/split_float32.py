@@ -1,7 +1,7 @@
 """Products of FP32 matrices as sums of products of their 16-bit parts, on tensor cores.
 
 The Python half of kernels_cu/split_float32.cu and gemm_flagged.cu; the products of the parts are
-kernels_cu/gemm_hopper.cu's.
+kernels_cu/gemm_hopper.cu's and gemm_parts.cu's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from ..param_structs import zeros
 from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
+from ..targets.limits import max_shared_bytes
 from ..targets.repeated import Repeated
 from .fma_config import FmaGemmConfig, fill_fma_params
 from .gemm_task import GemmTask
+from .parts_config import PartsGemmConfig
 from .product import (
     ALIGNMENT,
     K_MAJOR,
@@ -38,9 +40,10 @@ from .sm90_gemm_config import Sm90PartsGemmConfig
 
 _NUM_THREADS, _BLOCKS = 512, 2  # of a multiprocessor
 _BLOCK_MN, _BLOCK_K = 128, 64  # split_float32.cu: kBlockMn, kBlockK
-_SHARED_BYTES = 2 * 4 * (_BLOCK_MN + 4) * _BLOCK_K + 2 * 4 * _NUM_THREADS // 32  # SplitStorage
+_STAGE_BYTES = 4 * (_BLOCK_MN + 4) * _BLOCK_K  # SplitStorage, with 2 numbers of each warp
 _PITCH = 64  # elements: rows of whole 128 bytes
 _FLAGGED = FmaGemmConfig(128, 128, 8, 16, 8, stages=4, min_blocks=2)
+_AMD_FLAGGED = FmaGemmConfig(128, 128, 8, 8, 8, stages=4)  # the other one spills on RDNA 4
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class SplitFloat32:
     """Both operands are split into 16-bit parts in memory, by a launch of their own; `config`
     multiplies these; a last launch computes tiles that the parts cannot stand for."""
 
-    config: Sm90PartsGemmConfig
+    config: Sm90PartsGemmConfig | PartsGemmConfig
 
     @property
     def num_threads(self) -> int:
@@ -84,28 +87,41 @@ class SplitFloat32:
         return self.config.refusal(self.of_parts(task), device)
 
 
-def split_variant(parts: AnyParts) -> Variant:
+def split_variant(parts: AnyParts, arch: str) -> Variant:
     return Variant(
         "split_float32",
         (("Part", dtypes.CPP_NAMES[parts.dtype]),),
-        (("kParts", parts.count), ("kShift", parts.shift)),
+        (("kParts", parts.count), ("kShift", parts.shift), ("kStages", _split_stages(arch))),
         _NUM_THREADS,
         min_blocks=_BLOCKS,
     )
 
 
-def flagged_variant(task: GemmTask) -> Variant:
+def _split_stages(arch: str) -> int:
+    return 2 if _split_bytes(2) <= max_shared_bytes(arch) else 1
+
+
+def _split_bytes(stages: int) -> int:
+    """Dynamic shared memory (SplitStorage)."""
+    return stages * _STAGE_BYTES + 2 * 4 * _NUM_THREADS // 32
+
+
+def flagged_config(arch: str) -> FmaGemmConfig:
     """Of the last launch."""
-    return replace(_FLAGGED.variant(task), kernel="gemm_flagged")
+    return _AMD_FLAGGED if arch.startswith("gfx") else _FLAGGED
 
 
-def variants() -> tuple[Variant, ...]:
+def flagged_variant(task: GemmTask, arch: str) -> Variant:
+    return replace(flagged_config(arch).variant(task), kernel="gemm_flagged")
+
+
+def variants(arch: str) -> tuple[Variant, ...]:
     """Of the launches before and after the products of parts."""
     f32 = dtypes.float32
     both = (K_MAJOR, MN_MAJOR)
     tasks = (GemmTask(1, 4096, 4096, 4096, f32, f32, a, b) for a in both for b in both)
-    splits = (split_variant(parts) for parts in SPLITS.values())
-    return (*dict.fromkeys(splits), *map(flagged_variant, tasks))
+    splits = (split_variant(parts, arch) for parts in SPLITS.values())
+    return (*dict.fromkeys(splits), *(flagged_variant(task, arch) for task in tasks))
 
 
 class _Split(NamedTuple):
@@ -169,9 +185,9 @@ def parts_plan(
     grid, struct = min(blocks, _BLOCKS * target.multiprocessors), target.by_value(params)
     return PartsPlan(
         split=Repeated(
-            get_kernel(target, split_variant(kind)),
+            get_kernel(target, split_variant(kind, target.arch)),
             grid,
-            _SHARED_BYTES,
+            _split_bytes(_split_stages(target.arch)),
             lambda arrays: (*arrays, struct),
         ),
         sizes=((a.num_parts, a.num_scales), (b.num_parts, b.num_scales)),
@@ -183,17 +199,21 @@ def parts_plan(
 
 
 def _flagged(target: Target, product: Product, task: GemmTask, num_lossy: int) -> Repeated:
-    p, params = product, zeros("gemm_flagged.cu", "FlaggedParams")
-    params["num_tiles"] = tiles = fill_fma_params(params["product"], p, task, _FLAGGED)
+    p, params, config = (
+        product,
+        zeros("gemm_flagged.cu", "FlaggedParams"),
+        flagged_config(target.arch),
+    )
+    params["num_tiles"] = tiles = fill_fma_params(params["product"], p, task, config)
     fill_epilogue(params["product"]["epilogue"], p._replace(scale_a=None, scale_b=None))
     if p.scale_a is not None and p.scale_b is not None:
         params["scales_row"], params["scales_col"] = p.scale_a.row, p.scale_b.col
     params["num_scales"], params["num_lossy"] = math.ceil(p.k / _BLOCK_K), num_lossy
     struct = target.by_value(params)
     return Repeated(
-        get_kernel(target, flagged_variant(task)),
-        min(tiles, _FLAGGED.min_blocks * target.multiprocessors),
-        _FLAGGED.shared_bytes(task),
+        get_kernel(target, flagged_variant(task, target.arch)),
+        min(tiles, config.min_blocks * target.multiprocessors),
+        config.shared_bytes(task),
         lambda arrays: (*arrays, struct),
     )
 

@@ -57,7 +57,7 @@ def _draw_problem(draw: Draw) -> ComplexProblem:
         bias=draw.choice((None, None, (n,), (m, 1), (*batch, 1, n))),
         residual=draw.choice((None, None, (*batch, m, n), (m, n))),
         kind=draw.choice(_KINDS),
-        precision=draw.choice(("float32", "float32", "fma")),
+        precision=draw.choice((*["float32"] * 4, *PRECISIONS)),
     )
 
 

@@ -120,11 +120,8 @@ def matmul(
 
 
 class Checked(NamedTuple):
-    """What follows from legal arguments.
-
-    addends: bias and residual, broadcast to `shape`.  more: the dtypes of a formula's results after
-    the first.
-    """
+    """What follows from legal arguments.  addends: bias and residual, broadcast to `shape`.
+    more: the dtypes of a formula's further results."""
 
     target: Target
     addends: dict[str, Any]

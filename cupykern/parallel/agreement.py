@@ -18,8 +18,9 @@ from .communicator import CommunicationError, Communicator
 
 _DIGEST = 32  # bytes
 _INTEGERS = 6
+_OF_ARGUMENTS = (TypeError, ValueError, NotImplementedError)
 _ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (TypeError, ValueError, NotImplementedError, RuntimeError)
+    kind.__name__: kind for kind in (*_OF_ARGUMENTS, RuntimeError)
 }
 
 
@@ -55,7 +56,7 @@ def agreed(comm: Communicator, function: str, facts: Callable[[], Facts]) -> Ite
         yield own
     except BaseException as error:
         # What all ranks raise alike, before they send anything, does no harm.
-        if comm.exchanges > begin or not isinstance(error, tuple(_ERRORS.values())):
+        if comm.exchanges > begin or not isinstance(error, _OF_ARGUMENTS):
             comm.fail(f"{function} failed on rank {comm.rank}: {error!r}")
         raise
 
@@ -69,30 +70,38 @@ def agree(comm: Communicator, function: str, facts: Callable[[], Facts]) -> np.n
         found = facts()
     except Exception as error:
         cause = error
-    if not comm.agrees:
-        if cause is not None:
-            raise cause
-        return _alone(comm, found)
+    if not comm.agrees and cause is not None:
+        raise cause
+    if comm.size == 1:
+        return np.array([found.own], np.int64)
     said = None if cause is None else [_kind(cause), str(cause)]
-    answer = _Answer(function, dict(found.same), said)
-    text = json.dumps(answer).encode()
+    text = json.dumps(_Answer(function, dict(found.same), said)).encode()
     numbers = np.zeros(_INTEGERS + 1, np.int64)
     numbers[0], numbers[1 : 1 + len(found.own)] = len(text), found.own
     packet = hashlib.blake2b(text, digest_size=_DIGEST).digest() + numbers.tobytes()
+    if not comm.agrees:
+        return _as_before(comm, function, packet)
     try:
         packets = comm.gather_bytes(packet, [len(packet)] * comm.size)
         table = np.array([np.frombuffer(x[_DIGEST:], np.int64) for x in packets])
         if cause is None and len({x[:_DIGEST] for x in packets}) == 1:
-            return table[:, 1 : 1 + len(found.own)]
+            own = table[:, 1 : 1 + len(found.own)]
+            comm.tables[packet] = own
+            return own
         texts = comm.gather_bytes(text, table[:, 0].tolist())
     except CommunicationError as error:
         raise CommunicationError(f"{function}: {error}", error.ranks) from cause
     raise _disagreement([_Answer(*json.loads(x)) for x in texts]) from cause
 
 
-def _alone(comm: Communicator, found: Facts) -> np.ndarray:
-    """Of one rank, or while a graph is captured, where all ranks have what this one has."""
-    return np.array([list(found.own)] * comm.size, np.int64).reshape(comm.size, len(found.own))
+def _as_before(comm: Communicator, function: str, packet: bytes) -> np.ndarray:
+    """What other ranks gave when this one gave the same last, outside a graph that is captured."""
+    if packet not in comm.tables:
+        raise NotImplementedError(
+            f"{function}: a CUDA graph is captured, in which ranks cannot compare their arguments: "
+            "make the same call once before"
+        )
+    return comm.tables[packet]
 
 
 def _kind(error: Exception) -> str:

@@ -47,9 +47,8 @@ def column_parallel_matmul(
     output: "columns": the result is (M, N_rank); "replicated": (M, N), gathered, the columns of
         rank 0 first.
 
-    Each rank's columns are those of `matmul`, bit for bit where its number of rows is computed at
-    once (input="replicated").  Sends a's own rows to each other rank with input="rows", and the own
-    columns with output="replicated".
+    Sends a's own rows to each other rank with input="rows", and the own columns with
+    output="replicated".
 
     Raises TypeError, ValueError and NotImplementedError, the same on all ranks, and
     CommunicationError.  Error bound: `reference.matmul_bound`.

@@ -32,6 +32,18 @@ class CommunicationError(RuntimeError):
         self.ranks = tuple(ranks)
 
 
+class Tables(dict[bytes, np.ndarray]):
+    """What all ranks gave in calls that they agreed on: the last MOST of them."""
+
+    MOST = 4096
+
+    def __setitem__(self, call: bytes, own: np.ndarray) -> None:
+        self.pop(call, None)
+        super().__setitem__(call, own)
+        if len(self) > self.MOST:
+            del self[next(iter(self))]
+
+
 class Pending(Protocol):
     """Messages under way."""
 
@@ -50,6 +62,7 @@ class Communicator(ABC):
             raise ValueError(f"timeout must be positive; got {timeout}")
         self.rank, self.size, self.timeout = rank, size, float(timeout)
         self.exchanges = 0  # calls of `exchange` so far
+        self.tables = Tables()
         self._failure: str | None = None
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:

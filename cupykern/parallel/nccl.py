@@ -12,7 +12,7 @@ from cupykern.numerics import to_numpy
 from cupykern.targets import is_cupy
 from cupykern.typing import Array
 
-from .communicator import TIMEOUT, Communicator, Deadline, Message, Pending
+from .communicator import TIMEOUT, CommunicationError, Communicator, Deadline, Message, Pending
 
 
 class NcclCommunicator(Communicator):
@@ -22,13 +22,14 @@ class NcclCommunicator(Communicator):
 
     Messages go through NCCL on a stream of this communicator, so that products on the current
     stream overlap with them.  Before a call's data move, all ranks compare their arguments, which
-    waits for the GPU; not while a CUDA graph is captured.
+    waits for the GPU; not while a CUDA graph is captured: there the call must have been made once
+    before with the same arguments, whose sizes on other ranks are taken.
 
     control: a communicator of the same ranks that compares arguments on the host instead, as an
         MpiCommunicator: then no call waits for the GPU.
     timeout: seconds to wait for another rank's arguments; then NCCL's communicator is aborted and
         the call raises CommunicationError.  Data that a rank does not send are found missing by the
-        next call, or by `synchronize`.
+        next call, or by `synchronize`; CuPy's own synchronize would wait for ever.
     """
 
     def __init__(self, comm: Any, *, control: Communicator | None = None, timeout: float = TIMEOUT):
@@ -71,7 +72,12 @@ class NcclCommunicator(Communicator):
     def gather_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
         self.check()
         if self._control is not None:
-            return self._control.gather_bytes(data, sizes)
+            try:
+                return self._control.gather_bytes(data, sizes)
+            except CommunicationError as error:
+                self._comm.abort()  # else the GPU might wait for ever
+                self.fail(str(error))
+                raise
         mine = self._xp.asarray(np.frombuffer(data, np.uint8))
         found = [self._xp.empty(size, np.uint8) for size in sizes]
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -83,6 +89,12 @@ class NcclCommunicator(Communicator):
         self.synchronize()  # so that no array is given out again before
         found[self.rank] = mine
         return [to_numpy(x).tobytes() for x in found]
+
+    def fail(self, why: str) -> None:
+        """And tell the others, if there is a host's communicator to do so."""
+        super().fail(why)
+        if self._control is not None:
+            self._control.fail(why)
 
     def synchronize(self) -> None:
         """Wait until all messages so far have arrived.  Raises CommunicationError."""
@@ -98,22 +110,16 @@ class NcclCommunicator(Communicator):
             raise TypeError(f"{name} must be a cupy array: NCCL moves memory of GPUs")
 
     def split(self, color: int, key: int = 0) -> NcclCommunicator:
-        nccl, size = self._cuda.nccl, 16 + nccl_id_bytes(self._cuda.nccl)
-        unique = np.array(nccl.get_unique_id(), np.int8).tobytes()
-        mine = np.array([color, key], np.int64).tobytes() + unique
-        found = self.gather_bytes(mine, [size] * self.size)
-        colors = [np.frombuffer(x[:16], np.int64).tolist() for x in found]
-        members = sorted((k, rank) for rank, (c, k) in enumerate(colors) if c == color)
+        nccl = self._cuda.nccl
+        unique = nccl.get_unique_id()  # a tuple, or bytes of newer versions of CuPy
+        mine = np.array([color, key, *unique], np.int64).tobytes()
+        gathered = self.gather_bytes(mine, [len(mine)] * self.size)
+        found = [np.frombuffer(x, np.int64).tolist() for x in gathered]
+        members = sorted((x[1], rank) for rank, x in enumerate(found) if x[0] == color)
         ranks = [rank for _, rank in members]
-        first = tuple(np.frombuffer(found[ranks[0]][16:], np.int8).tolist())
-        part = nccl.NcclCommunicator(len(ranks), first, ranks.index(self.rank))
+        part = nccl.NcclCommunicator(len(ranks), tuple(found[ranks[0]][2:]), ranks.index(self.rank))
         control = None if self._control is None else self._control.split(color, key)
         return NcclCommunicator(part, control=control, timeout=self.timeout)
-
-
-def nccl_id_bytes(nccl: Any) -> int:
-    """The length of a unique id."""
-    return int(getattr(nccl, "NCCL_UNIQUE_ID_BYTES", 128))
 
 
 class _Event:

@@ -150,7 +150,7 @@ def vocabulary_parallel_sample(
     temperature: a positive number; for 0 see `vocabulary_parallel_argmax`.
 
     The first column whose probability, with those of all columns before, rank 0's first, adds up to
-    the draw: probabilities are FP32, sums FP64.  The same on all ranks.  Sends 16 bytes a row to
+    the draw: probabilities are FP32, sums FP64.  The same on all ranks.  Sends 24 bytes a row to
     each other rank.
 
     Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Error bound, of

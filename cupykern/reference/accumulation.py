@@ -267,6 +267,23 @@ def expected_of_parts(parts: AnyParts, terms: Terms) -> tuple[Any, Any]:
     return square + relative * terms.squares + rounded**2, bias + rounded
 
 
+def may_be_multiply_adds(parts: AnyParts, k: int, *operands: Array) -> bool:
+    """Whether tiles of a product may hold numbers that parts cannot stand for (split_float32.cu).
+
+    By the extremes of whole FP64 matrices, of whose blocks each has less.
+    """
+    for x in operands:
+        xp, sizes = namespace(x), abs(x)
+        if not x.size or not bool((sizes > 0).any()):
+            continue
+        most, least = float(sizes.max()), float(xp.where(sizes > 0, sizes, np.inf).min())
+        if not most < 2.0**77 or least < parts.smallest(k) * max(most, 2.0**-49) / 2.0**14:
+            return True
+        if parts.dropped and parts.shift and most > 2048 and bool((x == xp.rint(x)).all()):
+            return True
+    return False
+
+
 def one_part_loss(parts: AnyParts, a: Array, b: Array) -> Any:
     """a @ b of the finite operands less that of their first parts, to first order."""
     xp, bits = namespace(a), significand_bits(parts.dtype)
@@ -319,15 +336,19 @@ class Products:
         if self.exact and not self.by_block:
             zeros = xp.zeros_like(total)
             return Approximate(total, zeros, zeros, zeros, zeros)
+        mixed = self.parts is not None and may_be_multiply_adds(self.parts, k, a, b)
         a, b = (xp.where(xp.isfinite(x), x, 0.0) for x in (a, b))
         terms = self._terms(a, b)
         square, bias = self._of_blocks(a, b) if self.by_block else self._expected(terms)
+        worst = self._relative(k)
+        if mixed:  # the larger errors
+            square, bias = map(xp.maximum, (square, bias), expected_error(FMA, terms, max(k, 1)))
+            worst = max(worst, Products(self.a, self.b)._relative(k))
         a, b, sizes = xp.abs(a), xp.abs(b), terms.sizes
         floor = flushed(a, b) + xp.zeros_like(total)
         if self.adder is not FMA:
             sizes = aligned_sizes(a, b, self.a, self.b, sizes)
-        worst = sizes * self._relative(k) + self._underflow(k)
-        return Approximate(total, worst, floor, square, bias)
+        return Approximate(total, sizes * worst + self._underflow(k), floor, square, bias)
 
     def _terms(self, a: Array, b: Array) -> Terms:
         """Of finite arrays."""

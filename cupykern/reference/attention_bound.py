@@ -193,9 +193,8 @@ class _Probabilities(NamedTuple):
         of_groups = np.bincount(groups, sizes[sizes != 0]) if groups.size else sizes[:0]
         of_rows = to_numpy(of_rows)
         both = float(np.sum(of_groups**2)) - float(np.sum(of_rows))
-        return math.sqrt(
-            min(max(both, 0.0) / max(float(np.sum(np.sqrt(of_rows))), 1e-300) ** 2, 1.0)
-        )
+        most = float(np.sum(np.sqrt(of_rows))) ** 2
+        return math.sqrt(min(both / most, 1.0)) if both > 0 and most > 0 else 0.0
 
 
 class _Bounds:

@@ -81,38 +81,45 @@ def bound_of_products(
 ) -> tuple[Bound, ...]:
     """products: by their names."""
     exact = {name: acc.exact for name, acc in products.items()}
-    first = next(iter(exact.values()))
-    given = [operand(first, (operands or {})[name]) for name in formula.names]
+    acc = next(iter(exact.values()))
+    given = [operand(acc, (operands or {})[name]) for name in formula.names]
     kinds = out_dtype if isinstance(out_dtype, tuple) else (out_dtype,) * len(reference)
-    axes = tuple({axis for acc in products.values() for axis in acc.axes})
     with np.errstate(all="ignore"):
-        environment = Environment.of_products(exact, given)
-        errors, squares = propagate_all(formula, environment, products)
-        own = squares  # without what equal products have in common
+        nodes, environment = formula.nodes, Environment.of_products(exact, given)
+        values, errors = propagate_all(nodes, environment, products)
+        # Without what all elements along the products' axes have in common.
+        axes = tuple({axis for acc in products.values() for axis in acc.axes})
+        apart = errors
         if axes:
-            apart = {x: acc._replace(square=acc.square - acc.shared) for x, acc in products.items()}
-            _, own = propagate_all(formula, environment, apart)
-        whole = zip(errors, squares, own, kinds, reference, strict=True)
-        return tuple(
-            _bound(error, square, apart_square, dtypes.NAMES.get(dtype, dtype), y, axes)
-            for error, square, apart_square, dtype, y in whole
-        )
+            own = {name: x._replace(square=x.square - x.shared) for name, x in products.items()}
+            _, apart = propagate_all(nodes, environment, own)
+
+        def bound(root: int, dtype: Any, result: Array) -> Bound:
+            square, others = (
+                _expected(environment.xp, nodes, values, of, root) for of in (errors, apart)
+            )
+            dtype = dtypes.NAMES.get(dtype, dtype)
+            return _bound(errors[root], square, square - others, axes, dtype, result)
+
+        results = zip(formula.results, kinds, reference, strict=True)
+        return tuple(bound(*result) for result in results)
 
 
 def _bound(
-    error: Error, square: Any, own: Any, dtype: np.dtype, reference: Array, axes: tuple[int, ...]
+    error: Error,
+    square: Any,
+    shared: Any,
+    axes: tuple[int, ...],
+    dtype: np.dtype,
+    reference: Array,
 ) -> Bound:
-    """Of a result with this error, stored as `dtype`.
-
-    square: its expected square.  own: that without what elements along `axes` share.
-    """
+    """Of a result with this error, stored as `dtype`.  square: its expected square; shared: the
+    part of it that all elements along `axes` have in common."""
     xp, shape = namespace(reference), reference.shape
     worst, floor = (xp.broadcast_to(z, shape) for z in (error.worst, error.floor))
     free, unsure = (xp.broadcast_to(z, shape) for z in (error.free, error.unsure))
     known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
-    shared: Any = 0.0
-    if axes:
-        shared = xp.broadcast_to(xp.where(known, xp.maximum(square - own, 0.0), 0.0), shape)
+    shared = xp.broadcast_to(xp.where(known, xp.maximum(shared, 0.0), 0.0), shape) if axes else 0.0
     # A literal's error is known, that of a result at least its rounding.
     square = xp.maximum(square, inexact_rms(reference) ** 2)
     square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
@@ -130,36 +137,22 @@ def propagate(
     nodes: Sequence[Node], given: Environment, inexact: Mapping[str, Approximate]
 ) -> tuple[Error, Any]:
     """(the last node's error, its expected square).  inexact: the names that have errors."""
-    values = evaluate(nodes, given)
-    errors = _errors(nodes, given.xp, values, inexact)
+    values, errors = propagate_all(nodes, given, inexact)
     return errors[-1], _expected(given.xp, nodes, values, errors, len(nodes) - 1)
 
 
 def propagate_all(
-    formula: Expression, given: Environment, inexact: Mapping[str, Approximate]
-) -> tuple[list[Error], list[Any]]:
-    """(the errors, their expected squares) of all results."""
-    nodes, values = formula.nodes, evaluate(formula.nodes, given)
-    errors = _errors(nodes, given.xp, values, inexact)
-    roots = formula.results
-    squares = [_expected(given.xp, nodes, values, errors, root) for root in roots]
-    return [errors[root] for root in roots], squares
-
-
-def _errors(
-    nodes: Sequence[Node],
-    xp: Namespace,
-    values: Sequence[Any],
-    inexact: Mapping[str, Approximate],
-) -> list[Error]:
-    """Of all nodes."""
+    nodes: Sequence[Node], given: Environment, inexact: Mapping[str, Approximate]
+) -> tuple[list[Any], list[Error]]:
+    """(values, errors) of all nodes."""
+    xp, values = given.xp, evaluate(nodes, given)
     zero, no = xp.asarray(0.0), xp.asarray(False)
     none = Error(zero, zero, no, no, zero)
     errors: list[Error] = []
     for node, y in zip(nodes, values, strict=True):
         args = [(values[arg], errors[arg]) for arg in node.args]
         errors.append(_finite(xp, node, y, _error(xp, none, node, y, args, inexact)))
-    return errors
+    return values, errors
 
 
 Argument = tuple[Any, Error]

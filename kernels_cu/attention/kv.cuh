@@ -64,18 +64,25 @@ struct PagedKv {
         const int32_t* table;  // of the sequence
         const PageParams& pages;
         int row, index;  // this thread's in the first pass, and its chunk
-        // Pages of this thread's rows in the last tile of keys, which is the next one of values.
-        int numbers[kPasses];
+        // Pages of this thread's rows in the last tile of keys, which is the next one of values; if
+        // there are registers for them, else they are read again.
+        static constexpr bool kKeepsPages = kHeadDim <= 128;
+        int numbers[kKeepsPages ? kPasses : 1];
 
+        DEVICE int page_of(int key, bool exists) const {
+            pages.size.divide(key);
+            return exists ? clamp_page(table[key], pages.last) : 0;
+        }
         DEVICE bool has(int pass, int num_rows) const { return pass * kAtOnce + row < num_rows; }
         DEVICE void start(KeyTile& tile, const Cache& from, int first_key, int num_rows) const {
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
                 if (KeyTile::kRows < kAtOnce && row >= KeyTile::kRows) break;
                 int key = first_key + i * kAtOnce + row;
+                const int page = kKeepsPages ? numbers[i] : page_of(key, has(i, num_rows));
                 const int in_page = pages.size.divide(key);
-                const Element* vector = from.origin + numbers[i] * from.page_stride +
-                                        int64_t(in_page) * from.row_stride;
+                const Element* vector =
+                    from.origin + page * from.page_stride + int64_t(in_page) * from.row_stride;
                 // The bits of `row` are below those of the pass.
                 void* to =
                     &tile.chunks[(index ^ KeyTile::swizzle(i * kAtOnce)) + i * kAtOnce * kChunks];
@@ -95,11 +102,11 @@ struct PagedKv {
         template <bool kUnpredicated>
         DEVICE void start_keys(KeyTile& tile, int first_key, int num_rows) {
             const int rows = kUnpredicated ? KeyTile::kRows : clamp_to(num_rows, KeyTile::kRows);
+            if constexpr (kKeepsPages) {
 #pragma unroll
-            for (int i = 0; i < kPasses; ++i) {
-                int page = first_key + i * kAtOnce + row;
-                pages.size.divide(page);
-                numbers[i] = has(i, rows) ? clamp_page(table[page], pages.last) : 0;
+                for (int i = 0; i < kPasses; ++i) {
+                    numbers[i] = page_of(first_key + i * kAtOnce + row, has(i, rows));
+                }
             }
             start(tile, keys, first_key, rows);
         }

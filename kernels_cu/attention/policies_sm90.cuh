@@ -33,13 +33,13 @@ struct FormulaMask {
 };
 
 struct ContiguousKv;
-template <int kTileN> struct PagedKv;
+struct PagedKv;
 
 // Sequences and where their keys lie: batched ones of one length, varlen, or varlen queries over
 // pages of keys.  head: of head `number` of the call.  Kv: loads key tiles (kv_sm90.cuh).
 struct Batched {
     static constexpr bool kVarlen = false;
-    template <int kTileN> using Kv = ContiguousKv;
+    using Kv = ContiguousKv;
     template <class Params>
     DEVICE static AttentionHead head(const Params& params, const int32_t*, const int32_t*,
                                      int number) {
@@ -48,7 +48,7 @@ struct Batched {
 };
 struct Varlen {
     static constexpr bool kVarlen = true;
-    template <int kTileN> using Kv = ContiguousKv;
+    using Kv = ContiguousKv;
     template <class Params>
     DEVICE static AttentionHead head(const Params& params, const int32_t* cu_seqlens_q,
                                      const int32_t* cu_seqlens_k, int number) {
@@ -57,7 +57,7 @@ struct Varlen {
 };
 struct Paged {
     static constexpr bool kVarlen = true;
-    template <int kTileN> using Kv = PagedKv<kTileN>;
+    using Kv = PagedKv;
     DEVICE static AttentionHead head(const AttentionParams& params, const int32_t* cu_seqlens_q,
                                      const int32_t* seq_lens, int number) {
         return AttentionHead::of_pages(params, cu_seqlens_q, seq_lens, number);
@@ -71,7 +71,7 @@ struct TraitsSm90 {
     using Mask = Mask_;
     using Score = Score_;
     using Sequences = Sequences_;
-    using Kv = typename Sequences_::template Kv<Tile_::kN>;
+    using Kv = typename Sequences_::Kv;
     using Params = typename Score::Params;
     using Arrays = typename Score::Arrays;
     static constexpr bool kGeneral = Score::kGeneral;

@@ -51,13 +51,12 @@ template <class Traits> struct ProducerSm90 {
                 found[i] = {keys.key, type, partial, !keys.more()};
             }
         }
-        const auto place = kv.find(head, keys.key);
         storage.keys_empty[to.stage].wait(to.phase ^ 1);
         if constexpr (Mask::kBlocks) {
 #pragma unroll
             for (int i = 0; i < kConsumers; ++i) storage.steps[to.stage][i] = found[i];
         }
-        kv.load_keys(storage.keys[to.stage], k_map, storage.keys_full[to.stage], place);
+        kv.load_keys(storage.keys[to.stage], k_map, storage.keys_full[to.stage], head, keys.key);
     }
     // The first key tile of a query tile.
     DEVICE int first_tile(const AttentionHead& head, int row) const {
@@ -108,10 +107,9 @@ template <class Traits> struct ProducerSm90 {
                 more = keys.next();
                 if (more) load_keys(head, mask, row, keys, index + 1);
                 const KvState to(index);
-                const auto place = kv.find(head, key);
                 storage.values_empty[to.stage].wait(to.phase ^ 1);
-                kv.load_values(storage.values[to.stage], v_map, storage.values_full[to.stage],
-                               place);
+                kv.load_values(storage.values[to.stage], v_map, storage.values_full[to.stage], head,
+                               key);
             }
         }
     }

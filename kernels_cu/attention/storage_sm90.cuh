@@ -31,7 +31,8 @@ template <bool kVarlen> struct Coordinates {
 };
 
 // kRows rows of kHeadDim elements, in boxes of kBoxDims.
-template <class Traits, int kRows> struct SharedRows {
+template <class Traits, int kRows_> struct SharedRows {
+    static constexpr int kRows = kRows_;
     static constexpr int kRowBytes = Traits::kSwizzleBytes, kBoxDims = Traits::kBoxDims;
     static constexpr int kBoxBytes = kRows * kRowBytes;
     unsigned char bytes[Traits::kBoxes * kBoxBytes];

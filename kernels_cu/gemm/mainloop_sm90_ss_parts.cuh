@@ -28,6 +28,7 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
     using typename Base::StageCols;
     using typename Base::StageRows;
     static constexpr int kParts = Parts::kCount, kOrder = Parts::kOrder;
+    static constexpr int kPartsA = Parts::kCountA, kPartsB = Parts::kCountB;
     static constexpr int kStagesPerKTile = kParts;
     static constexpr bool kScaledParts = true;
     static_assert(Base::kCooperative && !Base::kSwapAB && kMmasM == 1 && kStages % kParts == 0 &&
@@ -41,7 +42,6 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
     // either, if there are any, then A_0 @ B_0 of either.
     static constexpr int kSmallChunks = kOrder > 0 ? 2 : 0, kChunks = kSmallChunks + 2;
     static constexpr int kChunkK = kTileK / 2;
-    static_assert(kOrder == 1 || Parts::kShift == 0, "the small products have one scale");
     using Partial = float[kCols / 2];
 
     struct Consumer {
@@ -89,7 +89,7 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
 #pragma unroll
                 for (int i = 0; i < kParts; ++i) {
                     const int j = order - i;
-                    if (j < 0 || j >= kParts) continue;
+                    if (i >= kPartsA || j < 0 || j >= kPartsB) continue;
                     const int of_a = (kParts - 1 - i) * StageRows::kBytes;
                     const int of_b = (kParts - 1 - j) * StageCols::kBytes;
 #pragma unroll

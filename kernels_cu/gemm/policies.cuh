@@ -1,4 +1,4 @@
-// Policy types that a variant of a Hopper GEMM names: operands, tile, schedule and cluster.
+// Policy types that a variant of a GEMM names: operands, parts, tile, schedule and cluster.
 #pragma once
 
 namespace gemm {
@@ -40,11 +40,14 @@ template <int kM_, int kN_, int kK_> struct Tile {
 };
 template <int kCount_> struct Stages { static constexpr int kCount = kCount_; };
 
-// FP32 operands as kCount 16-bit parts (mainloop_sm90_ss_parts.cuh), of which those products are
-// computed whose parts' numbers add up to at most kOrder.
-template <int kCount_, int kShift_, int kOrder_> struct Parts {
-    static constexpr int kCount = kCount_, kShift = kShift_, kOrder = kOrder_;
+// A and B as kCountA and kCountB 16-bit parts (mainloop_sm90_ss_parts.cuh, mainloop_parts.cuh), of
+// which those products are computed whose parts' numbers add up to at most kOrder.
+template <int kCountA_, int kCountB_, int kShift_, int kOrder_> struct Parts {
+    static constexpr int kCountA = kCountA_, kCountB = kCountB_;
+    static constexpr int kCount = kCountA > kCountB ? kCountA : kCountB;
+    static constexpr int kShift = kShift_, kOrder = kOrder_;
     static constexpr float kUnit = 1.0f / float(1 << kShift);
+    static_assert(kOrder <= 1 || kShift == 0, "the small products have one scale");
 };
 
 // Schedules of the consumer warpgroups.

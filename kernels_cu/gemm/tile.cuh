@@ -41,7 +41,8 @@ constexpr int kPitch = 20;  // row stride, free of bank conflicts
 constexpr int kStagedPositions = kPositions / kFinishRounds;
 constexpr int kRun = 256 / kWarpSize;  // contiguous columns per lane
 
-struct GemmStorage {
+template <class Stage>
+struct TileStorage {
     union {
         Stage stages[kStages];
         ElementAccumulator slices[kGridK][kGridM * kGridN][kGridK > 1 ? kFragments : 1]
@@ -49,6 +50,7 @@ struct GemmStorage {
         ElementAccumulator fragments[kNumWarps][kStagedPositions][kProducts][16][kPitch];
     };
 };
+using GemmStorage = TileStorage<Stage>;
 
 // Sliced-K: adds the accumulators of the warps that share k, in their order.  Warp k keeps every
 // kGridK-th position.
@@ -97,6 +99,25 @@ DEVICE void for_each_accumulator(const WarpCoord& warp, AccumulatorTile& acc, F 
 DEVICE GemmWorkTile work_tile_of(const TileParams& params, uint32_t index = blockIdx.x) {
     return GemmWorkTile::of_block(index, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
                                   uint32_t(params.batch_size), kTileM, kTileN);
+}
+
+// Split-K: stores this block's partial accumulators, or adds those of all splits.
+DEVICE void exchange_partials(const TileParams& params, const GemmWorkTile& work,
+                              const WarpCoord& warp, ElementAccumulator* partials, int64_t pass,
+                              AccumulatorTile& acc) {
+    constexpr int64_t kTileSize = kProducts * kTileM * kTileN;
+    const int64_t split_size = params.tiles_m * params.tiles_n * params.batch_size * kTileSize;
+    ElementAccumulator* mine = partials + work.split * split_size + work.tile * kTileSize;
+    if (pass == kStorePartials) {
+        for_each_accumulator(warp, acc,
+                             [&](ElementAccumulator& sum, int index) { mine[index] = sum; });
+        return;
+    }
+    for (int64_t split = 0; split < params.splits; ++split) {
+        for_each_accumulator(warp, acc,
+                             [&](ElementAccumulator& sum, int index) { sum += mine[index]; });
+        mine += split_size;
+    }
 }
 
 // acc: the tile's accumulators; partial in the pass kStorePartials, which stores them.
@@ -155,27 +176,14 @@ DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params,
                  last_k < params.k ? last_k : params.k, warp, acc);
         add_slices(storage, warp, acc);
     }
-    if (pass == kSinglePass) return;
-    constexpr int64_t kTileSize = kProducts * kTileM * kTileN;
-    const int64_t split_size = params.tiles_m * params.tiles_n * params.batch_size * kTileSize;
-    ElementAccumulator* mine = partials + work.split * split_size + work.tile * kTileSize;
-    if (pass == kStorePartials) {
-        for_each_accumulator(warp, acc,
-                             [&](ElementAccumulator& sum, int index) { mine[index] = sum; });
-        return;
-    }
-    for (int64_t split = 0; split < params.splits; ++split) {
-        for_each_accumulator(warp, acc,
-                             [&](ElementAccumulator& sum, int index) { sum += mine[index]; });
-        mine += split_size;
-    }
+    if (pass != kSinglePass) exchange_partials(params, work, warp, partials, pass, acc);
 }
 
 // Calls f(row, col, runs) for the runs of kRun contiguous columns, one of each product, that this
 // lane stores; through shared memory.
-template <class F>
-DEVICE void for_each_run(GemmStorage& storage, const WarpCoord& warp, const AccumulatorTile& acc,
-                         F f) {
+template <class Stage, class F>
+DEVICE void for_each_run(TileStorage<Stage>& storage, const WarpCoord& warp,
+                         const AccumulatorTile& acc, F f) {
     constexpr int kRuns = 16 / kRun;
     auto& fragments = storage.fragments[int(threadIdx.x) / kWarpSize];
 #pragma unroll

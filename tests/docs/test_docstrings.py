@@ -11,6 +11,7 @@ import pytest
 
 import cupykern
 import cupykern.dask
+from cupykern import parallel
 
 _FUNCTIONS = {name: getattr(cupykern, name) for name in cupykern.__all__ if name != "OPS"}
 _METHODS = {
@@ -22,10 +23,21 @@ _METHODS = {
     for method in methods
 }
 _OF_DASK = {f"dask.{name}": getattr(cupykern.dask, name) for name in cupykern.dask.__all__}
-PUBLIC = {**_FUNCTIONS, **_METHODS, **_OF_DASK}
+_OF_RANKS = {
+    f"parallel.{name}": getattr(parallel, name)
+    for name in parallel.__all__
+    if inspect.isfunction(getattr(parallel, name)) or name == "SelfCommunicator"
+}
+PUBLIC = {**_FUNCTIONS, **_METHODS, **_OF_DASK, **_OF_RANKS}
 
 
-_NAMES = {"np": np, "cupykern": cupykern, "dask": dask, "da": dask.array}
+_NAMES = {
+    "np": np,
+    "cupykern": cupykern,
+    "dask": dask,
+    "da": dask.array,
+    "parallel": parallel,
+}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))

@@ -25,10 +25,10 @@ FAULTS = {
         PORTABLE, "kv.block_table + head.batch * kv.pages.table_stride", "kv.block_table", "pages"
     ),
     "one page for all keys of a thread": Fault(
-        PORTABLE, "numbers[i] * from.page_stride", "numbers[0] * from.page_stride", "pages"
+        PORTABLE, "kKeepsPages ? numbers[i] :", "kKeepsPages ? numbers[0] :", "pages"
     ),
     "pages that are not there": Fault(
-        PORTABLE, "clamp_page(table[page], pages.last)", "table[page]", "wild tables"
+        PORTABLE, "clamp_page(table[key], pages.last)", "table[key]", "wild tables"
     ),
     "what lies after the last key": Fault(
         PORTABLE, "from.exists && has(i, num_rows)", "from.exists", "a page of NaN"
@@ -37,7 +37,7 @@ FAULTS = {
         PORTABLE, "int64_t(in_page) * from.row_stride", "0", "pages"
     ),
     "an offset of a page in 32 bits": Fault(
-        PORTABLE, "numbers[i] * from.page_stride +", "int(numbers[i] * from.page_stride) +",
+        PORTABLE, "page * from.page_stride +", "int(page * from.page_stride) +",
         "large offsets"
     ),
     "all keys that a table has room for": Fault(
@@ -55,17 +55,18 @@ FAULTS = {
         HOPPER, "block_table + head.batch * pages.table_stride", "block_table", "hopper"
     ),
     "TMA: one page for all boxes": Fault(
-        HOPPER, "from.numbers[i] * rows_of_page", "from.numbers[0] * rows_of_page", "hopper"
+        HOPPER, "table[page], pages.last)", "table[0], pages.last)", "hopper"
     ),
     "TMA: what lies after the last key": Fault(
-        HOPPER, "clamp_index(left, 0, pages.size.divisor)", "pages.size.divisor", "hopper"
+        HOPPER, "number * rows_of_page, length}", "number * rows_of_page, pages.size.divisor}",
+        "hopper"
     ),
     "TMA: the first rows of a page": Fault(
-        HOPPER, "{in_page, from.kv_head", "{0, from.kv_head", "hopper, large pages"
+        HOPPER, "{in_page, head.kv_head", "{0, head.kv_head", "hopper, large pages"
     ),
     "TMA: values where keys are": Fault(
-        HOPPER, "load(to, map, full, from, pages.v_rows);",
-        "load(to, map, full, from, pages.k_rows);", "other strides of values"
+        HOPPER, "load(to, map, full, head, key, pages.v_rows);",
+        "load(to, map, full, head, key, pages.k_rows);", "other strides of values"
     ),
     "TMA: pages that are not there": Fault(
         HOPPER, "clamp_page(table[page], pages.last)", "table[page]", "hopper, wild tables"

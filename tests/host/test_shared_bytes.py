@@ -12,9 +12,13 @@ from fake_machine import SIZE, FakeMachine
 
 import cupykern
 from cupykern import kernels, targets
+from cupykern.gemm.parts_config import PartsGemmConfig
+from cupykern.gemm.portable_config import GemmConfig
+from cupykern.gemm.split_float32 import SplitFloat32
 from cupykern.kernels import Variant
 from cupykern.op import RandomDraw
 from cupykern.ops.norm import LAYER_OP
+from cupykern.precisions import SPLITS
 from cupykern.rows.norm_configs import PersistentRows
 from cupykern.tools.history import FAMILIES
 from cupykern.tools.history.sequences import draw_sequence
@@ -64,6 +68,11 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
     x = gpu.array((512, 512), "float32")
     cupykern.matmul(x, x, precision="fp16x3")
     note()
+    for parts in SPLITS.values():
+        tile = GemmConfig(128, 128, 32, 2, 4, stages=2)
+        config = SplitFloat32(PartsGemmConfig(parts, tile))
+        cupykern.matmul(x, x, precision=parts.name, config=config)
+        note()
     shape = (256, 32768)
     problem = LAYER_OP.bench_problem(shape, "float16")
     for config in LAYER_OP.configs(problem, gpu.arch):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+from typing import Any
+
 import needs
 import numpy as np
 import pytest
-from products import random
+from products import MATMUL, compare, random
 from split_float32_checks import (
     FP16X3,
+    TILE,
+    by_hopper,
     check_bound,
     check_eleven_bits,
     check_epilogue,
@@ -17,82 +23,104 @@ from split_float32_checks import (
     check_one_chunk,
     check_scales,
     operands,
+    portable,
 )
 
 import cupykern
 from cupykern import dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.product import K_MAJOR
+from cupykern.gemm.parts_config import PartsGemmConfig
+from cupykern.gemm.portable_config import GemmConfig
+from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.sm90_policies import NO_CLUSTER, Multicast, SplitK
 from cupykern.gemm.split_float32 import SplitFloat32
 from cupykern.numerics import to_numpy
 from cupykern.precisions import SPLITS, Bf16x6, Fp16x3
 from cupykern.reference.accumulation import worst_of_parts
+from cupykern.tools.options import ARCHS
 
 FLOAT32 = np.dtype(np.float32)
 
 
-@needs.hopper
+both_ways = pytest.mark.parametrize("way", [pytest.param(by_hopper, marks=needs.hopper), portable])
+
+
+@both_ways
 @pytest.mark.parametrize("parts", SPLITS.values(), ids=SPLITS)
 @pytest.mark.parametrize("layouts", ["CF", "CC", "FC", "FF"])
-def test_every_layout_is_within_the_bound(target, parts, layouts):
-    check_bound(target, parts, layout_a=layouts[0], layout_b=layouts[1])
+def test_every_layout_is_within_the_bound(target, way, parts, layouts):
+    check_bound(target, way(parts), layout_a=layouts[0], layout_b=layouts[1])
 
 
 @needs.hopper
 @pytest.mark.parametrize("parts", [Fp16x3(), Bf16x6()])
 @pytest.mark.parametrize("cluster", [Multicast(2), SplitK(2)])
 def test_every_cluster_is_within_the_bound(target, parts, cluster):
-    check_bound(target, parts, cluster, k=512)
+    check_bound(target, by_hopper(parts, cluster=cluster), k=512)
 
 
-@needs.hopper
-def test_misaligned_rows_are_within_the_bound(target):
-    check_bound(target, Fp16x3(), m=131, n=133, k=201, layout_b="C")
+@needs.host
+@pytest.mark.parametrize("parts", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize(
+    "tile",
+    [
+        GemmConfig(128, 128, 32, 2, 4, stages=2),
+        GemmConfig(128, 128, 32, 2, 4, stages=4, finish_rounds=2),
+        GemmConfig(64, 128, 32, 2, 2, stages=3),
+        replace(TILE, splits=3),
+    ],
+)
+def test_every_tile_is_within_the_bound(target, parts, tile):
+    if parts.count < 3 or tile.stages < 4:  # more than fit into shared memory
+        check_bound(target, portable(parts, tile), k=450)
 
 
-@needs.hopper
-def test_long_sums_of_one_sign_are_promoted(target):
-    check_one_chunk(target)
+@both_ways
+def test_misaligned_rows_are_within_the_bound(target, way):
+    check_bound(target, way(Fp16x3()), m=131, n=133, k=201, layout_b="C")
 
 
-@needs.hopper
-def test_tiles_that_parts_cannot_stand_for_are_multiply_adds(target):
-    check_flagged(target)
+@both_ways
+def test_long_sums_of_one_sign_are_promoted(target, way):
+    check_one_chunk(target, way)
 
 
-@needs.hopper
-def test_exponents_far_apart_lose_nothing(target):
-    check_exponents(target)
+@both_ways
+def test_tiles_that_parts_cannot_stand_for_are_multiply_adds(target, way):
+    check_flagged(target, way)
 
 
-@needs.hopper
-def test_integers_are_exact(target):
-    check_integers(target)
+@both_ways
+def test_exponents_far_apart_lose_nothing(target, way):
+    check_exponents(target, way)
 
 
-@needs.hopper
+@both_ways
+def test_integers_are_exact(target, way):
+    check_integers(target, way)
+
+
 def test_tf32_has_eleven_bits(target):
     check_eleven_bits(target)
 
 
-@needs.hopper
-def test_powers_of_two_leave_the_significands(target):
-    check_scales(target)
+@both_ways
+def test_powers_of_two_leave_the_significands(target, way):
+    check_scales(target, way)
 
 
-@needs.hopper
-def test_epilogues_are_within_the_bound(target):
-    check_epilogue(target)
+@both_ways
+def test_epilogues_are_within_the_bound(target, way):
+    check_epilogue(target, way)
 
 
-@needs.hopper
+@both_ways
 @pytest.mark.parametrize("kind", ["normal", "same_sign"])
 @pytest.mark.parametrize("k", [128, 512])
-def test_errors_are_smaller_than_those_of_sequential_sums(target, kind, k):
+def test_errors_are_smaller_than_those_of_sequential_sums(target, way, kind, k):
     a, b = operands(target, kind, 128, 128, k)
-    y = to_numpy(cupykern.matmul(a, b, config=FP16X3))
+    y = to_numpy(cupykern.matmul(a, b, config=way(Fp16x3())))
     x, z = to_numpy(a), to_numpy(b)
     exact, sizes = x.astype(np.float64) @ z, abs(x.astype(np.float64)) @ abs(z)
     sums = np.zeros((128, 128), np.float32)
@@ -102,6 +130,13 @@ def test_errors_are_smaller_than_those_of_sequential_sums(target, kind, k):
     assert own < sequential
 
 
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("m, n", [(1, 70), (16, 130), (70, 1)])
+def test_named_precisions_of_few_rows_are_within_the_bound(target, name, m, n):
+    a, b = operands(target, "normal", m, n, 300)
+    assert compare(MATMUL, a, b, precision=name).ok
+
+
 def test_bounds_of_float32s_parts_are_float32s():
     for parts in SPLITS.values():
         for k in (128, 130, 1000, 10**5, 10**7):
@@ -109,19 +144,45 @@ def test_bounds_of_float32s_parts_are_float32s():
             assert within or not parts.is_float32
 
 
+def _task(m: int, n: int, k: int, **options: Any) -> GemmTask:
+    return GemmTask(1, m, n, k, FLOAT32, FLOAT32, K_MAJOR, K_MAJOR, **options)
+
+
 def test_large_products_are_computed_by_parts_on_hopper():
-    task = GemmTask(1, 4096, 4096, 4096, FLOAT32, FLOAT32, K_MAJOR, K_MAJOR)
-    chosen = gemm.choose_config(task, "sm_90a", 132)
+    chosen = gemm.choose_config(_task(4096, 4096, 4096), "sm_90a", 132)
     assert isinstance(chosen, SplitFloat32) and chosen.config.parts == Fp16x3()
     assert chosen.config.cluster in (NO_CLUSTER, Multicast(2))
-    for other in ("sm_80", "sm_100a", "gfx942", "host"):
-        assert not isinstance(gemm.choose_config(task, other), SplitFloat32)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in (*ARCHS, "host") if arch != "sm_90a"])
+def test_elsewhere_they_are_where_tensor_cores_are_fast_enough(arch):
+    """Three products of FP16 parts beside one multiply-add, by the data sheets' rates."""
+    chosen = gemm.choose_config(_task(4096, 4096, 4096), arch)
+    pays = arch in ("sm_80", "sm_100a", "gfx90a", "gfx942", "gfx950", "gfx1201")
+    assert isinstance(chosen, SplitFloat32) == pays
+    if isinstance(chosen, SplitFloat32):
+        assert chosen.config.parts == Fp16x3() and isinstance(chosen.config, PartsGemmConfig)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_few_rows_or_columns_are_multiply_adds(arch):
+    for few, many, k in itertools.product((1, 2, 8, 16), (64, 4096, 30000), (128, 1024, 16384)):
+        for task in (_task(few, many, k), _task(many, few, k)):
+            for layouts in ({}, {"layout_a": MN_MAJOR}, {"layout_b": STRIDED}):
+                chosen = gemm.choose_config(replace(task, **layouts), arch)
+                assert not isinstance(chosen, SplitFloat32)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_named_precisions_are_by_parts_on_every_architecture(arch):
+    for name, m in itertools.product(SPLITS, (1, 64, 4096)):
+        chosen = gemm.choose_config(_task(m, 4096, 1024, precision=name), arch)
+        assert isinstance(chosen, SplitFloat32) and chosen.config.parts.name == name
 
 
 @pytest.mark.parametrize("name", ["fma", *SPLITS])
 def test_named_precisions_are_kept(name):
-    task = GemmTask(1, 4096, 4096, 4096, FLOAT32, FLOAT32, K_MAJOR, K_MAJOR, precision=name)
-    for config in gemm.configs(task, "sm_90a"):
+    for config in gemm.configs(_task(4096, 4096, 4096, precision=name), "sm_90a"):
         assert (config.config.parts.name if isinstance(config, SplitFloat32) else "fma") == name
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_nccl import UINT8, FakeCupy, FakeEvent
+from fake_nccl import UINT8, FakeEvent, fake_cupy
 from parallel_checks import attention, linear, moe, norms, vocabulary
 from parallel_checks.common import raises
 
@@ -23,15 +22,19 @@ FUNCTIONS = [
 
 @pytest.fixture
 def cupy(monkeypatch):
-    fake = FakeCupy()
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setattr(parallel.NcclCommunicator, "check_array", lambda self, name, x: None)
-    return fake
+    with fake_cupy(monkeypatch) as fake:
+        yield fake
 
 
 @pytest.mark.parametrize("check", FUNCTIONS, ids=lambda check: check.__name__)
 def test_results_over_nccl(cupy, check):
     cupy.on_ranks(2, lambda raw: check(parallel.NcclCommunicator(raw)))
+
+
+def test_newer_ids_are_bytes(cupy):
+    cupy.nccl.kind_of_id = bytes
+    check = linear.split_communicators_are_apart
+    cupy.on_ranks(3, lambda raw: check(parallel.NcclCommunicator(raw)))
 
 
 def test_other_shapes_raise_the_same_error(cupy):
@@ -108,16 +111,30 @@ def test_a_host_communicator_compares_arguments(cupy):
 
 
 def test_nothing_is_compared_while_a_graph_is_captured(cupy):
+    """Sizes of other ranks are those of the same call before."""
+
     def run(raw):
         comm = parallel.NcclCommunicator(raw)
         assert comm.agrees
+        x = np.full((1 + comm.rank, 4), comm.rank, np.float32)
+        assert parallel.all_gather(comm, x).shape == (3, 4)
+        raw.calls.clear()
         cupy.current().capturing = True
-        x = np.ones((2, 4), np.float32)
-        assert (parallel.all_reduce(comm, x) == 2).all()
-        assert {call.count for call in raw.calls} == {16}  # data alone
+        assert parallel.all_gather(comm, x)[:, 0].tolist() == [0, 1, 1]
+        assert [call.count for call in raw.calls] == [16 * (1 + comm.rank), 16 * (2 - comm.rank)]
+        other = raises(NotImplementedError, lambda: parallel.all_gather(comm, x[:, :2]))
+        assert "all_gather: a CUDA graph is captured" in other
         return raises(NotImplementedError, lambda: moe_of_nothing(comm))
 
     assert all("no graph" in message for message in cupy.on_ranks(2, run))
+
+
+def test_the_oldest_calls_are_forgotten(cupy):
+    tables = parallel.SelfCommunicator().tables
+    tables.MOST = 2
+    for call in (b"a", b"b", b"a", b"c"):
+        tables[call] = np.zeros(1)
+    assert list(tables) == [b"a", b"c"]
 
 
 def moe_of_nothing(comm):
@@ -135,6 +152,24 @@ def test_a_rank_that_does_not_answer_aborts_nccl(cupy, monkeypatch):
     assert raised.value.ranks == (0, 2) and raw.aborted
     with pytest.raises(parallel.CommunicationError, match="the communicator is broken"):
         parallel.all_reduce(comm, np.ones((2, 2), np.float32))
+
+
+def test_a_host_communicator_that_fails_aborts_nccl(cupy):
+    """And one that fails halfway tells it."""
+    told = []
+
+    def gather_bytes(data, sizes):
+        raise parallel.CommunicationError("rank 1 did not answer", [1])
+
+    control = SimpleNamespace(rank=0, size=2, gather_bytes=gather_bytes, fail=told.append)
+    raw = cupy.nccl.NcclCommunicator(2, cupy.nccl.get_unique_id(), 0)
+    comm = parallel.NcclCommunicator(raw, control=control)
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(parallel.CommunicationError, match="all_reduce: rank 1 did not answer"):
+        parallel.all_reduce(comm, x)
+    assert raw.aborted and told == ["rank 1 did not answer"]
+    with pytest.raises(parallel.CommunicationError, match="the communicator is broken"):
+        parallel.all_reduce(comm, x)
 
 
 def test_what_is_no_communicator_is_refused(cupy):

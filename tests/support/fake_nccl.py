@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import queue
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from cupykern import parallel
 
 UINT8 = 1
 
@@ -60,18 +64,18 @@ class FakeNccl:
     """cupy.cuda.nccl of all threads."""
 
     NCCL_UINT8 = UINT8
-    NCCL_UNIQUE_ID_BYTES = 128
 
     def __init__(self) -> None:
+        self.kind_of_id: type = tuple
         self._here = threading.local()
         self._boxes: dict[Any, queue.Queue[bytes]] = {}
         self._lock = threading.Lock()
         self._ids = 0
 
-    def get_unique_id(self) -> tuple[int, ...]:
+    def get_unique_id(self) -> Any:
         with self._lock:
             self._ids += 1
-            return (self._ids - 128, *[0] * 127)
+            return self.kind_of_id((self._ids, *[0] * 127))
 
     def box(self, key: Any) -> queue.Queue[bytes]:
         with self._lock:
@@ -90,7 +94,7 @@ class FakeNccl:
         self._here.group.append((kind, run))
 
     def NcclCommunicator(  # noqa: N802
-        self, size: int, unique: tuple[int, ...], rank: int
+        self, size: int, unique: Any, rank: int
     ) -> FakeCommunicator:
         return FakeCommunicator(self, size, unique, rank)
 
@@ -98,7 +102,7 @@ class FakeNccl:
 class FakeCommunicator:
     """Of one rank, with the methods of CuPy's."""
 
-    def __init__(self, nccl: FakeNccl, size: int, unique: tuple[int, ...], rank: int):
+    def __init__(self, nccl: FakeNccl, size: int, unique: Any, rank: int):
         self._nccl, self._size, self._unique, self._rank = nccl, size, unique, rank
         self.calls: list[Call] = []
         self.aborted = False
@@ -130,6 +134,16 @@ class FakeCommunicator:
             ctypes.memmove(place, data, count)
 
         self._nccl.add("recv", run)
+
+
+@contextmanager
+def fake_cupy(monkeypatch: Any) -> Iterator[FakeCupy]:
+    """Within the block `cupy` is a FakeCupy, and NCCL's communicators take numpy arrays."""
+    fake = FakeCupy()
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "cupy", fake)
+        patched.setattr(parallel.NcclCommunicator, "check_array", lambda self, name, x: None)
+        yield fake
 
 
 class FakeCupy:

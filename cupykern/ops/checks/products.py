@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ... import arguments, dtypes
-from ...gemm import product, sm90_config
+from ...gemm import product
 from ...gemm.product import ACTIVATIONS
 from ...numerics import namespace
-from ...precisions import PRECISIONS, SPLITS
+from ...precisions import PRECISIONS
 from ...targets import Target
 
 INPUTS = (
@@ -50,11 +50,6 @@ def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) ->
         return
     if not a == b == dtypes.float32:
         raise ValueError(f"precision={precision!r} is of float32 operands; got {a} and {b}")
-    if precision in SPLITS and (target.arch not in sm90_config.ARCHS or target.warp_size != 32):
-        raise NotImplementedError(
-            f"precision={precision!r} is computed on Hopper's tensor cores and on the host target "
-            f"with warps of 32 lanes; got {target.arch} with {target.warp_size}"
-        )
 
 
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:

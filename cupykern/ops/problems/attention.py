@@ -428,16 +428,15 @@ def _head_dim(problem: Any) -> int:
     return padded_head_dim(problem.d, problem.dv)
 
 
-def configs(problem: AttentionProblem, arch: str) -> tuple[Any, ...]:
+def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     sq = (
         max((q for q, _ in problem.lengths), default=0)
         if hasattr(problem, "lengths")
         else problem.sq
     )
     half = problem.qk_accumulate == "float16"
-    return attention_plan.configs(
-        _head_dim(problem), problem.mode, arch, sq, hopper_kind(problem), half
-    )
+    mode = problem.mode if getattr(problem, "page", None) is None else GENERAL_MODE
+    return attention_plan.configs(_head_dim(problem), mode, arch, sq, hopper_kind(problem), half)
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:

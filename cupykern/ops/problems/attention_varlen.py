@@ -14,14 +14,17 @@ from ...kernels import Variant
 from ...op import Call, Draw, Work
 from .attention import (
     DTYPES,
+    FORMULAS,
     KINDS,
     NO_OPTIONS,
     ScoreChoice,
     bench_sizes,
+    configs,
     draw_options,
     in_memory,
     values,
 )
+from .attention import variant as problem_variant
 from .attention import variants as problem_variants
 
 
@@ -210,18 +213,22 @@ def sample(
     return Call(part, call.kwargs), cut
 
 
-_KERNELS = (
-    *("attention", "attention_general", "attention_formula"),
-    *("attention_paged", "attention_paged_formula"),
-)
+_KERNELS = ("attention", "attention_general", "attention_formula", "attention_paged")
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    return tuple(
-        v
-        for v in problem_variants(arch)
-        if v.kernel in _KERNELS
-        or (v.kernel.startswith("attention_hopper") and is_varlen(dict(v.types)["Traits"]))
+    """Those of attention that compute varlen sequences, and those of a formula over pages, with
+    BF16 operands."""
+    choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
+    paged = VarlenProblem(((512, 512),), 4, 2, 128, 128, "bfloat16", options=choice, page=64)
+    return (
+        *(
+            v
+            for v in problem_variants(arch)
+            if v.kernel in _KERNELS
+            or (v.kernel.startswith("attention_hopper") and is_varlen(dict(v.types)["Traits"]))
+        ),
+        *(problem_variant(paged, config) for config in configs(paged, arch)),
     )
 
 

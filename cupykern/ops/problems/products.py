@@ -109,6 +109,7 @@ def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) ->
         activation=draw.choice((None, None, *ACTIVATIONS)),
         out_dtype=draw.choice((None, "float16", "bfloat16", "float32")),
         kind=draw.choice(KINDS),
+        precision=draw.choice((*["float32"] * 5, *PRECISIONS)) if dtype == "float32" else "float32",
     )
 
 
@@ -216,6 +217,7 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
         ("alpha", p.alpha, 1.0),
         ("activation", p.activation, None),
         ("out_dtype", p.out_dtype, None),
+        ("precision", p.precision, "float32"),
     ):
         if value != default:
             kwargs[name] = value
@@ -271,16 +273,13 @@ def variants(
     found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
-        if arch in sm90_config.ARCHS:
-            if a == b in product.FLOAT16S:
-                found[REDUCE_SPLIT_K] = None
-            if a == dtypes.float32:
-                found |= dict.fromkeys(split_float32.variants())
+        if arch in sm90_config.ARCHS and a == b in product.FLOAT16S:
+            found[REDUCE_SPLIT_K] = None
         if a == dtypes.float32:
             found[REDUCE_SPLIT_K] = None
+            found |= dict.fromkeys(split_float32.variants(arch))
             kinds = K_MAJOR, MN_MAJOR, STRIDED
-            by_parts = SPLITS if arch in sm90_config.ARCHS else ()
-            for of_a, of_b, precision in itertools.product(kinds, kinds, ("float32", *by_parts)):
+            for of_a, of_b, precision in itertools.product(kinds, kinds, ("float32", *SPLITS)):
                 task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b, precision=precision)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None

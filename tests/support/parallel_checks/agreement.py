@@ -112,3 +112,8 @@ def a_rank_that_fails_halfway_ends_the_others(comm):
         parallel.CommunicationError, lambda: parallel.all_reduce(comm, numbers(1, 9, 2))
     )
     assert "the communicator is broken" in message, message
+
+
+def wrong_communicators_are_refused(comm):
+    message = raises(TypeError, lambda: parallel.MpiCommunicator("world"))
+    assert "comm must be an mpi4py.MPI.Intracomm; got builtins.str" in message, message

@@ -79,6 +79,48 @@ def k_is_summed_over_ranks(comm):
         np.testing.assert_array_equal(mine, found[rows])
 
 
+def shares_may_be_empty(comm):
+    """Ranks without a part of k, rows without a rank, no rows at all."""
+    for m, k, n in ((1, 1, 3), (0, 8, 3), (2, 9, 1)):
+        a, b = numbers(1, m, k, dtype=np.float32), numbers(2, k, n, dtype=np.float32)
+        parts = shards(comm, a, 1), shards(comm, b, 0)
+        own = [x[comm.rank] for x in parts]
+        exact = of_ranks.row_parallel_matmul(*parts)
+        found = parallel.row_parallel_matmul(comm, *own)
+        assert found.shape == (m, n)
+        if m:
+            bound = of_ranks.row_parallel_matmul_bound(*parts, reference=exact)
+            verify(found, exact, bound)
+        rows = shards(comm, a, 0)[comm.rank]
+        columns = shards(comm, b, 1)[comm.rank]
+        found = parallel.column_parallel_matmul(
+            comm, rows, columns, input="rows", output="replicated"
+        )
+        assert found.shape == (m, n)
+        if m:
+            exact = reference.matmul(a, b)
+            verify(found, exact, reference.matmul_bound(a, b, reference=exact))
+
+
+def random_products_are_within_their_bounds(comm):
+    rng = np.random.default_rng(comm.size)
+    for seed in range(6):
+        m, k, n = (int(rng.integers(1, high)) for high in (40, 200, 60))
+        dtype, other = (DTYPES[i] for i in rng.integers(0, 3, 2))
+        a, b = numbers(seed, m, k, dtype=dtype), numbers(seed + 9, k, n, dtype=dtype)
+        given = {
+            "bias": numbers(3, n, dtype=other) if rng.random() < 0.5 else None,
+            "residual": numbers(4, m, n, dtype=other) if rng.random() < 0.5 else None,
+            "activation": (None, "gelu", "silu")[int(rng.integers(0, 3))],
+            "alpha": float(rng.standard_normal()),
+        }
+        parts = shards(comm, a, 1), shards(comm, b, 0)
+        exact = of_ranks.row_parallel_matmul(*parts, **given)
+        bound = of_ranks.row_parallel_matmul_bound(*parts, **given, reference=exact)
+        own = [x[comm.rank] for x in parts]
+        verify(parallel.row_parallel_matmul(comm, *own, **given), exact, bound)
+
+
 def integers_are_exact(comm):
     """Also with the bias added once."""
     rng = np.random.default_rng(5)
@@ -156,19 +198,17 @@ def gated_products_are_those_of_dual_gemm_silu(comm):
     verify(found, exact, bound)
 
 
-def a_layer_by_columns_and_rows_is_that_of_one_rank(comm):
-    """Gated network: no message between its two products."""
+def a_gated_network_by_columns_and_rows_is_that_of_one_rank(comm):
+    """No message between its two products."""
     x, gate, up, down = (numbers(i, *s) for i, s in enumerate(((9, 32), *[(32, 42)] * 2, (42, 32))))
-    inner = parallel.column_parallel_dual_gemm_silu(
-        comm, x, *(shards(comm, w, 1)[comm.rank] / np.float16(8) for w in (gate, up))
-    )
-    weight = shards(comm, down, 0)[comm.rank] / np.float16(8)
-    found = parallel.row_parallel_matmul(comm, inner, weight, residual=x)
-    whole = cupykern.dual_gemm_silu(x, gate / np.float16(8), up / np.float16(8))
-    exact = reference.matmul(whole, down / np.float16(8), residual=x)
-    parts = shards(comm, whole, 1), shards(comm, down / np.float16(8), 0)
-    bound = of_ranks.row_parallel_matmul_bound(*parts, residual=x, reference=exact)
-    verify(found, exact, bound)  # `inner` has the very bits of `whole`'s columns
+    weights = [shards(comm, w / np.float16(8), 1)[comm.rank] for w in (gate, up)]
+    down = down / np.float16(8)
+    inner = parallel.column_parallel_dual_gemm_silu(comm, x, *weights)
+    found = parallel.row_parallel_matmul(comm, inner, shards(comm, down, 0)[comm.rank], residual=x)
+    whole = parallel.column_parallel_dual_gemm_silu(comm, x, *weights, output="replicated")
+    parts = shards(comm, whole, 1), shards(comm, down, 0)
+    exact = of_ranks.row_parallel_matmul(*parts, residual=x)
+    verify(found, exact, of_ranks.row_parallel_matmul_bound(*parts, residual=x, reference=exact))
 
 
 def split_communicators_are_apart(comm):

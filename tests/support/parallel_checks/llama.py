@@ -57,6 +57,23 @@ def logits_are_as_exact_as_rounding_allows(comm):
             assert np.abs(logits - whole.prefill(tokens, empty)).max() < 0.2
 
 
+def biases_are_added_once_and_the_embedding_may_be_the_head(comm):
+    config = {**_CONFIG, "attention_bias": True, "tie_word_embeddings": True}
+    tensors, rng = tensors_of(config), np.random.default_rng(5)
+    del tensors["lm_head.weight"]
+    for name, weight in list(tensors.items()):
+        if "self_attn" in name:
+            bias = rng.standard_normal(len(weight), np.float32) / 4
+            tensors[name.replace("weight", "bias")] = bias.astype(weight.dtype)
+    mine = _decoder(comm, None, config, tensors)
+    whole = decoder_of(config_of(config), "llama", tensors, target="host")
+    tokens = np.random.default_rng(7).integers(0, 96, (1, 9))
+    cache = caches.contiguous(mine.config, 1, 16, "bfloat16", "host")
+    logits = parallel.all_gather(comm, np.ascontiguousarray(mine.prefill(tokens, cache).T)).T
+    empty = caches.contiguous(whole.config, 1, 16, "bfloat16", "host")
+    assert Expected.of(whole, tokens, empty, [0]).error_over_limit(logits) <= 1
+
+
 def generated(comm, decoder, temperature):
     choose = llama.chooser_of(comm)
     engine = llama.Engine(decoder, "host", slots=2, room=12, page=4, choose=choose)
