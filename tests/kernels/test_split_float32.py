@@ -22,12 +22,13 @@ from split_float32_checks import (
     check_integers,
     check_one_chunk,
     check_scales,
+    mixed_operands,
     operands,
     portable,
 )
 
 import cupykern
-from cupykern import dtypes
+from cupykern import dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.parts_config import PartsGemmConfig
@@ -36,8 +37,9 @@ from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.sm90_policies import NO_CLUSTER, Multicast, SplitK
 from cupykern.gemm.split_float32 import SplitFloat32
 from cupykern.numerics import to_numpy
-from cupykern.precisions import SPLITS, Bf16x6, Fp16x3
+from cupykern.precisions import PRECISIONS, SPLITS, Bf16x6, Fp16x3
 from cupykern.reference.accumulation import worst_of_parts
+from cupykern.targets.limits import device
 from cupykern.tools.options import ARCHS
 
 FLOAT32 = np.dtype(np.float32)
@@ -128,6 +130,63 @@ def test_errors_are_smaller_than_those_of_sequential_sums(target, way, kind, k):
         sums += x[:, i : i + 1] * z[i]
     own, sequential = (np.sqrt(np.mean(((s - exact) / sizes) ** 2)) for s in (y, sums))
     assert own < sequential
+
+
+MIXED = [("float32", "float16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+
+
+@pytest.mark.parametrize("kinds", MIXED, ids=" ".join)
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_16_bit_operand_is_within_the_bound(target, kinds, name):
+    a, b = mixed_operands(target, kinds, 140, 150, 200)
+    assert compare(MATMUL, a, b, precision=name).ok
+
+
+def test_a_16_bit_operand_is_one_part():
+    f16, bf16 = dtypes.float16, dtypes.bfloat16
+    assert Fp16x3().of(FLOAT32, f16) == Fp16x3(2, 1) and Fp16x3().of(bf16, FLOAT32).products == 2
+    assert Bf16x6().of(bf16, FLOAT32) == Bf16x6(1, 3)
+    assert Bf16x6().of(f16, FLOAT32) == Bf16x6()  # of 11 bits, more than a BF16 number
+    for a, b in ((FLOAT32, f16), (bf16, FLOAT32)):
+        parts = Fp16x3().of(a, b)
+        assert not parts.dropped
+        assert worst_of_parts(parts, 512, a, b) < worst_of_parts(Fp16x3(), 512)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx942"])
+def test_large_products_with_a_16_bit_operand_are_two_of_parts(arch):
+    task = _task(4096, 4096, 4096, stored_b=dtypes.float16)
+    chosen = gemm.choose_config(task, arch)
+    assert isinstance(chosen, SplitFloat32) and chosen.config.parts == Fp16x3(2, 1)
+    assert chosen.refusal(replace(task, stored_b=FLOAT32), device(arch)) is not None
+
+
+def test_infinities_of_a_16_bit_operand_are_float32s(target):
+    a, b = mixed_operands(target, ("float32", "float16"), 140, 150, 200)
+    b[3, 5], b[150, 140] = np.inf, np.nan
+    assert compare(MATMUL, a, b, precision="fp16x3").ok
+
+
+def test_epilogues_formulas_and_batches_take_16_bit_operands(target):
+    xp = target.xp
+    a = inputs.values("normal", (3, 1, 20, 130), FLOAT32, 1)
+    b = inputs.values("normal", (2, 130, 30), dtypes.bfloat16, 2)
+    a, b = (inputs.with_layout(x, "C", xp) for x in (a, b))
+    for options in (
+        {"activation": "gelu", "alpha": -0.5, "out_dtype": "bfloat16"},
+        {"epilogue": "maximum(acc, 0) * s", "operands": {"s": 0.5}},
+    ):
+        for precision in ("float32", "fp16x3"):
+            assert compare(MATMUL, a, b, precision=precision, **options).ok
+
+
+@pytest.mark.parametrize("order", ["a b", "b a"])
+def test_tf32x3_is_fp16x3(target, order):
+    a, b = operands(target, "normal", 70, 70, 200)
+    a, b = (a, b) if order == "a b" else (b.T, a.T)
+    y = [to_numpy(cupykern.matmul(a, b, precision=name)) for name in ("tf32x3", "fp16x3")]
+    np.testing.assert_array_equal(*y)
+    assert compare(MATMUL, a, b, precision="tf32x3").ok
 
 
 @pytest.mark.parametrize("name", SPLITS)

@@ -10,7 +10,7 @@ from ... import arguments, dtypes
 from ...gemm import product
 from ...gemm.product import ACTIVATIONS
 from ...numerics import namespace
-from ...precisions import PRECISIONS
+from ...precisions import PRECISIONS, canonical
 from ...targets import Target
 
 INPUTS = (
@@ -41,15 +41,16 @@ def check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) 
     return True
 
 
-def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) -> None:
-    """Raises ValueError, NotImplementedError."""
+def check_precision(precision: Any, a: np.dtype, b: np.dtype) -> str:
+    """The canonical name.  Raises ValueError."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
         raise ValueError(f"precision must be one of {names}; got {precision!r}")
     if precision == "float32":
-        return
-    if not a == b == dtypes.float32:
+        return precision
+    if dtypes.float32 not in (a, b):
         raise ValueError(f"precision={precision!r} is of float32 operands; got {a} and {b}")
+    return canonical(precision)
 
 
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
