@@ -88,10 +88,18 @@ class SplitFloat32:
             return f'precision "{task.precision}" is not "{parts.name}"'
         if task.precision == "float32" and (not parts.is_float32 or task.k < FLOAT32_LEAST_K):
             return f"{parts.name} with k = {task.k} is less accurate than FP32"
+        if flushes_parts(parts, device.arch):
+            return f"{parts.name}: {device.arch} flushes FP16 parts that are subnormal"
         blocks = task.batch * math.ceil(max(task.m, task.n) / _BLOCK_MN)
         if blocks * math.ceil(task.k / _BLOCK_K) >= 2**30:
             return "the operands have too many blocks of 128 x 64"
         return self.config.refusal(self.of_parts(task), device)
+
+
+def flushes_parts(parts: AnyParts, arch: str) -> bool:
+    """Whether matrix cores of `arch` take subnormal parts for zeros: FP16's on MI200, which lose
+    more than bounds allow.  BF16's are normal."""
+    return arch == "gfx90a" and parts.dtype == dtypes.float16
 
 
 def split_variant(parts: AnyParts, count: int, arch: str) -> Variant:

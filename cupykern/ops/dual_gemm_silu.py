@@ -109,7 +109,7 @@ def dual_gemm_silu(
         legal = ", ".join(map(repr, POLICIES))
         raise ValueError(f"policy must be one of {legal}; got {policy!r}")
     shape = _check_shapes(x, y1, y2)
-    precision = check_precision(precision, x.dtype, y1.dtype)
+    precision = check_precision(precision, x.dtype, y1.dtype, target)
     if dtypes.float32 in (x.dtype, y1.dtype):
         _check_float32(policy, scale_a=scale_a, scale_b1=scale_b1, scale_b2=scale_b2)
         if out is not None:

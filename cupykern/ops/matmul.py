@@ -107,7 +107,7 @@ def matmul(
             a, b, bias, residual, activation=activation, accumulate=accumulate,
             out_dtype=out_dtype, epilogue=epilogue, operands=operands,
         )  # fmt: skip
-        precision = check_precision(precision, dtypes.float32, dtypes.float32)
+        precision = check_precision(precision, dtypes.float32, dtypes.float32, target)
         alpha = arguments.finite_float("alpha", alpha, 1.0)
         return complex64.run(
             target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
@@ -115,7 +115,7 @@ def matmul(
     fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
-    precision = check_precision(precision, a.dtype, b.dtype)
+    precision = check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     plain = plain and formula is NO_FORMULA

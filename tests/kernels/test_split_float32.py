@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import needs
@@ -35,8 +36,9 @@ from cupykern.gemm.parts_config import PartsGemmConfig
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.sm90_policies import NO_CLUSTER, Multicast, SplitK
-from cupykern.gemm.split_float32 import SplitFloat32
+from cupykern.gemm.split_float32 import SplitFloat32, flushes_parts
 from cupykern.numerics import to_numpy
+from cupykern.ops.checks.products import check_precision
 from cupykern.precisions import PRECISIONS, SPLITS, Bf16x6, Fp16x3
 from cupykern.reference.accumulation import worst_of_parts
 from cupykern.targets.limits import device
@@ -217,7 +219,7 @@ def test_large_products_are_computed_by_parts_on_hopper():
 def test_elsewhere_they_are_where_tensor_cores_are_fast_enough(arch):
     """Three products of FP16 parts beside one multiply-add, by the data sheets' rates."""
     chosen = gemm.choose_config(_task(4096, 4096, 4096), arch)
-    pays = arch in ("sm_80", "sm_100a", "gfx90a", "gfx942", "gfx950", "gfx1201")
+    pays = arch in ("sm_80", "sm_100a", "gfx942", "gfx1201")
     assert isinstance(chosen, SplitFloat32) == pays
     if isinstance(chosen, SplitFloat32):
         assert chosen.config.parts == Fp16x3() and isinstance(chosen.config, PartsGemmConfig)
@@ -235,6 +237,8 @@ def test_few_rows_or_columns_are_multiply_adds(arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_named_precisions_are_by_parts_on_every_architecture(arch):
     for name, m in itertools.product(SPLITS, (1, 64, 4096)):
+        if flushes_parts(SPLITS[name], arch):
+            continue
         chosen = gemm.choose_config(_task(m, 4096, 1024, precision=name), arch)
         assert isinstance(chosen, SplitFloat32) and chosen.config.parts.name == name
 
@@ -243,6 +247,14 @@ def test_named_precisions_are_by_parts_on_every_architecture(arch):
 def test_named_precisions_are_kept(name):
     for config in gemm.configs(_task(4096, 4096, 4096, precision=name), "sm_90a"):
         assert (config.config.parts.name if isinstance(config, SplitFloat32) else "fma") == name
+
+
+def test_fp16_parts_are_refused_where_subnormal_ones_are_flushed():
+    on_mi200 = SimpleNamespace(arch="gfx90a")
+    for name in ("tf32", "fp16x3", "tf32x3"):
+        with pytest.raises(NotImplementedError, match="gfx90a flushes FP16 parts"):
+            check_precision(name, FLOAT32, FLOAT32, on_mi200)
+    assert check_precision("bf16x6", FLOAT32, FLOAT32, on_mi200) == "bf16x6"
 
 
 def test_illegal_precisions_are_refused(target):
