@@ -88,7 +88,7 @@ def bound_of_products(
         nodes, environment = formula.nodes, Environment.of_products(exact, given)
         values, errors = propagate_all(nodes, environment, products)
         # Without what all elements along the products' axes have in common.
-        axes = next(iter(products.values())).axes
+        axes = tuple({axis for acc in products.values() for axis in acc.axes})
         apart = errors
         if axes:
             own = {name: x._replace(square=x.square - x.shared) for name, x in products.items()}
