@@ -75,4 +75,4 @@ def of_product(a: np.dtype, b: np.dtype, plain: bool) -> np.dtype:
         return int32
     if a in (float8_e4m3fn, float8_e5m2):
         return bfloat16
-    return a if a in (float16, bfloat16) else float32
+    return a if a in (float16, bfloat16) and b != float32 else float32

@@ -7,8 +7,8 @@ ARITH 2019.  The Python half of kernels_cu/gemm/policies.cuh: Parts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from . import dtypes
 from .numerics import UNIT_ROUNDOFF_32, finfo
 
 
+@dataclass(frozen=True)
 class Parts:
     """x = sum over p of 2^(-shift p) part[p], parts of `dtype`; the products of parts i of a and j
     of b with i + j <= order.
@@ -38,15 +39,27 @@ class Parts:
         """Of a part."""
         return float(finfo(self.dtype).unit_roundoff)
 
-    @property
-    def lost(self) -> float:
-        """What all parts of a number lose at most, relative to it, if they are normal numbers."""
-        return self.unit_roundoff**self.count
+    def of(self, a: np.dtype, b: np.dtype) -> Any:
+        """The same of operands of these dtypes."""
+        return replace(self, count_a=self.count_of(a), count_b=self.count_of(b))
 
-    def tolerance(self, k: int) -> float:
-        """What a number may lose in its parts, relative to itself, in a product of depth k: more
-        than they always do, and up to an eighth of what FP32 sums may."""
-        return max(k / 8 * UNIT_ROUNDOFF_32, 2 * self.lost)
+    def count_of(self, dtype: np.dtype) -> int:
+        """The parts of an operand: one where it holds every number of `dtype`."""
+        return 1 if self.is_exact(dtype) else self.count
+
+    def is_exact(self, dtype: np.dtype) -> bool:
+        """Whether one part holds the significand of every number of `dtype`."""
+        return finfo(dtype).unit_roundoff >= self.unit_roundoff
+
+    def lost(self, dtype: np.dtype = dtypes.float32) -> float:
+        """What all parts of a number of `dtype` lose at most, relative to it, if they are normal
+        numbers."""
+        return 0.0 if self.is_exact(dtype) else self.unit_roundoff**self.count
+
+    def tolerance(self, k: int, dtype: np.dtype = dtypes.float32) -> float:
+        """What a number of `dtype` may lose in its parts, relative to itself, in a product of depth
+        k: more than they always do, and up to an eighth of what FP32 sums may."""
+        return max(k / 8 * UNIT_ROUNDOFF_32, 2 * self.lost(dtype))
 
     def smallest(self, k: int) -> float:
         """The smallest magnitude, of a block whose largest is 2^14, that parts stand for.  Of FP16
@@ -129,6 +142,14 @@ class Bf16x9(Parts):
 
 AnyParts = Tf32 | Fp16x3 | Bf16x3 | Bf16x6 | Bf16x9
 SPLITS: dict[str, AnyParts] = {p.name: p for p in (Tf32(), Fp16x3(), Bf16x3(), Bf16x6(), Bf16x9())}
-PRECISIONS = ("float32", "fma", *SPLITS)
+_ALIASES = {"tf32x3": "fp16x3"}
+"""TF32 and FP16 numbers have 11 bits: the products of two parts are the same, and a block's scale
+and the multiply-adds of what FP16 cannot hold stand for TF32's exponents."""
+PRECISIONS = ("float32", "fma", *SPLITS, *_ALIASES)
 FLOAT32_LEAST_K = 128
 """From this K on the bounds of the parts that are_float32 are at most FP32's, (K + 2) u."""
+
+
+def canonical(precision: str) -> str:
+    """The name in SPLITS of another name of the same."""
+    return _ALIASES.get(precision, precision)

@@ -34,23 +34,32 @@ _FEW_ROWS, _FEW_CODES = 256, 64
 
 
 class Copy(NamedTuple):
-    """An operand's name, shape, byte strides, and whether its columns become the copy's rows."""
+    """An operand's name, shape, byte strides, and whether its columns become the copy's rows.
+
+    to: the copy's dtype, if it is another one.
+    """
 
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     columns: bool
+    to: np.dtype | None = None
+
+    @property
+    def made(self) -> np.dtype:
+        """The copy's dtype."""
+        return self.dtype if self.to is None else self.to
 
     @property
     def pitch(self) -> int:
         """From a row to the next in bytes."""
-        size = self.shape[-2 if self.columns else -1] * self.dtype.itemsize
+        size = self.shape[-2 if self.columns else -1] * self.made.itemsize
         return -(-size // _LINE) * _LINE
 
     def matrix(self, batch: tuple[int, ...]) -> Matrix:
         """The copy, broadcast to `batch` matrices."""
-        pitch = self.pitch // self.dtype.itemsize
+        pitch = self.pitch // self.made.itemsize
         steps = [1, pitch] if self.columns else [pitch, 1]
         step = pitch * self.shape[-1 if self.columns else -2]
         for size in reversed(self.shape[:-2]):
@@ -58,7 +67,7 @@ class Copy(NamedTuple):
             step *= size
         steps = [0 if size == 1 else s for size, s in zip(self.shape, steps, strict=True)]
         steps = [0] * (len(batch) + 2 - len(steps)) + steps
-        return Matrix(self.dtype, tuple(steps[:-2]), steps[-2], steps[-1], True)
+        return Matrix(self.made, tuple(steps[:-2]), steps[-2], steps[-1], True)
 
     @property
     def in_memory(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -83,15 +92,16 @@ class Copy(NamedTuple):
         xp, itemsize, rows = target.xp, self.dtype.itemsize, self.rows
         shape, strides = self.in_memory
         bits, size = np.dtype(f"u{itemsize}"), shape[-1] * itemsize
-        empty, made_shape = maker(xp), (*shape[:-1], self.pitch // itemsize)
-        if rows is None:
+        empty, made_shape = maker(xp), (*shape[:-1], self.pitch // self.made.itemsize)
+        if rows is None or self.to is not None:
+            read, written = (bits, bits) if self.to is None else (self.dtype, self.to)
 
             def assign(x: Any) -> Any:
-                made = empty(made_shape, bits)
+                made = empty(made_shape, written)
                 if xp is np:
-                    source = np.lib.stride_tricks.as_strided(x.view(bits), shape, strides)
+                    source = np.lib.stride_tricks.as_strided(x.view(read), shape, strides)
                 else:
-                    source = xp.ndarray(shape, bits, x.data, strides)
+                    source = xp.ndarray(shape, read, x.data, strides)
                 made[..., : shape[-1]] = source
                 return made
 
@@ -152,6 +162,17 @@ def copies(
             return made if m * n * k >= _MANY // 8 or k > _LONG else ()
         return made if m * n * k >= _MANY else ()
     return ()
+
+
+def conversions(arrays: dict[str, Any], matrices: dict[str, Matrix]) -> tuple[Copy, ...]:
+    """The copy to FP32 of the 16-bit operand that an FP32 one is multiplied with, if there is one:
+    along the dim that is contiguous."""
+    kinds = {matrices[name].dtype for name in ("a", "b")}
+    if dtypes.float32 not in kinds or len(kinds) == 1:
+        return ()
+    name = "b" if matrices["a"].dtype == dtypes.float32 else "a"
+    columns = matrices[name].col != 1 and matrices[name].row == 1
+    return (_copy_of(name, arrays[name], columns)._replace(to=dtypes.float32),)
 
 
 def _copies_of_codes(arrays: dict[str, Any], b: Matrix, m: int, n: int, k: int) -> tuple[Copy, ...]:

@@ -98,8 +98,11 @@ def _fma_estimate(config: FmaConfig, task: GemmTask, sms: int) -> float:
 
 def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
     """Hopper's mainloop, where it can, else the portable one."""
+    parts = parts.of(task.stored_a, task.stored_b)
     portable = _portable(parts, task, device)
-    clusters = _CLUSTERS if parts == Fp16x3() else _CLUSTERS[:2]  # few for what is rare
+    # Few for what is rare.
+    few = 2 if parts.count_a == parts.count_b or isinstance(parts, Fp16x3) else 1
+    clusters = _CLUSTERS if parts == Fp16x3() else _CLUSTERS[:few]
     all_configs = (SplitFloat32(Sm90PartsGemmConfig(parts, cluster=c)) for c in clusters)
     found = [config for config in all_configs if config.refusal(task, device) is None]
     if not found:

@@ -184,6 +184,8 @@ def task_of(product: Product) -> GemmTask:
         slow_activation=slow_activation(p.activation) or p.formula is not None,
         tma_store_epilogue=fits_tma_store(p, task.mixed_input),
         precision=p.precision,
+        stored_a=p.stored[0],
+        stored_b=p.stored[1],
         row_scales=p.scale_a is not None and p.scale_a.row != 0 and not p.block_scales,
         formula=None if p.formula is None else p.formula.code(),
     )

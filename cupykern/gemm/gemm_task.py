@@ -48,7 +48,8 @@ class GemmTask:
     misaligned_b: how 16-bit operands lie whose rows are misaligned, so that their layouts are
         STRIDED: K_MAJOR: both are K-major; MN_MAJOR: b alone is misaligned, and MN-major; STRIDED:
             neither.
-    precision: of FP32 operands, one of PRECISIONS.
+    precision: of FP32 operands, one of PRECISIONS.  stored_a, stored_b: the dtypes of which these
+        are copies: one part holds a 16-bit number.
     formula: the expression in the epilogue, as code.
     """
 
@@ -73,6 +74,8 @@ class GemmTask:
     aligned_16: bool = True
     misaligned_b: int = STRIDED
     precision: str = "float32"
+    stored_a: np.dtype = dtypes.float32
+    stored_b: np.dtype = dtypes.float32
     formula: FormulaCode | None = None
 
     @property
@@ -96,7 +99,11 @@ class GemmTask:
     def swapped(self) -> GemmTask:
         """The transposed product of FP32 operands."""
         layout_a, layout_b = self.layout_b, self.layout_a
-        return replace(self, m=self.n, n=self.m, layout_a=layout_a, layout_b=layout_b)
+        stored_a, stored_b = self.stored_b, self.stored_a
+        return replace(
+            self, m=self.n, n=self.m, layout_a=layout_a, layout_b=layout_b, stored_a=stored_a,
+            stored_b=stored_b,
+        )  # fmt: skip
 
     @property
     def a_decoded(self) -> GemmTask:

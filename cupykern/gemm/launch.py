@@ -14,7 +14,7 @@ from ..arrays import assign, maker, packed
 from ..runtime import plans
 from ..targets import Target
 from . import gemm, product
-from .copied_plan import CopiedPlan, Copy, copies
+from .copied_plan import CopiedPlan, conversions, copies
 from .gemm import AnyConfig, AnyPlan
 from .product import Product
 
@@ -130,8 +130,11 @@ def run(
                 found = product.groups(found, k, name in blocked)
             fields[name] = found
         call = Product(batch=shape[:-2], m=shape[-2], n=shape[-1], k=k, out=place, **fields)
-        copied: tuple[Copy, ...] = ()
-        if config is None:
+        copied = conversions(arrays, matrices)
+        if copied:
+            converted: dict[str, Any] = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
+            call = call._replace(stored=(call.a.dtype, call.b.dtype), **converted)
+        elif config is None:
             kinds = (options.get(name, False) for name in ("block_scales", "fp16_accumulate"))
             all_copied = copies(arrays, matrices, shape[-2], shape[-1], k, *kinds)
             for copied in ((), all_copied[:1], all_copied):

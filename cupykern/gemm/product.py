@@ -42,6 +42,8 @@ def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
     """
     if a == b and a in (*FLOAT16S, dtypes.float32, dtypes.int8):
         return a
+    if dtypes.float32 in (a, b) and (a in FLOAT16S or b in FLOAT16S):
+        return dtypes.float32
     if a in FLOAT16S and b in (*FP8, dtypes.int8):
         return a
     if (a in FP8 and b in FP8) or a == b == FP4:
@@ -49,8 +51,8 @@ def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
     if a in FLOAT16S and b == FP4:
         return a
     raise TypeError(
-        f"a and b must both be float16, bfloat16, float32 or int8, both FP8, or a float16 or "
-        f"bfloat16 and b FP8 or int8; got {a} and {b}"
+        f"a and b must both be float16, bfloat16, float32 or int8, one float32 and one float16 or "
+        f"bfloat16, both FP8, or a float16 or bfloat16 and b FP8 or int8; got {a} and {b}"
     )
 
 
@@ -253,8 +255,9 @@ class Product(NamedTuple):
     groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
     logits: of dequant_softmax, where they are in memory (logits.py); num_sets: of columns that a
     row has statistics of.
-    precision: of FP32 operands.  num_parts, part_steps: of operands that are parts of FP32 ones
-    (split_float32.py), and how far a part lies from the next.
+    precision: of FP32 operands.  stored: the dtypes of which these are copies.  num_parts,
+    part_steps: of operands that are parts of FP32 ones (split_float32.py), and how far a part lies
+    from the next.
     formula: in place of bias, activation and residual, or of silu and the product with the other.
     """
 
@@ -284,7 +287,8 @@ class Product(NamedTuple):
     logits: Matrix | None = None
     num_sets: int = 0
     precision: str = "float32"
-    num_parts: int = 1
+    stored: tuple[np.dtype, np.dtype] = (dtypes.float32, dtypes.float32)
+    num_parts: tuple[int, int] = (1, 1)
     part_steps: tuple[int, int] = (0, 0)
     formula: Formula | None = None
 

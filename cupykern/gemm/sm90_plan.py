@@ -151,18 +151,17 @@ def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPla
     cols = c.tile_n // task.products // (c.cluster.size if multicast else 1)
     if c.swap_ab and p.b2 is not None and not task.mixed_input:
         cols = 16
-    batch, (a, b) = p.batch, (p.a, p.b)
-    if p.num_parts > 1:  # the innermost dim of the maps' batch
-        batch = *batch, p.num_parts
-        a, b = (
-            x._replace(batch_strides=(*x.batch_strides, step))
-            for x, step in zip((a, b), p.part_steps, strict=True)
-        )
-    maps = {_A: operand_map(a, batch, task.layout_a, p.m, a.row, p.k, a.col, rows_a, c.tile_k)}
+    (a, batch_a), (b, batch_b) = (
+        (x, p.batch)
+        if count == 1  # else the innermost dim of the maps' batch
+        else (x._replace(batch_strides=(*x.batch_strides, step)), (*p.batch, count))
+        for x, count, step in zip((p.a, p.b), p.num_parts, p.part_steps, strict=True)
+    )
+    maps = {_A: operand_map(a, batch_a, task.layout_a, p.m, a.row, p.k, a.col, rows_a, c.tile_k)}
     for operand, x in ((_B, b), (_B2, p.b2)):
         if x is not None:
             maps[operand] = operand_map(
-                *(x, batch, task.layout_b, p.n, x.col, p.k, x.row, cols, c.tile_k)
+                *(x, batch_b, task.layout_b, p.n, x.col, p.k, x.row, cols, c.tile_k)
             )
     return maps
 

@@ -57,6 +57,11 @@ class SplitFloat32:
     def num_threads(self) -> int:
         return self.config.num_threads
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Parts of a and b."""
+        return self.config.parts.count_a, self.config.parts.count_b
+
     def of_parts(self, task: GemmTask) -> GemmTask:
         """The second launch's."""
         dtype = self.config.parts.dtype
@@ -77,21 +82,33 @@ class SplitFloat32:
         if task.kernel != "gemm" or not task.a == task.b == dtypes.float32:
             return f"SplitFloat32 is for two FP32 operands of matmul; got {task.a} and {task.b}"
         parts = self.config.parts
+        if parts != parts.of(task.stored_a, task.stored_b):
+            return f"{parts} is not of {task.stored_a} and {task.stored_b}"
         if task.precision not in ("float32", parts.name):
             return f'precision "{task.precision}" is not "{parts.name}"'
         if task.precision == "float32" and (not parts.is_float32 or task.k < FLOAT32_LEAST_K):
             return f"{parts.name} with k = {task.k} is less accurate than FP32"
+        if flushes_parts(parts, device.arch):
+            return f"{parts.name}: {device.arch} flushes FP16 parts that are subnormal"
         blocks = task.batch * math.ceil(max(task.m, task.n) / _BLOCK_MN)
         if blocks * math.ceil(task.k / _BLOCK_K) >= 2**30:
             return "the operands have too many blocks of 128 x 64"
         return self.config.refusal(self.of_parts(task), device)
 
 
-def split_variant(parts: AnyParts, arch: str) -> Variant:
+def flushes_parts(parts: AnyParts, arch: str) -> bool:
+    """Whether matrix cores of `arch` take subnormal parts for zeros: FP16's on MI200, which lose
+    more than bounds allow.  BF16's are normal."""
+    return arch == "gfx90a" and parts.dtype == dtypes.float16
+
+
+def split_variant(parts: AnyParts, count: int, arch: str) -> Variant:
+    """Of an operand with `count` parts."""
+    shift = parts.shift if count > 1 else 0
     return Variant(
         "split_float32",
         (("Part", dtypes.CPP_NAMES[parts.dtype]),),
-        (("kParts", parts.count), ("kShift", parts.shift), ("kStages", _split_stages(arch))),
+        (("kParts", count), ("kShift", shift), ("kStages", _split_stages(arch))),
         _NUM_THREADS,
         min_blocks=_BLOCKS,
     )
@@ -120,7 +137,8 @@ def variants(arch: str) -> tuple[Variant, ...]:
     f32 = dtypes.float32
     both = (K_MAJOR, MN_MAJOR)
     tasks = (GemmTask(1, 4096, 4096, 4096, f32, f32, a, b) for a in both for b in both)
-    splits = (split_variant(parts, arch) for parts in SPLITS.values())
+    counts = ((parts, count) for parts in SPLITS.values() for count in (parts.count, 1))
+    splits = (split_variant(parts, count, arch) for parts, count in counts)
     return (*dict.fromkeys(splits), *(flagged_variant(task, arch) for task in tasks))
 
 
@@ -135,9 +153,9 @@ class _Split(NamedTuple):
 
 
 class PartsPlan(NamedTuple):
-    """The three launches."""
+    """The launches: of the split one or two, of the parts' product and of the last one."""
 
-    split: Repeated
+    splits: tuple[tuple[int, Repeated], ...]  # with the first of `lossy` that each writes
     sizes: tuple[tuple[int, int], tuple[int, int]]  # of parts and scales, of a and b
     num_lossy: int
     dtype: np.dtype
@@ -153,7 +171,8 @@ class PartsPlan(NamedTuple):
         parts = empty(num_a, self.dtype), empty(num_b, self.dtype)
         scales = empty(scales_a, np.float32), empty(scales_b, np.float32)
         lossy = empty(self.num_lossy, np.int32)
-        self.split.launch((a, b, *parts, *scales, lossy))
+        for first, split in self.splits:
+            split.launch((a, b, *parts, *scales, lossy[first:] if first else lossy))
         self.product.launch(xp, (*parts, out, bias, residual, *scales, *rest[2:]))
         self.flagged.launch((a, b, out, bias, residual, *scales, lossy))
 
@@ -166,36 +185,57 @@ def parts_plan(
     plan_of: Callable[[Product], Any],
 ) -> PartsPlan:
     """plan_of(product): the plan of a product of parts."""
-    p, kind = product, config.config.parts
-    params = zeros("split_float32.cu", "SplitParams")
-    params["tolerance"], params["smallest"] = kind.tolerance(p.k), kind.smallest(p.k)
-    operands = zip(params["operands"], (p.a, transposed(p.b)), (p.m, p.n), strict=True)
-    splits = [_fill_operand(to, x, p.batch, mn, p.k, kind.count) for to, x, mn in operands]
-    a, b = splits
+    p, kind, counts = product, config.config.parts, config.counts
+    filled = zeros("split_float32.cu", "SplitParams")["operands"]
+    operands = zip(filled, (p.a, transposed(p.b)), (p.m, p.n), counts, strict=True)
+    a, b = (_fill_operand(to, x, p.batch, mn, p.k, count) for to, x, mn, count in operands)
     parts = p._replace(
         a=a.parts._replace(dtype=kind.dtype),
         b=transposed(b.parts._replace(dtype=kind.dtype)),
         scale_a=a.scales,
         scale_b=transposed(b.scales),
         block_scales=True,
-        num_parts=kind.count,
+        num_parts=counts,
         part_steps=(a.part_step, b.part_step),
     )
-    blocks = int(params["operands"]["num_blocks"].sum())
-    grid, struct = min(blocks, _BLOCKS * target.multiprocessors), target.by_value(params)
+    splits, num_lossy = _splits(target, task, config, filled)
     return PartsPlan(
-        split=Repeated(
-            get_kernel(target, split_variant(kind, target.arch)),
-            grid,
-            _split_bytes(_split_stages(target.arch)),
-            lambda arrays: (*arrays, struct),
-        ),
+        splits=splits,
         sizes=((a.num_parts, a.num_scales), (b.num_parts, b.num_scales)),
-        num_lossy=grid,
+        num_lossy=num_lossy,
         dtype=kind.dtype,
         product=plan_of(parts),
-        flagged=_flagged(target, parts._replace(a=p.a, b=p.b), task, grid),
+        flagged=_flagged(target, parts._replace(a=p.a, b=p.b), task, num_lossy),
     )
+
+
+def _splits(
+    target: Target, task: GemmTask, config: SplitFloat32, operands: np.ndarray
+) -> tuple[tuple[tuple[int, Repeated], ...], int]:
+    """The launches that split `operands`, each with the first number of `lossy` that it writes, and
+    how many these are: one for both operands if these have as many parts and lose as much, else one
+    for each."""
+    kind, kinds = config.config.parts, (task.stored_a, task.stored_b)
+    tolerances = [kind.tolerance(task.k, dtype) for dtype in kinds]
+    kernels = [split_variant(kind, count, target.arch) for count in config.counts]
+    same = kernels[0] == kernels[1] and tolerances[0] == tolerances[1]
+    found, first = [], 0
+    for i in (0,) if same else (0, 1):
+        params = zeros("split_float32.cu", "SplitParams")
+        params["operands"] = operands
+        if not same:
+            params["operands"]["num_blocks"][1 - i] = 0
+        params["tolerance"], params["smallest"] = tolerances[i], kind.smallest(task.k)
+        blocks = int(params["operands"]["num_blocks"].sum())
+        grid, struct = min(blocks, _BLOCKS * target.multiprocessors), target.by_value(params)
+        shared = _split_bytes(_split_stages(target.arch))
+
+        def arguments(arrays: tuple[Any, ...], struct: Any = struct) -> tuple[Any, ...]:
+            return (*arrays, struct)
+
+        found.append((first, Repeated(get_kernel(target, kernels[i]), grid, shared, arguments)))
+        first += grid
+    return tuple(found), first
 
 
 def _flagged(target: Target, product: Product, task: GemmTask, num_lossy: int) -> Repeated:

@@ -15,7 +15,7 @@ from ..gemm.gemm_task import GemmTask
 from ..gemm.product import K_MAJOR, MN_MAJOR
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
-from ..precisions import PRECISIONS
+from ..precisions import PRECISIONS, canonical
 from .matmul import matmul
 from .problems import products
 
@@ -109,7 +109,8 @@ def _task(problem: ComplexProblem) -> GemmTask:
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     layout_b = K_MAJOR if p.layout_b == "F" else MN_MAJOR
     return GemmTask(
-        *(batch, p.m, 2 * p.n, 2 * p.k, f32, f32, K_MAJOR, layout_b), precision=p.precision
+        *(batch, p.m, 2 * p.n, 2 * p.k, f32, f32, K_MAJOR, layout_b),
+        precision=canonical(p.precision),
     )
 
 

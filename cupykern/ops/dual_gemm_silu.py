@@ -65,13 +65,14 @@ def dual_gemm_silu(
     [[3.0, 7.0]]
 
     a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16, bfloat16
-        or float32; or a pair of `scaled_mm`: both FP8, both int8, a float16 or bfloat16 and b1, b2
-        FP8, int8 or NvFp4, or all NvFp4.
+        or float32; a or the others float32 beside float16 or bfloat16; or a pair of `scaled_mm`:
+        both FP8, both int8, a float16 or bfloat16 and b1, b2 FP8, int8 or NvFp4, or all NvFp4.
     scale_a, scale_b1, scale_b2: as scale_a and scale_b of `scaled_mm`; None: 1.
     policy: how far the epilogue stays in FP32.  "fp32": up to the result.  "hybrid": SiLU in FP32,
         its product with the other one in FP16.  "fp16": every operation in FP16, so that a sum
         below -65504 gives NaN and one below -11.1 zero.
-    out_dtype: float16, bfloat16 or float32; None: a's for these three, else float16.
+    out_dtype: float16, bfloat16 or float32; None: a's for these three, float32 where one operand
+        is, else float16.
     out: array to write into, of the result's shape and dtype and apart from all operands.
     precision: of float32 operands, as that of `matmul`.
     config: a GemmConfig or one of the dual GEMM configs of Hopper, of float32 operands one of
@@ -124,8 +125,8 @@ def dual_gemm_silu(
     if formula.nodes and policy != "fp32":
         raise ValueError(f"policy must be 'fp32' beside epilogue; got {policy!r}")
     shape = _check_shapes(x, y1, y2)
-    check_precision(precision, x.dtype, y1.dtype, target)
-    if x.dtype == dtypes.float32:
+    precision = check_precision(precision, x.dtype, y1.dtype, target)
+    if dtypes.float32 in (x.dtype, y1.dtype):
         _check_float32(policy, scale_a=scale_a, scale_b1=scale_b1, scale_b2=scale_b2)
         if out is not None:
             arguments.check_new_out(out, shape, out_dtype, {"a": a, "b1": b1, "b2": b2})
@@ -166,7 +167,8 @@ def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any) -> np.dtype:
     """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
     product.compute_dtype(a, b)
     if out_dtype is None:
-        return a if a in _OUTPUTS else dtypes.float16
+        found = dtypes.of_product(a, b, False)
+        return found if a in _OUTPUTS else dtypes.float16
     return dtypes.resolve(out_dtype, "out_dtype", _OUTPUTS)
 
 
@@ -235,7 +237,7 @@ PAIRS = (
     ),
     *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
 )
-FLOAT32 = "float32", "float32"
+FLOAT32 = ("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")
 """Without scales and policies, unlike PAIRS."""
 SCALES = ("none", "numbers", "tensor", "rows", "blocks")
 GATES = (
@@ -278,7 +280,7 @@ _DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
 
 
 def _draw_problem(draw: Draw) -> DualProblem:
-    dtype, dtype_b = draw.choice((*PAIRS, FLOAT32))
+    dtype, dtype_b = draw.choice((*PAIRS, *FLOAT32))
     m, n, k = draw.choice(_SIZES), draw.choice(_SIZES), draw.choice(_DEPTHS)
     fp4 = dtype_b == NVFP4
     batch_a, batch_b = draw.choice((*[((), ())] * 4, ((3,), ()), ((), (2,)), ((2, 1), (3,))))
@@ -289,7 +291,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
     scales = draw.choice(SCALES[:-1] if fp4 else SCALES)
     if dtype == "int8" and scales == "none" and policy != "fp32":
         scales = "tensor"  # the same
-    if dtype == "float32":
+    if "float32" in (dtype, dtype_b):
         policy, scales = "fp32", "none"
     epilogue = draw.choice((*[None] * 4, *GATES, RESULTS)) if policy == "fp32" else None
     layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
@@ -435,9 +437,9 @@ def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int
 
 def task_of(problem: DualProblem) -> GemmTask:
     p = problem
-    if p.dtype == "float32":
+    if "float32" in (p.dtype, p.dtype_b):
         of_gate = MatmulProblem(
-            *(p.m, p.n, p.k, "float32", None, p.batch_a, p.batch_b, p.layout_a, p.layout_b1)
+            *(p.m, p.n, p.k, p.dtype, p.dtype_b, p.batch_a, p.batch_b, p.layout_a, p.layout_b1)
         )
         return products.task_of(of_gate)
     with inputs.without_contents():

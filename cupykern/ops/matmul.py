@@ -55,7 +55,8 @@ def matmul(
     [[14.0, 20.0], [12.0, 26.0]]
 
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8,
-        both FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.  Or both
+        one float32 and the other float16 or bfloat16, of which the call makes a float32 copy, both
+        FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.  Or both
         complex64, with the result, bias and residual: as float32 products of 2 K and 2 N, which
         `precision` and `config` are of; without activation and epilogue.
     bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of
@@ -63,18 +64,19 @@ def matmul(
     activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
     alpha: a finite real number.  A 0-d cupy array is read back, which synchronises.
     out_dtype: float16, bfloat16 or float32 of the result, or int32 of an int8 product with no other
-        operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
-        where it is allowed, else float32.
+        operand and alpha 1.  None: a's for float16 and bfloat16 unless b is float32, bfloat16 for
+        FP8, int32 for int8 where it is allowed, else float32.
         Several results of a formula may have one each, as a tuple.
     out: array to write the first result into, of its shape and dtype and apart from all operands.
     config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
-    precision: of float32 operands.  "float32": errors are at most those of FP32 multiply-adds; from
-        K = 128 on by FP16 parts on Hopper's tensor cores where that is faster.  "fma": FP32
-        multiply-adds.  "tf32": numbers are rounded to TF32's 11 bits, to nearest.  "fp16x3",
-        "bf16x3", "bf16x6", "bf16x9": so many products of 16-bit parts on tensor cores.  Tiles whose
-        numbers these cannot stand for (infinities, NaN, numbers beyond 2^78, exponents too far
-        apart) are computed by multiply-adds.
+    precision: of float32 operands, one or both.  "float32": errors are at most those of FP32
+        multiply-adds; from K = 128 on by FP16 parts on tensor cores where that is faster: measured
+        on Hopper, elsewhere by the data sheets' rates.  "fma": FP32 multiply-adds.  "tf32": numbers
+        are rounded to TF32's 11 bits, to nearest.  "fp16x3" or "tf32x3", "bf16x3", "bf16x6",
+        "bf16x9": so many products of 16-bit parts on tensor cores, fewer with a 16-bit operand that
+        is one part.  Tiles whose numbers these cannot stand for (infinities, NaN, numbers beyond
+        2^78, exponents too far apart) are computed by multiply-adds.
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
     epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
@@ -104,7 +106,7 @@ def matmul(
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
     options = {"activation": activation, "accumulate": accumulate, "precision": precision}
-    target, addends, shape, alpha, out_dtype, more = check(
+    target, addends, shape, alpha, out_dtype, precision, more = check(
         a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
     )
     if out_dtype == dtypes.complex64:
@@ -121,13 +123,14 @@ def matmul(
 
 class Checked(NamedTuple):
     """What follows from legal arguments.  addends: bias and residual, broadcast to `shape`.
-    more: the dtypes of a formula's further results."""
+    precision: its canonical name.  more: the dtypes of a formula's further results."""
 
     target: Target
     addends: dict[str, Any]
     shape: tuple[int, ...]
     alpha: float
     out_dtype: np.dtype
+    precision: str
     more: tuple[np.dtype, ...] = ()
 
 
@@ -157,13 +160,13 @@ def check(
             a, b, bias, residual, activation=activation, accumulate=accumulate,
             out_dtype=out_dtype, epilogue=epilogue, operands=operands,
         )  # fmt: skip
-        check_precision(precision, dtypes.float32, dtypes.float32, target)
+        precision = check_precision(precision, dtypes.float32, dtypes.float32, target)
         alpha = arguments.finite_float("alpha", alpha, 1.0)
-        return Checked(target, addends, shape, alpha, dtypes.complex64)
+        return Checked(target, addends, shape, alpha, dtypes.complex64, precision)
     check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
-    check_precision(precision, a.dtype, b.dtype, target)
+    precision = check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     plain = plain and formula is NO_FORMULA
@@ -177,7 +180,7 @@ def check(
     }
     check_activation(activation)
     formula.check_alone(bias=bias, activation=activation, residual=residual)
-    return Checked(target, addends, shape, alpha, out_dtype, tuple(more))
+    return Checked(target, addends, shape, alpha, out_dtype, precision, tuple(more))
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, to_numpy
-from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts, Fp16x3
+from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts, Fp16x3, canonical
 from ..typing import Array
 from .approximate import FLOOR, Approximate
 from .rounding import RELATIVE_RMS, ROUNDING
@@ -233,13 +233,15 @@ def _alignment_error(aligned: int, depth: int, terms: Terms, sums: PartialSums) 
     return unit / 2 * _ULP * more_of_one_sign * cutting, variance
 
 
-def worst_of_parts(parts: AnyParts, k: int) -> float:
-    """The worst error of a sum of k products of FP32 numbers by their parts, relative to the sum of
+def worst_of_parts(
+    parts: AnyParts, k: int, a: np.dtype = dtypes.float32, b: np.dtype = dtypes.float32
+) -> float:
+    """The worst error of a sum of k products of numbers by their parts, relative to the sum of
     the absolute values: what parts lose; products that are dropped; the steps of a chunk of the
     first parts, and of all smaller products, which are at most twice a part's unit roundoff of
     them; and the chunks' FP32 sum."""
-    u, tolerance = parts.unit_roundoff, parts.tolerance(k)
-    lost = 2 * tolerance + tolerance**2 + sum(u ** (i + j) for i, j in parts.dropped)
+    u, of_a, of_b = parts.unit_roundoff, parts.tolerance(k, a), parts.tolerance(k, b)
+    lost = of_a + of_b + of_a * of_b + sum(u ** (i + j) for i, j in parts.dropped)
     lost += parts.aligned_loss(k)
     steps = PARTS_K // TENSOR_16.depth
     small = (parts.products - 1) * steps * TENSOR_16.worst * 2 * u
@@ -247,7 +249,9 @@ def worst_of_parts(parts: AnyParts, k: int) -> float:
     return lost + (steps * TENSOR_16.worst + small) * (1 + 2 * u) + (chunks + 2) * UNIT_ROUNDOFF_32
 
 
-def expected_of_parts(parts: AnyParts, terms: Terms) -> tuple[Any, Any]:
+def expected_of_parts(
+    parts: AnyParts, terms: Terms, a: np.dtype = dtypes.float32, b: np.dtype = dtypes.float32
+) -> tuple[Any, Any]:
     """(mean square, size of the mean) of the errors of these sums: those of tensor cores in every
     chunk, of the chunks' FP32 sum, of the parts' roundings and of the products that are dropped.
 
@@ -261,7 +265,8 @@ def expected_of_parts(parts: AnyParts, terms: Terms) -> tuple[Any, Any]:
     chunks = terms._replace(k=-(-terms.k // PARTS_K), squares=terms.squares_of_parts(PARTS_K))
     square = square + expected_error(FMA, chunks, chunks.k)[0]
     of_part = RELATIVE_RMS * parts.unit_roundoff
-    relative = 2 * of_part ** (2 * parts.count) if parts.count > 1 else 0.0
+    inexact = 2 - parts.is_exact(a) - parts.is_exact(b)
+    relative = inexact * of_part ** (2 * parts.count) if parts.count > 1 else 0.0
     relative += sum(of_part ** (2 * (i + j)) for i, j in parts.dropped)
     rounded = abs(terms.rounded)
     return square + relative * terms.squares + rounded**2, bias + rounded
@@ -312,7 +317,10 @@ class Products:
     @property
     def parts(self) -> AnyParts | None:
         """How FP32 operands are split; None: they are not."""
-        return SPLITS.get(self.precision) if dtypes.float32 in (self.a, self.b) else None
+        found = (
+            SPLITS.get(canonical(self.precision)) if dtypes.float32 in (self.a, self.b) else None
+        )
+        return None if found is None else found.of(self.a, self.b)
 
     @property
     def exact(self) -> bool:
@@ -367,7 +375,7 @@ class Products:
         if self.exact:
             gamma = (chunks + 2) * UNIT_ROUNDOFF_32
         elif self.parts is not None:
-            gamma = worst_of_parts(self.parts, k)
+            gamma = worst_of_parts(self.parts, k, self.a, self.b)
         elif self.adder is FMA:
             gamma = (k + 2) * UNIT_ROUNDOFF_32
         elif self.adder is TENSOR_8:
@@ -398,11 +406,12 @@ class Products:
     def _expected_of_parts(self, terms: Terms) -> tuple[Any, Any]:
         """(square, bias); of "float32", which may be computed either way, the larger ones."""
         if self.parts is not None:
-            return expected_of_parts(self.parts, terms)
+            return expected_of_parts(self.parts, terms, self.a, self.b)
         square, bias = expected_error(FMA, terms, max(terms.k, 1))
         if terms.k < FLOAT32_LEAST_K:
             return square, bias
-        of_parts, mean = expected_of_parts(Fp16x3(), terms)
+        parts = Fp16x3().of(self.a, self.b)
+        of_parts, mean = expected_of_parts(parts, terms, self.a, self.b)
         return np.maximum(square, of_parts), mean
 
     def _of_blocks(self, a: Array, b: Array) -> tuple[Any, Any]:

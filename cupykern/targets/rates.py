@@ -23,7 +23,6 @@ _RATES = {
     "sm_120a": Rates(128, 256, 2407, 1792),  # RTX 5090
     # B200.  Of mma.sync no data sheet tells: the A100's.
     "sm_100a": Rates(128, 1024, 1965, 8000),
-    "gfx90a": Rates(64, 512, 1700, 1638),  # MI210
     "gfx942": Rates(128, 1024, 2100, 5300),  # MI300X
     # By two compute units.
     "gfx1100": Rates(256, 512, 2500, 960),  # RX 7900 XTX

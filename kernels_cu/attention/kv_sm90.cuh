@@ -1,5 +1,5 @@
-// Where the producer of Hopper attention loads key tiles from: load_keys and load_values issue the TMA
-// loads of the tile whose first key is `key`.
+// Where the producer of Hopper attention loads key tiles from: load_keys and load_values issue the
+// TMA loads of the tile whose first key is `key`.
 #pragma once
 #include "attention/storage_sm90.cuh"
 #include "attention/pages.cuh"

@@ -1,9 +1,9 @@
 // The mainloop of FP32 operands as 16-bit parts (split_float32.cu), both from shared memory:
 //     A @ B = scale * sum over i, j of 2^(-kShift (i + j)) A_i @ B_j.
-// A k tile has kParts stages: the last parts of A and of B, ..., the first ones.  Tensor cores
-// truncate, so partial accumulators are promoted to FP32 every 32 of k.  One has the small products
-// first, then A_0 @ B_0 on top.  The tensor cores fill one partial accumulator while the warpgroup
-// promotes the other.
+// A k tile has kParts stages: the last parts of A and of B, ..., the first ones; the first stages
+// have none of an operand with fewer.  Tensor cores truncate, so partial accumulators are promoted
+// to FP32 every 32 of k.  One has the small products first, then A_0 @ B_0 on top.  The tensor
+// cores fill one partial accumulator while the warpgroup promotes the other.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 
@@ -164,11 +164,16 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
             const int k = (first + k_tile) * kTileK;
             Barrier& full = storage.pipeline.full[state.stage];
             storage.pipeline.producer_acquire(state);
-            full.arrive_expect_tx(has_rows ? stage_bytes : int(StageCols::kBytes));
-            if (has_rows) {
+            const bool rows = has_rows && (kPartsA == kParts || part < kPartsA);
+            const bool cols = kPartsB == kParts || part < kPartsB;
+            if (cols) full.arrive_expect_tx(rows ? stage_bytes : int(StageCols::kBytes));
+            else full.arrive_expect_tx(rows ? stage_bytes - int(StageCols::kBytes) : 0);
+            if (rows) {
                 StageRows::load(storage.rows[state.stage], row_map, full, k, row, row_batch + part);
             }
-            if constexpr (kMulticast) {
+            if (!cols) {
+                // this part is A's alone
+            } else if constexpr (kMulticast) {
                 StageCols::template load_multicast<kClusterSize>(storage.cols[state.stage], col_map,
                                                                  full, k, col, col_batch + part,
                                                                  cluster_rank());

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import needs
@@ -22,22 +23,25 @@ from split_float32_checks import (
     check_integers,
     check_one_chunk,
     check_scales,
+    mixed_operands,
     operands,
     portable,
 )
 
 import cupykern
-from cupykern import dtypes
+from cupykern import dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.parts_config import PartsGemmConfig
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.gemm.sm90_policies import NO_CLUSTER, Multicast, SplitK
-from cupykern.gemm.split_float32 import SplitFloat32
+from cupykern.gemm.split_float32 import SplitFloat32, flushes_parts
 from cupykern.numerics import to_numpy
-from cupykern.precisions import SPLITS, Bf16x6, Fp16x3
+from cupykern.ops.checks.products import check_precision
+from cupykern.precisions import PRECISIONS, SPLITS, Bf16x6, Fp16x3
 from cupykern.reference.accumulation import worst_of_parts
+from cupykern.targets.limits import device
 from cupykern.tools.options import ARCHS
 
 FLOAT32 = np.dtype(np.float32)
@@ -130,6 +134,63 @@ def test_errors_are_smaller_than_those_of_sequential_sums(target, way, kind, k):
     assert own < sequential
 
 
+MIXED = [("float32", "float16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+
+
+@pytest.mark.parametrize("kinds", MIXED, ids=" ".join)
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_16_bit_operand_is_within_the_bound(target, kinds, name):
+    a, b = mixed_operands(target, kinds, 140, 150, 200)
+    assert compare(MATMUL, a, b, precision=name).ok
+
+
+def test_a_16_bit_operand_is_one_part():
+    f16, bf16 = dtypes.float16, dtypes.bfloat16
+    assert Fp16x3().of(FLOAT32, f16) == Fp16x3(2, 1) and Fp16x3().of(bf16, FLOAT32).products == 2
+    assert Bf16x6().of(bf16, FLOAT32) == Bf16x6(1, 3)
+    assert Bf16x6().of(f16, FLOAT32) == Bf16x6()  # of 11 bits, more than a BF16 number
+    for a, b in ((FLOAT32, f16), (bf16, FLOAT32)):
+        parts = Fp16x3().of(a, b)
+        assert not parts.dropped
+        assert worst_of_parts(parts, 512, a, b) < worst_of_parts(Fp16x3(), 512)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx942"])
+def test_large_products_with_a_16_bit_operand_are_two_of_parts(arch):
+    task = _task(4096, 4096, 4096, stored_b=dtypes.float16)
+    chosen = gemm.choose_config(task, arch)
+    assert isinstance(chosen, SplitFloat32) and chosen.config.parts == Fp16x3(2, 1)
+    assert chosen.refusal(replace(task, stored_b=FLOAT32), device(arch)) is not None
+
+
+def test_infinities_of_a_16_bit_operand_are_float32s(target):
+    a, b = mixed_operands(target, ("float32", "float16"), 140, 150, 200)
+    b[3, 5], b[150, 140] = np.inf, np.nan
+    assert compare(MATMUL, a, b, precision="fp16x3").ok
+
+
+def test_epilogues_formulas_and_batches_take_16_bit_operands(target):
+    xp = target.xp
+    a = inputs.values("normal", (3, 1, 20, 130), FLOAT32, 1)
+    b = inputs.values("normal", (2, 130, 30), dtypes.bfloat16, 2)
+    a, b = (inputs.with_layout(x, "C", xp) for x in (a, b))
+    for options in (
+        {"activation": "gelu", "alpha": -0.5, "out_dtype": "bfloat16"},
+        {"epilogue": "maximum(acc, 0) * s", "operands": {"s": 0.5}},
+    ):
+        for precision in ("float32", "fp16x3"):
+            assert compare(MATMUL, a, b, precision=precision, **options).ok
+
+
+@pytest.mark.parametrize("order", ["a b", "b a"])
+def test_tf32x3_is_fp16x3(target, order):
+    a, b = operands(target, "normal", 70, 70, 200)
+    a, b = (a, b) if order == "a b" else (b.T, a.T)
+    y = [to_numpy(cupykern.matmul(a, b, precision=name)) for name in ("tf32x3", "fp16x3")]
+    np.testing.assert_array_equal(*y)
+    assert compare(MATMUL, a, b, precision="tf32x3").ok
+
+
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("m, n", [(1, 70), (16, 130), (70, 1)])
 def test_named_precisions_of_few_rows_are_within_the_bound(target, name, m, n):
@@ -158,7 +219,7 @@ def test_large_products_are_computed_by_parts_on_hopper():
 def test_elsewhere_they_are_where_tensor_cores_are_fast_enough(arch):
     """Three products of FP16 parts beside one multiply-add, by the data sheets' rates."""
     chosen = gemm.choose_config(_task(4096, 4096, 4096), arch)
-    pays = arch in ("sm_80", "sm_100a", "gfx90a", "gfx942", "gfx950", "gfx1201")
+    pays = arch in ("sm_80", "sm_100a", "gfx942", "gfx1201")
     assert isinstance(chosen, SplitFloat32) == pays
     if isinstance(chosen, SplitFloat32):
         assert chosen.config.parts == Fp16x3() and isinstance(chosen.config, PartsGemmConfig)
@@ -176,6 +237,8 @@ def test_few_rows_or_columns_are_multiply_adds(arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_named_precisions_are_by_parts_on_every_architecture(arch):
     for name, m in itertools.product(SPLITS, (1, 64, 4096)):
+        if flushes_parts(SPLITS[name], arch):
+            continue
         chosen = gemm.choose_config(_task(m, 4096, 1024, precision=name), arch)
         assert isinstance(chosen, SplitFloat32) and chosen.config.parts.name == name
 
@@ -184,6 +247,14 @@ def test_named_precisions_are_by_parts_on_every_architecture(arch):
 def test_named_precisions_are_kept(name):
     for config in gemm.configs(_task(4096, 4096, 4096, precision=name), "sm_90a"):
         assert (config.config.parts.name if isinstance(config, SplitFloat32) else "fma") == name
+
+
+def test_fp16_parts_are_refused_where_subnormal_ones_are_flushed():
+    on_mi200 = SimpleNamespace(arch="gfx90a")
+    for name in ("tf32", "fp16x3", "tf32x3"):
+        with pytest.raises(NotImplementedError, match="gfx90a flushes FP16 parts"):
+            check_precision(name, FLOAT32, FLOAT32, on_mi200)
+    assert check_precision("bf16x6", FLOAT32, FLOAT32, on_mi200) == "bf16x6"
 
 
 def test_illegal_precisions_are_refused(target):

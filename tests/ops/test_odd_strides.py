@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,30 @@ def by_wide_strides(x):
         made = np.zeros(wide, x.dtype)[tuple(map(slice, x.shape))]
     made[...] = x
     return made
+
+
+def by_an_odd_stride(x):
+    """x's elements, of which those of an entry of the first dim stay side by side, and entries
+    begin an element late."""
+    if x.ndim == 1:
+        return by_wide_strides(x)
+    step = (x[0].size + 1) * x.itemsize
+    strides = step, *np.zeros(x.shape, np.dtype(f"V{x.itemsize}")).strides[1:]
+    made = np.ndarray(x.shape, x.dtype, np.zeros(len(x) * step, np.uint8), 0, strides)
+    made[...] = x
+    return made
+
+
+def by_an_odd_start(x):
+    """x's elements side by side, an element after an aligned address."""
+    made = np.zeros(x.size + 65, x.dtype)
+    first = -made.ctypes.data % 64 // x.itemsize + 1
+    made = made[first : first + x.size].reshape(x.shape)
+    made[...] = x
+    return made
+
+
+PLACES = by_wide_strides, by_an_odd_stride, by_an_odd_start
 
 
 def arrays_of(op: Op, cases: int, least: int = 2):
@@ -81,29 +107,33 @@ def test_elements_may_lie_at_odd_bytes(target, op, before):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
-def test_an_array_has_strides_of_its_own(target, op):
+def test_an_array_has_strides_and_an_alignment_of_its_own(target, op):
     """One array at a time: those of no other array take their place."""
-    xp = target.xp
+    xp, places = target.xp, itertools.cycle(PLACES)
 
     def move(x):
         return inputs._upload(x, xp) if xp is not np and isinstance(x, np.ndarray) else x
 
-    for call, arguments, name in arrays_of(op, 2, 1):
-        if not arguments[name].ndim:
-            continue
-        options = arguments | {name: by_wide_strides(arguments[name])}
+    def holds(call, arguments, out=None):
+        options = dict(arguments)
         args = [options.pop(i) for i in range(len(call.args))]
         references = op.reference(*args, **options)
         bounds = op.bound(*args, **options, reference=references)
         args, options = [move(x) for x in args], {name: move(x) for name, x in options.items()}
-        outputs = [to_numpy(y) for y in as_tuple(op.run(*args, **options))]
-        assert check.compare(outputs, references, bounds).ok, name
-        if check.accepts_out(op) and outputs[0].ndim:
-            y = move(by_wide_strides(np.zeros_like(outputs[0])))
-            first, *rest = as_tuple(op.run(*args, **options, out=y))
-            assert first is y
-            outputs = [to_numpy(x) for x in (arrays.packed(y), *rest)]
-            assert check.compare(outputs, references, bounds).ok, name
+        options |= {} if out is None else {"out": out}
+        outputs = as_tuple(op.run(*args, **options))
+        assert out is None or outputs[0] is out
+        outputs = [to_numpy(arrays.packed(y)) for y in outputs]
+        return check.compare(outputs, references, bounds).ok, outputs[0]
+
+    for call, arguments, name in arrays_of(op, len(PLACES), 1):
+        if not arguments[name].ndim:
+            continue
+        place = next(places)
+        ok, y = holds(call, arguments | {name: place(arguments[name])})
+        assert ok, (name, place)
+        if check.accepts_out(op) and y.ndim and "out" not in arguments:
+            assert holds(call, arguments, move(place(np.zeros_like(y))))[0], ("out", place)
 
 
 def test_an_empty_result_may_have_any_strides():

@@ -9,7 +9,7 @@ import numpy as np
 from products import MATMUL, compare, to_numpy
 
 import cupykern
-from cupykern import inputs
+from cupykern import dtypes, inputs
 from cupykern.gemm.parts_config import PartsGemmConfig
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90PartsGemmConfig
@@ -42,6 +42,16 @@ def operands(
         inputs.with_layout(a, layout_a, target.xp),
         inputs.with_layout(b, layout_b, target.xp),
     )
+
+
+def mixed_operands(target: Any, kinds: tuple[str, str], m: int, n: int, k: int) -> tuple[Any, Any]:
+    """Of two dtypes."""
+    shapes = (m, k), (k, n)
+    a, b = (
+        inputs.with_layout(inputs.values("normal", shape, dtypes.NAMES[name], 1), "C", target.xp)
+        for name, shape in zip(kinds, shapes, strict=True)
+    )
+    return a, b
 
 
 def check_bound(target: Any, config: SplitFloat32, **sizes: Any) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 from ... import arguments, dtypes
 from ...gemm import product
 from ...gemm.product import ACTIVATIONS
+from ...gemm.split_float32 import flushes_parts
 from ...numerics import namespace
-from ...precisions import PRECISIONS
+from ...precisions import PRECISIONS, SPLITS, canonical
 from ...targets import Target
 
 INPUTS = (
@@ -41,15 +42,22 @@ def check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) 
     return True
 
 
-def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) -> None:
-    """Raises ValueError, NotImplementedError."""
+def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) -> str:
+    """The canonical name.  Raises ValueError, NotImplementedError."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
         raise ValueError(f"precision must be one of {names}; got {precision!r}")
     if precision == "float32":
-        return
-    if not a == b == dtypes.float32:
+        return precision
+    if dtypes.float32 not in (a, b):
         raise ValueError(f"precision={precision!r} is of float32 operands; got {a} and {b}")
+    name = canonical(precision)
+    if name in SPLITS and flushes_parts(SPLITS[name], target.arch):
+        raise NotImplementedError(
+            f"precision={precision!r}: {target.arch} flushes FP16 parts that are subnormal; BF16 "
+            f'parts ("bf16x3", "bf16x6", "bf16x9") and "fma" are possible'
+        )
+    return name
 
 
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:

@@ -20,7 +20,7 @@ from ...gemm import (
     sm90_heuristic,
     split_float32,
 )
-from ...gemm.copied_plan import ALIGN_ROWS
+from ...gemm.copied_plan import ALIGN_ROWS, conversions
 from ...gemm.gemm_task import GemmTask, make_task
 from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
 from ...gemm.sm90_epilogue import fits_tma_store
@@ -28,7 +28,7 @@ from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
 from ...nvfp4 import NvFp4
 from ...op import Call, Draw, Work
-from ...precisions import PRECISIONS, SPLITS
+from ...precisions import PRECISIONS, SPLITS, canonical
 from ...targets.limits import device
 from ..checks.formulas import read_formula
 from ..checks.products import FLOATS, check_shapes, result_dtype
@@ -66,6 +66,8 @@ class MatmulProblem:
 NVFP4 = "float4_e2m1fn"  # an operand's dtype in a problem: NvFp4
 PAIRS = (
     *(("float16", None), ("bfloat16", None), ("float32", None), ("int8", None)),
+    *(("float32", "float16"), ("float32", "bfloat16")),
+    *(("float16", "float32"), ("bfloat16", "float32")),
     *((a, b) for a in ("float16", "bfloat16") for b in ("float8_e4m3fn", "float8_e5m2", "int8")),
     *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
 )
@@ -109,7 +111,9 @@ def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) ->
         activation=draw.choice((None, None, *ACTIVATIONS)),
         out_dtype=draw.choice((None, "float16", "bfloat16", "float32")),
         kind=draw.choice(KINDS),
-        precision=draw.choice((*["float32"] * 5, *PRECISIONS)) if dtype == "float32" else "float32",
+        precision=draw.choice((*["float32"] * 5, *PRECISIONS))
+        if "float32" in (dtype, dtype_b)
+        else "float32",
     )
 
 
@@ -133,7 +137,8 @@ def bench_product(
     result_dtype(dtypes.NAMES[name], dtypes.NAMES[name_b or default_b or name], None, False)
     chosen = set(rest.split("+")) if rest else set()
     activations = {x for x in ACTIVATIONS if x}
-    precisions = set(PRECISIONS) if op == "matmul" and name == "float32" else set()
+    of_float32 = op == "matmul" and "float32" in (name, name_b)
+    precisions = set(PRECISIONS) if of_float32 else set()
     if unknown := chosen - {"kn", "bias", *activations, *precisions, *options}:
         raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
     if len(chosen & activations) > 1:
@@ -275,12 +280,15 @@ def variants(
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         if arch in sm90_config.ARCHS and a == b in product.FLOAT16S:
             found[REDUCE_SPLIT_K] = None
-        if a == dtypes.float32:
+        if dtypes.float32 in (a, b):
             found[REDUCE_SPLIT_K] = None
             found |= dict.fromkeys(split_float32.variants(arch))
             kinds = K_MAJOR, MN_MAJOR, STRIDED
             for of_a, of_b, precision in itertools.product(kinds, kinds, ("float32", *SPLITS)):
-                task = GemmTask(1, 4096, 4096, 4096, a, b, of_a, of_b, precision=precision)
+                task = GemmTask(
+                    *(1, 4096, 4096, 4096, dtypes.float32, dtypes.float32, of_a, of_b),
+                    precision=precision, stored_a=a, stored_b=b,
+                )  # fmt: skip
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
                 for m in (1, skinny_gemm.ROWS):
@@ -351,12 +359,15 @@ def task_of(
     def matrix(x: np.ndarray | None) -> Any:
         return None if x is None else product.matrix(x, batch)
 
+    read = {"a": matrix(a), "b": matrix(b)}
+    read |= {copy.name: copy.matrix(batch) for copy in conversions({"a": a, "b": b}, read)}
+
     def addend(name: str) -> product.Matrix | None:
         x = call.kwargs.get(name)
         return matrix(None if x is None else np.broadcast_to(x, shape))
 
     whole = product.Product(
-        *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
+        *(batch, m, n, k, read["a"], read["b"], matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
         block_scales=block_scales,
         formula=formula_of(call, shape, dtype),
@@ -367,7 +378,9 @@ def task_of(
         slow_activation=gemm.slow_activation(problem.activation) or whole.formula is not None,
         tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
         row_scales=row_scales,
-        precision=problem.precision,
+        precision=canonical(problem.precision),
+        stored_a=a.dtype if dtypes.float32 in (a.dtype, b.dtype) else dtypes.float32,
+        stored_b=b.dtype if dtypes.float32 in (a.dtype, b.dtype) else dtypes.float32,
         formula=None if whole.formula is None else whole.formula.code(),
     )
 

@@ -84,7 +84,7 @@ def draw_problem(draw: Draw) -> RopeProblem:
         dtype=draw.choice(_DTYPES),
         slots=slots,
         cache_dtype=cache_dtype,
-        page=draw.choice((None, None, 1, 4, 16)) if slots else None,
+        page=draw.choice((None, None, 1, 4, 12, 16)) if slots else None,
         first=first if slots else draw.choice((first, 131_072, 2**24 + 1)),
         strays=draw.choice((False, True)),
         interleaved=draw.choice((False, True)),

@@ -32,7 +32,8 @@ def sum_in_order(values: Iterable[Approximate]) -> Approximate:
 
 
 def _plus(a: Approximate, b: Approximate) -> Approximate:
-    return Approximate(*(x + y for x, y in zip(a, b, strict=True))).rounded()
+    errors = (x + y for x, y in zip(a[:-1], b[:-1], strict=True))
+    return Approximate(*errors)._replace(axes=tuple({*a.axes, *b.axes})).rounded()
 
 
 def all_reduce(x: Sequence[Array], **_: Any) -> tuple[Any]:

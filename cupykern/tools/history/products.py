@@ -33,6 +33,8 @@ _PLAIN = (
     *(("float16", "float16", "float16"),) * 2,
     ("bfloat16", "bfloat16", "bfloat16"),
     ("float32", "float32", "float32"),
+    ("float32", "bfloat16", "float32"),
+    ("float16", "float32", "float32"),
     ("int8", "int8", "int32"),
     ("float8_e4m3fn", "float8_e4m3fn", "bfloat16"),
     ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
@@ -53,6 +55,7 @@ _SCALED = (
 _DUAL = (
     ("float16", "float16", "float16"),
     ("float32", "float32", "float32"),
+    ("float32", "float16", "float32"),
     *((a, b, a if a.endswith("float16") else "float16") for a, b, _ in _SCALED[:-1]),
 )
 _INT8_WEIGHTS = (("float16", "int8", "float16"), ("bfloat16", "int8", "bfloat16"))
@@ -125,7 +128,7 @@ def _accumulate(draw: Draw, s: Setting) -> str:
 
 
 def _precision(draw: Draw, s: Setting) -> str:
-    names = ("fma", "tf32", "fp16x3", "bf16x6") if s["a"] == s["b"] == "float32" else ()
+    names = ("fma", "tf32", "fp16x3", "bf16x6") if "float32" in (s["a"], s["b"]) else ()
     return draw.choice(("float32", "float32", *names))
 
 
