@@ -193,6 +193,16 @@ def test_the_bound_holds_the_errors_of_both_products():
     assert (of_product.elementwise >= 0.9 * least).all()
 
 
+def test_equal_columns_of_either_product_share_their_errors():
+    b = np.random.default_rng(1).standard_normal((2, 64, 20)).astype(np.float16)
+    a, equal = np.ones((9, 64), np.float16), np.broadcast_to(b[0, :, :1], (64, 20))
+    for b1, b2 in ((b[0], equal), (equal, b[1])):
+        exact = reference.dual_gemm_silu(a, b1, b2, epilogue="acc1 + acc2")
+        options = {"epilogue": "acc1 + acc2", "reference": exact, "out_dtype": "float32"}
+        (bound,) = reference.dual_gemm_silu_bound(a, b1, b2, **options)
+        assert np.all(bound.shared > 0) and np.all(bound.shared < bound.rms)
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 
