@@ -17,7 +17,7 @@ _HERE = Path(__file__).resolve().parent
 ROOT = _HERE / "kernels_cu" if (_HERE / "kernels_cu").is_dir() else _HERE.parent / "kernels_cu"
 TARGETS = ("cuda", "hip", "host")
 
-# What a constant says of an option that some calls have: asked at run time (parts/presence.cuh).
+# What a constant says of an option that some calls have: asked at run time (common/presence.cuh).
 # False and True are the other two.
 EITHER = 2
 

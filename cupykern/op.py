@@ -50,8 +50,8 @@ class Bound(NamedTuple):
         outputs all arrays are like as_real of them.
     rms: like elementwise: the error expected of each element, root mean square, on the least exact
         target; 0: none is expected, and only `elementwise` limits it.
-    shared: like rms, or a number: the part of `rms` that all elements along `axis` have in common,
-        as that of a row's sum.  The other parts are independent.
+    shared: like rms, or a number: the part of `rms` that all elements along `axis`, or along all of
+        several axes, have in common, as that of a row's sum.  The other parts are independent.
     bias: like rms, or a number: how far the mean error may be from zero, of errors that count as
         positive where |result| is too large; inf: no limit is derived.
     common: like shared: the part that all elements have in common, as that of an approximation at
@@ -64,7 +64,7 @@ class Bound(NamedTuple):
     rms: Factor
     shared: Factor = 0.0
     bias: Factor = math.inf
-    axis: int = -1
+    axis: int | tuple[int, ...] = -1
     common: Any = 0.0
     free: Any = False
 

@@ -298,8 +298,10 @@ attention = _register(
     _attention,
 )
 attention_varlen = _register(
-    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, bool causal=False, "
+    # Torch has no keyword-only arguments: what stands before max_seqlen_q has no default here.
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "SymInt max_seqlen_q, SymInt? max_seqlen_k=None, Tensor? block_table=None, "
+    'Tensor? seq_lens_k=None, str layout="hnd", bool causal=False, '
     f'str causal_align="bottom_right", float? scale=None, {_SCORE_OPTIONS}, '
     "bool return_lse=False) -> Tensor[]",
     _varlen,
@@ -310,9 +312,9 @@ merge_attention = _register(
     lambda out1, lse1, **_: [_new(out1, out1.shape, out1.dtype), _new(lse1, lse1.shape)],
 )
 rope_and_cache = _register(
-    # Torch has no keyword-only tensors: what stands before inv_freq has no default here.
-    "rope_and_cache(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor(a!)? k_cache, "
-    "Tensor(b!)? v_cache, Tensor inv_freq, bool interleaved=False, "
+    "rope_and_cache(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor(a!)? k_cache=None, "
+    "Tensor(b!)? v_cache=None, Tensor? inv_freq=None, Tensor? cos_sin=None, "
+    "bool interleaved=False, "
     "float attention_factor=1.0, Tensor? q_weight=None, Tensor? k_weight=None, float eps=1e-6, "
     'Tensor? block_table=None, str layout="hnd", Tensor(c!)? k_scale=None, '
     "Tensor(d!)? v_scale=None) -> (Tensor, Tensor)",

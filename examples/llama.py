@@ -2,6 +2,7 @@
 
     python examples/llama.py path/to/a/model --prompt "Once upon a time" --tokens 64
     python examples/llama.py path/to/a/model --prompt "One" --prompt "Two, and" --weights int8
+    mpiexec -n 2 python examples/llama.py path/to/a/model --prompt "Once" --parallel tensor
 
 The folder is Hugging Face's: config.json, *.safetensors (16 bits, or FP8 with scales for blocks of
 128 x 128) and tokenizer.json.  It needs the packages safetensors and tokenizers:
@@ -12,6 +13,9 @@ Prompts are read one after the other, then all sequences decode together, a toke
 which is one CUDA graph.  Their keys and values are in pages; where a sequence ends, the next prompt
 takes its slot and its pages.  The layers are those of cupykern/tools/model.  Without a GPU
 everything runs on numpy arrays, where times are those of an emulation.
+
+With --parallel tensor each rank of an MPI job has a part of the weights and of the caches
+(pip install -e '.[parallel]').  On GPUs, one a rank, data go through NCCL: not run yet.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +34,14 @@ import ml_dtypes
 import numpy as np
 
 import cupykern
-from cupykern import targets
+from cupykern import parallel, targets
 from cupykern.numerics import to_numpy
 from cupykern.tools.model import cache as caches
 from cupykern.tools.model.decoder import Decoder
 from cupykern.tools.model.graph import Graph
 from cupykern.tools.model.hugging_face import config_of, decoder_of
 from cupykern.tools.model.linear import FORMATS
+from cupykern.tools.model.tensor_parallel import decoder_of_rank
 
 # --- files -------------------------------------------------------------------------------------
 
@@ -67,15 +72,22 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def load(
-    folder: Path, dtype: str = "bfloat16", weights: str | None = None, target: str | None = None
+    folder: Path,
+    dtype: str = "bfloat16",
+    weights: str | None = None,
+    target: str | None = None,
+    comm: parallel.Communicator | None = None,
 ) -> Decoder:
-    """The model of a folder.  Raises OSError and ValueError.
+    """The model of a folder, or what the rank of `comm` has of it.  Raises OSError and ValueError.
 
     dtype, weights, target: as for `decoder_of`.
     """
     found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = config_of(found)
-    return decoder_of(config, found["model_type"], read_tensors(folder), dtype, weights, target)
+    config, tensors = config_of(found), read_tensors(folder)
+    options = dtype, weights, target
+    if comm is None:
+        return decoder_of(config, found["model_type"], tensors, *options)
+    return decoder_of_rank(comm, config, found["model_type"], tensors, *options)
 
 
 def end_tokens(folder: Path) -> set[int]:
@@ -91,6 +103,8 @@ def end_tokens(folder: Path) -> set[int]:
 
 # --- generation --------------------------------------------------------------------------------
 
+Chooser = Callable[[Any, Any, float, np.random.Generator], Any]
+
 
 @dataclass
 class Request:
@@ -102,10 +116,21 @@ class Request:
     new: list[int] = field(default_factory=list)
 
 
+def choose(xp: Any, logits: Any, temperature: float, rng: np.random.Generator) -> Any:
+    """The next tokens, (batch,): the likeliest ones for temperature 0, else drawn."""
+    if temperature == 0:
+        return logits.argmax(axis=-1)
+    sums = cupykern.softmax(logits, scale=1 / temperature).cumsum(axis=-1)
+    # In (0, 1], so that what is drawn has a probability.
+    draws = xp.asarray(1 - rng.random((len(logits), 1), np.float32))
+    return (sums < draws * sums[:, -1:]).sum(axis=-1)
+
+
 class Engine:
     """Continuous batching: up to `slots` sequences decode together, others wait.
 
     pages: of `page` tokens each, that all sequences share.  room: the most tokens of a sequence.
+    choose: gives the next tokens, as the function `choose`.
     """
 
     def __init__(
@@ -117,8 +142,10 @@ class Engine:
         room: int = 2048,
         page: int = 64,
         pages: int | None = None,
+        choose: Chooser = choose,
     ):
         self._decoder, self._target = decoder, targets.get(target)
+        self._choose = choose
         xp, per_sequence = self._target.xp, -(-room // page)
         self._page, self._free = page, list(range(pages or slots * per_sequence))[::-1]
         dtype = decoder.embedding.dtype
@@ -152,15 +179,17 @@ class Engine:
         waiting = deque(Request(i, list(prompt)) for i, prompt in enumerate(prompts))
         rng = np.random.default_rng(seed)
         while waiting or any(self._running):
+            slots = []
             while waiting and (slot := self._admit(waiting[0], count)) is not None:
-                one = waiting.popleft()
-                prompt = self._target.xp.asarray(np.array([one.prompt]))
-                logits = self._decoder.prefill(prompt, self._cache.sequence(slot))
-                self._tokens[slot] = choose(self._target.xp, logits, temperature, rng)[0]
-                yield from self._take([slot], count, ends)
+                slots.append(slot)
+                waiting.popleft()
+            if slots:
+                logits = self._prefill(slots)
+                self._tokens[slots] = self._choose(self._target.xp, logits, temperature, rng)
+                yield from self._take(slots, count, ends)
             if any(self._running):
                 logits = self._decode()
-                self._tokens[...] = choose(self._target.xp, logits, temperature, rng)
+                self._tokens[...] = self._choose(self._target.xp, logits, temperature, rng)
                 yield from self._take(range(len(self._running)), count, ends)
 
     def _admit(self, one: Request, count: int) -> int | None:
@@ -175,6 +204,16 @@ class Engine:
         self._cache.block_table[slot] = self._target.xp.asarray(row)
         self._running[slot], self._changed = one, True
         return slot
+
+    def _prefill(self, slots: Sequence[int]) -> Any:
+        """Logits after the prompts of these slots, which are read together."""
+        prompts = [
+            one.prompt if one and slot in slots else [] for slot, one in enumerate(self._running)
+        ]
+        tokens = self._target.xp.asarray(np.array([token for own in prompts for token in own]))
+        counts = [len(own) for own in prompts]
+        logits = self._decoder.append(tokens, counts, [0] * len(counts), self._cache)
+        return logits[self._target.xp.asarray(np.array(slots))]
 
     def _decode(self) -> Any:
         """Logits of all slots."""
@@ -207,14 +246,33 @@ class Engine:
                 self._running[slot], self._changed = None, True
 
 
-def choose(xp: Any, logits: Any, temperature: float, rng: np.random.Generator) -> Any:
-    """The next tokens, (batch,): the likeliest ones for temperature 0, else drawn."""
-    if temperature == 0:
-        return logits.argmax(axis=-1)
-    sums = cupykern.softmax(logits, scale=1 / temperature).cumsum(axis=-1)
-    # In (0, 1], so that what is drawn has a probability.
-    draws = xp.asarray(1 - rng.random((len(logits), 1), np.float32))
-    return (sums < draws * sums[:, -1:]).sum(axis=-1)
+def chooser_of(comm: parallel.Communicator) -> Chooser:
+    """`choose` from logits whose columns are split over ranks; the same on all of them."""
+
+    def choose(xp: Any, logits: Any, temperature: float, rng: np.random.Generator) -> Any:
+        if temperature == 0:
+            return parallel.vocabulary_parallel_argmax(comm, logits)
+        draws = xp.asarray(1 - rng.random(len(logits)))
+        return parallel.vocabulary_parallel_sample(comm, logits, draws, temperature=temperature)
+
+    return choose
+
+
+def communicator(target: str | None) -> parallel.Communicator:
+    """Of all processes of an MPI job: NCCL's with a GPU for each, of numpy arrays MPI's own."""
+    from mpi4py import MPI
+
+    world = parallel.MpiCommunicator(MPI.COMM_WORLD, timeout=300)  # weights may load slowly
+    if targets.get(target).xp is np:
+        return world
+    import cupy
+    from cupy.cuda import nccl
+
+    local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    cupy.cuda.Device(local.Get_rank() % cupy.cuda.runtime.getDeviceCount()).use()
+    unique = MPI.COMM_WORLD.bcast(nccl.get_unique_id() if world.rank == 0 else None)
+    raw = nccl.NcclCommunicator(world.size, unique, world.rank)
+    return parallel.NcclCommunicator(raw, control=world)
 
 
 class Texts:
@@ -250,29 +308,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--weights", choices=FORMATS, help="default: as they are stored")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--target", choices=("cuda", "hip", "host"), help="default: the GPU")
+    parser.add_argument("--parallel", choices=("tensor",), help="split over the ranks of mpiexec")
     args = parser.parse_args(arguments)
     try:
         import tokenizers
 
         if min(args.tokens, args.slots, args.room) < 1 or args.temperature < 0:
             raise ValueError("--tokens, --slots and --room must be positive, --temperature >= 0")
-        decoder = load(args.folder, args.dtype, args.weights, args.target)
+        comm = communicator(args.target) if args.parallel else None
+        decoder = load(args.folder, args.dtype, args.weights, args.target, comm)
         tokenizer = tokenizers.Tokenizer.from_file(str(args.folder / "tokenizer.json"))
         prompts = [tokenizer.encode(text).ids for text in args.prompt]
-        engine = Engine(decoder, args.target, slots=args.slots, room=args.room)
+        how = {} if comm is None else {"choose": chooser_of(comm)}
+        engine = Engine(decoder, args.target, slots=args.slots, room=args.room, **how)
+        first = comm is None or comm.rank == 0  # that prints
         texts, times = Texts(tokenizer, len(prompts)), [time.perf_counter()]
         options = args.tokens, end_tokens(args.folder), args.temperature, args.seed
         for number, token in engine.generate(prompts, *options):
             new = texts.add(number, token)
             times.append(time.perf_counter())
-            if len(prompts) == 1:
+            if len(prompts) == 1 and first:
                 print(new, end="", flush=True)
     except ImportError as error:
-        print(f"error: {error.name} is missing: pip install -e '.[examples]'", file=sys.stderr)
+        print(
+            f"error: {error.name} is missing: pip install -e '.[examples,parallel]'",
+            file=sys.stderr,
+        )
         return 1
-    except (OSError, ValueError, targets.UnavailableError) as error:
+    except (OSError, ValueError, parallel.CommunicationError, targets.UnavailableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    if not first:
+        return 0
     print("" if len(prompts) == 1 else "\n".join(map(str.__add__, args.prompt, texts.texts)))
     where = " (host emulation)" if targets.get(args.target).xp is np else ""
     rate = (len(times) - 1) / (times[-1] - times[0])

@@ -3,7 +3,7 @@
 // Each thread makes one 16-byte chunk from the two aligned chunks that its source bytes overlap.
 // Nothing outside of the source is read; the padding of a row is undefined.
 // Launch: grid (any), block (kNumThreads).
-#include "parts/shared_tile.cuh"
+#include "common/shared_tile.cuh"
 
 struct CopyParams {
     int64_t source_row, result_row,

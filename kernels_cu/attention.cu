@@ -1,6 +1,6 @@
 // attention.cu: out = softmax(scale * q k^T + bias, masked) v for each head, on any target.
-// Constants and launch: parts/attention_block.cuh.
-#include "parts/attention_block.cuh"
+// Constants and launch: attention/block.cuh.
+#include "attention/block.cuh"
 
 KERNEL void attention(const Element* q, const Element* k, const Element* v, Element* out,
                       float* lse, float* row_max, float* row_sum, const void* mask_array,
@@ -11,6 +11,6 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     wait_for_previous_grid();
     SHARED_STORAGE(AttentionStorage, storage);
     const Score::Arrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
-    attention_block(storage, params, q, k, v, out, lse, row_max, row_sum, arrays, cu_seqlens_q,
-                    cu_seqlens_k);
+    attention_block(storage, params, q, ContiguousKv{k, v, cu_seqlens_q, cu_seqlens_k}, out, lse,
+                    row_max, row_sum, arrays);
 }

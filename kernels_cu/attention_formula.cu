@@ -1,11 +1,11 @@
 // attention_formula.cu: out = softmax(score(scale * q k^T) + bias, masked) v for each head, on any
-// target, with users' formulas of the score and of the mask (parts/attention_formula.cuh).
-// Constants and launch: parts/attention_block.cuh.
-#include "parts/attention_formula.cuh"
+// target, with users' formulas of the score and of the mask (attention/formula.cuh).
+// Constants and launch: attention/block.cuh.
+#include "attention/formula.cuh"
 
 template <> struct GeneralPolicy<Element> { using Type = FormulaScore<Formulas>; };
 
-#include "parts/attention_block.cuh"
+#include "attention/block.cuh"
 
 KERNEL void attention_formula(const Element* q, const Element* k, const Element* v, Element* out,
                               float* lse, float* row_max, float* row_sum, const void* mask_array,
@@ -20,6 +20,6 @@ KERNEL void attention_formula(const Element* q, const Element* k, const Element*
     const Score::Arrays arrays{
         {{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks},
         {{x0, x1, x2, x3, x4, x5, x6, x7}}};
-    attention_block(storage, params, q, k, v, out, lse, row_max, row_sum, arrays, cu_seqlens_q,
-                    cu_seqlens_k);
+    attention_block(storage, params, q, ContiguousKv{k, v, cu_seqlens_q, cu_seqlens_k}, out, lse,
+                    row_max, row_sum, arrays);
 }

@@ -1,7 +1,7 @@
 // attention_general.cu: out = softmax(scale * q k^T + bias, masked) v for each head, on any target,
-// with the options of GeneralScore (parts/attention_score.cuh).
-// Constants and launch: parts/attention_block.cuh.
-#include "parts/attention_block.cuh"
+// with the options of GeneralScore (attention/score.cuh).
+// Constants and launch: attention/block.cuh.
+#include "attention/block.cuh"
 
 KERNEL void attention_general(const Element* q, const Element* k, const Element* v, Element* out,
                               float* lse, float* row_max, float* row_sum, const void* mask_array,
@@ -13,6 +13,6 @@ KERNEL void attention_general(const Element* q, const Element* k, const Element*
     SHARED_STORAGE(AttentionStorage, storage);
     const Score::Arrays arrays{
         {mask_array, kv_num_blocks, kv_indices, block_types, partial_indices}, slopes, sinks};
-    attention_block(storage, params, q, k, v, out, lse, row_max, row_sum, arrays, cu_seqlens_q,
-                    cu_seqlens_k);
+    attention_block(storage, params, q, ContiguousKv{k, v, cu_seqlens_q, cu_seqlens_k}, out, lse,
+                    row_max, row_sum, arrays);
 }

@@ -1,5 +1,5 @@
 // attention_hopper_general.cu: out = softmax(scale * Q @ K^T + mask) @ V on Hopper, with the
-// options of GeneralScore (parts/attention_score.cuh).
+// options of GeneralScore (attention/score.cuh).
 //
 // Persistent and warp-specialised: one producer warpgroup issues TMA loads, consumer warpgroups of
 // 64 queries each run both GEMMs by wgmma and the softmax between them.

@@ -1,6 +1,6 @@
 // attention_naive.cu: attention in three launches with all scores in memory, a baseline for
-// attention.cu.  Constants, steps and launch: parts/attention_naive_steps.cuh.
-#include "parts/attention_naive_steps.cuh"
+// attention.cu.  Constants, steps and launch: attention/naive_steps.cuh.
+#include "attention/naive_steps.cuh"
 
 KERNEL void attention_naive(const Element* q, const Element* k, const Element* v, Element* out,
                             float* lse, float* row_max, float* row_sum, const void* mask_array,

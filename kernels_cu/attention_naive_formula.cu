@@ -1,10 +1,10 @@
 // attention_naive_formula.cu: attention in three launches with all scores in memory, a baseline for
-// attention_formula.cu.  Constants, steps and launch: parts/attention_naive_steps.cuh.
-#include "parts/attention_formula.cuh"
+// attention_formula.cu.  Constants, steps and launch: attention/naive_steps.cuh.
+#include "attention/formula.cuh"
 
 template <> struct GeneralPolicy<Element> { using Type = FormulaScore<Formulas>; };
 
-#include "parts/attention_naive_steps.cuh"
+#include "attention/naive_steps.cuh"
 
 KERNEL void attention_naive_formula(const Element* q, const Element* k, const Element* v,
                                     Element* out, float* lse, float* row_max, float* row_sum,

@@ -7,15 +7,15 @@
 // on the batch nor on which block computes which chunk.
 //
 // A block computes one chunk, or one or several whole groups, which it folds in registers
-// (parts/decode_mainloop.cuh).  Partial results go to memory; the last block of a group's chunks
-// folds them, the last block of a sequence merges its groups (parts/decode_epilogue.cuh).  Counters
-// tell which block is last; it sets them back to 0.
+// (attention/decode/mainloop.cuh).  Partial results go to memory; the last block of a group's
+// chunks folds them, the last block of a sequence merges its groups
+// (attention/decode/epilogue.cuh).  Counters tell which block is last; it sets them back to 0.
 //
 // Constants: Element, kTileM (rows of a block), kTileN (keys of a tile), kDim (D and Dv padded),
 // kStages, kMaxChunks, kChunksPerGroup, kPaged.
 // Launch: grid (work tiles), block (kNumThreads), dynamic shared memory sizeof(DecodeStorage).
 // Counters are 0 before a launch.
-#include "parts/decode_mainloop.cuh"
+#include "attention/decode/mainloop.cuh"
 
 KERNEL void decode_attention(const Element* q, const Element* k_cache, const Element* v_cache,
                              const int* seq_lens, const int* block_table, Element* out, float* lse,

@@ -1,10 +1,10 @@
 // decode_attention_8bit.cu: decode_attention.cu, or with kGeneral decode_attention_general.cu, of
-// caches in e4m3 or int8 with scales (parts/decode_scales.cuh).
+// caches in e4m3 or int8 with scales (attention/decode/scales.cuh).
 //
 // Tiles are copied to shared memory as they are stored.  Codes become fragments of Element, which
 // holds them exactly.
 // Types: Element, CacheElement.  Constants and launch: decode_attention.cu; kTileM is 16.
-#include "parts/decode_mainloop.cuh"
+#include "attention/decode/mainloop.cuh"
 
 static_assert(!kHasMergeKernel, "decode_merge.cu knows no scales");
 using Score = Choose<kGeneral, GeneralDecodeScore, PlainDecodeScore>::Type;

@@ -1,8 +1,8 @@
 // decode_attention_formula.cu: decode_attention_general.cu with users' formulas of the score and of
-// the mask (parts/decode_formula.cuh).  Tiles of keys that the mask empties are not read.
+// the mask (attention/decode/formula.cuh).  Tiles of keys that the mask empties are not read.
 // Constants and launch: decode_attention.cu; kTileM is 16.
-#include "parts/decode_formula.cuh"
-#include "parts/decode_mainloop.cuh"
+#include "attention/decode/formula.cuh"
+#include "attention/decode/mainloop.cuh"
 
 static_assert(!kHasMergeKernel, "decode_merge.cu knows no windows");
 

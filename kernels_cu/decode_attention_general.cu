@@ -1,7 +1,7 @@
-// decode_attention_general.cu: decode_attention.cu with the options of parts/decode_score.cuh:
+// decode_attention_general.cu: decode_attention.cu with the options of attention/decode/score.cuh:
 // windows, soft caps, ALiBi and sinks.  Keys before the window of the first query are in no chunk.
 // Constants and launch: decode_attention.cu; kTileM is 16.
-#include "parts/decode_mainloop.cuh"
+#include "attention/decode/mainloop.cuh"
 
 static_assert(!kHasMergeKernel, "decode_merge.cu knows no windows");
 

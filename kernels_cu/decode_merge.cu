@@ -6,7 +6,7 @@
 // Constants: Element, kTileM (of decode_attention.cu), kDim, kMaxChunks, kChunksPerGroup.
 // Launch: grid (row tiles * kTileM / kRowsPerPass), block (kNumThreads), dynamic shared memory
 // sizeof(MergeStorage).
-#include "parts/decode_merge.cuh"
+#include "attention/decode/merge.cuh"
 
 constexpr int kBatch = kMaxGroups;
 struct MergeStorage {

@@ -2,14 +2,14 @@
 // columns their maximum and sum of exp(logit - maximum), which normalize_logits.cu turns into the
 // softmax.
 //
-// Constants: those of parts/mainloop.cuh.
+// Constants: those of gemm/mainloop_portable.cuh.
 // Launch: as gemm.cu, dynamic shared memory sizeof(GemmStorage).  statistics: (m, ceil(n /
 // kSetColumns)).
-#include "parts/epilogue.cuh"
-#include "parts/gemm_tile.cuh"
-#include "parts/logits_statistics.cuh"
-#include "parts/math.cuh"
-#include "parts/max_sum.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/tile.cuh"
+#include "logits/statistics.cuh"
+#include "common/math.cuh"
+#include "common/max_sum.cuh"
 
 static_assert(kTileN % kSetColumns == 0, "a tile has whole sets of columns");
 

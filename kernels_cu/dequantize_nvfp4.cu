@@ -3,8 +3,8 @@
 // One launch decodes all NVFP4 operands of a product.  The FP32 global scale is not applied.
 // Constants: Element, of y: (batch, rows, 8 * words), contiguous.
 // Launch: grid (any), block (kNumThreads).
-#include "parts/gemm_work_tile.cuh"
-#include "parts/nvfp4.cuh"
+#include "gemm/work_tile.cuh"
+#include "gemm/nvfp4.cuh"
 
 struct DequantizeOperand {
     BatchLayout batch;                // kA: of the codes, kGroupsA: of the scales

@@ -1,11 +1,11 @@
 // dual_gemm.cu: out = silu(A @ B1) * (A @ B2) for a batch of matrices, in one pass over A.
 //
-// A block computes the same tile of both products (parts/mainloop.cuh); the epilogue multiplies
-// them (parts/gate.cuh).
-// Constants: those of parts/mainloop.cuh.
+// A block computes the same tile of both products (gemm/mainloop_portable.cuh); the epilogue
+// multiplies them (gemm/epilogue/gate.cuh).
+// Constants: those of gemm/mainloop_portable.cuh.
 // Launch: as gemm.cu.
-#include "parts/gate.cuh"
-#include "parts/gemm_tile.cuh"
+#include "gemm/epilogue/gate.cuh"
+#include "gemm/tile.cuh"
 
 struct DualGemmParams {
     TileParams tile;

@@ -6,7 +6,7 @@
 //
 // B' lies in memory as B does: along its columns, or along its rows, transposed.
 // Launch: grid (any), block (kNumThreads): a block embeds one row of B (in memory) after another.
-#include "parts/vector.cuh"
+#include "common/vector.cuh"
 
 struct EmbedParams {
     int64_t matrix_step, far_step, near_step;  // of B, in elements

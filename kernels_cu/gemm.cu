@@ -1,14 +1,14 @@
 // gemm.cu: out = activation(alpha * (A @ B) + bias) + residual for a batch of matrices, on any
 // target.
 //
-// A block computes one tile (parts/mainloop.cuh).  Its accumulators go through shared memory, so
-// that the epilogue stores runs of contiguous columns (parts/epilogue.cuh).  Split-K:
-// parts/gemm_tile.cuh.
-// Constants: those of parts/mainloop.cuh.
+// A block computes one tile (gemm/mainloop_portable.cuh).  Its accumulators go through shared
+// memory, so that the epilogue stores runs of contiguous columns
+// (gemm/epilogue/linear_combination.cuh).  Split-K: gemm/tile.cuh.
+// Constants: those of gemm/mainloop_portable.cuh.
 // Launch: grid (tiles * batch * splits; in pass kReducePartials tiles * batch), block
 // (kNumThreads), dynamic shared memory sizeof(GemmStorage).
-#include "parts/epilogue.cuh"
-#include "parts/gemm_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/tile.cuh"
 
 struct GemmParams {
     TileParams tile;

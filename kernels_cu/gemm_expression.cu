@@ -1,8 +1,8 @@
-// gemm_expression.cu: out = Expression(alpha * (A @ B)), a user's formula (parts/expression.cuh),
+// gemm_expression.cu: out = Expression(alpha * (A @ B)), a user's formula (expression/apply.cuh),
 // for a batch of matrices, on any target; otherwise gemm.cu.
 // Launch: as gemm.cu.
-#include "parts/expression.cuh"
-#include "parts/gemm_tile.cuh"
+#include "expression/apply.cuh"
+#include "gemm/tile.cuh"
 
 struct ExpressionGemmParams {
     TileParams tile;

@@ -1,5 +1,5 @@
 // gemm_expression_hopper.cu: out = Expression(alpha * (A @ B)), a user's formula
-// (parts/expression.cuh), on Hopper; otherwise gemm_hopper.cu.
+// (expression/apply.cuh), on Hopper; otherwise gemm_hopper.cu.
 // Launch: as gemm_hopper.cu.
 #include "gemm/epilogue/expression.cuh"
 #include "gemm/kernel_sm90.cuh"

@@ -3,10 +3,10 @@
 //
 // As gemm.cu, with the mainloop of gemm/mainloop_parts.cuh; the parts and their scales are
 // split_float32.cu's.  Tiles that these cannot stand for are gemm_flagged.cu's.
-// Types and constants: those of gemm/mainloop_parts.cuh and parts/mainloop.cuh.
+// Types and constants: those of gemm/mainloop_parts.cuh and gemm/mainloop_portable.cuh.
 // Launch: as gemm.cu, dynamic shared memory sizeof(PartsStorage).
 #include "gemm/mainloop_parts.cuh"
-#include "parts/epilogue.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
 
 struct PartsGemmParams {
     TileParams tile;  // block_scales: of blocks of 128 rows or columns and 64 of k

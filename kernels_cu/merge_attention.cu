@@ -5,9 +5,9 @@
 // has a weight of at least 2^-126, so that its infinities and NaN stay.
 // Constants: Element, kWidth (elements of a load; 1: any strides), kRows (of a thread).
 // Launch: grid (ceil(rows / (kRows * kNumThreads >> lanes_log2))), block (kNumThreads).
-#include "parts/fast_divmod.cuh"
-#include "parts/math.cuh"
-#include "parts/vector.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/math.cuh"
+#include "common/vector.cuh"
 
 struct MergeParams {
     // Strides in elements, of the three outer dims; of the last dim in `steps`.

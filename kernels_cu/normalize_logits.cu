@@ -4,8 +4,8 @@
 // The input is FP32 logits, or, where logits is null, the 16-bit exponentials over each set's
 // maximum that y holds.
 // Launch: grid (any), block (kNumThreads).  statistics: (m, num_sets).
-#include "parts/normalize_logits.cuh"
-#include "parts/scale_probabilities.cuh"
+#include "logits/normalize.cuh"
+#include "logits/scale_probabilities.cuh"
 
 KERNEL void normalize_logits(const float* logits, const MaxSum* statistics, void* y,
                              const NormalizeParams params) {

@@ -1,4 +1,4 @@
-// normalize_shared.cu: layer_norm (kCentered: parts/presence.cuh) or rms_norm of strided rows with
+// normalize_shared.cu: layer_norm (kCentered: common/presence.cuh) or rms_norm of strided rows with
 // all options.
 //
 // s = x + residual, in FP32, not rounded:

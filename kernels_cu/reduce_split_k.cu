@@ -3,7 +3,7 @@
 //
 // Partial accumulators are added in the order of k, so results are bitwise reproducible.
 // Launch: grid (any), block (kNumThreads).
-#include "parts/epilogue.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
 
 struct SplitKParams {
     EpilogueParams epilogue;

@@ -1,8 +1,8 @@
 // reduce_split_k_expression.cu: adds the partial accumulators of split-K with a workspace, as
-// reduce_split_k.cu does, then a user's formula (parts/expression.cuh); of FP32 operands also where
+// reduce_split_k.cu does, then a user's formula (expression/apply.cuh); of FP32 operands also where
 // k is not split.
 // Launch: grid (any), block (kNumThreads).
-#include "parts/expression.cuh"
+#include "expression/apply.cuh"
 
 struct SplitKExpressionParams {
     EpilogueParams epilogue;

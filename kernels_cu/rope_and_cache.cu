@@ -1,11 +1,12 @@
 // rope_and_cache.cu: RMS norm of the heads of q and k, rotary positions, and k and v to the cache.
 //   y = x / sqrt(mean(x^2) + eps) * weight;  (a, b) = (a cos t - b sin t, b cos t + a sin t) for
-//   each pair of y, t = position * inv_freq[pair]; one rounding, of 8-bit caches after a division.
+//   each pair of y, t = position * inv_freq[pair], or cos t and sin t read from row `position` of
+//   a table; one rounding, of 8-bit caches after a division.
 // A block has a run of head vectors, which may begin and end within a token: the heads of q, k and,
 // with a cache, v of one token after the other.  It computes each angle of its tokens once.
 // Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kVectors: of each
 // thread, kTableFloats, kMaxTokens: of a block.  Launch: grid (blocks), block (kNumThreads).
-#include "parts/sine_cosine.cuh"
+#include "rope/sine_cosine.cuh"
 #include "rope/head_vector.cuh"
 
 using namespace rope;
@@ -35,7 +36,7 @@ struct Token {
 };
 
 KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
-                           const int* positions, const float* inv_freq, const void* q_weight,
+                           const int* positions, const float* rotation, const void* q_weight,
                            const void* k_weight, const int* block_table, Element* out, void* k_out,
                            void* v_out, float* k_scale, float* v_scale, const RopeParams p) {
     wait_for_previous_grid();
@@ -103,8 +104,15 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
     for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_tokens * p.half; i += kNumThreads) {
         const int of_block = i / p.half, pair = i - of_block * p.half;
         const int turns = Token(p, first_token + of_block).position(p, positions);
-        const double angle = double(turns) * double(inv_freq[pair * p.inv_freq_stride]);
-        const SineCosine found = sine_cosine(angle);
+        const float* const from = rotation + pair * p.rotation_strides[1];
+        SineCosine found;
+        if (p.num_rows) {
+            const int last = p.num_rows - 1, row = turns < 0 ? 0 : turns < last ? turns : last;
+            const float* const cosines = from + row * p.rotation_strides[0];
+            found = {cosines[p.half * p.rotation_strides[1]], cosines[0]};
+        } else {
+            found = sine_cosine(double(turns) * double(*from));
+        }
         float* const cosine = angles + 2 * of_block * p.half + pair;
         cosine[0] = found.cosine * p.attention_factor;
         cosine[p.half] = found.sine * p.attention_factor;

@@ -8,11 +8,11 @@
 // beyond 2^78, or one that is below `smallest` or loses more than `tolerance`, relative to itself;
 // or, if products of parts are dropped that FP32 sums of integers below 2^24 hold, integers of more
 // than one part alone.  gemm_flagged.cu computes these tiles.
-// Types: Part (half or bf16).  Constants: kParts, kShift; kStages: 2, or 1 where shared memory has no
-// room for two blocks.
+// Types: Part (half or bf16).  Constants: kParts, kShift; kStages: 2, or 1 where shared memory has
+// no room for two blocks.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(SplitStorage).
-#include "parts/gemm_work_tile.cuh"
-#include "parts/vector.cuh"
+#include "gemm/work_tile.cuh"
+#include "common/vector.cuh"
 
 struct SplitOperand {
     BatchLayout batch;               // kA: of x

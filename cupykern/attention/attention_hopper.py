@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,18 +30,21 @@ _SEQUENCES_BYTES = 16 + 6 * MOST_SEQUENCES  # SequenceOrder
 _RAGGED = 1 << 30  # attention/storage_sm90.cuh: kRagged
 _RAGGED_BYTES = 1 << 35  # _RAGGED of them are 0 modulo 2**64
 _MANY = 0x7FFF0000  # more than any coordinate
+_PAGE_STEP = 16  # attention/kv_sm90.cuh: fewest keys of a box
 
 
 class Kind(NamedTuple):
     """What the variants of a task differ by.  mode: attention_task.mask_mode's, or FORMULA_MODE;
     uniform: a mask's blocks are of 128 queries and keys; varlen: sequences of different lengths;
-    general: scores have options (GeneralScore), and with `formulas` those."""
+    paged: varlen queries over paged caches; general: scores have options (GeneralScore), and with
+    `formulas` those."""
 
     mode: int = 0
     uniform: bool = False
     varlen: bool = False
     general: bool = False
     formulas: FormulaCode | None = None
+    paged: bool = False
 
 
 FORMULA_MODE = 3  # the mask is a formula
@@ -49,6 +53,7 @@ FORMULA_MODE = 3  # the mask is a formula
 KINDS = (
     *(Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True)),
     *(Kind(general=True), Kind(varlen=True, general=True)),
+    *(Kind(varlen=True, paged=True), Kind(varlen=True, general=True, paged=True)),
 )
 
 
@@ -122,7 +127,8 @@ def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
             else AttentionHopperConfig(192, 128, 3),
         ),
         128: (AttentionHopperConfig(128, 128),),
-        256: (AttentionHopperConfig(128, 80),),
+        # A box of keys is of one page.
+        256: (AttentionHopperConfig(128, 64 if kind.paged else 80),),
     }[head_dim]
 
 
@@ -131,10 +137,11 @@ def kind_of(task: AttentionTask) -> Kind:
     # Scales and options are in all general variants, without a mask's.
     mode = 0 if task.general and task.mask.kind == NO_MASK else task.mode
     varlen = task.totals is not None or task.lengths
+    paged = task.pages is not None
     if task.formulas is None:
-        return Kind(mode, mode == 2 and large, varlen, task.general)
+        return Kind(mode, mode == 2 and large, varlen, task.general, paged=paged)
     mode = FORMULA_MODE if task.formulas.mask else mode
-    return Kind(mode, mode == 2 and large, varlen, True, task.formulas.code)
+    return Kind(mode, mode == 2 and large, varlen, True, task.formulas.code, paged)
 
 
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
@@ -153,6 +160,10 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
     sizes = _sizes(task)
     if 0 in (n for size in sizes for n in size):
         return "TMA has no arrays without elements"
+    if task.pages and task.pages.size % _PAGE_STEP:
+        return f"pages are of a multiple of {_PAGE_STEP} keys"
+    if task.pages and page_rows(task) is None:
+        return "pages are whole rows apart, and there are fewer than 2**31 rows"
     if task.lengths and rows_of_elements(task) is None:
         return "padded batches are whole rows apart, the same number in k and v, and in q and out"
     strides = [s for operand in (task.q, task.k, task.v, task.out) for s in operand]
@@ -168,24 +179,25 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
     c, stages = config, f"attention::Stages<{config.stages}, {config.query_tiles(head_dim)}>"
     uniform = "true" if kind.uniform else "false"
     mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>", "FormulaMask")[kind.mode]
-    sequences = "Varlen" if kind.varlen else "Batched"
+    sequences = "Paged" if kind.paged else "Varlen" if kind.varlen else "Batched"
     score = ", GeneralScore" if kind.general else ""
     includes: tuple[str, ...] = ("attention/policies_sm90.cuh",)
     if kind.formulas is not None:
-        score, includes = ", FormulaScore<Formulas>", (*includes, "parts/attention_formula.cuh")
+        score, includes = ", FormulaScore<Formulas>", (*includes, "attention/formula.cuh")
     traits = (
         f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
         f"attention::Tile<{head_dim}, {c.tile_m}, {c.tile_n}>, {stages}, "
         f"attention::{mask}, attention::{sequences}{score}>"
     )
+    name = "attention_hopper_paged" if kind.paged else "attention_hopper"
     plain = Variant(
-        "attention_hopper_general" if kind.general else "attention_hopper",
+        "attention_hopper_general" if kind.general and not kind.paged else name,
         (("Traits", traits),),
         (),
         c.num_threads,
         includes=includes,
     )
-    return kind.formulas.variant(plain, "attention_hopper_formula") if kind.formulas else plain
+    return kind.formulas.variant(plain, f"{name}_formula") if kind.formulas else plain
 
 
 def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
@@ -203,10 +215,27 @@ def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
     return rows[0], rows[1]
 
 
+def page_rows(task: AttentionTask) -> tuple[int, int] | None:
+    """Rows of k and of v from a page to the next; None: these are not whole, or too many."""
+    rows = []
+    for page, _, row in (task.k, task.v):
+        count, rest = divmod(page, row) if row > 0 else (0, page)
+        if rest or page < 0 or (task.pages and count * task.pages.number > _MANY):
+            return None
+        rows.append(count)
+    return rows[0], rows[1]
+
+
+def key_rows(task: AttentionTask, config: AttentionHopperConfig) -> int:
+    """Rows of a box of keys: a tile's, or if that has several pages, the most that are of one."""
+    return math.gcd(config.tile_n, task.pages.size) if task.pages else config.tile_n
+
+
 def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
     """(batch, heads, rows, dim) of q, k, v and out."""
     batch, sq, sk = (1, *t.totals) if t.totals else (t.batch, t.sq, t.sk)
     batch = 1 if t.lengths else batch  # in rows, as of varlen sequences
+    sk = t.pages.number * t.pages.size if t.pages else sk
     return (
         (batch, t.heads, sq, t.head_dim),
         (batch, t.kv_heads, sk, t.head_dim),
@@ -217,7 +246,8 @@ def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
 
 def maps(task: AttentionTask, config: AttentionHopperConfig) -> tuple[MapPlan, ...]:
     """Of q, k, v and out."""
-    rows = config.tile_m, config.tile_n, config.tile_n, _STORED_ROWS
+    keys = key_rows(task, config)
+    rows = config.tile_m, keys, keys, _STORED_ROWS
     make = _ragged_map if kind_of(task).varlen else _map
     return tuple(
         make(task.dtype, shape, tuple(s * task.dtype.itemsize for s in steps), n)
@@ -257,7 +287,7 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
     every `blocks`-th one.
 
     Causal tiles take longer the later they come: each one goes, in the order of
-    attention_work_tile.cuh, to the block that has the least to do so far.  order: the tiles'
+    attention/work_tile.cuh, to the block that has the least to do so far.  order: the tiles'
     numbers of queries, in that order.
     """
     if not is_scheduled(task, len(order), blocks):
@@ -321,15 +351,17 @@ def hopper_plan(
     kernel: Kernel,
     sizes: tuple[int, int],
     planned: Any,
-    params: Any,
+    params: tuple[Any, ...],
 ) -> AttentionHopperPlan:
     """sizes: blocks, bytes of their shared memory.  planned: `schedule`'s, on the target."""
     plans = maps(task, config)
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         own, counter = (arrays[:-1], arrays[-1]) if num_counters else (arrays, None)
+        if task.pages:
+            return (*encoded_maps(target, plans, arrays), *own[4:], counter, *params)
         given, options = (*own[4:14], *[None] * (14 - len(own))), own[14:]
-        return (*encoded_maps(target, plans, arrays), *given, planned, counter, *options, params)
+        return (*encoded_maps(target, plans, arrays), *given, planned, counter, *options, *params)
 
     kind = kind_of(task)
     num_counters = int(kind.mode >= 2 or kind.varlen)

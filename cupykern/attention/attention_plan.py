@@ -1,6 +1,7 @@
 """How attention is launched: configs, variants and parameters.
 
-The Python half of kernels_cu/attention.cu and attention_naive.cu, and of their general variants.
+The Python half of kernels_cu/attention.cu, attention_paged.cu and attention_naive.cu, and of their
+general variants.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class AttentionConfig:
     num_warps: int
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (parts/attention_products.cuh: AttentionStorage)."""
+        """Dynamic shared memory (attention/products.cuh: AttentionStorage)."""
         return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
 
 
@@ -132,6 +133,7 @@ def flash_variant(
     config: AttentionConfig | AttentionHopperConfig,
     hopper: attention_hopper.Kind | None = None,
     formulas: FormulaCode | None = None,
+    paged: bool = False,
 ) -> Variant:
     """hopper: of an AttentionHopperConfig.  formulas: of GENERAL_MODE."""
     if isinstance(config, AttentionHopperConfig):
@@ -139,8 +141,9 @@ def flash_variant(
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
         return attention_hopper.variant(dtype, head_dim, hopper, config)
     general = mode == GENERAL_MODE
+    name = "attention_general" if general else "attention"
     variant = Variant(
-        "attention_general" if general else "attention",
+        "attention_paged" if paged else name,
         (("Element", dtypes.CPP_NAMES[dtype]),),
         (
             ("kHeadDim", head_dim),
@@ -152,7 +155,8 @@ def flash_variant(
         ),
         32 * config.num_warps,
     )
-    return formulas.variant(variant, "attention_formula") if formulas else variant
+    with_formula = "attention_paged_formula" if paged else "attention_formula"
+    return formulas.variant(variant, with_formula) if formulas else variant
 
 
 def naive_variant(
@@ -177,6 +181,13 @@ def variants(arch: str) -> tuple[Variant, ...]:
         if not (mode == GENERAL_MODE and half_scores)
         for config in configs(head_dim, mode, arch, half_scores=half_scores)
     ]
+    paged = [
+        flash_variant(dtype, head_dim, mode, False, config, paged=True)
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for mode in (0, GENERAL_MODE)
+        for config in configs(head_dim, GENERAL_MODE, arch)
+    ]
     fast = [
         attention_hopper.variant(dtype, head_dim, kind, config)
         for dtype in DTYPES
@@ -189,7 +200,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for general in ((False,) if arch == "sm_90a" else (False, True))
     ]
-    return tuple(dict.fromkeys((*flash, *fast, *naive)))
+    return tuple(dict.fromkeys((*flash, *paged, *fast, *naive)))
 
 
 def has_half_scores(dtype: np.dtype, arch: str) -> bool:
@@ -207,7 +218,9 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
         return (choose_config(t.padded_head_dim, _portable_mode(t), arch),)
     fits = device.warp_size == 32 and attention_hopper.unfit(t) is None
     kind = attention_hopper.kind_of(t) if fits else None
-    return configs(t.padded_head_dim, _portable_mode(t), arch, t.sq, kind, t.half_scores)
+    # Addresses of pages need registers: tiles are those of general variants.
+    mode = GENERAL_MODE if t.pages else _portable_mode(t)
+    return configs(t.padded_head_dim, mode, arch, t.sq, kind, t.half_scores)
 
 
 def _portable_mode(task: AttentionTask) -> int:
@@ -228,7 +241,8 @@ def _variant(task: AttentionTask, config: AnyConfig) -> Variant:
     t, kind = task, attention_hopper.kind_of(task)
     code = t.formulas.code if t.formulas else None
     return flash_variant(
-        t.dtype, t.padded_head_dim, _portable_mode(t), t.half_scores, config, kind, code
+        *(t.dtype, t.padded_head_dim, _portable_mode(t), t.half_scores, config, kind, code),
+        t.pages is not None,
     )
 
 
@@ -243,6 +257,8 @@ def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
         kinds |= {"options": t.options, "lengths": t.lengths}
     if t.formulas:
         kinds["formulas"] = str(t.formulas.code)
+    if t.pages:
+        kinds["page"] = t.pages.size
     return {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}, kinds
 
 
@@ -265,24 +281,25 @@ class AttentionPlan(NamedTuple):
     kernel: Kernel
     grid: int
     shared_bytes: int
-    params: np.ndarray
+    params: tuple[Any, ...]
     naive_grids: tuple[int, ...] | None
     scores: int  # and sums of rows, of the naive algorithm
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
         and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
-        slopes and sinks, of formulas their eight pointers; None where absent.  places: what
-        addresses of all CuPy's arrays follow from."""
+        slopes and sinks, of formulas their eight pointers; None where absent.  Of paged tasks: q,
+        the caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks, pointers.  places:
+        what addresses of all CuPy's arrays follow from."""
         if len(arrays) == 4:
             arrays += (None,) * 10
         if self.naive_grids is None:
-            self.kernel(self.grid, (*arrays, self.params), self.shared_bytes)
+            self.kernel(self.grid, (*arrays, *self.params), self.shared_bytes)
             return
         scores = maker(xp)((self.scores,), np.float32)
         options = arrays[13:] if len(arrays) > 14 else ()  # lengths, slopes, sinks, operands
         for step, grid in enumerate(self.naive_grids):
-            self.kernel(grid, (*arrays[:12], *options, scores, self.params, np.int64(step)))
+            self.kernel(grid, (*arrays[:12], *options, scores, *self.params, np.int64(step)))
 
     def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
         """launch(places, *given): `launch` of arrays(*given)."""
@@ -302,9 +319,9 @@ def attention_plan(
         raise ValueError(f"attention has {grid} tiles, more than 2^31 - 1")
 
     struct = "GeneralParams" if t.general else "AttentionParams"
-    params = zeros("parts/attention_work_tile.cuh", struct)
+    params = zeros("attention/work_tile.cuh", struct)
     if t.formulas:
-        params = zeros("parts/attention_formula.cuh", "FormulaParams")
+        params = zeros("attention/formula.cuh", "FormulaParams")
         t.formulas.fill(params["operands"])
     for name in ("q", "k", "v", "out"):
         params[name] = getattr(t, name)
@@ -335,6 +352,9 @@ def attention_plan(
     params["causal"] = t.options.right >= 0 if t.general else t.offset is not None
     params["offset"] = t.offset or 0
     params["bottom_right"] = t.bottom_right
+    values: tuple[Any, ...] = (target.by_value(params),)
+    if t.pages:
+        values += (target.by_value(_page_params(t, config)),)
     if t.naive:
         rows = t.batch * t.heads * t.sq
         counts = rows * t.sk, rows * 32, rows * t.head_dim_v
@@ -344,7 +364,7 @@ def attention_plan(
         kernel = get_kernel(
             target, naive_variant(t.dtype, t.general, t.formulas and t.formulas.code)
         )
-        return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
+        return AttentionPlan(kernel, 0, 0, values, grids, rows * (t.sk + 1))
     kernel = get_kernel(target, FAMILY.variant(t, config))
     if isinstance(config, AttentionHopperConfig):
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
@@ -353,11 +373,23 @@ def attention_plan(
             order = _order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
             planned = target.xp.asarray(attention_hopper.schedule(t, config, order, blocks))
         return attention_hopper.hopper_plan(
-            target, t, config, kernel, (blocks, needed), planned, target.by_value(params)
+            target, t, config, kernel, (blocks, needed), planned, values
         )
-    return AttentionPlan(
-        kernel, grid, config.shared_bytes(head_dim), target.by_value(params), None, 0
-    )
+    return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), values, None, 0)
+
+
+def _page_params(task: AttentionTask, config: AnyConfig) -> np.ndarray:
+    """PageParams of a paged task."""
+    pages = task.pages
+    assert pages is not None
+    params = zeros("attention/pages.cuh", "PageParams")
+    params["table_stride"], params["last"] = pages.table_stride, max(pages.number - 1, 0)
+    size = max(pages.size, 1)
+    params["size"]["divisor"], params["size"]["reciprocal"] = size, (2**32 - 1) // size
+    if isinstance(config, AttentionHopperConfig):
+        params["box_rows"] = attention_hopper.key_rows(task, config)
+        params["k_rows"], params["v_rows"] = attention_hopper.page_rows(task) or (0, 0)
+    return params
 
 
 def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> None:
@@ -373,7 +405,7 @@ def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> 
 
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
-    """The tiles of queries of causal tasks in the order of attention_work_tile.cuh."""
+    """The tiles of queries of causal tasks in the order of attention/work_tile.cuh."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)
     sections = np.tile(np.repeat(long_first, heads_per_section), whole)

@@ -9,7 +9,7 @@ import numpy as np
 from .formulas import Formulas
 
 HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
-NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
+NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
 
 GENERAL_MODE = 3  # in place of mask_mode's: scores have options, with any mask
 
@@ -61,6 +61,15 @@ class ScoreOptions(NamedTuple):
     sinks: bool = False
 
 
+class PagePlace(NamedTuple):
+    """Pages of keys and values: how many there are, keys of one, and the stride of the block table
+    from a sequence to the next, in elements."""
+
+    number: int
+    size: int
+    table_stride: int
+
+
 class AttentionTask(NamedTuple):
     """A call without its arrays.  Strides, in elements: of the batch (or 0), the head and the row.
 
@@ -70,6 +79,8 @@ class AttentionTask(NamedTuple):
     always; whether they are causal is in options.right.
     options: what a general variant does.  lengths: of a padded batch, whose sk is the most.
     formulas: of the score and the mask.
+    pages: of varlen queries over paged caches, whose k and v have the stride of a page in place of
+    the batch's, and sk the most keys of a sequence.
     """
 
     dtype: np.dtype
@@ -94,12 +105,15 @@ class AttentionTask(NamedTuple):
     options: ScoreOptions = ScoreOptions()
     lengths: bool = False
     formulas: Formulas | None = None
+    pages: PagePlace | None = None
 
     @property
     def general(self) -> bool:
-        """Whether it needs a general variant (parts/attention_score.cuh: GeneralScore)."""
+        """Whether it needs a general variant (attention/score.cuh: GeneralScore).  Paged
+        variants that scale scores before the softmax are general ones."""
         has_options = self.lengths or self.options != ScoreOptions()
-        return has_options or self.formulas is not None
+        scales = self.pages is not None and prescales(self.mask.kind, self.scale)
+        return has_options or scales or self.formulas is not None
 
     @property
     def padded_head_dim(self) -> int:

@@ -15,7 +15,7 @@ from ..reference.expression import operand
 from .block_mask_formula import Blocks, Sizes, blocks_of
 from .formulas import Ranges, check_indices
 
-MASKED, CAUSAL, FULL, PARTIAL = range(4)  # attention_mask.cuh: BlockType
+MASKED, CAUSAL, FULL, PARTIAL = range(4)  # attention/mask.cuh: BlockType
 SIZES = (64, 128)
 
 

@@ -17,7 +17,7 @@ from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, mu
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # besides q's
 LAYOUTS = ("hnd", "nhd")  # of caches, by dims
-MAX_QUERIES = 16
+MAX_QUERIES = 64
 MAX_DIM = 256
 MAX_KEYS = 2**30
 _PADDED_DIMS = (64, 128, MAX_DIM)
@@ -91,7 +91,7 @@ class DecodeTask(NamedTuple):
     """All that decides how a call is computed.
 
     rows: of a KV head, its query heads times the queries.  max_keys: of a sequence, in its window.
-    general: scores have options (parts/decode_score.cuh).  formulas: of the score and the mask.
+    general: scores have options (attention/decode/score.cuh).  formulas: of the score and the mask.
     cache_dtype: of 8 bits; None: dtype.
     """
 

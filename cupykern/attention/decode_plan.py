@@ -175,9 +175,9 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     if call.general:
         values |= _general_values(call)
     struct = "GeneralDecodeParams" if call.general else "DecodeParams"
-    params = zeros("parts/decode_work_tile.cuh", struct)
+    params = zeros("attention/decode/work_tile.cuh", struct)
     if call.formulas:
-        params = zeros("parts/decode_formula.cuh", "FormulaDecodeParams")
+        params = zeros("attention/decode/formula.cuh", "FormulaDecodeParams")
         call.formulas.fill(params["operands"])
     for name, value in values.items():
         params[name] = value
@@ -215,7 +215,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
 def _scale_params(scales: tuple[ScalePlace, ScalePlace] | None) -> tuple[Any, ...]:
     if scales is None:
         return ()
-    params = zeros("parts/decode_scales.cuh", "CacheScaleParams")
+    params = zeros("attention/decode/scales.cuh", "CacheScaleParams")
     for name, scale in zip("kv", scales, strict=True):
         params[f"{name}_strides"] = scale.strides
         params[f"{name}_number"] = scale.number

@@ -23,7 +23,8 @@ class RopeCall(NamedTuple):
     num_pages, slots, Hkv, D), else k_out is like out, and v_out None.  positions: (B, S).
     block_table None: contiguous caches.  num_slots: of a sequence.  weights: (dtype, stride in
     elements) of q's and k's.  scales: strides of k's and v's by batch or page, slot and head, in
-    elements; a number: 0.  numbers: k's and v's scales, if they are no arrays.
+    elements; a number: 0.  numbers: k's and v's scales, if they are no arrays.  rotation:
+    frequencies (half,), or cosines and sines (num_rows, 2 * half), num_rows 0 of frequencies.
     """
 
     dtype: np.dtype
@@ -39,7 +40,8 @@ class RopeCall(NamedTuple):
     v_out: Operand | None
     positions: Operand
     block_table: Operand | None
-    inv_freq: Operand
+    rotation: Operand
+    num_rows: int
     page_size: int
     num_pages: int
     num_slots: int
@@ -89,7 +91,8 @@ def plan(target: Target, call: RopeCall, config: RopeConfig | None) -> Repeated:
         if x is not None:
             params[name] = [step // x.itemsize for step in x.strides]
     values = {
-        "inv_freq_stride": c.inv_freq.strides[0] // 4,
+        "rotation_strides": [step // 4 for step in (0, *c.rotation.strides)[-2:]],
+        "num_rows": c.num_rows,
         "seq_len": c.q_shape[1],
         "num_vectors": num_vectors,
         "num_q_heads": c.q_shape[2],

@@ -1,4 +1,4 @@
-"""C++ of a tree: the struct Expression, which kernels_cu/parts/expression.cuh applies.
+"""C++ of a tree: the struct Expression, which kernels_cu/expression/apply.cuh applies.
 
 Names and text of users are no part of it: operands are x0, x1, ..., and every number is written
 anew.
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .tree import BOOLEAN, INTEGER, REAL, Node
+from .tree import BOOLEAN, INTEGER, REAL, SCOPES, Node
 
-MAX_OPERANDS = 8  # parts/expression.cuh: kMaxOperands
+MAX_OPERANDS = 8  # expression/apply.cuh: kMaxOperands
 _TYPES = {REAL: "float", INTEGER: "int64_t", BOOLEAN: "bool"}
 OF_REALS = {
     "add": "{0} + {1}",
@@ -72,8 +72,20 @@ class OperandCode(NamedTuple):
     cols: bool = False
 
 
-def source(nodes: Sequence[Node], operands: Sequence[OperandCode]) -> str:
-    """The struct Expression, with its include."""
+def source(
+    nodes: Sequence[Node],
+    operands: Sequence[OperandCode],
+    scope: str = "epilogue",
+    roots: Sequence[int] = (),
+    more: Sequence[str] = (),
+) -> str:
+    """The struct Expression, with its include.
+
+    scope: "epilogue" or "gate".  roots: of several results, their nodes.  more: the C++ types of
+    those after the first, which are in the places after the operands.
+    """
+    products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
+    first = len(operands) - 1
     matrices = [
         f"        f({k}, int(sizeof({x.cpp})));"
         for k, x in enumerate(operands)
@@ -91,17 +103,22 @@ def source(nodes: Sequence[Node], operands: Sequence[OperandCode]) -> str:
             code = name
         values.append(code)
     lines = (
-        '#include "parts/expression_math.cuh"',
+        '#include "expression/math.cuh"',
         "struct Expression {",
         "    // f(number, bytes of an element) of the operands that are matrices.",
         "    template <class F> DEVICE static void for_each_matrix(F f) {",
         *matrices,
         "    }",
+        "    // f.store<type>(which, number) of the results after the first.",
+        "    template <class F> DEVICE static void for_each_more(const F& f) {",
+        *(f"        f.template store<{t}>({k}, {first + k});" for k, t in enumerate(more, 1)),
+        "    }",
+        f"    static constexpr int kResults = {len(more) + 1};",
         "    template <class Operands>",
-        "    DEVICE static float of(const Operands& x, float acc, int64_t i, int64_t j,",
-        "                           int64_t b) {",
+        f"    DEVICE static void of(const Operands& x, {products}, int64_t i, int64_t j,",
+        "                          int64_t b, float (&results)[kResults]) {",
         *body,
-        f"        return {values[-1]};",
+        *(f"        results[{k}] = {values[n]};" for k, n in enumerate(roots or (len(nodes) - 1,))),
         "    }",
         "};",
     )

@@ -1,5 +1,5 @@
 """C++ of the formulas of a score and a mask: the struct Formulas, which
-kernels_cu/parts/attention_formula.cuh applies to elements, and the mask to tiles.
+kernels_cu/attention/formula.cuh applies to elements, and the mask to tiles.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Code(NamedTuple):
 def source(score: Code | None, mask: Code | None) -> str:
     """The struct Formulas, with its includes."""
     lines = [
-        '#include "parts/interval.cuh"',
+        '#include "expression/interval.cuh"',
         "struct Formulas {",
         f"    static constexpr bool kScore = {_bool(score)}, kMask = {_bool(mask)};",
     ]

@@ -38,21 +38,22 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def text(nodes: Sequence[Node], names: Sequence[str], scope: str) -> str:
+def text(nodes: Sequence[Node], names: Sequence[str], scope: str, roots: Sequence[int] = ()) -> str:
     """C++ for operands that are numbers, or arrays with indices, the reference and the bound line
     by line."""
     operands = ", ".join(f"x{k} = {name}" for k, name in enumerate(names)) or "none"
     return (
-        f"operands: {operands}\n\nC++:\n{_code(nodes, names, scope)}\nReference, in FP64:\n"
-        + "\n".join(reference(nodes, names))
+        f"operands: {operands}\n\nC++:\n{_code(nodes, names, scope, roots)}\nReference, in FP64:\n"
+        + "\n".join(reference(nodes, names, roots))
         + "\n\nError, beside 2^-126 of what FP32 flushes:\n"
         + "\n".join(errors(nodes, names, scope))
     )
 
 
-def _code(nodes: Sequence[Node], names: Sequence[str], scope: str) -> str:
-    if scope == "epilogue":
-        return cpp.source(nodes, [cpp.OperandCode()] * len(names))
+def _code(nodes: Sequence[Node], names: Sequence[str], scope: str, roots: Sequence[int]) -> str:
+    if scope in ("epilogue", "gate"):
+        more = ["float"] * (len(roots) - 1)
+        return cpp.source(nodes, [cpp.OperandCode()] * len(names), scope, roots, more)
     arrays = {node.value for node in nodes if node.op == "load"}
     operands = (
         cpp_attention.FormulaOperand(k, "float" if str(k) in arrays else None)
@@ -63,7 +64,7 @@ def _code(nodes: Sequence[Node], names: Sequence[str], scope: str) -> str:
     return cpp_attention.source(code if is_score else None, None if is_score else code)
 
 
-def reference(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
+def reference(nodes: Sequence[Node], names: Sequence[str], roots: Sequence[int] = ()) -> list[str]:
     """t = ... of every operation, in Python."""
     values = _values(nodes, names)
     return [
@@ -71,10 +72,14 @@ def reference(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
         + _written(node, [values[arg] for arg in node.args], _loaded(node, names))
         for n, node in enumerate(nodes)
         if node.args
-    ] + [f"    result = {values[-1]}"]
+    ] + [f"    result = {', '.join(values[root] for root in roots or (-1,))}"]
 
 
-_GIVEN = {"epilogue": ["    e(acc): the product's"], "score": ["    e(s): the scaled score's"]}
+_GIVEN = {
+    "epilogue": ["    e(acc): the product's"],
+    "gate": ["    e(acc1), e(acc2): the products'"],
+    "score": ["    e(s): the scaled score's"],
+}
 
 
 def errors(nodes: Sequence[Node], names: Sequence[str], scope: str) -> list[str]:

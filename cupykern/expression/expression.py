@@ -16,22 +16,30 @@ from .tree import SCOPES, Node
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula of an epilogue, a score or a mask, by `cupykern.expression`.
+    """A formula of an epilogue, a gate, a score or a mask, by `cupykern.expression`.
 
     nodes: its tree; operands have numbers, in the order of their first use.
     names: the operands' names in that order.
     scope: where it stands, one of SCOPES.
+    roots: of several results, their nodes; of one, which is the last node, none.
     """
 
     nodes: tuple[Node, ...]
     names: tuple[str, ...]
     scope: str = "epilogue"
+    roots: tuple[int, ...] = ()
     places: dict[str, Place] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def digest(self) -> str:
         """Of the tree: equal ones are equal formulas, whatever their operands' names."""
-        return hashlib.sha256(repr([tuple(node) for node in self.nodes]).encode()).hexdigest()
+        tree = [*map(tuple, self.nodes), *self.roots]
+        return hashlib.sha256(repr(tree).encode()).hexdigest()
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Their nodes."""
+        return self.roots or (len(self.nodes) - 1,)
 
     def check_names(self, known: Any) -> None:
         """Raise NameError for an operand that is not in `known`."""
@@ -43,13 +51,13 @@ class Expression:
                 raise NameError(f"name {name!r}{where} is no operand; known: {there}", name=name)
 
     def __str__(self) -> str:
-        return describe.text(self.nodes, self.names, self.scope)
+        return describe.text(self.nodes, self.names, self.scope, self.roots)
 
 
 @lru_cache(maxsize=1024)
 def _of_text(text: str, scope: str) -> Expression:
-    nodes, names, places = parse(text, SCOPES[scope])
-    return Expression(nodes, names, scope, places)
+    nodes, names, roots, places = parse(text, SCOPES[scope])
+    return Expression(nodes, names, scope, roots, places)
 
 
 def read(formula: Any, scope: str = "epilogue") -> Expression:
@@ -61,13 +69,14 @@ def read(formula: Any, scope: str = "epilogue") -> Expression:
     if isinstance(formula, str):
         return _of_text(str(formula), scope)
     if callable(formula):
-        return Expression(*trace(formula, SCOPES[scope]), scope)
+        nodes, names, roots = trace(formula, SCOPES[scope])
+        return Expression(nodes, names, scope, roots)
     article = "an" if scope == "epilogue" else "a"
     raise TypeError(f"{article} {scope} is a string or a callable; got {type(formula).__name__}")
 
 
 def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Expression:
-    """A formula for the epilogue of `matmul` and `scaled_mm`, or for attention's scores and masks.
+    """A formula for the epilogue of products, or for attention's scores and masks.
 
     >>> f = cupykern.expression("maximum(acc * s + t, 0)")
     >>> f.names
@@ -83,12 +92,15 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
         matrix of the batch; others are operands.  + - * /, comparisons, & | ~ of booleans,
         x if condition else y, // and % of integers by a literal; abs, exp, exp2, log, log2, sqrt,
         rsqrt, tanh, erf, sigmoid, sin, cos, floor, minimum, maximum, where, isnan.  A callable may
-        use numpy's functions too, and where() in place of `if`.
+        use numpy's functions too, and where() in place of `if`.  Of products, a tuple is up to 4
+        results: "maximum(acc, 0), acc".
 
-    kind: "epilogue"; "score", for `score` of attention's ops: a formula of s, the scaled score, of
-        b, h, hkv, the batch element, query head and KV head, of i, the query's position, and j, the
-        key; or "mask", for `mask`: a boolean of b, h, i, j.  In these two, operands that are arrays
-        have indices, which are integers: slope[h], bias[b, j], table[minimum(abs(i - j), 127)].
+    kind: "epilogue", of `matmul` and `scaled_mm`; "gate", of `dual_gemm_silu`: acc1 and acc2, the
+        products of b1 and b2, in place of acc; "score", for `score` of attention's ops: a formula
+        of s, the scaled score, of b, h, hkv, the batch element, query head and KV head, of i, the
+        query's position, and j, the key; or "mask", for `mask`: a boolean of b, h, i, j.  In these
+        two, operands that are arrays have indices, which are integers: slope[h], bias[b, j],
+        table[minimum(abs(i - j), 127)].
 
     >>> print(cupykern.expression("s - slope[h] * abs(i - j)", "score").names)
     ('slope',)

@@ -2,7 +2,7 @@
 
 An interval contains every value that the formula has, in FP32 too: of reals it is widened with each
 operation by more than its rounding.  An interval without ends may hold NaN.  cpp_interval.py writes
-the same for kernels (kernels_cu/parts/interval.cuh).
+the same for kernels (kernels_cu/expression/interval.cuh).
 """
 
 from __future__ import annotations

@@ -46,20 +46,22 @@ class Place(NamedTuple):
 
 def parse(
     text: str, scope: Scope = SCOPES["epilogue"]
-) -> tuple[tuple[Node, ...], tuple[str, ...], dict[str, Place]]:
-    """(nodes, the operands' names, where each name stands first).  Raises SyntaxError."""
+) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...], dict[str, Place]]:
+    """(nodes, the operands' names, Builder.finish's results, where each name stands first).  A
+    tuple has several results.  Raises SyntaxError."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         raise SyntaxError(f"an expression has at most {MAX_LENGTH} characters; got {len(text)}")
     try:
         tree = ast.parse(text, "<expression>", mode="eval")
         reader = _Reader(text, scope)
-        root = reader.read(tree.body)
+        results = tree.body.elts if isinstance(tree.body, ast.Tuple) else [tree.body]
+        found = [reader.read(result) for result in results]
         with reader.at(tree.body):
-            nodes, names = reader.builder.finish(root)
+            nodes, names, roots = reader.builder.finish(*found)
     except (ValueError, RecursionError, MemoryError) as error:
         raise SyntaxError(f"the expression cannot be read: {error}") from None
-    return nodes, names, reader.places
+    return nodes, names, roots, reader.places
 
 
 def is_operand_name(name: object, scope: str) -> bool:

@@ -26,8 +26,9 @@ _UFUNCS = {
 
 def trace(
     function: Callable[..., Any], scope: Scope = SCOPES["epilogue"]
-) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-    """(nodes, the operands' names) of what `function` returns.
+) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...]]:
+    """(nodes, the operands' names, Builder.finish's results) of what `function` returns, which may
+    be a tuple.
 
     Its parameters are names of an expression: those of the scope, operands, functions.  Raises
     TypeError for what no expression has.
@@ -43,8 +44,10 @@ def trace(
             given[name] = Symbol(builder, builder.name(name))
     result = function(**given)
     try:
-        root = result.index if isinstance(result, Symbol) else builder.literal(result)
-        return builder.finish(root)
+        results = result if isinstance(result, tuple) else (result,)
+        return builder.finish(
+            *(x.index if isinstance(x, Symbol) else builder.literal(x) for x in results)
+        )
     except IllegalError as error:
         raise TypeError(f"the formula returns no result: {error}") from None
 

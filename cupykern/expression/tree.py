@@ -15,22 +15,27 @@ class Scope(NamedTuple):
     """What formulas of one place know beside their operands.
 
     names: with their kinds.  result: REAL or BOOLEAN.  arrays: operands that are arrays have
-    indices, as name[b, h]; else they broadcast.
+    indices, as name[b, h]; else they broadcast.  results: how many there may be.
     """
 
     names: dict[str, str]
     result: str = REAL
     arrays: bool = False
+    results: int = 1
 
 
+MAX_RESULTS = 4
+_ELEMENT = {"i": INTEGER, "j": INTEGER, "b": INTEGER}
 _PAIR = {"b": INTEGER, "h": INTEGER, "i": INTEGER, "j": INTEGER}
 SCOPES = {
-    "epilogue": Scope({"acc": REAL, "i": INTEGER, "j": INTEGER, "b": INTEGER}),
+    "epilogue": Scope({"acc": REAL, **_ELEMENT}, results=MAX_RESULTS),
+    "gate": Scope({"acc1": REAL, "acc2": REAL, **_ELEMENT}, results=MAX_RESULTS),
     "score": Scope({"s": REAL, **_PAIR, "hkv": INTEGER}, arrays=True),
     "mask": Scope(_PAIR, BOOLEAN, arrays=True),
 }
-"""epilogue: of a product: it, its row, column and matrix of the batch.  score, mask: of attention:
-the scaled score, the batch element, query head, query's position, key and KV head."""
+"""epilogue: of a product: it, its row, column and matrix of the batch; gate: of two products.
+score, mask: of attention: the scaled score, the batch element, query head, query's position, key
+and KV head."""
 
 MAX_INDICES = 4
 
@@ -206,20 +211,29 @@ class Builder:
         except (ZeroDivisionError, OverflowError) as error:
             raise IllegalError(str(error)) from None
 
-    def finish(self, root: int) -> tuple[tuple[Node, ...], tuple[str, ...]]:
-        """(the nodes that make `root`, which is the last, in the order of their first use; the
-        operands' names in theirs).  Raises IllegalError."""
+    def finish(self, *roots: int) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...]]:
+        """(the nodes that make the results `roots`, in the order of their first use; the operands'
+        names in theirs; where the results are, if there are several: one is the last).  Raises
+        IllegalError."""
+        if not 1 <= len(roots) <= self.scope.results:
+            most = (
+                f"at most {self.scope.results} results" if self.scope.results > 1 else "one result"
+            )
+            raise IllegalError(f"a formula has {most} here; got {len(roots)}")
         if self.scope.result == REAL:
-            root = self.real(root)
-        elif self.nodes[root].kind != BOOLEAN:
-            raise IllegalError(f"a mask is boolean: write x != 0; got {self.nodes[root].kind}")
+            roots = tuple(map(self.real, roots))
+        elif self.nodes[roots[0]].kind != BOOLEAN:
+            raise IllegalError(f"a mask is boolean: write x != 0; got {self.nodes[roots[0]].kind}")
         order: dict[int, int] = {}
         ranks: dict[str, int] = {}
         names: list[str] = []
         found: list[Node] = []
-        open_nodes = [root]
+        open_nodes = list(reversed(roots))
         while open_nodes:
             index = open_nodes[-1]
+            if index in order:  # of several results
+                open_nodes.pop()
+                continue
             node = self.nodes[index]
             missing = next((arg for arg in node.args if arg not in order), None)
             if missing is not None:
@@ -237,7 +251,8 @@ class Builder:
             found.append(node._replace(args=tuple(order[arg] for arg in node.args)))
         if len(found) > MAX_NODES:
             raise IllegalError(f"an expression has at most {MAX_NODES} operations")
-        return tuple(found), tuple(names)
+        several = tuple(order[root] for root in roots) if len(roots) > 1 else ()
+        return tuple(found), tuple(names), several
 
 
 def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -247,3 +262,10 @@ def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         node._replace(value=swapped.get(node.value, node.value)) if node.op == "name" else node
         for node in nodes
     )
+
+
+def of_first(nodes: tuple[Node, ...], second: int) -> tuple[Node, ...]:
+    """A gate as the epilogue of its first product; the second one is the operand `second`."""
+    acc2 = Node("operand", REAL, value=str(second))
+    own = {"acc1": Node("name", REAL, value="acc"), "acc2": acc2}
+    return tuple(own.get(node.value, node) if node.op == "name" else node for node in nodes)

@@ -27,7 +27,7 @@ from .product import (
     transposed,
 )
 
-_CODES, _GROUPS = 0, 7  # gemm_work_tile.cuh: Operand
+_CODES, _GROUPS = 0, 7  # gemm/work_tile.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
 _PER_THREAD = 4 * 8  # numbers that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
 _MOST = 3  # operands; dequantize_nvfp4.cu: kMostDecoded

@@ -53,7 +53,7 @@ from .sm90_plan import Sm90Plan, sm90_plan
 from .split_float32 import PartsPlan, SplitFloat32, parts_plan
 from .split_plan import SplitKWorkspace, SplitPlan, formula_plan, split_plan
 
-_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
+_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm/tile.cuh: Pass
 
 
 # --- configs -----------------------------------------------------------------------------------
@@ -133,7 +133,10 @@ _PARAMS = {
     "dequant_softmax": ("dequant_softmax.cu", "LogitsParams"),
 }
 _PARTS_PARAMS = ("gemm_parts.cu", "PartsGemmParams")
-_FORMULA_PARAMS = ("gemm_expression.cu", "ExpressionGemmParams")
+_FORMULA_PARAMS = {
+    "gemm": ("gemm_expression.cu", "ExpressionGemmParams"),
+    "dual_gemm": ("dual_gemm_expression.cu", "ExpressionDualGemmParams"),
+}
 
 
 class GemmPlan(NamedTuple):
@@ -254,7 +257,7 @@ def _portable_plan(
     if tiles * c.splits >= 2**31:
         raise ValueError(f"the product has {tiles * c.splits} tiles, more than 2^31 - 1")
 
-    of_kernel = _PARAMS[p.kernel] if p.formula is None else _FORMULA_PARAMS
+    of_kernel = (_PARAMS if p.formula is None else _FORMULA_PARAMS)[p.kernel]
     if isinstance(config, PartsGemmConfig):
         of_kernel = _PARTS_PARAMS
     params = zeros(*of_kernel, kProducts=task.products)
@@ -273,14 +276,15 @@ def _portable_plan(
         fill_logits(params, p)
     elif p.b2 is None:
         fill_epilogue(params["epilogue"], p)
-        if p.formula is not None:
-            fill_formula(params["expression"], p)
         if isinstance(config, PartsGemmConfig):
             params["part_steps"] = p.part_steps
     else:
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
-        params["policy"] = p.policy
+        if p.formula is None:
+            params["policy"] = p.policy
+    if p.formula is not None:
+        fill_formula(params["expression"], p)
     struct = target.by_value(params)
     # Of logits the result is another launch's; parts have no groups.
     without: tuple[str, ...] = ("out",) if p.kernel == "dequant_softmax" else ()

@@ -24,8 +24,12 @@ def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> An
 
     given: the arrays, in the order that `run` was told.
     """
-    target, plan, pick, shape, out_dtype = known
+    target, plan, pick, shape, out_dtype, more = known
     y = maker(target.xp)(shape, out_dtype) if out is None else out
+    if more:
+        others = [maker(target.xp)(shape, dtype) for dtype in more]
+        plan.launch(target.xp, pick((*given, *others, None, y)))
+        return (y, *others)
     plan.launch(target.xp, pick((*given, None, y)))
     return y
 
@@ -71,13 +75,15 @@ def run(
     config: AnyConfig | None,
     key: Any = None,
     given: tuple[str, ...] = (),
+    more: tuple[np.dtype, ...] = (),
     **options: Any,
 ) -> Any:
     """Launch a product whose arguments are checked.
 
     operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of
     plans.find, if these are the arrays that it was given, or views that begin where they do; given:
-    their names, in the order in which `launch_known` will get them.  options: the other fields of
+    their names, in the order in which `launch_known` will get them.  more: the dtypes of the
+    formula's results after the first; then all of them are returned.  options: the other fields of
     Product, `formula` with None in place of arrays, which `operands` has; `blocked`, the names of
     operands that are scales in blocks; `k`, if a's columns are not K; `complete`, (product, config)
     -> the whole product, and other arrays that the kernel takes, by name.
@@ -86,8 +92,14 @@ def run(
         arguments.check_new_out(out, shape, out_dtype, operands)
     with arguments.on_device(target):
         y = maker(target.xp)(shape, out_dtype) if out is None else out
+        others = [maker(target.xp)(shape, dtype) for dtype in more]
+        result = (y, *others) if more else y
         if y.size == 0:
-            return y
+            return result
+        if more:
+            names = product.OPERANDS[len(options["formula"].operands) - len(more) :]
+            named = dict(zip(names, others, strict=False))
+            operands, given = operands | named, (*given, *named)
         arrays = {name: x for name, x in operands.items() if x is not None}
         matrices: dict[str, Any] = {
             name: product.matrix(x, shape[:-2]) for name, x in arrays.items()
@@ -108,7 +120,7 @@ def run(
         place = product.matrix(y, shape[:-2])
         if place is None:
             assign(y, run(target, operands, shape, out_dtype, None, config, **options))
-            return y
+            return result
         if "formula" in fields:
             fields["formula"] = fields["formula"].of(matrices)
         for name, found in matrices.items():
@@ -145,15 +157,15 @@ def run(
                     first = call.formula.first_matrix + i * math.prod(shape[1:-2])
                     options["formula"] = options["formula"]._replace(first_matrix=first)
                 run(target, part, shape[1:], out_dtype, y[i], config, **options)
-            return y
+            return result
         arrays |= {"out": y, **extra}
         names = call.array_names
         if copied:
             copiers = ((names.index(copy.name), copy.copier(target)) for copy in copied)
             plan = CopiedPlan(tuple(copiers), plan)
-        plans.remember(key, (target, plan, _picker(names, given, arrays), shape, out_dtype))
+        plans.remember(key, (target, plan, _picker(names, given, arrays), shape, out_dtype, more))
         plan.launch(target.xp, tuple(map(arrays.get, names)))
-    return y
+    return result
 
 
 @plans.cached

@@ -17,7 +17,7 @@ from ..targets import Target
 from ..targets.repeated import Repeated
 from .product import Matrix, Product, fill_epilogue
 
-SET_COLUMNS, _PIECE_COLUMNS = 64, 2048  # logits_statistics.cuh, normalize_logits.cuh
+SET_COLUMNS, _PIECE_COLUMNS = 64, 2048  # logits/statistics.cuh, logits/normalize.cuh
 _THREADS, _BLOCKS = 256, 8  # of a block; of a multiprocessor
 NORMALIZE_LOGITS = Variant("normalize_logits", (), (), _THREADS)
 
@@ -50,7 +50,7 @@ def normalized_plan(target: Target, product: Product, plan: Any) -> NormalizedPl
     """plan: of `product`'s logits and statistics."""
     p = product
     logits = p.out if p.logits is None else p.logits
-    params = zeros("parts/normalize_logits.cuh", "NormalizeParams")
+    params = zeros("logits/normalize.cuh", "NormalizeParams")
     params["m"], params["n"], params["num_sets"] = p.m, p.n, p.num_sets
     params["logits"] = (logits.row, logits.col)
     params["y"], params["dtype"] = (p.out.row, p.out.col), dtypes.CODES[p.out.dtype]

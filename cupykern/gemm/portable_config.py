@@ -1,6 +1,6 @@
 """Configs of the portable mainloop.
 
-The Python half of the constants of kernels_cu/parts/mainloop.cuh.
+The Python half of the constants of kernels_cu/gemm/mainloop_portable.cuh.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GemmConfig:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (gemm_tile.cuh: GemmStorage), at either warp size."""
+        """Dynamic shared memory of a block (gemm/tile.cuh: GemmStorage), at either warp size."""
         row_a, row_b = (_row_bytes(dtype, self.tile_k) for dtype in self.elements(task))
         stages = self.stages * (self.tile_m * row_a + task.products * self.tile_n * row_b)
         accumulators = self.tile_m * self.tile_n * self.warps_k * task.products
@@ -110,7 +110,7 @@ class GemmConfig:
         )
         if task.formula is None:
             return plain
-        return task.formula.variant(plain, "gemm_expression")
+        return task.formula.variant(plain, f"{task.kernel}_expression")
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
@@ -152,7 +152,7 @@ class GemmConfig:
         )
         step = 32 // compute.itemsize
         if sum(x.itemsize for x in elements) < 2 * compute.itemsize:
-            step = 32  # mainloop.cuh: kMixedInput
+            step = 32  # gemm/mainloop_portable.cuh: kMixedInput
         if promote_k % self.tile_k:
             return (
                 f"accumulators are promoted every {promote_k} of k, "

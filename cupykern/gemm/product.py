@@ -16,13 +16,19 @@ from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OperandCode, source
 from ..expression.tree import Node
 
-MAX_BATCH_DIMS = 4  # gemm_work_tile.cuh: kMaxBatchDims
-_NUM_OPERANDS = 12  # gemm_work_tile.cuh: kOperands
-# Contiguous along k, along m or n, or neither.  mainloop.cuh: Layout
+MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
+_NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
+# Contiguous along k, along m or n, or neither.  gemm/mainloop_portable.cuh: Layout
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
-BLOCK = 128  # of scales along k and n; mainloop.cuh, mainloop_sm90.cuh: kBlockK
+BLOCK = 128  # of scales along k and n; gemm/mainloop_portable.cuh, mainloop_sm90.cuh: kBlockK
 ALIGNMENT = 16  # bytes, of what asynchronous copies move
-ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
+ACTIVATIONS = (
+    None,
+    "relu",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+)  # gemm/epilogue/linear_combination.cuh: Activation
 
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
@@ -209,11 +215,14 @@ class Formula(NamedTuple):
     """An expression as the epilogue.
 
     nodes: its tree.  operands: arrays and numbers; None: an array of OPERANDS.
-    first_matrix: of the batch.
+    scope: "epilogue", or "gate": of two products.  first_matrix: of the batch.
+    roots: of several results, their nodes; the operands are followed by those after the first.
     """
 
     nodes: tuple[Node, ...]
     operands: tuple[Matrix | float | None, ...]
+    scope: str = "epilogue"
+    roots: tuple[int, ...] = ()
     first_matrix: int = 0
 
     def of(self, matrices: dict[str, Matrix]) -> Formula:
@@ -224,13 +233,16 @@ class Formula(NamedTuple):
         )
 
     def code(self) -> FormulaCode:
-        kinds = (
+        count = len(self.operands) - max(0, len(self.roots) - 1)
+        kinds = [
             OperandCode(dtypes.CPP_NAMES[x.dtype], x.row != 0, x.col != 0)
             if isinstance(x, Matrix)
             else OperandCode()
-            for x in self.operands
-        )
-        return FormulaCode(source(self.nodes, tuple(kinds)))
+            for x in self.operands[:count]
+        ]
+        results = (x for x in self.operands[count:] if isinstance(x, Matrix))
+        more = [dtypes.CPP_NAMES[x.dtype] for x in results]
+        return FormulaCode(source(self.nodes, kinds, self.scope, self.roots, more))
 
 
 class Product(NamedTuple):
@@ -246,7 +258,7 @@ class Product(NamedTuple):
     precision: of FP32 operands.  stored: the dtypes of which these are copies.  num_parts,
     part_steps: of operands that are parts of FP32 ones (split_float32.py), and how far a part lies
     from the next.
-    formula: in place of bias, activation and residual.
+    formula: in place of bias, activation and residual, or of silu and the product with the other.
     """
 
     batch: tuple[int, ...]
@@ -314,7 +326,7 @@ def merge_batch(
 
 
 def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
-    """merge_batch of all operands of `product`, in the order of gemm_work_tile.cuh's Operand."""
+    """merge_batch of all operands of `product`, in the order of gemm/work_tile.cuh's Operand."""
     return [(size, strides[:_NUM_OPERANDS]) for size, strides in _all_dims(product)]
 
 

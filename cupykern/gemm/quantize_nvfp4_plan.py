@@ -38,7 +38,7 @@ class NvFp4Config:
     cached_groups: int = 0
 
     def shared_bytes(self, itemsize: int) -> int:
-        """quantize_nvfp4.cu: CachedGroups"""
+        """rows/quantize_nvfp4.cuh: CachedGroups"""
         return _VECTOR_BYTES * self.num_threads * max(1, self.cached_groups * itemsize)
 
 
@@ -171,7 +171,7 @@ def _places(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, 
 def _params(
     batch: int, rows: int, k: int, x: Any, steps: Groups, matrix_scales: int, layout: str
 ) -> np.ndarray:
-    params = zeros("quantize_nvfp4.cu", "QuantizeNvfp4Params")
+    params = zeros("rows/quantize_nvfp4.cuh", "QuantizeNvfp4Params")
     params["batch"], params["rows"], params["groups"] = batch, rows, k // GROUP
     padded = (-(-rows // 128) * 128, -(-k // 64) * 4) if layout == "blocked" else (rows, k // GROUP)
     params["scale_rows"], params["scale_groups"] = padded

@@ -33,7 +33,7 @@ from .sm90_config import shared_memory_refusal
 
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
-_PHASES = 8  # skinny_gemm.cu: kPhases
+_PHASES = 8  # gemm/skinny.cuh: kPhases
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _row_bytes(dtype: np.dtype, elements: int) -> int:
 
 
 def is_misaligned(task: GemmTask) -> bool:
-    """Whether rows are misaligned (skinny_gemm.cu: kMisaligned)."""
+    """Whether rows are misaligned (gemm/skinny.cuh: kMisaligned)."""
     return task.misaligned_b != STRIDED
 
 
@@ -236,7 +236,7 @@ def skinny_gemm_plan(
     variant, shared = config.variant(task), config.shared_bytes(task)
     if config.swap_ab:
         product, task = product.swapped, task.swapped
-    params = zeros("skinny_gemm.cu", "SkinnyGemmParams")
+    params = zeros("gemm/skinny.cuh", "SkinnyGemmParams")
     params["a_row"] = product.a.row
     params["b_row"] = product.b.row if _mn_major(task) else product.b.col
     params["k"] = product.k

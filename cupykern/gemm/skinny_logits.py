@@ -37,7 +37,7 @@ def skinny_logits_plan(
         operand_map(p.a, (), K_MAJOR, p.m, p.a.row, p.k, 1, rows, 64),
         operand_map(p.b, (), K_MAJOR, p.n, p.b.col, p.k, 1, SET_COLUMNS, SWIZZLE_BYTES),
     )
-    params = zeros("dequant_softmax_skinny.cu", "SkinnyLogitsParams")
+    params = zeros("logits/skinny.cuh", "SkinnyLogitsParams")
     params["num_k_tiles"], params["rows"] = math.ceil(p.k / SWIZZLE_BYTES), rows
     fill_logits(params, p)
     kernel = get_kernel(target, config.variant(task))

@@ -131,7 +131,7 @@ class Sm90Config:
             ("Epilogue", epilogue),
             ("Scheduler", f"gemm::{self.scheduler}<Mainloop>"),
         )
-        return Variant(
+        plain = Variant(
             f"{self.kernel}_hopper",
             types,
             (),
@@ -139,6 +139,9 @@ class Sm90Config:
             self.cluster.size,
             includes=(*includes, f"gemm/epilogue/{file}.cuh", "gemm/scheduler.cuh"),
         )
+        if task.formula is None:
+            return plain
+        return task.formula.variant(plain, f"{self.kernel}_expression_hopper")
 
     def mainloop_type(self, task: GemmTask) -> tuple[str, tuple[str, ...]]:
         """The mainloop's C++ type and the files that declare it."""

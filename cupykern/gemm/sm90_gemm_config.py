@@ -58,12 +58,6 @@ class MatmulEpilogue(Sm90Config):
         kind = "TmaStore" if tma_store else "General"
         return f"gemm::MatmulEpilogue<Mainloop, gemm::{kind}>", "matmul"
 
-    def variant(self, task: GemmTask) -> Variant:
-        plain = super().variant(task)
-        if task.formula is None:
-            return plain
-        return task.formula.variant(plain, "gemm_expression_hopper")
-
 
 @dataclass(frozen=True)
 class Sm90GemmConfig(SS, MatmulEpilogue):

@@ -205,8 +205,8 @@ def _slices_k(task: GemmTask) -> bool:
 def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
     """16-bit kernels have one epilogue each.  The general one is rarer and slower, so it has few
     configs: ping-pong hides it, and for few rows there is another."""
-    if task.formula is not None and tile.kernel.tile_m <= 64:  # which are variants of their own
-        return True
+    if task.formula is not None and (task.kernel == "dual_gemm" or tile.kernel.tile_m <= 64):
+        return True  # variants of their own
     return ("tma_store" if task.tma_store_epilogue else "general") in tile.epilogues
 
 

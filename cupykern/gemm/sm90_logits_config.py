@@ -54,7 +54,7 @@ class SkinnyLogitsConfig:
         return self.tile_n + 32
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (dequant_softmax_skinny.cu: SkinnyLogitsStorage)."""
+        """Dynamic shared memory of a block (logits/skinny.cuh: SkinnyLogitsStorage)."""
         warps, rows = self.tile_n // 32, self.rows
         staged = warps * rows * 36 * 4 + warps * rows * 8
         return self.stages * (self.tile_n * self.tile_k + rows * self.tile_k * 2 + 16) + staged

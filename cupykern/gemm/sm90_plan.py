@@ -38,11 +38,18 @@ from .sm90_epilogue import GENERAL, TMA_RESIDUAL, TMA_STORE, epilogue_kind
 from .sm90_gemm_config import MatmulEpilogue
 
 _C = tuned.constants("sm_90a", "gemm")
-_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_work_tile.cuh: Operand
+_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm/work_tile.cuh: Operand
 PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),
     "dequant_softmax": (3, 4, 5, 6),
+}
+
+
+_WITHOUT_FORMULA = {"gemm": "matmul", "dual_gemm": "gated"}  # fields of those with one
+_FORMULA_PARAMS = {
+    "gemm": ("expression", "ExpressionMatmulParams"),
+    "dual_gemm": ("gate_expression", "ExpressionGatedParams"),
 }
 
 
@@ -118,9 +125,9 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     params["tiles_m"], params["tiles_n"] = c.cluster_tiles(p.m, p.n)
     places = PLACES[p.kernel]
     if p.formula is not None:
-        matmul = params
-        params = zeros("gemm/epilogue/expression.cuh", "ExpressionMatmulParams")
-        params["matmul"] = matmul
+        plain, file, struct = params, *_FORMULA_PARAMS[p.kernel]
+        params = zeros(f"gemm/epilogue/{file}.cuh", struct)
+        params[_WITHOUT_FORMULA[p.kernel]] = plain
         fill_formula(params["expression"], p)
         places += tuple(range(len(ARRAYS[p.kernel]), len(p.array_names)))
     by_value = target.by_value(params)
@@ -190,7 +197,7 @@ def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.n
 
 
 def _dual_params(p: Product) -> np.ndarray:
-    params = zeros("gemm/epilogue/gated.cuh", "GatedParams")
+    params = zeros("gemm/epilogue/gate_silu.cuh", "GatedParams")
     fill_epilogues(params["epilogues"], p)
     params["policy"] = p.policy
     return params

@@ -202,7 +202,7 @@ def attention(
     options, slopes, rows_sinks = check_options(
         q, batch, heads, causal, scale, window, softcap, alibi_slopes, sinks
     )
-    lens = check_lens(seq_lens, q, sk, "k's")
+    lens = check_lens(seq_lens, q, q.shape[0], sk, "k's")
     bounded = (options.left, options.right) != (-1, -1)
     needed_by = "causal=True" if causal else "window" if bounded else None
     if needed_by is None and slopes is not None:

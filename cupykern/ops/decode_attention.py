@@ -7,19 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, dtypes, reference
+from .. import arguments, reference
 from ..arrays import assign, in_elements, maker
 from ..attention import decode_config, decode_plan
 from ..attention.attention_task import ScoreOptions
-from ..attention.decode_config import (
-    CACHE_DTYPES,
-    DTYPES,
-    LAYOUTS,
-    MAX_DIM,
-    MAX_KEYS,
-    MAX_QUERIES,
-    DecodeConfig,
-)
+from ..attention.decode_config import MAX_QUERIES, DecodeConfig
 from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
@@ -27,22 +19,16 @@ from ..targets import is_cupy
 from .checks.attention import padded_size, padded_to
 from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.cache_scales import check_scales, number_or_array
+from .checks.caches import check_caches, check_keys, check_pages, check_table
 from .checks.score_options import (
     CAUSAL,
     as_int32,
-    check_integers,
     check_lens,
     check_options,
     check_positions,
 )
 from .problems import decode_attention as problems
 from .problems.decode_attention import task_of
-
-# Dims of a contiguous and of a paged cache.
-_DIMS = {
-    "hnd": ("(B, Hkv, Sk, D)", "(num_pages, Hkv, page, D)"),
-    "nhd": ("(B, Sk, Hkv, D)", "(num_pages, page, Hkv, D)"),
-}
 
 
 def decode_attention(
@@ -80,7 +66,7 @@ def decode_attention(
 
     Arguments:
 
-    q: (B, H, Sq, D), float16 or bfloat16, Sq at most 16; the new tokens' keys are in the cache
+    q: (B, H, Sq, D), float16 or bfloat16, Sq at most 64; the new tokens' keys are in the cache
         already.
     k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype, float8_e4m3fn or int8.  H
         is a multiple of Hkv; query head h uses KV head h // (H // Hkv).  D and Dv are 1 to 256;
@@ -159,10 +145,11 @@ def decode_attention(
         plan.launch(target, *arrays, y, lse, *(*more, None, None)[:num_more], *pointers)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
-    shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
-    seq_lens = check_lens(seq_lens, q, max_keys, "the caches'")
+    k, v, max_keys = _check_arrays(q, k_cache, v_cache, block_table, layout)
+    shape = q.shape
+    seq_lens = check_lens(seq_lens, q, shape[0], max_keys, "the caches'")
     if block_table is not None:
-        _check_table(block_table, seq_lens, k.shape[0], k.shape[2])
+        check_pages(block_table, seq_lens, k.shape[0], k.shape[2])
     arguments.check_flags(causal=causal, return_lse=return_lse)
     scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
@@ -231,70 +218,17 @@ def decode_attention(
     return (y, lse) if return_lse else y
 
 
-def _check_arrays(
-    q: Any, k: Any, v: Any, table: Any, layout: Any
-) -> tuple[tuple[int, ...], int, Any, Any]:
-    """(q's shape, maximum keys of a sequence, k and v as "hnd").  Raises TypeError, ValueError."""
-    dtypes.resolve(q.dtype, "q's dtype", DTYPES)
-    for name, x in (("k_cache", k), ("v_cache", v)):
-        arguments.same_place(name, x, q, "q")
-        dtypes.resolve(x.dtype, f"{name}'s dtype", (q.dtype, *CACHE_DTYPES))
-    if v.dtype != k.dtype:
-        raise TypeError(f"v_cache must have k_cache's dtype {k.dtype}; got {v.dtype}")
-    for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
-        if x.ndim != 4:
-            raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
-        if not 1 <= x.shape[3] <= MAX_DIM:
-            raise ValueError(f"{name}'s last dim must be 1 to {MAX_DIM}; got {x.shape[3]}")
+def _check_arrays(q: Any, k: Any, v: Any, table: Any, layout: Any) -> tuple[Any, Any, int]:
+    """(k and v as "hnd", maximum keys of a sequence).  Raises TypeError, ValueError."""
+    names = "k_cache", "v_cache"
+    k, v = check_caches(q, k, v, layout, table is not None, ndim=4, names=names)
     if q.shape[2] > MAX_QUERIES:
         raise ValueError(f"q must have at most {MAX_QUERIES} queries; got shape {q.shape}")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k_cache and v_cache differ beside their last dims: {k.shape}, {v.shape}")
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"k_cache's last dim must be q's, {q.shape[3]}; got {k.shape[3]}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
-    given = k.shape
-    if layout == "nhd":
-        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    if q.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
-        dims = {name: _DIMS[name][table is not None] for name in (layout, *LAYOUTS)}
-        first, other = (f"{shape} with layout={name!r}" for name, shape in dims.items())
-        raise ValueError(
-            f"q's heads must be a multiple of the caches'; got {q.shape[1]} and {k.shape[1]}: "
-            f"k_cache {given} is {first}, or {other}"
-        )
-    if table is None:
-        if k.shape[0] != q.shape[0]:
-            raise ValueError(f"caches and q differ in the batch: {k.shape[0]} and {q.shape[0]}")
-        max_keys = k.shape[2]
-    else:
-        check_integers("block_table", table, q)
-        if table.ndim != 2 or table.shape[0] != q.shape[0]:
-            raise ValueError(
-                f"block_table must have shape ({q.shape[0]}, max_pages); got {table.shape}"
-            )
-        max_keys = table.shape[1] * k.shape[2]
-    if max_keys > MAX_KEYS:
-        raise ValueError(f"sequences may have at most {MAX_KEYS} keys; got {max_keys}")
-    return q.shape, max_keys if k.shape[0] else 0, k, v
-
-
-def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> None:
-    """Raises ValueError for a numpy table with a wrong page before a length; lengths on the GPU are
-    not read."""
-    if is_cupy(table) or is_cupy(seq_lens):
-        return
-    used = np.ones(table.shape, bool)
-    if seq_lens is not None:
-        pages = -(-seq_lens.astype(np.int64) // max(page_size, 1))
-        used = np.arange(table.shape[1]) < pages[:, None]
-    wrong = table[used & ((table < 0) | (table >= num_pages))]
-    if wrong.size:
-        raise ValueError(
-            f"block_table must hold pages from 0 to {num_pages - 1} where it is used; "
-            f"got {wrong[0]}"
-        )
+    if table is not None:
+        return k, v, check_table(table, q, q.shape[0], k)
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"caches and q differ in the batch: {k.shape[0]} and {q.shape[0]}")
+    return k, v, check_keys(k.shape[2] if k.shape[0] else 0)
 
 
 # --- the op's record -----------------------------------------------------------------------------

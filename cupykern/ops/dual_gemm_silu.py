@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets import Target
-from .checks.formulas import read_formula
+from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import check_precision, check_shapes
 from .checks.scales import (
     ReadOperand,
@@ -34,6 +34,7 @@ from .problems import products
 from .problems.products import NVFP4, MatmulProblem
 
 POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
+SILU = "acc1 * sigmoid(acc1) * acc2"
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 
@@ -50,6 +51,8 @@ def dual_gemm_silu(
     out: Any = None,
     precision: str = "float32",
     config: AnyConfig | None = None,
+    epilogue: Any = None,
+    operands: dict[str, Any] | None = None,
 ) -> Any:
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)),
     with silu(x) = x sigmoid(x)
@@ -58,6 +61,8 @@ def dual_gemm_silu(
     >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)
     >>> cupykern.dual_gemm_silu(a, gate, up).round(2).astype(float).round(2).tolist()
     [[2.19, 5.28]]
+    >>> cupykern.dual_gemm_silu(a, gate, up, epilogue="maximum(acc1, 0) * acc2 + j").tolist()
+    [[3.0, 7.0]]
 
     a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16, bfloat16
         or float32; a or the others float32 beside float16 or bfloat16; or a pair of `scaled_mm`:
@@ -72,15 +77,22 @@ def dual_gemm_silu(
     precision: of float32 operands, as that of `matmul`.
     config: a GemmConfig or one of the dual GEMM configs of Hopper, of float32 operands one of
         `matmul`, for both products; None: the default one.
+    epilogue: another gate in place of silu(acc1) * acc2, with policy "fp32": a formula of acc1 and
+        acc2, the products of b1 and b2 with their scales; see `expression`, kind "gate".  A tuple
+        gives several results, as that of `matmul`.
+    operands: of the formula, up to 7 by name, as those of `matmul`.
 
     Neither product is written to memory: a block computes the same tile of both.  Sums in FP32,
     int8 exactly in int32.  Layouts and copies as for `scaled_mm`; b1 and b2 of different layouts
     count as read element by element.  float32 operands, which have no scales and policy "fp32", are
     multiplied twice; the second product has the gate as its epilogue.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config,
-    devices).  Error bound: `reference.dual_gemm_silu_bound`.
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, policy, config, devices),
+    SyntaxError and NameError (epilogue).  Error bound: `reference.dual_gemm_silu_bound`.
     """
+    formula, place = NO_FORMULA, a.data if isinstance(a, NvFp4) else a
+    if epilogue is not None or operands is not None:
+        formula = read_formula(epilogue, operands, place, "gate")
     if any(isinstance(x, NvFp4) for x in (a, b1, b2)):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
         names, given = tuple(arrays), tuple(arrays.values())
@@ -96,41 +108,50 @@ def dual_gemm_silu(
         given = a, b1, b2, array_a, array_b, array_b2
         numbers = number_a, number_b, number_b2
         call = ("dual_gemm_silu", *numbers, policy, out_dtype, precision, config)
-    key, known, _ = plans.find(call, out, *given)
+    given = *given, *formula.arrays
+    key, known, _ = plans.find((*call, *formula.key), out, *given)
     if known is not None:
         return launch.launch_known(known, given, out)
-    target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
+    target = arguments.target_of("a", place)
     pairs = (("a", a, scale_a), ("b1", b1, scale_b1), ("b2", b2, scale_b2))
     x, y1, y2 = (read_operand(name, value, scale, a) for name, value, scale in pairs)
     if y1.dtype != y2.dtype:
         raise TypeError(f"b1 and b2 must be of one dtype; got {y1.dtype} and {y2.dtype}")
-    out_dtype = result_dtype(x.dtype, y1.dtype, out_dtype)
+    dtype_of_each = each_dtype(formula, out_dtype)
+    out_dtype, *more = (result_dtype(x.dtype, y1.dtype, dtype) for dtype in dtype_of_each)
     if policy not in POLICIES:
         legal = ", ".join(map(repr, POLICIES))
         raise ValueError(f"policy must be one of {legal}; got {policy!r}")
+    if formula.nodes and policy != "fp32":
+        raise ValueError(f"policy must be 'fp32' beside epilogue; got {policy!r}")
     shape = _check_shapes(x, y1, y2)
     precision = check_precision(precision, x.dtype, y1.dtype, target)
     if dtypes.float32 in (x.dtype, y1.dtype):
         _check_float32(policy, scale_a=scale_a, scale_b1=scale_b1, scale_b2=scale_b2)
         if out is not None:
             arguments.check_new_out(out, shape, out_dtype, {"a": a, "b1": b1, "b2": b2})
-        return _of_float32(target, a, b1, b2, shape, out_dtype, out, config, key, precision)
+        gate = formula if formula.nodes else read_formula(SILU, None, a, "gate")
+        return _of_float32(
+            target, a, b1, b2, gate, shape, out_dtype, out, config, key, precision, tuple(more)
+        )
     alpha, alpha2 = product_of_scales(x, y1), product_of_scales(x, y2)
     blocks = check_scales((x, y1, y2), shape[:-2], *shape[-2:])
-    operands = {**x.arrays("a"), **y1.arrays("b"), **y2.arrays("b2")}
+    arrays = {**x.arrays("a"), **y1.arrays("b"), **y2.arrays("b2")}
+    arrays |= formula.broadcast(place, shape)
     if out is not None:
         theirs = {"b": "b1", "scale_b": "scale_b1"}
-        named = {theirs.get(name, name): array for name, array in operands.items()}
+        named = {theirs.get(name, name): array for name, array in arrays.items()}
         arguments.check_new_out(out, shape, out_dtype, named)
     return launch.run(
         target,
-        operands,
+        arrays,
         shape,
         out_dtype,
         out,
         config,
         key if same_memory((a, x), (b1, y1), (b2, y2)) else None,
-        names,
+        (*names, *formula.array_names),
+        tuple(more),
         alpha=alpha,
         alpha2=alpha2,
         block_scales=blocks,
@@ -138,6 +159,7 @@ def dual_gemm_silu(
         blocked=blocked_groups({"groups_a": x, "groups_b": y1, "groups_b2": y2}),
         policy=POLICIES.index(policy),
         kernel="dual_gemm",
+        **formula.options,
     )
 
 
@@ -164,12 +186,14 @@ def _of_float32(
     a: Any,
     b1: Any,
     b2: Any,
+    gate: ReadFormula,
     shape: tuple[int, ...],
     out_dtype: np.dtype,
     out: Any,
     config: AnyConfig | None,
     key: Any,
     precision: str,
+    more: tuple[np.dtype, ...],
 ) -> Any:
     """Two products: no kernel has the accumulators of both."""
 
@@ -180,9 +204,9 @@ def _of_float32(
         )
 
     up = step("up", {"a": a, "b": b2}, dtypes.float32, None)
-    gate = read_formula("acc * sigmoid(acc) * up", {"up": up}, a)
-    operands = {"a": a, "b": b1, **gate.broadcast(a, shape)}
-    return step("gate", operands, out_dtype, out, **gate.options)
+    epilogue = gate.with_second(up)
+    operands = {"a": a, "b": b1, **epilogue.broadcast(a, shape)}
+    return step("gate", operands, out_dtype, out, more=more, **epilogue.options)
 
 
 def _check_shapes(a: ReadOperand, b1: ReadOperand, b2: ReadOperand) -> tuple[int, ...]:
@@ -216,12 +240,19 @@ PAIRS = (
 FLOAT32 = ("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")
 """Without scales and policies, unlike PAIRS."""
 SCALES = ("none", "numbers", "tensor", "rows", "blocks")
+GATES = (
+    "(minimum(maximum(acc2 + s, -7), 7) + 1) * minimum(acc1, 7)"
+    " * sigmoid(1.702 * minimum(acc1, 7))",  # SwiGLU as gpt-oss has it, with a bias of columns
+    "0.5 * acc1 * (1 + erf(acc1 * 0.7071067811865476)) * acc2 * k + t",
+    "maximum(acc1, 0) * acc1 * z + r if (i + j + b) % 3 != 0 else acc2 - acc1",
+)
+RESULTS = "maximum(acc1, 0) * acc2 * s, acc1 + t, acc2"
 
 
 @dataclass(frozen=True)
 class DualProblem:
     """One call, without its numbers.  kind: matmul's, or "unit": products of variance 1, "codes":
-    codes of NVFP4 up to 1.5 and scales in [0, 1)."""
+    codes of NVFP4 up to 1.5 and scales in [0, 1).  epilogue: one of GATES, or None."""
 
     m: int
     n: int
@@ -237,9 +268,11 @@ class DualProblem:
     policy: str = "fp32"
     out_dtype: str | None = None
     kind: str = "unit"
+    epilogue: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b}, {self.policy}"
+        gate = self.policy if self.epilogue is None else self.epilogue
+        return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b}, {gate}"
 
 
 _SIZES = (0, 1, 2, 7, 8, 16, 17, 33, 64, 65, 127, 130)
@@ -260,6 +293,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         scales = "tensor"  # the same
     if "float32" in (dtype, dtype_b):
         policy, scales = "fp32", "none"
+    epilogue = draw.choice((*[None] * 4, *GATES, RESULTS)) if policy == "fp32" else None
     layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
     return DualProblem(
         *(m, n, k // 16 * 16 if fp4 else k, dtype, dtype_b, batch_a, batch_b),
@@ -270,6 +304,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         policy=policy,
         out_dtype=draw.choice((None, None, "float16", "bfloat16", "float32")),
         kind="unit" if kind in ("special", "subnormal") and fp4 else kind,
+        epilogue=epilogue,
     )
 
 
@@ -325,6 +360,10 @@ def _inputs(problem: DualProblem, seed: int, xp: Any) -> Call:
     kwargs: dict[str, Any] = {} if p.policy == "fp32" else {"policy": p.policy}
     if p.out_dtype is not None:
         kwargs["out_dtype"] = p.out_dtype
+    if p.epilogue is not None:
+        shape = (*np.broadcast_shapes(p.batch_a, p.batch_b), p.m, p.n)
+        kwargs["epilogue"] = p.epilogue
+        kwargs["operands"] = products.formula_operands(p.epilogue, "gate", shape, seed, xp)
     kwargs |= _scales(p, seed, xp)
     return Call((a, b1, b2), kwargs)
 
@@ -369,6 +408,7 @@ def _work(problem: DualProblem) -> Work:
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
+    """Every variant, but for formulas, of which there is one of each kernel."""
     found: dict[Variant, None] = {}
     for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
         for blocks in (False, True) if b not in (*product.FLOAT16S, product.FP4) else (False,):
@@ -379,7 +419,9 @@ def _variants(arch: str) -> tuple[Variant, ...]:
                         found[gemm.variant(task, config)] = None
     if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
-    return tuple(found)
+    task = task_of(DualProblem(512, 512, 512, "bfloat16", "bfloat16", epilogue=GATES[0]))
+    of_gate = {v.kernel: v for c in gemm.configs(task, arch) for v in (gemm.variant(task, c),)}
+    return (*found, *of_gate.values())
 
 
 def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int], ...]:
@@ -411,7 +453,12 @@ def task_of(problem: DualProblem) -> GemmTask:
     a, b1, b2 = (cast(product.Matrix, product.matrix(x.array, tuple(batch))) for x in operands)
     k = operands[0].shape[-1]
     scaled = any(getattr(x.scale, "size", 1) > 1 for x in operands)
-    return make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
+    task = make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
+    dtype = result_dtype(a.dtype, b1.dtype, p.out_dtype)
+    formula = products.formula_of(call, (*batch, m, n), dtype, "gate")
+    if formula is None:
+        return task
+    return replace(task, slow_activation=True, tma_store_epilogue=False, formula=formula.code())
 
 
 def _sample(
@@ -425,6 +472,8 @@ def _sample(
         return call, outputs
     rows = products.sampled_rows(m, keep, seed)
     kwargs = dict(call.kwargs)
+    if "epilogue" in kwargs:  # of rows i
+        return call, outputs
     scale: Any = kwargs.get("scale_a")
     if getattr(scale, "size", 1) > 1:
         kwargs["scale_a"] = scale[rows]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .. import arguments, dtypes, reference
 from ..gemm import complex64, gemm, launch
 from ..gemm.gemm import AnyConfig
 from ..op import Op
+from ..precisions import canonical
 from ..runtime import plans
+from ..targets import Target
 from .checks.complex64 import check_complex
-from .checks.formulas import NO_FORMULA, read_formula
+from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import (
     INPUTS,
     check_accumulate,
@@ -63,7 +67,8 @@ def matmul(
     out_dtype: float16, bfloat16 or float32 of the result, or int32 of an int8 product with no other
         operand and alpha 1.  None: a's for float16 and bfloat16 unless b is float32, bfloat16 for
         FP8, int32 for int8 where it is allowed, else float32.
-    out: array to write into, of the result's shape and dtype and apart from all operands.
+        Several results of a formula may have one each, as a tuple.
+    out: array to write the first result into, of its shape and dtype and apart from all operands.
     config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
     precision: of float32 operands, one or both.  "float32": errors are at most those of FP32
@@ -76,8 +81,9 @@ def matmul(
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
     epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
-    operands: of the formula, up to 8 by name: numbers, or float16, bfloat16, float32, FP8 or int8
-        arrays that broadcast to (..., M, N).
+        A tuple of up to 4, as "maximum(acc, 0), acc", gives a tuple of results of one pass.
+    operands: of the formula, up to 8 by name (fewer by each further result): numbers, or float16,
+        bfloat16, float32, FP8 or int8 arrays that broadcast to (..., M, N).
 
     Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32;
     the epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be
@@ -100,6 +106,54 @@ def matmul(
     )
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
+    options = {"activation": activation, "accumulate": accumulate, "precision": precision}
+    target, addends, shape, alpha, out_dtype, more = check(
+        a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
+    )
+    precision = canonical(precision)
+    if out_dtype == dtypes.complex64:
+        return complex64.run(
+            target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
+        )
+    given = {"a": a, "b": b, **addends, **formula.broadcast(a, shape)}
+    return launch.run(
+        target, given, shape, out_dtype, out, config, key, tuple(given), more, alpha=alpha,
+        activation=activation, fp16_accumulate=accumulate == "float16", precision=precision,
+        **formula.options,
+    )  # fmt: skip
+
+
+class Checked(NamedTuple):
+    """What follows from legal arguments.  addends: bias and residual, broadcast to `shape`.
+    more: the dtypes of a formula's further results."""
+
+    target: Target
+    addends: dict[str, Any]
+    shape: tuple[int, ...]
+    alpha: float
+    out_dtype: np.dtype
+    more: tuple[np.dtype, ...] = ()
+
+
+def check(
+    a: Any,
+    b: Any,
+    bias: Any,
+    residual: Any,
+    alpha: Any,
+    out_dtype: Any,
+    formula: ReadFormula = NO_FORMULA,
+    epilogue: Any = None,
+    operands: Any = None,
+    *,
+    activation: Any,
+    accumulate: Any,
+    precision: Any,
+) -> Checked:
+    """The arguments of `matmul`, checked.  formula: what epilogue and operands were read as.
+
+    Raises TypeError, ValueError and NotImplementedError.
+    """
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     if dtypes.complex64 in (a.dtype, b.dtype):
@@ -107,31 +161,27 @@ def matmul(
             a, b, bias, residual, activation=activation, accumulate=accumulate,
             out_dtype=out_dtype, epilogue=epilogue, operands=operands,
         )  # fmt: skip
-        precision = check_precision(precision, dtypes.float32, dtypes.float32, target)
+        check_precision(precision, dtypes.float32, dtypes.float32, target)
         alpha = arguments.finite_float("alpha", alpha, 1.0)
-        return complex64.run(
-            target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
-        )
-    fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
+        return Checked(target, addends, shape, alpha, dtypes.complex64)
+    check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
-    precision = check_precision(precision, a.dtype, b.dtype, target)
+    check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     plain = plain and formula is NO_FORMULA
-    out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
+    given = each_dtype(formula, out_dtype)
+    out_dtype, *more = (result_dtype(a.dtype, b.dtype, dtype, plain) for dtype in given)
     batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
-    bias = check_addend("bias", bias, a, shape)
-    residual = check_addend("residual", residual, a, shape)
+    addends = {
+        "bias": check_addend("bias", bias, a, shape),
+        "residual": check_addend("residual", residual, a, shape),
+    }
     check_activation(activation)
     formula.check_alone(bias=bias, activation=activation, residual=residual)
-    given = {"a": a, "b": b, "bias": bias, "residual": residual, **formula.broadcast(a, shape)}
-    return launch.run(
-        target, given, shape, out_dtype, out, config, key, tuple(given), alpha=alpha,
-        activation=activation, fp16_accumulate=fp16_accumulate, precision=precision,
-        **formula.options,
-    )  # fmt: skip
+    return Checked(target, addends, shape, alpha, out_dtype, tuple(more))
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,7 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
     Raises TypeError (x's type and dtype), ValueError (config) and RuntimeError while the current
     stream is captured.  Error bound: `reference.nonfinite_bound`.
     """
-    target = _check(x)
+    target = check(x)
     if is_capturing(target):
         raise RuntimeError(
             "nonfinite_report reads its result back, which ends the capture of a stream: call it "
@@ -107,6 +108,24 @@ def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[
     return make((4,), np.int64, buffer), make((FIGURES - 4,), np.float64, buffer + 32)
 
 
+def merge_reports(reports: Sequence[NonfiniteReport]) -> NonfiniteReport:
+    """That of all elements, from those of disjoint parts of an array; indices are of the whole
+    array.  The mean is a sum in FP64, in the order of the reports."""
+    some = [(r, r.size - r.num_nonfinite) for r in reports if r.size > r.num_nonfinite]
+    num_finite = sum(count for _, count in some)
+    places = [r.first_index for r in reports if r.first_index is not None]
+    return NonfiniteReport(
+        size=sum(r.size for r in reports),
+        num_nan=sum(r.num_nan for r in reports),
+        num_posinf=sum(r.num_posinf for r in reports),
+        num_neginf=sum(r.num_neginf for r in reports),
+        first_index=min(places, default=None),
+        min=min((r.min for r, _ in some), default=math.nan),
+        max=max((r.max for r, _ in some), default=math.nan),
+        mean=sum(r.mean * count for r, count in some) / num_finite if some else math.nan,
+    )
+
+
 def is_capturing(target: Target) -> bool:
     """Whether the current stream of the target's device records a graph."""
     if target.name == "host":
@@ -115,7 +134,8 @@ def is_capturing(target: Target) -> bool:
         return target.xp.cuda.get_current_stream().is_capturing()
 
 
-def _check(x: Any) -> Target:
+def check(x: Any) -> Target:
+    """x's target, of a legal call.  Raises TypeError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     return target
@@ -126,7 +146,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     key, known, places = plans.find(("nonfinite_report", config), None, x)
     if known is not None:
         return nonfinite_plan.launch(known[0], known[1], x, places)
-    target = _check(x)
+    target = check(x)
     xp = target.xp
     with arguments.on_device(target):
         if x.size == 0:

@@ -177,12 +177,7 @@ def _run_checked(
     out: Any,
     config: RowConfig | None,
 ) -> Any:
-    target = arguments.target_of("x", x)
-    for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if array is not None:
-            arguments.same_place(name, array, x)
-    options = _checked_options(*raw_options)
-    eps, y_dtype = _check(x, weight, bias, eps, residual, options, dtype)
+    target, options, eps, y_dtype = check(x, weight, bias, eps, residual, raw_options, dtype)
     if out is not None:
         others = {"weight": weight, "bias": bias, "residual": residual}
         arguments.check_out(out, x, x.shape, y_dtype, others)
@@ -223,10 +218,18 @@ def _run_checked(
         return _launch(target, norm, x, weight, bias, residual, y, total)
 
 
-def _check(
-    x: Any, weight: Any, bias: Any, eps: Any, residual: Any, options: Options, dtype: Any
-) -> tuple[float, np.dtype]:
-    """(eps, y's dtype) of a call whose arguments are legal.  Raises TypeError and ValueError."""
+def check(
+    x: Any, weight: Any, bias: Any, eps: Any, residual: Any, options: tuple[Any, ...], dtype: Any
+) -> tuple[Target, Options, float, np.dtype]:
+    """(x's target, options, eps, y's dtype) of a legal call.  Raises TypeError and ValueError.
+
+    options: the arguments of `_checked_options`.
+    """
+    target = arguments.target_of("x", x)
+    for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
+        if array is not None:
+            arguments.same_place(name, array, x)
+    checked = _checked_options(*options)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     if x.ndim == 0:
         raise ValueError("x must have at least one dim; got shape ()")
@@ -241,14 +244,15 @@ def _check(
             raise TypeError(f"residual must have x's dtype {x.dtype}; got {residual.dtype}")
         if residual.shape != x.shape:
             raise ValueError(f"residual must have x's shape {x.shape}; got {residual.shape}")
-    eps = arguments.finite_float("eps", eps, 1e-5 if options.centered else finfo(x.dtype).eps)
+    eps = arguments.finite_float("eps", eps, 1e-5 if checked.centered else finfo(x.dtype).eps)
     if eps < 0:
         raise ValueError(f"eps must be at least 0; got {eps}")
-    if options.quantized is None:
-        return eps, x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
+    if checked.quantized is None:
+        y_dtype = x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
+        return target, checked, eps, y_dtype
     if dtype is not None:
         raise ValueError("dtype must be None with quantize, which says the result's dtype")
-    return eps, options.quantized
+    return target, checked, eps, checked.quantized
 
 
 def _run_otherwise(

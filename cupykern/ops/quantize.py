@@ -18,7 +18,7 @@ from ..rows.quantize_rows import DTYPES, GRANULARITIES, all_row_configs, run_row
 from ..rows.quantize_tiles import global_tiles, register_tiles, run_tiles, tile_variant
 from ..rows.row_layout import RowLayout, contiguous_operand, row_layout
 from ..runtime import plans
-from ..targets import limits
+from ..targets import Target, limits
 
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit integers
 
@@ -64,8 +64,7 @@ def quantize(
         values, scale = arrays.empty_pair(target.xp, x, code, shape)
         launch((x, values, scale))
         return values, scale
-    target = arguments.target_of("x", x)
-    code = _check(x, dtype, granularity, block)
+    target, code = check(x, dtype, granularity, block)
     with arguments.on_device(target):
         shape = scale_shape(x.shape, granularity, block)
         if x.size == 0:
@@ -80,8 +79,9 @@ def quantize(
         return values, scale
 
 
-def _check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> np.dtype:
-    """The format, if the arguments are legal."""
+def check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> tuple[Target, np.dtype]:
+    """(x's target, the format) of a legal call.  Raises TypeError and ValueError."""
+    target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     if isinstance(dtype, str) and dtype in dtypes.QUANTIZED:
         code = dtypes.QUANTIZED[dtype]
@@ -103,7 +103,7 @@ def _check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> np.d
             raise ValueError(
                 f"block must be two positive integers of a product up to {_MAX_TILE}; got {block!r}"
             )
-    return code
+    return target, code
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ..numerics import as_float64, namespace
 from ..nvfp4 import GROUP, NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
+from ..targets import Target
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
@@ -47,12 +48,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     key, plan, places = plans.find(("quantize_nvfp4", layout, config), None, x)
     if plan is not None:
         return plan.launch(x, places)
-    target = arguments.target_of("x", x)
-    dtypes.resolve(x.dtype, "x's dtype", DTYPES)
-    if layout not in nvfp4.LAYOUTS:
-        raise ValueError(f"layout must be 'plain' or 'blocked'; got {layout!r}")
-    if x.ndim < 2 or x.shape[-1] % GROUP:
-        raise ValueError(f"x must have shape (..., rows, K), K a multiple of 16; got {x.shape}")
+    target = check(x, layout)
     if config is not None:
         arguments.check_fields(config, NvFp4Config)
     xp, (*outer, rows, k) = target.xp, x.shape
@@ -71,6 +67,17 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         plan = quantize_nvfp4_plan.plan(target, task, config)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat, (address_of(flat),))
+
+
+def check(x: Any, layout: str) -> Target:
+    """x's target, of a legal call.  Raises TypeError and ValueError."""
+    target = arguments.target_of("x", x)
+    dtypes.resolve(x.dtype, "x's dtype", DTYPES)
+    if layout not in nvfp4.LAYOUTS:
+        raise ValueError(f"layout must be 'plain' or 'blocked'; got {layout!r}")
+    if x.ndim < 2 or x.shape[-1] % GROUP:
+        raise ValueError(f"x must have shape (..., rows, K), K a multiple of 16; got {x.shape}")
+    return target
 
 
 # --- the op's record -----------------------------------------------------------------------------

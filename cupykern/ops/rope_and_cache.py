@@ -26,7 +26,8 @@ def rope_and_cache(
     k_cache: Any = None,
     v_cache: Any = None,
     *,
-    inv_freq: Any,
+    inv_freq: Any = None,
+    cos_sin: Any = None,
     interleaved: bool = False,
     attention_factor: Any = 1.0,
     q_weight: Any = None,
@@ -61,6 +62,9 @@ def rope_and_cache(
         Slots of other tokens stay as they are.  They must not overlap other arguments.
     inv_freq: float32 (R,), 2 R at most D: the angle of pair i is position * inv_freq[i]
         (`rope_inv_freq`).  The first 2 R numbers of a head are rotated, the others kept.
+    cos_sin: in place of inv_freq, float32 (P, 2 R): row p has the R cosines and then the R sines of
+        position p (vLLM's and FlashInfer's cos_sin_cache).  Positions beyond it count as the last
+        one, negative ones as the first.
     interleaved: pairs are numbers 2 i and 2 i + 1 (GPT-J); False: i and i + R (NeoX, Llama).
     attention_factor: finite number that cosines and sines are multiplied with (YaRN's).
     q_weight, k_weight: (D,) of any of the three dtypes: each head is first divided by
@@ -80,10 +84,10 @@ def rope_and_cache(
 
     Returns the rotated q, of q's shape and dtype; without a cache (q, k), both rotated.
 
-    The arithmetic is in FP32, with one rounding at the end; angles are FP64, exact at any position.
-    8-bit codes saturate.  Heads are read and written in vectors where their numbers are adjacent
-    and 16-byte aligned (in 8-bit caches 8-byte), and R and D / 2 are multiples of 8 (of float32 of
-    4); other strides, in elements, work without a copy too, but slower.
+    The arithmetic is in FP32, with one rounding at the end; angles by inv_freq are FP64, exact at
+    any position.  8-bit codes saturate.  Heads are read and written in vectors where their numbers
+    are adjacent and 16-byte aligned (in 8-bit caches 8-byte), and R and D / 2 are multiples of 8
+    (of float32 of 4); other strides, in elements, work without a copy too, but slower.
 
     Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
     devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
@@ -93,7 +97,7 @@ def rope_and_cache(
     key, known, _ = plans.find(
         ("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number, config),
         *(out, q, k, v, positions, k_cache, v_cache),
-        *(inv_freq, q_weight, k_weight, block_table, k_scales, v_scales),
+        *(inv_freq, cos_sin, q_weight, k_weight, block_table, k_scales, v_scales),
     )
     if known is not None:
         target, launch = known
@@ -101,13 +105,14 @@ def rope_and_cache(
         y = make(q.shape, q.dtype) if out is None else out
         k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
         launch.launch(
-            (q, k, v, positions, inv_freq, q_weight, k_weight, block_table, y, k_out, v_cache,
-             k_scales, v_scales)
+            (q, k, v, positions, inv_freq if cos_sin is None else cos_sin, q_weight, k_weight,
+             block_table, y, k_out, v_cache, k_scales, v_scales)
         )  # fmt: skip
         return (y, k_out) if k_cache is None else y
     target = arguments.target_of("q", q)
     given = {
         "q": q, "k": k, "v": v, "positions": positions, "inv_freq": inv_freq,
+        "cos_sin": cos_sin,
         "q_weight": q_weight, "k_weight": k_weight, "block_table": block_table,
         "k_cache": k_cache, "v_cache": v_cache,
     }  # fmt: skip
@@ -128,7 +133,8 @@ def rope_and_cache(
         y = make(q.shape, q.dtype) if out is None else out
         k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
         arrays = _Arrays(
-            *(q, k, v, positions, inv_freq, q_weight, k_weight, block_table),
+            *(q, k, v, positions, inv_freq if cos_sin is None else cos_sin),
+            *(q_weight, k_weight, block_table),
             *(y, k_out, v_cache, *scale_arrays),
         )
         if q.size or k.size:
@@ -165,7 +171,7 @@ class _Arrays(NamedTuple):
     k: Any
     v: Any
     positions: Any
-    inv_freq: Any
+    rotation: Any
     q_weight: Any
     k_weight: Any
     block_table: Any
@@ -204,7 +210,7 @@ def _call(
         cache_dtype=k_out.dtype,
         q_shape=a.q.shape,
         kv_heads=a.k.shape[2],
-        half=a.inv_freq.shape[0],
+        half=a.rotation.shape[-1] // a.rotation.ndim,  # cosines and sines
         q=operand(a.q),
         k=operand(a.k),
         v=operand(a.v) if has_cache else None,
@@ -213,7 +219,8 @@ def _call(
         v_out=operand(v_out) if has_cache else None,
         positions=positions,
         block_table=None if a.block_table is None else operand(a.block_table),
-        inv_freq=operand(a.inv_freq),
+        rotation=operand(a.rotation),
+        num_rows=a.rotation.shape[0] if a.rotation.ndim == 2 else 0,
         page_size=page,
         num_pages=k_out.shape[0] if page else 0,
         num_slots=min(slots, 2**31 - 1) if has_cache else 0,

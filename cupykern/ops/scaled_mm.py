@@ -17,7 +17,7 @@ from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets.limits import device
-from .checks.formulas import NO_FORMULA, ReadFormula, read_formula
+from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
 from .checks.scales import (
     arrays_and_numbers,
@@ -113,7 +113,8 @@ def scaled_mm(
     alpha = product_of_scales(x, y)
     # By what is given, not by its value: it decides about the result's dtype.
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
-    out_dtype = result_dtype(x.dtype, y.dtype, out_dtype, plain)
+    given = each_dtype(formula, out_dtype)
+    out_dtype, *more = (result_dtype(x.dtype, y.dtype, dtype, plain) for dtype in given)
     batch, m, n = check_shapes(x, y)
     shape = (*batch, m, n)
     bias = check_addend("bias", bias, x.array, shape)
@@ -130,6 +131,7 @@ def scaled_mm(
         config,
         key if same_memory((a, x), (b, y)) else None,
         names,
+        tuple(more),
         alpha=alpha,
         activation=activation,
         block_scales=blocks,
@@ -166,9 +168,13 @@ def _transposed(
     if bias is not None and getattr(bias, "ndim", 0) == 1:
         bias = bias[None]
     options: dict[str, Any] = {"bias": turn(bias), "activation": activation, "config": config}
-    options["out_dtype"] = "float32" if out_dtype is None else out_dtype
+    given = each_dtype(formula, out_dtype)
+    options["out_dtype"] = tuple("float32" if dtype is None else dtype for dtype in given)
     options["epilogue"], options["operands"] = formula.transposed()
     y = scaled_mm(turn(b), a, turn(scale_b), scale_a, out=turn(out), **options)
+    if formula.roots:
+        first, *others = y
+        return (turn(first) if out is None else out, *map(turn, others))
     return turn(y) if out is None else out
 
 

@@ -25,7 +25,7 @@ from ..rows.softmax_plan import (
     softmax_task,
 )
 from ..runtime import plans
-from ..targets import limits, of_array
+from ..targets import Target, limits, of_array
 from ..targets.limits import is_measured
 
 
@@ -88,16 +88,21 @@ def log_softmax(
     return _run(x, axis, mask, scale, dtype, out, True, config)
 
 
-def _resolve(
-    x_dtype: np.dtype, shape: tuple[int, ...], axis: Any, scale: Any, dtype: Any
-) -> tuple[int, float, np.dtype]:
-    """The arguments that need no array, checked: axis, scale and the result's dtype."""
-    dtypes.resolve(x_dtype, "x's dtype", DTYPES)
+def check(
+    x: Any, axis: Any, mask: Any, scale: Any, dtype: Any
+) -> tuple[Target, int, float, Any, np.dtype]:
+    """(x's target, axis, scale, the mask broadcast to x, the result's dtype) of a legal call.
+
+    Raises TypeError, ValueError and numpy.exceptions.AxisError.
+    """
+    target = arguments.target_of("x", x)
+    dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     scale = arguments.finite_float("scale", scale, 1.0)
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
-    y_dtype = x_dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
-    return arguments.normalize_axis(axis, shape), scale, y_dtype
+    y_dtype = x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
+    axis = arguments.normalize_axis(axis, x.shape)
+    return target, axis, scale, None if mask is None else _check_mask(mask, x), y_dtype
 
 
 def _run(
@@ -130,10 +135,7 @@ def _run_checked(
     log: bool,
     config: RowConfig | None,
 ) -> Any:
-    target = arguments.target_of("x", x)
-    axis, scale, y_dtype = _resolve(x.dtype, x.shape, axis, scale, dtype)
-    if mask is not None:
-        mask = _check_mask(mask, x)
+    target, axis, scale, mask, y_dtype = check(x, axis, mask, scale, dtype)
     if out is not None:
         arguments.check_out(out, x, x.shape, y_dtype, {"mask": mask})
     with arguments.on_device(target):

@@ -6,6 +6,7 @@ take the same and return a `Bound` per output.
 
 from .attention import attention, attention_varlen
 from .attention_bound import attention_bound, attention_varlen_bound
+from .chunked_matmul import chunked_matmul_bound
 from .complex64 import complex_matmul, complex_matmul_bound
 from .decode_attention import decode_attention, decode_attention_bound
 from .dequant_softmax import dequant_softmax, dequant_softmax_bound
@@ -23,6 +24,7 @@ __all__ = [
     "attention_bound",
     "attention_varlen",
     "attention_varlen_bound",
+    "chunked_matmul_bound",
     "complex_matmul",
     "complex_matmul_bound",
     "decode_attention",

@@ -21,6 +21,7 @@ class Approximate(NamedTuple):
     worst: the largest error, but for `floor`: what flushed subnormals may add to it.
     square: the expected square of the error.
     bias: how far the mean error may be from zero.
+    shared: the part of `square` that all elements along `axes` have in common.
     """
 
     exact: Any
@@ -28,13 +29,15 @@ class Approximate(NamedTuple):
     floor: Any
     square: Any
     bias: Factor
+    shared: Factor = 0.0
+    axes: tuple[int, ...] = ()
 
     def scaled(self, factor: Any) -> Approximate:
         """Times an exact factor."""
         size = abs(factor)
         return Approximate(
             self.exact * factor, self.worst * size, self.floor * size, self.square * size**2,
-            self.bias * size,
+            self.bias * size, self.shared * size**2, self.axes,
         )  # fmt: skip
 
     def rounded(self, count: int = 1) -> Approximate:
@@ -73,9 +76,11 @@ class Approximate(NamedTuple):
     def stored(self, reference: Array, dtype: np.dtype) -> Bound:
         """The Bound of the value in memory: FP32 is not rounded again."""
         xp, rms, floor = namespace(reference), namespace(reference).sqrt(self.square), self.floor
+        shared = xp.sqrt(self.shared) if self.axes else 0.0
         if dtype != dtypes.float32:
             return stored(
-                reference, dtype, self.worst, rms, floor=floor + 4 * FLOOR, bias=self.bias
-            )
+                reference, dtype, self.worst, rms, floor=floor + 4 * FLOOR, shared=shared,
+                bias=self.bias, axis=self.axes,
+            )  # fmt: skip
         rms = xp.where(floor + 4 * FLOOR > rms, 0.0, rms)
-        return Bound(self.worst + floor + 4 * FLOOR, rms, 0.0, self.bias)
+        return Bound(self.worst + floor + 4 * FLOOR, rms, shared, self.bias, self.axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,23 +56,35 @@ def attention(
 
 
 def attention_varlen(
-    q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **options: Any
-) -> tuple[Any, ...]:
-    """`attention` of each sequence: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D)."""
+    q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """`attention` of each sequence: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D), or
+    the keys in its pages."""
+    keys = keys_of_sequences(k, v, cu_seqlens_k, options)
     options = of_sequences(options)
     parts = [
         attention(*sequence, layout="bshd", **of_sequence(options, i))
-        for i, sequence in enumerate(sequences(q, k, v, cu_seqlens_q, cu_seqlens_k))
+        for i, sequence in enumerate(sequences(q, cu_seqlens_q, keys))
     ]
     xp = namespace(q)
     if not parts:
+        none = (q[None], *(xp.zeros((1, 0, q.shape[1], x.shape[-1])) for x in (k, v)))
         options = {**options, "alibi_slopes": None}
-        return concatenated(xp, [attention(q[None], k[None], v[None], layout="bshd", **options)])
+        return concatenated(xp, [attention(*none, layout="bshd", **options)])
     return concatenated(xp, parts)
 
 
 def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
-    unused = ("max_seqlen_q", "max_seqlen_k", "out", "config")
+    unused = (
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "block_table",
+        "seq_lens_k",
+        "layout",
+        "out",
+        "config",
+    )
     options = {name: value for name, value in options.items() if name not in unused}
     return {"causal_align": "bottom_right", **options}
 
@@ -83,11 +96,38 @@ def of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
     return options if slopes is None or slopes.ndim < 2 else {**options, "alibi_slopes": slopes[i]}
 
 
-def sequences(q: Array, k: Array, v: Array, cu_q: Any, cu_k: Any) -> Iterator[tuple[Any, Any, Any]]:
-    cu_q, cu_k = (x.tolist() for x in (cu_q, cu_k))
-    for i in range(len(cu_q) - 1):
-        keys = slice(cu_k[i], cu_k[i + 1])
-        yield q[None, cu_q[i] : cu_q[i + 1]], k[None, keys], v[None, keys]
+def sequences(
+    q: Array, cu_q: Any, keys: Iterator[tuple[Any, Any]]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """(q, k, v) of each sequence, (1, length, H, D)."""
+    for (first, end), (k, v) in zip(itertools.pairwise(cu_q.tolist()), keys, strict=True):
+        yield q[None, first:end], k[None], v[None]
+
+
+def keys_of_sequences(
+    k: Array, v: Array, cu_k: Any, options: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """k and v of each sequence, (length, Hkv, D), of attention_varlen's options."""
+    if cu_k is not None:
+        for first, end in itertools.pairwise(cu_k.tolist()):
+            yield k[first:end], v[first:end]
+        return
+    nhd = options.get("layout", "hnd") == "nhd"
+    k, v = (x.swapaxes(1, 2) if nhd else x for x in (k, v))
+    most = options.get("max_seqlen_k")
+    for pages, length in zip(options["block_table"], options["seq_lens_k"].tolist(), strict=True):
+        own = [of_pages(x, pages) for x in (k, v)]
+        length = max(length, 0) if most is None else min(max(length, 0), most)
+        yield own[0][:, :length].swapaxes(0, 1), own[1][:, :length].swapaxes(0, 1)
+
+
+def of_pages(cache: Array, pages: Any) -> Array:
+    """The keys (Hkv, max_pages * page, D) in `pages`, a row of a block table; cache: (num_pages,
+    Hkv, page, D)."""
+    count, heads, page, dim = cache.shape
+    table = namespace(cache).clip(namespace(cache).asarray(pages), 0, max(count - 1, 0))
+    table = table if count else table[:0]
+    return cache[table].swapaxes(0, 1).reshape(heads, table.size * page, dim)
 
 
 def concatenated(xp: Namespace, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace
+from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace, to_numpy
 from ..op import Bound
 from ..typing import Array, Factor
 from .accumulation import (
@@ -29,6 +29,7 @@ from .attention import (
     Rows,
     ScoreOptions,
     concatenated,
+    keys_of_sequences,
     named,
     of_sequence,
     of_sequences,
@@ -53,6 +54,9 @@ _LOG_2 = math.log(2)
 P_ERROR = 2.0**-25
 """What an FP16 probability loses at most below FP16's smallest normal number, relative to the
 row's largest."""
+
+_NEAR = 8
+"""Numbers an eighth of a gap apart have rounding errors that are alike (a correlation of 0.34)."""
 
 P_SHIFT = 7
 """Kernels make FP16 probabilities 2^7 times as large (online_softmax.cuh: kShift): that much less
@@ -104,14 +108,14 @@ def attention_bound(
     bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16", scales)
     xp = problem.xp
     with np.errstate(all="ignore"):
-        worst, square, bias, shared, *stats = problem.by_rows(bounds.of_rows, 4, 6)
-        ends = ~xp.isfinite(worst).all(axis=-1)
-        worst, square, bias, shared = map(problem.restore, (worst, square, bias, shared))
+        found = problem.by_rows(bounds.of_rows, 5, 6)
+        ends, stats = ~xp.isfinite(found[0]).all(axis=-1), list(found[5:])
+        worst, square, bias, shared, common = map(problem.restore, found[:5])
         if not k.size and problem.sinks is not None:
             stats = [x + bounds.of_sink_alone() for x in stats]
         out = stored(
             reference[0], q.dtype, worst * (1 + 2.0**-6), xp.sqrt(square),
-            floor=4 * FLOOR, shared=shared, bias=bias,
+            floor=4 * FLOOR, shared=shared, bias=bias, common=common,
         )  # fmt: skip
         _, top, total, lse = named(reference, return_lse, return_row_stats)
         of_top, of_sum, of_lse = (stats[i : i + 2] for i in (0, 2, 4))
@@ -141,6 +145,7 @@ def _with_ends(xp: Any, bound: Bound, ends: Any) -> Bound:
         xp.where(unknown, 0.0, bound.rms),
         xp.where(unknown, 0.0, bound.shared),
         xp.where(unknown, np.inf, bound.bias),
+        common=xp.where(unknown, 0.0, bound.common),
         free=ends,
     )
 
@@ -166,6 +171,32 @@ class _Exponents(NamedTuple):
     bias: Array
 
 
+class _Probabilities(NamedTuple):
+    """What rounding them to 16 bits makes.
+
+    rms: of the error that is expected.  error: what it is if the row's largest score is the origin
+        of its exponents; kernels keep an origin that is near.
+    likeliest: which are as large as the row's largest, and have its error.
+    values: equal ones have the same error, wherever they are, if their rows' origins are alike.
+    """
+
+    rms: Any
+    error: Any
+    likeliest: Any
+    values: Any
+
+    def in_common(self, weights: Any, of_rows: Any) -> float:
+        """The share of rows' errors (of squares of_rows), sums times `weights`, that all rows have
+        in common."""
+        sizes, values = to_numpy(self.rms * weights).ravel(), to_numpy(self.values).ravel()
+        groups = np.unique(values[sizes != 0], return_inverse=True)[1]
+        of_groups = np.bincount(groups, sizes[sizes != 0]) if groups.size else sizes[:0]
+        of_rows = to_numpy(of_rows)
+        both = float(np.sum(of_groups**2)) - float(np.sum(of_rows))
+        most = float(np.sum(np.sqrt(of_rows))) ** 2
+        return math.sqrt(min(both / most, 1.0)) if both > 0 and most > 0 else 0.0
+
+
 class _Bounds:
     """Of the rows of a problem."""
 
@@ -180,8 +211,8 @@ class _Bounds:
         self.v = xp.where(xp.isfinite(problem.v), problem.v, 0.0)
 
     def of_rows(self, part: Rows) -> tuple[Any, ...]:
-        """(worst, expected square, bias, shared part) of the output; (worst, rms) of the largest
-        score; of the sum, relative; of the log-sum-exp, but for its last roundings."""
+        """(worst, expected square, bias, shared and common part) of the output; (worst, rms) of the
+        largest score; of the sum, relative; of the log-sum-exp, but for its last roundings."""
         xp = self.problem.xp
         score = self._of_kept(part, self._scores(part))
         exponents = self._exponents(part, score)
@@ -378,13 +409,9 @@ class _Bounds:
         concentration = self.problem.xp.sum(p**2, axis=-1, keepdims=True)
         return ROUNDING**2 * sum_variance(concentration, self.sk, max(16, self.sk // 4))
 
-    def _rounding_of_p(self, part: Rows) -> tuple[Any, Any]:
-        """(expected square, itself if the row's largest score is its origin) of the error of
-        probabilities in 16 bits.
-
-        Scores in FP16 are whole gaps of FP16 apart, so that probabilities take few values, whose
-        roundings are alike in all rows.
-        """
+    def _rounding_of_p(self, part: Rows) -> _Probabilities:
+        """Scores in FP16 are whole gaps of FP16 apart, so that probabilities take few values, whose
+        roundings are alike in all rows."""
         xp, info = self.problem.xp, finfo(self.dtype)
         shift: Any = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
         if self.scales is not None:
@@ -398,7 +425,10 @@ class _Bounds:
         )
         own = xp.where(part.keep, xp.stack([expected, error]), 0.0)
         own = xp.where(xp.isfinite(own), own, 0.0) / part.divisor
-        return own[0] ** 2, own[1]
+        near = spacing / _NEAR
+        kept = xp.where(part.keep & xp.isfinite(weights), weights, 0.0)
+        likeliest = kept >= xp.max(kept, axis=-1, keepdims=True) - near
+        return _Probabilities(own[0], own[1], likeliest & (own[0] > 0), xp.rint(kept / near) * near)
 
     def _weights_of_half_scores(self, part: Rows) -> Any:
         """part.weights of scores that are rounded to FP16 before they are scaled."""
@@ -440,7 +470,8 @@ class _Bounds:
             + floor
         )
         own = p**2 * (exponents.square + exponents.bias**2)
-        of_p, error_of_p = self._rounding_of_p(part)
+        rounding = self._rounding_of_p(part)
+        of_p = rounding.rms**2
         terms = Terms(
             *(out, multiply(p, sizes), multiply(p**2, v2), self.sk, self.bits),
         )
@@ -448,9 +479,12 @@ class _Bounds:
         of_row = self._sum_variance(p) + (RECIPROCAL_RMS * _U) ** 2 + sink_square
         sum_own = xp.sum(own, axis=-1, keepdims=True)
         difference = multiply(own, v2) - 2 * out * multiply(own, v) + out**2 * sum_own
+        same = xp.where(rounding.likeliest, rounding.rms, 0.0)
+        of_same = xp.maximum(multiply(same, v) ** 2, multiply(same**2, v2))
+        of_rounding = of_same + multiply(of_p - same**2, v2)
         square = (
             xp.maximum(difference, 0.0)
-            + multiply(of_p, v2)
+            + of_rounding
             + of_sum
             + floor**2
             + out**2 * (of_row + (2 if self.scales is None else 3) * ROUNDING**2)
@@ -462,12 +496,14 @@ class _Bounds:
             xp.sum(of_p, axis=-1, keepdims=True), 1e-300
         )
         common = product(xp.sign(out), v.swapaxes(-1, -2)) / max(v.shape[-1], 1)
-        of_keys = xp.maximum(
-            xp.sum(of_p * common**2, axis=-1, keepdims=True), few * multiply(of_p, v2)
+        of_means = xp.sum(same * common, axis=-1, keepdims=True) ** 2 + xp.sum(
+            (of_p - same**2) * common**2, axis=-1, keepdims=True
         )
-        alike = xp.abs(xp.sum(error_of_p * common, axis=-1, keepdims=True))
+        of_keys = xp.maximum(of_means, few * of_rounding)
+        alike = xp.abs(xp.sum(rounding.error * common, axis=-1, keepdims=True))
         bias = bias + (EXP2_BIAS + RECIPROCAL_BIAS) * _U * xp.abs(out) + alike
-        return worst, square, bias, xp.sqrt(of_keys + out**2 * of_row)
+        of_all = rounding.in_common(common, of_means) * xp.sqrt(of_rounding)
+        return worst, square, bias, xp.sqrt(of_keys + out**2 * of_row), of_all
 
 
 def attention_varlen_bound(
@@ -475,15 +511,16 @@ def attention_varlen_bound(
     k: Array,
     v: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
+    cu_seqlens_k: Array | None = None,
     *,
     reference: tuple[Any, ...],
     **options: Any,
 ) -> tuple[Bound, ...]:
     """`attention_bound` of every sequence by itself."""
+    keys = keys_of_sequences(k, v, cu_seqlens_k, options)
     xp, options = namespace(q), of_sequences(options)
     parts, first = [], 0
-    for i, sequence in enumerate(sequences(q, k, v, cu_seqlens_q, cu_seqlens_k)):
+    for i, sequence in enumerate(sequences(q, cu_seqlens_q, keys)):
         end = first + sequence[0].shape[1]
         own = (reference[0][None, first:end], *(x[None, :, first:end] for x in reference[1:]))
         own_options = of_sequence(options, i)
@@ -505,9 +542,9 @@ def joined(
 
     fields = (
         join([tuple(field(bound, name) for bound in part) for part in parts])
-        for name in ("elementwise", "rms", "shared", "bias", "free")
+        for name in ("elementwise", "rms", "shared", "bias", "common", "free")
     )
     return tuple(
-        Bound(elementwise, rms, shared, bias, free=free != 0)
-        for elementwise, rms, shared, bias, free in zip(*fields, strict=True)
+        Bound(elementwise, rms, shared, bias, common=common, free=free != 0)
+        for elementwise, rms, shared, bias, common, free in zip(*fields, strict=True)
     )

@@ -23,7 +23,7 @@ from .matmul import matmul, of_repeated
 
 def complex_matmul(a: Array, b: Array, **options: Any) -> tuple[Any]:
     """alpha * (a @ b) + bias + residual in complex128."""
-    (y,) = matmul(as_real(a), _embedded(b), **_real(b, options))
+    (y,) = matmul(as_real(a), embedded(b), **real_addends(b, options))
     return (y.view(np.complex128),)
 
 
@@ -40,10 +40,10 @@ def complex_matmul_bound(
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Of real and imaginary parts, in turn along the last dim: those of real products."""
-    addends = _real(b, {"bias": bias, "residual": residual})
+    addends = real_addends(b, {"bias": bias, "residual": residual})
     products = Products(dtypes.float32, dtypes.float32, precision=precision)
     with np.errstate(all="ignore"):
-        value = products.of(as_float64(as_real(a)), _embedded(b))
+        value = products.of(as_float64(as_real(a)), embedded(b))
         value = of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
         y = as_real(reference[0])
         return (
@@ -51,7 +51,7 @@ def complex_matmul_bound(
         )
 
 
-def _embedded(b: Array) -> Any:
+def embedded(b: Array) -> Any:
     """(..., 2 K, 2 N) in FP64, of (..., K, N)."""
     xp, (k, n) = namespace(b), b.shape[-2:]
     parts = as_float64(as_real(b)).reshape(*b.shape, 2)
@@ -60,7 +60,7 @@ def _embedded(b: Array) -> Any:
     return blocks.reshape(*b.shape[:-2], 2 * k, 2 * n)
 
 
-def _real(b: Array, options: dict[str, Any]) -> dict[str, Any]:
+def real_addends(b: Array, options: dict[str, Any]) -> dict[str, Any]:
     """With bias and residual as real and imaginary parts in turn, of all columns."""
     xp, found = namespace(b), dict(options)
     for name in ("bias", "residual"):

@@ -11,7 +11,7 @@ import numpy as np
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, namespace
 from ..op import Bound
 from ..typing import Array, Factor
-from .attention import attention, of_sequence
+from .attention import attention, of_pages, of_sequence
 from .attention_bound import P_SHIFT, attention_bound, joined
 from .cache_scales import CacheScales, of_tokens
 from .elementary import EXP2_ULPS
@@ -127,7 +127,7 @@ def _sequences(
 ) -> Iterator[tuple[Any, Any, Any, CacheScales | None]]:
     """(q, k, v, scales) of each sequence, a batch of one; k and v end where it does.  Caches of 8
     bits are multiplied by their scales."""
-    xp, codes = namespace(q), k_cache.dtype
+    codes = k_cache.dtype
     if layout == "nhd":
         k_cache, v_cache = k_cache.swapaxes(1, 2), v_cache.swapaxes(1, 2)
     arrays = [k_cache, v_cache]
@@ -135,16 +135,13 @@ def _sequences(
         arrays += [of_tokens(x, k_cache, layout) for x in (k_scale, v_scale)]
         arrays[:2] = [x.view(np.uint8) if codes != np.int8 else x for x in arrays[:2]]
     per_token = getattr(k_scale, "ndim", 0) == 3, getattr(v_scale, "ndim", 0) == 3
-    num_pages, _, page = k_cache.shape[:3]
+    page = k_cache.shape[2]
     for b in range(q.shape[0]):
         if block_table is None:
             caches, room = [x[b] for x in arrays], page
         else:
-            table = xp.clip(xp.asarray(block_table[b]), 0, max(num_pages - 1, 0))
-            table = table if num_pages else table[:0]
-            pages = [x[table].swapaxes(0, 1) for x in arrays]
-            room = table.size * page
-            caches = [x.reshape(x.shape[0], room, x.shape[3]) for x in pages]
+            caches = [of_pages(x, block_table[b]) for x in arrays]
+            room = caches[0].shape[1]
         length = room if seq_lens is None else min(max(int(seq_lens[b]), 0), room)
         k, v, *scales = (x[None, :, :length] for x in caches)
         if not scales:

@@ -79,7 +79,7 @@ def dequant_softmax_bound(
             worst = worst + info.underflow_error
             row_sum = xp.exp(e.log_sum)
             expected = xp.sqrt(expected**2 + (rounding_rms(y * row_sum, dtype) / row_sum) ** 2)
-        own_bias = xp.where(y > 0, logits.bias, 0.0)
+        own_bias = xp.where(y > 0, logits.bias + xp.sqrt(xp.asarray(logits.shared)), 0.0)
         bias = own_bias + of_sum(y * own_bias) + drift + RECIPROCAL_BIAS * u
         bias = bias + xp.maximum(EXP2_BIAS * u, e.rescaling)
         return (stored(reference[0], dtype, worst, expected, floor=floor,

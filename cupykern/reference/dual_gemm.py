@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from ..typing import Array, Factor
 from .approximate import Approximate
 from .elementary import EXP2_ULPS
 from .epilogue import activate, activated, sigmoid, slope
-from .matmul import exact_product, operand_dtype, operand_namespace, scaled_product
+from .expression import gate
+from .expression_error import gate_bound
+from .matmul import exact_product, operand_dtype, operand_namespace, scaled_product, stored_as
 from .rounding import rounding_rms
 
 _HALF = finfo(dtypes.float16)
@@ -30,13 +33,18 @@ def dual_gemm_silu(
     scale_a: Factor | None = None,
     scale_b1: Factor | None = None,
     scale_b2: Factor | None = None,
+    epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None,
     **_: Any,
-) -> tuple[Any]:
-    """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)) in FP64."""
+) -> tuple[Any, ...]:
+    """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)), or the formula
+    `epilogue` of the two products, in FP64."""
     xp = operand_namespace(a)
     with np.errstate(all="ignore"):
         d1 = exact_product(a, b1, scale_a, scale_b1)
         d2 = exact_product(a, b2, scale_a, scale_b2)
+        if epilogue is not None:
+            return gate(d1, d2, epilogue, operands)
         return (activate(xp, d1, "silu") * d2,)
 
 
@@ -53,36 +61,37 @@ def dual_gemm_silu_bound(
     out: Array | None = None,
     precision: str = "float32",
     config: Any = None,
-    reference: tuple[Any],
-) -> tuple[Bound]:
+    epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None,
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
     """Elementwise: with d1 and d2 off by e1 and e2, |silu(d1 + e1) (d2 + e2) - silu(d1) d2| is at
     most
     1.1 |e1| (|d2| + |e2|) + |silu(d1)| |e2|; and the epilogue's roundings.  Infinite where a
-    policy's FP16 numbers overflow.
+    policy's FP16 numbers overflow.  Of a formula: the errors of both products, followed through it.
     """
     xp = operand_namespace(a)
-    if out_dtype is None:
-        dtype = operand_dtype(a)
-        own = dtypes.float16, dtypes.bfloat16, dtypes.float32
-        out_dtype = dtype if dtype in own else dtypes.float16
-    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    dtype, own = operand_dtype(a), (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+    out_dtype = stored_as(out_dtype, dtype if dtype in own else dtypes.float16)
     narrow = policy != "fp32"
     with np.errstate(all="ignore"):
         d1, d2 = (
             scaled_product(a, b, scale_a, scale_b, precision=precision)
             for b, scale_b in ((b1, scale_b1), (b2, scale_b2))
         )
+        if epilogue is not None:
+            return gate_bound(d1, d2, epilogue, operands, out_dtype, reference)
         overflows = xp.zeros(reference[0].shape, bool)
         if policy == "fp16":
             d1 = in_half(d1)
             overflows = _overflows(d1)
-            gate = _half_silu(d1)
+            silu = _half_silu(d1)
         else:
-            gate = activated(d1, "silu")
+            silu = activated(d1, "silu")
         if narrow:
-            gate, d2 = in_half(gate), in_half(d2)
-            overflows = overflows | _overflows(gate) | _overflows(d2)
-        y = _times(gate, d2, reference[0])
+            silu, d2 = in_half(silu), in_half(d2)
+            overflows = overflows | _overflows(silu) | _overflows(d2)
+        y = times(silu, d2, reference[0])
         y = in_half(y) if narrow else y.rounded()
         overflows = overflows | (narrow & _overflows(y))
         bound = y.stored(reference[0], out_dtype)
@@ -107,7 +116,7 @@ def _overflows(x: Approximate) -> Any:
     return abs(x.exact) + x.worst >= _HALF.max
 
 
-def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
+def times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
     """Their product, before it is rounded; `exact` of what x and y should be."""
     size_x, size_y = abs(x.exact), abs(y.exact)
     return Approximate(
@@ -116,6 +125,8 @@ def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
         x.floor * (size_y + y.worst + y.floor) + (size_x + x.worst) * y.floor,
         x.square * (size_y**2 + y.square) + size_x**2 * y.square,
         x.bias * size_y + size_x * y.bias,
+        x.shared * size_y**2 + size_x**2 * y.shared,
+        tuple({*x.axes, *y.axes}),
     )
 
 
@@ -149,4 +160,6 @@ def _half_silu(x: Approximate) -> Approximate:
         SLOPE * x.floor,
         steepness**2 * x.square + expected,
         steepness * x.bias + xp.sqrt(expected),
+        steepness**2 * x.shared,
+        x.axes,
     )

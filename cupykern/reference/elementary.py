@@ -1,6 +1,6 @@
 """Largest errors of the FP32 elementary functions, in units in the last place of the exact result.
 
-kernels_cu/parts/math.cuh has the functions, tests/platform/test_math.py measures them.  They hold
+kernels_cu/common/math.cuh has the functions, tests/platform/test_math.py measures them.  They hold
 on every target, whether or not a * b + c is contracted, as long as exp2_approx keeps EXP2_ULPS.
 One ulp is at most 2 * UNIT_ROUNDOFF_32, relatively.  Results below 2^-126 may be zero, and
 subnormal arguments count as zero.

@@ -122,10 +122,12 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
         steepest * value.floor + floor,
         steepness**2 * value.square + own**2,
         steepness * value.bias + own,
+        steepness**2 * value.shared,
     )
     # An infinite sum, which relu makes 0, has no error.
     infinite = xp.isinf(x)
-    return Approximate(found.exact, *(xp.where(infinite, 0.0, error) for error in found[1:]))
+    worst, floor, square, bias, shared = (xp.where(infinite, 0.0, x) for x in found[1:-1])
+    return Approximate(found.exact, worst, floor, square, bias, shared, value.axes)
 
 
 def epilogue_bound(

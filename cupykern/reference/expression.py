@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..expression import read
+from ..expression import Expression, read
 from ..expression.tree import INTEGER, Node
 from ..numerics import as_float64, namespace
 from ..typing import Array, Namespace
@@ -32,14 +32,28 @@ _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
 }
 
 
-def expression(acc: Array, epilogue: Any, operands: Mapping[str, Any] | None) -> Any:
-    """The formula of the product `acc`, in FP64."""
-    formula = read(epilogue)
+def expression(acc: Array, epilogue: Any, operands: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """The results of the formula of the product `acc`, in FP64."""
+    return of_products({"acc": acc}, read(epilogue), operands)
+
+
+def gate(
+    acc1: Array, acc2: Array, epilogue: Any, operands: Mapping[str, Any] | None
+) -> tuple[Any, ...]:
+    """The results of the formula of two products, in FP64."""
+    return of_products({"acc1": acc1, "acc2": acc2}, read(epilogue, "gate"), operands)
+
+
+def of_products(
+    products: Mapping[str, Array], formula: Expression, operands: Mapping[str, Any] | None
+) -> tuple[Any, ...]:
+    """products: by their names, in FP64."""
+    acc = next(iter(products.values()))
     given = [operand(acc, (operands or {})[name]) for name in formula.names]
     with np.errstate(all="ignore"):
-        values = evaluate(formula.nodes, Environment.of_product(acc, given))
+        values = evaluate(formula.nodes, Environment.of_products(products, given))
     xp = namespace(acc)
-    return xp.broadcast_to(values[-1], acc.shape) + 0.0
+    return tuple(xp.broadcast_to(values[n], acc.shape) + 0.0 for n in formula.results)
 
 
 def operand(acc: Array, x: Any) -> Any:
@@ -58,13 +72,14 @@ class Environment(NamedTuple):
     operands: Sequence[Any]
 
     @classmethod
-    def of_product(cls, acc: Array, operands: Sequence[Array]) -> Environment:
-        """acc: FP64, (..., M, N).  operands broadcast to it."""
+    def of_products(cls, products: Mapping[str, Array], operands: Sequence[Array]) -> Environment:
+        """products: FP64, (..., M, N), by name.  operands broadcast to them."""
+        acc = next(iter(products.values()))
         xp = namespace(acc)
         *batch, m, n = acc.shape
         matrices = xp.arange(math.prod(batch), dtype=np.int64).reshape(*batch, 1, 1)
         i, j = xp.arange(m, dtype=np.int64)[:, None], xp.arange(n, dtype=np.int64)
-        return cls(xp, {"acc": acc, "i": i, "j": j, "b": matrices}, operands)
+        return cls(xp, {**products, "i": i, "j": j, "b": matrices}, operands)
 
 
 def evaluate(nodes: Sequence[Node], given: Environment) -> list[Any]:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..expression import read
+from .. import dtypes
+from ..expression import Expression, read
 from ..expression.tree import BOOLEAN, INTEGER, REAL, Node
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
@@ -51,25 +52,80 @@ def expression_bound(
     acc: Approximate,
     epilogue: Any,
     operands: Mapping[str, Any] | None,
-    out_dtype: np.dtype,
+    out_dtype: Any,
+    reference: tuple[Array, ...],
+) -> tuple[Bound, ...]:
+    """The Bounds of the results of a product's formula, stored as `out_dtype`, or one each."""
+    return bound_of_products({"acc": acc}, read(epilogue), operands, out_dtype, reference)
+
+
+def gate_bound(
+    acc1: Approximate,
+    acc2: Approximate,
+    epilogue: Any,
+    operands: Mapping[str, Any] | None,
+    out_dtype: Any,
+    reference: tuple[Array, ...],
+) -> tuple[Bound, ...]:
+    """The Bounds of the results of a formula of two products, as expression_bound's."""
+    products = {"acc1": acc1, "acc2": acc2}
+    return bound_of_products(products, read(epilogue, "gate"), operands, out_dtype, reference)
+
+
+def bound_of_products(
+    products: Mapping[str, Approximate],
+    formula: Expression,
+    operands: Mapping[str, Any] | None,
+    out_dtype: Any,
+    reference: tuple[Array, ...],
+) -> tuple[Bound, ...]:
+    """products: by their names."""
+    exact = {name: acc.exact for name, acc in products.items()}
+    acc = next(iter(exact.values()))
+    given = [operand(acc, (operands or {})[name]) for name in formula.names]
+    kinds = out_dtype if isinstance(out_dtype, tuple) else (out_dtype,) * len(reference)
+    with np.errstate(all="ignore"):
+        nodes, environment = formula.nodes, Environment.of_products(exact, given)
+        values, errors = propagate_all(nodes, environment, products)
+        # Without what all elements along the products' axes have in common.
+        axes = next(iter(products.values())).axes
+        apart = errors
+        if axes:
+            own = {name: x._replace(square=x.square - x.shared) for name, x in products.items()}
+            _, apart = propagate_all(nodes, environment, own)
+
+        def bound(root: int, dtype: Any, result: Array) -> Bound:
+            square, others = (
+                _expected(environment.xp, nodes, values, of, root) for of in (errors, apart)
+            )
+            dtype = dtypes.NAMES.get(dtype, dtype)
+            return _bound(errors[root], square, square - others, axes, dtype, result)
+
+        results = zip(formula.results, kinds, reference, strict=True)
+        return tuple(bound(*result) for result in results)
+
+
+def _bound(
+    error: Error,
+    square: Any,
+    shared: Any,
+    axes: tuple[int, ...],
+    dtype: np.dtype,
     reference: Array,
 ) -> Bound:
-    """The Bound of the formula of a product, stored as `out_dtype`."""
-    formula = read(epilogue)
-    xp, nodes = namespace(reference), formula.nodes
-    given = [operand(acc.exact, (operands or {})[name]) for name in formula.names]
-    with np.errstate(all="ignore"):
-        environment = Environment.of_product(acc.exact, given)
-        last, square = propagate(nodes, environment, {"acc": acc})
-        shape = reference.shape
-        worst, floor = (xp.broadcast_to(z, shape) for z in (last.worst, last.floor))
-        free, unsure = (xp.broadcast_to(z, shape) for z in (last.free, last.unsure))
-        known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
-        # A literal's error is known, that of a result at least its rounding.
-        square = xp.maximum(square, inexact_rms(reference) ** 2)
-        square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
-        bound = Approximate(reference, worst, floor, square, math.inf).stored(reference, out_dtype)
-        known = xp.broadcast_to(known, shape)
+    """Of a result with this error, stored as `dtype`.  square: its expected square; shared: the
+    part of it that all elements along `axes` have in common."""
+    xp, shape = namespace(reference), reference.shape
+    worst, floor = (xp.broadcast_to(z, shape) for z in (error.worst, error.floor))
+    free, unsure = (xp.broadcast_to(z, shape) for z in (error.free, error.unsure))
+    known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
+    shared = xp.broadcast_to(xp.where(known, xp.maximum(shared, 0.0), 0.0), shape) if axes else 0.0
+    # A literal's error is known, that of a result at least its rounding.
+    square = xp.maximum(square, inexact_rms(reference) ** 2)
+    square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
+    y = Approximate(reference, worst, floor, square, math.inf, shared, axes)
+    bound = y.stored(reference, dtype)
+    known = xp.broadcast_to(known, shape)
     return bound._replace(
         elementwise=xp.where(free, math.inf, bound.elementwise),
         rms=xp.where(known, bound.rms, 0.0),
@@ -80,7 +136,15 @@ def expression_bound(
 def propagate(
     nodes: Sequence[Node], given: Environment, inexact: Mapping[str, Approximate]
 ) -> tuple[Error, Any]:
-    """(the result's error, its expected square).  inexact: the names that have errors."""
+    """(the last node's error, its expected square).  inexact: the names that have errors."""
+    values, errors = propagate_all(nodes, given, inexact)
+    return errors[-1], _expected(given.xp, nodes, values, errors, len(nodes) - 1)
+
+
+def propagate_all(
+    nodes: Sequence[Node], given: Environment, inexact: Mapping[str, Approximate]
+) -> tuple[list[Any], list[Error]]:
+    """(values, errors) of all nodes."""
     xp, values = given.xp, evaluate(nodes, given)
     zero, no = xp.asarray(0.0), xp.asarray(False)
     none = Error(zero, zero, no, no, zero)
@@ -88,7 +152,7 @@ def propagate(
     for node, y in zip(nodes, values, strict=True):
         args = [(values[arg], errors[arg]) for arg in node.args]
         errors.append(_finite(xp, node, y, _error(xp, none, node, y, args, inexact)))
-    return errors[-1], _expected(xp, nodes, values, errors)
+    return values, errors
 
 
 Argument = tuple[Any, Error]
@@ -244,13 +308,17 @@ def _farther(xp: Namespace, y: Any, low: Any, high: Any) -> Any:
 
 
 def _expected(
-    xp: Namespace, nodes: Sequence[Node], values: Sequence[Any], errors: Sequence[Error]
+    xp: Namespace,
+    nodes: Sequence[Node],
+    values: Sequence[Any],
+    errors: Sequence[Error],
+    root: int,
 ) -> Any:
-    """The expected square of the result's error."""
-    slopes = [xp.asarray(0.0)] * len(nodes)  # the result's, by each node
-    slopes[-1] = slopes[-1] + 1.0
+    """The expected square of the error of the node `root`."""
+    slopes = [xp.asarray(0.0)] * len(nodes)  # its slopes, by each node
+    slopes[root] = slopes[root] + 1.0
     total: Any = 0.0
-    for n in reversed(range(len(nodes))):
+    for n in reversed(range(root + 1)):
         node, slope = nodes[n], slopes[n]
         total = total + xp.where(slope == 0, 0.0, slope**2 * errors[n].square)
         if node.kind != REAL or node.op == "real":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
@@ -31,13 +32,13 @@ def matmul(
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
-) -> tuple[Any]:
-    """activation(alpha * (a @ b) + bias) + residual, or the formula `epilogue`, in FP64."""
+) -> tuple[Any, ...]:
+    """activation(alpha * (a @ b) + bias) + residual, or the results of `epilogue`, in FP64."""
     xp = namespace(a)
     with np.errstate(all="ignore"):
         y = float(alpha) * product(as_float64(a), as_float64(b))
         if epilogue is not None:
-            return (expression(y, epilogue, operands),)
+            return expression(y, epilogue, operands)
         if bias is not None:
             y = y + as_float64(bias)
         y = activate(xp, y, activation)
@@ -61,14 +62,12 @@ def matmul_bound(
     config: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
-    reference: tuple[Any],
-) -> tuple[Bound]:
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
     """Elementwise: the error of the sum, carried through the epilogue, and a last rounding."""
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
     plain = plain and epilogue is None
-    if out_dtype is None:
-        out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
-    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    out_dtype = stored_as(out_dtype, dtypes.of_product(a.dtype, b.dtype, plain))
     half = accumulate == "float16"
     products = Products(a.dtype, b.dtype, half_accumulators=half, precision=precision)
     with np.errstate(all="ignore"):
@@ -77,7 +76,7 @@ def matmul_bound(
             value = value.rounded()
         value = of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
         if epilogue is not None:
-            return (expression_bound(value, epilogue, operands, out_dtype, reference[0]),)
+            return expression_bound(value, epilogue, operands, out_dtype, reference)
         return (epilogue_bound(value, bias, activation, residual, out_dtype, reference[0]),)
 
 
@@ -92,13 +91,13 @@ def scaled_mm(
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
-) -> tuple[Any]:
-    """activation((scale_a * a) @ (scale_b * b) + bias), or the formula `epilogue`, in FP64."""
+) -> tuple[Any, ...]:
+    """activation((scale_a * a) @ (scale_b * b) + bias), or the results of `epilogue`, in FP64."""
     xp = operand_namespace(a)
     with np.errstate(all="ignore"):
         y = exact_product(a, b, scale_a, scale_b)
         if epilogue is not None:
-            return (expression(y, epilogue, operands),)
+            return expression(y, epilogue, operands)
         if bias is not None:
             y = y + as_float64(bias)
         return (activate(xp, y, activation),)
@@ -117,19 +116,24 @@ def scaled_mm_bound(
     config: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
-    reference: tuple[Any],
-) -> tuple[Bound]:
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
     """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
     dtype_a, dtype_b = operand_dtype(a), operand_dtype(b)
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
-    if out_dtype is None:
-        out_dtype = dtypes.of_product(dtype_a, dtype_b, plain)
-    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    out_dtype = stored_as(out_dtype, dtypes.of_product(dtype_a, dtype_b, plain))
     with np.errstate(all="ignore"):
         value = scaled_product(a, b, scale_a, scale_b, out_dtype == dtypes.int32)
         if epilogue is not None:
-            return (expression_bound(value, epilogue, operands, out_dtype, reference[0]),)
+            return expression_bound(value, epilogue, operands, out_dtype, reference)
         return (epilogue_bound(value, bias, activation, None, out_dtype, reference[0]),)
+
+
+def stored_as(out_dtype: Any, default: np.dtype) -> Any:
+    """The dtype of the result, or of each of a formula's."""
+    if isinstance(out_dtype, tuple):
+        return tuple(stored_as(dtype, default) for dtype in out_dtype)
+    return default if out_dtype is None else dtypes.NAMES.get(out_dtype, out_dtype)
 
 
 def exact_product(a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None) -> Any:
@@ -171,12 +175,18 @@ def scaled_product(
 
 
 def of_repeated(value: Approximate, *operands: Any) -> Approximate:
-    """Equal rows, or columns, have equal errors up to the last one: their mean is that of few."""
+    """Equal rows of a, columns of b and matrices have equal products, whose errors count once."""
     arrays = [x.data if isinstance(x, NvFp4) else x for x in operands]
-    sizes = ((n, step) for x in arrays for n, step in zip(x.shape, x.strides, strict=True))
-    if not any(n > 1 and step == 0 for n, step in sizes):
-        return value
-    return value._replace(bias=value.bias + namespace(arrays[0]).sqrt(value.square))
+    a, b = (
+        [n == 1 or step == 0 for n, step in zip(x.shape, x.strides, strict=True)] for x in arrays
+    )
+    batch = itertools.zip_longest(reversed(a[:-2]), reversed(b[:-2]), fillvalue=True)
+    equal = (b[-1], a[-2], *(of_a and of_b for of_a, of_b in batch))  # from the last axis on
+    sizes = reversed(value.exact.shape)
+    axes = tuple(
+        -1 - i for i, (same, n) in enumerate(zip(equal, sizes, strict=True)) if same and n > 1
+    )
+    return value._replace(shared=value.square, axes=axes) if axes else value
 
 
 def _is_array(scale: Factor | None) -> bool:

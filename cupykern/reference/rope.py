@@ -72,8 +72,8 @@ def rope_and_cache_bound(
 ) -> tuple[Bound, ...]:
     """The norm's errors (rms_norm_bound's) are rotated; cosines and sines have absolute errors
     (elementary.SINE_COSINE_ERROR), and one more rounding, of the product with attention_factor; the
-    products with them and the sum are rounded.  Slots of other tokens, and values in the format of
-    the cache, have no error.
+    products with them and the sum are rounded.  A table's own are exact.  Slots of other tokens,
+    and values in the format of the cache, have no error.
     """
     o = _Options.of(q, positions, k_cache, **options)
     with np.errstate(all="ignore"):
@@ -97,7 +97,8 @@ def rope_and_cache_bound(
 class _Options(NamedTuple):
     """Of a call, and where its tokens go: `places` of `tokens` in a cache."""
 
-    angles: Array  # (B, S, 1, R)
+    angles: Array  # (B, S, 1, R); of a table 0
+    table: Array | None  # cosines and sines (B, S, 1, 2 R)
     num_angles: int  # that differ
     interleaved: bool
     attention_factor: float
@@ -115,7 +116,8 @@ class _Options(NamedTuple):
         positions: Array,
         k_cache: Array | None,
         *,
-        inv_freq: Array,
+        inv_freq: Array | None = None,
+        cos_sin: Array | None = None,
         interleaved: bool = False,
         attention_factor: float = 1.0,
         q_weight: Array | None = None,
@@ -130,14 +132,20 @@ class _Options(NamedTuple):
     ) -> _Options:
         xp = namespace(positions)
         positions = xp.broadcast_to(positions.astype(np.int64), q.shape[:2])
-        angles = positions[..., None, None] * inv_freq.astype(np.float64)
+        table = None
+        if cos_sin is not None:
+            rows = xp.clip(positions, 0, cos_sin.shape[0] - 1)
+            table = as_float64(cos_sin)[rows][:, :, None]
+            angles = xp.zeros((*positions.shape, 1, cos_sin.shape[1] // 2))
+        elif inv_freq is not None:
+            angles = positions[..., None, None] * inv_freq.astype(np.float64)
         tokens = places = (xp.zeros(0, np.int64),) * 2
         swaps = layout == "hnd"
         if k_cache is not None and positions.size:
             tokens, places = _places(positions, k_cache.shape, block_table, swaps)
-        num_angles = max(1, int(xp.unique(positions).size)) * inv_freq.size
+        num_angles = max(1, int(xp.unique(positions).size)) * angles.shape[-1]
         return cls(
-            angles, num_angles, interleaved, float(np.float32(attention_factor)),
+            angles, table, num_angles, interleaved, float(np.float32(attention_factor)),
             (q_weight, k_weight), float(np.float32(eps)), (k_scale, v_scale), swaps, tokens, places,
         )  # fmt: skip
 
@@ -273,7 +281,6 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
     a, b = _pairs(y, o)
     size = xp.sqrt(a**2 + b**2)
     sizes = abs(a) + abs(b)
-    f = abs(o.attention_factor)
     result_a, result_b = rotation.of_pairs(a, b)
     rounded = rounding_rms(a * rotation.cosine) ** 2 + rounding_rms(b * rotation.sine) ** 2
     rounded_b = rounding_rms(b * rotation.cosine) ** 2 + rounding_rms(a * rotation.sine) ** 2
@@ -291,22 +298,22 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
         return xp.sqrt(a**2 + b**2)
 
     worsts = [
-        part * (1 + 2 * _U) + rotation.error * sizes + _U * (2 * f * sizes + abs(y_part))
+        part * (1 + 2 * _U)
+        + rotation.error * sizes
+        + _U * (2 * rotation.largest * sizes + abs(y_part))
         for part, y_part in zip(both(worst, plus), (result_a, result_b), strict=True)
     ]
     narrowed = x.dtype != dtypes.float32  # else the sum's rounding is the result's own
-    angle_rms = SINE_COSINE_RMS * _U + SINE_COSINE_RMS_PER_ANGLE * abs(o.angles)
-    angle_rms = f * angle_rms * size
-    if o.attention_factor != 1:
-        angle_rms = angle_rms + ROUNDING * f * size
+    angle_rms = rotation.rms * size
     rmss = [
         xp.sqrt(part**2 + angle_rms**2 + products + narrowed * rounding_rms(y_part) ** 2)
         for part, products, y_part in zip(
             both(rms, root), (rounded, rounded_b), (result_a, result_b), strict=True
         )
     ]
-    floors = [part + 3 * _FLUSHED for part in both(floor, plus)]
-    of_angle = f * SINE_COSINE_BIAS * _U * sizes
+    of_table = 0.0 if o.table is None else _FLUSHED * sizes
+    floors = [part + 3 * _FLUSHED + of_table for part in both(floor, plus)]
+    of_angle = rotation.bias * sizes
     biases = [part + of_angle for part in both(bias, plus)]
     alike = angle_rms / math.sqrt(o.num_angles)
     commons = [root(part, alike) for part in both(common, root)]
@@ -320,18 +327,37 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
 
 
 class _Rotation(NamedTuple):
-    """Cosines and sines with attention_factor, and the largest error of the kernel's."""
+    """Cosines and sines with attention_factor, and the kernel's errors of them: the largest, root
+    mean square, and how far their mean may be from 0.  largest: what no |cosine| and |sine| of a
+    pair exceeds."""
 
     cosine: Array
     sine: Array
+    largest: Array | float
     error: Array
+    rms: Array
+    bias: float
 
     @classmethod
     def of(cls, o: _Options) -> _Rotation:
         xp, f = namespace(o.angles), o.attention_factor
+        factor = float(f != 1)
+        if o.table is not None:
+            half = o.table.shape[-1] // 2
+            cosine, sine = f * o.table[..., :half], f * o.table[..., half:]
+            largest = xp.maximum(abs(cosine), abs(sine))
+            rms = factor * ROUNDING * largest
+            return cls(cosine, sine, largest, factor * _U * largest, rms, 0.0)
         error = SINE_COSINE_ERROR * _U + SINE_COSINE_PER_ANGLE * abs(o.angles)
-        error = abs(f) * (error + (f != 1) * _U * (1 + error))
-        return cls(f * xp.cos(o.angles), f * xp.sin(o.angles), error)
+        rms = SINE_COSINE_RMS * _U + SINE_COSINE_RMS_PER_ANGLE * abs(o.angles)
+        return cls(
+            f * xp.cos(o.angles),
+            f * xp.sin(o.angles),
+            abs(f),
+            abs(f) * (error + factor * _U * (1 + error)),
+            abs(f) * (rms + factor * ROUNDING),
+            abs(f) * SINE_COSINE_BIAS * _U,
+        )
 
     def of_pairs(self, a: Array, b: Array) -> tuple[Array, Array]:
         return a * self.cosine - b * self.sine, b * self.cosine + a * self.sine

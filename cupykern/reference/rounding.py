@@ -80,7 +80,7 @@ def stored(
     floor: Any = 0.0,
     shared: Any = 0.0,
     bias: Factor = 0.0,
-    axis: int = -1,
+    axis: int | tuple[int, ...] = -1,
     common: Any = 0.0,
 ) -> Bound:
     """The Bound of y, which had the errors worst, rms, shared, bias and common, rounded to `dtype`.

@@ -31,7 +31,7 @@ DTYPES = (
     dtypes.float8_e4m3fn,
     dtypes.float8_e5m2,
 )
-# nonfinite.cu: figures, and the words of a block
+# rows/nonfinite.cuh: figures, and the words of a block
 FIGURES, WORDS = 7, 6
 NOWHERE = 2**63 - 1
 _MOST_OF_BLOCK = 2**31  # elements, which a block counts in 32 bits
@@ -70,7 +70,7 @@ FAMILY: Family[NonfiniteTask, NonfiniteConfig] = Family(
 @plans.cached
 def plan(target: Target, task: NonfiniteTask, given: NonfiniteConfig | None) -> NonfinitePlan:
     walk, config = task.walk, FAMILY.config(task, target, given)
-    params = zeros("nonfinite.cu", "NonfiniteParams", kMaxDims=MAX_DIMS)
+    params = zeros("rows/nonfinite.cuh", "NonfiniteParams", kMaxDims=MAX_DIMS)
     for name in ("num_elements", "start", "first"):
         params[name] = getattr(walk, name)
     params["num_dims"] = len(walk.dims)

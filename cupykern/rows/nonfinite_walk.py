@@ -32,7 +32,7 @@ class NonfiniteConfig:
 
 
 class Walk(NamedTuple):
-    """The order in which an array's elements are read: nonfinite.cu's NonfiniteParams.
+    """The order in which an array's elements are read: rows/nonfinite.cuh: NonfiniteParams.
 
     dims: (size, stride, weight) innermost first, strides in elements and not negative; `start` is
     the first element's place, `first` its number in C order, weights the steps of that number.

@@ -40,7 +40,7 @@ def clear() -> None:
 
 
 Found = tuple[tuple[Any, ...] | None, Any, Any]
-_ALIGNMENT = 64  # bytes, the most that a plan asks about an address
+ALIGNMENT = 64  # bytes, the most that a plan asks about an address
 _NOTHING = None, None  # of an array that is not there: its part of a key, and its address
 _warm: dict[Any, Any] = {}
 _cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
@@ -77,42 +77,42 @@ def find(
         # from the shape.
         steps = a._c_contiguous or a.strides
         device = data.device_id
-        of_a = a.dtype, a.shape, steps, at_a % _ALIGNMENT, device, a.__class__
+        of_a = a.dtype, a.shape, steps, at_a % ALIGNMENT, device, a.__class__
         if b is None:
             of_b = at_b = None
         else:
             data = b.data
             at_b = data.ptr
             steps = b._c_contiguous or b.strides
-            of_b = b.dtype, b.shape, steps, at_b % _ALIGNMENT, data.device_id, b.__class__
+            of_b = b.dtype, b.shape, steps, at_b % ALIGNMENT, data.device_id, b.__class__
         if c is None:
             of_c = at_c = None
         else:
             data = c.data
             at_c = data.ptr
             steps = c._c_contiguous or c.strides
-            of_c = c.dtype, c.shape, steps, at_c % _ALIGNMENT, data.device_id, c.__class__
+            of_c = c.dtype, c.shape, steps, at_c % ALIGNMENT, data.device_id, c.__class__
         if d is None:
             of_d = at_d = None
         else:
             data = d.data
             at_d = data.ptr
             steps = d._c_contiguous or d.strides
-            of_d = d.dtype, d.shape, steps, at_d % _ALIGNMENT, data.device_id, d.__class__
+            of_d = d.dtype, d.shape, steps, at_d % ALIGNMENT, data.device_id, d.__class__
         if e is None:
             of_e = at_e = None
         else:
             data = e.data
             at_e = data.ptr
             steps = e._c_contiguous or e.strides
-            of_e = e.dtype, e.shape, steps, at_e % _ALIGNMENT, data.device_id, e.__class__
+            of_e = e.dtype, e.shape, steps, at_e % ALIGNMENT, data.device_id, e.__class__
         if f is None:
             of_f = at_f = None
         else:
             data = f.data
             at_f = data.ptr
             steps = f._c_contiguous or f.strides
-            of_f = f.dtype, f.shape, steps, at_f % _ALIGNMENT, data.device_id, f.__class__
+            of_f = f.dtype, f.shape, steps, at_f % ALIGNMENT, data.device_id, f.__class__
         if out is None:
             key = _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f
             places = at_a, at_b, at_c, at_d, at_e, at_f
@@ -120,7 +120,7 @@ def find(
             data = out.data
             at = data.ptr
             steps = out._c_contiguous or out.strides
-            of_out = out.dtype, out.shape, steps, at % _ALIGNMENT, data.device_id, out.__class__
+            of_out = out.dtype, out.shape, steps, at % ALIGNMENT, data.device_id, out.__class__
             key = (
                 _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f, of_out,
                 at_a - at,  # overlaps follow from the distances
@@ -149,7 +149,7 @@ def _place(x: Any) -> tuple[tuple[Any, ...], int]:
     data = x.data
     place = data.ptr
     steps = x._c_contiguous or x.strides
-    return (x.dtype, x.shape, steps, place % _ALIGNMENT, data.device_id, x.__class__), place
+    return (x.dtype, x.shape, steps, place % ALIGNMENT, data.device_id, x.__class__), place
 
 
 @lru_cache(maxsize=MAX_PLANS, typed=True)

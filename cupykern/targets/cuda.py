@@ -151,7 +151,7 @@ class ClusterCudaKernel(CudaKernel):
 
 def _checked_options() -> tuple[str, ...]:
     """With CUPYKERN_CUDA_CHECKED=1, what compute-sanitizer's racecheck needs: every thread's own
-    arrival at barriers (hopper_cuda.cuh), and lines for its reports."""
+    arrival at barriers (platform/cuda/hopper.cuh), and lines for its reports."""
     return ("-DEVERY_THREAD_ARRIVES", "-lineinfo") if environment.cuda_checked() else ()
 
 

@@ -44,7 +44,7 @@ from .host_compiler import (
     the_compiler,
 )
 
-_ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # host_block.h: Order
+_ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # platform/host/ready_list.h: Order
 _KERNEL_SYMBOLS = ("host_load", "host_parameters", "host_entry")
 _RUNTIME_SYMBOLS = ("host_runtime", "host_create", "host_run", "host_finish")
 _POLL_MS = 50  # how often a running launch lets Python see Ctrl-C
@@ -238,7 +238,7 @@ class HostKernel:
 
 
 class _LateArray(ctypes.Structure):
-    """host_pool.h: LateArray."""
+    """platform/host/launch.h: LateArray."""
 
     _fields_ = (("array", ctypes.c_void_p), ("copy", ctypes.c_void_p), ("bytes", ctypes.c_uint64))
 
@@ -267,13 +267,13 @@ _runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}
 
 
 def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
-    """host_runtime.cpp, compiled and loaded; never itself instrumented."""
+    """platform/host/runtime.cpp, compiled and loaded; never itself instrumented."""
     with _runtime_lock:
         runtime = _runtimes.get((compiler, sanitizer))
         if runtime is None:
             defines = [_RUNTIME_DEFINES[sanitizer]] if sanitizer else []
             flags = (*kernel_flags(compiler, None, "2"), *defines, "-pthread")
-            source = file_text("platform/host_runtime.cpp")
+            source = file_text("platform/host/runtime.cpp")
             runtime = build(compiler, flags, source, _RUNTIME_SYMBOLS)
             c_int, c_void_p = ctypes.c_int, ctypes.c_void_p
             runtime.host_runtime.restype = c_void_p

@@ -159,7 +159,7 @@ def _encode_host(
     swizzle: int,
 ) -> np.ndarray:
     rank = len(shape)
-    data = zeros("platform/host_runtime.h", "TensorMap")
+    data = zeros("platform/host/interface.h", "TensorMap")
     data["magic"], data["address"] = _HOST_MAGIC, address
     data["shape"][:rank] = shape[::-1]
     data["strides"][: rank - 1] = strides[-2::-1]

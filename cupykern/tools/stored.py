@@ -2,13 +2,15 @@
 
 A benchmark's row has its results by name, as lists of `columns`.  `notes` say why a result is not
 verified, "" where the error is the reason.  A library without the function is left out.  Speeds
-follow from times and bytes.  Floats keep 5 significant digits, and each record takes one line.
+follow from times and bytes.  A profile's labels and units stand once, and a launch has a value or
+null for each.  Floats keep 5 significant digits, and each record takes one line.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +55,44 @@ def plain_json(value: Any) -> Any:
 
 
 def pack(document: Any) -> Any:
-    """`document` with the rows of a benchmark as they are stored."""
-    if not isinstance(document, dict) or document.get("kind") not in (
-        "bench",
-        "comparison",
-        "suite",
-        "model",
-    ):
+    """`document` with the rows of a benchmark, or the launches of profiles, as they are stored."""
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind == "profile":
+        return _pack_profiles(document)
+    if kind not in ("bench", "comparison", "suite", "model"):
         return document
     rows = [_pack_row(row) for row in document["rows"]]
     return {**document, "columns": list(COLUMNS), "rows": rows}
+
+
+def _pack_profiles(document: dict[str, Any]) -> dict[str, Any]:
+    launches = [launch for profile in document["profiles"] for launch in profile["launches"]]
+    figures = list({tuple(figure[::2]): None for of in launches for figure in of["figures"]})
+
+    def packed(launch: dict[str, Any]) -> dict[str, Any]:
+        values = {(label, unit): value for label, value, unit in launch["figures"]}
+        return {**launch, "figures": [values.get(figure) for figure in figures]}
+
+    return {**_with_launches(document, packed), "figures": [list(figure) for figure in figures]}
+
+
+def _unpack_profiles(document: dict[str, Any]) -> dict[str, Any]:
+    figures = document["figures"]
+
+    def unpacked(launch: dict[str, Any]) -> dict[str, Any]:
+        found = zip(figures, launch["figures"], strict=True)
+        of = [[label, value, unit] for (label, unit), value in found if value is not None]
+        return {**launch, "figures": of}
+
+    document = _with_launches(document, unpacked)
+    return {name: value for name, value in document.items() if name != "figures"}
+
+
+def _with_launches(
+    document: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    profiles = [{**p, "launches": list(map(change, p["launches"]))} for p in document["profiles"]]
+    return {**document, "profiles": profiles}
 
 
 def _pack_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +131,11 @@ def read(path: Path) -> Any:
 
 def unpack(document: Any) -> Any:
     """The document that `pack` was given, with the speeds of its results."""
-    if not isinstance(document, dict) or "columns" not in document:
+    if not isinstance(document, dict):
+        return document
+    if document.get("kind") == "profile" and "figures" in document:
+        return _unpack_profiles(document)
+    if "columns" not in document:
         return document
     columns = document["columns"]
     rows = [_unpack_row(row, columns) for row in document["rows"]]

@@ -2,7 +2,7 @@
 // queries' shared memory; threads store log-sum-exp and row statistics.
 #pragma once
 #include "attention/mask_sm90.cuh"
-#include "parts/online_softmax.cuh"
+#include "attention/online_softmax.cuh"
 
 namespace attention {
 

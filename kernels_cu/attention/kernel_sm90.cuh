@@ -7,17 +7,19 @@
 
 namespace attention {
 
-template <class Arrays> struct ArgumentsSm90 {
+// cu_seqlens_k: of paged keys the sequences' lengths.
+template <class Arrays, class Kv> struct ArgumentsSm90 {
     const TensorMap &q_map, &k_map, &v_map, &out_map;
     RowArrays statistics;
     Arrays mask;
     const int32_t *cu_seqlens_q, *cu_seqlens_k, *schedule;
     uint32_t* counter;
+    Kv kv;
 };
 
 template <class Traits> struct KernelSm90 {
     using Params = typename Traits::Params;
-    using Arguments = ArgumentsSm90<typename Traits::Arrays>;
+    using Arguments = ArgumentsSm90<typename Traits::Arrays, typename Traits::Kv>;
     using Storage = SharedStorage<Traits>;
     using Scheduler = TileScheduler<Traits>;
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
@@ -45,15 +47,15 @@ template <class Traits> struct KernelSm90 {
             using Order = SequenceOrder<Traits::kVarlen>;
             // Scratch: the memory of the first query stage.
             auto* scratch = reinterpret_cast<typename Order::Length*>(storage.queries[0].bytes);
-            storage.sequences.template make<Traits::kTileM, kThreads>(params, a.cu_seqlens_q,
-                                                                      a.cu_seqlens_k, scratch);
+            storage.sequences.template make<Traits>(params, a.cu_seqlens_q, a.cu_seqlens_k,
+                                                    scratch);
             fence_async_proxy();
         }
         sync_block();
         if (threadIdx.x / 128 == kConsumers) {
             decrease_registers<kProducerRegisters>();
             if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
-                ProducerSm90<Traits>{storage, a.q_map, a.k_map, a.v_map, params, a.mask}.run(
+                ProducerSm90<Traits>{storage, a.q_map, a.k_map, a.v_map, params, a.mask, a.kv}.run(
                     Scheduler::of(params, storage.sequences, a.schedule, a.counter, a.cu_seqlens_q,
                                   a.cu_seqlens_k));
             }

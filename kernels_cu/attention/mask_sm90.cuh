@@ -2,7 +2,7 @@
 // the end of the keys.  Only tiles that need it are masked.
 #pragma once
 #include "attention/storage_sm90.cuh"
-#include "parts/dtype.cuh"
+#include "common/dtype.cuh"
 
 namespace attention {
 

@@ -1,6 +1,6 @@
 // Policy types that a variant of Hopper attention names: tile, stages, mask, sequences and score.
 #pragma once
-#include "parts/attention_score.cuh"
+#include "attention/score.cuh"
 
 namespace attention {
 
@@ -32,9 +32,37 @@ struct FormulaMask {
     static constexpr bool kArray = false, kBlocks = true, kUniform = true, kFormula = true;
 };
 
-// Batched sequences of one length, or varlen.
-struct Batched { static constexpr bool kVarlen = false; };
-struct Varlen { static constexpr bool kVarlen = true; };
+struct ContiguousKv;
+struct PagedKv;
+
+// Sequences and where their keys lie: batched ones of one length, varlen, or varlen queries over
+// pages of keys.  head: of head `number` of the call.  Kv: loads key tiles (kv_sm90.cuh).
+struct Batched {
+    static constexpr bool kVarlen = false;
+    using Kv = ContiguousKv;
+    template <class Params>
+    DEVICE static AttentionHead head(const Params& params, const int32_t*, const int32_t*,
+                                     int number) {
+        return AttentionHead::of(params, nullptr, nullptr, number);
+    }
+};
+struct Varlen {
+    static constexpr bool kVarlen = true;
+    using Kv = ContiguousKv;
+    template <class Params>
+    DEVICE static AttentionHead head(const Params& params, const int32_t* cu_seqlens_q,
+                                     const int32_t* cu_seqlens_k, int number) {
+        return AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, number);
+    }
+};
+struct Paged {
+    static constexpr bool kVarlen = true;
+    using Kv = PagedKv;
+    DEVICE static AttentionHead head(const AttentionParams& params, const int32_t* cu_seqlens_q,
+                                     const int32_t* seq_lens, int number) {
+        return AttentionHead::of_pages(params, cu_seqlens_q, seq_lens, number);
+    }
+};
 
 template <class Element_, class Tile_, class Stages_, class Mask_, class Sequences_,
           class Score_ = PlainScore>
@@ -42,6 +70,8 @@ struct TraitsSm90 {
     using Element = Element_;
     using Mask = Mask_;
     using Score = Score_;
+    using Sequences = Sequences_;
+    using Kv = typename Sequences_::Kv;
     using Params = typename Score::Params;
     using Arrays = typename Score::Arrays;
     static constexpr bool kGeneral = Score::kGeneral;

@@ -3,7 +3,7 @@
 // It iterates over the query tiles of its scheduler and the key tiles that each needs.  It alone
 // reads the lists of a block mask, and passes what consumers need through shared memory.
 #pragma once
-#include "attention/storage_sm90.cuh"
+#include "attention/kv_sm90.cuh"
 
 namespace attention {
 
@@ -23,10 +23,8 @@ template <class Traits> struct ProducerSm90 {
     const TensorMap &q_map, &k_map, &v_map;
     const typename Traits::Params& params;
     const typename Traits::Arrays& arrays;
+    const typename Traits::Kv& kv;
 
-    DEVICE static RowRange keys_at(const AttentionHead& head, int key) {
-        return {key, head.kv_head, head.batch, int(head.k_first), head.sk};
-    }
     // Loads the key tile that `keys` is at, and stores what consumers need of it.
     DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
                           const KeyTileIterator& keys, uint32_t index) {
@@ -58,7 +56,7 @@ template <class Traits> struct ProducerSm90 {
 #pragma unroll
             for (int i = 0; i < kConsumers; ++i) storage.steps[to.stage][i] = found[i];
         }
-        storage.keys[to.stage].load(k_map, storage.keys_full[to.stage], keys_at(head, keys.key));
+        kv.load_keys(storage.keys[to.stage], k_map, storage.keys_full[to.stage], head, keys.key);
     }
     // The first key tile of a query tile.
     DEVICE int first_tile(const AttentionHead& head, int row) const {
@@ -110,8 +108,8 @@ template <class Traits> struct ProducerSm90 {
                 if (more) load_keys(head, mask, row, keys, index + 1);
                 const KvState to(index);
                 storage.values_empty[to.stage].wait(to.phase ^ 1);
-                storage.values[to.stage].load(v_map, storage.values_full[to.stage],
-                                              keys_at(head, key));
+                kv.load_values(storage.values[to.stage], v_map, storage.values_full[to.stage], head,
+                               key);
             }
         }
     }

@@ -22,14 +22,15 @@ template <bool kVarlen> struct SequenceOrder {
     // By all threads; scratch: kMaxSequences of {longest, tiles}.  The caller synchronises
     // afterwards.
     struct Length { int longest, tiles; };
-    template <int kTileM, int kThreads, class Params>
+    template <class Traits, class Params>
     DEVICE void make(const Params& params, const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                      Length* scratch) {
+        constexpr int kTileM = Traits::kTileM, kThreads = Traits::kThreads;
         static_assert(!kVarlen || kMaxSequences <= kThreads, "a thread has one sequence");
         const int batch = int(params.batch), heads = int(params.heads);
         for (int i = threadIdx.x; i < batch; i += kThreads) {
             const AttentionHead head =
-                AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, i * heads);
+                Traits::Sequences::head(params, cu_seqlens_q, cu_seqlens_k, i * heads);
             const int end = head.sq > 0 ? head.limit(params, head.sq - 1) : 0;
             scratch[i] = {end, ((head.sq + kTileM - 1) / kTileM) * heads};
         }
@@ -105,12 +106,12 @@ template <class Traits> struct TileScheduler {
             const int end = rank + 1 < int(params.batch) ? order.first_tiles[rank + 1] : count;
             const AttentionWorkTile at = AttentionWorkTile::of(tile - first, (end - first) / heads,
                                                                heads, params.heads_per_section);
-            head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k,
-                                     order.numbers[rank] * heads + at.head);
+            head = Traits::Sequences::head(params, cu_seqlens_q, cu_seqlens_k,
+                                           order.numbers[rank] * heads + at.head);
             row = at.tile * Traits::kTileM;
         } else {
             const AttentionWorkTile at = AttentionWorkTile::of(params, tile);
-            head = AttentionHead::of(params, nullptr, nullptr, at.head);
+            head = Traits::Sequences::head(params, nullptr, nullptr, at.head);
             row = at.tile * Traits::kTileM;
         }
         return true;

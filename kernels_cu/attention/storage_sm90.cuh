@@ -31,17 +31,22 @@ template <bool kVarlen> struct Coordinates {
 };
 
 // kRows rows of kHeadDim elements, in boxes of kBoxDims.
-template <class Traits, int kRows> struct SharedRows {
+template <class Traits, int kRows_> struct SharedRows {
+    static constexpr int kRows = kRows_;
     static constexpr int kRowBytes = Traits::kSwizzleBytes, kBoxDims = Traits::kBoxDims;
     static constexpr int kBoxBytes = kRows * kRowBytes;
     unsigned char bytes[Traits::kBoxes * kBoxBytes];
 
     DEVICE void load(const TensorMap& map, Barrier& full, const RowRange& from) {
         full.arrive_expect_tx(sizeof(bytes));
+        load_rows(0, map, full, from);
+    }
+    // The rows of a box of the map, from `row` of these on, a multiple of 8: the swizzle's period.
+    DEVICE void load_rows(int row, const TensorMap& map, Barrier& full, const RowRange& from) {
 #pragma unroll
         for (int i = 0; i < Traits::kBoxes; ++i) {
             const auto to = Coordinates<Traits::kVarlen>::of(from, i * kBoxDims);
-            tma_load(bytes + i * kBoxBytes, map, full, to.at);
+            tma_load(bytes + i * kBoxBytes + row * kRowBytes, map, full, to.at);
         }
     }
     // K-major operand (k: dims) from `row` on, and the byte offset of dim `dim`.

@@ -5,7 +5,7 @@
 // thread's rows 0-7 of wgmma's 16 are of the first, rows 8-15 of the second.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/nvfp4.cuh"
+#include "gemm/nvfp4.cuh"
 
 namespace gemm {
 

@@ -14,7 +14,7 @@
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
-#include "parts/prefetch.cuh"
+#include "common/prefetch.cuh"
 
 namespace gemm {
 

@@ -2,7 +2,7 @@
 // stage, as if of one matrix.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 

@@ -1,7 +1,7 @@
 // Producer loads of one output tile: a tile of A and one of B per stage.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 

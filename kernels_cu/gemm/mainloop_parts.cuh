@@ -3,10 +3,11 @@
 // A stage has all parts of a tile of both operands.  Tensor cores truncate, so partial accumulators
 // are promoted to FP32 after each stage, every 32 of k.  They have the small products first, then
 // A_0 @ B_0 on top.
-// Constants: kPartsA, kPartsB, kShift, kOrder (gemm::Parts), and those of parts/mainloop.cuh.
+// Constants: kPartsA, kPartsB, kShift, kOrder (gemm::Parts), and those of
+// gemm/mainloop_portable.cuh.
 #pragma once
 #include "gemm/policies.cuh"
-#include "parts/gemm_tile.cuh"
+#include "gemm/tile.cuh"
 
 namespace gemm {
 

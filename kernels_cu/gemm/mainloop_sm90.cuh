@@ -11,7 +11,7 @@
 #pragma once
 #include "gemm/policies.cuh"
 #include "gemm/stage_operand.cuh"
-#include "parts/nvfp4.cuh"
+#include "gemm/nvfp4.cuh"
 #include "pipeline/tma_pipeline.cuh"
 #include "platform/wgmma.cuh"
 

@@ -2,8 +2,8 @@
 //     A @ B = scale * sum over i, j of 2^(-kShift (i + j)) A_i @ B_j.
 // A k tile has kParts stages: the last parts of A and of B, ..., the first ones; the first stages
 // have none of an operand with fewer.  Tensor cores truncate, so partial accumulators are promoted
-// to FP32 every 32 of k.  One has the small products first, then A_0 @ B_0 on top.  The tensor cores
-// fill one partial accumulator while the warpgroup promotes the other.
+// to FP32 every 32 of k.  One has the small products first, then A_0 @ B_0 on top.  The tensor
+// cores fill one partial accumulator while the warpgroup promotes the other.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 

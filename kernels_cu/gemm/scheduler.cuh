@@ -3,7 +3,7 @@
 // A block computes tiles `first`, `first` + `step`, ... below `end`; Params is the kernel's.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 

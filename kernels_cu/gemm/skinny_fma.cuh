@@ -4,7 +4,7 @@
 // accumulators are added at the end.
 // Constants: those of skinny_gemm.cu.
 #pragma once
-#include "parts/shared_tile.cuh"
+#include "common/shared_tile.cuh"
 
 namespace gemm {
 

@@ -1,7 +1,7 @@
 // An output tile of FP32 operands by multiply-adds: mainloop_fma.cuh and the epilogue.
 #pragma once
 #include "gemm/mainloop_fma.cuh"
-#include "parts/epilogue.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
 
 struct GemmFmaParams {
     BatchLayout batch;

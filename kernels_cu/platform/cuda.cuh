@@ -141,7 +141,7 @@ constexpr int kMostPolls = 4096;  // about 0.7 us each
 #include "platform/grid.cuh"
 
 // --- elements -----------------------------------------------------------------------------
-#include "platform/numbers_cuda.cuh"
+#include "platform/cuda/numbers.cuh"
 
 // Element-wise maximum or minimum of two 16-bit integers in each of a and b.
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
@@ -341,7 +341,7 @@ DEVICE T* cluster_shared(T* shared, int rank) {
 }
 
 // --- matrices --------------------------------------------------------------------------------
-#include "platform/mma_cuda.cuh"
+#include "platform/cuda/mma.cuh"
 
 // Older architectures parse these, but assemble nothing that a kernel does not call.
-#include "platform/hopper_cuda.cuh"
+#include "platform/cuda/hopper.cuh"

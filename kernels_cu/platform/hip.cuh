@@ -327,4 +327,4 @@ DEVICE void store_async(T*, const T&, Barrier&, int) {
 }
 
 // --- matrices --------------------------------------------------------------------------------
-#include "platform/mma_hip.cuh"
+#include "platform/hip/mma.cuh"

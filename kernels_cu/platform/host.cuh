@@ -1,10 +1,10 @@
-// Primitives on the host: C++17 for g++ and clang, threads as fibers (host_runtime.cpp).
+// Primitives on the host: C++17 for g++ and clang, threads as fibers (host/runtime.cpp).
 //
 // As on a GPU with -ftz=true, FP32 subnormals are flushed; the compiler may contract a * b + c, or
 // not.  Compiled with -DHOST_WARP_SIZE=32 or 64, and with -DDEVICE=inline for fast compilation:
 // always-inlined functions are compiled once per call.
 #pragma once
-#include "platform/host_runtime.h"
+#include "platform/host/interface.h"
 
 // --- kernels ---------------------------------------------------------------------------------
 #ifndef DEVICE
@@ -335,6 +335,6 @@ DEVICE T* cluster_shared(T* shared, int rank, HOST_LOCATION) {
 }
 
 // --- matrices --------------------------------------------------------------------------------
-#include "platform/mma_host.cuh"
+#include "platform/host/mma.cuh"
 
-#include "platform/hopper_host.cuh"
+#include "platform/host/hopper.cuh"

@@ -13,7 +13,7 @@
 // pairs: four of T.  Accumulators are finally divided by kScaledUnit<T>.
 #pragma once
 #if defined(__CUDA_ARCH__)
-#include "platform/nvfp4_cuda.cuh"
+#include "platform/cuda/nvfp4.cuh"
 #else
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
@@ -25,8 +25,8 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     }
 }
 #if defined(HOST_WARP_SIZE)
-#include "platform/nvfp4_host.cuh"
+#include "platform/host/nvfp4.cuh"
 #else
-#include "platform/nvfp4_hip.cuh"
+#include "platform/hip/nvfp4.cuh"
 #endif
 #endif

@@ -43,9 +43,9 @@ DEVICE int wgmma_row(int thread, int i) {
 DEVICE int wgmma_col(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
 #if defined(HOST_WARP_SIZE)
-#include "platform/wgmma_host.cuh"
+#include "platform/host/wgmma.cuh"
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#include "platform/wgmma_cuda.cuh"
+#include "platform/cuda/wgmma.cuh"
 #else
 #error "wgmma is Hopper's (sm_90a) and the host's"
 #endif

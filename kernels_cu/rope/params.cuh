@@ -3,7 +3,7 @@
 // Pair i < half is rotated: numbers i and half + i of a head (halves), or 2 i and 2 i + 1
 // (interleaved).  Pairs i >= half are numbers 2 i and 2 i + 1 and stay as they are.
 #pragma once
-#include "parts/dtype.cuh"
+#include "common/dtype.cuh"
 
 namespace rope {
 
@@ -14,14 +14,16 @@ struct RopeParams {
     int64_t k_out_strides[4], v_out_strides[4];
     int64_t k_scale_strides[3], v_scale_strides[3];  // of the batch or page, slot and head
     int64_t position_strides[2], table_strides[2];
-    int64_t inv_freq_stride, q_weight_stride, k_weight_stride;
+    int64_t rotation_strides[2];  // of a table's rows; of the numbers of a row, or frequencies
+    int64_t q_weight_stride, k_weight_stride;
     int32_t seq_len;                    // tokens of a sequence
     int32_t num_vectors;                // of all tokens: num_heads each
     int32_t num_q_heads, num_kv_heads;  // num_heads: of q, k and, with a cache, v
-    int32_t num_heads, dim, half;       // half: len(inv_freq)
+    int32_t num_heads, dim, half;       // half: rotated pairs
     int32_t lanes_log2;                 // threads of a head vector
     int32_t vectors_per_block;
     int32_t interleaved, has_cache;
+    int32_t num_rows;                       // of a table of cosines and sines; 0: frequencies
     int32_t page_size, num_pages;           // page_size: 0 of a contiguous cache
     int32_t num_slots;                      // of a sequence
     int32_t cache_dtype, scales_per_token;  // cache_dtype: of k_out and v_out

@@ -52,8 +52,8 @@ struct RowThreads {
         for (int bit = 1; bit < lanes; bit *= 2) value = combine(value, shuffle_xor(value, bit));
         return value;
     }
-    // Reduces over the row's warps; merge.across_lanes as in parts/max_sum.cuh.  kExchange counts a
-    // kernel's calls from 0.
+    // Reduces over the row's warps; merge.across_lanes as in common/max_sum.cuh.  kExchange counts
+    // a kernel's calls from 0.
     template <int kExchange, class Statistic, class Merge>
     DEVICE Statistic merge_across_warps(const Statistic& mine, Merge merge) const {
         if (count <= kWarpSize) return mine;

@@ -2,7 +2,7 @@
 // that a mean 1e4 times the spread loses nothing.  Chan, Golub, LeVeque, The American Statistician
 // 37 (1983); Welford's update is the case of one element.
 #pragma once
-#include "parts/math.cuh"
+#include "common/math.cuh"
 
 namespace rows {
 

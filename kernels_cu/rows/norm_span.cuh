@@ -1,6 +1,6 @@
 // layer_norm and rms_norm of contiguous rows of any length (normalize_span.cu).
 #pragma once
-#include "parts/math.cuh"
+#include "common/math.cuh"
 #include "rows/load_span.cuh"
 #include "rows/norm_params.cuh"
 

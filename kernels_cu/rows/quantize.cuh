@@ -2,9 +2,9 @@
 // format's largest value; 1 where that is not a normal number (a group of zeros), NaN for a group
 // with a NaN or an infinity.
 #pragma once
-#include "parts/dtype.cuh"
-#include "parts/math.cuh"
-#include "parts/vector.cuh"
+#include "common/dtype.cuh"
+#include "common/math.cuh"
+#include "common/vector.cuh"
 
 namespace rows {
 

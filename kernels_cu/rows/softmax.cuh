@@ -2,8 +2,8 @@
 // once, over the maximum of its warp, and multiplied by one factor once the row's maximum and sum
 // are known.  log_softmax keeps the elements instead.
 #pragma once
-#include "parts/math.cuh"
-#include "parts/max_sum.cuh"
+#include "common/math.cuh"
+#include "common/max_sum.cuh"
 #include "rows/reduce.cuh"
 #include "rows/softmax_params.cuh"
 

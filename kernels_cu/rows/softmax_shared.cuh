@@ -1,7 +1,7 @@
 // Softmax and log_softmax with all options, of rows in shared memory: mask, scale, conversion.
 #pragma once
-#include "parts/math.cuh"
-#include "parts/max_sum.cuh"
+#include "common/math.cuh"
+#include "common/max_sum.cuh"
 #include "rows/softmax_params.cuh"
 #include "rows/load_shared.cuh"
 

@@ -10,14 +10,14 @@
 //   kEven: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
 //   kernel's options.  The code is several times shorter than with all options, which are up to 25%
 //   slower by instruction cache misses.
-//   kChunked (parts/presence.cuh): rows longer than a block or cluster holds are cut into chunks of
-//   kChunk elements.
+//   kChunked (common/presence.cuh): rows longer than a block or cluster holds are cut into chunks
+//   of kChunk elements.
 // Constants: kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kChunked, kEven.
 #pragma once
-#include "parts/dtype.cuh"
-#include "parts/math.cuh"
-#include "parts/presence.cuh"
-#include "parts/vector.cuh"
+#include "common/dtype.cuh"
+#include "common/math.cuh"
+#include "common/presence.cuh"
+#include "common/vector.cuh"
 
 namespace rows {
 

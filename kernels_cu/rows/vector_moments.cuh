@@ -2,7 +2,7 @@
 // own mean, and of the means (Chan, Golub, LeVeque, The American Statistician 37, 1983).  All
 // vectors are whole.
 #pragma once
-#include "parts/math.cuh"
+#include "common/math.cuh"
 
 namespace rows {
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import doctest
 import inspect
 
+import dask.array
 import numpy as np
 import pytest
 
 import cupykern
+import cupykern.dask
+from cupykern import parallel
 
 _FUNCTIONS = {name: getattr(cupykern, name) for name in cupykern.__all__ if name != "OPS"}
 _METHODS = {
@@ -19,7 +22,22 @@ _METHODS = {
     }.items()
     for method in methods
 }
-PUBLIC = {**_FUNCTIONS, **_METHODS}
+_OF_DASK = {f"dask.{name}": getattr(cupykern.dask, name) for name in cupykern.dask.__all__}
+_OF_RANKS = {
+    f"parallel.{name}": getattr(parallel, name)
+    for name in parallel.__all__
+    if inspect.isfunction(getattr(parallel, name)) or name == "SelfCommunicator"
+}
+PUBLIC = {**_FUNCTIONS, **_METHODS, **_OF_DASK, **_OF_RANKS}
+
+
+_NAMES = {
+    "np": np,
+    "cupykern": cupykern,
+    "dask": dask,
+    "da": dask.array,
+    "parallel": parallel,
+}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
@@ -27,9 +45,7 @@ def test_example(name, tmp_path, monkeypatch):
     if name == "tune":  # it writes to the store
         monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
     text = inspect.getdoc(PUBLIC[name]) or ""
-    found = doctest.DocTestParser().get_doctest(
-        text, {"np": np, "cupykern": cupykern}, name, None, None
-    )
+    found = doctest.DocTestParser().get_doctest(text, _NAMES, name, None, None)
     assert any(not example.options.get(doctest.SKIP) for example in found.examples), "no example"
     report: list[str] = []
     runner = doctest.DocTestRunner(verbose=False)

@@ -14,22 +14,22 @@ import cupykern
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.attention import attention_plan
 from cupykern.attention.attention_plan import AttentionConfig
-from cupykern.ops.attention_varlen import VarlenProblem
 from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
+from cupykern.ops.problems.attention_varlen import VarlenProblem
 
 ATTENTION, VARLEN = (
     next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")
 )
 
-BLOCK = "parts/attention_block.cuh"
+BLOCK = "attention/block.cuh"
 
 FAULTS = {
     "a bias of -inf is added": Fault(
-        "parts/attention_mask.cuh", "bias == -kInfinity ? bias : score + bias", "score + bias",
+        "attention/mask.cuh", "bias == -kInfinity ? bias : score + bias", "score + bias",
         "hidden keys",
     ),
     "causal, one key too many": Fault(
-        "parts/attention_work_tile.cuh", "row + offset + 1;", "row + offset + 2;", "tails"
+        "attention/work_tile.cuh", "row + offset + 1;", "row + offset + 2;", "tails"
     ),
     "a tile that the causal limit cuts is not masked": Fault(
         BLOCK,
@@ -38,16 +38,19 @@ FAULTS = {
         "blocks",
     ),
     "the last tile of keys is skipped": Fault(
-        "parts/attention_work_tile.cuh",
+        "attention/work_tile.cuh",
         "? ((end - 1) / kTileN + 1) * kTileN : 0)",
         "? end / kTileN * kTileN : 0)",
         "tails",
     ),
     "scores are not scaled": Fault(
-        "parts/online_softmax.cuh", "x = exp2_approx(x * scale - ", "x = exp2_approx(x - ", "tails"
+        "attention/online_softmax.cuh",
+        "x = exp2_approx(x * scale - ",
+        "x = exp2_approx(x - ",
+        "tails",
     ),
     "the largest score of a lane, not of the row": Fault(
-        "parts/online_softmax.cuh",
+        "attention/online_softmax.cuh",
         "largest[r] = Rows::across_lanes(largest[r], Max());",
         "",
         "tails",
@@ -59,13 +62,13 @@ FAULTS = {
         BLOCK, "values[i] *= factors[m][Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
     ),
     "sums are not rescaled": Fault(
-        "parts/online_softmax.cuh", "sum[r] *= factors[r];", "sum[r] *= 1.0f;", "growing"
+        "attention/online_softmax.cuh", "sum[r] *= factors[r];", "sum[r] *= 1.0f;", "growing"
     ),
     "probabilities beyond FP16": Fault(
-        "parts/online_softmax.cuh", "half> ? 7.0f", "half> ? 9.0f", "growing"
+        "attention/online_softmax.cuh", "half> ? 7.0f", "half> ? 9.0f", "growing"
     ),
     "inf - inf of rows without keys": Fault(
-        "parts/online_softmax.cuh",
+        "attention/online_softmax.cuh",
         "from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r]);",
         "from[r] = shifted(origin[r]);",
         "blocks",
@@ -96,10 +99,10 @@ FAULTS = {
         BLOCK, "tiles.key + kTileN > whole_keys)", "tiles.key >= whole_keys)", "tails"
     ),
     "keys past the end are read": Fault(
-        "parts/shared_tile.cuh", "(kUnpredicated || first + row < num_rows)", "(true)", "tails"
+        "common/shared_tile.cuh", "(kUnpredicated || first + row < num_rows)", "(true)", "tails"
     ),
     "elements past the end of a row are read": Fault(
-        "parts/shared_tile.cuh",
+        "common/shared_tile.cuh",
         "exists = chunk * kPerChunk < num_elements;",
         "exists = true;",
         "padded rows",
@@ -108,13 +111,13 @@ FAULTS = {
         BLOCK, "if (row < rows && chunk < chunks)", "if (chunk < chunks)", "tails"
     ),
     "the keys of another head": Fault(
-        "parts/attention_work_tile.cuh",
+        "attention/work_tile.cuh",
         "h.head / int(params.heads / params.kv_heads);",
         "h.head % int(params.kv_heads);",
         "groups",
     ),
     "the mask of the first batch": Fault(
-        "parts/attention_mask.cuh", "batch * params.strides[0] + head", "head", "masks"
+        "attention/mask.cuh", "batch * params.strides[0] + head", "head", "masks"
     ),
     "a bias is added to scores without scale": Fault(
         BLOCK, "if (params.prescale) {", "if (params.prescale && params.unit < 0) {",
@@ -127,19 +130,19 @@ FAULTS = {
         BLOCK, "limit = limit < block_limit ? limit : block_limit;", "", "blocks"
     ),
     "blocks of a head's neighbour": Fault(
-        "parts/attention_mask.cuh", "head * params.block_stride_h}", "0}", "blocks"
+        "attention/mask.cuh", "head * params.block_stride_h}", "0}", "blocks"
     ),
     "a packed sequence's causality from the other end": Fault(
-        "parts/attention_work_tile.cuh", "params.bottom_right ? h.sk - h.sq : 0;", "0;", "packed"
+        "attention/work_tile.cuh", "params.bottom_right ? h.sk - h.sq : 0;", "0;", "packed"
     ),
     "a packed sequence reads into the next": Fault(
-        "parts/attention_work_tile.cuh",
+        "attention/work_tile.cuh",
         "h.sk = clamp_index(k_end - h.k_first, 0, params.sk);",
         "h.sk = clamp_index(params.total_k - h.k_first, 0, params.sk);",
         "packed",
     ),
     "the logarithm without the largest score": Fault(
-        "parts/online_softmax.cuh", "row_max + log_accurate(row_sum)", "log_accurate(row_sum)",
+        "attention/online_softmax.cuh", "row_max + log_accurate(row_sum)", "log_accurate(row_sum)",
         "tails"
     ),
     "an offset in 32 bits": Fault(
@@ -147,13 +150,13 @@ FAULTS = {
         "large offsets",
     ),
     "the last section too large": Fault(
-        "parts/attention_work_tile.cuh",
+        "attention/work_tile.cuh",
         "heads = rest < per_section ? rest : per_section;",
         "heads = per_section;",
         "sections",
     ),
     "a window, one key too few": Fault(
-        "parts/attention_work_tile.cuh", "row + offset - left;", "row + offset - left + 1;",
+        "attention/work_tile.cuh", "row + offset - left;", "row + offset - left + 1;",
         "windows"
     ),
     "a tile that the window's begin cuts is not masked": Fault(
@@ -161,20 +164,26 @@ FAULTS = {
         "first_key(params, first_row)", "windows"
     ),
     "a block that the window's begin cuts is skipped": Fault(
-        "parts/attention_work_tile.cuh", "(last[i] + 1) << kv_shift <= begin",
+        "attention/work_tile.cuh", "(last[i] + 1) << kv_shift <= begin",
         "last[i] << kv_shift <= begin", "windows"
     ),
     "a sink that is in no sum": Fault(
-        "parts/online_softmax.cuh", "? exp2_approx(kShift<T>) : 0.0f;", "? 0.0f : 0.0f;", "options"
+        "attention/online_softmax.cuh",
+        "? exp2_approx(kShift<T>) : 0.0f;",
+        "? 0.0f : 0.0f;",
+        "options",
     ),
     "a sink that every lane counts": Fault(
-        "parts/online_softmax.cuh", "owns && score != -kInfinity", "score != -kInfinity", "options"
+        "attention/online_softmax.cuh",
+        "owns && score != -kInfinity",
+        "score != -kInfinity",
+        "options",
     ),
     "ALiBi with the wrong sign": Fault(
-        "parts/attention_score.cuh", "multiply_add(-slope,", "multiply_add(slope,", "options"
+        "attention/score.cuh", "multiply_add(-slope,", "multiply_add(slope,", "options"
     ),
     "ALiBi of the first batch element": Fault(
-        "parts/attention_score.cuh", "head.batch * options.slope_batch +", "", "options"
+        "attention/score.cuh", "head.batch * options.slope_batch +", "", "options"
     ),
     "a soft cap after the mask": Fault(
         BLOCK,
@@ -199,11 +208,11 @@ FAULTS = {
         "options",
     ),
     "keys after the lengths of a padded batch": Fault(
-        "parts/attention_work_tile.cuh", "h.sk = clamp_index(cu_seqlens_k[h.batch], 0, params.sk);",
+        "attention/work_tile.cuh", "h.sk = clamp_index(cu_seqlens_k[h.batch], 0, params.sk);",
         "", "padded batch"
     ),
     "a padded batch's causality from its longest": Fault(
-        "parts/attention_work_tile.cuh",
+        "attention/work_tile.cuh",
         "if (params.bottom_right) h.offset += h.sk - int(params.sk);", "", "padded batch"
     ),
     "an output that is all zero": Fault(

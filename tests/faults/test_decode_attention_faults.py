@@ -27,13 +27,13 @@ from cupykern.ops.problems.attention import ScoreChoice
 from cupykern.ops.problems.decode_attention import DecodeProblem
 from cupykern.targets import host
 
-MAINLOOP, MMA = "parts/decode_mainloop.cuh", "parts/decode_mma.cuh"
-SOFTMAX = "parts/online_softmax.cuh"
-WORK_TILE, EPILOGUE = "parts/decode_work_tile.cuh", "parts/decode_epilogue.cuh"
-LOAD_KV, LOAD_Q = "parts/decode_load_kv.cuh", "parts/decode_load_q.cuh"
-MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
+MAINLOOP, MMA = "attention/decode/mainloop.cuh", "attention/decode/mma.cuh"
+SOFTMAX = "attention/online_softmax.cuh"
+WORK_TILE, EPILOGUE = "attention/decode/work_tile.cuh", "attention/decode/epilogue.cuh"
+LOAD_KV, LOAD_Q = "attention/decode/load_kv.cuh", "attention/decode/load_q.cuh"
+MERGE, MERGE_KERNEL = "attention/decode/merge.cuh", "decode_merge.cu"
 
-SCORE = "parts/decode_score.cuh"
+SCORE = "attention/decode/score.cuh"
 
 FAULTS = {
     "a window, one key too many": Fault(
@@ -180,7 +180,7 @@ FAULTS = {
         "pages",
     ),
     "a quotient too small": Fault(
-        "parts/fast_divmod.cuh",
+        "common/fast_divmod.cuh",
         "if (remainder >= divisor) ++quotient, remainder -= divisor;",
         "",
         "lengths",

@@ -14,9 +14,10 @@ from cupykern.targets import host
 
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
 PARTIAL = "gemm/epilogue/partial_softmax.cuh"
-SCALE = "parts/scale_probabilities.cuh"
+SCALE = "logits/scale_probabilities.cuh"
 STREAM = "dequant_softmax_skinny.cu"
-NORMALIZE = "parts/normalize_logits.cuh"
+PARTS = "logits/skinny.cuh"
+NORMALIZE = "logits/normalize.cuh"
 
 FAULTS = {
     "the ragged last set counts what is not there": Fault(
@@ -105,7 +106,7 @@ FAULTS = {
         STREAM, "for (int i = 1; i < kWarps; ++i) total",
         "for (int i = kWarps; i < kWarps; ++i) total", "streams"
     ),
-    "streams: half of a row": Fault(STREAM, "merge.across_lanes(total, 1, 2)", "total", "streams"),
+    "streams: half of a row": Fault(PARTS, "merge.across_lanes(total, 1, 2)", "total", "streams"),
     "streams: the first half of k twice": Fault(
         STREAM, "{i * kDepth + 64, 0, 0}", "{i * kDepth, 0, 0}", "streams"
     ),
@@ -113,7 +114,7 @@ FAULTS = {
         STREAM, "storage.empty[i].init(kWarps)", "storage.empty[i].init(1)", "streams"
     ),
     "streams: the last tile's statistics alone": Fault(
-        STREAM, "seen = merge(seen, merge", "seen = (merge", "streams"
+        PARTS, "seen = merge(seen, merge", "seen = (merge", "streams"
     ),
     "the even columns of shares are the first ones": Fault(
         PARTIAL, "pack<Out>(two[0], two[2])", "pack<Out>(two[2], two[0])", "shares"

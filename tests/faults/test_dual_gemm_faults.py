@@ -25,7 +25,7 @@ LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"
 
 FAULTS = {
     "b2 is b1": Fault(
-        "parts/gemm_tile.cuh", "element_address(b[i].data,", "element_address(b[0].data,",
+        "gemm/tile.cuh", "element_address(b[i].data,", "element_address(b[0].data,",
         "two products"
     ),
     "b1 and b2 swapped": Fault(
@@ -34,14 +34,14 @@ FAULTS = {
         "two products",
     ),
     "the second product's fragments are the first one's": Fault(
-        "parts/gemm_tile.cuh", "acc[m][product * kColFragments + n]", "acc[m][n]", "two products"
+        "gemm/tile.cuh", "acc[m][product * kColFragments + n]", "acc[m][n]", "two products"
     ),
     "the second product's columns beside the first one's": Fault(
-        "parts/mainloop.cuh", "fragment % kColFragments) * 16; }", "fragment) * 16; }",
+        "gemm/mainloop_portable.cuh", "fragment % kColFragments) * 16; }", "fragment) * 16; }",
         "two products"
     ),
     "silu's exponential with the other sign": Fault(
-        "parts/math.cuh", "exp2_approx(-kLog2E * x)", "exp2_approx(kLog2E * x)", "two products"
+        "common/math.cuh", "exp2_approx(-kLog2E * x)", "exp2_approx(kLog2E * x)", "two products"
     ),
     "the first one's scale for both": Fault(
         "dual_gemm.cu", "second = epilogue(1, scale_b2, kScaleB2)",
@@ -49,32 +49,35 @@ FAULTS = {
         "scales",
     ),
     "the blocks' scales of b1 for both": Fault(
-        "parts/mainloop.cuh", "b[n / kColFragments];\n", "b[0];\n", "scales"
+        "gemm/mainloop_portable.cuh", "b[n / kColFragments];\n", "b[0];\n", "scales"
     ),
     "the batch's offset of b2": Fault(
-        "parts/gemm_tile.cuh", "kBs[] = {kB, kB2}", "kBs[] = {kB, kA}", "batches"
+        "gemm/tile.cuh", "kBs[] = {kB, kB2}", "kBs[] = {kB, kA}", "batches"
     ),
     "policies mixed up": Fault(
-        "parts/gate.cuh",
+        "gemm/epilogue/gate.cuh",
         "{ kAllFp32, kHybrid, kAllFp16 }", "{ kHybrid, kAllFp32, kAllFp16 }", "policies"
     ),
     "the power is not rounded": Fault(
-        "parts/gate.cuh",
+        "gemm/epilogue/gate.cuh",
         "const float power = round_to_half(exp2_approx(round_to_half(-kLog2E * x_half)));",
         "const float power = exp2_approx(round_to_half(-kLog2E * x_half));",
         "fp16 policy",
     ),
     "the exponent is not rounded": Fault(
-        "parts/gate.cuh", "round_to_half(-kLog2E * x_half)", "-kLog2E * x_half", "fp16 policy"
+        "gemm/epilogue/gate.cuh",
+        "round_to_half(-kLog2E * x_half)",
+        "-kLog2E * x_half",
+        "fp16 policy",
     ),
     "hybrid rounds nothing": Fault(
-        "parts/gate.cuh",
+        "gemm/epilogue/gate.cuh",
         "round_to_half(round_to_half(activate(x, kSilu)) * round_to_half(y))",
         "activate(x, kSilu) * y",
         "policies",
     ),
     "partial accumulators of one product alone": Fault(
-        "parts/gemm_tile.cuh", "kTileSize = kProducts * kTileM * kTileN",
+        "gemm/tile.cuh", "kTileSize = kProducts * kTileM * kTileN",
         "kTileSize = kTileM * kTileN",
         "splits",
     ),

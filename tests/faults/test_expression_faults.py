@@ -12,10 +12,10 @@ from cupykern import check, dtypes
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.gemm.sm90_policies import Multicast, SlicedK
 from cupykern.gemm.split_plan import SplitKWorkspace
-from cupykern.ops.problems.products import FORMULAS, MatmulProblem
+from cupykern.ops.problems.products import FORMULAS, RESULTS, MatmulProblem
 from cupykern.targets import host
 
-OPERANDS, MATH = "parts/expression.cuh", "parts/expression_math.cuh"
+OPERANDS, MATH = "expression/apply.cuh", "expression/math.cuh"
 SM90, REDUCE = "gemm/epilogue/expression.cuh", "reduce_split_k_expression.cu"
 FAULTS = {
     "every matrix has the first one's operands": Fault(
@@ -51,6 +51,23 @@ FAULTS = {
     "the formula of every matrix for the first": Fault(
         REDUCE, "run - index * matrix_runs", "run", "fp32"
     ),
+    "every result is the first": Fault(
+        OPERANDS, "first, step, count, results[which]", "first, step, count, results[0]", "results"
+    ),
+    "a result's rows at its columns' steps": Fault(
+        OPERANDS, "row * operands.params.i_strides[k] + col", "row * step + col", "results"
+    ),
+    "the results of every matrix in the first": Fault(
+        OPERANDS, "const_cast<void*>(arrays[k])) + offsets[k]", "const_cast<void*>(arrays[k]))",
+        "results",
+    ),
+    "hopper: every result is the first": Fault(
+        SM90, "strides, row, col, results[which]", "strides, row, col, results[0]", "hopper results"
+    ),
+    "hopper: a result by the other's rows": Fault(
+        SM90, "strides{found.params.i_strides[k],", "strides{found.params.i_strides[0],",
+        "hopper results",
+    ),
     "NaN is less than anything": Fault(MATH, "a > b || a != a ? a : b", "a > b ? a : b", "special"),
     "sines of the wrong half": Fault(MATH, "(q.k + 1) & 2", "q.k & 2", "functions"),
     "tanh of the wrong sign": Fault(MATH, "power), x)", "power), 1.0f)", "functions"),
@@ -72,6 +89,25 @@ def problems():
         MatmulProblem(9, 41, 24, batch_a=(2, 1), batch_b=(3,), alpha=-3.7, epilogue=FORMULAS[0]),
     )
     yield "fp32", MATMUL, MatmulProblem(9, 41, 24, "float32", batch_a=(3,), epilogue=FORMULAS[1])
+
+
+def check_results() -> None:
+    problem = MatmulProblem(9, 41, 24, batch_a=(3,), epilogue=RESULTS)
+    check_several(problem)
+
+
+def check_hopper_results() -> None:
+    if host.current().warp_size == 32:
+        problem = MatmulProblem(70, 75, 136, layout_b="F", epilogue=RESULTS)
+        check_several(problem, config=Sm90GemmConfig(128, 128, 64, 3))
+
+
+def check_several(problem: MatmulProblem, **options) -> None:
+    call = MATMUL.inputs(problem, 1, np)
+    results = MATMUL.run(*call.args, **call.kwargs, **options)
+    references = MATMUL.reference(*call.args, **call.kwargs)
+    bounds = MATMUL.bound(*call.args, **call.kwargs, reference=references)
+    assert check.compare(results, references, bounds).ok
 
 
 def check_many_dims() -> None:
@@ -140,6 +176,8 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
     problems,
     {
         "many dims": check_many_dims,
+        "results": check_results,
+        "hopper results": check_hopper_results,
         "few rows": check_few_rows,
         "odd columns": check_odd_columns,
         "splits": check_splits,

@@ -17,6 +17,7 @@ from cupykern.rows.row_layout import operand
 from cupykern.targets import host
 
 FILE = "nonfinite.cu"
+PARTS = "rows/nonfinite.cuh"
 FAULTS = {
     # name: (file, old, new, the check that catches it first)
     # Within the first level too, what is left for the last block may be zero, for which it waits.
@@ -49,19 +50,19 @@ FAULTS = {
         FILE, "if (is_finite(batch_sum))", "if (true)", "special"
     ),
     "an infinite sum passes for finite": Fault(
-        FILE, "& 0x7fffffffu) < 0x7f800000u; }", "& 0x7fffffffu) <= 0x7f800000u; }", "special"
+        PARTS, "& 0x7fffffffu) < 0x7f800000u; }", "& 0x7fffffffu) <= 0x7f800000u; }", "special"
     ),
     "only a batch's first vector is inspected": Fault(
         FILE, "j < count; j += kStep", "j < 1; j += kStep", "special"
     ),
     "places of 32 bits": Fault(
-        FILE,
+        PARTS,
         "return index + int64_t(rest) * steps[num_dims - 1];",
         "return int(index + int64_t(rest) * steps[num_dims - 1]);",
         "large offsets",
     ),
     "outer dims in the wrong order": Fault(
-        FILE, "index += int64_t(rest - next * size)", "index += int64_t(next)", "F"
+        PARTS, "index += int64_t(rest - next * size)", "index += int64_t(next)", "F"
     ),
     "the first as it is walked": Fault(
         FILE, "params.first + params.locate(begin + i, params.weights)", "begin + i", "F"
@@ -73,24 +74,24 @@ FAULTS = {
         FILE, "atomic_min(&special[kFirst], first);", "special[kFirst] = first;", "special"
     ),
     "no largest without a positive number": Fault(
-        FILE, "most_signed >> 31 ? least : most_signed", "most_signed", "signs"
+        PARTS, "most_signed >> 31 ? least : most_signed", "most_signed", "signs"
     ),
     "no smallest without a negative number": Fault(
-        FILE, "most >> 31 ? most : least", "most", "blocks"
+        PARTS, "most >> 31 ? most : least", "most", "blocks"
     ),
     "signed for unsigned": Fault(
-        FILE, "most = max_unsigned_pair(most,", "most = max_signed_pair(most,", "dense"
+        PARTS, "most = max_unsigned_pair(most,", "most = max_signed_pair(most,", "dense"
     ),
     "half of the pairs": Fault(FILE, "    extremes.merge_pairs();\n", "", "dense"),
     "half of the bytes": Fault(
-        FILE, "if constexpr (kBits == 8) extremes.take(word << 8);", "", "bytes"
+        PARTS, "if constexpr (kBits == 8) extremes.take(word << 8);", "", "bytes"
     ),
     "the signs of infinities": Fault(
         FILE, "} else if (code >> (kBits - 1)) {", "} else if (!(code >> (kBits - 1))) {", "special"
     ),
-    "NaN of e4m3 is infinite": Fault(FILE, "? 0xffu : kSpecial", "? 0x7fu : kSpecial", "bytes"),
-    "NaN of e4m3 is a number": Fault(FILE, ": 0x7fu;", ": 0x80u;", "bytes"),
-    "subnormals flushed": Fault(FILE, "if (magnitude >= 0x00800000u)", "if (true)", "subnormals"),
+    "NaN of e4m3 is infinite": Fault(PARTS, "? 0xffu : kSpecial", "? 0x7fu : kSpecial", "bytes"),
+    "NaN of e4m3 is a number": Fault(PARTS, ": 0x7fu;", ": 0x80u;", "bytes"),
+    "subnormals flushed": Fault(PARTS, "if (magnitude >= 0x00800000u)", "if (true)", "subnormals"),
     "a mean of all": Fault(
         FILE,
         "if (num_finite != params.num_elements) per_element",

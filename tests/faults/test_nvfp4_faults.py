@@ -23,7 +23,7 @@ from cupykern.targets import host
 DUAL, QUANTIZE = (
     next(op for op in OPS if op.name == name) for name in ("dual_gemm_silu", "quantize_nvfp4")
 )
-HOST = "platform/nvfp4_host.cuh"
+HOST = "platform/host/nvfp4.cuh"
 
 FAULTS = {
     "a normal global scale becomes one": Fault(
@@ -52,25 +52,25 @@ FAULTS = {
         "platform/common.cuh", "magnitude | code >> 3 << 31", "magnitude", "codes"
     ),
     "blocks of 128 rows as far apart as quarters": Fault(
-        "parts/nvfp4.cuh", "mn / 128 * block", "mn / 128 * quarter", "blocked scales"
+        "gemm/nvfp4.cuh", "mn / 128 * block", "mn / 128 * quarter", "blocked scales"
     ),
     "quarters of a block left out": Fault(
-        "parts/nvfp4.cuh", "mn % 128 / 32 * quarter", "0", "codes"
+        "gemm/nvfp4.cuh", "mn % 128 / 32 * quarter", "0", "codes"
     ),
     "the next word of scales": Fault(
-        "parts/nvfp4.cuh", "k / kWordK * word", "0", "blocked scales"
+        "gemm/nvfp4.cuh", "k / kWordK * word", "0", "blocked scales"
     ),
     "scales behind the last group are read": Fault(
-        "parts/nvfp4.cuh",
+        "gemm/nvfp4.cuh",
         "clamp_to(num_k / kGroup - word * kWord, kWord)",
         "kWord",
         "padding",
     ),
     "tiles begin at the first scale": Fault(
-        "parts/nvfp4.cuh", "groups.at(first_row + row,", "groups.at(row,", "blocked scales"
+        "gemm/nvfp4.cuh", "groups.at(first_row + row,", "groups.at(row,", "blocked scales"
     ),
     "bytes of 8 where there are 16": Fault(
-        "parts/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
+        "gemm/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
     ),
     "groups past the scale's rounding": Fault(
         "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)",
@@ -84,11 +84,11 @@ FAULTS = {
         "value_of_bits(bits) * of_codes", "not finite",
     ),
     "infinities are the largest": Fault(
-        "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;",
-        "not finite"
+        "rows/quantize_nvfp4.cuh",
+        "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
     ),
     "codes beyond 6": Fault(
-        "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)",
+        "rows/quantize_nvfp4.cuh", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)",
         "(pair & 0x7fff7fffu)",
         "saturated",
     ),
@@ -102,7 +102,9 @@ FAULTS = {
     "a block that does not wait for others": Fault(
         "platform/grid.cuh", "now = load_acquire(&barrier->state);", "break;", "quantised"
     ),
-    "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
+    "ties to odd": Fault(
+        "rows/quantize_nvfp4.cuh", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"
+    ),
     "the last rows are not decoded": Fault(
         "dequantize_nvfp4.cu", "if (at >= flat_rows) continue;\n            Bytes",
         "if (i > 0) continue;\n            Bytes",
@@ -130,7 +132,7 @@ FAULTS = {
         "gemm/convert_nvfp4.cuh", "fetch(word + kPrefetchedWords)", "fetch(0)", "nvfp4"
     ),
     "accumulators in units": Fault(
-        "parts/mainloop.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"
+        "gemm/mainloop_portable.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"
     ),
     "accumulators in units, of few rows": Fault(
         "skinny_gemm.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"

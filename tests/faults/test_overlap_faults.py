@@ -11,7 +11,7 @@ from planted import Fault, fault_tests
 from cupykern import check, ops
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
-from cupykern.ops.attention_varlen import VarlenProblem
+from cupykern.ops.problems.attention_varlen import VarlenProblem
 from cupykern.ops.problems.products import MatmulProblem
 from cupykern.ops.problems.rope import RopeProblem
 from cupykern.targets import host

@@ -15,7 +15,7 @@ from cupykern.ops.rope_and_cache import OP
 KERNEL = "rope_and_cache.cu"
 HEAD = "rope/head_vector.cuh"
 PARAMS = "rope/params.cuh"
-ANGLES = "parts/sine_cosine.cuh"
+ANGLES = "rope/sine_cosine.cuh"
 FAULTS = {
     "angles in FP32": Fault(KERNEL, "double(turns) * double(", "float(turns) * float(",
         "large positions"),
@@ -40,7 +40,17 @@ FAULTS = {
         HEAD, "2 * token * p.half", "2 * (token ^ 1) * p.half", "halves"
     ),
     "frequencies side by side": Fault(
-        KERNEL, "inv_freq[pair * p.inv_freq_stride]", "inv_freq[pair]", "strided arguments"
+        KERNEL, "rotation + pair * p.rotation_strides[1]", "rotation + pair", "strided arguments"
+    ),
+    "cosines for sines": Fault(
+        KERNEL, "{cosines[p.half * p.rotation_strides[1]], cosines[0]}",
+        "{cosines[0], cosines[0]}", "a table",
+    ),
+    "rows of the first token": Fault(
+        KERNEL, "from + row * p.rotation_strides[0]", "from", "a table"
+    ),
+    "rows after the last": Fault(
+        KERNEL, "turns < 0 ? 0 : turns < last ? turns : last", "turns % p.num_rows", "a table"
     ),
     "positions of one sequence for all": Fault(
         KERNEL, "positions[sequence * p.position_strides[0] +", "positions[", "pages"
@@ -111,6 +121,7 @@ def _problems() -> Iterator[tuple[str, Op, RopeProblem]]:
             1, 5, 3, 1, 32, interleaved=True, attention_factor=1.25, first=9
         ),
         "part of heads": RopeProblem(1, 4, 2, 1, 64, half=16, first=2),
+        "a table": RopeProblem(2, 5, 4, 2, 64, dtype="float32", first=3, rows=7),
         "large positions": RopeProblem(1, 3, 4, 1, 128, dtype="float32", first=131_072),
         "norms": RopeProblem(
             2, 3, 4, 2, 64, slots=12, weight_dtype="float32", eps=0.0625, kind="same_sign"

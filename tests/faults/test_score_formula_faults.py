@@ -11,8 +11,8 @@ from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.targets import host
 
 FORMULA, OPERANDS, DECODE, MASK = (
-    *("parts/attention_formula.cuh", "parts/formula_operands.cuh"),
-    *("parts/decode_formula.cuh", "attention/mask_sm90.cuh"),
+    *("attention/formula.cuh", "expression/operands.cuh"),
+    *("attention/decode/formula.cuh", "attention/mask_sm90.cuh"),
 )
 FAULTS = {
     "partial tiles count as full": Fault(

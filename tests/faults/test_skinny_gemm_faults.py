@@ -18,7 +18,8 @@ from skinny_gemm_checks import (
 )
 
 FILE = "skinny_gemm.cu"
-MISALIGNED = "parts/misaligned_tile.cuh"
+PARTS = "gemm/skinny.cuh"
+MISALIGNED = "gemm/misaligned_tile.cuh"
 FMA = "gemm/skinny_fma.cuh"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
@@ -33,15 +34,15 @@ FAULTS = {
     "all warps take the same k": Fault(
         FILE, "first_k = warp * kDepth,", "first_k = 0,", "K-major b"
     ),
-    "rows of a in others' place": Fault(FILE, "row % kRows", "row % 4", "8 rows"),
+    "rows of a in others' place": Fault(PARTS, "row % kRows", "row % 4", "8 rows"),
     "chunks of the first rows only": Fault(
-        FILE, "first < Tile::kRows;", "first < kAtOnce;", "K-major b"
+        PARTS, "first < Tile::kRows;", "first < kAtOnce;", "K-major b"
     ),
     "chunks of a row are those of the lane's first one": Fault(
-        FILE, "(index ^ Tile::swizzle(first))", "index", "MN-major b"
+        PARTS, "(index ^ Tile::swizzle(first))", "index", "MN-major b"
     ),
     "k that ends within a stage is copied whole": Fault(
-        FILE, "chunk * kPerChunk < elements ? rows : 0", "rows", "K-major b"
+        PARTS, "chunk * kPerChunk < elements ? rows : 0", "rows", "K-major b"
     ),
     "rows of b past the end of k": Fault(
         FILE, "kMnMajorB ? to_load : cols,", "kMnMajorB ? kDepth : cols,", "MN-major b"
@@ -53,10 +54,10 @@ FAULTS = {
         FILE, "for (int from = 0; from < kWarps;", "for (int from = 1; from < kWarps;", "K-major b"
     ),
     "what lies before rows of b is multiplied": Fault(
-        FILE, "b[i] = ElementB();", ";", "misaligned K-major b"
+        PARTS, "b[i] = ElementB();", ";", "misaligned K-major b"
     ),
     "what lies before rows of a is multiplied": Fault(
-        FILE, "of_a.row(stage.a, row)[i] = ElementA();", ";", "misaligned K-major b"
+        PARTS, "of_a.row(stage.a, row)[i] = ElementA();", ";", "misaligned K-major b"
     ),
     "rows are cleared while others read them": Fault(
         FILE, "clear_heads(own.stages[stage], phases_a, before);\n sync_warp();",
@@ -69,7 +70,7 @@ FAULTS = {
         FILE, "last_k = params.k + before;", "last_k = params.k;", "misaligned K-major b"
     ),
     "what lies behind rows is copied": Fault(
-        FILE, "first + row < own ? bytes : 0", "first + row < own ? 16 : 0", "misaligned K-major b"
+        PARTS, "first + row < own ? bytes : 0", "first + row < own ? 16 : 0", "misaligned K-major b"
     ),
     "results of other columns": Fault(
         FILE, "phase * whole.out.col", "0 * whole.out.col", "misaligned K-major b"
@@ -94,20 +95,20 @@ FAULTS = {
         MISALIGNED, "clamp_to(bytes, 16) : 0", "16 : 0", "misaligned K-major b"
     ),
     "scales of the first words only": Fault(
-        FILE, "            next[i] += next_stage;\n", "", "nvfp4"
+        PARTS, "            next[i] += next_stage;\n", "", "nvfp4"
     ),
     "a row's scales in each other's place": Fault(
-        FILE, "tile.words[row][word % kRowWords];", "tile.words[row][0];", "nvfp4"
+        PARTS, "tile.words[row][word % kRowWords];", "tile.words[row][0];", "nvfp4"
     ),
     "columns past the end are stored": Fault(
-        FILE, "clamp_to(p.n - col, kRun)", "kRun", "K-major b"
+        PARTS, "clamp_to(p.n - col, kRun)", "kRun", "K-major b"
     ),
     "the bias of the first columns": Fault(
-        FILE, "p.bias_dtype, p.bias, row, col, count, bias",
+        PARTS, "p.bias_dtype, p.bias, row, col, count, bias",
         "p.bias_dtype, p.bias, row, tile_col, count, bias", "epilogues"
     ),
     "the residual before the activation": Fault(
-        FILE, "* p.alpha + bias[i];", "* p.alpha + bias[i] + residual[i];", "epilogues"
+        PARTS, "* p.alpha + bias[i];", "* p.alpha + bias[i] + residual[i];", "epilogues"
     ),
     "lanes' shares of k are not added": Fault(
         FMA, "total += shuffle_xor(total, distance(apart));", ";", "4 rows of FP32"
@@ -126,7 +127,7 @@ FAULTS = {
         FMA, "return m + i * kLanesM;", "return m + i;", "FP32"
     ),
     "values in each other's place after the activation": Fault(
-        FILE, "values[3] = first;", "values[3] = values[0];", "epilogues"
+        PARTS, "values[3] = first;", "values[3] = values[0];", "epilogues"
     ),
 }  # fmt: skip
 

@@ -107,13 +107,13 @@ FAULTS = {
         "below zero",
     ),
     "no rescaling of partial sums": Fault(
-        "parts/max_sum.cuh",
+        "common/max_sum.cuh",
         "float sum = mine.sum * rescale(mine.max, max);",
         "float sum = mine.sum;",
         "warps",
     ),
     "chunks merged without rescaling": Fault(
-        "parts/max_sum.cuh",
+        "common/max_sum.cuh",
         "a.sum * rescale(a.max, max) + b.sum",
         "a.sum + b.sum",
         "axis",

@@ -280,7 +280,7 @@ def test_aarch64_compiles(tmp_path, monkeypatch):
     flags = host_compiler._flags.__wrapped__(zig, None, ("-O2",))
     host_compiler._has_x86_64_v3.cache_clear()
     for name, text in {
-        "runtime": file_text("platform/host_runtime.cpp"),
+        "runtime": file_text("platform/host/runtime.cpp"),
         "variant": source_text(_variant(), "host"),
     }.items():
         path = tmp_path / f"{name}.cpp"

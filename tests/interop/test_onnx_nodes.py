@@ -21,7 +21,7 @@ onnx = pytest.importorskip("onnx")
 
 OPERATORS = {
     *("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "MatMul", "Gemm"),
-    "Attention",
+    *("Attention", "RotaryEmbedding"),
 }
 
 
@@ -133,6 +133,25 @@ def _attention(a: dict[str, Any], *given: Any) -> Any:
     return y, k, v
 
 
+def _rotary_embedding(
+    a: dict[str, Any], x: Any, cosines: Any, sines: Any, positions: Any = None
+) -> Any:
+    """The tables' rows are of positions or, without these, of tokens."""
+    flat = x.ndim == 3
+    x = x.reshape(*x.shape[:2], a["num_heads"], -1) if flat else x.swapaxes(1, 2)
+    table = np.concatenate((cosines, sines), axis=-1)
+    if positions is None:
+        positions = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2])
+        table = table.reshape(-1, table.shape[-1])
+    no_keys = x[:, :, :0]
+    y, _ = cupykern.rope_and_cache(
+        *(x, no_keys, no_keys, positions.astype(np.int32)),
+        cos_sin=table,
+        interleaved=bool(a.get("interleaved", 0)),
+    )
+    return (y.reshape(*y.shape[:2], -1) if flat else y.swapaxes(1, 2),)
+
+
 ADAPTERS = {
     "Softmax": lambda a, x: (cupykern.softmax(x, a.get("axis", -1)),),
     "LogSoftmax": lambda a, x: (cupykern.log_softmax(x, a.get("axis", -1)),),
@@ -141,6 +160,7 @@ ADAPTERS = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Attention": _attention,
+    "RotaryEmbedding": _rotary_embedding,
 }
 
 

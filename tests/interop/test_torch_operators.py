@@ -57,8 +57,9 @@ def test_operators_have_the_arguments_of_functions(name):
             there = argument.default_value
             assert (tuple(there) if isinstance(there, list) else there) == default
         else:
-            # Of rope_and_cache's caches: a tensor that has no default follows.
-            assert default is inspect.Parameter.empty or argument.name in ("k_cache", "v_cache")
+            # What has no default follows.
+            names = "k_cache", "v_cache", "cu_seqlens_k"
+            assert default is inspect.Parameter.empty or argument.name in names
 
 
 @pytest.mark.parametrize("op", CALLED, ids=lambda op: op.name)

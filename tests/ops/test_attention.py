@@ -17,8 +17,8 @@ from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.attention.attention_task import HEAD_DIMS
 from cupykern.ops.attention import OP
 from cupykern.ops.attention_varlen import OP as VARLEN_OP
-from cupykern.ops.attention_varlen import VarlenProblem
 from cupykern.ops.problems.attention import AttentionProblem
+from cupykern.ops.problems.attention_varlen import VarlenProblem
 from cupykern.targets import host
 
 
@@ -403,7 +403,7 @@ def test_every_head_size_has_a_config(arch):
                 blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
                 limit = attention_plan.max_shared_bytes(arch)
                 assert blocks * config.shared_bytes(head_dim) <= limit
-    assert len(attention_plan.variants(arch)) <= {"host": 100, "sm_90a": 68}.get(arch, 40)
+    assert len(attention_plan.variants(arch)) <= {"host": 130, "sm_90a": 92}.get(arch, 40)
 
 
 # --- varlen sequences -----------------------------------------------------------------------------

@@ -8,9 +8,10 @@ import tensor_core
 
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.numerics import as_float64
+from cupykern.ops.complex_matmul import ComplexProblem
 from cupykern.ops.dequant_softmax import LogitsProblem
 from cupykern.ops.nonfinite_report import NonfiniteProblem
-from cupykern.ops.problems.attention import AttentionProblem
+from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
 from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.problems.products import MatmulProblem
 from cupykern.reference.accumulation import HALF, Products, Terms, expected_error
@@ -67,6 +68,22 @@ FOUND = {
         NormProblem((2, 17, 17, 4097), return_stats=True, kind="exact", layout="sliced"),
         5881,
     ),
+    "probabilities of capped scores beside a sink": (
+        "attention",
+        AttentionProblem(
+            1, 4, 2, 100, 100, 8, 8, scale=1.0, causal=True, qk_accumulate="float16",
+            kind="same_sign", options=ScoreChoice(window=(-1, 5), softcap=0.5, sinks=True),
+        ),
+        244874,
+    ),
+    "probabilities by distance, of queries at all positions": (
+        "attention",
+        AttentionProblem(
+            1, 1, 1, 65, 100, 33, 64, scale=0.0, causal_align="top_left", kind="same_sign",
+            options=ScoreChoice(window=(-1, 5), softcap=0.5, slopes="h", sinks=True),
+        ),
+        321,
+    ),
     "sums that repeat": (
         "nonfinite_report",
         NonfiniteProblem((8, 8, 3, 1024), "float32", kind="uniform", layout="broadcast"),
@@ -80,6 +97,38 @@ def test_errors_that_random_cases_found_larger(name):
     op, problem, seed = FOUND[name]
     comparison = check.check_problem(BY_NAME[op], problem, seed, np)
     assert comparison.ok, comparison
+
+
+_EQUAL_ROWS = {
+    "n": 1,
+    "layout_a": "broadcast",
+    "precision": "fma",
+}
+REPEATED = {
+    "complex rows": ("complex_matmul", ComplexProblem(65, k=100, bias=(65, 1), **_EQUAL_ROWS)),
+    "rows": ("matmul", MatmulProblem(65, k=100, dtype="float32", bias=(65, 1), **_EQUAL_ROWS)),
+    "matrices": (
+        "matmul",
+        MatmulProblem(
+            2, k=100, dtype="float32", batch_a=(33,), residual=(33, 2, 1), **_EQUAL_ROWS
+        ),
+    ),
+    "rows of a formula": (
+        "matmul",
+        MatmulProblem(
+            65, k=100, dtype="float32", epilogue="maximum(acc * s + t, 0) + r", **_EQUAL_ROWS
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_errors_of_equal_products_count_once(name):
+    """Products are all equal, results not: 100 errors as large and as often as chance makes one."""
+    op, problem = REPEATED[name]
+    for seed in range(100):
+        comparison = check.check_problem(BY_NAME[op], problem, seed, np)
+        assert comparison.ok, (seed, comparison)
 
 
 def rms_ratio(y: np.ndarray, exact: np.ndarray, square: np.ndarray) -> float:

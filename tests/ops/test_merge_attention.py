@@ -45,6 +45,16 @@ def test_no_keys_at_all_give_zeros():
     assert (y == 0).all() and (lse == -np.inf).all()
 
 
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_rows_without_elements_have_a_log_sum_exp(rows):
+    lse1, lse2 = RNG.standard_normal((2, 1, 2, rows)).astype(np.float32)
+    for dtype in (np.float16, np.float32):
+        out = np.zeros((1, 2, rows, 0), dtype)
+        y, lse = merged(out, lse1, out, lse2)
+        assert y.shape == out.shape
+        np.testing.assert_allclose(lse, np.logaddexp(lse1, lse2), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_log_sum_exp_that_is_no_number_makes_its_row_nan(bad):
     lse1 = LSE1.copy()

@@ -22,8 +22,22 @@ def by_odd_bytes(x, before):
     return made
 
 
-def arrays_of(op: Op, cases: int):
-    """(call, arguments, keyword or place of an array of wide elements), of seeded problems."""
+def by_wide_strides(x):
+    """x's elements, of which those of a row stay side by side, and every dim has a gap; of one dim
+    every second element."""
+    if x.ndim == 1:
+        made = np.zeros(2 * x.size, x.dtype)[::2]
+    else:
+        *outer, last = x.shape
+        wide = *(n + 1 for n in outer), last + 64 // x.itemsize
+        made = np.zeros(wide, x.dtype)[tuple(map(slice, x.shape))]
+    made[...] = x
+    return made
+
+
+def arrays_of(op: Op, cases: int, least: int = 2):
+    """(call, arguments, keyword or place of an array with dims, of elements of at least `least`
+    bytes), of seeded problems."""
     found: dict[str | int, int] = {}
     for seed in range(40):
         problem = op.draw_problem(RandomDraw(seed))
@@ -32,7 +46,7 @@ def arrays_of(op: Op, cases: int):
         simple = not any(isinstance(x, cupykern.NvFp4 | cupykern.BlockMask) for x in call.args)
         full = all(getattr(x, "size", 1) for x in arguments.values())
         for name, x in arguments.items():
-            wide = isinstance(x, np.ndarray) and x.itemsize > 1
+            wide = isinstance(x, np.ndarray) and x.itemsize >= least
             usual = simple and full and "special" not in repr(problem)
             if wide and usual and found.get(name, 0) < cases:
                 found[name] = found.get(name, 0) + 1
@@ -59,6 +73,33 @@ def test_elements_may_lie_at_odd_bytes(target, op, before):
             assert check.compare(outputs, references, bounds).ok, name
         if check.accepts_out(op) and outputs[0].size and outputs[0].itemsize > 1:
             y = move(by_odd_bytes(np.zeros_like(outputs[0]), before))
+            first, *rest = as_tuple(op.run(*args, **options, out=y))
+            assert first is y
+            outputs = [to_numpy(x) for x in (arrays.packed(y), *rest)]
+            assert check.compare(outputs, references, bounds).ok, name
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
+def test_an_array_has_strides_of_its_own(target, op):
+    """One array at a time: those of no other array take their place."""
+    xp = target.xp
+
+    def move(x):
+        return inputs._upload(x, xp) if xp is not np and isinstance(x, np.ndarray) else x
+
+    for call, arguments, name in arrays_of(op, 2, 1):
+        if not arguments[name].ndim:
+            continue
+        options = arguments | {name: by_wide_strides(arguments[name])}
+        args = [options.pop(i) for i in range(len(call.args))]
+        references = op.reference(*args, **options)
+        bounds = op.bound(*args, **options, reference=references)
+        args, options = [move(x) for x in args], {name: move(x) for name, x in options.items()}
+        outputs = [to_numpy(y) for y in as_tuple(op.run(*args, **options))]
+        assert check.compare(outputs, references, bounds).ok, name
+        if check.accepts_out(op) and outputs[0].ndim:
+            y = move(by_wide_strides(np.zeros_like(outputs[0])))
             first, *rest = as_tuple(op.run(*args, **options, out=y))
             assert first is y
             outputs = [to_numpy(x) for x in (arrays.packed(y), *rest)]

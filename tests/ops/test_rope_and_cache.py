@@ -33,6 +33,7 @@ def arrays(dtype=np.float16, batch=2, seq_len=3, heads=4, kv_heads=2, dim=64, se
 Q, K, V = arrays()
 POSITIONS = np.array([[0, 1, 2], [7, 8, 9]], np.int32)
 INV_FREQ = cupykern.rope_inv_freq(64, 10_000.0, target="host")[0]
+TABLE = np.zeros((4, 64), np.float32)
 
 
 def caches(dtype=np.float16, slots=12, batch=2, heads=2, dim=64):
@@ -68,6 +69,27 @@ def test_large_positions_are_as_exact_as_fp32(position, target):
     angles = position * inv_freq.astype(np.float64)
     found = to_numpy(q).astype(np.float64).reshape(2, 64)
     assert abs(found - (np.cos(angles), np.sin(angles))).max() <= 3 * 2.0**-24
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_table_of_cosines_and_sines_rotates_as_its_frequencies(interleaved):
+    x, options = arrays(np.float32), {"interleaved": interleaved, "attention_factor": 1.25}
+    angles = np.arange(10)[:, None] * INV_FREQ.astype(np.float64)
+    table = np.concatenate((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32)
+    found = cupykern.rope_and_cache(*x, POSITIONS, cos_sin=table, **options)
+    expected = cupykern.rope_and_cache(*x, POSITIONS, inv_freq=INV_FREQ, **options)
+    for y, z in zip(found, expected, strict=True):
+        np.testing.assert_allclose(y, z, rtol=0, atol=4e-6)
+
+
+def test_positions_beyond_a_table_count_as_its_ends(target):
+    table = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    inside = np.array([0, 3, 3, 0], np.int32)
+    outside = np.array([-1, 3, 2**31 - 1, -(2**31)], np.int32)
+    x = np.random.default_rng(1).standard_normal((1, 4, 2, 64)).astype(np.float32)
+    x, table, *rows = map(target.xp.asarray, (x, table, inside, outside))
+    first, second = (cupykern.rope_and_cache(x, x, x, at, cos_sin=table)[0] for at in rows)
+    assert (first == second).all()
 
 
 def test_norms_come_first_and_only_with_a_weight():
@@ -270,6 +292,16 @@ WRONG = {
     "no rotation": (ValueError, r"inv_freq must have shape \(R,\)", {"inv_freq": INV_FREQ[:0]}),
     "frequencies' dtype": (TypeError, "inv_freq must have dtype float32",
                            {"inv_freq": INV_FREQ.astype(np.float64)}),
+    "no frequencies": (ValueError, "inv_freq or cos_sin must be given", {"inv_freq": None}),
+    "both": (ValueError, "inv_freq or cos_sin must be given, and not both", {"cos_sin": TABLE}),
+    "odd table": (ValueError, r"cos_sin must have shape \(P, 2 R\), R from 1 to half",
+              {"inv_freq": None, "cos_sin": TABLE[:, 1:]}),
+    "wide table": (ValueError, r"cos_sin must have shape \(P, 2 R\)",
+                   {"inv_freq": None, "cos_sin": np.zeros((4, 66), np.float32)}),
+    "no row": (ValueError, r"cos_sin must have shape \(P, 2 R\)",
+               {"inv_freq": None, "cos_sin": TABLE[:0]}),
+    "cosines' dtype": (TypeError, "cos_sin must have dtype float32",
+                      {"inv_freq": None, "cos_sin": TABLE.astype(np.float16)}),
     "weight": (ValueError, r"q_weight must have shape \(64,\)", {"q_weight": INV_FREQ}),
     "weight's dtype": (TypeError, "k_weight's dtype", {"k_weight": np.ones(64, np.int8)}),
     "eps": (ValueError, "eps must be at least 0", {"eps": -1.0}),

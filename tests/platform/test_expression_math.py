@@ -1,4 +1,4 @@
-"""The functions of parts/expression_math.cuh against FP64, on each target.
+"""The functions of expression/math.cuh against FP64, on each target.
 
 Every 64th FP32 number gave these largest errors in ulps on the host, a * b + c contracted and not:
 
@@ -36,7 +36,7 @@ DEVICE float shifted_reciprocal(float x) { return shifted(reciprocal_approx(x), 
 #define reciprocal_square_root shifted_rsqrt
 #define exp2_approx shifted_exp2
 #define reciprocal_approx shifted_reciprocal
-#include "parts/expression_math.cuh"
+#include "expression/math.cuh"
 
 KERNEL void word(uint32_t first, uint32_t step, float* y) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -178,7 +178,7 @@ KERNEL void word(const T* x, uint32_t* y) {{
 def test_loaders_load_fragments(target, chunks, mn_major):
     """What load_fragment does, of a tile of 64 rows from row 16 (or the first element) on."""
     text = """
-#include "parts/shared_tile.cuh"
+#include "common/shared_tile.cuh"
 using Tile = SharedTile<64, 16 * kChunks>;
 struct Storage { Tile tile; };
 KERNEL void word(const half* x, uint32_t* y) {

@@ -106,7 +106,7 @@ def of_tile(target, text: str, first: int, key: int, seed: int):
     return keeps.astype(bool), found.tolist(), [int(python.lo), int(python.hi)]
 
 
-_INCLUDES = '#include "parts/formula_operands.cuh"\n'
+_INCLUDES = '#include "expression/operands.cuh"\n'
 
 
 @pytest.mark.in_turn

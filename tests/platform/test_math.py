@@ -1,4 +1,4 @@
-"""The elementary functions of parts/math.cuh against FP64, on each target.
+"""The elementary functions of common/math.cuh against FP64, on each target.
 
 Every function has been run over all 2^32 codes (`--exhaustive`) on the host, compiled by g++ 12,
 which gave these largest errors in ulps, a * b + c contracted and not; sigmoid's beside 1.25 max(-x,
@@ -62,7 +62,7 @@ DEVICE float shifted_exp2(float x) {
 }
 #define exp2_approx shifted_exp2
 #define reciprocal_approx shifted_reciprocal
-#include "parts/math.cuh"
+#include "common/math.cuh"
 
 KERNEL void word(uint32_t first, uint32_t step, float* y) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,4 +1,4 @@
-"""parts/sine_cosine.cuh against FP64, on each target, a * b + c contracted and not.
+"""rope/sine_cosine.cuh against FP64, on each target, a * b + c contracted and not.
 
 Largest errors, in units of 2^-24, of 4 million angles each, on the host: 1.07 of sines and 1.55 of
 cosines up to pi / 4, 1.56 up to 131072 and up to 2^20; 2.9 up to 1.5 * 2^30.
@@ -14,7 +14,7 @@ from cupykern.kernels import Variant
 from cupykern.reference import elementary
 
 KERNEL = """
-#include "parts/sine_cosine.cuh"
+#include "rope/sine_cosine.cuh"
 
 KERNEL void angles(const double* x, float* sines, float* cosines) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

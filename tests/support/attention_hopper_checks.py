@@ -11,8 +11,8 @@ from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.op import Call, as_tuple
 from cupykern.ops.attention import OP
 from cupykern.ops.attention_varlen import OP as VARLEN_OP
-from cupykern.ops.attention_varlen import VarlenProblem
 from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice, hopper_kind
+from cupykern.ops.problems.attention_varlen import VarlenProblem
 
 STATS = {"lse": True, "row_stats": True}
 
@@ -76,6 +76,15 @@ PROBLEMS = (
                      **STATS),
     AttentionProblem(2, 2, 1, 300, 700, 64, 64, mask="block", causal=True, input_pos=300,
                      options=ScoreChoice((150, -1), None, "bh", True), lens=(700, 333), **STATS),
+    # Pages: boxes of 16, 48, 64 and 128 keys; sequences that decode, are new, or have too few keys.
+    VarlenProblem(((70, 90), (0, 5), (300, 430), (65, 0), (200, 100), (1, 333)), 2, 1, 64, 40,
+                  causal=True, lse=True, page=16),
+    VarlenProblem(((270, 90), (1, 1), (140, 300)), 2, 2, 40, 64, view="padded", page=64,
+                  layout="nhd"),
+    VarlenProblem(((70, 90), (0, 5), (300, 430), (65, 0), (200, 500)), 4, 2, 64, 64, causal=True,
+                  options=ScoreChoice((100, -1), 2.0, "bh", True), lse=True, page=48, layout="nhd"),
+    VarlenProblem(((70, 90), (300, 430)), 4, 2, 64, 64, causal=True, scale=-0.3, lse=True,
+                  page=256),
 )  # fmt: skip
 
 

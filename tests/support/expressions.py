@@ -32,7 +32,9 @@ KERNEL void word(const float* acc, const float* operands, float* y) {
         x.params.i_strides[k] = kNumThreads;
         x.params.j_strides[k] = 1;
     }
-    y[at] = Expression::of(x, acc[at], i, j, int64_t(0));
+    float results[1];
+    Expression::of(x, acc[at], i, j, int64_t(0), results);
+    y[at] = results[0];
 }
 """
 
@@ -103,9 +105,9 @@ class Computed:
         given = {name: rng.standard_normal(shape).astype(np.float32) for name in NAMES}
         operands = {name: given[name] for name in formula.names}
         value = Approximate(exact, worst, 0.0 * worst, worst**2 / 3, np.inf)
-        self.reference = expression(exact, text, operands)
+        self.reference = expression(exact, text, operands)[0]
         dtype = np.dtype(np.float32)
-        self.bound = expression_bound(value, text, operands, dtype, self.reference)
+        (self.bound,) = expression_bound(value, text, operands, dtype, (self.reference,))
         codes = [cpp.OperandCode("float", True, True)] * len(formula.names)
         source = cpp.source(formula.nodes, codes)
         kernel = target.compile(

@@ -31,7 +31,7 @@ LAYERS = (
     ("tuning",),
     ("watch", "public"),
     ("",),  # cupykern/__init__.py
-    ("tools", "peers", "cli", "__main__", "torch", "transformers"),
+    ("parallel", "tools", "peers", "cli", "__main__", "dask", "torch", "transformers"),
 )
 
 

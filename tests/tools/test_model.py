@@ -126,6 +126,23 @@ def test_sequences_that_are_not_there_change_nothing():
     assert (results[0] == results[1]).all()
 
 
+def test_chunks_beside_single_tokens():
+    """Sequences at different places, one of them with no new token."""
+    host = targets.get("host")
+    decoder = random_decoder(PLAIN, "bfloat16", target="host")
+    cache = nan_cache(True, PLAIN, "bfloat16", host)
+    first, second = TOKENS
+    decoder.append(first[:5], [5, 0], [0, 0], cache)
+    decoder.append(np.concatenate((first[5:6], second[:4])), [1, 4], [5, 0], cache)
+    decoder.append(second[4:8], [0, 4], [6, 4], cache)
+    found = decoder.append(np.concatenate((first[6:], second[8:])), [3, 1], [6, 8], cache)
+    assert expected(decoder, host, 9).error_over_limit(found) <= 1
+    with pytest.raises(ValueError, match="add up to 4 tokens; got 5"):
+        decoder.append(first[:4], [3, 2], [0, 0], cache)
+    with pytest.raises(ValueError, match="room for 16 tokens, not for 18"):
+        decoder.append(first[:4], [2, 2], [0, 16], cache)
+
+
 def test_a_cache_has_only_the_room_it_has():
     decoder = random_decoder(PLAIN, "float16", target="host")
     cache = caches.contiguous(PLAIN, 2, 4, "float16", "host")

@@ -54,6 +54,17 @@ def test_of_what_is_not_verified_the_reason_is_kept():
     assert again["rows"][0]["notes"] == document["rows"][0]["notes"]
 
 
+def test_a_profile_is_read_as_it_was_written(tmp_path):
+    """Labels and units stand once; a launch lacks what its profiler did not count."""
+    first = {"kernel": "a", "figures": [["time", 2.5, "us"], ["blocks", 8.0, ""]], "stalls": []}
+    other = {"kernel": "b", "figures": [["blocks", 4.0, ""], ["L2 hits", 90.0, "%"]], "stalls": []}
+    profile = {"op": "softmax", "shape": [4, 8], "launches": [first, other]}
+    document = {"kind": "profile", "profiles": [profile, {**profile, "launches": []}]}
+    path = tmp_path / "p.json"
+    path.write_text(stored.to_json(document))
+    assert stored.read(path) == document and path.read_text().count('"blocks"') == 1
+
+
 def test_broken_files_name_themselves(tmp_path):
     path = tmp_path / "b.json"
     for text in ("{", '{"kind": "bench", "columns": [], "rows": [{"op": "a"}]}'):

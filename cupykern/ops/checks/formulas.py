@@ -10,7 +10,7 @@ import numpy as np
 from ... import arguments, dtypes
 from ...expression import Expression, read
 from ...expression.parse import is_operand_name
-from ...expression.tree import Node, transposed
+from ...expression.tree import Node, of_first, transposed
 from ...gemm.product import OPERANDS, Formula
 from ...numerics import namespace
 
@@ -24,7 +24,7 @@ class ReadFormula(NamedTuple):
     """An expression with its operands.
 
     key: for plans.find, all but the arrays.  arrays: as given, in the order of their use.
-    numbers: in that order too, None in place of an array.
+    numbers: in that order too, None in place of an array.  scope, roots: of the expression.
     """
 
     key: tuple[Any, ...]
@@ -32,11 +32,16 @@ class ReadFormula(NamedTuple):
     nodes: tuple[Node, ...] = ()
     names: tuple[str, ...] = ()
     numbers: tuple[float | None, ...] = ()
+    scope: str = "epilogue"
+    roots: tuple[int, ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
         """For launch.run."""
-        return {"formula": Formula(self.nodes, self.numbers)} if self.nodes else {}
+        if not self.nodes:
+            return {}
+        operands = *self.numbers, *(None for _ in self.roots[1:])
+        return {"formula": Formula(self.nodes, operands, self.scope, self.roots)}
 
     @property
     def array_names(self) -> tuple[str, ...]:
@@ -53,7 +58,17 @@ class ReadFormula(NamedTuple):
             name: _transposed(next(arrays)) if number is None else number
             for name, number in zip(self.names, self.numbers, strict=True)
         }
-        return Expression(transposed(self.nodes), self.names), operands
+        return Expression(transposed(self.nodes), self.names, roots=self.roots), operands
+
+    def with_second(self, product: Any) -> ReadFormula:
+        """Of a gate: the epilogue of the first product, with the second one as an operand."""
+        return self._replace(
+            arrays=(*self.arrays, product),
+            nodes=of_first(self.nodes, len(self.names)),
+            names=(*self.names, "acc2"),
+            numbers=(*self.numbers, None),
+            scope="epilogue",
+        )
 
     def broadcast(self, a: Any, shape: tuple[int, ...]) -> dict[str, Any]:
         """The arrays by their names of product.OPERANDS.  Raises TypeError and ValueError."""
@@ -73,21 +88,36 @@ class ReadFormula(NamedTuple):
 NO_FORMULA = ReadFormula((), ())
 
 
-def read_formula(epilogue: Any, operands: Any, a: Any) -> ReadFormula:
+def each_dtype(formula: ReadFormula, out_dtype: Any) -> tuple[Any, ...]:
+    """The out_dtype of each result.  Raises ValueError."""
+    count = max(1, len(formula.roots))
+    if not isinstance(out_dtype, tuple):
+        return (out_dtype,) * count
+    if len(out_dtype) != count:
+        raise ValueError(
+            f"out_dtype must be a dtype, or one for each of the formula's results, which are "
+            f"{count}; got {len(out_dtype)}"
+        )
+    return out_dtype
+
+
+def read_formula(epilogue: Any, operands: Any, a: Any, scope: str = "epilogue") -> ReadFormula:
     """Raises SyntaxError, NameError, TypeError, ValueError."""
     if epilogue is None:
         raise ValueError("operands are those of epilogue, which is None")
-    expression = read(epilogue)
+    expression = read(epilogue, scope)
     given = {} if operands is None else operands
     if not isinstance(given, dict):
         raise TypeError(f"operands must be a dict; got {type(operands).__name__}")
     if given.keys() != set(expression.names):
-        _check_names(given)
+        _check_names(given, scope)
         expression.check_names(given)
         unused = ", ".join(repr(name) for name in given if name not in expression.names)
         raise ValueError(f"the epilogue does not name {unused}, which operands has")
-    if len(given) > len(OPERANDS):
-        raise ValueError(f"operands must be at most {len(OPERANDS)}; got {len(given)}")
+    most = len(OPERANDS) - (scope == "gate") - len(expression.roots[1:])  # with_second
+    if len(given) > most:
+        beside = f" beside {len(expression.roots)} results" if expression.roots else ""
+        raise ValueError(f"operands must be at most {most}{beside}; got {len(given)}")
     values = [given[name] for name in expression.names]
     numbers = tuple(
         number_of(f"operands[{name!r}]", x) if arguments.is_number(x, a) else None
@@ -95,12 +125,14 @@ def read_formula(epilogue: Any, operands: Any, a: Any) -> ReadFormula:
     )
     arrays = tuple(x for x, number in zip(values, numbers, strict=True) if number is None)
     key = expression.digest, *numbers
-    return ReadFormula(key, arrays, expression.nodes, expression.names, numbers)
+    return ReadFormula(
+        key, arrays, expression.nodes, expression.names, numbers, scope, expression.roots
+    )
 
 
-def _check_names(given: dict[Any, Any]) -> None:
+def _check_names(given: dict[Any, Any], scope: str) -> None:
     for name in given:
-        if not is_operand_name(name, "epilogue"):
+        if not is_operand_name(name, scope):
             raise ValueError(f"operands must have names that are free; got {name!r}")
 
 

@@ -38,13 +38,15 @@ def check_arrays(given: dict[str, Any], layout: Any) -> None:
 def _check_places(given: dict[str, Any]) -> None:
     """Raises TypeError and ValueError for arrays that are not where q is."""
     q = given["q"]
-    for name in ("k", "v", "positions", "inv_freq"):
+    for name in ("k", "v", "positions"):
         arguments.same_place(name, given[name], q, "q")
     for name, x in given.items():
         if x is not None and name != "q":
             arguments.same_place(name, x, q, "q")
     if (given["k_cache"] is None) != (given["v_cache"] is None):
         raise ValueError("k_cache and v_cache must both be given, or neither")
+    if (given["inv_freq"] is None) == (given["cos_sin"] is None):
+        raise ValueError("inv_freq or cos_sin must be given, and not both")
 
 
 def _check_heads(given: dict[str, Any]) -> None:
@@ -70,21 +72,28 @@ def _check_heads(given: dict[str, Any]) -> None:
 
 
 def _check_others(given: dict[str, Any]) -> None:
-    """positions, inv_freq and weights."""
-    q, positions, inv_freq = given["q"], given["positions"], given["inv_freq"]
+    """positions, inv_freq or cos_sin, and weights."""
+    q, positions = given["q"], given["positions"]
     if positions.dtype != np.int32:
         raise TypeError(f"positions must have dtype int32; got {positions.dtype}")
     if positions.shape not in (q.shape[:2], q.shape[1:2]):
         raise ValueError(
             f"positions must have shape {q.shape[:2]} or {q.shape[1:2]}; got {positions.shape}"
         )
-    if inv_freq.dtype != np.float32:
-        raise TypeError(f"inv_freq must have dtype float32; got {inv_freq.dtype}")
-    if inv_freq.ndim != 1 or not 1 <= inv_freq.size <= q.shape[3] // 2:
+    name, shape, ndim = "inv_freq", "(R,)", 1
+    if given["cos_sin"] is not None:
+        name, shape, ndim = "cos_sin", "(P, 2 R)", 2
+    rotation = given[name]
+    if rotation.dtype != np.float32:
+        raise TypeError(f"{name} must have dtype float32; got {rotation.dtype}")
+    pairs, odd = divmod(rotation.shape[-1], ndim) if rotation.ndim == ndim else (0, 0)
+    if odd or not 1 <= pairs <= q.shape[3] // 2 or not rotation.size:
         raise ValueError(
-            f"inv_freq must have shape (R,), R from 1 to half of a head's {q.shape[3]} numbers; "
-            f"got {inv_freq.shape}"
+            f"{name} must have shape {shape}, R from 1 to half of a head's {q.shape[3]} numbers; "
+            f"got {rotation.shape}"
         )
+    if ndim == 2 and rotation.shape[0] >= 2**31:
+        raise ValueError(f"cos_sin must have less than 2^31 rows; got {rotation.shape[0]}")
     for name in ("q_weight", "k_weight"):
         weight = given[name]
         if weight is None:

@@ -98,17 +98,19 @@ def check_integers(name: str, x: Any, q: Any) -> None:
         raise TypeError(f"{name} must have dtype int32 (in numpy also wider); got {x.dtype}")
 
 
-def check_lens(seq_lens: Any, q: Any, most: int, whose: str) -> Any:
+def check_lens(
+    seq_lens: Any, q: Any, batch: int, most: int, whose: str, name: str = "seq_lens"
+) -> Any:
     """`seq_lens`; contents are looked at in numpy arrays only.  most: keys of a sequence."""
     if seq_lens is None:
         return None
-    check_integers("seq_lens", seq_lens, q)
-    if seq_lens.shape != q.shape[:1]:
-        raise ValueError(f"seq_lens must have shape {q.shape[:1]}; got {seq_lens.shape}")
+    check_integers(name, seq_lens, q)
+    if seq_lens.shape != (batch,):
+        raise ValueError(f"{name} must have shape {(batch,)}; got {seq_lens.shape}")
     if not is_cupy(seq_lens) and seq_lens.size:
         low, high = int(seq_lens.min()), int(seq_lens.max())
         if low < 0 or high > most:
-            raise ValueError(f"seq_lens must be from 0 to {whose} {most} keys; got {low} to {high}")
+            raise ValueError(f"{name} must be from 0 to {whose} {most} keys; got {low} to {high}")
     return seq_lens
 
 

@@ -428,16 +428,15 @@ def _head_dim(problem: Any) -> int:
     return padded_head_dim(problem.d, problem.dv)
 
 
-def configs(problem: AttentionProblem, arch: str) -> tuple[Any, ...]:
+def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     sq = (
         max((q for q, _ in problem.lengths), default=0)
         if hasattr(problem, "lengths")
         else problem.sq
     )
     half = problem.qk_accumulate == "float16"
-    return attention_plan.configs(
-        _head_dim(problem), problem.mode, arch, sq, hopper_kind(problem), half
-    )
+    mode = problem.mode if getattr(problem, "page", None) is None else GENERAL_MODE
+    return attention_plan.configs(_head_dim(problem), mode, arch, sq, hopper_kind(problem), half)
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
@@ -450,11 +449,16 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     code = formulas.code if formulas else None
     of_mask = formulas is not None and formulas.mask
     if varlen:
-        fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
+        packs = tuple(zip(*p.lengths, strict=True))
+        if p.page is not None:  # there are always pages
+            fits, packs = fits and p.page % 16 == 0, packs[:1]
+        fits = fits and all(map(sum, packs))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
         fits = fits and (general or p.mode == 0)
         mode = attention_hopper.FORMULA_MODE if of_mask else 0
-        kind = attention_hopper.Kind(mode, varlen=True, general=general, formulas=code)
+        kind = attention_hopper.Kind(
+            mode, varlen=True, general=general, formulas=code, paged=p.page is not None
+        )
         return kind if fits else None
     mode = mask_mode(MASKS.index(p.mask), None if general else p.scale)
     uniform = mode == 2 and p.blocks == (128, 128)
@@ -476,7 +480,8 @@ def variant(
         return attention_plan.naive_variant(dtype, problem.general, code)
     half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
     return attention_plan.flash_variant(
-        dtype, _head_dim(problem), problem.mode, half, config, kind, code
+        *(dtype, _head_dim(problem), problem.mode, half, config, kind, code),
+        paged=getattr(problem, "page", None) is not None,
     )
 
 

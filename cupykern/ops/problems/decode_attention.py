@@ -74,7 +74,8 @@ def draw_problem(draw: Draw) -> DecodeProblem:
     if cache_dtype:  # no formulas
         options = replace(options, score=None, mask=None)
     return DecodeProblem(
-        *(batch, group * kv_heads, kv_heads, draw.choice((0, 1, 1, 1, 2, 4, 16)), keys, dim),
+        *(batch, group * kv_heads, kv_heads),
+        *(draw.choice((0, 1, 1, 1, 2, 4, 16, 33, 64)), keys, dim),
         dim_v=draw.choice((None, None, None, 8, 64, 128, 248, 61)),
         dtype=draw.choice(_DTYPES),
         lens=lens,

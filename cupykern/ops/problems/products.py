@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
-from ...expression import read
+from ...expression import read as read_expression
 from ...gemm import (
     gemm,
     product,
@@ -26,6 +26,7 @@ from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
 from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
+from ...nvfp4 import NvFp4
 from ...op import Call, Draw, Work
 from ...precisions import PRECISIONS, SPLITS, canonical
 from ...targets.limits import device
@@ -81,9 +82,12 @@ FORMULAS = (
 )
 
 
+RESULTS = "maximum(acc * s + t, 0), acc * s, i - j + r"
+
+
 def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
     """`problem`, now and then with a formula in place of its epilogue."""
-    formula = draw.choice((*[None] * 5, *FORMULAS))
+    formula = draw.choice((*[None] * 6, *FORMULAS, RESULTS))
     if formula is None:
         return problem
     return replace(problem, epilogue=formula, bias=None, residual=None, activation=None)
@@ -211,7 +215,9 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
             addend = inputs.values("normal", shape, FLOATS[(seed + i) % 3], seed + 2 + i)
             kwargs[name] = xp.asarray(addend)
     if p.epilogue is not None:
-        kwargs["epilogue"], kwargs["operands"] = p.epilogue, _operands(p, seed, xp)
+        shape = (*np.broadcast_shapes(p.batch_a, p.batch_b), p.m, p.n)
+        operands = formula_operands(p.epilogue, "epilogue", shape, seed, xp)
+        kwargs["epilogue"], kwargs["operands"] = p.epilogue, operands
     for name, value, default in (
         ("alpha", p.alpha, 1.0),
         ("activation", p.activation, None),
@@ -223,17 +229,14 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
     return Call((with_layout(a, p.layout_a, xp), with_layout(b, p.layout_b, xp)), kwargs)
 
 
-def _operands(p: MatmulProblem, seed: int, xp: Any) -> dict[str, Any]:
-    """Of its formula."""
-    batch = np.broadcast_shapes(p.batch_a, p.batch_b)
-    shapes: dict[str, tuple[int, ...]] = {
-        "s": (p.n,),
-        "t": (p.m, 1),
-        "r": (*batch, p.m, p.n),
-        "z": (),
-    }
+def formula_operands(
+    formula: str, scope: str, shape: tuple[int, ...], seed: int, xp: Any
+) -> dict[str, Any]:
+    """Those that `formula` names.  shape: of the result, whose columns s has, t the rows, r all."""
+    *_, m, n = shape
+    shapes: dict[str, tuple[int, ...]] = {"s": (n,), "t": (m, 1), "r": shape, "z": ()}
     found: dict[str, Any] = {}
-    for i, name in enumerate(read(p.epilogue).names):
+    for i, name in enumerate(read_expression(formula, scope).names):
         if name == "k":
             found[name] = 0.75
             continue
@@ -262,7 +265,8 @@ def work(problem: MatmulProblem) -> Work:
     read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
     read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
     out = result_dtype(dtype, dtype_b, p.out_dtype, _is_product(p))
-    written = batch * p.m * p.n * out.itemsize
+    results = 1 if p.epilogue is None else len(read_expression(p.epilogue).results)
+    written = results * batch * p.m * p.n * out.itemsize
     return Work(read, written, 2 * batch * p.m * p.n * p.k)
 
 
@@ -366,7 +370,7 @@ def task_of(
         *(batch, m, n, k, read["a"], read["b"], matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
         block_scales=block_scales,
-        formula=_formula(call, shape),
+        formula=formula_of(call, shape, dtype),
     )
     task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
     return replace(
@@ -381,14 +385,20 @@ def task_of(
     )
 
 
-def _formula(call: Call, shape: tuple[int, ...]) -> product.Formula | None:
+def formula_of(
+    call: Call, shape: tuple[int, ...], dtype: np.dtype, scope: str = "epilogue"
+) -> product.Formula | None:
+    """That of a call whose results have this shape and dtype."""
     if "epilogue" not in call.kwargs:
         return None
-    formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], call.args[0])
-    arrays = formula.broadcast(call.args[0], shape)
-    matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
-    found: product.Formula = formula.options["formula"].of(matrices)
-    return found
+    a = call.args[0].data if isinstance(call.args[0], NvFp4) else call.args[0]
+    formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], a, scope)
+    arrays = formula.broadcast(a, shape)
+    found: product.Formula = formula.options["formula"]
+    result = np.empty(shape, dtype)
+    given = {name: arrays.get(name, result) for name in product.OPERANDS[: len(found.operands)]}
+    matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in given.items()}
+    return found.of(matrices)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

@@ -27,6 +27,7 @@ class RopeProblem:
     half: rotated pairs, None: all.  slots: of a sequence in the cache, None: no cache.  cache_dtype
     None: dtype.  page: slots of a page, None: contiguous.  first: position of the first token of
     the first sequence; one token in eight gets -1 or one that the cache lacks, if `strays`.
+    rows: of cosines and sines, None: frequencies.
     weight_dtype: of norms, None: without.  scales: one of SCALES.  view: how q, k and v are stored:
     "packed": parts of one array, "swapped": contiguous with heads before tokens, "padded": 8 more
     elements between heads, others as inputs.LAYOUTS.  one_row: positions (S,).  order: of the
@@ -47,6 +48,7 @@ class RopeProblem:
     strays: bool = False
     interleaved: bool = False
     attention_factor: float | None = None
+    rows: int | None = None
     weight_dtype: str | None = None
     eps: float | None = None
     scales: str | None = None
@@ -87,6 +89,7 @@ def draw_problem(draw: Draw) -> RopeProblem:
         strays=draw.choice((False, True)),
         interleaved=draw.choice((False, True)),
         attention_factor=draw.choice((None, None, 1.2079, -0.5)),
+        rows=draw.choice((None, None, 1, 24)),
         weight_dtype=weight_dtype,
         eps=draw.choice((None, 0.0625)) if weight_dtype else None,
         scales=draw.choice(SCALES) if cache_dtype else None,
@@ -133,6 +136,9 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 def make_inputs(problem: RopeProblem, seed: int, xp: Any) -> Call:
     p, rng = problem, np.random.default_rng(seed + 7)
     kwargs: dict[str, Any] = {"inv_freq": xp.asarray(_frequencies(p.pairs))}
+    if p.rows is not None:
+        table = rng.uniform(-1.5, 1.5, (p.rows, 2 * p.pairs + 1)).astype(np.float32)
+        kwargs = {"cos_sin": xp.asarray(table)[:, 1:]}
     positions, caches = _positions(p, rng), ()
     if p.slots is not None:
         caches, kwargs_of_cache = _caches(p, rng, seed, xp)

@@ -99,6 +99,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "sinks": (0,),
     "positions": ALL_AXES,
     "inv_freq": (0,),
+    "cos_sin": (1,),
     "q_weight": (0,),
     "k_weight": (0,),
     "k_scale": ALL_AXES,
@@ -114,13 +115,13 @@ SIZES: dict[str, tuple[int, ...]] = {
 
 EXTRA = 7919
 DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
-        "cu_seqlens_k", "seq_lens", "block_table", "inv_freq", "q_weight", "k_weight",
-        "out1", "lse1", "out2", "lse2")  # fmt: skip
+        "cu_seqlens_k", "seq_lens", "block_table", "inv_freq", "cos_sin", "q_weight",
+        "k_weight", "out1", "lse1", "out2", "lse2")  # fmt: skip
 """Arrays of a fixed or a least number of dims: neither () fits, nor (1,) or (1, 1, 1)."""
 
 REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
-            "cu_seqlens_q", "cu_seqlens_k", "positions", "inv_freq", "out1", "lse1", "out2",
-            "lse2")  # fmt: skip
+            "cu_seqlens_q", "cu_seqlens_k", "positions", "inv_freq", "cos_sin", "out1", "lse1",
+            "out2", "lse2")  # fmt: skip
 """Arrays that cannot be None where a call has them."""
 
 MAY_BE_NUMPY = ("seq_lens", "block_table", "cu_seqlens_q", "cu_seqlens_k")

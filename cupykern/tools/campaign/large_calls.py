@@ -11,8 +11,8 @@ import numpy as np
 from ... import inputs
 from ...nvfp4 import NvFp4
 from ...op import Call, Op
-from ...ops.attention_varlen import VarlenProblem
 from ...ops.problems.attention import AttentionProblem
+from ...ops.problems.attention_varlen import VarlenProblem
 from ...ops.problems.decode_attention import DecodeProblem
 from ...ops.problems.products import sampled_rows
 from ...ops.quantize_nvfp4 import quantize_nvfp4

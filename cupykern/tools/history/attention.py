@@ -65,13 +65,14 @@ def _settings(
 
 
 def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
-    names = "h", "h_kv", "d", "lengths_q", "lengths_k", "dtype"
+    """Packed keys, and pages; with as many heads as keys in a page any layout is legal."""
+    names = "h", "h_kv", "d", "lengths_q", "lengths_k", "dtype", "page", "order"
     return tuple(
-        dict(zip(names, (4, 2, *pack, dtype), strict=True)) for pack in packs for dtype in _DTYPES
+        dict(zip(names, (4, 2, *pack, dtype, *keys), strict=True))
+        for pack in packs
+        for dtype in _DTYPES
+        for keys in ((None, "hnd"), (16, "hnd"), (16, "nhd"), (2, "nhd"))
     )
-
-
-_CACHES = ("hnd", None), ("hnd", "int8"), ("nhd", None), ("nhd", "float8_e4m3fn")
 
 
 def _merge_settings(sizes: tuple[Shape, ...]) -> tuple[Setting, ...]:
@@ -119,6 +120,38 @@ def _bhsd(heads: str, length: str, dim: str) -> ShapeOf:
 
 def _thd(heads: str, lengths: str, dim: str) -> ShapeOf:
     return lambda s: (sum(s[lengths]), s[heads], s[dim])
+
+
+def _keys(dim: str) -> ShapeOf:
+    """Of attention_varlen's keys, packed or in pages."""
+
+    def shape(s: Setting) -> Shape:
+        if s["page"] is None:
+            return sum(s["lengths_k"]), s["h_kv"], s[dim]
+        rows = (s["h_kv"], s["page"]) if s["order"] == "hnd" else (s["page"], s["h_kv"])
+        return _pages_of(s).size + 1, *rows, s[dim]
+
+    return shape
+
+
+def _pages_of(s: Setting) -> np.ndarray:
+    """A block table that has room for as many keys in each sequence."""
+    room = -(-max(s["lengths_k"]) // s["page"])
+    return np.arange(len(s["lengths_k"]) * room).reshape(-1, room)
+
+
+def _pages_of_keys(draw: Draw, s: Setting) -> Integers | None:
+    if s["page"] is None:
+        return None
+    return _integers(draw, tuple(map(tuple, _pages_of(s)[:: draw.choice((1, -1))].tolist())))
+
+
+def _lens_of_keys(draw: Draw, s: Setting) -> Integers | None:
+    return None if s["page"] is None else _integers(draw, s["lengths_k"])
+
+
+def _offsets_of_keys(draw: Draw, s: Setting) -> Any:
+    return _offsets("lengths_k")(draw, s) if s["page"] is None else None
 
 
 def _mask(draw: Draw, s: Setting) -> Any:
@@ -225,12 +258,15 @@ _ATTENTION: dict[str, DrawValue] = {
 }
 _VARLEN: dict[str, DrawValue] = {
     "q": array(_thd("h", "lengths_q", "d"), "dtype", _PACKED),
-    "k": array(_thd("h_kv", "lengths_k", "d"), "dtype", _PACKED),
-    "v": array(_thd("h_kv", "lengths_k", "d"), "dtype", _PACKED),
+    "k": array(_keys("d"), "dtype", _PACKED),
+    "v": array(_keys("d"), "dtype", _PACKED),
     "cu_seqlens_q": _offsets("lengths_q"),
-    "cu_seqlens_k": _offsets("lengths_k"),
+    "cu_seqlens_k": _offsets_of_keys,
     "max_seqlen_q": _longest("lengths_q"),
     "max_seqlen_k": _longest("lengths_k"),
+    "block_table": _pages_of_keys,
+    "seq_lens_k": _lens_of_keys,
+    "layout": lambda draw, s: draw.choice((*[s["order"]] * 6, "hnd", "nhd")),
     "causal": one_of(False, True),
     "causal_align": one_of("top_left", "bottom_right"),
     "scale": _SCALES,

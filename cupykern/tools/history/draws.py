@@ -113,6 +113,8 @@ def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
         formula = arguments["epilogue"]
         others = ("operands",) if formula is None else ("bias", "activation", "residual")
         arguments = arguments | {name: None for name in others if name in arguments}
+        if formula is not None and "policy" in arguments:
+            arguments["policy"] = "fp32"
         if formula is not None and " s" not in formula:
             arguments["operands"] = None
     cache = arguments.get("k_cache")

@@ -151,7 +151,7 @@ _EPILOGUE: dict[str, DrawValue] = {
     "activation": one_of(None, None, "relu", "gelu", "gelu_tanh", "silu"),
     "out_dtype": one_of(None, None, *FLOATS),
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a"), Alias("bias")),
-    "epilogue": one_of(*[None] * 4, "maximum(acc, 0) + i", "acc * s + t", "acc * t + s"),
+    "epilogue": one_of(*[None] * 4, "maximum(acc, 0) + i", "acc * s, acc + t", "acc * t + s"),
     "operands": _operands,
 }
 _MATMUL = _EPILOGUE | {
@@ -180,6 +180,8 @@ _DUAL_GEMM: dict[str, DrawValue] = {
     "out_dtype": one_of(None, None, *FLOATS),
     "precision": _precision,
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a")),
+    "epilogue": one_of(*[None] * 4, "maximum(acc1, 0) * acc2 + i", "acc2 * s + acc1 * t"),
+    "operands": _operands,
 }
 _DEQUANT_SOFTMAX: dict[str, DrawValue] = {
     "a": _operand("a"),

@@ -42,7 +42,9 @@ def _settings(sizes: tuple[Shape, ...]) -> tuple[Setting, ...]:
     return tuple(
         {**dict(zip(_NAMES, size, strict=True)), **rest, "cache": cache}
         for size in sizes
-        for rest in combine(dtype=FLOATS, order=("hnd", "nhd"), paged=(False, True))
+        for rest in combine(
+            dtype=FLOATS, order=("hnd", "nhd"), paged=(False, True), table=(False, True)
+        )
         for cache in _KINDS[:: 1 if rest["dtype"] == "float16" else 3]
     )
 
@@ -94,6 +96,19 @@ def _block_table(draw: Draw, s: Setting) -> Integers | None:
     return Integers(tuple(map(tuple, pages.tolist())), True, draw.choice(("C", "C", "gap")))
 
 
+def _inv_freq(draw: Draw, s: Setting) -> Array | None:
+    if s["table"]:
+        return None
+    return Array((s["r"],), "float32", draw.choice(("C", "C", "every other")))
+
+
+def _cos_sin(draw: Draw, s: Setting) -> Array | None:
+    if not s["table"]:
+        return None
+    rows = draw.choice((1, s["slots"]))
+    return Array((rows, 2 * s["r"]), "float32", draw.choice(("C", "C", "gap", "every other")))
+
+
 _WEIGHT = often_none(array(lambda s: (s["d"],), FLOATS, ("C", "C", "every other", "negative")))
 _ROPE: dict[str, DrawValue] = {
     "q": array(_heads("h"), "dtype", _HEADS),
@@ -102,7 +117,8 @@ _ROPE: dict[str, DrawValue] = {
     "positions": _positions,
     "k_cache": _cache,
     "v_cache": _cache,
-    "inv_freq": array(lambda s: (s["r"],), ("float32",), ("C", "C", "every other")),
+    "inv_freq": _inv_freq,
+    "cos_sin": _cos_sin,
     "interleaved": one_of(False, True),
     "attention_factor": one_of(1.0, 1, 1.25),
     "q_weight": _WEIGHT,

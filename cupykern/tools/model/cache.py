@@ -32,7 +32,7 @@ class Cache:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of `rope_and_cache` and `decode_attention`."""
+        """Of `rope_and_cache`, `decode_attention` and `attention_varlen`."""
         if self.block_table is None:
             return {}
         return {"block_table": self.block_table, "layout": "nhd"}
@@ -61,19 +61,6 @@ class Cache:
             return replace(self, block_table=self.block_table[i : i + 1], **part)
         keys, values = ([x[i : i + 1] for x in of] for of in (self.keys, self.values))
         return replace(self, keys=keys, values=values, **part)
-
-    def seen(self, layer: int, length: int) -> tuple[Any, Any]:
-        """The first `length` keys and values of each sequence: (B, length, Hkv, D).
-
-        Views of a contiguous cache.  Pages are gathered: one kernel for keys, one for values.
-        """
-        keys, values = self.keys[layer], self.values[layer]
-        if self.block_table is None:
-            return tuple(x[:, :, :length].transpose(0, 2, 1, 3) for x in (keys, values))
-        page, heads, dim = keys.shape[1:]
-        table = self.block_table[:, : -(-length // page)]
-        shape = len(table), table.shape[1] * page, heads, dim
-        return tuple(x[table].reshape(shape)[:, :length] for x in (keys, values))
 
     def set_lengths(self, lengths: Any, active: Any = None) -> None:
         """lengths: int32 (B,) of either side: the tokens of each sequence that are in the cache.

@@ -7,8 +7,8 @@ in the products, and queries and keys are read where the qkv product put them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,16 @@ class Decoder:
         are.  Returns float32 (B, vocab).  Raises ValueError where there is no room.
         """
         batch, n = tokens.shape
-        if not 0 < start + n <= cache.room:
-            raise ValueError(f"the cache has room for {cache.room} tokens, not for {start + n}")
+        if cache.block_table is not None:
+            return self.append(tokens.reshape(-1), [n] * batch, [start] * batch, cache)
+        _check_room(cache, start + n)
         positions = namespace(tokens).arange(start, start + n, dtype=np.int32)
 
         def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
-            keys, values = cache.seen(number, start + n)
+            keys, values = (
+                of[number][:, :, : start + n].transpose(0, 2, 1, 3)
+                for of in (cache.keys, cache.values)
+            )
             return cupykern.attention(
                 *(q, keys, values), causal=True, causal_align="bottom_right", layout="bshd",
                 **options,
@@ -87,6 +91,40 @@ class Decoder:
         x, change = self._run(tokens, positions, cache, attend)
         last = (a.reshape(batch, n, -1)[:, -1] for a in (x, change))
         return self._logits(*last)
+
+    def append(
+        self, tokens: Any, counts: Sequence[int], starts: Sequence[int], cache: Cache
+    ) -> Any:
+        """The logits after new tokens of several sequences: prompts, chunks of them, single tokens.
+
+        tokens: integers (n,), those of the first sequence first.  counts, starts: of each of the
+        cache's B sequences, on the host: how many of `tokens` are its own, and how many tokens came
+        before.  cache: paged; its counters stay as they are.  Returns float32 (B, vocab), which of
+        sequences without new tokens means nothing.  Raises ValueError where there is no room, or
+        for counts that are not all tokens.
+        """
+        new, before = np.array(counts, np.int32), np.array(starts, np.int32)
+        if new.sum() != len(tokens):
+            raise ValueError(f"counts must add up to {len(tokens)} tokens; got {new.sum()}")
+        xp, of_tokens = namespace(tokens), np.repeat(np.arange(len(new)), new)
+        offsets = np.concatenate(([0], np.cumsum(new))).astype(np.int32)
+        positions = np.arange(len(tokens), dtype=np.int32) - (offsets[:-1] - before)[of_tokens]
+        cu_seqlens, lens = xp.asarray(offsets), xp.asarray(before + new)
+        most_new, most = int(new.max()), int((before + new).max())
+        _check_room(cache, most)
+
+        def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
+            keys, values = cache.keys[number], cache.values[number]
+            return cupykern.attention_varlen(
+                q[:, 0], keys, values, cu_seqlens, max_seqlen_q=most_new, max_seqlen_k=most,
+                seq_lens_k=lens, causal=True, **cache.options, **options,
+            )  # fmt: skip
+
+        # To the other ops each token is a sequence.
+        by_token = replace(cache, block_table=cache.block_table[xp.asarray(of_tokens)])
+        x, change = self._run(tokens[:, None], xp.asarray(positions[:, None]), by_token, attend)
+        last = xp.asarray(np.maximum(offsets[1:] - 1, 0))
+        return self._logits(x[last], change[last])
 
     def decode(self, tokens: Any, cache: Cache) -> Any:
         """The logits after one more token of each sequence; tokens: integers (B,).
@@ -152,6 +190,11 @@ class Decoder:
             return self.head(y, out_dtype=np.float32)
         capped = {"epilogue": "cap * tanh(acc / cap)", "operands": {"cap": cap}}
         return self.head(y, out_dtype=np.float32, **capped)
+
+
+def _check_room(cache: Cache, tokens: int) -> None:
+    if not 0 < tokens <= cache.room:
+        raise ValueError(f"the cache has room for {cache.room} tokens, not for {tokens}")
 
 
 def _add_norm(x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:

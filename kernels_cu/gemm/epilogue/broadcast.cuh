@@ -2,8 +2,8 @@
 // producer warpgroup beside the mainloop.  Rows and columns are the output's.
 #pragma once
 #include "gemm/epilogue/tile.cuh"
-#include "parts/epilogue.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 

@@ -1,9 +1,9 @@
 // The epilogue of a user's formula on Hopper: the general epilogue's scales, then Expression
-// (parts/expression.cuh), in registers.  TMA stores 16-bit outputs that it can; others are stored
+// (expression/apply.cuh), in registers.  TMA stores 16-bit outputs that it can; others are stored
 // from the registers.
 #pragma once
 #include "gemm/epilogue/matmul.cuh"
-#include "parts/expression.cuh"
+#include "expression/apply.cuh"
 
 namespace gemm {
 
@@ -25,6 +25,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     static constexpr bool kBackToBack = false, kSwapAB = General::kSwapAB;
     static constexpr int kValues = Tile::kValues, kSlices = Tile::kSlices;
     using Values = float[kValues];
+    using Results = float[Expression::kResults][kValues];
 
     const ExpressionOperands& operands;
 
@@ -63,8 +64,9 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             Ops::prefetch_residual({params, nullptr, nullptr, first, nullptr, nullptr}, row, col);
         });
     }
-    // The values of a lane whose first row and column are (row, col), through the formula.
-    DEVICE void apply(const ExpressionOperands& found, int row, int col, Values& values) const {
+    // The values of a lane whose first row and column are (row, col), in results[0], through the
+    // formula.
+    DEVICE void apply(const ExpressionOperands& found, int row, int col, Results& results) const {
         const int m = int(this->params.epilogue.m), n = int(this->params.epilogue.n);
         const int lane = Tile::lane();
 #pragma unroll
@@ -73,13 +75,17 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
                       at_col = col + wgmma_col(lane, v);
             // Clamped: operands have no elements outside of the output.
             const int i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
-            values[v] = Expression::of(found, values[v], i < m ? i : m - 1, j < n ? j : n - 1,
-                                       found.matrix);
+            float of_element[Expression::kResults];
+            Expression::of(found, results[0][v], i < m ? i : m - 1, j < n ? j : n - 1, found.matrix,
+                           of_element);
+#pragma unroll
+            for (int r = 0; r < Expression::kResults; ++r) results[r][v] = of_element[r];
         }
     }
     // Stores a lane's values from the registers: pairs where they are adjacent.
     template <class T>
-    DEVICE void store_values(T* out, int row, int col, const Values& values) const {
+    DEVICE void store_values(T* out, const MatrixStrides& strides, int row, int col,
+                             const Values& values) const {
         const EpilogueParams& params = this->params.epilogue;
         const int lane = Tile::lane();
 #pragma unroll
@@ -87,18 +93,30 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             const int at_row = row + Tile::row_of_half(lane, v / 2 % 2),
                       at_col = col + wgmma_col(lane, v);
             const int64_t i = kSwapAB ? at_col : at_row, j = kSwapAB ? at_row : at_col;
-            T* first = out + i * params.out.row + j * params.out.col;
+            T* first = out + i * strides.row + j * strides.col;
             if constexpr (kSwapAB) {  // a pair is a column of the output
                 if (j >= params.n) continue;
                 if (i < params.m) *first = from_float<T>(values[v]);
-                if (i + 1 < params.m) first[params.out.row] = from_float<T>(values[v + 1]);
+                if (i + 1 < params.m) first[strides.row] = from_float<T>(values[v + 1]);
             } else {
                 const int64_t rest = i < params.m ? params.n - j : 0;
                 const float pair[2] = {values[v], values[v + 1]};
-                if (rest > 0) store_run(first, params.out.col, rest > 1 ? 2 : 1, pair);
+                if (rest > 0) store_run(first, strides.col, rest > 1 ? 2 : 1, pair);
             }
         }
     }
+    // Stores the results after the first.
+    struct StoreMoreValues {
+        const ExpressionEpilogueSm90& epilogue;
+        const ExpressionOperands& found;
+        int row, col;
+        const Results& results;
+
+        template <class T> DEVICE void store(int which, int k) const {
+            const MatrixStrides strides{found.params.i_strides[k], found.params.j_strides[k]};
+            epilogue.store_values(found.result<T>(k), strides, row, col, results[which]);
+        }
+    };
     template <class Staging>
     DEVICE void store(const GemmWorkTile& tile, Staging& staging, int& box, const WorkTile& work,
                       const Accumulator& accumulator) const {
@@ -115,19 +133,24 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             if (!own.has(slice % kSlices / Tile::kSlicesOfChunk)) continue;
             const int row = work.first_row + slice / kSlices * 64,
                       col = work.first_col + Tile::slice_col(slice % kSlices);
-            Values values;
+            Results results;
+            Values& values = results[0];
             Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, values);
-            apply(found, row, col, values);
+            apply(found, row, col, results);
             if (this->params.tma_stores) {
                 StoreBox<Tile>::store_slice(staging, box, this->arguments.out_map, slice, row, col,
                                             batch, params.out_dtype, values);
             } else if (params.out_dtype == kFloat) {
-                store_values(static_cast<float*>(matrix.out), row, col, values);
+                store_values(static_cast<float*>(matrix.out), this->params.epilogue.out, row, col,
+                             values);
             } else if (params.out_dtype == kHalf) {
-                store_values(static_cast<half*>(matrix.out), row, col, values);
+                store_values(static_cast<half*>(matrix.out), this->params.epilogue.out, row, col,
+                             values);
             } else {
-                store_values(static_cast<bf16*>(matrix.out), row, col, values);
+                store_values(static_cast<bf16*>(matrix.out), this->params.epilogue.out, row, col,
+                             values);
             }
+            Expression::for_each_more(StoreMoreValues{*this, found, row, col, results});
         }
     }
 };

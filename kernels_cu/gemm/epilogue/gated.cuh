@@ -1,65 +1,27 @@
-// The gated epilogue of a dual GEMM: out = silu(d1) * d2 of the accumulators d1, d2 of both
-// products.
+// The gated epilogue of a dual GEMM: out = Gate(d1, d2) of the accumulators d1, d2 of both
+// products: silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
 //
 // A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
 // from kCols / 4 on.  With SwapAB the columns are the rows of the accumulators:
 //   - NVFP4 weights: ConvertNvfp4 gives a warp 8 rows of either matrix, so that a thread has both;
 //   - few rows of A, sliced-K: d1 and d2 are in different warps and go through shared memory.
 #pragma once
+#include "gemm/epilogue/gate_silu.cuh"
 #include "gemm/epilogue/gated_scales.cuh"
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
-#include "parts/epilogue.cuh"
-#include "parts/gate.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 
-struct GatedParams {
-    BatchLayout batch;
-    int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
-    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
-    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
-    int64_t policy;
-    int64_t num_groups;                                       // scale groups of NVFP4 along k
-    struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
-
-    DEVICE int64_t columns() const { return epilogues[0].n; }
-};
-
-// Tensor maps as MatmulArguments', of both matrices B with boxes of PairLoader::kUnit columns, of
-// the output with boxes of 16 x GatedEpilogue::kBoxCols.
-struct DualArguments {
-    const TensorMap &a_map, &b1_map, &b2_map, &out_map;
-    void* out;
-    const float* scale_a;
-    const float* scale_b1;
-    const float* scale_b2;
-    const e4m3* groups_b1;
-    const e4m3* groups_b2;
-    const GatedParams& params;
-
-    DEVICE void prefetch_maps() const {
-        prefetch_tensor_map(a_map);
-        prefetch_tensor_map(b1_map);
-        prefetch_tensor_map(b2_map);
-    }
-    DEVICE int a_batch(const GemmWorkTile& tile) const {
-        return int(params.batch.offset(kA, tile.batch));
-    }
-    DEVICE int b1_batch(const GemmWorkTile& tile) const {
-        return int(params.batch.offset(kB, tile.batch));
-    }
-    DEVICE int b2_batch(const GemmWorkTile& tile) const {
-        return int(params.batch.offset(kB2, tile.batch));
-    }
-};
-
-template <class Mainloop_> struct GatedEpilogue {
+template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
     using Mainloop = Mainloop_;
+    using Gate = Gate_;
+    template <class Other> using WithGate = GatedEpilogue<Mainloop, Other>;
     using Params = GatedParams;
-    using Arguments = DualArguments;
+    using Arguments = typename Gate::Arguments;
     using Loader = PairLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
@@ -153,10 +115,10 @@ template <class Mainloop_> struct GatedEpilogue {
         }
     }
 
-    // General: all scales, policies and outputs.  map: null where TMA cannot store the output.
+    // General: all scales, gates and outputs.  map: null where TMA cannot store the output.
     template <class AccumulatorArray>
     DEVICE static void store_general(unsigned char* staging, const TensorMap* map,
-                                     const GatedScales& scales, int policy, int row, int col,
+                                     const GatedScales& scales, const Gate& gate, int row, int col,
                                      int batch, const AccumulatorArray& accumulator) {
         const MatrixEpilogue &first = scales.first, &second = scales.second;
         const EpilogueParams& params = first.params;
@@ -185,7 +147,9 @@ template <class Mainloop_> struct GatedEpilogue {
                 values[i] = values[i] * GatedScales::col(first, at) * factor * params.alpha;
                 others[i] = others[i] * GatedScales::col(second, at) * factor * second.params.alpha;
             }
-            gate_all(values, others, policy);
+            gate.apply(values, others, [&](int i) {
+                return Element{first_row + i / 2 % 2 * 8, first_col + wgmma_col(lane, i), true};
+            });
             if (!map) {
 #pragma unroll
                 for (int i = 0; i < 8; i += 2) {
@@ -212,7 +176,7 @@ template <class Mainloop_> struct GatedEpilogue {
 
     // Mixed input: a thread's accumulators are of output column `col`, from row `row` on,
     // alternately of either product.
-    DEVICE static void store_column(const GatedScales& scales, int policy, int row, int col,
+    DEVICE static void store_column(const GatedScales& scales, const Gate& gate, int row, int col,
                                     const Accumulator& accumulator) {
         const EpilogueParams& params = scales.first.params;
         constexpr int kProductRows = 16;  // of both products, per iteration
@@ -232,7 +196,7 @@ template <class Mainloop_> struct GatedEpilogue {
                         float(accumulator[0][p * kProductRows + i]);
                 }
             }
-            const auto row_of = [&](int i) {
+            const auto row_of = [=](int i) {
                 return row + slice * kProductRows * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
             };
 #pragma unroll
@@ -241,7 +205,9 @@ template <class Mainloop_> struct GatedEpilogue {
                 products[0][i] = products[0][i] * factors[0] * factor * params.alpha;
                 products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
             }
-            gate_all(products[0], products[1], policy);
+            // Captured by value: else the accumulators are in local memory.
+            gate.apply(products[0], products[1],
+                       [=](int i) { return Element{row_of(i), col, true}; });
 #pragma unroll
             for (int i = 0; i < kProductRows / 2; ++i) {
                 const float one[1] = {products[0][i]};
@@ -254,7 +220,7 @@ template <class Mainloop_> struct GatedEpilogue {
     // warpgroup's warps has B1's columns, the second half B2's.  last_col: one past the tile's last
     // column.
     DEVICE static void store_few_rows(FewAccumulators& of_tile, const GatedScales& scales,
-                                      int policy, int row, int col, int last_col,
+                                      const Gate& gate, int row, int col, int last_col,
                                       const Accumulator& accumulator) {
         const EpilogueParams& params = scales.first.params;
         const int thread = threadIdx.x, lane = thread % 32;
@@ -277,7 +243,10 @@ template <class Mainloop_> struct GatedEpilogue {
                             GatedScales::col(scales.second, at_col) * factor *
                             scales.second.params.alpha;
             }
-            gate_all(values, others, policy);
+            gate.apply(values, others, [&](int i) {
+                const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
+                return Element{row + wgmma_col(lane, i), at_col, at_col < last_col};
+            });
 #pragma unroll
             for (int i = 0; i < kFew; ++i) {
                 const int at_row = row + wgmma_col(lane, i);
@@ -324,7 +293,7 @@ template <class Mainloop_> struct GatedEpilogue {
         }
         DEVICE void begin(const GemmWorkTile& tile) {
             if constexpr (kMixedInput) {
-                const DualArguments& arguments = epilogue.arguments;
+                const Arguments& arguments = epilogue.arguments;
                 work.row_scales = row_scales(arguments.groups_b1, kGroupsB, 0, tile);
                 const RowScales others = row_scales(arguments.groups_b2, kGroupsB2, 1, tile);
                 work.row_scales.rows[1] = others.rows[0];
@@ -343,7 +312,7 @@ template <class Mainloop_> struct GatedEpilogue {
         DEVICE void store(const typename Scheduler::Tile& tile, int count,
                           const Accumulator& accumulator) {
             const GatedParams& params = epilogue.params;
-            const DualArguments& arguments = epilogue.arguments;
+            const Arguments& arguments = epilogue.arguments;
             const auto of_product = [&](int product, const float* scale_b, Operand operand) {
                 return MatrixEpilogue::of_matrix(params.epilogues[product], arguments.out, nullptr,
                                                  nullptr, arguments.scale_a, scale_b,
@@ -353,14 +322,14 @@ template <class Mainloop_> struct GatedEpilogue {
             const MatrixEpilogue first = of_product(0, arguments.scale_b1, kScaleB);
             const MatrixEpilogue second = of_product(1, arguments.scale_b2, kScaleB2);
             const GatedScales scales{first, second};
-            const int policy = int(params.policy);
+            const Gate gate = Gate::of(arguments, tile);
             if constexpr (kMixedInput) {
-                store_column(scales, policy, int(tile.row), own_col(tile), accumulator);
+                store_column(scales, gate, int(tile.row), own_col(tile), accumulator);
             } else if constexpr (kFewRows) {
                 FewAccumulators* few = reinterpret_cast<FewAccumulators*>(staging.few);
                 const int n = int(params.columns()),
                           last = int(tile.col) + Scheduler::columns(tile);
-                store_few_rows(few[count % 2], scales, policy, int(tile.row), int(tile.col),
+                store_few_rows(few[count % 2], scales, gate, int(tile.row), int(tile.col),
                                last < n ? last : n, accumulator);
             } else {
                 const int row = work.first_row, batch = int(offset(tile, kOut));
@@ -368,7 +337,7 @@ template <class Mainloop_> struct GatedEpilogue {
                 unsigned char* own = staging.warps[warp];
                 float factors[2];
                 const bool scaled =
-                    params.tma_stores && policy == kAllFp32 && scales.plain(factors);
+                    params.tma_stores && gate.silu_in_fp32() && scales.plain(factors);
                 if (scaled && first.params.out_dtype == kHalf) {
                     store_scaled<half>(own, arguments.out_map, factors, row, col, batch,
                                        accumulator);
@@ -377,7 +346,7 @@ template <class Mainloop_> struct GatedEpilogue {
                                        accumulator);
                 } else {
                     store_general(own, params.tma_stores ? &arguments.out_map : nullptr, scales,
-                                  policy, row, col, batch, accumulator);
+                                  gate, row, col, batch, accumulator);
                 }
             }
         }

@@ -1,7 +1,7 @@
 // The scales of a dual GEMM's two products.
 #pragma once
-#include "parts/epilogue.cuh"
-#include "parts/math.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "common/math.cuh"
 
 namespace gemm {
 

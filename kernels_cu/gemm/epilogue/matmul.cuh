@@ -9,8 +9,8 @@
 #include "gemm/epilogue/store_tma_swap_ab.cuh"
 #include "gemm/load_tile.cuh"
 #include "gemm/reduce.cuh"
-#include "parts/epilogue.cuh"
-#include "parts/gemm_work_tile.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/work_tile.cuh"
 
 namespace gemm {
 

@@ -3,7 +3,7 @@
 // with a bias of rows, columns or elements, and any dtypes.  TMA stores the output.
 #pragma once
 #include "gemm/epilogue/store_box.cuh"
-#include "parts/epilogue.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
 
 namespace gemm {
 

@@ -6,11 +6,11 @@
 #pragma once
 #include "gemm/load_tile.cuh"
 #include "gemm/mainloop_sm90.cuh"
-#include "parts/epilogue.cuh"
-#include "parts/gemm_work_tile.cuh"
-#include "parts/logits_statistics.cuh"
-#include "parts/math.cuh"
-#include "parts/max_sum.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/work_tile.cuh"
+#include "logits/statistics.cuh"
+#include "common/math.cuh"
+#include "common/max_sum.cuh"
 
 namespace gemm {
 

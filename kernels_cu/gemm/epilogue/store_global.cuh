@@ -1,8 +1,8 @@
 // The epilogue for outputs that TMA cannot store: through shared memory, so that each lane stores
-// runs of contiguous columns (parts/epilogue.cuh).
+// runs of contiguous columns (gemm/epilogue/linear_combination.cuh).
 #pragma once
 #include "gemm/epilogue/tile.cuh"
-#include "parts/epilogue.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
 
 namespace gemm {
 

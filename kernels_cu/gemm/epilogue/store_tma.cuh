@@ -4,7 +4,7 @@
 #pragma once
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/residual.cuh"
-#include "parts/epilogue.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
 
 namespace gemm {
 

@@ -3,7 +3,7 @@
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/residual.cuh"
 #include "gemm/epilogue/store_box.cuh"
-#include "parts/epilogue.cuh"
+#include "gemm/epilogue/linear_combination.cuh"
 
 namespace gemm {
 

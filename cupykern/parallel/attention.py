@@ -1,0 +1,184 @@
+"""Attention over a sequence that is split over ranks: keys and values pass around a ring."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cupykern
+from cupykern import arguments, arrays, dtypes
+from cupykern.numerics import namespace
+
+from .agreement import Facts, agreed, by_rank, described
+from .collectives import contiguous, length
+from .communicator import Communicator
+from .product_facts import check_option
+
+_AXIS = {"bhsd": 2, "bshd": 1}
+
+
+def zigzag(total: int, size: int) -> tuple[tuple[slice, slice], ...]:
+    """The two pieces of a causal sequence that each rank has, for `ring_attention`.
+
+    >>> parallel.zigzag(8, 2)
+    ((slice(0, 2, None), slice(6, 8, None)), (slice(2, 4, None), slice(4, 6, None)))
+
+    Of 2 * size pieces of `total` tokens, rank r has piece r and piece 2 * size - 1 - r, so that all
+    ranks have as much work: queries near the end see many keys, those near the beginning few.
+    Pieces have total // (2 * size) tokens or one more.  Raises ValueError.
+    """
+    if total < 0 or size < 1:
+        raise ValueError(f"total must be at least 0 and size at least 1; got {total} and {size}")
+    count = 2 * size
+    pieces = [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
+    return tuple((pieces[r], pieces[-1 - r]) for r in range(size))
+
+
+def ring_attention(
+    comm: Communicator,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: Any = None,
+    softcap: Any = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+) -> Any:
+    """`attention` of this rank's queries over the keys of all ranks (context parallelism).
+
+    >>> q = np.ones((1, 8, 128, 64), np.float16)
+    >>> k = v = np.ones((1, 2, 128, 64), np.float16)
+    >>> parallel.ring_attention(parallel.SelfCommunicator(), q, k, v, causal=True).shape
+    (1, 8, 128, 64)
+
+    q, k, v: as for `attention`, this rank's tokens of the sequence.  Their number may differ
+        between ranks; with `causal` it must be that of `zigzag`: the rank's two pieces, one after
+        the other.
+    causal: a query sees the keys up to its own place in the whole sequence.
+    scale, softcap, layout, return_lse: as for `attention`.
+
+    In step i a rank has the keys and values of rank - i, while those of the next step are under
+    way.  Results of a step are merged in FP32 with those before (`merge_attention`): the order
+    depends on the rank alone, whatever arrives first, and so do the bits.  One rounding at the end.
+    Sends k and v of (size - 1) / size of the sequence.
+
+    Returns out, or (out, lse), of this rank's queries.  Raises TypeError and ValueError, the same
+    on all ranks, and CommunicationError.  Source: Liu, Zaharia, Abbeel, Ring Attention
+    (arXiv 2310.01889).  Error bound: `reference.parallel.ring_attention_bound`.
+    """
+    options = {"scale": scale, "softcap": softcap, "layout": layout}
+
+    def facts() -> Facts:
+        arguments.check_flags(causal=causal, return_lse=return_lse)
+        check_option("layout", layout, tuple(_AXIS))
+        arguments.target_of("q", q)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            arguments.same_place(name, x, q, "q")
+            dtypes.resolve(x.dtype, f"{name}'s dtype", (dtypes.float16, dtypes.bfloat16))
+            comm.check_array(name, x)
+            if x.ndim != 4:
+                raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
+        axis = _AXIS[layout]
+        if k.shape[:3] != v.shape[:3]:
+            raise ValueError(f"k and v must have the same tokens; got {k.shape} and {v.shape}")
+        same = {name: described(x, axis) for name, x in (("q", q), ("k", k), ("v", v))}
+        same["options"] = repr((causal, scale, softcap, layout))
+        return Facts(same, (q.shape[axis], k.shape[axis]))
+
+    with agreed(comm, "ring_attention", facts) as own:
+        if causal:
+            _check_zigzag(own)
+        if comm.size == 1:
+            return cupykern.attention(q, k, v, causal=causal, return_lse=return_lse, **options)
+        out, lse = _around_the_ring(comm, q, (k, v), own, causal, options)
+        return (out, lse) if return_lse else out
+
+
+def _check_zigzag(own: np.ndarray) -> None:
+    """Raise the same ValueError on all ranks."""
+    total, size = int(own[:, 0].sum()), len(own)
+    wanted = [length(first) + length(last) for first, last in zigzag(total, size)]
+    for name, counts in (("q", own[:, 0].tolist()), ("k", own[:, 1].tolist())):
+        if counts != wanted:
+            raise ValueError(
+                f"{name} must have the tokens of zigzag({total}, {size}), {wanted}; got "
+                f"{by_rank(counts)}"
+            )
+
+
+def _around_the_ring(
+    comm: Communicator,
+    q: Any,
+    own_kv: tuple[Any, Any],
+    own: np.ndarray,
+    causal: bool,
+    options: dict[str, Any],
+) -> tuple[Any, Any]:
+    rank, size, axis = comm.rank, comm.size, _AXIS[options["layout"]]
+    xp, kv = namespace(q), tuple(map(contiguous, own_kv))
+    state: _Merged | None = None
+    for step in range(size):
+        pending, following = None, kv
+        if step + 1 < size:
+            count = int(own[(rank - step - 1) % size, 1])
+            following = tuple(
+                arrays.empty_of(xp, (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.dtype)
+                for x in kv
+            )
+            pending = comm.exchange(
+                [((rank + 1) % size, x) for x in kv], [((rank - 1) % size, x) for x in following]
+            )
+        block = _Block.of(rank, (rank - step) % size, own, causal)
+        part = (_along(axis, q, block.queries), *(_along(axis, x, block.keys) for x in kv))
+        found = cupykern.attention(*part, causal=block.causal, return_lse=True, **options)
+        if state is None:
+            state = _Merged(found, axis, options["layout"])
+        else:
+            state.add(found, block.queries)
+        if pending is not None:
+            pending.wait()
+        kv = following
+    assert state is not None
+    return state.out.astype(q.dtype), state.lse
+
+
+class _Block(NamedTuple):
+    """Which of a rank's queries see which of another's keys; causal: each those up to its own."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+    @classmethod
+    def of(cls, rank: int, source: int, own: np.ndarray, causal: bool) -> _Block:
+        every = slice(None)
+        if not causal or source == rank:
+            return cls(every, every, causal)
+        first, _ = zigzag(int(own[:, 0].sum()), len(own))[min(rank, source)]
+        if source < rank:  # its second piece is behind all queries
+            return cls(every, slice(0, length(first)), False)
+        return cls(slice(length(first), None), every, False)
+
+
+def _along(axis: int, x: Any, part: slice) -> Any:
+    return x if part == slice(None) else x[(slice(None),) * axis + (part,)]
+
+
+class _Merged:
+    """Attention over the keys so far, in FP32."""
+
+    def __init__(self, found: tuple[Any, Any], axis: int, layout: str):
+        self.out, self.lse = found[0].astype(np.float32), found[1]
+        self._axis, self._layout = axis, layout
+
+    def add(self, found: tuple[Any, Any], queries: slice) -> None:
+        """Results of these queries over other keys."""
+        out, lse = found
+        so_far, so_far_lse = _along(self._axis, self.out, queries), self.lse[..., queries]
+        _, merged = cupykern.merge_attention(
+            so_far, so_far_lse, out.astype(np.float32), lse, layout=self._layout, out=so_far
+        )
+        so_far_lse[...] = merged

@@ -1,0 +1,192 @@
+"""Gathers and sums over ranks.  Sums are FP32, in the order of ranks: their bits depend on the
+call alone, not on which rank is fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from cupykern import arguments, arrays, dtypes
+from cupykern.numerics import namespace
+from cupykern.typing import Array, Namespace
+
+from .agreement import Facts, agreed, described
+from .communicator import Communicator
+
+FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+
+
+def shares(total: int, size: int) -> tuple[slice, ...]:
+    """Which of `total` rows, columns or experts each rank has, where a function splits them.
+
+    >>> parallel.shares(7, 3)
+    (slice(0, 2, None), slice(2, 4, None), slice(4, 7, None))
+
+    Raises ValueError.
+    """
+    if total < 0 or size < 1:
+        raise ValueError(f"total must be at least 0 and size at least 1; got {total} and {size}")
+    return tuple(slice(total * i // size, total * (i + 1) // size) for i in range(size))
+
+
+def length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def consecutive(counts: Sequence[int]) -> tuple[slice, ...]:
+    """Slices of these lengths, one after the other."""
+    ends = list(accumulate(counts, initial=0))
+    return tuple(slice(a, b) for a, b in pairwise(ends))
+
+
+def contiguous(x: Array) -> Array:
+    """x itself, or a copy in C order."""
+    return x if x.flags.c_contiguous else arrays.packed(x)
+
+
+def gather(comm: Communicator, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Every rank's array, of `shapes`; its own is x itself."""
+    x, xp = contiguous(x), namespace(x)
+    found: list[Any] = [arrays.empty_of(xp, shape, x.dtype) for shape in shapes]
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    pending = comm.exchange(
+        [(rank, x) for rank in others], [(rank, found[rank]) for rank in others]
+    )
+    pending.wait()
+    found[comm.rank] = x
+    return found
+
+
+def gather_rows(comm: Communicator, x: Array, parts: Sequence[slice]) -> Any:
+    """The rows of all ranks; `parts` says which each rank has."""
+    if comm.size == 1:
+        return x
+    whole = arrays.empty_of(namespace(x), (parts[-1].stop, *x.shape[1:]), x.dtype)
+    x, others = contiguous(x), [rank for rank in range(comm.size) if rank != comm.rank]
+    pending = comm.exchange(
+        [(rank, x) for rank in others], [(rank, whole[parts[rank]]) for rank in others]
+    )
+    arrays.assign(whole[parts[comm.rank]], x)
+    pending.wait()
+    return whole
+
+
+def reduce_rows(comm: Communicator, parts: Sequence[slice], partial: Callable[[slice], Any]) -> Any:
+    """This rank's rows of the sum over all ranks of FP32 partial results.
+
+    partial(rows): what this rank adds to these rows, C-contiguous, float32.  It is called for each
+    rank in turn, this one last, while the results before are under way.
+    """
+    rank, size, waiting = comm.rank, comm.size, []
+    addends: dict[int, Any] = {}
+    rows, own = length(parts[rank]), None
+    for step in range(1, size):
+        to, source = (rank + step) % size, (rank - step) % size
+        found = partial(parts[to])
+        addends[source] = arrays.empty_of(
+            namespace(found), (rows, *found.shape[1:]), dtypes.float32
+        )
+        waiting.append(comm.exchange([(to, found)], [(source, addends[source])]))
+    own = addends[rank] = partial(parts[rank])
+    for pending in waiting:
+        pending.wait()
+    if size == 1:
+        return own
+    with np.errstate(all="ignore"):
+        total = addends[0] + addends[1]
+        for other in range(2, size):
+            total += addends[other]
+    return total
+
+
+# --- public --------------------------------------------------------------------------------------
+
+
+def check_float(comm: Communicator, name: str, x: Any, ndim: int | None = None) -> Namespace:
+    """x's namespace.  Raises TypeError, ValueError, NotImplementedError."""
+    arguments.target_of(name, x)
+    dtypes.resolve(x.dtype, f"{name}'s dtype", FLOATS)
+    comm.check_array(name, x)
+    if x.ndim < 1 or (ndim is not None and x.ndim != ndim):
+        wanted = "at least 1 dim" if ndim is None else f"{ndim} dims"
+        raise ValueError(f"{name} must have {wanted}; got shape {x.shape}")
+    return namespace(x)
+
+
+def all_gather(comm: Communicator, x: Any) -> Any:
+    """All ranks' rows, one rank's after the other's; ranks may have different numbers of rows.
+
+    >>> x = np.ones((2, 3), np.float16)
+    >>> parallel.all_gather(parallel.SelfCommunicator(), x).shape
+    (2, 3)
+
+    x: (rows, ...), float16, bfloat16 or float32.
+
+    Sends x to each other rank.  Raises TypeError, ValueError, CommunicationError.
+    """
+
+    def facts() -> Facts:
+        check_float(comm, "x", x)
+        return Facts({"x": described(x, 0)}, (x.shape[0],))
+
+    with agreed(comm, "all_gather", facts) as own:
+        return gather_rows(comm, x, consecutive(own[:, 0].tolist()))
+
+
+def reduce_scatter(comm: Communicator, x: Any) -> Any:
+    """This rank's share (`shares`) of the rows of the sum of all ranks' x, float32.
+
+    >>> x = np.ones((2, 3), np.float16)
+    >>> parallel.reduce_scatter(parallel.SelfCommunicator(), x).dtype
+    dtype('float32')
+
+    x: (rows, ...), float16, bfloat16 or float32, of one shape on all ranks.
+
+    The sum is x_0 + x_1 + ... in FP32.  Sends 4 bytes for each number of the other ranks' rows.
+    Raises TypeError, ValueError, CommunicationError.
+    """
+    with agreed(comm, "reduce_scatter", _same(comm, x)):
+        return _summed(comm, x, shares(x.shape[0], comm.size))
+
+
+def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
+    """The sum of all ranks' x: FP32 sums in the order of ranks, rounded once.
+
+    >>> x = np.ones((2, 3), np.float32)
+    >>> parallel.all_reduce(parallel.SelfCommunicator(), x, dtype="float16").dtype
+    dtype('float16')
+
+    x: as for `reduce_scatter`.  dtype: float16, bfloat16 or float32, of the result; None: x's.
+
+    Sends 4 bytes a number to be added, and the result's itemsize to be gathered: (4 + itemsize)
+    (size - 1) / size bytes for each number.
+    Raises TypeError, ValueError, CommunicationError.  Error bound:
+    `reference.parallel.all_reduce_bound`.
+    """
+
+    def facts() -> Facts:
+        same = _same(comm, x)().same
+        return Facts({**same, "dtype": str(_result(x, dtype))})
+
+    with agreed(comm, "all_reduce", facts):
+        parts = shares(x.shape[0], comm.size)
+        return gather_rows(comm, _summed(comm, x, parts).astype(_result(x, dtype)), parts)
+
+
+def _result(x: Any, dtype: Any) -> np.dtype:
+    return x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", FLOATS)
+
+
+def _same(comm: Communicator, x: Any) -> Callable[[], Facts]:
+    def facts() -> Facts:
+        check_float(comm, "x", x)
+        return Facts({"x": described(x)})
+
+    return facts
+
+
+def _summed(comm: Communicator, x: Any, parts: Sequence[slice]) -> Any:
+    return reduce_rows(comm, parts, lambda rows: contiguous(x[rows].astype(np.float32)))

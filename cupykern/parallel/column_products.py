@@ -1,0 +1,215 @@
+"""Products whose weights are split over ranks by columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import cupykern
+from cupykern import arrays
+from cupykern.numerics import namespace
+from cupykern.ops.checks.products import check_addend
+
+from .agreement import Facts, agreed
+from .collectives import consecutive, contiguous, gather, length
+from .communicator import Communicator
+from .product_facts import check_operands, column_facts, is_number
+
+
+def column_parallel_matmul(
+    comm: Communicator,
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: Any = 1.0,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    input: str = "replicated",
+    output: str = "columns",
+) -> Any:
+    """`matmul` of a and the ranks' columns of b: activation(alpha * (a @ b) + bias) + residual.
+
+    >>> comm = parallel.SelfCommunicator()
+    >>> a = np.array([[1, 2], [3, 4]], np.float16)
+    >>> parallel.column_parallel_matmul(comm, a, a).tolist()
+    [[7.0, 10.0], [15.0, 22.0]]
+
+    a: (M, K), the same on all ranks; with input="rows" each rank has some rows, which are gathered
+        while products of those that have arrived are computed.
+    b: (K, N_rank), this rank's columns; their number may differ.
+    bias, residual: of this rank's columns, (N_rank,) and (M, N_rank), all rows.
+    activation, alpha, out_dtype, precision: as for `matmul`.
+    output: "columns": the result is (M, N_rank); "replicated": (M, N), gathered, the columns of
+        rank 0 first.
+
+    Sends a's own rows to each other rank with input="rows", and the own columns with
+    output="replicated".
+
+    Raises TypeError, ValueError and NotImplementedError, the same on all ranks, and
+    CommunicationError.  Error bound: `reference.matmul_bound`.
+    """
+
+    def facts() -> Facts:
+        check_operands(
+            comm, a, b, out_dtype=out_dtype, activation=activation, precision=precision, alpha=alpha
+        )
+        shape = (a.shape[0], b.shape[1])
+        if input == "replicated":
+            check_addend("residual", residual, a, shape)
+        check_addend("bias", bias, a, (1, b.shape[1]))
+        options = (activation, alpha, out_dtype, precision)
+        return column_facts(a, b, options, input, output, {"bias": bias, "residual": residual})
+
+    def product(rows: slice, a: Any) -> Any:
+        added = None if residual is None else residual[rows]
+        return cupykern.matmul(
+            a, b, bias=bias, activation=activation, residual=added, alpha=alpha,
+            out_dtype=out_dtype, precision=precision,
+        )  # fmt: skip
+
+    with agreed(comm, "column_parallel_matmul", facts) as own:
+        return _by_columns(comm, (a,), product, own, input, output)
+
+
+def column_parallel_scaled_mm(
+    comm: Communicator,
+    a: Any,
+    b: Any,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    input: str = "replicated",
+    output: str = "columns",
+) -> Any:
+    """`scaled_mm` of a and the ranks' columns of b: activation((scale_a a) @ (scale_b b) + bias).
+
+    >>> a, scale_a = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
+    >>> b, scale_b = cupykern.quantize(np.ones((128, 3), np.float32), "e4m3", granularity="column")
+    >>> comm = parallel.SelfCommunicator()
+    >>> parallel.column_parallel_scaled_mm(comm, a, b, scale_a, scale_b)[0].tolist()
+    [128.0, 128.0, 128.0]
+
+    a, b, bias, input, output: as for `column_parallel_matmul`, of `scaled_mm`'s dtypes (not NvFp4).
+    scale_a: a number, (M, 1) or (M, ceil(K / 128)): with input="rows" of this rank's rows.
+    scale_b: a number, or as `scaled_mm` takes it for this rank's columns.
+    activation, out_dtype: as for `scaled_mm`.
+
+    Raises as `column_parallel_matmul`.  Error bound: `reference.scaled_mm_bound`.
+    """
+
+    def facts() -> Facts:
+        check_operands(comm, a, b, out_dtype=out_dtype, activation=activation)
+        check_addend("bias", bias, a, (1, b.shape[1]))
+        scales = {"scale_a": scale_a, "scale_b": scale_b}
+        return column_facts(a, b, (activation, out_dtype), input, output, {"bias": bias}, scales)
+
+    def product(rows: slice, a: Any, scale: Any = scale_a) -> Any:
+        return cupykern.scaled_mm(
+            a, b, scale, scale_b, bias=bias, activation=activation, out_dtype=out_dtype
+        )
+
+    given = (a,) if is_number(scale_a) else (a, scale_a)
+    with agreed(comm, "column_parallel_scaled_mm", facts) as own:
+        return _by_columns(comm, given, product, own, input, output)
+
+
+def column_parallel_dual_gemm_silu(
+    comm: Communicator,
+    a: Any,
+    b1: Any,
+    b2: Any,
+    *,
+    scale_a: Any = None,
+    scale_b1: Any = None,
+    scale_b2: Any = None,
+    policy: str = "fp32",
+    out_dtype: Any = None,
+    input: str = "replicated",
+    output: str = "columns",
+) -> Any:
+    """`dual_gemm_silu` of a and the ranks' columns of b1 and b2: silu(a @ b1) * (a @ b2).
+
+    >>> a = np.ones((2, 3), np.float16)
+    >>> b = np.ones((3, 4), np.float16)
+    >>> parallel.column_parallel_dual_gemm_silu(parallel.SelfCommunicator(), a, b, b).shape
+    (2, 4)
+
+    a, input, output: as for `column_parallel_matmul`.
+    b1, b2: (K, N_rank), this rank's columns.
+    scale_a, scale_b1, scale_b2, policy, out_dtype: as for `dual_gemm_silu`, of this rank's columns.
+
+    Raises as `column_parallel_matmul`.  Error bound: `reference.dual_gemm_silu_bound`.
+    """
+
+    def facts() -> Facts:
+        for name, b in (("b1", b1), ("b2", b2)):
+            check_operands(comm, a, b, name, out_dtype=out_dtype)
+        if b1.shape != b2.shape:
+            raise ValueError(f"b2 must have b1's shape {b1.shape}; got {b2.shape}")
+        scales = {"scale_a": scale_a, "scale_b1": scale_b1, "scale_b2": scale_b2}
+        return column_facts(a, b1, (policy, out_dtype), input, output, {}, scales)
+
+    def product(rows: slice, a: Any, scale: Any = scale_a) -> Any:
+        return cupykern.dual_gemm_silu(
+            a, b1, b2, scale_a=scale, scale_b1=scale_b1, scale_b2=scale_b2, policy=policy,
+            out_dtype=out_dtype,
+        )  # fmt: skip
+
+    given = (a,) if is_number(scale_a) else (a, scale_a)
+    with agreed(comm, "column_parallel_dual_gemm_silu", facts) as own:
+        return _by_columns(comm, given, product, own, input, output)
+
+
+def _by_columns(
+    comm: Communicator,
+    given: Sequence[Any],
+    product: Callable[..., Any],
+    own: np.ndarray,
+    input: str,
+    output: str,
+) -> Any:
+    """given: the arrays whose rows are those of the result.  product(rows, *their rows)."""
+    counts, columns = own.T.tolist()
+    parts = consecutive(counts)
+    if input == "replicated" or comm.size == 1:
+        y = product(slice(None), *given)
+    else:
+        y = _of_arriving_rows(comm, given, product, parts)
+    if output == "columns" or comm.size == 1:
+        return y
+    found = gather(comm, y, [(len(y), n) for n in columns])
+    return namespace(y).concatenate(found, axis=1)
+
+
+def _of_arriving_rows(
+    comm: Communicator,
+    given: Sequence[Any],
+    product: Callable[..., Any],
+    parts: Sequence[slice],
+) -> Any:
+    """The product of all ranks' rows: this rank's own first, then in the order of arrival that the
+    ranks' numbers give."""
+    given, (rank, size), rows = [contiguous(x) for x in given], (comm.rank, comm.size), parts
+    xp, steps = namespace(given[0]), []
+    for step in range(1, size):
+        to, source = (rank + step) % size, (rank - step) % size
+        shapes = [(length(rows[source]), *x.shape[1:]) for x in given]
+        buffers = [arrays.empty_of(xp, s, x.dtype) for s, x in zip(shapes, given, strict=True)]
+        sends, receives = [(to, x) for x in given], [(source, x) for x in buffers]
+        steps.append((source, buffers, comm.exchange(sends, receives)))
+    first = product(rows[rank], *given)
+    whole = arrays.empty_of(xp, (rows[-1].stop, first.shape[1]), first.dtype)
+    arrays.assign(whole[rows[rank]], first)
+    for source, buffers, pending in steps:
+        pending.wait()
+        found = product(rows[source], *buffers)
+        arrays.assign(whole[rows[source]], found)
+    return whole

@@ -1,0 +1,183 @@
+"""A mixture of experts that are split over ranks: rows travel to their experts and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import cupykern
+from cupykern import arguments, arrays, dtypes
+from cupykern.numerics import namespace, to_numpy
+
+from .agreement import Facts, agree, agreed, described
+from .collectives import consecutive, length
+from .communicator import Communicator
+
+
+def expert_parallel_moe(
+    comm: Communicator,
+    x: Any,
+    experts: Any,
+    gates: Any,
+    w_gate: Any,
+    w_up: Any,
+    w_down: Any,
+) -> Any:
+    """sum over a token's experts e of gate * (silu(x @ w_gate[e]) * (x @ w_up[e])) @ w_down[e].
+
+    >>> x = np.ones((3, 8), np.float16)
+    >>> w = np.ones((2, 8, 8), np.float16) / 8
+    >>> experts = np.array([[0], [1], [0]])
+    >>> gates = np.ones((3, 1), np.float32)
+    >>> parallel.expert_parallel_moe(
+    ...     parallel.SelfCommunicator(), x, experts, gates, w, w, w
+    ... ).shape
+    (3, 8)
+
+    x: (tokens, n), float16 or bfloat16, this rank's tokens; their number may differ.
+    experts: integers (tokens, k): the experts of each token, numbered over all ranks, rank 0's
+        first.  A token may come twice to one.
+    gates: float32 (tokens, k): the factor of each.
+    w_gate, w_up: (experts of this rank, n, inner), of x's dtype; their number may differ.
+    w_down: (experts of this rank, inner, n).
+
+    Each token is sent to its experts' ranks, sorted by expert, all rows of an expert are multiplied
+    together (`dual_gemm_silu`, `matmul`), results of x's dtype come back, and are added up in FP32
+    in the order of `experts`: bits do not depend on what arrives first.  Numbers of rows are read
+    on the host, which waits for the GPU.  Sends 2 n itemsize bytes for each token and expert on
+    another rank.
+
+    Returns (tokens, n) of x's dtype.  Raises TypeError and ValueError (shapes, an expert that is
+    not there), the same on all ranks, NotImplementedError while a CUDA graph is captured, and
+    CommunicationError.  Error bound: `reference.parallel.expert_parallel_moe_bound`.
+    """
+
+    def facts() -> Facts:
+        if comm.size > 1 and not comm.agrees:
+            raise NotImplementedError("numbers of rows are read on the host: no graph holds them")
+        _check(comm, x, experts, gates, (w_gate, w_up, w_down))
+        same = {"x": described(x, 0), "experts": described(experts, 0)}
+        weights = {"w_gate": w_gate, "w_up": w_up, "w_down": w_down}
+        same |= {name: described(w, 0) for name, w in weights.items()}
+        return Facts(same, (len(x), len(w_gate)))
+
+    with agreed(comm, "expert_parallel_moe", facts) as own:
+        chosen = to_numpy(experts).reshape(-1).astype(np.int64)
+        parts = consecutive(own[:, 1].tolist())
+        agree(comm, "expert_parallel_moe", lambda: _check_experts(chosen, parts[-1].stop))
+        copies = np.argsort(chosen, kind="stable")  # of token i // k, sorted by expert
+        counts = _gathered_counts(comm, np.bincount(chosen, minlength=parts[-1].stop))
+        xp, k = namespace(x), experts.shape[1]
+        sent = take_rows(x, xp.asarray(copies // k))
+        arrived = _exchanged(comm, sent, counts, parts)
+        order = _by_expert(counts[:, parts[comm.rank]])
+        rows = take_rows(arrived, xp.asarray(order))
+        done = _experts(rows, counts[:, parts[comm.rank]].sum(axis=0), w_gate, w_up, w_down)
+        back = take_rows(done, xp.asarray(np.argsort(order)))
+        found = _returned(comm, back, counts, parts)
+        return _combined(take_rows(found, xp.asarray(np.argsort(copies))), gates, x)
+
+
+def _check(
+    comm: Communicator, x: Any, experts: Any, gates: Any, weights: tuple[Any, Any, Any]
+) -> None:
+    """Raises TypeError, ValueError, NotImplementedError."""
+    arguments.target_of("x", x)
+    comm.check_array("x", x)
+    dtypes.resolve(x.dtype, "x's dtype", (dtypes.float16, dtypes.bfloat16))
+    if x.ndim != 2:
+        raise ValueError(f"x must have 2 dims; got shape {x.shape}")
+    for name, one in (("experts", experts), ("gates", gates)):
+        arguments.same_place(name, one, x)
+        if one.ndim != 2 or len(one) != len(x) or one.shape[1] < 1:
+            raise ValueError(f"{name} must have shape ({len(x)}, k); got {one.shape}")
+    if experts.dtype.kind not in "iu":
+        raise TypeError(f"experts must be integers; got {experts.dtype}")
+    dtypes.resolve(gates.dtype, "gates' dtype", (dtypes.float32,))
+    if gates.shape != experts.shape:
+        raise ValueError(f"gates must have experts' shape {experts.shape}; got {gates.shape}")
+    for name, w in zip(("w_gate", "w_up", "w_down"), weights, strict=True):
+        arguments.same_place(name, w, x)
+        if w.dtype != x.dtype:
+            raise TypeError(f"{name} must have x's dtype {x.dtype}; got {w.dtype}")
+        if w.ndim != 3:
+            raise ValueError(f"{name} must have 3 dims; got shape {w.shape}")
+    count, n, inner = weights[0].shape
+    wanted = {"w_gate": (count, x.shape[1], inner), "w_up": (count, n, inner)}
+    wanted["w_down"] = (count, inner, n)
+    for (name, shape), w in zip(wanted.items(), weights, strict=True):
+        if w.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}; got {w.shape}")
+
+
+def _check_experts(chosen: np.ndarray, count: int) -> Facts:
+    wrong = chosen[(chosen < 0) | (chosen >= count)]
+    if wrong.size:
+        raise ValueError(f"experts must be in [0, {count}); got {wrong[0]}")
+    return Facts({})
+
+
+def _gathered_counts(comm: Communicator, counts: np.ndarray) -> np.ndarray:
+    """(size, experts): how many rows each rank has for each expert."""
+    data = counts.astype(np.int64).tobytes()
+    found = comm.gather_bytes(data, [len(data)] * comm.size)
+    return np.array([np.frombuffer(x, np.int64) for x in found])
+
+
+def take_rows(x: Any, rows: Any) -> Any:
+    """x[rows]: as integers, since CuPy's own kernels do not know every dtype."""
+    return x.view(f"u{x.itemsize}")[rows].view(x.dtype)
+
+
+def _exchanged(comm: Communicator, sent: Any, counts: np.ndarray, parts: Sequence[slice]) -> Any:
+    """The rows of this rank's experts: rank 0's first, each rank's sorted by expert."""
+    to = consecutive([int(counts[comm.rank, part].sum()) for part in parts])
+    of = consecutive(counts[:, parts[comm.rank]].sum(axis=1).tolist())
+    return _moved(comm, sent, to, of)
+
+
+def _returned(comm: Communicator, done: Any, counts: np.ndarray, parts: Sequence[slice]) -> Any:
+    """The way back."""
+    to = consecutive(counts[:, parts[comm.rank]].sum(axis=1).tolist())
+    of = consecutive([int(counts[comm.rank, part].sum()) for part in parts])
+    return _moved(comm, done, to, of)
+
+
+def _moved(comm: Communicator, x: Any, to: Sequence[slice], of: Sequence[slice]) -> Any:
+    """Rows to[r] of x go to rank r, rows of[r] of the result come from it."""
+    found = arrays.empty_of(namespace(x), (of[-1].stop, *x.shape[1:]), x.dtype)
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    pending = comm.exchange(
+        [(rank, x[to[rank]]) for rank in others], [(rank, found[of[rank]]) for rank in others]
+    )
+    arrays.assign(found[of[comm.rank]], x[to[comm.rank]])
+    pending.wait()
+    return found
+
+
+def _by_expert(counts: np.ndarray) -> np.ndarray:
+    """The order that sorts rows by expert, of rows by rank and then by expert."""
+    expert = np.arange(counts.shape[1])
+    return np.argsort(np.concatenate([expert.repeat(of) for of in counts]), kind="stable")
+
+
+def _experts(rows: Any, counts: np.ndarray, w_gate: Any, w_up: Any, w_down: Any) -> Any:
+    found = arrays.empty_of(namespace(rows), rows.shape, rows.dtype)
+    for expert, part in enumerate(consecutive(counts.tolist())):
+        if length(part):
+            inner = cupykern.dual_gemm_silu(rows[part], w_gate[expert], w_up[expert])
+            cupykern.matmul(inner, w_down[expert], out=found[part])
+    return found
+
+
+def _combined(found: Any, gates: Any, x: Any) -> Any:
+    """The sums over the experts of each token, in FP32."""
+    tokens, k = gates.shape
+    found = found.reshape(tokens, k, x.shape[1])
+    with np.errstate(all="ignore"):
+        total = gates[:, :1] * found[:, 0].astype(np.float32)
+        for i in range(1, k):
+            total += gates[:, i : i + 1] * found[:, i].astype(np.float32)
+        return total.astype(x.dtype)

@@ -1,0 +1,133 @@
+"""NcclCommunicator: over a communicator of CuPy's, on a stream of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cupykern.arrays import address_of
+from cupykern.numerics import to_numpy
+from cupykern.targets import is_cupy
+from cupykern.typing import Array
+
+from .communicator import TIMEOUT, CommunicationError, Communicator, Deadline, Message, Pending
+
+
+class NcclCommunicator(Communicator):
+    """Over a cupy.cuda.nccl.NcclCommunicator or a cupyx.distributed.NCCLBackend.
+
+    Not run on GPUs yet: the calls it makes are tested, what NCCL does with them is not.
+
+    Messages go through NCCL on a stream of this communicator, so that products on the current
+    stream overlap with them.  Before a call's data move, all ranks compare their arguments, which
+    waits for the GPU; not while a CUDA graph is captured: there the call must have been made once
+    before with the same arguments, whose sizes on other ranks are taken.
+
+    control: a communicator of the same ranks that compares arguments on the host instead, as an
+        MpiCommunicator: then no call waits for the GPU.
+    timeout: seconds to wait for another rank's arguments; then NCCL's communicator is aborted and
+        the call raises CommunicationError.  Data that a rank does not send are found missing by the
+        next call, or by `synchronize`; CuPy's own synchronize would wait for ever.
+    """
+
+    def __init__(self, comm: Any, *, control: Communicator | None = None, timeout: float = TIMEOUT):
+        import cupy
+
+        raw = getattr(comm, "_comm", comm)  # where NCCLBackend keeps it
+        for name in ("rank_id", "size", "send", "recv", "abort"):
+            if not hasattr(raw, name):
+                raise TypeError(
+                    "comm must be a cupy.cuda.nccl.NcclCommunicator or a "
+                    f"cupyx.distributed.NCCLBackend; got {type(comm).__qualname__}"
+                )
+        super().__init__(raw.rank_id(), raw.size(), timeout)
+        if control is not None and (control.rank, control.size) != (self.rank, self.size):
+            raise ValueError(
+                f"control must have comm's rank and size, {self.rank} of {self.size}; got "
+                f"{control.rank} of {control.size}"
+            )
+        self._cuda, self._xp, self._comm, self._control = cupy.cuda, cupy, raw, control
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+
+    @property
+    def agrees(self) -> bool:
+        return self.size > 1 and not self._cuda.get_current_stream().is_capturing()
+
+    def _exchange(self, sends: list[Message], receives: list[Message]) -> Pending:
+        current, nccl = self._cuda.get_current_stream(), self._cuda.nccl
+        self._stream.wait_event(current.record())
+        if sends or receives:
+            nccl.groupStart()
+            try:
+                for transfer, messages in ((self._comm.send, sends), (self._comm.recv, receives)):
+                    for rank, x in messages:
+                        place = address_of(x)
+                        transfer(place, x.nbytes, nccl.NCCL_UINT8, rank, self._stream.ptr)
+            finally:
+                nccl.groupEnd()
+        return _Event(self._cuda, self._stream.record(), (sends, receives))
+
+    def gather_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
+        self.check()
+        if self._control is not None:
+            try:
+                return self._control.gather_bytes(data, sizes)
+            except CommunicationError as error:
+                self._comm.abort()  # else the GPU might wait for ever
+                self.fail(str(error))
+                raise
+        mine = self._xp.asarray(np.frombuffer(data, np.uint8))
+        found = [self._xp.empty(size, np.uint8) for size in sizes]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        sends, receives = (
+            [(rank, mine) for rank in others],
+            [(rank, found[rank]) for rank in others],
+        )
+        self._exchange(sends, receives).wait()
+        self.synchronize()  # so that no array is given out again before
+        found[self.rank] = mine
+        return [to_numpy(x).tobytes() for x in found]
+
+    def fail(self, why: str) -> None:
+        """And tell the others, if there is a host's communicator to do so."""
+        super().fail(why)
+        if self._control is not None:
+            self._control.fail(why)
+
+    def synchronize(self) -> None:
+        """Wait until all messages so far have arrived.  Raises CommunicationError."""
+        event, deadline = self._stream.record(), Deadline(self.timeout)
+        while not event.done:
+            if deadline.passed():
+                self._comm.abort()  # else the GPU would wait for ever
+                raise self.missing(rank for rank in range(self.size) if rank != self.rank)
+        self._comm.check_async_error()
+
+    def check_array(self, name: str, x: Array) -> None:
+        if not is_cupy(x):
+            raise TypeError(f"{name} must be a cupy array: NCCL moves memory of GPUs")
+
+    def split(self, color: int, key: int = 0) -> NcclCommunicator:
+        nccl = self._cuda.nccl
+        unique = nccl.get_unique_id()  # a tuple, or bytes of newer versions of CuPy
+        mine = np.array([color, key, *unique], np.int64).tobytes()
+        gathered = self.gather_bytes(mine, [len(mine)] * self.size)
+        found = [np.frombuffer(x, np.int64).tolist() for x in gathered]
+        members = sorted((x[1], rank) for rank, x in enumerate(found) if x[0] == color)
+        ranks = [rank for _, rank in members]
+        part = nccl.NcclCommunicator(len(ranks), tuple(found[ranks[0]][2:]), ranks.index(self.rank))
+        control = None if self._control is None else self._control.split(color, key)
+        return NcclCommunicator(part, control=control, timeout=self.timeout)
+
+
+class _Event:
+    """arrays: kept until the current stream waits, so that their memory is not given out before."""
+
+    def __init__(self, cuda: Any, event: Any, arrays: Any):
+        self._cuda, self._event, self._arrays = cuda, event, arrays
+
+    def wait(self) -> None:
+        self._cuda.get_current_stream().wait_event(self._event)
+        self._arrays = None

@@ -1,0 +1,216 @@
+"""Products whose k is split over ranks: by rows of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import cupykern
+from cupykern import arrays, dtypes
+from cupykern.numerics import namespace
+
+from .agreement import Facts, agreed
+from .collectives import contiguous, gather_rows, length, reduce_rows, shares
+from .communicator import Communicator
+from .product_facts import is_number, result_of, row_facts
+
+_LEAST_ROWS = 128
+"""Rows of a step of a product that overlaps with messages: those of a tile.  Of fewer rows the
+product is one, and messages follow it."""
+
+
+def row_parallel_matmul(
+    comm: Communicator,
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: Any = 1.0,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    output: str = "replicated",
+) -> Any:
+    """`matmul` whose k is split over ranks: activation(alpha * sum(a @ b) + bias) + residual.
+
+    >>> comm = parallel.SelfCommunicator()
+    >>> a = np.array([[1, 2], [3, 4]], np.float16)
+    >>> parallel.row_parallel_matmul(comm, a, a, bias=np.ones(2, np.float16)).tolist()
+    [[8.0, 11.0], [16.0, 23.0]]
+
+    a: (M, K_rank), this rank's columns, as column-parallel products give them.
+    b: (K_rank, N), this rank's rows; K_rank may differ.
+    bias: (N,), the same on all ranks; added once.
+    residual: the same on all ranks, (M, N), added once; with output="rows" of this rank's rows.
+    activation, alpha, precision: as for `matmul`.  out_dtype: float16, bfloat16 or float32; None:
+        a's if it is one of these, else bfloat16 (FP8) or float32.
+    output: "replicated": all rows on all ranks; "rows": this rank's share of them (`shares`), for
+        norms and residuals that are split by rows.
+
+    The ranks' products are FP32; they are sent to the rank whose rows they are, while the next ones
+    are computed, and added in the order of ranks, whatever arrives first: the result's bits depend
+    on the arguments alone.  Then the activation and the residual follow, with one rounding.  Sends
+    4 N (size - 1) / size bytes a row; "replicated" as much again of the result's dtype.
+
+    Raises TypeError, ValueError and NotImplementedError, the same on all ranks, and
+    CommunicationError.  Error bound: `reference.parallel.row_parallel_matmul_bound`.
+    """
+    product = partial(_product, a, b, alpha=alpha, precision=precision)
+    addends = {"bias": bias, "residual": residual}
+    options = {"activation": activation, "alpha": alpha, "precision": precision}
+
+    def facts() -> Facts:
+        return row_facts(comm, a, {"b": b}, addends, {}, out_dtype, output, **options)
+
+    with agreed(comm, "row_parallel_matmul", facts):
+        total, parts = _sum_of_products(comm, a, b, bias, product)
+        added = _own_rows(residual, parts[comm.rank], output)
+        y = _finish(total, activation, added, result_of(a, out_dtype))
+        return gather_rows(comm, y, parts) if output == "replicated" else y
+
+
+def row_parallel_scaled_mm(
+    comm: Communicator,
+    a: Any,
+    b: Any,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    out_dtype: Any = None,
+    output: str = "replicated",
+) -> Any:
+    """`scaled_mm` whose k is split over ranks: activation(sum((scale_a a) @ (scale_b b)) + bias) +
+    residual.
+
+    >>> a, scale_a = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
+    >>> b, scale_b = cupykern.quantize(np.ones((128, 3), np.float32), "e4m3", granularity="column")
+    >>> comm = parallel.SelfCommunicator()
+    >>> parallel.row_parallel_scaled_mm(comm, a, b, scale_a, scale_b)[0].tolist()
+    [128.0, 128.0, 128.0]
+
+    a, b, bias, residual, activation, out_dtype, output: as for `row_parallel_matmul`, of
+        `scaled_mm`'s dtypes (not NvFp4).
+    scale_a, scale_b: as `scaled_mm` takes them for this rank's a and b: ranks may have scales of
+        their own.
+
+    Raises as `row_parallel_matmul`.  Error bound:
+    `reference.parallel.row_parallel_scaled_mm_bound`.
+    """
+
+    def product(rows: slice, bias: Any) -> Any:
+        scale = scale_a if is_number(scale_a) or len(scale_a) == 1 else scale_a[rows]
+        return cupykern.scaled_mm(a[rows], b, scale, scale_b, bias=bias, out_dtype=np.float32)
+
+    addends = {"bias": bias, "residual": residual}
+    scales = {"scale_a": scale_a, "scale_b": scale_b}
+
+    def facts() -> Facts:
+        return row_facts(
+            comm, a, {"b": b}, addends, scales, out_dtype, output, activation=activation
+        )
+
+    with agreed(comm, "row_parallel_scaled_mm", facts):
+        total, parts = _sum_of_products(comm, a, b, bias, product)
+        added = _own_rows(residual, parts[comm.rank], output)
+        y = _finish(total, activation, added, result_of(a, out_dtype))
+        return gather_rows(comm, y, parts) if output == "replicated" else y
+
+
+def row_parallel_dual_gemm_silu(
+    comm: Communicator,
+    a: Any,
+    b1: Any,
+    b2: Any,
+    *,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    output: str = "replicated",
+) -> Any:
+    """silu(sum(a @ b1)) * sum(a @ b2), k split over ranks.
+
+    >>> a = np.ones((2, 3), np.float16)
+    >>> b = np.ones((3, 4), np.float16)
+    >>> parallel.row_parallel_dual_gemm_silu(parallel.SelfCommunicator(), a, b, b).shape
+    (2, 4)
+
+    a: (M, K_rank), b1, b2: (K_rank, N), this rank's part of k, of `matmul`'s dtypes.
+    out_dtype, precision, output: as for `row_parallel_matmul`.
+
+    Both sums are needed before SiLU, so that this sends twice what `row_parallel_matmul` does:
+    where b1 and b2 can be split by columns, `column_parallel_dual_gemm_silu` sends nothing.
+
+    Raises as `row_parallel_matmul`.  Error bound:
+    `reference.parallel.row_parallel_dual_gemm_silu_bound`.
+    """
+
+    def facts() -> Facts:
+        factors = {"b1": b1, "b2": b2}
+        found = row_facts(comm, a, factors, {}, {}, out_dtype, output, precision=precision)
+        if b1.shape != b2.shape:
+            raise ValueError(f"b2 must have b1's shape {b1.shape}; got {b2.shape}")
+        return found
+
+    def product(rows: slice, bias: Any) -> Any:
+        both = arrays.empty_of(namespace(a), (2, length(rows), b1.shape[1]), dtypes.float32)
+        for i, b in enumerate((b1, b2)):
+            cupykern.matmul(a[rows], b, out_dtype=np.float32, precision=precision, out=both[i])
+        return contiguous(both.swapaxes(0, 1))
+
+    with agreed(comm, "row_parallel_dual_gemm_silu", facts):
+        total, parts = _sum_of_products(comm, a, b1, None, product)
+        d1, d2 = total[:, 0], total[:, 1]
+        gate = _finish(d1, "silu", None, dtypes.float32)
+        y = _formula(total, "gate * d2", {"gate": gate, "d2": d2}, result_of(a, out_dtype))
+        return gather_rows(comm, y, parts) if output == "replicated" else y
+
+
+def _sum_of_products(
+    comm: Communicator, a: Any, b: Any, bias: Any, product: Callable[[slice, Any], Any]
+) -> tuple[Any, tuple[slice, ...]]:
+    """(this rank's rows of the sum of all ranks' products, the rows of each rank).  Rank 0 adds the
+    bias to its product."""
+    parts, m = shares(a.shape[0], comm.size), a.shape[0]
+    mine = bias if comm.rank == 0 else None
+    if m >= _LEAST_ROWS * comm.size:
+        return reduce_rows(comm, parts, lambda rows: contiguous(product(rows, mine))), parts
+    whole = contiguous(product(slice(0, m), mine))
+    return reduce_rows(comm, parts, lambda rows: whole[rows]), parts
+
+
+def _product(a: Any, b: Any, rows: slice, bias: Any, *, alpha: Any, precision: str) -> Any:
+    return cupykern.matmul(
+        a[rows], b, bias=bias, alpha=alpha, out_dtype=np.float32, precision=precision
+    )
+
+
+def _own_rows(residual: Any, rows: slice, output: str) -> Any:
+    return residual if residual is None or output == "rows" else residual[rows]
+
+
+def _finish(total: Any, activation: str | None, residual: Any, out_dtype: Any) -> Any:
+    """The epilogue of an FP32 product that is there: of a product of no k, to which it is added."""
+    if activation is None and residual is None and out_dtype == np.float32:
+        return total
+    options = {"bias": total, "activation": activation, "residual": residual}
+    return cupykern.matmul(*_no_product(total), out_dtype=out_dtype, **options)
+
+
+def _formula(total: Any, formula: str, operands: dict[str, Any], out_dtype: Any) -> Any:
+    return cupykern.matmul(
+        *_no_product(total), out_dtype=out_dtype, epilogue=formula, operands=operands
+    )
+
+
+def _no_product(total: Any) -> tuple[Any, Any]:
+    empty = arrays.maker(namespace(total))
+    return (
+        empty((total.shape[0], 0), dtypes.float32),
+        empty((0, total.shape[-1]), dtypes.float32),
+    )

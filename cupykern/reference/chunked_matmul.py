@@ -1,0 +1,102 @@
+"""How far a product may be from FP64 whose K is cut into chunks: cupykern.dask.matmul's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate as running_sums
+from typing import Any, SupportsFloat
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import as_float64, as_real, namespace
+from ..op import Bound
+from ..typing import Array
+from .accumulation import Products
+from .approximate import Approximate
+from .complex64 import embedded, real_addends
+from .epilogue import epilogue_bound
+from .matmul import of_repeated
+
+
+def chunked_matmul_bound(
+    a: Array,
+    b: Array,
+    *,
+    k_chunks: Sequence[int],
+    split_every: int = 8,
+    bias: Array | None = None,
+    activation: str | None = None,
+    residual: Array | None = None,
+    alpha: SupportsFloat = 1.0,
+    out_dtype: Any = None,
+    accumulate: str = "float32",
+    precision: str = "float32",
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """The Bound of `cupykern.dask.matmul`; the reference is `reference.matmul` or
+    `reference.complex_matmul` of the whole arrays.
+
+    k_chunks: the sizes of the chunks along K.  split_every: matmul's.
+
+    A chunk's product has the error of a sum of its own (accumulation.py), times alpha.  Each
+    addition to another sum, or to the bias, rounds to FP32: by at most u = 2^-24 of what the sum
+    should be and its error so far (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
+    section 4.2).  A number passes the additions of its chain, at most split_every, and those of the
+    chains' sums.  Expected: all errors are independent but for the means that tensor cores give by
+    truncating, which have the sign of their sum.
+    """
+    dtype_a, dtype_b = a.dtype, b.dtype
+    plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
+    if dtype_a == dtypes.complex64:
+        options = real_addends(b, {"bias": bias, "residual": residual})
+        bias, residual, plain = options["bias"], options["residual"], False
+        a, b, reference = as_real(a), embedded(b), (as_real(reference[0]),)
+        dtype_a = dtype_b = out_dtype = dtypes.float32
+        k_chunks = [2 * size for size in k_chunks]
+    if out_dtype is None:
+        out_dtype = dtypes.of_product(dtype_a, dtype_b, plain)
+    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    half = accumulate == "float16"
+    products = Products(dtype_a, dtype_b, half_accumulators=half, precision=precision)
+    ends = list(running_sums(k_chunks))
+    with np.errstate(all="ignore"):
+        values = []
+        for begin, end in zip((0, *ends), ends, strict=False):
+            value = products.of(as_float64(a[..., begin:end]), as_float64(b[..., begin:end, :]))
+            if products.exact and out_dtype != dtypes.int32:
+                value = value.rounded()
+            value = value.scaled(float(alpha)).times_number(float(alpha))
+            values.append(of_repeated(value, a, b))
+        if out_dtype == dtypes.int32:  # exact, and so are their sums
+            return (epilogue_bound(values[0], None, None, None, out_dtype, reference[0]),)
+        *others, last = values
+        if bias is not None and others:  # the first product adds it
+            others[0] = others[0].plus(bias)
+            bias = None
+        chains = [_sum(others[i : i + split_every]) for i in range(0, len(others), split_every)]
+        value = _sum([_sum(chains), last]) if chains else last
+        return (epilogue_bound(value, bias, activation, residual, out_dtype, reference[0]),)
+
+
+def _sum(values: Iterable[Approximate]) -> Approximate:
+    """From left to right, rounded after each but the first."""
+    first, *others = values
+    total = first
+    for value in others:
+        total = _added(total, value).rounded()
+    return total
+
+
+def _added(x: Approximate, y: Approximate) -> Approximate:
+    """The exact sum.  Means of errors have the signs of their values.  Equal ones add up; opposite
+    ones are not taken to cancel, as their sizes are estimates."""
+    xp = namespace(x.exact)
+    alike = xp.nan_to_num(xp.sign(x.exact) * xp.sign(y.exact)) > 0
+    return Approximate(
+        x.exact + y.exact,
+        x.worst + y.worst,
+        x.floor + y.floor,
+        x.square + y.square + xp.where(alike, 2 * x.bias * y.bias, 0.0),
+        x.bias + y.bias,
+    )

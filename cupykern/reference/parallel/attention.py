@@ -1,0 +1,163 @@
+"""Attention over keys of all ranks in FP64, and how far ring attention may be from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...numerics import namespace
+from ...op import Bound
+from ...typing import Array
+from ..attention import attention
+from ..attention_bound import attention_bound
+from ..merge_attention import merge_attention, merge_attention_bound
+from ..rounding import stored
+
+
+def ring_attention(
+    q: Sequence[Array],
+    k: Sequence[Array],
+    v: Sequence[Array],
+    rank: int,
+    *,
+    causal: bool = False,
+    layout: str = "bhsd",
+    **options: Any,
+) -> tuple[Any, Any]:
+    """(out, lse) of the queries of `rank` over the keys of all ranks, in FP64.
+
+    causal: the tokens of rank r are pieces r and 2 size - 1 - r of 2 size pieces of the sequence.
+    """
+    xp, axis = namespace(q[0]), _axis(layout)
+    keys, values = xp.concatenate(k, axis=axis), xp.concatenate(v, axis=axis)
+    mask = None
+    if causal:
+        places = _places(sum(x.shape[axis] for x in q), len(q))
+        mask = xp.asarray(places[rank][:, None] >= np.concatenate(places)[None, :])
+    out, lse = attention(
+        q[rank], keys, values, mask=mask, layout=layout, return_lse=True, **options
+    )
+    return out, lse
+
+
+def _places(total: int, size: int) -> list[np.ndarray]:
+    """Each rank's tokens of the sequence."""
+    ends = [total * i // (2 * size) for i in range(2 * size + 1)]
+    pieces = [np.arange(a, b) for a, b in pairwise(ends)]
+    return [np.concatenate((pieces[r], pieces[-1 - r])) for r in range(size)]
+
+
+def ring_attention_bound(
+    q: Sequence[Array],
+    k: Sequence[Array],
+    v: Sequence[Array],
+    rank: int,
+    *,
+    causal: bool = False,
+    layout: str = "bhsd",
+    reference: tuple[Any, Any],
+    **options: Any,
+) -> tuple[Bound, Bound]:
+    """Each step's errors (`attention_bound`), carried through the merges in their order.
+
+    A merge takes shares p of both results, O = p_1 O_1 + p_2 O_2.  Errors e_i of O_i and d_i of
+    their log-sum-exps make p_1 e_1 + p_2 e_2 + p_1 p_2 |O_1 - O_2| (d_1 + d_2) of O's, to first
+    order, and p_1 d_1 + p_2 d_2 of the log-sum-exp's; then come the merge's own, in FP32
+    (`merge_attention_bound`).  Out is rounded once.
+    """
+    xp, axis, size = namespace(q[0]), _axis(layout), len(q)
+    options = {"layout": layout, **options}
+    state: _State | None = None
+    with np.errstate(all="ignore"):
+        for step in range(size):
+            source = (rank - step) % size
+            rows, keys, sees = _block(q, rank, source, causal, axis)
+            part = _part(q[rank], axis, rows), *(_part(x[source], axis, keys) for x in (k, v))
+            more = {"causal": sees, "return_lse": True, **options}
+            exact = attention(*part, **more)
+            bounds = attention_bound(*part, **more, reference=exact)
+            found = _State(*exact, *(getattr(x, of) for of in _ERRORS for x in bounds))
+            if state is None:
+                state = found
+            else:
+                merged = state.rows(axis, rows).merged(found, xp, layout)
+                state.rows(axis, rows).take(merged)
+        assert state is not None
+        out = stored(reference[0], q[rank].dtype, state.out_error, state.out_rms, bias=np.inf)
+        return out, Bound(state.lse_error, state.lse_rms)
+
+
+def _axis(layout: str) -> int:
+    return 2 if layout == "bhsd" else 1
+
+
+def _part(x: Any, axis: int, part: slice) -> Any:
+    return x[(slice(None),) * axis + (part,)]
+
+
+def _block(
+    q: Sequence[Array], rank: int, source: int, causal: bool, axis: int
+) -> tuple[slice, slice, bool]:
+    """(queries, keys, causal) of one step."""
+    if not causal or source == rank:
+        return slice(None), slice(None), causal
+    total, count = sum(x.shape[axis] for x in q), 2 * len(q)
+    piece = min(rank, source)
+    first = total * (piece + 1) // count - total * piece // count
+    if source < rank:
+        return slice(None), slice(0, first), False
+    return slice(first, None), slice(None), False
+
+
+_ERRORS = ("elementwise", "rms")
+
+
+class _State(NamedTuple):
+    """A result and its log-sum-exp in FP64, and the errors of both: at most, and expected."""
+
+    out: Any
+    lse: Any
+    out_error: Any
+    lse_error: Any
+    out_rms: Any
+    lse_rms: Any
+
+    def rows(self, axis: int, part: slice) -> _State:
+        """Views."""
+        return _State(
+            *(x[..., part] if i % 2 else _part(x, axis, part) for i, x in enumerate(self))
+        )
+
+    def take(self, other: _State) -> None:
+        for mine, new in zip(self, other, strict=True):
+            mine[...] = new
+
+    def merged(self, other: _State, xp: Any, layout: str) -> _State:
+        pair = self.out, self.lse, other.out, other.lse
+        out, lse = exact = merge_attention(*pair, layout=layout)
+        own = merge_attention_bound(
+            *(x.astype(np.float32) for x in pair), layout=layout, reference=exact
+        )
+        top = xp.where(lse == -np.inf, 0.0, lse)
+        p, q = (xp.where(x == -np.inf, 0.0, xp.exp(x - top)) for x in (self.lse, other.lse))
+
+        def of_row(x: Any) -> Any:
+            return (x.swapaxes(1, 2) if layout == "bshd" else x)[..., None]
+
+        def carried(a: _State, b: _State, i: int, add: Any) -> tuple[Any, Any]:
+            """The errors i and i + 1 of both, in the merged result."""
+            first, second = (xp.where(share == 0, 0.0, x[i + 1]) for share, x in ((p, a), (q, b)))
+            moved = of_row(p * q * add(first, second)) * abs(a.out - b.out)
+            of_out = add(add(of_row(p) * a[i], of_row(q) * b[i]), moved)
+            return of_out, add(p * first, q * second)
+
+        worst, worst_lse = carried(self, other, 2, xp.add)
+        rms, rms_lse = carried(self, other, 4, xp.hypot)
+        return _State(
+            *(out, lse),
+            *(1.01 * worst + own[0].elementwise, 1.01 * worst_lse + own[1].elementwise),
+            *(xp.hypot(rms, own[0].rms), xp.hypot(rms_lse, own[1].rms)),
+        )

@@ -1,0 +1,70 @@
+"""A mixture of experts in FP64, and how far `expert_parallel_moe` may be from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...numerics import UNIT_ROUNDOFF_32, as_float64, namespace
+from ...op import Bound
+from ...typing import Array
+from ..accumulation import product
+from ..dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
+from ..matmul import matmul, matmul_bound
+from ..rounding import stored
+
+
+def expert_parallel_moe(
+    x: Array, experts: Array, gates: Array, w_gate: Array, w_up: Array, w_down: Array
+) -> tuple[Any]:
+    """Of all ranks' tokens and experts."""
+    xp, total = namespace(x), as_float64(x) * 0
+    for e in range(len(w_gate)):
+        rows, share = _rows(experts, gates, e)
+        (inner,) = dual_gemm_silu(x[rows], w_gate[e], w_up[e])
+        y = product(inner, as_float64(w_down[e]))
+        xp.add.at(total, rows, share[:, None] * y)
+    return (total,)
+
+
+def _rows(experts: Array, gates: Array, e: int) -> tuple[Any, Any]:
+    """(tokens, gates) of an expert."""
+    token, place = (experts == e).nonzero()
+    return token, as_float64(gates[token, place])
+
+
+def expert_parallel_moe_bound(
+    x: Array,
+    experts: Array,
+    gates: Array,
+    w_gate: Array,
+    w_up: Array,
+    w_down: Array,
+    *,
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """The error of the inner result (`dual_gemm_silu_bound`) times |w_down|, that of the second
+    product (`matmul_bound`, with its rounding), times the gates; then k products and k - 1 sums in
+    FP32, each at most u times the sum of the absolute values, and one rounding."""
+    xp = namespace(x)
+    worst, size, square = (as_float64(x) * 0 for _ in range(3))
+    with np.errstate(all="ignore"):
+        for e in range(len(w_gate)):
+            rows, share = _rows(experts, gates, e)
+            given = x[rows], w_gate[e], w_up[e]
+            inner = dual_gemm_silu(*given)
+            (of_inner,) = dual_gemm_silu_bound(*given, reference=inner)
+            rounded = inner[0].astype(x.dtype)
+            y = matmul(rounded, w_down[e])
+            (own,) = matmul_bound(rounded, w_down[e], reference=y)  # of nearly the same numbers
+            weight = abs(as_float64(w_down[e]))
+            moved = product(of_inner.elementwise + 0 * inner[0], weight)
+            xp.add.at(worst, rows, abs(share)[:, None] * (own.elementwise + 1.01 * moved))
+            expected = own.rms**2 + product((of_inner.rms + 0 * inner[0]) ** 2, weight**2)
+            xp.add.at(square, rows, share[:, None] ** 2 * expected)
+            xp.add.at(size, rows, abs(share)[:, None] * (abs(y[0]) + moved + own.elementwise))
+        worst = worst + 2 * experts.shape[1] * UNIT_ROUNDOFF_32 * size
+        floor = 2.0**-126 * 2 * experts.shape[1]
+        rms = xp.sqrt(square)
+        return (stored(reference[0], x.dtype, worst, rms, floor=floor, bias=np.inf),)

@@ -1,0 +1,96 @@
+"""Norms of sums over ranks in FP64, and how far the results may be from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...numerics import as_float64, namespace
+from ...op import Bound
+from ...typing import Array
+from ..approximate import Approximate
+from ..norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
+from .products import of_numbers, sum_in_order
+
+
+def all_reduce_norm(
+    x: Sequence[Array],
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float,
+    residual: Array | None = None,
+    centered: bool,
+) -> tuple[Any, ...]:
+    """(norm of s[, s]) in FP64, s the sum of all ranks' x and the residual.
+
+    centered: layer_norm, else rms_norm.
+    """
+    s: Any = sum(as_float64(part) for part in x)
+    if residual is not None:
+        s = s + as_float64(residual)
+    (y,) = layer_norm(s, weight, bias, eps=eps) if centered else rms_norm(s, weight, eps=eps)
+    return (y,) if residual is None else (y, s)
+
+
+def all_reduce_norm_bound(
+    x: Sequence[Array],
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float,
+    residual: Array | None = None,
+    centered: bool,
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
+    """The norm's own errors, and those e of the sum that it normalises (`sum_in_order`).
+
+    An error e of s changes y by |w| (rstd e + |s - mean| |change of rstd|), and rstd, to first
+    order, by rstd^3 mean(|s - mean| e).  With a mean, e becomes e + mean(e).
+    """
+    xp = namespace(x[0])
+    with np.errstate(all="ignore"):
+        total = sum_in_order(of_numbers(as_float64(part)) for part in x)
+        dtype = x[0].dtype if residual is None else residual.dtype
+        summed, added = total.exact.astype(np.float32), None
+        whole = total
+        if residual is not None:
+            added, whole = residual.astype(np.float32), total.plus(residual)
+        options: dict[str, Any] = {
+            "eps": eps,
+            "residual": added,
+            "dtype": dtype,
+            "reference": reference,
+        }
+        if centered:
+            bounds = layer_norm_bound(summed, weight, bias, **options)
+        else:
+            bounds = rms_norm_bound(summed, weight, **options)
+        moved, expected = _moved(xp, total, whole.exact, weight, eps, centered)
+        y = bounds[0]._replace(
+            elementwise=bounds[0].elementwise + moved,
+            rms=xp.sqrt(bounds[0].rms ** 2 + expected**2),
+            bias=np.inf,
+        )
+        if residual is None:
+            return (y,)
+        return y, whole.stored(reference[1], dtype)._replace(bias=np.inf)
+
+
+def _moved(
+    xp: Any, total: Approximate, s: Any, weight: Array | None, eps: float, centered: bool
+) -> tuple[Any, Any]:
+    """What the sum's error may change of y: (at most, expected)."""
+    mean = xp.mean(s, axis=-1, keepdims=True) if centered else 0.0
+    distance = abs(s - mean)
+    rstd = 1 / xp.sqrt(xp.mean(distance**2, axis=-1, keepdims=True) + eps)
+    w = 1.0 if weight is None else abs(as_float64(weight))
+
+    def carried(e: Any) -> Any:
+        if centered:
+            e = e + xp.mean(e, axis=-1, keepdims=True)
+        return w * rstd * (e + distance * rstd**2 * xp.mean(distance * e, axis=-1, keepdims=True))
+
+    return 1.01 * carried(total.worst + total.floor), carried(xp.sqrt(total.square))

@@ -1,0 +1,197 @@
+"""Products whose k is split over ranks, in FP64, and how far the sum of the ranks' may be from it.
+
+Arguments that differ between ranks come as sequences, one item a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...numerics import as_float64, namespace
+from ...op import Bound
+from ...typing import Array
+from ..accumulation import Products, product
+from ..approximate import Approximate
+from ..dual_gemm import times
+from ..epilogue import activate, activated, epilogue_bound
+from ..matmul import exact_product, scaled_product
+
+
+def sum_in_order(values: Iterable[Approximate]) -> Approximate:
+    """The FP32 sum of FP32 values, one after the other.
+
+    With e_r the error of value r and S_r the exact sum of the first r, the sum's error is at most
+    e_0 + sum over r >= 1 of (e_r + u |S_r|), to first order.
+    """
+    return reduce(_plus, values)
+
+
+def _plus(a: Approximate, b: Approximate) -> Approximate:
+    return Approximate(*(x + y for x, y in zip(a, b, strict=True))).rounded()
+
+
+def all_reduce(x: Sequence[Array], **_: Any) -> tuple[Any]:
+    """The sum of all ranks' x."""
+    return (sum(as_float64(part) for part in x),)
+
+
+def all_reduce_bound(
+    x: Sequence[Array], *, dtype: Any = None, reference: tuple[Any]
+) -> tuple[Bound]:
+    """FP32 additions in the order of ranks, and a rounding to the result's dtype."""
+    with np.errstate(all="ignore"):
+        total = sum_in_order(of_numbers(as_float64(part)) for part in x)
+        result = x[0].dtype if dtype is None else np.dtype(dtypes.NAMES.get(dtype, dtype))
+        return (total.stored(reference[0], result),)
+
+
+def reduce_scatter_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[Bound]:
+    """The same without the last rounding; of all rows."""
+    with np.errstate(all="ignore"):
+        total = sum_in_order(of_numbers(as_float64(part)) for part in x)
+        return (total.stored(reference[0], dtypes.float32),)
+
+
+def of_numbers(x: Any) -> Approximate:
+    zeros = namespace(x).zeros_like(x)
+    return Approximate(x, zeros, zeros, zeros, zeros)
+
+
+def row_parallel_matmul(
+    a: Sequence[Array],
+    b: Sequence[Array],
+    *,
+    bias: Array | None = None,
+    activation: str | None = None,
+    residual: Array | None = None,
+    alpha: float = 1.0,
+    **_: Any,
+) -> tuple[Any]:
+    """activation(alpha * sum(a @ b) + bias) + residual in FP64."""
+    with np.errstate(all="ignore"):
+        parts = zip(a, b, strict=True)
+        total = float(alpha) * sum(product(as_float64(x), as_float64(y)) for x, y in parts)
+        return (_epilogue(total, bias, activation, residual),)
+
+
+def row_parallel_matmul_bound(
+    a: Sequence[Array],
+    b: Sequence[Array],
+    *,
+    bias: Array | None = None,
+    activation: str | None = None,
+    residual: Array | None = None,
+    alpha: float = 1.0,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """The errors of the ranks' products, of rank 0's with the bias, of the sums in the order of
+    ranks (`sum_in_order`), and of the epilogue."""
+    with np.errstate(all="ignore"):
+        values = [
+            _of_rank(x, y, float(alpha), precision, bias if rank == 0 else None)
+            for rank, (x, y) in enumerate(zip(a, b, strict=True))
+        ]
+        dtype = _result(a[0], out_dtype)
+        return (
+            epilogue_bound(sum_in_order(values), None, activation, residual, dtype, reference[0]),
+        )
+
+
+def _of_rank(
+    a: Array, b: Array, alpha: float, precision: str, bias: Array | None = None
+) -> Approximate:
+    products = Products(a.dtype, b.dtype, precision=precision)
+    value = products.of(as_float64(a), as_float64(b))
+    if products.exact:
+        value = value.rounded()
+    value = value.scaled(alpha).times_number(alpha)
+    return value if bias is None else value.plus(bias)
+
+
+def row_parallel_scaled_mm(
+    a: Sequence[Array],
+    b: Sequence[Array],
+    scale_a: Sequence[Any],
+    scale_b: Sequence[Any],
+    *,
+    bias: Array | None = None,
+    activation: str | None = None,
+    residual: Array | None = None,
+    **_: Any,
+) -> tuple[Any]:
+    """activation(sum((scale_a * a) @ (scale_b * b)) + bias) + residual in FP64."""
+    with np.errstate(all="ignore"):
+        total = sum(map(exact_product, a, b, scale_a, scale_b))
+        return (_epilogue(total, bias, activation, residual),)
+
+
+def row_parallel_scaled_mm_bound(
+    a: Sequence[Array],
+    b: Sequence[Array],
+    scale_a: Sequence[Any],
+    scale_b: Sequence[Any],
+    *,
+    bias: Array | None = None,
+    activation: str | None = None,
+    residual: Array | None = None,
+    out_dtype: Any = None,
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """As `row_parallel_matmul_bound`."""
+    with np.errstate(all="ignore"):
+        values = list(map(scaled_product, a, b, scale_a, scale_b))
+        if bias is not None:
+            values[0] = values[0].plus(bias)
+        dtype = _result(a[0], out_dtype)
+        return (
+            epilogue_bound(sum_in_order(values), None, activation, residual, dtype, reference[0]),
+        )
+
+
+def row_parallel_dual_gemm_silu(
+    a: Sequence[Array], b1: Sequence[Array], b2: Sequence[Array], **_: Any
+) -> tuple[Any]:
+    """silu(sum(a @ b1)) * sum(a @ b2) in FP64."""
+    (d1,), (d2,) = row_parallel_matmul(a, b1), row_parallel_matmul(a, b2)
+    with np.errstate(all="ignore"):
+        return (activate(namespace(d1), d1, "silu") * d2,)
+
+
+def row_parallel_dual_gemm_silu_bound(
+    a: Sequence[Array],
+    b1: Sequence[Array],
+    b2: Sequence[Array],
+    *,
+    out_dtype: Any = None,
+    precision: str = "float32",
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """Both sums as of `row_parallel_matmul_bound`, SiLU of the first and the product with the
+    second in FP32 (as `dual_gemm_silu_bound`)."""
+    with np.errstate(all="ignore"):
+        d1, d2 = (
+            sum_in_order(_of_rank(x, y, 1.0, precision) for x, y in zip(a, b, strict=True))
+            for b in (b1, b2)
+        )
+        y = times(activated(d1, "silu"), d2, reference[0]).rounded()
+        return (y.stored(reference[0], _result(a[0], out_dtype)),)
+
+
+def _epilogue(total: Any, bias: Any, activation: str | None, residual: Any) -> Any:
+    if bias is not None:
+        total = total + as_float64(bias)
+    total = activate(namespace(total), total, activation)
+    return total if residual is None else total + as_float64(residual)
+
+
+def _result(a: Array, out_dtype: Any) -> np.dtype:
+    if out_dtype is None:
+        return dtypes.of_product(a.dtype, a.dtype, False)
+    return np.dtype(dtypes.NAMES.get(out_dtype, out_dtype))

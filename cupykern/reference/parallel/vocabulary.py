@@ -1,0 +1,175 @@
+"""Softmax, cross entropy and draws over the columns of all ranks in FP64, and error bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...numerics import UNIT_ROUNDOFF_32, as_float64, namespace
+from ...op import Bound
+from ...typing import Array
+from ..rounding import stored
+from ..softmax import (
+    errors,
+    log_softmax,
+    log_softmax_bound,
+    softmax,
+    softmax_bound,
+)
+
+_TINY = 2.0**-126
+
+
+def vocabulary_parallel_softmax(x: Sequence[Array], *, scale: Any = None, **_: Any) -> tuple[Any]:
+    """Of all ranks' columns, rank 0's first."""
+    return softmax(_whole(x), scale=scale)
+
+
+def vocabulary_parallel_log_softmax(
+    x: Sequence[Array], *, scale: Any = None, **_: Any
+) -> tuple[Any]:
+    """Of all ranks' columns, rank 0's first."""
+    return log_softmax(_whole(x), scale=scale)
+
+
+def vocabulary_parallel_cross_entropy(
+    x: Sequence[Array], targets: Array, *, scale: Any = None
+) -> tuple[Any]:
+    """-log_softmax at the targets; inf for those outside."""
+    (log,) = log_softmax(_whole(x), scale=scale)
+    xp, columns = namespace(log), log.shape[1]
+    inside = (targets >= 0) & (targets < columns)
+    found = xp.take_along_axis(log, xp.where(inside, targets, 0)[:, None], axis=1)[:, 0]
+    return (xp.where(inside, -found, np.inf),)
+
+
+def vocabulary_parallel_softmax_bound(
+    x: Sequence[Array], *, scale: Any = None, dtype: Any = None, reference: tuple[Any]
+) -> tuple[Bound]:
+    """A rank's softmax in FP32, off by e, times its share s = exp(lse_rank - lse), as FP32.
+
+    With d the relative error of the rank's largest element, its log-sum-exp is off by d, that of
+    all columns by the mean of d over the ranks' shares; then come the roundings of the share and of
+    the product, and one to the dtype.  No error is expected: `elementwise` alone limits it.
+    """
+    xp, u = namespace(x[0]), UNIT_ROUNDOFF_32
+    dtype = x[0].dtype if dtype is None else dtype
+    with np.errstate(all="ignore"):
+        ranks = [_Rank.of(part, scale, log=False) for part in x]
+        of_lse, y = _of_total(ranks), reference[0]
+        own = [s[:, None] * r.errors for s, r in zip(_shares(ranks), ranks, strict=True)]
+        of_shares = xp.concatenate(
+            [(r.of_lse + of_lse)[:, None] + 0 * r.errors for r in ranks], axis=1
+        )
+        worst = 1.01 * (xp.concatenate(own, axis=1) + abs(y) * (of_shares + 3 * u))
+        # A flushed share.
+        return (_limit(stored(y, dtype, worst, 0 * y, floor=4 * _TINY)),)
+
+
+def vocabulary_parallel_log_softmax_bound(
+    x: Sequence[Array], *, scale: Any = None, dtype: Any = None, reference: tuple[Any]
+) -> tuple[Bound]:
+    """A rank's log_softmax in FP32, off by e, plus lse_rank - lse, rounded to FP32, in FP32."""
+    xp, u = namespace(x[0]), UNIT_ROUNDOFF_32
+    dtype = x[0].dtype if dtype is None else dtype
+    with np.errstate(all="ignore"):
+        ranks = [_Rank.of(part, scale, log=True) for part in x]
+        of_lse, total = _of_total(ranks), _total(ranks)
+        shifts = [u * xp.where(xp.isfinite(r.lse), abs(r.lse - total), 0.0) for r in ranks]
+        parts = [
+            r.errors + (r.of_lse + of_lse + shift)[:, None]
+            for r, shift in zip(ranks, shifts, strict=True)
+        ]
+        y = reference[0]
+        worst = 1.01 * (xp.concatenate(parts, axis=1) + u * abs(y))
+        return (_limit(stored(y, dtype, worst, 0 * y, floor=_TINY)),)
+
+
+def vocabulary_parallel_cross_entropy_bound(
+    x: Sequence[Array], targets: Array, *, scale: Any = None, reference: tuple[Any]
+) -> tuple[Bound]:
+    """The error of the log-sum-exp of all columns; the difference is FP64, rounded to FP32."""
+    with np.errstate(all="ignore"):
+        ranks = [_Rank.of(part, scale, log=True) for part in x]
+        (loss,) = reference
+        return (_limit(stored(loss, np.float32, 1.01 * _of_total(ranks), 0 * loss)),)
+
+
+def vocabulary_parallel_sample_bound(x: Sequence[Array], *, scale: Any = None) -> Any:
+    """How far a sum of probabilities, over the sum of all, may be from that in FP64: (rows,).
+
+    Errors of probabilities add up; those of shares are relative to sums of at most 1.  The sum of
+    all is off by as much.  n FP64 additions add n 2^-53.
+    """
+    count = sum(part.shape[1] for part in x)
+    with np.errstate(all="ignore"):
+        ranks = [_Rank.of(part, scale, log=False) for part in x]
+        of_sum = _of_total(ranks) + count * 2.0**-52
+        for share, r in zip(_shares(ranks), ranks, strict=True):
+            of_sum = of_sum + share * (r.errors.sum(axis=1) + r.of_lse)
+        return 2.02 * of_sum
+
+
+def _limit(bound: Bound) -> Bound:
+    """With no error expected."""
+    return bound._replace(rms=0 * bound.rms)
+
+
+def _whole(x: Sequence[Array]) -> Any:
+    return namespace(x[0]).concatenate([as_float64(part) for part in x], axis=1)
+
+
+class _Rank(NamedTuple):
+    """One rank's columns.  lse: in FP64; of_lse: its error.  errors: of its softmax, or of its
+    log_softmax, in FP32."""
+
+    lse: Any
+    of_lse: Any
+    errors: Any
+
+    @classmethod
+    def of(cls, x: Array, scale: Any, log: bool) -> _Rank:
+        """The log-sum-exp is taken from the largest result, which is that of the largest element,
+        or of one that may come out as large."""
+        xp, kept = namespace(x), x != -np.inf
+        number = 1.0 if scale is None else float(scale)
+        top = xp.max(xp.where(kept, as_float64(x) * number, -np.inf), axis=1)
+        empty = top == -np.inf
+        lse = xp.where(empty, -np.inf, top + errors(x, -1, kept, scale).log_sum[:, 0])
+        options = {"mask": kept, "scale": scale, "dtype": np.float32}
+        function, bound = (log_softmax, log_softmax_bound) if log else (softmax, softmax_bound)
+        exact = function(x, **options)
+        (found,) = bound(x, **options, reference=exact)
+        off = found.elementwise + 0 * exact[0]
+        off = xp.where(kept & xp.isfinite(off), off, 0.0)
+        largest = xp.max(xp.where(kept, exact[0] - off, -np.inf), axis=1, keepdims=True)
+        near = kept & (exact[0] + off >= largest)
+        of_log = off if log else off / xp.where(exact[0] > 0, exact[0], 1.0)
+        of_top = xp.max(xp.where(near, of_log, 0.0), axis=1)
+        # The scale is rounded to FP32; the rest is FP64.
+        rounding = abs(float(np.float32(number)) / number - 1) if number else 0.0
+        more = (rounding + 2.0**-50) * (abs(top) + abs(lse))
+        return cls(lse, xp.where(empty, 0.0, of_top + more), off)
+
+
+def _total(ranks: Sequence[_Rank]) -> Any:
+    """The log-sum-exp of all columns."""
+    xp = namespace(ranks[0].lse)
+    lses = xp.stack([r.lse for r in ranks])
+    top = xp.max(lses, axis=0)
+    return top + xp.log(xp.sum(xp.exp(lses - top), axis=0))
+
+
+def _shares(ranks: Sequence[_Rank]) -> list[Any]:
+    """Of each rank's columns in the sum of exponentials."""
+    xp, total = namespace(ranks[0].lse), _total(ranks)
+    return [xp.where(r.lse == -np.inf, 0.0, xp.exp(r.lse - total)) for r in ranks]
+
+
+def _of_total(ranks: Sequence[_Rank]) -> Any:
+    """The error of `_total`."""
+    xp = namespace(ranks[0].lse)
+    found: Any = sum(p * r.of_lse for p, r in zip(_shares(ranks), ranks, strict=True))
+    return xp.where(xp.isfinite(found), found, 0.0)

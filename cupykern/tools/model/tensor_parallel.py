@@ -1,0 +1,129 @@
+"""A decoder over ranks: each has some KV heads with their queries, some columns of the gated
+network, and some of the vocabulary.
+
+Products of qkv and of the gate need no messages; those of `out` and `down` are summed over ranks.
+Logits are those of this rank's share of the vocabulary: `parallel.vocabulary_parallel_argmax` and
+`vocabulary_parallel_sample` find tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cupykern import arrays, parallel
+
+from .config import ModelConfig
+from .decoder import Decoder
+from .hugging_face import decoder_of
+from .linear import BLOCK, Dense, Linear
+
+
+@dataclass(frozen=True)
+class RowParallel:
+    """The sum over ranks of what each has of the product: FP32, in the order of ranks, rounded
+    once."""
+
+    comm: parallel.Communicator
+    local: Linear
+
+    @property
+    def weight(self) -> Any:
+        return self.local.weight
+
+    @property
+    def bias(self) -> Any:
+        return self.local.bias
+
+    def __call__(self, x: Any, **options: Any) -> Any:
+        """options: out_dtype alone."""
+        partial = self.local(x, **{**options, "out_dtype": np.float32})
+        return parallel.all_reduce(self.comm, partial, dtype=options.get("out_dtype", x.dtype))
+
+    def gated(self, x: Any, up: Any) -> Any:
+        raise NotImplementedError("gates are split by columns")
+
+    @property
+    def nbytes(self) -> int:
+        return self.local.nbytes
+
+
+def decoder_of_rank(
+    comm: parallel.Communicator,
+    config: ModelConfig,
+    model_type: str,
+    tensors: Mapping[str, np.ndarray],
+    dtype: str = "bfloat16",
+    weights: str | None = None,
+    target: str | None = None,
+) -> Decoder:
+    """As `decoder_of`, of this rank's part of the weights, which are cut as they are loaded.
+
+    Raises ValueError also for fewer KV heads than ranks, and FP8 weights whose blocks would be cut.
+    """
+    if config.kv_heads < comm.size:
+        raise ValueError(f"{comm.size} ranks share only {config.kv_heads} KV heads")
+    cut = Cut.of(config, comm)
+    found = decoder_of(cut.config(config), model_type, cut.tensors(tensors), dtype, weights, target)
+    layers = tuple(
+        replace(x, out=RowParallel(comm, x.out), down=RowParallel(comm, x.down))
+        for x in found.layers
+    )
+    rows = found.head.weight[parallel.shares(config.vocab, comm.size)[comm.rank]]
+    return replace(found, layers=layers, head=Dense(rows if config.tied else arrays.packed(rows)))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a rank has: numbers of q, of k and v, and of the gated network.  first: rank 0."""
+
+    q: slice
+    kv: slice
+    inner: slice
+    head_dim: int
+    first: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig, comm: parallel.Communicator) -> Cut:
+        heads = parallel.shares(config.kv_heads, comm.size)[comm.rank]
+        width, group = config.head_dim, config.heads // config.kv_heads
+        q, kv = (slice(heads.start * n, heads.stop * n) for n in (group * width, width))
+        inner = parallel.shares(config.intermediate, comm.size)[comm.rank]
+        return cls(q, kv, inner, width, comm.rank == 0)
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """Of the rank alone."""
+        q, kv, inner = (part.stop - part.start for part in (self.q, self.kv, self.inner))
+        return replace(
+            config, heads=q // self.head_dim, kv_heads=kv // self.head_dim, intermediate=inner
+        )
+
+    def tensors(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Views of this rank's parts.  Biases of sums over ranks are rank 0's."""
+        rows = {"q_proj": self.q, "k_proj": self.kv, "v_proj": self.kv}
+        rows |= {"gate_proj": self.inner, "up_proj": self.inner}
+        columns = {"o_proj": self.q, "down_proj": self.inner}
+        found = {}
+        for name, x in tensors.items():
+            layer, kind = ["", *name.split(".")][-2:]
+            if layer in rows:
+                found[name] = x[_numbers(name, rows[layer], kind)]
+            elif layer in columns and kind != "bias":
+                found[name] = x[:, _numbers(name, columns[layer], kind)]
+            elif layer not in columns or self.first:
+                found[name] = x
+        return found
+
+
+def _numbers(name: str, part: slice, kind: str) -> slice:
+    """`part`, or of scales of blocks those of its blocks.  Raises ValueError."""
+    if kind != "weight_scale_inv":
+        return part
+    if part.start % BLOCK or part.stop % BLOCK:
+        raise ValueError(
+            f"a rank's part of {name}, {part.start} to {part.stop}, would cut blocks of {BLOCK}"
+        )
+    return slice(part.start // BLOCK, part.stop // BLOCK)

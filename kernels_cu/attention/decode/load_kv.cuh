@@ -1,0 +1,205 @@
+// Loads tiles of keys and values into shared memory by cp.async, from caches of any strides.
+//
+// Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
+// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys of a tile), kStages,
+// kPaged: whether there is a block table (common/presence.cuh).
+#pragma once
+#include "attention/decode/load_q.cuh"
+#include "attention/decode/scales.cuh"
+#include "attention/decode/warp_layout.cuh"
+#include "attention/pages.cuh"
+#include "common/presence.cuh"
+
+// The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
+// thread loads one vector of a key.
+constexpr int kPerVector = 16 / int(sizeof(CacheElement));
+constexpr int kVectors = kDim / kPerVector;  // of a key or value
+constexpr int kLoadThreads = kWarpOwnsKeys ? kWarpSize : kNumThreads;
+constexpr int kKeysPerPass = kLoadThreads / kVectors;
+constexpr int kPasses = kTileN / (kNumThreads / kLoadThreads) / kKeysPerPass;
+static_assert(kPasses * kKeysPerPass * kNumThreads == kTileN * kLoadThreads, "vectors of a tile");
+
+constexpr int kColumnDim = kDim;
+using KvColumn = SharedTile<kTileN, kDim* int(sizeof(CacheElement))>;
+struct KvTile { KvColumn columns[1]; };
+struct PlainKvStage { KvTile k, v; };
+struct ScaledKvStage : PlainKvStage { float k_scales[kTileN], v_scales[kTileN]; };
+using KvStage = Choose<kScaledCache, ScaledKvStage, PlainKvStage>::Type;
+struct KvCache {
+    const CacheElement* k;
+    const CacheElement* v;
+};
+
+// Loads the scales of tokens: a thread that of one key of each tile.
+struct ScaleLoader {
+    static constexpr int kKeys = kWarpOwnsKeys ? kTileN / kNumWarps : kTileN;
+    static_assert(kKeys <= kLoadThreads, "a key a thread");
+    CacheScales k, v;
+    int index;  // of the thread's key in a tile; -1: none
+    int page;   // that the next tile's key is in; contiguous caches: the batch element
+
+    DEVICE ScaleLoader(const KvScales& scales, int batch) : k(scales.k), v(scales.v), page(batch) {
+        const int thread = int(threadIdx.x) % kLoadThreads;
+        const bool has_key = thread < kKeys && (k.tokens || v.tokens);
+        index = has_key ? (kWarpOwnsKeys ? warp_first_key() : 0) + thread : -1;
+    }
+    DEVICE void load_page(const int* table, FastDivmod page_size, int tile_key, int end_key) {
+        int key = tile_key + index;
+        const bool valid = index >= 0 && key < end_key;
+        page_size.divide(key);
+        page = valid ? table[key] : 0;
+    }
+    // Scales of keys past the end become zero: a probability of zero does not hide NaN.
+    template <class Stage>
+    DEVICE void load(Stage& stage, FastDivmod page_size, bool paged, int last_page, int tile_key,
+                     int end_key) const {
+        if (index < 0) return;
+        int key = tile_key + index;
+        const bool valid = key < end_key;
+        if (paged) key = page_size.divide(key);
+        const int64_t from = paged ? clamp_page(page, last_page) : page;
+        if (k.tokens)
+            copy_async<4>(&stage.k_scales[index], k.tokens + from * k.page_stride + key * k.stride,
+                          valid);
+        if (v.tokens)
+            copy_async<4>(&stage.v_scales[index], v.tokens + from * v.page_stride + key * v.stride,
+                          valid);
+    }
+};
+struct NoScaleLoader {
+    DEVICE NoScaleLoader(const KvScales&, int) {}
+    DEVICE void load_page(const int*, FastDivmod, int, int) {}
+    DEVICE void load(KvStage&, FastDivmod, bool, int, int, int) const {}
+};
+
+// Loads tile after tile.
+struct KvLoader {
+    // Contiguous: this thread's first key of the next tile; paged: of page 0.
+    const CacheElement* k;
+    const CacheElement* v;
+    const int* table;  // block table of the sequence, or null
+    int64_t k_page_stride, v_page_stride, k_stride, v_stride;
+    FastDivmod page_size;
+    int last_page, end_key;
+    int first_key, vector;  // this thread's, in a pass
+    bool has_k, has_v;      // the vector is within D, within Dv
+    int pages[kPasses];     // of this thread's keys in the next tile
+    Choose<kScaledCache, ScaleLoader, NoScaleLoader>::Type scales;
+    LoadPolicy policy;
+
+    DEVICE KvLoader(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
+                    const int* block_table, const KvScales& scales)
+        : scales(scales, work.batch), policy(load_policy_once()) {
+        const int index = int(threadIdx.x) % kLoadThreads;
+        first_key = (kWarpOwnsKeys ? warp_first_key() : 0) + index / kVectors;
+        vector = index % kVectors;
+        k_page_stride = params.k_strides[0], v_page_stride = params.v_strides[0];
+        k_stride = params.k_strides[2], v_stride = params.v_strides[2];
+        page_size = params.page_size, last_page = params.num_pages - 1;
+        has_k = vector * kPerVector < params.dim, has_v = vector * kPerVector < params.dim_v;
+        k = cache.k + work.kv_head * params.k_strides[1] + vector * kPerVector;
+        v = cache.v + work.kv_head * params.v_strides[1] + vector * kPerVector;
+        end_key = work.end_key;
+        table = block_table;
+        if (paged()) {
+            table += work.batch * params.table_stride;
+            if constexpr (kPrefetchPages) load_pages(work.first_key);
+        } else {
+            k += work.batch * k_page_stride + (work.first_key + first_key) * k_stride;
+            v += work.batch * v_page_stride + (work.first_key + first_key) * v_stride;
+        }
+    }
+    DEVICE bool paged() const { return kPaged == kEither ? table != nullptr : kPaged == kAlways; }
+    // Read the block table one tile ahead, where registers allow it: copies do not wait for it.
+    static constexpr bool kPrefetchPages = kDim <= 128;
+    DEVICE void load_pages(int tile_key) {
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            const int key = tile_key + i * kKeysPerPass + first_key;
+            int page = key;
+            page_size.divide(page);
+            pages[i] = key < end_key ? table[page] : 0;
+        }
+        scales.load_page(table, page_size, tile_key, end_key);
+    }
+    // Keys that only this block reads are evicted from L2 first.  Other sequences may share pages,
+    // and row tiles of the same KV head share keys.
+    DEVICE void copy_vector(void* to, const CacheElement* from, bool valid, bool pages) const {
+        const bool read_once = !pages && kTileM == 16;
+        if (read_once) copy_async<16>(to, from, valid, policy);
+        else copy_async<16>(to, from, valid);
+    }
+    // reads: false for a tile of keys that no query sees, which becomes zeros.
+    DEVICE void load(KvStage& stage, int tile_key, bool reads) {
+        // The swizzle repeats every kPeriod keys: kOffsets offsets serve all passes.
+        constexpr int kPeriod = KvColumn::kPeriod;
+        constexpr int kOffsets = kKeysPerPass < kPeriod ? kPeriod / kKeysPerPass : 1;
+        static_assert(kOffsets * kKeysPerPass % kPeriod == 0, "offsets repeat");
+        int offsets[kOffsets];
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i)
+            offsets[i] = KvColumn::index(first_key + i * kKeysPerPass, vector);
+        const auto copy = [&](int i, const CacheElement* from_k, const CacheElement* from_v,
+                              bool pages) {
+            const int offset =
+                offsets[i % kOffsets] + i / kOffsets * kOffsets * kKeysPerPass * kVectors;
+            // Keys past the end become zero: a probability of zero does not hide NaN.
+            const bool valid = reads && tile_key + i * kKeysPerPass + first_key < end_key;
+            copy_vector(&stage.k.columns[0].chunks[offset], from_k, has_k && valid, pages);
+            copy_vector(&stage.v.columns[0].chunks[offset], from_v, has_v && valid, pages);
+        };
+        if constexpr (!kPrefetchPages) {
+            if (paged()) load_pages(tile_key);
+        }
+        scales.load(stage, page_size, paged(), last_page, tile_key, end_key);
+        if (paged()) {
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                const int page = clamp_page(pages[i], last_page);
+                int key = tile_key + i * kKeysPerPass + first_key;
+                // Divided again instead of kept, which saves eight registers.
+                const int key_of_page = page_size.divide(key);
+                copy(i, k + page * k_page_stride + key_of_page * k_stride,
+                     v + page * v_page_stride + key_of_page * v_stride, true);
+            }
+            if constexpr (kPrefetchPages) load_pages(tile_key + kTileN);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                copy(i, k, v, false);
+                k += kKeysPerPass * k_stride, v += kKeysPerPass * v_stride;
+            }
+            constexpr int kKeysOfOthers = kTileN - kPasses * kKeysPerPass;
+            k += kKeysOfOthers * k_stride, v += kKeysOfOthers * v_stride;
+        }
+    }
+};
+
+// The producer side of the cp.async pipeline: loads of a work tile that has keys.
+struct KvPipeline {
+    KvLoader loader;
+    int next_key, end_key;  // of the next tile, and of the work tile
+    int stage;              // that the next tile goes to
+
+    DEVICE KvPipeline(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
+                      const int* block_table, const KvScales& scales)
+        : loader(params, work, cache, block_table, scales),
+          next_key(work.first_key),
+          // A work tile without keys still has one tile, of zeros.
+          end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1),
+          stage(0) {}
+    // Issues the copies of the next tile, if there is one, and commits a group, which may be empty.
+    // reads: false for a tile that no query sees.  load_more() issues copies that belong to the
+    // group of the first tile.
+    template <class LoadMore>
+    DEVICE void issue(KvStage (&stages)[kStages], bool is_first, bool reads,
+                      const LoadMore& load_more) {
+        if (next_key < end_key) {
+            loader.load(stages[stage], next_key, reads);
+            if (is_first) load_more();
+            next_key += kTileN;
+        }
+        copy_async_commit();
+        stage = stage + 1 < kStages ? stage + 1 : 0;
+    }
+};

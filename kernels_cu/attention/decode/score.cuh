@@ -1,0 +1,57 @@
+// Policies of decode attention's scores: PlainScore and GeneralScore of attention/score.cuh.
+#pragma once
+#include "attention/score.cuh"
+#include "attention/decode/work_tile.cuh"
+
+// Whose score it is; head: of all query heads.
+struct DecodeQuery { int batch, head, kv_head, position; };
+
+// Without formulas all tiles are seen.
+struct AnyDecodeTiles {
+    static constexpr bool kFormula = false, kMask = false;
+    template <class Params, class Arrays>
+    DEVICE static int tile_type(const Params&, const Arrays&, const WorkTile&, int, int) {
+        return kFullBlock;
+    }
+};
+
+struct PlainDecodeScore : AnyDecodeTiles {
+    using Params = DecodeParams;
+    static constexpr bool kGeneral = false;
+    struct Arrays {};
+    DEVICE static Arrays arrays(const float*, const float*) { return {}; }
+};
+
+struct GeneralDecodeScore : AnyDecodeTiles {
+    using Params = GeneralDecodeParams;
+    static constexpr bool kGeneral = true;
+    struct Arrays {
+        const float* slopes;  // of ALiBi: of heads, or of sequences and heads
+        const float* sinks;   // of heads
+    };
+    DEVICE static Arrays arrays(const float* slopes, const float* sinks) { return {slopes, sinks}; }
+
+    DEVICE static float slope(const Params& params, const Arrays& arrays, const WorkTile& work,
+                              int head_of_group) {
+        const int64_t head = int64_t(work.kv_head) * params.heads_per_kv_head + head_of_group;
+        const int64_t i = work.batch * params.slope_batch + head * params.slope_head;
+        return arrays.slopes ? arrays.slopes[i] : 0.0f;
+    }
+    // Changes a score of a query at `position`.
+    DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
+                              int position, int key) {
+        if (params.softcap != 0.0f)
+            x = GeneralScore::capped(x, params.softcap, params.softcap_exponent);
+        else if (arrays.slopes) x *= params.score_scale;
+        return arrays.slopes ? GeneralScore::with_alibi(x, slope, float(position - key)) : x;
+    }
+    // The state of a row before its first key.
+    DEVICE static SoftmaxState first_state(const Params& params, const Arrays& arrays,
+                                           const WorkTile& work, int row) {
+        int head = work.first_row + row;
+        if (!arrays.sinks || head >= params.num_rows) return {-kInfinity, 0.0f};
+        params.queries.divide(head);
+        const float sink = arrays.sinks[work.kv_head * params.heads_per_kv_head + head];
+        return {sink * kLog2E, sink == -kInfinity ? 0.0f : 1.0f};
+    }
+};

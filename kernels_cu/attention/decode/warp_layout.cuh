@@ -1,0 +1,42 @@
+// How the warps of a block share a tile: kTileM rows, kTileN keys and kDim columns of V.
+//
+// With many rows each warp has rows of its own.  With few rows all warps compute all rows, each for
+// keys of its own, and where a tile has fewer fragments of keys than warps, for columns of V.
+// Types: Element, CacheElement.  Constants: kTileM, kTileN, kDim, kNumThreads.
+#pragma once
+#include "attention/decode/scales.cuh"
+
+constexpr int kNumWarps = kNumThreads / kWarpSize;
+constexpr int kRowWarps = kTileM >= 16 * kNumWarps ? kNumWarps : 1;
+constexpr int kKeyFragments = kTileN / 16, kDimFragments = kDim / 16;
+constexpr int kWarpsPerRows = kNumWarps / kRowWarps;  // that compute the same rows
+// Fragments of 8-bit keys and values are loaded by two (load_mixed_input).
+constexpr int kKeyShares = kKeyFragments / (kScaledCache ? 2 : 1);
+constexpr int kKeyWarps = kWarpsPerRows < kKeyShares ? kWarpsPerRows : kKeyShares;
+constexpr int kColWarps = kWarpsPerRows / kKeyWarps;
+// Fragments of a warp.
+constexpr int kWarpRowFragments = kTileM / 16 / kRowWarps;
+constexpr int kWarpKeyFragments = kKeyFragments / kKeyWarps;
+constexpr int kWarpColFragments = kDimFragments / kColWarps;
+static_assert(kWarpRowFragments * 16 * kRowWarps == kTileM, "warps share the rows evenly");
+static_assert(kWarpKeyFragments * kKeyWarps == kKeyFragments, "warps share the keys evenly");
+static_assert(kWarpColFragments * kColWarps == kDimFragments, "warps share the columns evenly");
+constexpr bool kWarpOwnsRows = kRowWarps == kNumWarps;
+// Each warp loads the keys that it alone reads: no block barrier before the end of a chunk.
+constexpr bool kWarpOwnsKeys = kKeyWarps == kNumWarps;
+
+DEVICE int warp_index() { return int(threadIdx.x) / kWarpSize; }
+DEVICE int key_warp() { return warp_index() % kKeyWarps; }
+DEVICE int warp_first_row() {
+    return kRowWarps == 1 ? 0 : warp_index() / (kKeyWarps * kColWarps) * 16 * kWarpRowFragments;
+}
+DEVICE int warp_first_key() { return kKeyWarps == 1 ? 0 : key_warp() * 16 * kWarpKeyFragments; }
+DEVICE int warp_first_col() {
+    return kColWarps == 1 ? 0 : warp_index() / kKeyWarps % kColWarps * 16 * kWarpColFragments;
+}
+
+// Barrier of the threads that load and read the same keys.
+DEVICE void sync_stage() {
+    if constexpr (kWarpOwnsKeys) sync_warp();
+    else sync_block();
+}

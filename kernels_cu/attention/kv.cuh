@@ -1,0 +1,125 @@
+// Where the portable kernel's keys and values come from: a source gives the heads of a launch, and
+// the copier of a head's tiles.
+#pragma once
+#include "attention/products.cuh"
+#include "attention/pages.cuh"
+
+// One array each of keys and values, batched or varlen.
+struct ContiguousKv {
+    const Element *k, *v;
+    const int32_t *cu_seqlens_q, *cu_seqlens_k;  // as of AttentionHead
+
+    struct Copier {
+        TileCopier<Element, KeyTile> keys, values;
+
+        // Issue the copies of num_rows rows from first_key on.  kUnpredicated: num_rows covers the
+        // tile.
+        template <bool kUnpredicated>
+        DEVICE void start_keys(KeyTile& tile, int first_key, int num_rows) const {
+            keys.template start<kUnpredicated>(tile, first_key, num_rows);
+        }
+        template <bool kUnpredicated>
+        DEVICE void start_values(KeyTile& tile, int first_key, int num_rows) const {
+            values.template start<kUnpredicated>(tile, first_key, num_rows);
+        }
+    };
+
+    template <class Params> DEVICE AttentionHead head(const Params& params, int number) const {
+        return AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, number);
+    }
+    DEVICE Copier copier(const AttentionParams& params, const AttentionHead& head) const {
+        const Element* k_origin = k + head.k_offset(params.k);
+        const Element* v_origin = v + head.k_offset(params.v);
+        return {{k_origin, int(params.k.row), int(params.head_dim)},
+                {v_origin, int(params.v.row), int(params.head_dim_v)}};
+    }
+};
+
+// Caches in pages, which a block table names.
+struct PagedKv {
+    const Element *k, *v;
+    const int32_t *cu_seqlens_q, *seq_lens, *block_table;
+    const PageParams& pages;
+
+    class Copier {
+        static constexpr int kChunks = KeyTile::kChunks, kPerChunk = 16 / int(sizeof(Element));
+        static constexpr int kAtOnce = kNumThreads / kChunks;
+        static constexpr int kPasses = (KeyTile::kRows + kAtOnce - 1) / kAtOnce;
+        static_assert(kAtOnce * kChunks == kNumThreads && (kAtOnce & (kAtOnce - 1)) == 0,
+                      "whole rows per iteration");
+        struct Cache {
+            const Element* origin;  // this thread's chunk of row 0 of page 0
+            int64_t page_stride;
+            int row_stride;
+            bool exists;
+
+            DEVICE Cache(const Element* head, const AttentionStrides& strides, int dim)
+                : page_stride(strides.batch), row_stride(int(strides.row)) {
+                const int chunk = int(threadIdx.x) % kChunks;
+                origin = head + chunk * kPerChunk;
+                exists = chunk * kPerChunk < dim;
+            }
+        };
+        Cache keys, values;
+        const int32_t* table;  // of the sequence
+        const PageParams& pages;
+        int row, index;  // this thread's in the first pass, and its chunk
+        // Pages of this thread's rows in the last tile of keys, which is the next one of values; if
+        // there are registers for them, else they are read again.
+        static constexpr bool kKeepsPages = kHeadDim <= 128;
+        int numbers[kKeepsPages ? kPasses : 1];
+
+        DEVICE int page_of(int key, bool exists) const {
+            pages.size.divide(key);
+            return exists ? clamp_page(table[key], pages.last) : 0;
+        }
+        DEVICE bool has(int pass, int num_rows) const { return pass * kAtOnce + row < num_rows; }
+        DEVICE void start(KeyTile& tile, const Cache& from, int first_key, int num_rows) const {
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                if (KeyTile::kRows < kAtOnce && row >= KeyTile::kRows) break;
+                int key = first_key + i * kAtOnce + row;
+                const int page = kKeepsPages ? numbers[i] : page_of(key, has(i, num_rows));
+                const int in_page = pages.size.divide(key);
+                const Element* vector =
+                    from.origin + page * from.page_stride + int64_t(in_page) * from.row_stride;
+                // The bits of `row` are below those of the pass.
+                void* to =
+                    &tile.chunks[(index ^ KeyTile::swizzle(i * kAtOnce)) + i * kAtOnce * kChunks];
+                copy_async<16>(to, vector, from.exists && has(i, num_rows));
+            }
+        }
+
+      public:
+        DEVICE Copier(const PagedKv& kv, const AttentionParams& params, const AttentionHead& head)
+            : keys(kv.k + head.kv_head * params.k.head, params.k, int(params.head_dim)),
+              values(kv.v + head.kv_head * params.v.head, params.v, int(params.head_dim_v)),
+              table(kv.block_table + head.batch * kv.pages.table_stride),
+              pages(kv.pages),
+              row(int(threadIdx.x) / kChunks),
+              index(KeyTile::index(row, int(threadIdx.x) % kChunks)) {}
+        // As ContiguousKv's; values are those of the keys that were started last.
+        template <bool kUnpredicated>
+        DEVICE void start_keys(KeyTile& tile, int first_key, int num_rows) {
+            const int rows = kUnpredicated ? KeyTile::kRows : clamp_to(num_rows, KeyTile::kRows);
+            if constexpr (kKeepsPages) {
+#pragma unroll
+                for (int i = 0; i < kPasses; ++i) {
+                    numbers[i] = page_of(first_key + i * kAtOnce + row, has(i, rows));
+                }
+            }
+            start(tile, keys, first_key, rows);
+        }
+        template <bool kUnpredicated>
+        DEVICE void start_values(KeyTile& tile, int first_key, int num_rows) const {
+            start(tile, values, first_key, kUnpredicated ? KeyTile::kRows : num_rows);
+        }
+    };
+
+    DEVICE AttentionHead head(const AttentionParams& params, int number) const {
+        return AttentionHead::of_pages(params, cu_seqlens_q, seq_lens, number);
+    }
+    DEVICE Copier copier(const AttentionParams& params, const AttentionHead& head) const {
+        return {*this, params, head};
+    }
+};

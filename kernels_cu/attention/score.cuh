@@ -1,0 +1,86 @@
+// Policies of a score: what is done to scale * q k^T before masks, and where a row's softmax
+// begins.
+#pragma once
+#include "attention/work_tile.cuh"
+#include "common/math.cuh"
+
+// Without a mask's formula: iterators of key tiles as they are.
+struct AnyKeyTiles {
+    static constexpr bool kMask = false;
+    template <class Base, int kTileM, int kTileN> struct Tiles { using Type = Base; };
+    template <class Tiles, class Params, class Arrays>
+    DEVICE static void begin(Tiles&, const Params&, const Arrays&, const AttentionHead&, int) {}
+    template <class Tiles> DEVICE static int type_of(const Tiles&) { return kFullBlock; }
+    template <class Params, class Arrays, class ForEach>
+    DEVICE static void mask(const Params&, const Arrays&, const AttentionHead&, const ForEach&) {}
+};
+
+struct PlainScore : AnyKeyTiles {
+    using Params = AttentionParams;
+    using Arrays = MaskArrays;
+    static constexpr bool kGeneral = false;
+
+    // Arrays of calls without a mask.
+    DEVICE static Arrays without_mask(const float*, const float*) { return {}; }
+    template <class ForEach>
+    DEVICE static void apply(const Params&, const Arrays&, const AttentionHead&, const ForEach&) {}
+    DEVICE static float sink(const Arrays&, const AttentionHead&) { return -kInfinity; }
+};
+
+struct ScoreArrays : MaskArrays {
+    const float* slopes;  // of ALiBi: of heads, or of batch elements and heads
+    const float* sinks;   // of heads
+};
+
+// Soft caps, ALiBi, sinks, windows and lengths of padded batches.  Parameters decide which: they
+// are uniform over a launch.
+struct GeneralScore : AnyKeyTiles {
+    using Params = GeneralParams;
+    using Arrays = ScoreArrays;
+    static constexpr bool kGeneral = true;
+
+    DEVICE static Arrays without_mask(const float* slopes, const float* sinks) {
+        return {{}, slopes, sinks};
+    }
+    // cap * tanh(y), where tanh(y) = 1 - 2 / (1 + e^2y) and 2y log2 e = x * exponent.
+    DEVICE static float capped(float x, float cap, float exponent) {
+        const float power = exp2_approx(x * exponent);
+        return multiply_add(-2.0f * cap, reciprocal_approx(1.0f + power), cap);
+    }
+    // distance: of the key from the query's aligned position.
+    DEVICE static float with_alibi(float x, float slope, float distance) {
+        return multiply_add(-slope, maximum(distance, -distance), x);
+    }
+    // Caps scores, and adds ALiBi.  for_each(change): change(score, distance) for each score.
+    template <class ForEach>
+    DEVICE static void apply(const Params& params, const Arrays& arrays, const AttentionHead& head,
+                             const ForEach& for_each) {
+        cap(params, for_each);
+        add_alibi(params, arrays, head, for_each);
+    }
+    template <class ForEach>
+    DEVICE static void cap(const Params& params, const ForEach& for_each) {
+        const ScoreParams& options = params.options;
+        if (options.softcap != 0.0f) {
+            for_each(
+                [&](float& x, float) { x = capped(x, options.softcap, options.softcap_exponent); });
+        }
+    }
+    template <class ForEach>
+    DEVICE static void add_alibi(const Params& params, const Arrays& arrays,
+                                 const AttentionHead& head, const ForEach& for_each) {
+        const ScoreParams& options = params.options;
+        if (arrays.slopes) {
+            const float slope =
+                arrays.slopes[head.batch * options.slope_batch + head.head * options.slope_head];
+            for_each([&](float& x, float distance) { x = with_alibi(x, slope, distance); });
+        }
+    }
+    // A score of no key, with which a row begins; -inf: none.
+    DEVICE static float sink(const Arrays& arrays, const AttentionHead& head) {
+        return arrays.sinks ? arrays.sinks[head.head] : -kInfinity;
+    }
+};
+
+// The policy of portable variants of kGeneral; kernels with formulas have another one.
+template <class Element> struct GeneralPolicy { using Type = GeneralScore; };

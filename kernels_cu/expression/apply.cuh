@@ -1,0 +1,100 @@
+// A user's formula as the epilogue: Expression::of(operands, acc, i, j, b, results), in FP32 with
+// one rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).  results[0] is out,
+// those after it are in the places of operands.
+//
+// Expression: a struct that cupykern/expression/cpp.py writes, before the kernel's own text.
+#pragma once
+#include "gemm/epilogue/linear_combination.cuh"
+#include "expression/math.cuh"
+
+constexpr int kMaxOperands = 8;
+
+// Strides in elements, 0 where an operand is broadcast.
+struct ExpressionParams {
+    int64_t first_matrix;  // of the batch
+    int64_t i_strides[kMaxOperands], j_strides[kMaxOperands];
+    int64_t batch_strides[kMaxOperands][kMaxBatchDims];
+    float numbers[kMaxOperands];  // operands that are no arrays
+};
+
+// The operands of one matrix of a batch; null: absent, or a number.
+struct ExpressionOperands {
+    const void* arrays[kMaxOperands];
+    int64_t offsets[kMaxOperands];
+    const ExpressionParams& params;
+    int64_t matrix;
+
+    template <class T> DEVICE const T* array(int k) const {
+        return static_cast<const T*>(arrays[k]) + offsets[k];
+    }
+    // A result of the formula.
+    template <class T> DEVICE T* result(int k) const {
+        return static_cast<T*>(const_cast<void*>(arrays[k])) + offsets[k];
+    }
+    template <class T> DEVICE float element(int k, int64_t index) const {
+        return to_float(array<T>(k)[index]);
+    }
+    // index: of a matrix of `batch`.
+    DEVICE ExpressionOperands of_matrix(const BatchLayout& batch, int64_t index) const {
+        ExpressionOperands found = *this;
+        found.matrix = params.first_matrix + index;
+        uint32_t rest = uint32_t(index);
+#pragma unroll 1
+        for (int d = 0; d < int(batch.num_dims); ++d) {
+            const uint32_t size = uint32_t(batch.sizes[d]), next = rest / size;
+#pragma unroll
+            for (int k = 0; k < kMaxOperands; ++k)
+                found.offsets[k] += int64_t(rest - next * size) * params.batch_strides[k][d];
+            rest = next;
+        }
+        return found;
+    }
+};
+
+// The parameters of an epilogue without bias, activation and residual.
+DEVICE EpilogueParams without_addends(const EpilogueParams& params) {
+    EpilogueParams found = params;
+    found.activation = kNoActivation;
+    return found;
+}
+
+// Stores the results after the first of a run of `count` columns.
+template <class Expression, int kRun> struct StoreMore {
+    const ExpressionOperands& operands;
+    int64_t row, col;
+    int count;
+    const float (&results)[Expression::kResults][kRun];
+
+    template <class T> DEVICE void store(int which, int k) const {
+        const int64_t step = operands.params.j_strides[k];
+        T* first = operands.result<T>(k) + row * operands.params.i_strides[k] + col * step;
+        store_run(first, step, count, results[which]);
+    }
+};
+
+// In place of MatrixEpilogue.
+template <class Expression> struct ExpressionEpilogue {
+    const MatrixEpilogue& matrix;
+    const ExpressionOperands& operands;
+
+    // Finishes and stores the accumulators of row `row`, columns [col, col + kRun); nothing outside
+    // of the matrix is accessed.
+    template <int kRun, class T>
+    DEVICE void store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
+        const EpilogueParams& params = matrix.params;
+        if (row >= params.m || col >= params.n) return;
+        const int count = params.n - col < kRun ? int(params.n - col) : kRun;
+        float values[kRun], results[Expression::kResults][kRun];
+        matrix.scale(row, col, count, acc, values);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            const int64_t at = col + (i < count ? i : count - 1);
+            float of_element[Expression::kResults];
+            Expression::of(operands, values[i], row, at, operands.matrix, of_element);
+#pragma unroll
+            for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
+        }
+        matrix.write(row, col, count, results[0]);
+        Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
+    }
+};

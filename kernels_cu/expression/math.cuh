@@ -1,0 +1,92 @@
+// What users' formulas (cupykern/expression) call beside common/math.cuh; the errors are stated in
+// cupykern/reference/elementary.py, tests/platform/test_expression_math.py measures them.
+#pragma once
+#include "common/math.cuh"
+
+// e^x, within 4 + 1.25 |x| units of 2^-24 of it, because the exponent is rounded.
+DEVICE float exp_of(float x) { return exp2_approx(kLog2E * x); }
+
+// Within 1 ulp; NaN below 0, and a zero for a subnormal number.
+DEVICE float square_root(float x) {
+    if (magnitude(x) < kSmallestNormal || x == kInfinity) return x;
+    const bool tiny = x < 0x1p-90f;  // the residual must not be flushed to zero
+    const float scaled = tiny ? x * 0x1p48f : x, r = reciprocal_square_root(scaled), y = scaled * r;
+    const float root = multiply_add(0.5f * r, multiply_add(-y, y, scaled), y);
+    return tiny ? root * 0x1p-24f : root;
+}
+
+// Within 4 ulp.
+DEVICE float tanh_accurate(float x) {
+    constexpr float p[] = {-0.3333332f, 0.13332638f, -0.053857073f, 0.021089362f, -0.006297238f};
+    const float t = magnitude(x);
+    if (t < 0.55f) {
+        // x + x p(x^2), scaled because the product must not be flushed to zero where x is tiny.
+        const float scaled = x * 0x1p24f, z = x * x;
+        return (scaled + scaled * (polynomial(p, z) * z)) * 0x1p-24f;
+    }
+    const float power = exp2_approx(2.0f * kLog2E * t);
+    return with_sign(1.0f - 2.0f * reciprocal_approx(1.0f + power), x);
+}
+
+// x = k pi / 2 + r, |r| <= pi / 4, for |x| up to 2^16: pi / 2 in three parts, of which the first
+// difference is exact.  The polynomials are Cephes' (sinf.c, S. Moshier).
+struct Quadrant {
+    uint32_t k;  // its last two bits
+    float r;
+
+    DEVICE static Quadrant of(float x) {
+        constexpr float kToInteger = 12582912.0f;  // a sum of this size has an ulp of 1
+        const float shifted = multiply_add(x, 0.636619772f, kToInteger);
+        const float k = shifted - kToInteger;
+        float r = multiply_add(k, -0x1.921fb6p+0f, x);
+        r = multiply_add(k, 0x1.777a5cp-25f, r);
+        r = multiply_add(k, 0x1.ee59dap-50f, r);
+        return {bit_cast<uint32_t>(shifted), r};
+    }
+    DEVICE float sine() const {
+        constexpr float p[] = {-1.6666654611e-1f, 8.3321608736e-3f, -1.9515295891e-4f};
+        const float z = r * r;
+        return polynomial(p, z) * z * r + r;
+    }
+    DEVICE float cosine() const {
+        constexpr float p[] = {4.166664568298827e-2f, -1.388731625493765e-3f,
+                               2.443315711809948e-5f};
+        const float z = r * r;
+        return polynomial(p, z) * (z * z) + (1.0f - 0.5f * z);
+    }
+};
+DEVICE float sine(float x) {
+    const Quadrant q = Quadrant::of(x);
+    const float y = q.k & 1 ? q.cosine() : q.sine();
+    return q.k & 2 ? -y : y;
+}
+DEVICE float cosine(float x) {
+    const Quadrant q = Quadrant::of(x);
+    const float y = q.k & 1 ? q.sine() : q.cosine();
+    return (q.k + 1) & 2 ? -y : y;
+}
+
+// The largest integer up to x.
+DEVICE float whole_below(float x) {
+    if (!(magnitude(x) < 8388608.0f)) return x;  // an integer, or NaN
+    const float whole = float(int(x));
+    return whole > x ? whole - 1.0f : whole;
+}
+
+// Of which NaN is one if either is.
+template <class T> DEVICE T larger_of(T a, T b) { return a > b || a != a ? a : b; }
+template <class T> DEVICE T smaller_of(T a, T b) { return a < b || a != a ? a : b; }
+
+// Integers wrap.
+DEVICE int64_t wrap(uint64_t x) { return int64_t(x); }
+// Python's // and %, of a divisor other than 0.
+DEVICE int64_t floor_divide(int64_t a, int64_t b) {
+    if (b == -1) return wrap(-uint64_t(a));
+    const int64_t quotient = a / b;
+    return quotient - (a % b != 0 && (a < 0) != (b < 0));
+}
+DEVICE int64_t floor_modulo(int64_t a, int64_t b) {
+    if (b == -1) return 0;
+    const int64_t rest = a % b;
+    return rest != 0 && (a < 0) != (b < 0) ? rest + b : rest;
+}

@@ -1,0 +1,49 @@
+// Operands of the formulas of a score and a mask: numbers, and arrays that indices of their own
+// read.
+#pragma once
+#include "expression/interval.cuh"
+
+constexpr int kMaxOperands = 8;
+constexpr int kMaxIndices = 4;
+
+// Strides in elements and sizes of arrays.
+struct OperandParams {
+    int64_t strides[kMaxOperands][kMaxIndices];
+    int32_t sizes[kMaxOperands][kMaxIndices];
+    float numbers[kMaxOperands];  // operands that are no arrays
+};
+struct OperandArrays { const void* arrays[kMaxOperands]; };
+
+DEVICE float operand_to_float(int32_t x) { return float(x); }
+DEVICE float operand_to_float(uint8_t x) { return float(x); }  // of a bool
+template <class T> DEVICE float operand_to_float(T x) { return to_float(x); }
+
+struct FormulaOperands {
+    const OperandParams& params;
+    const OperandArrays& arrays;
+
+    DEVICE float number(int k) const { return params.numbers[k]; }
+    // Indices are clamped to the array: queries and keys of a tile that there are not read, too.
+    template <class T, class... Indices>
+    DEVICE float load(int k, Indices... indices) const {
+        int64_t offset = 0;
+        int d = 0;
+        ((offset += at(k, d, indices), ++d), ...);
+        return operand_to_float(static_cast<const T*>(arrays.arrays[k])[offset]);
+    }
+    // Elements are looked at where the indices are numbers.
+    template <class T, class... Indices>
+    DEVICE Interval<float> over(int k, Indices... indices) const {
+        const bool known = (true && ... && (indices.lo == indices.hi));
+        if (!known) return any_real();
+        const float x = load<T>(k, indices.lo...);
+        return x == x ? point(x) : any_real();
+    }
+
+  private:
+    template <class T>
+    DEVICE int64_t at(int k, int d, T index) const {
+        const T last = T(params.sizes[k][d]) - 1, below = index < last ? index : last;
+        return int64_t(below > 0 ? below : 0) * params.strides[k][d];
+    }
+};

@@ -1,0 +1,72 @@
+// The parameters of a dual GEMM on Hopper, and its own gate: silu(d1) * d2, under a policy
+// (gemm/epilogue/gate.cuh).
+#pragma once
+#include "gemm/epilogue/linear_combination.cuh"
+#include "gemm/epilogue/gate.cuh"
+#include "gemm/work_tile.cuh"
+
+namespace gemm {
+
+struct GatedParams {
+    BatchLayout batch;
+    int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
+    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
+    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
+    int64_t policy;
+    int64_t num_groups;                                       // scale groups of NVFP4 along k
+    struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
+
+    DEVICE int64_t columns() const { return epilogues[0].n; }
+};
+
+// Tensor maps as MatmulArguments', of both matrices B with boxes of PairLoader::kUnit columns, of
+// the output with boxes of 16 x GatedEpilogue::kBoxCols.
+struct DualArguments {
+    const TensorMap &a_map, &b1_map, &b2_map, &out_map;
+    void* out;
+    const float* scale_a;
+    const float* scale_b1;
+    const float* scale_b2;
+    const e4m3* groups_b1;
+    const e4m3* groups_b2;
+    const GatedParams& params;
+
+    DEVICE void prefetch_maps() const {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b1_map);
+        prefetch_tensor_map(b2_map);
+    }
+    DEVICE int a_batch(const GemmWorkTile& tile) const {
+        return int(params.batch.offset(kA, tile.batch));
+    }
+    DEVICE int b1_batch(const GemmWorkTile& tile) const {
+        return int(params.batch.offset(kB, tile.batch));
+    }
+    DEVICE int b2_batch(const GemmWorkTile& tile) const {
+        return int(params.batch.offset(kB2, tile.batch));
+    }
+};
+
+// Of the output.  inside: of the work tile.
+struct Element {
+    int row, col;
+    bool inside;
+};
+
+struct SiluGate {
+    using Arguments = DualArguments;
+    int policy;
+
+    DEVICE static SiluGate of(const DualArguments& arguments, const GemmWorkTile&) {
+        return {int(arguments.params.policy)};
+    }
+    // Whether GatedEpilogue::store_scaled does.
+    DEVICE bool silu_in_fp32() const { return policy == kAllFp32; }
+    // values: d1, then the gated results; others: d2.  at(i): their element.
+    template <int kCount, class At>
+    DEVICE void apply(float (&values)[kCount], float (&others)[kCount], At) const {
+        gate_all(values, others, policy);
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,165 @@
+// Matrix primitives on the host: each lane loads its own elements, and the last lane to arrive
+// multiplies for the warp (warp_mma.h), bit for bit as Hopper's tensor cores.
+#pragma once
+#include "platform/fragments.cuh"
+
+// --- 8 x 8 matrices of 16-bit elements -------------------------------------------------------
+template <bool kTransposed = false, int kCount>
+DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_LOCATION) {
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
+    const bool has_row = lane_id() % 32 < 8 * kCount;
+    if (has_row) host::check_alignment(row, 16, location);
+    if (has_row) host::touch(row, 16);
+    host::MoveMatrix mine{false, kTransposed, kCount, (uint16_t*)row, r};
+    host::runtime->move_matrix(&mine, location);
+}
+
+// --- fragments and MMA -----------------------------------------------------------------------
+
+// Row (of A; column of B) lane % 16, k from (lane / 16) * kCount on.
+template <class T, Side kSide> struct Fragment {
+    static constexpr int kCount = 16 * kFragmentK<T> / kWarpSize;
+    T values[kCount];
+};
+
+namespace host {
+template <class T> struct AccumulatorBase {
+    using Scalar = T;
+    static constexpr int kCount = 256 / kWarpSize;
+    T values[kCount];
+
+    DEVICE static constexpr int row(int lane, int i) { return accumulator_row(kWarpSize, lane, i); }
+    DEVICE static constexpr int col(int lane, int i) { return accumulator_col(kWarpSize, lane, i); }
+};
+}  // namespace host
+template <class T> struct Accumulator : host::AccumulatorBase<float> {};
+template <> struct Accumulator<int8_t> : host::AccumulatorBase<int> {};
+
+template <bool kMnMajor, class T, Side kSide, class Tile>
+DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
+    constexpr int kPerChunk = 16 / int(sizeof(T)), kCount = Fragment<T, kSide>::kCount;
+    const int mn = first + lane_id() % 16;
+    k += lane_id() / 16 * kCount;
+    if constexpr (kMnMajor) {
+        for (int i = 0; i < kCount; ++i) {
+            f.values[i] = static_cast<const T*>(tile(k + i, mn / kPerChunk))[mn % kPerChunk];
+        }
+    } else {
+        const T* chunk = static_cast<const T*>(tile(mn, k / kPerChunk));
+        memcpy(f.values, chunk + k % kPerChunk, sizeof(f.values));
+    }
+}
+
+// Loads 16 of k by at(row or column, k) (see cuda/mma.cuh).
+template <class T, Side kSide, class At>
+DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
+    constexpr int kCount = Fragment<T, kSide>::kCount;
+    for (int i = 0; i < kCount; ++i) {
+        f.values[i] = at(lane_id() % 16, lane_id() / 16 * kCount + i);
+    }
+}
+
+// load_fragment for many fragments of one tile (see cuda/mma.cuh).
+template <bool kMnMajor, class T, Side kSide, class Tile>
+struct FragmentLoader {
+    int first;
+
+    DEVICE explicit FragmentLoader(int first) : first(first) {}
+    DEVICE void forget() {}
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
+        load_fragment<kMnMajor>(f, tile, first + mn, k);
+    }
+};
+
+namespace host {
+template <class T> constexpr ElementType kElementType = kSame<T, half>   ? kHalf
+                                                        : kSame<T, bf16> ? kBf16
+                                                        : kSame<T, e4m3> ? kE4m3
+                                                        : kSame<T, e5m2> ? kE5m2
+                                                                         : kInt8;
+}  // namespace host
+
+template <class A, class B, int kM, int kN>
+DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
+                const FragmentB<B> (&b)[kN], HOST_LOCATION) {
+    static_assert(sizeof(A) == sizeof(B), "fragments have the same of k");
+    static_assert(kM <= host::kMaxFragments && kN <= host::kMaxFragments, "warp_mma.h has room");
+    host::Mma mine{{host::kElementType<A>, host::kElementType<B>}, {kM, kN}, {a, b}, acc};
+    host::runtime->mma(&mine, location);
+}
+
+// --- accumulators as an operand (see cuda/mma.cuh) -------------------------------------------
+constexpr Side kAccumulatorSide = kWarpSize == 32 ? kSideA : kSideB;
+namespace host {
+template <class T> struct AccumulatorToFragment {
+    Fragment<T, kAccumulatorSide>* fragment;
+    const Accumulator<T>* accumulators;
+
+    static void combine(void** payloads) {
+        float all[16][16];  // [row or column][k]
+        constexpr int kCount = Fragment<T, kAccumulatorSide>::kCount;
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const AccumulatorToFragment*>(payloads[lane]);
+            for (int i = 0; i < Accumulator<T>::kCount; ++i) {
+                const int row = Accumulator<T>::row(lane, i), col = Accumulator<T>::col(lane, i);
+                (kAccumulatorSide == kSideA ? all[row][col] : all[col][row]) =
+                    mine.accumulators->values[i];
+            }
+        }
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const AccumulatorToFragment*>(payloads[lane]);
+            for (int i = 0; i < kCount; ++i) {
+                mine.fragment->values[i] = from_float<T>(all[lane % 16][lane / 16 * kCount + i]);
+            }
+        }
+    }
+};
+}  // namespace host
+template <class T>
+DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
+                                    const Accumulator<T>& accumulators, HOST_LOCATION) {
+    host::AccumulatorToFragment<T> payload{&f, &accumulators};
+    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, location);
+}
+
+// --- FP16 accumulators: rounded once per fragment of k ---------------------------------------
+constexpr bool kHasHalfAccumulator = true;
+struct HalfAccumulator : host::AccumulatorBase<float> {
+    DEVICE float value(int i) const { return values[i]; }
+};
+template <int kM, int kN>
+DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
+                const FragmentB<half> (&b)[kN], HOST_LOCATION) {
+    Accumulator<half> accumulators[kM][kN];
+    memcpy(accumulators, acc, sizeof(accumulators));
+    mma(accumulators, a, b, location);
+    for (int m = 0; m < kM; ++m) {
+        for (int n = 0; n < kN; ++n) {
+            for (int i = 0; i < HalfAccumulator::kCount; ++i) {
+                acc[m][n].values[i] = to_float(from_float<half>(accumulators[m][n].values[i]));
+            }
+        }
+    }
+}
+
+// Loads 32 of k as two fragments, converted from Stored.  kOrder: k keeps its order here.
+template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
+DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                             int first, int k) {
+    constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
+    const int mn = first + lane_id() % 16;
+    k += lane_id() / 16 * kCount;
+    for (int i = 0; i < 2 * kCount; ++i) {
+        const int at = k + i % kCount + i / kCount * 16;
+        const int row = kMnMajor ? at : mn, element = kMnMajor ? mn : at;
+        const Stored x =
+            static_cast<const Stored*>(tile(row, element / kPerChunk))[element % kPerChunk];
+        (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
+    }
+}
+
+// The column of B at column `col` of a fragment.
+template <class Stored, class T, bool kMnMajor>
+DEVICE constexpr int stored_column(int col) {
+    return col;
+}

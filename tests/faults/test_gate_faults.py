@@ -1,0 +1,137 @@
+"""Planted faults in the gates of formulas, each of which a check must catch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from planted import Fault, fault_tests
+from products import compare
+
+from cupykern import OPS, check, dtypes
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from cupykern.gemm.sm90_policies import SlicedK
+from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem
+from cupykern.ops.problems.products import NVFP4
+from cupykern.targets import host
+
+DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
+PORTABLE, SM90 = "dual_gemm_expression.cu", "gemm/epilogue/gate_expression.cuh"
+GATED = "gemm/epilogue/gated.cuh"
+FAULTS = {
+    "the first product for both": Fault(
+        PORTABLE, "Expression::of(operands, values[i], others[i]",
+        "Expression::of(operands, values[i], values[i]", "portable",
+    ),
+    "the products swapped": Fault(
+        PORTABLE, "Expression::of(operands, values[i], others[i]",
+        "Expression::of(operands, others[i], values[i]", "portable",
+    ),
+    "the first one's scale for both": Fault(
+        PORTABLE, "second = epilogue(1, scale_b2, kScaleB2)",
+        "second = epilogue(1, scale_b1, kScaleB)", "scales",
+    ),
+    "one column for a run": Fault(
+        PORTABLE, "at_col + (i < count ? i : count - 1)", "at_col", "portable"
+    ),
+    "the first matrix's operands for all": Fault(
+        PORTABLE, "params.tile.batch, work.batch);\n    for_each",
+        "params.tile.batch, 0);\n    for_each", "portable",
+    ),
+    "hopper: the first product for both": Fault(
+        SM90, "Expression::of(operands, values[i], others[i]",
+        "Expression::of(operands, values[i], values[i]", "hopper",
+    ),
+    "hopper: the first matrix's operands for all": Fault(
+        SM90, "of_matrix(params.batch, tile.batch)", "of_matrix(params.batch, 0)", "hopper"
+    ),
+    "hopper: the first warp's rows for all": Fault(
+        SM90, "element.row < last_row ? element.row : last_row", "element.row % 16", "hopper"
+    ),
+    "hopper: silu in place of the formula": Fault(
+        SM90, "silu_in_fp32() const { return false; }", "silu_in_fp32() const { return true; }",
+        "hopper",
+    ),
+    "hopper: a fragment's second row is its first": Fault(
+        GATED, "Element{first_row + i / 2 % 2 * 8,", "Element{first_row,", "hopper"
+    ),
+    "few rows: one row for a thread": Fault(
+        GATED, "Element{row + wgmma_col(lane, i),", "Element{row + lane % 4 * 2,", "few rows"
+    ),
+    "NVFP4: one row for a thread": Fault(
+        GATED, "Element{row_of(i), col, true}", "Element{row_of(0), col, true}", "nvfp4"
+    ),
+    "results: the first one for all": Fault(
+        SM90, "from_float<T>(results[which])", "from_float<T>(results[0])", "results"
+    ),
+    "results: rows at columns' steps": Fault(
+        SM90, "row * params.i_strides[k] + col", "row * params.j_strides[k] + col", "results"
+    ),
+    "results: beyond the last row": Fault(
+        SM90, "element.inside && row == element.row &&", "element.inside &&", "results"
+    ),
+}  # fmt: skip
+# Every operand, both indices and both products.
+WHERE = GATES[2]
+
+
+def problems():
+    yield "portable", DUAL, DualProblem(9, 41, 24, batch_a=(2, 1), batch_b=(3,), epilogue=WHERE)
+    yield "portable", DUAL, DualProblem(70, 75, 72, epilogue=GATES[0])
+    yield (
+        "scales", DUAL, DualProblem(40, 70, 64, "float16", "int8", scales="rows", epilogue=WHERE),
+    )  # fmt: skip
+
+
+def guarded(config: Any, problem: DualProblem) -> None:
+    """Within the bound, and nothing is written beyond the result."""
+    if host.current().warp_size != 32:
+        return  # Hopper's mainloops have no others
+    call = DUAL.inputs(replace(problem, epilogue=WHERE, out_dtype="float32"), 1, np)
+    batch = np.broadcast_shapes(problem.batch_a, problem.batch_b)
+    out = check.GuardedArray(np, (*batch, problem.m, problem.n), dtypes.float32)
+    y = DUAL.run(*call.args, **call.kwargs, config=config, out=out.array)
+    assert compare(DUAL, *call.args, **call.kwargs, outputs=y).ok
+    try:
+        out.check()
+    except check.Violation as error:
+        raise AssertionError from error
+
+
+def check_hopper() -> None:
+    config = Sm90DualGemmConfig(128, 128, 64, 6)
+    guarded(config, DualProblem(136, 75, 48, batch_a=(2,)))
+    call = DUAL.inputs(DualProblem(136, 136, 48, epilogue=WHERE), 1, np)  # by TMA
+    if host.current().warp_size == 32:
+        assert compare(DUAL, *call.args, **call.kwargs, config=config).ok
+
+
+def check_few_rows() -> None:
+    guarded(Sm90DualGemmConfig(16, 64, 64, 4, SlicedK()), DualProblem(9, 150, 208))
+
+
+def check_results() -> None:
+    if host.current().warp_size == 32:
+        problem = DualProblem(70, 75, 48, epilogue=RESULTS, out_dtype="float32")
+        call = DUAL.inputs(problem, 1, np)
+        y = DUAL.run(*call.args, **call.kwargs, config=Sm90DualGemmConfig(128, 128, 64, 6))
+        references = DUAL.reference(*call.args, **call.kwargs)
+        bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+        assert check.compare(y, references, bounds).ok
+
+
+def check_nvfp4() -> None:
+    guarded(Sm90Nvfp4DualGemmConfig(64, 128, 128, 4), DualProblem(70, 75, 96, NVFP4, NVFP4))
+
+
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS,
+    problems,
+    {
+        "hopper": check_hopper,
+        "few rows": check_few_rows,
+        "nvfp4": check_nvfp4,
+        "results": check_results,
+    },
+)

@@ -1,0 +1,276 @@
+"""Formulas with several results: every mainloop, dtypes, layouts and errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import needs
+import numpy as np
+import pytest
+from gemm_hopper_problems import fp4, fp8, mixed
+from products import MATMUL, SCALED, random, to_numpy
+
+import cupykern
+from cupykern import OPS, check, dtypes
+from cupykern.gemm import gemm, sm90_heuristic
+from cupykern.gemm.portable_config import GemmConfig
+from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
+from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
+from cupykern.gemm.split_plan import SplitKWorkspace
+from cupykern.nvfp4 import random as random_nvfp4
+from cupykern.op import as_tuple
+from cupykern.ops import dual_gemm_silu
+from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
+from cupykern.ops.problems.products import NVFP4, PAIRS, RESULTS, MatmulProblem, task_of
+from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.targets import UnavailableError, host, offline
+
+DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
+# Dtypes that take different ways out of the registers.
+EACH = ("float16", "float32", "bfloat16")
+
+
+def compare(op, *args, **kwargs) -> check.Comparison:
+    outputs = as_tuple(op.run(*args, **kwargs))
+    references = op.reference(*args, **kwargs)
+    return check.compare(outputs, references, op.bound(*args, **kwargs, reference=references))
+
+
+def check_with(target, op, problem, config=None, **kwargs) -> None:
+    call = op.inputs(problem, 1, target.xp)
+    options = {**call.kwargs, **kwargs} | ({} if config is None else {"config": config})
+    comparison = compare(op, *call.args, **options)
+    assert comparison.ok, f"{problem!r} {config}: {comparison}"
+
+
+def with_results(problem):
+    if isinstance(problem, ScaledProblem):
+        return replace(problem, product=with_results(problem.product))
+    plain = {"bias": None, "residual": None, "activation": None}
+    return replace(problem, **plain, epilogue=RESULTS)
+
+
+# --- mainloops -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
+def test_every_pair_of_dtypes(target, dtype, dtype_b):
+    problem = MatmulProblem(35, 43, 72, dtype, dtype_b, (2,), layout_b="F", epilogue=RESULTS)
+    check_with(target, MATMUL, problem)
+    check_with(target, MATMUL, problem, out_dtype=EACH)
+    check_with(target, MATMUL, replace(problem, m=1), out_dtype=EACH[::-1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dtype_b"),
+    [FLOAT32, ("float16", "float16"), ("bfloat16", "int8"), ("float8_e4m3fn",) * 2, (NVFP4,) * 2],
+)
+def test_gates(target, dtype, dtype_b):
+    problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm_silu.RESULTS)
+    check_with(target, DUAL, problem)
+    check_with(target, DUAL, problem, out_dtype=EACH)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_splits_of_k(target, splits):
+    config = GemmConfig(64, 64, 64, 2, 2, splits=splits)
+    check_with(target, MATMUL, MatmulProblem(20, 75, 640, epilogue=RESULTS), config)
+
+
+HOPPER = [
+    (Sm90GemmConfig(128, 128, 64, 3), MatmulProblem(200, 264, 192, layout_b="F")),
+    (Sm90GemmConfig(128, 128, 64, 3, PingPong(), Multicast(2)),
+     MatmulProblem(392, 257, 192, "bfloat16", layout_b="F", batch_a=(2,))),
+    (Sm90GemmConfig(128, 128, 64, 3, cluster=SplitK(2)),
+     MatmulProblem(136, 264, 320, layout_b="F")),
+    (Sm90GemmConfig(32, 64, 64, 4, SlicedK(), Multicast(2), swap_ab=True),
+     MatmulProblem(19, 137, 136, layout_b="F")),
+    (SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4), MatmulProblem(24, 72, 256, layout_b="F")),
+    (Sm90Fp8GemmConfig(128, 128, 4), fp8(136, 264, 272, "blocks")),
+    (Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)), mixed(72, 144, 400, layout_b="F")),
+    (Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)), fp4(40, 144, 544)),
+]  # fmt: skip
+
+
+@needs.hopper
+@pytest.mark.parametrize(("config", "problem"), HOPPER)
+def test_hoppers_mainloops(target, config, problem):
+    op = SCALED if isinstance(problem, ScaledProblem) else MATMUL
+    check_with(target, op, with_results(problem), config)
+    check_with(target, op, with_results(problem), config, out_dtype=EACH)
+
+
+@needs.hopper
+@pytest.mark.parametrize(
+    "problem",
+    [
+        DualProblem(136, 75, 208),
+        DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
+        DualProblem(9, 202, 272, "float8_e4m3fn", "float8_e4m3fn", batch_a=(2,), scales="rows"),
+        DualProblem(9, 300, 272, "bfloat16", "bfloat16"),
+    ],
+    ids=str,
+)
+def test_hoppers_gates(target, problem):
+    own = replace(problem, epilogue=dual_gemm_silu.RESULTS)
+    found = gemm.configs(dual_gemm_silu.task_of(own), "sm_90a")
+    configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
+    assert configs
+    for config in configs:
+        check_with(target, DUAL, own, config)
+
+
+@needs.hopper
+def test_schedules_agree():
+    config, problem = HOPPER[1]
+    call = MATMUL.inputs(with_results(problem), 1, np)
+    bits = set()
+    for schedule in ("fifo", "lifo", "sticky:1"):
+        with host.use(schedule=schedule):
+            results = cupykern.matmul(*call.args, **call.kwargs, config=config)
+            bits.add(tuple(y.tobytes() for y in results))
+    assert len(bits) == 1
+
+
+@pytest.mark.parametrize("sides", ["a", "b", "ab"])
+def test_nvfp4_on_either_side(target, sides):
+    """With an NvFp4 a alone it is the transposed product that is computed."""
+    xp = target.xp
+    a, b = random(target, (24, 64), "float16", 1), random(target, (64, 40), "float16", 2)
+    a = random_nvfp4("unit", (24, 64), 1, xp, "C") if "a" in sides else a
+    b = random_nvfp4("unit", (40, 64), 2, xp, "C") if "b" in sides else b
+    operands = {
+        "s": random(target, (40,), "float32", 3),
+        "t": random(target, (24, 1), "float16", 4),
+    }
+    kwargs = {"epilogue": "acc * s + i, t - acc", "operands": operands}
+    assert compare(SCALED, a, b, **kwargs, out_dtype="float32").ok
+    assert compare(SCALED, a, b, **kwargs, out_dtype=("float16", "float32")).ok
+    out = xp.empty((24, 40), np.float32)
+    assert cupykern.scaled_mm(a, b, **kwargs, out_dtype="float32", out=out)[0] is out
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def test_each_result_is_that_of_its_formula_alone(target):
+    a, b = random(target, (2, 9, 16), "float16", 1), random(target, (16, 20), "float16", 2)
+    t = random(target, (9, 1), "float32", 3)
+    formulas = ("maximum(acc + t, 0)", "acc + t", "exp(acc / 9)", "t * 2 - j")
+    together = cupykern.matmul(a, b, epilogue=", ".join(formulas), operands={"t": t})
+    assert isinstance(together, tuple) and len(together) == 4
+    for y, formula in zip(together, formulas, strict=True):
+        alone = cupykern.matmul(a, b, epilogue=formula, operands={"t": t})
+        np.testing.assert_array_equal(to_numpy(y), to_numpy(alone))
+
+
+def test_results_may_share_parts_and_be_equal(target):
+    a = target.xp.ones((4, 8), np.float16)
+    for formula, wanted in (
+        ("acc * 2, acc, acc", (16, 8, 8)),
+        ("acc, acc * 2", (8, 16)),
+        ("7, acc", (7, 8)),
+        ("(acc + 1, acc + 1 - j * 0)", (9, 9)),
+    ):
+        results = cupykern.matmul(a, a.T, epilogue=formula)
+        assert [float(to_numpy(y).max()) for y in results] == list(wanted)
+
+
+def test_a_callable_returns_a_tuple(target):
+    a = random(target, (9, 16), "float16", 1)
+
+    def formula(acc, s):
+        return np.maximum(acc, s), acc
+
+    text = "maximum(acc, s), acc"
+    assert cupykern.expression(formula) == cupykern.expression(text) != cupykern.expression("acc")
+    one, two = (cupykern.matmul(a, a.T, epilogue=f, operands={"s": 0.5}) for f in (formula, text))
+    for y, z in zip(one, two, strict=True):
+        np.testing.assert_array_equal(to_numpy(y), to_numpy(z))
+    assert "result = t2, acc" in str(cupykern.expression(text))
+
+
+def test_out_takes_the_first_result(target):
+    a = target.xp.ones((4, 8), np.float16)
+    guarded = check.GuardedArray(target.xp, (4, 4), dtypes.float32)
+    y, z = cupykern.matmul(
+        a, a.T, epilogue="acc, acc + 1", out_dtype=("float32", "float16"), out=guarded.array
+    )
+    assert y is guarded.array and z.dtype == np.float16
+    guarded.check()
+    assert (to_numpy(y) == 8).all() and (to_numpy(z) == 9).all()
+    frame = target.xp.full((4, 12), 7, np.float16)  # not by vectors
+    y, z = cupykern.matmul(a, a.T, epilogue="acc, acc + 1", out=frame[:, ::3])
+    assert (to_numpy(frame)[:, ::3] == 8).all() and (to_numpy(frame)[:, 1::3] == 7).all()
+    assert (to_numpy(z) == 9).all()
+
+
+def test_a_batch_that_does_not_merge(target):
+    shape = (2, 2, 2, 2, 2, 3, 8)
+    a = random(target, tuple(2 * n for n in shape), "float16", 1)
+    a = a[tuple(slice(None, None, 2) for _ in shape)]
+    b = random(target, (8, 5), "float16", 2)
+    assert compare(MATMUL, a, b, epilogue="acc + b, acc - b").ok
+
+
+def test_sizes_without_elements(target):
+    a, b = target.xp.ones((3, 0), np.float16), target.xp.ones((0, 5), np.float16)
+    y, z = cupykern.matmul(a, b, epilogue="acc + j, i")
+    np.testing.assert_array_equal(to_numpy(y), np.tile(np.arange(5), (3, 1)))
+    np.testing.assert_array_equal(to_numpy(z), np.tile(np.arange(3)[:, None], (1, 5)))
+    assert [x.shape for x in cupykern.matmul(a[:0], b, epilogue="acc, acc")] == [(0, 5)] * 2
+
+
+def test_as_many_operands_as_places_are_left(target):
+    a = target.xp.ones((4, 4), np.float16)
+    operands = {f"x{k}": k for k in range(5)}
+    text = "acc + x0, acc + x1, acc + x2, acc + x3 + x4"
+    results = cupykern.matmul(a, a, epilogue=text, operands=operands)
+    assert [float(to_numpy(y)[0, 0]) for y in results] == [4, 5, 6, 11]
+    with pytest.raises(ValueError, match="at most 5 beside 4 results; got 6"):
+        cupykern.matmul(a, a, epilogue=f"{text} + x5", operands={**operands, "x5": 1})
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "reason"),
+    [
+        ({"epilogue": "acc, acc, acc, acc, acc"}, SyntaxError, "at most 4 results here; got 5"),
+        ({"epilogue": "()"}, SyntaxError, "at most 4 results here; got 0"),
+        ({"epilogue": "acc, (acc, 1)"}, SyntaxError, "Tuple is not part of an expression"),
+        ({"epilogue": lambda acc: (acc,) * 5}, TypeError, "at most 4 results"),
+        ({"epilogue": "acc, j", "out_dtype": ("float16",)}, ValueError, "which are 2; got 1"),
+        ({"epilogue": "acc", "out_dtype": ("float16",) * 2}, ValueError, "which are 1; got 2"),
+        ({"epilogue": "acc, j", "out_dtype": ("float16", "int8")}, TypeError, "out_dtype"),
+    ],
+)
+def test_errors(kwargs, error, reason):
+    a = np.ones((4, 4), np.float16)
+    with pytest.raises(error, match=reason):
+        cupykern.matmul(a, a, **kwargs)
+    with pytest.raises(error, match=reason):
+        cupykern.scaled_mm(a, a.astype(np.int8), **kwargs)
+
+
+def test_scores_and_masks_have_one_result():
+    for text, kind in (("s, s", "score"), ("i < j, i > j", "mask")):
+        with pytest.raises(SyntaxError, match="one result here; got 2"):
+            cupykern.expression(text, kind)
+
+
+# --- compiled ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx90a"])
+def test_results_compile_without_local_memory(arch):
+    problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=RESULTS)
+    gate = DualProblem(512, 512, 512, "bfloat16", "bfloat16", epilogue=dual_gemm_silu.RESULTS)
+    for task in (task_of(problem), dual_gemm_silu.task_of(gate)):
+        variant = gemm.choose_config(task, arch).variant(task)
+        try:
+            usage = offline.compile_offline(variant, arch)
+        except UnavailableError as missing:
+            pytest.skip(str(missing))
+        assert not usage.local_bytes and not usage.warnings

@@ -1,0 +1,33 @@
+"""Jobs of 2, 3 and 4 ranks, one each, whose results all tests of a run share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+import pytest
+from filelock import FileLock
+from mpi_jobs import SUPPORT, mpiexec, run
+
+
+@pytest.fixture(scope="session")
+def checked(tmp_path_factory) -> Callable[[int], dict[str, str]]:
+    """checked(ranks): what failed of each check on so many ranks."""
+    mpiexec()
+    folder = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = folder.parent  # that of all workers
+
+    def results(ranks: int) -> dict[str, str]:
+        path = folder / f"parallel-{ranks}.json"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                done = run(ranks, str(SUPPORT / "parallel_worker.py"), str(path))
+                if not path.exists():
+                    path.write_text(json.dumps({"": done.stdout + done.stderr}), encoding="utf-8")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert "" not in found, found[""]
+        return found
+
+    return results
