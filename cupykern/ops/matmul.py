@@ -10,6 +10,7 @@ from .. import arguments, dtypes, reference
 from ..gemm import complex64, gemm, launch
 from ..gemm.gemm import AnyConfig
 from ..op import Op
+from ..precisions import canonical
 from ..runtime import plans
 from ..targets import Target
 from .checks.complex64 import check_complex
@@ -109,6 +110,7 @@ def matmul(
     target, addends, shape, alpha, out_dtype, precision, more = check(
         a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
     )
+    precision = canonical(precision)
     if out_dtype == dtypes.complex64:
         return complex64.run(
             target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
@@ -160,13 +162,13 @@ def check(
             a, b, bias, residual, activation=activation, accumulate=accumulate,
             out_dtype=out_dtype, epilogue=epilogue, operands=operands,
         )  # fmt: skip
-        precision = check_precision(precision, dtypes.float32, dtypes.float32, target)
+        check_precision(precision, dtypes.float32, dtypes.float32, target)
         alpha = arguments.finite_float("alpha", alpha, 1.0)
         return Checked(target, addends, shape, alpha, dtypes.complex64, precision)
     check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
-    precision = check_precision(precision, a.dtype, b.dtype, target)
+    check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     plain = plain and formula is NO_FORMULA
