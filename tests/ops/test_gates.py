@@ -33,7 +33,7 @@ def check_gate(target, problem, config=None, **kwargs) -> None:
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize(("dtype", "dtype_b"), (*PAIRS, FLOAT32))
+@pytest.mark.parametrize(("dtype", "dtype_b"), (*PAIRS, *FLOAT32))
 def test_every_pair_of_dtypes(target, dtype, dtype_b, gate):
     for layout, m, k in (("F", 35, 272), ("C", 17, 48)):
         problem = DualProblem(
