@@ -94,6 +94,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "k_cache": ALL_AXES,
     "v_cache": ALL_AXES,
     "seq_lens": (0,),
+    "seq_lens_k": (0,),
     "block_table": (0,),
     "alibi_slopes": (-1,),
     "sinks": (0,),
@@ -115,16 +116,16 @@ SIZES: dict[str, tuple[int, ...]] = {
 
 EXTRA = 7919
 DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
-        "cu_seqlens_k", "seq_lens", "block_table", "inv_freq", "cos_sin", "q_weight",
-        "k_weight", "out1", "lse1", "out2", "lse2")  # fmt: skip
+        "cu_seqlens_k", "seq_lens", "seq_lens_k", "block_table", "inv_freq", "cos_sin",
+        "q_weight", "k_weight", "out1", "lse1", "out2", "lse2")  # fmt: skip
 """Arrays of a fixed or a least number of dims: neither () fits, nor (1,) or (1, 1, 1)."""
 
 REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
-            "cu_seqlens_q", "cu_seqlens_k", "positions", "inv_freq", "cos_sin", "out1", "lse1",
-            "out2", "lse2")  # fmt: skip
+            "cu_seqlens_q", "cu_seqlens_k", "seq_lens_k", "positions", "inv_freq", "cos_sin",
+            "out1", "lse1", "out2", "lse2")  # fmt: skip
 """Arrays that cannot be None where a call has them."""
 
-MAY_BE_NUMPY = ("seq_lens", "block_table", "cu_seqlens_q", "cu_seqlens_k")
+MAY_BE_NUMPY = ("seq_lens", "seq_lens_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
 """Arrays that a call on a GPU also takes from numpy, whose contents it then checks."""
 
 ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex128, np.uint16)
