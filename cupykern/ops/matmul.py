@@ -10,7 +10,6 @@ from .. import arguments, dtypes, reference
 from ..gemm import complex64, gemm, launch
 from ..gemm.gemm import AnyConfig
 from ..op import Op
-from ..precisions import canonical
 from ..runtime import plans
 from ..targets import Target
 from .checks.complex64 import check_complex
@@ -110,7 +109,6 @@ def matmul(
     target, addends, shape, alpha, out_dtype, precision, more = check(
         a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
     )
-    precision = canonical(precision)
     if out_dtype == dtypes.complex64:
         return complex64.run(
             target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
