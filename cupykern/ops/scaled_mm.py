@@ -196,7 +196,11 @@ class ScaledProblem:
         return f"{self.product}, scales: {self.scales}"
 
 
-PAIRS = tuple(pair for pair in products.PAIRS if pair[1] is not None or pair[0] == "int8")
+PAIRS = tuple(
+    pair
+    for pair in products.PAIRS
+    if pair == ("int8", None) or None not in pair and "float32" not in pair
+)
 NVFP4_PAIRS = (
     *((dtype, NVFP4) for dtype in (NVFP4, "float16", "bfloat16")),
     *((NVFP4, dtype) for dtype in ("float16", "bfloat16")),

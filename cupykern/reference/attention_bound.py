@@ -177,7 +177,8 @@ class _Probabilities(NamedTuple):
     rms: of the error that is expected.  error: what it is if the row's largest score is the origin
         of its exponents; kernels keep an origin that is near.
     likeliest: which are as large as the row's largest, and have its error.
-    values: equal ones have the same error, wherever they are, if their rows' origins are alike.
+    values: equal ones have the same error, wherever they are; the imaginary part tells the origin
+        of the row's exponents.
     """
 
     rms: Any
@@ -428,7 +429,10 @@ class _Bounds:
         near = spacing / _NEAR
         kept = xp.where(part.keep & xp.isfinite(weights), weights, 0.0)
         likeliest = kept >= xp.max(kept, axis=-1, keepdims=True) - near
-        return _Probabilities(own[0], own[1], likeliest & (own[0] > 0), xp.rint(kept / near) * near)
+        # In common with other rows only where these have the same origin.
+        origins = xp.rint(part.finite_top * (_NEAR / info.eps))
+        values = xp.rint(kept / near) * near + 1j * origins
+        return _Probabilities(own[0], own[1], likeliest & (own[0] > 0), values)
 
     def _weights_of_half_scores(self, part: Rows) -> Any:
         """part.weights of scores that are rounded to FP16 before they are scaled."""
