@@ -199,7 +199,7 @@ class ScaledProblem:
 PAIRS = tuple(
     pair
     for pair in products.PAIRS
-    if pair == ("int8", None) or None not in pair and "float32" not in pair
+    if pair == ("int8", None) or (None not in pair and "float32" not in pair)
 )
 NVFP4_PAIRS = (
     *((dtype, NVFP4) for dtype in (NVFP4, "float16", "bfloat16")),

@@ -146,8 +146,8 @@ FAULTS = {
         "tails"
     ),
     "an offset in 32 bits": Fault(
-        BLOCK, "v + head.k_offset(params.v);", "v + int(head.k_offset(params.v));",
-        "large offsets",
+        "attention/kv.cuh",
+        "v + head.k_offset(params.v);", "v + int(head.k_offset(params.v));", "large offsets",
     ),
     "the last section too large": Fault(
         "attention/work_tile.cuh",

@@ -210,7 +210,10 @@ FAULTS = {
         LOAD_KV, "table += work.batch * params.table_stride;", "", "pages"
     ),
     "pages that do not exist": Fault(
-        LOAD_KV, "page < 0 ? 0 : page < last_page ? page : last_page", "page", "clamped"
+        "attention/pages.cuh",
+        "page < 0 ? 0 : page < last_page ? page : last_page",
+        "page",
+        "clamped",
     ),
     "a key past the cache": Fault(
         WORK_TILE, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"

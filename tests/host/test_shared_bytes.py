@@ -65,6 +65,9 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
     for m in (8, 512):
         cupykern.dequant_softmax(gpu.array((m, 4096), "float16"), weights.T, scale)
         note()
+    x = gpu.array((512, 512), "float16")
+    cupykern.dual_gemm_silu(x, x.T, x.T, epilogue="maximum(acc1, 0) * acc2")
+    note()
     x = gpu.array((512, 512), "float32")
     cupykern.matmul(x, x, precision="fp16x3")
     note()

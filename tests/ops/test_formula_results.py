@@ -63,7 +63,13 @@ def test_every_pair_of_dtypes(target, dtype, dtype_b):
 
 @pytest.mark.parametrize(
     ("dtype", "dtype_b"),
-    [FLOAT32[0], ("float16", "float16"), ("bfloat16", "int8"), ("float8_e4m3fn",) * 2, (NVFP4,) * 2],
+    [
+        FLOAT32[0],
+        ("float16", "float16"),
+        ("bfloat16", "int8"),
+        ("float8_e4m3fn",) * 2,
+        (NVFP4,) * 2,
+    ],
 )
 def test_gates(target, dtype, dtype_b):
     problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm_silu.RESULTS)

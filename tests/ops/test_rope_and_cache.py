@@ -405,5 +405,5 @@ def test_what_is_elsewhere_is_refused(fake):
 
 def test_problems_are_drawn_with_every_option():
     drawn = [OP.draw_problem(RandomDraw(seed)) for seed in range(300)]
-    for name, count in (("view", 6), ("scales", 5), ("layout", 2), ("cache_dtype", 3), ("page", 4)):
+    for name, count in (("view", 6), ("scales", 5), ("layout", 2), ("cache_dtype", 3), ("page", 5)):
         assert len({getattr(problem, name) for problem in drawn}) == count

@@ -491,14 +491,15 @@ def formulas_of(problem: Any) -> Formulas | None:
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """attention_plan's, and those of a formula, with BF16 operands."""
+    """attention_plan's without pages, and those of a formula, with BF16 operands."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
     problem = AttentionProblem(1, 4, 2, 512, 512, 128, 128, "bfloat16", options=choice)
     naive = replace(problem, algorithm="naive")
     used = configs(problem, arch)
     found = [variant(problem, config) for config in used]
     found += [variant(naive, used[0])] if arch != "sm_90a" else []
-    return *attention_plan.variants(arch), *found
+    plain = (v for v in attention_plan.variants(arch) if "paged" not in v.kernel)
+    return *plain, *found
 
 
 def sample(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
+from ...attention import attention_plan
 from ...attention.attention_task import GENERAL_MODE, NO_MASK, mask_mode, prescales
 from ...attention.decode_config import LAYOUTS
 from ...kernels import Variant
@@ -221,10 +222,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
     BF16 operands."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
     paged = VarlenProblem(((512, 512),), 4, 2, 128, 128, "bfloat16", options=choice, page=64)
+    plain = dict.fromkeys((*problem_variants(arch), *attention_plan.variants(arch)))
     return (
         *(
             v
-            for v in problem_variants(arch)
+            for v in plain
             if v.kernel in _KERNELS
             or (v.kernel.startswith("attention_hopper") and is_varlen(dict(v.types)["Traits"]))
         ),

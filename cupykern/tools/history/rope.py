@@ -105,7 +105,7 @@ def _inv_freq(draw: Draw, s: Setting) -> Array | None:
 def _cos_sin(draw: Draw, s: Setting) -> Array | None:
     if not s["table"]:
         return None
-    rows = draw.choice((1, s["slots"]))
+    rows = draw.choice((1, s["slots"] - 1, s["slots"]))
     return Array((rows, 2 * s["r"]), "float32", draw.choice(("C", "C", "gap", "every other")))
 
 
