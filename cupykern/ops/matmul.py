@@ -160,13 +160,13 @@ def check(
             a, b, bias, residual, activation=activation, accumulate=accumulate,
             out_dtype=out_dtype, epilogue=epilogue, operands=operands,
         )  # fmt: skip
-        check_precision(precision, dtypes.float32, dtypes.float32, target)
+        precision = check_precision(precision, dtypes.float32, dtypes.float32, target)
         alpha = arguments.finite_float("alpha", alpha, 1.0)
         return Checked(target, addends, shape, alpha, dtypes.complex64, precision)
     check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
-    check_precision(precision, a.dtype, b.dtype, target)
+    precision = check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     plain = plain and formula is NO_FORMULA

@@ -477,9 +477,12 @@ class _File:
         self.array()[index] = value
 
 
+_SECONDS = 300
+
+
 def test_arrays_larger_than_memory_on_two_workers(tmp_path, monkeypatch):
     monkeypatch.setenv("CUPYKERN_HOST_OPTIMIZE", "2")  # of the workers
-    limit, rows, columns, step = 192 << 20, 200 << 10, 512, 2 << 10
+    limit, rows, columns, step = 384 << 20, 416 << 10, 512, 4 << 10
     chunks = (step,) * (rows // step), (columns,)
     x = da.map_blocks(_block, chunks=chunks, dtype=np.float32, meta=np.empty((0, 0), np.float32))
     assert x.nbytes > 2 * limit
@@ -491,9 +494,12 @@ def test_arrays_larger_than_memory_on_two_workers(tmp_path, monkeypatch):
     )  # fmt: skip
     with cluster, Client(cluster) as client:
         assert len(client.scheduler_info()["workers"]) == 2
-        da.store(y, file, lock=False)
-        report = cupykern.dask.nonfinite_report(x).compute()
-        gram = cupykern.dask.matmul(x[:, :8].T, x[:, :8]).compute()
+        stored = da.store(y, file, lock=False, compute=False)
+        report, gram = cupykern.dask.nonfinite_report(x), cupykern.dask.matmul(x[:, :8].T, x[:, :8])
+        # A worker without room for a block waits, for ever.
+        _, report, gram = (
+            client.compute(each).result(timeout=_SECONDS) for each in (stored, report, gram)
+        )
     for begin in (0, 100_000, rows - 3):
         plain = cupykern.softmax(_numbers(begin, begin + 3, columns), scale=0.1, dtype="float16")
         assert same_bits(file.array()[begin : begin + 3], plain)

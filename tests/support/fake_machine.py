@@ -13,9 +13,10 @@ from cupykern.runtime import workspace
 from cupykern.tools.history import FAMILIES, Call, run
 from cupykern.tools.history.memory import make_image
 
-_ARENA = 1 << 25  # bytes for the arguments of a call, and as many for its results
-_WORKSPACE = 4 * _ARENA  # where that begins
-SIZE = 6 * _ARENA
+_ARENA = 1 << 25  # bytes for the arguments of a call
+_CALL = 4 * _ARENA  # for its arguments, results and temporary arrays
+_WORKSPACE = 2 * _CALL  # where that begins
+SIZE = _WORKSPACE + 2 * _ARENA
 _MAP = re.compile(rb"(.*) at (\d+)", re.DOTALL)  # fake_gpu's tensor maps
 
 
@@ -33,7 +34,7 @@ class FakeMachine(run.Machine):
     def run(self, call: Call) -> run.Outcome:
         gpu, image = self.target, make_image(call.arguments)
         assert image.size <= _ARENA, call
-        offset = 2 * _ARENA * call.place
+        offset = _CALL * call.place
         gpu._next = offset
         arena = gpu.array((image.size,), "uint8")
         for place, part in image.parts(MOST_COPIED):
@@ -50,7 +51,7 @@ class FakeMachine(run.Machine):
             return run.Outcome(f"{type(error).__name__}: {error}")
         except Exception as error:
             return run.Outcome(fault=f"{type(error).__name__}: {error}")
-        assert gpu._next <= offset + 2 * _ARENA, call
+        assert gpu._next <= offset + _CALL, call
         launches = tuple(names.of_launch(launch) for launch in gpu.launches)
         found = tuple((y.shape, y.strides, str(y.dtype), names.of(y.data.ptr)) for y in outputs)
         return run.Outcome(outputs=found, launches=(*launches, *gpu.copies))
