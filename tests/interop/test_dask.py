@@ -480,6 +480,7 @@ class _File:
 _SECONDS = 300
 
 
+@pytest.mark.exhaustive
 def test_arrays_larger_than_memory_on_two_workers(tmp_path, monkeypatch):
     monkeypatch.setenv("CUPYKERN_HOST_OPTIMIZE", "2")  # of the workers
     limit, rows, columns, step = 384 << 20, 416 << 10, 512, 4 << 10
