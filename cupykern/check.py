@@ -117,8 +117,8 @@ def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -
         signed = xp.where(both, y - reference, 0.0)
         error = xp.abs(signed)
         in_place = (xp.isnan(y) & xp.isnan(reference)) | (y == reference)
-        overflows = xp.abs(reference) + bound.elementwise >= _overflow_threshold(dtype)
-        in_place |= xp.isinf(y) & overflows & (xp.sign(y) == xp.sign(reference))
+        furthest = xp.sign(y) * reference + bound.elementwise  # towards y
+        in_place |= xp.isinf(y) & (furthest >= _overflow_threshold(dtype))
         ratio = xp.where(error == 0, 0.0, error / bound.elementwise)
         # A bound that is negative or NaN bounds nothing.
         ratio = xp.where(both, xp.where(bound.elementwise >= 0, ratio, np.inf), np.inf)
