@@ -1,7 +1,7 @@
 """What every tool's JSON begins with: what it is, when, and on which machine it was measured.
 
 kinds: "bench", "comparison" (bench --baseline), "suite" (bench --suite), "model"
-(bench --model), "sweep", "tune", "profile", "check", "campaign", "sensitivity"
+(bench --model), "parallel" (bench --parallel), "sweep", "tune", "profile", "check", "campaign", "sensitivity"
 (check --sensitivity), "history" (check --history).
 """
 

@@ -16,7 +16,7 @@ _TIMEOUT = 300.0  # seconds: ranks compile kernels, and may wait for rank 0's me
 _PAUSE_S = 1e-4
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
     """mpi: mpi4py's COMM_WORLD.  comm: of all ranks; NCCL's on a GPU.  local: this process's
     number on its host, and that of its GPU."""
@@ -33,9 +33,9 @@ class World:
         """
         try:
             from mpi4py import MPI
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI
             raise targets.UnavailableError(
-                f"several ranks need mpi4py ({error}): pip install 'cupykern[parallel]'"
+                f"several ranks need MPI: pip install 'cupykern[parallel]' ({error})"
             ) from None
         mpi = MPI.COMM_WORLD
         local = mpi.Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
@@ -51,6 +51,11 @@ class World:
     @property
     def size(self) -> int:
         return self.comm.size
+
+    def renew(self) -> None:
+        """Another communicator of the same ranks, in place of one that is broken."""
+        control = MpiCommunicator(self.mpi, timeout=self.comm.timeout)
+        self.comm = _nccl(self.mpi, self.local, control)
 
     def wait(self) -> None:
         """For all ranks, without the load of MPI's own barrier: rank 0 may be measuring."""
