@@ -1,4 +1,4 @@
-"""`cupykern.parallel` over NCCL on 2 and 4 GPUs, with cupy arrays (tests/support/parallel_checks)."""
+"""`cupykern.parallel` over NCCL on 2 and 4 GPUs, of cupy arrays (tests/support/on_gpu.py)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-
 from ... import arrays, inputs, parallel, reference
 from ...check import Comparison, compare
 from ...dtypes import bfloat16
@@ -31,8 +30,11 @@ class Step:
 class Problem(Protocol):
     """The same on all ranks, whole: each cuts its part out of it."""
 
-    work: Work
-    size: tuple[int, ...]
+    @property
+    def work(self) -> Work: ...
+
+    @property
+    def size(self) -> tuple[int, ...]: ...
 
     def step(self, comm: Communicator) -> Step:
         """Of a rank's part; of a SelfCommunicator the whole."""

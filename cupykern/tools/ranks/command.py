@@ -1,4 +1,4 @@
-"""What `cupykern bench --parallel` does on each rank: the rows, and on rank 0 the table and file."""
+"""What `cupykern bench --parallel` does on each rank: the rows; on rank 0 the table and file."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class RanksPeer(Protocol):
 
 @dataclass
 class Session:
-    """What the rows share.  graphs: whether ours are CUDA graphs; not if NCCL cannot be captured."""
+    """What the rows share.  graphs: whether ours are CUDA graphs, as far as NCCL can be captured."""
 
     world: World
     target: Target
@@ -66,7 +66,7 @@ def measure(session: Session, op: str, problem: Problem) -> Row:
 def _alone(session: Session, problem: Problem) -> list[Contender]:
     step = problem.step(SelfCommunicator())
     function = Graph(step.function, session.target)
-    found = [_Contender(OURS + ALONE, function, session.target)]
+    found: list[Contender] = [_Contender(OURS + ALONE, function, session.target)]
     found += [_peer(session, peer, problem, 1, peer.name + ALONE) for peer in session.peers]
     _timed(session, session.alone, found, step, problem)
     return found
@@ -79,7 +79,7 @@ def _together(session: Session, problem: Problem, row: Row) -> list[Contender]:
     step.function()
     row.bytes_sent = int(world.worst([world.comm.bytes_sent - begin])[0])
     function, step = _captured(session, problem, step)
-    found = [_Contender(OURS, function, session.target)]
+    found: list[Contender] = [_Contender(OURS, function, session.target)]
     for peer in session.peers:
         one = _peer(session, peer, problem, world.size, peer.name)
         if not world.all(one.result.note is None):

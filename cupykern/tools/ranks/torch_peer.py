@@ -147,10 +147,11 @@ class TorchPeer:
             angles = (decode.size[1] - 1) * to(inv_freq)
             layers.append(
                 (
-                    to(layer.input_norm), torch.cat(parts), to(layer.out.weight)[:, cut.q].contiguous(),
-                    to(layer.mlp_norm), to(layer.gate.weight)[cut.inner], to(layer.up.weight)[cut.inner],
-                    to(layer.down.weight)[:, cut.inner].contiguous(), *caches,
-                    angles.cos() * factor, angles.sin() * factor,
+                    *(to(layer.input_norm), torch.cat(parts)),
+                    *(to(layer.out.weight)[:, cut.q].contiguous(), to(layer.mlp_norm)),
+                    *(to(x.weight)[cut.inner] for x in (layer.gate, layer.up)),
+                    *(to(layer.down.weight)[:, cut.inner].contiguous(), *caches),
+                    *(angles.cos() * factor, angles.sin() * factor),
                 )
             )  # fmt: skip
         head = to(whole.head.weight)[parallel.shares(config.vocab, ranks)[rank]]
