@@ -32,7 +32,7 @@ class RanksPeer(Protocol):
 
 @dataclass
 class Session:
-    """What the rows share.  graphs: whether ours are CUDA graphs, as far as NCCL can be captured."""
+    """What the rows share.  graphs: whether ours are CUDA graphs: unless NCCL is not captured."""
 
     world: World
     target: Target
