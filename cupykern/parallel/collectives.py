@@ -190,7 +190,9 @@ def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
 
     with agreed(comm, "all_reduce", facts):
         parts = shares(x.shape[0], comm.size)
-        return gather_rows(comm, add_rows(comm, parts, x).astype(_result(x, dtype)), parts)
+        return gather_rows(
+            comm, add_rows(comm, parts, x).astype(_result(x, dtype), copy=False), parts
+        )
 
 
 def _result(x: Any, dtype: Any) -> np.dtype:

@@ -103,10 +103,10 @@ def _layer_of_rank(
     return replace(
         layer,
         qkv=_rows(layer.qkv, [cut.q, keys, values]),
-        out=RowParallel(comm, _columns(layer.out, cut.q)),
+        out=_summed(comm, layer.out, cut.q),
         gate=_rows(layer.gate, [cut.inner]),
         up=_rows(layer.up, [cut.inner]),
-        down=RowParallel(comm, _columns(layer.down, cut.inner)),
+        down=_summed(comm, layer.down, cut.inner),
     )
 
 
@@ -116,9 +116,10 @@ def _rows(linear: Linear, parts: Sequence[slice]) -> Dense:
     return Dense(found, None if bias is None else xp.concatenate([bias[part] for part in parts]))
 
 
-def _columns(linear: Linear, part: slice) -> Dense:
-    """Of products that are summed, which have no bias in any model."""
-    return Dense(arrays.packed(_dense(linear).weight[:, part]))
+def _summed(comm: parallel.Communicator, linear: Linear, part: slice) -> RowParallel:
+    """The bias is rank 0's."""
+    bias = linear.bias if comm.rank == 0 else None
+    return RowParallel(comm, Dense(arrays.packed(_dense(linear).weight[:, part]), bias))
 
 
 def _dense(linear: Linear) -> Dense:

@@ -78,7 +78,7 @@ def _together(session: Session, problem: Problem, row: Row) -> list[Contender]:
     begin = world.comm.bytes_sent
     step.function()
     row.bytes_sent = int(world.worst([world.comm.bytes_sent - begin])[0])
-    function, step = _captured(session, problem, step)
+    function, step = captured(session, problem, step)
     found: list[Contender] = [_Contender(OURS, function, session.target)]
     for peer in session.peers:
         one = _peer(session, peer, problem, world.size, peer.name)
@@ -93,7 +93,7 @@ def _together(session: Session, problem: Problem, row: Row) -> list[Contender]:
     return found
 
 
-def _captured(session: Session, problem: Problem, step: Step) -> tuple[Function, Step]:
+def captured(session: Session, problem: Problem, step: Step) -> tuple[Function, Step]:
     """The step as a CUDA graph on all ranks, or on none."""
     if not session.graphs:
         return step.function, step
