@@ -32,9 +32,7 @@ KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const v
     }
     const int first_k = warp * kDepth;
     const ElementA* own_a = a + first_k - before;
-    const ElementB* own_b =
-        first_b - before +
-        (kMnMajorB ? first_col + first_k * b_row : first_col * b_row + first_k / kPerElement);
+    const ElementB* own_b = own_columns(first_b - before, b_row, first_col, first_k);
     const SkinnyOperands operands{int(epilogue_params.m),
                                   clamp_to(epilogue_params.n - first_col, kTileN),
                                   first_k,

@@ -29,6 +29,7 @@ from .product import (
     compute_dtype,
     fill_epilogue,
     fill_epilogues,
+    fill_formula,
 )
 from .sm90_config import shared_memory_refusal
 
@@ -36,6 +37,10 @@ ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
 _PHASES = 8  # gemm/skinny.cuh: kPhases
 _KERNELS = {"gemm": "skinny_gemm", "dual_gemm": "dual_gemm_skinny"}
+_FORMULA_PARAMS = {
+    "gemm": ("skinny_gemm_expression.cu", "ExpressionSkinnyGemmParams"),
+    "dual_gemm": ("dual_gemm_skinny_expression.cu", "ExpressionSkinnyDualParams"),
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class SkinnyGemmConfig:
         task = self._computed(task)
         names = ("ElementA", "ElementB", "Compute")
         types = (task.a, task.b, compute_dtype(task.a, task.b))
-        return Variant(
+        plain = Variant(
             _KERNELS[task.kernel],
             tuple((name, dtypes.CPP_NAMES[x]) for name, x in zip(names, types, strict=True)),
             (
@@ -101,6 +106,9 @@ class SkinnyGemmConfig:
             self.num_threads,
             min_blocks=self.min_blocks,
         )
+        if task.formula is None:
+            return plain
+        return task.formula.variant(plain, f"{plain.kernel}_expression")
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
@@ -153,8 +161,8 @@ def _task_refusal(task: GemmTask) -> str | None:
         return "a skinny GEMM is a product or a dual GEMM, of FP32 by multiply-adds"
     if t.kernel == "dual_gemm" and (t.layout_b != K_MAJOR or t.a == dtypes.float32):
         return "a skinny dual GEMM reads K-major b1 and b2, not of FP32"
-    if t.formula is not None:
-        return "a skinny GEMM's epilogue has no expression"
+    if t.formula is not None and (is_misaligned(t) or t.a == dtypes.float32):
+        return "a skinny GEMM with an expression reads aligned rows, not of FP32"
     if t.fp16_accumulate or t.block_scales:
         return "a skinny GEMM accumulates in FP32 or int32, without block scales"
     if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):
@@ -250,6 +258,10 @@ def skinny_gemm_plan(
         product, task = product.swapped, task.swapped
     params = (_params if product.b2 is None else _dual_params)(product, task)
     params["a_row"], params["k"] = product.a.row, product.k
+    if product.formula is not None:
+        plain, params = params, zeros(*_FORMULA_PARAMS[product.kernel])
+        params["product"] = plain
+        fill_formula(params["expression"], product)
     kernel, struct = get_kernel(target, variant), target.by_value(params)
     phases = _PHASES if is_misaligned(task) and not _mn_major(task) else 1
     grid = phases * math.ceil(product.n / (phases * config.tile_n))
@@ -272,7 +284,7 @@ def _params(product: Product, task: GemmTask) -> np.ndarray:
 
 def _dual_params(product: Product, task: GemmTask) -> np.ndarray:
     assert product.b2 is not None
-    params = zeros("dual_gemm_skinny.cu", "SkinnyDualParams")
+    params = zeros("gemm/skinny_dual.cuh", "SkinnyDualParams")
     params["b_rows"], params["policy"] = (product.b.col, product.b2.col), product.policy
     for i, groups in enumerate((product.groups_b, product.groups_b2)):
         if groups is not None:

@@ -279,6 +279,11 @@ struct MatrixCopier {
     }
 };
 
+// The block's first column of B, from the warp's first k on.
+DEVICE const ElementB* own_columns(const ElementB* b, int64_t row, int64_t first_col, int first_k) {
+    return b + (kMnMajorB ? first_col + first_k * row : first_col * row + first_k / kPerElement);
+}
+
 // What a warp has of the operands.
 struct SkinnyOperands {
     int rows, cols;       // that exist
