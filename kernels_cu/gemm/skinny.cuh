@@ -1,17 +1,17 @@
-// The parts of skinny GEMM, m <= 16: stages of A and B, their copies by lanes, the product of a warp,
-// and the mainloop.
+// The parts of skinny GEMM, m <= 16: stages of A and B, their copies by lanes, the product of a
+// warp, and the mainloop.
 //
 // A block computes kTileN columns, of one product or of two with the same A (kMatrices); its warps
 // split k, kDepth each of every kWarps * kDepth.  Each warp streams its share of A and B through
-// its own cp.async pipeline of kStages stages, without block barriers in the mainloop.  The loads of
-// the epilogue overlap the pipeline's prologue.  The code is short: with one wave of blocks, every
-// instruction cache miss shows.
+// its own cp.async pipeline of kStages stages, without block barriers in the mainloop.  The loads
+// of the epilogue overlap the pipeline's prologue.  The code is short: with one wave of blocks,
+// every instruction cache miss shows.
 // The product is computed with swap-AB, because the second operand of mma.sync may have 8 columns:
 // m <= 8 costs 8 rows, not 16.
 // Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16 (FP32: 4
 // or 16), the largest m; kTileN, kDepth, kStages, kMatrices; kMnMajorB: B is MN-major, otherwise
-// K-major as A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned: misaligned
-// rows of 16-bit elements and any length; only the operands themselves are aligned.
+// K-major as A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned:
+// misaligned rows of 16-bit elements and any length; only the operands themselves are aligned.
 #pragma once
 #include "gemm/skinny_fma.cuh"
 #include "gemm/misaligned_tile.cuh"
