@@ -114,20 +114,25 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
         return value
     xp, x = namespace(value.exact), value.exact
     worst, floor, own = activation_error(xp, x, activation, narrow)
-    steepness, steepest = xp.abs(slope(xp, x, activation)), _LIPSCHITZ[activation]
+    steepness, steepest = slope(xp, x, activation), _LIPSCHITZ[activation]
     found = Approximate(
         activate(xp, x, activation),
         # Its own error is that at an argument which is off.
         (steepest * value.worst + worst) * (1 + 2.0**-10),
         steepest * value.floor + floor,
         steepness**2 * value.square + own**2,
-        steepness * value.bias + own,
+        xp.abs(steepness) * value.bias + own,
         steepness**2 * value.shared,
+        value.axes,
+        steepness * value.known,
     )
     # An infinite sum, which relu makes 0, has no error.
     infinite = xp.isinf(x)
-    worst, floor, square, bias, shared = (xp.where(infinite, 0.0, x) for x in found[1:-1])
-    return Approximate(found.exact, worst, floor, square, bias, shared, value.axes)
+    errors = {
+        name: xp.where(infinite, 0.0, getattr(found, name))
+        for name in ("worst", "floor", "square", "bias", "shared", "known")
+    }
+    return found._replace(**errors)
 
 
 def epilogue_bound(

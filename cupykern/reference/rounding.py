@@ -82,8 +82,9 @@ def stored(
     bias: Factor = 0.0,
     axis: int | tuple[int, ...] = -1,
     common: Any = 0.0,
+    known: Any = 0.0,
 ) -> Bound:
-    """The Bound of y, which had the errors worst, rms, shared, bias and common, rounded to `dtype`.
+    """The Bound of y, which had the errors worst, rms and so on, rounded to `dtype`.
 
     floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: where
     it may exceed what is expected, and where results are rounded to zero, nothing is.
@@ -101,6 +102,7 @@ def stored(
         bias,
         axis,
         common,
+        known=known,
     )
 
 
