@@ -108,6 +108,9 @@ TENSOR_8 = Adder(32, 13, 34 * 2.0**-13, aligned=13)
 HALF = Adder(16, 10, 2 * 2.0**-10, smallest=2.0**-24)
 """FP16 sums of FP16 products: rounded after 16 of them on Hopper, at worst truncated after 8."""
 
+FP64 = Adder(1, 52, 2.0**-53)
+"""The reference's own."""
+
 PARTS_K = 32
 """After so many of k sums of products of 16-bit parts are added in FP32."""
 
@@ -434,7 +437,9 @@ class Products:
         for first in range(0, a.shape[-1], PROMOTED_K):
             block = slice(first, first + PROMOTED_K)
             terms = self._terms(a[..., block], b[..., block, :])
-            if not self.exact:
+            if self.exact:  # but not the reference, whose operands have their scales
+                square = square + expected_error(FP64, terms, PROMOTED_K)[0]
+            else:
                 own, mean = expected_error(self.adder, terms, PROMOTED_K)
                 square = square + own - mean**2
                 bias = bias + xp.sign(terms.total) * mean

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
+from ..error_statistics import DEVIATIONS
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
 from ..typing import Array, Namespace
@@ -71,6 +72,8 @@ def erf(xp: Namespace, x: Array) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
 
 
+_BENT = 2.0**-6  # within an error of so much slopes change little
+_STEP = 0.5  # of the trapezoidal rule, in standard deviations
 _LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
 """The largest derivative, rounded up."""
 
@@ -115,14 +118,15 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
     xp, x = namespace(value.exact), value.exact
     worst, floor, own = activation_error(xp, x, activation, narrow)
     steepness, steepest = slope(xp, x, activation), _LIPSCHITZ[activation]
+    mean, square = _of_random(xp, x, activation, xp.sqrt(value.square), steepness)
     found = Approximate(
         activate(xp, x, activation),
         # Its own error is that at an argument which is off.
         (steepest * value.worst + worst) * (1 + 2.0**-10),
         steepest * value.floor + floor,
-        steepness**2 * value.square + own**2,
-        xp.abs(steepness) * value.bias + own,
-        steepness**2 * value.shared,
+        square + own**2,
+        xp.abs(steepness) * value.bias + mean + own,
+        square * xp.where(value.square > 0, value.shared / value.square, 0.0),
         value.axes,
         steepness * value.known,
     )
@@ -133,6 +137,31 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
         for name in ("worst", "floor", "square", "bias", "shared", "known")
     }
     return found._replace(**errors)
+
+
+def _of_random(
+    xp: Namespace, x: Any, activation: str | None, rms: Any, steepness: Any
+) -> tuple[Any, Any]:
+    """(size of the mean, mean square) of f(x + e) - f(x), of normal numbers e.
+
+    To first order e times the slope, `steepness`; but where e reaches relu's kink or other slopes
+    (f'' is at most about 1 + |x| times the slope), as that of large products that cancel does, by
+    the trapezoidal rule.
+    """
+    mean, square = xp.zeros_like(rms), (steepness * rms) ** 2
+    reach = DEVIATIONS * rms
+    curved = xp.isfinite(x) & ((reach * (1 + xp.abs(x)) > _BENT) | (xp.abs(x) < reach)) & (rms > 0)
+    if not bool(curved.any()):
+        return mean, square
+    x, rms = (xp.broadcast_to(z, curved.shape)[curved] for z in (x, rms))
+    y, total, of_squares, weights = activate(xp, x, activation), 0.0, 0.0, 0.0
+    for e in np.arange(-DEVIATIONS, DEVIATIONS + _STEP, _STEP):
+        weight = math.exp(-(e**2) / 2)
+        off = activate(xp, x + float(e) * rms, activation) - y
+        total, of_squares = total + weight * off, of_squares + weight * off**2
+        weights += weight
+    mean[curved], square[curved] = xp.abs(total) / weights, of_squares / weights
+    return mean, square
 
 
 def epilogue_bound(
