@@ -35,6 +35,12 @@ class Approximate(NamedTuple):
     axes: tuple[int, ...] = ()
     known: Any = 0.0
 
+    @property
+    def shared_part(self) -> Any:
+        """`shared` over `square`."""
+        xp = namespace(self.exact)
+        return xp.where(self.square > 0, self.shared / self.square, 0.0)
+
     def scaled(self, factor: Any) -> Approximate:
         """Times an exact factor."""
         size = abs(factor)

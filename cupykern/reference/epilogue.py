@@ -25,7 +25,7 @@ from .elementary import (
     SIGMOID_ULPS,
     SIGMOID_ULPS_PER_UNIT,
 )
-from .rounding import ROUNDING
+from .rounding import ROUNDING, over_normal
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
@@ -73,7 +73,6 @@ def erf(xp: Namespace, x: Array) -> Any:
 
 
 _BENT = 2.0**-6  # within an error of so much slopes change little
-_STEP = 0.5  # of the trapezoidal rule, in standard deviations
 _LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
 """The largest derivative, rounded up."""
 
@@ -118,7 +117,7 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
     xp, x = namespace(value.exact), value.exact
     worst, floor, own = activation_error(xp, x, activation, narrow)
     steepness, steepest = slope(xp, x, activation), _LIPSCHITZ[activation]
-    mean, square = _of_random(xp, x, activation, xp.sqrt(value.square), steepness)
+    mean, square = _of_random(value, activation, steepness)
     found = Approximate(
         activate(xp, x, activation),
         # Its own error is that at an argument which is off.
@@ -126,7 +125,7 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
         steepest * value.floor + floor,
         square + own**2,
         xp.abs(steepness) * value.bias + mean + own,
-        square * xp.where(value.square > 0, value.shared / value.square, 0.0),
+        square * value.shared_part,
         value.axes,
         steepness * value.known,
     )
@@ -139,28 +138,27 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
     return found._replace(**errors)
 
 
-def _of_random(
-    xp: Namespace, x: Any, activation: str | None, rms: Any, steepness: Any
-) -> tuple[Any, Any]:
-    """(size of the mean, mean square) of f(x + e) - f(x), of normal numbers e.
+def _of_random(value: Approximate, activation: str | None, steepness: Any) -> tuple[Any, Any]:
+    """(size of the mean, mean square) of what the activation makes of the value's errors.
 
-    To first order e times the slope, `steepness`; but where e reaches relu's kink or other slopes
-    (f'' is at most about 1 + |x| times the slope), as that of large products that cancel does, by
-    the trapezoidal rule.
+    To first order they are multiplied by the slope, `steepness`; not where they reach relu's kink,
+    or slopes that differ much (f'' is at most about 1 + |x| times the slope), as those of large
+    products that cancel do.
     """
-    mean, square = xp.zeros_like(rms), (steepness * rms) ** 2
+    xp, x, rms = namespace(value.exact), value.exact, namespace(value.exact).sqrt(value.square)
+    mean, square = xp.zeros_like(x), steepness**2 * value.square + xp.zeros_like(x)
     reach = DEVIATIONS * rms
-    curved = xp.isfinite(x) & ((reach * (1 + xp.abs(x)) > _BENT) | (xp.abs(x) < reach)) & (rms > 0)
+    curved = xp.isfinite(x) & ((reach * (1 + xp.abs(x)) > _BENT) | (xp.abs(x) < reach))
     if not bool(curved.any()):
         return mean, square
-    x, rms = (xp.broadcast_to(z, curved.shape)[curved] for z in (x, rms))
-    y, total, of_squares, weights = activate(xp, x, activation), 0.0, 0.0, 0.0
-    for e in np.arange(-DEVIATIONS, DEVIATIONS + _STEP, _STEP):
-        weight = math.exp(-(e**2) / 2)
-        off = activate(xp, x + float(e) * rms, activation) - y
-        total, of_squares = total + weight * off, of_squares + weight * off**2
-        weights += weight
-    mean[curved], square[curved] = xp.abs(total) / weights, of_squares / weights
+    x, rms, worst = (
+        xp.broadcast_to(z, curved.shape)[curved] for z in (x, rms, value.worst + value.floor)
+    )
+    y = activate(xp, x, activation)
+    ((of_x, square_of_x),) = over_normal(
+        lambda e: (activate(xp, x + e, activation) - y,), rms, worst
+    )
+    mean[curved], square[curved] = xp.abs(of_x), square_of_x
     return mean, square
 
 
