@@ -86,7 +86,7 @@ FOUND = {
         ),
         321,
     ),
-    "one rounding to BF16 parts, of a column": (
+    "what BF16 parts lose of one column": (
         "matmul",
         MatmulProblem(
             65, 1, 128, "bfloat16", "float32", batch_a=(3,), layout_a="sliced", layout_b="offset",
@@ -112,6 +112,21 @@ FOUND = {
             scales="rows",
         ),
         708938,
+    ),
+    "large products that cancel, before a formula's kink": (
+        "matmul",
+        MatmulProblem(
+            130, 8, 16, *("float8_e5m2",) * 2, layout_b="F", epilogue=FORMULAS[0], **_CANCELLING
+        ),
+        285268,
+    ),
+    "large products that cancel, where a formula is curved": (
+        "matmul",
+        MatmulProblem(
+            65, 130, 64, "float8_e5m2", "float8_e4m3fn", layout_b="F", kind="special",
+            epilogue=FORMULAS[1],
+        ),
+        34115,
     ),
     "a sum of integers that is zero, but by scales in FP64": (
         "scaled_mm",
