@@ -49,12 +49,18 @@ def product(a: Array, b: Array) -> Any:
 def flushed(a: Array, b: Array) -> Any:
     """What a @ b of absolute values may lose because subnormal operands, products and partial sums
     count as zero."""
-    lost = 2 * a.shape[-1] * FLOOR
-    for x, y, of_a in ((a, b, True), (b, a, False)):
-        small = x * (x < FLOOR)
-        if bool((small > 0).any()):
-            lost = lost + (product(small, y) if of_a else product(y, small))
+    lost = 2 * a.shape[-1] * FLOOR + products_of(a, b, a < FLOOR, b < FLOOR)
     return lost * (1 + 2.0**-8)  # and the result's rounding of what is lost
+
+
+def products_of(a: Array, b: Array, of_a: Array, of_b: Array) -> Any:
+    """The products of these elements of absolute values a with b, and of a with these of b."""
+    total: Any = 0.0
+    if bool((of_a & (a > 0)).any()):
+        total = total + product(a * of_a, b)
+    if bool((of_b & (b > 0)).any()):
+        total = total + product(a, b * of_b)
+    return total
 
 
 def aligned_sizes(a: Array, b: Array, dtype_a: np.dtype, dtype_b: np.dtype, sizes: Any) -> Any:

@@ -10,6 +10,7 @@ from cupykern import OPS, check, dtypes, inputs
 from cupykern.numerics import as_float64
 from cupykern.ops.complex_matmul import ComplexProblem
 from cupykern.ops.dequant_softmax import LogitsProblem
+from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.nonfinite_report import NonfiniteProblem
 from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
 from cupykern.ops.problems.norm import NormProblem
@@ -138,6 +139,14 @@ FOUND = {
             scales="blocks",
         ),
         707424,
+    ),
+    "operands that are subnormal, but not times their scales": (
+        "dual_gemm_silu",
+        DualProblem(
+            7, 127, 136, *("bfloat16",) * 2, batch_a=(2, 1), batch_b=(3,), layout_a="broadcast",
+            scales="blocks", policy="hybrid", out_dtype="float16", kind="subnormal",
+        ),
+        1501067,
     ),
     "sums that repeat": (
         "nonfinite_report",
