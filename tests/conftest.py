@@ -10,6 +10,7 @@ hypothesis' examples.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -88,14 +89,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _without(item: pytest.Item) -> str | None:
     """What the item needs (tests/support/needs.py) and its target or this machine lacks."""
     target = None
-    if "gpu" in item.fixturenames or "gpu" in item.keywords:
+    if _needs_gpu(item):
         target = None if item.config.getoption("target") == "host" else _gpu()
         if target is None:
             return "need a GPU"
-    if hasattr(item, "callspec") and "target" in item.callspec.params:
-        target = _target(item.callspec.params["target"])
+    if (name := _target_name(item)) is not None:
+        target = _target(name)
     what = _lacks(target, item.iter_markers("needs"))
     return f"need {what}" if what else None
+
+
+def _needs_gpu(item: pytest.Item) -> bool:
+    return "gpu" in item.fixturenames or "gpu" in item.keywords
+
+
+def _target_name(item: pytest.Item) -> str | None:
+    return item.callspec.params.get("target") if hasattr(item, "callspec") else None
 
 
 def _left_out(item: pytest.Item, cases: dict[Any, int]) -> str | None:
@@ -112,11 +121,25 @@ def _left_out(item: pytest.Item, cases: dict[Any, int]) -> str | None:
     thinned, in_turn = map(item.get_closest_marker, ("thinned", "in_turn"))
     if "exhaustive" in item.keywords or (thinned and number % thinned.args[0]):
         return _LEFT_OUT
-    target = callspec.params.get("target") if callspec else None
+    target = _target_name(item)
     if not in_turn or target not in _HOST:
         return None
     turn = sum(indices[name] for name in in_turn.args or indices)
     return None if target == list(_HOST)[turn % len(_HOST)] else _LEFT_OUT
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Of several processes one at a time uses the GPU, and leaves its memory to the others."""
+    gpu = _gpu() if _needs_gpu(item) or _target_name(item) == "gpu" else None
+    if gpu is None or "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return (yield)
+        finally:
+            gpu.xp.get_default_memory_pool().free_all_blocks()
 
 
 @pytest.hookimpl(trylast=True)
