@@ -4,7 +4,7 @@ What a target does not have, or a machine without a GPU, is deselected, not skip
 end counts it.  A skip means that a tool is missing here.
 
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
-size of tests that take the two in turn, cases of tests that take every second to sixth, and
+size of tests whose cases take the two in turn, cases of tests that take every second to eighth, and
 hypothesis' examples.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -76,11 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    cases: dict[str, dict[Any, int]] = defaultdict(dict)
-    reasons = {}
-    for item in items:
-        left_out = _left_out(item, cases[item.nodeid.partition("[")[0]])
-        reasons[item] = _without(item) or left_out
+    reasons = {item: _without(item) or _left_out(item) for item in items}
     config.stash[_DESELECTED].update(filter(None, reasons.values()))
     config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
     items[:] = [item for item in items if not reasons[item]]
@@ -107,25 +103,39 @@ def _target_name(item: pytest.Item) -> str | None:
     return item.callspec.params.get("target") if hasattr(item, "callspec") else None
 
 
-def _left_out(item: pytest.Item, cases: dict[Any, int]) -> str | None:
-    """By the markers exhaustive, in_turn and thinned.
+def _left_out(item: pytest.Item) -> str | None:
+    """By the markers exhaustive, thinned and in_turn.
 
-    cases: the test's own, numbered as they come.
+    Cases are counted along the diagonals of their parameters, so that no value goes missing where
+    another parameter has as many.  Host tests of several cases take the two warp sizes in turn.
     """
     if item.config.getoption("exhaustive"):
         return None
-    callspec = getattr(item, "callspec", None)
-    indices = dict(callspec.indices) if callspec else {}
-    indices.pop("target", None)
-    number = cases.setdefault(tuple(indices.items()), len(cases))
     thinned, in_turn = map(item.get_closest_marker, ("thinned", "in_turn"))
-    if "exhaustive" in item.keywords or (thinned and number % thinned.args[0]):
+    every = thinned.args[0] if thinned else 1
+    diagonal = _diagonal(item)
+    if "exhaustive" in item.keywords or diagonal % every:
         return _LEFT_OUT
     target = _target_name(item)
-    if not in_turn or target not in _HOST:
+    several = next(item.iter_markers("parametrize"), None) is not None
+    if target not in _HOST or not (several or in_turn):
         return None
-    turn = sum(indices[name] for name in in_turn.args or indices)
-    return None if target == list(_HOST)[turn % len(_HOST)] else _LEFT_OUT
+    needs = list(item.iter_markers("needs"))
+    fit = [name for name in _HOST if not _lacks(_target(name), needs)]
+    turn = _diagonal(item, in_turn.args) if in_turn and in_turn.args else diagonal // every
+    return None if not fit or target == fit[turn % len(fit)] else _LEFT_OUT
+
+
+def _diagonal(item: pytest.Item, names: Iterable[str] = ()) -> int:
+    """Sum of the places of a case's values among those of their parametrize, or of these names."""
+    found = 0
+    for mark in item.iter_markers("parametrize"):
+        parameters = mark.args[0]
+        if isinstance(parameters, str):
+            parameters = [name.strip() for name in parameters.split(",")]
+        if not names or not set(names).isdisjoint(parameters):
+            found += item.callspec.indices[parameters[0]]
+    return found
 
 
 @pytest.hookimpl(wrapper=True)

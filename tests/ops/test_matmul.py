@@ -58,7 +58,7 @@ def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
     assert len(seen) > 1 or ("kLayoutA", STRIDED) in next(iter(seen)).constants
 
 
-@pytest.mark.in_turn
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
 @pytest.mark.parametrize("m", [1, 15, 16, 17, 65])
 @pytest.mark.parametrize("n", [1, 9, 130])
