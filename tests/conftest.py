@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -76,7 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    reasons = {item: _without(item) or _left_out(item) for item in items}
+    known: dict[Any, dict[Any, int]] = defaultdict(dict)
+    reasons = {}
+    for item in items:
+        left_out = _left_out(item, _places(item, known))
+        reasons[item] = _without(item) or left_out
     config.stash[_DESELECTED].update(filter(None, reasons.values()))
     config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
     items[:] = [item for item in items if not reasons[item]]
@@ -103,39 +107,45 @@ def _target_name(item: pytest.Item) -> str | None:
     return item.callspec.params.get("target") if hasattr(item, "callspec") else None
 
 
-def _left_out(item: pytest.Item) -> str | None:
+def _left_out(item: pytest.Item, places: dict[str, int]) -> str | None:
     """By the markers exhaustive, thinned and in_turn.
 
     Cases are counted along the diagonals of their parameters, so that no value goes missing where
     another parameter has as many.  Host tests of several cases take the two warp sizes in turn.
+    places: of the case's values in each parametrize, by parameter.
     """
     if item.config.getoption("exhaustive"):
         return None
     thinned, in_turn = map(item.get_closest_marker, ("thinned", "in_turn"))
     every = thinned.args[0] if thinned else 1
-    diagonal = _diagonal(item)
+    diagonal = sum(places.values())
     if "exhaustive" in item.keywords or diagonal % every:
         return _LEFT_OUT
     target = _target_name(item)
-    several = next(item.iter_markers("parametrize"), None) is not None
-    if target not in _HOST or not (several or in_turn):
+    if target not in _HOST or not (places or in_turn):
         return None
     needs = list(item.iter_markers("needs"))
     fit = [name for name in _HOST if not _lacks(_target(name), needs)]
-    turn = _diagonal(item, in_turn.args) if in_turn and in_turn.args else diagonal // every
+    turn = diagonal // every
+    if in_turn and in_turn.args:
+        turn = sum(places[name] for name in in_turn.args)
     return None if not fit or target == fit[turn % len(fit)] else _LEFT_OUT
 
 
-def _diagonal(item: pytest.Item, names: Iterable[str] = ()) -> int:
-    """Sum of the places of a case's values among those of their parametrize, or of these names."""
-    found = 0
+def _places(item: pytest.Item, known: dict[Any, dict[Any, int]]) -> dict[str, int]:
+    """Of the values among those of their parametrize, by its first parameter.
+
+    known: those of the items before.
+    """
+    places = {}
     for mark in item.iter_markers("parametrize"):
-        parameters = mark.args[0]
-        if isinstance(parameters, str):
-            parameters = [name.strip() for name in parameters.split(",")]
-        if not names or not set(names).isdisjoint(parameters):
-            found += item.callspec.indices[parameters[0]]
-    return found
+        names = mark.args[0]
+        if isinstance(names, str):
+            names = [name.strip() for name in names.split(",")]
+        others = known[item.nodeid.partition("[")[0], names[0]]
+        values = tuple(id(item.callspec.params[name]) for name in names)
+        places[names[0]] = others.setdefault(values, len(others))
+    return places
 
 
 @pytest.hookimpl(wrapper=True)
