@@ -1,6 +1,6 @@
 """Products of up to 16 rows, in the time of reading b: configs and plans.
 
-The Python half of kernels_cu/skinny_gemm.cu.
+The Python half of kernels_cu/skinny_gemm.cu and dual_gemm_skinny.cu.
 """
 
 from __future__ import annotations
@@ -28,18 +28,25 @@ from .product import (
     Product,
     compute_dtype,
     fill_epilogue,
+    fill_epilogues,
+    fill_formula,
 )
 from .sm90_config import shared_memory_refusal
 
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
 _PHASES = 8  # gemm/skinny.cuh: kPhases
+_KERNELS = {"gemm": "skinny_gemm", "dual_gemm": "dual_gemm_skinny"}
+_FORMULA_PARAMS = {
+    "gemm": ("skinny_gemm_expression.cu", "ExpressionSkinnyGemmParams"),
+    "dual_gemm": ("dual_gemm_skinny_expression.cu", "ExpressionSkinnyDualParams"),
+}
 
 
 @dataclass(frozen=True)
 class SkinnyGemmConfig:
-    """tile_n columns for a block, whose warps slice k and have no block barrier before the
-    epilogue.
+    """tile_n columns for a block, of a dual GEMM of both products, whose warps slice k and have no
+    block barrier before the epilogue.
 
     tile_k: elements along k of a warp's stage; each has every warps-th of them.
     warps: an even number.
@@ -69,8 +76,8 @@ class SkinnyGemmConfig:
         bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not _mn_major(task)))
         rows_b, size = self._rows_of_b(task)
         size += misaligned * _mn_major(task) + (self.tile_k // GROUP if task.b == FP4 else 0)
-        stages = self.stages * (bytes_a + rows_b * size)
-        return self.warps * max(stages, 4 * self.rows * (self.tile_n + 4))
+        stages = self.stages * (bytes_a + task.products * rows_b * size)
+        return self.warps * max(stages, 4 * self.rows * (task.products * self.tile_n + 4))
 
     def _computed(self, task: GemmTask) -> GemmTask:
         return task.swapped if self.swap_ab else task.a_decoded
@@ -84,20 +91,24 @@ class SkinnyGemmConfig:
         task = self._computed(task)
         names = ("ElementA", "ElementB", "Compute")
         types = (task.a, task.b, compute_dtype(task.a, task.b))
-        return Variant(
-            "skinny_gemm",
+        plain = Variant(
+            _KERNELS[task.kernel],
             tuple((name, dtypes.CPP_NAMES[x]) for name, x in zip(names, types, strict=True)),
             (
                 ("kRows", self.rows),
                 ("kTileN", self.tile_n),
                 ("kDepth", self.tile_k),
                 ("kStages", self.stages),
+                ("kMatrices", task.products),
                 ("kMnMajorB", _mn_major(task)),
                 ("kMisaligned", is_misaligned(task)),
             ),
             self.num_threads,
             min_blocks=self.min_blocks,
         )
+        if task.formula is None:
+            return plain
+        return task.formula.variant(plain, f"{plain.kernel}_expression")
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
         """Why this config cannot compute `task` on `device`; None: it can."""
@@ -146,10 +157,12 @@ def _mn_major(task: GemmTask) -> bool:
 
 def _task_refusal(task: GemmTask) -> str | None:
     t = task
-    if t.kernel != "gemm" or t.precision not in ("float32", "fma"):
-        return "a skinny GEMM is a single product, of FP32 by multiply-adds"
-    if t.formula is not None:
-        return "a skinny GEMM's epilogue has no expression"
+    if t.kernel not in _KERNELS or t.precision not in ("float32", "fma"):
+        return "a skinny GEMM is a product or a dual GEMM, of FP32 by multiply-adds"
+    if t.kernel == "dual_gemm" and (t.layout_b != K_MAJOR or t.a == dtypes.float32):
+        return "a skinny dual GEMM reads K-major b1 and b2, not of FP32"
+    if t.formula is not None and (is_misaligned(t) or t.a == dtypes.float32):
+        return "a skinny GEMM with an expression reads aligned rows, not of FP32"
     if t.fp16_accumulate or t.block_scales:
         return "a skinny GEMM accumulates in FP32 or int32, without block scales"
     if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):
@@ -169,24 +182,31 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     """Those of `task` on `arch`, the measured one first: two blocks on a multiprocessor, each with
     as many stages as fit; or, of few columns that are converted, one with twice the warps: (1,
     4096, 7168) of FP16 by E4M3 takes 13.2 us so instead of 14.0 (H200); or, of fewer by 16 bits or
-    NVFP4, one of 16 columns, so that
-    more multiprocessors have some: (1, 1024, 8192) of BF16 11.0 us instead of 14.5.
+    NVFP4, one of 16 columns, so that more multiprocessors have some: (1, 1024, 8192) of BF16 11.0
+    us instead of 14.5.
     """
     arch = device.arch
     if task.a == dtypes.float32:
         return _fp32_configs(task, device)
     if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
         return ()
-    mn_major = _mn_major(task)
+    mn_major, sms = _mn_major(task), multiprocessors(arch)
     if mn_major and task.b == dtypes.int8 and is_measured(arch):
         return ()
     tile_n, tile_k = (64, 64 // task.b.itemsize) if mn_major else (32, 128 // task.b.itemsize)
     converts = task.b == FP4 or task.a.itemsize > task.b.itemsize
-    # Else it gains little.
-    halves = task.m <= 8 and converts and is_measured(arch) and not mn_major
+    by_vectors = not mn_major and not is_misaligned(task)
+    # Of 8-bit operands it gains little.
+    few_16_bit = task.b.itemsize == 2 and by_vectors and arch == "sm_90a" and task.m <= 8
+    halves = few_16_bit or (task.m <= 8 and converts and is_measured(arch) and not mn_major)
     task, rows = task.a_decoded, 8 if halves else ROWS
-    stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)
     most = 3 if task.b == FP4 else 4  # 48.4 to 47.1 us (1 x 28672 x 8192, NVFP4)
+    if few_16_bit:
+        # 15.5 to 13.6 us (1 x 6144 x 4096): less than two blocks of 32 columns for each SM.
+        tile_n, most = 32 if math.ceil(task.n / 32) > 2 * sms else 16, 6
+    if task.products > 1:
+        tile_n = 16
+    stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)
     stages = max(2, min(most, (max_shared_bytes(arch) // 2 - 1024) // stage))
     found = [SkinnyGemmConfig(tile_n, tile_k, 4, stages, 2, rows)]
     if is_misaligned(task) and is_measured(arch):
@@ -194,11 +214,11 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
         found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
     if arch == "sm_90a" and not mn_major and (halves or task.b.itemsize == 2):
         alone = []  # on a multiprocessor, where each block has one
-        if not is_misaligned(task) and (task.b == FP4 or task.b.itemsize == 2):
+        if by_vectors and (task.b == FP4 or task.b.itemsize == 2):
             alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))
         if task.a.itemsize > task.b.itemsize:
             alone.append(SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows))
-        fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= multiprocessors(arch)]
+        fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= sms]
         found = [*fit, *found, *(c for c in alone if c not in fit)]
     return tuple(config for config in found if config.refusal(task, device) is None)
 
@@ -225,8 +245,8 @@ class SkinnyGemmPlan(NamedTuple):
     repeated: Repeated
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: product.ARRAYS["gemm"], None where absent."""
-        self.repeated.launch((*arrays[:7], arrays[8]))
+        """arrays: product.ARRAYS, None where absent."""
+        self.repeated.launch((*arrays[:7], *arrays[8:]))  # without groups_a
 
 
 def skinny_gemm_plan(
@@ -236,13 +256,12 @@ def skinny_gemm_plan(
     variant, shared = config.variant(task), config.shared_bytes(task)
     if config.swap_ab:
         product, task = product.swapped, task.swapped
-    params = zeros("gemm/skinny.cuh", "SkinnyGemmParams")
-    params["a_row"] = product.a.row
-    params["b_row"] = product.b.row if _mn_major(task) else product.b.col
-    params["k"] = product.k
-    if product.groups_b is not None:
-        params["groups"] = product.groups_b[1:]
-    fill_epilogue(params["epilogue"], product)
+    params = (_params if product.b2 is None else _dual_params)(product, task)
+    params["a_row"], params["k"] = product.a.row, product.k
+    if product.formula is not None:
+        plain, params = params, zeros(*_FORMULA_PARAMS[product.kernel])
+        params["product"] = plain
+        fill_formula(params["expression"], product)
     kernel, struct = get_kernel(target, variant), target.by_value(params)
     phases = _PHASES if is_misaligned(task) and not _mn_major(task) else 1
     grid = phases * math.ceil(product.n / (phases * config.tile_n))
@@ -252,3 +271,23 @@ def skinny_gemm_plan(
         return (b, a, *rest, struct) if config.swap_ab else (*arrays, struct)
 
     return SkinnyGemmPlan(Repeated(kernel, grid, shared, arguments))
+
+
+def _params(product: Product, task: GemmTask) -> np.ndarray:
+    params = zeros("gemm/skinny.cuh", "SkinnyGemmParams")
+    params["b_row"] = product.b.row if _mn_major(task) else product.b.col
+    if product.groups_b is not None:
+        params["groups"] = product.groups_b[1:]
+    fill_epilogue(params["epilogue"], product)
+    return params
+
+
+def _dual_params(product: Product, task: GemmTask) -> np.ndarray:
+    assert product.b2 is not None
+    params = zeros("gemm/skinny_dual.cuh", "SkinnyDualParams")
+    params["b_rows"], params["policy"] = (product.b.col, product.b2.col), product.policy
+    for i, groups in enumerate((product.groups_b, product.groups_b2)):
+        if groups is not None:
+            params["groups"][i] = groups[1:]
+    fill_epilogues(params["epilogues"], product)
+    return params

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from .gemm_task import GemmTask
 from .product import FP4, MN_MAJOR
 from .sm90_config import SS, SWIZZLE_BYTES, Fp8, MixedInput, Sm90Config, round_up
-from .sm90_policies import COOPERATIVE, NO_CLUSTER, Cooperative, Multicast, SlicedK, SplitK
+from .sm90_policies import (
+    COOPERATIVE,
+    NO_CLUSTER,
+    Cooperative,
+    Multicast,
+    PingPong,
+    SlicedK,
+    SplitK,
+)
 
 
 class GatedEpilogue(Sm90Config):
@@ -37,7 +45,7 @@ class GatedEpilogue(Sm90Config):
     def column_refusal(self, unit: int) -> str | None:
         if self.tile_n % unit:
             return (
-                "a dual GEMM has tile_n a multiple of 64, of 128 where b is MN-major or NVFP4; "
+                "a dual GEMM has tile_n a multiple of 32, of 128 where b is MN-major or NVFP4; "
                 f"got {self.tile_n}"
             )
         if self.own_columns % 16:
@@ -65,7 +73,10 @@ class SwappedIfSliced(GatedEpilogue):
         mn_major = task.layout_b == MN_MAJOR
         if self.swap_ab and mn_major:
             return "swap-AB of a dual GEMM needs K-major operands"
-        return self.column_refusal(128 if mn_major else 64) or super().tile_refusal(task)
+        return self.column_refusal(128 if mn_major else 32) or super().tile_refusal(task)
+
+    def column_unit(self, task: GemmTask) -> int:
+        return 64 if task.layout_b == MN_MAJOR else 32
 
     def cluster_refusal(self, task: GemmTask) -> str | None:
         wide = self.tile_k * task.a.itemsize > SWIZZLE_BYTES
@@ -84,7 +95,7 @@ class Sm90DualGemmConfig(SS, SwappedIfSliced):
     tile_n: int
     tile_k: int
     stages: int
-    schedule: Cooperative | SlicedK = COOPERATIVE
+    schedule: Cooperative | PingPong | SlicedK = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
 
 

@@ -82,7 +82,7 @@ def reduce_rows(comm: Communicator, parts: Sequence[slice], partial: Callable[[s
     """
     rank, size, waiting = comm.rank, comm.size, []
     addends: dict[int, Any] = {}
-    rows, own = length(parts[rank]), None
+    rows = length(parts[rank])
     for step in range(1, size):
         to, source = (rank + step) % size, (rank - step) % size
         found = partial(parts[to])
@@ -90,14 +90,31 @@ def reduce_rows(comm: Communicator, parts: Sequence[slice], partial: Callable[[s
             namespace(found), (rows, *found.shape[1:]), dtypes.float32
         )
         waiting.append(comm.exchange([(to, found)], [(source, addends[source])]))
-    own = addends[rank] = partial(parts[rank])
+    addends[rank] = partial(parts[rank])
     for pending in waiting:
         pending.wait()
-    if size == 1:
-        return own
+    return in_order(addends)
+
+
+def add_rows(comm: Communicator, parts: Sequence[slice], x: Any) -> Any:
+    """The same of an array that is there whole: one exchange."""
+    rank = comm.rank
+    x = contiguous(x.astype(np.float32, copy=comm.size == 1))
+    shape = (length(parts[rank]), *x.shape[1:])
+    others = [other for other in range(comm.size) if other != rank]
+    addends = {other: arrays.empty_of(namespace(x), shape, dtypes.float32) for other in others}
+    comm.exchange([(other, x[parts[other]]) for other in others], list(addends.items())).wait()
+    addends[rank] = x[parts[rank]]
+    return in_order(addends)
+
+
+def in_order(addends: dict[int, Any]) -> Any:
+    """The sum of the ranks' addends, rank 0's first."""
+    if len(addends) == 1:
+        return addends[0]
     with np.errstate(all="ignore"):
         total = addends[0] + addends[1]
-        for other in range(2, size):
+        for other in range(2, len(addends)):
             total += addends[other]
     return total
 
@@ -149,7 +166,7 @@ def reduce_scatter(comm: Communicator, x: Any) -> Any:
     Raises TypeError, ValueError, CommunicationError.
     """
     with agreed(comm, "reduce_scatter", _same(comm, x)):
-        return _summed(comm, x, shares(x.shape[0], comm.size))
+        return add_rows(comm, shares(x.shape[0], comm.size), x)
 
 
 def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
@@ -173,7 +190,9 @@ def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
 
     with agreed(comm, "all_reduce", facts):
         parts = shares(x.shape[0], comm.size)
-        return gather_rows(comm, _summed(comm, x, parts).astype(_result(x, dtype)), parts)
+        return gather_rows(
+            comm, add_rows(comm, parts, x).astype(_result(x, dtype), copy=False), parts
+        )
 
 
 def _result(x: Any, dtype: Any) -> np.dtype:
@@ -186,7 +205,3 @@ def _same(comm: Communicator, x: Any) -> Callable[[], Facts]:
         return Facts({"x": described(x)})
 
     return facts
-
-
-def _summed(comm: Communicator, x: Any, parts: Sequence[slice]) -> Any:
-    return reduce_rows(comm, parts, lambda rows: contiguous(x[rows].astype(np.float32)))

@@ -62,6 +62,7 @@ class Communicator(ABC):
             raise ValueError(f"timeout must be positive; got {timeout}")
         self.rank, self.size, self.timeout = rank, size, float(timeout)
         self.exchanges = 0  # calls of `exchange` so far
+        self.bytes_sent = 0  # in them
         self.tables = Tables()
         self._failure: str | None = None
 
@@ -73,7 +74,8 @@ class Communicator(ABC):
         """
         self.check()
         self.exchanges += 1
-        full = ([(rank, x) for rank, x in messages if x.size] for messages in (sends, receives))
+        full = [[(rank, x) for rank, x in messages if x.size] for messages in (sends, receives)]
+        self.bytes_sent += sum(x.nbytes for _, x in full[0])
         return self._exchange(*full)
 
     @abstractmethod

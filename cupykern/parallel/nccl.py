@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from cupykern.targets import is_cupy
 from cupykern.typing import Array
 
 from .communicator import TIMEOUT, CommunicationError, Communicator, Deadline, Message, Pending
+
+_PRIORITY = -5  # CUDA takes the highest that there is
 
 
 class NcclCommunicator(Communicator):
@@ -29,7 +32,10 @@ class NcclCommunicator(Communicator):
         MpiCommunicator: then no call waits for the GPU.
     timeout: seconds to wait for another rank's arguments; then NCCL's communicator is aborted and
         the call raises CommunicationError.  Data that a rank does not send are found missing by the
-        next call, or by `synchronize`; CuPy's own synchronize would wait for ever.
+        next call, or by `synchronize`; CuPy's own synchronize would wait for ever.  So would the
+        first call between two ranks that NCCL has not connected yet, if one of them does not come.
+
+    A CUDA graph that has messages must be deleted before the communicator is.
     """
 
     def __init__(self, comm: Any, *, control: Communicator | None = None, timeout: float = TIMEOUT):
@@ -49,25 +55,42 @@ class NcclCommunicator(Communicator):
                 f"{control.rank} of {control.size}"
             )
         self._cuda, self._xp, self._comm, self._control = cupy.cuda, cupy, raw, control
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        # Of high priority, so that messages do not queue behind the blocks of the next product.
+        self._stream = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
 
     @property
     def agrees(self) -> bool:
         return self.size > 1 and not self._cuda.get_current_stream().is_capturing()
 
     def _exchange(self, sends: list[Message], receives: list[Message]) -> Pending:
-        current, nccl = self._cuda.get_current_stream(), self._cuda.nccl
-        self._stream.wait_event(current.record())
+        nccl, stream = self._cuda.nccl, self._stream
+        stream.wait_event(self._event(self._cuda.get_current_stream()))
         if sends or receives:
-            nccl.groupStart()
-            try:
-                for transfer, messages in ((self._comm.send, sends), (self._comm.recv, receives)):
-                    for rank, x in messages:
-                        place = address_of(x)
-                        transfer(place, x.nbytes, nccl.NCCL_UINT8, rank, self._stream.ptr)
-            finally:
-                nccl.groupEnd()
-        return _Event(self._cuda, self._stream.record(), (sends, receives))
+            with self._errors():
+                nccl.groupStart()
+                try:
+                    for transfer, messages in (
+                        (self._comm.send, sends),
+                        (self._comm.recv, receives),
+                    ):
+                        for rank, x in messages:
+                            transfer(address_of(x), x.nbytes, nccl.NCCL_UINT8, rank, stream.ptr)
+                finally:
+                    nccl.groupEnd()
+        return _Event(self._cuda, self._event(stream), (sends, receives))
+
+    def _event(self, stream: Any) -> Any:
+        """Of what the stream has been told so far; within a capture, a node of the graph."""
+        return stream.record(self._cuda.Event(disable_timing=True))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """NCCL's errors as CommunicationError, as of a rank that has died."""
+        try:
+            yield
+        except self._cuda.nccl.NcclError as error:
+            self.fail(f"NCCL failed: {error}")
+            raise CommunicationError(f"NCCL failed on rank {self.rank}: {error}") from error
 
     def gather_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
         self.check()
@@ -75,7 +98,6 @@ class NcclCommunicator(Communicator):
             try:
                 return self._control.gather_bytes(data, sizes)
             except CommunicationError as error:
-                self._comm.abort()  # else the GPU might wait for ever
                 self.fail(str(error))
                 raise
         mine = self._xp.asarray(np.frombuffer(data, np.uint8))
@@ -91,19 +113,29 @@ class NcclCommunicator(Communicator):
         return [to_numpy(x).tobytes() for x in found]
 
     def fail(self, why: str) -> None:
-        """And tell the others, if there is a host's communicator to do so."""
-        super().fail(why)
-        if self._control is not None:
-            self._control.fail(why)
+        """And tell the others, if there is a host's communicator to do so.  NCCL is aborted: else
+        the GPU might wait for ever, and messages under way might reach memory that others have by
+        now."""
+        if self._failure is None:
+            super().fail(why)
+            if self._control is not None:
+                self._control.fail(why)
+            self._comm.abort()
 
     def synchronize(self) -> None:
         """Wait until all messages so far have arrived.  Raises CommunicationError."""
-        event, deadline = self._stream.record(), Deadline(self.timeout)
+        self.check()
+        event, deadline = self._event(self._stream), Deadline(self.timeout)
         while not event.done:
+            self._check_nccl()
             if deadline.passed():
-                self._comm.abort()  # else the GPU would wait for ever
                 raise self.missing(rank for rank in range(self.size) if rank != self.rank)
-        self._comm.check_async_error()
+        self._check_nccl()
+
+    def _check_nccl(self) -> None:
+        """Raise CommunicationError if NCCL has seen a rank die, say."""
+        with self._errors():
+            self._comm.check_async_error()
 
     def check_array(self, name: str, x: Array) -> None:
         if not is_cupy(x):
@@ -111,13 +143,15 @@ class NcclCommunicator(Communicator):
 
     def split(self, color: int, key: int = 0) -> NcclCommunicator:
         nccl = self._cuda.nccl
-        unique = nccl.get_unique_id()  # a tuple, or bytes of newer versions of CuPy
+        unique = nccl.get_unique_id()  # bytes; a tuple before CuPy 14
         mine = np.array([color, key, *unique], np.int64).tobytes()
         gathered = self.gather_bytes(mine, [len(mine)] * self.size)
         found = [np.frombuffer(x, np.int64).tolist() for x in gathered]
         members = sorted((x[1], rank) for rank, x in enumerate(found) if x[0] == color)
         ranks = [rank for _, rank in members]
-        part = nccl.NcclCommunicator(len(ranks), tuple(found[ranks[0]][2:]), ranks.index(self.rank))
+        first = type(unique)(found[ranks[0]][2:])
+        with self._errors():
+            part = nccl.NcclCommunicator(len(ranks), first, ranks.index(self.rank))
         control = None if self._control is None else self._control.split(color, key)
         return NcclCommunicator(part, control=control, timeout=self.timeout)
 

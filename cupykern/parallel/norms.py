@@ -14,12 +14,11 @@ from cupykern.numerics import finfo
 from .agreement import Facts, agreed, described
 from .collectives import (
     FLOATS,
+    add_rows,
     check_float,
     consecutive,
-    contiguous,
     gather_rows,
     length,
-    reduce_rows,
     shares,
 )
 from .communicator import Communicator
@@ -199,7 +198,7 @@ def _of_sums(
 
     with agreed(comm, function, facts):
         parts = shares(x.shape[0], comm.size)
-        total = reduce_rows(comm, parts, lambda rows: contiguous(x[rows].astype(np.float32)))
+        total = add_rows(comm, parts, x)
         dtype = x.dtype if residual is None else residual.dtype
         options = {"eps": finfo(dtype).eps if eps is None else eps, "dtype": dtype}
         if residual is None:

@@ -13,7 +13,7 @@ from cupykern import arrays, dtypes
 from cupykern.numerics import namespace
 
 from .agreement import Facts, agreed
-from .collectives import contiguous, gather_rows, length, reduce_rows, shares
+from .collectives import add_rows, contiguous, gather_rows, length, reduce_rows, shares
 from .communicator import Communicator
 from .product_facts import is_number, result_of, row_facts
 
@@ -181,7 +181,7 @@ def _sum_of_products(
     if m >= _LEAST_ROWS * comm.size:
         return reduce_rows(comm, parts, lambda rows: contiguous(product(rows, mine))), parts
     whole = contiguous(product(slice(0, m), mine))
-    return reduce_rows(comm, parts, lambda rows: whole[rows]), parts
+    return add_rows(comm, parts, whole), parts
 
 
 def _product(a: Any, b: Any, rows: slice, bias: Any, *, alpha: Any, precision: str) -> Any:

@@ -18,7 +18,19 @@ from .base import Peer
 
 
 def step(op: str, call: Call) -> Callable[[], Any] | None:
-    """A step that is neither compiled nor captured.
+    """A step that is neither compiled nor captured; else as `_parts`."""
+    parts = _parts(op, call)
+    if parts is None:
+        return None
+    embed, layers = parts
+    return lambda: layers(embed())
+
+
+def _parts(op: str, call: Call) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """(what embeds the tokens, the logits of what it returns).
+
+    Apart: what looks up rows by number is not compiled, since inductor times its kernels on random
+    numbers.
 
     op: "decode" or "prefill".  call: (decoder, tokens, cache, start) of cupykern.tools.model: start
     tokens of each sequence come before.  None for what this peer lacks: weights of 8 bits, windows
@@ -38,16 +50,20 @@ def step(op: str, call: Call) -> Callable[[], Any] | None:
     model = _module(torch, decoder, cache, start + n)
     number = torch.from_dlpack(tokens.astype(np.int64))
     positions = torch.arange(start, start + n, device=number.device)
+
+    def embed() -> Any:
+        return torch.nn.functional.embedding(number, model.embedding)
+
     if op == "prefill":
-        return lambda: model(number, positions, None)
+        return embed, lambda x: model(x, positions, None)
     from torch.nn.attention.flex_attention import create_block_mask
 
     def is_seen(b: Any, h: Any, query: Any, key: Any) -> Any:
-        return key <= positions[query]
+        return key <= start + query  # of blocks, whose queries are more than there are
 
     room = cache.keys[0].shape[2]
     mask = create_block_mask(is_seen, None, None, 1, room, device=number.device)
-    return lambda: model(number, positions, mask)
+    return embed, lambda x: model(x, positions, mask)
 
 
 def _module(torch: Any, decoder: Any, cache: Any, length: int) -> Any:
@@ -128,8 +144,7 @@ def _module(torch: Any, decoder: Any, cache: Any, length: int) -> Any:
                 setattr(self, name, value)
             self.layers = torch.nn.ModuleList(map(Layer, range(len(decoder.layers))))
 
-        def forward(self, tokens: Any, positions: Any, mask: Any) -> Any:
-            x = functional.embedding(tokens, self.embedding)
+        def forward(self, x: Any, positions: Any, mask: Any) -> Any:
             if config.embedding_scale != 1:
                 x = x * config.embedding_scale
             for layer in self.layers:
@@ -143,22 +158,23 @@ def _module(torch: Any, decoder: Any, cache: Any, length: int) -> Any:
 def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
     import torch
 
-    eager = step(op, call)
-    if eager is None:
+    parts = _parts(op, call)
+    if parts is None:
         return None
+    embed, layers = parts
     torch.compiler.reset()
     # Products of one row become kernels of inductor's own, tuned one parameter after the other.
     options = {"coordinate_descent_tuning": call.args[1].size == 1}
-    compiled = torch.compile(eager, dynamic=False, fullgraph=True, options=options)
+    compiled = torch.compile(layers, dynamic=False, fullgraph=True, options=options)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.no_grad():
         with torch.cuda.stream(stream):
             for _ in range(3):
-                compiled()
+                compiled(embed())
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph):
-            out = compiled()
+            out = compiled(embed())
 
     def replay() -> Any:
         graph.replay()

@@ -1,7 +1,9 @@
 """Memory that launches leave as they found it: partial results, and counters that are zero.
 
 Launches of one stream follow each other, so they share what that stream has.  What a graph launches
-may run at any time: it has memory of its own for as long as the process lives.
+may run at any time: it has memory of its own for as long as the process lives.  Its counters are
+zero before the capture, if a call outside of one came before: a graph would else set them to zero
+again in every launch, and the kernels around that could not overlap.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ _Key = int | tuple[int, int, int | None]  # of a stream
 _kept: dict[_Key, tuple[Array | None, Array]] = {}  # partial results, counters
 _kept_for_grids: dict[_Key, Array] = {}
 _of_graphs: list[tuple[Array, ...]] = []
+_SPARE, _LINE = 2**16, 32  # counters; those of a line of L2
+_spare: dict[int, tuple[Array, int]] = {}  # of a device: zeros for graphs, how many are taken
+_taking = threading.Lock()
 
 
 def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Array | None, Array | None]:
@@ -33,7 +38,7 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Array | Non
         return np.full(num_bytes, 0xFF, np.uint8), np.zeros(num_counters, np.uint32)
     key = _stream(target)
     if key is None:
-        made = _make(target, num_bytes, num_counters)
+        made = target.xp.empty(num_bytes, np.uint8), _spare_counters(target, num_counters)
         _of_graphs.append(made)
         return made
     partials: Array | None
@@ -42,6 +47,7 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Array | Non
     if counters is None or counters.size < num_counters:
         counters = target.xp.zeros(max(num_counters, 4096), np.uint32)
         _kept[key] = partials, counters
+        _make_spare(target)
     if num_bytes > MOST_KEPT:
         return target.xp.empty(num_bytes, np.uint8), counters
     if partials is None or partials.size < num_bytes:
@@ -99,5 +105,20 @@ def _stream(target: Target) -> _Key | None:
     return target.device_id, stream, thread
 
 
-def _make(target: Target, num_bytes: int, num_counters: int) -> tuple[Array, Array]:
-    return target.xp.empty(num_bytes, np.uint8), target.xp.zeros(num_counters, np.uint32)
+def _make_spare(target: Target) -> None:
+    """On a stream that is not captured, once for each device."""
+    if target.device_id not in _spare:
+        made = target.xp.zeros(_SPARE, np.uint32)
+        target.xp.cuda.get_current_stream().synchronize()  # graphs run on any stream
+        with _taking:
+            _spare.setdefault(target.device_id, (made, 0))
+
+
+def _spare_counters(target: Target, count: int) -> Array:
+    """Zeros that no other launch has."""
+    with _taking:
+        spare, begin = _spare.get(target.device_id, (None, 0))
+        if spare is not None and begin + count <= spare.size:
+            _spare[target.device_id] = spare, begin + -(-count // _LINE) * _LINE
+            return spare[begin : begin + count]
+    return target.xp.zeros(count, np.uint32)

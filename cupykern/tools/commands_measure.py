@@ -219,6 +219,9 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
 @click.option("--weights", type=click.Choice(FORMATS),
               help="Of a model: 16bit (the default); int8 and e4m3, with a scale for each output; "
               "e4m3-blocks, of 128 x 128; fp8, likewise, and activations in FP8 too.")  # fmt: skip
+@click.option("--parallel", callback=parse_names, metavar="STEPS",
+              help="Instead steps on the ranks of mpiexec, and on one of them, with commas: mlp, "
+              "attention, decode (of --model), or all.")  # fmt: skip
 @click.option(
     "--all",
     "all_rows",
@@ -254,6 +257,7 @@ def bench(
     prefill: tuple[int, ...] | None,
     layers: int | None,
     weights: str | None,
+    parallel: tuple[str, ...] | None,
     all_rows: bool,
     against: tuple[str, ...] | None,
     json_path: str | None,
@@ -283,10 +287,15 @@ def bench(
     cache takes.  Weights are random; the logits are verified against the model in FP64.  The peer
     is torch.compile: its whole step compiled, and its launches a CUDA graph.
 
+    With --parallel, under mpiexec: times of a tensor-parallel gated network, ring attention of a
+    long sequence and a decode step whose weights are split, on all ranks and, whole, on one; each
+    verified.  A run takes as long as its slowest rank.  The peer is torch over NCCL.
+
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
     Example: cupykern bench --suite models --against torch,quack --seed 1 --json suite.json
     Example: cupykern bench --model llama3-8b --batch 1,16 --prefill 512 --against torch.compile
+    Example: mpiexec -n 4 cupykern bench --parallel mlp,attention --against torch
     """
     from ..tuning.protocol import lock
     from . import bench as protocol
@@ -296,11 +305,21 @@ def bench(
     if plot_path is not None:
         need_matplotlib("--plot")
     settings = protocol.Settings(warmup_ms, rep_ms, seed)
+    others = suite or shapes or len(ops) < len(OPS) or csv_path or plot_path or baseline or repeats
+    if parallel is not None:
+        from .ranks.command import RanksRun, bench_parallel
+
+        if others or dtype_names or prefill or weights:
+            raise click.UsageError(
+                "--parallel goes with --model, --batch, --context, --layers, --against and --json"
+            )
+        on_ranks = RanksRun(parallel, model or "llama3-8b", batch, context, layers)
+        return bench_parallel(on_ranks, target, settings, against or (), json_path, wait)
     where = targets.get(target)
     if model is not None:
         from .model_command import ModelRun, bench_model
 
-        if suite or shapes or len(ops) < len(OPS) or csv_path or plot_path or baseline or repeats:
+        if others:
             raise click.UsageError("--model goes with options of models, --against and --json")
         run_of = ModelRun(
             *(model, batch, context, layers, prefill),

@@ -1,8 +1,8 @@
 """What every tool's JSON begins with: what it is, when, and on which machine it was measured.
 
 kinds: "bench", "comparison" (bench --baseline), "suite" (bench --suite), "model"
-(bench --model), "sweep", "tune", "profile", "check", "campaign", "sensitivity"
-(check --sensitivity), "history" (check --history).
+(bench --model), "parallel" (bench --parallel), "sweep", "tune", "profile", "check", "campaign",
+"sensitivity" (check --sensitivity), "history" (check --history).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ class Row:
 
     clocks: of the GPU while it was timed (protocol.summarize_clocks), where they are known.
     repeats: our median_us and plain_us of each run of the row, if it had several (baseline.py).
+    bytes_sent: by one rank, the most of all, of a step on several.
     """
 
     op: str
@@ -34,6 +35,7 @@ class Row:
     results: list[Result] = field(default_factory=list)
     clocks: dict[str, Any] | None = None
     repeats: list[dict[str, float | None]] = field(default_factory=list)
+    bytes_sent: int | None = None
 
     @property
     def ok(self) -> bool:

@@ -59,7 +59,7 @@ def pack(document: Any) -> Any:
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "profile":
         return _pack_profiles(document)
-    if kind not in ("bench", "comparison", "suite", "model"):
+    if kind not in ("bench", "comparison", "suite", "model", "parallel"):
         return document
     rows = [_pack_row(row) for row in document["rows"]]
     return {**document, "columns": list(COLUMNS), "rows": rows}

@@ -49,7 +49,8 @@ class Result:
         for name in ERRORS:
             value = getattr(comparison, name)
             setattr(self, name, max(getattr(self, name) or 0.0, value))
-        if not (comparison.ok if self.name == OURS else comparison.within_bound):
+        ours = self.name.partition(",")[0] == OURS
+        if not (comparison.ok if ours else comparison.within_bound):
             self.note = str(comparison)
 
     def timed(self, timing: Timing, work: Work, plain: Timing | None) -> None:

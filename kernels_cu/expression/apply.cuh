@@ -98,3 +98,24 @@ template <class Expression> struct ExpressionEpilogue {
         Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
     }
 };
+
+// A formula of both products of a dual GEMM: SiluRuns' place (gemm/epilogue/gate.cuh).
+template <class Expression> struct ExpressionRuns {
+    ExpressionOperands operands;
+
+    template <int kRun>
+    DEVICE void store(const MatrixEpilogue& out, int64_t row, int64_t col, int count,
+                      float (&values)[kRun], float (&others)[kRun]) const {
+        float results[Expression::kResults][kRun];
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            const int64_t at = col + (i < count ? i : count - 1);
+            float of_element[Expression::kResults];
+            Expression::of(operands, values[i], others[i], row, at, operands.matrix, of_element);
+#pragma unroll
+            for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
+        }
+        out.write(row, col, count, results[0]);
+        Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
+    }
+};

@@ -1,4 +1,17 @@
-// The parts of skinny GEMM: stages of A and B, their copies by lanes, and the product of a warp.
+// The parts of skinny GEMM, m <= 16: stages of A and B, their copies by lanes, the product of a
+// warp, and the mainloop.
+//
+// A block computes kTileN columns, of one product or of two with the same A (kMatrices); its warps
+// split k, kDepth each of every kWarps * kDepth.  Each warp streams its share of A and B through
+// its own cp.async pipeline of kStages stages, without block barriers in the mainloop.  The loads
+// of the epilogue overlap the pipeline's prologue.  The code is short: with one wave of blocks,
+// every instruction cache miss shows.
+// The product is computed with swap-AB, because the second operand of mma.sync may have 8 columns:
+// m <= 8 costs 8 rows, not 16.
+// Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16 (FP32: 4
+// or 16), the largest m; kTileN, kDepth, kStages, kMatrices; kMnMajorB: B is MN-major, otherwise
+// K-major as A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned:
+// misaligned rows of 16-bit elements and any length; only the operands themselves are aligned.
 #pragma once
 #include "gemm/skinny_fma.cuh"
 #include "gemm/misaligned_tile.cuh"
@@ -13,7 +26,8 @@ struct SkinnyGemmParams {
     EpilogueParams epilogue;
 };
 
-constexpr int kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
+constexpr int kWarps = kNumThreads / kWarpSize, kMatrixFragments = kTileN / 16;
+constexpr int kColFragments = kMatrices * kMatrixFragments, kCols = kMatrices * kTileN;
 // Mixed input: operands are converted between shared memory and fragments, two fragments at once.
 constexpr bool kMixedInput =
     sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
@@ -29,6 +43,8 @@ constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
 // before its own.
 constexpr int kPhases = kMisaligned && !kMnMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
+static_assert(kMatrices == 1 || (kMatrices == 2 && !kMisaligned && !kMnMajorB),
+              "one product or two");
 static_assert(kRows == 8 || kRows == 16 || (kRows == 4 && kSame<Compute, float>),
               "one fragment, or half of one");
 template <class T> struct SkinnyMma;  // a warp's share, by tensor cores
@@ -42,6 +58,7 @@ struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     }
 };
 constexpr int kPerElement = kScaled ? 2 : 1;  // values of an element of B
+constexpr int kStepK = kWarps * kDepth;       // from one stage of a warp to the next
 constexpr int kRowsB = kMnMajorB ? kDepth : kTileN,
               kRowB = kMnMajorB ? kTileN : kDepth / kPerElement;
 using TileA =
@@ -59,7 +76,7 @@ template <> struct TileOf<true> {
 using TileB = typename TileOf<kScaled>::Type;
 struct SkinnyStage {
     TileA a;
-    TileB b;
+    TileB b[kMatrices];
 };
 // A lane's share of an operand's copies, stage by stage.
 template <class T, class Tile>
@@ -186,14 +203,15 @@ struct SkinnyMma {
             load_fragments<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
 #pragma unroll
             for (int n = 0; n < kColFragments; ++n) {
-                load_fragments<ElementB, kMnMajorB>(&cols[0][n], kColFragments, stage.b, of_b,
-                                                    n * 16, k);
+                load_fragments<ElementB, kMnMajorB>(&cols[0][n], kColFragments,
+                                                    stage.b[n / kMatrixFragments], of_b,
+                                                    n % kMatrixFragments * 16, k);
             }
 #pragma unroll
             for (int i = 0; i < kCount; ++i) mma(acc, cols[i], rows[i]);
         }
     }
-    DEVICE void store(Scalar (&to)[kRows][kTileN + 4]) const {
+    DEVICE void store(Scalar (&to)[kRows][kCols + 4]) const {
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
@@ -207,18 +225,33 @@ struct SkinnyMma {
     }
 };
 using ElementAccumulator = typename WarpProduct::Scalar;
+constexpr int kRun = 4, kRowRuns = kTileN / kRun;  // columns that a thread finishes
+constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
 struct SkinnyGemmStorage {
     union Warp {
         SkinnyStage stages[kStages];
-        ElementAccumulator acc[kRows][kTileN + 4];
+        ElementAccumulator acc[kRows][kCols + 4];
     } warps[kWarps];
+
+    // The sums over the warps of kRun adjacent accumulators.
+    DEVICE void add(int row, int col, ElementAccumulator (&totals)[kRun]) const {
+#pragma unroll
+        for (int from = 0; from < kWarps; ++from) {
+#pragma unroll
+            for (int j = 0; j < kRun; ++j) totals[j] += warps[from].acc[row][col + j];
+        }
+        if constexpr (kScaled) {
+#pragma unroll
+            for (ElementAccumulator& total : totals) total *= 1.0f / kScaledUnit<Compute>;
+        }
+    }
 };
 
 // Zeroes the `count` elements that the first stage has before its rows.
 template <class Stage>
 DEVICE void clear_heads(Stage& stage, const RowPhases& of_a, int count) {
     for (int row = lane_id(); row < kTileN; row += kWarpSize) {
-        auto* b = static_cast<ElementB*>(stage.b(row, 0));
+        auto* b = static_cast<ElementB*>(stage.b[0](row, 0));
         for (int i = 0; i < count; ++i) b[i] = ElementB();
     }
     for (int row = lane_id(); row < kRows; row += kWarpSize) {
@@ -226,9 +259,83 @@ DEVICE void clear_heads(Stage& stage, const RowPhases& of_a, int count) {
     }
 }
 
+// A lane's share of the copies of a matrix B.
+struct MatrixCopier {
+    CopierOf<ElementB, CodesB> codes;
+    ScalesOf<kScaled> scales;
+
+    // begin: the operand.  columns: the first of the block, from the warp's first k on.
+    template <class Groups>
+    DEVICE MatrixCopier(const ElementB* begin, const ElementB* columns, int64_t row,
+                        const e4m3* group_scales, const Groups& groups, int64_t first_col,
+                        int first_k)
+        : codes(begin, columns, row, kMnMajorB ? kStepK * row : kStepK / kPerElement),
+          scales({group_scales, groups.block, groups.quarter, groups.row, groups.word}, first_col,
+                 first_k, kStepK) {}
+    DEVICE void start(TileB& tile, int cols, int elements) {
+        codes.start(TileOf<kScaled>::codes(tile), kMnMajorB ? elements : cols,
+                    kMnMajorB ? cols : elements / kPerElement);
+        scales.start(tile, cols, elements);
+    }
+};
+
+// The block's first column of B, from the warp's first k on.
+DEVICE const ElementB* own_columns(const ElementB* b, int64_t row, int64_t first_col, int first_k) {
+    return b + (kMnMajorB ? first_col + first_k * row : first_col * row + first_k / kPerElement);
+}
+
+// What a warp has of the operands.
+struct SkinnyOperands {
+    int rows, cols;       // that exist
+    int first_k, last_k;  // of this warp
+    int before;           // elements of a row's first chunk that precede the row
+    RowPhases phases_a, phases_b;
+};
+
+// The block's accumulators, in storage.warps[...].acc; `prepare` loads what the epilogue needs.
+template <class Prepare>
+DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x,
+                             CopierOf<ElementA, TileA>& of_a, MatrixCopier (&of_b)[kMatrices],
+                             Prepare prepare) {
+    auto& own = storage.warps[int(threadIdx.x) / kWarpSize];
+    int to_load = x.last_k - x.first_k, next_stage = 0;
+    const auto load_next = [&] {
+        if (to_load > 0) {
+            SkinnyStage& stage = own.stages[next_stage];
+#pragma unroll
+            for (int i = 0; i < kMatrices; ++i) of_b[i].start(stage.b[i], x.cols, to_load);
+            of_a.start(stage.a, x.rows, to_load);
+        }
+        copy_async_commit();
+        to_load -= kStepK;
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
+    };
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) load_next();
+    prepare();
+    WarpProduct product;
+    int stage = 0;
+#pragma unroll 1
+    for (int k = x.first_k; k < x.last_k; k += kStepK) {
+        copy_async_wait<kStages - 2>();
+        sync_warp();  // this stage has arrived, and all lanes have read the one before it
+        load_next();
+        if constexpr (kPhases > 1) {
+            if (k == 0 && x.before > 0) {
+                clear_heads(own.stages[stage], x.phases_a, x.before);
+                sync_warp();
+            }
+        }
+        product.multiply(own.stages[stage], x.phases_a, x.phases_b);
+        stage = stage + 1 < kStages ? stage + 1 : 0;
+    }
+    copy_async_wait<0>();
+    sync_warp();  // the accumulators overwrite the stages
+    product.store(own.acc);
+    sync_block();
+}
+
 // The epilogue of kRun contiguous columns of a row, by one thread.
-constexpr int kRun = 4, kRowRuns = kTileN / kRun;
-constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
 struct FinishedRun {
     int row, tile_col;
     int64_t col;
@@ -256,16 +363,20 @@ struct FinishedRun {
                                 residual);
         }
     }
+    DEVICE void scale(const EpilogueParams& p, const ElementAccumulator (&acc)[kRun],
+                      float (&values)[kRun]) const {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = float(acc[i]) * scales[i] * factor * p.alpha;
+    }
     DEVICE void store(const MatrixEpilogue& epilogue, const ElementAccumulator (&acc)[kRun]) const {
         const EpilogueParams& p = epilogue.params;
         if constexpr (kSame<ElementAccumulator, int>) {
             if (p.out_dtype == kInt32) return epilogue.store(row, col, acc);
         }
         float values[kRun];
+        scale(p, acc, values);
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-            values[i] = float(acc[i]) * scales[i] * factor * p.alpha + bias[i];
-        }
+        for (int i = 0; i < kRun; ++i) values[i] += bias[i];
         if (p.activation != kNoActivation) {
 #pragma unroll 1
             for (int i = 0; i < kRun; ++i) {

@@ -38,7 +38,8 @@ struct SkinnyFma {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 load(a[i], stage.a(row(i), chunk));
-                load(b[i], kMnMajorB ? stage.b(4 * chunk + i, n) : stage.b(col(i), chunk));
+                const auto& tile = stage.b[0];
+                load(b[i], kMnMajorB ? tile(4 * chunk + i, n) : tile(col(i), chunk));
             }
 #pragma unroll
             for (int depth = 0; depth < 4; ++depth) {

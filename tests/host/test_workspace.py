@@ -12,7 +12,10 @@ from cupykern.runtime import workspace
 
 class Stream:
     def __init__(self, ptr: int):
-        self.ptr, self.capturing = ptr, False
+        self.ptr, self.capturing, self.synchronized = ptr, False, 0
+
+    def synchronize(self):
+        self.synchronized += 1
 
 
 @pytest.fixture
@@ -21,6 +24,7 @@ def fake(monkeypatch):
     monkeypatch.setattr(workspace, "_kept", {})
     monkeypatch.setattr(workspace, "_kept_for_grids", {})
     monkeypatch.setattr(workspace, "_of_graphs", [])
+    monkeypatch.setattr(workspace, "_spare", {})
     target = SimpleNamespace(name="cuda", device_id=0, stream=Stream(7))
     runtime = SimpleNamespace(streamIsCapturing=lambda ptr: target.stream.capturing)
     cuda = SimpleNamespace(get_current_stream=lambda: target.stream, runtime=runtime)
@@ -73,6 +77,25 @@ def test_a_graph_has_its_own_for_good(fake):
     assert all(any(x is y for y in workspace._of_graphs) for x in captured)
     fake.stream.capturing = False
     assert workspace.take(fake, 100, 3)[1] is counters
+
+
+def test_a_graph_does_not_set_its_counters(fake, monkeypatch):
+    """They were zero before the capture, on every stream."""
+    workspace.take(fake, 100, 3)
+    assert fake.stream.synchronized == 1
+    fake.stream.capturing, zeros = True, []
+    monkeypatch.setattr(fake.xp, "zeros", lambda *args: zeros.append(args) or np.zeros(*args))
+    taken = [workspace.take(fake, 100, n)[1] for n in (3, 40, 1)]
+    assert not zeros and [x.size for x in taken] == [3, 40, 1]
+    for x in taken:
+        assert not x.any()
+        x[:] = 1  # of which nobody else has a part
+    assert not workspace.take(fake, 0, 5)[1].any()
+    fake.device_id = 1
+    assert not workspace.take(fake, 0, 5)[1].any() and len(zeros) == 1  # no call came before
+    fake.device_id = 0
+    taken = [workspace.take(fake, 0, 1000)[1] for _ in range(100)]
+    assert len(zeros) > 1 and not any(x.any() for x in taken)  # when all are taken
 
 
 def test_threads_do_not_share_their_own_streams(fake):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import needs
+import pytest
 from mpi_jobs import run
 
 SCRIPT = """
@@ -50,3 +52,49 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     script.write_text(SCRIPT)
     assert run(3, str(script), timeout=60).returncode != 0
     assert time.monotonic() - begin < 30
+
+
+NCCL_SCRIPT = """
+import os, signal, sys, time
+import cupy
+from mpi4py import MPI
+from cupykern import parallel
+from cupykern.tools.ranks.world import World
+
+world = World.of("cuda", timeout=5)
+comm, when, control = world.comm, sys.argv[1], sys.argv[2]
+if control == "nccl":
+    comm._control = None
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+x = cupy.ones((64, 64), cupy.float32)
+for i in range(20):
+    y = parallel.all_reduce(comm, x)
+assert (y.get() == comm.size).all()
+if comm.rank == 1 and when == "between":
+    die()
+if comm.rank == 1:
+    comm.exchange = die  # after both ranks agreed to the call
+begin = time.monotonic()
+try:
+    while True:
+        parallel.all_reduce(comm, x)
+except parallel.CommunicationError as error:
+    print(f"rank {comm.rank}: {error} after {time.monotonic() - begin:.0f} s", flush=True)
+    os._exit(3)  # MPI_Finalize would wait for rank 1
+"""
+
+
+@pytest.mark.gpu
+@needs.gpus(2)
+@pytest.mark.parametrize("when", ["between", "halfway"])
+@pytest.mark.parametrize("control", ["mpi", "nccl"])
+def test_a_killed_rank_ends_the_others_over_nccl(tmp_path, when, control):
+    """Between calls or within one, arguments being compared on the host or by NCCL."""
+    script = tmp_path / "script.py"
+    script.write_text(NCCL_SCRIPT)
+    done = run(2, "-c", PARENT, f"{script} {when} {control}", timeout=90)
+    assert "rank 0: all_reduce: " in done.stdout, done.stdout + done.stderr
+    assert int(done.stdout.split(" after ")[1].split()[0]) < 30

@@ -31,8 +31,8 @@ def test_results_over_nccl(cupy, check):
     cupy.on_ranks(2, lambda raw: check(parallel.NcclCommunicator(raw)))
 
 
-def test_newer_ids_are_bytes(cupy):
-    cupy.nccl.kind_of_id = bytes
+def test_ids_are_bytes_or_tuples(cupy):
+    cupy.nccl.kind_of_id = tuple
     check = linear.split_communicators_are_apart
     cupy.on_ranks(3, lambda raw: check(parallel.NcclCommunicator(raw)))
 
@@ -170,6 +170,22 @@ def test_a_host_communicator_that_fails_aborts_nccl(cupy):
     assert raw.aborted and told == ["rank 1 did not answer"]
     with pytest.raises(parallel.CommunicationError, match="the communicator is broken"):
         parallel.all_reduce(comm, x)
+
+
+def test_errors_of_nccl_break_the_communicator(cupy):
+    """A rank that died, which NCCL may find before the time limit."""
+    raw = cupy.nccl.NcclCommunicator(2, cupy.nccl.get_unique_id(), 0)
+    comm = parallel.NcclCommunicator(raw)
+
+    def remote_error():
+        raise cupy.nccl.NcclError("remote process exited")
+
+    raw.check_async_error = remote_error
+    with pytest.raises(parallel.CommunicationError, match="rank 0: remote process exited"):
+        comm.synchronize()
+    assert raw.aborted
+    with pytest.raises(parallel.CommunicationError, match="the communicator is broken"):
+        comm.synchronize()
 
 
 def test_a_call_that_is_interrupted_breaks_the_communicator(cupy):

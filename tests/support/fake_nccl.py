@@ -39,8 +39,8 @@ class FakeStream:
     def __init__(self, ptr: int, notes: list[Any]):
         self.ptr, self._notes, self.capturing = ptr, notes, False
 
-    def record(self) -> FakeEvent:
-        event = FakeEvent(self.ptr)
+    def record(self, event: FakeEvent) -> FakeEvent:
+        event.stream = self.ptr
         self._notes.append(("record", self.ptr, event))
         return event
 
@@ -56,17 +56,18 @@ class FakeEvent:
 
     never = False
 
-    def __init__(self, stream: int):
-        self.stream, self.done = stream, not FakeEvent.never
+    def __init__(self, disable_timing: bool):
+        assert disable_timing
+        self.stream, self.done = -1, not FakeEvent.never
 
 
 class FakeNccl:
     """cupy.cuda.nccl of all threads."""
 
-    NCCL_UINT8 = UINT8
+    NCCL_UINT8, NcclError = UINT8, type("NcclError", (RuntimeError,), {})
 
     def __init__(self) -> None:
-        self.kind_of_id: type = tuple
+        self.kind_of_id: type = bytes
         self._here = threading.local()
         self._boxes: dict[Any, queue.Queue[bytes]] = {}
         self._lock = threading.Lock()
@@ -96,6 +97,7 @@ class FakeNccl:
     def NcclCommunicator(  # noqa: N802
         self, size: int, unique: Any, rank: int
     ) -> FakeCommunicator:
+        assert type(unique) is self.kind_of_id
         return FakeCommunicator(self, size, unique, rank)
 
 
@@ -154,7 +156,10 @@ class FakeCupy:
     def __init__(self) -> None:
         self.nccl, self.here, self._next = FakeNccl(), threading.local(), 1
         self.cuda = SimpleNamespace(
-            nccl=self.nccl, Stream=self._stream, get_current_stream=self.current
+            nccl=self.nccl,
+            Stream=self._stream,
+            Event=FakeEvent,
+            get_current_stream=self.current,
         )
         self.asarray, self.empty = np.array, np.empty
 
@@ -165,8 +170,8 @@ class FakeCupy:
             self.here.notes = []
         return self.here.notes
 
-    def _stream(self, non_blocking: bool) -> FakeStream:
-        assert non_blocking
+    def _stream(self, non_blocking: bool, priority: int) -> FakeStream:
+        assert non_blocking and priority < 0
         self._next += 1
         return FakeStream(self._next, self.notes)
 

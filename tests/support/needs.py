@@ -31,5 +31,13 @@ fp8_products = _mark(
 named_barriers = _mark("named barriers", lambda target: target.name != "hip")
 
 
+def gpus(count: int) -> pytest.MarkDecorator:
+    return _mark(f"{count} GPUs", lambda target: _count(target) >= count)
+
+
+def _count(target: Target) -> int:
+    return 0 if target.name == "host" else target.xp.cuda.runtime.getDeviceCount()
+
+
 def clusters(size: int) -> pytest.MarkDecorator:
     return _mark(f"clusters of {size} blocks", lambda target: max_cluster_size(target.arch) >= size)

@@ -25,22 +25,33 @@ def ring_attention(
     *,
     causal: bool = False,
     layout: str = "bhsd",
+    queries: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
     """(out, lse) of the queries of `rank` over the keys of all ranks, in FP64.
 
     causal: the tokens of rank r are pieces r and 2 size - 1 - r of 2 size pieces of the sequence.
+    queries: the numbers of some of the rank's queries, in order; None: all of them.
     """
     xp, axis = namespace(q[0]), _axis(layout)
     keys, values = xp.concatenate(k, axis=axis), xp.concatenate(v, axis=axis)
-    mask = None
+    rows, mask = _rows(q[rank], axis, queries), None
     if causal:
         places = _places(sum(x.shape[axis] for x in q), len(q))
-        mask = xp.asarray(places[rank][:, None] >= np.concatenate(places)[None, :])
+        mask = xp.asarray(places[rank][rows][:, None] >= np.concatenate(places)[None, :])
     out, lse = attention(
-        q[rank], keys, values, mask=mask, layout=layout, return_lse=True, **options
-    )
+        *(_take(q[rank], axis, rows), keys, values),
+        mask=mask, layout=layout, return_lse=True, **options,
+    )  # fmt: skip
     return out, lse
+
+
+def _rows(q: Any, axis: int, queries: np.ndarray | None) -> np.ndarray:
+    return np.arange(q.shape[axis]) if queries is None else queries
+
+
+def _take(x: Any, axis: int, rows: np.ndarray) -> Any:
+    return x[(slice(None),) * axis + (namespace(x).asarray(rows),)]
 
 
 def _places(total: int, size: int) -> list[np.ndarray]:
@@ -58,6 +69,7 @@ def ring_attention_bound(
     *,
     causal: bool = False,
     layout: str = "bhsd",
+    queries: np.ndarray | None = None,
     reference: tuple[Any, Any],
     **options: Any,
 ) -> tuple[Bound, Bound]:
@@ -69,14 +81,18 @@ def ring_attention_bound(
     (`merge_attention_bound`).  Out is rounded once.
     """
     xp, axis, size = namespace(q[0]), _axis(layout), len(q)
-    options = {"layout": layout, **options}
+    options = {"layout": layout, "return_lse": True, **options}
+    asked = _rows(q[rank], axis, queries)
+    mine = _take(q[rank], axis, asked)
     state: _State | None = None
     with np.errstate(all="ignore"):
         for step in range(size):
             source = (rank - step) % size
-            rows, keys, sees = _block(q, rank, source, causal, axis)
-            part = _part(q[rank], axis, rows), *(_part(x[source], axis, keys) for x in (k, v))
-            more = {"causal": sees, "return_lse": True, **options}
+            first, keys, sees = _block(q, rank, source, causal, axis)
+            rows = slice(int(np.searchsorted(asked, first)), None)
+            part = _part(mine, axis, rows), *(_part(x[source], axis, keys) for x in (k, v))
+            mask = asked[:, None] >= np.arange(k[rank].shape[axis]) if sees else None
+            more = {"mask": mask if mask is None else xp.asarray(mask), **options}
             exact = attention(*part, **more)
             bounds = attention_bound(*part, **more, reference=exact)
             found = _State(*exact, *(getattr(x, of) for of in _ERRORS for x in bounds))
@@ -100,16 +116,16 @@ def _part(x: Any, axis: int, part: slice) -> Any:
 
 def _block(
     q: Sequence[Array], rank: int, source: int, causal: bool, axis: int
-) -> tuple[slice, slice, bool]:
-    """(queries, keys, causal) of one step."""
+) -> tuple[int, slice, bool]:
+    """(first query, keys, causal) of one step."""
     if not causal or source == rank:
-        return slice(None), slice(None), causal
+        return 0, slice(None), causal
     total, count = sum(x.shape[axis] for x in q), 2 * len(q)
     piece = min(rank, source)
     first = total * (piece + 1) // count - total * piece // count
     if source < rank:
-        return slice(None), slice(0, first), False
-    return slice(first, None), slice(None), False
+        return 0, slice(0, first), False
+    return first, slice(None), False
 
 
 _ERRORS = ("elementwise", "rms")

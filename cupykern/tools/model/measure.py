@@ -96,7 +96,7 @@ def variants(
         with jit.recording() as recorded:
             cache, tokens = (
                 made_cache(decoder, step, target, contents=False),
-                _tokens(config, step, 0),
+                tokens_of(config, step, 0),
             )
             _function(decoder, step, target.xp.asarray(tokens), cache)()
         found |= recorded
@@ -119,7 +119,7 @@ def measure(
 
     name: of the model, for the row.
     """
-    tokens = target.xp.asarray(_tokens(decoder.config, step, settings.seed))
+    tokens = target.xp.asarray(tokens_of(decoder.config, step, settings.seed))
     cache = made_cache(decoder, step, target, seed=settings.seed)
     moved = work(decoder, step, cache)
     dtype = str(decoder.embedding.dtype)
@@ -167,7 +167,7 @@ def failed(name: str, step: Step, dtype: str, note: str) -> Row:
     return Row(f"{name} {step.kind}", step.shape, dtype, str(step), 0, 0, 0, "read", None, [result])
 
 
-def _tokens(config: ModelConfig, step: Step, seed: int) -> Any:
+def tokens_of(config: ModelConfig, step: Step, seed: int) -> Any:
     rng = np.random.default_rng(seed)
     return rng.integers(0, config.vocab, (step.batch, step.count), np.int64)
 

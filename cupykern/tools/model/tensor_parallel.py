@@ -8,16 +8,17 @@ Logits are those of this rank's share of the vocabulary: `parallel.vocabulary_pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from cupykern import arrays, parallel
+from cupykern.numerics import namespace
 
 from .config import ModelConfig
-from .decoder import Decoder
+from .decoder import Decoder, Layer
 from .hugging_face import decoder_of
 from .linear import BLOCK, Dense, Linear
 
@@ -76,6 +77,57 @@ def decoder_of_rank(
     return replace(found, layers=layers, head=Dense(rows if config.tied else arrays.packed(rows)))
 
 
+def part_of_rank(comm: parallel.Communicator, whole: Decoder) -> Decoder:
+    """This rank's part of a decoder of `Dense` weights that is there whole.
+
+    Raises ValueError for other weights, and for fewer KV heads than ranks.
+    """
+    config = whole.config
+    if config.kv_heads < comm.size:
+        raise ValueError(f"{comm.size} ranks share only {config.kv_heads} KV heads")
+    cut = Cut.of(config, comm)
+    head = parallel.shares(config.vocab, comm.size)[comm.rank]
+    return replace(
+        whole,
+        config=cut.config(config),
+        layers=tuple(_layer_of_rank(comm, cut, config, layer) for layer in whole.layers),
+        head=_rows(whole.head, [head]),
+    )
+
+
+def _layer_of_rank(
+    comm: parallel.Communicator, cut: Cut, config: ModelConfig, layer: Layer
+) -> Layer:
+    q, k = config.q_width, config.q_width + config.kv_width
+    keys, values = (slice(at + cut.kv.start, at + cut.kv.stop) for at in (q, k))
+    return replace(
+        layer,
+        qkv=_rows(layer.qkv, [cut.q, keys, values]),
+        out=_summed(comm, layer.out, cut.q),
+        gate=_rows(layer.gate, [cut.inner]),
+        up=_rows(layer.up, [cut.inner]),
+        down=_summed(comm, layer.down, cut.inner),
+    )
+
+
+def _rows(linear: Linear, parts: Sequence[slice]) -> Dense:
+    bias, xp = linear.bias, namespace(linear.weight)
+    found = xp.concatenate([_dense(linear).weight[part] for part in parts])
+    return Dense(found, None if bias is None else xp.concatenate([bias[part] for part in parts]))
+
+
+def _summed(comm: parallel.Communicator, linear: Linear, part: slice) -> RowParallel:
+    """The bias is rank 0's."""
+    bias = linear.bias if comm.rank == 0 else None
+    return RowParallel(comm, Dense(arrays.packed(_dense(linear).weight[:, part]), bias))
+
+
+def _dense(linear: Linear) -> Dense:
+    if not isinstance(linear, Dense):
+        raise ValueError("only 16-bit weights can be split when they are made")
+    return linear
+
+
 @dataclass(frozen=True)
 class Cut:
     """What a rank has: numbers of q, of k and v, and of the gated network.  first: rank 0."""
@@ -88,11 +140,15 @@ class Cut:
 
     @classmethod
     def of(cls, config: ModelConfig, comm: parallel.Communicator) -> Cut:
-        heads = parallel.shares(config.kv_heads, comm.size)[comm.rank]
+        return cls.of_rank(config, comm.size, comm.rank)
+
+    @classmethod
+    def of_rank(cls, config: ModelConfig, size: int, rank: int) -> Cut:
+        heads = parallel.shares(config.kv_heads, size)[rank]
         width, group = config.head_dim, config.heads // config.kv_heads
         q, kv = (slice(heads.start * n, heads.stop * n) for n in (group * width, width))
-        inner = parallel.shares(config.intermediate, comm.size)[comm.rank]
-        return cls(q, kv, inner, width, comm.rank == 0)
+        inner = parallel.shares(config.intermediate, size)[rank]
+        return cls(q, kv, inner, width, rank == 0)
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """Of the rank alone."""

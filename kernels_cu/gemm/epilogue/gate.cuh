@@ -1,4 +1,7 @@
 // The gate of dual_gemm_silu: silu(x) * y, in FP32 or partly in FP16.
+//
+// Kernels that store runs of contiguous columns take a Gate with `store`: SiluRuns, or
+// ExpressionRuns (expression/apply.cuh).
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
 
@@ -41,3 +44,15 @@ DEVICE void gate_all(float (&values)[kCount], float (&factors)[kCount], int poli
         }
     }
 }
+
+struct SiluRuns {
+    int policy;
+
+    // values, others: a run of both products, with their scales.
+    template <int kRun>
+    DEVICE void store(const MatrixEpilogue& out, int64_t row, int64_t col, int count,
+                      float (&values)[kRun], float (&others)[kRun]) const {
+        gate_all(values, others, policy);
+        out.write(row, col, count, values);
+    }
+};

@@ -41,6 +41,14 @@ def results_are_those_of_the_whole_sequence(comm):
         exact = of_ranks.ring_attention(*parts, comm.rank, **given)
         bounds = of_ranks.ring_attention_bound(*parts, comm.rank, **given, reference=exact)
         verify(found, exact, bounds)
+        some = np.arange(own[0].shape[axis])[::3]
+        few = of_ranks.ring_attention(*parts, comm.rank, **given, queries=some)
+        of_few = of_ranks.ring_attention_bound(
+            *parts, comm.rank, **given, queries=some, reference=few
+        )
+        verify((found[0].take(some, axis), found[1][..., some]), few, of_few)
+        bound = bounds[0].elementwise.take(some, axis)
+        np.testing.assert_allclose(of_few[0].elementwise, bound, rtol=1e-9)
         alone = parallel.ring_attention(comm, *own, **given)
         np.testing.assert_array_equal(alone, found[0])
         # The reference is the op's own, of the whole sequence.

@@ -19,7 +19,7 @@ from cupykern import parallel
 from cupykern.tools.model import cache as caches
 from cupykern.tools.model.hugging_face import config_of, decoder_of
 from cupykern.tools.model.reference import Expected
-from cupykern.tools.model.tensor_parallel import decoder_of_rank
+from cupykern.tools.model.tensor_parallel import decoder_of_rank, part_of_rank
 
 from .common import raises
 
@@ -72,6 +72,13 @@ def biases_are_added_once_and_the_embedding_may_be_the_head(comm):
     logits = parallel.all_gather(comm, np.ascontiguousarray(mine.prefill(tokens, cache).T)).T
     empty = caches.contiguous(whole.config, 1, 16, "bfloat16", "host")
     assert Expected.of(whole, tokens, empty, [0]).error_over_limit(logits) <= 1
+    later = part_of_rank(comm, whole)  # cut after it was loaded
+    assert later.config == mine.config
+    linears = [[*x.layers[0].linears, *x.layers[-1].linears, x.head] for x in (later, mine)]
+    for a, b in zip(*linears, strict=True):
+        np.testing.assert_array_equal(a.weight, b.weight)
+        assert (a.bias is None) == (b.bias is None)
+        assert a.bias is None or (a.bias == b.bias).all()
 
 
 def generated(comm, decoder, temperature):

@@ -1,0 +1,42 @@
+// skinny_gemm_expression.cu: out = Expression(alpha * (A @ B)), a user's formula
+// (expression/apply.cuh), m <= 16; otherwise skinny_gemm.cu.  Rows are aligned.
+// Launch: grid (ceil(n / kTileN)), else as skinny_gemm.cu.
+#include "expression/apply.cuh"
+#include "gemm/skinny.cuh"
+
+struct ExpressionSkinnyGemmParams {
+    SkinnyGemmParams product;
+    ExpressionParams expression;
+};
+
+KERNEL void skinny_gemm_expression(const ElementA* a, const ElementB* b, void* out, const void*,
+                                   const void*, const float* scale_a, const float* scale_b,
+                                   const e4m3* groups_b, const void* x0, const void* x1,
+                                   const void* x2, const void* x3, const void* x4, const void* x5,
+                                   const void* x6, const void* x7,
+                                   const ExpressionSkinnyGemmParams params) {
+    wait_for_previous_grid();
+    SHARED_STORAGE(SkinnyGemmStorage, storage);
+    const SkinnyGemmParams& product = params.product;
+    const int first_k = int(threadIdx.x) / kWarpSize * kDepth;
+    const int64_t first_col = int64_t(blockIdx.x) * kTileN;
+    const int rows = int(product.epilogue.m),
+              cols = clamp_to(product.epilogue.n - first_col, kTileN);
+    CopierOf<ElementA, TileA> of_a(a, a + first_k, product.a_row, kStepK);
+    MatrixCopier of_b[] = {{b, own_columns(b, product.b_row, first_col, first_k), product.b_row,
+                            groups_b, product.groups, first_col, first_k}};
+    multiply_columns(storage, {rows, cols, first_k, product.k}, of_a, of_b, [] {});
+    const ExpressionOperands operands{
+        {x0, x1, x2, x3, x4, x5, x6, x7}, {}, params.expression, params.expression.first_matrix};
+    const MatrixEpilogue matrix{product.epilogue, out, nullptr, nullptr, scale_a, scale_b};
+    const ExpressionEpilogue<Expression> epilogue{matrix, operands};
+#pragma unroll
+    for (int i = 0; i < kOwnRuns; ++i) {
+        const int number = int(threadIdx.x) + i * kNumThreads, row = number / kRowRuns;
+        const int tile_col = number % kRowRuns * kRun;
+        if (row >= rows || tile_col >= cols) continue;
+        ElementAccumulator totals[kRun] = {};
+        storage.add(row, tile_col, totals);
+        epilogue.store(row, first_col + tile_col, totals);
+    }
+}
