@@ -79,6 +79,7 @@ def arrays_of(op: Op, cases: int, least: int = 2):
                 yield call, arguments, name
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_elements_may_lie_at_odd_bytes(target, op, before):
