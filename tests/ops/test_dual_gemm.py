@@ -56,7 +56,6 @@ def test_products_of_float32(target, precision, batch):
     assert compare(*call.args, precision=precision, out_dtype="float16").ok
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
     """Tails in all three sizes; vectors of both orders and element by element; split k."""
