@@ -23,6 +23,7 @@ from .checks.products import (
     check_shapes,
     result_dtype,
 )
+from .checks.vectors import read_vectors
 from .problems import products
 from .problems.products import MatmulProblem, task_of
 
@@ -59,6 +60,8 @@ def matmul(
         FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.  Or both
         complex64, with the result, bias and residual: as float32 products of 2 K and 2 N, which
         `precision` and `config` are of; without activation and epilogue.
+        As in numpy a (K,) is a row and b (K,) a column; the result, and what broadcasts to it,
+        lacks that dim.
     bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of
         shape (N,) is one per column.
     activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
@@ -105,7 +108,18 @@ def matmul(
     )
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
+    options: dict[str, Any]
     options = {"activation": activation, "accumulate": accumulate, "precision": precision}
+    vectors = read_vectors(a, b)
+    if vectors is not None:
+        lift = vectors.lift
+        named = operands and {name: lift(name, x) for name, x in operands.items()}
+        y = matmul(
+            *(vectors.a, vectors.b), bias=lift("bias", bias), residual=lift("residual", residual),
+            alpha=alpha, out_dtype=out_dtype, out=vectors.lift_out(out), config=config,
+            epilogue=epilogue, operands=named, **options,
+        )  # fmt: skip
+        return vectors.drop(y, out)
     target, addends, shape, alpha, out_dtype, precision, more = check(
         a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
     )

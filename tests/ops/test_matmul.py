@@ -455,3 +455,51 @@ def test_fp16_accumulation_overflows_to_infinity(target):
     a = target.xp.full((16, 128), 100, np.float16)
     assert bool(np.isposinf(to_numpy(cupykern.matmul(a, a.T, accumulate="float16"))).all())
     assert to_numpy(cupykern.matmul(a, a.T, out_dtype="float32")).max() == 1.28e6
+
+
+# --- vectors --------------------------------------------------------------------------------------
+
+
+def _on_host(x):
+    return x.get() if hasattr(x, "get") else x
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "complex64"])
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b"),
+    [((5,), (5, 7)), ((3, 5), (5,)), ((5,), (5,)), ((5,), (2, 5, 7)), ((2, 3, 5), (5,))],
+)
+def test_vectors_are_rows_and_columns_as_in_numpy(target, dtype, shape_a, shape_b):
+    xp, rng = target.xp, np.random.default_rng(1)
+    kind = np.dtype(dtype)
+    a, b = (rng.integers(-4, 5, shape).astype(kind) for shape in (shape_a, shape_b))
+    expected = np.matmul(a.astype(np.complex128), b.astype(np.complex128))
+    x, y = xp.asarray(a), xp.asarray(b)
+    bias = np.array(3, np.complex64 if dtype == "complex64" else np.float32)
+    for options, added in (({}, 0), ({"bias": xp.asarray(bias)}, 3)):
+        found = cupykern.matmul(x, y, **options)
+        assert found.shape == expected.shape
+        np.testing.assert_array_equal(_on_host(found), expected + added)
+    out = xp.zeros(expected.shape, found.dtype)
+    assert cupykern.matmul(x, y, **options, out=out) is out
+    np.testing.assert_array_equal(_on_host(out), expected + 3)
+
+
+def test_formulas_and_addends_of_vectors_have_the_results_shape(target):
+    xp = target.xp
+    a, b = xp.asarray(np.arange(4, dtype=np.float16)), xp.asarray(np.eye(4, 3, dtype=np.float16))
+    r = xp.asarray(np.array([1, 2, 3], np.float32))
+    np.testing.assert_array_equal(to_numpy(cupykern.matmul(a, b, residual=r)), [1, 3, 5])
+    y, z = cupykern.matmul(a, b, epilogue="acc * r + i, acc + j", operands={"r": r})
+    np.testing.assert_array_equal(to_numpy(y), [0, 2, 6])
+    np.testing.assert_array_equal(to_numpy(z), [0, 2, 4])
+    for options, says in (
+        ({"residual": xp.ones((1, 3), np.float32)}, r"residual must broadcast to \(3,\)"),
+        ({"out": xp.ones((1, 3), np.float16)}, r"out must have shape \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            cupykern.matmul(a, b, **options)
+    with pytest.raises(ValueError, match="a's columns must be b's rows"):
+        cupykern.matmul(a, xp.ones(3, np.float16))
+    with pytest.raises(ValueError, match="a must have at least 2 dims"):
+        cupykern.matmul(xp.asarray(np.float16(1)), b)
