@@ -199,4 +199,5 @@ def test_what_is_chosen_on_hopper_fits(mask, scale, target):
 
 
 def test_other_chips_have_none():
-    assert "not sm_80" in attention_hopper.refusal(AttentionHopperConfig(128, 128), 64, "sm_80")
+    dims = attention_hopper.padded(64, 64)
+    assert "not sm_80" in attention_hopper.refusal(AttentionHopperConfig(128, 128), dims, "sm_80")

@@ -89,7 +89,8 @@ PROBLEMS = (
 
 
 def hopper(problem: AttentionProblem | VarlenProblem) -> AttentionHopperConfig:
-    (config,) = attention_hopper.configs(64, hopper_kind(problem))
+    dims = attention_hopper.padded(problem.d, problem.dv)
+    (config,) = attention_hopper.configs(dims, hopper_kind(problem))
     return config
 
 
