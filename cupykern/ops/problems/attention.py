@@ -187,7 +187,7 @@ def draw_problem(draw: Draw) -> AttentionProblem:
     wide = dtype == "float16" and draw.choice((False, False, True))
     dims = (72, 80, 128, 125) if wide else (8, 24, 40, 64, 33)
     h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2), (3, 3)))
-    d, dv = draw.choice(dims), draw.choice(dims)
+    d, dv = draw.choice((*dims, 192) if wide else dims), draw.choice(dims)
     half_accumulators = dtype == "float16" and not wide and draw.choice((False, False, False, True))
     mask = draw.choice((None, None, None, "bool", "bias", "block"))
     options = draw_options(draw)
