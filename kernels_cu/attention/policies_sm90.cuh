@@ -93,7 +93,8 @@ struct TraitsSm90 {
     static_assert(kHeadDim % kStepK == 0 && kHeadDimV % kStepK == 0 && kHeadDimV <= 256,
                   "whole steps of dims, and one wgmma for all of the outputs'");
     static_assert(kTileN % kStepK == 0 && kTileN <= 256, "whole steps of keys");
-    static_assert(kHeadDimV <= kHeadDim, "outputs are staged where their queries were");
+    static_assert((kHeadDimV - 1) / kBoxDims <= (kHeadDim - 1) / kBoxDims,
+                  "outputs are staged in the boxes of their queries");
     static_assert(!Mask::kBlocks || Mask::kFormula || (Mask::kUniform ? 128 : 64) % kTileN == 0,
                   "a warpgroup's part of a tile is in one block of a mask");
 };

@@ -55,7 +55,8 @@ template <class Traits, int kRows_, int kDims> struct SharedRows {
         return matrix_descriptor<kRowBytes>(bytes + row * kRowBytes, 0, 8 * kRowBytes);
     }
     DEVICE static int to_dim(int dim) { return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2; }
-    // MN-major operand (k: rows), and the byte offset of row `row`.
+    // MN-major operand (k: rows; N: as many of the dims as are used), and the byte offset of row
+    // `row`.
     DEVICE uint64_t mn_major() const {
         return matrix_descriptor<kRowBytes>(bytes, kBoxBytes, 8 * kRowBytes);
     }
