@@ -63,6 +63,8 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
         expected = count + float(xp.sum(xp.where(expects, known_square, 0.0)))
         mean = float(xp.sum(xp.where(expects, error - known, 0.0))) / count
         bias = float(xp.sum(xp.where(expects, bound.bias * scale, 0.0))) / count
+        of_operands = bound.known * scale * xp.sign(reference)
+        bias += abs(float(xp.sum(xp.where(expects, of_operands, 0.0)))) / count
         # The variances of the mean square and of the mean: of independent errors, each as often as
         # its result comes, of what elements share, as if rows were repeated as often, and of what
         # all have in common; 1 at most, of one error.

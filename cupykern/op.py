@@ -56,6 +56,8 @@ class Bound(NamedTuple):
         positive where |result| is too large; inf: no limit is derived.
     common: like shared: the part that all elements have in common, as that of an approximation at
         nearly equal arguments.
+    known: like elementwise, with its sign: a part of the error of the targets that split FP32
+        operands, by the operands; `bias` is without it.
     free: where nothing is promised, not even that the result is a number: behind a pole or an
         overflow of an expression.
     """
@@ -67,6 +69,7 @@ class Bound(NamedTuple):
     axis: int | tuple[int, ...] = -1
     common: Any = 0.0
     free: Any = False
+    known: Any = 0.0
 
 
 class Work(NamedTuple):

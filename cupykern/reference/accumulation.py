@@ -49,12 +49,18 @@ def product(a: Array, b: Array) -> Any:
 def flushed(a: Array, b: Array) -> Any:
     """What a @ b of absolute values may lose because subnormal operands, products and partial sums
     count as zero."""
-    lost = 2 * a.shape[-1] * FLOOR
-    for x, y, of_a in ((a, b, True), (b, a, False)):
-        small = x * (x < FLOOR)
-        if bool((small > 0).any()):
-            lost = lost + (product(small, y) if of_a else product(y, small))
+    lost = 2 * a.shape[-1] * FLOOR + products_of(a, b, a < FLOOR, b < FLOOR)
     return lost * (1 + 2.0**-8)  # and the result's rounding of what is lost
+
+
+def products_of(a: Array, b: Array, of_a: Array, of_b: Array) -> Any:
+    """The products of these elements of absolute values a with b, and of a with these of b."""
+    total: Any = 0.0
+    if bool((of_a & (a > 0)).any()):
+        total = total + product(a * of_a, b)
+    if bool((of_b & (b > 0)).any()):
+        total = total + product(a, b * of_b)
+    return total
 
 
 def aligned_sizes(a: Array, b: Array, dtype_a: np.dtype, dtype_b: np.dtype, sizes: Any) -> Any:
@@ -108,6 +114,9 @@ TENSOR_8 = Adder(32, 13, 34 * 2.0**-13, aligned=13)
 HALF = Adder(16, 10, 2 * 2.0**-10, smallest=2.0**-24)
 """FP16 sums of FP16 products: rounded after 16 of them on Hopper, at worst truncated after 8."""
 
+FP64 = Adder(1, 52, 2.0**-53)
+"""The reference's own."""
+
 PARTS_K = 32
 """After so many of k sums of products of 16-bit parts are added in FP32."""
 
@@ -120,7 +129,7 @@ class Terms(NamedTuple):
 
     total: their sum.  sizes: the sum of their absolute values.  squares: the sum of their squares.
     significand: the bits of a product.  roots: the sum of their inverse_root; 0: not known.
-    rounded: what the sum loses because operands are rounded to one part.
+    lost: what the sum loses because operands are split into parts.
     """
 
     total: Array
@@ -129,7 +138,7 @@ class Terms(NamedTuple):
     k: int
     significand: int
     roots: Any = 0.0
-    rounded: Any = 0.0
+    lost: Any = 0.0
 
     def squares_of_parts(self, size: int) -> Any:
         """The expected sum of the squares of the sums of `size` terms each, in random order."""
@@ -249,27 +258,20 @@ def worst_of_parts(
     return lost + (steps * TENSOR_16.worst + small) * (1 + 2 * u) + (chunks + 2) * UNIT_ROUNDOFF_32
 
 
-def expected_of_parts(
-    parts: AnyParts, terms: Terms, a: np.dtype = dtypes.float32, b: np.dtype = dtypes.float32
-) -> tuple[Any, Any]:
+def expected_of_parts(parts: AnyParts, terms: Terms) -> tuple[Any, Any]:
     """(mean square, size of the mean) of the errors of these sums: those of tensor cores in every
-    chunk, of the chunks' FP32 sum, of the parts' roundings and of the products that are dropped.
+    chunk, of the chunks' FP32 sum, and what the parts lose.
 
-    The rounding of an operand to one part is an error of all results in a row or column, whose mean
-    does not vanish; so it is computed (`one_part_loss`), not estimated.
+    The latter are errors of all results in a row or column, and where an operand repeats along k
+    those of all its terms, which add up; so they are computed (`lost_in_parts`), not estimated, and
+    their mean, which does not vanish, is Approximate's `known`.
     """
     if terms.k == 0:
         return expected_error(FMA, terms, 1)
     own = terms._replace(significand=2 * significand_bits(parts.dtype))
     square, bias = expected_error(TENSOR_16, own, PARTS_K)
     chunks = terms._replace(k=-(-terms.k // PARTS_K), squares=terms.squares_of_parts(PARTS_K))
-    square = square + expected_error(FMA, chunks, chunks.k)[0]
-    of_part = RELATIVE_RMS * parts.unit_roundoff
-    inexact = 2 - parts.is_exact(a) - parts.is_exact(b)
-    relative = inexact * of_part ** (2 * parts.count) if parts.count > 1 else 0.0
-    relative += sum(of_part ** (2 * (i + j)) for i, j in parts.dropped)
-    rounded = abs(terms.rounded)
-    return square + relative * terms.squares + rounded**2, bias + rounded
+    return square + expected_error(FMA, chunks, chunks.k)[0] + terms.lost**2, bias
 
 
 def may_be_multiply_adds(parts: AnyParts, k: int, *operands: Array) -> bool:
@@ -289,15 +291,29 @@ def may_be_multiply_adds(parts: AnyParts, k: int, *operands: Array) -> bool:
     return False
 
 
-def one_part_loss(parts: AnyParts, a: Array, b: Array) -> Any:
-    """a @ b of the finite operands less that of their first parts, to first order."""
+def lost_in_parts(parts: AnyParts, a: Array, b: Array) -> Any:
+    """a @ b of finite operands less the products of their parts that are computed.
+
+    With a the sum of its parts a_i and of what they leave, that is what they leave times b, and
+    each a_i times what the parts of b that it is multiplied by leave.
+    """
     xp, bits = namespace(a), significand_bits(parts.dtype)
 
-    def lost(x: Array) -> Any:
-        significand, exponent = xp.frexp(x)
-        return x - xp.ldexp(xp.rint(xp.ldexp(significand, bits)), exponent - bits)
+    def split(x: Array, count: int) -> tuple[list[Any], list[Any]]:
+        """(the parts, what is left before the first and after each)"""
+        found, left = [], [x]
+        for _ in range(count):
+            significand, exponent = xp.frexp(left[-1])
+            found.append(xp.ldexp(xp.rint(xp.ldexp(significand, bits)), exponent - bits))
+            left.append(left[-1] - found[-1])
+        return found, left
 
-    return product(lost(a), b) + product(a, lost(b))
+    of_a, left_of_a = split(a, parts.count_a)
+    _, left_of_b = split(b, parts.count_b)
+    lost = product(left_of_a[-1], b)
+    for i, part in enumerate(of_a):
+        lost = lost + product(part, left_of_b[min(parts.order - i + 1, parts.count_b)])
+    return lost
 
 
 @dataclass(frozen=True)
@@ -321,6 +337,11 @@ class Products:
             SPLITS.get(canonical(self.precision)) if dtypes.float32 in (self.a, self.b) else None
         )
         return None if found is None else found.of(self.a, self.b)
+
+    def may_be_parts(self, k: int) -> AnyParts | None:
+        """How FP32 operands of depth k may be split: "float32" leaves it open."""
+        open_ = self.adder is FMA and self.precision == "float32" and k >= FLOAT32_LEAST_K
+        return Fp16x3().of(self.a, self.b) if open_ else self.parts
 
     @property
     def exact(self) -> bool:
@@ -348,25 +369,26 @@ class Products:
         a, b = (xp.where(xp.isfinite(x), x, 0.0) for x in (a, b))
         terms = self._terms(a, b)
         square, bias = self._of_blocks(a, b) if self.by_block else self._expected(terms)
-        worst = self._relative(k)
-        if mixed:  # the larger errors
+        worst, known = self._relative(k), -terms.lost
+        if mixed:  # the larger errors, of any tiles
+            bias, known = bias + abs(terms.lost), 0.0
             square, bias = map(xp.maximum, (square, bias), expected_error(FMA, terms, max(k, 1)))
             worst = max(worst, Products(self.a, self.b)._relative(k))
         a, b, sizes = xp.abs(a), xp.abs(b), terms.sizes
         floor = flushed(a, b) + xp.zeros_like(total)
         if self.adder is not FMA:
             sizes = aligned_sizes(a, b, self.a, self.b, sizes)
-        return Approximate(total, sizes * worst + self._underflow(k), floor, square, bias)
+        worst = sizes * worst + self._underflow(k)
+        return Approximate(total, worst, floor, square, bias, known=known)
 
     def _terms(self, a: Array, b: Array) -> Terms:
         """Of finite arrays."""
         sizes = product(abs(a), abs(b))
         bits = significand_bits(self.a) + significand_bits(self.b)
         squares, roots = product(a * a, b * b), product(inverse_root(a), inverse_root(b))
-        rounded: Any = 0.0
-        if self.parts is not None and self.parts.count == 1:
-            rounded = one_part_loss(self.parts, a, b)
-        return Terms(product(a, b), sizes, squares, a.shape[-1], bits, roots, rounded)
+        parts = self.may_be_parts(a.shape[-1])
+        lost: Any = 0.0 if parts is None else lost_in_parts(parts, a, b)
+        return Terms(product(a, b), sizes, squares, a.shape[-1], bits, roots, lost)
 
     def _relative(self, k: int) -> float:
         """The worst error of the sum relative to that of the absolute values."""
@@ -405,13 +427,13 @@ class Products:
 
     def _expected_of_parts(self, terms: Terms) -> tuple[Any, Any]:
         """(square, bias); of "float32", which may be computed either way, the larger ones."""
+        parts = self.may_be_parts(terms.k)
         if self.parts is not None:
-            return expected_of_parts(self.parts, terms, self.a, self.b)
+            return expected_of_parts(self.parts, terms)
         square, bias = expected_error(FMA, terms, max(terms.k, 1))
-        if terms.k < FLOAT32_LEAST_K:
+        if parts is None:
             return square, bias
-        parts = Fp16x3().of(self.a, self.b)
-        of_parts, mean = expected_of_parts(parts, terms, self.a, self.b)
+        of_parts, mean = expected_of_parts(parts, terms)
         return np.maximum(square, of_parts), mean
 
     def _of_blocks(self, a: Array, b: Array) -> tuple[Any, Any]:
@@ -421,7 +443,9 @@ class Products:
         for first in range(0, a.shape[-1], PROMOTED_K):
             block = slice(first, first + PROMOTED_K)
             terms = self._terms(a[..., block], b[..., block, :])
-            if not self.exact:
+            if self.exact:  # but not the reference, whose operands have their scales
+                square = square + expected_error(FP64, terms, PROMOTED_K)[0]
+            else:
                 own, mean = expected_error(self.adder, terms, PROMOTED_K)
                 square = square + own - mean**2
                 bias = bias + xp.sign(terms.total) * mean

@@ -22,6 +22,8 @@ class Approximate(NamedTuple):
     square: the expected square of the error.
     bias: how far the mean error may be from zero.
     shared: the part of `square` that all elements along `axes` have in common.
+    known: a part of the error, counted in `square`, that follows from the operands; its mean may
+        not vanish.
     """
 
     exact: Any
@@ -31,13 +33,20 @@ class Approximate(NamedTuple):
     bias: Factor
     shared: Factor = 0.0
     axes: tuple[int, ...] = ()
+    known: Any = 0.0
+
+    @property
+    def shared_part(self) -> Any:
+        """`shared` over `square`."""
+        xp = namespace(self.exact)
+        return xp.where(self.square > 0, self.shared / self.square, 0.0)
 
     def scaled(self, factor: Any) -> Approximate:
         """Times an exact factor."""
         size = abs(factor)
         return Approximate(
             self.exact * factor, self.worst * size, self.floor * size, self.square * size**2,
-            self.bias * size, self.shared * size**2, self.axes,
+            self.bias * size, self.shared * size**2, self.axes, self.known * factor,
         )  # fmt: skip
 
     def rounded(self, count: int = 1) -> Approximate:
@@ -80,7 +89,8 @@ class Approximate(NamedTuple):
         if dtype != dtypes.float32:
             return stored(
                 reference, dtype, self.worst, rms, floor=floor + 4 * FLOOR, shared=shared,
-                bias=self.bias, axis=self.axes,
+                bias=self.bias, axis=self.axes, known=self.known,
             )  # fmt: skip
         rms = xp.where(floor + 4 * FLOOR > rms, 0.0, rms)
-        return Bound(self.worst + floor + 4 * FLOOR, rms, shared, self.bias, self.axes)
+        worst = self.worst + floor + 4 * FLOOR
+        return Bound(worst, rms, shared, self.bias, self.axes, known=self.known)

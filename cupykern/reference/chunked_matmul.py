@@ -93,10 +93,12 @@ def _added(x: Approximate, y: Approximate) -> Approximate:
     ones are not taken to cancel, as their sizes are estimates."""
     xp = namespace(x.exact)
     alike = xp.nan_to_num(xp.sign(x.exact) * xp.sign(y.exact)) > 0
+    in_common = xp.where(alike, 2 * x.bias * y.bias, 0.0) + 2 * x.known * y.known
     return Approximate(
         x.exact + y.exact,
         x.worst + y.worst,
         x.floor + y.floor,
-        x.square + y.square + xp.where(alike, 2 * x.bias * y.bias, 0.0),
+        x.square + y.square + in_common,
         x.bias + y.bias,
+        known=x.known + y.known,
     )

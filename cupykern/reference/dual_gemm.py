@@ -127,6 +127,7 @@ def times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
         x.bias * size_y + size_x * y.bias,
         x.shared * size_y**2 + size_x**2 * y.shared,
         tuple({*x.axes, *y.axes}),
+        x.known * y.exact + x.exact * y.known,
     )
 
 
@@ -153,13 +154,14 @@ def _half_silu(x: Approximate) -> Approximate:
         y**2 * ((rest * of_power) ** 2 + of_exponential**2 + of_sum**2) + (size * of_quotient) ** 2
     )
     expected = xp.where(exact < -10.9, y**2, expected)
-    steepness = abs(slope(xp, exact, "silu"))
+    steepness = slope(xp, exact, "silu")
     return Approximate(
         activate(xp, exact, "silu"),
         (SLOPE * x.worst + own) * (1 + 2.0**-10),
         SLOPE * x.floor,
         steepness**2 * x.square + expected,
-        steepness * x.bias + xp.sqrt(expected),
+        abs(steepness) * x.bias + xp.sqrt(expected),
         steepness**2 * x.shared,
         x.axes,
+        steepness * x.known,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
+from ..error_statistics import DEVIATIONS
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
 from ..typing import Array, Namespace
@@ -24,7 +25,7 @@ from .elementary import (
     SIGMOID_ULPS,
     SIGMOID_ULPS_PER_UNIT,
 )
-from .rounding import ROUNDING
+from .rounding import ROUNDING, over_normal
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
@@ -71,6 +72,7 @@ def erf(xp: Namespace, x: Array) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
 
 
+_BENT = 2.0**-6  # within an error of so much slopes change little
 _LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
 """The largest derivative, rounded up."""
 
@@ -114,20 +116,50 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
         return value
     xp, x = namespace(value.exact), value.exact
     worst, floor, own = activation_error(xp, x, activation, narrow)
-    steepness, steepest = xp.abs(slope(xp, x, activation)), _LIPSCHITZ[activation]
+    steepness, steepest = slope(xp, x, activation), _LIPSCHITZ[activation]
+    mean, square = _of_random(value, activation, steepness)
     found = Approximate(
         activate(xp, x, activation),
         # Its own error is that at an argument which is off.
         (steepest * value.worst + worst) * (1 + 2.0**-10),
         steepest * value.floor + floor,
-        steepness**2 * value.square + own**2,
-        steepness * value.bias + own,
-        steepness**2 * value.shared,
+        square + own**2,
+        xp.abs(steepness) * value.bias + mean + own,
+        square * value.shared_part,
+        value.axes,
+        steepness * value.known,
     )
     # An infinite sum, which relu makes 0, has no error.
     infinite = xp.isinf(x)
-    worst, floor, square, bias, shared = (xp.where(infinite, 0.0, x) for x in found[1:-1])
-    return Approximate(found.exact, worst, floor, square, bias, shared, value.axes)
+    errors = {
+        name: xp.where(infinite, 0.0, getattr(found, name))
+        for name in ("worst", "floor", "square", "bias", "shared", "known")
+    }
+    return found._replace(**errors)
+
+
+def _of_random(value: Approximate, activation: str | None, steepness: Any) -> tuple[Any, Any]:
+    """(size of the mean, mean square) of what the activation makes of the value's errors.
+
+    To first order they are multiplied by the slope, `steepness`; not where they reach relu's kink,
+    or slopes that differ much (f'' is at most about 1 + |x| times the slope), as those of large
+    products that cancel do.
+    """
+    xp, x, rms = namespace(value.exact), value.exact, namespace(value.exact).sqrt(value.square)
+    mean, square = xp.zeros_like(x), steepness**2 * value.square + xp.zeros_like(x)
+    reach = DEVIATIONS * rms
+    curved = xp.isfinite(x) & ((reach * (1 + xp.abs(x)) > _BENT) | (xp.abs(x) < reach))
+    if not bool(curved.any()):
+        return mean, square
+    x, rms, worst = (
+        xp.broadcast_to(z, curved.shape)[curved] for z in (x, rms, value.worst + value.floor)
+    )
+    y = activate(xp, x, activation)
+    ((of_x, square_of_x),) = over_normal(
+        lambda e: (activate(xp, x + e, activation) - y,), rms, worst
+    )
+    mean[curved], square[curved] = xp.abs(of_x), square_of_x
+    return mean, square
 
 
 def epilogue_bound(

@@ -23,7 +23,7 @@ from ..typing import Array, Namespace
 from .approximate import FLOOR, Approximate
 from .expression import Environment, evaluate, operand
 from .expression_functions import FUNCTIONS, at_zero
-from .rounding import inexact_rms, rounding_rms
+from .rounding import inexact_rms, over_normal, rounding_rms
 
 U = UNIT_ROUNDOFF_32
 _MOST = finfo("float32").max
@@ -87,22 +87,47 @@ def bound_of_products(
     with np.errstate(all="ignore"):
         nodes, environment = formula.nodes, Environment.of_products(exact, given)
         values, errors = propagate_all(nodes, environment, products)
-        # Without what all elements along the products' axes have in common.
         axes = tuple({axis for acc in products.values() for axis in acc.axes})
-        apart = errors
-        if axes:
-            own = {name: x._replace(square=x.square - x.shared) for name, x in products.items()}
-            _, apart = propagate_all(nodes, environment, own)
+        # The roundings apart, and what the products' errors make of the results.
+        exact_products = {name: acc._replace(square=0.0) for name, acc in products.items()}
+        _, roundings = propagate_all(nodes, environment, exact_products)
+        of_products = [
+            (_of_product(nodes, environment, values, formula.results, name, acc), acc)
+            for name, acc in products.items()
+        ]
 
-        def bound(root: int, dtype: Any, result: Array) -> Bound:
-            square, others = (
-                _expected(environment.xp, nodes, values, of, root) for of in (errors, apart)
-            )
+        def bound(i: int, dtype: Any) -> Bound:
+            root = formula.results[i]
+            square = _expected(environment.xp, nodes, values, roundings, root)
+            shared: Any = 0.0
+            for squares, acc in of_products:
+                square = square + squares[i]
+                shared = shared + squares[i] * acc.shared_part
             dtype = dtypes.NAMES.get(dtype, dtype)
-            return _bound(errors[root], square, square - others, axes, dtype, result)
+            return _bound(errors[root], square, shared, axes, dtype, reference[i])
 
-        results = zip(formula.results, kinds, reference, strict=True)
-        return tuple(bound(*result) for result in results)
+        return tuple(bound(i, dtype) for i, dtype in enumerate(kinds))
+
+
+def _of_product(
+    nodes: Sequence[Node],
+    given: Environment,
+    values: Sequence[Any],
+    results: Sequence[int],
+    name: str,
+    acc: Approximate,
+) -> list[Any]:
+    """The expected squares of what the errors of the product `name` make of the results."""
+    xp = given.xp
+    rms, worst = xp.sqrt(acc.square) + xp.zeros_like(acc.exact), acc.worst + acc.floor
+    if not bool((rms > 0).any()):
+        return [rms] * len(results)
+
+    def change(e: Any) -> list[Any]:
+        off = evaluate(nodes, given._replace(names={**given.names, name: acc.exact + e}))
+        return [xp.where(rms > 0, off[n] - values[n], 0.0) for n in results]
+
+    return [square for _, square in over_normal(change, rms, worst)]
 
 
 def _bound(

@@ -14,7 +14,7 @@ from ..numerics import as_float64, namespace
 from ..nvfp4 import NvFp4
 from ..op import Bound
 from ..typing import Array, Factor
-from .accumulation import PROMOTED_K, Products, product
+from .accumulation import PROMOTED_K, Products, product, products_of
 from .approximate import FLOOR, Approximate
 from .epilogue import activate, epilogue_bound
 from .expression import expression
@@ -159,9 +159,13 @@ def scaled_product(
     if blocks:
         # Subnormal operands, and the factor of a block, scale_a * scale_b, may count as zero.
         xp, stored = namespace(x), operands(a, b, None, None)[:2]
-        sizes = (xp.nan_to_num(xp.abs(z), posinf=0.0) for z in stored)
+        sizes = [xp.nan_to_num(xp.abs(z), posinf=0.0) for z in stored]
         scale = max(1.0, _largest(scale_a)) * max(1.0, _largest(scale_b))
-        value = value._replace(floor=value.floor * scale + FLOOR * product(*sizes))
+        floor = value.floor * scale + FLOOR * product(*sizes)
+        # Of operands that are subnormal only without their scales.
+        scaled = [xp.nan_to_num(xp.abs(z), posinf=0.0) for z in (x, y)]
+        grown = [(z < FLOOR) & (of >= FLOOR) for z, of in zip(sizes, scaled, strict=True)]
+        value = value._replace(floor=floor + products_of(*scaled, *grown))
         return of_repeated(value, a, b)
     if products.exact and not whole:
         value = value.rounded()

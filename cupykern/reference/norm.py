@@ -374,11 +374,12 @@ def rms_norm_bound(
         else:
             q, row_scale = reference[:2]
             format_ = dtypes.QUANTIZED[quantize]
-            worst, rms, floor = (
-                row_max(xp.broadcast_to(part, q.shape)) for part in (y.worst, y.rms, y.floor)
+            worst, rms, floor, common = (
+                row_max(xp.broadcast_to(part, q.shape))
+                for part in (y.worst, y.rms, y.floor, y.common)
             )
             scale = scale_bound(
-                row_scale, row_max(xp.abs(q * row_scale)), worst, rms, floor, format_
+                row_scale, row_max(xp.abs(q * row_scale)), worst, rms, floor, format_, common
             )
             bound = codes_bound(q, row_scale, scale, y.worst, y.rms, y.floor, format_)
         return _bounds(bound, scale, row, errors, x, residual, return_stats, False)

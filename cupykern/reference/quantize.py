@@ -34,10 +34,16 @@ def divide(y: Array, scale: Array, dtype: np.dtype) -> Any:
 
 
 def scale_bound(
-    scale: Array, largest: Any, worst: Any, rms: Any, floor: Any, dtype: np.dtype
+    scale: Array,
+    largest: Any,
+    worst: Any,
+    rms: Any,
+    floor: Any,
+    dtype: np.dtype,
+    common: Any = 0.0,
 ) -> Bound:
     """Of a scale, from the errors of the group's largest magnitude; floor: what flushed subnormals
-    change of it.
+    change of it; common: the part of `rms` that all groups have in common.
 
     Infinite where rounding decides whether the scale is 1.
     """
@@ -50,7 +56,7 @@ def scale_bound(
     # A scale of 1 has no error.
     expected = xp.where((scale == 1) | (floor / limit > expected), 0.0, expected)
     bound, expected = (xp.where(unsure, np.inf, part) for part in (bound, expected))
-    return Bound(bound, expected, bias=expected)
+    return Bound(bound, expected, bias=expected, common=common / limit)
 
 
 def codes_bound(

@@ -9,10 +9,12 @@ square.  What a GPU's intrinsics add is measured (elementary.py).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..error_statistics import DEVIATIONS
 from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace
 from ..op import Bound
 from ..typing import Array, Factor
@@ -71,6 +73,34 @@ def sum_variance(concentration: Any, num_terms: int, chain: int = 16, equal: Any
     return (1 - concentration) * spread + concentration * dominated
 
 
+_STEP = 0.5  # of the trapezoidal rule, in standard deviations
+
+
+def over_normal(
+    change: Callable[[Any], Sequence[Any]], rms: Any, worst: Any
+) -> list[tuple[Any, Any]]:
+    """(mean, mean square) of each of change(e), what an argument's error e makes of results.
+
+    Of normal numbers e of root mean square `rms`, none larger than `worst`, by the trapezoidal
+    rule: errors that reach a kink, or where the slope is another, do not follow the slope.
+    """
+    xp, weights, sums = namespace(rms), 1.0, None
+    for deviations in np.arange(_STEP, DEVIATIONS + _STEP, _STEP):
+        weight, e = math.exp(-(deviations**2) / 2), xp.minimum(float(deviations) * rms, worst)
+        weights += 2 * weight
+        both = zip(change(e), change(-e), strict=True)
+        terms = [(weight * (up + down), weight * (up**2 + down**2)) for up, down in both]
+        sums = (
+            terms
+            if sums is None
+            else [
+                (mean + a, square + b) for (mean, square), (a, b) in zip(sums, terms, strict=True)
+            ]
+        )
+    assert sums is not None
+    return [(mean / weights, square / weights) for mean, square in sums]
+
+
 def stored(
     y: Array,
     dtype: Any,
@@ -82,8 +112,9 @@ def stored(
     bias: Factor = 0.0,
     axis: int | tuple[int, ...] = -1,
     common: Any = 0.0,
+    known: Any = 0.0,
 ) -> Bound:
-    """The Bound of y, which had the errors worst, rms, shared, bias and common, rounded to `dtype`.
+    """The Bound of y, which had the errors worst, rms and so on, rounded to `dtype`.
 
     floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: where
     it may exceed what is expected, and where results are rounded to zero, nothing is.
@@ -101,6 +132,7 @@ def stored(
         bias,
         axis,
         common,
+        known=known,
     )
 
 

@@ -52,6 +52,13 @@ class EvenNormRows(RowConfig):
             ("kResidual", EITHER if quantized or self.generic else int(has_residual)),
         )
 
+    @property
+    def _powers_of_two(self) -> tuple[int, ...]:
+        """Of a block that has one row, whose warps are whole at either size, not the threads."""
+        if self.threads_per_row == self.num_threads and self.num_threads % 64 == 0:
+            return (self.cluster_size,)
+        return super()._powers_of_two
+
     def _rows_refusal(self, rows: NormRows) -> str | None:
         if rows.quantized:
             within_warp = self.threads_per_row <= 32

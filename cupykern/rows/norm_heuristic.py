@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..targets.limits import is_measured
+from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, fitting
 from .heuristic import register_cap, shared_configs, span_configs
 from .norm_configs import (
@@ -246,6 +246,49 @@ def _clusters(
     )
 
 
+# A thread's vectors of rows that fill their threads, the fastest first.
+_VECTORS_EACH = (4, 5, 3, 6, 7, 8, 2, 1)
+_MOST_THREADS, _MOST_COLUMNS = 512, 8192  # longer rows are faster in shared memory
+# Few rows: up to _FEW_PER_SM for each SM, one of long rows; of fewer vectors a warp is faster.
+_FEW_PER_SM, _LONG = 2, 1024
+_LEAST_VECTORS = {False: 32, True: 192}  # by `centered`
+
+
+def _of_length(rows: NormRows) -> tuple[RowConfig, ...]:
+    """Those made for the length of the rows, not in `norm_configs`; compiled when they are called.
+
+    Few rows wait for memory and barriers, not for bandwidth: the more threads, the shorter.  H200,
+    3 x 3584 of BF16 with a residual: 5.8 to 4.5 us.  Of many rows, those that fill no table's
+    config: 6144 x 7168 of BF16 47 to 42 us.
+    """
+    layout, width = rows.layout, VECTOR_BYTES // rows.itemsize
+    if rows.quantized or not rows.even or not is_measured(rows.arch):
+        return ()
+    vectors = layout.num_cols // width
+    if _are_few(rows):
+        for each in (1, 2, 4):
+            threads = max(64, -(-vectors // each // 64) * 64)
+            if threads <= _MOST_THREADS and vectors >= _LEAST_VECTORS[rows.centered]:
+                return (NormRegisterRows(threads, threads, width, each, 1, 1, True),)
+        return ()
+    for each in _VECTORS_EACH if layout.num_cols <= _MOST_COLUMNS else ():
+        threads, rest = divmod(vectors, each)
+        if rest or not (threads in (8, 16, 32) or (threads % 64 == 0 and threads <= _MOST_THREADS)):
+            continue
+        block = max(threads, 128 if threads < 32 else 64)
+        # Registers: of x, of the weights and biases that come with it or of the residual, others.
+        first = rows.num_arrays == 1
+        registers = 4 * each * (2 + rows.centered) + (34 if first else 46)
+        blocks = register_cap(rows.arch, max(1, 65536 // block // registers))
+        return (NormRegisterRows(block, threads, width, each, blocks, 1, first),)
+    return ()
+
+
+def _are_few(rows: NormRows) -> bool:
+    long = rows.layout.num_cols * rows.itemsize > _LONG * VECTOR_BYTES
+    return rows.layout.num_rows <= (1 if long else _FEW_PER_SM) * multiprocessors(rows.arch)
+
+
 def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest measured first."""
     arch, itemsize, layout = rows.arch, rows.itemsize, rows.layout
@@ -260,5 +303,8 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
     if is_rms and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         others.sort(key=lambda c: isinstance(c, NormRegisterRows) and c.vectors_per_thread == 8)
     others.sort(key=lambda c: c.chunked)
-    first = [c for c in persistent if 2 * layout.num_cols > c.chunk]
+    first: list[RowConfig] = [c for c in persistent if 2 * layout.num_cols > c.chunk]
+    filled = bool(others) and others[0].chunk == layout.num_cols
+    if _are_few(rows) or not filled:
+        first += fitting(_of_length(rows), rows)
     return (*first, *others, *(c for c in persistent if c not in first))

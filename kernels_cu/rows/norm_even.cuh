@@ -93,10 +93,19 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
     return {mean, squares};
 }
 
+// The lanes that share so many partial statistics: a power of two.
+DEVICE constexpr int lanes_of(int partials) {
+    int lanes = 1;
+    while (lanes < partials && lanes < kWarpSize) lanes *= 2;
+    return lanes;
+}
+// Whether lanes may have partial statistics that do not exist.
+constexpr bool kSomeAbsent = kFewerBlocks || kPartials % lanes_of(kPartials) != 0;
+
 // Combine the statistics of a row's warps and blocks.
 template <bool kUnpredicated>
 DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
-    constexpr int kLanes = kPartials < kWarpSize ? kPartials : kWarpSize;
+    constexpr int kLanes = lanes_of(kPartials);
     const int lane = lane_id() % kLanes, count = at.partials();
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
@@ -105,14 +114,14 @@ DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kU
         origin = partials[0].first;
 #pragma unroll
         for (int i = lane; i - lane < kPartials; i += kLanes) {
-            if (kFewerBlocks && i >= count) break;
+            if (kSomeAbsent && i >= count) break;
             s.first += at.count_of(i) * (partials[i].first - origin);
         }
         s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
     }
 #pragma unroll
     for (int i = lane; i - lane < kPartials; i += kLanes) {
-        if (kFewerBlocks && i >= count) break;
+        if (kSomeAbsent && i >= count) break;
         s.squares += partials[i].squares;
         if constexpr (kCentered) {
             const float distance = (partials[i].first - origin) - s.first;

@@ -10,10 +10,13 @@ from cupykern import OPS, check, dtypes, inputs
 from cupykern.numerics import as_float64
 from cupykern.ops.complex_matmul import ComplexProblem
 from cupykern.ops.dequant_softmax import LogitsProblem
+from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.nonfinite_report import NonfiniteProblem
 from cupykern.ops.problems.attention import AttentionProblem, ScoreChoice
 from cupykern.ops.problems.norm import NormProblem
-from cupykern.ops.problems.products import MatmulProblem
+from cupykern.ops.problems.products import FORMULAS, RESULTS, MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
+from cupykern.precisions import SPLITS
 from cupykern.reference.accumulation import HALF, Products, Terms, expected_error
 
 BY_NAME = {op.name: op for op in OPS}
@@ -84,12 +87,112 @@ FOUND = {
         ),
         321,
     ),
+    "what BF16 parts lose of one column": (
+        "matmul",
+        MatmulProblem(
+            65, 1, 128, "bfloat16", "float32", batch_a=(3,), layout_a="sliced", layout_b="offset",
+            alpha=0.125, kind="same_sign", precision="bf16x3", epilogue=RESULTS,
+        ),
+        710806,
+    ),
+    "large products that cancel, before relu's kink": (
+        "matmul",
+        MatmulProblem(
+            130, 130, 64, *("float8_e5m2",) * 2, layout_b="F", bias=(130,), residual=(130, 130),
+            activation="relu", kind="special",
+        ),
+        710221,
+    ),
+    "large products that cancel, where silu is flat": (
+        "scaled_mm",
+        ScaledProblem(
+            MatmulProblem(
+                127, 64, 128, *("float8_e5m2",) * 2, layout_b="F", activation="silu",
+                out_dtype="float16", kind="special",
+            ),
+            scales="rows",
+        ),
+        708938,
+    ),
+    "large products that cancel, before a formula's kink": (
+        "matmul",
+        MatmulProblem(
+            130, 8, 16, *("float8_e5m2",) * 2, layout_b="F", epilogue=FORMULAS[0], **_CANCELLING
+        ),
+        285268,
+    ),
+    "large products that cancel, where a formula is curved": (
+        "matmul",
+        MatmulProblem(
+            65, 130, 64, "float8_e5m2", "float8_e4m3fn", layout_b="F", kind="special",
+            epilogue=FORMULAS[1],
+        ),
+        34115,
+    ),
+    "a sum of integers that is zero, but by scales in FP64": (
+        "scaled_mm",
+        ScaledProblem(
+            MatmulProblem(
+                65, 130, 31, "int8", batch_a=(2, 1), batch_b=(3,), layout_a="negative",
+                layout_b="offset", kind="special", epilogue=FORMULAS[1],
+            ),
+            scales="blocks",
+        ),
+        707424,
+    ),
+    "operands that are subnormal, but not times their scales": (
+        "dual_gemm_silu",
+        DualProblem(
+            7, 127, 136, *("bfloat16",) * 2, batch_a=(2, 1), batch_b=(3,), layout_a="broadcast",
+            scales="blocks", policy="hybrid", out_dtype="float16", kind="subnormal",
+        ),
+        1501067,
+    ),
     "sums that repeat": (
         "nonfinite_report",
         NonfiniteProblem((8, 8, 3, 1024), "float32", kind="uniform", layout="broadcast"),
         11354,
     ),
 }  # fmt: skip
+
+
+_EQUAL_TERMS = {"layout_b": "broadcast", "kind": "same_sign"}
+EQUAL_TERMS = {
+    702168: ComplexProblem(7, 65, 64, layout_a="sliced", precision="fp16x3", **_EQUAL_TERMS),
+    702920: ComplexProblem(65, 1, 64, bias=(1, 1), precision="tf32x3", **_EQUAL_TERMS),
+    703282: ComplexProblem(
+        7, 7, 100, layout_a="broadcast", residual=(7, 7), precision="bf16x3", **_EQUAL_TERMS
+    ),
+    703295: ComplexProblem(
+        65, 65, 64, alpha=-3.7, bias=(1, 65), residual=(65, 65), precision="tf32x3", **_EQUAL_TERMS
+    ),
+    705220: ComplexProblem(1, 65, 100, residual=(1, 65), precision="bf16x3", **_EQUAL_TERMS),
+    707813: ComplexProblem(
+        33, 16, 257, batch_a=(3,), layout_a="F", precision="fp16x3", **_EQUAL_TERMS
+    ),
+    707851: ComplexProblem(65, 33, 100, layout_a="sliced", precision="tf32x3", **_EQUAL_TERMS),
+    708669: ComplexProblem(33, 1, 64, batch_a=(3,), precision="bf16x3", **_EQUAL_TERMS),
+    709890: ComplexProblem(
+        65, 1, 64, layout_a="offset", bias=(1,), residual=(65, 1), precision="bf16x3",
+        **_EQUAL_TERMS,
+    ),
+    710032: ComplexProblem(
+        65, 16, 100, layout_a="sliced", alpha=-3.7, bias=(65, 1), precision="tf32x3",
+        **_EQUAL_TERMS,
+    ),
+    711175: ComplexProblem(
+        65, 33, 257, batch_a=(3,), layout_a="offset", bias=(65, 1), residual=(3, 65, 33),
+        precision="fp16x3", **_EQUAL_TERMS,
+    ),
+    711276: ComplexProblem(33, 65, 8, layout_a="offset", precision="bf16x3", **_EQUAL_TERMS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", EQUAL_TERMS)
+def test_what_parts_lose_of_equal_terms_adds_up(seed):
+    """All rows of b are equal, so all terms of a sum lose the same share."""
+    comparison = check.check_problem(BY_NAME["complex_matmul"], EQUAL_TERMS[seed], seed, np)
+    assert comparison.ok, comparison
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -164,6 +267,48 @@ def test_errors_of_large_products_that_cancel_are_those_expected(a, b, pairs):
     total = tensor_core.product(x, y, ("half", "half") if b == "e4m3" else (a, b))
     value = Products(*kinds).of(x, y.T)
     assert 0.3 <= rms_ratio(total, value.exact, value.square) <= 1.5
+
+
+@pytest.mark.parametrize("layout", ["C", "broadcast"])
+@pytest.mark.parametrize("precision", SPLITS)
+def test_what_parts_lose_is_computed(precision, layout):
+    """`known` is the error of the products of parts that are computed, without any rounding."""
+    parts = SPLITS[precision]
+    a = as_float64(inputs.values("uniform", (33, 64), dtypes.float32, 1))
+    b = inputs.values("uniform", (64, 17), dtypes.float32, 2)
+    b = as_float64(inputs.with_layout(b, layout, np))
+
+    def split(x):
+        found = []
+        for p in range(parts.count):
+            unit = 2.0 ** (parts.shift * p)
+            found.append(as_float64(((x - sum(found)) * unit).astype(parts.dtype)) / unit)
+        return found
+
+    of_b, total = split(b), np.zeros((33, 17))
+    for i, x in enumerate(split(a)):
+        for y in of_b[: parts.order - i + 1]:
+            total += x @ y
+    known = Products(dtypes.float32, dtypes.float32, precision=precision).of(a, b).known
+    np.testing.assert_allclose(known, total - a @ b, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("off", [-1.6, 1.6])
+def test_scales_of_rows_have_the_error_of_one_reciprocal_root(off):
+    """Of rows whose mean squares are small beside eps: one segment of the GPU's table, which may be
+    so many units of 2^-24 off (RSQRT_TABLE_MAX)."""
+    op, eps = BY_NAME["rms_norm"], np.float32(0.5)
+    x = inputs.values("normal", (1445, 64), dtypes.float16, 1) * np.float16(2.0**-7)
+    reference = op.reference(x, eps=0.5, quantize="e5m2")
+    bound = op.bound(x, eps=0.5, quantize="e5m2", reference=reference)[1]
+    s = as_float64(x)
+    whole = np.mean(s**2, -1, keepdims=True).astype(np.float32) + eps
+    rstd = (1 / np.sqrt(as_float64(whole)) * (1 + off * 2.0**-24)).astype(np.float32)
+    largest = np.abs(x).max(-1, keepdims=True).astype(np.float32)
+    scale = largest * rstd / np.float32(57344)
+    assert scale.dtype == np.float32
+    found = check.compare_numbers(as_float64(scale), scale.dtype, reference[1], bound)
+    assert found.ok, found
 
 
 @pytest.mark.parametrize("copies", [1, 4, 64])

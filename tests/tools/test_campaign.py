@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import signal
 import stat
 import threading
 from dataclasses import replace
@@ -21,6 +20,7 @@ from cupykern.tools import commands_campaign
 from cupykern.tools.campaign import (
     bad_calls,
     bad_values,
+    breaks,
     cases,
     large,
     large_calls,
@@ -245,6 +245,17 @@ def test_every_argument_has_bad_values(op):
     assert set(inspect.signature(op.run).parameters) <= known
 
 
+def test_the_longest_length_of_paged_keys_may_be_none():
+    seen = set()
+    for seed in range(20):
+        drawn = bad_calls.draw(BY_NAME["attention_varlen"], seed, HOST)
+        labels = {way.label for way in breaks.breaks(drawn, np.random.default_rng(0))}
+        paged = "block_table" in drawn.arguments
+        assert ("max_seqlen_k=None" in labels) != paged and "max_seqlen_k=-1" in labels
+        seen.add(paged)
+    assert seen == {False, True}
+
+
 def bad_softmax(handle):
     """handle(error, x, out, kwargs) takes place of the error."""
     op = BY_NAME["softmax"]
@@ -412,22 +423,6 @@ def test_a_part_whose_tasks_all_break_gives_up(tmp_path):
         workers.failed(broken, progress.begin(), "no such luck")
         progress.end(broken)
     assert progress.done and progress.state == "cut" and "given up" in progress.tally.notes[0]
-
-
-def test_a_process_that_ends_is_a_failure():
-    worker = workers.Worker("host")
-    try:
-        worker.give(Task("cases", "quantize_nvfp4", 0, 1000, 0))
-        os.kill(worker.process.pid, signal.SIGKILL)
-        found = worker.take()
-    finally:
-        worker.end()
-    assert found.context_lost and "exit code -9" in found.failures[0]["error"]
-
-
-def test_what_a_part_raises_is_a_failure():
-    found = workers.run_task(Task("cases", "nonsense", 0, 1, 0), HOST)
-    assert found.failed == 1 and "StopIteration" in found.failures[0]["error"]
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ def sum_in_order(values: Iterable[Approximate]) -> Approximate:
 
 
 def _plus(a: Approximate, b: Approximate) -> Approximate:
-    errors = (x + y for x, y in zip(a[:-1], b[:-1], strict=True))
-    return Approximate(*errors)._replace(axes=tuple({*a.axes, *b.axes})).rounded()
+    total = Approximate(*(x + y for x, y in zip(a, b, strict=True)))
+    square = total.square + 2 * a.known * b.known
+    return total._replace(square=square, axes=tuple({*a.axes, *b.axes})).rounded()
 
 
 def all_reduce(x: Sequence[Array], **_: Any) -> tuple[Any]:

@@ -72,6 +72,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 ONLY_WHERE = {"block": ("granularity", "block")}
 """Options that are read only where another one has this value."""
 
+MAY_BE_NONE_WITH = {"max_seqlen_k": "block_table"}
+"""Options that have a default beside another argument."""
+
 ALL_AXES = (0, 1, 2, 3)
 SIZES: dict[str, tuple[int, ...]] = {
     "mask": ALL_AXES,

@@ -23,6 +23,7 @@ from .bad_values import (
     ARRAY_DTYPES,
     DIMS,
     EXTRA,
+    MAY_BE_NONE_WITH,
     MAY_BE_NUMPY,
     ONLY_WHERE,
     OPTIONS,
@@ -88,8 +89,12 @@ def _is_array(x: Any) -> bool:
 def _options(drawn: Drawn) -> Iterator[Break]:
     for name in inspect.signature(drawn.op.run).parameters:
         other, value = ONLY_WHERE.get(name, (None, None))
-        if other is None or drawn.arguments.get(other) == value:
-            yield from (_value(name, bad) for bad in OPTIONS.get(name, ()))
+        if other is not None and drawn.arguments.get(other) != value:
+            continue
+        may_be_none = drawn.arguments.get(MAY_BE_NONE_WITH.get(name, "")) is not None
+        for bad in OPTIONS.get(name, ()):
+            if bad is not None or not may_be_none:
+                yield _value(name, bad)
 
 
 # --- arrays -------------------------------------------------------------------------------------

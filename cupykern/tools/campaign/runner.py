@@ -16,7 +16,7 @@ from .. import records
 from ..stored import to_json
 from .parts import Part
 from .tally import COLUMNS, Tally, Task
-from .workers import Worker, failed, ready
+from .workers import Worker, end, failed, ready
 
 _POLL = 1.0  # seconds
 _WRITE_EVERY = 3.0
@@ -142,8 +142,7 @@ class Campaign:
                 self._write_now_and_then()
                 tick()
         finally:
-            for worker in self._workers:
-                worker.end()
+            end(self._workers)
             self._write()
             for progress in self.progress:
                 if not progress.told:
@@ -182,7 +181,7 @@ class Campaign:
 
     def _drop(self, worker: Worker) -> None:
         self._workers.remove(worker)
-        worker.end()
+        end([worker])
 
     def _of(self, task: Task | None) -> Progress:
         return next(p for p in self.progress if task is not None and p.part.name == task.part)

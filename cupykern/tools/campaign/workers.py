@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
 from ... import targets
@@ -78,14 +79,20 @@ class Worker:
             failed(tally, task, f"the process ended with exit code {self.process.exitcode}")
             return tally
 
-    def end(self) -> None:
-        """Ask for the process's end, and see to it."""
-        self.process.terminate()
-        self.process.join(_ENDING)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self.pipe.close()
+
+def end(workers: Sequence[Worker]) -> None:
+    """Ask for the ends of these processes, of all at once, and see to them: what they held, as the
+    GPU's memory, is free then."""
+    for worker in workers:
+        worker.process.terminate()
+    until = time.monotonic() + _ENDING
+    for worker in workers:
+        worker.process.join(max(until - time.monotonic(), 0.0))
+    for worker in workers:
+        worker.process.kill()  # nothing, of one that has ended
+    for worker in workers:
+        worker.process.join()
+        worker.pipe.close()
 
 
 def ready(workers: list[Worker], seconds: float) -> Iterator[Worker]:
@@ -95,9 +102,20 @@ def ready(workers: list[Worker], seconds: float) -> Iterator[Worker]:
         yield busy[pipe]
 
 
+def _end_with_parent() -> None:
+    """In a thread: a campaign that is killed has ended no process, and a task takes minutes."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ENDING)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _serve(pipe: connection.Connection, target_name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began this one
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what a task started is ended, too
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     target = targets.get(target_name)
     while True:
