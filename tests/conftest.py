@@ -4,12 +4,13 @@ What a target does not have, or a machine without a GPU, is deselected, not skip
 end counts it.  A skip means that a tool is missing here.
 
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
-size of tests that take the two in turn, cases of tests that take every second to sixth, and
+size of tests whose cases take the two in turn, cases of tests that take every second to eighth, and
 hypothesis' examples.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -75,10 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    cases: dict[str, dict[Any, int]] = defaultdict(dict)
+    known: dict[Any, dict[Any, int]] = defaultdict(dict)
     reasons = {}
     for item in items:
-        left_out = _left_out(item, cases[item.nodeid.partition("[")[0]])
+        left_out = _left_out(item, _places(item, known))
         reasons[item] = _without(item) or left_out
     config.stash[_DESELECTED].update(filter(None, reasons.values()))
     config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
@@ -88,35 +89,77 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _without(item: pytest.Item) -> str | None:
     """What the item needs (tests/support/needs.py) and its target or this machine lacks."""
     target = None
-    if "gpu" in item.fixturenames or "gpu" in item.keywords:
+    if _needs_gpu(item):
         target = None if item.config.getoption("target") == "host" else _gpu()
         if target is None:
             return "need a GPU"
-    if hasattr(item, "callspec") and "target" in item.callspec.params:
-        target = _target(item.callspec.params["target"])
+    if (name := _target_name(item)) is not None:
+        target = _target(name)
     what = _lacks(target, item.iter_markers("needs"))
     return f"need {what}" if what else None
 
 
-def _left_out(item: pytest.Item, cases: dict[Any, int]) -> str | None:
-    """By the markers exhaustive, in_turn and thinned.
+def _needs_gpu(item: pytest.Item) -> bool:
+    return "gpu" in item.fixturenames or "gpu" in item.keywords
 
-    cases: the test's own, numbered as they come.
+
+def _target_name(item: pytest.Item) -> str | None:
+    return item.callspec.params.get("target") if hasattr(item, "callspec") else None
+
+
+def _left_out(item: pytest.Item, places: dict[str, int]) -> str | None:
+    """By the markers exhaustive, thinned and in_turn.
+
+    Cases are counted along the diagonals of their parameters, so that no value goes missing where
+    another parameter has as many.  Host tests of several cases take the two warp sizes in turn.
+    places: of the case's values in each parametrize, by parameter.
     """
     if item.config.getoption("exhaustive"):
         return None
-    callspec = getattr(item, "callspec", None)
-    indices = dict(callspec.indices) if callspec else {}
-    indices.pop("target", None)
-    number = cases.setdefault(tuple(indices.items()), len(cases))
     thinned, in_turn = map(item.get_closest_marker, ("thinned", "in_turn"))
-    if "exhaustive" in item.keywords or (thinned and number % thinned.args[0]):
+    every = thinned.args[0] if thinned else 1
+    diagonal = sum(places.values())
+    if "exhaustive" in item.keywords or diagonal % every:
         return _LEFT_OUT
-    target = callspec.params.get("target") if callspec else None
-    if not in_turn or target not in _HOST:
+    target = _target_name(item)
+    if target not in _HOST or not (places or in_turn):
         return None
-    turn = sum(indices[name] for name in in_turn.args or indices)
-    return None if target == list(_HOST)[turn % len(_HOST)] else _LEFT_OUT
+    needs = list(item.iter_markers("needs"))
+    fit = [name for name in _HOST if not _lacks(_target(name), needs)]
+    turn = diagonal // every
+    if in_turn and in_turn.args:
+        turn = sum(places[name] for name in in_turn.args)
+    return None if not fit or target == fit[turn % len(fit)] else _LEFT_OUT
+
+
+def _places(item: pytest.Item, known: dict[Any, dict[Any, int]]) -> dict[str, int]:
+    """Of the values among those of their parametrize, by its first parameter.
+
+    known: those of the items before.
+    """
+    places = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        if isinstance(names, str):
+            names = [name.strip() for name in names.split(",")]
+        others = known[item.nodeid.partition("[")[0], names[0]]
+        values = tuple(id(item.callspec.params[name]) for name in names)
+        places[names[0]] = others.setdefault(values, len(others))
+    return places
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Of several processes one at a time uses the GPU, and leaves its memory to the others."""
+    gpu = _gpu() if _needs_gpu(item) or _target_name(item) == "gpu" else None
+    if gpu is None or "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return (yield)
+        finally:
+            gpu.xp.get_default_memory_pool().free_all_blocks()
 
 
 @pytest.hookimpl(trylast=True)

@@ -53,30 +53,17 @@ class GatedEpilogue(Sm90Config):
         return None
 
 
-class SwappedIfSliced(GatedEpilogue):
-    """Sliced-K is for few rows of a, with swap-AB; other schedules are without."""
-
-    @property
-    def swap_ab(self) -> bool:  # type: ignore[override]  # follows from the schedule
-        return isinstance(self.schedule, SlicedK)
-
-    @property
-    def scheduler(self) -> str:  # type: ignore[override]  # follows from the schedule
-        return "EvenColumnsScheduler" if self.swap_ab else super().scheduler
-
-    def staging_bytes(self, task: GemmTask) -> int:
-        if self.swap_ab:
-            return round_up(max(32 * self.own_columns, 1024 * self.tile_m), 1024)
-        return super().staging_bytes(task)
-
-    def tile_refusal(self, task: GemmTask) -> str | None:
-        mn_major = task.layout_b == MN_MAJOR
-        if self.swap_ab and mn_major:
-            return "swap-AB of a dual GEMM needs K-major operands"
-        return self.column_refusal(128 if mn_major else 32) or super().tile_refusal(task)
+class SameOperands(GatedEpilogue):
+    """Both operands from shared memory."""
 
     def column_unit(self, task: GemmTask) -> int:
         return 64 if task.layout_b == MN_MAJOR else 32
+
+    def tile_refusal(self, task: GemmTask) -> str | None:
+        unit = 128 if task.layout_b == MN_MAJOR else 32
+        sliced = "few rows of a dual GEMM are a SkinnyGemmConfig's, not sliced-K's"
+        reason = sliced if isinstance(self.schedule, SlicedK) else None
+        return reason or self.column_refusal(unit) or super().tile_refusal(task)
 
     def cluster_refusal(self, task: GemmTask) -> str | None:
         wide = self.tile_k * task.a.itemsize > SWIZZLE_BYTES
@@ -88,25 +75,25 @@ class SwappedIfSliced(GatedEpilogue):
 
 
 @dataclass(frozen=True)
-class Sm90DualGemmConfig(SS, SwappedIfSliced):
+class Sm90DualGemmConfig(SS, SameOperands):
     """16-bit operands."""
 
     tile_m: int
     tile_n: int
     tile_k: int
     stages: int
-    schedule: Cooperative | PingPong | SlicedK = COOPERATIVE
+    schedule: Cooperative | PingPong = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
 
 
 @dataclass(frozen=True)
-class Sm90Fp8DualGemmConfig(Fp8, SwappedIfSliced):
+class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
     """FP8 operands without block scales, tile_k = 128."""
 
     tile_m: int
     tile_n: int
     stages: int
-    schedule: Cooperative | SlicedK = COOPERATIVE
+    schedule: Cooperative = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
 
     def operands_refusal(self, task: GemmTask) -> str | None:

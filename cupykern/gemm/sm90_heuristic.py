@@ -114,8 +114,7 @@ def _dual_tables(task: GemmTask) -> tuple[str, ...]:
     if a != b or task.layout_a != K_MAJOR:
         return ()
     if a in FLOAT16S:
-        k_major = ("dual 16-bit", "dual 16-bit, few rows")
-        return k_major if task.layout_b == K_MAJOR else ("dual 16-bit, b MN-major",)
+        return ("dual 16-bit",) if task.layout_b == K_MAJOR else ("dual 16-bit, b MN-major",)
     return ("dual e4m3",) if a == dtypes.float8_e4m3fn else ()
 
 
@@ -195,7 +194,9 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
 def _slices_k(task: GemmTask) -> bool:
     """Whether warpgroups slice k where no model says it: of few rows, and of int8 where tiles of
     64 x 64 are one wave: (128, 4096, 7168) takes 20.7 us instead of 24.2 (H200)."""
-    if task.m <= _C["few_rows" if task.kernel == "dual_gemm" else "sliced_k_rows"]:
+    if task.kernel == "dual_gemm":
+        return False
+    if task.m <= _C["sliced_k_rows"]:
         return True
     if task.kernel != "gemm" or task.a in FP8 or not task.aligned_128:
         return False

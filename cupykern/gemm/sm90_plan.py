@@ -149,8 +149,6 @@ def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPla
     rows_a, _ = _rows_a(p, task, c)
     multicast = not c.swap_ab and task.layout_b == K_MAJOR and c.split_k == 1
     cols = c.tile_n // task.products // (c.cluster.size if multicast else 1)
-    if c.swap_ab and p.b2 is not None and not task.mixed_input:
-        cols = 16
     (a, batch_a), (b, batch_b) = (
         (x, p.batch)
         if count == 1  # else the innermost dim of the maps' batch

@@ -40,12 +40,14 @@ class Sample:
     def tile_name(self) -> str:
         return f"{self.place[0]}[{self.place[1]}]"
 
-    def predict(self, times: Mapping[str, float], blocks: int) -> float:
-        """The model's time."""
+    def predict(
+        self, times: Mapping[str, float], blocks: int, constants: Mapping[str, Any] | None = None
+    ) -> float:
+        """The model's time.  constants: model_constants(times), where these are at hand."""
         tile = sm90_heuristic.table(self.place[0])[self.place[1]]
         besides = times.get(f"{self.tile_name}{BESIDES}")
         tile = replace(tile, us=times[self.tile_name], tile_us=besides)
-        constants = {**tuned.constants(sm90_heuristic.ARCH, "gemm"), **_nested(times)}
+        constants = constants or model_constants(times)
         modelled = sm90_heuristic.estimate(tile, self.task, blocks, self.splits, constants)
         return times[LAUNCH] + modelled
 
@@ -90,6 +92,11 @@ def present_times(arch: str = sm90_heuristic.ARCH) -> dict[str, float]:
             if "tile_us" in tile:
                 found[f"{name}[{i}]{BESIDES}"] = tile["tile_us"]
     return found
+
+
+def model_constants(times: Mapping[str, float]) -> dict[str, Any]:
+    """Of sm90_heuristic.estimate."""
+    return {**tuned.constants(sm90_heuristic.ARCH, "gemm"), **_nested(times)}
 
 
 def _nested(times: Mapping[str, float]) -> dict[str, Any]:
@@ -156,7 +163,8 @@ def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
     unseen = [s for s in found if (s.task.m, s.task.n, s.task.k) in judged]
     names = list(old)
     zero = dict.fromkeys(names, 0.0)
-    parts = np.array([[s.predict({**zero, x: 1.0}, blocks) for x in names] for s in seen])
+    units = [(unit, blocks, model_constants(unit)) for x in names for unit in [{**zero, x: 1.0}]]
+    parts = np.array([[s.predict(*unit) for unit in units] for s in seen])
     scale = np.array([old[name] or 1.0 for name in names])  # a time in units of what it was
     measured = np.array([s.us for s in seen])
     rows = np.concatenate([parts * scale / measured[:, None], _WEAK * np.eye(len(names))])
@@ -175,8 +183,9 @@ def quality(found: Sequence[Sample], times: Mapping[str, float], blocks: int) ->
     """How well `times` predict samples, and choose between those of one task."""
     errors, losses = [], []
     by_task: dict[GemmTask, list[tuple[float, float]]] = {}
+    constants = model_constants(times)
     for sample in found:
-        predicted = sample.predict(times, blocks)
+        predicted = sample.predict(times, blocks, constants)
         errors.append(abs(predicted / sample.us - 1))
         by_task.setdefault(sample.task, []).append((predicted, sample.us))
     for pairs in by_task.values():

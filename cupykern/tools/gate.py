@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 
 from ..kernels import Variant
 from ..op import Op
 from ..targets import CompileError
 from ..targets.offline import UnknownArchError, compile_offline, compiler_name
+from ..tuning.compile_ahead import processes
 
 _MAX_LDS_BYTES = 64 * 1024
 _MAX_STATIC_SHARED_BYTES = 48 * 1024
@@ -107,11 +105,7 @@ def compile_all(todo: Sequence[tuple[Variant, str]], jobs: int) -> Generator[Row
     """
     if not todo:
         return
-    # NVRTC compiles one program at a time in a process.  Ctrl-C is for this one, which ends them.
-    with ProcessPoolExecutor(
-        jobs,
-        mp_context=get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    ) as pool:
-        yield from pool.map(compile_row, *zip(*todo, strict=True))
+    with processes(jobs) as pool:
+        # Not pool.map: it cancels what has not begun, of which a pool that ends then complains.
+        for row in [pool.submit(compile_row, *task) for task in todo]:
+            yield row.result()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from threading import Thread
 
 from .. import check, targets
 from ..kernels import Variant
@@ -67,18 +71,46 @@ def compile_ahead(
             raise
 
 
-def _pool(target: Target, jobs: int) -> Executor:
+def _pool(target: Target, jobs: int) -> AbstractContextManager[Executor]:
     # The host's compiler is a process of its own.  And a library call starts none: they would run
     # the caller's main module again.
     if target.name == "host" or jobs == 1:
         return ThreadPoolExecutor(jobs)
-    # NVRTC compiles one program at a time in a process.  Ctrl-C is for this one, which ends them.
-    return ProcessPoolExecutor(
-        jobs,
-        mp_context=get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
+    return processes(jobs)
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Executor]:
+    """A pool of processes: NVRTC compiles one program at a time in a process.
+
+    An exception in the block, Ctrl-C too, ends them at once, and so does the end of this process.
+    """
+    context = get_context("spawn")
+    theirs, ours = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(jobs, context, initializer=_end_with, initargs=(theirs,))
+    with theirs, ours, pool:
+        try:
+            yield pool
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _end_with(parent: Connection) -> None:
+    """In a process of the pool: end, with the compilers that it started, when `parent` is closed.
+
+    Signals for this process are left to its parent, which closes it.
+    """
+    os.setpgrp()  # what a terminal's Ctrl-C ends
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+
+    def wait() -> None:
+        with suppress(EOFError, OSError):
+            parent.recv()
+        os.killpg(0, signal.SIGKILL)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _compile(target: Target | str, variant: Variant) -> tuple[float, str | None]:

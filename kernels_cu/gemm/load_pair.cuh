@@ -18,19 +18,15 @@ template <class Mainloop, class Arguments> struct PairLoader {
     static constexpr int kTileK = Mainloop::kTileK;
     const Arguments& arguments;
 
-    // Columns of a box.  With SwapAB and few rows of A a tile may have fewer boxes
-    // (EvenColumnsScheduler).
     static constexpr int kColumns = Mainloop::kTileN / 2;  // of either matrix
-    static constexpr bool kFewRows = kSwapAB && !Mainloop::kMixedInput;
-    static constexpr int kUnit = kFewRows ? 16 : kColumns, kUnits = kColumns / kUnit;
     using StageA = StageOperand<typename Mainloop::Operands::A, Mainloop::kTileM, kTileK>;
-    using StageUnit = StageOperand<OperandB, kUnit, kTileK>;
+    using StageB = StageOperand<OperandB, kColumns, kTileK>;
     static constexpr int kBothBoxBytes = kSwapAB ? StageRows::kBoxBytes : StageCols::kBoxBytes;
-    static constexpr int kStep = OperandB::kMnMajor ? StageUnit::kBoxBytes : kBothBoxBytes;
-    static constexpr int kSecond = OperandB::kMnMajor ? StageUnit::kBytes : kBothBoxBytes / 2;
-    static_assert(StageUnit::kRowBytes == (kSwapAB ? StageRows::kRowBytes : StageCols::kRowBytes),
+    static constexpr int kStep = OperandB::kMnMajor ? StageB::kBoxBytes : kBothBoxBytes;
+    static constexpr int kSecond = OperandB::kMnMajor ? StageB::kBytes : kBothBoxBytes / 2;
+    static_assert(StageB::kRowBytes == (kSwapAB ? StageRows::kRowBytes : StageCols::kRowBytes),
                   "the same rows");
-    static_assert(!kMulticast || StageUnit::kContiguousBytes == kSwizzleBytes,
+    static_assert(!kMulticast || StageB::kContiguousBytes == kSwizzleBytes,
                   "a cluster's blocks load slices of one row");
 
     DEVICE static int first_row(const GemmWorkTile& tile) {
@@ -42,9 +38,8 @@ template <class Mainloop, class Arguments> struct PairLoader {
 
     template <class Scheduler>
     DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,
-                     const typename Scheduler::Tile& tile) const {
+                     const GemmWorkTile& tile) const {
         const int row = int(tile.row), col = int(tile.col);
-        const int units = Scheduler::columns(tile) / kUnit;
         const int first_k_tile = scheduler.first_k_tile, num_k_tiles = scheduler.num_k_tiles;
         const int a_batch = arguments.a_batch(tile), b1_batch = arguments.b1_batch(tile),
                   b2_batch = arguments.b2_batch(tile);
@@ -54,18 +49,14 @@ template <class Mainloop, class Arguments> struct PairLoader {
             const int k = i * kTileK;
             const auto load_b = [&](unsigned char* to, const TensorMap& map, int batch) {
                 if constexpr (kMulticast) {
-                    StageUnit::template load_multicast<Mainloop::kClusterSize>(
-                        to, map, full, k, col, batch, cluster_rank());
+                    StageB::template load_multicast<Mainloop::kClusterSize>(to, map, full, k, col,
+                                                                            batch, cluster_rank());
                 } else {
-                    for (int i = 0; i < units; ++i) {
-                        StageUnit::load(to + i * StageUnit::kBoxBytes, map, full, k,
-                                        col + i * kUnit, batch, kStep);
-                    }
+                    StageB::load(to, map, full, k, col, batch, kStep);
                 }
             };
             storage.pipeline.producer_acquire(state);
-            const int missing = 2 * (kUnits - units) * StageUnit::kBytes;
-            full.arrive_expect_tx(StageRows::kBytes + StageCols::kBytes - missing);
+            full.arrive_expect_tx(StageRows::kBytes + StageCols::kBytes);
             unsigned char *rows = storage.rows[state.stage], *cols = storage.cols[state.stage];
             unsigned char* b = kSwapAB ? rows : cols;
             StageA::load(kSwapAB ? cols : rows, arguments.a_map, full, k, row, a_batch);

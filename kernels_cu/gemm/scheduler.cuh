@@ -20,7 +20,6 @@ template <class Mainloop> struct PersistentScheduler {
     static constexpr int kTileN = kColumns * (kSwapAB ? kMulticastTiles : 1);
 
     using Tile = GemmWorkTile;
-    DEVICE static int columns(const Tile&) { return kColumns; }
     int end, first, step;           // in tiles * kClusterSize
     int first_k_tile, num_k_tiles;  // this block's range of k, at least one tile
 
@@ -40,41 +39,6 @@ template <class Mainloop> struct PersistentScheduler {
                                            kTileM, kTileN, uint32_t(params.swizzle));
         if constexpr (Mainloop::kMulticast)
             (kSwapAB ? tile.col : tile.row) += cluster_rank() * Mainloop::kRows;
-        return tile;
-    }
-};
-
-// For a Pair with few rows of A, bound by the read of B: if all rows fit one tile, columns are
-// split evenly over the blocks, in units of kUnit.
-template <class Mainloop> struct EvenColumnsScheduler {
-    static_assert(Mainloop::kClusterSize == 1, "no cluster");
-    using Persistent = PersistentScheduler<Mainloop>;
-    static constexpr int kUnit = 16, kUnits = Persistent::kColumns / kUnit;
-
-    struct Tile : GemmWorkTile { int num_columns; };
-    DEVICE static int columns(const Tile& tile) { return tile.num_columns; }
-    bool even;
-    int end, first, step;  // in tiles; if even, in units of columns
-    int first_k_tile, num_k_tiles;
-
-    template <class Params>
-    DEVICE EvenColumnsScheduler(const Params& params)
-        : even(params.tiles_m * params.batch_size == 1),
-          first_k_tile(0),
-          num_k_tiles(int(params.num_k_tiles)) {
-        const int64_t units = (params.columns() + kUnit - 1) / kUnit;
-        const int tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
-        first = even ? int(blockIdx.x * units / gridDim.x) : int(blockIdx.x);
-        end = even ? int((blockIdx.x + 1) * units / gridDim.x) : tiles;
-        step = even ? kUnits : int(gridDim.x);
-    }
-    template <class Params> DEVICE Tile tile(const Params& params, int index) const {
-        Tile tile{Persistent::tile(params, index), Persistent::kColumns};
-        if (even) {
-            tile.row = 0;
-            tile.col = int64_t(index) * kUnit;
-            if (end - index < kUnits) tile.num_columns = (end - index) * kUnit;
-        }
         return tile;
     }
 };

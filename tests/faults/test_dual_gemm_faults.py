@@ -14,14 +14,16 @@ from planted import Fault, fault_tests
 import cupykern
 from cupykern import OPS, check
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig
-from cupykern.gemm.sm90_policies import SlicedK, SplitK
+from cupykern.gemm.sm90_policies import SplitK
 from cupykern.op import Call
 from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 GATED, REDUCE = "gemm/epilogue/gated.cuh", "gemm/reduce.cuh"
 LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"
+SKINNY, STAGES = "gemm/skinny_dual.cuh", "gemm/skinny.cuh"
 
 FAULTS = {
     "b2 is b1": Fault(
@@ -29,8 +31,8 @@ FAULTS = {
         "two products"
     ),
     "b1 and b2 swapped": Fault(
-        "dual_gemm.cu", "gate_all(values, factors, policy)",
-        "gate_all(factors, values, policy), values[0] = factors[0]",
+        "gemm/epilogue/gate.cuh", "gate_all(values, others, policy)",
+        "gate_all(others, values, policy), values[0] = others[0]",
         "two products",
     ),
     "the second product's fragments are the first one's": Fault(
@@ -44,8 +46,8 @@ FAULTS = {
         "common/math.cuh", "exp2_approx(-kLog2E * x)", "exp2_approx(kLog2E * x)", "two products"
     ),
     "the first one's scale for both": Fault(
-        "dual_gemm.cu", "second = epilogue(1, scale_b2, kScaleB2)",
-        "second = epilogue(1, scale_b1, kScaleB)",
+        "gemm/dual_tile.cuh", "second = epilogue(1, x.scale_b2, kScaleB2)",
+        "second = epilogue(1, x.scale_b1, kScaleB)",
         "scales",
     ),
     "the blocks' scales of b1 for both": Fault(
@@ -107,8 +109,8 @@ FAULTS = {
         GATED, "GatedScales::col(second, at)", "GatedScales::col(first, at)", "hopper"
     ),
     "a stage of one product alone is waited for": Fault(
-        LOADER, "arrive_expect_tx(StageRows::kBytes + StageCols::kBytes - missing)",
-        "arrive_expect_tx(StageRows::kBytes + StageUnit::kBytes)", "hopper",
+        LOADER, "arrive_expect_tx(StageRows::kBytes + StageCols::kBytes)",
+        "arrive_expect_tx(StageRows::kBytes + StageB::kBytes)", "hopper",
     ),
     "the output's last column twice": Fault(
         GATED, "at_col + 1 < params.n ? 2 : 1, pair", "2, pair", "hopper"
@@ -129,21 +131,23 @@ FAULTS = {
     "every block has all of k": Fault(
         SCHEDULER, "kSplitK ? rank * all / kClusterSize : 0;", "0;", "split"
     ),
-    "the second warpgroup's stages are left out": Fault(
-        GATED, "accumulator[0][i] + of_tile[i][128 + thread]", "accumulator[0][i]", "few rows"
+    "skinny: the first product's columns for both": Fault(
+        SKINNY, "j * kTileN + run[0].tile_col", "run[0].tile_col", "skinny"
     ),
-    "few rows: a block's last columns are left out": Fault(
-        SCHEDULER, "num_columns = (end - index) * kUnit", "num_columns = (end - index - 1) * kUnit",
-        "few rows"
+    "skinny: the second one's scales are the first one's": Fault(
+        SKINNY, "scale_a, x.scale_b2}", "scale_a, x.scale_b1}", "skinny"
     ),
-    "few rows: the second unit's columns are the first one's": Fault(
-        LOADER, "col + i * kUnit, batch, kStep", "col, batch, kStep", "few rows"
+    "skinny: the second matrix's rows are the first one's": Fault(
+        SKINNY, "params.b_rows[i], scales", "params.b_rows[0], scales", "skinny"
     ),
-    "few rows: the other half of the columns": Fault(
-        GATED, "of_tile[i][64 + thread] +", "of_tile[i][32 + thread] +", "few rows"
+    "skinny: NVFP4 scales of the first matrix for both": Fault(
+        SKINNY, "copier(x.b2, 1, x.groups_b2)", "copier(x.b2, 1, x.groups_b1)", "skinny"
     ),
-    "few rows: accumulators before they are there": Fault(
-        GATED, "named_barrier(3, 128 * kConsumers);", "", "few rows"
+    "skinny: both tiles in the first one's place": Fault(
+        STAGES, "start(stage.b[i], x.cols, to_load)", "start(stage.b[0], x.cols, to_load)", "skinny"
+    ),
+    "skinny: fragments of the first matrix alone": Fault(
+        STAGES, "stage.b[n / kMatrixFragments]", "stage.b[0]", "skinny"
     ),
 }  # fmt: skip
 
@@ -215,12 +219,14 @@ def _check_split() -> None:
         )
 
 
-def _check_few_rows() -> None:
-    """More tiles than blocks, and columns that are spread over all blocks."""
-    if host.current().warp_size == 32:
-        config = Sm90DualGemmConfig(16, 64, 64, 4, SlicedK())
-        problems = (DualProblem(20, 300, 208), DualProblem(9, 1100, 208))
-        _check_configs((config,), *(replace(p, out_dtype="float32") for p in problems))
+def _check_skinny() -> None:
+    """Matrices of different strides; columns beyond the last block's, scales of columns, NVFP4."""
+    for problem in (
+        DualProblem(9, 75, 208, layout_b2="sliced", out_dtype="float32"),
+        DualProblem(3, 40, 272, "bfloat16", "int8", scales="rows", out_dtype="float32"),
+        DualProblem(5, 40, 192, "float16", NVFP4, kind="codes", out_dtype="float32"),
+    ):
+        _check_configs((None,), problem)
 
 
 def _check_configs(configs: tuple[Any, ...], *problems: DualProblem) -> None:
@@ -239,7 +245,7 @@ def _check_configs(configs: tuple[Any, ...], *problems: DualProblem) -> None:
 CHECKS = {
     "hopper": _check_hopper,
     "split": _check_split,
-    "few rows": _check_few_rows,
+    "skinny": _check_skinny,
     "policies": _check_policies,
     "fp16 policy": lambda: check_fp16_policy(host.current()),
     "splits": _check_splits,

@@ -11,33 +11,33 @@ from products import compare
 
 from cupykern import OPS, check, dtypes
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
-from cupykern.gemm.sm90_policies import SlicedK
 from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 PORTABLE, SM90 = "dual_gemm_expression.cu", "gemm/epilogue/gate_expression.cuh"
-GATED = "gemm/epilogue/gated.cuh"
+RUNS, TILE = "expression/apply.cuh", "gemm/dual_tile.cuh"
+GATED, SKINNY = "gemm/epilogue/gated.cuh", "gemm/skinny_dual.cuh"
 FAULTS = {
     "the first product for both": Fault(
-        PORTABLE, "Expression::of(operands, values[i], others[i]",
+        RUNS, "Expression::of(operands, values[i], others[i]",
         "Expression::of(operands, values[i], values[i]", "portable",
     ),
     "the products swapped": Fault(
-        PORTABLE, "Expression::of(operands, values[i], others[i]",
+        RUNS, "Expression::of(operands, values[i], others[i]",
         "Expression::of(operands, others[i], values[i]", "portable",
     ),
     "the first one's scale for both": Fault(
-        PORTABLE, "second = epilogue(1, scale_b2, kScaleB2)",
-        "second = epilogue(1, scale_b1, kScaleB)", "scales",
+        TILE, "second = epilogue(1, x.scale_b2, kScaleB2)",
+        "second = epilogue(1, x.scale_b1, kScaleB)", "scales",
     ),
     "one column for a run": Fault(
-        PORTABLE, "at_col + (i < count ? i : count - 1)", "at_col", "portable"
+        RUNS, "others[i], row, at, operands.matrix", "others[i], row, col, operands.matrix",
+        "portable",
     ),
     "the first matrix's operands for all": Fault(
-        PORTABLE, "params.tile.batch, work.batch);\n    for_each",
-        "params.tile.batch, 0);\n    for_each", "portable",
+        PORTABLE, "params.tile.batch, matrix)", "params.tile.batch, 0)", "portable",
     ),
     "hopper: the first product for both": Fault(
         SM90, "Expression::of(operands, values[i], others[i]",
@@ -56,8 +56,13 @@ FAULTS = {
     "hopper: a fragment's second row is its first": Fault(
         GATED, "Element{first_row + i / 2 % 2 * 8,", "Element{first_row,", "hopper"
     ),
-    "few rows: one row for a thread": Fault(
-        GATED, "Element{row + wgmma_col(lane, i),", "Element{row + lane % 4 * 2,", "few rows"
+    "skinny: the first block's columns for all": Fault(
+        SKINNY, "run[0].row, run[0].col, run[0].count", "run[0].row, run[0].tile_col, run[0].count",
+        "skinny",
+    ),
+    "skinny: the first matrix of the whole batch": Fault(
+        "dual_gemm_skinny_expression.cu", "params.expression.first_matrix};",
+        "params.expression.first_matrix + 1};", "skinny",
     ),
     "NVFP4: one row for a thread": Fault(
         GATED, "Element{row_of(i), col, true}", "Element{row_of(0), col, true}", "nvfp4"
@@ -107,8 +112,10 @@ def check_hopper() -> None:
         assert compare(DUAL, *call.args, **call.kwargs, config=config).ok
 
 
-def check_few_rows() -> None:
-    guarded(Sm90DualGemmConfig(16, 64, 64, 4, SlicedK()), DualProblem(9, 150, 208))
+def check_skinny() -> None:
+    """Of either warp size."""
+    call = DUAL.inputs(DualProblem(9, 150, 208, epilogue=WHERE, out_dtype="float32"), 1, np)
+    assert compare(DUAL, *call.args, **call.kwargs).ok
 
 
 def check_results() -> None:
@@ -130,7 +137,7 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
     problems,
     {
         "hopper": check_hopper,
-        "few rows": check_few_rows,
+        "skinny": check_skinny,
         "nvfp4": check_nvfp4,
         "results": check_results,
     },

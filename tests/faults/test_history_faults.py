@@ -274,6 +274,7 @@ def test_key_of_calls_without_an_option(name, place, monkeypatch):
     assert found(monkeypatch, CALLS[name]) and seen
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in NOT_ALIGNED])
 def test_key_of_calls_without_alignment(name, monkeypatch):
     def without_alignment(find: Callable[..., Any], call: Any, out: Any, *arrays: Any) -> Any:

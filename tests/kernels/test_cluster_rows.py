@@ -76,7 +76,6 @@ def test_all_are_one_variant(op):
 OP_CPP = {"float16": "half", "bfloat16": "bf16", "float32": "float"}
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_any_length(target, op, dtype):
@@ -93,7 +92,6 @@ def test_any_length(target, op, dtype):
         assert comparison.ok, f"{problem}: {comparison}"
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("num_cols", [2**15 - 1, 2**15 + 1, 50257])
 def test_as_they_come(target, num_cols):
     for op, dtype in ((OP, "float16"), (LOG_OP, "float32")):

@@ -32,7 +32,6 @@ def run_and_compare(
     return check.compare(outputs, references, bounds)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", CONFIGS)
 @pytest.mark.parametrize("name", OPS)
 def test_rows_of_any_number_and_length(target, name, dtype):

@@ -54,7 +54,6 @@ def row_layout_of(x: np.ndarray, axis: int) -> RowLayout:
     return layout
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", [OP, LOG_OP], ids=lambda op: op.name)
 def test_softmax_of_any_length(target, op, dtype):
@@ -65,7 +64,6 @@ def test_softmax_of_any_length(target, op, dtype):
             assert comparison.ok, f"{problem}: {comparison}"
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", [LAYER_OP, RMS_OP, ADD_OP], ids=lambda op: op.name)
 def test_norms_of_any_length(target, op, dtype):

@@ -51,6 +51,7 @@ both_ways = pytest.mark.parametrize("way", [pytest.param(by_hopper, marks=needs.
 
 
 @both_ways
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("parts", SPLITS.values(), ids=SPLITS)
 @pytest.mark.parametrize("layouts", ["CF", "CC", "FC", "FF"])
 def test_every_layout_is_within_the_bound(target, way, parts, layouts):
@@ -65,6 +66,7 @@ def test_every_cluster_is_within_the_bound(target, parts, cluster):
 
 
 @needs.host
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("parts", SPLITS.values(), ids=SPLITS)
 @pytest.mark.parametrize(
     "tile",
@@ -137,6 +139,7 @@ def test_errors_are_smaller_than_those_of_sequential_sums(target, way, kind, k):
 MIXED = [("float32", "float16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kinds", MIXED, ids=" ".join)
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_a_16_bit_operand_is_within_the_bound(target, kinds, name):

@@ -47,7 +47,6 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
     check_any_batch(target)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("chunks_per_block", [1, 8, 16, 104])
 def test_who_computes_changes_no_bit(target, chunks_per_block, rows):

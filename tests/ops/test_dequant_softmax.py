@@ -36,7 +36,6 @@ def compare(*args, outputs, **kwargs) -> check.Comparison:
     return check.compare((outputs,), references, bounds)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_variant_is_within_the_bound(target, dtype):
     for m, n, layout in (

@@ -52,7 +52,7 @@ def check_with(target, problem, config):
 # --- mainloops -----------------------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("formula", FORMULAS)
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_every_pair_of_dtypes(target, dtype, dtype_b, formula):
@@ -120,10 +120,11 @@ HOPPER = [
 
 
 @needs.hopper
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("formula", [SQUARE, WHERE])
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
-def test_hoppers_mainloops(target, config, problem):
-    for formula in (SQUARE, WHERE):
-        check_with(target, with_formula(problem, formula), config)
+def test_hoppers_mainloops(target, config, problem, formula):
+    check_with(target, with_formula(problem, formula), config)
 
 
 @needs.hopper
@@ -353,6 +354,7 @@ def test_out_must_be_apart_from_operands(target):
 # --- compiled ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx90a"])
 @pytest.mark.parametrize("formula", [SQUARE, WHERE, "sqrt(sin(acc) * cos(i // 3)) - log(exp(acc))"])
 def test_formulas_compile_without_local_memory(arch, formula):

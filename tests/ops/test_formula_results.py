@@ -53,12 +53,12 @@ def with_results(problem):
 # --- mainloops -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(("m", "out_dtype"), [(35, None), (35, EACH), (1, EACH[::-1])])
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
-def test_every_pair_of_dtypes(target, dtype, dtype_b):
-    problem = MatmulProblem(35, 43, 72, dtype, dtype_b, (2,), layout_b="F", epilogue=RESULTS)
-    check_with(target, MATMUL, problem)
-    check_with(target, MATMUL, problem, out_dtype=EACH)
-    check_with(target, MATMUL, replace(problem, m=1), out_dtype=EACH[::-1])
+def test_every_pair_of_dtypes(target, dtype, dtype_b, m, out_dtype):
+    problem = MatmulProblem(m, 43, 72, dtype, dtype_b, (2,), layout_b="F", epilogue=RESULTS)
+    check_with(target, MATMUL, problem, **({} if out_dtype is None else {"out_dtype": out_dtype}))
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,12 @@ HOPPER = [
 
 
 @needs.hopper
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("options", [{}, {"out_dtype": EACH}], ids=["one dtype", "each its own"])
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
-def test_hoppers_mainloops(target, config, problem):
+def test_hoppers_mainloops(target, config, problem, options):
     op = SCALED if isinstance(problem, ScaledProblem) else MATMUL
-    check_with(target, op, with_results(problem), config)
-    check_with(target, op, with_results(problem), config, out_dtype=EACH)
+    check_with(target, op, with_results(problem), config, **options)
 
 
 @needs.hopper

@@ -31,7 +31,7 @@ def check_gate(target, problem, config=None, **kwargs) -> None:
 # --- mainloops -----------------------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(("dtype", "dtype_b"), (*PAIRS, *FLOAT32))
 def test_every_pair_of_dtypes(target, dtype, dtype_b, gate):
@@ -68,16 +68,17 @@ HOPPER = (
 
 
 @needs.hopper
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("gate", [GPT_OSS, WHERE])
 @pytest.mark.parametrize("problem", HOPPER, ids=str)
-def test_hoppers_mainloops(target, problem):
+def test_hoppers_mainloops(target, problem, gate):
     """As many configs as without a formula."""
-    for gate in (GPT_OSS, WHERE):
-        own = replace(problem, epilogue=gate)
-        found = gemm.configs(task_of(own), "sm_90a")
-        configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
-        assert configs
-        for config in configs:
-            check_gate(target, own, config)
+    own = replace(problem, epilogue=gate)
+    found = gemm.configs(task_of(own), "sm_90a")
+    configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
+    assert configs
+    for config in configs:
+        check_gate(target, own, config)
 
 
 @needs.hopper
@@ -244,6 +245,7 @@ def test_out_must_be_apart_from_operands(target):
 # --- compiled ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx90a"])
 @pytest.mark.parametrize("gate", GATES)
 def test_gates_compile_without_local_memory(arch, gate):

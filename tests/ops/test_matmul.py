@@ -34,7 +34,6 @@ from cupykern.targets import host
 # --- sizes, layouts, dtypes ----------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
     """Tails in all three sizes; vectors of both orders and element by element; split k."""
@@ -58,7 +57,7 @@ def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
     assert len(seen) > 1 or ("kLayoutA", STRIDED) in next(iter(seen)).constants
 
 
-@pytest.mark.in_turn
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
 @pytest.mark.parametrize("m", [1, 15, 16, 17, 65])
 @pytest.mark.parametrize("n", [1, 9, 130])
@@ -67,7 +66,6 @@ def test_sizes_that_do_not_divide_by_tiles_are_within_the_bound(target, m, n, dt
         check_problem(MATMUL, MatmulProblem(m, n, k, dtype, kind="same_sign"), target)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("layout_b", ["C", "F"])
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_what_lies_behind_rows_is_not_read(target, dtype, dtype_b, layout_b):
@@ -180,7 +178,6 @@ def test_arrays_may_have_more_than_two_to_the_31_elements():
 # --- numbers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", ["C", "F"])
 @pytest.mark.parametrize("dtype_b", [*FP8, "int8"])
 @pytest.mark.parametrize("dtype", SIXTEEN)
@@ -203,7 +200,6 @@ def test_every_code_converts_exactly(target, dtype, dtype_b, layout):
         np.testing.assert_array_equal(product[5, ~finite], expected[~finite])
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("dtype_b", FP8)
 def test_products_of_all_fp8_codes_are_exact(target, dtype, dtype_b):

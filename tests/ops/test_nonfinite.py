@@ -57,7 +57,6 @@ def compare(x_here, x: np.ndarray) -> cupykern.NonfiniteReport:
     return report
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "float32"])
 def test_every_code_is_classified(target, dtype):
     """All at once, and those of two codes together that a vector may mix up."""
@@ -91,7 +90,6 @@ def test_subnormals_are_not_flushed(target, dtype):
         assert (report.min, report.max) == (min(values), max(values))
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 def test_every_layout_has_the_same_report(target, layout, dtype):
@@ -176,7 +174,6 @@ def test_statistics_of_no_finite_element_are_nan(target):
     assert np.isnan([report.min, report.max, report.mean]).all()
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_first_index_is_in_c_order(target, dtype, exhaustive):
     """In C order whatever the layout; wherever in a vector, a batch or a block."""

@@ -73,7 +73,6 @@ def test_every_config_is_within_the_bound(target, name, dtype):
                 assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", OPS)
 def test_rows_that_fill_their_threads_are_within_the_bound(target, name):
     """Which have code of their own, as have those beside them."""
@@ -90,7 +89,6 @@ def test_rows_that_fill_their_threads_are_within_the_bound(target, name):
         assert comparison.ok, comparison
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("residual", [False, True])
 def test_each_operand_has_its_own_row_stride(target, residual):
     """x, the residual, y and the sum: none may be walked at another's."""
@@ -107,7 +105,6 @@ def test_each_operand_has_its_own_row_stride(target, residual):
 
 
 @needs.clusters(2)
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("name", "quantize"), [("layer_norm", None), ("rms_norm", None), ("rms_norm", "int8")]
 )
@@ -140,7 +137,6 @@ def test_two_rows_a_thread_with_weights_loaded_first_are_within_the_bound(target
     check_one()
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_layout_is_within_the_bound(target, name, layout):
@@ -152,7 +148,6 @@ def test_every_layout_is_within_the_bound(target, name, layout):
         assert comparison.ok, comparison
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_long_rows_are_within_the_bound(target, name, dtype, exhaustive):
@@ -165,7 +160,6 @@ def test_long_rows_are_within_the_bound(target, name, dtype, exhaustive):
         assert comparison.ok, comparison
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_may_have_another_dtype_stride_and_alignment(target, dtype, weight_dtype):

@@ -79,7 +79,7 @@ def arrays_of(op: Op, cases: int, least: int = 2):
                 yield call, arguments, name
 
 
-@pytest.mark.in_turn
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_elements_may_lie_at_odd_bytes(target, op, before):
@@ -105,7 +105,6 @@ def test_elements_may_lie_at_odd_bytes(target, op, before):
             assert check.compare(outputs, references, bounds).ok, name
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_an_array_has_strides_and_an_alignment_of_its_own(target, op):
     """One array at a time: those of no other array take their place."""

@@ -47,7 +47,7 @@ def test_errors_are_within_the_bound(op, target):
     assert worst.error_over_bound >= near and worst.rms_ratio >= expected, worst
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("schedule", ["lifo", "sticky:1", "sticky:2"])
 @pytest.mark.parametrize("warp_size", [32, 64])
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

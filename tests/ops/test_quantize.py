@@ -19,7 +19,6 @@ def run_and_compare(call: Call) -> check.Comparison:
     return check.compare(OP.run(*call.args, **call.kwargs), references, bounds)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("granularity", ["tensor", "row", "column"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_every_config_is_within_the_bound(target, dtype, granularity, exhaustive):
@@ -36,7 +35,6 @@ def test_every_config_is_within_the_bound(target, dtype, granularity, exhaustive
             assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_every_layout_is_within_the_bound(target, granularity, layout):
@@ -57,7 +55,6 @@ def test_a_single_row_of_no_whole_vectors_is_within_the_bound(target, granularit
     assert run_and_compare(Call((x, "int8"), {"granularity": granularity, **block})).ok
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_large_groups_are_within_the_bound(target, granularity):
     problem = QuantizeProblem((2, 1_000_003), "float16", "e4m3", granularity, (2, 400_000))

@@ -36,7 +36,6 @@ from cupykern.tools import options
 # --- scaled_mm -----------------------------------------------------------------------------------
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(("dtype", "dtype_b"), SCALED_PAIRS)
 def test_scales_of_every_pair_are_within_the_bound(target, dtype, dtype_b, scales, exhaustive):

@@ -31,7 +31,6 @@ def to_numpy(x) -> np.ndarray:
     return (x if isinstance(x, np.ndarray) else x.get()).astype(np.float64)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OP_OF)
 def test_every_config_is_within_the_bound(target, name, dtype, exhaustive):
@@ -46,11 +45,10 @@ def test_every_config_is_within_the_bound(target, name, dtype, exhaustive):
             assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_every_axis_and_layout_is_within_the_bound(target, axis, layout):
-    problem = SoftmaxProblem((5, 33, 4, 70), axis=axis, dtype="bfloat16", layout=layout)
+    problem = SoftmaxProblem((5, 33, 2, 70), axis=axis, dtype="bfloat16", layout=layout)
     comparison = check.check_problem(OP, problem, 1, target.xp)
     assert comparison.ok, comparison
 
@@ -62,7 +60,6 @@ def test_long_columns_are_within_the_bound(target, num_cols):
     assert comparison.ok, comparison
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_a_million_columns_are_within_the_bound(target, dtype):
     problem = SoftmaxProblem((2, 2**20 + 3), dtype=dtype)

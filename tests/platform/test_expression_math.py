@@ -83,7 +83,6 @@ def errors(name, x, y):
         return np.where(known, np.abs(y - exact) / ulp, 0.0)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", ULPS)
 def test_errors_are_within_what_bounds_take(target, name):
     step = 2**12

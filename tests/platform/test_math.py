@@ -205,7 +205,6 @@ class Expected:
         assert right.all(), (self.name, x[~right][:4], y[~right][:4])
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_sample_of_the_codes(target, name):
     """Every 2^12-th code, so that each exponent has 2048, from another first one for each build."""
@@ -217,7 +216,6 @@ def test_a_sample_of_the_codes(target, name):
         Expected(name, x).check(y)
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_edges_and_special_values(target, name):
     """Each with the 256 codes on either side: zeros, subnormals, infinities, NaN, 1, the

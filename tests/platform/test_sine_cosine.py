@@ -44,7 +44,6 @@ def run(target, prefix: str, x: np.ndarray) -> list[np.ndarray]:
     return [y if isinstance(y, np.ndarray) else y.get() for y in found]
 
 
-@pytest.mark.in_turn
 @pytest.mark.parametrize("name", [*RANGES, *POSITIONS])
 def test_errors_are_those_stated(target, name):
     x = angles(name)

@@ -261,7 +261,7 @@ def test_compile_fails_on_local_memory_of_a_tuned_variant(
     ]
     monkeypatch.setattr(gate, "compile_all", lambda tasks, jobs: iter(rows))
     path = tmp_path / "c.json"
-    found, out, _ = _run(capsys, "compile", "--json", str(path))
+    found, out, _ = _run(capsys, "compile", "softmax", "--json", str(path))
     assert found == code and out.endswith(f"2 variants, {code} failed, 1 skipped\n")
     first = json.loads(path.read_text())[0]
     assert (first["local_bytes"], first["failure"] is None) == (local_bytes, code == 0)

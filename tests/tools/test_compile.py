@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +20,8 @@ from cupykern.targets import CompileError, offline
 from cupykern.tools import gate, gate_record, machine_code, options
 
 ARCHS = options.ARCHS
-HIPRTC_NAMES = Path(__file__).parents[1] / "support" / "hiprtc.h"
+ROOT = Path(__file__).parents[2]
+HIPRTC_NAMES = ROOT / "tests" / "support" / "hiprtc.h"
 
 
 @pytest.mark.compile
@@ -89,6 +93,58 @@ def test_the_machine_code_of_a_rename_is_the_same(arch, tmp_path):
     machine_code.write(path, rows[:3])
     compared = machine_code.compare(path, rows)
     assert [gate.failure(row) is None for row in compared] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("send", "sent", "code"),
+    [(os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGTERM, -signal.SIGTERM)],
+    ids=["a terminal's Ctrl-C", "terminated"],
+)
+def test_an_end_that_is_asked_for_ends_the_compilers(send, sent, code, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, subprocess, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from cupykern.tools import gate\n"
+        "def compile_offline(*task):\n"
+        "    compiler = subprocess.Popen(['sleep', '600'])\n"
+        "    with open('pids', 'a') as file:\n"
+        "        file.write(f'{os.getpid()}\\n{compiler.pid}\\n')\n"
+        "    compiler.wait()\n"
+        "gate.compile_offline = compile_offline\n"
+    )
+    program = (
+        "import signal, sys; from cupykern.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where our parent "
+        "does\n"
+        "sys.exit(main(['compile', 'softmax', '--arch', 'sm_90a', '--jobs', '2']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids = tmp_path / "pids"
+    while not pids.exists() or len(pids.read_text().split()) < 4:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    send(process.pid, sent)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in err and "Error" not in err
+    assert ("interrupted" in err) == (code == 130)
+    end = time.monotonic() + 60
+    while alive := [pid for pid in pids.read_text().split() if running(pid)]:
+        assert time.monotonic() < end, alive
+        time.sleep(0.01)
+
+
+def running(pid: str) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_there_are_few_variants():

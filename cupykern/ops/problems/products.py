@@ -304,8 +304,8 @@ def variants(
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 misaligned = STRIDED in layouts and a == b in product.FLOAT16S
                 few_rows = replace(task, misaligned_b=layout_b if misaligned else STRIDED)
-                for m in (1, skinny_gemm.ROWS):
-                    for skinny in skinny_gemm.configs(replace(few_rows, m=m), device(arch)):
+                for m, n in ((1, 4096), (1, 2**16), (skinny_gemm.ROWS, 4096)):
+                    for skinny in skinny_gemm.configs(replace(few_rows, m=m, n=n), device(arch)):
                         found[gemm.variant(few_rows, skinny)] = None
                 # Other layouts' rows count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)

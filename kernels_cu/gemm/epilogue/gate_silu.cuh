@@ -19,7 +19,7 @@ struct GatedParams {
     DEVICE int64_t columns() const { return epilogues[0].n; }
 };
 
-// Tensor maps as MatmulArguments', of both matrices B with boxes of PairLoader::kUnit columns, of
+// Tensor maps as MatmulArguments', of both matrices B with boxes of half a tile's columns, of
 // the output with boxes of 16 x GatedEpilogue::kBoxCols.
 struct DualArguments {
     const TensorMap &a_map, &b1_map, &b2_map, &out_map;

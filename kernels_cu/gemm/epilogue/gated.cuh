@@ -2,9 +2,8 @@
 // products: silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
 //
 // A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
-// from kCols / 4 on.  With SwapAB the columns are the rows of the accumulators:
-//   - NVFP4 weights: ConvertNvfp4 gives a warp 8 rows of either matrix, so that a thread has both;
-//   - few rows of A, sliced-K: d1 and d2 are in different warps and go through shared memory.
+// from kCols / 4 on.  With SwapAB, of NVFP4 weights, the columns are the rows of the accumulators:
+// ConvertNvfp4 gives a warp 8 rows of either matrix, so that a thread has both.
 #pragma once
 #include "gemm/epilogue/gate_silu.cuh"
 #include "gemm/epilogue/gated_scales.cuh"
@@ -27,10 +26,11 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
     using WorkTile = typename Mainloop::WorkTile;
     static constexpr bool kBackToBack = false, kClears = false;
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kMixedInput = Mainloop::kMixedInput;
-    static constexpr bool kSplitK = Mainloop::kSplitK, kFewRows = Loader::kFewRows;
+    static constexpr bool kSplitK = Mainloop::kSplitK;
     static constexpr int kConsumers = Mainloop::kConsumers, kMmasM = Mainloop::kMmasM;
     static constexpr int kCols = Mainloop::kCols;
-    static_assert(Mainloop::kSlicedK == kFewRows, "sliced-K is for few rows");
+    static_assert(!Mainloop::kSlicedK && kSwapAB == kMixedInput,
+                  "few rows are a skinny dual GEMM's");
     // Output columns that this block stores, in slices of a warp.
     static constexpr int kOwnCols = Loader::kColumns / (kSplitK ? Mainloop::kClusterSize : 1);
     static constexpr int kSlice = 16, kSlices = kOwnCols / kSlice;
@@ -38,13 +38,8 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
     static constexpr int kBoxCols = kOwnCols % 64 == 0 ? 64 : kOwnCols % 32 == 0 ? 32 : 16;
     static constexpr int kBoxRowBytes = 2 * kBoxCols, kBoxBytes = kWarpRows * kBoxRowBytes;
 
-    // Few rows: a thread's accumulators, and the staging of all threads, double-buffered over
-    // tiles.
-    static constexpr int kFew = kCols / 2;
-    using FewAccumulators = typename Mainloop::ElementAccumulator[kFew][128 * kConsumers];
-    union Staging {
-        unsigned char warps[kSwapAB ? 1 : 4 * kConsumers][kWarpRows * 2 * kOwnCols];
-        alignas(128) unsigned char few[kFewRows ? 2 * sizeof(FewAccumulators) : 128];
+    struct Staging {
+        alignas(128) unsigned char warps[kSwapAB ? 1 : 4 * kConsumers][kWarpRows * 2 * kOwnCols];
     };
     struct SharedStorage {
         DEVICE void init() {}
@@ -216,48 +211,6 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         }
     }
 
-    // Few rows, sliced-K: both warpgroups have partial accumulators; the first half of a
-    // warpgroup's warps has B1's columns, the second half B2's.  last_col: one past the tile's last
-    // column.
-    DEVICE static void store_few_rows(FewAccumulators& of_tile, const GatedScales& scales,
-                                      const Gate& gate, int row, int col, int last_col,
-                                      const Accumulator& accumulator) {
-        const EpilogueParams& params = scales.first.params;
-        const int thread = threadIdx.x, lane = thread % 32;
-        const bool finishes = thread < 64;
-#pragma unroll
-        for (int i = 0; i < kFew; ++i) {
-            if (!finishes) of_tile[i][thread] = accumulator[0][i];
-        }
-        named_barrier(3, 128 * kConsumers);
-        if (finishes) {
-            float values[kFew], others[kFew];
-#pragma unroll
-            for (int i = 0; i < kFew; ++i) {
-                const int at_row = row + wgmma_col(lane, i);
-                const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
-                const float factor = GatedScales::row(scales.first, at_row);
-                values[i] = float(accumulator[0][i] + of_tile[i][128 + thread]) *
-                            GatedScales::col(scales.first, at_col) * factor * params.alpha;
-                others[i] = float(of_tile[i][64 + thread] + of_tile[i][192 + thread]) *
-                            GatedScales::col(scales.second, at_col) * factor *
-                            scales.second.params.alpha;
-            }
-            gate.apply(values, others, [&](int i) {
-                const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
-                return Element{row + wgmma_col(lane, i), at_col, at_col < last_col};
-            });
-#pragma unroll
-            for (int i = 0; i < kFew; ++i) {
-                const int at_row = row + wgmma_col(lane, i);
-                const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
-                const float one[1] = {values[i]};
-                if (at_row < params.m && at_col < last_col)
-                    scales.first.write(at_row, at_col, 1, one);
-            }
-        }
-    }
-
     struct Consumer {
         const GatedEpilogue& epilogue;
         Staging& staging;
@@ -325,12 +278,6 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
             const Gate gate = Gate::of(arguments, tile);
             if constexpr (kMixedInput) {
                 store_column(scales, gate, int(tile.row), own_col(tile), accumulator);
-            } else if constexpr (kFewRows) {
-                FewAccumulators* few = reinterpret_cast<FewAccumulators*>(staging.few);
-                const int n = int(params.columns()),
-                          last = int(tile.col) + Scheduler::columns(tile);
-                store_few_rows(few[count % 2], scales, gate, int(tile.row), int(tile.col),
-                               last < n ? last : n, accumulator);
             } else {
                 const int row = work.first_row, batch = int(offset(tile, kOut));
                 const int col = work.first_col + (kSplitK ? cluster_rank() * kOwnCols : 0);
