@@ -203,16 +203,17 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     most = 3 if task.b == FP4 else 4  # 48.4 to 47.1 us (1 x 28672 x 8192, NVFP4)
     if few_16_bit:
         # 15.5 to 13.6 us (1 x 6144 x 4096): less than two blocks of 32 columns for each SM.
-        tile_n, most = 32 if math.ceil(task.n / 32) > 2 * sms else 16, 6
-    if task.products > 1:
-        tile_n = 16
+        tile_n = 32 if task.products > 1 or math.ceil(task.n / 32) > 2 * sms else 16
+        most = 6
+    tile_n //= task.products
     stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)
     stages = max(2, min(most, (max_shared_bytes(arch) // 2 - 1024) // stage))
     found = [SkinnyGemmConfig(tile_n, tile_k, 4, stages, 2, rows)]
     if is_misaligned(task) and is_measured(arch):
         # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 MN-major (16 x 4097 x 4096).
         found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
-    if arch == "sm_90a" and not mn_major and (halves or task.b.itemsize == 2):
+    is_single = task.products == 1
+    if arch == "sm_90a" and is_single and not mn_major and (halves or task.b.itemsize == 2):
         alone = []  # on a multiprocessor, where each block has one
         if by_vectors and (task.b == FP4 or task.b.itemsize == 2):
             alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))

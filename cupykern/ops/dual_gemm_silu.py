@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, dtypes, inputs, nvfp4, reference
-from ..gemm import dequantize_nvfp4, gemm, launch, product, sm90_config
+from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED
@@ -413,14 +413,18 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
         for blocks in (False, True) if b not in (*product.FLOAT16S, product.FP4) else (False,):
             for layouts in task_layouts(a, b, blocks):
-                for m in (1, 4096):
+                for m in (1, skinny_gemm.ROWS, 4096):
                     task = GemmTask(1, m, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
                     for config in gemm.configs(task, arch):
                         found[gemm.variant(task, config)] = None
     if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
-    task = task_of(DualProblem(512, 512, 512, "bfloat16", "bfloat16", epilogue=GATES[0]))
-    of_gate = {v.kernel: v for c in gemm.configs(task, arch) for v in (gemm.variant(task, c),)}
+    gates = (DualProblem(m, 512, 512, "bfloat16", "bfloat16", epilogue=GATES[0]) for m in (1, 512))
+    of_gate = {
+        v.kernel: v
+        for task in map(task_of, gates)
+        for v in (gemm.variant(task, c) for c in gemm.configs(task, arch))
+    }
     return (*found, *of_gate.values())
 
 

@@ -21,8 +21,6 @@ _PRIORITY = -5  # CUDA takes the highest that there is
 class NcclCommunicator(Communicator):
     """Over a cupy.cuda.nccl.NcclCommunicator or a cupyx.distributed.NCCLBackend.
 
-    Not run on GPUs yet: the calls it makes are tested, what NCCL does with them is not.
-
     Messages go through NCCL on a stream of this communicator, so that products on the current
     stream overlap with them.  Before a call's data move, all ranks compare their arguments, which
     waits for the GPU; not while a CUDA graph is captured: there the call must have been made once

@@ -93,34 +93,35 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
     return {mean, squares};
 }
 
-// The lanes that share so many partial statistics: a power of two.
-DEVICE constexpr int lanes_of(int partials) {
-    int lanes = 1;
-    while (lanes < partials && lanes < kWarpSize) lanes *= 2;
-    return lanes;
-}
-// Whether lanes may have partial statistics that do not exist.
-constexpr bool kSomeAbsent = kFewerBlocks || kPartials % lanes_of(kPartials) != 0;
+// The lanes that share the partial statistics: a power of two.
+constexpr int kAllLanes = kPartials > 32   ? 64
+                          : kPartials > 16 ? 32
+                          : kPartials > 8  ? 16
+                          : kPartials > 4  ? 8
+                          : kPartials > 2  ? 4
+                                           : kPartials;
+constexpr int kPartialLanes = kAllLanes < kWarpSize ? kAllLanes : kWarpSize;
+// Whether some have partial statistics that do not exist.
+constexpr bool kSomeAbsent = kFewerBlocks || kPartials % kPartialLanes != 0;
 
 // Combine the statistics of a row's warps and blocks.
 template <bool kUnpredicated>
 DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
-    constexpr int kLanes = lanes_of(kPartials);
-    const int lane = lane_id() % kLanes, count = at.partials();
+    const int lane = lane_id() % kPartialLanes, count = at.partials();
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
     if constexpr (kCentered) {
         // Deviations from one of the means, so that a mean far from zero loses nothing.
         origin = partials[0].first;
 #pragma unroll
-        for (int i = lane; i - lane < kPartials; i += kLanes) {
+        for (int i = lane; i - lane < kPartials; i += kPartialLanes) {
             if (kSomeAbsent && i >= count) break;
             s.first += at.count_of(i) * (partials[i].first - origin);
         }
-        s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
+        s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kPartialLanes) * at.one_over_cols();
     }
 #pragma unroll
-    for (int i = lane; i - lane < kPartials; i += kLanes) {
+    for (int i = lane; i - lane < kPartials; i += kPartialLanes) {
         if (kSomeAbsent && i >= count) break;
         s.squares += partials[i].squares;
         if constexpr (kCentered) {
@@ -129,8 +130,8 @@ DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kU
         }
         if constexpr (kQuantized) s.first = maximum(s.first, partials[i].first);
     }
-    s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kLanes);
-    if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kLanes);
+    s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kPartialLanes);
+    if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kPartialLanes);
     s.first += origin;
     return s;
 }

@@ -209,8 +209,11 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     assert chosen.rows == 16
     few = gemm.choose_config(replace(task, m=8), arch)
     converts = a.itemsize > b.itemsize or dtype_b == NVFP4
-    halves = converts and layout_b == "F" and arch in ("sm_90a", "host")
+    halves = layout_b == "F" and (
+        (converts and arch in ("sm_90a", "host")) or (b.itemsize == 2 and arch == "sm_90a")
+    )
     assert few.rows == (8 if halves else 16) and few.stages >= chosen.stages
+    few = replace(few, tile_n=chosen.tile_n)  # of 16 bits half as many
     assert replace(few, rows=16, stages=chosen.stages) == chosen  # the same order of accumulation
     for m in (8, 16):
         narrow = gemm.choose_config(replace(task, m=m, n=1024), arch)
@@ -267,7 +270,8 @@ TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, K_MAJOR, K
 @pytest.mark.parametrize(
     ("change", "of_task", "says"),
     [
-        ({}, {"kernel": "dual_gemm"}, "a single product"),
+        ({}, {"kernel": "dequant_softmax"}, "a product or a dual GEMM"),
+        ({}, {"kernel": "dual_gemm", "layout_b": MN_MAJOR}, "K-major b1 and b2"),
         ({"swap_ab": True}, {}, "of FP32"),
         ({}, {"b": FP4, "k": 1056}, "four scales at once"),
         ({}, {"b": FP4, "nvfp4_tma": False}, "codes by vectors"),

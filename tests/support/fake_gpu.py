@@ -125,6 +125,7 @@ def fake_gpu(monkeypatch: Any, size: int = _SIZE) -> Iterator[FakeGpu]:
     monkeypatch.setattr(gpu.xp, "zeros", gpu.array)
     monkeypatch.setattr(workspace, "_kept", {})
     monkeypatch.setattr(workspace, "_kept_for_grids", {})
+    monkeypatch.setattr(workspace, "_spare", {gpu.device_id: (np.zeros(0, np.uint32), 0)})
     monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
     monkeypatch.setattr(tensor_map, "_replace_address", _move_map)
     monkeypatch.setattr(

@@ -239,7 +239,8 @@ KEPT = {
 
 def test_every_cache_of_calls_is_forgotten():
     """Or a history would not see that a result comes from it."""
-    cleared = [*plans._clears, workspace._kept.clear, workspace._kept_for_grids.clear]
+    kept_memory = workspace._kept, workspace._kept_for_grids, workspace._spare
+    cleared = [*plans._clears, *(memory.clear for memory in kept_memory)]
     kept = {}
     for info in pkgutil.walk_packages(cupykern.__path__, "cupykern."):
         place = info.name.removeprefix("cupykern.")

@@ -331,8 +331,9 @@ def variants(
 def _formula_variants(arch: str, splits: bool) -> tuple[Variant, ...]:
     """Of BF16 operands."""
     problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=FORMULAS[1])
-    task = task_of(problem)
-    found = {v.kernel: v for config in gemm.configs(task, arch) for v in (config.variant(task),)}
+    few, task = task_of(replace(problem, m=1)), task_of(problem)
+    variants = (config.variant(t) for t in (few, task) for config in gemm.configs(t, arch))
+    found = {v.kernel: v for v in variants}
     if splits and arch in sm90_config.ARCHS and task.formula is not None:
         reduce = task.formula.variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
         found[reduce.kernel] = reduce

@@ -70,6 +70,7 @@ class Machine:
         plans.clear()
         workspace._kept.clear()
         workspace._kept_for_grids.clear()
+        workspace._spare.clear()
 
     def alone(self, call: Call) -> Outcome:
         """The outcome of `call` with empty caches."""
