@@ -20,6 +20,19 @@ from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
 from .attention_task import NO_MASK, AttentionTask
 
+
+class HeadDims(NamedTuple):
+    """Head sizes of q and k, and of v and out."""
+
+    qk: int
+    v: int
+
+
+# What head sizes are padded to: the first pair that holds both.
+HEAD_DIMS = (
+    *(HeadDims(size, size) for size in (64, 80, 96, 112, 128)),
+    *(HeadDims(192, 128), HeadDims(256, 256)),
+)
 _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
 _STORED_ROWS = 16  # a warp's
 _C = tuned.constants("sm_90a", "attention")
@@ -49,11 +62,16 @@ class Kind(NamedTuple):
 
 FORMULA_MODE = 3  # the mask is a formula
 
-# General variants with masks are compiled when they are called.
+# Compiled ahead; general variants with masks, and others of the head sizes between powers of two,
+# are compiled when they are called.
 KINDS = (
     *(Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True)),
     *(Kind(general=True), Kind(varlen=True, general=True)),
     *(Kind(varlen=True, paged=True), Kind(varlen=True, general=True, paged=True)),
+)
+VARIANTS = (
+    *((HeadDims(size, size), kind) for size in (64, 128, 256) for kind in KINDS),
+    *((dims, Kind()) for dims in (HeadDims(96, 96), HeadDims(192, 128))),
 )
 
 
@@ -66,17 +84,18 @@ class AttentionHopperConfig:
     tile_n: int
     stages: int = 2
 
-    def query_tiles(self, head_dim: int) -> int:
+    def query_tiles(self, dims: HeadDims) -> int:
         """Tiles of queries in shared memory: with two, the next one is loaded early."""
-        return 2 if self._shared_bytes(head_dim, 2) <= max_shared_bytes("sm_90a") else 1
+        return 2 if self._shared_bytes(dims, 2) <= max_shared_bytes("sm_90a") else 1
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, dims: HeadDims) -> int:
         """Dynamic shared memory (attention/storage_sm90.cuh: SharedStorage)."""
-        return self._shared_bytes(head_dim, self.query_tiles(head_dim))
+        return self._shared_bytes(dims, self.query_tiles(dims))
 
-    def _shared_bytes(self, head_dim: int, query_tiles: int) -> int:
+    def _shared_bytes(self, dims: HeadDims, query_tiles: int) -> int:
         consumers = self.tile_m // 64
-        tiles = 2 * head_dim * (query_tiles * self.tile_m + 2 * self.stages * self.tile_n)
+        qk, v = (2 * _LINE_ELEMENTS * -(-dim // _LINE_ELEMENTS) for dim in dims)  # of a row
+        tiles = query_tiles * self.tile_m * qk + self.stages * self.tile_n * (qk + v)
         steps = _STEP_BYTES * self.stages * consumers
         barriers = 8 * (2 * query_tiles + 4 * self.stages)
         return tiles + steps + barriers + _TILES_BYTES + _SEQUENCES_BYTES
@@ -86,8 +105,13 @@ class AttentionHopperConfig:
         return 2 * self.tile_m + 128
 
 
-def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | None:
-    """Why `config` does not fit heads that are padded to head_dim; None: it does."""
+def padded(head_dim: int, head_dim_v: int) -> HeadDims:
+    """The sizes that heads are padded to in shared memory, and in the accumulators."""
+    return next(dims for dims in HEAD_DIMS if head_dim <= dims.qk and head_dim_v <= dims.v)
+
+
+def refusal(config: AttentionHopperConfig, dims: HeadDims, arch: str) -> str | None:
+    """Why `config` does not fit heads that are padded to dims; None: it does."""
     c = config
     if arch not in ("sm_90a", "host"):
         return f"it needs Hopper's TMA and wgmma, not {arch}"
@@ -98,38 +122,30 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
     if not 2 <= c.stages <= 4:
         return f"stages must be 2 to 4; got {c.stages}"
     # Of a thread: outputs, scores, probabilities of 16 bits.
-    registers = head_dim // 2 + c.tile_n // 2 + c.tile_n // 4
+    registers = dims.v // 2 + c.tile_n // 2 + c.tile_n // 4
     limit = 200 if c.tile_m == 128 else 128
     if registers > limit:
         return f"a thread's {registers} accumulators are more than {limit}"
-    needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
+    needed, limit = c.shared_bytes(dims), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     return None
 
 
-def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
+def configs(dims: HeadDims, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
     """The default first.  A tile of keys lies in one block of a mask."""
+    large = dims.v == 256
     if kind.mode == 1:
-        return (
-            AttentionHopperConfig(128, 32, 3)
-            if head_dim == 256
-            else AttentionHopperConfig(128, 64),
-        )
+        return (AttentionHopperConfig(128, 32, 3) if large else AttentionHopperConfig(128, 64),)
     if kind.mode == 2 and not kind.uniform:
-        return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
+        return (AttentionHopperConfig(128, 32 if large else 64, 3),)
     if kind.mode == 2:
-        return (AttentionHopperConfig(128, 64 if head_dim == 256 else 128),)
-    return {
-        64: (
-            AttentionHopperConfig(128, 128)
-            if kind.varlen or kind.general
-            else AttentionHopperConfig(192, 128, 3),
-        ),
-        128: (AttentionHopperConfig(128, 128),),
-        # A box of keys is of one page.
-        256: (AttentionHopperConfig(128, 64 if kind.paged else 80),),
-    }[head_dim]
+        return (AttentionHopperConfig(128, 64 if large else 128),)
+    if large:  # a box of keys is of one page
+        return (AttentionHopperConfig(128, 64 if kind.paged else 80),)
+    if dims.qk == 64 and not (kind.varlen or kind.general):
+        return (AttentionHopperConfig(192, 128, 3),)
+    return (AttentionHopperConfig(128, 128),)
 
 
 def kind_of(task: AttentionTask) -> Kind:
@@ -175,8 +191,9 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
     return None
 
 
-def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperConfig) -> Variant:
-    c, stages = config, f"attention::Stages<{config.stages}, {config.query_tiles(head_dim)}>"
+def variant(dtype: np.dtype, dims: HeadDims, kind: Kind, config: AttentionHopperConfig) -> Variant:
+    c, stages = config, f"attention::Stages<{config.stages}, {config.query_tiles(dims)}>"
+    of_values = f", {dims.v}" if dims.v != dims.qk else ""
     uniform = "true" if kind.uniform else "false"
     mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>", "FormulaMask")[kind.mode]
     sequences = "Paged" if kind.paged else "Varlen" if kind.varlen else "Batched"
@@ -186,7 +203,7 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
         score, includes = ", FormulaScore<Formulas>", (*includes, "attention/formula.cuh")
     traits = (
         f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
-        f"attention::Tile<{head_dim}, {c.tile_m}, {c.tile_n}>, {stages}, "
+        f"attention::Tile<{dims.qk}, {c.tile_m}, {c.tile_n}{of_values}>, {stages}, "
         f"attention::{mask}, attention::{sequences}{score}>"
     )
     name = "attention_hopper_paged" if kind.paged else "attention_hopper"

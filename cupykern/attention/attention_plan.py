@@ -25,7 +25,7 @@ from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
-from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask
+from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask, padded_head_dim
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 _LOG2_E = math.log2(math.e)
@@ -49,11 +49,12 @@ class AttentionConfig:
 
 
 def refusal(
-    config: AttentionConfig | AttentionHopperConfig, head_dim: int, mode: int, arch: str
+    config: AttentionConfig | AttentionHopperConfig, dims: tuple[int, int], mode: int, arch: str
 ) -> str | None:
-    """Why `config` does not fit head_dim (of HEAD_DIMS) and the mask mode on `arch`, or None."""
+    """Why `config` does not fit head sizes `dims` (of q and k, of v) and the mask mode on `arch`;
+    None: it does."""
     if isinstance(config, AttentionHopperConfig):
-        return attention_hopper.refusal(config, head_dim, arch)
+        return attention_hopper.refusal(config, attention_hopper.padded(*dims), arch)
     c = config
     if min(c.tile_m, c.tile_n, c.num_warps) < 1:
         return "tiles and num_warps must be positive"
@@ -71,7 +72,7 @@ def refusal(
             f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; "
             f"got {c.num_warps}"
         )
-    needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
+    needed, limit = c.shared_bytes(padded_head_dim(*dims)), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     return None
@@ -100,18 +101,18 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
 
 
 def configs(
-    head_dim: int,
+    dims: tuple[int, int],
     mode: int,
     arch: str,
     sq: int = _MANY,
     hopper: attention_hopper.Kind | None = None,
     half_scores: bool = False,
 ) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
-    """The configs for heads that are padded to head_dim and sq queries, the default first.
+    """The configs for head sizes `dims` (of q and k, of v) and sq queries, the default first.
 
     hopper: which of attention_hopper.cu's kinds it is; None: TMA or that kernel cannot do it.
     """
-    large = choose_config(head_dim, max(mode, int(half_scores)), arch)
+    large = choose_config(padded_head_dim(*dims), max(mode, int(half_scores)), arch)
     small = AttentionConfig(64, 64, 4)
     found: tuple[AttentionConfig, ...]
     if arch == "host":
@@ -120,14 +121,16 @@ def configs(
         found = (large,)
     else:
         found = (small, large) if sq <= small.tile_m else (large, small)
-    fast = attention_hopper.configs(head_dim, hopper) if hopper and arch in _HOPPER else ()
+    fast: tuple[AttentionHopperConfig, ...] = ()
+    if hopper and arch in _HOPPER:
+        fast = attention_hopper.configs(attention_hopper.padded(*dims), hopper)
     first = arch != "host" and sq > small.tile_m
     return tuple(dict.fromkeys((*fast, *found) if first else (*found, *fast)))
 
 
 def flash_variant(
     dtype: np.dtype,
-    head_dim: int,
+    dims: tuple[int, int],
     mode: int,
     half_scores: bool,
     config: AttentionConfig | AttentionHopperConfig,
@@ -139,14 +142,14 @@ def flash_variant(
     if isinstance(config, AttentionHopperConfig):
         if hopper is None:
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
-        return attention_hopper.variant(dtype, head_dim, hopper, config)
+        return attention_hopper.variant(dtype, attention_hopper.padded(*dims), hopper, config)
     general = mode == GENERAL_MODE
     name = "attention_general" if general else "attention"
     variant = Variant(
         "attention_paged" if paged else name,
         (("Element", dtypes.CPP_NAMES[dtype]),),
         (
-            ("kHeadDim", head_dim),
+            ("kHeadDim", padded_head_dim(*dims)),
             ("kTileM", config.tile_m),
             ("kTileN", config.tile_n),
             ("kMasked", mode > 0 or half_scores),  # FP16 scores are rare
@@ -170,30 +173,29 @@ def naive_variant(
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """Every variant on an architecture, but on Hopper for general ones that are rare: with FP16
-    accumulators, naive ones, and with masks."""
+    """Every variant on an architecture, but on Hopper for those that are rare: general ones with
+    FP16 accumulators, naive ones, with masks; most of head sizes between powers of two."""
     flash = [
-        flash_variant(dtype, head_dim, mode, half_scores, config)
+        flash_variant(dtype, (head_dim, head_dim), mode, half_scores, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for mode in (0, 1, GENERAL_MODE)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
         if not (mode == GENERAL_MODE and half_scores)
-        for config in configs(head_dim, mode, arch, half_scores=half_scores)
+        for config in configs((head_dim, head_dim), mode, arch, half_scores=half_scores)
     ]
     paged = [
-        flash_variant(dtype, head_dim, mode, False, config, paged=True)
+        flash_variant(dtype, (head_dim, head_dim), mode, False, config, paged=True)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for mode in (0, GENERAL_MODE)
-        for config in configs(head_dim, GENERAL_MODE, arch)
+        for config in configs((head_dim, head_dim), GENERAL_MODE, arch)
     ]
     fast = [
-        attention_hopper.variant(dtype, head_dim, kind, config)
+        attention_hopper.variant(dtype, dims, kind, config)
         for dtype in DTYPES
-        for head_dim in HEAD_DIMS
-        for kind in (attention_hopper.KINDS if arch in _HOPPER else ())
-        for config in attention_hopper.configs(head_dim, kind)
+        for dims, kind in (attention_hopper.VARIANTS if arch in _HOPPER else ())
+        for config in attention_hopper.configs(dims, kind)
     ]
     naive = [
         naive_variant(dtype, general)
@@ -215,12 +217,12 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
     """The legal configs, the fastest measured first."""
     t, arch = task, device.arch
     if t.naive:
-        return (choose_config(t.padded_head_dim, _portable_mode(t), arch),)
+        return (choose_config(padded_head_dim(*t.head_dims), _portable_mode(t), arch),)
     fits = device.warp_size == 32 and attention_hopper.unfit(t) is None
     kind = attention_hopper.kind_of(t) if fits else None
     # Addresses of pages need registers: tiles are those of general variants.
     mode = GENERAL_MODE if t.pages else _portable_mode(t)
-    return configs(t.padded_head_dim, mode, arch, t.sq, kind, t.half_scores)
+    return configs(t.head_dims, mode, arch, t.sq, kind, t.half_scores)
 
 
 def _portable_mode(task: AttentionTask) -> int:
@@ -229,7 +231,7 @@ def _portable_mode(task: AttentionTask) -> int:
 
 
 def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | None:
-    reason = refusal(config, task.padded_head_dim, _portable_mode(task), device.arch)
+    reason = refusal(config, task.head_dims, _portable_mode(task), device.arch)
     if reason or not isinstance(config, AttentionHopperConfig):
         return reason
     if device.warp_size != 32:
@@ -241,7 +243,7 @@ def _variant(task: AttentionTask, config: AnyConfig) -> Variant:
     t, kind = task, attention_hopper.kind_of(task)
     code = t.formulas.code if t.formulas else None
     return flash_variant(
-        *(t.dtype, t.padded_head_dim, _portable_mode(t), t.half_scores, config, kind, code),
+        *(t.dtype, t.head_dims, _portable_mode(t), t.half_scores, config, kind, code),
         t.pages is not None,
     )
 
@@ -312,7 +314,6 @@ def attention_plan(
 ) -> AttentionPlan | AttentionHopperPlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     t, config = task, FAMILY.config(task, target, given)
-    head_dim = t.padded_head_dim
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch
     if grid >= 2**31:
@@ -367,7 +368,8 @@ def attention_plan(
         return AttentionPlan(kernel, 0, 0, values, grids, rows * (t.sk + 1))
     kernel = get_kernel(target, FAMILY.variant(t, config))
     if isinstance(config, AttentionHopperConfig):
-        blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
+        dims = attention_hopper.padded(*t.head_dims)
+        blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(dims)
         planned = None
         if attention_hopper.is_scheduled(t, grid, blocks):
             order = _order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
@@ -375,7 +377,8 @@ def attention_plan(
         return attention_hopper.hopper_plan(
             target, t, config, kernel, (blocks, needed), planned, values
         )
-    return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), values, None, 0)
+    needed = config.shared_bytes(padded_head_dim(*t.head_dims))
+    return AttentionPlan(kernel, grid, needed, values, None, 0)
 
 
 def _page_params(task: AttentionTask, config: AnyConfig) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .formulas import Formulas
 
-HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
+HEAD_DIMS = (64, 128, 256)  # what the portable kernel pads head sizes to in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
 
 GENERAL_MODE = 3  # in place of mask_mode's: scores have options, with any mask
@@ -29,7 +29,7 @@ def mask_mode(kind: int, scale: float | None) -> int:
 
 
 def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
-    """The size that heads are padded to in shared memory."""
+    """The size that the portable kernel pads heads to in shared memory."""
     return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
 
 
@@ -116,8 +116,9 @@ class AttentionTask(NamedTuple):
         return has_options or scales or self.formulas is not None
 
     @property
-    def padded_head_dim(self) -> int:
-        return padded_head_dim(self.head_dim, self.head_dim_v)
+    def head_dims(self) -> tuple[int, int]:
+        """Of q and k, of v and out."""
+        return self.head_dim, self.head_dim_v
 
     @property
     def mode(self) -> int:

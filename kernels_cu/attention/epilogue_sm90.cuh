@@ -18,8 +18,9 @@ template <class Traits> struct EpilogueSm90 {
     using Element = typename Traits::Element;
     using Layout = FragmentLayout;
     using Softmax = OnlineSoftmax<Element, Layout>;
-    using Outputs = float[Traits::kHeadDim / 2];
+    using Outputs = float[Traits::kHeadDimV / 2];
     static constexpr int kBoxDims = Traits::kBoxDims, kRowBytes = Traits::kSwizzleBytes;
+    static constexpr int kBoxes = (Traits::kHeadDimV + kBoxDims - 1) / kBoxDims;
     const AttentionParams& params;
     SharedStorage<Traits>& storage;
     const TensorMap& out_map;
@@ -53,7 +54,7 @@ template <class Traits> struct EpilogueSm90 {
         auto& staging = storage.queries[query_stage];
         const int box_row = warp_row() + lane % 16;
 #pragma unroll
-        for (int dim = 0; dim < Traits::kHeadDim; dim += 16) {
+        for (int dim = 0; dim < Traits::kHeadDimV; dim += 16) {
             uint32_t packed[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -71,7 +72,7 @@ template <class Traits> struct EpilogueSm90 {
             if (row < sq) {
                 const RowRange to{row, head.head, head.batch, int(head.q_first), sq};
 #pragma unroll
-                for (int i = 0; i < Traits::kBoxes; ++i) {
+                for (int i = 0; i < kBoxes; ++i) {
                     if (i * kBoxDims < int(params.head_dim_v)) {
                         const auto coordinates = Coordinates<Traits::kVarlen>::of(to, i * kBoxDims);
                         tma_store(out_map,

@@ -17,11 +17,12 @@ template <class Traits> struct MainloopSm90 {
     using Softmax = typename Epilogue::Softmax;
     using KvState = PipelineState<Traits::kStages>;
     using QueryState = PipelineState<Traits::kQueryStages>;
-    static constexpr int kHeadDim = Traits::kHeadDim, kTileN = Traits::kTileN;
+    static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
+    static constexpr int kTileN = Traits::kTileN;
     static constexpr int kSteps = Traits::kSteps, kStepK = Traits::kStepK;
     static constexpr int kFragments = kTileN / 8;
     using Scores = float[kTileN / 2];
-    using Outputs = float[kHeadDim / 2];
+    using Outputs = float[kHeadDimV / 2];
     using Probabilities = uint32_t[kSteps][4];
 
     Storage& storage;
@@ -57,7 +58,7 @@ template <class Traits> struct MainloopSm90 {
     }
     DEVICE void clear() {
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) outputs[i] = 0.0f;
+        for (int i = 0; i < kHeadDimV / 2; ++i) outputs[i] = 0.0f;
     }
     // S = Q K^T
     DEVICE void begin_scores(int query_stage, int stage) {
@@ -106,7 +107,7 @@ template <class Traits> struct MainloopSm90 {
     }
     DEVICE void rescale() {
 #pragma unroll
-        for (int j = 0; j < kHeadDim / 2; ++j) outputs[j] *= factors[j / 2 % 2];
+        for (int j = 0; j < kHeadDimV / 2; ++j) outputs[j] *= factors[j / 2 % 2];
     }
     DEVICE void to_fragments() {
 #pragma unroll

@@ -4,9 +4,10 @@
 
 namespace attention {
 
-// kHeadDim: TMA pads the head sizes to it with zeros.  Tiles of kM queries x kN keys.
-template <int kHeadDim_, int kM_, int kN_> struct Tile {
-    static constexpr int kHeadDim = kHeadDim_, kM = kM_, kN = kN_;
+// Head sizes of queries and keys, and of values: TMA pads them to these with zeros.  Tiles of kM
+// queries x kN keys.
+template <int kHeadDim_, int kM_, int kN_, int kHeadDimV_ = kHeadDim_> struct Tile {
+    static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_, kM = kM_, kN = kN_;
 };
 // Stages of keys (and of values), and of queries: with two, the first GEMM of the next query tile
 // overlaps the epilogue of this one.
@@ -75,7 +76,8 @@ struct TraitsSm90 {
     using Params = typename Score::Params;
     using Arrays = typename Score::Arrays;
     static constexpr bool kGeneral = Score::kGeneral;
-    static constexpr int kHeadDim = Tile_::kHeadDim, kTileM = Tile_::kM, kTileN = Tile_::kN;
+    static constexpr int kHeadDim = Tile_::kHeadDim, kHeadDimV = Tile_::kHeadDimV;
+    static constexpr int kTileM = Tile_::kM, kTileN = Tile_::kN;
     static constexpr int kStages = Stages_::kKeys, kQueryStages = Stages_::kQueries;
     static constexpr int kConsumers = kTileM / 64;  // warpgroups of 64 queries
     static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -86,11 +88,13 @@ struct TraitsSm90 {
     static constexpr bool kDivergent = Mask::kBlocks && !Mask::kUniform;
 
     static constexpr int kSwizzleBytes = 128, kBoxDims = kSwizzleBytes / 2;
-    static constexpr int kBoxes = kHeadDim / kBoxDims;
     static constexpr int kStepK = 16, kSteps = kTileN / kStepK;  // k of one wgmma, along keys
     static_assert(kTileM % 64 == 0, "a warpgroup has 64 queries");
-    static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256,
-                  "whole boxes and steps");
+    static_assert(kHeadDim % kStepK == 0 && kHeadDimV % kStepK == 0 && kHeadDimV <= 256,
+                  "whole steps of dims, and one wgmma for all of the outputs'");
+    static_assert(kTileN % kStepK == 0 && kTileN <= 256, "whole steps of keys");
+    static_assert((kHeadDimV - 1) / kBoxDims <= (kHeadDim - 1) / kBoxDims,
+                  "outputs are staged in the boxes of their queries");
     static_assert(!Mask::kBlocks || Mask::kFormula || (Mask::kUniform ? 128 : 64) % kTileN == 0,
                   "a warpgroup's part of a tile is in one block of a mask");
 };

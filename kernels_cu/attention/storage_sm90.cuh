@@ -30,12 +30,13 @@ template <bool kVarlen> struct Coordinates {
     }
 };
 
-// kRows rows of kHeadDim elements, in boxes of kBoxDims.
-template <class Traits, int kRows_> struct SharedRows {
+// kRows rows of kDims elements, in boxes of kBoxDims, of which the last one may be used in part.
+template <class Traits, int kRows_, int kDims> struct SharedRows {
     static constexpr int kRows = kRows_;
     static constexpr int kRowBytes = Traits::kSwizzleBytes, kBoxDims = Traits::kBoxDims;
+    static constexpr int kBoxes = (kDims + kBoxDims - 1) / kBoxDims;
     static constexpr int kBoxBytes = kRows * kRowBytes;
-    unsigned char bytes[Traits::kBoxes * kBoxBytes];
+    unsigned char bytes[kBoxes * kBoxBytes];
 
     DEVICE void load(const TensorMap& map, Barrier& full, const RowRange& from) {
         full.arrive_expect_tx(sizeof(bytes));
@@ -44,7 +45,7 @@ template <class Traits, int kRows_> struct SharedRows {
     // The rows of a box of the map, from `row` of these on, a multiple of 8: the swizzle's period.
     DEVICE void load_rows(int row, const TensorMap& map, Barrier& full, const RowRange& from) {
 #pragma unroll
-        for (int i = 0; i < Traits::kBoxes; ++i) {
+        for (int i = 0; i < kBoxes; ++i) {
             const auto to = Coordinates<Traits::kVarlen>::of(from, i * kBoxDims);
             tma_load(bytes + i * kBoxBytes + row * kRowBytes, map, full, to.at);
         }
@@ -54,7 +55,8 @@ template <class Traits, int kRows_> struct SharedRows {
         return matrix_descriptor<kRowBytes>(bytes + row * kRowBytes, 0, 8 * kRowBytes);
     }
     DEVICE static int to_dim(int dim) { return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2; }
-    // MN-major operand (k: rows), and the byte offset of row `row`.
+    // MN-major operand (k: rows; N: as many of the dims as are used), and the byte offset of row
+    // `row`.
     DEVICE uint64_t mn_major() const {
         return matrix_descriptor<kRowBytes>(bytes, kBoxBytes, 8 * kRowBytes);
     }
@@ -88,8 +90,9 @@ template <class Traits> struct SharedStorage {
     static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages;
     static constexpr int kConsumers = Traits::kConsumers;
     // Outputs overwrite their own queries; with two stages, the other one is loaded meanwhile.
-    SharedRows<Traits, Traits::kTileM> queries[kQueryStages];
-    SharedRows<Traits, Traits::kTileN> keys[kStages], values[kStages];
+    SharedRows<Traits, Traits::kTileM, Traits::kHeadDim> queries[kQueryStages];
+    SharedRows<Traits, Traits::kTileN, Traits::kHeadDim> keys[kStages];
+    SharedRows<Traits, Traits::kTileN, Traits::kHeadDimV> values[kStages];
     KeyStep steps[Traits::Mask::kBlocks ? kStages : 1][kConsumers];  // of `keys`
     Barrier queries_full[kQueryStages], queries_empty[kQueryStages];
     Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from attention_hopper_checks import PROBLEMS, check_scores_that_grow, compare, hopper
+from functools import partial
+
+from attention_hopper_checks import PROBLEMS, SIZES, check_scores_that_grow, compare, hopper
 from planted import Fault, fault_tests
 
 from cupykern import check
+from cupykern.ops.problems.attention import AttentionProblem
+from cupykern.ops.problems.attention_varlen import VarlenProblem
 from cupykern.targets import host
 
 MAIN, MASK, EPILOGUE, PRODUCER, STORAGE, ORDER = (
@@ -17,6 +21,7 @@ NAMES = (
     "negative scale",
     "empty tiles", "packed", "causal packed", "causal window", "window", "capped", "padded batch",
 )  # fmt: skip
+NAMES_OF_SIZES = ("80", "96", "192 and 128")
 
 FAULTS = {
     "keys of one stage alone": Fault(
@@ -163,21 +168,40 @@ FAULTS = {
         MASK, "warpgroup_row() + tile.head.offset + 1", "warpgroup_row() + params.offset + 1",
         "causal packed"
     ),
+    "an odd number of steps along the dims, the last one left out": Fault(
+        MAIN, "dim < kHeadDim; dim += kStepK", "dim < kHeadDim / 32 * 32; dim += kStepK", "80"
+    ),
+    "a box of which few dims are used is not loaded": Fault(
+        STORAGE, "kBoxes = (kDims + kBoxDims - 1) / kBoxDims", "kBoxes = kDims / kBoxDims", "80"
+    ),
+    "a box of which few dims are used is not stored": Fault(
+        EPILOGUE, "kBoxes = (Traits::kHeadDimV + kBoxDims - 1) / kBoxDims",
+        "kBoxes = Traits::kHeadDimV / kBoxDims", "96"
+    ),
+    "keys have the dims of values": Fault(
+        STORAGE, "SharedRows<Traits, Traits::kTileN, Traits::kHeadDim> keys",
+        "SharedRows<Traits, Traits::kTileN, Traits::kHeadDimV> keys", "192 and 128"
+    ),
+    "the dims of values are multiplied": Fault(
+        MAIN, "kHeadDim = Traits::kHeadDim, kHeadDimV", "kHeadDim = Traits::kHeadDimV, kHeadDimV",
+        "192 and 128"
+    ),
 }  # fmt: skip
 
 
-def _check(number: int) -> None:
+def _check(problem: AttentionProblem | VarlenProblem) -> None:
     if host.current().schedule != "fifo":
         return  # the first call goes through all
     for schedule in ("fifo", "lifo", "sticky:1"):
         with host.use(schedule=schedule) as target:
             try:
-                assert compare(target, PROBLEMS[number], hopper(PROBLEMS[number])).ok
+                assert compare(target, problem, hopper(problem)).ok
             except check.Violation as violation:
                 raise AssertionError from violation
 
 
-CHECKS = {name: (lambda number=i: _check(number)) for i, name in enumerate(NAMES)}
+CHECKED = (*zip(NAMES, PROBLEMS, strict=False), *zip(NAMES_OF_SIZES, SIZES, strict=False))
+CHECKS = {name: partial(_check, problem) for name, problem in CHECKED}
 CHECKS["growing"] = lambda: (
     host.current().warp_size == 32 and check_scores_that_grow(host.current())
 )

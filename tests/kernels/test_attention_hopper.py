@@ -41,6 +41,7 @@ def test_right(target, number, exhaustive):
         (64, AttentionHopperConfig(192, 96, 3)),
         (128, AttentionHopperConfig(128, 128)),
         (256, AttentionHopperConfig(128, 80)),
+        (80, AttentionHopperConfig(192, 112)),
     ],
 )
 def test_other_configs(target, head_dim, config):
@@ -198,5 +199,30 @@ def test_what_is_chosen_on_hopper_fits(mask, scale, target):
         assert compare(target, problem, config).ok, config
 
 
+@pytest.mark.parametrize(
+    "head_dims, dims",
+    [
+        ((1, 64), (64, 64)),
+        ((72, 80), (80, 80)),
+        ((40, 88), (96, 96)),
+        ((100, 97), (112, 112)),
+        ((80, 128), (128, 128)),
+        ((129, 8), (192, 128)),
+        ((192, 129), (256, 256)),
+        ((256, 256), (256, 256)),
+    ],
+)
+def test_what_head_sizes_are_padded_to(head_dims, dims):
+    assert attention_hopper.padded(*head_dims) == dims
+
+
+def test_every_head_size_has_a_config():
+    for dims in attention_hopper.HEAD_DIMS:
+        for kind in attention_hopper.KINDS:
+            for config in attention_hopper.configs(dims, kind):
+                assert attention_hopper.refusal(config, dims, "sm_90a") is None
+
+
 def test_other_chips_have_none():
-    assert "not sm_80" in attention_hopper.refusal(AttentionHopperConfig(128, 128), 64, "sm_80")
+    dims = attention_hopper.padded(64, 64)
+    assert "not sm_80" in attention_hopper.refusal(AttentionHopperConfig(128, 128), dims, "sm_80")

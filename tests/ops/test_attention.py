@@ -398,12 +398,13 @@ def test_scaled_dot_product_attention_takes_torchs_arguments():
 def test_every_head_size_has_a_config(arch):
     for head_dim in HEAD_DIMS:
         for mode in range(3):
-            for config in attention_plan.configs(head_dim, mode, arch):
-                assert attention_plan.refusal(config, head_dim, mode, arch) is None
+            for config in attention_plan.configs((head_dim, head_dim), mode, arch):
+                dims = head_dim, head_dim
+                assert attention_plan.refusal(config, dims, mode, arch) is None
                 blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
                 limit = attention_plan.max_shared_bytes(arch)
                 assert blocks * config.shared_bytes(head_dim) <= limit
-    assert len(attention_plan.variants(arch)) <= {"host": 130, "sm_90a": 92}.get(arch, 40)
+    assert len(attention_plan.variants(arch)) <= {"host": 130, "sm_90a": 93}.get(arch, 40)
 
 
 # --- varlen sequences -----------------------------------------------------------------------------

@@ -95,6 +95,34 @@ KERNEL void word(GRID_CONSTANT TensorMap map, const unsigned char* image, int by
     np.testing.assert_array_equal(y, expected)
 
 
+def test_stores_of_earlier_launches_need_no_fence():
+    """Those of store_matrix, where a later launch stores other bytes by TMA; a launch with less
+    shared memory lies between them."""
+    text = """
+struct Storage { alignas(1024) uint16_t box[kRows * 64]; };
+KERNEL void word(GRID_CONSTANT TensorMap map, int number) {
+    SHARED_STORAGE(Storage, s);
+    if (number == 1) return;
+    uint16_t* last = s.box + (kRows - 1) * 64;
+    const uint32_t registers[1] = {};
+    store_matrix((number == 0 ? last : s.box) + threadIdx.x % 8 * 8, registers);
+    if (number == 2 && threadIdx.x == 0) {
+        for (int i = 0; i < 64; ++i) last[i] = 1;
+        fence_async_proxy();
+        tma_store(map, last, {0, 0});
+        tma_store_commit();
+        tma_store_wait<0>();
+    }
+}
+"""
+    with host.use() as target:
+        for number, rows in enumerate((512, 8, 512)):
+            kernel = variant(f"constexpr int kRows = {rows};\n" + text, threads=32)
+            arrays, args = {"y": np.zeros((1, 64), F16)}, (Map("y", (1, 64), 0), I32(number))
+            y = launch_all(target, kernel, arrays, args, 64, shared=128 * rows)["y"]
+            assert (y.view(np.uint16) == (number == 2)).all()
+
+
 @pytest.mark.parametrize("cluster", [2, 4])
 def test_tma_multicast(target, cluster):
     """Every block brings one part of the tile to all blocks of its cluster."""

@@ -33,8 +33,11 @@ pytestmark = needs.hopper
 PRODUCT = """
 constexpr int kSize = sizeof(A), kK = 128 / kSize, kRowBytes = kSwizzle ? kSwizzle : 16;
 constexpr int kStep = 32 / kSize;
+// The last box along N may be used in part.
+constexpr int kBoxN = kMajorB == kMajorK ? 1 : kRowBytes / kSize;
+constexpr int kPaddedN = (kN + kBoxN - 1) / kBoxN * kBoxN;
 struct Storage {
-    alignas(1024) unsigned char a[64 * 128], b[kN * 128];
+    alignas(1024) unsigned char a[64 * 128], b[kPaddedN * 128];
     Barrier full;
 };
 
@@ -68,7 +71,7 @@ KERNEL void word(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map, c
         fence_barrier_init();
         s.full.arrive_expect_tx(sizeof(s.a) + sizeof(s.b));
         load<kMajorA, 64>(s.a, a_map, s.full);
-        load<kMajorB, kN>(s.b, b_map, s.full);
+        load<kMajorB, kPaddedN>(s.b, b_map, s.full);
     }
     sync_block();
     s.full.wait(0);
@@ -110,6 +113,8 @@ PRODUCTS = [
         )
     ),
     ("half", "half", 256, 64, "MN", "MN", False),
+    # Of the last box along N a part is used.
+    *(("bf16", "bf16", n, 128, "K", "MN", True) for n in (80, 96, 112)),
     *(
         (a, b, n, span, "K", "K", registers)
         for a, b in itertools.product(("e4m3", "e5m2"), repeat=2)
@@ -140,7 +145,9 @@ def test_wgmma(target, a, b, n, span, major_a, major_b, registers):
     y = np.zeros((64, n), I32 if out == "int" else F32)
     arrays = {"a": a_stored, "b": b_stored, "y": y}
     maps = (Map(x, (arrays[x].shape[0], line), span) for x in ("a", "b"))
-    y = launch_all(target, kernel, arrays, (*maps, "a", "y"), shared=128 * (72 + n))["y"]
+    padding = -n % line if major_b == "MN" else 0
+    shared = 128 * (72 + n + padding)
+    y = launch_all(target, kernel, arrays, (*maps, "a", "y"), shared=shared)["y"]
     expected = a_values.astype(F32) @ b_values.astype(F32).T
     np.testing.assert_array_equal(y, expected + np.arange(64)[:, None] - np.arange(n))
 

@@ -16,6 +16,19 @@ from cupykern.ops.problems.attention_varlen import VarlenProblem
 
 STATS = {"lse": True, "row_stats": True}
 
+# Head sizes between powers of two: the last box of 64 dims used in part, fewer dims of v than of q.
+SIZES = (
+    AttentionProblem(1, 2, 1, 200, 300, 72, 80, **STATS),
+    AttentionProblem(1, 2, 2, 300, 300, 96, 96, "bfloat16", causal=True, input_pos=0, **STATS),
+    AttentionProblem(1, 2, 1, 150, 300, 192, 128, "bfloat16", layout="bshd", **STATS),
+    AttentionProblem(1, 2, 1, 300, 500, 104, 112, mask="block", causal=True, input_pos=100,
+                     options=ScoreChoice((150, -1), 2.0, "h", True), **STATS),
+    AttentionProblem(1, 2, 1, 200, 300, 160, 72, causal=True, causal_align="bottom_right",
+                     mask="bool", **STATS),
+    VarlenProblem(((70, 90), (0, 5), (300, 430), (1, 333)), 2, 1, 192, 128, causal=True, lse=True,
+                  options=ScoreChoice((100, -1), None, "bh", True), page=48),
+    VarlenProblem(((70, 90), (0, 5), (200, 330)), 2, 1, 80, 80, causal=True, lse=True),
+)  # fmt: skip
 
 PROBLEMS = (
     AttentionProblem(2, 4, 2, 200, 300, 64, 64, **STATS),
@@ -85,11 +98,13 @@ PROBLEMS = (
                   options=ScoreChoice((100, -1), 2.0, "bh", True), lse=True, page=48, layout="nhd"),
     VarlenProblem(((70, 90), (300, 430)), 4, 2, 64, 64, causal=True, scale=-0.3, lse=True,
                   page=256),
+    *SIZES,
 )  # fmt: skip
 
 
 def hopper(problem: AttentionProblem | VarlenProblem) -> AttentionHopperConfig:
-    (config,) = attention_hopper.configs(64, hopper_kind(problem))
+    dims = attention_hopper.padded(problem.d, problem.dv)
+    (config,) = attention_hopper.configs(dims, hopper_kind(problem))
     return config
 
 

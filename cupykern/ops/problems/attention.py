@@ -16,7 +16,6 @@ from ...attention.attention_task import (
     BLOCK_MASK,
     GENERAL_MODE,
     mask_mode,
-    padded_head_dim,
     prescales,
 )
 from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
@@ -188,7 +187,7 @@ def draw_problem(draw: Draw) -> AttentionProblem:
     wide = dtype == "float16" and draw.choice((False, False, True))
     dims = (72, 80, 128, 125) if wide else (8, 24, 40, 64, 33)
     h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2), (3, 3)))
-    d, dv = draw.choice(dims), draw.choice(dims)
+    d, dv = draw.choice((*dims, 192) if wide else dims), draw.choice(dims)
     half_accumulators = dtype == "float16" and not wide and draw.choice((False, False, False, True))
     mask = draw.choice((None, None, None, "bool", "bias", "block"))
     options = draw_options(draw)
@@ -424,10 +423,6 @@ def pairs_in_window(sq: int, sk: int, causal: bool, window: tuple[int, int]) -> 
     return int(np.maximum(end - first, 0).sum() if sq else 0)
 
 
-def _head_dim(problem: Any) -> int:
-    return padded_head_dim(problem.d, problem.dv)
-
-
 def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     sq = (
         max((q for q, _ in problem.lengths), default=0)
@@ -436,7 +431,8 @@ def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     )
     half = problem.qk_accumulate == "float16"
     mode = problem.mode if getattr(problem, "page", None) is None else GENERAL_MODE
-    return attention_plan.configs(_head_dim(problem), mode, arch, sq, hopper_kind(problem), half)
+    dims = problem.d, problem.dv
+    return attention_plan.configs(dims, mode, arch, sq, hopper_kind(problem), half)
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
@@ -480,7 +476,7 @@ def variant(
         return attention_plan.naive_variant(dtype, problem.general, code)
     half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
     return attention_plan.flash_variant(
-        *(dtype, _head_dim(problem), problem.mode, half, config, kind, code),
+        *(dtype, (problem.d, problem.dv), problem.mode, half, config, kind, code),
         paged=getattr(problem, "page", None) is not None,
     )
 

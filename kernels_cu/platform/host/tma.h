@@ -199,8 +199,8 @@ void check_block_end(const Block& block) {
 void forget_transfers(Cluster& c) {
     while (c.num_transfers > 0) free(c.transfers[--c.num_transfers].data);
     c.num_phase_barriers = 0;
-    if (c.has_stored) {
-        memset(c.stored, 0, worker->shared_bytes / 16 * c.size * sizeof(StoredChunk));
+    if (c.has_stored) {  // by a cluster of an earlier launch, which may have had more memory
+        memset(c.stored, 0, worker->shared_capacity / 16 * sizeof(StoredChunk));
     }
     c.has_stored = false;
 }
