@@ -135,7 +135,7 @@ FAULTS = {
         "gemm/mainloop_portable.cuh", "sum *= kAccumulatorScale", "sum *= 1.0f", "codes"
     ),
     "accumulators in units, of few rows": Fault(
-        "skinny_gemm.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
+        "gemm/skinny.cuh", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
     ),
     "accumulators in units, on Hopper": Fault(
         "gemm/mainloop_sm90_rs.cuh", "value *= Converter::kUnit", "value *= 1.0f", "nvfp4"

@@ -23,16 +23,16 @@ MISALIGNED = "gemm/misaligned_tile.cuh"
 FMA = "gemm/skinny_fma.cuh"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
-        FILE, "sync_warp();  // this stage has arrived", "// this stage has arrived", "K-major b"
+        PARTS, "sync_warp();  // this stage has arrived", "// this stage has arrived", "K-major b"
     ),
     "a stage too early": Fault(
-        FILE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "K-major b"
+        PARTS, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "K-major b"
     ),
     "a stage is loaded over while it is read": Fault(
-        FILE, "i < kStages - 1; ++i) load_next();", "i < kStages; ++i) load_next();", "K-major b"
+        PARTS, "i < kStages - 1; ++i) load_next();", "i < kStages; ++i) load_next();", "K-major b"
     ),
     "all warps take the same k": Fault(
-        FILE, "first_k = warp * kDepth,", "first_k = 0,", "K-major b"
+        FILE, "first_k = warp * kDepth;", "first_k = 0;", "K-major b"
     ),
     "rows of a in others' place": Fault(PARTS, "row % kRows", "row % 4", "8 rows"),
     "chunks of the first rows only": Fault(
@@ -45,13 +45,13 @@ FAULTS = {
         PARTS, "chunk * kPerChunk < elements ? rows : 0", "rows", "K-major b"
     ),
     "rows of b past the end of k": Fault(
-        FILE, "kMnMajorB ? to_load : cols,", "kMnMajorB ? kDepth : cols,", "MN-major b"
+        PARTS, "kMnMajorB ? elements : cols,", "kMnMajorB ? kDepth : cols,", "MN-major b"
     ),
     "accumulators are added before all warps have stored theirs": Fault(
-        FILE, "    sync_block();\n", "", "K-major b"
+        PARTS, "    sync_block();\n", "", "K-major b"
     ),
     "a warp's accumulators are left out": Fault(
-        FILE, "for (int from = 0; from < kWarps;", "for (int from = 1; from < kWarps;", "K-major b"
+        PARTS, "for (int from = 0; from < kWarps;", "for (int from = 1; from < kWarps;", "K-major b"
     ),
     "what lies before rows of b is multiplied": Fault(
         PARTS, "b[i] = ElementB();", ";", "misaligned K-major b"
@@ -60,14 +60,14 @@ FAULTS = {
         PARTS, "of_a.row(stage.a, row)[i] = ElementA();", ";", "misaligned K-major b"
     ),
     "rows are cleared while others read them": Fault(
-        FILE, "clear_heads(own.stages[stage], phases_a, before);\n sync_warp();",
-        "clear_heads(own.stages[stage], phases_a, before);", "misaligned K-major b"
+        PARTS, "clear_heads(own.stages[stage], x.phases_a, x.before);\n sync_warp();",
+        "clear_heads(own.stages[stage], x.phases_a, x.before);", "misaligned K-major b"
     ),
     "a does not begin where b does": Fault(
         FILE, "own_a = a + first_k - before;", "own_a = a + first_k;", "misaligned K-major b"
     ),
     "k ends as if it began with a chunk": Fault(
-        FILE, "last_k = params.k + before;", "last_k = params.k;", "misaligned K-major b"
+        FILE, "params.k + before,", "params.k,", "misaligned K-major b"
     ),
     "what lies behind rows is copied": Fault(
         PARTS, "first + row < own ? bytes : 0", "first + row < own ? 16 : 0", "misaligned K-major b"
@@ -108,7 +108,7 @@ FAULTS = {
         "p.bias_dtype, p.bias, row, tile_col, count, bias", "epilogues"
     ),
     "the residual before the activation": Fault(
-        PARTS, "* p.alpha + bias[i];", "* p.alpha + bias[i] + residual[i];", "epilogues"
+        PARTS, "values[i] += bias[i];", "values[i] += bias[i] + residual[i];", "epilogues"
     ),
     "lanes' shares of k are not added": Fault(
         FMA, "total += shuffle_xor(total, distance(apart));", ";", "4 rows of FP32"

@@ -138,15 +138,42 @@ def test_schedules_agree():
     assert len(bits) == 1
 
 
-def test_skinny_kernels_have_no_formula(target):
-    problem = MatmulProblem(1, 256, 256, layout_b="F", epilogue=WHERE)
-    skinny = SkinnyGemmConfig(32, 64, 4, 4)
+# Columns and k that end within a block's; more stages than a pipeline has.
+SKINNY = [
+    (SkinnyGemmConfig(32, 64, 4, 2), MatmulProblem(9, 75, 1104, layout_b="F", batch_a=(1, 1))),
+    (SkinnyGemmConfig(64, 64, 2, 2), MatmulProblem(16, 136, 304, "bfloat16", alpha=-3.7)),
+    (SkinnyGemmConfig(32, 128, 4, 2, rows=8), fp8(5, 75, 272, "rows")),
+    (SkinnyGemmConfig(32, 128, 4, 2), MatmulProblem(7, 41, 144, "int8", layout_b="F")),
+    (SkinnyGemmConfig(16, 128, 4, 2), fp4(3, 75, 576)),
+]
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("formula", [SQUARE, WHERE])
+@pytest.mark.parametrize(("config", "problem"), SKINNY)
+def test_skinny_gemm(target, config, problem, formula):
+    check_with(target, with_formula(problem, formula), config)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        MatmulProblem(4, 256, 256, "float32", layout_b="F"),
+        MatmulProblem(4, 256, 257, layout_b="F"),
+        MatmulProblem(4, 257, 256),
+    ],
+)
+def test_skinny_gemms_without_a_formula(target, problem):
+    """Of FP32 and of misaligned rows: the config that computes the product has no formula."""
+    config = next(
+        c for c in gemm.configs(task_of(problem), "sm_90a") if isinstance(c, SkinnyGemmConfig)
+    )
+    problem = with_formula(problem, WHERE)
     task = task_of(problem)
-    assert not any(isinstance(c, SkinnyGemmConfig) for c in gemm.configs(task, target.arch))
-    assert "no expression" in gemm.refusal(skinny, task, target.arch)
+    assert not any(isinstance(c, SkinnyGemmConfig) for c in gemm.configs(task, "sm_90a"))
     call = MATMUL.inputs(problem, 1, target.xp)
-    with pytest.raises(ValueError, match="no expression"):
-        cupykern.matmul(*call.args, **call.kwargs, config=skinny)
+    with pytest.raises(ValueError, match="with an expression reads aligned rows"):
+        cupykern.matmul(*call.args, **call.kwargs, config=config)
 
 
 @pytest.mark.parametrize("sides", ["a", "b", "ab"])
