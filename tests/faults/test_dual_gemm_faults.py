@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from dual_gemm_checks import check_fp16_policy
@@ -140,6 +140,12 @@ FAULTS = {
     "skinny: the second matrix's rows are the first one's": Fault(
         SKINNY, "params.b_rows[i], scales", "params.b_rows[0], scales", "skinny"
     ),
+    "skinny: both matrices begin where the first one's rows do": Fault(
+        SKINNY, "own_columns(b, params.b_rows[i]", "own_columns(b, params.b_rows[0]", "skinny"
+    ),
+    "skinny: the policy of FP32 for all": Fault(
+        "dual_gemm_skinny.cu", "SiluRuns{params.policy}", "SiluRuns{kAllFp32}", "policies"
+    ),
     "skinny: NVFP4 scales of the first matrix for both": Fault(
         SKINNY, "copier(x.b2, 1, x.groups_b2)", "copier(x.b2, 1, x.groups_b1)", "skinny"
     ),
@@ -165,10 +171,15 @@ def _problems() -> Iterator[tuple[str, object, object]]:
 
 
 def _check_policies() -> None:
-    """One product each, between FP16's numbers."""
+    """One product each, between FP16's numbers; of K-major b1 and b2 by a skinny GEMM."""
+    for order in "CF":
+        _check_policies_of(order)
+
+
+def _check_policies_of(order: Literal["C", "F"]) -> None:
     x = np.linspace(-10, 10, 201)[None].astype(np.float16)
-    b1 = np.concatenate([x, np.zeros((7, 201), np.float16)])
-    b2 = np.full((8, 201), 1 + 2.0**-10, np.float16)
+    b1 = np.concatenate([x, np.zeros((7, 201), np.float16)]).copy(order)
+    b2 = np.full((8, 201), 1 + 2.0**-10, np.float16, order)
     a = np.eye(1, 8, dtype=np.float16)
     exact, half = {}, {}
     for policy in ("fp32", "hybrid", "fp16"):
@@ -222,24 +233,30 @@ def _check_split() -> None:
 def _check_skinny() -> None:
     """Matrices of different strides; columns beyond the last block's, scales of columns, NVFP4."""
     for problem in (
-        DualProblem(9, 75, 208, layout_b2="sliced", out_dtype="float32"),
         DualProblem(3, 40, 272, "bfloat16", "int8", scales="rows", out_dtype="float32"),
         DualProblem(5, 40, 192, "float16", NVFP4, out_dtype="float32"),
     ):
         _check_configs((None,), problem)
+    a, b1, b2 = DUAL.inputs(DualProblem(9, 75, 1104, out_dtype="float32"), 1, np).args
+    apart = np.full((75, 1104 + 24), np.nan, np.float16)
+    apart[:, :1104] = b2.T
+    _check_call(Call((a, b1, apart[:, :1104].T), {"out_dtype": "float32"}))
 
 
 def _check_configs(configs: tuple[Any, ...], *problems: DualProblem) -> None:
     for problem, config in itertools.product(problems, configs):
-        call = DUAL.inputs(problem, 1, np)
-        references = DUAL.reference(*call.args, **call.kwargs)
-        bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
-        guarded = Call(call.args, {**call.kwargs, "config": config})
-        try:
-            (y,) = check.guarded_run(DUAL, guarded, DUAL.run(*call.args, **call.kwargs))
-        except check.Violation as violation:
-            raise AssertionError(str(violation)) from None
-        assert check.compare((y,), references, bounds).ok
+        _check_call(DUAL.inputs(problem, 1, np), config)
+
+
+def _check_call(call: Call, config: Any = None) -> None:
+    references = DUAL.reference(*call.args, **call.kwargs)
+    bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+    guarded = Call(call.args, {**call.kwargs, "config": config})
+    try:
+        (y,) = check.guarded_run(DUAL, guarded, DUAL.run(*call.args, **call.kwargs))
+    except check.Violation as violation:
+        raise AssertionError(str(violation)) from None
+    assert check.compare((y,), references, bounds).ok
 
 
 CHECKS = {

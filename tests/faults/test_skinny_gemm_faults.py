@@ -12,6 +12,7 @@ from skinny_gemm_checks import (
     FP32_4,
     NVFP4,
     WIDE,
+    check_formula,
     check_misaligned,
     check_misaligned_epilogue,
     check_problem_of,
@@ -21,6 +22,7 @@ FILE = "skinny_gemm.cu"
 PARTS = "gemm/skinny.cuh"
 MISALIGNED = "gemm/misaligned_tile.cuh"
 FMA = "gemm/skinny_fma.cuh"
+FORMULA = "skinny_gemm_expression.cu"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
         PARTS, "sync_warp();  // this stage has arrived", "// this stage has arrived", "K-major b"
@@ -126,6 +128,27 @@ FAULTS = {
     "rows in others' place": Fault(
         FMA, "return m + i * kLanesM;", "return m + i;", "FP32"
     ),
+    "formula: the first block's columns for all": Fault(
+        FORMULA, "epilogue.store(row, first_col + tile_col,", "epilogue.store(row, tile_col,",
+        "formula"
+    ),
+    "formula: a block's first columns for all": Fault(
+        FORMULA, "storage.add(row, tile_col, totals)", "storage.add(row, 0, totals)", "formula"
+    ),
+    "formula: the second matrix": Fault(
+        FORMULA, "{}, params.expression, params.expression.first_matrix}",
+        "{}, params.expression, params.expression.first_matrix + 1}", "formula"
+    ),
+    "formula: without scales of columns": Fault(
+        FORMULA, "nullptr, nullptr, scale_a, scale_b}", "nullptr, nullptr, scale_a, nullptr}",
+        "formula"
+    ),
+    "formula: NVFP4 scales of the first columns for all": Fault(
+        FORMULA, "product.groups, first_col,", "product.groups, 0,", "formula of nvfp4"
+    ),
+    "formula: all warps take the same k": Fault(
+        FORMULA, "kWarpSize * kDepth;", "kWarpSize * 0;", "formula"
+    ),
     "values in each other's place after the activation": Fault(
         PARTS, "values[3] = first;", "values[3] = values[0];", "epilogues"
     ),
@@ -147,6 +170,8 @@ CHECKS = {
     "misaligned K-major b": lambda: check_misaligned(5, 300, 329, "F"),
     "bias of misaligned K-major b": lambda: check_misaligned_epilogue("bias"),
     "residual of misaligned K-major b": lambda: check_misaligned_epilogue("residual"),
+    "formula": lambda: check_formula(E4M3),
+    "formula of nvfp4": lambda: check_formula(NVFP4),
     "misaligned MN-major b": lambda: check_misaligned(5, 81, 304, "C"),
     "epilogues": _check(
         5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu",

@@ -12,7 +12,7 @@ from cupykern import check, dtypes
 from cupykern.arrays import address_of
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.op import as_tuple
-from cupykern.ops.problems.products import MatmulProblem, operand_values
+from cupykern.ops.problems.products import FORMULAS, MatmulProblem, operand_values
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
@@ -48,6 +48,14 @@ def check_problem_of(m, n, k, dtype, dtype_b, layout_b, config, **options) -> No
     problem = ScaledProblem(problem, "none") if dtype_b == NVFP4 else problem
     comparison = holds(op, problem, config, host.current())
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
+
+
+def check_formula(dtype_b: str) -> None:
+    """Raises AssertionError.  Of all indices, with scales of rows and columns, or NVFP4's."""
+    problem = MatmulProblem(5, 75, 576, "float16", dtype_b, layout_b="F", epilogue=FORMULAS[1])
+    problem = ScaledProblem(problem, "none" if dtype_b == NVFP4 else "rows")
+    comparison = holds(SCALED, problem, CONFIG, host.current())
+    assert comparison.ok, f"{problem!r}: {comparison}"
 
 
 def check_misaligned(m: int, n: int, k: int, layout_b: str) -> None:
