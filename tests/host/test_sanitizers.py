@@ -29,6 +29,9 @@ import sys
 from cupykern import OPS, check
 from cupykern.attention.decode_config import DecodeConfig
 from cupykern.op import RandomDraw, as_tuple
+from cupykern.ops.dual_gemm_silu import GATES, DualProblem
+from cupykern.ops.problems.norm import NormProblem
+from cupykern.ops.problems.products import FORMULAS, MatmulProblem
 from cupykern.rows.norm_configs import PersistentRows
 from cupykern.targets import host
 
@@ -45,6 +48,14 @@ LARGE = {
     "decode_attention": (1, 4, 2, 600, 128),
     "rope_and_cache": (2, 9, 6, 2, 128),
     "merge_attention": (40, 6, 128),
+}
+# Skinny GEMMs that fill their stages again, whose rows and columns end within a tile; rows of a
+# number of warps that is no power of two.
+SKINNY = 9, 75, 1104
+MORE = {
+    "matmul": [MatmulProblem(*SKINNY, layout_b="F", epilogue=x) for x in (None, FORMULAS[1])],
+    "dual_gemm_silu": [DualProblem(*SKINNY, epilogue=x) for x in (None, GATES[2])],
+    "layer_norm": [NormProblem((3, 2240), "float16", return_stats=True)],
 }
 
 
@@ -93,6 +104,8 @@ with host.use(sanitizer=sys.argv[4], schedule=schedule, warp_size=warp_size) as 
         large = op.bench_problem(LARGE.get(op.name, (1, 30_000)), op.dtypes[0])
         if everything or op is ops[0] or op.name in LARGE:  # else the same kernels
             run(op, large, target)
+        for problem in MORE.get(op.name, ()):
+            run(op, problem, target)
         for problem in drawn(op, covered, 5 if everything else 1):
             run(op, problem, target)
         if op.name in ("softmax", "log_softmax"):  # rows in registers, and long ones with ends
