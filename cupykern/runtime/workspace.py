@@ -106,10 +106,15 @@ def _stream(target: Target) -> _Key | None:
 
 
 def _make_spare(target: Target) -> None:
-    """On a stream that is not captured, once for each device."""
+    """While the current stream is not captured, once for each device.
+
+    Graphs run on any stream, so the zeros must be there; they have a stream of their own, so that
+    nothing is waited for but them.
+    """
     if target.device_id not in _spare:
-        made = target.xp.zeros(_SPARE, np.uint32)
-        target.xp.cuda.get_current_stream().synchronize()  # graphs run on any stream
+        with target.xp.cuda.Stream(non_blocking=True) as stream:
+            made = target.xp.zeros(_SPARE, np.uint32)
+            stream.synchronize()
         with _taking:
             _spare.setdefault(target.device_id, (made, 0))
 

@@ -17,6 +17,12 @@ class Stream:
     def synchronize(self):
         self.synchronized += 1
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
 
 @pytest.fixture
 def fake(monkeypatch):
@@ -25,9 +31,16 @@ def fake(monkeypatch):
     monkeypatch.setattr(workspace, "_kept_for_grids", {})
     monkeypatch.setattr(workspace, "_of_graphs", [])
     monkeypatch.setattr(workspace, "_spare", {})
-    target = SimpleNamespace(name="cuda", device_id=0, stream=Stream(7))
+    target = SimpleNamespace(name="cuda", device_id=0, stream=Stream(7), others=[])
     runtime = SimpleNamespace(streamIsCapturing=lambda ptr: target.stream.capturing)
-    cuda = SimpleNamespace(get_current_stream=lambda: target.stream, runtime=runtime)
+
+    def make_stream(non_blocking):
+        target.others.append(Stream(9))
+        return target.others[-1]
+
+    cuda = SimpleNamespace(
+        get_current_stream=lambda: target.stream, runtime=runtime, Stream=make_stream
+    )
     target.xp = SimpleNamespace(cuda=cuda, empty=np.empty, zeros=np.zeros)
     return target
 
@@ -80,9 +93,10 @@ def test_a_graph_has_its_own_for_good(fake):
 
 
 def test_a_graph_does_not_set_its_counters(fake, monkeypatch):
-    """They were zero before the capture, on every stream."""
+    """They were zero before the capture, on every stream; no call waits for its stream."""
     workspace.take(fake, 100, 3)
-    assert fake.stream.synchronized == 1
+    workspace.take(fake, 100, 5000)
+    assert [x.synchronized for x in (fake.stream, *fake.others)] == [0, 1]
     fake.stream.capturing, zeros = True, []
     monkeypatch.setattr(fake.xp, "zeros", lambda *args: zeros.append(args) or np.zeros(*args))
     taken = [workspace.take(fake, 100, n)[1] for n in (3, 40, 1)]
