@@ -3,6 +3,7 @@ call alone, not on which rank is fast."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,6 +18,9 @@ from .agreement import Facts, agreed, described
 from .communicator import Communicator
 
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_MOST_SENT = 2**20
+"""Bytes to all other ranks, up to which an exchange of all rows takes less than two, of each rank's
+rows and of their sums: what a link sends in a few latencies."""
 
 
 def shares(total: int, size: int) -> tuple[slice, ...]:
@@ -30,6 +34,14 @@ def shares(total: int, size: int) -> tuple[slice, ...]:
     if total < 0 or size < 1:
         raise ValueError(f"total must be at least 0 and size at least 1; got {total} and {size}")
     return tuple(slice(total * i // size, total * (i + 1) // size) for i in range(size))
+
+
+def rows_to_add(comm: Communicator, rows: int, columns: int, replicated: bool) -> tuple[slice, ...]:
+    """Of which rows of a sum over ranks each rank adds up all ranks' addends: its share, or all of
+    them, where every rank wants all and they are few."""
+    if replicated and 4 * rows * columns * (comm.size - 1) <= _MOST_SENT:
+        return (slice(0, rows),) * comm.size
+    return shares(rows, comm.size)
 
 
 def length(part: slice) -> int:
@@ -61,8 +73,8 @@ def gather(comm: Communicator, x: Array, shapes: Sequence[tuple[int, ...]]) -> l
 
 
 def gather_rows(comm: Communicator, x: Array, parts: Sequence[slice]) -> Any:
-    """The rows of all ranks; `parts` says which each rank has."""
-    if comm.size == 1:
+    """The rows of all ranks; `parts` says which each rank has, perhaps all."""
+    if parts[0] == parts[-1]:
         return x
     whole = arrays.empty_of(namespace(x), (parts[-1].stop, *x.shape[1:]), x.dtype)
     x, others = contiguous(x), [rank for rank in range(comm.size) if rank != comm.rank]
@@ -179,7 +191,7 @@ def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
     x: as for `reduce_scatter`.  dtype: float16, bfloat16 or float32, of the result; None: x's.
 
     Sends 4 bytes a number to be added, and the result's itemsize to be gathered: (4 + itemsize)
-    (size - 1) / size bytes for each number.
+    (size - 1) / size bytes for each number; of few numbers 4 (size - 1), in one exchange.
     Raises TypeError, ValueError, CommunicationError.  Error bound:
     `reference.parallel.all_reduce_bound`.
     """
@@ -189,7 +201,7 @@ def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
         return Facts({**same, "dtype": str(_result(x, dtype))})
 
     with agreed(comm, "all_reduce", facts):
-        parts = shares(x.shape[0], comm.size)
+        parts = rows_to_add(comm, x.shape[0], math.prod(x.shape[1:]), True)
         return gather_rows(
             comm, add_rows(comm, parts, x).astype(_result(x, dtype), copy=False), parts
         )

@@ -19,6 +19,7 @@ from .collectives import (
     consecutive,
     gather_rows,
     length,
+    rows_to_add,
     shares,
 )
 from .communicator import Communicator
@@ -197,7 +198,7 @@ def _of_sums(
         return Facts(same | {"options": repr((eps, output))})
 
     with agreed(comm, function, facts):
-        parts = shares(x.shape[0], comm.size)
+        parts = rows_to_add(comm, x.shape[0], x.shape[1], output == "replicated")
         total = add_rows(comm, parts, x)
         dtype = x.dtype if residual is None else residual.dtype
         options = {"eps": finfo(dtype).eps if eps is None else eps, "dtype": dtype}

@@ -13,13 +13,13 @@ from cupykern import arrays, dtypes
 from cupykern.numerics import namespace
 
 from .agreement import Facts, agreed
-from .collectives import add_rows, contiguous, gather_rows, length, reduce_rows, shares
+from .collectives import add_rows, contiguous, gather_rows, length, reduce_rows, rows_to_add
 from .communicator import Communicator
 from .product_facts import is_number, result_of, row_facts
 
-_LEAST_ROWS = 128
-"""Rows of a step of a product that overlaps with messages: those of a tile.  Of fewer rows the
-product is one, and messages follow it."""
+_LEAST_ROWS = 1024
+"""Rows of a step of a product that overlaps with messages: each step reads all weights.  Of fewer
+rows the product is one, and messages follow it."""
 
 
 def row_parallel_matmul(
@@ -54,7 +54,8 @@ def row_parallel_matmul(
     The ranks' products are FP32; they are sent to the rank whose rows they are, while the next ones
     are computed, and added in the order of ranks, whatever arrives first: the result's bits depend
     on the arguments alone.  Then the activation and the residual follow, with one rounding.  Sends
-    4 N (size - 1) / size bytes a row; "replicated" as much again of the result's dtype.
+    4 N (size - 1) / size bytes a row; "replicated" as much again of the result's dtype, or of few
+    rows 4 N (size - 1) in one exchange.
 
     Raises TypeError, ValueError and NotImplementedError, the same on all ranks, and
     CommunicationError.  Error bound: `reference.parallel.row_parallel_matmul_bound`.
@@ -67,7 +68,7 @@ def row_parallel_matmul(
         return row_facts(comm, a, {"b": b}, addends, {}, out_dtype, output, **options)
 
     with agreed(comm, "row_parallel_matmul", facts):
-        total, parts = _sum_of_products(comm, a, b, bias, product)
+        total, parts = _sum_of_products(comm, a, b, bias, product, output)
         added = _own_rows(residual, parts[comm.rank], output)
         y = _finish(total, activation, added, result_of(a, out_dtype))
         return gather_rows(comm, y, parts) if output == "replicated" else y
@@ -117,7 +118,7 @@ def row_parallel_scaled_mm(
         )
 
     with agreed(comm, "row_parallel_scaled_mm", facts):
-        total, parts = _sum_of_products(comm, a, b, bias, product)
+        total, parts = _sum_of_products(comm, a, b, bias, product, output)
         added = _own_rows(residual, parts[comm.rank], output)
         y = _finish(total, activation, added, result_of(a, out_dtype))
         return gather_rows(comm, y, parts) if output == "replicated" else y
@@ -164,7 +165,7 @@ def row_parallel_dual_gemm_silu(
         return contiguous(both.swapaxes(0, 1))
 
     with agreed(comm, "row_parallel_dual_gemm_silu", facts):
-        total, parts = _sum_of_products(comm, a, b1, None, product)
+        total, parts = _sum_of_products(comm, a, b1, None, product, output, 2)
         d1, d2 = total[:, 0], total[:, 1]
         gate = _finish(d1, "silu", None, dtypes.float32)
         y = _formula(total, "gate * d2", {"gate": gate, "d2": d2}, result_of(a, out_dtype))
@@ -172,13 +173,19 @@ def row_parallel_dual_gemm_silu(
 
 
 def _sum_of_products(
-    comm: Communicator, a: Any, b: Any, bias: Any, product: Callable[[slice, Any], Any]
+    comm: Communicator,
+    a: Any,
+    b: Any,
+    bias: Any,
+    product: Callable[[slice, Any], Any],
+    output: str,
+    products: int = 1,
 ) -> tuple[Any, tuple[slice, ...]]:
     """(this rank's rows of the sum of all ranks' products, the rows of each rank).  Rank 0 adds the
     bias to its product."""
-    parts, m = shares(a.shape[0], comm.size), a.shape[0]
-    mine = bias if comm.rank == 0 else None
-    if m >= _LEAST_ROWS * comm.size:
+    m, mine = a.shape[0], bias if comm.rank == 0 else None
+    parts = rows_to_add(comm, m, products * b.shape[1], output == "replicated")
+    if m >= _LEAST_ROWS * comm.size and parts[0] != parts[-1]:
         return reduce_rows(comm, parts, lambda rows: contiguous(product(rows, mine))), parts
     whole = contiguous(product(slice(0, m), mine))
     return add_rows(comm, parts, whole), parts

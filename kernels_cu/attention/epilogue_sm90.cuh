@@ -20,7 +20,7 @@ template <class Traits> struct EpilogueSm90 {
     using Softmax = OnlineSoftmax<Element, Layout>;
     using Outputs = float[Traits::kHeadDimV / 2];
     static constexpr int kBoxDims = Traits::kBoxDims, kRowBytes = Traits::kSwizzleBytes;
-    static constexpr int kBoxes = (Traits::kHeadDimV + kBoxDims - 1) / kBoxDims;
+    static constexpr int kBoxes = Traits::kHeadDimV / kBoxDims;
     const AttentionParams& params;
     SharedStorage<Traits>& storage;
     const TensorMap& out_map;

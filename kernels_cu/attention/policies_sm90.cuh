@@ -90,8 +90,8 @@ struct TraitsSm90 {
     static constexpr int kSwizzleBytes = 128, kBoxDims = kSwizzleBytes / 2;
     static constexpr int kStepK = 16, kSteps = kTileN / kStepK;  // k of one wgmma, along keys
     static_assert(kTileM % 64 == 0, "a warpgroup has 64 queries");
-    static_assert(kHeadDim % kStepK == 0 && kHeadDimV % kStepK == 0 && kHeadDimV <= 256,
-                  "whole steps of dims, and one wgmma for all of the outputs'");
+    static_assert(kHeadDim % kStepK == 0 && kHeadDimV % kBoxDims == 0 && kHeadDimV <= 256,
+                  "whole steps of dims, whole boxes of values, one wgmma for all outputs");
     static_assert(kTileN % kStepK == 0 && kTileN <= 256, "whole steps of keys");
     static_assert((kHeadDimV - 1) / kBoxDims <= (kHeadDim - 1) / kBoxDims,
                   "outputs are staged in the boxes of their queries");

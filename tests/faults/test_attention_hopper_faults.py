@@ -174,9 +174,9 @@ FAULTS = {
     "a box of which few dims are used is not loaded": Fault(
         STORAGE, "kBoxes = (kDims + kBoxDims - 1) / kBoxDims", "kBoxes = kDims / kBoxDims", "80"
     ),
-    "a box of which few dims are used is not stored": Fault(
-        EPILOGUE, "kBoxes = (Traits::kHeadDimV + kBoxDims - 1) / kBoxDims",
-        "kBoxes = Traits::kHeadDimV / kBoxDims", "96"
+    "the boxes of keys are stored": Fault(
+        EPILOGUE, "kBoxes = Traits::kHeadDimV / kBoxDims",
+        "kBoxes = Traits::kHeadDim / kBoxDims", "192 and 128"
     ),
     "keys have the dims of values": Fault(
         STORAGE, "SharedRows<Traits, Traits::kTileN, Traits::kHeadDim> keys",

@@ -18,8 +18,8 @@ from cupykern.parallel import collectives
 pytestmark = pytest.mark.faults
 
 
-def bias_on_every_rank(comm, a, b, bias, product, _plain=products._sum_of_products):
-    return _plain(comm, a, b, None, lambda rows, _: product(rows, bias))
+def bias_on_every_rank(comm, a, b, bias, product, *rest, _plain=products._sum_of_products):
+    return _plain(comm, a, b, None, lambda rows, _: product(rows, bias), *rest)
 
 
 def residual_of_the_first_rows(residual, rows, output):

@@ -41,7 +41,7 @@ def test_right(target, number, exhaustive):
         (64, AttentionHopperConfig(192, 96, 3)),
         (128, AttentionHopperConfig(128, 128)),
         (256, AttentionHopperConfig(128, 80)),
-        (80, AttentionHopperConfig(192, 112)),
+        (80, AttentionHopperConfig(128, 112)),
     ],
 )
 def test_other_configs(target, head_dim, config):
@@ -203,10 +203,11 @@ def test_what_is_chosen_on_hopper_fits(mask, scale, target):
     "head_dims, dims",
     [
         ((1, 64), (64, 64)),
-        ((72, 80), (80, 80)),
-        ((40, 88), (96, 96)),
-        ((100, 97), (112, 112)),
-        ((80, 128), (128, 128)),
+        ((72, 80), (80, 128)),
+        ((88, 40), (96, 128)),
+        ((100, 97), (112, 128)),
+        ((80, 128), (80, 128)),
+        ((113, 128), (128, 128)),
         ((129, 8), (192, 128)),
         ((192, 129), (256, 256)),
         ((256, 256), (256, 256)),

@@ -36,11 +36,11 @@ def test_rows_are_verified_on_one_rank_and_on_all(done):
 
 
 def test_bytes_sent_are_those_of_the_guide(done):
-    """Of the rank that sends most.  One of two has 1 of 3 rows: sends 2 of FP32, gathers 1."""
+    """Of the rank that sends most.  Few rows of sums: all of them, FP32, to the other rank."""
     mlp, ring, decode = (row["bytes_sent"] for row in stored.read(done[1])["rows"])
-    assert mlp == 64 * (2 * 4 + 1 * 2)
+    assert mlp == 64 * 3 * 4
     assert ring == 64 // 2 * 2 * (32 + 32) * 2
-    assert decode == 2 * 128 * (4 + 2)  # two sums, of a row each
+    assert decode == 2 * 2 * 128 * 4  # two sums of a row in each of two layers
 
 
 def test_one_rank_prints(done):

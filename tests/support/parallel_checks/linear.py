@@ -61,8 +61,9 @@ def columns_are_those_of_matmul(comm):
 
 
 def k_is_summed_over_ranks(comm):
-    """Odd sizes; fewer rows than ranks; rows enough for products that overlap with messages."""
-    cases = ((5, 49, 37), (1, 64, 30), (128 * comm.size + 3, 31, 8))
+    """Odd sizes; fewer rows than ranks; rows enough for products that overlap with messages, and
+    numbers enough to be added by one rank each."""
+    cases = ((5, 49, 37), (1, 64, 30), (1024 * comm.size + 3, 31, 136))
     for dtype, (m, k, n) in zip(DTYPES, cases, strict=True):
         a, b = numbers(1, m, k, dtype=dtype), numbers(2, k, n, dtype=dtype)
         bias, residual = numbers(3, n, dtype=dtype), numbers(4, m, n, dtype=dtype)
