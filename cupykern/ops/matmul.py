@@ -110,8 +110,12 @@ def matmul(
         return launch.launch_known(known, (a, b, bias, residual, *formula.arrays), out)
     options: dict[str, Any]
     options = {"activation": activation, "accumulate": accumulate, "precision": precision}
-    vectors = read_vectors(a, b)
-    if vectors is not None:
+    try:
+        of_vectors = 1 in (a.ndim, b.ndim)
+    except AttributeError:  # `check` says what is no array
+        of_vectors = False
+    if of_vectors:
+        vectors = read_vectors(a, b)
         lift = vectors.lift
         named = operands and {name: lift(name, x) for name, x in operands.items()}
         y = matmul(

@@ -52,10 +52,8 @@ class Vectors(NamedTuple):
         return y.reshape(self.shape) if out is None else out
 
 
-def read_vectors(a: Any, b: Any) -> Vectors | None:
-    """None where neither a nor b is a vector.  Raises TypeError and ValueError."""
-    if 1 not in (getattr(a, "ndim", 0), getattr(b, "ndim", 0)):
-        return None
+def read_vectors(a: Any, b: Any) -> Vectors:
+    """a, b: a vector at least one of them.  Raises TypeError and ValueError."""
     arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     x = a[None] if a.ndim == 1 else a

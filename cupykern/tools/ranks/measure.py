@@ -104,8 +104,8 @@ def captured(session: Session, problem: Problem, step: Step) -> tuple[Function, 
         print(f"rank {session.world.rank}: no CUDA graph: {error!r}", flush=True)
     if session.world.all(function is not None) and function is not None:
         return function, step
-    session.graphs = False
-    session.world.renew()  # a communicator is of no use after a call that failed
+    session.graphs, function = False, None  # a graph goes before its communicator
+    session.world.renew()  # which is of no use after a call that failed
     step = problem.step(session.world.comm)
     return step.function, step
 
