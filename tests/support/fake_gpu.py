@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -122,6 +122,7 @@ def fake_gpu(monkeypatch: Any, size: int = _SIZE) -> Iterator[FakeGpu]:
     monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
     monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(gpu.xp.cuda, "get_current_stream", lambda: _DEFAULT_STREAM)
+    monkeypatch.setattr(gpu.xp.cuda, "Stream", lambda **options: nullcontext(_DEFAULT_STREAM))
     monkeypatch.setattr(gpu.xp, "zeros", gpu.array)
     monkeypatch.setattr(workspace, "_kept", {})
     monkeypatch.setattr(workspace, "_kept_for_grids", {})
