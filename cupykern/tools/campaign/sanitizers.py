@@ -28,7 +28,7 @@ from .tally import Tally, Task, find_op
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 GROUPS = 4  # of ops, each in a process of its own
-_DRAWN = 300  # problems that are looked at for kernels that SHAPES do not reach
+_DRAWN = 1000  # problems that are looked at for kernels that SHAPES do not reach
 _FEWEST = 4  # problems of an op, if it has as many variants
 _SECONDS = 240  # of a process
 _REPORT = 9  # exit code
