@@ -30,7 +30,7 @@ _UNSEEN = re.compile(r"^[ \t]*(//.*|#line .*)?\n", re.MULTILINE)
 # asked once, that no wgmma is waited for at once (C7517).
 _ASKED = {"sm_90a": 2}
 _SECONDS = 20.0  # between the record's writings
-_DIGITS = 8  # of a digest: an architecture has fewer than 100 variants of a kernel
+_DIGITS = 6  # of a digest: an architecture has fewer than 100 variants of a kernel
 _HEADER = "# Architecture and kernel; a variant's digest of source and compiler, registers.\n"
 
 
