@@ -12,6 +12,7 @@ import itertools
 import math
 import random
 import re
+import string
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -133,7 +134,7 @@ def _read(path: Path) -> dict[Key, int]:
     arch, kernel = "", ""
     for line in path.read_text().splitlines()[1:] if path.exists() else ():
         first, second = line.split()
-        if line.startswith(" "):
+        if line[0] in string.hexdigits:  # no architecture's name begins so
             record[Key(arch, kernel, first)] = int(second)
         else:
             arch, kernel = first, second
@@ -143,7 +144,7 @@ def _read(path: Path) -> dict[Key, int]:
 def _write(path: Path, record: dict[Key, int]) -> None:
     lines = [_HEADER]
     for (arch, kernel), group in itertools.groupby(sorted(record), key=lambda of: of[:2]):
-        lines += [f"{arch} {kernel}\n", *(f" {of.digest} {record[of]}\n" for of in group)]
+        lines += [f"{arch} {kernel}\n", *(f"{of.digest} {record[of]}\n" for of in group)]
     whole = path.with_name(f"{path.name}.new")
     whole.write_text("".join(lines))
     whole.replace(path)
