@@ -176,7 +176,7 @@ FAULTS = {
     ),
     "the boxes of keys are stored": Fault(
         EPILOGUE, "kBoxes = Traits::kHeadDimV / kBoxDims",
-        "kBoxes = Traits::kHeadDim / kBoxDims", "192 and 128"
+        "kBoxes = Traits::kHeadDim / kBoxDims", "80"
     ),
     "keys have the dims of values": Fault(
         STORAGE, "SharedRows<Traits, Traits::kTileN, Traits::kHeadDim> keys",

@@ -306,6 +306,8 @@ FOLLOWS = {
     ("gemm.launch", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
     ("gemm.launch", "logits"): "the result's strides and dtype",
     ("gemm.launch", "num_sets"): "the config and n",
+    ("gemm.launch", "num_parts"): "parts are made within a plan",
+    ("gemm.launch", "part_steps"): "parts are made within a plan",
     ("attention.merge_plan", "swaps"): "the strides of log-sum-exps, unless these are broadcast",
     ("attention.rope_plan", "scales_per_token"): "the strides of scales",
 }

@@ -9,7 +9,10 @@ import numpy as np
 from planted import Fault, fault_tests
 from quantize_checks import check_scales_of_one
 
+from cupykern import check
+from cupykern.op import as_tuple
 from cupykern.ops.quantize import OP, QuantizeProblem
+from cupykern.rows.quantize_tiles import GlobalTiles
 
 SHARED = "rows/quantize_shared.cuh"
 GLOBAL_TILES = "rows/quantize_global_tiles.cuh"
@@ -69,7 +72,7 @@ FAULTS = {
         TILES, "int(rows < p.tile_rows ? rows : p.tile_rows)", "int(p.tile_rows)", "tiles"
     ),
     "vectors that overlap": Fault(
-        GLOBAL_TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "tiles"
+        GLOBAL_TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "vectors"
     ),
     "the first vector for all": Fault(
         GLOBAL_TILES, "store(y, p, at, encode, values);", "store(y, p, at, encode, first);",
@@ -166,6 +169,15 @@ def _scales_of_one() -> None:
         check_scales_of_one(np, to, "row")
 
 
+def _vectors_of_global_tiles() -> None:
+    """A config that is not chosen."""
+    call = OP.inputs(QuantizeProblem((130, 72), "bfloat16", "e4m3", "block", (128, 24)), 1, np)
+    references = OP.reference(*call.args, **call.kwargs)
+    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+    outputs = OP.run(*call.args, **call.kwargs, config=GlobalTiles(256, 64, 8))
+    assert check.compare(as_tuple(outputs), references, bounds).ok
+
+
 test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
-    FAULTS, _problems, {"scales of one": _scales_of_one}
+    FAULTS, _problems, {"scales of one": _scales_of_one, "vectors": _vectors_of_global_tiles}
 )
