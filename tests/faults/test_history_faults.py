@@ -75,13 +75,14 @@ PAGED = {"q": Array((1, 4, 1, 64)), "k_cache": PAGES, "v_cache": PAGES}
 KEYS = Array((1, 2, 128, 64))
 CAUSAL = {"q": Array((1, 2, 64, 64)), "k": KEYS, "v": KEYS, "mask": Blocks((1, 1), 64, 128, 64, 64),
           "causal": True}  # fmt: skip
-ONE_ROW = {"q": Array((1, 1, 4, 64)), "k": Array((1, 1, 2, 64)), "v": Array((1, 1, 2, 64)),
-           "positions": Integers((5,)), "inv_freq": Array((32,), "float32")}  # fmt: skip
+ONE_ROW = {"positions": Integers((5,)), "inv_freq": Array((32,), "float32")}
 
 
-def in_cache(cache: Array, pages: int = 0) -> Call:
+def in_cache(cache: Array, pages: int = 0, dtype: str = "float16") -> Call:
     table = {"block_table": Integers((tuple(range(pages)),))} if pages else {}
-    return call("rope_and_cache", **ONE_ROW, k_cache=cache, v_cache=cache, **table)
+    q, k = (Array((1, 1, heads, 64), dtype) for heads in (4, 2))
+    arrays = {"q": q, "k": k, "v": k, "k_cache": cache, "v_cache": cache}
+    return call("rope_and_cache", **ONE_ROW, **arrays, **table)
 
 
 def of_heads(heads: int) -> dict[str, Array]:
@@ -103,6 +104,7 @@ RARE = (
     tuple(call("attention", **CAUSAL, score=x) for x in (None, "s * 2")),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
     tuple(in_cache(Array((1, 2, 16, 64), x)) for x in ("int8", "float8_e4m3fn")),
+    tuple(in_cache(Array((1, 2, 16, 64), "int8"), 0, x) for x in ("float16", "bfloat16")),
     tuple(in_cache(Array((1, 2, slots, 64), layout="corner")) for slots in (9, 10)),
     tuple(in_cache(Array((pages, 2, 16, 64)), 8) for pages in (8, 9)),
     tuple(in_cache(Array((16, 2, page, 64), layout="corner"), 90 // page) for page in (9, 10)),
