@@ -304,7 +304,7 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
         others.sort(key=lambda c: isinstance(c, NormRegisterRows) and c.vectors_per_thread == 8)
     others.sort(key=lambda c: c.chunked)
     first: list[RowConfig] = [c for c in persistent if 2 * layout.num_cols > c.chunk]
-    filled = bool(others) and others[0].chunk == layout.num_cols
-    if _are_few(rows) or not filled:
+    covered = bool(others) and others[0].chunk == layout.num_cols
+    if _are_few(rows) or not covered:
         first += fitting(_of_length(rows), rows)
     return (*first, *others, *(c for c in persistent if c not in first))
