@@ -257,6 +257,14 @@ def title_of(target: Target) -> str:
     return f"{target.name} ({target.arch}): {device}"
 
 
+def print_notes(rows: Sequence[results.Row]) -> None:
+    """Why results failed, a line each."""
+    for row in rows:
+        for result in row.results:
+            if result.note is not None:
+                click.echo(f"{row.problem}, {result.name}: {one_line(result.note)}")
+
+
 def _print(
     rows: Sequence[results.Row], target: Target, host_time_us: dict[str, dict[str, float]]
 ) -> None:

@@ -19,14 +19,14 @@ from ..tuning.contender import Result
 from ..tuning.timing import clock_of
 from . import doctor, results
 from .bench import Settings, free_memory
-from .bench_command import find_peers, title_of
+from .bench_command import find_peers, print_notes, title_of
 from .model import config as configs
 from .model import measure
 from .model.measure import Step
 from .model.random_weights import random_decoder
 from .model_rows import DECODE, PREFILL, tokens_per_second
 from .stored import to_json
-from .tables import number, one_line, print_table, progress
+from .tables import number, print_table, progress
 
 LAYERS, BATCHES, CONTEXT = 8, (1, 16, 64), 2048
 _HOST_BATCHES, _HOST_CONTEXT, _HOST_LAYERS, _HOST_PREFILL = (1, 3), 40, 2, 24
@@ -161,10 +161,7 @@ def _print(run: ModelRun, rows: Sequence[results.Row], target: Target) -> None:
         f"{run.layers} layers, {run.dtype}, weights {run.weights}; floor: weights and cache at "
         f"the speed of a plain read in the same run.  {title_of(target)}",
     )
-    for row in rows:
-        for result in row.results:
-            if result.note is not None:
-                click.echo(f"{row.problem}, {result.name}: {one_line(result.note)}")
+    print_notes(rows)
 
 
 def _figures(row: results.Row, result: Result, ours: Result, emulated: bool) -> tuple[str, ...]:

@@ -17,12 +17,12 @@ from ...tuning import protocol
 from ...tuning.contender import OURS
 from .. import doctor, results
 from ..bench import Settings, free_memory
-from ..bench_command import title_of
+from ..bench_command import print_notes, title_of
 from ..model import config as configs
 from ..model.random_weights import random_decoder
 from ..model_command import CONTEXT, LAYERS, small
 from ..stored import to_json
-from ..tables import number, one_line, print_table
+from ..tables import number, print_table
 from .cases import Mlp, Problem, Ring
 from .decode import Decode
 from .measure import ALONE, RanksPeer, Session, measure
@@ -208,7 +208,4 @@ def _print(rows: Sequence[results.Row], world: World, target: Target, session: S
         f"{world.size} ranks, {how}; efficiency: time on 1 rank / ({world.size} x time on "
         f"{world.size}).  {title_of(target)}",
     )
-    for row in rows:
-        for result in row.results:
-            if result.note is not None:
-                click.echo(f"{row.problem}, {result.name}: {one_line(result.note)}")
+    print_notes(rows)
