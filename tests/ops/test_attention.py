@@ -15,6 +15,7 @@ from cupykern import attention_varlen as varlen
 from cupykern.attention import attention_plan
 from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.attention.attention_task import HEAD_DIMS
+from cupykern.op import Call
 from cupykern.ops.attention import OP
 from cupykern.ops.attention_varlen import OP as VARLEN_OP
 from cupykern.ops.problems.attention import AttentionProblem
@@ -502,6 +503,26 @@ def test_bench_problems_are_what_their_options_say():
             *part.args, **part.kwargs,
             reference=op.reference(*part.args, **part.kwargs))).ok  # fmt: skip
     assert VarlenProblem(((3, 4), (5, 6)), 2, 1, 8, 8).mode == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "input_pos": 0},
+        {"causal": True, "input_pos": 7},
+        {"causal": True, "causal_align": "bottom_right"},
+        {"window": (20, 9), "causal_align": "bottom_right"},
+    ],
+)
+def test_samples_of_long_heads_are_some_of_their_queries(options):
+    """The sample's reference is that of the same queries of the whole call."""
+    q, k, v = qkv(90, 120, 16)
+    whole = OP.reference(q, k, v, **options)
+    call, cut = OP.sample(Call((q, k, v), options), tuple(whole), 600, 3)
+    assert call.args[0].shape == (1, 1, 20, 16)
+    for part, expected in zip(OP.reference(*call.args, **call.kwargs), cut, strict=True):
+        np.testing.assert_allclose(part, expected, rtol=1e-13, atol=1e-15)
 
 
 def test_causal_calls_read_no_keys_beyond_the_diagonal():
