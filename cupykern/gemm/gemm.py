@@ -186,7 +186,6 @@ def task_of(product: Product) -> GemmTask:
         precision=p.precision,
         stored_a=p.stored[0],
         stored_b=p.stored[1],
-        row_scales=p.scale_a is not None and p.scale_a.row != 0 and not p.block_scales,
         formula=None if p.formula is None else p.formula.code(),
     )
     return fp16_accumulate_task(task) if p.fp16_accumulate else task

@@ -86,6 +86,12 @@ class Sm90Config:
         return self.cluster.size if isinstance(self.cluster, SplitK) else 1
 
     @property
+    def chunk(self) -> int:
+        """Columns of the accumulators that the epilogue stores at once (EpilogueTile::kChunk)."""
+        own = self.cols // self.split_k
+        return next(size for size in (64, 32, 16) if size <= own)
+
+    @property
     def cluster_tile(self) -> tuple[int, int]:
         """Rows and columns of each product that a cluster computes."""
         tiles, cols = self.cluster.size // self.split_k, self.tile_n // self.products
@@ -207,12 +213,10 @@ class Sm90Config:
         )
         own, unit = rows // slices, self.column_unit(task)
         few_cols = self.swap_ab and cols in (16, 32) and task.layout_a == K_MAJOR
-        if rows % (64 * slices) or (cols % unit and not few_cols):
+        if rows % (64 * slices) or cols < 16 or (cols % unit and not few_cols):
             units = (64 * slices, unit)[:: -1 if self.swap_ab else 1]
             got = f"got {self.tile_m} x {self.tile_n}"
             return f"tiles must be multiples of {units[0]} x {units[1]}; {got}"
-        if self.swap_ab and own != 64:
-            return f"swap-AB needs 64 columns of b per warpgroup; got {own}"
         if max(rows, cols) > 256 or own // 64 * cols > self.most_accumulators(task):
             got = f"{self.tile_m} x {self.tile_n}"
             return f"the registers of the warpgroups do not hold {got} accumulators"
@@ -334,7 +338,9 @@ class Fp8(Sm90Config):
         return None
 
     def column_unit(self, task: GemmTask) -> int:
-        return 16 if self.in_halves(task) else 64
+        if self.in_halves(task):
+            return 16
+        return 64 if task.block_scales else super().column_unit(task)
 
     def tile_refusal(self, task: GemmTask) -> str | None:
         if reason := super().tile_refusal(task):
@@ -365,6 +371,14 @@ class MixedInput(Sm90Config):
             return f"{name} is for a 16-bit a and an 8-bit or NVFP4 b; got {task.a} and {task.b}"
         if task.b == FP4 and (self.tile_k > 4 * SWIZZLE_BYTES // 2 or not task.nvfp4_tma):
             return "NVFP4 is decoded in registers of strides that TMA walks, tile_k at most 256"
+        return None
+
+    def tile_refusal(self, task: GemmTask) -> str | None:
+        if reason := super().tile_refusal(task):
+            return reason
+        own = self.tile_n // (self.schedule.warpgroups if self.cooperative else 1)
+        if own != 64:
+            return f"the mixed-input mainloop has 64 columns of b per warpgroup; got {own}"
         return None
 
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -49,11 +49,9 @@ def _has_scalar_scales(p: Product) -> bool:
 
 def _is_short(p: Product, swap_ab: bool) -> bool:
     scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]
-    one_scale = not swap_ab or scales[0] is None or scales[0].row == 0
     return (
-        one_scale
         # alpha takes the place of a scale, or stands alone.
-        and (swap_ab or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
+        (swap_ab or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
         and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
         and (p.activation is None or p.a.dtype.itemsize == 2)
         and (p.activation != "gelu" or p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)

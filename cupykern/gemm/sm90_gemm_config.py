@@ -12,7 +12,7 @@ from .. import dtypes
 from ..kernels import Variant
 from ..precisions import AnyParts
 from .gemm_task import GemmTask
-from .product import BLOCK, FLOAT16S, K_MAJOR
+from .product import BLOCK, FP8, K_MAJOR
 from .sm90_config import SS, Fp8, MixedInput, Sm90Config
 from .sm90_policies import (
     COOPERATIVE,
@@ -53,10 +53,21 @@ class MatmulEpilogue(Sm90Config):
         (H200)."""
         if task.formula is not None:
             return "gemm::MatmulEpilogue<Mainloop, gemm::General>", "expression"
-        row_scales = self.swap_ab and task.row_scales
-        tma_store = task.tma_store_epilogue and not (self.general or row_scales)
-        kind = "TmaStore" if tma_store else "General"
+        kind = "TmaStore" if self._is_tma_store(task) else "General"
         return f"gemm::MatmulEpilogue<Mainloop, gemm::{kind}>", "matmul"
+
+    def _is_tma_store(self, task: GemmTask) -> bool:
+        return task.tma_store_epilogue and not self.general
+
+    def column_unit(self, task: GemmTask) -> int:
+        """wgmma's 8 where the epilogue's last chunk may overlap the one before
+        (EpilogueTile::chunk_col): not where it adds a residual that its result overwrites."""
+        k_major = (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR
+        least = 16 if self.swap_ab else 64  # EpilogueTile::kChunk
+        overlaps = self._is_tma_store(task) and self.split_k == 1 and self.cols >= least
+        if not (overlaps and k_major) or task.a == dtypes.int8:
+            return 64
+        return 16 if task.a in FP8 and not self.swap_ab else 8  # StoreTma: kept
 
 
 @dataclass(frozen=True)
@@ -72,15 +83,8 @@ class Sm90GemmConfig(SS, MatmulEpilogue):
     swap_ab: bool = False
     general: bool = False
 
-    def _overlapping_chunks(self, task: GemmTask) -> bool:
-        """Whether chunks of 64 columns may overlap (EpilogueTile::chunk_col)."""
-        return task.a in FLOAT16S and task.layout_b == K_MAJOR and not self.swap_ab
-
-    def column_unit(self, task: GemmTask) -> int:
-        return 8 if self._overlapping_chunks(task) and self.cols > 64 else 64
-
     def most_accumulators(self, task: GemmTask) -> int:
-        if not self._overlapping_chunks(task):
+        if self.column_unit(task) == 64:
             return 256
         return 384 if isinstance(self.schedule, PingPong) else 352
 

@@ -9,8 +9,8 @@ measured on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
@@ -50,12 +50,16 @@ class Tile:
 
     tile_us: None where that is not known, but part of `us`; then tasks of few rows take sliced-K.
     epilogues: for tasks with which it is chosen.
+    rows: of the file, of which the times are, and their shares: two for a width between theirs.
+    on_call: it is one of many widths, compiled where it is chosen; the widest stands for them.
     """
 
     config: Sm90AnyConfig
     us: float
     tile_us: float | None = None
     epilogues: tuple[str, ...] = ("tma_store", "general")
+    rows: tuple[tuple[int, float], ...] = ()
+    on_call: bool = False
 
     @property
     def kernel(self) -> Any:  # the config tells which fields it has
@@ -73,13 +77,57 @@ def _from_json(value: Any) -> Any:
 
 @cache
 def table(name: str) -> tuple[Tile, ...]:
-    """Of gemm_tiles in tuned/sm_90a.json."""
-    rows = tuned.load(ARCH)["gemm_tiles"][name]["tiles"]
-    return tuple(Tile(**{field: _from_json(x) for field, x in row.items()}) for row in rows)
+    """Of gemm_tiles in tuned/sm_90a.json, with the widths between two rows of it."""
+    entry = tuned.load(ARCH)["gemm_tiles"][name]
+    rows = entry["tiles"]
+    made = [_from_row(row, i) for i, row in enumerate(rows)]
+    found = list(made)
+    for i, row in enumerate(rows):
+        for field, step in row.get("step_to_next", {}).items():
+            kinds = (dtypes.NAMES[dtype] for dtype in entry["operands"])
+            bits = tuple(4 if kind == FP4 else 8 * kind.itemsize for kind in kinds)
+            found += _between(made[i], made[i + 1], field, step, bits)
+    return tuple(found)
+
+
+def _from_row(row: Mapping[str, Any], number: int) -> Tile:
+    fields = {name: _from_json(x) for name, x in row.items() if name != "step_to_next"}
+    return Tile(**fields, rows=((number, 1.0),), on_call="step_to_next" in row)
+
+
+def _between(
+    narrow: Tile, wide: Tile, field: str, step: int, bits: tuple[int, ...]
+) -> Iterator[Tile]:
+    """Every `step` of the config's `field`, tile_m or tile_n: times by interpolation, and as many
+    stages as the larger of their pipelines holds.  bits: of elements of A and B."""
+
+    def stage(config: Any) -> int:
+        return config.tile_m * bits[0] + config.tile_n * bits[1]
+
+    first, last = (getattr(tile.config, field) for tile in (narrow, wide))
+    ((low, _),), ((high, _),) = narrow.rows, wide.rows
+    held = max(tile.kernel.stages * stage(tile.config) for tile in (narrow, wide))
+    for size in range(first + step, last, step):
+        share = (size - first) / (last - first)
+        config: Any = replace(cast(Any, wide.config), **{field: size})
+        stages = held // stage(config)
+        if isinstance(config.schedule, SlicedK):  # each warpgroup has every second one
+            stages -= stages % 2
+        config = replace(config, stages=stages)
+        us, tile_us = (
+            (1 - share) * getattr(narrow, time) + share * getattr(wide, time)
+            for time in ("us", "tile_us")
+        )
+        rows = (low, 1 - share), (high, share)
+        yield Tile(config, us, tile_us, wide.epilogues, rows, on_call=True)
 
 
 def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
     return tuple(tile for name in tables_of(task) for tile in table(name))
+
+
+def compiled_on_call(task: GemmTask) -> frozenset[Sm90AnyConfig]:
+    return frozenset(tile.config for tile in tiles_of(task) if tile.on_call)
 
 
 def tables_of(task: GemmTask) -> tuple[str, ...]:

@@ -169,7 +169,7 @@ def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | No
     maps: dict[int, MapPlan | None] = {_OUT: None, _RESIDUAL: None}
     by_threads = p.b2 is not None and c.swap_ab
     if (kind == TMA_RESIDUAL or tma_stores(p.out, p.m, p.n)) and not by_threads:
-        rows = min(c.tile_m // c.split_k, 64) if c.swap_ab else 16
+        rows = c.chunk if c.swap_ab else 16
         box = (1, rows, SWIZZLE_BYTES // max(2, p.out.dtype.itemsize))  # MatmulArguments
         if isinstance(c, GatedEpilogue):  # kBoxCols
             box = (1, 16, math.gcd(c.own_columns, 64))

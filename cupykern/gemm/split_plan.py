@@ -57,7 +57,6 @@ class SplitKWorkspace:
             tma_store_epilogue=False,
             slow_activation=False,
             scale_vectors=False,
-            row_scales=False,
             formula=None,
         )
         return replace(plain, batch=self.splits, k=task.k // self.splits)

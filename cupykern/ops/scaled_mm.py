@@ -9,7 +9,15 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, dtypes, inputs, nvfp4, reference
-from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
+from ..gemm import (
+    dequantize_nvfp4,
+    gemm,
+    launch,
+    product,
+    skinny_gemm,
+    sm90_config,
+    sm90_heuristic,
+)
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..kernels import Variant
@@ -315,7 +323,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
                 found[gemm.variant(task, skinny)] = None
         for epilogue in (task, replace(task, tma_store_epilogue=False)):
             for config in gemm.configs(epilogue, arch):
-                found[gemm.variant(epilogue, config)] = None
+                if config not in sm90_heuristic.compiled_on_call(epilogue):
+                    found[gemm.variant(epilogue, config)] = None
     if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
@@ -338,8 +347,7 @@ def _task(problem: ScaledProblem) -> GemmTask:
         x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]
     )
     blocks = by_block(scale_a, scale_b, p.m, p.n, p.k)
-    row_scales = scale_a is not None and scale_a.size > 1 and not blocks
-    return products.task_of(p, blocks, row_scales)
+    return products.task_of(p, blocks)
 
 
 def _sample(

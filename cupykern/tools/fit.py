@@ -29,24 +29,25 @@ _WEAK = 1e-3  # weight of what a time was, beside a measured one's 1
 
 @dataclass(frozen=True)
 class Sample:
-    """The median time of a call; place: table and number of the config's tile."""
+    """The median time of a call; place: table and number of the config's tile in it."""
 
     task: GemmTask
     place: tuple[str, int]
     splits: int
     us: float
 
-    @property
-    def tile_name(self) -> str:
-        return f"{self.place[0]}[{self.place[1]}]"
-
     def predict(
         self, times: Mapping[str, float], blocks: int, constants: Mapping[str, Any] | None = None
     ) -> float:
         """The model's time.  constants: model_constants(times), where these are at hand."""
-        tile = sm90_heuristic.table(self.place[0])[self.place[1]]
-        besides = times.get(f"{self.tile_name}{BESIDES}")
-        tile = replace(tile, us=times[self.tile_name], tile_us=besides)
+        name, number = self.place
+        tile = sm90_heuristic.table(name)[number]
+
+        def of_rows(after: str) -> float:
+            return sum(share * times[f"{name}[{row}]{after}"] for row, share in tile.rows)
+
+        besides = None if tile.tile_us is None else of_rows(BESIDES)
+        tile = replace(tile, us=of_rows(""), tile_us=besides)
         constants = constants or model_constants(times)
         modelled = sm90_heuristic.estimate(tile, self.task, blocks, self.splits, constants)
         return times[LAUNCH] + modelled

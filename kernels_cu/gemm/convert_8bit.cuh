@@ -58,8 +58,8 @@ template <class Mainloop> struct Convert8Bit {
                 convert_bytes<From, To>(permute_bytes<0x3120>(fetched[i]), a[i / 2][i % 2 * 2],
                                         a[i / 2][i % 2 * 2 + 1]);
             } else {
-                convert_bytes<From, To>(fetched[2 * i] | fetched[2 * i + 1] << 16, a[i / 2][i % 2],
-                                        a[i / 2][i % 2 + 2]);
+                a[i / 2][i % 2] = convert_pair<From, To>(fetched[2 * i]);
+                a[i / 2][i % 2 + 2] = convert_pair<From, To>(fetched[2 * i + 1]);
             }
         }
     }

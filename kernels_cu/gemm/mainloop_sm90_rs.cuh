@@ -41,6 +41,11 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                                      !kSame<RowElement, e2m1x2> &&
                                      !(kSame<RowElement, e4m3> && kSame<ColElement, half>);
 
+    // Of a stage's columns: the first stage's, and one multiplication.
+    DEVICE static uint64_t descriptor(SharedStorage& storage, int stage) {
+        return advance(StageCols::descriptor(storage.cols[0], 0, 0), stage * StageCols::kBytes);
+    }
+
     DEVICE static void mma_steps(Converter& converter, SharedStorage& storage,
                                  ConsumerStages stages, Accumulator& accumulator) {
         constexpr int kAhead = Converter::kFetches ? 2 : 1;
@@ -62,6 +67,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
 #pragma unroll 1
         for (; stages.valid(); stages.next()) {
             const int stage = stages.state.stage;
+            const uint64_t cols = descriptor(storage, stage);
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 Fragment &now = a[step % 2], &next = a[(step + 1) % 2];
@@ -70,7 +76,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                 for (int i = 0; i < kDepth / kMmaK; ++i) {
                     wgmma<ColElement, ColElement, kMajorK, StageCols::kMajor>(
                         accumulator[0], now[i],
-                        StageCols::descriptor(storage.cols[stage], 0, step * kDepth + i * kMmaK),
+                        advance(cols, StageCols::step(step * kDepth + i * kMmaK)),
                         !first || step > 0 || i > 0);
                 }
                 wgmma_commit();
@@ -134,13 +140,14 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             for (int step = 0; step < kSteps; ++step) {
                 converter.load(a[step], storage.rows[stage], stages.index, step * kDepth);
             }
+            const uint64_t cols = descriptor(storage, stage);
             order.wait();
             wgmma_fence(accumulator, a);
 #pragma unroll
             for (int i = 0; i < kTileK / kMmaK; ++i) {
                 wgmma<ColElement, ColElement, kMajorK, StageCols::kMajor>(
                     accumulator[0], a[i * kMmaK / kDepth][i % (kDepth / kMmaK)],
-                    StageCols::descriptor(storage.cols[stage], 0, i * kMmaK), !first || i > 0);
+                    advance(cols, StageCols::step(i * kMmaK)), !first || i > 0);
             }
             wgmma_commit();
             order.arrive();  // wgmma is issued; the other warpgroup's is queued behind it

@@ -63,8 +63,11 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
             stage + contiguous / kRowBytes * kBoxBytes + row * kRowBytes + contiguous % kRowBytes;
         return matrix_descriptor<kRowBytes>(p, kMnMajor ? kBoxBytes : 0, 8 * kRowBytes);
     }
-    // From there to the tile at k of the same stage, in bytes; within kSwizzleBytes if K-major.
-    DEVICE static constexpr int step(int k) { return k * (kMnMajor ? kRowBytes : kSize); }
+    // From there to the tile at k of the same stage, in bytes.
+    DEVICE static constexpr int step(int k) {
+        if (kMnMajor) return k * kRowBytes;
+        return k * kSize / kRowBytes * kBoxBytes + k * kSize % kRowBytes;
+    }
     // Swizzled offset of byte `byte` of row `row` of the first box; 8 rows add 8 * kRowBytes.
     DEVICE static int offset(int row, int byte) {
         const int offset = row * kRowBytes;

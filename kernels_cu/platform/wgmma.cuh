@@ -8,8 +8,8 @@
 //     wgmma_wait<0>(d);                          // d is complete, the tiles may be overwritten
 //
 // Register operands A stay in use until the wait, too.  convert_bytes<Stored, T>(bytes, low, high)
-// converts four 8-bit elements to pairs of T; permute_bytes<0x3210>(bytes) picks a byte by each
-// hexadecimal digit.
+// converts four 8-bit elements to pairs of T, convert_pair<Stored, T>(bytes) the lower two;
+// permute_bytes<0x3210>(bytes) picks a byte by each hexadecimal digit.
 #pragma once
 
 // Layout of a 16-bit operand in shared memory: K-major or MN-major.  8-bit operands are K-major.

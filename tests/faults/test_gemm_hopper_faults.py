@@ -20,6 +20,7 @@ TILE, OPS, BOX = "gemm/epilogue/tile.cuh", "gemm/epilogue/ops.cuh", "gemm/epilog
 BROADCAST, RESIDUAL = "gemm/epilogue/broadcast.cuh", "gemm/epilogue/residual.cuh"
 STORE_TMA, SWAP_AB = "gemm/epilogue/store_tma.cuh", "gemm/epilogue/store_tma_swap_ab.cuh"
 EPILOGUE, REDUCE = "gemm/epilogue/matmul.cuh", "gemm/reduce.cuh"
+EPILOGUE_TILE = "gemm/epilogue/tile.cuh"
 # The products added up by the tensor cores alone, but for the two partial accumulators.
 _PRODUCTS = """wgmma<RowElement, ColElement>(partial, advance(rows, k), advance(cols, k), k > 0);
             }
@@ -292,11 +293,28 @@ FAULTS = {
         BOX, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
     ),
     "the first part for all": Fault(
-        SWAP_AB, "if (known == slice) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"
+        SWAP_AB, "if (known == i) pick(", "if (known == 0) pick(", "mixed (K, N)"
     ),
     "swap-AB: a bias of the first rows": Fault(
-        SWAP_AB, "of_row = row + Tile::row_of_half(lane, half);",
-        "of_row = row + Tile::row_of_half(lane, 0);", "few rows"
+        SWAP_AB, "of_row = row + 64 * m + Tile::row_of_half(lane, half);",
+        "of_row = row + 64 * m + Tile::row_of_half(lane, 0);", "few rows"
+    ),
+    "swap-AB: a bias of the first 64 rows": Fault(
+        SWAP_AB, "of_row = row + 64 * m + Tile::row_of_half(lane, half);",
+        "of_row = row + Tile::row_of_half(lane, half);", "widths"
+    ),
+    "swap-AB: the upper 64 rows stored over the lower": Fault(
+        SWAP_AB, "out_row + 64 * m,", "out_row,", "widths"
+    ),
+    "swap-AB: the scale of a slice's first column": Fault(
+        SWAP_AB, "return pairs[i / 4].values[i % 2];", "return pairs[0].values[0];", "FP8 widths"
+    ),
+    "swap-AB: the scales of the first slice": Fault(
+        SWAP_AB, "scales(broadcast, Tile::slice_col(slice));", "scales(broadcast, 0);", "FP8 widths"
+    ),
+    "the last chunk of columns beyond the tile": Fault(
+        EPILOGUE_TILE, "return chunk * kChunk < kCols - kChunk ? chunk * kChunk : kCols - kChunk;",
+        "return chunk * kChunk;", "FP8 widths"
     ),
     "scales of the stage between": Fault(
         CONVERT_NVFP4, "own / kStageWords * kStride * kStageWords",
@@ -351,7 +369,7 @@ FAULTS = {
         STORE_TMA, "(col / 4 ^ box_row % 8)", "(col / 4)", "floats"
     ),
     "FP32 results of the first columns": Fault(
-        STORE_TMA, "{out_col + first, out_row", "{out_col, out_row", "floats"
+        STORE_TMA, "{out_col + at, out_row", "{out_col, out_row", "floats"
     ),
     "the whole bias to half a sum": Fault(
         BROADCAST, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
@@ -367,7 +385,7 @@ FAULTS = {
     ),
     "scales of the other operand": Fault(
         OPS, "row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);",
-        "row_scale.load(e.scale_a, p.scale_a_stride, kFloat, row, p.n);", "mixed (N, K)",
+        "row_scale.load(e.scale_a, p.scale_a_stride, kFloat, row, p.n);", "mixed, general",
     ),
 }  # fmt: skip
 
@@ -401,8 +419,16 @@ PROBLEMS = {
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),
     ),
     "floats": (
-        Sm90GemmConfig(128, 176, 64, 2, PingPong()),
+        Sm90GemmConfig(128, 128, 64, 2, PingPong()),
         MatmulProblem(136, 264, 64, layout_b="F", bias=(264,), out_dtype="float32"),
+    ),
+    "widths": (
+        Sm90GemmConfig(152, 128, 64, 2, PingPong(), swap_ab=True),
+        MatmulProblem(300, 264, 136, layout_b="F", bias=(264,)),
+    ),
+    "FP8 widths": (
+        Sm90Fp8GemmConfig(104, 128, 2, swap_ab=True),
+        fp8(208, 136, 272, "rows", bias=(136,)),
     ),
     "residual": (
         Sm90GemmConfig(128, 256, 64, 2),
@@ -433,6 +459,10 @@ PROBLEMS = {
     "mixed (N, K)": (
         Sm90MixedGemmConfig(256, 128, 64, 2),
         ScaledProblem(mixed(264, 136, 272, layout_b="F", bias=(136,)), "rows"),
+    ),
+    "mixed, general": (
+        Sm90MixedGemmConfig(256, 128, 64, 2),
+        ScaledProblem(mixed(264, 136, 272, layout_b="F", bias=(264, 1)), "rows"),
     ),
     "mixed (K, N)": (
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),

@@ -28,6 +28,7 @@ from gemm_hopper_problems import (
     PROBLEMS,
     SCALED,
     SPLITS,
+    WIDTHS,
     check_fp8_integers,
     check_parts_of_k,
     compute,
@@ -61,7 +62,7 @@ CASES = [
     *(
         (problems, config, slice(i % min(3, len(configs)), None, min(3, len(configs))))
         for problems, configs in (
-            *(FEW_ROWS, FP8, HALVES, INT8, MIXED, FP4),
+            *(FEW_ROWS, FP8, HALVES, *WIDTHS, INT8, MIXED, FP4),
             *(SPLITS, FP8_SPLITS, MIXED_SPLITS, FP4_SPLITS),
         )
         for i, config in enumerate(configs)

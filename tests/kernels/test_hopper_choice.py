@@ -49,7 +49,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.float8_e4m3fn, "layout_b": MN_MAJOR, "m": 33, "n": 8192}, (64, 64), True),
         ({"b": dtypes.float8_e4m3fn, "layout_b": MN_MAJOR, "m": 32, "n": 8192}, (32, 64), True),
         ({"b": dtypes.int8, "m": 17, "n": 28672}, (32, 64), True),
-        ({"b": dtypes.int8, "m": 64, "n": 28672}, (64, 64), True),
+        ({"b": dtypes.int8, "m": 64, "n": 28672}, (64, 128), False),
         ({"b": dtypes.int8, "m": 64, "n": 8192, "k": 2048}, (64, 64), True),
         ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
         ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
@@ -58,8 +58,8 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 176), False),
         (
             {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192, "batch": 2},
-            (16, 64),
-            True,
+            (32, 128),
+            False,
         ),
     ],
 )
@@ -97,15 +97,16 @@ def order_of_k(config) -> tuple:
 @pytest.mark.parametrize(
     ("m", "n", "blocks", "tile"),
     [
-        (4096, 4096, 132, (128, 256)),  # 4 rounds instead of 6 or 8 smaller ones
+        (4096, 4096, 132, (128, 256)),  # 4 rounds of 132 tiles instead of 6 or 8 smaller ones
+        (300, 100352, 132, (152, 128)),  # swap-AB: 304 rows instead of 384
         (4096, 14336, 132, (128, 176)),  # many rounds: their ends are hidden
         (1024, 2048, 132, (128, 128)),
         (768, 4096, 132, (128, 192)),  # one round
         (3072, 3072, 132, (128, 192)),
-        (5120, 5120, 132, (128, 160)),
-        (4096, 4096, 114, (128, 128)),
-        (320, 4096, 132, (64, 192)),  # one round, 64 rows less that are not there
-        (384, 4096, 132, (64, 192)),
+        (5120, 5120, 132, (160, 128)),
+        (4096, 4096, 114, (200, 128)),
+        (320, 4096, 132, (80, 128)),  # one round of 128 tiles, no row that is not there
+        (384, 4096, 132, (96, 128)),
         (512, 14336, 132, (128, 160)),
         (256, 4096, 132, (64, 128)),
         (64, 8192, 132, (64, 64)),
@@ -120,11 +121,11 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
     ("m", "n", "k", "cols"),
     [
         (4096, 7168, 2048, 176),  # 10 rounds instead of 14
-        (4096, 14336, 4096, 176),
+        (4096, 14336, 4096, 192),
         (8192, 8192, 8192, 192),
         (4096, 4096, 4096, 176),
         (512, 4096, 7168, 128),
-        (256, 4096, 7168, 64),
+        (256, 4096, 7168, 128),  # swap-AB: 64 rows of a
     ],
 )
 def test_columns_of_fp8(m, n, k, cols):
@@ -134,7 +135,7 @@ def test_columns_of_fp8(m, n, k, cols):
     assert config.in_halves(sizes) == (cols > 128)
     general = replace(sizes, tma_store_epilogue=False)
     for other in (general, replace(general, block_scales=True)):
-        assert gemm.choose_config(other, "sm_90a", 132).tile_n == min(cols, 128)
+        assert gemm.choose_config(other, "sm_90a", 132).tile_n == (64 if m == 256 else 128)
 
 
 def test_clusters_for_rows_that_begin_anywhere():
@@ -147,7 +148,7 @@ def test_clusters_for_rows_that_begin_anywhere():
 
 
 def test_tiles_where_columns_are_neighbours():
-    for m, tile in ((4096, (128, 256)), (384, (64, 192)), (256, (64, 128))):
+    for m, tile in ((4096, (128, 256)), (384, (96, 128)), (256, (64, 128))):
         config = gemm.choose_config(task(m=m, layout_b=MN_MAJOR), "sm_90a", 132)
         assert (config.tile_m, config.tile_n) == tile
         assert isinstance(config.schedule, PingPong) == (m < 4096)
@@ -161,6 +162,7 @@ def test_ping_pong_for_slow_epilogues():
     for m, tile_n in ((4096, 128), (256, 64), (64, 64)):
         general = task(m=m, slow_activation=True, tma_store_epilogue=False)
         config = gemm.choose_config(general, "sm_90a", 132)
+        config = config.config if isinstance(config, SplitKWorkspace) else config
         assert (config.tile_m, config.tile_n) == (128, tile_n)
         assert isinstance(config.schedule, PingPong) == (tile_n == 128)
 
@@ -245,7 +247,6 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         ),
         (replace(CONFIG, tile_n=40), {}, "sm_90a", "multiples of 128 x 64; got 128 x 40"),
         (replace(CONFIG, schedule=PingPong()), {}, "sm_90a", "do not hold 128 x 256 accumulators"),
-        (replace(CONFIG, swap_ab=True), {}, "sm_90a", "swap-AB needs 64 columns of b"),
         (
             replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "block_scales": True}, "sm_90a",
             "multiples of 128 x 64|whole blocks"
@@ -258,7 +259,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
             replace(FP8_CONFIG, tile_n=176), {**OF_FP8, "block_scales": True}, "sm_90a",
             "got 128 x 176"
         ),
-        (replace(FP8_CONFIG, tile_n=224), OF_FP8, "sm_90a", "got 128 x 224"),
+        (replace(FP8_CONFIG, tile_n=224), OF_FP8, "sm_90a", "blocks of 128 columns"),
         (replace(FP8_CONFIG, tile_n=168), OF_FP8, "sm_90a", "got 128 x 168"),
         (replace(CONFIG, tile_m=192, schedule=Cooperative(3)), {}, "sm_90a", "warpgroups 2"),
         (
@@ -267,7 +268,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         ),
         (
             replace(FP8_CONFIG, tile_n=128, schedule=Cooperative(3)), OF_FP8, "sm_90a",
-            "multiples of 192 x 64"
+            "multiples of 192 x 16"
         ),
         (replace(FP8_CONFIG, schedule=Cooperative(4)), OF_FP8, "sm_90a", "warpgroups 2 or 3"),
         (replace(FP8_CONFIG, tile_m=256), OF_FP8, "sm_90a", "do not hold 256 x 256 accumulators"),
@@ -277,7 +278,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         ),
         (replace(FP8_CONFIG, tile_n=320), OF_FP8, "sm_90a", "do not hold 128 x 320 accumulators"),
         (replace(CONFIG, schedule=SlicedK(), tile_n=64), {}, "sm_90a", "tiles of at most 64 x 64"),
-        (replace(MIXED_CONFIG, tile_n=256), OF_MIXED, "sm_90a", "64 columns of b per warpgroup"),
+        (replace(MIXED_CONFIG, tile_m=64, tile_n=256), OF_MIXED, "sm_90a", "64 columns of b per"),
         (replace(CONFIG, stages=1), {}, "sm_90a", "at least 2"),
         (replace(CONFIG, stages=5), {}, "sm_90a", "bytes of shared memory are more than"),
     ],

@@ -99,7 +99,7 @@ HOPPER = [
      MatmulProblem(392, 264, 192, "bfloat16", layout_b="F", batch_a=(2,))),
     (Sm90GemmConfig(128, 128, 64, 3), MatmulProblem(200, 257, 192, layout_b="F")),  # not by TMA
     (Sm90GemmConfig(128, 128, 64, 3), MatmulProblem(200, 264, 192, out_dtype="float32")),
-    (Sm90GemmConfig(256, 104, 64, 2), MatmulProblem(300, 264, 136, layout_b="F")),
+    (Sm90GemmConfig(256, 128, 64, 2), MatmulProblem(300, 264, 136, layout_b="F")),
     (Sm90GemmConfig(128, 128, 64, 3, cluster=SplitK(2)),
      MatmulProblem(136, 264, 320, layout_b="F")),
     (Sm90GemmConfig(16, 64, 64, 4, SlicedK(), swap_ab=True),

@@ -181,7 +181,10 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
         task = draw.choice(tasks)
         task = replace(
             task,
-            m=draw.choice((4, 12, 32, 64, 128, 256, 384, 512, 768, 768, 1024, 3072, 4096, 5120)),
+            m=draw.choice(
+                (4, 12, 32, 64, 120, 128, 192, 200, 208, 256, 384, 512, 744, 768)
+                + (768, 1024, 3072, 4096, 5120)
+            ),
             n=draw.choice((256, 1024, 3072, 4096, 4096, 5120, 14336, 131072)),
             k=draw.choice((1024, 4096, 8192)),
             tma_store_epilogue=draw.choice((True, True, False)) and not task.block_scales,

@@ -15,13 +15,14 @@ from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemm
 from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 from cupykern.gemm.sm90_heuristic import Sm90AnyConfig
 from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig
-from cupykern.gemm.sm90_policies import Cooperative, Multicast, SlicedK, SplitK
+from cupykern.gemm.sm90_policies import Cooperative, Multicast, PingPong, SlicedK, SplitK
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.dequant_softmax import LogitsProblem
 from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.problems.products import FORMULAS, NVFP4, MatmulProblem
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import Target
+from cupykern.targets.limits import device
 
 
 def task(**changes) -> GemmTask:
@@ -40,13 +41,17 @@ OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "
 
 CHOSEN = (
     Sm90GemmConfig(128, 256, 64, 4),
-    *(tile.config for tile in sm90_heuristic.table("16-bit")),
+    *(
+        tile.config
+        for tile in sm90_heuristic.table("16-bit")
+        if tile.config.refusal(task(tma_store_epilogue=False), device("sm_90a")) is None
+    ),
 )
 CONFIGS = (
     *CHOSEN,
     Sm90GemmConfig(256, 128, 64, 2),
     Sm90GemmConfig(128, 128, 64, 3, cluster=Multicast(2)),
-    Sm90GemmConfig(256, 104, 64, 2),  # chunks of columns that overlap, by either end of a tile
+    Sm90GemmConfig(64, 128, 64, 4, PingPong(), swap_ab=True),
 )
 
 
@@ -139,6 +144,57 @@ HALVES = (
 )
 
 
+# Accumulators of any multiple of 8 columns, for the TMA-store epilogue.
+WIDTHS = (
+    (
+        (
+            MatmulProblem(392, 520, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
+            MatmulProblem(300, 264, 136, layout_b="F", bias=(264,), activation="gelu"),
+            MatmulProblem(136, 136, 72, layout_b="F", batch_a=(2,), bias=(136,), activation="silu"),
+            MatmulProblem(64, 64, 128, layout_b="F", kind="special"),
+        ),
+        (
+            Sm90GemmConfig(152, 128, 64, 3, PingPong(), swap_ab=True),
+            Sm90GemmConfig(128, 192, 64, 4, PingPong()),
+            Sm90GemmConfig(72, 64, 64, 4, PingPong(), swap_ab=True),
+            Sm90GemmConfig(24, 64, 128, 4, SlicedK(), swap_ab=True),
+            Sm90GemmConfig(56, 128, 64, 3, swap_ab=True),
+            Sm90GemmConfig(256, 104, 64, 2),
+        ),
+    ),
+    (
+        (
+            fp8(392, 392, 656, "rows", bias=(392,)),
+            fp8(72, 264, 144, "tensor", batch_a=(2,), kind="same_sign", out_dtype="bfloat16"),
+            fp8(136, 72, 272, "none", kind="exact"),
+            fp8(20, 72, 144, "rows"),
+        ),
+        (
+            Sm90Fp8GemmConfig(56, 128, 3, swap_ab=True),
+            Sm90Fp8GemmConfig(104, 128, 3, swap_ab=True),
+            Sm90Fp8GemmConfig(128, 80, 3),
+            Sm90Fp8GemmConfig(16, 64, 4, SlicedK(), swap_ab=True),
+        ),
+    ),
+    (
+        (
+            ScaledProblem(
+                MatmulProblem(300, 144, 272, "float16", E4M3, layout_b="F", bias=(144,)), "rows"
+            ),
+            MatmulProblem(
+                *(136, 272, 208, "bfloat16", "int8"), layout_b="C", bias=(272,), activation="gelu"
+            ),
+            MatmulProblem(64, 64, 128, "float16", E4M3, layout_b="F", kind="special"),
+        ),
+        (
+            Sm90MixedGemmConfig(152, 128, 64, 3),
+            Sm90MixedGemmConfig(40, 128, 64, 4),
+            Sm90MixedGemmConfig(248, 128, 64, 2),
+        ),
+    ),
+)
+
+
 INT8 = (
     (
         MatmulProblem(136, 264, 400, "int8", layout_b="F"),
@@ -197,6 +253,13 @@ FP4 = (
         Sm90MixedGemmConfig(16, 64, 256, 4, SlicedK()),
         Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)),
         Sm90MixedGemmConfig(64, 128, 256, 2, cluster=SplitK(2)),
+    ),
+)
+
+WIDTHS += (
+    (
+        (fp4(40, 144, 288, bias=(144,), kind="exact"), fp4(300, 264, 544, activation="silu")),
+        (Sm90MixedGemmConfig(152, 128, 128, 2), Sm90MixedGemmConfig(72, 128, 128, 3)),
     ),
 )
 
@@ -290,6 +353,8 @@ CHECKED = (
     (FP8[0][0], FP8[1][1]),
     (HALVES[0][0], HALVES[1][0]),
     (MIXED[0][3], MIXED[1][1]),
+    (WIDTHS[0][0][1], WIDTHS[0][1][0]),
+    (WIDTHS[1][0][0], WIDTHS[1][1][0]),
     (PROBLEMS[2], CONFIGS[0]),
     (PROBLEMS[1], CONFIGS[2]),
     (PROBLEMS[3], CONFIGS[0]),

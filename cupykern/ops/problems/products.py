@@ -315,8 +315,10 @@ def variants(
                     general = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(general, m=m), arch))
                     of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))
+                    on_call = sm90_heuristic.compiled_on_call(general)
                     for config in (*gemm.configs(general, arch), *of_few):
-                        found[gemm.variant(general, config)] = None
+                        if config not in on_call:
+                            found[gemm.variant(general, config)] = None
                 fp16_accumulate = gemm.fp16_accumulate_task(task)
                 for config in (
                     gemm.configs(fp16_accumulate, arch)
@@ -346,10 +348,7 @@ def sums_in_half(task: GemmTask, arch: str) -> bool:
     return plain and not arch.startswith("gfx")
 
 
-def task_of(
-    problem: MatmulProblem, block_scales: bool = False, row_scales: bool = False
-) -> GemmTask:
-    """row_scales: a has a scale for each row."""
+def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     with inputs.without_contents():
         call = make_inputs(problem, 0, np)
     a, b = call.args
@@ -378,7 +377,6 @@ def task_of(
         task,
         slow_activation=gemm.slow_activation(problem.activation) or whole.formula is not None,
         tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
-        row_scales=row_scales,
         precision=canonical(problem.precision),
         stored_a=a.dtype if dtypes.float32 in (a.dtype, b.dtype) else dtypes.float32,
         stored_b=b.dtype if dtypes.float32 in (a.dtype, b.dtype) else dtypes.float32,

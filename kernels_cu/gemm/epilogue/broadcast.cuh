@@ -17,7 +17,7 @@ template <class Tile> struct TileBroadcast {
     // 16-bit operands: an optional scale per matrix, if there is no residual.
     static constexpr bool kMatrixScales = kGeneral && !kScales && !kSwapAB;
     static constexpr int kColVectors = kScales ? 2 : 1;
-    static constexpr int kRowScales = Tile::kRowScales ? Tile::kRows : kScales ? 1 : 0;
+    static constexpr int kRowScales = kScales ? Mainloop::kTileM : 0;
     alignas(16) float cols[kColVectors][kTileN];  // scale_b (if kScales), bias
     float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kMatrixScales scale_b, scale_a
     // The tile's row, column and matrix of the batch in the output, and the matrix of the residual,

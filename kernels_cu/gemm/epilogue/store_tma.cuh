@@ -188,7 +188,8 @@ template <class Tile> struct StoreTma {
     }
     // FP32 outputs, 32 columns per box.
     DEVICE void store_floats(const Accumulator& accumulator) const {
-        constexpr int kFloats = 32, kFloatBoxes = (kCols + kFloats - 1) / kFloats;
+        constexpr int kFloats = 32, kFloatBoxes = kCols / kFloats;
+        static_assert(kCols % kFloats == 0, "whole boxes");
         const Bytes<16> origin = broadcast.origin;
         const int out_row = int(origin.words[0]) + row, out_col = int(origin.words[1]),
                   batch = int(origin.words[2]);
@@ -198,14 +199,13 @@ template <class Tile> struct StoreTma {
         for (int i = 0; i < kMmasM * kFloatBoxes; ++i) {
             const int m = i / kFloatBoxes, at = i % kFloatBoxes * kFloats;
             if (!own.has(at / kChunk)) continue;
-            const int first = at < kCols - kFloats ? at : kCols - kFloats;
             if (lane == 0) tma_store_wait_read<1>();
             sync_warp();
             unsigned char* to = staging.boxes[box];
 #pragma unroll
             for (int begin = 0; begin < kFloats; begin += 16) {
                 float values[8];
-                finish<kNoActivation, Broadcast::kMatrixScales>(accumulator, lane, m, first + begin,
+                finish<kNoActivation, Broadcast::kMatrixScales>(accumulator, lane, m, at + begin,
                                                                 params.alpha, values);
 #pragma unroll
                 for (int j = 0; j < 8; j += 2) {
@@ -219,7 +219,7 @@ template <class Tile> struct StoreTma {
             fence_async_proxy();
             sync_warp();
             if (lane == 0) {
-                tma_store(map, to, {out_col + first, out_row + 64 * m, batch});
+                tma_store(map, to, {out_col + at, out_row + 64 * m, batch});
                 tma_store_commit();
             }
             box ^= 1;

@@ -13,7 +13,7 @@ template <class Tile> struct StoreTmaSwapAB {
     using Box = StoreBox<Tile>;
     using Broadcast = TileBroadcast<Tile>;
     static constexpr int kValues = Tile::kValues, kSlices = Tile::kSlices;
-    static constexpr int kSlicesOfChunk = Tile::kSlicesOfChunk;
+    static constexpr int kSlicesOfChunk = Tile::kSlicesOfChunk, kMmasM = Tile::kMmasM;
     static constexpr bool kActivates = sizeof(typename Tile::Mainloop::ElementA) == 2;
     using Picked = typename Tile::Mainloop::ElementAccumulator[kValues];
     using Values = float[kValues];
@@ -26,18 +26,34 @@ template <class Tile> struct StoreTmaSwapAB {
     int row, out_row, col, batch, count;
     const Residual<Tile>& residual;
 
-    // A slice's results before activation and residual.
-    DEVICE void finish(const Picked& picked, float alpha, Values& values) const {
+    // The scale_a of a slice's columns that are this lane's.
+    struct ColumnScales {
+        ColumnPair pairs[kValues / 4];
+
+        DEVICE ColumnScales(const Broadcast& broadcast, int col) {
+            if constexpr (Tile::kScales) {
+#pragma unroll
+                for (int i = 0; i < kValues / 4; ++i) {
+                    const int at = col + wgmma_col(threadIdx.x % 32, 4 * i);
+                    pairs[i] = *reinterpret_cast<const ColumnPair*>(&broadcast.rows[at]);
+                }
+            }
+        }
+        DEVICE float of(int i) const { return pairs[i / 4].values[i % 2]; }
+    };
+    // Results before activation and residual, of slice `slice` of rows 64 * m on.
+    DEVICE void finish(const Picked& picked, int m, int slice, float alpha, Values& values) const {
         const int lane = threadIdx.x % 32;
+        const ColumnScales scales(broadcast, Tile::slice_col(slice));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int of_row = row + Tile::row_of_half(lane, half);
+            const int of_row = row + 64 * m + Tile::row_of_half(lane, half);
             const float added = broadcast.cols[Broadcast::kColVectors - 1][of_row];
 #pragma unroll
             for (int i = 0; i < kValues; ++i) {
                 if (i / 2 % 2 != half) continue;
                 float x = float(picked[i]);
-                if constexpr (Tile::kScales) x = x * broadcast.cols[0][of_row] * broadcast.rows[0];
+                if constexpr (Tile::kScales) x = x * broadcast.cols[0][of_row] * scales.of(i);
                 values[i] = x * alpha + added;
             }
         }
@@ -47,13 +63,13 @@ template <class Tile> struct StoreTmaSwapAB {
         const typename Tile::OwnChunks own;
         Picked picked;
         Values values;
-        const auto pick = [&](int slice) {
+        const auto pick = [&](int m, int slice) {
 #pragma unroll
             for (int i = 0; i < kValues; ++i)
-                picked[i] = accumulator[0][Tile::slice_col(slice) / 2 + i];
+                picked[i] = accumulator[m][Tile::slice_col(slice) / 2 + i];
         };
-        const auto store_slice = [&](int slice) {
-            const int index = Residual<Tile>::box_of(0, slice / kSlicesOfChunk);
+        const auto store_slice = [&](int m, int slice) {
+            const int index = Residual<Tile>::box_of(m, slice / kSlicesOfChunk);
             if constexpr (kTmaResidual) {
                 residual.wait(count, index);
                 uint32_t added[kValues / 2];
@@ -61,53 +77,56 @@ template <class Tile> struct StoreTmaSwapAB {
                                                added);
                 Box::add_pairs(added, params.out_dtype, values);
             }
-            Box::store_slice(warps, box, map, slice, out_row, col + Tile::slice_col(slice), batch,
-                             params.out_dtype, values);
+            Box::store_slice(warps, box, map, slice, out_row + 64 * m, col + Tile::slice_col(slice),
+                             batch, params.out_dtype, values);
             if (kTmaResidual && slice % kSlicesOfChunk == kSlicesOfChunk - 1 && residual.loads()) {
                 residual.follow(count, index, out_row, col, int(broadcast.origin.words[3]));
             }
         };
         if (!kTmaResidual && (!kActivates || params.activation == kNoActivation)) {
 #pragma unroll
-            for (int slice = 0; slice < kSlices; ++slice) {
+            for (int i = 0; i < kMmasM * kSlices; ++i) {
+                const int m = i / kSlices, slice = i % kSlices;
                 if (!own.has(slice / kSlicesOfChunk)) continue;
-                pick(slice);
-                finish(picked, params.alpha, values);
-                store_slice(slice);
+                pick(m, slice);
+                finish(picked, m, slice, params.alpha, values);
+                store_slice(m, slice);
             }
             return;
         }
         const bool gelus = kActivates && params.activation == kGelu;
         if (!kTmaResidual && gelus) {  // unrolled: a dynamic index costs as much as gelu
 #pragma unroll
-            for (int slice = 0; slice < kSlices; ++slice) {
+            for (int i = 0; i < kMmasM * kSlices; ++i) {
+                const int m = i / kSlices, slice = i % kSlices;
                 if (!own.has(slice / kSlicesOfChunk)) continue;
-                pick(slice);
-                finish(picked, 0.5f * params.alpha, values);  // the bias is halved too
+                pick(m, slice);
+                finish(picked, m, slice, 0.5f * params.alpha, values);  // the bias is halved too
 #pragma unroll
-                for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
-                store_slice(slice);
+                for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
+                store_slice(m, slice);
             }
             return;
         }
         // Rolled: the code of the activations is long.
 #pragma unroll 1
-        for (int slice = 0; slice < kSlices; ++slice) {
+        for (int i = 0; i < kMmasM * kSlices; ++i) {
+            const int m = i / kSlices, slice = i % kSlices;
             if (!own.has(slice / kSlicesOfChunk)) continue;
-            pick(0);  // initialises `picked`: the previous tile's values would hold registers
+            pick(0, 0);  // initialises `picked`: the previous tile's values would hold registers
 #pragma unroll
-            for (int known = 1; known < kSlices; ++known) {
-                if (known == slice) pick(known);
+            for (int known = 1; known < kMmasM * kSlices; ++known) {
+                if (known == i) pick(known / kSlices, known % kSlices);
             }
             if (kTmaResidual && gelus) {
-                finish(picked, 0.5f * params.alpha, values);
+                finish(picked, m, slice, 0.5f * params.alpha, values);
 #pragma unroll
-                for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
+                for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
             } else {
-                finish(picked, params.alpha, values);
+                finish(picked, m, slice, params.alpha, values);
                 if (kActivates) activate_all(values, params.activation);
             }
-            store_slice(slice);
+            store_slice(m, slice);
         }
     }
 };

@@ -14,15 +14,14 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     static constexpr bool kSplitK = Mainloop::kSplitK;
     static constexpr int kRows = Mainloop::kRows, kCols = Mainloop::kCols;
     static constexpr int kMmasM = Mainloop::kMmasM;
-    static_assert(!kSwapAB || kMmasM == 1, "a warpgroup fills its boxes together");
 
     static constexpr int kOwnCols =
         kCols / (kSplitK ? Mainloop::kClusterSize : 1);  // this block's columns
-    static constexpr int kChunk = kOwnCols < 64 ? kOwnCols : 64;
+    static constexpr int kChunk = kOwnCols < 32 ? 16 : kOwnCols < 64 ? 32 : 64;
     static constexpr int kSlice = kChunk < 32 ? kChunk : 32;
     static constexpr int kValues = kSlice / 2;  // per lane and slice
-    static_assert(kChunk % kSlice == 0 && (kSwapAB || kChunk == 64), "whole slices");
-    static_assert(kOwnCols % kChunk == 0 || (!kSwapAB && !kSplitK && kOwnCols % 8 == 0),
+    static_assert(kOwnCols >= kChunk && (kSwapAB || kChunk == 64), "at least a chunk");
+    static_assert(kOwnCols % kChunk == 0 || (!kSplitK && kOwnCols % 8 == 0),
                   "whole chunks, or columns that store_matrix takes at once");
     // If chunks do not divide a tile, the last one ends with the tile and overlaps the one before.
     static constexpr int kChunks = (kCols + kChunk - 1) / kChunk;
