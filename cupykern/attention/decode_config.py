@@ -310,7 +310,10 @@ def variant(
         # On sm_80, E4M3 of 256 dims spills up to 24 bytes.
         tuned=not (cache_dtype and dim == 256),
     )
-    return formulas.variant(plain, "decode_attention_formula") if formulas else plain
+    if formulas is None:
+        return plain
+    kernel = "decode_attention_8bit_formula" if cache_dtype else "decode_attention_formula"
+    return formulas.variant(plain, kernel)
 
 
 def _types(dtype: np.dtype, cache_dtype: np.dtype | None = None) -> tuple[tuple[str, str], ...]:

@@ -102,8 +102,8 @@ class DecodePlan(NamedTuple):
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
         *options: Any,
     ) -> None:  # fmt: skip
-        """options: slopes and sinks, of general variants; of formulas their eight pointers; scales,
-        of 8-bit caches."""
+        """options: slopes and sinks, of general variants; scales, of 8-bit caches, and slopes and
+        sinks; of formulas their eight pointers."""
         partials = counters = None
         if self.partial_bytes:
             partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
@@ -284,12 +284,12 @@ def run(
         *(q.dtype, *sizes, *places, table_stride, bool(causal), scale, options[0], formulas)
     )
     more = options[1:] if call.general else ()
-    more += formulas.pointers(operands) if formulas else ()
     if scales is not None:
         arrays_of_scales = tuple(x if hasattr(x, "ndim") else None for x in scales)
         scale_places = _place_of(scales[0]), _place_of(scales[1])
         call = call._replace(cache_dtype=k.dtype, scales=scale_places)
         more = (*options[1:], *arrays_of_scales)
+    more += formulas.pointers(operands) if formulas else ()
     found = plan(target, call, config)
     found.launch(target, q, k, v, lens, table, y, lse, *more)
     return None if is_copy else found

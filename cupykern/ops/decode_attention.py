@@ -125,7 +125,7 @@ def decode_attention(
         softcap,
     )
     more: tuple[Any, ...] = (alibi_slopes, sinks)
-    formulas = NONE
+    formulas, scales = NONE, (None, None)
     if k_scale is not None or v_scale is not None:
         numbers, scales = zip(*(number_or_array(x, q) for x in (k_scale, v_scale)), strict=True)
         call, more = (*call, *numbers), (*more, *scales)
@@ -142,7 +142,8 @@ def decode_attention(
         y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
         lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
         pointers = placed.pointers(formulas.arrays) if placed else ()
-        plan.launch(target, *arrays, y, lse, *(*more, None, None)[:num_more], *pointers)
+        options = (alibi_slopes, sinks, *scales)[:num_more]
+        plan.launch(target, *arrays, y, lse, *options, *pointers)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     k, v, max_keys = _check_arrays(q, k_cache, v_cache, block_table, layout)
@@ -167,10 +168,6 @@ def decode_attention(
     )
     kv_scales: Any = None
     if k.dtype != q.dtype:
-        if placed is not None:
-            raise NotImplementedError(
-                f"formulas of scores and masks read 16-bit caches; got {k.dtype}: dequantise it"
-            )
         kv_scales = tuple(
             number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
             for x, number in zip(scale_arrays, scale_numbers, strict=True)

@@ -10,9 +10,10 @@ from cupykern import attention, check, decode_attention, reference
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.targets import host
 
-FORMULA, OPERANDS, DECODE, MASK = (
+FORMULA, OPERANDS, DECODE, DECODE_8BIT, MASK = (
     *("attention/formula.cuh", "expression/operands.cuh"),
-    *("attention/decode/formula.cuh", "attention/mask_sm90.cuh"),
+    *("attention/decode/formula.cuh", "decode_attention_8bit_formula.cu"),
+    "attention/mask_sm90.cuh",
 )
 FAULTS = {
     "partial tiles count as full": Fault(
@@ -41,6 +42,12 @@ FAULTS = {
         DECODE, "Interval<int>{head + first, head + last}", "point(head + first)", "decode"
     ),
     "unscaled scores": Fault(DECODE, "x *= params.score_scale;", "x *= 1.0f;", "decode"),
+    "scales of keys and values exchanged": Fault(
+        DECODE_8BIT,
+        "KvScales(scale_params, k_scale, v_scale, kv_head)",
+        "KvScales(scale_params, v_scale, k_scale, kv_head)",
+        "decode, int8",
+    ),
 }
 
 OPTIONS = {
@@ -85,6 +92,14 @@ def check_decode() -> None:
     compared(*functions, q, k, v, OPTIONS)
 
 
+def check_decode_8bit() -> None:
+    q, k, v = normal(1, 2, 2, 32), normal(1, 1, 240, 32), normal(1, 1, 240, 32)
+    k, v = ((9 * x.astype(np.float32)).astype(np.int8) for x in (k, v))
+    scales = {"k_scale": np.float32([1 / 9]), "v_scale": np.float32([1 / 16])}
+    functions = decode_attention, reference.decode_attention, reference.decode_attention_bound
+    compared(*functions, q, k, v, OPTIONS | scales)
+
+
 test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
     FAULTS,
     checks={
@@ -92,5 +107,6 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
         "hopper": check_hopper,
         "before": check_before,
         "decode": check_decode,
+        "decode, int8": check_decode_8bit,
     },
 )

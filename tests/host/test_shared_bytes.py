@@ -38,7 +38,9 @@ _SPARE = {
     "attention_hopper_formula": 2400,
     **dict.fromkeys(("attention_hopper_paged", "attention_hopper_paged_formula"), 2400),
     **dict.fromkeys(("decode_attention", "decode_attention_general"), 16),
-    **dict.fromkeys(("decode_attention_formula", "decode_attention_8bit"), 16),
+    **dict.fromkeys(
+        ("decode_attention_formula", "decode_attention_8bit", "decode_attention_8bit_formula"), 16
+    ),
     **dict.fromkeys(("gemm_hopper", "gemm_expression_hopper"), 1024),
 }
 _ASSERT = """#undef SHARED_STORAGE

@@ -34,6 +34,7 @@ from cupykern import check, dtypes, reference
 from cupykern.attention import decode_config, decode_plan
 from cupykern.attention.decode_config import LAYOUTS, DecodeConfig, DecodeTask
 from cupykern.ops.decode_attention import OP
+from cupykern.ops.problems.attention import FORMULAS, ScoreChoice
 from cupykern.ops.problems.decode_attention import VIEWS, DecodeProblem
 
 Q, K, V = make((2, 4, 1, 64)), make((2, 2, 32, 64)), make((2, 2, 32, 72))
@@ -423,6 +424,28 @@ def test_8bit_pages_in_any_layout_give_the_bits_of_contiguous_caches(target, cac
     assert np.isfinite(expected).all()
     for call in others:
         assert same_bits(on_host(OP.run(*call.args, **call.kwargs)), expected)
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("scales", [None, "heads", "tokens"])
+@pytest.mark.parametrize("formula", ["score", "mask", "both"])
+def test_formulas_over_8bit_caches(target, cache_dtype, scales, formula):
+    """A formula's s is the score of the scaled keys; later calls give the bits of the first."""
+    choice = ScoreChoice(
+        score=None if formula == "mask" else FORMULAS[0][0],
+        mask=None if formula == "score" else FORMULAS[0][1],
+    )
+    problem = DecodeProblem(
+        *(2, 4, 2, 3, 150, 64), lens=(150, 70), page=24, options=choice, cache_dtype=cache_dtype,
+        scales=scales,
+    )  # fmt: skip
+    call = OP.inputs(problem, 7, target.xp)
+    y = OP.run(*call.args, **call.kwargs)
+    reference = OP.reference(*call.args, **call.kwargs)
+    bound = OP.bound(*call.args, **call.kwargs, reference=reference)
+    comparison = check.compare(check.as_tuple(y), reference, bound)
+    assert comparison.ok, comparison
+    assert same_bits(on_host(OP.run(*call.args, **call.kwargs)), on_host(y))
 
 
 def test_scales_are_of_8bit_caches():

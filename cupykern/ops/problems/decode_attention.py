@@ -70,9 +70,6 @@ def draw_problem(draw: Draw) -> DecodeProblem:
         lens = tuple(draw.choice((0, keys, draw.integer(0, keys))) for _ in range(batch))
     cache_dtype = draw.choice((None, None, *_CACHE_DTYPES))
     dim = draw.choice((8, 64, 64, 72, 128, 128, 192, 256, 33))
-    options = draw_options(draw)
-    if cache_dtype:  # no formulas
-        options = replace(options, score=None, mask=None)
     return DecodeProblem(
         *(batch, group * kv_heads, kv_heads),
         *(draw.choice((0, 1, 1, 1, 2, 4, 16, 33, 64)), keys, dim),
@@ -86,7 +83,7 @@ def draw_problem(draw: Draw) -> DecodeProblem:
         layout=draw.choice(LAYOUTS),
         view=draw.choice(("C", *VIEWS)),
         kind=draw.choice(("normal", "uniform", "same_sign", "exact", "subnormal")),
-        options=options,
+        options=draw_options(draw),
         cache_dtype=cache_dtype,
         scales=draw.choice(SCALES) if cache_dtype else None,
     )
@@ -280,11 +277,15 @@ def variant(problem: DecodeProblem, config: DecodeConfig) -> Variant:
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """decode_config's, and that of a formula."""
+    """decode_config's, and those of a formula."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
-    problem = DecodeProblem(1, 8, 2, 1, 4096, 128, dtype="bfloat16", options=choice)
-    config = decode_config.choose_config(task_of(problem), arch)
-    return *decode_config.variants(arch), variant(problem, config)
+    plain = DecodeProblem(1, 8, 2, 1, 4096, 128, dtype="bfloat16", options=choice)
+    problems = plain, replace(plain, cache_dtype="float8_e4m3fn", scales="tokens")
+    of_formulas = (
+        variant(problem, decode_config.choose_config(task_of(problem), arch))
+        for problem in problems
+    )
+    return *decode_config.variants(arch), *of_formulas
 
 
 def sample(
