@@ -73,6 +73,9 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
     x = gpu.array((512, 512), "float32")
     cupykern.matmul(x, x, precision="fp16x3")
     note()
+    q, codes = gpu.array((1, 8, 1, 128), "float16"), gpu.array((1, 2, 500, 128), "int8")
+    cupykern.decode_attention(q, codes, codes, score="s - 0.1 * (i - j)")
+    note()
     for parts in SPLITS.values():
         tile = GemmConfig(128, 128, 32, 2, 4, stages=2)
         config = SplitFloat32(PartsGemmConfig(parts, tile))

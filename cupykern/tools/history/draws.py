@@ -98,9 +98,6 @@ def array(
     return draw_array
 
 
-_CODES = "int8", "float8_e4m3fn"  # of caches, which take no formulas
-
-
 def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
     """`arguments`, where `out` mostly has the dtype that they ask for, where `out` and the mask
     sometimes lie in memory as x does, and where a formula is mostly alone in the epilogue, or has
@@ -117,10 +114,6 @@ def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
             arguments["policy"] = "fp32"
         if formula is not None and " s" not in formula:
             arguments["operands"] = None
-    cache = arguments.get("k_cache")
-    of_codes = isinstance(cache, Array) and cache.dtype in _CODES and "score" in arguments
-    if of_codes and draw.choice((True, True, True, False)):
-        arguments = arguments | dict.fromkeys(("score", "mask", "operands"))
     dtype = arguments.get("dtype") or arguments.get("out_dtype")
     out, mask, x = (arguments.get(name) for name in ("out", "mask", "x"))
     if isinstance(out, Array) and dtype is not None and draw.choice((True, True, True, False)):
