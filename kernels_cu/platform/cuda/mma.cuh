@@ -251,12 +251,6 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
         high = pack<T>(low_float(high), high_float(high));
     }
 }
-// Converts the two bytes of the lower half.
-template <class Stored, class T> DEVICE uint32_t convert_pair(uint32_t bytes) {
-    uint32_t low, high;
-    convert_bytes<Stored, T>(bytes, low, high);
-    return low;
-}
 }  // namespace cuda
 
 // Loads 32 of k as two fragments, converted from Stored.
