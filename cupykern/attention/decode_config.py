@@ -356,7 +356,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
         *of_8bit,
         *(merge_variant(*kind) for kind in kinds if kind[-1].has_merge_kernel),
     )
-    # clang spills registers of some on RDNA, where nothing is measured.
+    return where_tuned(found, arch)
+
+
+def where_tuned(found: tuple[Variant, ...], arch: str) -> tuple[Variant, ...]:
+    """clang spills registers of some on RDNA, where nothing is measured."""
     rdna = arch.startswith(("gfx11", "gfx12"))
     return tuple(replace(v, tuned=False) for v in found) if rdna else found
 

@@ -202,8 +202,9 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     task, rows = task.a_decoded, 8 if halves else ROWS
     most = 3 if task.b == FP4 else 4  # 48.4 to 47.1 us (1 x 28672 x 8192, NVFP4)
     if few_16_bit:
-        # 15.5 to 13.6 us (1 x 6144 x 4096): less than two blocks of 32 columns for each SM.
-        tile_n = 32 if task.products > 1 or math.ceil(task.n / 32) > 2 * sms else 16
+        # 15.5 to 13.6 us (1 x 6144 x 4096): of 32 columns there are blocks for 3 of 4 places, of
+        # which an SM has two.  1 x 8192 x 8192, with blocks for all: 34.8 us by 32, 40.0 by 16.
+        tile_n = 32 if task.products > 1 or math.ceil(task.n / 32) > 1.6 * sms else 16
         most = 6
     tile_n //= task.products
     stage = SkinnyGemmConfig(tile_n, tile_k, 4, 1, rows=rows).shared_bytes(task)

@@ -306,7 +306,8 @@ def estimate(
     us += exposed * tile.tile_us
     if task.slow_activation:
         part = c.tile_m * c.tile_n / _ACCUMULATORS
-        us += constants["activation"] * part * (2 if ping_pong else waves)
+        factor = constants["swap_ab_activation"] if c.swap_ab else 1
+        us += constants["activation"] * part * factor * (2 if ping_pong else waves)
     return before + us
 
 

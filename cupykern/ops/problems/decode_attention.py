@@ -281,11 +281,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
     plain = DecodeProblem(1, 8, 2, 1, 4096, 128, dtype="bfloat16", options=choice)
     problems = plain, replace(plain, cache_dtype="float8_e4m3fn", scales="tokens")
-    of_formulas = (
+    of_formulas = tuple(
         variant(problem, decode_config.choose_config(task_of(problem), arch))
         for problem in problems
     )
-    return *decode_config.variants(arch), *of_formulas
+    return *decode_config.variants(arch), *decode_config.where_tuned(of_formulas, arch)
 
 
 def sample(
