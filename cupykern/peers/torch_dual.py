@@ -98,4 +98,4 @@ def _bits(w: Any) -> Any:
     """torch.cat takes no FP8: a dtype of as many bytes."""
     import torch
 
-    return {1: torch.uint8, 2: torch.int16}[w.element_size()]
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[w.element_size()]

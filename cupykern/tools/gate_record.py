@@ -7,12 +7,12 @@ passed, so that what a change does to registers is in its diff.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import math
 import random
 import re
-import string
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -31,7 +31,7 @@ _UNSEEN = re.compile(r"^[ \t]*(//.*|#line .*)?\n", re.MULTILINE)
 # asked once, that no wgmma is waited for at once (C7517).
 _ASKED = {"sm_90a": 2}
 _SECONDS = 20.0  # between the record's writings
-_DIGITS = 6  # of a digest: an architecture has fewer than 100 variants of a kernel
+_BYTES = 3  # of a digest: an architecture has fewer than 200 variants of a kernel
 _HEADER = "# Architecture and kernel; a variant's digest of source and compiler, registers.\n"
 
 
@@ -48,7 +48,8 @@ def key(variant: Variant, arch: str) -> Key:
     """Raises UnavailableError where there is no compiler for `arch`."""
     text = _digest(variant, "hip" if arch.startswith("gfx") else "cuda")
     told = (_ASKED.get(arch, 1), gate.compiler(arch), offline.options(arch), variant.tuned, text)
-    return Key(arch, variant.kernel, hashlib.sha256(repr(told).encode()).hexdigest()[:_DIGITS])
+    digest = hashlib.sha256(repr(told).encode()).digest()[:_BYTES]
+    return Key(arch, variant.kernel, base64.urlsafe_b64encode(digest).decode())
 
 
 @cache
@@ -134,7 +135,7 @@ def _read(path: Path) -> dict[Key, int]:
     arch, kernel = "", ""
     for line in path.read_text().splitlines()[1:] if path.exists() else ():
         first, second = line.split()
-        if line[0] in string.hexdigits:  # no architecture's name begins so
+        if second.isdigit():  # no kernel's name is a number
             record[Key(arch, kernel, first)] = int(second)
         else:
             arch, kernel = first, second

@@ -328,7 +328,7 @@ def _sensitivity_table(documents: Iterable[dict[str, Any]]) -> str:
 
 
 def _suite_table(documents: Iterable[dict[str, Any]]) -> str:
-    """Of the latest run of each suite and seed on each device, a line an op.
+    """Of the latest run of each suite and seed on each device, a line an op and dtype.
 
     documents: the oldest first.
     """
@@ -343,31 +343,29 @@ def _suite_table(documents: Iterable[dict[str, Any]]) -> str:
     return "\n".join(
         f"Suite `{name}`, seed {seed}. "
         + _caption(device, [(document, None)])
-        + markdown([_SUITE_HEAD, *_suite_lines(document["rows"])], left=1)
+        + markdown([_SUITE_HEAD, *map(_suite_cells, _beside_peers(document))], left=2)
         for (device, name, seed), document in latest_of.items()
     )
 
 
 _SUITE_HEAD = (
-    *("op", "shapes", "ahead or level"),
+    *("op", "dtype", "shapes", "ahead or level"),
     *(f"behind by {by:.0%}" for by in summary.BEHIND[1:]),
     "fastest library's time over ours",
 )
 
 
-def _suite_lines(rows: Sequence[dict[str, Any]]) -> Iterable[tuple[str, ...]]:
-    """A line for each op with peers: the shares of its shapes, and the geometric mean."""
-    of_op: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        of_op.setdefault(row["op"], []).append(row)
-    for op in sorted(of_op, key=_place_of_op()):
-        found = [ratio for row in of_op[op] if (ratio := summary.fastest_peer(row)) is not None]
-        ratios = [ratio for _, ratio in found]
-        if ratios:
-            level = 1 - summary.share_behind(ratios, summary.BEHIND[0])
-            behind = (summary.share_behind(ratios, by) for by in summary.BEHIND[1:])
-            shares = (f"{share:.0%}" for share in (level, *behind))
-            yield f"`{op}`", str(len(ratios)), *shares, number(statistics.geometric_mean(ratios))
+def _beside_peers(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """The lines of a suite's summary, which is there where its rows are left out."""
+    lines = [line for line in document["summary"] if line["ratios"]]
+    place = _place_of_op()
+    return sorted(lines, key=lambda line: (place(line["op"]), line["dtype"]))
+
+
+def _suite_cells(line: dict[str, Any]) -> tuple[str, ...]:
+    level, *behind = line["behind"]
+    shares = (f"{share:.0%}" for share in (1 - level, *behind))
+    return f"`{line['op']}`", line["dtype"], str(line["rows"]), *shares, number(line["speedup"])
 
 
 def _model_table(documents: Iterable[dict[str, Any]]) -> str:

@@ -40,6 +40,7 @@ class Line:
     behind: for each of BEHIND the share of rows that are behind by so much or more: the peer takes
         at most 1 - BEHIND of our time.
     furthest: the rows furthest behind, the furthest first.
+    ratios: of all rows beside a peer, its time over ours, rising.
     """
 
     op: str
@@ -50,6 +51,7 @@ class Line:
     speedup: float | None
     behind: tuple[float, ...] | None
     furthest: tuple[Behind, ...]
+    ratios: tuple[float, ...]
 
 
 def fastest_peer(row: dict[str, Any]) -> tuple[str, float] | None:
@@ -86,6 +88,7 @@ def _line(op: str, dtype: str, rows: Sequence[dict[str, Any]]) -> Line:
         speedup=statistics.geometric_mean(ratios) if ratios else None,
         behind=tuple(share_behind(ratios, by) for by in BEHIND) if ratios else None,
         furthest=tuple(row for row in beside[:_FURTHEST] if row.ratio < 1),
+        ratios=tuple(ratios),
     )
 
 
