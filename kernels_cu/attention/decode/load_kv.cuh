@@ -44,8 +44,9 @@ struct ScaleLoader {
         index = has_key ? (kWarpOwnsKeys ? warp_first_key() : 0) + thread : -1;
     }
     DEVICE void load_page(const int* table, FastDivmod page_size, int tile_key, int end_key) {
+        if (index < 0) return;
         int key = tile_key + index;
-        const bool valid = index >= 0 && key < end_key;
+        const bool valid = key < end_key;
         page_size.divide(key);
         page = valid ? table[key] : 0;
     }
