@@ -6,7 +6,8 @@ embedded in memory by kernels_cu/embed_complex64.cu.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,15 +15,19 @@ from .. import arguments, dtypes
 from ..arrays import assign, in_elements, maker, packed, steps_of
 from ..kernels import Variant
 from ..param_structs import zeros
+from ..runtime import plans
 from ..runtime.jit import get_kernel
 from ..targets import Target
+from ..targets.repeated import Repeated
 from . import launch
+from .copied_plan import CopiedPlan
 from .gemm import AnyConfig
-from .product import merge_batch
+from .product import ARRAYS, merge_batch
 
 _BLOCKS = 8  # of a multiprocessor
 _PITCH = 32  # floats: rows of whole 128 bytes
 EMBED = Variant("embed_complex64", (), (), 256)
+_B = ARRAYS["gemm"].index("b")
 
 
 def run(
@@ -48,15 +53,28 @@ def run(
         y = maker(target.xp)(shape, dtypes.complex64) if out is None else out
         if y.size == 0:
             return y
-        real = {"a": _readable(a), "b": embedded(target, b)}
-        real |= {name: None if x is None else _readable(x) for name, x in addends.items()}
+        views = {n: real_view(x) for n, x in given.items() if n != "b" and x is not None}
+        embedding = embedding_of(target, b)
         whole = y if real_view(y) is not None else maker(target.xp)(shape, dtypes.complex64)
+        copied = whole is not y or embedding is None or any(x is None for x in views.values())
+        if embedding is None:
+            b = packed(b)
+            embedding = embedding_of(target, b)
+        for name, view in views.items():
+            if view is None:
+                views[name] = real_view(packed(given[name]))
+        real = {**dict.fromkeys(given), **views, "b": embedding.view(embedding(b))}
+        step = None if key is None else (key, "complex64")
         launch.run_step(
             target, real, (*shape[:-1], 2 * shape[-1]), dtypes.float32, real_view(whole), config,
-            None if key is None else (key, "complex64"), **options,
+            step, **options,
         )  # fmt: skip
         if whole is not y:
             assign(y, whole)
+        known = None if copied else plans.recall(step)
+        if known is not None:
+            plan = CopiedPlan(((_B, embedding),), known[1])
+            plans.remember(key, (target, plan, known[2], shape, dtypes.complex64, ()))
     return y
 
 
@@ -72,19 +90,34 @@ def real_view(x: Any) -> Any:
     return type(x)(shape, np.float32, x.data, strides)
 
 
-def _readable(x: Any) -> Any:
-    found = real_view(x)
-    return real_view(packed(x)) if found is None else found
+class Embedding(NamedTuple):
+    """What makes memory of the embedded B of an array that begins where B does."""
+
+    empty: Callable[..., Any]
+    shape: tuple[int, ...]
+    near_size: int  # of a row, without its padding
+    k_major: bool
+    launch: Callable[..., None] | None  # None: B is empty
+
+    def __call__(self, b: Any) -> Any:
+        made = self.empty(self.shape, dtypes.float32)
+        if self.launch is not None:
+            self.launch((b, made))
+        return made
+
+    def view(self, made: Any) -> Any:
+        """(..., 2 K, 2 N) of FP32."""
+        found = made[..., : self.near_size]
+        return found.swapaxes(-1, -2) if self.k_major else found
 
 
-def embedded(target: Target, b: Any) -> Any:
-    """(..., 2 K, 2 N) of FP32 in memory of its own, of (..., K, N)."""
+def embedding_of(target: Target, b: Any) -> Any:
+    """The Embedding of (..., K, N); None where its batch does not merge, or strides are of no whole
+    elements: then of a packed copy."""
     steps = steps_of(b)
     dims = merge_batch(b.shape[:-2], (steps[:-2],))
     if not in_elements(b) or len(dims) > 1:
-        b = packed(b)
-        steps = steps_of(b)
-        dims = merge_batch(b.shape[:-2], (steps[:-2],))
+        return None
     matrices, (matrix_step,) = dims[0] if dims else (1, (0,))
     row, col = (step // b.itemsize for step in steps[-2:])
     k_major = abs(row) < abs(col)
@@ -92,14 +125,18 @@ def embedded(target: Target, b: Any) -> Any:
     if k_major:
         far, far_step, near, near_step = near, near_step, far, far_step
     pitch = -(-2 * near // _PITCH) * _PITCH
-    params = zeros("embed_complex64.cu", "EmbedParams")
-    params["matrix_step"], params["pitch"] = matrix_step // b.itemsize, pitch
-    params["far_step"], params["near_step"] = far_step, near_step
-    params["num_rows"], params["near_size"] = matrices * far, near
-    params["far_size"], params["flip"] = far, 2**31 if k_major else 0
-    made = maker(target.xp)((*b.shape[:-2], 2 * far, pitch), np.float32)
+    launch = None
     if b.size:
-        grid = min(matrices * far, _BLOCKS * target.multiprocessors)
-        get_kernel(target, EMBED)(grid, (b, made, target.by_value(params)))
-    found = made[..., : 2 * near]
-    return found.swapaxes(-1, -2) if k_major else found
+        params = zeros("embed_complex64.cu", "EmbedParams")
+        params["matrix_step"], params["pitch"] = matrix_step // b.itemsize, pitch
+        params["far_step"], params["near_step"] = far_step, near_step
+        params["num_rows"], params["near_size"] = matrices * far, near
+        params["far_size"], params["flip"] = far, 2**31 if k_major else 0
+        grid, struct = (
+            min(matrices * far, _BLOCKS * target.multiprocessors),
+            target.by_value(params),
+        )
+        kernel = get_kernel(target, EMBED)
+        launch = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct)).launch
+    shape = *b.shape[:-2], 2 * far, pitch
+    return Embedding(maker(target.xp), shape, 2 * near, k_major, launch)

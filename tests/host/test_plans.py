@@ -57,6 +57,11 @@ def blocks(w, r):
     return mask
 
 
+def complex64(x):
+    """(n, 1024), or (1024,) of w"""
+    return x.view(np.complex64)
+
+
 def packed(w):
     """Offsets of two sequences."""
     return w.view(np.int32)[:3], w.view(np.int32)[16:19]
@@ -78,6 +83,16 @@ CALLS = {
     "matmul": lambda x, r, w, b: cupykern.matmul(x, r.T, bias=b[:64], activation="gelu", alpha=0.5),
     "matmul into": lambda x, r, w, b: cupykern.matmul(
         x[:32, :2048], r[:, :2048].T, out=x[32:, 4032:], residual=x[:32, 2048:2112]
+    ),
+    "matmul of complex64": lambda x, r, w, b: cupykern.matmul(
+        complex64(x), complex64(r).T, bias=complex64(w)[:64], alpha=0.5
+    ),
+    "matmul of complex64 into": lambda x, r, w, b: cupykern.matmul(
+        complex64(x[:32])[:, :40],
+        complex64(r)[:, :40].T,
+        out=complex64(x[32:])[:, 8:72],
+        residual=complex64(r)[:32, :64],
+        precision="fma",
     ),
     "scaled_mm": lambda x, r, w, b: cupykern.scaled_mm(
         x, r.view(np.int8)[:, :4096].T, scale_b=w.view(np.float32)[None, :64]
@@ -220,7 +235,7 @@ COSTS = {
     "quantize": Cost(18, 1, 1),
     "quantize_nvfp4": Cost(22, 1, 1),
     "matmul": Cost(11, 1, 1),
-    "complex_matmul": Cost(148, 2, 2),
+    "complex_matmul": Cost(20, 2, 2),
     "scaled_mm": Cost(15, 1, 1),
     "dual_gemm_silu": Cost(19, 1, 1),
     "dequant_softmax": Cost(15, 1, 2),
