@@ -183,14 +183,19 @@ def _check_result(
         raise TypeError(f"out must have dtype {dtype}; got {out.dtype}")
     if out.shape != tuple(shape):
         raise ValueError(f"out must have shape {tuple(shape)}; got {out.shape}")
+    check_writable(name, out)
+
+
+def check_writable(name: str, out: Array) -> None:
+    """Raise ValueError if `out` is read-only, or holds one element twice."""
     if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out must be writable; it is read-only")
+        raise ValueError(f"{name} must be writable; it is read-only")
     if out.size == 0:
         return
     extent = out.itemsize
     for stride, size in sorted((abs(s), n) for n, s in zip(out.shape, out.strides, strict=True)):
         if size > 1 and stride < extent:
-            raise ValueError(f"out must not hold one element twice; got strides {out.strides}")
+            raise ValueError(f"{name} must not hold one element twice; got strides {out.strides}")
         extent += (size - 1) * stride
 
 

@@ -59,7 +59,8 @@ def rope_and_cache(
         whose position is negative, or beyond the cache, is not written; its q is rotated all the
         same.
     k_cache, v_cache: (B, Hkv, Smax, D) of q's dtype, float8_e4m3fn or int8; both or neither.
-        Slots of other tokens stay as they are.  They must not overlap other arguments.
+        Slots of other tokens stay as they are.  They must not overlap each other, which is refused,
+        nor other arguments, which is not looked for.
     inv_freq: float32 (R,), 2 R at most D: the angle of pair i is position * inv_freq[i]
         (`rope_inv_freq`).  The first 2 R numbers of a head are rotated, the others kept.
     cos_sin: in place of inv_freq, float32 (P, 2 R): row p has the R cosines and then the R sines of
@@ -95,7 +96,10 @@ def rope_and_cache(
     k_number, k_scales = number_or_array(k_scale, q)
     v_number, v_scales = number_or_array(v_scale, q)
     key, known, _ = plans.find(
-        ("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number, config),
+        (
+            *("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number),
+            *(config, None if k_cache is None else plans.distance(k_cache, v_cache)),
+        ),
         *(out, q, k, v, positions, k_cache, v_cache),
         *(inv_freq, cos_sin, q_weight, k_weight, block_table, k_scales, v_scales),
     )

@@ -163,6 +163,16 @@ _clears += [_warm.clear, _same_call.cache_clear]
 _warm_get = _warm.get
 
 
+def distance(a: Any, b: Any) -> int | None:
+    """From b to a in bytes, for a key: whether they overlap follows from it.  None where there is
+    no key, since the arrays are not CuPy's."""
+    try:
+        found: int = a.data.ptr - b.data.ptr
+        return found
+    except (AttributeError, TypeError, ValueError):  # as in `find`
+        return None
+
+
 def recall(key: tuple[Any, ...] | None) -> Any:
     """What `remember` kept under `key`, or None."""
     return None if key is None else _warm.get(key)

@@ -241,7 +241,7 @@ COSTS = {
     "dequant_softmax": Cost(15, 1, 2),
     "decode_attention": Cost(7, 1, 1),
     "merge_attention": Cost(9, 2, 1),
-    "rope_and_cache": Cost(17, 1, 1),
+    "rope_and_cache": Cost(19, 1, 1),
     "attention": Cost(10, 1, 1),
     "attention_varlen": Cost(12, 1, 1),
     "nonfinite_report": Cost(17, 1, 1),

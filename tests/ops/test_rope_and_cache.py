@@ -9,6 +9,7 @@ import pytest
 from fake_gpu import fake_gpu
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 import cupykern
 from cupykern import check, dtypes, targets
@@ -319,6 +320,11 @@ WRONG = {
               {"k_cache": C[0][:1], "v_cache": C[1][:1]}),
     "caches' shapes": (ValueError, "v_cache must have k_cache's shape",
                        {"v_cache": C[1][:, :, :5]}),
+    "one cache twice": (ValueError, "k_cache must not overlap v_cache", {"v_cache": C[0]}),
+    "a cache's other tokens": (ValueError, "k_cache must not overlap v_cache",
+                               {"k_cache": C[0][:, :, :5], "v_cache": C[0][:, :, 4:9]}),
+    "a broadcast cache": (ValueError, "v_cache must not hold one element twice",
+                          {"v_cache": as_strided(C[1], C[1].shape, (0, *C[1].strides[1:]))}),
     "table": (ValueError, r"block_table must have shape \(2, max_pages\)",
               {"block_table": np.zeros((3, 2), np.int32)}),
     "table's dtype": (TypeError, "block_table must have dtype int32",
@@ -395,6 +401,20 @@ def test_a_call_is_one_launch(fake, batch, seq_len, vectors, grid):
         assert launch.grid == grid
         constants = dict(launch.variant.constants)
         assert constants["kVectors"] == vectors and constants["kVectorWidth"] == 8
+
+
+def test_caches_that_overlap_are_refused_after_others(fake):
+    memory = fake.array((3, 1, 8, 16, 128), "float16")
+    positions, inv_freq = fake.array((4,), "int32"), fake.array((64,), "float32")
+    given_ = heads(fake, 1, 4)
+    for _ in range(3):
+        cupykern.rope_and_cache(*given_, positions, memory[0], memory[2], inv_freq=inv_freq)
+    fake.launches.clear()
+    nearer = memory.reshape(-1)[100:][: memory[0].size].reshape(memory[0].shape)
+    for other in (memory[0], nearer):
+        with pytest.raises(ValueError, match="k_cache must not overlap v_cache"):
+            cupykern.rope_and_cache(*given_, positions, memory[0], other, inv_freq=inv_freq)
+    assert not fake.launches
 
 
 def test_what_is_elsewhere_is_refused(fake):

@@ -123,8 +123,9 @@ def _check_cache(given: dict[str, Any], layout: Any) -> None:
     if v_cache.shape != shape:
         raise ValueError(f"v_cache must have k_cache's shape {shape}; got {v_cache.shape}")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if isinstance(cache, np.ndarray) and not cache.flags.writeable:
-            raise ValueError(f"{name} must be writable; it is read-only")
+        arguments.check_writable(name, cache)
+    if arguments.overlap(k_cache, v_cache):
+        raise ValueError("k_cache must not overlap v_cache")
     if table is None:
         if shape[0] != batch:
             raise ValueError(f"caches and q differ in the batch: {shape[0]} and {batch}")
