@@ -17,6 +17,7 @@ from .accumulation import product
 from .expression import Environment, evaluate, operand
 
 _CHUNK = 2**24  # scores that are held at once
+_LOST = 2.0**-20  # probabilities that are smaller may round to 0 in FP16
 
 
 def attention(
@@ -44,7 +45,7 @@ def attention(
     problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout, options)
 
     def rows(part: Rows) -> tuple[Any, ...]:
-        out = problem.times_v(part.weights) / part.divisor
+        out = problem.times_v(part) / part.divisor
         return out, part.top[..., 0], part.sum[..., 0]
 
     with np.errstate(all="ignore"):
@@ -369,12 +370,23 @@ class Problem:
     def multiply(self, weights: Array, v: Array) -> Any:
         return product(weights, v)
 
-    def times_v(self, weights: Array) -> Any:
-        """weights @ v, in which what has no weight anywhere in a row's keep does not matter."""
-        finite = self.xp.where(self.xp.isfinite(self.v), self.v, 0.0)
-        out = product(weights, finite)
-        if not bool(self.xp.isfinite(self.v).all()):
-            used = (weights != 0).astype(np.float64)  # NaN weights count
-            bad = product(used, (~self.xp.isfinite(self.v)).astype(np.float64))
-            out = self.xp.where(bad > 0, np.nan, out)
+    def times_v(self, part: Rows) -> Any:
+        """weights @ v, in which what a row does not keep does not matter."""
+        xp, v = self.xp, self.v
+        out = product(part.weights, xp.where(xp.isfinite(v), v, 0.0))  # NaN where weights are
+        if not bool(xp.isfinite(v).all()):
+            used = part.weights != 0
+            for x, where, row in (
+                *((np.inf, v == np.inf, used), (-np.inf, v == -np.inf, used)),
+                (np.nan, xp.isnan(v), part.keep),
+            ):
+                met = product(row.astype(np.float64), where.astype(np.float64))
+                out = out + xp.where(met > 0, x, 0.0)
         return out
+
+    def lost_infinities(self, part: Rows) -> Any:
+        """Where the result may be NaN in place of an infinity of V, whose probability may round to
+        0 in a kernel."""
+        small = part.keep & (part.weights < _LOST)
+        infinite = self.xp.isinf(self.v).astype(np.float64)
+        return product(small.astype(np.float64), infinite) > 0

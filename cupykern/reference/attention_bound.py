@@ -129,6 +129,9 @@ def attention_bound(
             return_lse,
             return_row_stats,
         )
+        if bool(xp.isinf(problem.v).any()):
+            (lost,) = problem.by_rows(lambda part: (problem.lost_infinities(part),), 1, 0)
+            bounds_of_all = (_with_ends(xp, out, problem.restore(lost) != 0), *bounds_of_all[1:])
         if problem.formula is None and problem.mask_formula is None:
             return bounds_of_all
         first, *others = bounds_of_all
@@ -146,7 +149,7 @@ def _with_ends(xp: Any, bound: Bound, ends: Any) -> Bound:
         xp.where(unknown, 0.0, bound.shared),
         xp.where(unknown, np.inf, bound.bias),
         common=xp.where(unknown, 0.0, bound.common),
-        free=ends,
+        free=ends | bound.free,
     )
 
 

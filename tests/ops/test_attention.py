@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import ml_dtypes
@@ -77,6 +78,26 @@ def test_one_wrong_row_is_beyond_the_bound():
     y = attention(*args)
     y[0, 1, 37] = y[0, 1, 36]
     assert not compared(args, {}, y).ok
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])
+@pytest.mark.parametrize("scale", [0.125, 3.0, 40.0])
+def test_infinite_values_are_infinite_in_results(dtype, scale):
+    """Infinities of both signs are NaN.  Probabilities that may round to 0 promise nothing."""
+    args = q, k, v = tuple(x.copy() for x in qkv(70, 70, 64, dtype=dtype))
+    v[:, :, 5, 3], v[:, :, 9, 4], v[:, :, (9, 20), 5] = np.inf, -np.inf, (np.inf, -np.inf)
+    v[:, :, 7, 8] = np.nan
+    options = {"scale": scale}
+    y = attention(*args, **options)
+    comparison = compared(args, options, y)
+    assert comparison.ok and math.isfinite(comparison.rms_ratio), comparison
+    if scale == 0.125:
+        assert (y[..., 3] == np.inf).all() and (y[..., 4] == -np.inf).all()
+        assert np.isnan(y[..., 5]).all() and np.isnan(y[..., 8]).all()
+        for column, wrong in ((3, 1.0), (3, -np.inf), (4, np.nan), (5, np.inf), (8, 0.0)):
+            changed = y.copy()
+            changed[0, 0, 9, column] = wrong
+            assert not compared(args, options, changed).ok
 
 
 def test_nan_of_keys_that_no_row_sees_does_not_count():
