@@ -73,8 +73,9 @@ def run(
             assign(y, whole)
         known = None if copied else plans.recall(step)
         if known is not None:
-            plan = CopiedPlan(((_B, embedding),), known[1])
-            plans.remember(key, (target, plan, known[2], shape, dtypes.complex64, ()))
+            _, product, pick, *_ = known
+            plan = CopiedPlan(((_B, embedding),), product)
+            plans.remember(key, (target, plan, pick, shape, dtypes.complex64, ()))
     return y
 
 
@@ -132,11 +133,8 @@ def embedding_of(target: Target, b: Any) -> Any:
         params["far_step"], params["near_step"] = far_step, near_step
         params["num_rows"], params["near_size"] = matrices * far, near
         params["far_size"], params["flip"] = far, 2**31 if k_major else 0
-        grid, struct = (
-            min(matrices * far, _BLOCKS * target.multiprocessors),
-            target.by_value(params),
-        )
-        kernel = get_kernel(target, EMBED)
+        grid = min(matrices * far, _BLOCKS * target.multiprocessors)
+        kernel, struct = get_kernel(target, EMBED), target.by_value(params)
         launch = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct)).launch
     shape = *b.shape[:-2], 2 * far, pitch
     return Embedding(maker(target.xp), shape, 2 * near, k_major, launch)

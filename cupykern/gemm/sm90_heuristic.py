@@ -9,7 +9,7 @@ measured on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
@@ -126,8 +126,10 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
     return tuple(tile for name in tables_of(task) for tile in table(name))
 
 
-def compiled_on_call(task: GemmTask) -> frozenset[Sm90AnyConfig]:
-    return frozenset(tile.config for tile in tiles_of(task) if tile.on_call)
+def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
+    """Those of `configs` that are not compiled where they are chosen."""
+    on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
+    return (config for config in configs if config not in on_call)
 
 
 def tables_of(task: GemmTask) -> tuple[str, ...]:

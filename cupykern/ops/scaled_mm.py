@@ -322,9 +322,9 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
             for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
                 found[gemm.variant(task, skinny)] = None
         for epilogue in (task, replace(task, tma_store_epilogue=False)):
-            for config in gemm.configs(epilogue, arch):
-                if config not in sm90_heuristic.compiled_on_call(epilogue):
-                    found[gemm.variant(epilogue, config)] = None
+            configs = gemm.configs(epilogue, arch)
+            for config in sm90_heuristic.compiled_ahead(epilogue, configs):
+                found[gemm.variant(epilogue, config)] = None
     if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)

@@ -315,10 +315,9 @@ def variants(
                     general = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(general, m=m), arch))
                     of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))
-                    on_call = sm90_heuristic.compiled_on_call(general)
-                    for config in (*gemm.configs(general, arch), *of_few):
-                        if config not in on_call:
-                            found[gemm.variant(general, config)] = None
+                    of_task = (*gemm.configs(general, arch), *of_few)
+                    for config in sm90_heuristic.compiled_ahead(general, of_task):
+                        found[gemm.variant(general, config)] = None
                 fp16_accumulate = gemm.fp16_accumulate_task(task)
                 for config in (
                     gemm.configs(fp16_accumulate, arch)
