@@ -194,6 +194,27 @@ def test_warm_is_cold(fake, name, monkeypatch):
     assert outputs[0] == outputs[1] == outputs[2]
 
 
+@pytest.mark.parametrize(
+    "operands",
+    [
+        lambda x, r: (x[:, ::2], r[:, :512].T),
+        lambda x, r: (x[:, :8], r.reshape(2, 4, 8, 1024)[:, :3]),
+        lambda x, r: (x[:, :512], r[:, :512].T, r[:, ::16]),
+    ],
+    ids=["a", "b", "residual"],
+)
+def test_copied_complex_operands_are_copied_again(fake, operands):
+    given = operands(*map(complex64, arrays(fake)[:2]))
+    a, b, residual = (*given, None)[:3]
+    place, launches = fake._next, []
+    for _ in range(3):
+        fake._next = place
+        fake.launches.clear()
+        cupykern.matmul(a, b, residual=residual)
+        launches.append(list(fake.launches))
+    assert launches[0] == launches[1] == launches[2]
+
+
 class Cost(NamedTuple):
     """What a warm call takes, in figures that do not depend on the machine."""
 
