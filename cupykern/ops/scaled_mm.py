@@ -19,7 +19,7 @@ from ..gemm import (
     sm90_heuristic,
 )
 from ..gemm.gemm import AnyConfig
-from ..gemm.gemm_task import GemmTask, make_task
+from ..gemm.gemm_task import GemmTask
 from ..kernels import Variant
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
@@ -170,20 +170,25 @@ def _transposed(
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
 
-    def turn(x: Any) -> Any:
-        return x.swapaxes(-1, -2) if hasattr(x, "ndim") and x.ndim >= 2 else x
-
-    if bias is not None and getattr(bias, "ndim", 0) == 1:
-        bias = bias[None]
-    options: dict[str, Any] = {"bias": turn(bias), "activation": activation, "config": config}
+    options: dict[str, Any] = {"activation": activation, "config": config}
+    options["bias"] = _turn_bias(bias)
     given = each_dtype(formula, out_dtype)
     options["out_dtype"] = tuple("float32" if dtype is None else dtype for dtype in given)
     options["epilogue"], options["operands"] = formula.transposed()
-    y = scaled_mm(turn(b), a, turn(scale_b), scale_a, out=turn(out), **options)
+    y = scaled_mm(_turn(b), a, _turn(scale_b), scale_a, out=_turn(out), **options)
     if formula.roots:
         first, *others = y
-        return (turn(first) if out is None else out, *map(turn, others))
-    return turn(y) if out is None else out
+        return (_turn(first) if out is None else out, *map(_turn, others))
+    return _turn(y) if out is None else out
+
+
+def _turn(x: Any) -> Any:
+    """`x` with its last two dims exchanged, if it has them."""
+    return x.swapaxes(-1, -2) if hasattr(x, "ndim") and x.ndim >= 2 else x
+
+
+def _turn_bias(bias: Any) -> Any:
+    return _turn(bias[None] if getattr(bias, "ndim", 0) == 1 else bias)
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -332,22 +337,36 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
 
 def _task(problem: ScaledProblem) -> GemmTask:
     with inputs.without_contents():
-        args = _inputs(problem, 0, np).args
+        call = _inputs(problem, 0, np)
     p = problem.product
     if NVFP4 in (p.dtype, p.dtype_b):
-        a, b = args[:2]
-        if not isinstance(b, NvFp4):  # as _transposed
-            a, b = b.swapaxes(-1, -2), a
-        x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
-        batch, m, n = check_shapes(x, y)
-        of_a, of_b = (cast(product.Matrix, product.matrix(z.array, batch)) for z in (x, y))
-        scaled = any(getattr(scale, "size", 1) > 1 for scale in args[2:])
-        return make_task(of_a, of_b, math.prod(batch), m, n, x.shape[-1], scaled=scaled)
+        return _nvfp4_task(p, call)
     scale_a, scale_b = (
-        x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]
+        x if isinstance(x, np.ndarray) else None for x in (*call.args[2:], None, None)[:2]
     )
     blocks = by_block(scale_a, scale_b, p.m, p.n, p.k)
     return products.task_of(p, blocks)
+
+
+def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
+    a, b, *scales = call.args
+    bias, dtype = call.kwargs.get("bias"), p.out_dtype
+    if not isinstance(b, NvFp4):  # as _transposed
+        a, b, bias, dtype = _turn(b), a, _turn_bias(bias), p.out_dtype or "float32"
+    x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
+    batch, m, n = check_shapes(x, y)
+    scaled = next((s for s in scales if isinstance(s, np.ndarray)), None)
+    return products.task_of_product(
+        product.matrix(x.array, batch),
+        product.matrix(y.array, batch),
+        (*batch, m, n),
+        x.shape[-1],
+        result_dtype(x.dtype, y.dtype, dtype, False),
+        bias,
+        scale_a=None if scaled is None else product.matrix(_turn(scaled), batch),
+        alpha=1.0,
+        activation=p.activation,
+    )
 
 
 def _sample(

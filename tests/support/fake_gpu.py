@@ -9,6 +9,7 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from fake_copies import replace_copies
 
 from cupykern import targets
 from cupykern.kernels import Variant
+from cupykern.nvfp4 import NvFp4
 from cupykern.runtime import plans, workspace
 from cupykern.targets import tensor_map
 
@@ -104,6 +106,15 @@ class FakeGpu:
 
 
 _DEFAULT_STREAM = SimpleNamespace(ptr=0, synchronize=lambda: None)
+
+
+def on_fake_gpu(x: Any, gpu: FakeGpu) -> Any:
+    """An argument with arrays of `gpu` in place of numpy's; an NvFp4's global scale is 1."""
+    if isinstance(x, np.ndarray):
+        return gpu.asarray(x)
+    if isinstance(x, NvFp4):
+        return replace(x, data=gpu.asarray(x.data), scale=gpu.asarray(x.scale), global_scale=1.0)
+    return x
 
 
 def _note_map(address: int, *args: Any) -> bytes:

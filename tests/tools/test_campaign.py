@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_gpu import fake_gpu, on_fake_gpu
 from fake_op import make_op
 
 from cupykern import OPS, cli, targets
@@ -159,6 +160,22 @@ def test_products_are_of_every_pair_of_dtypes():
     for op in OPS:
         named = [subject for subject in SUBJECTS if subject.split()[0] == op.name]
         assert len(named) == len(products.pairs(op))
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_configs_drawn_for_hopper_fit_their_products(subject, monkeypatch):
+    name, *names = subject.split()
+    op = BY_NAME[name]
+    monkeypatch.setattr(products, "_CONFIG_EVERY", 1)
+    on_hopper = SimpleNamespace(name="cuda", arch="sm_90a", xp=np)
+    with fake_gpu(monkeypatch, 1 << 28) as gpu:
+        for seed in range(20):
+            gpu.reuse()
+            drawn = products.draw(op, tuple(names), seed, on_hopper)
+            args = [on_fake_gpu(x, gpu) for x in drawn.call.args]
+            kwargs = {key: on_fake_gpu(x, gpu) for key, x in drawn.call.kwargs.items()}
+            out = gpu.array(drawn.expected.shape, drawn.expected.dtype)
+            op.run(*args, **kwargs, **({"out": out} if products.takes_out(drawn, seed) else {}))
 
 
 def test_sums_of_products_come_near_to_the_limit():

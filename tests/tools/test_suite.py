@@ -7,12 +7,12 @@ import json
 import math
 import sys
 from collections import Counter
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_gpu import fake_gpu
+from fake_gpu import fake_gpu, on_fake_gpu
 
 from cupykern import OPS, cli, dtypes, inputs, targets
 from cupykern.op import Work
@@ -238,14 +238,6 @@ def _without_values(shape, dtype, seed, xp, unit=None):
     return np.zeros(shape, dtype)
 
 
-def _on_gpu(x, gpu):
-    if isinstance(x, np.ndarray):
-        return gpu.asarray(x)
-    if is_dataclass(x):  # NvFp4
-        return replace(x, data=gpu.asarray(x.data), scale=gpu.asarray(x.scale), global_scale=1.0)
-    return x
-
-
 _FAKE_MEMORY = 1 << 32  # that is touched nowhere
 
 
@@ -272,8 +264,8 @@ def test_every_row_is_planned_on_a_fake_gpu(name, seed, monkeypatch):
             assert task.op.variant(task.problem, config).kernel, key(task)
             call = task.op.inputs(task.problem, 0, np)
             gpu.reuse()
-            args = [_on_gpu(x, gpu) for x in call.args]
-            kwargs = {name: _on_gpu(x, gpu) for name, x in call.kwargs.items()}
+            args = [on_fake_gpu(x, gpu) for x in call.args]
+            kwargs = {name: on_fake_gpu(x, gpu) for name, x in call.kwargs.items()}
             gpu.launches.clear()
             task.op.run(*args, **kwargs)
             assert gpu.launches, key(task)

@@ -21,9 +21,8 @@ from ...gemm import (
     split_float32,
 )
 from ...gemm.copied_plan import ALIGN_ROWS, conversions
-from ...gemm.gemm_task import GemmTask, make_task
+from ...gemm.gemm_task import GemmTask
 from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
-from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
 from ...nvfp4 import NvFp4
@@ -352,35 +351,43 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
         call = make_inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
-    k, shape = a.shape[-1], (*batch, m, n)
+    shape = (*batch, m, n)
     dtype = result_dtype(a.dtype, b.dtype, problem.out_dtype, _is_product(problem))
+    read: dict[str, Any] = {"a": product.matrix(a, batch), "b": product.matrix(b, batch)}
+    read |= {copy.name: copy.matrix(batch) for copy in conversions({"a": a, "b": b}, read)}
+    fields: dict[str, Any] = {
+        "alpha": problem.alpha,
+        "activation": problem.activation,
+        "block_scales": block_scales,
+        "precision": canonical(problem.precision),
+        "formula": formula_of(call, shape, dtype),
+    }
+    if dtypes.float32 in (a.dtype, b.dtype):
+        fields["stored"] = a.dtype, b.dtype
+    addends = (call.kwargs.get(name) for name in ("bias", "residual"))
+    return task_of_product(read["a"], read["b"], shape, a.shape[-1], dtype, *addends, **fields)
+
+
+def task_of_product(
+    a: Any,
+    b: Any,
+    shape: tuple[int, ...],
+    k: int,
+    dtype: np.dtype,
+    bias: np.ndarray | None,
+    residual: np.ndarray | None = None,
+    **fields: Any,
+) -> GemmTask:
+    """Of matrices `a` and `b`, where `out` is the library's.  fields: others of product.Product."""
+    batch, (m, n) = shape[:-2], shape[-2:]
 
     def matrix(x: np.ndarray | None) -> Any:
-        return None if x is None else product.matrix(x, batch)
+        return None if x is None else product.matrix(np.broadcast_to(x, shape), batch)
 
-    read = {"a": matrix(a), "b": matrix(b)}
-    read |= {copy.name: copy.matrix(batch) for copy in conversions({"a": a, "b": b}, read)}
-
-    def addend(name: str) -> product.Matrix | None:
-        x = call.kwargs.get(name)
-        return matrix(None if x is None else np.broadcast_to(x, shape))
-
-    whole = product.Product(
-        *(batch, m, n, k, read["a"], read["b"], matrix(np.empty(shape, dtype))),
-        *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
-        block_scales=block_scales,
-        formula=formula_of(call, shape, dtype),
-    )
-    task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
-    return replace(
-        task,
-        slow_activation=gemm.slow_activation(problem.activation) or whole.formula is not None,
-        tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
-        precision=canonical(problem.precision),
-        stored_a=a.dtype if dtypes.float32 in (a.dtype, b.dtype) else dtypes.float32,
-        stored_b=b.dtype if dtypes.float32 in (a.dtype, b.dtype) else dtypes.float32,
-        formula=None if whole.formula is None else whole.formula.code(),
-    )
+    fields = {"scale_a": None, "scale_b": None, **fields}
+    out: Any = product.matrix(np.empty(shape, dtype), batch)
+    addends = {"bias": matrix(bias), "residual": matrix(residual)}
+    return gemm.task_of(product.Product(batch, m, n, k, a, b, out, **addends, **fields))
 
 
 def formula_of(

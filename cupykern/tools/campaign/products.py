@@ -20,6 +20,7 @@ import numpy as np
 from ... import dtypes
 from ...check import GuardedArray, Violation
 from ...numerics import as_float64, to_numpy
+from ...nvfp4 import NvFp4
 from ...op import Call, Op, RandomDraw
 from ...ops import dual_gemm_silu, scaled_mm
 from ...ops.checks.products import FLOATS
@@ -101,12 +102,9 @@ def run(task: Task, target: Target) -> Tally:
 
 
 def _difference(op: Op, product: _Product, seed: int, target: Target) -> str | None:
-    """How the result differs from the expected one; None: it does not.
-
-    Every second one is written to a guarded `out`.
-    """
+    """How the result differs from the expected one; None: it does not."""
     call, expected = product.call, product.expected
-    if seed % 2:
+    if takes_out(product, seed):
         guarded = GuardedArray(target.xp, expected.shape, expected.dtype)
         result = op.run(*call.args, **call.kwargs, out=guarded.array)
         guarded.check()
@@ -123,6 +121,16 @@ def _difference(op: Op, product: _Product, seed: int, target: Target) -> str | N
         return None
     first = tuple(int(i) for i in places[0])
     return f"{len(places)} of {x.size} differ; at {first}: got {x[first]}, expected {y[first]}"
+
+
+def takes_out(product: _Product, seed: int) -> bool:
+    """Whether the call writes to a guarded `out`: every second one.
+
+    Not with a config where an NVFP4 a takes b's place: the op's configs are those of its own
+    result, which is MN-major, and an `out` is K-major.
+    """
+    exchanged = [isinstance(x, NvFp4) for x in product.call.args[:2]] == [True, False]
+    return seed % 2 == 1 and not (exchanged and "config" in product.call.kwargs)
 
 
 # --- drawing ------------------------------------------------------------------------------------
