@@ -40,7 +40,7 @@ class Statistics(NamedTuple):
 
     @property
     def rms_ratio(self) -> float:
-        return self.rms / self.most_rms if self.most_rms else 0.0
+        return self.rms / self.most_rms if self.most_rms else math.inf if self.rms else 0.0
 
     @property
     def bias_ratio(self) -> float:
@@ -60,7 +60,8 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
         error = error * scale * xp.sign(reference)
         known, known_square, places = _of_rounding(reference, scale, dtype)
         squares = float(xp.sum(error * error))
-        expected = count + float(xp.sum(xp.where(expects, known_square, 0.0)))
+        # Not below 0 by rounding, which is right where all results are exact.
+        expected = max(count + float(xp.sum(xp.where(expects, known_square, 0.0))), 0.0)
         mean = float(xp.sum(xp.where(expects, error - known, 0.0))) / count
         bias = float(xp.sum(xp.where(expects, bound.bias * scale, 0.0))) / count
         of_operands = bound.known * scale * xp.sign(reference)

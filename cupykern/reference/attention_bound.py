@@ -338,9 +338,16 @@ class _Bounds:
 
     def of_sink_alone(self) -> Any:
         """(H, 1): the error of the statistics of rows whose only score is the sink."""
-        return (4 * self.problem.xp.abs(self.problem.sinks[0, ..., 0]) + 2 * EXP2_ULPS).reshape(
-            -1, 1
-        ) * _U
+        return self._worst_of_sink(self.problem.sinks[0, ..., 0]).reshape(-1, 1)
+
+    def _worst_of_sink(self, sinks: Any) -> Any:
+        """The relative error of exp(sink - origin), where the origin comes from the sink.
+
+        log2(e) (twice), the factor of scores and its inverse, two products and the quotient are
+        rounded: 7 |sink|.  The origin has a shift of 7 in base 2, of which two differences are
+        rounded, and its exponential is multiplied: 8.
+        """
+        return (7 * self.problem.xp.abs(sinks) + 2 * EXP2_ULPS + 8) * _U
 
     def _sink(self, part: Rows) -> tuple[Any, Any]:
         """(worst error, expected square) of the sink's share of a row's sum: of its exponent, and
@@ -351,7 +358,7 @@ class _Bounds:
         share = part.sink / part.divisor
         share = xp.where(xp.isfinite(share), share, 0.0)
         distance = xp.abs(sinks - part.finite_top)
-        worst = (4 * xp.abs(sinks) + 4 * distance + 2 * EXP2_ULPS + 8) * _U
+        worst = self._worst_of_sink(sinks) + 4 * distance * _U
         square = (2 * ROUNDING * sinks) ** 2 + (ROUNDING * distance) ** 2 + (EXP2_RMS * _U) ** 2
         return share * worst, share**2 * square
 

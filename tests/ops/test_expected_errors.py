@@ -148,6 +148,23 @@ FOUND = {
         ),
         1501067,
     ),
+    "a sink without a key, whose exponent has a shift": (
+        "attention",
+        AttentionProblem(
+            1, 4, 2, 16, 0, 40, 33, causal=True, mask="bool", mask_dims=(True, False, False, True),
+            input_pos=0, row_stats=True, kind="subnormal",
+            options=ScoreChoice(window=(-1, 5), softcap=30.0, sinks=True),
+        ),
+        803329,
+    ),
+    "products that are exact, half of them cut off": (
+        "matmul",
+        MatmulProblem(
+            16, 65, 1, "float32", "bfloat16", batch_b=(2,), layout_a="broadcast",
+            layout_b="offset", activation="relu", kind="exact",
+        ),
+        800961,
+    ),
     "sums that repeat": (
         "nonfinite_report",
         NonfiniteProblem((8, 8, 3, 1024), "float32", kind="uniform", layout="broadcast"),
