@@ -47,13 +47,13 @@ def test_no_report(gpu, tool, request):
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_every_kernel_is_launched(op, monkeypatch):
     pytest.importorskip("cupy")
-    from fake_gpu import fake_gpu
+    from fake_gpu import fake_gpu, on_fake_gpu
 
     with fake_gpu(monkeypatch) as gpu:
 
         def inputs(problem, seed, xp):
             gpu.reuse()
-            return _uploaded(op.inputs(problem, seed, np), gpu)
+            return on_fake_gpu(op.inputs(problem, seed, np), gpu)
 
         uploading = dataclasses.replace(op, inputs=inputs)
         launched = set()
@@ -63,16 +63,11 @@ def test_every_kernel_is_launched(op, monkeypatch):
     assert kernels >= {variant.kernel for variant in op.variants(gpu.arch)}
 
 
-def _uploaded(value, gpu):
-    """value with arrays of the fake GPU instead of numpy's, also in calls and operands."""
-    if isinstance(value, np.ndarray):
-        return gpu.asarray(value)
-    if isinstance(value, tuple):
-        return tuple(_uploaded(x, gpu) for x in value)
-    if isinstance(value, dict):
-        return {name: _uploaded(x, gpu) for name, x in value.items()}
-    if dataclasses.is_dataclass(value):
-        copy = object.__new__(type(value))
-        copy.__dict__.update(_uploaded(value.__dict__, gpu))
-        return copy
-    return value
+def test_report_names_the_call_of_the_first_error():
+    text = "checked softmax A\n========= Invalid read\n=========     at softmax\n"
+    found = sanitizers.report(9, text + "checked softmax B\nchecked softmax C\n")
+    assert found.splitlines()[:2] == ["exit code 9 in softmax B", "========= Invalid read"]
+    assert sanitizers.report(9, text).startswith("exit code 9 after softmax A")
+    copies = "========= Uninitialized read\n=========     at cupy_copy__int8_int8+0x3a0\n"
+    found = sanitizers.report(9, f"{copies}checked softmax A\n{text}")
+    assert found.splitlines()[1] == "========= Invalid read"

@@ -9,7 +9,7 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import is_dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from fake_copies import replace_copies
 
 from cupykern import targets
 from cupykern.kernels import Variant
-from cupykern.nvfp4 import NvFp4
 from cupykern.runtime import plans, workspace
 from cupykern.targets import tensor_map
 
@@ -109,11 +108,18 @@ _DEFAULT_STREAM = SimpleNamespace(ptr=0, synchronize=lambda: None)
 
 
 def on_fake_gpu(x: Any, gpu: FakeGpu) -> Any:
-    """An argument with arrays of `gpu` in place of numpy's; an NvFp4's global scale is 1."""
+    """`x` with arrays of `gpu` in place of numpy's, also in tuples, calls, operands and NvFp4s."""
     if isinstance(x, np.ndarray):
         return gpu.asarray(x)
-    if isinstance(x, NvFp4):
-        return replace(x, data=gpu.asarray(x.data), scale=gpu.asarray(x.scale), global_scale=1.0)
+    if isinstance(x, tuple):
+        found = (on_fake_gpu(y, gpu) for y in x)
+        return type(x)(*found) if hasattr(x, "_fields") else tuple(found)
+    if isinstance(x, dict):
+        return {name: on_fake_gpu(y, gpu) for name, y in x.items()}
+    if is_dataclass(x):
+        copy = object.__new__(type(x))
+        copy.__dict__.update(on_fake_gpu(x.__dict__, gpu))
+        return copy
     return x
 
 

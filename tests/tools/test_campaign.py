@@ -172,10 +172,10 @@ def test_configs_drawn_for_hopper_fit_their_products(subject, monkeypatch):
         for seed in range(20):
             gpu.reuse()
             drawn = products.draw(op, tuple(names), seed, on_hopper)
-            args = [on_fake_gpu(x, gpu) for x in drawn.call.args]
-            kwargs = {key: on_fake_gpu(x, gpu) for key, x in drawn.call.kwargs.items()}
+            call = on_fake_gpu(drawn.call, gpu)
             out = gpu.array(drawn.expected.shape, drawn.expected.dtype)
-            op.run(*args, **kwargs, **({"out": out} if products.takes_out(drawn, seed) else {}))
+            given = {"out": out} if products.takes_out(drawn, seed) else {}
+            op.run(*call.args, **call.kwargs, **given)
 
 
 def test_sums_of_products_come_near_to_the_limit():

@@ -264,10 +264,9 @@ def test_every_row_is_planned_on_a_fake_gpu(name, seed, monkeypatch):
             assert task.op.variant(task.problem, config).kernel, key(task)
             call = task.op.inputs(task.problem, 0, np)
             gpu.reuse()
-            args = [on_fake_gpu(x, gpu) for x in call.args]
-            kwargs = {name: on_fake_gpu(x, gpu) for name, x in call.kwargs.items()}
+            call = on_fake_gpu(call, gpu)
             gpu.launches.clear()
-            task.op.run(*args, **kwargs)
+            task.op.run(*call.args, **call.kwargs)
             assert gpu.launches, key(task)
 
 

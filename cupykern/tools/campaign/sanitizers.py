@@ -16,11 +16,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ... import check
+from ...gemm import copied_plan
 from ...kernels import Variant
 from ...op import Call, Op, RandomDraw
 from ...runtime import jit, plans
@@ -37,7 +39,6 @@ _REPORT = 9  # exit code
 _VECTOR = 16  # bytes
 _READS_TMA_STORES = "reduce_split_k"
 _CUPYS_COPY = "cupy_copy__"
-_MOST_PRINTED = 10000  # reports
 _REPORTED = re.compile(r"^=========     at ([^\s+]+)", re.MULTILINE)  # the kernel, a report each
 _SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
 
@@ -73,7 +74,7 @@ def run(task: Task, target: Target) -> Tally:
     elif code and not (tool == "initcheck" and _is_of_copies(text)):
         unfinished = next((n for n in names if f"finished {n}\n" not in text), names[-1])
         tally.add(unfinished, tool)
-        tally.fail(unfinished, tool, task.seed, " ".join(names), _report(code, text))
+        tally.fail(unfinished, tool, task.seed, " ".join(names), report(code, text))
     return tally
 
 
@@ -84,7 +85,7 @@ def _run_tool(sanitizer: str, tool: str, names: Sequence[str], seed: int) -> tup
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(_REPORT)]
     if tool == "initcheck":
         command += ["--kernel-name-exclude", f"kernel_substring={_READS_TMA_STORES}"]
-        command += ["--print-limit", str(_MOST_PRINTED)]
+        command += ["--print-limit", "0", "--show-backtrace", "no"]  # all: CuPy's are many
     child = subprocess.Popen(
         [*command, sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -119,11 +120,23 @@ def _is_of_copies(text: str) -> bool:
     )
 
 
-def _report(code: int, text: str) -> str:
-    """The tool's first error, and how the process ended."""
-    lines = [line for line in text.splitlines() if line.startswith("=========")]
-    lines = [line for line in lines if "COMPUTE-SANITIZER" not in line]
-    return f"exit code {code}\n" + "\n".join([*lines[:12], *text.splitlines()[-5:]])
+def report(code: int, text: str) -> str:
+    """The tool's first error that is none of CuPy's copies, the call that made it, and how the
+    process ended."""
+    lines = text.splitlines()
+    told = [i for i, line in enumerate(lines) if _is_told(line)]
+    ours = [i for i in told if not any(_CUPYS_COPY in line for line in lines[i : i + 2])]
+    first = next((i for i in ours if lines[i][10:11].strip()), len(lines))
+    calls = [(i, line) for i, line in enumerate(lines) if line.startswith("checked ")]
+    where = next((f" in {line[8:]}" for i, line in calls if i > first), "")
+    if calls and not where:
+        where = f" after {calls[-1][1][8:]}"
+    errors = (lines[i] for i in told if first <= i)
+    return "\n".join([f"exit code {code}{where}", *islice(errors, 12), *lines[-5:]])
+
+
+def _is_told(line: str) -> bool:
+    return line.startswith("=========") and "COMPUTE-SANITIZER" not in line
 
 
 # --- in the process that is checked -------------------------------------------------------------
@@ -136,6 +149,7 @@ def calls(tool: str, names: Sequence[str], seed: int) -> None:
     target = targets.get("cuda")
     if tool in ("memcheck", "initcheck"):
         target.xp.cuda.set_allocator(partial(_allocate, target.xp.cuda))
+        vars(copied_plan)["maker"] = _zeros
     for op in map(find_op, names):
         for problem in select(op, target, seed):
             if tool == "memcheck":
@@ -148,11 +162,16 @@ def calls(tool: str, names: Sequence[str], seed: int) -> None:
         print("finished", op.name)
 
 
-def _allocate(cuda: Any, size: int) -> Any:
-    """Memory of `size` bytes, rounded up to whole vectors.
+def _zeros(xp: Any) -> Callable[..., Any]:
+    """Makes copies of operands with zeros behind their rows.
 
-    cp.async reads the last vector of an array with its size in bytes, which the tools ignore.
+    cp.async reads the last vector of a row with its size in bytes, which the tools ignore.
     """
+    return lambda shape, dtype, *more: xp.zeros(shape, dtype)
+
+
+def _allocate(cuda: Any, size: int) -> Any:
+    """Memory of `size` bytes, rounded up to whole vectors, as for `_zeros`."""
     whole = -(-size // _VECTOR) * _VECTOR
     memory = cuda.MemoryPointer(cuda.Memory(whole), 0)
     if whole > size:
