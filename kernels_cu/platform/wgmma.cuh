@@ -49,3 +49,10 @@ DEVICE int wgmma_col(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i 
 #else
 #error "wgmma is Hopper's (sm_90a) and the host's"
 #endif
+
+// The lower two bytes alone.
+template <class Stored, class T> DEVICE uint32_t convert_pair(uint32_t bytes) {
+    uint32_t low, high;
+    convert_bytes<Stored, T>(bytes, low, high);
+    return low;
+}

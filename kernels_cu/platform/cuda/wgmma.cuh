@@ -171,11 +171,6 @@ template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     cuda::convert_bytes<Stored, T>(bytes, low, high);
 }
-template <class Stored, class T> DEVICE uint32_t convert_pair(uint32_t bytes) {
-    uint32_t low, high;
-    cuda::convert_bytes<Stored, T>(bytes, low, high);
-    return low;
-}
 template <int kSelect>
 DEVICE uint32_t permute_bytes(uint32_t bytes) {
     return __byte_perm(bytes, 0, kSelect);

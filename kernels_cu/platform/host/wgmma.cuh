@@ -76,11 +76,6 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     low = pack<T>(number(0), number(1));
     high = pack<T>(number(2), number(3));
 }
-template <class Stored, class T> DEVICE uint32_t convert_pair(uint32_t bytes) {
-    uint32_t low, high;
-    convert_bytes<Stored, T>(bytes, low, high);
-    return low;
-}
 template <int kSelect>
 DEVICE uint32_t permute_bytes(uint32_t bytes) {
     uint32_t result = 0;
