@@ -30,6 +30,9 @@ from .rounding import RELATIVE_RMS, ROUNDING
 # the last place, and of its square, over the number itself.
 _ULP = 0.5 / math.log(2)
 _ULP_SQUARED = 3 * RELATIVE_RMS**2
+NVFP4_UNIT = 2.0**7
+"""Sums of BF16 by NVFP4 are added up in units of its inverse (kScaledUnit in platform/nvfp4.cuh),
+so that larger ones count as zero.  FP16's smallest products are far above."""
 _LARGEST = (16 / 9) ** 4
 """The largest product p of two uniform numbers, over the mean of |p|^(-1/4) to the power of -4."""
 
@@ -376,6 +379,8 @@ class Products:
             worst = max(worst, Products(self.a, self.b)._relative(k))
         a, b, sizes = xp.abs(a), xp.abs(b), terms.sizes
         floor = flushed(a, b) + xp.zeros_like(total)
+        if dtypes.float4_e2m1fn in (self.a, self.b):
+            floor = floor * NVFP4_UNIT
         if self.adder is not FMA:
             sizes = aligned_sizes(a, b, self.a, self.b, sizes)
         worst = sizes * worst + self._underflow(k)

@@ -27,9 +27,10 @@ template <class Mainloop> struct ConvertNvfp4 {
         kUnits ? 1.0f / kScaledUnit<To> : 1.0f;  // factor of an accumulator
 
     const RowScales& scales;
-    int first_row, second_row;         // the thread's first row in a stage; distance of its second
-    int first;                         // first word of scales of the warpgroup's first stage
-    uint32_t words[2], prefetched[2];  // lane i of four: word i of the next kPrefetchedWords
+    int first_row, second_row;  // the thread's first row in a stage; distance of its second
+    int first;                  // first word of scales of the warpgroup's first stage
+    // Lane i of four: word i of kPrefetchedWords, as factors, and of the next ones.
+    uint32_t factors[2][2], prefetched[2];
 
     DEVICE ConvertNvfp4(const typename Mainloop::WorkTile& work, int row)
         : scales(work.row_scales) {
@@ -64,24 +65,25 @@ template <class Mainloop> struct ConvertNvfp4 {
         const int lane = threadIdx.x % 32,
                   word = index / Mainloop::kStride * kStageWords + k / kWordK;
         if (k % kWordK == 0 && word % kPrefetchedWords == 0) {
-            words[0] = prefetched[0];
-            words[1] = prefetched[1];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                factors[half][0] = scale_factors<To, kUnits>(prefetched[half]);
+                factors[half][1] = scale_factors<To, kUnits>(prefetched[half] >> 16);
+            }
             fetch(word + kPrefetchedWords);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            uint32_t four = 0;
 #pragma unroll
             for (int i = 0; i < kDepth / kMmaK; i += 2) {
                 const int at = k + i * kMmaK, ahead = word + (at - k) / kWordK;
-                if (i == 0 || at % kWordK == 0) {
-                    four = shuffle(words[half], lane / 4 * 4 + ahead % kPrefetchedWords);
-                }
+                const uint32_t two = shuffle(factors[half][at % kWordK / (2 * kMmaK)],
+                                             lane / 4 * 4 + ahead % kPrefetchedWords);
                 const Bytes<16> codes =
                     *reinterpret_cast<const Bytes<16>*>(stage + Stage::offset(first_row, at / 2) +
                                                         half * second_row * Stage::kRowBytes);
                 uint32_t pairs[4];
-                decode_bytes<To, kUnits>(codes.words, lane % 4, four >> at % kWordK / 2, pairs);
+                decode_bytes<To, kUnits>(codes.words, lane % 4, two, pairs);
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     a[i + j][half] = pairs[2 * j];

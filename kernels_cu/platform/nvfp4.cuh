@@ -2,9 +2,11 @@
 // exactly, also times kScaledUnit<T>.  Included by the kernels that decode them.
 //
 //     decode_scaled<T>(codes, scale, pairs)     eight elements, the first in the lowest bits
-//     decode_bytes<T, kUnits>(words, byte, scales, pairs)
-//         byte `byte` of each of four words, two elements each, times two scales (the lower 16 bits
-//         of `scales`, one per two words) and with kUnits kScaledUnit<T>; not on HIP
+//     scale_factors<T, kUnits>(scales)
+//         the two scales in the lower 16 bits as decode_bytes takes them; not on HIP
+//     decode_bytes<T, kUnits>(words, byte, factors, pairs)
+//         byte `byte` of each of four words, two elements each, times two scales (scale_factors,
+//         one per two words) and with kUnits kScaledUnit<T>; not on HIP
 //     load_scaled(low, high, tile, first, k)
 //         32 of k as two fragments in kEights' order, times scales and kScaledUnit<T>;
 //         tile.codes(row, k / 32): 16 bytes along k; tile.scale(row, k / 16).  All 64 of k from a

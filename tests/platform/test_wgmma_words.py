@@ -230,7 +230,8 @@ KERNEL void word(const uint32_t* scales, uint32_t* y, float* unit) {
                 const uint32_t byte = j + 64 * n & 0xff, shift = j % 4 * 8;
                 words[n] = 0x5a5a5a5au & ~(0xffu << shift) | byte << shift;
             }
-            decode_bytes<T, IN_UNITS>(words, j % 4, scales[i], pairs);
+            const uint32_t factors = scale_factors<T, IN_UNITS>(scales[i]);
+            decode_bytes<T, IN_UNITS>(words, j % 4, factors, pairs);
             for (int n = 0; n < 4; ++n) y[(i * 256 + j) * 4 + n] = pairs[n];
             unit[0] = IN_UNITS ? kScaledUnit<T> : 1.0f;
         }

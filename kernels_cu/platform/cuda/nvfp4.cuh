@@ -1,7 +1,8 @@
 // NVFP4 on CUDA.  An element's sign, exponent and mantissa, moved to the fields of FP16, are 2^-14
-// times the element, of BF16 2^-126: fewer instructions than a table or a conversion.
+// times the element, of BF16 2^-126: fewer instructions than a table or a conversion.  With BF16 the
+// scale has a factor of 2^119, the largest that no scale overflows with.
 #pragma once
-template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
+template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 0x1p-7f;
 
 namespace cuda {
 // Of eight elements, those of the bytes' lower halves and the others, as upper bytes of FP16.
@@ -9,84 +10,106 @@ DEVICE void spread_codes(uint32_t codes, uint32_t& lower, uint32_t& upper) {
     lower = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu);
     upper = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
 }
-// Adjacent elements as pairs of FP16.
-DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
-    uint32_t lower, upper;
-    spread_codes(codes, lower, upper);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        // Of two bytes: the lower and upper elements of the second, each behind the first's.
-        const uint32_t two = __byte_perm(lower, upper, i == 0 ? 0x4501 : 0x6723);
-        pairs[2 * i] = two & 0xff00ff00u;
-        pairs[2 * i + 1] = __byte_perm(two, 0, 0x2404);
-    }
-}
 // Either half twice: the multiplication selects its half without an instruction.
 DEVICE void repeat_halves(uint32_t halves, uint32_t& low, uint32_t& high) {
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }"
         : "=r"(low), "=r"(high)
         : "r"(halves));
 }
-// A pair of spread_pairs times `factor`, as T, and with kUnits times kScaledUnit<T>.
-template <class T, bool kUnits>
-DEVICE uint32_t scaled_pair(uint32_t pair, uint32_t factor) {
-    if constexpr (!kUnits || !kSame<T, half>) pair = multiply_halves(pair, 0x74007400u);  // 2^14
-    pair = multiply_halves(pair, factor);
-    if constexpr (kSame<T, half>) return pair;
-    else return pack<T>(low_float(pair), high_float(pair));
-}
-
 DEVICE uint32_t multiply_bf16s(uint32_t a, uint32_t b) {
     uint32_t y;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
     return y;
 }
+// The elements' bits in T's fields, adjacent elements as pairs.
+template <class T>
+DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
+    if constexpr (kSame<T, half>) {
+        uint32_t lower, upper;
+        spread_codes(codes, lower, upper);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            // Of two bytes: the lower and upper elements of the second, each behind the first's.
+            const uint32_t two = __byte_perm(lower, upper, i == 0 ? 0x4501 : 0x6723);
+            pairs[2 * i] = two & 0xff00ff00u;
+            pairs[2 * i + 1] = __byte_perm(two, 0, 0x2404);
+        }
+    } else {
+        const uint32_t lower = codes << 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // both elements of byte i in the upper bits of 16
+            const uint32_t pair = __byte_perm(lower, codes, 0x4400 + 0x1111 * i);
+            pairs[i] = (pair & 0x80008000u) | (pair >> 6 & 0x01c001c0u);
+        }
+    }
+}
+// Factors of spread_pairs: the lower 16 bits of `scales` as T, kUnits: so that products are in
+// kScaledUnit<T>.
+template <class T, bool kUnits>
+DEVICE uint32_t scale_factors(uint32_t scales) {
+    const uint32_t halves = halves_of<e4m3>(scales);
+    constexpr float kFactor = kUnits ? 0x1p119f : 1.0f;
+    if constexpr (kSame<T, half>) return halves;
+    else return pack<T>(low_float(halves) * kFactor, high_float(halves) * kFactor);
+}
+template <class T, bool kUnits>
+DEVICE uint32_t scaled_pair(uint32_t pair, uint32_t factor) {
+    if constexpr (kSame<T, half>) {
+        if constexpr (!kUnits) pair = multiply_halves(pair, 0x74007400u);  // 2^14
+        return multiply_halves(pair, factor);
+    } else {
+        if constexpr (!kUnits) pair = multiply_bf16s(pair, 0x7e807e80u);  // 2^126
+        return multiply_bf16s(pair, factor);
+    }
+}
+
 // Eight elements times a scale and kScaledUnit<T>, in kEights' pairs, which lie 16 bits apart.
 template <class T>
 DEVICE void decode_apart(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
-    const uint32_t halves = halves_of<e4m3>(scale.code);
+    uint32_t factor, none;
+    repeat_halves(scale_factors<T, true>(scale.code), factor, none);
     if constexpr (kSame<T, half>) {
-        uint32_t even, odd, factor, none;
+        uint32_t even, odd;
         spread_codes(codes, even, odd);
-        repeat_halves(halves, factor, none);
         pairs[0] = __byte_perm(even, 0, 0x2404);
         pairs[1] = even & 0xff00ff00u;
         pairs[2] = __byte_perm(odd, 0, 0x2404);
         pairs[3] = odd & 0xff00ff00u;
-#pragma unroll
-        for (uint32_t& pair : pairs) pair = multiply_halves(pair, factor);
     } else {
-        constexpr uint32_t kSigns = 0x80008000u, kMagnitudes = 0x01c001c0u, k2To126 = 0x7e807e80u;
+        constexpr uint32_t kSigns = 0x80008000u, kMagnitudes = 0x01c001c0u;
         pairs[0] = (codes << 12 & kSigns) | (codes << 6 & kMagnitudes);
         pairs[1] = (codes << 4 & kSigns) | (codes >> 2 & kMagnitudes);
         pairs[2] = (codes << 8 & kSigns) | (codes << 2 & kMagnitudes);
         pairs[3] = (codes & kSigns) | (codes >> 6 & kMagnitudes);
-        const float x = low_float(halves);
-        const uint32_t factor = pack<T>(x, x);
-#pragma unroll
-        for (uint32_t& pair : pairs) pair = multiply_bf16s(multiply_bf16s(pair, k2To126), factor);
     }
+#pragma unroll
+    for (uint32_t& pair : pairs) pair = scaled_pair<T, true>(pair, factor);
 }
 }  // namespace cuda
 
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     uint32_t factor, none;
-    cuda::repeat_halves(cuda::halves_of<e4m3>(scale.code), factor, none);
-    cuda::spread_pairs(codes, pairs);
+    cuda::repeat_halves(cuda::scale_factors<T, false>(scale.code), factor, none);
+    cuda::spread_pairs<T>(codes, pairs);
 #pragma unroll
     for (uint32_t& pair : pairs) pair = cuda::scaled_pair<T, false>(pair, factor);
 }
 
 template <class T, bool kUnits>
-DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
+DEVICE uint32_t scale_factors(uint32_t scales) {
+    return cuda::scale_factors<T, kUnits>(scales);
+}
+
+template <class T, bool kUnits>
+DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scale_factors,
                          uint32_t (&pairs)[4]) {
     const uint32_t select = 0x40 + 0x11 * byte;
     const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
                                        __byte_perm(words[2], words[3], select), 0x5410);
     uint32_t factors[2];
-    cuda::repeat_halves(cuda::halves_of<e4m3>(scales), factors[0], factors[1]);
-    cuda::spread_pairs(bytes, pairs);
+    cuda::repeat_halves(scale_factors, factors[0], factors[1]);
+    cuda::spread_pairs<T>(bytes, pairs);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         pairs[i] = cuda::scaled_pair<T, kUnits>(pairs[i], factors[i / 2]);

@@ -1,12 +1,19 @@
 // NVFP4 on the host, with CUDA's kScaledUnit.
 #pragma once
-template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
+template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 0x1p-7f;
 
 template <class T, bool kUnits>
-DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
+DEVICE uint32_t scale_factors(uint32_t scales) {
+    float low, high;
+    unpack<e4m3>(scales, low, high);
+    return pack<T>(low, high);
+}
+
+template <class T, bool kUnits>
+DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scale_factors,
                          uint32_t (&pairs)[4]) {
     float factors[2];
-    unpack<e4m3>(scales, factors[0], factors[1]);
+    unpack<T>(scale_factors, factors[0], factors[1]);
     for (int i = 0; i < 4; ++i) {
         const uint32_t codes = words[i] >> 8 * byte & 0xff;
         const float factor = factors[i / 2] * (kUnits ? kScaledUnit<T> : 1.0f);
