@@ -329,7 +329,7 @@ class Fp8(Sm90Config):
     128."""
 
     mainloop = "SSFp8", "ss_fp8"
-    consumers = (2, 3)
+    consumers: ClassVar[tuple[int, ...]] = (2, 3)
     tile_k = BLOCK
 
     def operands_refusal(self, task: GemmTask) -> str | None:

@@ -88,8 +88,9 @@ class Sm90DualGemmConfig(SS, SameOperands):
 
 @dataclass(frozen=True)
 class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
-    """FP8 operands without block scales, tile_k = 128."""
+    """FP8 operands without block scales, tile_k = 128.  One warpgroup is for up to 64 rows."""
 
+    consumers = (1, 2, 3)
     tile_m: int
     tile_n: int
     stages: int

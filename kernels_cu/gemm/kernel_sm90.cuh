@@ -30,7 +30,9 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr int kConsumers = Mainloop::kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kPingPong = Mainloop::kPingPong, kSplitK = Mainloop::kSplitK;
-    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.
+    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.  One consumer
+    // has all that a thread can have at launch.
+    static constexpr bool kReallocates = kConsumers > 1;
     static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
     static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
     static constexpr int kConsumerRegisters =
@@ -79,7 +81,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
 
     DEVICE void produce(const Scheduler& scheduler, const Loader& loader, const Epilogue& epilogue,
                         OutputTile first_tile) {
-        decrease_registers<kProducerRegisters>();
+        if constexpr (kReallocates) decrease_registers<kProducerRegisters>();
         const int warp = threadIdx.x / 32;
         if (warp == 4 * kConsumers && elect_one()) {
             typename Mainloop::PipelineState state;
@@ -96,12 +98,12 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
                 epilogue.load(storage.epilogue, scheduler.tile(params, i), count);
         }
         sync_warp();
-        if constexpr (kSplitK) Epilogue::Reduction::skip();
+        if constexpr (kSplitK) Epilogue::Reduction::sync_before();
     }
 
     DEVICE void consume(const Scheduler& scheduler, const Epilogue& epilogue, OutputTile first_tile,
                         int warp, int warpgroup, int tile_offset) {
-        increase_registers<kConsumerRegisters>();
+        if constexpr (kReallocates) increase_registers<kConsumerRegisters>();
         constexpr int tile_stride = kPingPong ? kConsumers : 1;
         const int num_k_tiles = scheduler.num_k_tiles;
         typename Mainloop::WorkTile work{};

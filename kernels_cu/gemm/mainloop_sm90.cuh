@@ -120,16 +120,18 @@ struct MainloopSm90 {
                                            kMulticast ? kClusterSize : 1>;
     using PipelineState = typename Pipeline::State;
 
-    // order: ordered barriers between the warpgroups (see the mainloops).
+    // warpgroups: ordered barriers between the warpgroups (see the mainloops); with cluster split-K
+    // each counts the accumulators that a warpgroup receives (SplitKReduction).
     struct SharedStorage {
         unsigned char rows[kStages][StageRows::kBytes];
         unsigned char cols[kStages][StageCols::kBytes];
         Pipeline pipeline;
-        Barrier order[kConsumers];
+        Barrier warpgroups[kConsumers];
 
         DEVICE void init() {
             pipeline.init();
-            for (int i = 0; i < kConsumers; ++i) order[i].init(128 / kThreadsPerArrival);
+            for (Barrier& of_warpgroup : warpgroups)
+                of_warpgroup.init(kSplitK ? 1 : 128 / kThreadsPerArrival);
             fence_barrier_init();
         }
     };

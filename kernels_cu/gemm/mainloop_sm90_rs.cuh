@@ -101,7 +101,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         storage.pipeline.consumer_release(before);
     }
 
-    // Ordered barrier of the warpgroups (storage.order): they alternate, the first one first, the
+    // Ordered barrier of the warpgroups (storage.warpgroups): they alternate, the first one first, the
     // same number of times.
     struct Order {
         SharedStorage& storage;
@@ -113,12 +113,14 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             next = work.count * of_tile;
             end = next + of_tile;
         }
-        DEVICE void wait() { storage.order[consumer].wait((next++ & 1) ^ (consumer == 0 ? 1 : 0)); }
+        DEVICE void wait() {
+            storage.warpgroups[consumer].wait((next++ & 1) ^ (consumer == 0 ? 1 : 0));
+        }
         DEVICE void arrive() {
             sync_warp();
             // Each warp waits, so that none falls a phase behind and sees the same parity again.
             if (threadIdx.x % kThreadsPerArrival == 0)
-                storage.order[(consumer + 1) % kConsumers].arrive();
+                storage.warpgroups[(consumer + 1) % kConsumers].arrive();
         }
         // Arrivals for the missing stages.
         DEVICE void finish() {

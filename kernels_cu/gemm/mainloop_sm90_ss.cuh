@@ -23,11 +23,11 @@ struct MainloopSm90SS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     static_assert(!Base::kMixedInput && !Base::kFp8,
                   "mixed input and FP8 have their own mainloops");
 
-    // storage.order: with PingPong, a warpgroup has issued its last stage of a tile, so that the
+    // storage.warpgroups: with PingPong, a warpgroup has issued its last stage of a tile, so that the
     // next full stages are the other's.
     DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
         const int consumer = work.consumer, count = work.count;
-        if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
+        if (kPingPong) storage.warpgroups[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
         bool first = true;
         int before = 0;
         // Sliced-K: the only stage may be the other warpgroup's.  Cleared here: after the loop,
@@ -55,7 +55,7 @@ struct MainloopSm90SS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             first = false;
             before = stage;
         }
-        if (kPingPong && threadIdx.x % 128 == 0) storage.order[consumer].arrive();
+        if (kPingPong && threadIdx.x % 128 == 0) storage.warpgroups[consumer].arrive();
         wgmma_wait<0>(accumulator);
         if (!kSlicedK || !first) storage.pipeline.consumer_release(before);
     }

@@ -37,7 +37,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static constexpr int kPartialCols = kHalves ? kCols / 2 : kCols < kBlockK ? kCols : kBlockK;
     static constexpr int kPartialSize = kPartialCols / 2;   // per thread
     static constexpr int kPartials = kCols / kPartialCols;  // per stage
-    static constexpr bool kTwoStages = kConsumers == 2 && kPartials == 1;
+    static constexpr bool kTwoStages = kConsumers <= 2 && kPartials == 1;
     static_assert(kPartials * kPartialCols == kCols, "partial accumulators have all columns");
     using Partial = float[kPartialSize];
 

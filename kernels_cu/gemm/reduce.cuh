@@ -52,14 +52,10 @@ template <class Mainloop, bool kOwnMemory> struct SplitKReduction {
         if constexpr (kOwnMemory) cluster_wait();  // the other blocks have started
         else sync_cluster();                       // and all stages have been read
     }
-    // For the producer warpgroup's threads.
-    DEVICE static void skip() {
-        sync_before();
-        sync_cluster();
-    }
     // This block's columns become the sum over the cluster's blocks, in the order of k.  With two
-    // products they are stored in the first block's columns.
-    DEVICE static void add(void* memory, int warpgroup, Accumulator& accumulator) {
+    // products they are stored in the first block's columns.  full: the warpgroup's barrier, of one
+    // arrival, at which the other blocks' accumulators are counted.
+    DEVICE static void add(void* memory, Barrier& full, int warpgroup, Accumulator& accumulator) {
         Exchange& received = *static_cast<Exchange*>(memory);
         const int rank = cluster_rank(), thread = threadIdx.x % 128;
         // Selects instead of branches: the compiler would copy all accumulators for each branch.
@@ -72,19 +68,21 @@ template <class Mainloop, bool kOwnMemory> struct SplitKReduction {
             }
             return value;
         };
+        if (thread == 0) full.arrive_expect_tx((kClusterSize - 1) * int(sizeof(received[0][0])));
         sync_before();
 #pragma unroll
         for (int next = 1; next < kClusterSize; ++next) {
             const int to = (rank + next) % kClusterSize;
-            auto& slice = (*cluster_shared(&received, to))[rank < to ? rank : rank - 1][warpgroup];
+            auto& slice = received[rank < to ? rank : rank - 1][warpgroup];
 #pragma unroll
             for (int i = 0; i < kMmasM * kOwn; i += 4) {
-                slice[i / 4][thread] = {
+                const Bytes<16> four{
                     bit_cast<uint32_t>(own(to, i)), bit_cast<uint32_t>(own(to, i + 1)),
                     bit_cast<uint32_t>(own(to, i + 2)), bit_cast<uint32_t>(own(to, i + 3))};
+                store_async(&slice[i / 4][thread], four, full, to);
             }
         }
-        sync_cluster();
+        full.wait(0);
 #pragma unroll
         for (int i = 0; i < kMmasM * kOwn; i += 4) {
             ElementAccumulator total[4] = {};

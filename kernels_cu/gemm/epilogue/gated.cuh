@@ -257,7 +257,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         DEVICE bool reduce(const GemmWorkTile&, int, Accumulator& accumulator) {
             if constexpr (kSplitK) {
                 void* memory = kSplitKInStaging ? static_cast<void*>(&staging) : &mainloop;
-                Reduction::add(memory, warpgroup, accumulator);
+                Reduction::add(memory, mainloop.warpgroups[warpgroup], warpgroup, accumulator);
             }
             return true;
         }

@@ -284,7 +284,8 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
             }
             if constexpr (kSplitK) {
                 void* memory = kSplitKInStaging ? static_cast<void*>(staging) : &mainloop;
-                MatmulEpilogue::Reduction::add(memory, warpgroup, accumulator);
+                MatmulEpilogue::Reduction::add(memory, mainloop.warpgroups[warpgroup], warpgroup,
+                                               accumulator);
                 if (adds) fence_async_proxy();
                 begin_residual(tile, count);
             }
