@@ -14,7 +14,7 @@ from planted import Fault, fault_tests
 import cupykern
 from cupykern import OPS, check
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig
-from cupykern.gemm.sm90_policies import SplitK
+from cupykern.gemm.sm90_policies import Cooperative, SplitK
 from cupykern.op import Call
 from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.problems.products import NVFP4
@@ -128,6 +128,13 @@ FAULTS = {
         REDUCE, "else sync_cluster();                       // and all stages have been read", "",
         "split"
     ),
+    "the other blocks' accumulators are read before they are there": Fault(
+        REDUCE, "full.wait(0);", "", "split"
+    ),
+    "too few bytes of accumulators awaited": Fault(
+        REDUCE, "(kClusterSize - 1) * int(sizeof(received[0][0]))",
+        "(kClusterSize - 1) * int(sizeof(received[0][0])) - 16", "split"
+    ),
     "every block has all of k": Fault(
         SCHEDULER, "kSplitK ? rank * all / kClusterSize : 0;", "0;", "split"
     ),
@@ -227,6 +234,15 @@ def _check_split() -> None:
         config = Sm90DualGemmConfig(128, 128, 64, 3, cluster=SplitK(2))
         _check_configs(
             (config,), DualProblem(136, 144, 208), DualProblem(20, 70, 144, scales="tensor")
+        )
+        one = Cooperative(1)
+        _check_configs(
+            (
+                Sm90Fp8DualGemmConfig(64, 128, 4, one),
+                Sm90Fp8DualGemmConfig(64, 64, 4, one, SplitK(2)),
+                Sm90Fp8DualGemmConfig(64, 128, 4, one, SplitK(4)),
+            ),
+            DualProblem(70, 80, 528, "float8_e4m3fn", "float8_e4m3fn", scales="rows"),
         )
 
 
