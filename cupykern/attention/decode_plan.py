@@ -12,7 +12,8 @@ from ..param_structs import zeros
 from ..rows.row_layout import Operand, operand
 from ..runtime import plans, workspace
 from ..runtime.jit import get_kernel
-from ..targets import Kernel, Target
+from ..targets import Target
+from ..targets.repeated import Repeated
 from .attention_task import ScoreOptions
 from .decode_config import (
     CHUNKS_PER_GROUP,
@@ -83,35 +84,34 @@ class DecodeCall(NamedTuple):
 class DecodePlan(NamedTuple):
     """The launches of a call.
 
-    merge: the second kernel, if any.  shape: of the result.  partial_bytes, num_counters: scratch
+    merge: the second kernel's, if any.  shape: of the result.  partial_bytes, num_counters: scratch
     memory of partial results and counters.
     """
 
-    kernel: Kernel
-    merge: Kernel | None
-    merge_grid: int
-    merge_shared_bytes: int
+    target: Target
+    kernel: Repeated
+    merge: Repeated | None
     shape: tuple[int, ...]
-    grid: int
-    shared_bytes: int
-    params: tuple[Any, ...]
     partial_bytes: int
     num_counters: int
 
     def launch(
-        self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
-        *options: Any,
+        self, places: Any, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
+        slopes: Any, sinks: Any, k_scale: Any, v_scale: Any, operands: tuple[Any, ...],
     ) -> None:  # fmt: skip
-        """options: slopes and sinks, of general variants; scales, of 8-bit caches, and slopes and
-        sinks; of formulas their eight pointers."""
-        partials = counters = None
+        """places: what the addresses of these arrays follow from, or None.  operands: of
+        formulas."""
+        partials: Any = None
+        counters: Any = None
         if self.partial_bytes:
-            partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
-        args = (q, k, v, lens, table, out, lse, partials, counters, *options, *self.params)
-        self.kernel(self.grid, args, self.shared_bytes)
+            partials, counters = workspace.take(self.target, self.partial_bytes, self.num_counters)
+            places = places and (places, partials.data.ptr, counters.data.ptr)
+        self.kernel.launch_at(
+            places, q, k, v, lens, table, out, lse, partials, counters,
+            slopes, sinks, k_scale, v_scale, operands,
+        )  # fmt: skip
         if self.merge is not None:
-            merged = (lens, out, lse, partials, *self.params)
-            self.merge(self.merge_grid, merged, self.merge_shared_bytes)
+            self.merge.launch_at(places, lens, out, lse, partials)
 
 
 def has_aligned_rows(x: Operand, shape: tuple[int, ...]) -> bool:
@@ -187,26 +187,37 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     ):
         params[name] = [step // x.itemsize for step in x.strides[: params[name].size]]
     kind = call.dtype, task.padded_dim, config
-    merge, merge_blocks = None, config.tile_m * task.padded_dim // (4 * NUM_THREADS)
-    if has_partials and config.has_merge_kernel:
-        merge = get_kernel(target, merge_variant(*kind))
     row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
-    return DecodePlan(
-        kernel=get_kernel(
-            target,
-            variant(
-                *(*kind, call.table_stride is not None, call.general, task.formulas),
-                cache_dtype=call.cache_dtype,
-            ),
+    kernel = get_kernel(
+        target,
+        variant(
+            *(*kind, call.table_stride is not None, call.general, task.formulas),
+            cache_dtype=call.cache_dtype,
         ),
+    )
+    structs = tuple(map(target.by_value, (params, *_scale_params(call.scales))))
+    num_options = 4 if call.scales is not None else 2 if call.general else 0
+
+    def arguments(*given: Any) -> tuple[Any, ...]:
+        pointers = call.formulas.pointers(given[-1]) if call.formulas else ()
+        return (*given[: 9 + num_options], *pointers, *structs)
+
+    shared_bytes = config.shared_bytes(task.padded_dim, task.cache_itemsize)
+    merge = None
+    if has_partials and config.has_merge_kernel:
+        merge_blocks = config.tile_m * task.padded_dim // (4 * NUM_THREADS)
+        merge_bytes = 16 * NUM_THREADS * (MAX_CHUNKS // CHUNKS_PER_GROUP)
+        merge = Repeated(
+            get_kernel(target, merge_variant(*kind)),
+            row_tiles * merge_blocks,
+            merge_bytes + merge_states_bytes(task.padded_dim, NUM_THREADS),
+            lambda *arrays: (*arrays, *structs),
+        )
+    return DecodePlan(
+        target=target,
+        kernel=Repeated(kernel, grid, shared_bytes, arguments),
         merge=merge,
-        merge_grid=row_tiles * merge_blocks,
-        merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // CHUNKS_PER_GROUP)
-        + merge_states_bytes(task.padded_dim, NUM_THREADS),
         shape=(*call.q_shape[:3], call.dim_v),
-        grid=grid,
-        shared_bytes=config.shared_bytes(task.padded_dim, task.cache_itemsize),
-        params=tuple(map(target.by_value, (params, *_scale_params(call.scales)))),
         partial_bytes=row_tiles * row_tile_bytes if has_partials else 0,
         num_counters=row_tiles * counters,
     )
@@ -283,20 +294,22 @@ def run(
     call = DecodeCall(
         *(q.dtype, *sizes, *places, table_stride, bool(causal), scale, options[0], formulas)
     )
-    more = options[1:] if call.general else ()
+    scale_arrays: tuple[Any, Any] = (None, None)
     if scales is not None:
-        arrays_of_scales = tuple(x if hasattr(x, "ndim") else None for x in scales)
+        scale_arrays = _array_of(scales[0]), _array_of(scales[1])
         scale_places = _place_of(scales[0]), _place_of(scales[1])
         call = call._replace(cache_dtype=k.dtype, scales=scale_places)
-        more = (*options[1:], *arrays_of_scales)
-    more += formulas.pointers(operands) if formulas else ()
     found = plan(target, call, config)
-    found.launch(target, q, k, v, lens, table, y, lse, *more)
+    found.launch(None, q, k, v, lens, table, y, lse, *options[1:], *scale_arrays, operands)
     return None if is_copy else found
 
 
 def _in_elements(scale: Any) -> Any:
     return packed(scale) if hasattr(scale, "ndim") and not in_elements(scale) else scale
+
+
+def _array_of(scale: Any) -> Any:
+    return scale if hasattr(scale, "ndim") else None
 
 
 def _place_of(scale: Any) -> ScalePlace:

@@ -127,23 +127,24 @@ def decode_attention(
     more: tuple[Any, ...] = (alibi_slopes, sinks)
     formulas, scales = NONE, (None, None)
     if k_scale is not None or v_scale is not None:
-        numbers, scales = zip(*(number_or_array(x, q) for x in (k_scale, v_scale)), strict=True)
-        call, more = (*call, *numbers), (*more, *scales)
+        k_number, k_scales = number_or_array(k_scale, q)
+        v_number, v_scales = number_or_array(v_scale, q)
+        scales = k_scales, v_scales
+        call, more = (*call, k_number, v_number), (*more, *scales)
     if score is not None or mask is not None or operands is not None:
         formulas = read_formulas(score, mask, operands, q)
         call, more = (*call, formulas.key), (*more, *formulas.arrays)
     if len(more) == 2 and alibi_slopes is None and sinks is None and formulas is NONE:
-        key, known, _ = plans.find(call, out, *arrays)
+        key, known, places = plans.find(call, out, *arrays)
     else:
-        key, known, _ = plans.find(call, out, *arrays, *more)
+        key, known, places = plans.find(call, out, *arrays, *more)
     if known is not None:
         # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
-        target, plan, num_more, placed = known
-        y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
-        lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
-        pointers = placed.pointers(formulas.arrays) if placed else ()
-        options = (alibi_slopes, sinks, *scales)[:num_more]
-        plan.launch(target, *arrays, y, lse, *options, *pointers)
+        make, plan = known
+        y = make(plan.shape, q.dtype) if out is None else out
+        lse = make(plan.shape[:3], np.float32) if return_lse else None
+        places = (*places, y.data.ptr, None if lse is None else lse.data.ptr)
+        plan.launch(places, *arrays, y, lse, alibi_slopes, sinks, *scales, formulas.arrays)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     k, v, max_keys = _check_arrays(q, k_cache, v_cache, block_table, layout)
@@ -185,33 +186,33 @@ def decode_attention(
                 others[name] = x
         arguments.check_new_out(out, out_shape, q.dtype, others)
     with arguments.on_device(target):
-        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
-        lse = maker(target.xp)(shape[:3], np.float32) if return_lse else None
+        make = maker(target.xp)
+        y = make(out_shape, q.dtype) if out is None else out
+        lse = make(shape[:3], np.float32) if return_lse else None
         if y.size:
             lens, table = as_int32(target, seq_lens), as_int32(target, block_table)
             step = 16 // k.itemsize  # elements that are loaded at once
             padded = any(x.shape[3] % step for x in (q, v))
-            place = y if in_elements(y) and not padded else None
-            if place is None:
+            into = y if in_elements(y) and not padded else None
+            if into is None:
                 size = padded_size(out_shape[3], step)
-                place = maker(target.xp)((*shape[:3], size), q.dtype)
+                into = make((*shape[:3], size), q.dtype)
             if padded:
                 q, k, v = (padded_to(x, step) for x in (q, k, v))
             arrays = q, k, v, lens, table
             plan = decode_plan.run(
-                *(target, arrays, place, lse, max_keys, causal, scale, config, options),
+                *(target, arrays, into, lse, max_keys, causal, scale, config, options),
                 *(placed, given, kv_scales),
             )
-            if place is not y:
-                assign(y, place[..., : out_shape[3]])
+            if into is not y:
+                assign(y, into[..., : out_shape[3]])
             elif plan is not None and all(
                 x is y
                 for x, y in zip(
                     (*options[1:], *given), (alibi_slopes, sinks, *formulas.arrays), strict=True
                 )
             ):
-                num_more = 4 if kv_scales else 2 if general else 0
-                plans.remember(key, (target, plan, num_more, placed))
+                plans.remember(key, (make, plan))
     return (y, lse) if return_lse else y
 
 

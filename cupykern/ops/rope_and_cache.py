@@ -93,24 +93,28 @@ def rope_and_cache(
     Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
     devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
     """
-    k_number, k_scales = number_or_array(k_scale, q)
-    v_number, v_scales = number_or_array(v_scale, q)
-    key, known, _ = plans.find(
-        (
-            *("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number),
-            *(config, None if k_cache is None else plans.distance(k_cache, v_cache)),
-        ),
-        *(out, q, k, v, positions, k_cache, v_cache),
-        *(inv_freq, cos_sin, q_weight, k_weight, block_table, k_scales, v_scales),
-    )
+    k_number = v_number = k_scales = v_scales = apart = None
+    if k_scale is not None or v_scale is not None:
+        k_number, k_scales = number_or_array(k_scale, q)
+        v_number, v_scales = number_or_array(v_scale, q)
+    if k_cache is not None:
+        apart = plans.distance(k_cache, v_cache)
+    arrays: tuple[Any, ...] = q, k, v, positions, k_cache, v_cache, inv_freq
+    if not (cos_sin is q_weight is k_weight is block_table is k_scales is v_scales is None):
+        arrays = (*arrays, cos_sin, q_weight, k_weight, block_table, k_scales, v_scales)
+    key, known, places = plans.find(
+        ("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number, config,
+         apart),
+        out, *arrays,
+    )  # fmt: skip
     if known is not None:
-        target, launch = known
-        make = maker(target.xp)
-        y = make(q.shape, q.dtype) if out is None else out
-        k_out = make(k.shape, k.dtype) if k_cache is None else k_cache
-        launch.launch(
+        make, shape, dtype, launch = known
+        y = make(shape, dtype) if out is None else out
+        k_out = make(k.shape, dtype) if k_cache is None else k_cache
+        launch.launch_at(
+            (places, y.data.ptr, k_out.data.ptr),
             (q, k, v, positions, inv_freq if cos_sin is None else cos_sin, q_weight, k_weight,
-             block_table, y, k_out, v_cache, k_scales, v_scales)
+             block_table, y, k_out, v_cache, k_scales, v_scales),
         )  # fmt: skip
         return (y, k_out) if k_cache is None else y
     target = arguments.target_of("q", q)
@@ -145,27 +149,28 @@ def rope_and_cache(
             copies = _Arrays(*(x if x is None or in_elements(x) else packed(x) for x in arrays))
             call = _call(copies, layout, scale_numbers, *options)
             plan = rope_plan.plan(target, call, config)
-            plan.launch(copies)
+            plan.launch_at(None, copies)
             for x, copy in zip(arrays[_WRITTEN:], copies[_WRITTEN:], strict=True):
                 if x is not copy:
                     assign(x, copy)
             if all(x is copy for x, copy in zip(arrays, copies, strict=True)):
-                plans.remember(key, (target, plan))
+                plans.remember(key, (make, q.shape, q.dtype, plan))
     return (y, k_out) if k_cache is None else y
 
 
 @functools.wraps(rope_and_cache, assigned=())
-def rope_and_cache_arrays(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def rope_and_cache_arrays(
+    q: Any, k: Any, v: Any, positions: Any, k_cache: Any = None, v_cache: Any = None, **options: Any
+) -> tuple[Any, ...]:
     """rope_and_cache's results with all that it writes: (q, k), or (q, k_cache, v_cache) and scales
     that are outputs."""
-    y = rope_and_cache(*args, **kwargs)
-    given = dict(zip(("q", "k", "v", "positions", "k_cache", "v_cache"), args, strict=False))
-    given |= kwargs
-    if given.get("k_cache") is None:
+    y = rope_and_cache(q, k, v, positions, k_cache, v_cache, **options)
+    if k_cache is None:
         return y
-    scales = given.get("k_scale"), given.get("v_scale")
-    are_outputs = getattr(scales[0], "ndim", 0) == 3
-    return (y, given["k_cache"], given["v_cache"], *(scales if are_outputs else ()))
+    k_scale = options.get("k_scale")
+    if getattr(k_scale, "ndim", 0) == 3:
+        return y, k_cache, v_cache, k_scale, options["v_scale"]
+    return y, k_cache, v_cache
 
 
 class _Arrays(NamedTuple):

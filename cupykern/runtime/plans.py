@@ -41,7 +41,6 @@ def clear() -> None:
 
 Found = tuple[tuple[Any, ...] | None, Any, Any]
 ALIGNMENT = 64  # bytes, the most that a plan asks about an address
-_NOTHING = None, None  # of an array that is not there: its part of a key, and its address
 _warm: dict[Any, Any] = {}
 _cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
 
@@ -55,6 +54,7 @@ def find(
     d: Any = None,
     e: Any = None,
     f: Any = None,
+    g: Any = None,
     *others: Any,
 ) -> tuple[tuple[Any, ...] | None, Any, Any]:
     """(key, what `remember` kept for such a call, or None, the addresses of its arrays and out).
@@ -65,8 +65,8 @@ def find(
     (numpy's run on the host target, which has settings), and those with arguments that cannot be
     hashed.
 
-    What is asked of an array stands here six times: loops and calls would take as long as all of
-    this, a tenth of a warm call.
+    What is asked of an array stands here seven times: loops and calls would take as long as all of
+    this, a tenth of a warm call.  The others, which few calls have, are asked in a loop.
     """
     key: tuple[Any, ...]
     places: tuple[Any, ...]
@@ -113,28 +113,51 @@ def find(
             at_f = data.ptr
             steps = f._c_contiguous or f.strides
             of_f = f.dtype, f.shape, steps, at_f % ALIGNMENT, data.device_id, f.__class__
+        if g is None:
+            of_g = at_g = None
+        else:
+            data = g.data
+            at_g = data.ptr
+            steps = g._c_contiguous or g.strides
+            of_g = g.dtype, g.shape, steps, at_g % ALIGNMENT, data.device_id, g.__class__
         if out is None:
-            key = _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f
-            places = at_a, at_b, at_c, at_d, at_e, at_f
+            key = _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f, of_g
+            places = at_a, at_b, at_c, at_d, at_e, at_f, at_g
         else:
             data = out.data
             at = data.ptr
             steps = out._c_contiguous or out.strides
             of_out = out.dtype, out.shape, steps, at % ALIGNMENT, data.device_id, out.__class__
             key = (
-                _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f, of_out,
+                _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f, of_g, of_out,
                 at_a - at,  # overlaps follow from the distances
                 None if at_b is None else at_b - at,
                 None if at_c is None else at_c - at,
                 None if at_d is None else at_d - at,
                 None if at_e is None else at_e - at,
                 None if at_f is None else at_f - at,
+                None if at_g is None else at_g - at,
             )  # fmt: skip
-            places = at_a, at_b, at_c, at_d, at_e, at_f, at
-        for x in others:  # a few operands of NVFP4 have more
-            of_x, at_x = _NOTHING if x is None else _place(x)
-            key += (of_x, None if x is None or out is None else at_x - at)
-            places += (at_x,)
+            places = at_a, at_b, at_c, at_d, at_e, at_f, at_g, at
+        if others:
+            parts: list[Any] = []
+            more: list[int | None] = []
+            for x in others:
+                if x is None:
+                    parts.append(None)
+                    more.append(None)
+                    continue
+                data = x.data
+                at_x = data.ptr
+                steps = x._c_contiguous or x.strides
+                parts.append(
+                    (x.dtype, x.shape, steps, at_x % ALIGNMENT, data.device_id, x.__class__)
+                )
+                more.append(at_x)
+                if out is not None:
+                    parts.append(at_x - at)
+            key += tuple(parts)
+            places = places, tuple(more)
         known = _warm_get(key)
         # Rare: on another device for a while, after all checks.
         if known is not None and device != _cuda.runtime.getDevice():
@@ -142,14 +165,6 @@ def find(
         return key, known, places
     except (AttributeError, TypeError, ValueError):  # no CuPy arrays; numpy's x.data
         return None, None, None
-
-
-def _place(x: Any) -> tuple[tuple[Any, ...], int]:
-    """What plans ask about an array, and its address."""
-    data = x.data
-    place = data.ptr
-    steps = x._c_contiguous or x.strides
-    return (x.dtype, x.shape, steps, place % ALIGNMENT, data.device_id, x.__class__), place
 
 
 @lru_cache(maxsize=MAX_PLANS, typed=True)

@@ -51,6 +51,7 @@ CALLS = {
     "decode_attention": ("decode_attention",),
     "merge_attention": ("merge_attention",),
     "rope_and_cache": ("rope_and_cache",),
+    "rope_and_cache with options": ("rope_and_cache",),
 }
 # The modules that have a cache of plans, and the functions that use it.
 PLANS = {
@@ -75,13 +76,16 @@ PAGED = {"q": Array((1, 4, 1, 64)), "k_cache": PAGES, "v_cache": PAGES}
 KEYS = Array((1, 2, 128, 64))
 CAUSAL = {"q": Array((1, 2, 64, 64)), "k": KEYS, "v": KEYS, "mask": Blocks((1, 1), 64, 128, 64, 64),
           "causal": True}  # fmt: skip
+ONE_CACHE = Array((1, 2, 16, 64))
 ONE_ROW = {"positions": Integers((5,)), "inv_freq": Array((32,), "float32")}
 
 
-def in_cache(cache: Array, pages: int = 0, dtype: str = "float16") -> Call:
+def in_cache(
+    cache: Array, pages: int = 0, dtype: str = "float16", v_cache: Array | None = None
+) -> Call:
     table = {"block_table": Integers((tuple(range(pages)),))} if pages else {}
     q, k = (Array((1, 1, heads, 64), dtype) for heads in (4, 2))
-    arrays = {"q": q, "k": k, "v": k, "k_cache": cache, "v_cache": cache}
+    arrays = {"q": q, "k": k, "v": k, "k_cache": cache, "v_cache": v_cache or cache}
     return call("rope_and_cache", **ONE_ROW, **arrays, **table)
 
 
@@ -107,6 +111,7 @@ RARE = (
     tuple(in_cache(Array((1, 2, 16, 64), "int8"), 0, x) for x in ("float16", "bfloat16")),
     tuple(in_cache(Array((1, 2, slots, 64), layout="corner")) for slots in (9, 10)),
     tuple(in_cache(Array((pages, 2, 16, 64)), 8) for pages in (8, 9)),
+    tuple(in_cache(ONE_CACHE, v_cache=replace(ONE_CACHE, layout=x)) for x in ("C", "corner")),
     tuple(in_cache(Array((16, 2, page, 64), layout="corner"), 90 // page) for page in (9, 10)),
 )
 
@@ -198,7 +203,8 @@ GIVEN = {
     "attention_varlen": (5, 9),
     "decode_attention": (5, 7),
     "merge_attention": (4, 2),
-    "rope_and_cache": (13, 8),
+    "rope_and_cache": (7, 8),
+    "rope_and_cache with options": (13, 8),
 }
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
 # reads, the tiles of a mask of blocks, and the sizes of a mask of blocks where there is none; the
@@ -209,6 +215,7 @@ NOT_OF_PLANS = {
     "attention_varlen": ("option 5",),
     "decode_attention": ("option 3",),
     "rope_and_cache": ("option 7",),
+    "rope_and_cache with options": ("option 7",),
 }
 # Nor does quantize_nvfp4 ask where an array begins.
 NOT_ALIGNED = ("quantize_nvfp4",)
@@ -231,10 +238,12 @@ def patch_find(monkeypatch, name: str, forgetful: Callable[..., Any]) -> set[tup
 
     def patched(call: tuple[Any, ...], out: Any, *arrays: Any) -> Any:
         function, *options = call
-        blocks = " with blocks" if function == "attention" and options[10] is not None else ""
-        if function + blocks != name or isinstance(
-            options[0], tuple
-        ):  # the names of NvFp4's arrays
+        kind = ""
+        if function == "attention" and options[10] is not None:
+            kind = " with blocks"
+        if function == "rope_and_cache" and len(arrays) > GIVEN["rope_and_cache"][0]:
+            kind = " with options"
+        if function + kind != name or isinstance(options[0], tuple):  # the names of NvFp4's arrays
             return find(call, out, *arrays)
         if (len(arrays), len(options)) != GIVEN[name]:  # with a formula, or pages
             return find(call, out, *arrays)

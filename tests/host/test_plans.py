@@ -260,9 +260,9 @@ COSTS = {
     "scaled_mm": Cost(15, 1, 1),
     "dual_gemm_silu": Cost(19, 1, 1),
     "dequant_softmax": Cost(15, 1, 2),
-    "decode_attention": Cost(7, 1, 1),
+    "decode_attention": Cost(10, 1, 1),
     "merge_attention": Cost(9, 2, 1),
-    "rope_and_cache": Cost(19, 1, 1),
+    "rope_and_cache": Cost(14, 1, 1),
     "attention": Cost(10, 1, 1),
     "attention_varlen": Cost(12, 1, 1),
     "nonfinite_report": Cost(17, 1, 1),
@@ -323,6 +323,88 @@ def test_arrays_that_move_are_warm(fake, name, monkeypatch):
         launches[place] = list(fake.launches)
         assert "hopper" in fake.launches[0].variant.kernel
     assert launches["first"] != launches["moved"] == launches["cold"]
+
+
+def decode_arrays(fake):
+    return {
+        "q": fake.array((1, 8, 1, 64), "float16"),
+        **{name: fake.array((512, 2, 16, 64), "int8") for name in ("k_cache", "v_cache")},
+        "seq_lens": fake.array((1,), "int32"), "block_table": fake.array((1, 512), "int32"),
+        **{name: fake.array((2,), "float32") for name in ("k_scale", "v_scale")},
+        **{name: fake.array((8,), "float32") for name in ("alibi_slopes", "sinks", "bias")},
+    }  # fmt: skip
+
+
+def decode(bias=None, **arrays):
+    if bias is not None:
+        arrays |= {"score": "s + bias[h]", "operands": {"bias": bias}}
+    cupykern.decode_attention(**arrays, return_lse=True)
+
+
+def rope_arrays(fake):
+    heads = {"q": (2, 5, 8, 64), "k": (2, 5, 2, 64), "v": (2, 5, 2, 64)}
+    weights = {"q_weight": (64,), "k_weight": (64,)}
+    return {
+        **{name: fake.array(shape, "float16") for name, shape in (heads | weights).items()},
+        **{name: fake.array((2, 2, 16, 64), "int8") for name in ("k_cache", "v_cache")},
+        "positions": fake.array((5,), "int32"), "block_table": fake.array((2, 8), "int32"),
+        "cos_sin": fake.array((100, 64), "float32"), "inv_freq": fake.array((32,), "float32"),
+        **{name: fake.array((2,), "float32") for name in ("k_scale", "v_scale")},
+    }  # fmt: skip
+
+
+_OF_DECODE = "k_scale", "v_scale", "alibi_slopes", "sinks", "bias"
+_OF_ROPE = "cos_sin", "q_weight", "k_weight", "block_table", "k_scale", "v_scale"
+PACKED = {  # a call, its arrays, and those that it is not given
+    "decode_attention": (decode, decode_arrays, ()),
+    "decode_attention without options": (decode, decode_arrays, _OF_DECODE),
+    "rope_and_cache": (cupykern.rope_and_cache, rope_arrays, ("inv_freq",)),
+    "rope_and_cache without options": (cupykern.rope_and_cache, rope_arrays, _OF_ROPE),
+    "rope_and_cache without caches": (
+        cupykern.rope_and_cache,
+        rope_arrays,
+        ("k_cache", "v_cache", *_OF_ROPE),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_packed_launch_is_of_the_arrays_given(fake, name):
+    """After packed launches each array lies elsewhere in turn, each result, and the workspace."""
+    call, make, without = PACKED[name]
+    given = {one: x for one, x in make(fake).items() if one not in without}
+    elsewhere = {one: fake.array(x.shape, x.dtype) for one, x in given.items()}
+    place, made = fake._next, []
+
+    def launches(arrays, moved=None):
+        made.clear()
+
+        def allocate(size):
+            made.append(fake.allocate(size))
+            return made[-1] + (2**20 if moved == len(made) else 0)
+
+        fake._next = place
+        fake.launches.clear()
+        fake.xp.cuda.set_allocator(allocate)
+        call(**arrays)
+        fake.xp.cuda.set_allocator(fake.allocate)
+        return list(fake.launches)
+
+    launches(given)
+    num_with_workspace = len(made)
+    launches(given)
+    num_results = len(made)
+    for moved in (*given, *range(1, num_with_workspace + 1)):
+        plans.clear()
+        first, *others = (launches(given) for _ in range(4))
+        assert all(one == first for one in others)
+        if moved not in given and moved > num_results:
+            workspace._kept.clear()
+        arrays = {**given, moved: elsewhere[moved]} if moved in given else given
+        warm = launches(arrays, moved)
+        plans.clear()
+        assert first != warm == launches(arrays, moved), moved
+    assert num_with_workspace > num_results or "decode" not in name
 
 
 def test_other_arrays_are_cold_again(fake):
@@ -415,13 +497,29 @@ def test_a_warm_call_is_one_on_the_current_device(fake, monkeypatch):
         return plans.find(("test", option), out, x, y)
 
     key, _, places = find(x, None, 3)
-    assert places == (x.data.ptr, *[None] * 5)
+    assert places == (x.data.ptr, *[None] * 6)
     plans.remember(key, "known")
     assert find(x, None, 3) == (key, "known", places)
     assert find(x, None, 3.0)[1] is find(x, x, 3)[1] is find(x, None, 3, x)[1] is None
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
     assert find(x, None, 3) == (key, None, places)
     assert find(np.zeros(3), None, 3) == find(x, None, []) == (None, None, None)
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_the_key_has_all_of_every_array(fake, into):
+    """Also of those that are given after the ones with a name of their own."""
+    x, other, moved = (fake.array((4, 8), dtype) for dtype in ("float16", "float32", "float16"))
+    out = fake.array((4, 8), "float16") if into else None
+    seen, addresses = set(), set()
+    for place in range(1, 10):
+        for one in (other, x[:, ::2], x[1:], x.reshape(8, 4), x[1:].reshape(4, 6), None, moved):
+            key, _, places = plans.find(("test",), out, *[x] * place, one, *[x] * (9 - place))
+            seen.add(key)
+            addresses.add(places)
+    plain, _, places = plans.find(("test",), out, *[x] * 10)
+    assert len(seen) == 9 * (7 if into else 6) + (not into) and (plain in seen) == (not into)
+    assert len(addresses) == 9 * 4 + 1 and places in addresses
 
 
 def test_the_table_does_not_grow_forever(fake, monkeypatch):
