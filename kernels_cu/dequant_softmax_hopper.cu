@@ -10,11 +10,13 @@
 using Kernel = gemm::KernelSm90<Mainloop, Epilogue, Scheduler>;
 static_assert(Kernel::kThreads == kNumThreads, "the launch is the kernel's");
 
-KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
+KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap a_edge,
+                                   GRID_CONSTANT TensorMap b_map, GRID_CONSTANT TensorMap b_edge,
                                    GRID_CONSTANT TensorMap y_map, const void* bias,
                                    const float* scale_b, float* logits, MaxSum* statistics,
                                    const Kernel::Params params) {
     SHARED_STORAGE(Kernel::SharedStorage, storage);
-    const Kernel::Arguments arguments{a_map, b_map, y_map, bias, scale_b, logits, statistics};
+    const Kernel::Arguments arguments{a_map, a_edge,  b_map,  b_edge,     y_map,
+                                      bias,  scale_b, logits, statistics, params};
     Kernel{params, arguments, storage}.run();
 }

@@ -9,7 +9,8 @@ using Kernel =
 static_assert(Kernel::kThreads == kNumThreads && Mainloop::kClusterSize == kClusterSize,
               "the launch is the kernel's");
 
-KERNEL void gemm_expression_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
+KERNEL void gemm_expression_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap a_edge,
+                                   GRID_CONSTANT TensorMap b_map, GRID_CONSTANT TensorMap b_edge,
                                    GRID_CONSTANT TensorMap out_map,
                                    GRID_CONSTANT TensorMap residual_map, void* out,
                                    const void* bias, const void* residual, const float* scale_a,
@@ -18,8 +19,8 @@ KERNEL void gemm_expression_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
                                    const void* x5, const void* x6, const void* x7,
                                    const gemm::ExpressionMatmulParams params) {
     SHARED_STORAGE(Kernel::SharedStorage, storage);
-    const Kernel::Arguments arguments{{a_map, b_map, out_map, residual_map, out, nullptr, nullptr,
-                                       scale_a, scale_b, groups_b, params.matmul},
+    const Kernel::Arguments arguments{{a_map, a_edge, b_map, b_edge, out_map, residual_map, out,
+                                       nullptr, nullptr, scale_a, scale_b, groups_b, params.matmul},
                                       {{x0, x1, x2, x3, x4, x5, x6, x7}, {}, params.expression, 0}};
     Kernel{params.matmul, arguments, storage}.run();
 }

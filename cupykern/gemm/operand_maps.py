@@ -46,13 +46,19 @@ def operand_map(
     tile_mn: int,
     tile_k: int,
 ) -> MapPlan:
-    """Boxes as gemm/stage_operand.cuh: StageOperand loads them."""
+    """Boxes as gemm/stage_operand.cuh: StageOperand loads them, of a slice of tile_mn."""
     if x.dtype == FP4:
         x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
     box_row = min(SWIZZLE_BYTES // x.dtype.itemsize, tile_k if layout == K_MAJOR else tile_mn)
     if layout == K_MAJOR:
         return map_plan(x, batch, (mn, k), (mn_step, 1), (1, tile_mn, box_row))
     return map_plan(x, batch, (k, mn), (k_step, 1), (1, tile_k, box_row))
+
+
+def edge_map(whole: MapPlan, layout: int) -> MapPlan | None:
+    """Of `whole`'s last groups of 8 rows alone, if they do not fill a box (StageOperand::map)."""
+    rows = -(-(whole.shape[1] % whole.box[1]) // 8) * 8
+    return whole._replace(box=(1, rows, whole.box[2])) if layout == K_MAJOR and rows else None
 
 
 def tma_stores(out: Matrix, m: int, n: int, dtypes: tuple[np.dtype, ...] = FLOAT16S) -> bool:

@@ -42,4 +42,5 @@ def skinny_logits_plan(
     fill_logits(params, p)
     kernel = get_kernel(target, config.variant(task))
     sizes = skinny_blocks(p.n, target), config.shared_bytes(task)
-    return mapped_launch(target, kernel, sizes, maps, PLACES[p.kernel], target.by_value(params))
+    by_value = target.by_value(params)
+    return mapped_launch(target, kernel, sizes, maps, PLACES[p.kernel], by_value, range(3))

@@ -78,6 +78,8 @@ class SameOperands(GatedEpilogue):
 class Sm90DualGemmConfig(SS, SameOperands):
     """16-bit operands."""
 
+    consumers = (1, 2)
+
     tile_m: int
     tile_n: int
     tile_k: int

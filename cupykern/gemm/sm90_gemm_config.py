@@ -74,6 +74,7 @@ class MatmulEpilogue(Sm90Config):
 class Sm90GemmConfig(SS, MatmulEpilogue):
     """Two 16-bit or int8 operands (MainloopSm90SS)."""
 
+    consumers = (1, 2)
     tile_m: int
     tile_n: int
     tile_k: int
@@ -92,6 +93,8 @@ class Sm90GemmConfig(SS, MatmulEpilogue):
 @dataclass(frozen=True)
 class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
     """Two FP8 operands, tile_k = 128 (MainloopSm90SSFp8)."""
+
+    consumers = (1, 2, 3)
 
     tile_m: int
     tile_n: int

@@ -20,10 +20,9 @@ from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
 from .gemm_task import GemmTask
 from .logits import fill_logits
-from .operand_maps import map_plan, operand_map, tma_stores
+from .operand_maps import edge_map, map_plan, operand_map, tma_stores
 from .product import (
     ARRAYS,
-    FP4,
     K_MAJOR,
     Product,
     fill_batch,
@@ -43,6 +42,11 @@ PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),
     "dequant_softmax": (3, 4, 5, 6),
+}
+_MAPPED = {  # the same of the tensor maps
+    "gemm": (0, 0, 1, 1, 2, 4),
+    "dual_gemm": (0, 0, 1, 1, 2, 2, 3),
+    "dequant_softmax": (0, 0, 1, 1, 2),
 }
 
 
@@ -74,7 +78,7 @@ def mapped_launch(
     maps: tuple[MapPlan | None, ...],
     places: tuple[int, ...],
     params: Any,
-    mapped: Sequence[int] = range(4),
+    mapped: Sequence[int],
 ) -> Sm90Plan:
     """sizes: blocks, and the bytes of their shared memory.  places: of PLACES.  mapped: where the
     arrays of the maps are."""
@@ -105,22 +109,25 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
     group_rows = _C["fp8_group_rows" if whole else "group_rows"]
     swizzle = max(1, group_rows // c.cluster_tile[0])
     operands = _operand_maps(p, task, c)
-    mapped: Sequence[int] = range(4)
     if p.kernel == "dequant_softmax":
         params = zeros("gemm/epilogue/partial_softmax.cuh", "PartialSoftmaxParams")
         fill_logits(params, p)
         map_out = None
         if p.logits is None:  # PartialSoftmaxEpilogue: kBoxRows
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
-        maps = (*operands.values(), map_out)
+        results = {_OUT: map_out}
     else:
+        results = _output_maps(p, c, kind)
         dual = p.kernel == "dual_gemm"
-        made = {**operands, **_output_maps(p, c, kind)}
-        order = (_A, _B, _B2, _OUT) if dual else (_A, _B, _OUT, _RESIDUAL)
-        maps = tuple(made[operand] for operand in order)
-        mapped = range(4) if dual else (0, 1, 2, 4)
         params = _dual_params(p) if dual else _matmul_params(p, task, c, kind)
-        _fill_common(params, p, task, made)
+        _fill_common(params, p, task, {**operands, **results})
+    # The kernels' order: each operand's map and that of its edge, then the results'.
+    layouts = {_A: task.layout_a, _B: task.layout_b, _B2: task.layout_b}
+    maps: list[MapPlan | None] = []
+    for operand, of_operand in operands.items():
+        maps += of_operand, edge_map(of_operand, layouts[operand])
+    maps += results.values()
+    mapped = _MAPPED[p.kernel]
     params["num_k_tiles"], params["swizzle"] = math.ceil(p.k / c.tile_k), swizzle
     params["tiles_m"], params["tiles_n"] = c.cluster_tiles(p.m, p.n)
     places = PLACES[p.kernel]
@@ -131,42 +138,35 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
         fill_formula(params["expression"], p)
         places += tuple(range(len(ARRAYS[p.kernel]), len(p.array_names)))
     by_value = target.by_value(params)
-    return mapped_launch(target, kernel, sizes, maps, places, by_value, mapped)
-
-
-def _rows_a(p: Product, task: GemmTask, c: Sm90Config) -> tuple[int, int]:
-    """(rows of a's boxes, how many boxes a tile has)."""
-    multicast = c.swap_ab and task.layout_a == K_MAJOR and c.split_k == 1
-    parts = c.cluster.size if multicast else 1
-    rows = c.tile_m // parts
-    if task.layout_a == K_MAJOR and parts == 1 and p.kernel == "gemm":
-        # Rows that are not there take TMA as long as others, or longer: they are left out.
-        rows = min(rows, -(-p.m // 8) * 8)
-    return rows, parts
+    return mapped_launch(target, kernel, sizes, tuple(maps), places, by_value, mapped)
 
 
 def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPlan]:
-    rows_a, _ = _rows_a(p, task, c)
-    multicast = not c.swap_ab and task.layout_b == K_MAJOR and c.split_k == 1
-    cols = c.tile_n // task.products // (c.cluster.size if multicast else 1)
+    """Of slices of a tile, which a cluster's blocks multicast."""
+    parts = c.cluster.size if c.split_k == 1 else 1
+    slices_a = parts if c.swap_ab and task.layout_a == K_MAJOR else 1
+    slices_b = parts if not c.swap_ab and task.layout_b == K_MAJOR else 1
+    cols = c.tile_n // task.products // slices_b
     (a, batch_a), (b, batch_b) = (
         (x, p.batch)
         if count == 1  # else the innermost dim of the maps' batch
         else (x._replace(batch_strides=(*x.batch_strides, step)), (*p.batch, count))
         for x, count, step in zip((p.a, p.b), p.num_parts, p.part_steps, strict=True)
     )
-    maps = {_A: operand_map(a, batch_a, task.layout_a, p.m, a.row, p.k, a.col, rows_a, c.tile_k)}
+    size_a = task.layout_a, p.m, a.row, p.k, a.col, c.tile_m // slices_a, c.tile_k
+    maps = {_A: operand_map(a, batch_a, *size_a)}
     for operand, x in ((_B, b), (_B2, p.b2)):
         if x is not None:
-            maps[operand] = operand_map(
-                *(x, batch_b, task.layout_b, p.n, x.col, p.k, x.row, cols, c.tile_k)
-            )
+            size_b = task.layout_b, p.n, x.col, p.k, x.row, cols, c.tile_k
+            maps[operand] = operand_map(x, batch_b, *size_b)
     return maps
 
 
 def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | None]:
     """Of the result and the residual; None where threads store."""
-    maps: dict[int, MapPlan | None] = {_OUT: None, _RESIDUAL: None}
+    maps: dict[int, MapPlan | None] = {_OUT: None}
+    if p.kernel == "gemm":
+        maps[_RESIDUAL] = None
     by_threads = p.b2 is not None and c.swap_ab
     if (kind == TMA_RESIDUAL or tma_stores(p.out, p.m, p.n)) and not by_threads:
         rows = c.chunk if c.swap_ab else 16
@@ -183,9 +183,7 @@ def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | No
 def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.ndarray:
     params = zeros("gemm/epilogue/matmul.cuh", "MatmulParams")
     fill_epilogue(params["epilogue"], p)
-    bytes_b = c.tile_n * c.tile_k * p.b.dtype.itemsize // (2 if p.b.dtype == FP4 else 1)
-    bytes_a = math.prod(_rows_a(p, task, c)) * c.tile_k * p.a.dtype.itemsize
-    params["stage_bytes"], params["epilogue_kind"] = bytes_a + bytes_b, kind
+    params["epilogue_kind"] = kind
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):

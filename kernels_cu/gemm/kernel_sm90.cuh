@@ -30,8 +30,8 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr int kConsumers = Mainloop::kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kPingPong = Mainloop::kPingPong, kSplitK = Mainloop::kSplitK;
-    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.  One consumer
-    // has all that a thread can have at launch.
+    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.  One
+    // consumer has all that a thread can have at launch.
     static constexpr bool kReallocates = kConsumers > 1;
     static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
     static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -51,8 +51,6 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     DEVICE void run() {
         // A shuffle tells the compiler that they are uniform.
         const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
-        if ((warp == 4 * kConsumers && elect_one()) || prefetch_params(params, warp))
-            arguments.prefetch_maps();
         if (warp == 0 && elect_one()) {
             storage.epilogue.init();
             storage.mainloop.init();
@@ -63,6 +61,8 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         const OutputTile first_tile =
             scheduler.tile(params, scheduler.first + tile_offset * scheduler.step);
         const Loader loader{arguments};
+        if ((warp == 4 * kConsumers && elect_one()) || prefetch_params(params, warp))
+            loader.prefetch_maps(first_tile);
         if constexpr (Mainloop::kMulticast) {
             if constexpr (Loader::kPrefetches) {
                 if (warp == 4 * kConsumers && elect_one()) loader.prefetch(first_tile);

@@ -6,7 +6,8 @@
 
 namespace gemm {
 
-// Arguments: a_map, b1_map, b2_map, and a_batch, b1_batch, b2_batch of the problem.
+// Arguments: a_map, a_edge, b1_map, b1_edge, b2_map, b2_edge, and a_batch, b1_batch, b2_batch, m, n
+// of the problem.
 template <class Mainloop, class Arguments> struct PairLoader {
     using Storage = typename Mainloop::SharedStorage;
     using State = typename Mainloop::PipelineState;
@@ -36,10 +37,41 @@ template <class Mainloop, class Arguments> struct PairLoader {
         return int(kSwapAB ? tile.row : tile.col);
     }
 
+    // Whether the matrix ends before this block's slice of the columns.
+    DEVICE static int slice_begin() {
+        return kMulticast ? StageB::template slice_begin<Mainloop::kClusterSize>(cluster_rank())
+                          : 0;
+    }
+    DEVICE static bool is_col_edge(int left) {
+        return left - slice_begin() < kColumns / (kMulticast ? Mainloop::kClusterSize : 1);
+    }
+    DEVICE int rows_left(const GemmWorkTile& tile) const { return int(arguments.m() - tile.row); }
+    DEVICE int cols_left(const GemmWorkTile& tile) const { return int(arguments.n() - tile.col); }
+
+    // Of the block's first tile.
+    DEVICE void prefetch_maps(const GemmWorkTile& tile) const {
+        const bool col_edge = is_col_edge(cols_left(tile));
+        prefetch_tensor_map(
+            StageA::map(arguments.a_map, arguments.a_edge, rows_left(tile) < Mainloop::kTileM));
+        prefetch_tensor_map(StageB::map(arguments.b1_map, arguments.b1_edge, col_edge));
+        prefetch_tensor_map(StageB::map(arguments.b2_map, arguments.b2_edge, col_edge));
+    }
     template <class Scheduler>
     DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,
                      const GemmWorkTile& tile) const {
+        const bool row_edge = rows_left(tile) < Mainloop::kTileM,
+                   col_edge = is_col_edge(cols_left(tile));
+        if (!row_edge && !col_edge) load_tile<false, false>(scheduler, storage, state, tile);
+        else if (!row_edge) load_tile<false, true>(scheduler, storage, state, tile);
+        else if (!col_edge) load_tile<true, false>(scheduler, storage, state, tile);
+        else load_tile<true, true>(scheduler, storage, state, tile);
+    }
+    template <bool kRowEdge, bool kColEdge, class Scheduler>
+    DEVICE void load_tile(const Scheduler& scheduler, Storage& storage, State& state,
+                          const GemmWorkTile& tile) const {
         const int row = int(tile.row), col = int(tile.col);
+        const int a_left = rows_left(tile), b_left = cols_left(tile);
+        const int bytes = StageA::bytes(a_left) + 2 * StageB::bytes(b_left);
         const int first_k_tile = scheduler.first_k_tile, num_k_tiles = scheduler.num_k_tiles;
         const int a_batch = arguments.a_batch(tile), b1_batch = arguments.b1_batch(tile),
                   b2_batch = arguments.b2_batch(tile);
@@ -47,21 +79,25 @@ template <class Mainloop, class Arguments> struct PairLoader {
         for (int i = first_k_tile; i < first_k_tile + num_k_tiles; ++i) {
             Barrier& full = storage.pipeline.full[state.stage];
             const int k = i * kTileK;
-            const auto load_b = [&](unsigned char* to, const TensorMap& map, int batch) {
+            const auto load_b = [&](unsigned char* to, const TensorMap& map, const TensorMap& edge,
+                                    int batch) {
                 if constexpr (kMulticast) {
-                    StageB::template load_multicast<Mainloop::kClusterSize>(to, map, full, k, col,
-                                                                            batch, cluster_rank());
+                    StageB::template load_multicast<Mainloop::kClusterSize, kColEdge>(
+                        to, map, edge, full, k, col, b_left, batch, cluster_rank());
                 } else {
-                    StageB::load(to, map, full, k, col, batch, kStep);
+                    StageB::template load<kColEdge, false>(to, map, edge, full, k, col, b_left,
+                                                           batch, kStep);
                 }
             };
             storage.pipeline.producer_acquire(state);
-            full.arrive_expect_tx(StageRows::kBytes + StageCols::kBytes);
+            full.arrive_expect_tx(bytes);
             unsigned char *rows = storage.rows[state.stage], *cols = storage.cols[state.stage];
             unsigned char* b = kSwapAB ? rows : cols;
-            StageA::load(kSwapAB ? cols : rows, arguments.a_map, full, k, row, a_batch);
-            load_b(b, arguments.b1_map, b1_batch);
-            load_b(b + kSecond, arguments.b2_map, b2_batch);
+            StageA::template load<kRowEdge, kMulticast>(kSwapAB ? cols : rows, arguments.a_map,
+                                                        arguments.a_edge, full, k, row, a_left,
+                                                        a_batch);
+            load_b(b, arguments.b1_map, arguments.b1_edge, b1_batch);
+            load_b(b + kSecond, arguments.b2_map, arguments.b2_edge, b2_batch);
             state.advance();
         }
     }

@@ -178,29 +178,56 @@ struct MainloopSm90 {
             accumulator[i / (kCols / 2)][i % (kCols / 2)] = 0;
     }
 
-    // By the producer thread: loads the tile at (row, col), `num_k_tiles` of k from tile `first`
-    // on; the first `ahead` of them come last.  stage_bytes: expected bytes of a stage; rows of A
-    // past them keep stale data.  has_rows: false skips a tile of A without rows, for which TMA
-    // takes longer and would delay the cluster's other blocks.
-    DEVICE static void load(SharedStorage& storage, PipelineState& state, const TensorMap& row_map,
-                            const TensorMap& col_map, int stage_bytes, int first, int num_k_tiles,
-                            int row, int col, int row_batch, int col_batch, int ahead = 0,
-                            bool has_rows = true) {
+    // What TMA loads of an operand: from row of A or column of B `extent` on, of which there are
+    // `left`.  edge: the map of the last ones (StageOperand::map).
+    struct Source {
+        const TensorMap &map, &edge;
+        int extent, left, batch;
+    };
+    // The first column of the slice that this block multicasts.
+    DEVICE static int slice_begin() {
+        return kMulticast ? StageCols::template slice_begin<kClusterSize>(cluster_rank()) : 0;
+    }
+    // Whether the matrix ends before the tile's rows, or before this block's slice of its columns.
+    DEVICE static bool is_row_edge(const Source& rows) { return rows.left < kRows; }
+    DEVICE static bool is_col_edge(const Source& cols) {
+        return cols.left - slice_begin() < kCols / (kMulticast ? kClusterSize : 1);
+    }
+    template <bool kEdge>
+    DEVICE static void load_rows(unsigned char* stage, Barrier& full, int k, const Source& rows,
+                                 int part = 0) {
+        // A cluster's last blocks may have none.
+        StageRows::template load<kEdge, kMulticast>(stage, rows.map, rows.edge, full, k,
+                                                    rows.extent, rows.left, rows.batch + part);
+    }
+    template <bool kEdge>
+    DEVICE static void load_cols(unsigned char* stage, Barrier& full, int k, const Source& cols,
+                                 int part = 0) {
+        if constexpr (kMulticast) {
+            StageCols::template load_multicast<kClusterSize, kEdge>(
+                stage, cols.map, cols.edge, full, k, cols.extent, cols.left, cols.batch + part,
+                cluster_rank());
+        } else {
+            StageCols::template load<kEdge, false>(stage, cols.map, cols.edge, full, k, cols.extent,
+                                                   cols.left, cols.batch + part);
+        }
+    }
+
+    // By the producer thread: loads a tile, `num_k_tiles` of k from tile `first` on; the first
+    // `ahead` of them come last.
+    template <bool kRowEdge, bool kColEdge>
+    DEVICE static void load(SharedStorage& storage, PipelineState& state, const Source& rows,
+                            const Source& cols, int first, int num_k_tiles, int ahead = 0) {
+        const int bytes = StageRows::bytes(rows.left) + StageCols::bytes(cols.left);
 #pragma unroll 1
         for (int i = 0; i < num_k_tiles; ++i) {
             const int at = i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles;
             const int k = (first + at) * kTileK;
             Barrier& full = storage.pipeline.full[state.stage];
             storage.pipeline.producer_acquire(state);
-            full.arrive_expect_tx(has_rows ? stage_bytes : int(StageCols::kBytes));
-            if (has_rows)
-                StageRows::load(storage.rows[state.stage], row_map, full, k, row, row_batch);
-            if constexpr (kMulticast) {
-                StageCols::template load_multicast<kClusterSize>(
-                    storage.cols[state.stage], col_map, full, k, col, col_batch, cluster_rank());
-            } else {
-                StageCols::load(storage.cols[state.stage], col_map, full, k, col, col_batch);
-            }
+            full.arrive_expect_tx(bytes);
+            load_rows<kRowEdge>(storage.rows[state.stage], full, k, rows);
+            load_cols<kColEdge>(storage.cols[state.stage], full, k, cols);
             state.advance();
         }
     }

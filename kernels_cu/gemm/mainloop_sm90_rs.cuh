@@ -101,8 +101,8 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         storage.pipeline.consumer_release(before);
     }
 
-    // Ordered barrier of the warpgroups (storage.warpgroups): they alternate, the first one first, the
-    // same number of times.
+    // Ordered barrier of the warpgroups (storage.warpgroups): they alternate, the first one first,
+    // the same number of times.
     struct Order {
         SharedStorage& storage;
         int consumer, next, end;

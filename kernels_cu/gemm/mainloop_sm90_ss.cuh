@@ -23,8 +23,8 @@ struct MainloopSm90SS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     static_assert(!Base::kMixedInput && !Base::kFp8,
                   "mixed input and FP8 have their own mainloops");
 
-    // storage.warpgroups: with PingPong, a warpgroup has issued its last stage of a tile, so that the
-    // next full stages are the other's.
+    // storage.warpgroups: with PingPong, a warpgroup has issued its last stage of a tile, so that
+    // the next full stages are the other's.
     DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
         const int consumer = work.consumer, count = work.count;
         if (kPingPong) storage.warpgroups[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);

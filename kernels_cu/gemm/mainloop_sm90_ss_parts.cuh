@@ -25,6 +25,7 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
     using typename Base::PipelineState;
     using typename Base::RowElement;
     using typename Base::SharedStorage;
+    using typename Base::Source;
     using typename Base::StageCols;
     using typename Base::StageRows;
     static constexpr int kParts = Parts::kCount, kOrder = Parts::kOrder;
@@ -155,30 +156,24 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
     }
 
     // Base::load, of each part, the last first.  Parts are adjacent in the maps' batch.
-    DEVICE static void load(SharedStorage& storage, PipelineState& state, const TensorMap& row_map,
-                            const TensorMap& col_map, int stage_bytes, int first, int num_k_tiles,
-                            int row, int col, int row_batch, int col_batch, int, bool has_rows) {
+    template <bool kRowEdge, bool kColEdge>
+    DEVICE static void load(SharedStorage& storage, PipelineState& state, const Source& rows,
+                            const Source& cols, int first, int num_k_tiles, int) {
+        const int row_bytes = StageRows::bytes(rows.left), col_bytes = StageCols::bytes(cols.left);
 #pragma unroll 1
         for (int i = 0; i < kParts * num_k_tiles; ++i) {
             const int k_tile = i / kParts, part = kParts - 1 - (i - k_tile * kParts);
             const int k = (first + k_tile) * kTileK;
             Barrier& full = storage.pipeline.full[state.stage];
             storage.pipeline.producer_acquire(state);
-            const bool rows = has_rows && (kPartsA == kParts || part < kPartsA);
-            const bool cols = kPartsB == kParts || part < kPartsB;
-            if (cols) full.arrive_expect_tx(rows ? stage_bytes : int(StageCols::kBytes));
-            else full.arrive_expect_tx(rows ? stage_bytes - int(StageCols::kBytes) : 0);
-            if (rows) {
-                StageRows::load(storage.rows[state.stage], row_map, full, k, row, row_batch + part);
+            const bool of_a = kPartsA == kParts || part < kPartsA;
+            const bool of_b = kPartsB == kParts || part < kPartsB;
+            full.arrive_expect_tx((of_a ? row_bytes : 0) + (of_b ? col_bytes : 0));
+            if (of_a) {
+                Base::template load_rows<kRowEdge>(storage.rows[state.stage], full, k, rows, part);
             }
-            if (!cols) {
-                // this part is A's alone
-            } else if constexpr (kMulticast) {
-                StageCols::template load_multicast<kClusterSize>(storage.cols[state.stage], col_map,
-                                                                 full, k, col, col_batch + part,
-                                                                 cluster_rank());
-            } else {
-                StageCols::load(storage.cols[state.stage], col_map, full, k, col, col_batch + part);
+            if (of_b) {
+                Base::template load_cols<kColEdge>(storage.cols[state.stage], full, k, cols, part);
             }
             state.advance();
         }

@@ -22,35 +22,73 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     static constexpr int kBoxBytes = (kMnMajor ? kTileK : kExtent) * kRowBytes;
     static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kRowBytes) == 0, "whole boxes");
 
+    static constexpr int kGroup = 8;
+    static_assert(kExtent % kGroup == 0, "whole groups");
+    // Rows of A or columns of B in a box.
+    static constexpr int kBoxExtent = kMnMajor ? kRowBytes * kPacked / kSize : kExtent;
+
+    // A tile of a matrix that ends `left` rows of A or columns of B after the tile begins.  Those
+    // out of bounds would take TMA several times as long as others (7 cycles for 128 bytes on an
+    // H200), so they are not loaded and keep stale data, which only accumulators out of bounds see.
+    // Boxes have whole groups of 8 rows (kGroup), the swizzle's: others take longer, too.
+    // Bytes that are loaded for a stage:
+    DEVICE static int bytes(int left) {
+        if (left >= kExtent) return kBytes;
+        if (left <= 0) return 0;
+        if (kMnMajor) return (left + kBoxExtent - 1) / kBoxExtent * kBoxBytes;
+        return (left + kGroup - 1) / kGroup * kGroup * (kBytes / kExtent);
+    }
+    // The map of a tile, or a slice of one: at the edge boxes have the last rows alone, if K-major;
+    // MN-major tiles leave out whole boxes.
+    DEVICE static const TensorMap& map(const TensorMap& whole, const TensorMap& edge,
+                                       bool is_edge) {
+        return is_edge && !kMnMajor ? edge : whole;
+    }
+
     // extent: the first row of A or column of B.  step: from one box to the next, in bytes.
-    DEVICE static void load(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
-                            int extent, int batch, int step = kBoxBytes) {
+    // kEdge: known to the compiler, so that the address of the map is, too.  kMayBeEmpty: there may
+    // be no row at all.
+    template <bool kEdge, bool kMayBeEmpty>
+    DEVICE static void load(unsigned char* stage, const TensorMap& whole, const TensorMap& edge,
+                            Barrier& full, int k, int extent, int left, int batch,
+                            int step = kBoxBytes) {
+        const TensorMap& map = StageOperand::map(whole, edge, kEdge);
 #pragma unroll
         for (int i = 0; i < kBytes / kBoxBytes; ++i) {
             const int contiguous = i * kRowBytes / kSize;
+            const bool may_end = kMnMajor ? kMayBeEmpty || i > 0 : kMayBeEmpty;
+            if (kEdge && may_end && left <= (kMnMajor ? i * kBoxExtent : 0)) break;
             tma_load(stage + i * step, map, full,
                      {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
                       kMnMajor ? k : extent, batch});
         }
     }
-    // Multicasts block `rank`'s slice to the cluster: some of the boxes, or a part of each.
-    template <int kClusterSize>
-    DEVICE static void load_multicast(unsigned char* stage, const TensorMap& map, Barrier& full,
-                                      int k, int extent, int batch, int rank) {
+    // Multicasts block `rank`'s slice to the cluster: some of the boxes, or a part of each.  kEdge:
+    // of the slice.
+    template <int kClusterSize, bool kEdge>
+    DEVICE static void load_multicast(unsigned char* stage, const TensorMap& whole,
+                                      const TensorMap& edge, Barrier& full, int k, int extent,
+                                      int left, int batch, int rank) {
         constexpr int kBoxes = kBytes / kBoxBytes / (kMnMajor ? kClusterSize : 1);
         constexpr int kSliceBytes = kBoxBytes / (kMnMajor ? 1 : kClusterSize);
         static_assert(kBoxes > 0 && kSliceBytes % (8 * kRowBytes) == 0, "a slice for every block");
-        const int first = kMnMajor ? rank * kBoxes : 0;
-        stage += first * kBoxBytes + (kMnMajor ? 0 : rank * kSliceBytes);
-        extent += kMnMajor ? first * kRowBytes / kSize : rank * (kExtent / kClusterSize);
+        const TensorMap& map = StageOperand::map(whole, edge, kEdge);
+        stage += kMnMajor ? rank * kBoxes * kBoxBytes : rank * kSliceBytes;
+        extent += slice_begin<kClusterSize>(rank);
+        left -= slice_begin<kClusterSize>(rank);
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
             const int contiguous = i * kRowBytes / kSize;
+            if (kEdge && left <= (kMnMajor ? i * kBoxExtent : 0)) break;
             tma_load_multicast(stage + i * kBoxBytes, map, full,
                                {kMnMajor ? extent + contiguous : k / kPacked + contiguous,
                                 kMnMajor ? k : extent, batch},
                                (1 << kClusterSize) - 1);
         }
+    }
+    // The first row or column of block `rank`'s slice.
+    template <int kClusterSize> DEVICE static int slice_begin(int rank) {
+        return rank * (kExtent / kClusterSize);
     }
     // L2 prefetch of the first box at k = 0; `extent` may be that of a block's slice.
     DEVICE static void prefetch(const TensorMap& map, int extent, int batch) {

@@ -95,7 +95,8 @@ FAULTS = {
         "hopper",
     ),
     "b2 before b1": Fault(
-        LOADER, "load_b(b, arguments.b1_map", "load_b(b, arguments.b2_map", "hopper"
+        LOADER, "load_b(b, arguments.b1_map, arguments.b1_edge",
+        "load_b(b, arguments.b2_map, arguments.b2_edge", "hopper"
     ),
     "the second product's accumulators are the first one's": Fault(
         GATED, "float(accumulator[m][kCols / 4 + at]) * factors[1]",
@@ -109,8 +110,7 @@ FAULTS = {
         GATED, "GatedScales::col(second, at)", "GatedScales::col(first, at)", "hopper"
     ),
     "a stage of one product alone is waited for": Fault(
-        LOADER, "arrive_expect_tx(StageRows::kBytes + StageCols::kBytes)",
-        "arrive_expect_tx(StageRows::kBytes + StageB::kBytes)", "hopper",
+        LOADER, "2 * StageB::bytes(b_left)", "StageB::bytes(b_left)", "hopper"
     ),
     "the output's last column twice": Fault(
         GATED, "at_col + 1 < params.n ? 2 : 1, pair", "2, pair", "hopper"

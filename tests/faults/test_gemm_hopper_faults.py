@@ -96,8 +96,21 @@ FAULTS = {
         STAGE, "{kMnMajor ? extent + contiguous :", "{kMnMajor ? extent :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
-        MAINLOOP, "has_rows ? stage_bytes : ", "has_rows ? StageRows::kBytes : ",
-        "shared tiles",
+        MAINLOOP, "StageRows::bytes(rows.left) + StageCols::bytes(cols.left);",
+        "StageRows::bytes(rows.left);", "shared tiles",
+    ),
+    "the bytes of whole boxes expected at the edge": Fault(
+        STAGE, "/ kGroup * kGroup * (kBytes / kExtent);",
+        "/ kGroup * kGroup * (kBytes / kExtent) * 2;", "plain",
+    ),
+    "boxes beyond an MN-major matrix expected": Fault(
+        STAGE, "(left + kBoxExtent - 1) / kBoxExtent * kBoxBytes;", "kBytes;", "ping-pong"
+    ),
+    "the map of whole boxes at the edge": Fault(
+        STAGE, "is_edge && !kMnMajor ? edge : whole;", "whole;", "plain"
+    ),
+    "a cluster's last slice by the map of whole ones": Fault(
+        MAINLOOP, "return cols.left - slice_begin() <", "return cols.left <", "slices"
     ),
     "the bias of the next column": Fault(
         OPS, "const float added = of_col(col_bias, i);",
@@ -231,8 +244,10 @@ FAULTS = {
     "the rows of the cluster's first block": Fault(
         SCHEDULER, "+= cluster_rank() * Mainloop::kRows;", "+= 0;", "cluster"
     ),
-    "the rows of the cluster's other blocks left out": Fault(
-        LOADER, "kSwapAB || tile.row < arguments.m();", "kSwapAB || cluster_rank() == 0;", "cluster"
+    "the last rows are not loaded": Fault(
+        STAGE, "if (kEdge && may_end && left <= (kMnMajor ? i * kBoxExtent : 0)) break;",
+        "if (kEdge) break;",
+        "cluster",
     ),
     "the other warpgroup's half left out": Fault(
         EPILOGUE, "Reduction::add(&staging[4], warpgroup, accumulator);", "", "shared k"
@@ -414,6 +429,7 @@ PROBLEMS = {
     "plain, alpha": (Sm90Fp8GemmConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
     "split k": (Sm90Fp8GemmConfig(128, 128, 2, cluster=SplitK(2)), fp8(136, 136, 656, "blocks")),
     "cluster": (Sm90Fp8GemmConfig(128, 128, 2, cluster=Multicast(2)), fp8(648, 264, 656, "rows")),
+    "slices": (Sm90Fp8GemmConfig(128, 128, 2, cluster=Multicast(2)), fp8(136, 200, 272, "rows")),
     "activated": (
         Sm90GemmConfig(128, 128, 64, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),

@@ -22,7 +22,7 @@ struct GatedParams {
 // Tensor maps as MatmulArguments', of both matrices B with boxes of half a tile's columns, of
 // the output with boxes of 16 x GatedEpilogue::kBoxCols.
 struct DualArguments {
-    const TensorMap &a_map, &b1_map, &b2_map, &out_map;
+    const TensorMap &a_map, &a_edge, &b1_map, &b1_edge, &b2_map, &b2_edge, &out_map;
     void* out;
     const float* scale_a;
     const float* scale_b1;
@@ -31,11 +31,6 @@ struct DualArguments {
     const e4m3* groups_b2;
     const GatedParams& params;
 
-    DEVICE void prefetch_maps() const {
-        prefetch_tensor_map(a_map);
-        prefetch_tensor_map(b1_map);
-        prefetch_tensor_map(b2_map);
-    }
     DEVICE int a_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kA, tile.batch));
     }
@@ -45,6 +40,8 @@ struct DualArguments {
     DEVICE int b2_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB2, tile.batch));
     }
+    DEVICE int64_t m() const { return params.epilogues[0].m; }
+    DEVICE int64_t n() const { return params.columns(); }
 };
 
 // Of the output.  inside: of the work tile.

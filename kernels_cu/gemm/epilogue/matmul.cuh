@@ -29,17 +29,17 @@ struct MatmulParams {
     EpilogueParams epilogue;
     int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
     int32_t has_block_scales;     // scale_a and scale_b are block scales, applied by the mainloop
-    int32_t stage_bytes;          // expected bytes of a stage, without A's rows out of bounds
-    int32_t epilogue_kind, padding;
+    int32_t epilogue_kind;
     int64_t num_groups;                                    // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-// Tensor maps: (batch, m, k) of A and (batch, n, k) of B, the last two dims swapped if MN-major;
+// Tensor maps: (batch, m, k) of A and (batch, n, k) of B, the last two dims swapped if MN-major,
+// and with boxes of their last rows alone (StageOperand::map);
 // (batch, m, n) of the output, boxes of 16 x 64 (FP32: 32), with SwapAB up to 64 x 64; for
 // kTmaResidualEpilogue the same of the residual.  Their batch index is BatchLayout's offset.
 struct MatmulArguments {
-    const TensorMap &a_map, &b_map, &out_map, &residual_map;
+    const TensorMap &a_map, &a_edge, &b_map, &b_edge, &out_map, &residual_map;
     void* out;
     const void* bias;
     const void* residual;
@@ -48,18 +48,14 @@ struct MatmulArguments {
     const e4m3* groups_b;
     const MatmulParams& params;
 
-    DEVICE void prefetch_maps() const {
-        prefetch_tensor_map(a_map);
-        prefetch_tensor_map(b_map);
-    }
     DEVICE int a_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kA, tile.batch));
     }
     DEVICE int b_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB, tile.batch));
     }
-    DEVICE int stage_bytes() const { return params.stage_bytes; }
     DEVICE int64_t m() const { return params.epilogue.m; }
+    DEVICE int64_t n() const { return params.epilogue.n; }
 };
 
 template <class Mainloop_, class Kind> struct MatmulEpilogue {

@@ -23,22 +23,17 @@ struct PartialSoftmaxParams {
 // Tensor maps: A and B as MatmulArguments', without batch; 16-bit y in boxes of 64 x 64.  logits:
 // null, or FP32.
 template <class Mainloop> struct LogitsArguments {
-    const TensorMap &a_map, &b_map, &y_map;
+    const TensorMap &a_map, &a_edge, &b_map, &b_edge, &y_map;
     const void* bias;
     const float* scale_b;
     float* logits;
     MaxSum* statistics;
+    const PartialSoftmaxParams& params;
 
-    DEVICE void prefetch_maps() const {
-        prefetch_tensor_map(a_map);
-        prefetch_tensor_map(b_map);
-    }
     DEVICE static int a_batch(const GemmWorkTile&) { return 0; }
     DEVICE static int b_batch(const GemmWorkTile&) { return 0; }
-    DEVICE static int stage_bytes() {
-        return Mainloop::StageRows::kBytes + Mainloop::StageCols::kBytes;
-    }
-    DEVICE static int64_t m() { return 0; }  // for clusters, which this kernel does not have
+    DEVICE int64_t m() const { return params.epilogue.m; }
+    DEVICE int64_t n() const { return params.epilogue.n; }
 };
 
 // Reduces kCount rows over the eight lanes that differ in lane / 4, each with a value of every row:

@@ -1,6 +1,6 @@
 // NVFP4 on CUDA.  An element's sign, exponent and mantissa, moved to the fields of FP16, are 2^-14
-// times the element, of BF16 2^-126: fewer instructions than a table or a conversion.  With BF16 the
-// scale has a factor of 2^119, the largest that no scale overflows with.
+// times the element, of BF16 2^-126: fewer instructions than a table or a conversion.  With BF16
+// the scale has a factor of 2^119, the largest that no scale overflows with.
 #pragma once
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 0x1p-7f;
 
