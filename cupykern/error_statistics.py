@@ -22,6 +22,7 @@ DEVIATIONS = 6.0
 
 SAMPLE = 1 << 14  # elements among which equal errors are counted
 _PLACES = 64  # between two neighbouring numbers of the output's format
+_OF_FP64 = 2.0**-26  # what the reference's rounding may be of an expected error
 
 
 class Statistics(NamedTuple):
@@ -40,7 +41,7 @@ class Statistics(NamedTuple):
 
     @property
     def rms_ratio(self) -> float:
-        return self.rms / self.most_rms if self.most_rms else math.inf if self.rms else 0.0
+        return self.rms / self.most_rms if self.most_rms else 0.0
 
     @property
     def bias_ratio(self) -> float:
@@ -60,8 +61,9 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
         error = error * scale * xp.sign(reference)
         known, known_square, places = _of_rounding(reference, scale, dtype)
         squares = float(xp.sum(error * error))
-        # Not below 0 by rounding, which is right where all results are exact.
-        expected = max(count + float(xp.sum(xp.where(expects, known_square, 0.0))), 0.0)
+        # Of exact results 0, but for the rounding of FP64.
+        expected = count + float(xp.sum(xp.where(expects, known_square, 0.0)))
+        expected = max(expected, count * _OF_FP64**2)
         mean = float(xp.sum(xp.where(expects, error - known, 0.0))) / count
         bias = float(xp.sum(xp.where(expects, bound.bias * scale, 0.0))) / count
         of_operands = bound.known * scale * xp.sign(reference)

@@ -344,33 +344,6 @@ def test_sanitizers_count_reports(text, code, done, failed, tmp_path, monkeypatc
         assert found.failures[0]["op"] == "matmul" and "Invalid read" in found.failures[0]["error"]
 
 
-@pytest.mark.parametrize(
-    ("kernels", "total", "failed"),
-    [
-        (["cupy_copy__float16_float16", "cupy_copy__int8_int8"], 2, 0),
-        (["cupy_copy__float16_float16", "attention_hopper"], 2, 1),
-        (["cupy_copy__float16_float16"], 2, 1),  # one was not printed
-    ],
-)
-def test_initcheck_reports_of_cupys_copies_do_not_count(
-    kernels, total, failed, tmp_path, monkeypatch
-):
-    """What TMA has stored is unknown to it; CuPy may copy that."""
-    reports = "\n".join(
-        f"========= Uninitialized __global__ memory read of size 2 bytes\n"
-        f"=========     at {kernel}+0x3a0\n=========     by thread (32,0,0)"
-        for kernel in kernels
-    )
-    text = (
-        f"checked softmax a\nfinished softmax\n{reports}\n========= ERROR SUMMARY: {total} errors"
-    )
-    fake_sanitizer(tmp_path, monkeypatch, text, 9)
-    found = sanitizers.run(Task("sanitizers", "initcheck softmax", 0, 1, 0), CUDA)
-    assert found.failed == failed
-    found = sanitizers.run(Task("sanitizers", "memcheck softmax", 0, 1, 0), CUDA)
-    assert found.failed == 1
-
-
 def test_sanitizers_that_are_not_here_are_noted(tmp_path, monkeypatch):
     task = Task("sanitizers", "memcheck softmax", 0, 1, 0)
     fake_sanitizer(tmp_path, monkeypatch, "Device not supported", 1)
