@@ -50,9 +50,13 @@ template <class Mainloop, class Arguments> struct PairLoader {
 
     // Of the block's first tile.
     DEVICE void prefetch_maps(const GemmWorkTile& tile) const {
-        const bool col_edge = is_col_edge(cols_left(tile));
-        prefetch_tensor_map(
-            StageA::map(arguments.a_map, arguments.a_edge, rows_left(tile) < Mainloop::kTileM));
+        const int a_left = rows_left(tile), b_left = cols_left(tile);
+        const bool col_edge = is_col_edge(b_left);
+        if (a_left > 0) {
+            prefetch_tensor_map(
+                StageA::map(arguments.a_map, arguments.a_edge, a_left < Mainloop::kTileM));
+        }
+        if (b_left <= slice_begin()) return;
         prefetch_tensor_map(StageB::map(arguments.b1_map, arguments.b1_edge, col_edge));
         prefetch_tensor_map(StageB::map(arguments.b2_map, arguments.b2_edge, col_edge));
     }

@@ -54,8 +54,9 @@ template <class Mainloop, class Arguments> struct TileLoader {
 
     // Of the block's first tile.
     DEVICE void prefetch_maps(const GemmWorkTile& tile) const {
-        prefetch_tensor_map(row_map(rows(tile)));
-        prefetch_tensor_map(col_map(cols(tile)));
+        const Source row = rows(tile), col = cols(tile);
+        if (row.left > 0) prefetch_tensor_map(row_map(row));
+        if (col.left > Mainloop::slice_begin()) prefetch_tensor_map(col_map(col));
     }
     // L2 prefetch of the first stage, while the cluster's blocks synchronise.
     DEVICE void prefetch(const GemmWorkTile& tile) const {

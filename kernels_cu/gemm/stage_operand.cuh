@@ -30,7 +30,7 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     // A tile of a matrix that ends `left` rows of A or columns of B after the tile begins.  Those
     // out of bounds would take TMA several times as long as others (7 cycles for 128 bytes on an
     // H200), so they are not loaded and keep stale data, which only accumulators out of bounds see.
-    // Boxes have whole groups of 8 rows (kGroup), the swizzle's: others take longer, too.
+    // Boxes have whole groups of 8 rows, as the swizzle.
     // Bytes that are loaded for a stage:
     DEVICE static int bytes(int left) {
         if (left >= kExtent) return kBytes;
