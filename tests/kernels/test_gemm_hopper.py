@@ -258,7 +258,7 @@ def test_hopper_has_warps_of_32_lanes():
 
 # Of each main loop the tile with the most registers.
 _TASKS = (
-    *(({"layout_b": MN_MAJOR}, (CONFIGS[6], CONFIGS[7], CONFIGS[9])), ({}, CONFIGS[2:3])),
+    *(({"layout_b": MN_MAJOR}, (CONFIGS[5], CONFIGS[6], CONFIGS[8])), ({}, CONFIGS[2:3])),
     *((OF_FP8, (*FP8[1][:1], *HALVES[1])), (OF_MIXED, MIXED[1][:1])),
 )
 
