@@ -23,6 +23,7 @@ from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
+from ..targets.repeated import Repeated
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask, padded_head_dim
@@ -280,12 +281,8 @@ FAMILY: Family[AttentionTask, AttentionConfig | AttentionHopperConfig] = Family(
 class AttentionPlan(NamedTuple):
     """The launches of a task."""
 
-    kernel: Kernel
-    grid: int
-    shared_bytes: int
-    params: tuple[Any, ...]
-    naive_grids: tuple[int, ...] | None
-    scores: int  # and sums of rows, of the naive algorithm
+    steps: tuple[Repeated, ...]  # one; of the naive algorithm three
+    scores: int = 0  # and sums of rows, of the naive algorithm
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
@@ -293,19 +290,15 @@ class AttentionPlan(NamedTuple):
         slopes and sinks, of formulas their eight pointers; None where absent.  Of paged tasks: q,
         the caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks, pointers.  places:
         what addresses of all CuPy's arrays follow from."""
-        if len(arrays) == 4:
-            arrays += (None,) * 10
-        if self.naive_grids is None:
-            self.kernel(self.grid, (*arrays, *self.params), self.shared_bytes)
-            return
-        scores = maker(xp)((self.scores,), np.float32)
-        options = arrays[13:] if len(arrays) > 14 else ()  # lengths, slopes, sinks, operands
-        for step, grid in enumerate(self.naive_grids):
-            self.kernel(grid, (*arrays[:12], *options, scores, *self.params, np.int64(step)))
+        if self.scores:
+            scores = maker(xp)((self.scores,), np.float32)
+            arrays, places = (scores, *arrays), places and (*places, scores.data.ptr)
+        for step in self.steps:
+            step.launch(arrays, places)
 
     def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
-        """launch(places, *given): `launch` of arrays(*given)."""
-        return lambda places, *given: self.launch(xp, arrays(*given))
+        """launch(places, *given): `launch` of arrays(*given), made only where places are new."""
+        return self.steps[0].of(arrays).launch_at
 
 
 @plans.cached
@@ -365,7 +358,8 @@ def attention_plan(
         kernel = get_kernel(
             target, naive_variant(t.dtype, t.general, t.formulas and t.formulas.code)
         )
-        return AttentionPlan(kernel, 0, 0, values, grids, rows * (t.sk + 1))
+        steps = (_naive_step(kernel, size, values, step) for step, size in enumerate(grids))
+        return AttentionPlan(tuple(steps), rows * (t.sk + 1))
     kernel = get_kernel(target, FAMILY.variant(t, config))
     if isinstance(config, AttentionHopperConfig):
         dims = attention_hopper.padded(*t.head_dims)
@@ -378,7 +372,22 @@ def attention_plan(
             target, t, config, kernel, (blocks, needed), planned, values
         )
     needed = config.shared_bytes(padded_head_dim(*t.head_dims))
-    return AttentionPlan(kernel, grid, needed, values, None, 0)
+    absent = (None,) * 10
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*arrays, *(absent if len(arrays) == 4 else ()), *values)
+
+    return AttentionPlan((Repeated(kernel, grid, needed, arguments),))
+
+
+def _naive_step(kernel: Kernel, grid: int, values: tuple[Any, ...], number: int) -> Repeated:
+    def arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
+        scores, *arrays = given
+        options = arrays[13:] if len(arrays) > 14 else ()  # lengths, slopes, sinks, operands
+        own = (*arrays, *(None,) * 8)[:12]
+        return (*own, *options, scores, *values, np.int64(number))
+
+    return Repeated(kernel, grid, 0, arguments)
 
 
 def _page_params(task: AttentionTask, config: AnyConfig) -> np.ndarray:

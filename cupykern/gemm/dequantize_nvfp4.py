@@ -15,7 +15,8 @@ from ..arrays import maker
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
-from ..targets import Kernel, Target
+from ..targets import Target
+from ..targets.repeated import Repeated
 from .product import (
     FLOAT16S,
     FP4,
@@ -49,12 +50,10 @@ class DecodedPlan(NamedTuple):
     operands: the names of their codes and scales.  sizes: how many numbers of `dtype` each has.
     """
 
-    kernel: Kernel
-    grid: int
+    decode: Repeated  # of codes, scales and result of each operand
     dtype: np.dtype
     operands: tuple[tuple[str, str], ...]
     sizes: tuple[int, ...]
-    params: Any
     names: tuple[str, ...]
     product: Any
 
@@ -66,8 +65,7 @@ class DecodedPlan(NamedTuple):
             y = maker(xp)((size,), self.dtype)
             args += found[codes], found[groups], y
             found[codes] = y
-        absent = [None] * 3 * (_MOST - len(self.sizes))
-        self.kernel(self.grid, (*args, *absent, self.params))
+        self.decode.launch(tuple(args))
         self.product.launch(xp, tuple(found.values()))
 
 
@@ -101,13 +99,17 @@ def decoded_plan(
         fields |= {name: transposed(made) if is_b else made, groups: None}
     sizes = tuple(operands.values())
     blocks = -(-sum(sizes) // (_PER_THREAD * _NUM_THREADS))
+    absent, struct = (None,) * 3 * (_MOST - len(sizes)), target.by_value(params)
     return DecodedPlan(
-        kernel=get_kernel(target, variant(dtype)),
-        grid=min(blocks, _BLOCKS * target.multiprocessors),
+        decode=Repeated(
+            get_kernel(target, variant(dtype)),
+            min(blocks, _BLOCKS * target.multiprocessors),
+            0,
+            lambda arrays: (*arrays, *absent, struct),
+        ),
         dtype=dtype,
         operands=tuple(operands),
         sizes=sizes,
-        params=target.by_value(params),
         names=p.array_names,
         product=plan_of(p._replace(**fields)),
     )

@@ -18,7 +18,7 @@ from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
-from ..targets import Device, Kernel, Target
+from ..targets import Device, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
 from . import float32_heuristic, portable_heuristic, skinny_gemm, sm90_heuristic
@@ -142,29 +142,21 @@ _FORMULA_PARAMS = {
 class GemmPlan(NamedTuple):
     """The launches of a product, as shapes, strides, dtypes and config decide them."""
 
-    kernel: Kernel
-    grids: tuple[int, int]  # of tiles and splits, and of tiles
-    splits: int
-    partial_size: int
-    shared_bytes: int
-    params: Any
-    places: tuple[int, ...]  # in Product.array_names, of what the kernel takes
-    repeated: Repeated  # where k is not split
+    passes: tuple[Repeated, ...]  # one; of split K, those of the splits and of their sum
+    partial_size: int  # partial accumulators; 0: K is not split
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, None where absent."""
-        if self.splits == 1:
-            self.repeated.launch(arrays)
-            return
-        partials = maker(xp)((self.partial_size,), np.uint32)  # FP32 or int32
-        args = (*(arrays[i] for i in self.places), partials, self.params)
-        for grid, number in zip(self.grids, (_PARTIAL, _REDUCE), strict=True):
-            self.kernel(grid, (*args, number), self.shared_bytes)
+        if self.partial_size:
+            partials = maker(xp)((self.partial_size,), np.uint32)  # FP32 or int32
+            arrays = (*arrays, partials)
+        for one in self.passes:
+            one.launch(arrays)
 
     @property
     def launches(self) -> tuple[Repeated, ...]:
         """None where each call takes memory for partial accumulators."""
-        return (self.repeated,) if self.splits == 1 else ()
+        return () if self.partial_size else self.passes
 
 
 LaunchPlan = (
@@ -290,16 +282,18 @@ def _portable_plan(
     without = GROUPS if isinstance(config, PartsGemmConfig) else without
     places = tuple(i for i, name in enumerate(p.array_names) if name not in without)
 
-    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (*(arrays[i] for i in places), None, struct, _WHOLE)
+    split, num_arrays = c.splits > 1, len(p.array_names)
 
+    def one_pass(grid: int, number: np.int64) -> Repeated:
+        def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+            partials = arrays[num_arrays] if split else None
+            return (*(arrays[i] for i in places), partials, struct, number)
+
+        return Repeated(kernel, grid, shared, arguments)
+
+    if not split:
+        return GemmPlan((one_pass(tiles, _WHOLE),), 0)
     return GemmPlan(
-        kernel=kernel,
-        grids=(tiles * c.splits, tiles),
-        splits=c.splits,
+        passes=(one_pass(tiles * c.splits, _PARTIAL), one_pass(tiles, _REDUCE)),
         partial_size=tiles * c.tile_m * c.tile_n * c.splits * task.products,
-        shared_bytes=shared,
-        params=struct,
-        places=places,
-        repeated=Repeated(kernel, tiles, shared, arguments),
     )

@@ -15,7 +15,8 @@ from ..arrays import maker
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
-from ..targets import Device, Kernel, Target
+from ..targets import Device, Target
+from ..targets.repeated import Repeated
 from .gemm_task import GemmTask
 from .product import (
     ARRAYS,
@@ -88,21 +89,17 @@ class SplitPlan(NamedTuple):
     """The launch of the splits, to a workspace, and the one that adds them."""
 
     splits: Any
-    num_splits: int
-    size: int  # accumulators of a split
-    kernel: Kernel
-    grid: int
-    params: Any
-    places: tuple[int, ...]  # in Product.array_names, of what the last launch takes
-    launches: tuple[Any, ...] = ()  # each call takes memory
+    partial_size: int
+    reduction: Repeated  # of the partial accumulators, and arrays of Product.array_names
+    launches: tuple[Repeated, ...] = ()  # each call takes memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
-        partials = maker(xp)((self.num_splits * self.size,), dtypes.float32)
+        partials = maker(xp)((self.partial_size,), dtypes.float32)
         taken = [x if i in (0, 1, *_GROUPS) else None for i, x in enumerate(arrays)]
         taken[_OUT] = partials
         self.splits.launch(xp, tuple(taken[: len(ARRAYS["gemm"])]))
-        self.kernel(self.grid, (partials, *(arrays[i] for i in self.places), self.params))
+        self.reduction.launch((partials, *arrays))
 
 
 def partials_pitch(n: int) -> int:
@@ -170,12 +167,13 @@ def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any)
         params["batch_size"] = math.prod(p.batch)
         fill_formula(params["expression"], p)
     params["num_splits"] = num_splits
-    return SplitPlan(
-        splits=splits,
-        num_splits=num_splits,
-        size=size,
-        kernel=get_kernel(target, variant),
-        grid=min(-(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors),
-        params=target.by_value(params),
-        places=tuple(map(p.array_names.index, names)),
-    )
+    grid = min(-(-size // (_RUN * REDUCE_SPLIT_K.num_threads)), _BLOCKS * target.multiprocessors)
+    places = tuple(map(p.array_names.index, names))
+    struct = target.by_value(params)
+
+    def arguments(given: tuple[Any, ...]) -> tuple[Any, ...]:
+        partials, *arrays = given
+        return (partials, *(arrays[i] for i in places), struct)
+
+    reduction = Repeated(get_kernel(target, variant), grid, 0, arguments)
+    return SplitPlan(splits, num_splits * size, reduction)

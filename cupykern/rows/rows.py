@@ -11,7 +11,7 @@ from ..arrays import maker
 from ..kernels import Variant
 from ..runtime import workspace
 from ..runtime.jit import get_kernel
-from ..targets import Kernel, Target
+from ..targets import Target
 from ..targets.repeated import Repeated
 from .configs import RowConfig, SpanRows
 from .row_layout import RowLayout
@@ -28,39 +28,28 @@ _WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # row
 class RowPlan(NamedTuple):
     """A launch, as shapes, strides and dtypes decide it.
 
+    passes: of whole rows one; of rows in chunks those of the statistics, their merge and the
+        result, which hand on `statistics`, (how many, bytes of each).
     counted: blocks ask a counter for rows.
-
-    statistic_bytes: of a row's or chunk's statistic, which the passes over a chunked row hand on.
     """
 
     target: Target
-    kernel: Kernel
-    num_rows: int
-    num_chunks: int
-    chunked: bool
+    passes: tuple[Repeated, ...]
     counted: bool
-    grid: int
-    merge_grid: int
-    shared_bytes: int
-    statistic_bytes: int
-    params: Any
-    repeated: Repeated  # of whole rows
+    statistics: tuple[int, int] | None
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass.
-        places: what addresses of all CuPy's arrays follow from; None: their own."""
-        if not self.chunked:
-            if self.counted:
-                counter = workspace.take_counters(self.target, 1)
-                arrays, places = (*arrays, counter), None
-            self.repeated.launch(arrays, places)
-            return
-        num_statistics = self.num_rows * (self.num_chunks + 1)
-        statistics = maker(xp)((num_statistics, self.statistic_bytes), np.uint8)
-        args = (*arrays, statistics, self.params)
-        self.kernel(self.grid, (*args, _STATISTICS), self.shared_bytes)
-        self.kernel(self.merge_grid, (*args, _MERGE), self.shared_bytes)
-        self.kernel(self.grid, (*args, _APPLY), self.shared_bytes)
+        """Launch the kernel on its arrays.  places: what addresses of all CuPy's arrays follow
+        from; None: their own."""
+        memory = None
+        if self.counted:
+            memory = workspace.take_counters(self.target, 1)
+        elif self.statistics:
+            memory = maker(xp)(self.statistics, np.uint8)
+        if memory is not None:
+            arrays, places = (*arrays, memory), places and (*places, memory.data.ptr)
+        for one in self.passes:
+            one.launch(arrays, places)
 
 
 def row_plan(
@@ -93,26 +82,25 @@ def row_plan(
         params["stages"] = stages
         shared_bytes *= stages
         num_groups = min(num_groups, kernel.blocks_at_once(shared_bytes) // config.cluster_size)
-    struct, whole_row = target.by_value(params), target.by_value(_WHOLE_ROW)
-    # The counter comes behind the arrays.
-    rest = (struct, whole_row) if stages else (None, struct, whole_row) if passes else (struct,)
-    grid = num_groups * num_chunks * config.cluster_size
-    return RowPlan(
-        target=target,
-        kernel=kernel,
-        num_rows=layout.num_rows,
-        num_chunks=num_chunks,
-        chunked=config.chunked,
-        counted=stages > 0,
-        grid=grid,
-        merge_grid=num_groups,
-        shared_bytes=shared_bytes,
-        statistic_bytes=statistic_bytes,
-        params=struct,
-        repeated=Repeated(
-            kernel, grid, shared_bytes, arguments or (lambda arrays: (*arrays, *rest))
-        ),
-    )
+    struct = target.by_value(params)
+    grid, chunked = num_groups * num_chunks * config.cluster_size, config.chunked
+
+    def one_pass(number: np.int64, grid: int) -> Repeated:
+        # The counter, or the statistics, come behind the arrays.
+        rest: tuple[Any, ...] = (struct,)
+        if passes or stages:
+            rest = (struct, target.by_value(number))
+        if passes and not (stages or chunked):
+            rest = (None, *rest)
+        own = arguments or (lambda arrays: (*arrays, *rest))
+        return Repeated(kernel, grid, shared_bytes, own)
+
+    if chunked:
+        grids = {_STATISTICS: grid, _MERGE: num_groups, _APPLY: grid}
+        made = tuple(one_pass(number, size) for number, size in grids.items())
+        count = layout.num_rows * (num_chunks + 1)
+        return RowPlan(target, made, False, (count, statistic_bytes))
+    return RowPlan(target, (one_pass(_WHOLE_ROW, grid),), stages > 0, None)
 
 
 def evicts_last(params: np.ndarray, layout: RowLayout, read: int, written: int) -> None:

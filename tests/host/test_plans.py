@@ -14,7 +14,10 @@ from fake_gpu import fake_gpu
 import cupykern
 from cupykern import arrays as arrays_of_cupykern
 from cupykern import dtypes, targets
+from cupykern.attention.attention_plan import AttentionConfig
+from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
+from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.ops.nonfinite_report import nonfinite_arrays
 from cupykern.runtime import plans, workspace
 from cupykern.tools.bench import tiny_problem
@@ -353,6 +356,28 @@ def rope_arrays(fake):
     }  # fmt: skip
 
 
+def operands(fake, m=64, n=256, k=4096):
+    return {"a": fake.array((m, k), "float16"), "b": fake.array((k, n), "float16")}
+
+
+def product(config, **options):
+    return lambda **given: cupykern.matmul(**given, config=config, **options)
+
+
+def two_nvfp4(a, b):
+    cupykern.scaled_mm(nvfp4(a), nvfp4(b), out_dtype="float32")
+
+
+def queries(fake):
+    return {name: fake.array((1, 8, 64, 64), "float16") for name in "qkv"}
+
+
+def packed_queries(fake):
+    rows = {name: fake.array((96, 8, 64), "float16") for name in "qkv"}
+    return rows | {f"cu_seqlens_{x}": fake.array((3,), "int32") for x in "qk"}
+
+
+TILE = AttentionConfig(64, 64, 4)
 _OF_DECODE = "k_scale", "v_scale", "alibi_slopes", "sinks", "bias"
 _OF_ROPE = "cos_sin", "q_weight", "k_weight", "block_table", "k_scale", "v_scale"
 PACKED = {  # a call, its arrays, and those that it is not given
@@ -364,6 +389,45 @@ PACKED = {  # a call, its arrays, and those that it is not given
         cupykern.rope_and_cache,
         rope_arrays,
         ("k_cache", "v_cache", *_OF_ROPE),
+    ),
+    "matmul, split-K": (product(GemmConfig(64, 64, 64, 2, 2, splits=4)), operands, ()),
+    "matmul, split-K with a workspace": (
+        product(SplitKWorkspace(Sm90GemmConfig(128, 128, 64, 4), 4)),
+        operands,
+        (),
+    ),
+    "matmul, a formula of float32": (
+        lambda a, b: cupykern.matmul(
+            a.view(np.float32), b.view(np.float32)[:2048], epilogue="acc * acc"
+        ),
+        operands,
+        (),
+    ),
+    "scaled_mm of NVFP4 twice": (
+        two_nvfp4,
+        lambda fake: {name: fake.array((64, 4096), "float16") for name in "ab"},
+        (),
+    ),
+    "softmax of a long row": (
+        cupykern.softmax,
+        lambda fake: {"x": fake.array((1, 2**20), "float32")},
+        (),
+    ),
+    "attention, portable": (functools.partial(cupykern.attention, config=TILE), queries, ()),
+    "attention's statistics, portable": (
+        functools.partial(cupykern.attention, config=TILE, return_lse=True),
+        queries,
+        (),
+    ),
+    "attention, naive": (
+        functools.partial(cupykern.attention, algorithm="naive", causal=True),
+        queries,
+        (),
+    ),
+    "attention_varlen, portable": (
+        functools.partial(cupykern.attention_varlen, max_seqlen_q=64, max_seqlen_k=64, config=TILE),
+        packed_queries,
+        (),
     ),
 }
 
@@ -405,6 +469,10 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
         plans.clear()
         assert first != warm == launches(arrays, moved), moved
     assert num_with_workspace > num_results or "decode" not in name
+    for _ in range(3):
+        launches(given)
+    fake.num_packed = 0
+    assert len(launches(given)) == fake.num_packed > 0
 
 
 def test_other_arrays_are_cold_again(fake):

@@ -57,6 +57,7 @@ class FakeGpu:
         self._memory = cupy.cuda.UnownedMemory(self.begin, size, self._buffer, 0)
         self._next = 0
         self.num_allocations = 0
+        self.num_packed = 0  # of the launches
 
     def allocate(self, size: int) -> Any:
         self.num_allocations += 1
@@ -99,7 +100,11 @@ class FakeGpu:
             )
             self.launches.append(Launch(variant, grid, tuple(noted), shared_bytes))
 
-        kernel.pack = lambda *launch: partial(kernel, *launch)
+        def packed(*launch: Any) -> None:
+            kernel(*launch)
+            self.num_packed += 1
+
+        kernel.pack = lambda *launch: partial(packed, *launch)
         kernel.blocks_at_once = lambda shared_bytes: variant.cluster_size
         return kernel
 
