@@ -159,6 +159,7 @@ def decode_attention(
     options = check_options(
         q, shape[0], shape[1], causal, scale, window, softcap, alibi_slopes, sinks
     )
+    causal = options[0].right == 0  # of a window too
     ranges = Ranges(shape[0], shape[1], k.shape[1], max(max_keys, shape[2]), max_keys)
     placed, given = check_formulas(formulas, q, ranges)
     general = options[0] not in (ScoreOptions(), CAUSAL) or placed is not None

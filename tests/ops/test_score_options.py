@@ -95,6 +95,14 @@ def test_keys_before_the_window_of_decoding_are_not_read(target):
     assert bool(xp.isfinite(y).all()) and bool((decode_attention(q, k, v, **options) == y).all())
 
 
+@pytest.mark.parametrize("left", [-1, 2**29])
+def test_a_window_that_ends_at_the_query_is_causal(left):
+    q, k, v = normal(2, 2, 3, 24), normal(2, 2, 70, 24), normal(2, 2, 70, 24)
+    causal = decode_attention(q, k, v)
+    assert (decode_attention(q, k, v, causal=False, window=(left, 0)) == causal).all()
+    assert (decode_attention(q, k, v, causal=False) != causal).any()
+
+
 def test_a_sequence_of_decoding_does_not_depend_on_the_batch_or_the_cache():
     """With options too: the chunks follow from its length and the window."""
     q, k, v = normal(3, 4, 1, 64), normal(3, 2, 800, 64), normal(3, 2, 800, 64)

@@ -113,7 +113,7 @@ def draw_options(draw: Draw) -> ScoreChoice:
     """None for most problems."""
     if draw.choice((True, True, False)):
         return NO_OPTIONS
-    windows = (None, None, (0, 0), (0, -1), (-1, 5), (7, 0), (40, 3), (64, 64), (20, -1))
+    windows = (None, None, (0, 0), (0, -1), (-1, 0), (-1, 5), (7, 0), (40, 3), (64, 64), (20, -1))
     return ScoreChoice(
         draw.choice(windows),
         draw.choice((None, None, 0.5, 2.0, 30.0)),
