@@ -168,6 +168,8 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "with masks of blocks and varlen sequences tile_m is 128"
     if kind.mode == 2 and config is not None and (128 if kind.uniform else 64) % config.tile_n:
         return "a tile of keys lies in one block of a mask"
+    if task.codes is not None:
+        return "caches of 8 bits are the portable kernel's"
     if task.naive or task.half_scores:
         return "FP16 accumulators are the portable kernel's"
     if task.prescale and not kind.general and (kind.varlen or kind.mode == 2):

@@ -27,6 +27,8 @@ from ..targets.repeated import Repeated
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask, padded_head_dim
+from .cache_scales import scale_params
+from .decode_config import CACHE_DTYPES
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 _LOG2_E = math.log2(math.e)
@@ -44,16 +46,22 @@ class AttentionConfig:
     tile_n: int
     num_warps: int
 
-    def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (attention/products.cuh: AttentionStorage)."""
-        return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
+    def shared_bytes(self, head_dim: int, scaled: bool = False) -> int:
+        """Dynamic shared memory (attention/products.cuh: AttentionStorage; scaled:
+        attention/kv_8bit.cuh: ScaledStorage)."""
+        scales = 8 * self.tile_n if scaled else 0
+        return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m + scales
 
 
 def refusal(
-    config: AttentionConfig | AttentionHopperConfig, dims: tuple[int, int], mode: int, arch: str
+    config: AttentionConfig | AttentionHopperConfig,
+    dims: tuple[int, int],
+    mode: int,
+    arch: str,
+    scaled: bool = False,
 ) -> str | None:
     """Why `config` does not fit head sizes `dims` (of q and k, of v) and the mask mode on `arch`;
-    None: it does."""
+    None: it does.  scaled: of caches of 8 bits."""
     if isinstance(config, AttentionHopperConfig):
         return attention_hopper.refusal(config, attention_hopper.padded(*dims), arch)
     c = config
@@ -73,14 +81,15 @@ def refusal(
             f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; "
             f"got {c.num_warps}"
         )
-    needed, limit = c.shared_bytes(padded_head_dim(*dims)), max_shared_bytes(arch)
+    needed, limit = c.shared_bytes(padded_head_dim(*dims), scaled), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     return None
 
 
-def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
+def choose_config(head_dim: int, mode: int, arch: str, scaled: bool = False) -> AttentionConfig:
     """The config for heads that are padded to head_dim; mode: mask_mode's, or GENERAL_MODE.
+    scaled: of caches of 8 bits.
 
     Warps of 32 queries read keys and values from shared memory half as often as those of 16; where
     their registers do not hold that, or a block's shared memory, tiles are smaller.
@@ -93,7 +102,7 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
             return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and not mode else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if mode == GENERAL_MODE and head_dim == 256:
-        return less
+        return least if scaled and arch != "sm_90a" else less
     if mode and head_dim <= 128 and arch != "sm_90a":
         return less
     if mode or head_dim == 256 or arch == "sm_90a":  # where Hopper's kernel has what is large
@@ -108,12 +117,14 @@ def configs(
     sq: int = _MANY,
     hopper: attention_hopper.Kind | None = None,
     half_scores: bool = False,
+    scaled: bool = False,
 ) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
     """The configs for head sizes `dims` (of q and k, of v) and sq queries, the default first.
 
     hopper: which of attention_hopper.cu's kinds it is; None: TMA or that kernel cannot do it.
+    scaled: of caches of 8 bits.
     """
-    large = choose_config(padded_head_dim(*dims), max(mode, int(half_scores)), arch)
+    large = choose_config(padded_head_dim(*dims), max(mode, int(half_scores)), arch, scaled)
     small = AttentionConfig(64, 64, 4)
     found: tuple[AttentionConfig, ...]
     if arch == "host":
@@ -138,17 +149,26 @@ def flash_variant(
     hopper: attention_hopper.Kind | None = None,
     formulas: FormulaCode | None = None,
     paged: bool = False,
+    codes: np.dtype | None = None,
 ) -> Variant:
-    """hopper: of an AttentionHopperConfig.  formulas: of GENERAL_MODE."""
+    """hopper: of an AttentionHopperConfig.  formulas, codes (of pages of 8 bits): of
+    GENERAL_MODE."""
     if isinstance(config, AttentionHopperConfig):
         if hopper is None:
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
         return attention_hopper.variant(dtype, attention_hopper.padded(*dims), hopper, config)
     general = mode == GENERAL_MODE
     name = "attention_general" if general else "attention"
+    types: tuple[tuple[str, str], ...] = (("Element", dtypes.CPP_NAMES[dtype]),)
+    with_formula = "attention_formula"
+    if paged:
+        name, with_formula = "attention_paged", "attention_paged_formula"
+    if codes is not None:
+        types += (("CacheElement", dtypes.CPP_NAMES[codes]),)
+        name, with_formula = "attention_paged_8bit", "attention_paged_8bit_formula"
     variant = Variant(
-        "attention_paged" if paged else name,
-        (("Element", dtypes.CPP_NAMES[dtype]),),
+        name,
+        types,
         (
             ("kHeadDim", padded_head_dim(*dims)),
             ("kTileM", config.tile_m),
@@ -159,7 +179,6 @@ def flash_variant(
         ),
         32 * config.num_warps,
     )
-    with_formula = "attention_paged_formula" if paged else "attention_formula"
     return formulas.variant(variant, with_formula) if formulas else variant
 
 
@@ -186,11 +205,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for config in configs((head_dim, head_dim), mode, arch, half_scores=half_scores)
     ]
     paged = [
-        flash_variant(dtype, (head_dim, head_dim), mode, False, config, paged=True)
+        flash_variant(dtype, (head_dim, head_dim), mode, False, config, paged=True, codes=codes)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for mode in (0, GENERAL_MODE)
-        for config in configs((head_dim, head_dim), GENERAL_MODE, arch)
+        for mode, codes in ((0, None), *((GENERAL_MODE, x) for x in (None, *CACHE_DTYPES)))
+        for config in configs((head_dim, head_dim), GENERAL_MODE, arch, scaled=codes is not None)
     ]
     fast = [
         attention_hopper.variant(dtype, dims, kind, config)
@@ -223,7 +242,7 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
     kind = attention_hopper.kind_of(t) if fits else None
     # Addresses of pages need registers: tiles are those of general variants.
     mode = GENERAL_MODE if t.pages else _portable_mode(t)
-    return configs(t.head_dims, mode, arch, t.sq, kind, t.half_scores)
+    return configs(t.head_dims, mode, arch, t.sq, kind, t.half_scores, t.codes is not None)
 
 
 def _portable_mode(task: AttentionTask) -> int:
@@ -232,7 +251,8 @@ def _portable_mode(task: AttentionTask) -> int:
 
 
 def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | None:
-    reason = refusal(config, task.head_dims, _portable_mode(task), device.arch)
+    scaled = task.codes is not None
+    reason = refusal(config, task.head_dims, _portable_mode(task), device.arch, scaled)
     if reason or not isinstance(config, AttentionHopperConfig):
         return reason
     if device.warp_size != 32:
@@ -245,7 +265,7 @@ def _variant(task: AttentionTask, config: AnyConfig) -> Variant:
     code = t.formulas.code if t.formulas else None
     return flash_variant(
         *(t.dtype, t.head_dims, _portable_mode(t), t.half_scores, config, kind, code),
-        t.pages is not None,
+        *(t.pages is not None, t.codes),
     )
 
 
@@ -262,6 +282,8 @@ def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
         kinds["formulas"] = str(t.formulas.code)
     if t.pages:
         kinds["page"] = t.pages.size
+    if t.codes is not None:
+        kinds["codes"] = t.codes.name
     return {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}, kinds
 
 
@@ -288,7 +310,8 @@ class AttentionPlan(NamedTuple):
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
         and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
         slopes and sinks, of formulas their eight pointers; None where absent.  Of paged tasks: q,
-        the caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks, pointers.  places:
+        the caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks, of 8 bits both
+        scales, pointers.  places:
         what addresses of all CuPy's arrays follow from."""
         if self.scores:
             scores = maker(xp)((self.scores,), np.float32)
@@ -349,6 +372,8 @@ def attention_plan(
     values: tuple[Any, ...] = (target.by_value(params),)
     if t.pages:
         values += (target.by_value(_page_params(t, config)),)
+    if t.scales:
+        values += (target.by_value(scale_params(t.scales)),)
     if t.naive:
         rows = t.batch * t.heads * t.sq
         counts = rows * t.sk, rows * 32, rows * t.head_dim_v
@@ -371,7 +396,7 @@ def attention_plan(
         return attention_hopper.hopper_plan(
             target, t, config, kernel, (blocks, needed), planned, values
         )
-    needed = config.shared_bytes(padded_head_dim(*t.head_dims))
+    needed = config.shared_bytes(padded_head_dim(*t.head_dims), t.codes is not None)
     absent = (None,) * 10
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:

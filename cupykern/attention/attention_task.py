@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .cache_scales import KvScales
 from .formulas import Formulas
 
 HEAD_DIMS = (64, 128, 256)  # what the portable kernel pads head sizes to in shared memory
@@ -81,6 +82,7 @@ class AttentionTask(NamedTuple):
     formulas: of the score and the mask.
     pages: of varlen queries over paged caches, whose k and v have the stride of a page in place of
     the batch's, and sk the most keys of a sequence.
+    codes, scales: of pages of 8 bits.
     """
 
     dtype: np.dtype
@@ -106,12 +108,14 @@ class AttentionTask(NamedTuple):
     lengths: bool = False
     formulas: Formulas | None = None
     pages: PagePlace | None = None
+    codes: np.dtype | None = None
+    scales: KvScales | None = None
 
     @property
     def general(self) -> bool:
         """Whether it needs a general variant (attention/score.cuh: GeneralScore).  Paged
-        variants that scale scores before the softmax are general ones."""
-        has_options = self.lengths or self.options != ScoreOptions()
+        variants that scale scores before the softmax, and those of 8 bits, are general ones."""
+        has_options = self.lengths or self.options != ScoreOptions() or self.codes is not None
         scales = self.pages is not None and prescales(self.mask.kind, self.scale)
         return has_options or scales or self.formulas is not None
 

@@ -15,6 +15,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
 from .attention_task import ScoreOptions
+from .cache_scales import KvScales, array_of, place_of, scale_params, walkable_scale
 from .decode_config import (
     CHUNKS_PER_GROUP,
     FAMILY,
@@ -27,17 +28,6 @@ from .decode_config import (
     variant,
 )
 from .formulas import Formulas
-
-
-class ScalePlace(NamedTuple):
-    """The scale of an 8-bit K or V cache: a number, or an array of tokens or of KV heads.
-
-    strides: of an array's batch or page, KV head and token, in elements.
-    """
-
-    number: float = 1.0
-    strides: tuple[int, ...] = (0, 0, 0)
-    per_token: bool = False
 
 
 class DecodeCall(NamedTuple):
@@ -65,7 +55,7 @@ class DecodeCall(NamedTuple):
     options: ScoreOptions = ScoreOptions()
     formulas: Formulas | None = None
     cache_dtype: np.dtype | None = None
-    scales: tuple[ScalePlace, ScalePlace] | None = None
+    scales: KvScales | None = None
 
     @property
     def general(self) -> bool:
@@ -195,7 +185,8 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
             cache_dtype=call.cache_dtype,
         ),
     )
-    structs = tuple(map(target.by_value, (params, *_scale_params(call.scales))))
+    scales = (scale_params(call.scales),) if call.scales else ()
+    structs = tuple(map(target.by_value, (params, *scales)))
     num_options = 4 if call.scales is not None else 2 if call.general else 0
 
     def arguments(*given: Any) -> tuple[Any, ...]:
@@ -221,17 +212,6 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         partial_bytes=row_tiles * row_tile_bytes if has_partials else 0,
         num_counters=row_tiles * counters,
     )
-
-
-def _scale_params(scales: tuple[ScalePlace, ScalePlace] | None) -> tuple[Any, ...]:
-    if scales is None:
-        return ()
-    params = zeros("attention/decode/scales.cuh", "CacheScaleParams")
-    for name, scale in zip("kv", scales, strict=True):
-        params[f"{name}_strides"] = scale.strides
-        params[f"{name}_number"] = scale.number
-        params[f"{name}_per_token"] = scale.per_token
-    return (params,)
 
 
 def _general_values(call: DecodeCall) -> dict[str, Any]:
@@ -274,7 +254,7 @@ def run(
     *inputs, lens, table = arrays
     is_copy = False
     if scales is not None:
-        given, scales = scales, (_in_elements(scales[0]), _in_elements(scales[1]))
+        given, scales = scales, (walkable_scale(scales[0]), walkable_scale(scales[1]))
         is_copy = any(x is not y for x, y in zip(given, scales, strict=True))
     places = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):
@@ -296,29 +276,12 @@ def run(
     )
     scale_arrays: tuple[Any, Any] = (None, None)
     if scales is not None:
-        scale_arrays = _array_of(scales[0]), _array_of(scales[1])
-        scale_places = _place_of(scales[0]), _place_of(scales[1])
+        scale_arrays = array_of(scales[0]), array_of(scales[1])
+        scale_places = place_of(scales[0]), place_of(scales[1])
         call = call._replace(cache_dtype=k.dtype, scales=scale_places)
     found = plan(target, call, config)
     found.launch(None, q, k, v, lens, table, y, lse, *options[1:], *scale_arrays, operands)
     return None if is_copy else found
-
-
-def _in_elements(scale: Any) -> Any:
-    return packed(scale) if hasattr(scale, "ndim") and not in_elements(scale) else scale
-
-
-def _array_of(scale: Any) -> Any:
-    return scale if hasattr(scale, "ndim") else None
-
-
-def _place_of(scale: Any) -> ScalePlace:
-    if not hasattr(scale, "ndim"):
-        return ScalePlace(scale)
-    steps = tuple(step // 4 for step in steps_of(scale))
-    if scale.ndim == 3:
-        return ScalePlace(1.0, steps, True)
-    return ScalePlace(1.0, (0, *(steps or (0,)), 0))
 
 
 @plans.cached

@@ -15,6 +15,7 @@ from ..attention import attention_plan
 from ..attention.attention_hopper import AttentionHopperConfig
 from ..attention.attention_plan import AttentionConfig
 from ..attention.attention_task import NO_MASK, AttentionTask, PagePlace, ScoreOptions, prescales
+from ..attention.cache_scales import array_of, place_of, walkable_scale
 from ..attention.formulas import Ranges
 from ..numerics import namespace
 from ..runtime import plans
@@ -34,6 +35,7 @@ from .checks.attention import (
     walks,
 )
 from .checks.attention_formulas import NONE, check_formulas, read_formulas
+from .checks.cache_scales import check_scales, number_or_array
 from .checks.caches import check_caches, check_pages, check_table
 from .checks.score_options import CAUSAL, as_int32, check_lens, check_options, check_positions
 from .problems import attention_varlen as problems
@@ -51,6 +53,8 @@ def attention_varlen(
     block_table: Any = None,
     seq_lens_k: Any = None,
     layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
     causal: bool = False,
     causal_align: str = "bottom_right",
     scale: Any = None,
@@ -91,7 +95,7 @@ def attention_varlen(
 
     q: (total_q, H, D), float16 or bfloat16.  k, v: (total_k, Hkv, D) and (total_k, Hkv, Dv) of q's
         dtype; with block_table caches of pages, (num_pages, Hkv, page, D) and
-        (num_pages, Hkv, page, Dv).  H, Hkv, D and Dv as for `attention`.
+        (num_pages, Hkv, page, Dv), also of 8 bits.  H, Hkv, D and Dv as for `attention`.
     cu_seqlens_q, cu_seqlens_k: int32 (B + 1,), the first row of each sequence, and at the end the
         number of rows: sequence i has rows cu_seqlens[i]:cu_seqlens[i + 1].
     max_seqlen_q, max_seqlen_k: integers, upper limits of the sequences' lengths; max_seqlen_k of
@@ -103,6 +107,9 @@ def attention_varlen(
         pages hold after them never reaches a result.
     layout: order of the pages' dims.  "hnd": as above.  "nhd": (num_pages, page, Hkv, D), as vLLM
         and FlashInfer store them.  Neither is copied.
+    k_scale, v_scale: what pages of 8 bits, float8_e4m3fn or int8, are multiplied with: numbers
+        (None: 1), or float32 arrays of shape (), (Hkv,), or, a scale for each token and head, of
+        the caches' shape without D, as `rope_and_cache` fills them.
     causal: query i of a sequence sees its keys j <= i + offset.  causal_align="bottom_right":
         offset is the sequence's keys minus its queries; "top_left": 0.
     scale, window, softcap, score, operands, alibi_slopes, sinks, out, config: as for `attention`,
@@ -122,30 +129,36 @@ def attention_varlen(
     to the limits, and pages to those there are.  Rows that belong to no sequence are not written.
     Accuracy, masked keys and strides as for `attention`.
 
-    Raises TypeError, ValueError and NotImplementedError as `attention`, ValueError for offsets,
-    lengths and pages that fail the checks, and NotImplementedError for caches of 8 bits.  Error
-    bound: `reference.attention_varlen_bound`.
+    Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets,
+    lengths and pages that fail the checks.  Error bound: `reference.attention_varlen_bound`.
     """
+    of_keys: tuple[Any, ...] = (cu_seqlens_k,)
+    refused = seq_lens_k is not None
+    if block_table is not None:
+        of_keys, refused = (seq_lens_k, block_table), cu_seqlens_k is not None
     call: tuple[Any, ...]
     call = ("attention_varlen", max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse,
-            config, window, softcap)  # fmt: skip
-    of_keys = (cu_seqlens_k,) if block_table is None else (seq_lens_k, block_table)
-    if block_table is not None:
-        call = (*call, layout)
+            config, window, softcap, layout, refused)  # fmt: skip
     arrays: tuple[Any, ...] = q, k, v, cu_seqlens_q, *of_keys
-    formulas = NONE
+    more: tuple[Any, ...] = alibi_slopes, sinks
+    formulas, scales = NONE, (None, None)
+    if k_scale is not None or v_scale is not None:
+        k_number, k_scales = number_or_array(k_scale, q)
+        v_number, v_scales = number_or_array(v_scale, q)
+        scales = k_scales, v_scales
+        call, more = (*call, k_number, v_number), (*more, *scales)
     if score is not None or mask is not None or operands is not None:
         formulas = read_formulas(score, mask, operands, q)
-        call = (*call, formulas.key)
-    if alibi_slopes is not None or sinks is not None or formulas is not NONE:
-        arrays = (*arrays, alibi_slopes, sinks, *formulas.arrays)
+        call, more = (*call, formulas.key), (*more, *formulas.arrays)
+    if len(more) > 2 or alibi_slopes is not None or sinks is not None or formulas is not NONE:
+        arrays += more
     key, known, places = plans.find(call, out, *arrays)
     if known is not None:
         make, out_shape, launch = known
         y = make(out_shape, q.dtype) if out is None else out
         lse = make(out_shape[1::-1], np.float32) if return_lse else None
         places = (*places, y.data.ptr, lse.data.ptr if lse is not None else None)
-        launch(places, q, k, v, y, lse, cu_seqlens_q, *of_keys, alibi_slopes, sinks,
+        launch(places, q, k, v, y, lse, cu_seqlens_q, *of_keys, alibi_slopes, sinks, *scales,
                *formulas.arrays)  # fmt: skip
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
@@ -154,6 +167,7 @@ def attention_varlen(
         keys = _contiguous(q, k, v, cu_seqlens_k, max_seqlen_k, seq_lens_k, layout)
     else:
         keys = _paged(q, k, v, cu_seqlens_k, max_seqlen_k, block_table, seq_lens_k, layout, batch)
+    keys = keys._replace(scales=_scales(q, k, keys, k_scale, v_scale, layout))
     given_q = q[None].transpose(0, 2, 1, 3)
     (rows, heads, dim), kv_heads, dim_v = q.shape, keys.k.shape[1], keys.v.shape[3]
     check_causal_align(causal_align, *ALIGNMENTS)
@@ -174,7 +188,8 @@ def attention_varlen(
         )
     if out is not None:
         steering = {"cu_seqlens_q": cu_q, **keys.steering, "alibi_slopes": slopes,
-                    "sinks": head_sinks, **formulas.by_name}  # fmt: skip
+                    "sinks": head_sinks, "k_scale": scales[0], "v_scale": scales[1],
+                    **formulas.by_name}  # fmt: skip
         there = {name: x for name, x in steering.items() if is_cupy(x) == is_cupy(out)}
         others = {"q": q, "k": k, "v": v, **there}
         arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, others)
@@ -189,8 +204,9 @@ def attention_varlen(
             padded = *into.shape[:3], padded_size(dim_v)
             place = into if walks(into) else maker(xp)(padded, q.dtype)
             sizes = min(longest_q, rows), min(longest_k, keys.total)
-            scaled = keys.pages is not None and prescales(NO_MASK, scale)
-            if placed is None and options in (CAUSAL, ScoreOptions()) and not scaled:
+            general = keys.pages is not None and prescales(NO_MASK, scale)
+            general = general or keys.scales is not None or placed is not None
+            if options in (CAUSAL, ScoreOptions()) and not general:
                 options, offset = ScoreOptions(), 0 if causal or options == CAUSAL else None
             else:
                 check_positions(options, *sizes)
@@ -202,13 +218,19 @@ def attention_varlen(
                 bottom_right=causal_align == "bottom_right", options=options, formulas=placed,
                 pages=keys.pages,
             )  # fmt: skip
+            given_scales, of_scales, scale_arrays = keys.scales or (), (), (None, None)
+            if keys.scales is not None:
+                of_scales = of_k, of_v = tuple(map(walkable_scale, keys.scales))
+                task = task._replace(codes=k.dtype, scales=(place_of(of_k), place_of(of_v)))
+                scale_arrays = array_of(of_k), array_of(of_v)
             steered = [_as_steering(target, x) for x in (cu_q, *keys.steering.values())]
             plan = attention_plan.attention_plan(target, task, config)
             pack = partial(_packed, task)
-            plan.launch(xp, pack(q, k, v, place, lse, *steered, slopes, head_sinks, *given))
-            here = (given_q, keys.k, keys.v, into, cu_seqlens_q, *of_keys, alibi_slopes, sinks,
-                    *formulas.arrays)  # fmt: skip
-            used = q, k, v, place, *steered, slopes, head_sinks, *given
+            rest = slopes, head_sinks, *scale_arrays, *given
+            plan.launch(xp, pack(q, k, v, place, lse, *steered, *rest))
+            here = (given_q, keys.k, keys.v, into, cu_seqlens_q, *of_keys, *given_scales,
+                    alibi_slopes, sinks, *formulas.arrays)  # fmt: skip
+            used = q, k, v, place, *steered, *of_scales, slopes, head_sinks, *given
             if place is not into:
                 assign(into, place[..., :dim_v])
             elif all(a is b for a, b in zip(used, here, strict=True)):
@@ -222,7 +244,7 @@ class _Keys(NamedTuple):
 
     k, v: (1, Hkv, total_k, D), of pages (num_pages, Hkv, page, D).  longest: limit of a sequence's
     keys.  total: rows of k; of pages the most keys of a sequence.  steering: offsets, or lengths
-    and block table, by name.
+    and block table, by name.  scales: of pages of 8 bits, numbers or arrays as "hnd".
     """
 
     k: Any
@@ -231,6 +253,22 @@ class _Keys(NamedTuple):
     total: int
     steering: dict[str, Any]
     pages: PagePlace | None = None
+    scales: tuple[Any, Any] | None = None
+
+
+def _scales(
+    q: Any, k: Any, keys: _Keys, k_scale: Any, v_scale: Any, layout: str
+) -> tuple[Any, Any] | None:
+    """_Keys.scales.  Raises TypeError and ValueError."""
+    cache = None if keys.pages is None else k
+    found = check_scales(q, cache, keys.k.shape[1], k_scale, v_scale, "of tokens")
+    if keys.k.dtype == q.dtype:
+        return None
+    of_k, of_v = (
+        number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
+        for x, number in zip(*found, strict=True)
+    )
+    return of_k, of_v
 
 
 def _contiguous(
@@ -256,17 +294,12 @@ def _paged(
     q: Any, k: Any, v: Any, cu_seqlens_k: Any, longest: Any, block_table: Any, seq_lens_k: Any,
     layout: Any, batch: int,
 ) -> _Keys:  # fmt: skip
-    """Raises TypeError, ValueError, and NotImplementedError for caches of 8 bits."""
+    """Raises TypeError and ValueError."""
     if seq_lens_k is None:
         raise TypeError("block_table needs seq_lens_k, the number of keys of each sequence")
     if cu_seqlens_k is not None:
         raise ValueError("cu_seqlens_k is of packed keys: with block_table there are seq_lens_k")
     k, v = check_caches(q, k, v, layout, True, ndim=3, names=("k", "v"))
-    if k.dtype != q.dtype:
-        raise NotImplementedError(
-            f"attention_varlen reads caches of 16 bits; got {k.dtype}: dequantise it, or call "
-            "decode_attention, which reads it, for sequences of few new queries"
-        )
     room = check_table(block_table, q, batch, k)
     longest = room if longest is None else min(check_length("max_seqlen_k", longest), room)
     lens = check_lens(seq_lens_k, q, batch, longest, "the caches'", "seq_lens_k")
@@ -284,11 +317,12 @@ def _as_steering(target: Target, x: Any) -> Any:
 
 def _packed(task: AttentionTask, *given: Any) -> tuple[Any, ...]:
     """As AttentionPlan.launch takes them: without statistics of rows, or a mask's arrays.  given:
-    q, k, v, out, lse, the steering arrays, slopes, sinks, and operands of formulas."""
+    q, k, v, out, lse, the steering arrays, slopes, sinks, both scales, and operands of formulas."""
     last = 10 if task.pages else 9
-    operands = task.formulas.pointers(given[last:]) if task.formulas else ()
+    scales, operands = given[last : last + 2], given[last + 2 :]
+    operands = task.formulas.pointers(operands) if task.formulas else ()
     if task.pages:
-        return *given[:last], *operands
+        return *given[:last], *(scales if task.codes is not None else ()), *operands
     q, k, v, y, lse, cu_q, cu_k, slopes, sinks = given[:last]
     arrays = (q, k, v, y, lse, *(None,) * 7, cu_q, cu_k)
     return (*arrays, slopes, sinks, *operands) if task.general else arrays

@@ -14,6 +14,7 @@ from ..expression import Expression, read
 from ..numerics import as_float64, namespace
 from ..typing import Array, Factor, Namespace
 from .accumulation import product
+from .cache_scales import Caches, CacheScales
 from .expression import Environment, evaluate, operand
 
 _CHUNK = 2**24  # scores that are held at once
@@ -62,10 +63,10 @@ def attention_varlen(
 ) -> tuple[Any, ...]:  # fmt: skip
     """`attention` of each sequence: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D), or
     the keys in its pages."""
-    keys = keys_of_sequences(k, v, cu_seqlens_k, options)
+    keys = keys_of_sequences(q, k, v, cu_seqlens_k, options)
     options = of_sequences(options)
     parts = [
-        attention(*sequence, layout="bshd", **of_sequence(options, i))
+        attention(*sequence[:3], layout="bshd", **of_sequence(options, i))
         for i, sequence in enumerate(sequences(q, cu_seqlens_q, keys))
     ]
     xp = namespace(q)
@@ -83,6 +84,8 @@ def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
         "block_table",
         "seq_lens_k",
         "layout",
+        "k_scale",
+        "v_scale",
         "out",
         "config",
     )
@@ -98,28 +101,32 @@ def of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def sequences(
-    q: Array, cu_q: Any, keys: Iterator[tuple[Any, Any]]
-) -> Iterator[tuple[Any, Any, Any]]:
-    """(q, k, v) of each sequence, (1, length, H, D)."""
-    for (first, end), (k, v) in zip(itertools.pairwise(cu_q.tolist()), keys, strict=True):
-        yield q[None, first:end], k[None], v[None]
+    q: Array, cu_q: Any, keys: Iterator[tuple[Any, Any, CacheScales | None]]
+) -> Iterator[tuple[Any, Any, Any, CacheScales | None]]:
+    """(q, k, v) of each sequence, (1, length, H, D), and the scales of caches of 8 bits."""
+    for (first, end), (k, v, scales) in zip(itertools.pairwise(cu_q.tolist()), keys, strict=True):
+        yield q[None, first:end], k[None], v[None], scales
 
 
 def keys_of_sequences(
-    k: Array, v: Array, cu_k: Any, options: Mapping[str, Any]
-) -> Iterator[tuple[Any, Any]]:
-    """k and v of each sequence, (length, Hkv, D), of attention_varlen's options."""
+    q: Array, k: Array, v: Array, cu_k: Any, options: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any, CacheScales | None]]:
+    """k and v of each sequence, (length, Hkv, D), of attention_varlen's options; those of 8 bits
+    are multiplied by their scales."""
     if cu_k is not None:
         for first, end in itertools.pairwise(cu_k.tolist()):
-            yield k[first:end], v[first:end]
+            yield k[first:end], v[first:end], None
         return
-    nhd = options.get("layout", "hnd") == "nhd"
-    k, v = (x.swapaxes(1, 2) if nhd else x for x in (k, v))
-    most = options.get("max_seqlen_k")
+    layout, most = options.get("layout", "hnd"), options.get("max_seqlen_k")
+    caches = Caches.of(q.dtype, k, v, layout, options.get("k_scale"), options.get("v_scale"))
     for pages, length in zip(options["block_table"], options["seq_lens_k"].tolist(), strict=True):
-        own = [of_pages(x, pages) for x in (k, v)]
         length = max(length, 0) if most is None else min(max(length, 0), most)
-        yield own[0][:, :length].swapaxes(0, 1), own[1][:, :length].swapaxes(0, 1)
+
+        def pick(x: Array, pages: Any = pages) -> Array:
+            return of_pages(x, pages)
+
+        own_k, own_v, scales = caches.sequence(pick, length)
+        yield own_k[0].swapaxes(0, 1), own_v[0].swapaxes(0, 1), scales
 
 
 def of_pages(cache: Array, pages: Any) -> Array:

@@ -531,14 +531,15 @@ def attention_varlen_bound(
     **options: Any,
 ) -> tuple[Bound, ...]:
     """`attention_bound` of every sequence by itself."""
-    keys = keys_of_sequences(k, v, cu_seqlens_k, options)
+    keys = keys_of_sequences(q, k, v, cu_seqlens_k, options)
     xp, options = namespace(q), of_sequences(options)
     parts, first = [], 0
-    for i, sequence in enumerate(sequences(q, cu_seqlens_q, keys)):
+    for i, (*sequence, scales) in enumerate(sequences(q, cu_seqlens_q, keys)):
         end = first + sequence[0].shape[1]
         own = (reference[0][None, first:end], *(x[None, :, first:end] for x in reference[1:]))
         own_options = of_sequence(options, i)
-        parts.append(attention_bound(*sequence, layout="bshd", reference=own, **own_options))
+        own_options |= {"layout": "bshd", "scales": scales}
+        parts.append(attention_bound(*sequence, reference=own, **own_options))
         first = end
     if not parts:
         return tuple(Bound(xp.zeros_like(x), xp.zeros_like(x)) for x in reference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,43 @@ def of_tokens(scale: Any, cache: Array, layout: str) -> Array:
     if numbers.ndim == 1:
         numbers = numbers[:, None]
     return (numbers + xp.zeros(cache.shape[:3]))[..., None]
+
+
+class Caches(NamedTuple):
+    """Keys and values, (B or num_pages, Hkv, keys, D), as they are stored, and of 8 bits the scale
+    of each token, (..., 1)."""
+
+    arrays: tuple[Array, ...]
+    codes: np.dtype | None
+    per_token: tuple[bool, bool]
+
+    @classmethod
+    def of(
+        cls, dtype: np.dtype, k: Array, v: Array, layout: str, k_scale: Any, v_scale: Any
+    ) -> Caches:
+        """dtype: of q."""
+        scales = k_scale, v_scale
+        per_token = getattr(k_scale, "ndim", 0) == 3, getattr(v_scale, "ndim", 0) == 3
+        codes = k.dtype
+        if layout == "nhd":
+            k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+        if codes == dtype:
+            return cls((k, v), None, per_token)
+        of_tokens_ = (of_tokens(x, k, layout) for x in scales)
+        k, v = (x.view(np.uint8) if codes != np.int8 else x for x in (k, v))
+        return cls((k, v, *of_tokens_), codes, per_token)
+
+    def sequence(
+        self, pick: Callable[[Array], Array], length: int
+    ) -> tuple[Any, Any, CacheScales | None]:
+        """(k, v, scales) of a sequence, a batch of one; k and v end where it does.  pick: its keys,
+        (Hkv, keys, D).  Caches of 8 bits are multiplied by their scales."""
+        k, v, *scales = (pick(x)[None, :, :length] for x in self.arrays)
+        if self.codes is None:
+            return k, v, None
+        codes = self.codes
+        k, v = (as_float64(x.view(codes)) * scale for x, scale in zip((k, v), scales, strict=True))
+        return k, v, CacheScales.of(scales[0], scales[1], self.per_token, codes)
 
 
 class CacheScales(NamedTuple):

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..numerics import UNIT_ROUNDOFF_32, as_float64, namespace
+from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
 from ..typing import Array, Factor
 from .attention import attention, of_pages, of_sequence
 from .attention_bound import P_SHIFT, attention_bound, joined
-from .cache_scales import CacheScales, of_tokens
+from .cache_scales import Caches, CacheScales
 from .elementary import EXP2_ULPS
 from .rounding import rounding_rms
 
@@ -127,28 +127,16 @@ def _sequences(
 ) -> Iterator[tuple[Any, Any, Any, CacheScales | None]]:
     """(q, k, v, scales) of each sequence, a batch of one; k and v end where it does.  Caches of 8
     bits are multiplied by their scales."""
-    codes = k_cache.dtype
-    if layout == "nhd":
-        k_cache, v_cache = k_cache.swapaxes(1, 2), v_cache.swapaxes(1, 2)
-    arrays = [k_cache, v_cache]
-    if codes != q.dtype:
-        arrays += [of_tokens(x, k_cache, layout) for x in (k_scale, v_scale)]
-        arrays[:2] = [x.view(np.uint8) if codes != np.int8 else x for x in arrays[:2]]
-    per_token = getattr(k_scale, "ndim", 0) == 3, getattr(v_scale, "ndim", 0) == 3
-    page = k_cache.shape[2]
+    caches = Caches.of(q.dtype, k_cache, v_cache, layout, k_scale, v_scale)
+    page = caches.arrays[0].shape[2]
     for b in range(q.shape[0]):
-        if block_table is None:
-            caches, room = [x[b] for x in arrays], page
-        else:
-            caches = [of_pages(x, block_table[b]) for x in arrays]
-            room = caches[0].shape[1]
+
+        def pick(x: Array, b: int = b) -> Array:
+            return x[b] if block_table is None else of_pages(x, block_table[b])
+
+        room = page if block_table is None else page * block_table.shape[1]
         length = room if seq_lens is None else min(max(int(seq_lens[b]), 0), room)
-        k, v, *scales = (x[None, :, :length] for x in caches)
-        if not scales:
-            yield q[b : b + 1], k, v, None
-            continue
-        k, v = (as_float64(x.view(codes)) * scale for x, scale in zip((k, v), scales, strict=True))
-        yield q[b : b + 1], k, v, CacheScales.of(scales[0], scales[1], per_token, codes)
+        yield (q[b : b + 1], *caches.sequence(pick, length))
 
 
 def _stacked(q: Array, v: Array, return_lse: bool, parts: list[Any]) -> tuple[Any, ...]:

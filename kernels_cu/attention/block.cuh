@@ -134,8 +134,9 @@ DEVICE void for_each_top(AttentionStorage& storage, F f) {
 }
 
 // Online softmax step: `scores` become probabilities P, then O += P V.
+template <class Copier>
 DEVICE void attend(AttentionStorage& storage, const Params& params, const Loaders& loaders,
-                   bool keeps_tops, Scores& scores, WarpRows& rows) {
+                   bool keeps_tops, Copier& copier, Scores& scores, WarpRows& rows) {
     float largest[kRowFragments][Softmax::kRows], factors[kRowFragments][Softmax::kRows];
     bool grown = false;
 #pragma unroll
@@ -165,6 +166,16 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
         rows.softmax[m].template exponentiate<kKeyFragments>(at, params.exponent_scale);
     }
+    copier.scale_probabilities(scores, [&](float factor) {
+#pragma unroll
+        for (int m = 0; m < kRowFragments; ++m) {
+#pragma unroll
+            for (int d = 0; d < kDimFragments; ++d) {
+#pragma unroll
+                for (int i = 0; i < Layout::kCount; ++i) rows.outputs.at(m, d).values[i] *= factor;
+            }
+        }
+    });
     multiply_values(scores, storage.values, loaders, rows.outputs);
 }
 
@@ -198,6 +209,7 @@ template <class Copier> struct Walk {
     template <bool kUnmasked>
     DEVICE void step() {
         const int key = tiles.key, type = block_type;
+        copier.finish_keys(storage.keys);
         copy_async_wait<0>();
         sync_block();  // the keys have arrived, and all warps have read the previous values
         copier.template start_values<kUnmasked>(storage.values, key, end - key);
@@ -216,6 +228,7 @@ template <class Copier> struct Walk {
         }
         Scores scores;
         if (seen) score(storage, loaders, scores);
+        copier.finish_values(storage.values);
         copy_async_wait<0>();
         sync_block();  // the values have arrived, and all warps have read the keys
         more = tiles.next();
@@ -223,10 +236,11 @@ template <class Copier> struct Walk {
         copy_async_commit();
         look();
         if (!seen) return;
+        copier.scale_scores(scores);
         if constexpr (!kUnmasked) {
             mask_scores(scores, params, head, mask, first_row + first_row_of_warp(), key, type);
         }
-        attend(storage, params, loaders, keeps_tops, scores, rows);
+        attend(storage, params, loaders, keeps_tops, copier, scores, rows);
     }
 };
 
@@ -236,10 +250,10 @@ struct Statistics {
     float* row_sum;
 };
 
-// Normalises the warp's rows and stores them through the shared memory of its queries, which no
-// other warp reads.
+// Normalises the warp's rows, multiplies them by `factor` and stores them through the shared memory
+// of its queries, which no other warp reads.
 DEVICE void finish(AttentionStorage& storage, const Params& params, const AttentionHead& head,
-                   int warp_row, int first_row, WarpRows& rows_of_warp, Element* out,
+                   int warp_row, int first_row, float factor, WarpRows& rows_of_warp, Element* out,
                    const Statistics& statistics) {
     const int lane = lane_id();
     float totals[kRowFragments][Softmax::kRows];
@@ -259,8 +273,9 @@ DEVICE void finish(AttentionStorage& storage, const Params& params, const Attent
             for (int i = 0; i < Layout::kCount; ++i) {
                 const int row = warp_row + 16 * m + Layout::row(lane, i);
                 const int col = 16 * d + Layout::col(lane, i);
-                static_cast<Element*>(storage.queries(row, col / 8))[col % 8] = from_float<Element>(
-                    rows_of_warp.outputs.at(m, d).values[i] * inverse[Rows::slot(i)]);
+                const float y = rows_of_warp.outputs.at(m, d).values[i] * inverse[Rows::slot(i)];
+                static_cast<Element*>(storage.queries(row, col / 8))[col % 8] =
+                    from_float<Element>(y * factor);
             }
         }
     }
@@ -345,6 +360,6 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     const AttentionWorkTile here = AttentionWorkTile::of(params, uint32_t(opaque(int(blockIdx.x))));
     const AttentionHead same = kv.head(params, here.head);
     const int warp_row = first_row_of_warp();
-    finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, rows_of_warp, out,
-           {lse, row_max, row_sum});
+    finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, copier.factor(),
+           rows_of_warp, out, {lse, row_max, row_sum});
 }

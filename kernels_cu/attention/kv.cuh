@@ -4,12 +4,24 @@
 #include "attention/products.cuh"
 #include "attention/pages.cuh"
 
+// The steps of a copier that copies Element as it is (otherwise: attention/kv_8bit.cuh).
+struct PlainTiles {
+    // Complete what was started, before the barrier that publishes the tile.
+    DEVICE void finish_keys(KeyTile&) const {}
+    DEVICE void finish_values(KeyTile&) const {}
+    DEVICE void scale_scores(Scores&) const {}
+    // rescale(factor) multiplies the output accumulators.
+    template <class Rescale> DEVICE void scale_probabilities(Scores&, const Rescale&) const {}
+    // Of the results.
+    DEVICE static constexpr float factor() { return 1.0f; }
+};
+
 // One array each of keys and values, batched or varlen.
 struct ContiguousKv {
     const Element *k, *v;
     const int32_t *cu_seqlens_q, *cu_seqlens_k;  // as of AttentionHead
 
-    struct Copier {
+    struct Copier : PlainTiles {
         TileCopier<Element, KeyTile> keys, values;
 
         // Issue the copies of num_rows rows from first_key on.  kUnpredicated: num_rows covers the
@@ -30,8 +42,77 @@ struct ContiguousKv {
     DEVICE Copier copier(const AttentionParams& params, const AttentionHead& head) const {
         const Element* k_origin = k + head.k_offset(params.k);
         const Element* v_origin = v + head.k_offset(params.v);
-        return {{k_origin, int(params.k.row), int(params.head_dim)},
+        return {{},
+                {k_origin, int(params.k.row), int(params.head_dim)},
                 {v_origin, int(params.v.row), int(params.head_dim_v)}};
+    }
+};
+
+// A thread's part of the tiles of a sequence in pages: 8 elements of one row in each pass.
+class PagedTile {
+  protected:
+    static constexpr int kChunks = KeyTile::kChunks, kPerChunk = 16 / int(sizeof(Element));
+    static constexpr int kAtOnce = kNumThreads / kChunks;
+    static constexpr int kPasses = (KeyTile::kRows + kAtOnce - 1) / kAtOnce;
+    static_assert(kAtOnce * kChunks == kNumThreads && (kAtOnce & (kAtOnce - 1)) == 0,
+                  "whole rows per iteration");
+    // Keys or values of a head.
+    template <class T> struct Cache {
+        const T* origin;  // this thread's chunk of row 0 of page 0
+        int64_t page_stride;
+        int row_stride;
+        bool exists;
+
+        DEVICE Cache(const T* head, const AttentionStrides& strides, int dim)
+            : page_stride(strides.batch), row_stride(int(strides.row)) {
+            const int chunk = int(threadIdx.x) % kChunks;
+            origin = head + chunk * kPerChunk;
+            exists = chunk * kPerChunk < dim;
+        }
+    };
+    const int32_t* table;  // of the sequence
+    const PageParams& pages;
+    int row, index;  // this thread's in the first pass, and its chunk
+    // Pages of this thread's rows in the last tile of keys, which is the next one of values; if
+    // there are registers for them, else they are read again.
+    static constexpr bool kKeepsPages = kHeadDim <= 128;
+    int numbers[kKeepsPages ? kPasses : 1];
+
+    DEVICE PagedTile(const int32_t* table, const PageParams& pages)
+        : table(table),
+          pages(pages),
+          row(int(threadIdx.x) / kChunks),
+          index(KeyTile::index(row, int(threadIdx.x) % kChunks)) {}
+    DEVICE int page_of(int key, bool exists) const {
+        pages.size.divide(key);
+        return exists ? clamp_page(table[key], pages.last) : 0;
+    }
+    DEVICE bool has(int pass, int num_rows) const { return pass * kAtOnce + row < num_rows; }
+    DEVICE void look_up(int first_key, int num_rows) {
+        if constexpr (kKeepsPages) {
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                numbers[i] = page_of(first_key + i * kAtOnce + row, has(i, num_rows));
+            }
+        }
+    }
+    // Calls f(pass, address, the chunk in the tile) for this thread's chunks.
+    template <class T, class F>
+    DEVICE void for_each_chunk(const Cache<T>& from, int first_key, int num_rows,
+                               const F& f) const {
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            if (KeyTile::kRows < kAtOnce && row >= KeyTile::kRows) break;
+            int key = first_key + i * kAtOnce + row;
+            const int page = kKeepsPages ? numbers[i] : page_of(key, has(i, num_rows));
+            const int in_page = pages.size.divide(key);
+            f(i, from.origin + page * from.page_stride + int64_t(in_page) * from.row_stride,
+              chunk_of(i));
+        }
+    }
+    // The bits of `row` are below those of the pass.
+    DEVICE int chunk_of(int pass) const {
+        return (index ^ KeyTile::swizzle(pass * kAtOnce)) + pass * kAtOnce * kChunks;
     }
 };
 
@@ -41,73 +122,26 @@ struct PagedKv {
     const int32_t *cu_seqlens_q, *seq_lens, *block_table;
     const PageParams& pages;
 
-    class Copier {
-        static constexpr int kChunks = KeyTile::kChunks, kPerChunk = 16 / int(sizeof(Element));
-        static constexpr int kAtOnce = kNumThreads / kChunks;
-        static constexpr int kPasses = (KeyTile::kRows + kAtOnce - 1) / kAtOnce;
-        static_assert(kAtOnce * kChunks == kNumThreads && (kAtOnce & (kAtOnce - 1)) == 0,
-                      "whole rows per iteration");
-        struct Cache {
-            const Element* origin;  // this thread's chunk of row 0 of page 0
-            int64_t page_stride;
-            int row_stride;
-            bool exists;
+    class Copier : PagedTile, public PlainTiles {
+        Cache<Element> keys, values;
 
-            DEVICE Cache(const Element* head, const AttentionStrides& strides, int dim)
-                : page_stride(strides.batch), row_stride(int(strides.row)) {
-                const int chunk = int(threadIdx.x) % kChunks;
-                origin = head + chunk * kPerChunk;
-                exists = chunk * kPerChunk < dim;
-            }
-        };
-        Cache keys, values;
-        const int32_t* table;  // of the sequence
-        const PageParams& pages;
-        int row, index;  // this thread's in the first pass, and its chunk
-        // Pages of this thread's rows in the last tile of keys, which is the next one of values; if
-        // there are registers for them, else they are read again.
-        static constexpr bool kKeepsPages = kHeadDim <= 128;
-        int numbers[kKeepsPages ? kPasses : 1];
-
-        DEVICE int page_of(int key, bool exists) const {
-            pages.size.divide(key);
-            return exists ? clamp_page(table[key], pages.last) : 0;
-        }
-        DEVICE bool has(int pass, int num_rows) const { return pass * kAtOnce + row < num_rows; }
-        DEVICE void start(KeyTile& tile, const Cache& from, int first_key, int num_rows) const {
-#pragma unroll
-            for (int i = 0; i < kPasses; ++i) {
-                if (KeyTile::kRows < kAtOnce && row >= KeyTile::kRows) break;
-                int key = first_key + i * kAtOnce + row;
-                const int page = kKeepsPages ? numbers[i] : page_of(key, has(i, num_rows));
-                const int in_page = pages.size.divide(key);
-                const Element* vector =
-                    from.origin + page * from.page_stride + int64_t(in_page) * from.row_stride;
-                // The bits of `row` are below those of the pass.
-                void* to =
-                    &tile.chunks[(index ^ KeyTile::swizzle(i * kAtOnce)) + i * kAtOnce * kChunks];
-                copy_async<16>(to, vector, from.exists && has(i, num_rows));
-            }
+        DEVICE void start(KeyTile& tile, const Cache<Element>& from, int first_key,
+                          int num_rows) const {
+            for_each_chunk(from, first_key, num_rows, [&](int i, const Element* vector, int chunk) {
+                copy_async<16>(&tile.chunks[chunk], vector, from.exists && has(i, num_rows));
+            });
         }
 
       public:
         DEVICE Copier(const PagedKv& kv, const AttentionParams& params, const AttentionHead& head)
-            : keys(kv.k + head.kv_head * params.k.head, params.k, int(params.head_dim)),
-              values(kv.v + head.kv_head * params.v.head, params.v, int(params.head_dim_v)),
-              table(kv.block_table + head.batch * kv.pages.table_stride),
-              pages(kv.pages),
-              row(int(threadIdx.x) / kChunks),
-              index(KeyTile::index(row, int(threadIdx.x) % kChunks)) {}
+            : PagedTile(kv.block_table + head.batch * kv.pages.table_stride, kv.pages),
+              keys(kv.k + head.kv_head * params.k.head, params.k, int(params.head_dim)),
+              values(kv.v + head.kv_head * params.v.head, params.v, int(params.head_dim_v)) {}
         // As ContiguousKv's; values are those of the keys that were started last.
         template <bool kUnpredicated>
         DEVICE void start_keys(KeyTile& tile, int first_key, int num_rows) {
             const int rows = kUnpredicated ? KeyTile::kRows : clamp_to(num_rows, KeyTile::kRows);
-            if constexpr (kKeepsPages) {
-#pragma unroll
-                for (int i = 0; i < kPasses; ++i) {
-                    numbers[i] = page_of(first_key + i * kAtOnce + row, has(i, rows));
-                }
-            }
+            look_up(first_key, rows);
             start(tile, keys, first_key, rows);
         }
         template <bool kUnpredicated>

@@ -76,6 +76,14 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
     q, codes = gpu.array((1, 8, 1, 128), "float16"), gpu.array((1, 2, 500, 128), "int8")
     cupykern.decode_attention(q, codes, codes, score="s - 0.1 * (i - j)")
     note()
+    for dtype, score in (("int8", None), ("int8", "s - j"), ("float16", "s - j")):
+        pages = gpu.array((32, 2, 16, 128), dtype)
+        cupykern.attention_varlen(
+            gpu.array((512, 8, 128), "float16"), pages, pages, gpu.array((2,), "int32"),
+            max_seqlen_q=512, score=score,
+            block_table=gpu.array((1, 32), "int32"), seq_lens_k=gpu.array((1,), "int32"),
+        )  # fmt: skip
+        note()
     for parts in SPLITS.values():
         tile = GemmConfig(128, 128, 32, 2, 4, stages=2)
         config = SplitFloat32(PartsGemmConfig(parts, tile))

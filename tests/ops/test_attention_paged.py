@@ -16,6 +16,7 @@ from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.ops.attention_varlen import OP
 from cupykern.ops.problems.attention import FORMULAS, ScoreChoice
 from cupykern.ops.problems.attention_varlen import VarlenProblem
+from cupykern.ops.problems.decode_attention import CACHES, SCALES
 from cupykern.targets import host
 
 # Chunks of prompts, a whole prompt, a decoding sequence, one without queries, one without keys.
@@ -172,8 +173,9 @@ def test_no_pages_and_no_sequences():
         ({"k": np.zeros((5, 2, 16, 64), np.float32)}, TypeError, "k's dtype"),
         ({"v": normal(4, 2, 16, 64)}, ValueError, "k and v differ"),
         ({"k": normal(5, 2, 16, 60), "v": normal(5, 2, 16, 60)}, ValueError, "q's, 64; got 60"),
-        ({"k": np.zeros((5, 2, 16, 64), np.int8), "v": np.zeros((5, 2, 16, 64), np.int8)},
-         NotImplementedError, "caches of 16 bits; got int8: .* decode_attention"),
+        ({"k": np.zeros((5, 2, 16, 64), np.int8)}, TypeError, "v must have k's dtype int8"),
+        ({"k_scale": 2.0}, ValueError, "k_scale is for caches of 8 bits"),
+        ({"v_scale": np.ones(2, np.float32)}, ValueError, "v_scale is for caches of 8 bits"),
         ({"block_table": np.zeros((1, 3))}, TypeError, "block_table must have dtype int32"),
         ({"block_table": np.zeros((2, 3), np.int32)}, ValueError, r"shape \(1, max_pages\)"),
         ({"block_table": np.full((1, 3), 5)}, ValueError, "pages from 0 to 4 .* got 5"),
@@ -225,6 +227,143 @@ def test_pages_that_tma_does_not_take(change, says):
         varlen(q, k, k, cu, **options, config=AttentionHopperConfig(128, 128))
     plain = np.ascontiguousarray(k)
     assert (varlen(q, k, k, cu, **options) == varlen(q, plain, plain, cu, **options)).all()
+
+
+def in_8_bits(cache_dtype="int8", scales="tokens", lengths=MIX, **more):
+    """paged() of codes; more: of VarlenProblem."""
+    problem = VarlenProblem(
+        tuple(lengths), 4, 2, 64, 64, causal=True, lse=True,
+        **{"page": 16, "cache_dtype": cache_dtype, "scales": scales, **more},
+    )  # fmt: skip
+    call = OP.inputs(problem, 2, np)
+    return call.args, call.kwargs
+
+
+@pytest.mark.parametrize("warp_size", (32, 64))
+@pytest.mark.parametrize("schedule", ("fifo", "lifo", "sticky:1"))
+@pytest.mark.parametrize("page", (1, 24, 64))
+@pytest.mark.parametrize("cache_dtype", CACHES)
+def test_caches_of_8_bits(cache_dtype, page, schedule, warp_size):
+    for scales, dim in (("tokens", 40), ("heads", 8)):
+        problem = VarlenProblem(
+            MIX, 4, 2, dim, 64, causal=True, lse=True, page=page, cache_dtype=cache_dtype,
+            scales=scales,
+        )  # fmt: skip
+        with host.use(schedule=schedule, warp_size=warp_size) as target:
+            assert check.check_problem(OP, problem, 1, target.xp).ok
+
+
+@pytest.mark.parametrize("layout", ("hnd", "nhd"))
+@pytest.mark.parametrize("scales", SCALES)
+def test_scales_of_caches_of_8_bits(scales, layout):
+    options = ScoreChoice((30, 5), 3.0, "h", True)
+    for dim, view, chosen in ((128, "F", ScoreChoice()), (256, "offset", options)):
+        problem = VarlenProblem(
+            MIX, 2, 1, dim, dim, "bfloat16", page=16, layout=layout, view=view, options=chosen,
+            cache_dtype="float8_e4m3fn", scales=scales,
+        )  # fmt: skip
+        assert check.check_problem(OP, problem, 1, np).ok
+
+
+def test_one_order_of_8_bit_pages_gives_the_bits_of_another():
+    """So do gaps between pages."""
+    args, kwargs = in_8_bits()
+    expected = varlen(*args, **kwargs)
+    order = np.random.default_rng(3).permutation(len(args[1]))
+    place = np.argsort(order)
+    k, v, *scales = (x[order] for x in (*args[1:3], kwargs["k_scale"], kwargs["v_scale"]))
+    spaced = np.zeros((3 * len(k), *k.shape[1:]), k.dtype)[::3]
+    spaced[...] = k
+    table = kwargs["block_table"]
+    there = (table >= 0) & (table < len(order))
+    change = {
+        "block_table": np.where(there, place[np.where(there, table, 0)], 0).astype(np.int32),
+        **dict(zip(("k_scale", "v_scale"), scales, strict=True)),
+    }
+    for cache in (k, spaced):
+        found = varlen(args[0], cache, v, args[3], **{**kwargs, **change})
+        assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+def test_codes_are_what_a_cache_of_16_bits_holds():
+    """Without scales, within the sum of both bounds."""
+    args, kwargs = in_8_bits("float8_e4m3fn", None)
+    wide = *(args[0], *(x.astype(np.float16) for x in args[1:3])), args[3]
+    for given in (wide, args):
+        out, lse = varlen(*given, **kwargs)
+        references = OP.reference(*wide, **kwargs)
+        bounds = OP.bound(*wide, **kwargs, reference=references)
+        assert check.compare((out, lse), references, bounds).ok
+
+
+def test_scales_of_tokens_follow_the_codes():
+    """Powers of two in scales of one head, one number and one a token give the same bits."""
+    args, kwargs = in_8_bits("int8", None)
+    shape = args[1].shape[:3]
+    given = [
+        {"k_scale": scale[0], "v_scale": scale[1]}
+        for scale in (
+            (0.25, 4.0),
+            (np.full(2, 0.25, np.float32), np.full(2, 4.0, np.float32)),
+            (np.full(shape, 0.25, np.float32), np.full(shape, 4.0, np.float32)),
+        )
+    ]
+    of_number, of_heads, of_tokens = (varlen(*args, **{**kwargs, **x}) for x in given)
+    for a, b, c in zip(of_number, of_heads, of_tokens, strict=True):
+        assert (a == b).all()
+        assert np.allclose(a, c, rtol=1e-2, atol=1e-2)
+
+
+def test_what_8_bit_pages_hold_after_the_keys_is_not_seen():
+    args, kwargs = in_8_bits("float8_e4m3fn", "tokens", [(20, 20), (3, 33)])
+    expected = varlen(*args, **kwargs)
+    k, v = (x.copy() for x in args[1:3])
+    scales = {name: kwargs[name].copy() for name in ("k_scale", "v_scale")}
+    for x in (k, v):
+        x.view(np.uint8)[np.isnan(x.astype(np.float32))] = 0x7E  # 448
+    for x in scales.values():
+        x[np.isnan(x)] = np.inf
+    found = varlen(args[0], k, v, args[3], **{**kwargs, **scales})
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+def test_a_number_as_scale_is_part_of_the_call():
+    args, kwargs = in_8_bits("int8", "number")
+    alone = varlen(*args, **{**kwargs, "v_scale": 0.5})
+    doubled = varlen(*args, **{**kwargs, "v_scale": 1.0})
+    assert np.allclose(2 * alone[0], doubled[0], rtol=1e-3, atol=1e-7)
+    assert (alone[1] == doubled[1]).all()
+    wide = np.ones(args[1].shape[:3], np.float32)
+    for scale in (wide, wide[:, :1].repeat(2, 1)):
+        assert np.isfinite(varlen(*args, **{**kwargs, "k_scale": scale})[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"k_scale": 0.0}, ValueError, "k_scale must not be 0"),
+        ({"k_scale": np.inf}, ValueError, "k_scale"),
+        ({"v_scale": np.ones(3, np.float32)}, ValueError, r"v_scale must have shape \(\), \(2,\)"),
+        ({"v_scale": np.ones(2, np.float16)}, TypeError, "v_scale must be a number or a float32"),
+        ({"k_scale": np.ones((5, 16, 2), np.float32)}, ValueError, r"k_scale .* \(5, 2, 16\)"),
+        ({"config": AttentionHopperConfig(128, 128)}, ValueError, "8 bits"),
+    ],
+)
+def test_illegal_scales_are_refused(change, error, says):
+    codes = np.ones((5, 2, 16, 64), np.int8)
+    call = {
+        "q": normal(20, 4, 64), "k": codes, "v": codes, "cu_seqlens_q": np.array([0, 20], np.int32),
+        "max_seqlen_q": 20, "block_table": np.array([[3, 1, 2]]), "seq_lens_k": np.array([40]),
+    }  # fmt: skip
+    assert varlen(**call).shape == (20, 4, 64)
+    with pytest.raises(error, match=says):
+        varlen(**{**call, **change})
+
+
+def test_codes_need_pages():
+    q, codes, cu = normal(20, 2, 64), np.ones((20, 2, 64), np.int8), np.array([0, 20], np.int32)
+    with pytest.raises(TypeError):
+        varlen(q, codes, codes, cu, cu, max_seqlen_q=20, max_seqlen_k=20)
 
 
 def test_out_must_not_overlap_what_steers():

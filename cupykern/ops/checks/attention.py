@@ -16,7 +16,7 @@ from ...numerics import namespace
 from ...targets import Target, is_cupy
 
 ALIGNMENTS = ("top_left", "bottom_right")
-_ALIGNMENT = 16  # bytes, of what asynchronous copies move
+_ALIGNED = 8  # elements, of which kernels load or copy vectors
 _BIASES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST_STEP = 2**31 - 1  # elements from a row to the next, 32 bits in kernels
 _LARGEST = 2**31 - 1024  # of lengths: positions are 32-bit numbers
@@ -192,7 +192,8 @@ def walks(x: Any) -> bool:
     outer = [s for size, s in zip(x.shape[:3], x.strides, strict=False) if size > 1]
     if x.shape[2] > 1 and abs(x.strides[2]) > _LARGEST_STEP * itemsize:
         return False
-    return x.strides[3] == itemsize and not any(s % _ALIGNMENT for s in (address_of(x), *outer))
+    alignment = _ALIGNED * itemsize
+    return x.strides[3] == itemsize and not any(s % alignment for s in (address_of(x), *outer))
 
 
 def starts_at(mask: Any, given: Any) -> bool:

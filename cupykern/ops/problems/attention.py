@@ -432,7 +432,9 @@ def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     half = problem.qk_accumulate == "float16"
     mode = problem.mode if getattr(problem, "page", None) is None else GENERAL_MODE
     dims = problem.d, problem.dv
-    return attention_plan.configs(dims, mode, arch, sq, hopper_kind(problem), half)
+    scaled = getattr(problem, "cache_dtype", None) is not None
+    kind = None if scaled else hopper_kind(problem)
+    return attention_plan.configs(dims, mode, arch, sq, kind, half, scaled)
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
@@ -478,6 +480,7 @@ def variant(
     return attention_plan.flash_variant(
         *(dtype, (problem.d, problem.dv), problem.mode, half, config, kind, code),
         paged=getattr(problem, "page", None) is not None,
+        codes=dtypes.NAMES[cache] if (cache := getattr(problem, "cache_dtype", None)) else None,
     )
 
 

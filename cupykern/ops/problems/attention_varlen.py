@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from .attention import (
 )
 from .attention import variant as problem_variant
 from .attention import variants as problem_variants
+from .decode_attention import CACHES, SCALES, codes, nothing, scale_values, stored
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class VarlenProblem:
     """One call, without its numbers.
 
     lengths: of queries and keys, of each sequence.  page: keys of a page, None: packed keys.
-    layout: of the pages' dims, one of LAYOUTS.
+    layout: of the pages' dims, one of LAYOUTS.  cache_dtype: of pages of 8 bits; scales: one of
+    SCALES, of these.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -54,11 +56,14 @@ class VarlenProblem:
     options: ScoreChoice = NO_OPTIONS
     page: int | None = None
     layout: str = "hnd"
+    cache_dtype: str | None = None
+    scales: str | None = None
 
     def __str__(self) -> str:
         rows = sum(length for length, _ in self.lengths)
         shape = f"{rows}x{self.h}x{self.d}{self.options}"
         pages = "" if self.page is None else f", pages of {self.page} keys"
+        pages += f" in {self.cache_dtype}" if self.cache_dtype else ""
         return f"{len(self.lengths)} sequences, {shape} {self.dtype}{pages}"
 
     @property
@@ -70,6 +75,7 @@ class VarlenProblem:
         left, right = self.options.window or (-1, -1)
         scales = self.page is not None and prescales(NO_MASK, self.scale)
         windowed = left >= 0 or (right > 0 and not self.causal)
+        scales = scales or self.cache_dtype is not None
         return self.options.changes_scores or windowed or scales
 
 
@@ -78,6 +84,7 @@ def draw_problem(draw: Draw) -> VarlenProblem:
     count = draw.choice((0, 1, 2, 3, 5))
     sizes = (0, 1, 3, 16, 33, 65, 100)
     page = draw.choice((None, None, None, 1, 16, 24, 64, 256))
+    cache_dtype = draw.choice((None, *CACHES)) if page is not None else None
     return VarlenProblem(
         tuple((draw.choice(sizes), draw.choice(sizes)) for _ in range(count)), h, h_kv,
         draw.choice((8, 40, 64, 33)), draw.choice((16, 64, 5)), draw.choice(DTYPES),
@@ -90,6 +97,8 @@ def draw_problem(draw: Draw) -> VarlenProblem:
         options=draw_options(draw),
         page=page,
         layout=draw.choice(LAYOUTS) if page is not None else "hnd",
+        cache_dtype=cache_dtype,
+        scales=draw.choice(SCALES) if cache_dtype else None,
     )  # fmt: skip
 
 
@@ -133,7 +142,9 @@ def make_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
     cu = [np.cumsum((0, *each), dtype=np.int32) for each in lengths]
     if seed % 2 or p.kind == "bench":  # else numpy's, which are checked
         cu = [xp.asarray(x) for x in cu]
-        steering = {name: xp.asarray(x) for name, x in steering.items()}
+        steering = {
+            name: x if isinstance(x, float) else xp.asarray(x) for name, x in steering.items()
+        }
     kwargs: dict[str, Any] = {"max_seqlen_q": max(q_lengths, default=0)}
     if p.page is None or seed % 3 == 0:
         kwargs["max_seqlen_k"] = max(k_lengths, default=0)
@@ -152,13 +163,14 @@ def make_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
 def _paged(
     problem: VarlenProblem, q_shape: tuple[int, ...], seed: int, xp: Any
 ) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
-    """((q, k, v), lengths and block table in numpy): pages in random order, two of them of nobody.
+    """((q, k, v), lengths, block table and scales): pages in random order, two of them of nobody.
 
     NaN lies where there is no key; the table has no page after a sequence's last one.
     """
     p, rng = problem, np.random.default_rng(seed + 5)
     assert p.page is not None
     dtype, page = dtypes.NAMES[p.dtype], p.page
+    cached = dtypes.NAMES[p.cache_dtype or p.dtype]
     lens = np.array([keys for _, keys in p.lengths], np.int32)
     pages_of = -(-lens // page)
     room = max([*pages_of, 1]) + seed % 2  # of the table
@@ -167,33 +179,54 @@ def _paged(
     numbers = iter(order)
     for own, count in zip(table, pages_of, strict=True):
         own[:count] = [next(numbers) for _ in range(count)]
-    steering = {"seq_lens_k": lens, "block_table": table}
+    steering: dict[str, Any] = {"seq_lens_k": lens, "block_table": table}
     shapes = [(len(order), p.h_kv, page, dim) for dim in (p.d, p.dv)]
     if p.kind == "bench":
         swapped = [(n, size, heads, dim) for n, heads, size, dim in shapes]
         found = swapped if p.layout == "nhd" else shapes
-        all_shapes = enumerate((q_shape, *found))
-        return tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in all_shapes), steering
+        kinds = zip((q_shape, *found), (dtype, cached, cached), strict=True)
+        if p.cache_dtype:
+            scale = np.full(p.h_kv, 1 / 32 if p.cache_dtype == "int8" else 1.0, np.float32)
+            steering |= {"k_scale": scale, "v_scale": scale}
+        return tuple(inputs.bench_values(*x, seed + i, xp) for i, x in enumerate(kinds)), steering
     q = in_memory(values(p.kind, (1, *q_shape), dtype, seed, "q"), "bhsd", p.view, xp)[0]
     order_of_dims = "bshd" if p.layout == "nhd" else "bhsd"
     caches = []
     for i, (name, shape) in enumerate(zip("kv", shapes, strict=True)):
         x = values(p.kind, shape, dtype, seed + i + 1, name)
+        if p.cache_dtype:
+            x = codes("normal" if p.kind == "peaked" else p.kind, shape, cached, seed + i + 1)
         used = np.zeros(shape[:1] + shape[2:3], bool)
         for own, length in zip(table, lens, strict=True):
             for j in range(length):
                 used[own[j // page], j % page] = True
-        x[~np.broadcast_to(used[:, None], shape[:3])] = np.nan
-        caches.append(in_memory(x, order_of_dims, p.view, xp))
+        unused = ~np.broadcast_to(used[:, None], shape[:3])
+        x[unused] = nothing(cached)
+        if p.cache_dtype:
+            x = np.ascontiguousarray(x.swapaxes(1, 2)) if p.layout == "nhd" else x
+            caches.append(stored(x, p.view, xp))
+        else:
+            caches.append(in_memory(x, order_of_dims, p.view, xp))
+        if p.scales is None:
+            continue
+        scale = scale_values(p, {"heads": (p.h_kv,), "tokens": shape[:3]}.get(p.scales, ()), rng)
+        if p.scales == "tokens":
+            scale[unused] = np.nan
+            if p.layout == "nhd":
+                scale = np.ascontiguousarray(scale.swapaxes(1, 2))
+        name += "_scale"
+        steering[name] = float(scale) if p.scales == "number" else xp.asarray(scale)
     return (q, *caches), steering
 
 
 def work(problem: VarlenProblem) -> Work:
     p = problem
     size = dtypes.NAMES[p.dtype].itemsize
+    cached = dtypes.NAMES[p.cache_dtype or p.dtype].itemsize
     rows, keys = (sum(lengths[i] for lengths in p.lengths) for i in range(2))
     pairs = p.h * sum(q * k for q, k in p.lengths) // (2 if p.causal else 1)
-    read = (rows * p.h * p.d + keys * p.h_kv * (p.d + p.dv)) * size
+    per_token = 8 if p.scales == "tokens" else 0
+    read = rows * p.h * p.d * size + keys * p.h_kv * ((p.d + p.dv) * cached + per_token)
     return Work(read, rows * p.h * p.dv * size, 2 * pairs * (p.d + p.dv))
 
 
@@ -210,16 +243,27 @@ def sample(
     keys = head // (q.shape[1] // k.shape[axis])
     some = (slice(None),) * axis + (slice(keys, keys + 1),)
     part = (q[:, head : head + 1], *(x[some] for x in (k, v)), *cu)
+    kwargs = dict(call.kwargs)
+    for name in {"k_scale", "v_scale"} & set(kwargs):
+        x = kwargs[name]
+        if getattr(x, "ndim", 0):
+            kwargs[name] = x[some] if x.ndim == 3 else x[keys : keys + 1]
     cut = tuple(y[head : head + 1] if i else y[:, head : head + 1] for i, y in enumerate(outputs))
-    return Call(part, call.kwargs), cut
+    return Call(part, kwargs), cut
 
 
-_KERNELS = ("attention", "attention_general", "attention_formula", "attention_paged")
+_KERNELS = (
+    "attention",
+    "attention_general",
+    "attention_formula",
+    "attention_paged",
+    "attention_paged_8bit",
+)
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """Those of attention that compute varlen sequences, and those of a formula over pages, with
-    BF16 operands."""
+    """Those of attention that compute varlen sequences, and those of a formula over pages, of 16
+    and of 8 bits, with BF16 operands."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
     paged = VarlenProblem(((512, 512),), 4, 2, 128, 128, "bfloat16", options=choice, page=64)
     plain = dict.fromkeys((*problem_variants(arch), *attention_plan.variants(arch)))
@@ -230,7 +274,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
             if v.kernel in _KERNELS
             or (v.kernel.startswith("attention_hopper") and is_varlen(dict(v.types)["Traits"]))
         ),
-        *(problem_variant(paged, config) for config in configs(paged, arch)),
+        *(
+            problem_variant(problem, config)
+            for problem in (paged, replace(paged, cache_dtype="float8_e4m3fn", scales="tokens"))
+            for config in configs(problem, arch)
+        ),
     )
 
 

@@ -17,7 +17,7 @@ from ..checks.attention import padded_size
 from .attention import FORMULAS, NO_OPTIONS, ScoreChoice, draw_options
 
 _DTYPES = tuple(str(dtype) for dtype in DTYPES)
-_CACHE_DTYPES = tuple(str(dtype) for dtype in CACHE_DTYPES)
+CACHES = tuple(str(dtype) for dtype in CACHE_DTYPES)
 SCALES = (None, "number", "tensor", "heads", "tokens")
 
 
@@ -68,7 +68,7 @@ def draw_problem(draw: Draw) -> DecodeProblem:
     lens = None
     if draw.choice((False, True, True)):
         lens = tuple(draw.choice((0, keys, draw.integer(0, keys))) for _ in range(batch))
-    cache_dtype = draw.choice((None, None, *_CACHE_DTYPES))
+    cache_dtype = draw.choice((None, None, *CACHES))
     dim = draw.choice((8, 64, 64, 72, 128, 128, 192, 256, 33))
     return DecodeProblem(
         *(batch, group * kv_heads, kv_heads),
@@ -91,7 +91,7 @@ def draw_problem(draw: Draw) -> DecodeProblem:
 
 def bench_problem(shape: tuple[int, ...], text: str) -> DecodeProblem:
     """text: a dtype, and after a colon the format of an 8-bit cache, with a scale a head."""
-    dtype, options = inputs.bench_options("decode_attention", text, _CACHE_DTYPES)
+    dtype, options = inputs.bench_options("decode_attention", text, CACHES)
     if len(options) > 1:
         raise ValueError(f"formats of different caches: {', '.join(sorted(options))}")
     cache_dtype = next(iter(options), None)
@@ -120,25 +120,25 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
+def stored(x: np.ndarray, view: str, xp: Any) -> Any:
     dtype = x.dtype
     codes = dtype if x.itemsize > 1 else np.dtype(np.uint8)  # CuPy moves no FP8
     if view == "swapped":
         made = xp.swapaxes(xp.asarray(x.view(codes)), 1, 2)
         return xp.swapaxes(xp.ascontiguousarray(made), 1, 2).view(dtype)
     if view == "padded":
-        wide = np.full((*x.shape[:3], x.shape[3] + 8), _nothing(x.dtype), x.dtype)
+        wide = np.full((*x.shape[:3], x.shape[3] + 8), nothing(x.dtype), x.dtype)
         wide[..., : x.shape[3]] = x
         return inputs.with_layout(wide.view(codes), "C", xp)[..., : x.shape[3]].view(dtype)
     return inputs.with_layout(x.view(codes), view, xp).view(dtype)
 
 
-def _nothing(dtype: np.dtype) -> float:
+def nothing(dtype: np.dtype) -> float:
     """What caches hold where no key is: NaN, in int8 its largest number."""
     return 127 if dtype == dtypes.int8 else np.nan
 
 
-def _codes(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+def codes(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
     """Of an 8-bit cache, with all magnitudes of its format."""
     if dtype == dtypes.int8:
         kind, most = "exact" if kind == "exact" else "uniform", 127 / 10
@@ -147,13 +147,14 @@ def _codes(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.
     return inputs.values(kind, shape, dtype, seed)
 
 
-def _scales(p: DecodeProblem, rng: Any) -> list[np.ndarray]:
-    """For both caches, (B, Hkv, Sk, 1): most decode to numbers of size 1."""
+def scale_values(p: Any, shape: tuple[int, ...], rng: Any) -> np.ndarray:
+    """Of a cache of p.cache_dtype: most decode to numbers of size 1."""
     size = 0.02 if p.cache_dtype == "int8" and p.kind != "exact" else 1.0
     if p.kind == "exact":  # powers of two
-        return [np.exp2(rng.integers(-2, 3, _scale_shape(p))) for _ in range(2)]
-    found = [size * np.exp2(rng.uniform(-2, 1, _scale_shape(p))) for _ in range(2)]
-    return [x * rng.choice((1.0, 1.0, 1.0, -1.0), x.shape) for x in found]
+        found = np.exp2(rng.integers(-2, 3, shape))
+    else:
+        found = size * np.exp2(rng.uniform(-2, 1, shape)) * rng.choice((1.0, 1.0, 1.0, -1.0), shape)
+    return np.asarray(found, np.float32)
 
 
 def _scale_shape(p: DecodeProblem) -> tuple[int, ...]:
@@ -171,16 +172,16 @@ def _paged(
     table = order[: batch * per_sequence].reshape(batch, per_sequence).astype(np.int32)
     pages = []
     for x in caches:
-        nothing = _nothing(x.dtype)
-        padded = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), nothing, x.dtype)
+        unused = nothing(x.dtype)
+        padded = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), unused, x.dtype)
         padded[:, :, : problem.keys] = x
         split = padded.reshape(batch, x.shape[1], per_sequence, page, x.shape[3])
         split = np.moveaxis(split, 2, 1).reshape(-1, x.shape[1], page, x.shape[3])
-        pages.append(np.full((len(order), *split.shape[1:]), nothing, x.dtype))
+        pages.append(np.full((len(order), *split.shape[1:]), unused, x.dtype))
         pages[-1][table.reshape(-1)] = split
     lens = np.asarray(problem.lens or [problem.keys] * batch)
-    unused = np.arange(per_sequence) >= -(-lens // page)[:, None]
-    table[unused] = rng.choice((-1, 2**31 - 1))
+    beyond = np.arange(per_sequence) >= -(-lens // page)[:, None]
+    table[beyond] = rng.choice((-1, 2**31 - 1))
     return pages, table
 
 
@@ -204,10 +205,10 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
         return Call(arrays, {"k_scale": heads, "v_scale": heads})
     rng = np.random.default_rng(seed + 3)
     q = inputs.values(p.kind, shapes[0], dtype, seed)
-    cached, codes = dtypes.NAMES[p.cache_dtype or p.dtype], p.cache_dtype is not None
-    make = _codes if codes else inputs.values
+    cached, is_codes = dtypes.NAMES[p.cache_dtype or p.dtype], p.cache_dtype is not None
+    make = codes if is_codes else inputs.values
     caches = [make(p.kind, shape, cached, seed + i + 1) for i, shape in enumerate(shapes[1:])]
-    scales = [x.astype(np.float32) for x in _scales(p, rng)] if codes and p.scales else []
+    scales = [scale_values(p, _scale_shape(p), rng) for _ in "kv"] if is_codes and p.scales else []
     by_token = p.scales == "tokens"
     caches += [x[..., None] for x in scales if by_token]
     if p.kind == "subnormal":  # scores are not
@@ -217,7 +218,7 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
         )
     for cache in caches:
         for b, length in enumerate(p.lens or ()):
-            cache[b, :, length:] = _nothing(cache.dtype)
+            cache[b, :, length:] = nothing(cache.dtype)
     kwargs: dict[str, Any] = {}
     lens = p.lens
     if p.page is not None:
@@ -239,7 +240,7 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
     ):
         if value != default:
             kwargs[name] = value
-    return Call(tuple(_in_memory(x, p.view, xp) for x in (q, *caches)), kwargs)
+    return Call(tuple(stored(x, p.view, xp) for x in (q, *caches)), kwargs)
 
 
 def work(problem: DecodeProblem) -> Work:

@@ -66,12 +66,15 @@ def _settings(
 
 def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
     """Packed keys, and pages; with as many heads as keys in a page any layout is legal."""
-    names = "h", "h_kv", "d", "lengths_q", "lengths_k", "dtype", "page", "order"
+    names = "h", "h_kv", "d", "lengths_q", "lengths_k", "dtype", "page", "order", "cache"
     return tuple(
-        dict(zip(names, (4, 2, *pack, dtype, *keys), strict=True))
+        dict(zip(names, (4, 2, *pack, dtype, *keys, cache or dtype), strict=True))
         for pack in packs
         for dtype in _DTYPES
-        for keys in ((None, "hnd"), (16, "hnd"), (16, "nhd"), (2, "nhd"))
+        for keys, cache in (
+            *(((None, "hnd"), None), ((16, "hnd"), None), ((16, "nhd"), None)),
+            *(((2, "nhd"), None), ((16, "hnd"), "int8"), ((2, "nhd"), "float8_e4m3fn")),
+        )
     )
 
 
@@ -128,10 +131,14 @@ def _keys(dim: str) -> ShapeOf:
     def shape(s: Setting) -> Shape:
         if s["page"] is None:
             return sum(s["lengths_k"]), s["h_kv"], s[dim]
-        rows = (s["h_kv"], s["page"]) if s["order"] == "hnd" else (s["page"], s["h_kv"])
-        return _pages_of(s).size + 1, *rows, s[dim]
+        return *_rows_of_pages(s), s[dim]
 
     return shape
+
+
+def _rows_of_pages(s: Setting) -> Shape:
+    rows = (s["h_kv"], s["page"]) if s["order"] == "hnd" else (s["page"], s["h_kv"])
+    return _pages_of(s).size + 1, *rows
 
 
 def _pages_of(s: Setting) -> np.ndarray:
@@ -190,12 +197,17 @@ def _cache(dim: str) -> DrawValue:
     return array(lambda s: (*_cache_rows(s), s[dim]), "cache", _HEADS)
 
 
-def _cache_scale(draw: Draw, s: Setting) -> Any:
-    if s["cache"] == s["dtype"]:
-        return None
-    tokens = Array(_cache_rows(s), "float32", draw.choice(("C", "C", "gap")))
-    heads = Array((s["h_kv"],), "float32", draw.choice(("C", "every other")))
-    return draw.choice((None, 0.5, 2, Array((), "float32"), heads, tokens))
+def _cache_scale(rows: ShapeOf) -> DrawValue:
+    """rows: of a scale for each token."""
+
+    def scale(draw: Draw, s: Setting) -> Any:
+        if s["cache"] == s["dtype"]:
+            return None
+        tokens = Array(rows(s), "float32", draw.choice(("C", "C", "gap")))
+        heads = Array((s["h_kv"],), "float32", draw.choice(("C", "every other")))
+        return draw.choice((None, 0.5, 2, Array((), "float32"), heads, tokens))
+
+    return scale
 
 
 def _seq_lens(draw: Draw, s: Setting) -> Integers:
@@ -258,14 +270,16 @@ _ATTENTION: dict[str, DrawValue] = {
 }
 _VARLEN: dict[str, DrawValue] = {
     "q": array(_thd("h", "lengths_q", "d"), "dtype", _PACKED),
-    "k": array(_keys("d"), "dtype", _PACKED),
-    "v": array(_keys("d"), "dtype", _PACKED),
+    "k": array(_keys("d"), "cache", _PACKED),
+    "v": array(_keys("d"), "cache", _PACKED),
     "cu_seqlens_q": _offsets("lengths_q"),
     "cu_seqlens_k": _offsets_of_keys,
     "max_seqlen_q": _longest("lengths_q"),
     "max_seqlen_k": _longest("lengths_k"),
     "block_table": _pages_of_keys,
     "seq_lens_k": _lens_of_keys,
+    "k_scale": _cache_scale(_rows_of_pages),
+    "v_scale": _cache_scale(_rows_of_pages),
     "layout": lambda draw, s: draw.choice((*[s["order"]] * 6, "hnd", "nhd")),
     "causal": one_of(False, True),
     "causal_align": one_of("top_left", "bottom_right"),
@@ -283,8 +297,8 @@ _DECODE: dict[str, DrawValue] = {
     "seq_lens": often_none(_seq_lens),
     "block_table": _block_table,
     "layout": lambda draw, s: draw.choice((*[s["order"]] * 6, "hnd", "nhd")),
-    "k_scale": _cache_scale,
-    "v_scale": _cache_scale,
+    "k_scale": _cache_scale(_cache_rows),
+    "v_scale": _cache_scale(_cache_rows),
     "causal": one_of(True, False),
     "scale": _SCALES,
     **_OPTIONS,

@@ -1,0 +1,103 @@
+// Scales of 8-bit caches of keys and values: one number, one a KV head, or one a token and head.
+//
+// The scale of a head multiplies all scores, or the results; scales of tokens multiply the scores
+// of their keys, or their probabilities.
+#pragma once
+#include "platform/common.cuh"
+
+struct CacheScaleParams {
+    int64_t k_strides[3], v_strides[3];  // of the batch or page, the KV head and the key
+    float k_number, v_number;            // where there are no arrays of them
+    int32_t k_per_token, v_per_token;
+};
+
+// Those of keys or values of a block's KV head.
+struct CacheScales {
+    const float* tokens;  // those of tokens: of batch element or page 0; else null
+    int64_t page_stride, stride;
+    float factor;  // of all tokens
+
+    DEVICE CacheScales() : tokens(nullptr), page_stride(0), stride(0), factor(1.0f) {}
+    DEVICE CacheScales(const float* scales, const int64_t (&strides)[3], float number,
+                       bool per_token, int kv_head)
+        : tokens(nullptr), page_stride(strides[0]), stride(strides[2]), factor(number) {
+        if (!scales) return;
+        scales += kv_head * strides[1];
+        if (per_token) tokens = scales;
+        else factor = *scales;
+    }
+};
+struct KvScales {
+    CacheScales k, v;
+
+    KvScales() = default;
+    DEVICE KvScales(const CacheScaleParams& params, const float* k, const float* v, int kv_head)
+        : k(k, params.k_strides, params.k_number, params.k_per_token != 0, kv_head),
+          v(v, params.v_strides, params.v_number, params.v_per_token != 0, kv_head) {}
+};
+
+// Scales applied to a warp's scores of one tile of keys.  Layout: of a fragment's values; Rows:
+// RowsOfLane<Layout>.
+//
+// Probabilities times scales of tokens must fit Element, so they, and the output accumulators, are
+// in units of a power of two, at least the largest such scale so far.
+template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct TileScales {
+    static constexpr float kSmallestUnit = 0x1p-125f;
+    float factor;  // of all scores
+    bool of_keys, of_values;
+    float unit;
+
+    DEVICE TileScales(const KvScales& scales)
+        : factor(scales.k.factor),
+          of_keys(scales.k.tokens != nullptr),
+          of_values(scales.v.tokens != nullptr),
+          unit(kSmallestUnit) {}
+
+    // f(n, i, scale) for each key of this lane's values.  scales: of the warp's keys.
+    template <class F> DEVICE static void for_each(const float* scales, const F& f) {
+#pragma unroll
+        for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+            for (int i = 0; i < Layout::kCount; ++i)
+                f(n, i, scales[n * 16 + Layout::col(lane_id(), i)]);
+        }
+    }
+    template <class Scores> DEVICE void scale_scores(Scores& scores, const float* scales) const {
+        if (!of_keys) return;
+        for_each(scales, [&](int n, int i, float scale) {
+#pragma unroll
+            for (int m = 0; m < kRowFragments; ++m) scores.at(m, n).values[i] *= scale;
+        });
+    }
+    // rescale(factor) multiplies the output accumulators.
+    template <class Scores, class Rescale>
+    DEVICE void scale_probabilities(Scores& probabilities, const float* scales,
+                                    const Rescale& rescale) {
+        if (!of_values) return;
+        float largest = 0.0f;
+        for_each(scales, [&](int, int, float scale) {
+            largest = maximum(largest, maximum(scale, -scale));
+        });
+        // The keys of a row are those of the warp.
+        largest = Rows::across_lanes(largest, [](float a, float b) { return maximum(a, b); });
+        if (vote_any(largest > unit)) {
+            const float before = unit;
+            unit = unit_of(largest);
+            rescale(before * inverse_of(unit));
+        }
+        const float inverse = inverse_of(unit);
+        for_each(scales, [&](int n, int i, float scale) {
+#pragma unroll
+            for (int m = 0; m < kRowFragments; ++m)
+                probabilities.at(m, n).values[i] *= scale * inverse;
+        });
+    }
+    // The power of two above a positive number, at most 2^125.
+    DEVICE static float unit_of(float x) {
+        const uint32_t exponent = bit_cast<uint32_t>(x) >> 23;
+        return bit_cast<float>((exponent < 251 ? exponent + 1 : 252) << 23);
+    }
+    DEVICE static float inverse_of(float unit) {
+        return bit_cast<float>(0x7f000000u - bit_cast<uint32_t>(unit));
+    }
+};
