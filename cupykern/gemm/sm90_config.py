@@ -166,7 +166,8 @@ class Sm90Config:
         return f"gemm::MainloopSm90{name}<{types}>", (*files, f"gemm/mainloop_sm90_{file}.cuh")
 
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The type that converts b in registers, and its file; none where nothing does."""
+        """The type that converts b in registers, or scales of partial accumulators, and its file;
+        none where nothing does."""
         return (), ()
 
     def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
@@ -337,10 +338,14 @@ class Fp8(Sm90Config):
             return f"{type(self).__name__} is for two FP8 operands; got {task.a} and {task.b}"
         return None
 
+    def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return ("gemm::BlockScaled" if task.block_scales else "gemm::NoScales",), ()
+
     def column_unit(self, task: GemmTask) -> int:
         if self.in_halves(task):
             return 16
-        return 64 if task.block_scales else super().column_unit(task)
+        in_blocks = task.block_scales and not self.swap_ab
+        return 64 if in_blocks else super().column_unit(task)
 
     def tile_refusal(self, task: GemmTask) -> str | None:
         if reason := super().tile_refusal(task):

@@ -21,23 +21,22 @@ def epilogue_kind(product: Product, swap_ab: bool) -> int:
 
 
 def fits_tma_store(product: Product, swap_ab: bool) -> bool:
-    """Whether kernels with TmaStore do: 16-bit results without a residual or block scales."""
+    """Whether kernels with TmaStore do: 16-bit results without a residual."""
     p = product
-    alone = p.residual is None is p.formula and not (p.block_scales or _has_scalar_scales(p))
+    alone = p.residual is None is p.formula and not (_are_parts(p) or _has_scalar_scales(p))
     return alone and tma_stores(p.out, p.m, p.n) and _is_short(p, swap_ab)
 
 
 def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
     """Whether TMA stores in kernels with General: with a residual of the result's dtype, FP32
-    results, block scales or scales of 16-bit operands."""
+    results or scales of 16-bit operands."""
     p, scaled = product, _has_scalar_scales(product)
     if p.residual is None:
         floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
         stores = tma_stores(p.out, p.m, p.n)
-        fits = (p.block_scales and stores) or (not swap_ab and (floats or (scaled and stores)))
-        return fits and _is_short(p, swap_ab)
-    # The residual's boxes would be the stages of block scales.
-    same = p.residual.dtype == p.out.dtype and not (p.block_scales or scaled)
+        fits = floats or ((scaled or _are_parts(p)) and stores)
+        return fits and not swap_ab and _is_short(p, swap_ab)
+    same = p.residual.dtype == p.out.dtype and not (scaled or _are_parts(p))
     both = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
     return both and _is_short(p, swap_ab)
 
@@ -45,6 +44,11 @@ def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
 def _has_scalar_scales(p: Product) -> bool:
     """Of 16-bit operands, which have no others."""
     return p.b.dtype.itemsize > 1 and (p.scale_a, p.scale_b) != (None, None)
+
+
+def _are_parts(p: Product) -> bool:
+    """Of FP32 operands, with block scales."""
+    return p.block_scales and p.b.dtype.itemsize > 1
 
 
 def _is_short(p: Product, swap_ab: bool) -> bool:

@@ -13,7 +13,7 @@ from ..kernels import Variant
 from ..precisions import AnyParts
 from .gemm_task import GemmTask
 from .product import BLOCK, FP8, K_MAJOR
-from .sm90_config import SS, Fp8, MixedInput, Sm90Config
+from .sm90_config import SS, Fp8, MixedInput, Sm90Config, round_up
 from .sm90_policies import (
     COOPERATIVE,
     NO_CLUSTER,
@@ -41,7 +41,7 @@ class MatmulEpilogue(Sm90Config):
 
     def epilogue_bytes(self, task: GemmTask) -> int:
         factors = 4 * self.tile_n + 16
-        if task.b.itemsize == 1:
+        if task.b.itemsize == 1 and not task.block_scales:
             factors = 8 * self.tile_n + 4 * self.tile_m
         buffers = 2 if isinstance(self.schedule, PingPong) or self.in_halves(task) else 1
         residual_barriers = 4 * self.schedule.warpgroups * 16
@@ -113,9 +113,9 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
 
     def epilogue_bytes(self, task: GemmTask) -> int:
         size = super().epilogue_bytes(task)
-        if self.split_k > 1:  # stages of block scales
-            scales = self.tile_m + 1 if self.swap_ab else 16 + -(-self.tile_n // BLOCK)
-            size += 4 * self.schedule.warpgroups * 16 * scales
+        if task.block_scales:  # their pipeline
+            scales = self.tile_m + (1 if self.swap_ab else -(-self.tile_n // BLOCK))
+            size += 4 * (round_up(4 * scales, 16) + 16)
         return size
 
 

@@ -143,7 +143,8 @@ def tables_of(task: GemmTask) -> tuple[str, ...]:
     if b == FP4:
         return ("nvfp4",)
     if a in FP8 and b in FP8:
-        return ("e4m3",) if a == b == dtypes.float8_e4m3fn else ("e5m2",)
+        e4m3 = "e4m3, blocks" if task.block_scales else "e4m3"
+        return (e4m3,) if a == b == dtypes.float8_e4m3fn else ("e5m2",)
     if a == b and a in FLOAT16S:
         if task.layout_a != K_MAJOR:
             return ("16-bit, a MN-major",)

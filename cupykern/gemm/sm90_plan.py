@@ -185,7 +185,6 @@ def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.n
     fill_epilogue(params["epilogue"], p)
     params["epilogue_kind"] = kind
     if p.block_scales:
-        params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)

@@ -21,13 +21,18 @@ constexpr int kWarpRows = 16;  // a warp's accumulator rows of a warpgroup's 64
 constexpr int kBlockK = 128;   // block of a block scale: along k, and along the columns of B
 
 // Block scales: of A one per row and kBlockK of k, of B one per kBlockK x kBlockK block; null: 1.
+// Those of a tile.
 struct BlockScales {
-    const float* a;
-    const float* b;
+    const float *a, *b;              // of its first row, of its first block
     int64_t a_row, a_k, b_k, b_col;  // strides of rows and blocks
-    int last_row, last_block;        // last valid row of A and column block of B
+    int last_row, last_block;        // that exist, from the tile's first on
 
-    DEVICE bool present() const { return a || b; }
+    DEVICE const float* a_at(int row) const {
+        return a ? a + (row < last_row ? row : last_row) * a_row : nullptr;
+    }
+    DEVICE const float* b_at(int block) const {
+        return b ? b + (block < last_block ? block : last_block) * b_col : nullptr;
+    }
 };
 
 // The e4m3 scales of a thread's two rows of an NVFP4 operand, in words of four; each scales 16 of
@@ -79,6 +84,7 @@ struct MainloopSm90 {
 
     static constexpr int kStages = Stages_::kCount, kStagesPerKTile = 1;
     static constexpr bool kScaledParts = false;  // MainloopSm90SSParts
+    static constexpr bool kBlockScales = false;  // MainloopSm90SSFp8
     static constexpr int kTileM = Tile_::kM, kTileN = Tile_::kN, kTileK = Tile_::kK;
     static constexpr int kRows = kSwapAB ? kTileN : kTileM, kCols = kSwapAB ? kTileM : kTileN;
     static constexpr int kMmaK = 32 / int(sizeof(ElementA));
@@ -136,10 +142,6 @@ struct MainloopSm90 {
         }
     };
 
-    // Shared memory for a warp's block scales: four stages of one row of scales.
-    static constexpr int kBlockScaleBytes =
-        16 * (kSwapAB ? kCols + 1 : 16 + (kCols + kBlockK - 1) / kBlockK);
-
     // A consumer warpgroup's work tile.
     struct WorkTile {
         PipelineState state;       // the tile's first stage
@@ -148,8 +150,6 @@ struct MainloopSm90 {
         int consumer, count;       // warpgroup; tiles computed before
         int row;                   // the warpgroup's first row in the tile
         int first_row, first_col;  // the warp's first accumulator in the matrix
-        BlockScales scales;
-        void* scale_stages;  // the warp's kBlockScaleBytes
         RowScales row_scales;
     };
 

@@ -10,7 +10,11 @@
 
 namespace gemm {
 
-template <class Operands, class Tile, class Stages, class Schedule, class Cluster>
+// What multiplies partial accumulators.
+struct NoScales {};
+struct BlockScaled {};
+
+template <class Scaling, class Operands, class Tile, class Stages, class Schedule, class Cluster>
 struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> {
     using Base = MainloopSm90<Operands, Tile, Stages, Schedule, Cluster>;
     using Base::clear;
@@ -18,6 +22,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     using Base::kConsumers;
     using Base::kMmaK;
     using Base::kMmasM;
+    using Base::kRows;
     using Base::kStride;
     using Base::kSwapAB;
     using Base::kTileK;
@@ -25,7 +30,6 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     using typename Base::ColElement;
     using typename Base::ConsumerStages;
     using typename Base::RowElement;
-    using typename Base::SharedStorage;
     using typename Base::StageCols;
     using typename Base::StageRows;
     using typename Base::WorkTile;
@@ -33,7 +37,11 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static_assert(kTileK == kBlockK && !Base::kPingPong && kMmasM == 1,
                   "a stage is a block of scales");
 
-    static constexpr bool kHalves = kCols <= 192 && kCols > kBlockK;  // no block scales
+    static constexpr bool kBlockScales = kSame<Scaling, BlockScaled>;
+    static_assert(kBlockScales || kSame<Scaling, NoScales>, "scales of partial accumulators");
+
+    static constexpr bool kHalves = kCols <= 192 && kCols > kBlockK;
+    static_assert(!(kHalves && kBlockScales), "columns of a partial accumulator are of one block");
     static constexpr int kPartialCols = kHalves ? kCols / 2 : kCols < kBlockK ? kCols : kBlockK;
     static constexpr int kPartialSize = kPartialCols / 2;   // per thread
     static constexpr int kPartials = kCols / kPartialCols;  // per stage
@@ -41,107 +49,133 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static_assert(kPartials * kPartialCols == kCols, "partial accumulators have all columns");
     using Partial = float[kPartialSize];
 
-    // Block scales of a thread's accumulators in a stage: of its two rows (A's), and of each
-    // partial accumulator's columns, which lie in one block of B.  SwapAB: of its rows, which lie
-    // in one block, and of each of its columns.
+    // Block scales of a stage: of the tile's rows of A, and of its blocks of B's columns.  A warp of
+    // the producer warpgroup loads them through a pipeline of their own, which stays ahead of the
+    // consumers from one tile to the next.  Past the matrix the last scale is repeated.
+    static constexpr int kScaleStages = 4, kScalesB = kSwapAB ? 1 : kPartials;
+    static_assert(!kBlockScales || !kSwapAB || kRows <= kBlockK, "a tile has one block of rows");
+    struct ScaleStage { alignas(16) float a[Base::kTileM], b[kScalesB]; };
+    static constexpr int kScaleArrivals = 4 * (Base::kCooperative ? kConsumers : 1);
+    using ScalePipeline = pipeline::TmaPipeline<kScaleStages, 32, kScaleArrivals, 1>;
+    using ScaleState = typename ScalePipeline::State;
+    struct ScaledStorage : Base::SharedStorage {
+        ScaleStage scale_stages[kScaleStages];
+        ScalePipeline scale_pipeline;
+
+        DEVICE void init() {
+            scale_pipeline.init();
+            Base::SharedStorage::init();
+        }
+    };
+    using SharedStorage =
+        typename Choose<kBlockScales, ScaledStorage, typename Base::SharedStorage>::Type;
+
+    // By the warp that loads block scales.  Copies are asynchronous: a stage is full when those of
+    // the next kAhead stages are under way.
+    class ScaleLoader {
+        static constexpr int kAhead = 2, kCopies = (Base::kTileM + 31) / 32;  // per lane
+        static_assert(kAhead < kScaleStages - 1, "consumers have a stage to read");
+        SharedStorage& storage;
+        ScaleState loaded, full;  // the next stage to load, and the next to become full
+        int under_way = 0;
+
+        DEVICE void fill() {
+            sync_warp();  // all lanes' copies have arrived
+            if (threadIdx.x % 32 == 0) storage.scale_pipeline.full[full.stage].arrive();
+            full.advance();
+            --under_way;
+        }
+        // Copies *from, or sets 1 if there are no scales.
+        DEVICE static void copy(float& to, const float* from) {
+            if (from) copy_async<4>(&to, from);
+            else to = 1.0f;
+        }
+
+      public:
+        DEVICE ScaleLoader(SharedStorage& storage) : storage(storage) {}
+        DEVICE void load(const BlockScales& scales, int num_k_tiles) {
+            const int lane = threadIdx.x % 32;
+            const float *a[kCopies], *b = scales.b_at(lane);
+#pragma unroll
+            for (int i = 0; i < kCopies; ++i) a[i] = scales.a_at(lane + 32 * i);
+#pragma unroll 1
+            for (int k = 0; k < num_k_tiles; ++k) {
+                storage.scale_pipeline.producer_acquire(loaded);
+                ScaleStage& stage = storage.scale_stages[loaded.stage];
+#pragma unroll
+                for (int i = 0; i < kCopies; ++i) {
+                    if (lane + 32 * i < Base::kTileM) copy(stage.a[lane + 32 * i], a[i]);
+                    if (scales.a) a[i] += scales.a_k;
+                }
+                if (lane < kScalesB) copy(stage.b[lane], b);
+                if (scales.b) b += scales.b_k;
+                copy_async_commit();
+                loaded.advance();
+                if (++under_way > kAhead) {
+                    copy_async_wait<kAhead>();
+                    fill();
+                }
+            }
+        }
+        DEVICE void finish() {
+            copy_async_wait<0>();
+            while (under_way > 0) fill();
+        }
+    };
+
+    // A thread's block scales of a stage: of its two rows (A's), and of each partial accumulator's
+    // columns, which lie in one block of B.  SwapAB: of its rows, which lie in one block, and of
+    // each of its columns.
     static constexpr int kRowScales = kSwapAB ? 1 : 2;
     static constexpr int kColScales = kSwapAB ? kCols / 4 : kPartials;
     struct BlockScaleFragment {
         float rows[kRowScales], cols[kColScales];
 
+        DEVICE void load(const ScaleStage& stage, int row) {
+            const int lane = threadIdx.x % 32;
+#pragma unroll
+            for (int i = 0; i < kRowScales; ++i)
+                rows[i] = kSwapAB ? stage.b[0] : stage.a[row + lane / 4 + 8 * i];
+#pragma unroll
+            for (int i = 0; i < kColScales; ++i)
+                cols[i] = kSwapAB ? stage.a[wgmma_col(lane, i % 2 + i / 2 * 4)] : stage.b[i];
+        }
         DEVICE float of_accumulator(int i) const {
             if (kSwapAB) return rows[0] * cols[i / 4 * 2 + i % 2];
             return rows[i / 2 % 2] * cols[i / kPartialSize];
         }
     };
+    // A warp's block scales of a tile, stage after stage.
+    struct ScaleReader {
+        SharedStorage& storage;
+        ScaleState state;
+        int row;  // the warp's first in the tile
 
-    // A warp's block scales, loaded by cp.async through kScaleStages stages of shared memory: no
-    // registers are held by loads in flight.  Past the matrix the last scale is repeated.
-    static constexpr int kScaleStages = 4, kScales = kSwapAB ? kCols + 1 : 16 + kPartials;
-    using ScaleStages = float[kScaleStages][kScales];
-    static_assert(sizeof(ScaleStages) <= Base::kBlockScaleBytes,
-                  "what a warp has of shared memory");
-
-    struct BlockScalePipeline {
-        static constexpr int kCopies = (kScales + 31) / 32;  // per lane
-        ScaleStages& stages;
-        const float* from[kCopies];  // null: 1
-        int64_t step[kCopies];
-        int copied, end;
-
-        // The stages may be overwritten.
-        DEVICE BlockScalePipeline(const WorkTile& work, int first)
-            : stages(*reinterpret_cast<ScaleStages*>(work.scale_stages)), copied(0) {
-            end = (work.num_k_tiles - first + kStride - 1) / kStride;
-            const BlockScales& scales = work.scales;
-            const int64_t k = work.first_k_tile + first;
-#pragma unroll
-            for (int i = 0; i < kCopies; ++i) {
-                const int index = threadIdx.x % 32 + 32 * i;
-                const bool of_a = index < (kSwapAB ? kCols : 16);
-                const int64_t row = kSwapAB ? work.first_col + index
-                                            : work.first_row + index / 16 * 64 + index % 16;
-                const int64_t col =
-                    (kSwapAB ? work.first_row : work.first_col + (index - 16) * kPartialCols) /
-                    kBlockK;
-                from[i] = nullptr;
-                if (index >= kScales) continue;
-                if (of_a && scales.a) {
-                    from[i] = scales.a +
-                              (row < scales.last_row ? row : scales.last_row) * scales.a_row +
-                              k * scales.a_k;
-                } else if (!of_a && scales.b) {
-                    from[i] = scales.b +
-                              (col < scales.last_block ? col : scales.last_block) * scales.b_col +
-                              k * scales.b_k;
-                } else {
-                    for (int stage = 0; stage < kScaleStages; ++stage) stages[stage][index] = 1.0f;
-                }
-                step[i] = kStride * (of_a ? scales.a_k : scales.b_k);
-            }
-            for (int i = 0; i < kScaleStages - 1; ++i) copy();
+        DEVICE ScaleReader(SharedStorage& storage, const WorkTile& work, int first_stage)
+            : storage(storage), row(work.row + threadIdx.x / 32 % 4 * kWarpRows) {
+            state.skip(work.count * work.num_k_tiles + first_stage);
         }
-        // Issues the copies of the next stage, if any.
-        DEVICE void copy() {
-#pragma unroll
-            for (int i = 0; i < kCopies; ++i) {
-                if (from[i] == nullptr || copied >= end) continue;
-                copy_async<4>(&stages[copied % kScaleStages][threadIdx.x % 32 + 32 * i], from[i]);
-                from[i] += step[i];
-            }
-            copy_async_commit();
-            ++copied;
-        }
-        // Loads the thread's scales of the next stage.
         DEVICE BlockScaleFragment next() {
-            const int lane = threadIdx.x % 32;
-            copy_async_wait<kScaleStages - 2>();
-            sync_warp();  // all lanes' copies have arrived, and the previous stage has been read
-            const float* stage = stages[(copied + 1) % kScaleStages];
             BlockScaleFragment scales;
+            storage.scale_pipeline.consumer_wait(state);
+            scales.load(storage.scale_stages[state.stage], row);
+            storage.scale_pipeline.consumer_release(state.stage);
 #pragma unroll
-            for (int i = 0; i < kRowScales; ++i) {
-                scales.rows[i] = stage[kSwapAB ? kCols : i / 2 * 16 + i % 2 * 8 + lane / 4];
-            }
-#pragma unroll
-            for (int i = 0; i < kColScales; ++i) {
-                scales.cols[i] = stage[kSwapAB ? wgmma_col(lane, i % 2 + i / 2 * 4) : 16 + i];
-            }
-            copy();
+            for (int i = 0; i < kStride; ++i) state.advance();
             return scales;
         }
     };
-    struct NoBlockScales {
-        DEVICE NoBlockScales(const WorkTile&, int) {}
+    struct NoScaleReader {
+        DEVICE NoScaleReader(SharedStorage&, const WorkTile&, int) {}
         DEVICE BlockScaleFragment next() { return {}; }
     };
+    using Scales = typename Choose<kBlockScales, ScaleReader, NoScaleReader>::Type;
     struct Nothing {
         DEVICE void operator()() const {}
     };
 
     // One tile of a warpgroup.  before_last runs beside the last stage's wgmma.
-    template <bool kByBlock, class BeforeLast> struct Promotion {
-        using Scales = typename Choose<kByBlock, BlockScalePipeline, NoBlockScales>::Type;
+    template <class BeforeLast> struct Promotion {
         const BeforeLast& before_last;
         SharedStorage& storage;
         const WorkTile& work;
@@ -157,7 +191,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
               work(work),
               accumulator(accumulator),
               issued(work),
-              source(work, issued.index) {}
+              source(storage, work, issued.index) {}
         DEVICE void wait() { storage.pipeline.consumer_wait(issued.state); }
         DEVICE void release(int stage) { storage.pipeline.consumer_release(stage); }
         // Issues wgmma of partial accumulator `index` of the next stage, which has arrived.
@@ -179,11 +213,12 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             issued.next();
         }
         DEVICE void promote(int index, const Partial& partial) {
-            if (kByBlock && index == 0) scales = source.next();
+            if (kBlockScales && index == 0) scales = source.next();
 #pragma unroll
             for (int j = 0; j < kPartialSize; ++j) {
                 const int i = index % kPartials * kPartialSize + j;
-                accumulator[0][i] += kByBlock ? partial[j] * scales.of_accumulator(i) : partial[j];
+                accumulator[0][i] +=
+                    kBlockScales ? partial[j] * scales.of_accumulator(i) : partial[j];
             }
         }
         // Issues `next`, then promotes `partial` and releases its stage.
@@ -281,13 +316,11 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         if (!ConsumerStages(work).valid())
             return;  // no stage: the only one is another warpgroup's, or another block's
         const Nothing nothing;
-        if (work.scales.present())
-            Promotion<true, Nothing>(storage, work, accumulator, nothing).run();
-        else Promotion<false, Nothing>(storage, work, accumulator, nothing).run();
+        Promotion<Nothing>(storage, work, accumulator, nothing).run();
     }
 
-    // A warpgroup's tiles back to back, without block scales.  `finish` is called for each when its
-    // accumulators are complete, `before_last` beside its last stage.
+    // A warpgroup's tiles back to back.  `before_last` is called for each beside its last stage,
+    // `finish` when its accumulators are complete.
     template <class BeforeLast, class Finish>
     DEVICE static void mma_tiles(SharedStorage& storage, WorkTile& work, int num_tiles,
                                  Accumulator& accumulator, const BeforeLast& before_last,
@@ -295,7 +328,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
 #pragma unroll 1
         for (; work.count < num_tiles; ++work.count) {
             clear(accumulator);
-            Promotion<false, BeforeLast> promotion(storage, work, accumulator, before_last);
+            Promotion<BeforeLast> promotion(storage, work, accumulator, before_last);
             promotion.run();
             work.state = promotion.issued.state;
             finish();

@@ -308,9 +308,7 @@ def variants(
                         found[gemm.variant(few_rows, skinny)] = None
                 # Other layouts' rows count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
-                # The TMA-store epilogue has no block scales.
-                epilogues = (False,) if block_scales else (True, False)
-                for tma_store, aligned in itertools.product(epilogues, alignments):
+                for tma_store, aligned in itertools.product((True, False), alignments):
                     general = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(general, m=m), arch))
                     of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))

@@ -15,7 +15,7 @@ template <class Tile> struct TileBroadcast {
     static constexpr bool kGeneral = Tile::kGeneral;
     static constexpr int kTileN = Mainloop::kTileN;
     // 16-bit operands: an optional scale per matrix, if there is no residual.
-    static constexpr bool kMatrixScales = kGeneral && !kScales && !kSwapAB;
+    static constexpr bool kMatrixScales = kGeneral && !Tile::kEightBits && !kSwapAB;
     static constexpr int kColVectors = kScales ? 2 : 1;
     static constexpr int kRowScales = kScales ? Mainloop::kTileM : 0;
     alignas(16) float cols[kColVectors][kTileN];  // scale_b (if kScales), bias

@@ -15,9 +15,9 @@
 namespace gemm {
 
 // The epilogue of a kernel: one alone, because instruction cache misses show.
-// TmaStore: 16-bit outputs without residual or block scales.
-// General: everything; params.epilogue_kind selects a TMA store with a residual, FP32 outputs,
-// block scales or scales per 16-bit matrix.
+// TmaStore: 16-bit outputs without residual.
+// General: everything; params.epilogue_kind selects a TMA store with a residual, FP32 outputs or
+// scales per 16-bit matrix.
 struct TmaStore {};
 struct General {};
 enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
@@ -25,11 +25,10 @@ enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
 struct MatmulParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
-    MatrixStrides block_scales_a, block_scales_b;
+    MatrixStrides block_scales_a, block_scales_b;  // of scale_a and scale_b, if kByBlock
     EpilogueParams epilogue;
     int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
-    int32_t has_block_scales;     // scale_a and scale_b are block scales, applied by the mainloop
-    int32_t epilogue_kind;
+    int64_t epilogue_kind;
     int64_t num_groups;                                    // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
@@ -54,6 +53,20 @@ struct MatmulArguments {
     DEVICE int b_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB, tile.batch));
     }
+    DEVICE BlockScales block_scales(const GemmWorkTile& tile, int first_k_tile) const {
+        const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
+        const int64_t block = tile.col / kBlockK;
+        const int64_t at_a = params.batch.offset(kScaleA, tile.batch) + tile.row * a.row,
+                      at_b = params.batch.offset(kScaleB, tile.batch) + block * b.col;
+        return {scale_a ? scale_a + at_a + first_k_tile * a.col : nullptr,
+                scale_b ? scale_b + at_b + first_k_tile * b.row : nullptr,
+                a.row,
+                a.col,
+                b.row,
+                b.col,
+                int(m() - 1 - tile.row),
+                int((n() - 1) / kBlockK - block)};
+    }
     DEVICE int64_t m() const { return params.epilogue.m; }
     DEVICE int64_t n() const { return params.epilogue.n; }
 };
@@ -69,6 +82,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     static_assert(kGeneral || kSame<Kind, TmaStore>, "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
     static constexpr bool kScaledParts = Mainloop::kScaledParts;
+    static constexpr bool kByBlock = kScaledParts || Mainloop::kBlockScales;
     static constexpr bool kSlicedK = Mainloop::kSlicedK, kSplitK = Mainloop::kSplitK;
     static constexpr bool kPingPong = Mainloop::kPingPong, kClears = false;
     static constexpr int kConsumers = Mainloop::kConsumers;
@@ -83,15 +97,9 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     static constexpr int kBroadcasts = kPingPong                         ? kConsumers
                                        : kBackToBack && Tile::kBoxes > 2 ? 2
                                                                          : 1;
-    // Block scales have their own shared memory if other blocks may write to the staging at any
-    // time.
-    static constexpr bool kOwnScaleStages = kFp8 && kSplitK;
     struct SharedStorage {
         Broadcast broadcasts[kBroadcasts];
         Barrier residual[kGeneral ? 4 * kConsumers : 1][2];  // per warp and box
-        alignas(16) unsigned char scale_stages[kOwnScaleStages
-                                                   ? 4 * kConsumers * Mainloop::kBlockScaleBytes
-                                                   : 1];
 
         DEVICE void init() {
             for (Broadcast& broadcast : broadcasts) broadcast.init();
@@ -108,12 +116,11 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
 
     const Params& params;
     const Arguments& arguments;
-    bool by_block, is_tma_residual, is_short;  // is_short: one of the TMA-store epilogues
+    bool is_tma_residual, is_short;  // is_short: one of the TMA-store epilogues
 
     DEVICE MatmulEpilogue(const Params& params, const Arguments& arguments)
         : params(params),
           arguments(arguments),
-          by_block(kScaledParts || (kFp8 && kGeneral && params.has_block_scales != 0)),
           is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
           is_short(!kGeneral || is_tma_residual) {}
 
@@ -123,13 +130,13 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     DEVICE bool loads() const { return is_short; }
     DEVICE void load(SharedStorage& shared, const GemmWorkTile& tile, int count) const {
         shared.broadcasts[count % kBroadcasts].load(
-            params.epilogue, params.batch, tile, by_block ? nullptr : arguments.scale_a,
-            by_block ? nullptr : arguments.scale_b, arguments.bias, count / kBroadcasts);
+            params.epilogue, params.batch, tile, kByBlock ? nullptr : arguments.scale_a,
+            kByBlock ? nullptr : arguments.scale_b, arguments.bias, count / kBroadcasts);
     }
     DEVICE MatrixEpilogue of_matrix(const GemmWorkTile& tile) const {
         return MatrixEpilogue::of_matrix(params.epilogue, arguments.out, arguments.bias,
-                                         arguments.residual, by_block ? nullptr : arguments.scale_a,
-                                         by_block ? nullptr : arguments.scale_b, offset(tile, kOut),
+                                         arguments.residual, kByBlock ? nullptr : arguments.scale_a,
+                                         kByBlock ? nullptr : arguments.scale_b, offset(tile, kOut),
                                          offset(tile, kBias), offset(tile, kResidual),
                                          offset(tile, kScaleA), offset(tile, kScaleB));
     }
@@ -177,8 +184,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         // Runs all tiles of the block if epilogue and mainloop can; otherwise returns false.
         template <class Scheduler>
         DEVICE bool run_back_to_back(const Scheduler& scheduler) {
-            const bool runs = epilogue.is_short && !epilogue.by_block;
-            if (!runs) return false;
+            if (!epilogue.is_short) return false;
             const int rest = scheduler.end - scheduler.first;
             Accumulator accumulator;
             RowScaleFragment<Tile> scales;
@@ -206,8 +212,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         // Tile coordinates take divisions, which the TMA-store epilogue does not need.
         DEVICE bool needs_tile() {
             if (Tile::kMmasM * Tile::kChunks % 2 == 0) box = 0;  // a constant: saves a register
-            return kSwapAB || !epilogue.is_short || epilogue.by_block || Mainloop::kMixedInput ||
-                   adds;
+            return kSwapAB || !epilogue.is_short || kByBlock || Mainloop::kMixedInput || adds;
         }
         DEVICE void begin_residual(const GemmWorkTile& tile, int count) const {
             if (!adds) return;
@@ -217,7 +222,6 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
         DEVICE void begin(const GemmWorkTile& tile) {
             const MatmulParams& params = epilogue.params;
             const MatmulArguments& arguments = epilogue.arguments;
-            if (kFp8 && epilogue.by_block) begin_block_scales(tile);
             if constexpr (kScaledParts) {
                 const int64_t row = tile.row / Mainloop::kTileM * params.block_scales_a.row;
                 const int64_t col = tile.col / Mainloop::kTileN * params.block_scales_b.col;
@@ -242,39 +246,12 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
             // Not with split-K, where other blocks' accumulators come to the boxes first.
             if (!kSplitK && !(kSlicedK && warpgroup > 0)) begin_residual(tile, work.count);
         }
-        DEVICE void begin_block_scales(const GemmWorkTile& tile) {
-            const MatmulParams& params = epilogue.params;
-            const MatmulArguments& arguments = epilogue.arguments;
-            // The previous tile is being stored from there.
-            if (threadIdx.x % (kSwapAB ? 128 : 32) == 0) tma_store_wait_read<0>();
-            if (kSwapAB) named_barrier(1 + warpgroup, 128);
-            else sync_warp();
-            work.scale_stages =
-                kOwnScaleStages
-                    ? static_cast<void*>(shared.scale_stages + warp * Mainloop::kBlockScaleBytes)
-                    : staging[warp].boxes;
-            const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
-            work.scales = {
-                arguments.scale_a ? arguments.scale_a + epilogue.offset(tile, kScaleA) : nullptr,
-                arguments.scale_b ? arguments.scale_b + epilogue.offset(tile, kScaleB) : nullptr,
-                a.row,
-                a.col,
-                b.row,
-                b.col,
-                int(params.epilogue.m) - 1,
-                int(params.epilogue.n - 1) / kBlockK};
-        }
-
         // Reduces over warpgroups and blocks; false: this warpgroup has nothing to store.
         DEVICE bool reduce(const GemmWorkTile& tile, int count, Accumulator& accumulator) {
             if constexpr (kSlicedK) {
                 using Reduction = SlicedKReduction<Mainloop>;
                 static_assert(sizeof(typename Reduction::Slices) <= sizeof(Staging) / 2,
                               "half of the staging: the second warpgroup's, which stores nothing");
-                // The block scales in the staging have been read.  Both warpgroups wait, though
-                // only the second's are there: racecheck reports races after a barrier of one
-                // warpgroup.
-                if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);
                 Reduction::add(&staging[4], warpgroup, accumulator);
                 if (warpgroup > 0) return false;
             }

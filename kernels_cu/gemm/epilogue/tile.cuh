@@ -64,8 +64,10 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
         return kPairedRows ? lane / 4 * 2 + half : lane / 4 + half * 8;
     }
 
-    // Other 16-bit operands have one scale per matrix, or none.
-    static constexpr bool kScales = sizeof(typename Mainloop::ElementB) == 1;
+    // Scales of A's rows and B's columns.  Other 16-bit operands have one scale per matrix, or
+    // none; the mainloop applies block scales.
+    static constexpr bool kEightBits = sizeof(typename Mainloop::ElementB) == 1;
+    static constexpr bool kScales = kEightBits && !Mainloop::kBlockScales;
     // A has a scale per row.
     static constexpr bool kRowScales = kScales && !kSwapAB;
 };
