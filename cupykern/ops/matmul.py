@@ -117,7 +117,9 @@ def matmul(
     if of_vectors:
         vectors = read_vectors(a, b)
         lift = vectors.lift
-        named = operands and {name: lift(name, x) for name, x in operands.items()}
+        named = operands
+        if isinstance(operands, dict):
+            named = {name: lift(f"operands[{name!r}]", x) for name, x in operands.items()}
         y = matmul(
             *(vectors.a, vectors.b), bias=lift("bias", bias), residual=lift("residual", residual),
             alpha=alpha, out_dtype=out_dtype, out=vectors.lift_out(out), config=config,

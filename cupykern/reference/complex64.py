@@ -19,14 +19,17 @@ from ..typing import Array
 from .accumulation import Products
 from .epilogue import epilogue_bound
 from .matmul import matmul, of_repeated
+from .vectors import takes_vectors
 
 
+@takes_vectors
 def complex_matmul(a: Array, b: Array, **options: Any) -> tuple[Any]:
     """alpha * (a @ b) + bias + residual in complex128."""
     (y,) = matmul(as_real(a), embedded(b), **real_addends(b, options))
     return (y.view(np.complex128),)
 
 
+@takes_vectors
 def complex_matmul_bound(
     a: Array,
     b: Array,

@@ -19,8 +19,10 @@ from .approximate import FLOOR, Approximate
 from .epilogue import activate, epilogue_bound
 from .expression import expression
 from .expression_error import expression_bound
+from .vectors import takes_vectors
 
 
+@takes_vectors
 def matmul(
     a: Array,
     b: Array,
@@ -47,6 +49,7 @@ def matmul(
     return (y,)
 
 
+@takes_vectors
 def matmul_bound(
     a: Array,
     b: Array,

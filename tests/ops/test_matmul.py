@@ -21,7 +21,7 @@ from products import (
 )
 
 import cupykern
-from cupykern import check, dtypes, inputs
+from cupykern import OPS, check, dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.fma_config import FmaGemmConfig
 from cupykern.gemm.gemm import GemmConfig
@@ -499,7 +499,48 @@ def test_formulas_and_addends_of_vectors_have_the_results_shape(target):
     ):
         with pytest.raises(ValueError, match=says):
             cupykern.matmul(a, b, **options)
+    with pytest.raises(ValueError, match=r"operands\['r'\] must broadcast to \(3,\)"):
+        cupykern.matmul(a, b, epilogue="acc + r", operands={"r": xp.ones((1, 3), np.float32)})
     with pytest.raises(ValueError, match="a's columns must be b's rows"):
         cupykern.matmul(a, xp.ones(3, np.float16))
     with pytest.raises(ValueError, match="a must have at least 2 dims"):
         cupykern.matmul(xp.asarray(np.float16(1)), b)
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b", "shape"),
+    [
+        ((130,), (130, 37), (37,)),
+        ((33, 130), (130,), (33,)),
+        ((130,), (130,), ()),
+        ((130,), (3, 130, 20), (3, 20)),
+        ((4, 9, 130), (130,), (4, 9)),
+        ((0,), (0, 5), (5,)),
+        ((130,), (130, 0), (0,)),
+    ],
+)
+def test_products_of_vectors_are_within_the_bound(target, shape_a, shape_b, shape):
+    """Of a reference that takes vectors, with all that broadcasts to the result."""
+    (complex_matmul,) = (op for op in OPS if op.name == "complex_matmul")
+    r = random(target, shape[-1:], "float32", 3)
+    formula = {"epilogue": "acc * r + s, acc - i", "operands": {"r": r, "s": np.float16(3)}}
+    for dtype in ("float16", "float32", "int8"):
+        a, b = random(target, shape_a, dtype, 1), random(target, shape_b, dtype, 2)
+        for options in (
+            {},
+            {"alpha": 0.3, "bias": r, "activation": "silu", "residual": r},
+            {"bias": target.xp.asarray(np.float32(3)), "out_dtype": "float32"},
+        ):
+            (y,) = MATMUL.reference(a, b, **options)
+            assert y.shape == shape
+            assert compare(MATMUL, a, b, **options).ok
+        references = MATMUL.reference(a, b, **formula)
+        bounds = MATMUL.bound(a, b, **formula, reference=references)
+        assert check.compare(cupykern.matmul(a, b, **formula), references, bounds).ok
+    a, b, r = (
+        random(target, (*of[:-1], 2 * of[-1]) if of else (2,), "float32", seed).view(np.complex64)
+        for seed, of in enumerate((shape_a, shape_b, shape[-1:]))
+    )
+    r = r.reshape(shape[-1:])
+    assert complex_matmul.reference(a, b)[0].shape == shape
+    assert compare(complex_matmul, a, b, bias=r, alpha=0.3).ok

@@ -18,9 +18,9 @@ class Vectors(NamedTuple):
     dims: tuple[int, ...]  # of the product: -2 for a, -1 for b
 
     def lift(self, name: str, x: Any) -> Any:
-        """`x`, an array that broadcasts to the result's shape, for the product; numbers and None as
-        they are.  Raises TypeError and ValueError."""
-        if x is None or not hasattr(x, "ndim"):
+        """`x`, an array that broadcasts to the result's shape, for the product; None, numbers and
+        0-d arrays as they are.  Raises TypeError and ValueError."""
+        if not getattr(x, "ndim", 0):
             return x
         arguments.same_place(name, x, self.a, "a")
         xp = namespace(self.a)
