@@ -51,8 +51,18 @@ NAMES = {
 }
 
 
-def resolve(dtype: object, argument: str, allowed: tuple[np.dtype, ...]) -> np.dtype:
-    """`dtype` (a name, type or dtype) as one of `allowed`.  Raises TypeError naming `argument`."""
+DOUBLE = (np.dtype(np.float64), np.dtype(np.complex128))
+
+
+def resolve(
+    dtype: object, argument: str, allowed: tuple[np.dtype, ...], instead: str = ""
+) -> np.dtype:
+    """`dtype` (a name, type or dtype) as one of `allowed`.
+
+    argument: of an array "x's dtype".  instead: what computes in double precision.
+
+    Raises TypeError naming `argument`, and NotImplementedError for arrays in double precision.
+    """
     resolved: np.dtype | None
     try:
         known = NAMES.get(dtype) if isinstance(dtype, str) else None
@@ -62,7 +72,11 @@ def resolve(dtype: object, argument: str, allowed: tuple[np.dtype, ...]) -> np.d
     # To numpy None is float64, and equals it.
     if dtype is None or resolved is None or resolved not in allowed:
         names = ", ".join(str(d) for d in allowed)
-        raise TypeError(f"{argument} must be one of {names}; got {dtype!r}")
+        says = f"{argument} must be one of {names}; got {dtype!r}"
+        if argument.endswith("'s dtype") and resolved in DOUBLE:
+            call = f", or call {instead}" if instead else ""
+            raise NotImplementedError(f"{says}: no kernel has double precision; convert it{call}")
+        raise TypeError(says)
     return resolved
 
 

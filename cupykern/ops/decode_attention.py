@@ -106,8 +106,8 @@ def decode_attention(
     sequence (0 * NaN).  q and caches may have any strides; those with rows that are not contiguous
     or not 16-byte aligned are copied first.
 
-    Raises TypeError (wrong kind of argument or dtype) and ValueError (shape, layout, value,
-    overlap, device, config).
+    Raises TypeError (wrong kind of argument or dtype), NotImplementedError (float32, float64) and
+    ValueError (shape, layout, value, overlap, device, config).
 
     Formula: Vaswani et al., arXiv:1706.03762.  The keys are split over blocks as in Flash-Decoding;
     pages are those of PagedAttention (Kwon et al., arXiv:2309.06180).  Error bound:

@@ -19,7 +19,7 @@ from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Matrix, Product
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
-from .checks.products import check_addend, check_shapes
+from .checks.products import OF_DOUBLE, check_addend, check_shapes
 from .problems import products
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -59,8 +59,8 @@ def dequant_softmax(
     they do not merge to a matrix of all rows, and the result is if `out` does not; a and w also
     where `matmul` copies operands.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error
-    bound: `reference.dequant_softmax_bound`.
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices) and
+    NotImplementedError (float64).  Error bound: `reference.dequant_softmax_bound`.
     """
     scales = None if scale_w is None or isinstance(scale_w, (int, float)) else scale_w
     factor = scale_w if scales is None else None
@@ -72,8 +72,8 @@ def dequant_softmax(
     given = {"a": a, "b": w, "bias": bias, "scale_b": scales}
     target = arguments.target_of("a", a)
     arguments.same_place("w", w, a, "a")
-    dtypes.resolve(a.dtype, "a's dtype", product.FLOAT16S)
-    dtypes.resolve(w.dtype, "w's dtype", (dtypes.int8,))
+    dtypes.resolve(a.dtype, "a's dtype", product.FLOAT16S, OF_DOUBLE)
+    dtypes.resolve(w.dtype, "w's dtype", (dtypes.int8,), OF_DOUBLE)
     y_dtype = a.dtype if dtype is None else dtypes.resolve(dtype, "dtype", _OUTPUTS)
     if w.ndim != 2:
         raise ValueError(f"w must have shape (K, N); got {w.shape}")

@@ -88,7 +88,8 @@ def dual_gemm_silu(
     multiplied twice; the second product has the gate as its epilogue.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, policy, config, devices),
-    SyntaxError and NameError (epilogue).  Error bound: `reference.dual_gemm_silu_bound`.
+    NotImplementedError (float64), SyntaxError and NameError (epilogue).  Error bound:
+    `reference.dual_gemm_silu_bound`.
     """
     formula, place = NO_FORMULA, a.data if isinstance(a, NvFp4) else a
     if epilogue is not None or operands is not None:

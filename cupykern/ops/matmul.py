@@ -16,6 +16,7 @@ from .checks.complex64 import check_complex
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import (
     INPUTS,
+    OF_DOUBLE,
     check_accumulate,
     check_activation,
     check_addend,
@@ -97,7 +98,8 @@ def matmul(
     byte strides are no multiples of its itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
-    NotImplementedError.  Error bound: `reference.matmul_bound`.
+    NotImplementedError (float64, complex128, what a GPU lacks).  Error bound:
+    `reference.matmul_bound`.
     """
     formula = NO_FORMULA
     if epilogue is not None or operands is not None:
@@ -185,7 +187,7 @@ def check(
         return Checked(target, addends, shape, alpha, dtypes.complex64, precision)
     check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
-        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
+        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS, OF_DOUBLE)
     precision = check_precision(precision, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0

@@ -61,7 +61,8 @@ def merge_attention(
     rows are aligned, and copied where a stride is no multiple of the itemsize.  Merging is
     associative but for rounding: more than two sets are merged one after the other.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, config, devices).
+    Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, layout,
+    overlap, config, devices).
     Formula: section 2.2 of Ye et al., "Cascade Inference" (FlashInfer), the merge of split keys in
     Flash-Decoding (Dao et al., 2023).  Error bound: `reference.merge_attention_bound`.
     """

@@ -76,8 +76,8 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
     added up in FP64, so that nothing overflows.  The same bits for the same array, whenever it is
     called.
 
-    Raises TypeError (x's type and dtype), ValueError (config) and RuntimeError while the current
-    stream is captured.  Error bound: `reference.nonfinite_bound`.
+    Raises TypeError (x's type and dtype), NotImplementedError (float64), ValueError (config) and
+    RuntimeError while the current stream is captured.  Error bound: `reference.nonfinite_bound`.
     """
     target = check(x)
     if is_capturing(target):
@@ -137,7 +137,7 @@ def is_capturing(target: Target) -> bool:
 def check(x: Any) -> Target:
     """x's target, of a legal call.  Raises TypeError."""
     target = arguments.target_of("x", x)
-    dtypes.resolve(x.dtype, "x's dtype", DTYPES)
+    dtypes.resolve(x.dtype, "x's dtype", DTYPES, "cupy.isfinite")
     return target
 
 

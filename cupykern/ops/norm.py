@@ -70,8 +70,8 @@ def layer_norm(
     or an infinity is NaN throughout, its statistics too.  Means are taken first and squares about
     them, in FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices).  Error
-    bound: `reference.layer_norm_bound`.
+    Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, overlap,
+    eps, config, devices).  Error bound: `reference.layer_norm_bound`.
     """
     options = (True, compensated, return_stats, None)
     return _run(x, weight, bias, eps, residual, options, dtype, out, config)
@@ -109,8 +109,8 @@ def rms_norm(
     Returns y, or (q, row_scale) with y = q * row_scale and row_scale float32 of shape
     (*x.shape[:-1], 1); with a residual, s rounded to x's dtype follows, then rstd.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices,
-    formats).  Error bound: `reference.rms_norm_bound`.
+    Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, overlap,
+    eps, config, devices, formats).  Error bound: `reference.rms_norm_bound`.
     """
     options = (False, False, return_stats, quantize)
     return _run(x, weight, None, eps, residual, options, dtype, out, config)

@@ -55,8 +55,8 @@ def quantize(
 
     x is read once (twice where a group is longer than a block's or cluster's shared memory).
 
-    Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error
-    bound: `reference.quantize_bound`.
+    Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (dims,
+    granularity, block, config).  Error bound: `reference.quantize_bound`.
     """
     key, known, _ = plans.find(("quantize", dtype, granularity, block, config), None, x)
     if known is not None:

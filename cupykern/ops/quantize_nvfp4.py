@@ -42,8 +42,8 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
 
     x is read twice; it is copied if its batch's dims do not merge to one stride.
 
-    Raises TypeError (types, dtypes) and ValueError (shape, layout, config).  Error bound:
-    `reference.quantize_nvfp4_bound`.
+    Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shape, layout,
+    config).  Error bound: `reference.quantize_nvfp4_bound`.
     """
     key, plan, places = plans.find(("quantize_nvfp4", layout, config), None, x)
     if plan is not None:

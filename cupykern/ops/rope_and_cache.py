@@ -90,8 +90,9 @@ def rope_and_cache(
     are adjacent and 16-byte aligned (in 8-bit caches 8-byte), and R and D / 2 are multiples of 8
     (of float32 of 4); other strides, in elements, work without a copy too, but slower.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, layout, overlap, scales, config,
-    devices).  Formula: Su et al., arXiv:2104.09864.  Error bound: `reference.rope_and_cache_bound`.
+    Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, layout,
+    overlap, scales, config, devices).  Formula: Su et al., arXiv:2104.09864.  Error bound:
+    `reference.rope_and_cache_bound`.
     """
     k_number = v_number = k_scales = v_scales = apart = None
     if k_scale is not None or v_scale is not None:

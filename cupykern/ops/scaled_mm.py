@@ -83,8 +83,8 @@ def scaled_mm(
     strides.  Of an NvFp4, data whose rows do not begin at multiples of 8 bytes, and arrays with a
     step between bytes of a row, are copied.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
-    bound: `reference.scaled_mm_bound`.
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices) and
+    NotImplementedError (float64).  Error bound: `reference.scaled_mm_bound`.
     """
     formula = NO_FORMULA
     if epilogue is not None or operands is not None:

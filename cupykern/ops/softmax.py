@@ -61,8 +61,9 @@ def softmax(
     scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride
     is no multiple of the itemsize, or more than 6 dims cannot be merged.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices) and
-    numpy.exceptions.AxisError.  Error bound: `reference.softmax_bound`.
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices),
+    NotImplementedError (float64) and numpy.exceptions.AxisError.  Error bound:
+    `reference.softmax_bound`.
     """
     return _run(x, axis, mask, scale, dtype, out, False, config)
 
@@ -93,10 +94,10 @@ def check(
 ) -> tuple[Target, int, float, Any, np.dtype]:
     """(x's target, axis, scale, the mask broadcast to x, the result's dtype) of a legal call.
 
-    Raises TypeError, ValueError and numpy.exceptions.AxisError.
+    Raises TypeError, ValueError, NotImplementedError and numpy.exceptions.AxisError.
     """
     target = arguments.target_of("x", x)
-    dtypes.resolve(x.dtype, "x's dtype", DTYPES)
+    dtypes.resolve(x.dtype, "x's dtype", DTYPES, "cupyx.scipy.special.softmax")
     scale = arguments.finite_float("scale", scale, 1.0)
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")

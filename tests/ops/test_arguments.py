@@ -36,7 +36,7 @@ CASES = [
     (TypeError, "x's dtype", lambda: (X.astype(np.complex64),)),
     (TypeError, "x's dtype", lambda: (X.astype(np.int32),)),
     (TypeError, "x's dtype", lambda: (X.astype(object),)),
-    (TypeError, "x's dtype", lambda: (X.astype(np.float64),)),
+    (NotImplementedError, "x's dtype", lambda: (X.astype(np.float64),)),
     (TypeError, "x's dtype", lambda: (X.astype(">f4"),)),
     (np.exceptions.AxisError, r"x of shape \(4, 6\): axis 2 is out of bounds", lambda: (X, 2)),
     (np.exceptions.AxisError, r"x of shape \(4, 6\): axis -3", lambda: (X, -3)),
@@ -306,6 +306,67 @@ def test_a_k_of_2_to_the_31_is_refused_before_anything_is_copied(name):
 def test_numpy_mask_with_cupy_x_is_refused(gpu):
     with pytest.raises(TypeError, match="mask must be a cupy array"):
         cupykern.softmax(gpu.xp.asarray(X), mask=np.ones(6, bool))
+
+
+def _double(*shape):
+    return np.zeros(shape)
+
+
+HALF, ROWS = np.zeros((4, 16), np.float16), np.zeros((1, 2, 4, 16), np.float16)
+OFFSETS = np.array([0, 4], np.int32)
+FUNCTIONS = {"nonfinite": "nonfinite_report"}  # of ops that have another name
+IN_DOUBLE = {
+    "softmax": ("x's dtype.*cupyx.scipy.special.softmax", (_double(4, 16),), {}),
+    "log_softmax": ("x's dtype.*cupyx.scipy.special.softmax", (_double(4, 16),), {}),
+    "layer_norm": ("x's dtype.*convert it", (_double(4, 16),), {}),
+    "rms_norm": ("x's dtype.*convert it", (_double(4, 16),), {}),
+    "quantize": ("x's dtype.*convert it", (_double(4, 16), "int8"), {}),
+    "quantize_nvfp4": ("x's dtype.*convert it", (_double(4, 16),), {}),
+    "nonfinite": ("x's dtype.*cupy.isfinite", (_double(4, 16),), {}),
+    "matmul": ("b's dtype.*cupy.matmul", (HALF, _double(16, 4)), {}),
+    "scaled_mm": ("a's dtype.*cupy.matmul", (_double(4, 16), HALF.astype(np.int8).T), {}),
+    "dual_gemm_silu": ("a's dtype.*cupy.matmul", (_double(4, 16), HALF.T, HALF.T), {}),
+    "dequant_softmax": ("a's dtype.*cupy.matmul", (_double(4, 16), HALF.astype("i1").T, 1.0), {}),
+    "attention": ("q's dtype.*convert it", (_double(1, 2, 4, 16),) * 3, {}),
+    "scaled_dot_product_attention": ("dtype.*convert it", (_double(1, 2, 4, 16),) * 3, {}),
+    "attention_varlen": (
+        "q's dtype.*convert it",
+        (*[_double(4, 2, 16)] * 3, OFFSETS, OFFSETS),
+        {"max_seqlen_q": 4, "max_seqlen_k": 4},
+    ),
+    "decode_attention": ("k_cache's dtype.*convert it", (ROWS, *[_double(1, 2, 4, 16)] * 2), {}),
+    "merge_attention": (
+        "out1's dtype.*convert it",
+        (_double(1, 2, 4, 16), _double(1, 2, 4)) * 2,
+        {},
+    ),
+    "rope_and_cache": (
+        "q's dtype.*convert it",
+        (*[_double(1, 4, 2, 16)] * 3, np.arange(4, dtype=np.int32)),
+        {"inv_freq": np.ones(8, np.float32)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_DOUBLE)
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_double_precision_is_not_implemented_and_the_error_says_what_to_call(name, dtype):
+    says, args, kwargs = IN_DOUBLE[name]
+    wide = [x.astype(dtype) if getattr(x, "dtype", None) == np.float64 else x for x in args]
+    with pytest.raises(NotImplementedError, match=says):
+        getattr(cupykern, FUNCTIONS.get(name, name))(*wide, **kwargs)
+
+
+def test_every_op_says_that_it_has_no_double_precision():
+    assert IN_DOUBLE.keys() >= {op.run.__name__.removesuffix("_arrays") for op in OPS}
+
+
+def test_complex64_beside_complex128_is_not_implemented():
+    a = np.ones((4, 4), np.complex64)
+    with pytest.raises(NotImplementedError, match=r"must be one of complex64; .*cupy\.mat"):
+        cupykern.matmul(a, a.astype(np.complex128))
+    with pytest.raises(TypeError, match="dtype must be one of"):
+        cupykern.softmax(X, dtype="float64")
 
 
 def test_finfo_is_that_of_ml_dtypes():

@@ -280,7 +280,7 @@ SLOPES, AT = np.ones(2, np.float32), {"input_pos": 0}
         ({"q": Q.tolist()}, TypeError, "q must be a cupy or numpy array"),
         ({"k": K.astype(np.float32)}, NotImplementedError, "float32"),
         ({"k": K.astype(ml_dtypes.bfloat16)}, TypeError, "q's dtype"),
-        ({"q": Q.astype(np.float64)}, TypeError, "q's dtype"),
+        ({"q": Q.astype(np.float64)}, NotImplementedError, "q's dtype"),
         ({"q": Q[0]}, ValueError, "4 dims"),
         ({"k": K[:, :, :-1]}, ValueError, "k and v"),
         ({"k": K[..., :8]}, ValueError, "q and k"),

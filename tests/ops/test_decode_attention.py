@@ -293,7 +293,9 @@ def test_two_blocks_of_each_config_fit_on_hopper():
 
 WRONG = [
     (TypeError, "q must be", {"q": [1.0]}),
-    (TypeError, "q's dtype", {"q": Q.astype(np.float32)}),
+    (TypeError, "q's dtype", {"q": Q.astype(np.int8)}),
+    (NotImplementedError, "q is float32: tensor cores", {"q": Q.astype(np.float32)}),
+    (NotImplementedError, "k_cache is float32: tensor", {"k_cache": K.astype(np.float32)}),
     (TypeError, "k_cache's dtype must be one of", {"k_cache": K.astype(dtypes.bfloat16)}),
     (TypeError, "v_cache must be", {"v_cache": None}),
     (ValueError, "q must have 4 dims", {"q": Q[0]}),

@@ -279,7 +279,7 @@ SCALES = np.ones((2, 2, 12), np.float32)
 WIDE, LONG = np.ones((2, 3, 1, 514), np.float16), np.ones(33, np.float32)
 WRONG = {
     "q is a list": (TypeError, "q must be a cupy or numpy array", {"q": [1.0]}),
-    "dtype": (TypeError, "q's dtype must be one of", {"q": Q.astype(np.float64)}),
+    "dtype": (NotImplementedError, "q's dtype must be one of", {"q": Q.astype(np.float64)}),
     "k's dtype": (TypeError, "k must have q's dtype", {"k": K.astype(np.float32)}),
     "dims": (ValueError, r"q must have shape \(B, S, heads, D\)", {"q": Q[0]}),
     "large heads": (ValueError, "last dim must be at most 512", {"q": WIDE}),

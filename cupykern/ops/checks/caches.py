@@ -23,13 +23,17 @@ def check_caches(
 ) -> tuple[Any, Any]:
     """k and v, which messages call `names`, as "hnd".  ndim: of q, whose dim 1 is of heads.
 
-    Raises TypeError and ValueError.
+    Raises TypeError, ValueError and NotImplementedError.
     """
     of_k, of_v = names
-    dtypes.resolve(q.dtype, "q's dtype", DTYPES)
-    for name, x in ((of_k, k), (of_v, v)):
+    for name, x in (("q", q), (of_k, k), (of_v, v)):
         arguments.same_place(name, x, q, "q")
-        dtypes.resolve(x.dtype, f"{name}'s dtype", (q.dtype, *CACHE_DTYPES))
+        if x.dtype == dtypes.float32:
+            raise NotImplementedError(
+                f"{name} is float32: tensor cores multiply float16 and bfloat16; convert it"
+            )
+        allowed = DTYPES if x is q else (q.dtype, *CACHE_DTYPES)
+        dtypes.resolve(x.dtype, f"{name}'s dtype", allowed)
     if v.dtype != k.dtype:
         raise TypeError(f"{of_v} must have {of_k}'s dtype {k.dtype}; got {v.dtype}")
     for name, x, dims in (("q", q, ndim), (of_k, k, 4), (of_v, v, 4)):

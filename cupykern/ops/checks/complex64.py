@@ -6,7 +6,7 @@ from typing import Any
 
 from ... import arguments, dtypes
 from ...numerics import namespace
-from .products import check_depth, check_shapes
+from .products import OF_DOUBLE, check_depth, check_shapes
 
 
 def check_complex(
@@ -17,6 +17,9 @@ def check_complex(
     options: the others of matmul, of which those of real products alone must be absent.  Raises
     TypeError and ValueError.
     """
+    for name, x in (("a", a), ("b", b)):
+        if x.dtype in dtypes.DOUBLE:
+            dtypes.resolve(x.dtype, f"{name}'s dtype", (dtypes.complex64,), OF_DOUBLE)
     if not a.dtype == b.dtype == dtypes.complex64:
         raise TypeError(f"a and b must both be complex64, or neither; got {a.dtype} and {b.dtype}")
     out_dtype = options.pop("out_dtype")

@@ -23,6 +23,9 @@ INPUTS = (
     dtypes.int8,
 )
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+OF_DOUBLE = "numpy.matmul or cupy.matmul"
+"""What multiplies matrices in double precision."""
+
 _MAX_K = 2**31
 _MAX_INT8_K = (2**31 - 1) // 128**2
 
@@ -63,7 +66,7 @@ def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) ->
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
     """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
     for name, dtype in (("a", a), ("b", b)):
-        dtypes.resolve(dtype, f"{name}'s dtype", (*INPUTS, product.FP4))
+        dtypes.resolve(dtype, f"{name}'s dtype", (*INPUTS, product.FP4), OF_DOUBLE)
     product.compute_dtype(a, b)
     if out_dtype is None:
         return dtypes.of_product(a, b, plain)

@@ -12,7 +12,7 @@ from ...gemm import product
 from ...gemm.product import BLOCK
 from ...nvfp4 import NvFp4
 from ...targets import of_array
-from .products import INPUTS, check_depth
+from .products import INPUTS, OF_DOUBLE, check_depth
 
 
 def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -82,7 +82,7 @@ def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
     first = a.data if isinstance(a, NvFp4) else a
     if not isinstance(x, NvFp4):
         arguments.same_place(name, x, first, "a")
-        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
+        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS, OF_DOUBLE)
         return ReadOperand(name, x, x.dtype, x.shape, *_scale(f"scale_{name}", scale, first))
     arguments.same_place(name, x.data, first, "a")
     if scale is not None:
