@@ -159,6 +159,10 @@ def _real(op: str, args: Sequence[Interval]) -> Interval:
 def _boolean(op: str, args: Sequence[Interval]) -> Interval:
     """lo: certainly true; hi: perhaps."""
     a, b = args[0], args[-1]
+    if op == "where":
+        chosen = _monotone(op, args)
+        assert chosen is not None
+        return chosen
     if op == "not":
         return Interval(1.0 - a.hi, 1.0 - a.lo)
     if op in ("and", "or"):

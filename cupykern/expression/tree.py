@@ -156,15 +156,12 @@ class Builder:
         if op in FUNCTIONS and len(args) != FUNCTIONS[op]:
             raise IllegalError(f"{op} takes {FUNCTIONS[op]} arguments; got {len(args)}")
         if op in _LOGIC:
-            if set(kinds) != {BOOLEAN}:
+            args = tuple(map(self._condition, args))
+            if any(self.nodes[arg].kind != BOOLEAN for arg in args):
                 raise IllegalError(f"{_LOGIC[op]} is for booleans; got {' and '.join(kinds)}")
             return self._node(op, BOOLEAN, args)
         if op == "where":
-            if kinds[0] != BOOLEAN:
-                raise IllegalError(f"a condition is boolean; got {kinds[0]}")
-            # Integers have no errors.
-            kind, chosen = self._common(args[1:], self._exact[args[0]])
-            return self._node(op, kind, (args[0], *chosen))
+            return self._where(*args)
         if op in ("floor_divide", "modulo"):
             self._check_integers(op, kinds, args)
         if op in _FOLDED and all(self.nodes[arg].op == "literal" for arg in args):
@@ -179,6 +176,29 @@ class Builder:
             return self._node(op, INTEGER, args)
         args = tuple(map(self.real, args))
         return self._node(op, BOOLEAN if op == "isnan" else REAL, args)
+
+    def _where(self, condition: int, x: int, y: int) -> int:
+        condition = self._condition(condition)
+        if self.nodes[condition].kind != BOOLEAN:
+            raise IllegalError(f"a condition is boolean; got {self.nodes[condition].kind}")
+        if BOOLEAN in (self.nodes[x].kind, self.nodes[y].kind):
+            x, y = self._condition(x), self._condition(y)
+            if self.nodes[x].kind == self.nodes[y].kind:
+                return self._node("where", BOOLEAN, (condition, x, y))
+        # Integers have no errors.
+        kind, chosen = self._common((x, y), self._exact[condition])
+        return self._node("where", kind, (condition, *chosen))
+
+    def _condition(self, index: int) -> int:
+        """An operand, or a choice of operands, as whether it is not 0; others as they are."""
+        node = self.nodes[index]
+        if node.op == "load" or (node.op == "name" and node.value not in self.scope.names):
+            return self.apply("not_equal", index, self.literal(0))
+        if node.op == "where" and node.kind == REAL:
+            x, y = (self._condition(arg) for arg in node.args[1:])
+            if self.nodes[x].kind == self.nodes[y].kind == BOOLEAN:
+                return self._where(node.args[0], x, y)
+        return index
 
     def _common(
         self, args: tuple[int, ...], may_be_integers: bool = True
@@ -222,8 +242,11 @@ class Builder:
             raise IllegalError(f"a formula has {most} here; got {len(roots)}")
         if self.scope.result == REAL:
             roots = tuple(map(self.real, roots))
-        elif self.nodes[roots[0]].kind != BOOLEAN:
-            raise IllegalError(f"a mask is boolean: write x != 0; got {self.nodes[roots[0]].kind}")
+        else:
+            roots = tuple(map(self._condition, roots))
+            if self.nodes[roots[0]].kind != BOOLEAN:
+                kind = self.nodes[roots[0]].kind
+                raise IllegalError(f"a mask is boolean: write x != 0; got {kind}")
         order: dict[int, int] = {}
         ranks: dict[str, int] = {}
         names: list[str] = []

@@ -278,6 +278,10 @@ def _finite(xp: Namespace, node: Node, y: Any, error: Error) -> Error:
 
 def _unsure(xp: Namespace, node: Node, args: Sequence[Argument]) -> Any:
     """Where a boolean may be the other one."""
+    if node.op == "where":
+        (chosen, of_choice), (x, of_x), (z, of_z) = args
+        either = (x != z) | of_x.unsure | of_z.unsure
+        return xp.where(chosen, of_x.unsure, of_z.unsure) | (of_choice.unsure & either)
     (a, of_a), (b, of_b) = args[0], args[-1]
     if node.op in ("isnan", "not"):
         return of_a.free if node.op == "isnan" else of_a.unsure

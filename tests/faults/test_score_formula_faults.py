@@ -10,8 +10,8 @@ from cupykern import attention, check, decode_attention, reference
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.targets import host
 
-FORMULA, OPERANDS, DECODE, DECODE_8BIT, MASK = (
-    *("attention/formula.cuh", "expression/operands.cuh"),
+FORMULA, OPERANDS, INTERVAL, DECODE, DECODE_8BIT, MASK = (
+    *("attention/formula.cuh", "expression/operands.cuh", "expression/interval.cuh"),
     *("attention/decode/formula.cuh", "decode_attention_8bit_formula.cu"),
     "attention/mask_sm90.cuh",
 )
@@ -40,6 +40,18 @@ FAULTS = {
     ),
     "the first head of a row tile for all": Fault(
         DECODE, "Interval<int>{head + first, head + last}", "point(head + first)", "decode"
+    ),
+    "a choice has its first branch alone": Fault(
+        INTERVAL,
+        "return {least(a.lo, b.lo), most(a.hi, b.hi)};\n}\n\n// NaN",
+        "return a;\n}\n\n// NaN",
+        "cases",
+    ),
+    "a bool array's bytes as their codes": Fault(
+        OPERANDS,
+        "operand_to_float(uint8_t x) { return float(x); }",
+        "operand_to_float(uint8_t x) { return bit_cast<float>(uint32_t(x)); }",
+        "cases",
     ),
     "unscaled scores": Fault(DECODE, "x *= params.score_scale;", "x *= 1.0f;", "decode"),
     "scales of keys and values exchanged": Fault(
@@ -77,6 +89,14 @@ def check_hopper() -> None:
         compared(*functions, q, k, v, options, config=AttentionHopperConfig(128, 128))
 
 
+def check_cases() -> None:
+    """Branches that are masks, of which one empties a tile and the other does not; a bool array."""
+    q, k, v = normal(1, 2, 150, 32), normal(1, 2, 240, 32), normal(1, 2, 240, 32)
+    keep = np.arange(150 * 240).reshape(150, 240) % 3 > 0
+    options = {"mask": "j < 20 if i < 40 else m[i, j]", "operands": {"m": keep}, "input_pos": 0}
+    compared(attention, reference.attention, reference.attention_bound, q, k, v, options)
+
+
 def check_before() -> None:
     """Queries before the first key read the first element."""
     q, k, v = normal(1, 2, 60, 32), normal(1, 2, 40, 32), normal(1, 2, 40, 32)
@@ -106,6 +126,7 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
         "portable": check_portable,
         "hopper": check_hopper,
         "before": check_before,
+        "cases": check_cases,
         "decode": check_decode,
         "decode, int8": check_decode_8bit,
     },

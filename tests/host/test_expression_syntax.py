@@ -206,6 +206,30 @@ def test_conditions_are_where():
     assert read("1 if 0 < acc < s else 2") == read("where((0 < acc) & (acc < s), 1, 2)")
 
 
+def test_branches_of_conditions_are_conditions():
+    for one, two in (
+        ("j <= i if i < 5 else j > 9", "where(i < 5, j <= i, 9 < j)"),
+        ("m[i, j]", "m[i, j] != 0"),
+        ("~m[i, j] & keep", "~(m[i, j] != 0) & (keep != 0)"),
+        ("m[j] if i < 5 else j > 9", "where(i < 5, m[j] != 0, j > 9)"),
+        ("m[j] if i < 5 else n[j]", "where(i < 5, m[j] != 0, n[j] != 0)"),
+    ):
+        assert read(one, "mask") == read(two, "mask")
+    assert read(lambda i, j, m, n, where: where(i < 5, m[j], n[j]), "mask") == read(two, "mask")
+    assert read("where(keep, acc, 0)") == read("acc if keep != 0 else 0")
+    assert read("where((acc > 0 if s else i < 3), 1, 2)") == read(
+        "where(where(s != 0, acc > 0, i < 3), 1, 2)"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["i", "j - i", "m[j] + 1", "m[j] if i < 5 else 2", "where(i < 5, j < 3, 2)", "i & m[j]"]
+)
+def test_what_is_no_condition_is_no_mask(text):
+    with pytest.raises(SyntaxError, match="a mask is boolean|is no number|is for booleans"):
+        read(text, "mask")
+
+
 def test_numpys_functions_are_traced():
     def formula(acc, s, j, erf):
         x = np.maximum(acc * np.float32(0.5), 0) + np.exp(-np.abs(acc)) * erf(s)

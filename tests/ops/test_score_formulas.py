@@ -7,7 +7,14 @@ import pytest
 from attention_checks import normal, qkv
 
 import cupykern
-from cupykern import BlockMask, attention, attention_varlen, decode_attention
+from cupykern import (
+    BlockMask,
+    attention,
+    attention_varlen,
+    check,
+    decode_attention,
+    reference,
+)
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.attention.attention_plan import AttentionConfig
 
@@ -71,8 +78,28 @@ def test_operands_of_all_dtypes_and_strides():
         expected = y if expected is None else expected
         assert (y == expected).all(), dtype
     keep = table > 2
-    y = attention(q, k, v, mask="keep[h, j] > 0", operands={"keep": keep})
-    assert (y == attention(q, k, v, mask=keep[None, :, None])).all()
+    for text in ("keep[h, j] > 0", "keep[h, j]", "keep[h, j] if i < 7 else keep[h, j] & (j >= 0)"):
+        y = attention(q, k, v, mask=text, operands={"keep": keep}, input_pos=0)
+        assert (y == attention(q, k, v, mask=keep[None, :, None])).all()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_mask_by_cases(config):
+    """Boolean branches, and a bool array; tiles that either branch empties are not read."""
+    q, k, v = qkv(150, 400, 64)
+    allowed = np.arange(150 * 400).reshape(150, 400) % 3 > 0
+    i, j = np.ogrid[:150, :400]
+    dense = np.where(i < 100, j <= i, (j >= 290) & allowed)
+    text = "j <= i if i < 100 else (j >= 290) & m[i, j]"
+    options = {"mask": text, "operands": {"m": allowed}, "input_pos": 0}
+    y = attention(q, k, v, **options, config=config)
+    exact = reference.attention(q, k, v, mask=dense[None, None])
+    assert (exact[0] == reference.attention(q, k, v, **options)[0]).all()
+    bounds = reference.attention_bound(q, k, v, **options, reference=exact)
+    assert check.compare((y,), exact, bounds).ok
+    k[:, :, 128:] = v[:, :, 128:] = np.nan
+    again = attention(q[:, :, :100], k, v, **options, config=config)
+    assert (again == y[:, :, :100]).all()
 
 
 def test_callables_and_expressions_are_formulas():
@@ -146,6 +173,8 @@ MASKS = (
     ("(i // 64 + j // 64 + h) % 2 == b", {}),
     ("d[b, i] == d[b, j]", {"d": np.sort(np.arange(600).reshape(2, 300) % 4).astype(np.int32)}),
     ("i < 0", {}),
+    ("j <= i if i < 90 else j > 170", {}),
+    ("m[i, j] if i < 90 else j > 170", {"m": np.arange(60000).reshape(200, 300) % 3 > 0}),
 )
 
 
@@ -158,7 +187,13 @@ def test_a_block_mask_of_a_formula_is_that_of_its_elements(text, operands, block
     b, h, i, j = np.ogrid[:2, :2, :200, :300]
     d = operands.get("d")
     names = {"b": b, "h": h, "i": i, "j": j}
-    dense = d[b, i] == d[b, j] if d is not None else eval(text, {}, names)
+    if d is not None:
+        dense = d[b, i] == d[b, j]
+    elif "if" in text:
+        m = operands.get("m")
+        dense = np.where(i < 90, j <= i if m is None else m[i, j], j > 170)
+    else:
+        dense = eval(text, {}, names)
     dense = np.broadcast_to(dense, (2, 2, 200, 300))
     expected = BlockMask.from_dense(np.ascontiguousarray(dense), *blocks)
     shape = expected.block_mask_types.shape

@@ -63,7 +63,8 @@ def masks(draw, depth: int = 3) -> str:
         return f"({real(depth - 1)} {kind} {real(depth - 1) if kind != '/' else 'w'})"
 
     def boolean(depth: int) -> str:
-        kind = draw(st.sampled_from(("integers", "integers", "reals", "both", "not")))
+        kinds = ("integers", "integers", "reals", "both", "not", "where", "operand")
+        kind = draw(st.sampled_from(kinds))
         sign = draw(st.sampled_from(("<", "<=", ">", ">=", "==", "!=")))
         if depth <= 0 or kind == "integers":
             # Never of two literals, whose comparison has no names.
@@ -72,6 +73,10 @@ def masks(draw, depth: int = 3) -> str:
             return f"({real(2)} {sign} w * {real(1)})"
         if kind == "not":
             return f"~{boolean(depth - 1)}"
+        if kind == "where":
+            return f"({boolean(depth - 1)} if {boolean(depth - 1)} else {boolean(depth - 1)})"
+        if kind == "operand":
+            return f"({draw(st.sampled_from(('w', 't[h]', 't[j % 7]')))} & {boolean(depth - 1)})"
         return f"({boolean(depth - 1)} {draw(st.sampled_from('&|'))} {boolean(depth - 1)})"
 
     return boolean(depth)
@@ -137,6 +142,12 @@ def test_intervals_contain_every_element(target, text, first, key, seed):
         ("exp(j) < 3", 0, 96, [0, 1]),
         ("t[j % 7] < w", 0, 96, [0, 1]),
         ("isnan(w)", 0, 0, [0, 0]),
+        ("j <= i if i < 50 else j > 9", 100, 32, [1, 1]),
+        ("j <= i if i < 50 else j > 9", 0, 32, [0, 0]),
+        ("j <= i if i < 50 else j > 9", 48, 0, [0, 1]),
+        ("j <= i if i < 50 else j < 40", 48, 0, [1, 1]),  # either branch
+        ("t[j % 7] if i < 50 else w", 100, 0, [1, 1]),
+        ("t[j % 7] if i < 50 else w", 0, 0, [0, 1]),
         ("i * i * i * i * i < 3", 2**28, 0, [0, 1]),  # wraps
     ],
 )

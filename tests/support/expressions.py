@@ -72,11 +72,14 @@ def texts(draw, depth: int = 4) -> str:
         if depth <= 0:
             name = draw(st.sampled_from(("acc", "s", "i")))
             return f"({name} {draw(st.sampled_from(('<', '<=', '>', '==', '!=')))} {real(0)})"
-        kind = draw(st.sampled_from(("compare", "compare", "both", "not", "isnan")))
+        kind = draw(st.sampled_from(("compare", "compare", "both", "not", "isnan", "where")))
         if kind == "both":
             return f"({boolean(depth - 1)} {draw(st.sampled_from('&|'))} {boolean(depth - 1)})"
         if kind == "not":
             return f"~{boolean(depth - 1)}"
+        if kind == "where":
+            first = draw(st.sampled_from(("s", boolean(0))))  # an operand is whether it is not 0
+            return f"({first} if {boolean(depth - 1)} else {boolean(depth - 1)})"
         if kind == "isnan":
             return f"isnan({real(depth - 1)})"
         return f"({real(depth - 1)} < (acc - {real(depth - 1)}))"
