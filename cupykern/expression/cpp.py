@@ -14,6 +14,12 @@ import numpy as np
 from .tree import BOOLEAN, INTEGER, REAL, SCOPES, Node
 
 MAX_OPERANDS = 8  # expression/apply.cuh: kMaxOperands
+OF_INTEGER_ARRAYS = {
+    np.dtype(np.int32): "int32_t",
+    np.dtype(np.int64): "int64_t",
+    np.dtype(np.bool_): "uint8_t",
+}
+"""The C++ types of elements that to_float does not take."""
 _TYPES = {REAL: "float", INTEGER: "int64_t", BOOLEAN: "bool"}
 OF_REALS = {
     "add": "{0} + {1}",
@@ -86,10 +92,10 @@ def source(
     """
     products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
     first = len(operands) - 1
-    matrices = [
+    matrices = [  # prefetched as elements of up to 4 bytes
         f"        f({k}, int(sizeof({x.cpp})));"
         for k, x in enumerate(operands)
-        if x.rows and x.cols
+        if x.rows and x.cols and x.cpp != "int64_t"
     ]
     body = [
         f"        const float x{k} = {_operand(k, operand)};" for k, operand in enumerate(operands)
@@ -129,7 +135,10 @@ def _operand(k: int, operand: OperandCode) -> str:
     if operand.cpp is None:
         return f"x.params.numbers[{k}]"
     steps = [f"{name} * x.params.{name}_strides[{k}]" for name in _varying(operand)]
-    return f"x.template element<{operand.cpp}>({k}, {' + '.join(steps) or '0'})"
+    index = " + ".join(steps) or "0"
+    if operand.cpp in OF_INTEGER_ARRAYS.values():
+        return f"float(x.template array<{operand.cpp}>({k})[{index}])"
+    return f"x.template element<{operand.cpp}>({k}, {index})"
 
 
 def _varying(operand: OperandCode) -> tuple[str, ...]:

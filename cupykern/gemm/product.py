@@ -13,7 +13,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import address_of, steps_of
 from ..expression.code import FormulaCode
-from ..expression.cpp import MAX_OPERANDS, OperandCode, source
+from ..expression.cpp import MAX_OPERANDS, OF_INTEGER_ARRAYS, OperandCode, source
 from ..expression.tree import Node
 
 MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
@@ -209,6 +209,7 @@ ARRAYS = {  # what kernels take, in their order
 
 
 OPERANDS = tuple(f"x{k}" for k in range(MAX_OPERANDS))  # of expressions, among arrays
+OPERAND_CPP = {**dtypes.CPP_NAMES, **OF_INTEGER_ARRAYS}
 
 
 class Formula(NamedTuple):
@@ -235,7 +236,7 @@ class Formula(NamedTuple):
     def code(self) -> FormulaCode:
         count = len(self.operands) - max(0, len(self.roots) - 1)
         kinds = [
-            OperandCode(dtypes.CPP_NAMES[x.dtype], x.row != 0, x.col != 0)
+            OperandCode(OPERAND_CPP[x.dtype], x.row != 0, x.col != 0)
             if isinstance(x, Matrix)
             else OperandCode()
             for x in self.operands[:count]

@@ -86,7 +86,8 @@ def matmul(
     epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
         A tuple of up to 4, as "maximum(acc, 0), acc", gives a tuple of results of one pass.
     operands: of the formula, up to 8 by name (fewer by each further result): numbers, or float16,
-        bfloat16, float32, FP8 or int8 arrays that broadcast to (..., M, N).
+        bfloat16, float32, FP8, int8, int32, int64 or bool arrays that broadcast to (..., M, N).
+        They become FP32: integers beyond 2^24 are rounded to nearest, booleans are 0 and 1.
 
     Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32;
     the epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be

@@ -57,7 +57,7 @@ def of_products(
 
 
 def operand(acc: Array, x: Any) -> Any:
-    """An operand as FP32 holds it, in FP64."""
+    """An operand as FP32 holds it, integers rounded to nearest, in FP64."""
     xp = namespace(acc)
     if hasattr(x, "dtype") and x.ndim:
         return as_float64(x.astype(np.float32) if x.dtype.kind in "ib" else x)

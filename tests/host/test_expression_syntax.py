@@ -226,7 +226,7 @@ def test_branches_of_conditions_are_conditions():
     "text", ["i", "j - i", "m[j] + 1", "m[j] if i < 5 else 2", "where(i < 5, j < 3, 2)", "i & m[j]"]
 )
 def test_what_is_no_condition_is_no_mask(text):
-    with pytest.raises(SyntaxError, match="a mask is boolean|is no number|is for booleans"):
+    with pytest.raises(SyntaxError, match=r"a mask is boolean|is no number|is for booleans"):
         read(text, "mask")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import arguments, dtypes
 from ...expression import Expression, read
+from ...expression.cpp import OF_INTEGER_ARRAYS
 from ...expression.parse import is_operand_name
 from ...expression.tree import Node, of_first, transposed
 from ...gemm.product import OPERANDS, Formula
@@ -18,6 +19,8 @@ DTYPES = (
     *(dtypes.float16, dtypes.bfloat16, dtypes.float32),
     *(dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8),
 )
+OPERAND_DTYPES = *DTYPES, *OF_INTEGER_ARRAYS
+"""Of operands of products' formulas, which become FP32."""
 
 
 class ReadFormula(NamedTuple):
@@ -137,7 +140,9 @@ def _check_names(given: dict[Any, Any], scope: str) -> None:
 
 
 def number_of(name: str, value: Any) -> float:
-    """As FP32.  Raises TypeError and ValueError."""
+    """As FP32, a bool as 0 or 1.  Raises TypeError and ValueError."""
+    if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
+        return float(bool(value))
     if isinstance(value, (float, np.floating)) and math.isinf(value):
         return float(value)
     return float(np.float32(arguments.finite_float(name, value, 0.0)))
@@ -151,7 +156,9 @@ def _transposed(x: Any) -> Any:
 
 def _broadcast(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
     arguments.same_place(name, x, a, "a")
-    dtypes.resolve(x.dtype, f"{name}'s dtype", DTYPES)
+    if x.dtype not in OPERAND_DTYPES:
+        allowed = ", ".join(str(dtype) for dtype in OPERAND_DTYPES)
+        raise TypeError(f"{name}'s dtype must be one of {allowed}; got {x.dtype}")
     try:
         return namespace(a).broadcast_to(x, shape)
     except ValueError:
