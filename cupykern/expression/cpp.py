@@ -40,6 +40,8 @@ OF_REALS = {
     "sin": "sine({0})",
     "cos": "cosine({0})",
     "floor": "whole_below({0})",
+    "float16": "to_float(from_float<half>({0}))",
+    "bfloat16": "to_float(from_float<bf16>({0}))",
 }
 OF_INTEGERS = {  # whose arithmetic wraps, as numpy's
     "add": "wrap(uint64_t({0}) + uint64_t({1}))",

@@ -26,6 +26,8 @@ _ERRORS = {  # of reals, where e(x) is the error of an argument and u = 2^-24
     "sin": "e({0}) + 4 u |{t}|; any where |{0}| > 2^16",
     "cos": "e({0}) + 4 u |{t}|; any where |{0}| > 2^16",
     "floor": "0; 1 or more where an integer is within e({0}) of {0}",
+    "float16": "0; a gap of FP16 or more where e({0}) may round to the next",
+    "bfloat16": "0; a gap of BF16 or more where e({0}) may round to the next",
     "minimum": "max(e({0}), e({1}))",
     "maximum": "max(e({0}), e({1}))",
     "where": "e of the one chosen; either where {0} is within its error",

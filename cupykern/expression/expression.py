@@ -92,9 +92,10 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
         matrix of the batch; others are operands.  + - * /, comparisons, & | ~ of booleans,
         x if condition else y (of numbers or booleans), // and % of integers by a literal; abs, exp,
         exp2, log, log2, sqrt, rsqrt, tanh, erf, sigmoid, sin, cos, floor, minimum, maximum, where,
-        isnan.  As a condition an operand is whether it is not 0.  A callable may use numpy's
-        functions too, and where() in place of `if`.  Of products, a tuple is up to 4 results:
-        "maximum(acc, 0), acc".
+        isnan; float, an integer or a boolean as FP32; float16, bfloat16, a number rounded to such.
+        As a condition an operand is whether it is not 0.  A callable may use numpy's functions too,
+        and where() in place of `if`.  Of products, a tuple is up to 4 results: "maximum(acc, 0),
+        acc".
 
     kind: "epilogue", of `matmul` and `scaled_mm`; "gate", of `dual_gemm_silu`: acc1 and acc2, the
         products of b1 and b2, in place of acc; "score", for `score` of attention's ops: a formula

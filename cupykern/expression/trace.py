@@ -107,6 +107,9 @@ class Symbol:
     __eq__, __ne__ = _binary("equal"), _binary("not_equal")
     __neg__, __abs__, __invert__ = _unary("negative"), _unary("abs"), _unary("not")
 
+    def __float__(self) -> float:
+        raise TypeError("Python's float() is of numbers: name `float` among the parameters")
+
     def __pos__(self) -> Symbol:
         return self
 

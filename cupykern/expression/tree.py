@@ -42,11 +42,13 @@ MAX_INDICES = 4
 FUNCTIONS = {
     **dict.fromkeys(("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf"), 1),
     **dict.fromkeys(("sigmoid", "sin", "cos", "floor", "isnan"), 1),
+    **dict.fromkeys(("float", "float16", "bfloat16"), 1),
     "minimum": 2,
     "maximum": 2,
     "where": 3,
 }
-"""How many arguments each function takes."""
+"""How many arguments each function takes.  float: as FP32, a boolean as 0 or 1; float16, bfloat16:
+FP32 rounded to such a number."""
 
 MAX_NODES = 256
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
@@ -162,6 +164,11 @@ class Builder:
             return self._node(op, BOOLEAN, args)
         if op == "where":
             return self._where(*args)
+        if op == "float":
+            (index,) = args
+            if kinds == [BOOLEAN]:
+                return self._where(index, self.literal(1.0), self.literal(0.0))
+            return self.real(index)
         if op in ("floor_divide", "modulo"):
             self._check_integers(op, kinds, args)
         if op in _FOLDED and all(self.nodes[arg].op == "literal" for arg in args):

@@ -8,11 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import dtypes
 from ..expression import Expression, read
 from ..expression.tree import INTEGER, Node
-from ..numerics import as_float64, namespace
+from ..numerics import as_float64, finfo, gap, namespace
 from ..typing import Array, Namespace
 from .epilogue import erf, sigmoid
+
+
+def rounded_to(xp: Namespace, x: Any, dtype: np.dtype) -> Any:
+    """x, in FP64, rounded to nearest even in `dtype`."""
+    spacing = gap(x, dtype)
+    y = xp.rint(x / spacing) * spacing
+    y = xp.where(xp.abs(y) > finfo(dtype).max, xp.copysign(math.inf, x), y)
+    return xp.where(xp.isfinite(x), y, x)
+
 
 _REALS_OF_XP = ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos", "floor", "isnan")
 _OF_XP = {
@@ -29,6 +39,8 @@ _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
     "rsqrt": lambda xp, x: 1 / xp.sqrt(x),
     "sigmoid": sigmoid,
     "erf": erf,
+    "float16": lambda xp, x: rounded_to(xp, x, dtypes.float16),
+    "bfloat16": lambda xp, x: rounded_to(xp, x, dtypes.bfloat16),
 }
 
 

@@ -21,12 +21,13 @@ from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
 from ..typing import Array, Namespace
 from .approximate import FLOOR, Approximate
-from .expression import Environment, evaluate, operand
+from .expression import Environment, evaluate, operand, rounded_to
 from .expression_functions import FUNCTIONS, at_zero
 from .rounding import inexact_rms, over_normal, rounding_rms
 
 U = UNIT_ROUNDOFF_32
 _MOST = finfo("float32").max
+_CASTS = {"float16": dtypes.float16, "bfloat16": dtypes.bfloat16}
 
 
 class Error(NamedTuple):
@@ -218,6 +219,16 @@ def _error(
     if node.op == "floor":
         step = _farther(xp, y, xp.floor(a - of_a.size), xp.floor(a + of_a.size))
         return before._replace(worst=step, unsure=before.unsure | (step > 0))
+    if node.op in _CASTS:
+        ends = (rounded_to(xp, x, _CASTS[node.op]) for x in (a - of_a.size, a + of_a.size))
+        step = _farther(xp, y, *ends)
+        known = xp.isfinite(step) | ~xp.isfinite(a)
+        return before._replace(
+            worst=xp.where(known, step, 0.0),
+            floor=none.floor + (FLOOR if node.op == "bfloat16" else 0.0),
+            free=before.free | ~known,  # one end overflows
+            unsure=before.unsure | (step > 0),
+        )
     if node.op in ("add", "subtract"):
         before = before._replace(worst=of_a.worst + of_b.worst, floor=of_a.floor + of_b.floor)
         return _rounded(xp, y, before, U)
@@ -372,7 +383,7 @@ def _slopes(xp: Namespace, node: Node, y: Any, args: Sequence[Any]) -> list[Any]
         return [xp.where(first, 1.0, 0.0), xp.where(first, 0.0, 1.0)]
     if op == "where":
         return [xp.asarray(0.0), xp.where(args[0], 1.0, 0.0), xp.where(args[0], 0.0, 1.0)]
-    if op == "floor":
+    if op == "floor" or op in _CASTS:
         return [0.0]
     if op == "load":
         return [0.0] * len(args)

@@ -116,7 +116,7 @@ _WORDS = {
     *("wrap", "floor_divide", "floor_modulo", "smaller_of", "larger_of", "magnitude", "kLog2E"),
     *("exp_of", "exp2_approx", "log_accurate", "square_root", "reciprocal_square_root"),
     *("tanh_accurate", "erf_accurate", "sigmoid", "sine", "cosine", "whole_below", "params"),
-    *("numbers", "results"),
+    *("numbers", "results", "to_float", "from_float", "half", "bf16"),
 }
 
 

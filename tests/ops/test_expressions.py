@@ -8,7 +8,7 @@ from expressions import UNARY, Computed, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupykern import check
+from cupykern import check, dtypes
 from cupykern.expression import read
 
 USUAL = (
@@ -96,6 +96,59 @@ def test_either_branch_is_accepted_only_within_the_error(target):
     assert found.bound.elementwise[~near].max() < 1e-3
     assert (np.abs(found.y - found.reference)[near] == 200).any()  # the kernel took another one
     assert found.comparison.within_bound
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_casts_round_to_nearest_even(target, name):
+    """Bit for bit as numpy does, of FP32 numbers; ties, subnormals and overflow among them."""
+    dtype = dtypes.NAMES[name]
+    for kind in ("normal", "wide", "whole", "special"):
+        found, acc = (
+            Computed(target, text, 3, kind, 0.0)
+            for text in (f"{name}(acc * 1.0009765625)", "acc * 1.0009765625")
+        )
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(found.y, acc.y.astype(dtype).astype(np.float32))
+        assert found.comparison.within_bound
+    ties = f"{name}(1.0 + (i * 64 + j) * {float(np.ldexp(1.0, -11 if name == 'float16' else -8))})"
+    found = Computed(target, ties, 1)
+    np.testing.assert_array_equal(found.y, found.reference)
+
+
+@pytest.mark.parametrize("name, bits", [("float16", 11), ("bfloat16", 8)])
+def test_bounds_of_casts_are_a_gap_where_the_error_reaches_the_next_number(target, name, bits):
+    found = Computed(target, f"{name}(acc)", 1, off=2.0**-14)
+    acc = Computed(target, "acc", 1, off=2.0**-14).reference
+    gap = 2.0 ** (np.floor(np.log2(np.abs(acc))) + 1 - bits)
+    places = np.abs(acc) / gap - np.floor(np.abs(acc) / gap) - 0.5
+    reaches = np.abs(places) * gap < 2.0**-14 * np.abs(acc) * (1 - 1e-3)
+    beyond = np.abs(places) * gap > 2.0**-14 * np.abs(acc) * (1 + 1e-3)
+    assert reaches.any() and beyond.any()
+    assert (found.bound.elementwise[reaches] >= gap[reaches]).all()
+    assert (found.bound.elementwise[beyond] < 1e-30).all()
+    assert found.comparison.within_bound
+    # A kernel that did not round would be beyond it.
+    unrounded = Computed(target, "acc", 1, off=2.0**-14)
+    assert not check.compare((unrounded.y,), (found.reference,), (found.bound,)).within_bound
+
+
+def test_a_cast_that_may_overflow_has_no_bound(target):
+    found = Computed(target, "float16(65519.5 + acc * 0.5)", 1, off=2.0**-4)
+    assert found.bound.free.any() and not found.bound.free.all()
+    assert np.isinf(found.reference).any() and np.isfinite(found.reference).any()
+    assert found.comparison.within_bound
+
+
+def test_float_of_integers_and_booleans(target):
+    for text, same in (
+        ("float(i) / 7", "i / 7"),
+        ("float(acc > s) * t", "where(acc > s, 1.0, 0.0) * t"),
+        ("float(acc)", "acc"),
+    ):
+        assert read(text) == read(same)
+    assert read(lambda acc, s, t, float: float(acc > s) * t) == read("float(acc > s) * t")
+    found = Computed(target, "float(acc > 0) + float16(i)", 1, "whole", 0.0)
+    np.testing.assert_array_equal(found.y, found.reference)
 
 
 def test_integers_are_exact_and_wrap(target):

@@ -15,7 +15,7 @@ from cupykern.reference.expression_error import expression_bound
 ROWS, COLS = 16, 64
 NAMES = ("s", "t")
 UNARY = ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin",
-         "cos", "floor")  # fmt: skip
+         "cos", "floor", "float16", "bfloat16", "float")  # fmt: skip
 _KERNEL = """
 struct Operands {
     struct { int64_t i_strides[8], j_strides[8]; } params;
