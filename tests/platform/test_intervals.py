@@ -52,7 +52,8 @@ def masks(draw, depth: int = 3) -> str:
         if kind == "f":
             return f"floor({real(depth - 1)})"
         if kind == "u":
-            return f"{draw(st.sampled_from(('abs', 'exp', 'log', 'sqrt', 'float16')))}({real(depth - 1)})"
+            name = draw(st.sampled_from(("abs", "exp", "log", "tanh", "sqrt", "float16")))
+            return f"{name}({real(depth - 1)})"
         if kind == "x":
             name = draw(st.sampled_from(("minimum", "maximum")))
             return f"{name}({real(depth - 1)}, {real(depth - 1)})"
