@@ -22,7 +22,8 @@ LAYOUTS = ("plain", "blocked")
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """e2m1's, by their codes; codes 8 to 15 are the negative ones."""
 
-_BLOCK_ROWS, _BLOCK_GROUPS, _BLOCK = 128, 4, 512
+BLOCK_ROWS = 128  # of a block of scales
+_BLOCK_GROUPS, _BLOCK = 4, 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,7 @@ def scale_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
 
 
 def _blocked_size(rows: int, k: int) -> int:
-    return -(-rows // _BLOCK_ROWS) * -(-k // (GROUP * _BLOCK_GROUPS)) * _BLOCK
+    return -(-rows // BLOCK_ROWS) * -(-k // (GROUP * _BLOCK_GROUPS)) * _BLOCK
 
 
 def nbytes(dtype: str, k: int) -> int:
@@ -205,8 +206,8 @@ def blocked_scales(scale: Any) -> Any:
     """Scales (..., rows, K / 16) in NvFp4's layout "blocked": flat, padded with zeros."""
     xp = namespace(scale)
     *batch, rows, groups = scale.shape
-    tall, wide = -(-rows // _BLOCK_ROWS), -(-groups // _BLOCK_GROUPS)
-    padded = xp.zeros((*batch, tall * _BLOCK_ROWS, wide * _BLOCK_GROUPS), np.uint8)
+    tall, wide = -(-rows // BLOCK_ROWS), -(-groups // _BLOCK_GROUPS)
+    padded = xp.zeros((*batch, tall * BLOCK_ROWS, wide * _BLOCK_GROUPS), np.uint8)
     padded[..., :rows, :groups] = scale.view(np.uint8)
     blocks = padded.reshape(*batch, tall, 4, 32, wide, 4)
     return _swap(xp, blocks, len(batch)).reshape(*batch, tall * wide * _BLOCK).view(scale.dtype)
@@ -221,10 +222,10 @@ def plain_scales(flat: Any, rows: int, k: int) -> Any:
     *batch, size = flat.shape
     if size != _blocked_size(rows, k):
         raise ValueError(f"{rows} x {k} numbers have {_blocked_size(rows, k)} scales; got {size}")
-    tall, wide = -(-rows // _BLOCK_ROWS), -(-k // (GROUP * _BLOCK_GROUPS))
+    tall, wide = -(-rows // BLOCK_ROWS), -(-k // (GROUP * _BLOCK_GROUPS))
     blocks = xp.ascontiguousarray(flat.view(np.uint8)).reshape(*batch, tall, wide, 32, 4, 4)
     order = (*range(len(batch)), *(len(batch) + i for i in (0, 3, 2, 1, 4)))
-    padded = blocks.transpose(order).reshape(*batch, tall * _BLOCK_ROWS, wide * _BLOCK_GROUPS)
+    padded = blocks.transpose(order).reshape(*batch, tall * BLOCK_ROWS, wide * _BLOCK_GROUPS)
     return xp.ascontiguousarray(padded[..., :rows, : k // GROUP]).view(flat.dtype)
 
 

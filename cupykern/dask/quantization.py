@@ -14,13 +14,23 @@ import numpy as np
 
 import cupykern
 
-from .. import arrays, dtypes
+from .. import arrays, dtypes, nvfp4
 from ..numerics import namespace
 from ..nvfp4 import GROUP, NvFp4
 from ..ops import nonfinite_report as _nonfinite
 from ..ops import quantize as _quantize
 from ..ops import quantize_nvfp4 as _nvfp4
-from .chunks import aligned, apply, chunked, ending_at, like, map_blocks, meta, standing_for
+from .chunks import (
+    Output,
+    aligned,
+    apply,
+    chunked,
+    ending_at,
+    like,
+    map_blocks,
+    meta,
+    standing_for,
+)
 
 
 def quantize(
@@ -61,9 +71,9 @@ def quantize(
     return values, scale
 
 
-def quantize_nvfp4(x: Any) -> NvFp4:
-    """`cupykern.quantize_nvfp4` of a dask array, with plain scales: an NvFp4 of dask arrays, which
-    `dask.compute` makes one of the chunks' kind.
+def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
+    """`cupykern.quantize_nvfp4` of a dask array: an NvFp4 of dask arrays, which `dask.compute`
+    makes one of the chunks' kind.
 
     >>> x = da.ones((4, 64), chunks=(2, 32), dtype=np.float32)
     >>> p = cupykern.dask.quantize_nvfp4(x)
@@ -73,20 +83,32 @@ def quantize_nvfp4(x: Any) -> NvFp4:
     >>> p.dequantize()[0, 0].round(3).item()
     1.0
 
+    layout: of the scales, "plain" or "blocked".
+
     x is read twice, first for its largest magnitude; boundaries of chunks within 16 numbers of a
-    row move to their end.  The numbers are those of the plain op on the whole array.
+    row move to their end.  With blocked scales rows are one chunk, and boundaries within 128 rows
+    move to their end.  The numbers are those of the plain op on the whole array.
     """
     x = chunked("x", x)
-    _nvfp4.check(standing_for(x), "plain")
-    x = ending_at(x, {-1: GROUP})
+    _nvfp4.check(standing_for(x), layout)
+    if layout == "blocked":
+        x = ending_at(x.rechunk({-1: -1}), {-2: nvfp4.BLOCK_ROWS})
+    else:
+        x = ending_at(x, {-1: GROUP})
     largest = _largest(x, finite=True)
-    outputs = [
-        like(x, dtype, {-1: tuple(size // count for size in x.chunks[-1])})
-        for dtype, count in ((np.dtype(np.uint8), 2), (dtypes.float8_e4m3fn, GROUP))
-    ]
-    data, scale = map_blocks("quantize_nvfp4", _nvfp4_by, [x, largest], outputs)
+
+    def parts(dtype: Any, count: int) -> Output:
+        return like(x, dtype, {-1: tuple(size // count for size in x.chunks[-1])})
+
+    of_scale = parts(dtypes.float8_e4m3fn, GROUP)
+    if layout == "blocked":
+        flat = tuple(nvfp4.scale_shape((rows, x.shape[-1]), layout)[-1] for rows in x.chunks[-2])
+        of_scale = Output(of_scale.dtype, (*x.chunks[:-2], flat))
+    outputs = [parts(np.dtype(np.uint8), 2), of_scale]
+    function = partial(_nvfp4_by, layout=layout)
+    data, scale = map_blocks("quantize_nvfp4", function, [x, largest], outputs)
     global_scale = _of_largest("quantize_nvfp4-scale", _global_scale_by, x, largest)
-    return NvFp4.unchecked(data, scale, "plain", global_scale)
+    return NvFp4.unchecked(data, scale, layout, global_scale)
 
 
 def _largest(x: Any, finite: bool) -> Any:
@@ -131,16 +153,17 @@ def _scale_by(largest: Any, x_dtype: np.dtype, code: np.dtype) -> Any:
     return scale
 
 
-def _nvfp4_by(x: Any, largest: Any) -> tuple[Any, Any]:
+def _nvfp4_by(x: Any, largest: Any, layout: str) -> tuple[Any, Any]:
     if not x.size:
-        p = cupykern.quantize_nvfp4(x)
+        p = cupykern.quantize_nvfp4(x, layout=layout)
         return p.data, p.scale
     longer = namespace(x).zeros((x.size // x.shape[-1] + 1, x.shape[-1]), x.dtype)
     longer[:-1] = x.reshape(-1, x.shape[-1])
     longer[-1, :1] = largest.astype(x.dtype)
     p = cupykern.quantize_nvfp4(longer)
     data, scale = (codes[:-1].reshape(*x.shape[:-1], -1) for codes in (p.data, p.scale))
-    return data, scale
+    p = NvFp4.unchecked(data, scale, "plain", 1.0).to(layout)
+    return p.data, p.scale
 
 
 def _global_scale_by(largest: Any, x_dtype: np.dtype) -> Any:

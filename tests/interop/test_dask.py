@@ -117,6 +117,26 @@ def test_nvfp4_numbers_are_the_plain_ops(bad):
     assert all(map(same_bits, found.arrays(), cupykern.quantize_nvfp4(packed(x)).arrays()))
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunks", "rows"),
+    [
+        ((300, 80), (100, 24), ((128, 128, 44),)),
+        ((2, 129, 64), (1, 129, 64), ((1, 1), (129,))),
+        ((130, 0), (50, 1), ((128, 2),)),
+        ((0, 32), (1, 32), ((0,),)),
+    ],
+)
+def test_blocked_scales_are_the_plain_ops(shape, chunks, rows):
+    x = normal(shape, np.float16)
+    lazy = cupykern.dask.quantize_nvfp4(da.from_array(x, chunks=chunks), layout="blocked")
+    assert lazy.layout == "blocked" and lazy.data.chunks == (*rows, (shape[-1] // 2,))
+    check_blocks(lazy.data)
+    check_blocks(lazy.scale)
+    (found,) = dask.compute(lazy)
+    expected = cupykern.quantize_nvfp4(packed(x), layout="blocked")
+    assert all(map(same_bits, found.arrays(), expected.arrays()))
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, FP8], ids=str)
 @pytest.mark.parametrize("bad", [(), (3, 70), (3, 70, 9, 2)])
 def test_reports_are_those_of_whole_arrays(dtype, bad):
@@ -267,6 +287,11 @@ WRONG = {
         "block must be two positive integers",
     ),
     "K": (lambda: cupykern.dask.quantize_nvfp4(X[:, :24]), ValueError, "K a multiple of 16"),
+    "layout": (
+        lambda: cupykern.dask.quantize_nvfp4(X, layout="swizzled"),
+        ValueError,
+        "layout must be 'plain' or 'blocked'",
+    ),
     "report": (lambda: cupykern.dask.nonfinite_report(X.astype(int)), TypeError, "x's dtype must"),
     "shapes": (
         lambda: cupykern.dask.matmul(X, X),
