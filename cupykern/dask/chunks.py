@@ -137,7 +137,7 @@ def map_blocks(
         return (made,)
     return tuple(
         da.blockwise(
-            _item, dims[: len(output.chunks)], made, dims, i, None, token=f"{token}-{i}",
+            item, dims[: len(output.chunks)], made, dims, i, None, token=f"{token}-{i}",
             meta=meta(x, len(output.chunks), output.dtype), dtype=output.dtype,
             adjust_chunks=_changed(made, output), align_arrays=False,
         )
@@ -151,7 +151,7 @@ def _changed(x: Any, output: Output) -> dict[int, tuple[int, ...]]:
     return {dim: sizes for dim, (sizes, of_x) in pairs if sizes != of_x}
 
 
-def _item(outputs: Any, i: int) -> Any:
+def item(outputs: Any, i: int) -> Any:
     while isinstance(outputs, list):  # along a dim that the result lacks
         (outputs,) = outputs
     return outputs[i]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
@@ -13,8 +13,14 @@ from dask.highlevelgraph import HighLevelGraph
 import cupykern
 
 from .. import dtypes
+from ..expression import Expression, read
+from ..gemm.product import OPERANDS
 from ..ops import matmul as _matmul
-from .chunks import Chunks, aligned, common, kind, lazy, meta, rechunked, standing_for
+from ..ops.checks.formulas import NO_FORMULA, read_formula
+from ..ops.checks.vectors import Vectors, read_vectors
+from .chunks import Chunks, aligned, common, item, kind, lazy, meta, rechunked, standing_for
+
+_SUM = "the sum of other chunks"  # an operand's name that no formula has
 
 
 def matmul(
@@ -28,6 +34,8 @@ def matmul(
     out_dtype: Any = None,
     accumulate: str = "float32",
     precision: str = "float32",
+    epilogue: Any = None,
+    operands: dict[str, Any] | None = None,
     split_every: int = 8,
 ) -> Any:
     """`cupykern.matmul` of two dask arrays, or of one and an array of its chunks' kind.
@@ -38,22 +46,25 @@ def matmul(
     (((2, 2), (2, 2)), 100.0)
 
     The result has a's chunks along M and b's along N.  Where the chunks of a and b differ along K
-    or along a dim of the batch, both are cut at the boundaries of either; bias and residual are
-    rechunked to the result's chunks.
+    or along a dim of the batch, both are cut at the boundaries of either; bias, residual and arrays
+    among `operands` are rechunked to the result's chunks.
 
     Where K is one chunk, a block is the plain op's.  Else the products of its chunks are added in
     FP32 (int32 results: in int32, exactly; complex64: in complex64), and in a fixed order: those of
     chunks 0 to split_every - 1 one after another; at the same time those of the next split_every
     chunks, and so on, but for the last chunk; then these sums; then the last chunk's product, with
-    activation, residual and the rounding to out_dtype.  Each product is one call, whose bias is the
-    sum so far.  Error bound: `reference.chunked_matmul_bound`.
+    activation, residual and the rounding to out_dtype, or with the formula of all.  Each product is
+    one call, whose bias is the sum so far.  Error bound: `reference.chunked_matmul_bound`.
 
     split_every: at least 1.  Fewer let more tasks run at the same time, more keep fewer FP32 sums
-    in memory.
+        in memory.
     bias, residual: (dask) arrays that broadcast to the result.
+    epilogue, operands: a formula of numbers and (dask) arrays.  Several results are a tuple of dask
+        arrays.  Where K is several chunks the sum so far takes the place of one operand.  Blocks
+        count i, j and b from 0, so these are for results of one chunk along that dim: else
+        NotImplementedError, and an operand of np.arange says the same.
 
-    Formulas (`epilogue`) are not taken.  CuPy joins no FP8 arrays: FP8 chunks on a GPU can be cut,
-    not merged.
+    CuPy joins no FP8 arrays: FP8 chunks on a GPU can be cut, not merged.
     """
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
     if not (isinstance(a, da.Array) or isinstance(b, da.Array)):
@@ -62,15 +73,104 @@ def matmul(
         raise TypeError(f"split_every must be an integer; got {type(split_every).__name__}")
     if split_every < 1:
         raise ValueError(f"split_every must be at least 1; got {split_every}")
-    operands = tuple(lazy(name, x) for name, x in given.items())
-    of_a, of_b, of_bias, of_residual = map(standing_for, operands)
+    a, b, bias, residual = arrays = tuple(lazy(name, x) for name, x in given.items())
+    if isinstance(operands, dict):
+        operands = {name: _operand(name, x) for name, x in operands.items()}
+    of_a, of_b, of_bias, of_residual = map(standing_for, arrays)
+    options: dict[str, Any]
+    options = {"activation": activation, "accumulate": accumulate, "precision": precision}
+    if 1 in (a.ndim, b.ndim):
+        vectors = read_vectors(of_a, of_b)
+        named = operands
+        if isinstance(operands, dict):
+            named = {n: _lifted(vectors, f"operands[{n!r}]", x) for n, x in operands.items()}
+        y = matmul(
+            a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b,
+            bias=_lifted(vectors, "bias", bias), residual=_lifted(vectors, "residual", residual),
+            alpha=alpha, out_dtype=out_dtype, epilogue=epilogue, operands=named,
+            split_every=split_every, **options,
+        )  # fmt: skip
+        if isinstance(y, tuple):
+            return tuple(_dropped(vectors, x) for x in y)
+        return _dropped(vectors, y)
+    formula = NO_FORMULA
+    if epilogue is not None or operands is not None:
+        epilogue = epilogue if epilogue is None else read(epilogue)
+        stands = operands
+        if isinstance(operands, dict):
+            stands = {n: standing_for(x) if _is_lazy(x) else x for n, x in operands.items()}
+        formula = read_formula(epilogue, stands, of_a)
     checked = _matmul.check(
-        of_a, of_b, of_bias, of_residual, alpha, out_dtype,
-        activation=activation, accumulate=accumulate, precision=precision,
+        *(of_a, of_b, of_bias, of_residual, alpha, out_dtype, formula, epilogue, operands),
+        **options,
+    )
+    formula.broadcast(of_a, checked.shape)
+    of_k = {"alpha": checked.alpha, "accumulate": accumulate, "precision": precision}
+    kinds = checked.out_dtype, *checked.more
+    last = {**of_k, "activation": activation, "out_dtype": kinds if checked.more else kinds[0]}
+    end = None if epilogue is None else _Formula(epilogue, operands or {}, kinds)
+    return _product(arrays, of_k, last, int(split_every), end)
+
+
+class _Formula(NamedTuple):
+    """An epilogue.  operands: dask arrays and numbers, by name.  kinds: the results' dtypes."""
+
+    expression: Expression
+    operands: dict[str, Any]
+    kinds: tuple[np.dtype, ...]
+
+    def check_chunks(self, chunks: Chunks, k_chunks: int) -> None:
+        """Raises NotImplementedError and ValueError."""
+        names = {node.value for node in self.expression.nodes if node.op == "name"}
+        *batch, of_i, of_j = (len(sizes) > 1 for sizes in chunks)
+        for name, cut in (("i", of_i), ("j", of_j), ("b", any(batch))):
+            if cut and name in names:
+                raise NotImplementedError(
+                    f"{name} in a formula counts within a chunk, and the result is several along "
+                    f"its dim: rechunk, or give an operand of np.arange in place of {name}"
+                )
+        most = len(OPERANDS) - len(self.kinds)
+        if k_chunks > 1 and len(self.operands) > most:
+            raise ValueError(
+                f"operands must be at most {most} where K is several chunks; got "
+                f"{len(self.operands)}"
+            )
+
+
+def _is_lazy(x: Any) -> bool:
+    return isinstance(x, da.Array)
+
+
+def _operand(name: str, x: Any) -> Any:
+    """Numbers as they are, arrays as dask arrays."""
+    if not _is_lazy(x) and not getattr(x, "ndim", 0):
+        return x
+    x = lazy(f"operands[{name!r}]", x)
+    return x if x.ndim else x.reshape(1)  # whose number is not known yet
+
+
+def _lifted(vectors: Vectors, name: str, x: Any) -> Any:
+    """As vectors.lift has arrays, of a dask array."""
+    if not _is_lazy(x):
+        return x
+    vectors.lift(name, standing_for(x))
+    return vectors.expand(da.broadcast_to(x, vectors.shape)) if x.ndim else x
+
+
+def _dropped(vectors: Vectors, y: Any) -> Any:
+    """Without the dims of one element that a vector adds."""
+    axes = tuple(dim + y.ndim for dim in vectors.dims)
+    kept = tuple(dim for dim in range(y.ndim) if dim not in axes)
+    return da.blockwise(
+        partial(_without, axes=axes), kept, y, range(y.ndim), dtype=y.dtype, token="matmul-vector",
+        meta=meta(y, len(kept), y.dtype), align_arrays=False,
     )  # fmt: skip
-    options = {"alpha": checked.alpha, "accumulate": accumulate, "precision": precision}
-    last = {**options, "activation": activation, "out_dtype": checked.out_dtype}
-    return _product(operands, options, last, int(split_every))
+
+
+def _without(x: Any, axes: tuple[int, ...]) -> Any:
+    while isinstance(x, list):  # along dims that the result lacks
+        (x,) = x
+    return x.reshape(tuple(n for dim, n in enumerate(x.shape) if dim not in axes))
 
 
 def _product(
@@ -78,20 +178,32 @@ def _product(
     options: dict[str, Any],
     last: dict[str, Any],
     split_every: int,
+    formula: _Formula | None,
 ) -> Any:
     """operands: a, b, bias and residual.  options: of the products of K's chunks; last: of the last
-    one, which has the epilogue."""
+    one, which has the epilogue, or the formula."""
     a, b, bias, residual = operands
     of_k, batch = common(a.chunks[-1], b.chunks[-2]), _common_batch(a, b)
     chunks = (*batch, a.chunks[-2], b.chunks[-1])
     a = rechunked(a, (*batch, a.chunks[-2], of_k))
     b = rechunked(b, (*batch, of_k, b.chunks[-1]))
     bias, residual = rechunked(bias, chunks), rechunked(residual, chunks)
+    given: list[Any] = []
+    finish = partial(_multiply, **last)
+    out_dtypes = (last["out_dtype"],) if formula is None else formula.kinds
+    told: tuple[Any, ...] = ()
+    if formula is not None:
+        formula.check_chunks(chunks, len(of_k))
+        numbers = {n: x for n, x in formula.operands.items() if not _is_lazy(x)}
+        lazies = {n: rechunked(x, chunks) for n, x in formula.operands.items() if _is_lazy(x)}
+        given = list(lazies.values())
+        whole = formula.expression if len(of_k) == 1 else formula.expression.plus(_SUM)
+        told = whole.digest, whole.names, tuple(lazies), numbers
+        finish = partial(_finish, names=tuple(lazies), numbers=numbers, epilogue=whole, **last)
 
-    out_dtype = last["out_dtype"]
-    wide = out_dtype if out_dtype in (dtypes.int32, dtypes.complex64) else dtypes.float32
-    step, finish = partial(_multiply, **options, out_dtype=wide), partial(_multiply, **last)
-    token = tokenize(a, b, bias, residual, options, last, split_every)
+    wide = out_dtypes[0] if out_dtypes[0] in (dtypes.int32, dtypes.complex64) else dtypes.float32
+    step = partial(_multiply, **options, out_dtype=wide)
+    token = tokenize(a, b, bias, residual, options, last, split_every, *given, *told)
     name, sums, totals = (f"matmul{kind}-{token}" for kind in ("", "-sum", "-total"))
     graph: dict[Any, Any] = {}
     for place in np.ndindex(*map(len, chunks)):
@@ -111,10 +223,21 @@ def _product(
                 graph[totals, first, *place] = (_add, total, so_far)
                 so_far = totals, first, *place
             total = so_far
-        graph[name, *place] = (finish, *of_k_chunk(last_k), total, _block(residual, place))
-    depends = [x for x in (a, b, bias, residual) if x is not None]
+        others = (_block(x, place) for x in (residual, *given))
+        graph[name, *place] = (finish, *of_k_chunk(last_k), total, *others)
+    depends = [x for x in (a, b, bias, residual, *given) if x is not None]
     layers = HighLevelGraph.from_collections(name, graph, dependencies=depends)
-    return da.Array(layers, name, chunks, meta=meta(a, len(chunks), out_dtype))
+    found = da.Array(layers, name, chunks, meta=meta(a, len(chunks), out_dtypes[0]))
+    if len(out_dtypes) == 1:
+        return found
+    dims = range(len(chunks))
+    return tuple(
+        da.blockwise(
+            item, dims, found, dims, i, None, token=f"matmul-{i}", dtype=dtype,
+            meta=meta(a, len(chunks), dtype), align_arrays=False,
+        )
+        for i, dtype in enumerate(out_dtypes)
+    )  # fmt: skip
 
 
 def _common_batch(a: Any, b: Any) -> Chunks:
@@ -141,6 +264,26 @@ def _multiply(a: Any, b: Any, bias: Any, residual: Any = None, **options: Any) -
         c = cupykern.matmul(a, b, **options)
         return c if bias is None else _add(bias, c)
     return cupykern.matmul(a, b, bias=bias, residual=residual, **options)
+
+
+def _finish(
+    a: Any,
+    b: Any,
+    total: Any,
+    residual: None,
+    *arrays: Any,
+    names: tuple[str, ...],
+    numbers: dict[str, float],
+    epilogue: Expression,
+    **options: Any,
+) -> Any:
+    """The formula of the sum of a @ b and `total`.  names: of `arrays`."""
+    operands = {**numbers, **dict(zip(names, map(aligned, arrays), strict=True))}
+    if _SUM in epilogue.names:
+        operands[_SUM] = aligned(total)
+    return cupykern.matmul(
+        *(aligned(a), aligned(b)), epilogue=epilogue, operands=operands, **options
+    )
 
 
 def _add(x: Any, y: Any) -> Any:

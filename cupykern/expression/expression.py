@@ -11,7 +11,7 @@ from typing import Any
 from . import describe
 from .parse import Place, parse
 from .trace import trace
-from .tree import SCOPES, Node
+from .tree import SCOPES, Node, with_addend
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,14 @@ class Expression:
     def results(self) -> tuple[int, ...]:
         """Their nodes."""
         return self.roots or (len(self.nodes) - 1,)
+
+    def plus(self, name: str) -> Expression:
+        """Of the sum of acc, where it stands, and another operand."""
+        nodes, places = with_addend(self.nodes, len(self.names))
+        if len(nodes) == len(self.nodes):
+            return self
+        roots = tuple(places[root] for root in self.roots)
+        return Expression(nodes, (*self.names, name), self.scope, roots)
 
     def check_names(self, known: Any) -> None:
         """Raise NameError for an operand that is not in `known`."""

@@ -294,6 +294,19 @@ def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     )
 
 
+def with_addend(nodes: tuple[Node, ...], operand: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+    """(the same of acc + the operand, where each node is now); all stay if there is no acc."""
+    found: list[Node] = []
+    places: list[int] = []
+    for node in nodes:
+        found.append(node._replace(args=tuple(places[arg] for arg in node.args)))
+        if node.op == "name" and node.value == "acc":
+            n = len(found)
+            found += [Node("operand", REAL, value=str(operand)), Node("add", REAL, (n - 1, n))]
+        places.append(len(found) - 1)
+    return tuple(found), tuple(places)
+
+
 def of_first(nodes: tuple[Node, ...], second: int) -> tuple[Node, ...]:
     """A gate as the epilogue of its first product; the second one is the operand `second`."""
     acc2 = Node("operand", REAL, value=str(second))

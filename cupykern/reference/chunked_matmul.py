@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate as running_sums
 from typing import Any, SupportsFloat
 
@@ -16,9 +16,12 @@ from .accumulation import Products
 from .approximate import Approximate
 from .complex64 import embedded, real_addends
 from .epilogue import epilogue_bound
-from .matmul import of_repeated
+from .expression_error import expression_bound
+from .matmul import of_repeated, stored_as
+from .vectors import takes_vectors
 
 
+@takes_vectors
 def chunked_matmul_bound(
     a: Array,
     b: Array,
@@ -32,8 +35,10 @@ def chunked_matmul_bound(
     out_dtype: Any = None,
     accumulate: str = "float32",
     precision: str = "float32",
-    reference: tuple[Any],
-) -> tuple[Bound]:
+    epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None,
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
     """The Bound of `cupykern.dask.matmul`; the reference is `reference.matmul` or
     `reference.complex_matmul` of the whole arrays.
 
@@ -48,15 +53,14 @@ def chunked_matmul_bound(
     """
     dtype_a, dtype_b = a.dtype, b.dtype
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
+    plain = plain and epilogue is None
     if dtype_a == dtypes.complex64:
         options = real_addends(b, {"bias": bias, "residual": residual})
         bias, residual, plain = options["bias"], options["residual"], False
         a, b, reference = as_real(a), embedded(b), (as_real(reference[0]),)
         dtype_a = dtype_b = out_dtype = dtypes.float32
         k_chunks = [2 * size for size in k_chunks]
-    if out_dtype is None:
-        out_dtype = dtypes.of_product(dtype_a, dtype_b, plain)
-    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    out_dtype = stored_as(out_dtype, dtypes.of_product(dtype_a, dtype_b, plain))
     half = accumulate == "float16"
     products = Products(dtype_a, dtype_b, half_accumulators=half, precision=precision)
     ends = list(running_sums(k_chunks))
@@ -76,6 +80,8 @@ def chunked_matmul_bound(
             bias = None
         chains = [_sum(others[i : i + split_every]) for i in range(0, len(others), split_every)]
         value = _sum([_sum(chains), last]) if chains else last
+        if epilogue is not None:
+            return expression_bound(value, epilogue, operands, out_dtype, reference)
         return (epilogue_bound(value, bias, activation, residual, out_dtype, reference[0]),)
 
 

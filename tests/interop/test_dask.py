@@ -308,6 +308,39 @@ WRONG = {
         ValueError,
         "activation must be one of",
     ),
+    "vector": (
+        lambda: cupykern.dask.matmul(X, np.ones(8, np.float32)),
+        ValueError,
+        r"a's columns must be b's rows; got shapes \(8, 64\) and \(8, 1\)",
+    ),
+    "bias of a vector": (
+        lambda: cupykern.dask.matmul(X, X[0], bias=np.ones((8, 1), np.float32)),
+        ValueError,
+        r"bias must broadcast to \(8,\)",
+    ),
+    "formula": (lambda: cupykern.dask.matmul(X, X.T, epilogue="acc **"), SyntaxError, "invalid"),
+    "operand": (
+        lambda: cupykern.dask.matmul(X, X.T, epilogue="acc + x", operands={"x": X}),
+        ValueError,
+        r"operands\['x'\] must broadcast to \(8, 8\)",
+    ),
+    "operand's name": (
+        lambda: cupykern.dask.matmul(X, X.T, epilogue="acc + x"),
+        NameError,
+        "name 'x'",
+    ),
+    "operands": (
+        lambda: cupykern.dask.matmul(
+            X, X.T, epilogue="+".join("stuvwxyz"), operands=dict.fromkeys("stuvwxyz", 1)
+        ),
+        ValueError,
+        "operands must be at most 7 where K is several chunks; got 8",
+    ),
+    "formula and bias": (
+        lambda: cupykern.dask.matmul(X, X.T, epilogue="acc", bias=np.ones(8, np.float32)),
+        ValueError,
+        "bias must be None",
+    ),
     "pair": (
         lambda: cupykern.dask.matmul(X, X.T.astype(np.int8)),
         TypeError,
@@ -446,6 +479,108 @@ def test_products_are_added_in_the_order_that_is_told():
     expected = cupykern.matmul(*parts[5], **last)
     for scheduler in ("synchronous", "threads"):
         assert same_bits(lazy.compute(scheduler=scheduler), expected)
+
+
+SILU = "acc * sigmoid(acc * s) + r"
+FORMULAS = {
+    "one": (SILU, None),
+    "several": (f"{SILU}, acc, s if acc < 0 else k", ("float16", "float32", "bfloat16")),
+    "of no product": ("s + r", None),
+}
+
+
+def formula_options(name):
+    text, out_dtype = FORMULAS[name]
+    given = {"s": normal(40), "r": normal((24, 1), np.float16), "k": 2, "z": np.array(3)}
+    names = cupykern.expression(text).names
+    return {"epilogue": text, "operands": {n: given[n] for n in names}, "out_dtype": out_dtype}
+
+
+@pytest.mark.parametrize("k_chunks", [CHUNKS, (sum(CHUNKS),)], ids=["chunks", "whole"])
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("product", ["fp16", "fp32", "int8", "fp8 weights"])
+def test_formulas_are_of_the_whole_sum(product, name, k_chunks):
+    a, b, _ = operands(product)
+    options = formula_options(name) | {"alpha": 0.125}
+    lazy = cupykern.dask.matmul(
+        da.from_array(a, chunks=(16, k_chunks)), da.from_array(b, chunks=(k_chunks, 25)), **options
+    )
+    exact = reference.matmul(a, b, **options)
+    bounds = reference.chunked_matmul_bound(a, b, **options, k_chunks=k_chunks, reference=exact)
+    plain = as_tuple(cupykern.matmul(a, b, **options))
+    for known, like in zip(as_tuple(lazy), plain, strict=True):
+        check_blocks(known)
+        assert known.dtype == like.dtype and known.chunks == ((16, 8), (25, 15))
+    assert compare(dask.compute(*as_tuple(lazy)), exact, bounds).ok
+
+
+def test_the_bound_of_a_formula_finds_a_chunk_that_is_missing():
+    a, b, _ = operands("fp16")
+    options = formula_options("one")
+    less = b.copy()
+    less[: CHUNKS[0]] = 0
+    c = cupykern.dask.matmul(da.from_array(a, chunks=(16, CHUNKS)), less, **options).compute()
+    exact = reference.matmul(a, b, **options)
+    bounds = reference.chunked_matmul_bound(a, b, **options, k_chunks=CHUNKS, reference=exact)
+    assert not compare((c,), exact, bounds).within_bound
+
+
+def test_formulas_count_within_chunks():
+    a = da.from_array(normal((2, 8, 12), np.float16), chunks=(1, 4, 6))
+    b = normal((12, 5), np.float16)
+    for name in ("i", "b"):
+        with pytest.raises(NotImplementedError, match=f"{name} in a formula counts within a chunk"):
+            cupykern.dask.matmul(a, b, epilogue=f"acc + {name}")
+    rows = {"row": np.arange(8)[:, None]}
+    found = cupykern.dask.matmul(a, b, epilogue="acc * row + j", operands=rows).compute()
+    expected = cupykern.matmul(a.compute(), b, epilogue="acc * i + j")
+    np.testing.assert_allclose(found, expected, rtol=2**-9, atol=2**-6)
+    lazy = cupykern.dask.matmul(a[0].rechunk((8, 6)), b, epilogue="acc * i")
+    np.testing.assert_allclose(
+        lazy.compute(), cupykern.matmul(a[0].compute(), b, epilogue="acc * i"), rtol=2**-9,
+        atol=2**-6,
+    )  # fmt: skip
+
+
+def test_callables_and_numbers_of_dask_are_operands():
+    a, b = normal((4, 6), np.float16), normal((6, 5), np.float16)
+    lazy = cupykern.dask.matmul(
+        da.from_array(a, chunks=2), b, epilogue=lambda acc, k, z: acc * k - z,
+        operands={"k": 2, "z": da.from_array(np.float16(3))},
+    )  # fmt: skip
+    expected = 2 * (a.astype(np.float32) @ b.astype(np.float32)) - 3
+    np.testing.assert_allclose(lazy.compute(), expected, rtol=2**-9, atol=2**-8)
+
+
+@pytest.mark.parametrize(
+    ("shape_a", "shape_b", "chunks"),
+    [
+        ((445,), (445, 40), ((25, 15),)),
+        ((24, 445), (445,), ((16, 8),)),
+        ((445,), (445,), ()),
+        ((3, 24, 445), (445,), ((2, 1), (16, 8))),
+        ((445,), (3, 445, 40), ((2, 1), (25, 15))),
+    ],
+)
+def test_vectors_are_rows_and_columns_as_in_numpy(shape_a, shape_b, chunks):
+    pieces = {445: 100, 24: 16, 40: 25, 3: 2}
+    a, b = (normal(shape, np.float16) for shape in (shape_a, shape_b))
+    lazy_a, lazy_b = (da.from_array(x, chunks=tuple(pieces[n] for n in x.shape)) for x in (a, b))
+    addend = normal(np.matmul(a, b).shape[-1:])
+    for options in (
+        {},
+        {"bias": addend, "activation": "silu", "residual": addend},
+        {"epilogue": "acc * s + k", "operands": {"s": addend, "k": 2}},
+        {"epilogue": "acc * s, acc", "operands": {"s": addend}},
+    ):
+        lazy = as_tuple(cupykern.dask.matmul(lazy_a, lazy_b, **options))
+        for known in lazy:
+            assert known.chunks == chunks
+            check_blocks(known)
+        exact = reference.matmul(a, b, **options)
+        k_chunks = (100, 100, 100, 100, 45)
+        bounds = reference.chunked_matmul_bound(a, b, **options, k_chunks=k_chunks, reference=exact)
+        assert compare(dask.compute(*lazy), exact, bounds).ok
 
 
 def test_one_chunk_of_k_is_the_plain_product_of_blocks():
