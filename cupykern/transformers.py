@@ -23,7 +23,7 @@ from . import attention, decode_attention
 from . import torch as _operators  # noqa: F401, which torch.compile takes
 
 NAME = "cupykern"
-_UNKNOWN = ("softcap", "s_aux", "position_bias", "cache", "head_mask")
+_UNKNOWN = ("position_bias", "cache", "head_mask")
 
 
 def attention_forward(
@@ -36,6 +36,8 @@ def attention_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in place of its eager attention.
@@ -45,13 +47,14 @@ def attention_forward(
     attention_mask: bool (B or 1, H or 1, Sq, >= Sk), True = keep, or a bias; causality and windows
     are in it.  None: causal if is_causal (None: module.is_causal) and Sq > 1, of the last
     sliding_window keys.
+    softcap: c of scores c tanh(s / c).  s_aux: (H,), sinks: scores of keys with the value 0.
 
     Returns (out, None), out (B, Sq, H, Dv); weights are not kept.
 
     One query without a mask, a step of decoding, runs in decode_attention, others in attention.
 
-    Raises NotImplementedError for dropout, softcap, sinks (s_aux), position_bias, a paged cache,
-    head_mask and float32, RuntimeError for tensors that require grad.
+    Raises NotImplementedError for dropout, position_bias, a paged cache, head_mask and float32,
+    RuntimeError for tensors that require grad.
     """
     given = [name for name in _UNKNOWN if options.get(name) is not None]
     if dropout or given:
@@ -77,12 +80,14 @@ def attention_forward(
         key, value, keys = key[:, :, :queries], value[:, :, :queries], queries
     if attention_mask is None and sliding_window is not None and keys > sliding_window:
         attention_mask, is_causal = _window(query, keys, sliding_window, is_causal), False
+    same: dict[str, Any] = {"scale": scaling, "softcap": softcap}
+    same["sinks"] = None if s_aux is None else s_aux.float()
     if attention_mask is None and queries == 1:
-        out = decode_attention(query, key, value, scale=scaling)
+        out = decode_attention(query, key, value, **same)
         return out.transpose(1, 2).contiguous(), None
     heads_last = (x.transpose(1, 2) for x in (query, key, value))
     causal = is_causal and attention_mask is None
-    out = attention(*heads_last, causal=causal, mask=attention_mask, scale=scaling, layout="bshd")
+    out = attention(*heads_last, causal=causal, mask=attention_mask, layout="bshd", **same)
     return out, None
 
 
