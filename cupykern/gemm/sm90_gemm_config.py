@@ -114,8 +114,8 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
     def epilogue_bytes(self, task: GemmTask) -> int:
         size = super().epilogue_bytes(task)
         if task.block_scales:  # their pipeline
-            scales = self.tile_m + (1 if self.swap_ab else -(-self.tile_n // BLOCK))
-            size += 4 * (round_up(4 * scales, 16) + 16)
+            scales = 4 * (self.tile_m + (1 if self.swap_ab else -(-self.tile_n // BLOCK)))
+            size += 2 * (round_up(4 * scales, 16) + 16)
         return size
 
 

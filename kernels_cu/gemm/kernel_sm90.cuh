@@ -35,7 +35,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr bool kReallocates = kConsumers > 1;
     static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
     static constexpr int kProducerRegisters = kConsumers > 2             ? 32
-                                              : Mainloop::kBlockScales ? 56
+                                              : Mainloop::kBlockScales ? 72
                                                                        : 40;
     static constexpr int kConsumerRegisters =
         ((kConsumers + 1) * kThreadRegisters - kProducerRegisters) / kConsumers;
@@ -101,13 +101,12 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         }
         if constexpr (Mainloop::kBlockScales) {
             if (warp == 4 * kConsumers + 2) {
-                typename Mainloop::ScaleLoader scales(storage.mainloop);
+                typename Mainloop::ScaleLoader scales{storage.mainloop, {}};
                 for (int i = scheduler.first; i < scheduler.end; i += scheduler.step) {
                     scales.load(arguments.block_scales(scheduler.tile(params, i),
                                                        scheduler.first_k_tile),
                                 scheduler.num_k_tiles);
                 }
-                scales.finish();
             }
         }
         sync_warp();

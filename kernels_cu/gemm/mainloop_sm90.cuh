@@ -27,11 +27,12 @@ struct BlockScales {
     int64_t a_row, a_k, b_k, b_col;  // strides of rows and blocks
     int last_row, last_block;        // that exist, from the tile's first on
 
-    DEVICE const float* a_at(int row) const {
-        return a ? a + (row < last_row ? row : last_row) * a_row : nullptr;
+    // Past the matrix the last ones.  k: in blocks.
+    DEVICE const float* a_at(int row, int k) const {
+        return a ? a + (row < last_row ? row : last_row) * a_row + k * a_k : nullptr;
     }
-    DEVICE const float* b_at(int block) const {
-        return b ? b + (block < last_block ? block : last_block) * b_col : nullptr;
+    DEVICE const float* b_at(int block, int k) const {
+        return b ? b + (block < last_block ? block : last_block) * b_col + k * b_k : nullptr;
     }
 };
 

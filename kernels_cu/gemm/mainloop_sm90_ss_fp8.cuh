@@ -49,14 +49,15 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static_assert(kPartials * kPartialCols == kCols, "partial accumulators have all columns");
     using Partial = float[kPartialSize];
 
-    // Block scales of a stage: of the tile's rows of A, and of its blocks of B's columns.  A warp of
-    // the producer warpgroup loads them through a pipeline of their own, which stays ahead of the
-    // consumers from one tile to the next.  Past the matrix the last scale is repeated.
-    static constexpr int kScaleStages = 4, kScalesB = kSwapAB ? 1 : kPartials;
+    // Block scales of the tile's rows of A and its blocks of B's columns, of kScaleK stages.  A warp
+    // of the producer warpgroup loads them through a pipeline of their own, which runs ahead from
+    // one tile to the next.  By vectors along k: L1 looks up one line a cycle, which wgmma's reads of
+    // shared memory wait for.
+    static constexpr int kScaleK = 4, kScalesB = kSwapAB ? 1 : kPartials;
     static_assert(!kBlockScales || !kSwapAB || kRows <= kBlockK, "a tile has one block of rows");
-    struct ScaleStage { alignas(16) float a[Base::kTileM], b[kScalesB]; };
-    static constexpr int kScaleArrivals = 4 * (Base::kCooperative ? kConsumers : 1);
-    using ScalePipeline = pipeline::TmaPipeline<kScaleStages, 32, kScaleArrivals, 1>;
+    struct ScaleStage { alignas(16) float a[kScaleK][Base::kTileM], b[kScaleK][kScalesB]; };
+    static constexpr int kScaleStages = 2;
+    using ScalePipeline = pipeline::TmaPipeline<kScaleStages, 32, 4 * kConsumers, 1>;
     using ScaleState = typename ScalePipeline::State;
     struct ScaledStorage : Base::SharedStorage {
         ScaleStage scale_stages[kScaleStages];
@@ -69,57 +70,57 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     };
     using SharedStorage =
         typename Choose<kBlockScales, ScaledStorage, typename Base::SharedStorage>::Type;
+    // Where the scale of a row of A is.  SwapAB: a lane's columns are side by side.
+    DEVICE static int scale_place(int row) {
+        return kSwapAB ? row % 8 / 2 * (Base::kTileM / 4) + row / 8 * 2 + row % 2 : row;
+    }
 
-    // By the warp that loads block scales.  Copies are asynchronous: a stage is full when those of
-    // the next kAhead stages are under way.
-    class ScaleLoader {
-        static constexpr int kAhead = 2, kCopies = (Base::kTileM + 31) / 32;  // per lane
-        static_assert(kAhead < kScaleStages - 1, "consumers have a stage to read");
+    // By the warp that loads block scales.
+    struct ScaleLoader {
+        static constexpr int kRowsOfLane = (Base::kTileM + 31) / 32;
         SharedStorage& storage;
-        ScaleState loaded, full;  // the next stage to load, and the next to become full
-        int under_way = 0;
+        ScaleState state;
 
-        DEVICE void fill() {
-            sync_warp();  // all lanes' copies have arrived
-            if (threadIdx.x % 32 == 0) storage.scale_pipeline.full[full.stage].arrive();
-            full.advance();
-            --under_way;
+        // Of kScaleK stages, of which `there` exist; 1 if there are none.
+        using Scales = float[kScaleK];
+        DEVICE static void load(Scales& to, const float* from, int64_t step, int there) {
+            const bool vector = step == 1 && reinterpret_cast<uint64_t>(from) % 16 == 0;
+            if (from && vector && there >= kScaleK) {
+                const Bytes<16> bits = *reinterpret_cast<const Bytes<16>*>(from);
+#pragma unroll
+                for (int k = 0; k < kScaleK; ++k) to[k] = bit_cast<float>(bits.words[k]);
+                return;
+            }
+#pragma unroll
+            for (int k = 0; k < kScaleK; ++k) to[k] = from && k < there ? from[k * step] : 1.0f;
         }
-        // Copies *from, or sets 1 if there are no scales.
-        DEVICE static void copy(float& to, const float* from) {
-            if (from) copy_async<4>(&to, from);
-            else to = 1.0f;
-        }
-
-      public:
-        DEVICE ScaleLoader(SharedStorage& storage) : storage(storage) {}
         DEVICE void load(const BlockScales& scales, int num_k_tiles) {
             const int lane = threadIdx.x % 32;
-            const float *a[kCopies], *b = scales.b_at(lane);
-#pragma unroll
-            for (int i = 0; i < kCopies; ++i) a[i] = scales.a_at(lane + 32 * i);
 #pragma unroll 1
-            for (int k = 0; k < num_k_tiles; ++k) {
-                storage.scale_pipeline.producer_acquire(loaded);
-                ScaleStage& stage = storage.scale_stages[loaded.stage];
+            for (int k = 0; k < num_k_tiles; k += kScaleK) {
+                Scales a[kRowsOfLane], b;
+                const int there = num_k_tiles - k;
 #pragma unroll
-                for (int i = 0; i < kCopies; ++i) {
-                    if (lane + 32 * i < Base::kTileM) copy(stage.a[lane + 32 * i], a[i]);
-                    if (scales.a) a[i] += scales.a_k;
+                for (int i = 0; i < kRowsOfLane; ++i)
+                    load(a[i], scales.a_at(lane + 32 * i, k), scales.a_k, there);
+                load(b, scales.b_at(lane < kScalesB ? lane : 0, k), scales.b_k, there);
+                storage.scale_pipeline.producer_acquire(state);
+                ScaleStage& stage = storage.scale_stages[state.stage];
+#pragma unroll
+                for (int i = 0; i < kRowsOfLane; ++i) {
+                    const int row = lane + 32 * i;
+                    if (row >= Base::kTileM) continue;
+#pragma unroll
+                    for (int j = 0; j < kScaleK; ++j) stage.a[j][scale_place(row)] = a[i][j];
                 }
-                if (lane < kScalesB) copy(stage.b[lane], b);
-                if (scales.b) b += scales.b_k;
-                copy_async_commit();
-                loaded.advance();
-                if (++under_way > kAhead) {
-                    copy_async_wait<kAhead>();
-                    fill();
+                if (lane < kScalesB) {
+#pragma unroll
+                    for (int j = 0; j < kScaleK; ++j) stage.b[j][lane] = b[j];
                 }
+                sync_warp();
+                if (lane == 0) storage.scale_pipeline.full[state.stage].arrive();
+                state.advance();
             }
-        }
-        DEVICE void finish() {
-            copy_async_wait<0>();
-            while (under_way > 0) fill();
         }
     };
 
@@ -131,14 +132,23 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     struct BlockScaleFragment {
         float rows[kRowScales], cols[kColScales];
 
-        DEVICE void load(const ScaleStage& stage, int row) {
+        DEVICE void load(const ScaleStage& stage, int k, int row) {
             const int lane = threadIdx.x % 32;
+            if constexpr (kSwapAB) {
+                rows[0] = stage.b[k][0];
+                const float* from = &stage.a[k][lane % 4 * kColScales];
 #pragma unroll
-            for (int i = 0; i < kRowScales; ++i)
-                rows[i] = kSwapAB ? stage.b[0] : stage.a[row + lane / 4 + 8 * i];
+                for (int i = 0; i < kColScales; i += 2) {
+                    const Bytes<8> pair = *reinterpret_cast<const Bytes<8>*>(from + i);
+                    cols[i] = bit_cast<float>(pair.words[0]);
+                    cols[i + 1] = bit_cast<float>(pair.words[1]);
+                }
+            } else {
 #pragma unroll
-            for (int i = 0; i < kColScales; ++i)
-                cols[i] = kSwapAB ? stage.a[wgmma_col(lane, i % 2 + i / 2 * 4)] : stage.b[i];
+                for (int i = 0; i < kRowScales; ++i) rows[i] = stage.a[k][row + lane / 4 + 8 * i];
+#pragma unroll
+                for (int i = 0; i < kColScales; ++i) cols[i] = stage.b[k][i];
+            }
         }
         DEVICE float of_accumulator(int i) const {
             if (kSwapAB) return rows[0] * cols[i / 4 * 2 + i % 2];
@@ -149,19 +159,30 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     struct ScaleReader {
         SharedStorage& storage;
         ScaleState state;
-        int row;  // the warp's first in the tile
+        int k, end;  // the next stage, and the tile's number of them
+        int row;     // the warp's first in the tile
 
         DEVICE ScaleReader(SharedStorage& storage, const WorkTile& work, int first_stage)
-            : storage(storage), row(work.row + threadIdx.x / 32 % 4 * kWarpRows) {
-            state.skip(work.count * work.num_k_tiles + first_stage);
+            : storage(storage),
+              k(first_stage),
+              end(work.num_k_tiles),
+              row(work.row + int(threadIdx.x) / 32 % 4 * kWarpRows) {
+            state.skip(work.count * ((end + kScaleK - 1) / kScaleK));
+            if (k >= end) release();
+        }
+        DEVICE void release() {
+            storage.scale_pipeline.consumer_release(state.stage);
+            state.advance();
         }
         DEVICE BlockScaleFragment next() {
+            const int at = k % kScaleK;
+            if (at < kStride) storage.scale_pipeline.consumer_wait(state);
             BlockScaleFragment scales;
-            storage.scale_pipeline.consumer_wait(state);
-            scales.load(storage.scale_stages[state.stage], row);
-            storage.scale_pipeline.consumer_release(state.stage);
-#pragma unroll
-            for (int i = 0; i < kStride; ++i) state.advance();
+            scales.load(storage.scale_stages[state.stage], at, row);
+            k += kStride;
+            if (k >= end || k % kScaleK < kStride) release();
+            // The last scales are the other warpgroup's alone.
+            if (kStride > 1 && k == end && k % kScaleK == 1) release();
             return scales;
         }
     };
@@ -213,7 +234,6 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             issued.next();
         }
         DEVICE void promote(int index, const Partial& partial) {
-            if (kBlockScales && index == 0) scales = source.next();
 #pragma unroll
             for (int j = 0; j < kPartialSize; ++j) {
                 const int i = index % kPartials * kPartialSize + j;
@@ -225,6 +245,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         DEVICE void step(ConsumerStages& promoted, Partial& partial, Partial& next) {
             wait();
             issue(0, next);
+            scales = source.next();
             wgmma_wait<1>(partial);
             release(promoted.state.stage);
             promote(0, partial);
@@ -232,6 +253,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         }
         DEVICE void last(const ConsumerStages& promoted, Partial& partial) {
             before_last();
+            scales = source.next();
             wgmma_wait<0>(partial);
             release(promoted.state.stage);
             promote(0, partial);
@@ -295,6 +317,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
                     Partial partial;
                     issue(index, partial);
                     if (index == 0 && last) before_last();
+                    if (index == 0) scales = source.next();
                     wgmma_wait<0>(partial);
                     if (index == kPartials - 1) {
                         release(stage);
@@ -313,10 +336,10 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
 
     DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
         clear(accumulator);
-        if (!ConsumerStages(work).valid())
-            return;  // no stage: the only one is another warpgroup's, or another block's
         const Nothing nothing;
-        Promotion<Nothing>(storage, work, accumulator, nothing).run();
+        Promotion<Nothing> promotion(storage, work, accumulator, nothing);
+        // Otherwise the only stage is another warpgroup's, or another block's.
+        if (promotion.issued.valid()) promotion.run();
     }
 
     // A warpgroup's tiles back to back.  `before_last` is called for each beside its last stage,
