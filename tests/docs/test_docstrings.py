@@ -5,13 +5,18 @@ from __future__ import annotations
 import doctest
 import inspect
 
-import dask.array
 import numpy as np
 import pytest
 
 import cupykern
-import cupykern.dask
 from cupykern import parallel
+
+try:
+    import dask.array as da
+
+    import cupykern.dask
+except ImportError:
+    da = None
 
 _FUNCTIONS = {name: getattr(cupykern, name) for name in cupykern.__all__ if name != "OPS"}
 _METHODS = {
@@ -22,7 +27,9 @@ _METHODS = {
     }.items()
     for method in methods
 }
-_OF_DASK = {f"dask.{name}": getattr(cupykern.dask, name) for name in cupykern.dask.__all__}
+_OF_DASK = (
+    {f"dask.{name}": getattr(cupykern.dask, name) for name in cupykern.dask.__all__} if da else {}
+)
 _OF_RANKS = {
     f"parallel.{name}": getattr(parallel, name)
     for name in parallel.__all__
@@ -34,8 +41,7 @@ PUBLIC = {**_FUNCTIONS, **_METHODS, **_OF_DASK, **_OF_RANKS}
 _NAMES = {
     "np": np,
     "cupykern": cupykern,
-    "dask": dask,
-    "da": dask.array,
+    "da": da,
     "parallel": parallel,
 }
 

@@ -8,19 +8,20 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import dask
-import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
-import cupykern.dask
 from cupykern import reference
 from cupykern.arrays import packed
 from cupykern.check import compare
 from cupykern.op import as_tuple
+
+dask = pytest.importorskip("dask")
+da = pytest.importorskip("dask.array")
+pytest.importorskip("cupykern.dask")
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
