@@ -1,7 +1,8 @@
 """README's headline: a line for each op, and the same as a picture for light and dark pages.
 
 The speedup of a row is the time of its fastest library over ours.  An op's speedup is the geometric
-mean over its rows.  The picture is written as SVG by hand: a few bars, the same bytes on every
+mean over its rows.  Products of FP32 have a line of their own: libraries compute them without
+tensor cores, so their speedups are of another kind than those of 16 and 8 bits.  The picture is written as SVG by hand: a few bars, the same bytes on every
 machine.
 """
 
@@ -19,12 +20,17 @@ _NAMES = {
     "float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "int8": "INT8",
     "float8_e4m3fn": "FP8", "float8_e5m2": "FP8", "float4_e2m1fn": "NVFP4",
 }  # fmt: skip
+_OPS = {"complex_matmul": "matmul"}  # whose function has another name
+_LIBRARIES = {"quack": "QuACK", "liger": "Liger", "cupy": "CuPy", "flash_attn": "FlashAttention"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """An op's rows on one device.  speedups: a row each, of rows with peers.  copy: the median
-    share of a plain copy's bandwidth, of ops without a product; tflops: the largest, of the others.
+    """An op's rows on one device.
+
+    speedups: a row each, of rows with peers.  copy: the median share of a plain copy's bandwidth,
+        of ops without a product.  tflops: the largest, of the others.  libraries: the peers that
+        speedups are over.  kind: "FP32" of such products where the op has others too.
     """
 
     op: str
@@ -33,6 +39,12 @@ class Line:
     copy: float | None
     tflops: float | None
     error_over_bound: float
+    libraries: tuple[str, ...] = ()
+    kind: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{_OPS.get(self.op, self.op)} {self.kind}".strip()
 
     @property
     def speedup(self) -> float | None:
@@ -45,16 +57,26 @@ class Line:
         return sum(speedup > 0.98 for speedup in self.speedups)
 
 
-def line(op: str, rows: Sequence[dict[str, Any]]) -> Line | None:
+def lines(op: str, rows: Sequence[dict[str, Any]]) -> list[Line]:
+    """One line, or two of an op with products of FP32 and of fewer bits."""
+    full = [row for row in rows if row["flops"] and row["dtype"].partition(":")[0] == "float32"]
+    rest = [row for row in rows if row not in full]
+    kinds = ((rest, ""), (full, "FP32" if rest else ""))
+    return [one for of, kind in kinds if (one := line(op, of, kind))]
+
+
+def line(op: str, rows: Sequence[dict[str, Any]], kind: str = "") -> Line | None:
     """None if no row was timed."""
     rows = [row for row in rows if row["results"] and row["results"][0]["median_us"]]
     if not rows:
         return None
     speedups, copies, tflops, errors = [], [], [], []
+    libraries: dict[str, None] = {}
     for row in rows:
         ours = row["results"][0]
         if timed := stored.peer_times(row):
             speedups.append(min(timed)[0] / ours["median_us"])
+            libraries |= dict.fromkeys(name for _, name in timed)
         copies.append(100 * row["plain_us"] / ours["median_us"] if row["plain_us"] else 0.0)
         tflops.append(ours["tflops"] or 0.0)
         errors.append(float(ours["error_over_bound"] or 0.0))
@@ -62,41 +84,57 @@ def line(op: str, rows: Sequence[dict[str, Any]]) -> Line | None:
     computes = any(row["flops"] for row in rows)
     return Line(
         op=op,
-        dtypes=tuple(dict.fromkeys(_NAMES.get(name, name) for name in names)),
+        dtypes=_dtypes(names),
         speedups=tuple(speedups),
         copy=None if computes else sorted(copies)[len(copies) // 2],
         tflops=max(tflops) if computes else None,
         error_over_bound=max(errors),
+        libraries=tuple(_LIBRARIES.get(name, name) for name in libraries),
+        kind=kind,
     )
+
+
+def not_measured(op: str, dtypes: Sequence[str]) -> Line:
+    """The line of an op without results."""
+    return Line(op, _dtypes(dtypes), (), None, None, 0.0)
+
+
+def _dtypes(names: Iterable[str]) -> tuple[str, ...]:
+    plain = (name.partition(":")[0] for name in names)
+    return tuple(dict.fromkeys(_NAMES.get(name, name) for name in plain))
 
 
 def table(lines: Iterable[Line]) -> list[tuple[str, ...]]:
     """Cells, the head first."""
     found: list[tuple[str, ...]] = [
-        ("op", "dtypes", "speed", "speedup over the fastest library", "rows ahead or level")
+        ("op", "dtypes", "libraries", "speed", "speedup over the fastest", "ahead or level")
     ]
     for x in lines:
-        speed = f"{x.copy:.0f}% of copy bandwidth" if x.copy is not None else ""
+        speed = f"{x.copy:.0f}% of copy bandwidth" if x.copy is not None else "not benchmarked"
         if x.tflops is not None:
             speed = f"up to {number(x.tflops, 3)} TFLOP/s"
         speedup = "-" if x.speedup is None else f"{x.speedup:.2f}"
         rows = "-" if x.speedup is None else f"{x.ahead} of {len(x.speedups)}"
-        found.append((f"`{x.op}`", ", ".join(x.dtypes), speed, speedup, rows))
+        names = f"`{_OPS.get(x.op, x.op)}`", ", ".join(x.dtypes), ", ".join(x.libraries) or "-"
+        found.append((*names, speed, speedup, rows))
     return found
 
 
 _THEMES = {"light": ("#1f2328", "#656d76", "#d0d7de"), "dark": ("#e6edf3", "#8d96a0", "#30363d")}
 _BAR, _BOUND = "#e4572e", "#3f86d4"
-_ROW, _TOP, _NAME, _LEFT, _RIGHT, _WIDTH = 24, 46, 132, 330, 200, 760
+# Narrow: a phone shows the whole width, and its text is then about as large as the page's.
+_ROW, _TOP, _NAME, _LEFT, _GAP, _RIGHT, _WIDTH = 24, 46, 146, 170, 52, 84, 460
 _MOST = 16.0  # the axis of speedups ends there
 
 
 def svg(lines: Sequence[Line], device: str, theme: str) -> str:
     """Two panels: bars of speedups on a logarithmic axis with the range over rows, and the worst
-    error over the derived bound.  theme: "light" or "dark"."""
+    error over the derived bound.  theme: "light" or "dark".  lines: those without results are left
+    out."""
+    lines = [one for one in lines if one.copy is not None or one.tflops is not None]
     ink, faint, rule = _THEMES[theme]
-    height = _TOP + _ROW * len(lines) + 30
-    right = _NAME + _LEFT + 70
+    height = _TOP + _ROW * len(lines) + 26
+    right = _NAME + _LEFT + _GAP
 
     def x_of(speedup: float) -> float:
         low, high = math.log2(0.5), math.log2(_MOST)
@@ -110,8 +148,10 @@ def svg(lines: Sequence[Line], device: str, theme: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12" '
         f'role="img" aria-label="Speedup over the fastest library and error over bound, {device}">',
-        text(_NAME, 16, f"speedup over the fastest library, {device}", ink),
-        text(right, 16, "worst error / derived bound", ink),
+        text(_NAME, 14, "speedup over the", ink),
+        text(_NAME, 29, f"fastest library, {device.removeprefix('NVIDIA ')}", ink),
+        text(right, 14, "worst error", ink),
+        text(right, 29, "over its bound", ink),
     ]
     bottom = _TOP + _ROW * len(lines)
     for tick in (0.5, 1, 2, 4, 8, 16):
@@ -131,7 +171,7 @@ def svg(lines: Sequence[Line], device: str, theme: str) -> str:
         parts.append(text(x, bottom + 16, f"{share:g}", faint, "middle"))
     for i, one in enumerate(lines):
         y = _TOP + _ROW * i
-        parts.append(text(_NAME - 8, y + 9, one.op, ink, "end"))
+        parts.append(text(_NAME - 8, y + 9, one.label, ink, "end"))
         if one.speedup is not None:
             start, end = sorted((x_of(1), x_of(one.speedup)))
             least, most = x_of(min(one.speedups)), x_of(max(one.speedups))
@@ -142,7 +182,7 @@ def svg(lines: Sequence[Line], device: str, theme: str) -> str:
             parts.append(text(_NAME + _LEFT + 12, y + 10, f"{one.speedup:.2f}", ink))
         else:
             parts.append(text(x_of(1) + 6, y + 10, "not compared", faint))
-        share = min(one.error_over_bound, 1.2) * _RIGHT
+        share = min(one.error_over_bound, 1.05) * _RIGHT
         parts.append(
             f'<rect x="{right}" y="{y}" width="{max(share, 1):.1f}" height="10" fill="{_BOUND}"/>'
         )

@@ -93,7 +93,8 @@ def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     if devices:
         written[SUMMARY] = "\n".join(_summary(device, found) for device in devices)
         written[HEADLINE] = "\n".join(
-            _device_caption(device, found) + markdown(headline.table(lines), left=3)
+            _device_caption(device, found)
+            + markdown(headline.table(_with_all_ops(lines)), left=4)
             for device, lines in headlines(found).items()
         )
     return written
@@ -104,10 +105,19 @@ def headlines(found: dict[str, dict[str, dict[Any, Any]]]) -> dict[str, list[hea
     lines: dict[str, list[headline.Line]] = {}
     for op in sorted((op for op in found if op != HOST_TIME), key=_place_of_op()):
         for device, rows in found[op].items():
-            one = headline.line(op, [row for _, row in rows.values()])
-            if one is not None:
-                lines.setdefault(device, []).append(one)
+            of_op = headline.lines(op, [row for _, row in rows.values()])
+            lines.setdefault(device, []).extend(of_op)
     return lines
+
+
+def _with_all_ops(lines: Sequence[headline.Line]) -> list[headline.Line]:
+    """Lines also of the ops that have no results."""
+    from .. import OPS
+
+    measured = {one.op for one in lines}
+    place = _place_of_op()
+    more = [headline.not_measured(op.name, op.dtypes) for op in OPS if op.name not in measured]
+    return sorted((*lines, *more), key=lambda one: place(one.op))
 
 
 def pictures(folder: Path) -> dict[str, str]:

@@ -46,9 +46,23 @@ def test_the_headline_is_the_geometric_mean_over_the_fastest_library():
     assert found.speedups == (2.0, 0.5) and found.speedup == pytest.approx(1.0)
     assert found.ahead == 1 and found.copy == pytest.approx(90)
     assert headline.table([found])[1] == (
-        *("`softmax`", "FP16", "90% of copy bandwidth", "1.00", "1 of 2"),
+        *("`softmax`", "FP16", "torch, QuACK", "90% of copy bandwidth", "1.00", "1 of 2"),
     )
     assert headline.line("softmax", []) is None
+
+
+def test_the_headline_has_products_of_fp32_apart():
+    row = {**DOCUMENT["rows"][0], "flops": 2**30, "results": [result_row("cupykern", 20.0)]}
+    row["results"][0]["tflops"] = 300.0
+    rows = [{**row, "dtype": dtype} for dtype in ("float16", "float32", "float32:fma")]
+    assert [one.label for one in headline.lines("matmul", rows)] == ["matmul", "matmul FP32"]
+    assert [one.label for one in headline.lines("matmul", rows[1:])] == ["matmul"]
+
+
+def test_the_headline_lists_ops_without_results():
+    written = report.tables([DOCUMENT])[report.HEADLINE]
+    assert "| `merge_attention` | FP16, BF16, FP32 | - | not benchmarked | - | - |" in written
+    assert "| `matmul` | complex64 | - | not benchmarked | - | - |" in written
 
 
 def test_tables():
