@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..tuning.contender import OURS
+from .shape_names import spelt
+from .tables import number
 
 # Matplotlib draws with these; to_svg makes them CSS variables, for light and dark pages.
 INK, FAINT, GROUND = "#010203", "#040506", "#070809"
@@ -41,7 +43,6 @@ _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: sharp, selectable, in the page's font
     "svg.hashsalt": "cupykern",  # the same file for the same results
 }
-_MAX_SLANTED = 8  # labels below an axis, of a phone's width
 _MAX_LABEL = 28  # characters beside an axis, before they get smaller
 _MAX_ULPS = 1e6  # beyond, next to results that cancel or are zero, a number of ulps says nothing
 SIZE = (4.3, 3.4)  # inches: a phone's width, so that text there is as large as the page's
@@ -96,11 +97,6 @@ def look(name: str, names: Sequence[str]) -> dict[str, Any]:
     return {"color": _COLORS[i % len(_COLORS)], "marker": _MARKERS[(i + again) % len(_MARKERS)]}
 
 
-def short_shape(shape: Sequence[int]) -> str:
-    """4096 x 1000 as "4k x 1000"."""
-    return " x ".join(f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n) for n in shape)
-
-
 def speed(row: dict[str, Any], result: dict[str, Any]) -> float | None:
     """In TFLOP/s for what computes, else in GB/s."""
     return result["tflops"] if row["flops"] else result["gbps"]
@@ -122,6 +118,11 @@ def _styled(draw: Callable[..., None]) -> Callable[..., None]:
 def _legend(axis: Any, columns: int = 3) -> None:
     """Below the axis, where it hides nothing."""
     handles, labels = axis.get_legend_handles_labels()
+    bars = [
+        i for i, handle in enumerate(handles) if hasattr(handle, "patches")
+    ]  # bars before lines
+    order = (*bars, *(i for i in range(len(handles)) if i not in bars))
+    handles, labels = [handles[i] for i in order], [labels[i] for i in order]
     axis.figure.legend(
         handles,
         labels,
@@ -132,37 +133,60 @@ def _legend(axis: Any, columns: int = 3) -> None:
     )
 
 
+_BAR, _LABEL = 0.085, 0.19  # inches: the height of a bar, and of the line above a shape's bars
+_SPARE = 1.0  # of the title, the axis and the legend
+
+
+def throughput_size(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Of the figure that draw_throughput draws of these rows: as high as its bars need."""
+    bars = sum(len(row["results"]) for row in rows)
+    return SIZE[0], _SPARE + bars * _BAR + len(rows) * (_LABEL + _BAR)
+
+
 @_styled
-def draw_throughput(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Speed against shape, a line per implementation; a peer that is wrong is drawn hollow."""
+def draw_throughput(
+    axis: Any, rows: Sequence[dict[str, Any]], title: str, floors: Sequence[float] | None
+) -> None:
+    """A group of bars for each shape, one per implementation; a peer that is wrong is drawn hollow.
+
+    floors: the least time of each row in us.  Bars are then shares of that roof, which is drawn.
+        None: bars are speeds.
+    """
     names = list(dict.fromkeys(result["name"] for row in rows for result in row["results"]))
-    places = range(len(rows))
-    for name in names:
-        points = [
-            (place, value, result["verified"])
-            for place, row in zip(places, rows, strict=True)
-            for result in row["results"]
-            if result["name"] == name and (value := speed(row, result)) is not None
-        ]
-        if not points:
-            continue
-        style = look(name, names)
-        xs, ys, _ = zip(*points, strict=True)
-        axis.plot(xs, ys, label=name, linewidth=1.2, markersize=4.5, **style)
-        wrong = [(x, y) for x, y, good in points if not good]
-        if wrong:
-            hollow = {**style, "zorder": 4, "markerfacecolor": GROUND}
-            axis.plot(*zip(*wrong, strict=True), linestyle="", markersize=4.5, **hollow)
-    if not any(row["flops"] for row in rows) and all(row["plain_us"] for row in rows):
-        plain = [(row["bytes_read"] + row["bytes_written"]) / row["plain_us"] / 1e3 for row in rows]
-        axis.plot(places, plain, linestyle=":", color=INK, label=f"plain {rows[0]['plain']}")
-    labels = [short_shape(row["shape"]) for row in rows]
-    if len(labels) <= _MAX_SLANTED:
-        axis.set_xticks(places, labels, rotation=30, ha="right", rotation_mode="anchor")
-    else:
-        axis.set_xticks(places, labels, rotation=90, fontsize=7.5)
-    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
-    axis.set_ylabel("TFLOP/s" if any(row["flops"] for row in rows) else "GB/s")
+    computes = any(row["flops"] for row in rows)
+    unit = "TFLOP/s" if computes else "GB/s"
+    roof = "roof" if computes else f"plain {rows[0]['plain']}"
+    seen: set[str] = set()
+    y = 0.0
+    for i, row in enumerate(rows):
+        ours = speed(row, row["results"][0])
+        said = "" if ours is None else f"{number(ours)} {unit}"
+        for x, words, side in ((0, spelt(row["op"], row["shape"]), "left"), (1, said, "right")):
+            axis.text(x, y + 0.75 * _LABEL, words, fontsize=8, ha=side,
+                      transform=axis.get_yaxis_transform())  # fmt: skip
+        y += _LABEL
+        begin = y
+        for result in row["results"]:
+            value = speed(row, result)
+            if floors is not None and result["median_us"]:
+                value = 100 * floors[i] / result["median_us"]
+            if value is not None:
+                color = look(result["name"], names)["color"]
+                label = "_" if result["name"] in seen else result["name"]
+                fill = color if result["verified"] else "none"
+                axis.barh(y + _BAR / 2, value, 0.8 * _BAR, label=label, facecolor=fill,
+                          edgecolor=color, linewidth=0.6)  # fmt: skip
+                seen.add(result["name"])
+            y += _BAR
+        if floors is not None:  # not through the line above
+            axis.plot([100, 100], [begin, y], color=INK, linestyle=":", linewidth=1.2,
+                      label="_" if i else roof)  # fmt: skip
+        y += _BAR
+    axis.set_ylim(y, 0)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
+    axis.set_xlim(0, axis.get_xlim()[1] if floors is None else max(105, axis.get_xlim()[1]))
+    axis.set_xlabel(unit if floors is None else f"speed, % of the {roof}")
     axis.set_title(title)
     _legend(axis)
 
@@ -192,10 +216,13 @@ def draw_memory_roof(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> N
 
 
 @_styled
-def draw_roofline(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]], copy_gbps: float) -> None:
+def draw_roofline(
+    axis: Any, rows: Sequence[tuple[str, dict[str, Any]]], copy_gbps: float, peaks: dict[str, float]
+) -> None:
     """rows: (op, row) of what computes.  copy_gbps: of the fastest plain copy, the roof's slope.
 
-    The flat roof is the fastest product that was measured, ours or a peer's.
+    peaks: the flat roofs in TFLOP/s by name.  None known: the fastest product that was measured,
+        ours or a peer's.
     """
     names = list(dict.fromkeys(op for op, _ in rows))
     xs = []
@@ -210,11 +237,13 @@ def draw_roofline(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]], copy_gb
             axis.plot(*zip(*points, strict=True), linestyle="", markersize=4.5, label=name,
                       **look(name, names))  # fmt: skip
     top = max((r["tflops"] for _, row in rows for r in row["results"] if r["tflops"]), default=None)
-    if xs and top:
-        ridge = 1e3 * top / copy_gbps
+    if not peaks and top:
+        peaks = {"plain copy, fastest product": top}
+    for (name, peak), dashes in zip(peaks.items() if xs else (), (":", "--", "-."), strict=False):
+        ridge = 1e3 * peak / copy_gbps
         ends = min(*xs, ridge) / 2, max(*xs, ridge) * 2
-        axis.plot([ends[0], ridge, ends[1]], [ends[0] * copy_gbps / 1e3, top, top], color=INK,
-                  linestyle=":", label="plain copy, fastest product")  # fmt: skip
+        axis.plot([ends[0], ridge, ends[1]], [ends[0] * copy_gbps / 1e3, peak, peak], color=INK,
+                  linestyle=dashes, linewidth=1.2, label=name)  # fmt: skip
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("flops per byte read and written")

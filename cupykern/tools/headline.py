@@ -2,8 +2,8 @@
 
 The speedup of a row is the time of its fastest library over ours.  An op's speedup is the geometric
 mean over its rows.  Products of FP32 have a line of their own: libraries compute them without
-tensor cores, so their speedups are of another kind than those of 16 and 8 bits.  The picture is written as SVG by hand: a few bars, the same bytes on every
-machine.
+tensor cores, so their speedups are of another kind than those of 16 and 8 bits.  The picture is
+written as SVG by hand: a few bars, the same bytes on every machine.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ h1 {{ font-size: 1.7rem; margin: .5rem 0; }}
 h2 {{ font-size: 1.25rem; margin: 2rem 0 .5rem; }}
 a {{ color: var(--link); }}
 nav a {{ margin-right: 1rem; white-space: nowrap; }}
-.cards {{ display: grid; gap: 1rem;
+.cards {{ display: grid; gap: 1rem; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
 figure {{ margin: 0; padding: .75rem; background: var(--card); border-radius: .5rem; }}
 figcaption {{ font-size: .85rem; opacity: .85; }}
@@ -92,10 +92,11 @@ def sections(folder: Path, with_tables: bool = True) -> list[tuple[str, str, str
     rows = report.latest(documents)
     tables = report.tables(documents) if with_tables else {}
     found: list[tuple[str, str, str]] = []
+    place = report.place_of_op()
     for device in dict.fromkeys(device for devices in rows.values() for device in devices):
         ops = {
             op: [row for _, row in devices[device].values()]
-            for op, devices in rows.items()
+            for op, devices in sorted(rows.items(), key=lambda item: place(item[0]))
             if op != report.HOST_TIME and device in devices
         }
         found += _device_sections(device, ops, tables)
@@ -119,8 +120,9 @@ def _assemble(sections: Sequence[tuple[str, str, str]], results: str) -> str:
         "<h1>cupykern: results</h1>\n",
         "<p>Device times, medians of event-timed runs with a cold L2 cache; ours, the plain copy "
         "and the peers took turns in one run, and every result was verified against FP64 within "
-        "its derived bound before and after. A hollow marker is a peer whose result missed that "
-        "bound. Written by <code>cupykern report</code> from <code>results/*.json</code>.</p>\n",
+        "its derived bound before and after. A hollow bar or marker is a peer whose result missed "
+        "that bound. Written by <code>cupykern report</code> from <code>results/*.json</code>."
+        "</p>\n",
         f"<nav>{links}</nav>\n" if sections else "<p>Not measured yet.</p>\n",
     ]
     for name, title, body in sections:
@@ -161,19 +163,21 @@ def _device_sections(
     ]
     if compute and copies:
         figure, axis = figures.new_figure()
-        figures.draw_roofline(axis, compute, max(copies))
-        caption = (
-            f"{device}: what computes, under the fastest plain copy and product that were measured"
-        )
+        peaks = report.PEAK_TFLOPS.get(device, {})
+        flat = {f"peak, {bits} bits": peaks[bits] for bits in (16, 8) if bits in peaks}
+        figures.draw_roofline(axis, compute, max(copies), flat)
+        roof = "the tensor cores' dense peaks" if flat else "the fastest product that was measured"
+        caption = f"{device}: what computes, under the fastest plain copy and {roof}"
         roofs.append(_figure(figure, f"{name}-roofline", caption))
     sections = [(f"{name}-roofs", f"{device}: roofs", _cards(roofs))] if roofs else []
     for op, rows in ops.items():
         cards = []
         for dtype in dict.fromkeys(row["dtype"] for row in rows):
             panel = [row for row in rows if row["dtype"] == dtype and row["results"]]
-            figure, axis = figures.new_figure()
-            figures.draw_throughput(axis, panel, f"{op}, {dtype}")
-            caption = f"{op} of {dtype}: speed against shape (k = 1024)"
+            floors = _floors(device, panel)
+            figure, axis = figures.new_figure(figures.throughput_size(panel))
+            figures.draw_throughput(axis, panel, f"{op}, {dtype}", floors)
+            caption = f"{device}, {op} of {dtype}: {_roof(panel, floors)}; at the right our speed"
             cards.append(_figure(figure, f"{name}-{op}-{dtype}", caption))
         body = _cards(cards)
         if op in tables:
@@ -191,11 +195,30 @@ def _device_sections(
     return sections
 
 
-def _documents(folder: Path, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path in sorted(folder.glob("*.json")):
-        document = stored.read(path)
-        if isinstance(document, dict) and document.get("kind") == kind:
-            yield path, document
+def _floors(device: str, rows: Sequence[dict[str, Any]]) -> list[float] | None:
+    """The least time of each row; None where that is not known."""
+    if any(row["flops"] for row in rows) and device not in report.PEAK_TFLOPS:
+        return None
+    return (
+        [report.floor_us(device, row) for row in rows] if all(r["plain_us"] for r in rows) else None
+    )
+
+
+def _roof(rows: Sequence[dict[str, Any]], floors: Sequence[float] | None) -> str:
+    """What the bars of draw_throughput are."""
+    if floors is None:
+        return "speed of each shape"
+    plain = f"a plain {rows[0]['plain']} of as many bytes"
+    if any(row["flops"] for row in rows):
+        return f"share of the tensor cores' dense peak, or of {plain} where that takes longer"
+    return f"share of the speed of {plain}"
+
+
+def _documents(folder: Path, kind: str) -> Iterable[tuple[Path, dict[str, Any]]]:
+    """Those of GPUs first, then the host target's."""
+    read = [(path, stored.read(path)) for path in sorted(folder.glob("*.json"))]
+    found = [(path, x) for path, x in read if isinstance(x, dict) and x.get("kind") == kind]
+    return sorted(found, key=lambda item: item[1].get("target") == "host")
 
 
 def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:

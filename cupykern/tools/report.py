@@ -30,7 +30,7 @@ MODEL = "model"  # the steps of whole models
 _OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, SUITE, MODEL}
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
-_PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5, 32: 66.9}}
+PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5, 32: 66.9}}
 _TABLE = re.compile(r"(<!-- table: ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SITE_TABLE = re.compile(r"<!-- table of the site: ([^>]*?) -->\n")
 _VERSIONS = (
@@ -93,8 +93,7 @@ def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     if devices:
         written[SUMMARY] = "\n".join(_summary(device, found) for device in devices)
         written[HEADLINE] = "\n".join(
-            _device_caption(device, found)
-            + markdown(headline.table(_with_all_ops(lines)), left=4)
+            _device_caption(device, found) + markdown(headline.table(_with_all_ops(lines)), left=4)
             for device, lines in headlines(found).items()
         )
     return written
@@ -103,7 +102,7 @@ def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
 def headlines(found: dict[str, dict[str, dict[Any, Any]]]) -> dict[str, list[headline.Line]]:
     """A line an op, by device.  found: `latest`'s."""
     lines: dict[str, list[headline.Line]] = {}
-    for op in sorted((op for op in found if op != HOST_TIME), key=_place_of_op()):
+    for op in sorted((op for op in found if op != HOST_TIME), key=place_of_op()):
         for device, rows in found[op].items():
             of_op = headline.lines(op, [row for _, row in rows.values()])
             lines.setdefault(device, []).extend(of_op)
@@ -115,7 +114,7 @@ def _with_all_ops(lines: Sequence[headline.Line]) -> list[headline.Line]:
     from .. import OPS
 
     measured = {one.op for one in lines}
-    place = _place_of_op()
+    place = place_of_op()
     more = [headline.not_measured(op.name, op.dtypes) for op in OPS if op.name not in measured]
     return sorted((*lines, *more), key=lambda one: place(one.op))
 
@@ -138,7 +137,7 @@ def _device_caption(device: str, found: dict[str, dict[str, dict[Any, Any]]]) ->
 def floor_us(device: str, row: dict[str, Any]) -> float:
     """The least time for a row: that of a plain copy (or read) of its bytes in the same run, or of
     its operations at the device's dense peak if that is known and longer."""
-    peaks = _PEAK_TFLOPS.get(device)
+    peaks = PEAK_TFLOPS.get(device)
     if not (peaks and row["flops"]):
         return row["plain_us"]
     name, _, options = row["dtype"].partition(":")
@@ -285,13 +284,13 @@ _HOST_TIMES = {
 def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -> str:
     names = [name for name in _HOST_TIMES if any(name in times for _, times in rows.values())]
     lines = [("op", *(_HOST_TIMES[name] for name in names))]
-    for op in sorted(rows, key=_place_of_op()):
+    for op in sorted(rows, key=place_of_op()):
         cells = (rows[op][1].get(name) for name in names)
         lines.append((op, *(str(x) if isinstance(x, int) else number(x) for x in cells)))
     return markdown(lines, left=1)
 
 
-def _place_of_op() -> Callable[[str], int]:
+def place_of_op() -> Callable[[str], int]:
     """By an op's name: where `cupykern.OPS` has it; ops of earlier releases come last."""
     from .. import OPS
 
@@ -333,7 +332,7 @@ def _sensitivity_table(documents: Iterable[dict[str, Any]]) -> str:
     return "\n".join(
         f"{device}, {document['date'][:10]}.\n\n"
         + markdown([sensitivity.HEAD, *map(sensitivity.cells, document["rows"])], left=4)
-        for device, document in latest_of.items()
+        for device, document in sorted(latest_of.items(), key=lambda x: x[1]["target"] == "host")
     )
 
 
@@ -368,7 +367,7 @@ _SUITE_HEAD = (
 def _beside_peers(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
     """The lines of a suite's summary, which is there where its rows are left out."""
     lines = [line for line in document["summary"] if line["ratios"]]
-    place = _place_of_op()
+    place = place_of_op()
     return sorted(lines, key=lambda line: (place(line["op"]), line["dtype"]))
 
 

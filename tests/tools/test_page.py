@@ -12,9 +12,9 @@ import pytest
 from fake_op import Problem, make_op
 from result_documents import DOCUMENT, result_row
 
-from cupykern import check, cli, targets
+from cupykern import OPS, check, cli, targets
 from cupykern.op import Bound
-from cupykern.tools import page, precision
+from cupykern.tools import page, precision, shape_names
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,6 +206,52 @@ def test_stale_pages_are_found(folder, tmp_path, text):
     path.write_text(text)
     assert page.is_current(path, folder)
     assert not page.is_current(path, ROOT / "results")
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "text"),
+    [
+        ("softmax", (4096, 1024), "4096 x 1024"),
+        ("matmul", (4096, 14336, 4096), "M 4096, N 14336, K 4096"),
+        ("attention", (4, 16, 4096, 128), "B 4, H 16, S 4096, D 128"),
+        ("attention", (4, 16, 4096, 128, 1, 8), "B 4, H 16, Hkv 8, S 4096, D 128, causal"),
+        ("attention", (1, 16, 16384, 128, 1024), "B 1, H 16, S 16384, D 128, window 1024"),
+        (
+            "attention_varlen",
+            (4, 8, 100, 64, 0, 8, 16),
+            "B 4, H 8, mean S 100, D 64, pages of 16",
+        ),
+        ("decode_attention", (1, 32, 8, 8192, 128), "B 1, H 32, Hkv 8, Sk 8192, D 128"),
+        ("merge_attention", (64, 32, 128), "rows 64, H 32, Dv 128"),
+        ("matmul", (2, 3), "2 x 3"),
+    ],
+)
+def test_shapes_are_spelt_out(op, shape, text):
+    assert shape_names.spelt(op, shape) == text
+
+
+def test_the_shapes_of_every_op_have_names():
+    """But for rows and columns."""
+    plain = {
+        op.name
+        for op in OPS
+        for shape in op.bench_shapes("cuda")
+        if " x " in shape_names.spelt(op.name, shape)
+    }
+    rows = {"softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"}
+    assert plain == {*rows, "quantize", "quantize_nvfp4", "nonfinite_report"}
+
+
+def test_throughput_without_a_known_peak(tmp_path):
+    """Bars are speeds then; with one they are shares of the roof."""
+    result = {**result_row("cupykern", 30.0), "tflops": 300.0}
+    row = {**MATMUL, "shape": [2048, 2048, 2048], "results": [result]}
+    for device, words in (("NVIDIA H200", "dense peak"), ("a GPU", "speed of each shape")):
+        machine = {**DOCUMENT["machine"], "device": device}
+        document = {**DOCUMENT, "machine": machine, "rows": [row]}
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        made = page.make(tmp_path)
+        assert words in made and "M 2048, N 2048, K 2048" in made
 
 
 # --- precision -----------------------------------------------------------------------------------

@@ -1,0 +1,37 @@
+"""Shapes of a benchmark with the names of their dimensions: "B 4, H 16, S 4096, D 128, causal"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_PRODUCTS = ("matmul", "complex_matmul", "scaled_mm", "dual_gemm_silu", "dequant_softmax")
+_NAMES = {
+    **dict.fromkeys(_PRODUCTS, ("M", "N", "K")),
+    "decode_attention": ("B", "H", "Hkv", "Sk", "D"),
+    "rope_and_cache": ("B", "S", "H", "Hkv", "D"),
+}
+_ATTENTION = ("attention", "attention_varlen")
+_MASKS = {1: "causal", 2: "causal blocks", 3: "document blocks", 4: "interleaved blocks",
+          5: "causal, soft cap"}  # fmt: skip
+
+
+def spelt(op: str, shape: Sequence[int]) -> str:
+    """`shape` of a benchmark of `op`; of ops that are not known as "4096 x 1024"."""
+    if op in _ATTENTION and 4 <= len(shape) <= 7:
+        return _of_attention(op, shape)
+    names = _NAMES.get(op, ())
+    if op == "merge_attention":
+        names = ("B", "H", "S", "Dv") if len(shape) == 4 else ("rows", "H", "Dv")
+    if len(names) != len(shape):
+        return " x ".join(map(str, shape))
+    return ", ".join(f"{name} {n}" for name, n in zip(names, shape, strict=True))
+
+
+def _of_attention(op: str, shape: Sequence[int]) -> str:
+    """(B, H, S, D[, mask[, Hkv[, page]]]); from 16 on a mask is a causal window of so many keys."""
+    b, h, s, d, mask, h_kv, page = (*shape, *(0, shape[1], 0)[len(shape) - 4 :])
+    parts = [f"B {b}", f"H {h}", *([f"Hkv {h_kv}"] if h_kv != h else [])]
+    parts += [f"S {s}" if op == "attention" else f"mean S {s}", f"D {d}"]
+    if mask:
+        parts.append(_MASKS.get(mask, f"window {mask}"))
+    return ", ".join((*parts, *([f"pages of {page}"] if page else [])))
