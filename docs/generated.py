@@ -6,10 +6,17 @@
 ```     the figures of results/*.json that `cupykern report` draws
 <!-- table of the site: softmax -->
         a table of `cupykern report` that is not committed
+<!-- notebook -->
+        docs/notebook.ipynb and its outputs, which are not stored: the build runs it
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +24,15 @@ import click
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+DOCS = Path(__file__).resolve().parent
+RESULTS, NOTEBOOK = DOCS.parent / "results", DOCS / "notebook.ipynb"
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("command-help", CommandHelp)
     app.add_directive("result-figures", ResultFigures)
     app.connect("source-read", _fill_tables)
+    app.connect("source-read", _fill_notebook)
     return {"parallel_read_safe": True}
 
 
@@ -32,6 +41,43 @@ def _fill_tables(app: Any, page: str, source: list[str]) -> None:
 
     if page == "results":
         source[0] = report.on_site(source[0], RESULTS)
+
+
+def _fill_notebook(app: Any, page: str, source: list[str]) -> None:
+    if page != "recipes/notebook":
+        return
+    app.env.note_dependency(str(NOTEBOOK))
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    found = iter(_run_notebook())
+    parts = []
+    for cell in cells:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+        else:
+            parts += [f"```python\n{text}\n```", *map(_output, next(found))]
+    source[0] = source[0].replace("<!-- notebook -->", "\n\n".join(parts))
+
+
+def _run_notebook() -> list[list[dict[str, str]]]:
+    """Its outputs by code cell, from a process and with a store of its own."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(DOCS.parent)}
+        environment |= {"XDG_CACHE_HOME": cache, "CUPYKERN_CACHE_DIR": f"{cache}/cupykern"}
+        environment.pop("CUPYKERN_TUNE", None)
+        command = [sys.executable, str(DOCS / "run_notebook.py"), str(NOTEBOOK)]
+        done = subprocess.run(
+            command, cwd=cache, env=environment, stdout=subprocess.PIPE, check=True, text=True
+        )
+    return json.loads(done.stdout.replace(f"{cache}/", ""))
+
+
+def _output(output: dict[str, str]) -> str:
+    if "text" in output:
+        return f"```text\n{output['text'].rstrip()}\n```"
+    address = f"data:image/png;base64,{output['png']}"
+    image = f'<img class="output" alt="The figure of the cell above" src="{address}">'
+    return f"```{{raw}} html\n{image}\n```"
 
 
 def _section(name: str, title: nodes.Node, *content: nodes.Node) -> nodes.section:

@@ -32,6 +32,7 @@ def test_the_site(tmp_path):
     _has_every_command(site)
     _loads_nothing_from_the_network(site)
     _has_figures_that_follow_the_theme(site)
+    _has_the_notebook_with_outputs(site)
 
 
 def _has_every_public_name(site: Path) -> None:
@@ -58,3 +59,8 @@ def _has_figures_that_follow_the_theme(site: Path) -> None:
     text = (site / "how.html").read_text()
     assert text.count('class="drawn"') == 3 and "var(--color-foreground-primary" in text
     assert (site / "benchmarks.html").read_text().count("<svg") > 10
+
+
+def _has_the_notebook_with_outputs(site: Path) -> None:
+    text = (site / "recipes/notebook.html").read_text()
+    assert "over its bound 0." in text and "SharedRows(" in text and "image/png" in text
