@@ -162,7 +162,11 @@ class NvFp4:
 
 
 def scale_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Of the scales of numbers of `shape`, in the layout "plain" or "blocked"."""
+    """Of the scales of numbers of `shape`, in the layout "plain" or "blocked".
+
+    >>> nvfp4.scale_shape((130, 64), "plain"), nvfp4.scale_shape((130, 64), "blocked")
+    ((130, 4), (1024,))
+    """
     *batch, rows, k = shape
     return (*batch, *((_blocked_size(rows, k),) if layout == "blocked" else (rows, k // GROUP)))
 
@@ -180,6 +184,9 @@ def nbytes(dtype: str, k: int) -> int:
 def pack_e2m1(x: Any) -> Any:
     """Numbers (..., K), K even, as e2m1 codes, two to a byte: uint8 (..., K / 2).
 
+    >>> nvfp4.pack_e2m1(np.float32([0.5, 1, 6, -6])).tolist()  # codes 1 and 2, 7 and 15
+    [33, 247]
+
     To nearest even; beyond 6 saturates, infinities too; NaN gives 0.  Raises ValueError for an odd
     K.
     """
@@ -195,7 +202,11 @@ def pack_e2m1(x: Any) -> Any:
 
 
 def unpack_e2m1(data: Any) -> Any:
-    """The numbers of `pack_e2m1`'s bytes (..., K / 2): float32 (..., K)."""
+    """The numbers of `pack_e2m1`'s bytes (..., K / 2): float32 (..., K).
+
+    >>> nvfp4.unpack_e2m1(np.uint8([33, 247])).tolist()
+    [0.5, 1.0, 6.0, -6.0]
+    """
     xp = namespace(data)
     numbers = xp.asarray(np.array([*NUMBERS, *(-x for x in NUMBERS)], np.float32))
     pairs = xp.stack([data & 0xF, data >> 4], axis=-1)
@@ -203,7 +214,12 @@ def unpack_e2m1(data: Any) -> Any:
 
 
 def blocked_scales(scale: Any) -> Any:
-    """Scales (..., rows, K / 16) in NvFp4's layout "blocked": flat, padded with zeros."""
+    """Scales (..., rows, K / 16) in NvFp4's layout "blocked": flat, padded with zeros.
+
+    >>> scale = cupykern.asarray(np.ones((130, 4), np.float32), "float8_e4m3fn", target="host")
+    >>> nvfp4.blocked_scales(scale).shape  # two blocks of 128 x 4
+    (1024,)
+    """
     xp = namespace(scale)
     *batch, rows, groups = scale.shape
     tall, wide = -(-rows // BLOCK_ROWS), -(-groups // _BLOCK_GROUPS)
@@ -215,6 +231,10 @@ def blocked_scales(scale: Any) -> Any:
 
 def plain_scales(flat: Any, rows: int, k: int) -> Any:
     """The scales (..., rows, K / 16) of `blocked_scales`' result.
+
+    >>> scale = cupykern.asarray(np.ones((130, 4), np.float32), "float8_e4m3fn", target="host")
+    >>> nvfp4.plain_scales(nvfp4.blocked_scales(scale), 130, 64).shape
+    (130, 4)
 
     Raises ValueError for another size.
     """

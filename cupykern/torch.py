@@ -6,6 +6,10 @@
     def block(x, weight):
         return cupykern.torch.rms_norm(x, weight) * 2
 
+    >>> x = torch.ones(2, 8, dtype=torch.bfloat16)
+    >>> cupykern.torch.softmax(x)[0, 0].item()
+    0.125
+
 Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.
 Their results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start
 sooner.  Where torch.compile traces these with a tensor as first, positional argument, they are the
@@ -100,7 +104,10 @@ def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"`cupykern.{name}` of tensors, as the operator cupykern::{name}."
+    call.__doc__ = (
+        f"`cupykern.{name}` of tensors, as the operator cupykern::{name}.  Arguments and errors: "
+        f"help(cupykern.{name})."
+    )
     signature = inspect.Signature(parameters)
     call.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
     TENSORS.operators[name] = call

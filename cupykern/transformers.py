@@ -42,6 +42,11 @@ def attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in place of its eager attention.
 
+    >>> q = torch.ones(1, 4, 8, 64, dtype=torch.bfloat16)
+    >>> out, _ = attention_forward(torch.nn.Identity(), q, q[:, :2], q[:, :2], None)
+    >>> out.shape
+    torch.Size([1, 8, 4, 64])
+
     query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) with what a cache holds;
     H is a multiple of Hkv.  float16 or bfloat16.
     attention_mask: bool (B or 1, H or 1, Sq, >= Sk), True = keep, or a bias; causality and windows

@@ -18,6 +18,12 @@ Namespace: TypeAlias = ModuleType
 class Array(Protocol):
     """A numpy.ndarray (of the host target) or a cupy.ndarray (of a GPU): what both have.
 
+    >>> from cupykern.typing import Array
+    >>> def largest(x: Array) -> float:
+    ...     return float(abs(x).max())
+    >>> largest(np.float32([1, -2]))
+    2.0
+
     Methods give Any: if they gave Array, mypy would compare all of numpy's overloads with
     these, one inside the other, for minutes.
     """

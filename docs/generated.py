@@ -2,6 +2,8 @@
 
 ```{command-help}
 ```     a section for each command of `cupykern`, with its --help
+```{torch-operators}
+```     the functions of cupykern.torch, of which it imports nothing: torch need not be there
 ```{result-figures}
 ```     the figures of results/*.json that `cupykern report` draws
 <!-- table of the site: softmax -->
@@ -12,6 +14,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import subprocess
@@ -31,6 +35,7 @@ RESULTS, NOTEBOOK = DOCS.parent / "results", DOCS / "notebook.ipynb"
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("command-help", CommandHelp)
     app.add_directive("result-figures", ResultFigures)
+    app.add_directive("torch-operators", TorchOperators)
     app.connect("source-read", _fill_tables)
     app.connect("source-read", _fill_notebook)
     return {"parallel_read_safe": True}
@@ -96,6 +101,36 @@ class CommandHelp(SphinxDirective):
             block = nodes.literal_block(text, text, language="text")
             sections.append(_section(f"command-{name}", nodes.literal("", name), block))
         return sections
+
+
+class TorchOperators(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        import cupykern
+
+        tree = ast.parse((DOCS.parent / "cupykern" / "torch.py").read_text(encoding="utf-8"))
+        lines = []
+        for name in registered(tree):
+            signature = inspect.signature(getattr(cupykern, name))
+            left = [p for p in signature.parameters.values() if p.name not in ("out", "config")]
+            plain = [p.replace(annotation=p.empty) for p in left]
+            signature = inspect.Signature(plain)
+            lines.append(f".. py:function:: cupykern.torch.{name}{signature}")
+        text = "\n".join(lines)
+        return self.parse_text_to_nodes(f"```{{eval-rst}}\n{text}\n```")
+
+
+def registered(tree: ast.Module) -> list[str]:
+    """The names of cupykern/torch.py's operators, in its order."""
+    return [
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "_register"
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
 
 
 class ResultFigures(SphinxDirective):

@@ -18,6 +18,12 @@ from .tree import SCOPES, Node, with_addend
 class Expression:
     """A formula of an epilogue, a gate, a score or a mask, by `cupykern.expression`.
 
+    >>> f = cupykern.expression("acc * s, maximum(acc, 0)")
+    >>> f.names, f.scope, len(f.results)
+    (('s',), 'epilogue', 2)
+    >>> f.digest == cupykern.expression("acc * t, maximum(acc, 0)").digest
+    True
+
     nodes: its tree; operands have numbers, in the order of their first use.
     names: the operands' names in that order.
     scope: where it stands, one of SCOPES.
@@ -69,7 +75,14 @@ def _of_text(text: str, scope: str) -> Expression:
 
 
 def read(formula: Any, scope: str = "epilogue") -> Expression:
-    """Of text, a callable or an Expression.  Raises SyntaxError (text) and TypeError."""
+    """Of text, a callable or an Expression.
+
+    >>> from cupykern.expression import read
+    >>> read("acc + t") is read(read("acc + t"))
+    True
+
+    Raises SyntaxError (text) and TypeError.
+    """
     if isinstance(formula, Expression):
         if formula.scope != scope:
             raise TypeError(f"expected an expression of kind {scope!r}; got {formula.scope!r}")

@@ -24,6 +24,10 @@ TIMEOUT = 30.0  # seconds
 class CommunicationError(RuntimeError):
     """A rank did not answer in time, or a call failed halfway: the communicator is of no more use.
 
+    >>> error = parallel.CommunicationError("no answer in 30 s", [2])
+    >>> error.ranks
+    (2,)
+
     ranks: those that did not answer.
     """
 
@@ -55,7 +59,15 @@ class Pending(Protocol):
 
 
 class Communicator(ABC):
-    """rank: of this process, in [0, size).  timeout: in seconds, of waiting for another rank."""
+    """The ranks of a program; MpiCommunicator, NcclCommunicator and SelfCommunicator are some.
+
+    >>> comm = parallel.SelfCommunicator()
+    >>> isinstance(comm, parallel.Communicator), comm.rank, comm.size
+    (True, 0, 1)
+
+    rank: of this process, in [0, size).
+    timeout: in seconds, of waiting for another rank.
+    """
 
     def __init__(self, rank: int, size: int, timeout: float = TIMEOUT):
         if not timeout > 0:

@@ -27,6 +27,11 @@ _CONTROL, _DATA, _FAILED = 1, 2, 3  # tags
 class MpiCommunicator(Communicator):
     """Over an mpi4py communicator, of which a duplicate is made: all of its ranks call this.
 
+    >>> from mpi4py import MPI
+    >>> comm = parallel.MpiCommunicator(MPI.COMM_WORLD)
+    >>> comm.size == MPI.COMM_WORLD.Get_size()
+    True
+
     comm: an mpi4py.MPI.Intracomm.
     timeout: seconds to wait for another rank; then the call raises CommunicationError, and when the
         process ends it aborts the MPI job, which MPI_Finalize would keep waiting for.

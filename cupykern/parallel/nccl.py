@@ -21,6 +21,10 @@ _PRIORITY = -5  # CUDA takes the highest that there is
 class NcclCommunicator(Communicator):
     """Over a cupy.cuda.nccl.NcclCommunicator or a cupyx.distributed.NCCLBackend.
 
+    >>> from cupy.cuda import nccl  # doctest: +SKIP
+    >>> raw = nccl.NcclCommunicator(size, unique_id, rank)  # doctest: +SKIP
+    >>> comm = parallel.NcclCommunicator(raw)  # doctest: +SKIP
+
     Messages go through NCCL on a stream of this communicator, so that products on the current
     stream overlap with them.  Before a call's data move, all ranks compare their arguments, which
     waits for the GPU; not while a CUDA graph is captured: there the call must have been made once

@@ -33,13 +33,21 @@ __all__ = [
 
 
 def device_of(target: Target) -> Device:
-    """The device that `target` launches on."""
+    """The device that `target` launches on.
+
+    >>> targets.device_of(targets.get("host")).arch
+    'host'
+    """
     return Device(target.name, target.arch, target.warp_size, target.multiprocessors)
 
 
 @cache
 def device_name(target: Target) -> str:
-    """The device's name (host: the CPU's) and architecture, as the tuned configs have them."""
+    """The device's name (host: the CPU's) and architecture, as the tuned configs have them.
+
+    >>> targets.device_name(targets.get("host")).startswith(targets.cpu_name())
+    True
+    """
     try:
         name = product_name(target)
     except Exception:  # a driver that does not tell
@@ -48,13 +56,22 @@ def device_name(target: Target) -> str:
 
 
 def product_name(target: Target) -> str:
-    """The GPU's name; of the host target, the CPU's."""
+    """The GPU's name; of the host target, the CPU's.
+
+    >>> targets.product_name(targets.get("host")) == targets.cpu_name()
+    True
+    """
     if target.name == "host":
         return cpu_name()
     return target.xp.cuda.runtime.getDeviceProperties(target.device_id)["name"].decode()
 
 
 def cpu_name() -> str:
+    """The CPU's name, as the system has it.
+
+    >>> type(targets.cpu_name()).__name__
+    'str'
+    """
     import platform
 
     try:
@@ -68,13 +85,21 @@ def cpu_name() -> str:
 
 
 def is_cupy(array: object) -> bool:
-    """True for a cupy array; does not import CuPy."""
+    """True for a cupy array; does not import CuPy.
+
+    >>> targets.is_cupy(np.ones(3))
+    False
+    """
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
 def of_array(array: Array) -> Target:
-    """The target that holds `array`: a cupy array's device, or the host for numpy."""
+    """The target that holds `array`: a cupy array's device, or the host for numpy.
+
+    >>> targets.of_array(np.ones(3)).name
+    'host'
+    """
     if isinstance(array, np.ndarray):
         from . import host
 
@@ -97,6 +122,9 @@ def _gpu(device_id: int) -> Target:
 
 def get(name: str | None = None) -> Target:
     """The target called `name`; None: the GPU if there is one, else the host.
+
+    >>> targets.get("host").xp is np
+    True
 
     Raises ValueError for an unknown name and UnavailableError where the target cannot run.
     """
@@ -129,6 +157,9 @@ def _current_gpu() -> Target | None:
 
 def available() -> list[str]:
     """The names of the targets that can run here, the fastest first.
+
+    >>> targets.available()[-1]
+    'host'
 
     Raises ValueError where CXX is set and is no compiler.
     """

@@ -13,7 +13,16 @@ from ..typing import Namespace
 
 
 class CompileError(RuntimeError):
-    """A variant did not compile; the message names kernel, variant, architecture, file and line."""
+    """A variant did not compile; the message names kernel, variant, architecture, file and line.
+
+    >>> from cupykern.kernels import Variant
+    >>> broken = Variant("broken", (), (), 32, text="KERNEL void broken() { none; }")
+    >>> try:
+    ...     targets.get("host").compile(broken)
+    ... except targets.CompileError as error:
+    ...     print(error.arch, error.variant.kernel)
+    host broken
+    """
 
     def __init__(self, variant: Variant, arch: str, log: str):
         self.variant, self.arch, self.log = variant, arch, log
@@ -24,7 +33,15 @@ class CompileError(RuntimeError):
 
 
 class UnavailableError(RuntimeError):
-    """A target cannot run here; the message says what is missing."""
+    """A target cannot run here; the message says what is missing.
+
+    >>> try:
+    ...     name = targets.get("cuda").name
+    ... except targets.UnavailableError:
+    ...     name = targets.get("host").name
+    >>> name in targets.available()
+    True
+    """
 
 
 class Usage(NamedTuple):
@@ -62,11 +79,20 @@ class Kernel(Protocol):
 
 
 class GpuKernel(Kernel, Protocol):
+    """A kernel of a GPU."""
+
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         """The same launch by CuPy's RawKernel, as who has no wrapper does."""
 
 
 class Target(Protocol):
+    """Where kernels run: a GPU by CuPy, or the host.
+
+    >>> host = targets.get("host")
+    >>> host.name, host.arch, host.xp.__name__
+    ('host', 'host', 'numpy')
+    """
+
     def __hash__(self) -> int: ...  # plans are looked up by target
     @property
     def name(self) -> str:
@@ -98,7 +124,12 @@ class Target(Protocol):
 
 
 class Device(NamedTuple):
-    """All of a device that decides how a task is computed: equal devices have equal plans."""
+    """All of a device that decides how a task is computed: equal devices have equal plans.
+
+    >>> h200 = targets.Device("cuda", "sm_90a", 32, 132)
+    >>> h200 == targets.Device("cuda", "sm_90a", 32, 132)
+    True
+    """
 
     target: str  # "cuda", "hip" or "host"
     arch: str

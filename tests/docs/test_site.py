@@ -33,6 +33,7 @@ def test_the_site(tmp_path):
     _loads_nothing_from_the_network(site)
     _has_figures_that_follow_the_theme(site)
     _has_the_notebook_with_outputs(site)
+    _has_the_operators_of_torch(site)
 
 
 def _has_every_public_name(site: Path) -> None:
@@ -64,3 +65,8 @@ def _has_figures_that_follow_the_theme(site: Path) -> None:
 def _has_the_notebook_with_outputs(site: Path) -> None:
     text = (site / "recipes/notebook.html").read_text()
     assert "over its bound 0." in text and "SharedRows(" in text and "image/png" in text
+
+
+def _has_the_operators_of_torch(site: Path) -> None:
+    text = (site / "reference/interop.html").read_text()
+    assert text.count('id="cupykern.torch.') >= 15 and 'id="cupykern.torch.softmax"' in text
