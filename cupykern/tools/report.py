@@ -25,9 +25,10 @@ SUMMARY = "summary"  # a line for each op and dtype
 HEADLINE = "headline"  # a line for each op
 PROFILES = "profiles"  # what hardware counters said
 SENSITIVITY = "sensitivity"  # the errors that `check` finds
+FORMATS = "sensitivity by format"
 SUITE = "suite"  # the share of shapes of a suite that are ahead
 MODEL = "model"  # the steps of whole models
-_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, SUITE, MODEL}
+_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, FORMATS, SUITE, MODEL}
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5, 32: 66.9}}
@@ -323,15 +324,20 @@ def _profile_table(documents: Iterable[dict[str, Any]]) -> str:
     return markdown(lines, left=4)
 
 
-def _sensitivity_table(documents: Iterable[dict[str, Any]]) -> str:
+def _sensitivity_table(documents: Iterable[dict[str, Any]], by_format: bool = False) -> str:
     """The latest of the host target and of each device.  documents: the oldest first."""
+
+    def table(rows: Sequence[dict[str, Any]]) -> str:
+        if by_format:
+            return markdown([sensitivity.FORMATS_HEAD, *sensitivity.by_format(rows)], left=1)
+        return markdown([sensitivity.HEAD, *map(sensitivity.cells, rows)], left=4)
+
     latest_of: dict[str, dict[str, Any]] = {}
     for document in documents:
         device = document["machine"]["device"]
         latest_of["Host target" if document["target"] == "host" else device] = document
     return "\n".join(
-        f"{device}, {document['date'][:10]}.\n\n"
-        + markdown([sensitivity.HEAD, *map(sensitivity.cells, document["rows"])], left=4)
+        f"{device}, {document['date'][:10]}.\n\n" + table(document["rows"])
         for device, document in sorted(latest_of.items(), key=lambda x: x[1]["target"] == "host")
     )
 
@@ -444,6 +450,7 @@ def all_tables(results: Path) -> dict[str, str]:
         written[PROFILES] = _profile_table(profiled)
     if found := load(results, "sensitivity", host=True):
         written[SENSITIVITY] = _sensitivity_table(found)
+        written[FORMATS] = _sensitivity_table(found, by_format=True)
     if suites := load(results, "suite"):
         written[SUITE] = _suite_table(suites)
     if models := load(results, "model"):

@@ -130,3 +130,23 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         *(row["op"], row["dtype"], shape, row["result"]),
         *(number(row["rms"]), *planted, f"{row['single']:.1%}"),
     )
+
+
+FORMATS_HEAD = ("format of the result", "results", "random sign", "one sign")
+
+
+def by_format(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Cells of a table with a line for each format: from the finest error found to the coarsest."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["result"].rpartition(" ")[2], []).append(row)
+    found = []
+    for name, of in groups.items():
+        spreads = []
+        for sign in ("random", "one_sign"):
+            ordered = sorted(of, key=lambda row: -1 if row[sign] is None else row[sign])
+            column = HEAD.index("random sign" if sign == "random" else "one sign")
+            ends = dict.fromkeys(cells(row)[column] for row in (ordered[-1], ordered[0]))
+            spreads.append(" to ".join(ends))
+        found.append((name, str(len(of)), *spreads))
+    return found

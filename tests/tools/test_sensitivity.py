@@ -81,3 +81,16 @@ def test_the_command(capsys, tmp_path, monkeypatch):
     assert cli.main(command) == 0
     out = capsys.readouterr().out
     assert "float16:int8" in out and "1 ulp" in out and np.all(path.read_text().count("single") > 5)
+
+
+def test_rows_by_the_format_of_their_result():
+    """From the finest error that is found in all results of a format to the coarsest."""
+    rows = [
+        vars(sensitivity.Row("a", (2, 3), "float16", f"{i}: float32", 1.0, "relative", s, s, 0.5))
+        for i, s in enumerate((20, 24, 22))
+    ]
+    rows.append(vars(sensitivity.Row("b", (2, 3), "float16", "int8", 1.0, "ulp", 0, None, 0.5)))
+    assert sensitivity.by_format(rows) == [
+        ("float32", "3", "2^-24 to 2^-20", "2^-24 to 2^-20"),
+        ("int8", "1", "1 ulp", "none"),
+    ]
