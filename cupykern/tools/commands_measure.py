@@ -80,7 +80,7 @@ def check(
     """
     from .. import check as checks
     from ..tuning.compile_ahead import compile_ahead, variants_of_cases
-    from . import precision, records
+    from . import estimates, precision, records
 
     if plot_path is not None:
         need_matplotlib("--plot")
@@ -95,6 +95,7 @@ def check(
         return check_history(ops, where, history, seed, jobs, json_path)
     if sensitivity:
         return _check_sensitivity(ops, where, seed, json_path)
+    click.echo(f"check: {estimates.of_check(len(ops), cases, where.name, jobs)}", err=True)
     done = []
     collector = precision.Collector(seed) if precise or plot_path is not None else None
     variants = Counted(variants_of_cases(ops, where, cases, seed))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
-from ..op import Op
+from ..op import Call, Op
 from ..runtime import store
 from ..targets import Target
 from ..tuning import protocol, winners
 from ..tuning.sweep import first_request
 from ..tuning.trials import Trial, short_names
-from . import records
+from . import estimates, records
 from .bench import Task
 from .options import Failure, write_json
 from .sweep_command import show as show_ranking
@@ -57,6 +58,7 @@ def run(
                     click.echo(f"{task.op.name} {task.problem}: asks for no config")
                     continue
                 label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
+                _say_how_long(label, task.op, call, len(request.configs()), target, jobs, rep_ms)
                 with progress(len(request.configs()), label) as advance:
                     try:
                         ranked, best = winners.tune_request(
@@ -74,6 +76,17 @@ def run(
     finally:  # also after Ctrl-C: what was kept is kept
         write_json(json_path, document)
     return 1 if failed else 0
+
+
+def _say_how_long(
+    label: str, op: Op, call: Call, configs: int, target: Target, jobs: int, rep_ms: float
+) -> None:
+    begin = time.perf_counter()
+    if target.name == "host":  # the call is compiled: first_request has made it once
+        op.run(*call.args, **call.kwargs)
+    seconds = time.perf_counter() - begin
+    estimate = estimates.of_tune(configs, target.name, jobs, seconds, rep_ms)
+    click.echo(f"{label}: {estimate}", err=True)
 
 
 def show(op: Op | None) -> int:
