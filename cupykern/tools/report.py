@@ -440,7 +440,12 @@ def report(pages: Sequence[Path], results: Path) -> tuple[list[str], list[str]]:
 def on_site(text: str, results: Path) -> str:
     """A page with its tables of the site, which are not committed."""
     written = all_tables(results)
-    return _SITE_TABLE.sub(lambda match: written.get(match[1], _NOT_MEASURED), text)
+
+    def table(match: re.Match[str]) -> str:
+        made = written.get(match[1], _NOT_MEASURED)
+        return re.sub(r"(?<=\d) x (?=\d)", "\u00a0x\u00a0", made)  # a shape stays on one line
+
+    return _SITE_TABLE.sub(table, text)
 
 
 def all_tables(results: Path) -> dict[str, str]:

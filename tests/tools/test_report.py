@@ -220,7 +220,7 @@ def test_a_table_of_the_site_is_not_committed(tmp_path):
     (page := tmp_path / "page.md").write_text(text)
     (tmp_path / "h200.json").write_text(json.dumps(DOCUMENT))
     assert report.report([page], tmp_path)[1] == [text]
-    assert "| 4096 x 4096 | float16 | 20.0 |" in report.on_site(text, tmp_path)
+    assert "| 4096\u00a0x\u00a04096 | float16 | 20.0 |" in report.on_site(text, tmp_path)
     with pytest.raises(ValueError, match="no op for the table 'softmaks'"):
         report.update([text.replace("softmax", "softmaks")], {})
 
