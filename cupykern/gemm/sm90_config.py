@@ -354,6 +354,8 @@ class Fp8(Sm90Config):
             return f"three warpgroups have tiles of at most {BLOCK} columns; got {self.tile_n}"
         if self.rows != 64 * (self.schedule.warpgroups if self.cooperative else 1):
             return f"FP8's mainloop has 64 rows of accumulators a warpgroup; got {self.rows} in all"
+        if task.block_scales and self.tile_n > BLOCK:
+            return f"a tile has the scales of one block of {BLOCK} columns; got {self.tile_n}"
         if self.cols > BLOCK and self.cols % BLOCK and not self.in_halves(task):
             return (
                 "FP8's mainloop has whole blocks of 128 columns; or, of two E4M3 operands with the "

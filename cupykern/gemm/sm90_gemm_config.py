@@ -13,7 +13,7 @@ from ..kernels import Variant
 from ..precisions import AnyParts
 from .gemm_task import GemmTask
 from .product import BLOCK, FP8, K_MAJOR
-from .sm90_config import SS, Fp8, MixedInput, Sm90Config, round_up
+from .sm90_config import SS, Fp8, MixedInput, Sm90Config
 from .sm90_policies import (
     COOPERATIVE,
     NO_CLUSTER,
@@ -113,9 +113,8 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
 
     def epilogue_bytes(self, task: GemmTask) -> int:
         size = super().epilogue_bytes(task)
-        if task.block_scales:  # their pipeline
-            scales = 4 * (self.tile_m + (1 if self.swap_ab else -(-self.tile_n // BLOCK)))
-            size += 2 * (round_up(4 * scales, 16) + 16)
+        if task.block_scales:  # of two times eight stages
+            size += 2 * (8 * 4 * self.tile_m + 16)
         return size
 
 

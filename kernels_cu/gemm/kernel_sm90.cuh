@@ -34,7 +34,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     // consumer has all that a thread can have at launch.
     static constexpr bool kReallocates = kConsumers > 1;
     static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
-    static constexpr int kProducerRegisters = kConsumers > 2             ? 32
+    static constexpr int kProducerRegisters = kConsumers > 2           ? 32
                                               : Mainloop::kBlockScales ? 72
                                                                        : 40;
     static constexpr int kConsumerRegisters =
@@ -100,12 +100,12 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
                 epilogue.load(storage.epilogue, scheduler.tile(params, i), count);
         }
         if constexpr (Mainloop::kBlockScales) {
-            if (warp == 4 * kConsumers + 2) {
-                typename Mainloop::ScaleLoader scales{storage.mainloop, {}};
+            if (const int index = warp - (4 * kConsumers + 2); index >= 0) {
+                typename Mainloop::ScaleLoader scales{storage.mainloop, index, {}};
                 for (int i = scheduler.first; i < scheduler.end; i += scheduler.step) {
-                    scales.load(arguments.block_scales(scheduler.tile(params, i),
-                                                       scheduler.first_k_tile),
-                                scheduler.num_k_tiles);
+                    scales.load(
+                        arguments.block_scales(scheduler.tile(params, i), scheduler.first_k_tile),
+                        scheduler.num_k_tiles);
                 }
             }
         }

@@ -29,6 +29,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     using typename Base::Accumulator;
     using typename Base::ColElement;
     using typename Base::ConsumerStages;
+    using typename Base::PipelineState;
     using typename Base::RowElement;
     using typename Base::StageCols;
     using typename Base::StageRows;
@@ -49,110 +50,105 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static_assert(kPartials * kPartialCols == kCols, "partial accumulators have all columns");
     using Partial = float[kPartialSize];
 
-    // Block scales of the tile's rows of A and its blocks of B's columns, of kScaleK stages.  A warp
-    // of the producer warpgroup loads them through a pipeline of their own, which runs ahead from
-    // one tile to the next.  By vectors along k: L1 looks up one line a cycle, which wgmma's reads of
-    // shared memory wait for.
-    static constexpr int kScaleK = 4, kScalesB = kSwapAB ? 1 : kPartials;
-    static_assert(!kBlockScales || !kSwapAB || kRows <= kBlockK, "a tile has one block of rows");
-    struct ScaleStage { alignas(16) float a[kScaleK][Base::kTileM], b[kScaleK][kScalesB]; };
-    static constexpr int kScaleStages = 2;
-    using ScalePipeline = pipeline::TmaPipeline<kScaleStages, 32, 4 * kConsumers, 1>;
-    using ScaleState = typename ScalePipeline::State;
+    // Block scales of kScaleK stages: for each of the tile's rows of A its scale times that of the
+    // block of B.  Two warps of the producer warpgroup store them through a pipeline of their own,
+    // which runs ahead, from one tile to the next too: beside the operands' TMA loads, others take
+    // as long as all of a pipeline's stages.
+    static constexpr int kScaleK = 8, kScaleStages = 2, kScaleWarps = 2;
+    static_assert(!kBlockScales || (kSwapAB ? kRows : kCols) <= kBlockK, "one block of B");
+    using ScaleStage = float[kScaleK][Base::kTileM];
+    using ScaleState = pipeline::PipelineState<kScaleStages>;
     struct ScaledStorage : Base::SharedStorage {
-        ScaleStage scale_stages[kScaleStages];
-        ScalePipeline scale_pipeline;
+        alignas(16) ScaleStage scales[kScaleStages];
+        Barrier scales_full[kScaleStages], scales_empty[kScaleStages];
 
         DEVICE void init() {
-            scale_pipeline.init();
+            for (int i = 0; i < kScaleStages; ++i) {
+                scales_full[i].init(kScaleWarps, 32);
+                scales_empty[i].init(4 * kConsumers, 32);
+            }
             Base::SharedStorage::init();
         }
     };
     using SharedStorage =
         typename Choose<kBlockScales, ScaledStorage, typename Base::SharedStorage>::Type;
-    // Where the scale of a row of A is.  SwapAB: a lane's columns are side by side.
+    // Where the scale of a row of A is.  SwapAB: those of a lane's columns are side by side.
     DEVICE static int scale_place(int row) {
         return kSwapAB ? row % 8 / 2 * (Base::kTileM / 4) + row / 8 * 2 + row % 2 : row;
     }
 
-    // By the warp that loads block scales.
+    // By each of kScaleWarps warps.  Two lanes load the scales of a row, a sector of memory.
     struct ScaleLoader {
-        static constexpr int kRowsOfLane = (Base::kTileM + 31) / 32;
+        static constexpr int kOfLane = kScaleK / 2, kRowsAtOnce = 16 * kScaleWarps;
+        static constexpr int kRowsOfLane = (Base::kTileM + kRowsAtOnce - 1) / kRowsAtOnce;
+        using Scales = float[kOfLane];
         SharedStorage& storage;
+        int warp;
         ScaleState state;
 
-        // Of kScaleK stages, of which `there` exist; 1 if there are none.
-        using Scales = float[kScaleK];
+        // The first `there` scales, a step apart; 1 if there are none.
         DEVICE static void load(Scales& to, const float* from, int64_t step, int there) {
-            const bool vector = step == 1 && reinterpret_cast<uint64_t>(from) % 16 == 0;
-            if (from && vector && there >= kScaleK) {
+            if (from && step == 1 && reinterpret_cast<uint64_t>(from) % 16 == 0 &&
+                there >= kOfLane) {
                 const Bytes<16> bits = *reinterpret_cast<const Bytes<16>*>(from);
 #pragma unroll
-                for (int k = 0; k < kScaleK; ++k) to[k] = bit_cast<float>(bits.words[k]);
+                for (int k = 0; k < kOfLane; ++k) to[k] = bit_cast<float>(bits.words[k]);
                 return;
             }
 #pragma unroll
-            for (int k = 0; k < kScaleK; ++k) to[k] = from && k < there ? from[k * step] : 1.0f;
+            for (int k = 0; k < kOfLane; ++k) to[k] = from && k < there ? from[k * step] : 1.0f;
         }
         DEVICE void load(const BlockScales& scales, int num_k_tiles) {
-            const int lane = threadIdx.x % 32;
+            const int lane = threadIdx.x % 32, part = lane % 2 * kOfLane;
+            const int first_row = 16 * warp + lane / 2;
 #pragma unroll 1
-            for (int k = 0; k < num_k_tiles; k += kScaleK) {
-                Scales a[kRowsOfLane], b;
-                const int there = num_k_tiles - k;
+            for (int first = 0; first < num_k_tiles; first += kScaleK) {
+                Scales of_a[kRowsOfLane], of_b;
+                const int k = first + part, there = num_k_tiles - k;
+                load(of_b, scales.b_at(k), scales.b_k, there);
 #pragma unroll
                 for (int i = 0; i < kRowsOfLane; ++i)
-                    load(a[i], scales.a_at(lane + 32 * i, k), scales.a_k, there);
-                load(b, scales.b_at(lane < kScalesB ? lane : 0, k), scales.b_k, there);
-                storage.scale_pipeline.producer_acquire(state);
-                ScaleStage& stage = storage.scale_stages[state.stage];
+                    load(of_a[i], scales.a_at(first_row + kRowsAtOnce * i, k), scales.a_k, there);
+                storage.scales_empty[state.stage].wait(state.phase ^ 1);
+                ScaleStage& stage = storage.scales[state.stage];
 #pragma unroll
                 for (int i = 0; i < kRowsOfLane; ++i) {
-                    const int row = lane + 32 * i;
+                    const int row = first_row + kRowsAtOnce * i;
                     if (row >= Base::kTileM) continue;
 #pragma unroll
-                    for (int j = 0; j < kScaleK; ++j) stage.a[j][scale_place(row)] = a[i][j];
-                }
-                if (lane < kScalesB) {
-#pragma unroll
-                    for (int j = 0; j < kScaleK; ++j) stage.b[j][lane] = b[j];
+                    for (int j = 0; j < kOfLane; ++j)
+                        stage[part + j][scale_place(row)] = of_a[i][j] * of_b[j];
                 }
                 sync_warp();
-                if (lane == 0) storage.scale_pipeline.full[state.stage].arrive();
+                storage.scales_full[state.stage].template arrive_for<32>();
                 state.advance();
             }
         }
     };
 
-    // A thread's block scales of a stage: of its two rows (A's), and of each partial accumulator's
-    // columns, which lie in one block of B.  SwapAB: of its rows, which lie in one block, and of
-    // each of its columns.
-    static constexpr int kRowScales = kSwapAB ? 1 : 2;
-    static constexpr int kColScales = kSwapAB ? kCols / 4 : kPartials;
+    // A thread's block scales of a stage: of its two rows.  SwapAB: of each of its columns.
+    static constexpr int kScalesOfThread = kSwapAB ? kCols / 4 : 2;
     struct BlockScaleFragment {
-        float rows[kRowScales], cols[kColScales];
+        float values[kScalesOfThread];
 
-        DEVICE void load(const ScaleStage& stage, int k, int row) {
+        // row: the warp's first in the tile.
+        DEVICE void load(const float (&scales)[Base::kTileM], int row) {
             const int lane = threadIdx.x % 32;
             if constexpr (kSwapAB) {
-                rows[0] = stage.b[k][0];
-                const float* from = &stage.a[k][lane % 4 * kColScales];
 #pragma unroll
-                for (int i = 0; i < kColScales; i += 2) {
-                    const Bytes<8> pair = *reinterpret_cast<const Bytes<8>*>(from + i);
-                    cols[i] = bit_cast<float>(pair.words[0]);
-                    cols[i + 1] = bit_cast<float>(pair.words[1]);
+                for (int i = 0; i < kScalesOfThread; i += 2) {
+                    const Bytes<8> pair =
+                        *reinterpret_cast<const Bytes<8>*>(&scales[lane % 4 * kScalesOfThread + i]);
+                    values[i] = bit_cast<float>(pair.words[0]);
+                    values[i + 1] = bit_cast<float>(pair.words[1]);
                 }
             } else {
 #pragma unroll
-                for (int i = 0; i < kRowScales; ++i) rows[i] = stage.a[k][row + lane / 4 + 8 * i];
-#pragma unroll
-                for (int i = 0; i < kColScales; ++i) cols[i] = stage.b[k][i];
+                for (int i = 0; i < 2; ++i) values[i] = scales[row + lane / 4 + 8 * i];
             }
         }
         DEVICE float of_accumulator(int i) const {
-            if (kSwapAB) return rows[0] * cols[i / 4 * 2 + i % 2];
-            return rows[i / 2 % 2] * cols[i / kPartialSize];
+            return values[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2];
         }
     };
     // A warp's block scales of a tile, stage after stage.
@@ -168,29 +164,28 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
               end(work.num_k_tiles),
               row(work.row + int(threadIdx.x) / 32 % 4 * kWarpRows) {
             state.skip(work.count * ((end + kScaleK - 1) / kScaleK));
-            if (k >= end) release();
+            if (kStride > 1 && k >= end) release();
         }
         DEVICE void release() {
-            storage.scale_pipeline.consumer_release(state.stage);
+            sync_warp();
+            storage.scales_empty[state.stage].template arrive_for<32>();
             state.advance();
         }
-        DEVICE BlockScaleFragment next() {
+        DEVICE void next(BlockScaleFragment& scales) {
             const int at = k % kScaleK;
-            if (at < kStride) storage.scale_pipeline.consumer_wait(state);
-            BlockScaleFragment scales;
-            scales.load(storage.scale_stages[state.stage], at, row);
+            if (at < kStride) storage.scales_full[state.stage].wait(state.phase);
+            scales.load(storage.scales[state.stage][at], row);
             k += kStride;
             if (k >= end || k % kScaleK < kStride) release();
-            // The last scales are the other warpgroup's alone.
+            // The last ones are of one stage, the other warpgroup's.
             if (kStride > 1 && k == end && k % kScaleK == 1) release();
-            return scales;
         }
     };
     struct NoScaleReader {
         DEVICE NoScaleReader(SharedStorage&, const WorkTile&, int) {}
-        DEVICE BlockScaleFragment next() { return {}; }
+        DEVICE void next(BlockScaleFragment&) {}
     };
-    using Scales = typename Choose<kBlockScales, ScaleReader, NoScaleReader>::Type;
+    using ScaleSource = typename Choose<kBlockScales, ScaleReader, NoScaleReader>::Type;
     struct Nothing {
         DEVICE void operator()() const {}
     };
@@ -203,7 +198,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         Accumulator& accumulator;
         ConsumerStages issued;      // stages of the next wgmma
         BlockScaleFragment scales;  // of the stage being promoted
-        Scales source;              // of the stage promoted next
+        ScaleSource source;         // of the stages that follow
 
         DEVICE Promotion(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator,
                          const BeforeLast& before_last)
@@ -245,7 +240,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         DEVICE void step(ConsumerStages& promoted, Partial& partial, Partial& next) {
             wait();
             issue(0, next);
-            scales = source.next();
+            source.next(scales);
             wgmma_wait<1>(partial);
             release(promoted.state.stage);
             promote(0, partial);
@@ -253,7 +248,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         }
         DEVICE void last(const ConsumerStages& promoted, Partial& partial) {
             before_last();
-            scales = source.next();
+            source.next(scales);
             wgmma_wait<0>(partial);
             release(promoted.state.stage);
             promote(0, partial);
@@ -317,7 +312,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
                     Partial partial;
                     issue(index, partial);
                     if (index == 0 && last) before_last();
-                    if (index == 0) scales = source.next();
+                    if (index == 0) source.next(scales);
                     wgmma_wait<0>(partial);
                     if (index == kPartials - 1) {
                         release(stage);

@@ -29,7 +29,6 @@ _PRODUCTS = """wgmma<RowElement, ColElement>(partial, advance(rows, k), advance(
             issued.next();
         }
         DEVICE void promote(int index, const Partial& partial) {
-            if (kByBlock && index == 0) scales = source.next();
 #pragma unroll
             for (int j = 0; j < kPartialSize; ++j) {
 """
@@ -124,31 +123,29 @@ FAULTS = {
     ),
     "the promotion left out": Fault(FP8, _PRODUCTS, _UNPROMOTED, "same sign"),
     "promoted every 512 of k": Fault(FP8, _PRODUCTS, _EVERY_512, "fp8 integers"),
-    "the scales of the first stage": Fault(FP8, "from[i] += step[i];", "", "blocks"),
+    "the scales of the first stage": Fault(
+        FP8, "kRowsAtOnce * i, k), scales.a_k", "kRowsAtOnce * i, 0), scales.a_k", "blocks"
+    ),
     "scales of the stage before": Fault(
-        FP8, "stages[(copied + 1) % kScaleStages];", "stages[copied % kScaleStages];", "blocks"
+        FP8, "storage.scales[state.stage][at]", "storage.scales[state.stage][at ? at - 1 : 0]",
+        "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        FP8, ": work.first_col + (index - 16)", ": (index - 16)", "blocks"
+        EPILOGUE, "tile.col / kBlockK * b.col", "0", "blocks"
     ),
-    "the scales of the first rows": Fault(
-        FP8, "rows[i / 2 % 2] * cols", "rows[0] * cols", "blocks"
+    "the scales of the first rows": Fault(FP8, "i % 2 : i / 2 % 2]", "i % 2 : 0]", "blocks"),
+    "scales over those that consumers still read": Fault(
+        FP8, "storage.scales_empty[state.stage].wait(state.phase ^ 1);", "", "long blocks"
     ),
-    "scales that other lanes have not yet copied": Fault(
-        FP8, "copy_async_wait<kScaleStages - 2>();", "", "blocks"
-    ),
-    "scales over those that other lanes still read": Fault(
-        FP8, "sync_warp();  // all lanes'", "// all lanes'", "blocks"
-    ),
-    "scales over accumulators of the other warpgroup": Fault(
-        EPILOGUE, "if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);", "",
-        "few rows in blocks"
+    "scales of one stage, which the other warpgroup does not release": Fault(
+        FP8, "if (kStride > 1 && k == end && k % kScaleK == 1) release();", "",
+        "few rows in long blocks"
     ),
     "alpha left out": Fault(
         BROADCAST, "!Tile::kRowScales || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"
     ),
     "a scale for two columns": Fault(
-        FP8, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
+        FP8, "kSwapAB ? i / 4 * 2 + i % 2", "kSwapAB ? i / 4 * 2", "few rows in blocks"
     ),
     "no wait for FP8's bytes": Fault(
         FP8, "wait();\n issue(0, next);", "issue(0, next);", "blocks"
@@ -162,11 +159,11 @@ FAULTS = {
     "the columns of the first chunk": Fault(
         FP8, "StageCols::descriptor(storage.cols[0], index % kPartials * kPartialCols, 0)",
         "StageCols::descriptor(storage.cols[0], 0, 0)",
-        "wide blocks",
+        "wide",
     ),
     "a stage released before its last chunk": Fault(
         FP8, "if (index == kPartials - 1) {\n release", "if (index == 0) {\n release",
-        "wide blocks",
+        "wide",
     ),
     "the right half added before it is there": Fault(
         FP8, "wgmma_wait<1>(right);", "", "halves"
@@ -208,7 +205,7 @@ FAULTS = {
         REDUCE, "bit_cast<ElementAccumulator>(four.words[j]);", "ElementAccumulator(0);", "split k",
     ),
     "the scales of the first part of k": Fault(
-        FP8, "k = work.first_k_tile + first;", "k = first;", "split k"
+        EPILOGUE, "first_k_tile * a.col", "0", "split k"
     ),
     "factors overwritten before they are read": Fault(
         BROADCAST, "        empty.wait((count & 1) ^ 1);\n", "", "plain"
@@ -419,11 +416,16 @@ PROBLEMS = {
     ),
     "bias of rows": (Sm90GemmConfig(128, 128, 64, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
     "blocks": (Sm90Fp8GemmConfig(128, 128, 2), fp8(136, 392, 656, "blocks")),
-    "wide blocks": (Sm90Fp8GemmConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "long blocks": (Sm90Fp8GemmConfig(128, 128, 2), fp8(136, 200, 2320, "blocks")),
+    "wide": (Sm90Fp8GemmConfig(128, 256, 2), fp8(136, 392, 656, "rows")),
     "halves": (Sm90Fp8GemmConfig(128, 176, 2, cluster=Multicast(2)), fp8(392, 392, 656, "rows")),
     "few rows in blocks": (
         Sm90Fp8GemmConfig(16, 64, 4, SlicedK(), swap_ab=True),
         fp8(20, 136, 1200, "blocks"),
+    ),
+    "few rows in long blocks": (
+        Sm90Fp8GemmConfig(16, 64, 4, SlicedK(), swap_ab=True),
+        fp8(20, 136, 1152, "blocks"),
     ),
     "plain": (Sm90Fp8GemmConfig(128, 128, 2), fp8(650, 392, 272, "rows", bias=(392,))),
     "plain, alpha": (Sm90Fp8GemmConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),

@@ -249,7 +249,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         (replace(CONFIG, schedule=PingPong()), {}, "sm_90a", "do not hold 128 x 256 accumulators"),
         (
             replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "block_scales": True}, "sm_90a",
-            "multiples of 128 x 64|whole blocks"
+            "one block of 128 columns; got 192"
         ),
         (
             replace(FP8_CONFIG, tile_n=192), {**OF_FP8, "tma_store_epilogue": False}, "sm_90a",

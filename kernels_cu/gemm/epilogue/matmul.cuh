@@ -55,17 +55,14 @@ struct MatmulArguments {
     }
     DEVICE BlockScales block_scales(const GemmWorkTile& tile, int first_k_tile) const {
         const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
-        const int64_t block = tile.col / kBlockK;
-        const int64_t at_a = params.batch.offset(kScaleA, tile.batch) + tile.row * a.row,
-                      at_b = params.batch.offset(kScaleB, tile.batch) + block * b.col;
-        return {scale_a ? scale_a + at_a + first_k_tile * a.col : nullptr,
-                scale_b ? scale_b + at_b + first_k_tile * b.row : nullptr,
+        const int64_t of_a = params.batch.offset(kScaleA, tile.batch) + tile.row * a.row,
+                      of_b = params.batch.offset(kScaleB, tile.batch) + tile.col / kBlockK * b.col;
+        return {scale_a ? scale_a + of_a + first_k_tile * a.col : nullptr,
+                scale_b ? scale_b + of_b + first_k_tile * b.row : nullptr,
                 a.row,
                 a.col,
                 b.row,
-                b.col,
-                int(m() - 1 - tile.row),
-                int((n() - 1) / kBlockK - block)};
+                int(m() - 1 - tile.row)};
     }
     DEVICE int64_t m() const { return params.epilogue.m; }
     DEVICE int64_t n() const { return params.epilogue.n; }
