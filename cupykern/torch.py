@@ -308,8 +308,8 @@ attention_varlen = _register(
     # Torch has no keyword-only arguments: what stands before max_seqlen_q has no default here.
     "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, "
     "SymInt max_seqlen_q, SymInt? max_seqlen_k=None, Tensor? block_table=None, "
-    'Tensor? seq_lens_k=None, str layout="hnd", bool causal=False, '
-    f'str causal_align="bottom_right", float? scale=None, {_SCORE_OPTIONS}, '
+    'Tensor? seq_lens_k=None, str layout="hnd", Tensor? k_scale=None, Tensor? v_scale=None, '
+    f'bool causal=False, str causal_align="bottom_right", float? scale=None, {_SCORE_OPTIONS}, '
     "bool return_lse=False) -> Tensor[]",
     _varlen,
 )

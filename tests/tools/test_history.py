@@ -21,8 +21,10 @@ from cupykern import OPS, cli, targets
 from cupykern.op import RandomDraw
 from cupykern.rows import softmax_plan
 from cupykern.runtime import choice, plans, workspace
+from cupykern.targets import host
 from cupykern.tools import history
 from cupykern.tools.history import FAMILIES, Alias, Array, Machine, call, check_sequence
+from cupykern.tools.history import run as history_run
 from cupykern.tools.history.sequences import draw_sequence
 
 _SEQUENCES = 130  # of each function on the fake GPU; of all mixed as many as make 2,000
@@ -264,3 +266,21 @@ def test_in_place_is_one_array():
     image = history.run.make_image((("x", Array((2, 3))), ("out", Alias("x"))))
     made = image.build(lambda place: object())
     assert made["x"] is made["out"]
+
+
+def test_a_kernel_that_breaks_the_device_is_named(monkeypatch):
+    """No other call of the process can tell anything."""
+    calls = tuple(draw_sequence(RandomDraw(1), ("softmax",), False))
+    broken = Machine(host.current())
+    reads = []
+
+    def read(x: Any) -> Any:
+        reads.append(x)
+        if len(reads) > 4:
+            raise RuntimeError("an illegal instruction was encountered")
+        return x
+
+    monkeypatch.setattr(history_run, "_to_numpy", read)
+    (found,) = history.run_sequences(broken, ("softmax",), 300, 1, False)
+    assert broken.broken and "RuntimeError: an illegal instruction" in found.failure.reason
+    assert found.failure.calls[0] == calls[0] and len(found.failure.calls) <= 3

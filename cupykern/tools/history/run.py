@@ -25,6 +25,11 @@ from .sequences import FAMILIES, Call, defaults_of, draw_sequence
 _MOST_TRIES = 400  # to shrink a sequence
 _TOGETHER = 100  # sequences
 _LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError, NameError)
+_MOST_LAST_CALLS = 20  # of a sequence that broke the device
+
+
+class DeviceBroken(RuntimeError):
+    """A kernel failed so that this process can launch no other."""
 
 
 class Outcome(NamedTuple):
@@ -54,10 +59,10 @@ class Outcome(NamedTuple):
 
 
 class Machine:
-    """A target with memory for arguments."""
+    """A target with memory for arguments.  broken: after DeviceBroken."""
 
     def __init__(self, target: Target):
-        self.target = target
+        self.target, self.broken = target, False
         self._arenas: dict[int, Any] = {}
         self._alone: dict[Call, Outcome] = {}
 
@@ -92,8 +97,16 @@ class Machine:
             return Outcome(f"{type(error).__name__}: {error}")
         except Exception as error:  # caches that disagree, a kernel that fails
             return Outcome(fault=f"{type(error).__name__}: {error}")
-        found = tuple((y.shape, y.strides, str(y.dtype), _digest(_to_numpy(y))) for y in outputs)
-        after = _to_numpy(arena)
+        try:
+            numbers = [_to_numpy(y) for y in outputs]
+            after = _to_numpy(arena)
+        except Exception as error:
+            self.broken = True
+            raise DeviceBroken(f"{type(error).__name__}: {error}") from error
+        found = tuple(
+            (y.shape, y.strides, str(y.dtype), _digest(x))
+            for y, x in zip(outputs, numbers, strict=True)
+        )
         fault = _written_elsewhere(image, family.written, before, after[: image.size])
         return Outcome(outputs=found, memory=_digest(after[: image.size]), fault=fault)
 
@@ -185,12 +198,18 @@ class Failure:
 def check_sequence(machine: Machine, calls: tuple[Call, ...]) -> Failure | None:
     """The first call whose outcome depends on the calls before it."""
     machine.forget()
-    outcomes = [machine.run(call) for call in calls]
-    for number, (call, found) in enumerate(zip(calls, outcomes, strict=True), 1):
-        reason = found.fault or machine.alone(call).fault
-        reason = reason or found.difference(machine.alone(call))
-        if reason:
-            return Failure(calls[:number], reason)
+    number, outcomes = 0, []
+    try:
+        while number < len(calls):
+            number += 1
+            outcomes.append(machine.run(calls[number - 1]))
+        for number, (call, found) in enumerate(zip(calls, outcomes, strict=True), 1):
+            reason = found.fault or machine.alone(call).fault
+            reason = reason or found.difference(machine.alone(call))
+            if reason:
+                return Failure(calls[:number], reason)
+    except DeviceBroken as error:
+        return Failure(calls[max(0, number - _MOST_LAST_CALLS) : number], str(error))
     return None
 
 
@@ -293,4 +312,8 @@ def run_sequences(
         drawn = (draw_sequence(RandomDraw(seed + number), names, large) for number in numbers)
         calls = tuple(call for sequence in drawn for call in sequence)
         failure = check_sequence(machine, calls)
-        yield Run(len(numbers), len(calls), failure and shrink(machine, failure))
+        if failure is not None and not machine.broken:
+            failure = shrink(machine, failure)
+        yield Run(len(numbers), len(calls), failure)
+        if machine.broken:
+            return
