@@ -50,12 +50,15 @@ class DecodeCall(NamedTuple):
     v: Operand
     out: Operand
     table_stride: int | None
-    causal: bool
     scale: float
     options: ScoreOptions = ScoreOptions()
     formulas: Formulas | None = None
     cache_dtype: np.dtype | None = None
     scales: KvScales | None = None
+
+    @property
+    def causal(self) -> bool:
+        return self.options.right == 0
 
     @property
     def general(self) -> bool:
@@ -237,7 +240,6 @@ def run(
     y: Any,
     lse: Any,
     max_keys: int,
-    causal: bool,
     scale: float,
     config: DecodeConfig | None,
     options: tuple[ScoreOptions, Any, Any] = (ScoreOptions(), None, None),
@@ -271,9 +273,7 @@ def run(
             table, is_copy = packed(table), True
         table_stride = steps_of(table)[0] // 4
     sizes = q.shape, k.shape, v.shape[3], max_keys
-    call = DecodeCall(
-        *(q.dtype, *sizes, *places, table_stride, bool(causal), scale, options[0], formulas)
-    )
+    call = DecodeCall(*(q.dtype, *sizes, *places, table_stride, scale, options[0], formulas))
     scale_arrays: tuple[Any, Any] = (None, None)
     if scales is not None:
         scale_arrays = array_of(scales[0]), array_of(scales[1])

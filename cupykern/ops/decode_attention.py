@@ -159,7 +159,6 @@ def decode_attention(
     options = check_options(
         q, shape[0], shape[1], causal, scale, window, softcap, alibi_slopes, sinks
     )
-    causal = options[0].right == 0  # of a window too
     ranges = Ranges(shape[0], shape[1], k.shape[1], max(max_keys, shape[2]), max_keys)
     placed, given = check_formulas(formulas, q, ranges)
     general = options[0] not in (ScoreOptions(), CAUSAL) or placed is not None
@@ -202,7 +201,7 @@ def decode_attention(
                 q, k, v = (padded_to(x, step) for x in (q, k, v))
             arrays = q, k, v, lens, table
             plan = decode_plan.run(
-                *(target, arrays, into, lse, max_keys, causal, scale, config, options),
+                *(target, arrays, into, lse, max_keys, scale, config, options),
                 *(placed, given, kv_scales),
             )
             if into is not y:

@@ -200,7 +200,7 @@ GIVEN = {
     "dequant_softmax": (4, 3),
     "attention": (4, 13),
     "attention with blocks": (5, 13),
-    "attention_varlen": (5, 9),
+    "attention_varlen": (5, 11),
     "decode_attention": (5, 7),
     "merge_attention": (4, 2),
     "rope_and_cache": (7, 8),

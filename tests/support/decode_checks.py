@@ -11,6 +11,7 @@ import cupykern
 from cupykern import check, dtypes, inputs, reference
 from cupykern.attention import decode_plan
 from cupykern.attention.decode_config import DecodeConfig, DecodeTask
+from cupykern.ops.checks.score_options import CAUSAL
 from cupykern.runtime import workspace
 from cupykern.targets import host, of_array
 
@@ -169,7 +170,7 @@ def check_clamped(target):
     def run(q, k, v, lens, table):
         args = to_target(target, q, k, v, lens, table)
         y = target.xp.full((3, 2, 1, 128), np.nan, FP16)
-        decode_plan.run(here, args, y, None, 100, True, 0.1, None)
+        decode_plan.run(here, args, y, None, 100, 0.1, None, (CAUSAL, None, None))
         return on_host(y)
 
     assert same_bits(run(q, *pages, wrong, wrong_table), run(q, *pages, lens, table))

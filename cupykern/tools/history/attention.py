@@ -73,7 +73,7 @@ def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
         for dtype in _DTYPES
         for keys, cache in (
             *(((None, "hnd"), None), ((16, "hnd"), None), ((16, "nhd"), None)),
-            *(((2, "nhd"), None), ((16, "hnd"), "int8"), ((2, "nhd"), "float8_e4m3fn")),
+            *(((2, "nhd"), None), ((16, "hnd"), "int8"), ((16, "hnd"), "float8_e4m3fn")),
         )
     )
 
@@ -154,11 +154,15 @@ def _pages_of_keys(draw: Draw, s: Setting) -> Integers | None:
 
 
 def _lens_of_keys(draw: Draw, s: Setting) -> Integers | None:
-    return None if s["page"] is None else _integers(draw, s["lengths_k"])
+    """Refused beside packed keys."""
+    given = s["page"] is not None or draw.choice((*[False] * 9, True))
+    return _integers(draw, s["lengths_k"]) if given else None
 
 
 def _offsets_of_keys(draw: Draw, s: Setting) -> Any:
-    return _offsets("lengths_k")(draw, s) if s["page"] is None else None
+    """Refused beside pages."""
+    given = s["page"] is None or draw.choice((*[False] * 9, True))
+    return _offsets("lengths_k")(draw, s) if given else None
 
 
 def _mask(draw: Draw, s: Setting) -> Any:
