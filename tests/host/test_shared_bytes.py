@@ -76,6 +76,9 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
     q, codes = gpu.array((1, 8, 1, 128), "float16"), gpu.array((1, 2, 500, 128), "int8")
     cupykern.decode_attention(q, codes, codes, score="s - 0.1 * (i - j)")
     note()
+    heads = gpu.array((1, 8, 512, 128), "float16")
+    cupykern.attention(heads, heads, heads, score="s - j")
+    note()
     for dtype, score in (("int8", None), ("int8", "s - j"), ("float16", "s - j")):
         pages = gpu.array((32, 2, 16, 128), dtype)
         cupykern.attention_varlen(
