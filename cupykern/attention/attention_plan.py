@@ -311,8 +311,7 @@ class AttentionPlan(NamedTuple):
         and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
         slopes and sinks, of formulas their eight pointers; None where absent.  Of paged tasks: q,
         the caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks, of 8 bits both
-        scales, pointers.  places:
-        what addresses of all CuPy's arrays follow from."""
+        scales, pointers.  places: what addresses of all CuPy's arrays follow from."""
         if self.scores:
             scores = maker(xp)((self.scores,), np.float32)
             arrays, places = (scores, *arrays), places and (*places, scores.data.ptr)

@@ -35,7 +35,7 @@ from .checks.attention import (
     walks,
 )
 from .checks.attention_formulas import NONE, check_formulas, read_formulas
-from .checks.cache_scales import check_scales, number_or_array
+from .checks.cache_scales import as_hnd, check_scales, numbers_and_arrays
 from .checks.caches import check_caches, check_pages, check_table
 from .checks.score_options import CAUSAL, as_int32, check_lens, check_options, check_positions
 from .problems import attention_varlen as problems
@@ -143,10 +143,8 @@ def attention_varlen(
     more: tuple[Any, ...] = alibi_slopes, sinks
     formulas, scales = NONE, (None, None)
     if k_scale is not None or v_scale is not None:
-        k_number, k_scales = number_or_array(k_scale, q)
-        v_number, v_scales = number_or_array(v_scale, q)
-        scales = k_scales, v_scales
-        call, more = (*call, k_number, v_number), (*more, *scales)
+        numbers, scales = numbers_and_arrays(q, k_scale, v_scale)
+        call, more = (*call, *numbers), (*more, *scales)
     if score is not None or mask is not None or operands is not None:
         formulas = read_formulas(score, mask, operands, q)
         call, more = (*call, formulas.key), (*more, *formulas.arrays)
@@ -262,13 +260,7 @@ def _scales(
     """_Keys.scales.  Raises TypeError and ValueError."""
     cache = None if keys.pages is None else k
     found = check_scales(q, cache, keys.k.shape[1], k_scale, v_scale, "of tokens")
-    if keys.k.dtype == q.dtype:
-        return None
-    of_k, of_v = (
-        number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
-        for x, number in zip(*found, strict=True)
-    )
-    return of_k, of_v
+    return None if keys.k.dtype == q.dtype else as_hnd(*found, layout)
 
 
 def _contiguous(

@@ -18,7 +18,7 @@ from ..runtime import plans
 from ..targets import is_cupy
 from .checks.attention import padded_size, padded_to
 from .checks.attention_formulas import NONE, check_formulas, read_formulas
-from .checks.cache_scales import check_scales, number_or_array
+from .checks.cache_scales import as_hnd, check_scales, numbers_and_arrays
 from .checks.caches import check_caches, check_keys, check_pages, check_table
 from .checks.score_options import (
     CAUSAL,
@@ -127,10 +127,8 @@ def decode_attention(
     more: tuple[Any, ...] = (alibi_slopes, sinks)
     formulas, scales = NONE, (None, None)
     if k_scale is not None or v_scale is not None:
-        k_number, k_scales = number_or_array(k_scale, q)
-        v_number, v_scales = number_or_array(v_scale, q)
-        scales = k_scales, v_scales
-        call, more = (*call, k_number, v_number), (*more, *scales)
+        numbers, scales = numbers_and_arrays(q, k_scale, v_scale)
+        call, more = (*call, *numbers), (*more, *scales)
     if score is not None or mask is not None or operands is not None:
         formulas = read_formulas(score, mask, operands, q)
         call, more = (*call, formulas.key), (*more, *formulas.arrays)
@@ -169,10 +167,7 @@ def decode_attention(
     )
     kv_scales: Any = None
     if k.dtype != q.dtype:
-        kv_scales = tuple(
-            number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
-            for x, number in zip(scale_arrays, scale_numbers, strict=True)
-        )
+        kv_scales = as_hnd(scale_arrays, scale_numbers, layout)
     out_shape = (*shape[:3], v_cache.shape[3])
     if out is not None:
         others = {"q": q, "k_cache": k_cache, "v_cache": v_cache}

@@ -13,7 +13,7 @@ from ..attention.rope_plan import RopeCall
 from ..op import Op
 from ..rows.row_layout import operand
 from ..runtime import plans
-from .checks.cache_scales import number_or_array
+from .checks.cache_scales import numbers_and_arrays
 from .checks.rope import check_arrays, check_eps, check_scales
 from .problems import rope as problems
 
@@ -96,8 +96,7 @@ def rope_and_cache(
     """
     k_number = v_number = k_scales = v_scales = apart = None
     if k_scale is not None or v_scale is not None:
-        k_number, k_scales = number_or_array(k_scale, q)
-        v_number, v_scales = number_or_array(v_scale, q)
+        (k_number, v_number), (k_scales, v_scales) = numbers_and_arrays(q, k_scale, v_scale)
     if k_cache is not None:
         apart = plans.distance(k_cache, v_cache)
     arrays: tuple[Any, ...] = q, k, v, positions, k_cache, v_cache, inv_freq

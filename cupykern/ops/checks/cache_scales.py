@@ -11,11 +11,29 @@ from ... import arguments
 _LARGEST = 2.0**126  # its reciprocal is a normal number
 
 
-def number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
+def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
     """`scale`, as one of both; beside q."""
     if not hasattr(scale, "dtype"):
         return scale, None
     return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
+
+
+def numbers_and_arrays(
+    q: Any, k_scale: Any, v_scale: Any
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The numbers and the arrays that two scales are; None where one is the other."""
+    k_number, k_array = _number_or_array(k_scale, q)
+    v_number, v_array = _number_or_array(v_scale, q)
+    return (k_number, v_number), (k_array, v_array)
+
+
+def as_hnd(arrays: tuple[Any, Any], numbers: tuple[float, float], layout: str) -> tuple[Any, Any]:
+    """check_scales' results, of k and v: a number, or an array with heads before keys."""
+    of_k, of_v = (
+        number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
+        for x, number in zip(arrays, numbers, strict=True)
+    )
+    return of_k, of_v
 
 
 def check_scales(
