@@ -195,6 +195,11 @@ def packed(x: Array) -> Array:
     return _bytes(x).copy(order="C").view(x.dtype).reshape(x.shape)
 
 
+def take(x: Array, index: Any) -> Array:
+    """x[index], also of dtypes that CuPy's own kernels do not know."""
+    return x.view(f"u{x.itemsize}")[index].view(x.dtype)
+
+
 def assign(y: Array, x: Array) -> None:
     """y[...] = x, of the same shape and dtype."""
     if isinstance(y, np.ndarray) or in_elements(y):

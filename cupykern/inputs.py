@@ -172,13 +172,6 @@ def _normal_block(dtype: np.dtype, seed: int) -> tuple[np.ndarray, Mapping[str, 
     return numbers, rng.bit_generator.state
 
 
-def take_rows(y: Array, rows: np.ndarray) -> Array:
-    """y[rows], also of the FP8 arrays that CuPy cannot index."""
-    if y.dtype.itemsize == 1:
-        return y.view(np.uint8)[rows].view(y.dtype)
-    return y[rows]
-
-
 def sample_rows(x: Array, max_elements: int, seed: int) -> np.ndarray | None:
     """The numbers of some of x's first-axis entries, of up to about max_elements elements in all;
     the first and the last are among them.  None: all of x is that small.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import arguments, dtypes, inputs
+from .arrays import take
 from .interop.foreign import native, takes_foreign
 from .numerics import as_float64, namespace
 
@@ -135,7 +136,7 @@ class NvFp4:
     def rows(self, rows: np.ndarray) -> NvFp4:
         """Some rows of one matrix, the scales in plain order."""
         plain = self.to("plain")
-        scale = inputs.take_rows(plain.scale, rows)
+        scale = take(plain.scale, rows)
         return NvFp4(plain.data[rows], scale, "plain", self.global_scale)
 
     @takes_foreign

@@ -12,7 +12,7 @@
 // (attention/decode/epilogue.cuh).  Counters tell which block is last; it sets them back to 0.
 //
 // Constants: Element, kTileM (rows of a block), kTileN (keys of a tile), kDim (D and Dv padded),
-// kStages, kMaxChunks, kChunksPerGroup, kPaged.
+// kStages, kMaxChunks, kChunksPerGroup.
 // Launch: grid (work tiles), block (kNumThreads), dynamic shared memory sizeof(DecodeStorage).
 // Counters are 0 before a launch.
 #include "attention/decode/mainloop.cuh"

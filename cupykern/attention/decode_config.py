@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import dtypes
 from ..expression.code import FormulaCode
-from ..kernels import EITHER, Variant
+from ..kernels import Variant
 from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
@@ -276,16 +276,13 @@ def variant(
     dtype: np.dtype,
     dim: int,
     config: DecodeConfig,
-    paged: bool = False,
     general: bool = False,
     formulas: FormulaCode | None = None,
     cache_dtype: np.dtype | None = None,
 ) -> Variant:
-    """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table;
-    general: scores have options, and perhaps formulas; cache_dtype: of 8 bits.
+    """The kernel of `config` for padded dims of `dim`, of contiguous and paged caches.
 
-    One variant for both but in clusters and of 8-bit caches, where ptxas 13.0 makes code of it that
-    no GPU can run.
+    general: scores have options, and perhaps formulas.  cache_dtype: of 8 bits.
     """
     constants = {
         "kTileM": config.tile_m,
@@ -294,7 +291,6 @@ def variant(
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
         "kChunksPerGroup": CHUNKS_PER_GROUP,
-        "kPaged": EITHER if config.cluster == 1 and not cache_dtype else int(paged),
     }
     kernel = "decode_attention_general" if general else "decode_attention"
     if cache_dtype:
@@ -343,15 +339,13 @@ def variants(arch: str) -> tuple[Variant, ...]:
     pairs = [(t, dim) for t in DTYPES for dim in _PADDED_DIMS]
     general = [variant(t, dim, _tiles(arch, dim)[0], general=True) for t, dim in pairs]
     of_8bit = [
-        variant(t, dim, _tile_8bit(arch, dim), paged, options, cache_dtype=cache_dtype)
+        variant(t, dim, _tile_8bit(arch, dim), options, cache_dtype=cache_dtype)
         for t, dim in pairs
         for cache_dtype in CACHE_DTYPES
         for options in (False, True)
-        for paged in (False, True)
-        if not options or dim == 128  # others are compiled when they are called
     ]
     found = (
-        *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),
+        *(variant(*kind) for kind in kinds),
         *general,
         *of_8bit,
         *(merge_variant(*kind) for kind in kinds if kind[-1].has_merge_kernel),

@@ -183,10 +183,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
     kernel = get_kernel(
         target,
-        variant(
-            *(*kind, call.table_stride is not None, call.general, task.formulas),
-            cache_dtype=call.cache_dtype,
-        ),
+        variant(*(*kind, call.general, task.formulas), cache_dtype=call.cache_dtype),
     )
     scales = (scale_params(call.scales),) if call.scales else ()
     structs = tuple(map(target.by_value, (params, *scales)))

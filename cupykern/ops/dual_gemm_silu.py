@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, dtypes, inputs, nvfp4, reference
+from ..arrays import take
 from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
@@ -482,7 +483,7 @@ def _sample(
     scale: Any = kwargs.get("scale_a")
     if getattr(scale, "size", 1) > 1:
         kwargs["scale_a"] = scale[rows]
-    part = a.rows(rows) if isinstance(a, NvFp4) else inputs.take_rows(a, rows)
+    part = a.rows(rows) if isinstance(a, NvFp4) else take(a, rows)
     return Call((part, b1, b2), kwargs), tuple(y[rows] for y in outputs)
 
 

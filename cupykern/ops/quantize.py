@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, reference
+from ..arrays import take
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..rows import quantize_columns, quantize_rows, quantize_tiles
@@ -243,9 +244,7 @@ def _sample(
     rows = inputs.sample_rows(x, max_elements, seed)
     if rows is None:
         return call, outputs
-    return Call((x[rows], *call.args[1:]), call.kwargs), tuple(
-        inputs.take_rows(y, rows) for y in outputs
-    )
+    return Call((x[rows], *call.args[1:]), call.kwargs), tuple(take(y, rows) for y in outputs)
 
 
 OP = Op(

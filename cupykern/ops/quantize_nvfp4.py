@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, nvfp4, reference
-from ..arrays import address_of
+from ..arrays import address_of, take
 from ..gemm import quantize_nvfp4_plan
 from ..gemm.product import Matrix, matrix
 from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, variant_of
@@ -149,8 +149,8 @@ def _sample(
     xp = namespace(y)
     largest = xp.argmax(xp.where(xp.isfinite(y), xp.abs(y), 0))
     rows = np.union1d(rows, int(largest) // x.shape[1])
-    part = tuple(inputs.take_rows(y, rows) if y.ndim else y for y in outputs)
-    return Call((inputs.take_rows(x, rows),), call.kwargs), part
+    part = tuple(take(y, rows) if y.ndim else y for y in outputs)
+    return Call((take(x, rows),), call.kwargs), part
 
 
 OP = Op(

@@ -11,6 +11,7 @@ import cupykern
 from cupykern import arguments, arrays, dtypes
 from cupykern.numerics import namespace, to_numpy
 
+from ..arrays import take
 from .agreement import Facts, agree, agreed, described
 from .collectives import consecutive, length
 from .communicator import Communicator
@@ -70,14 +71,14 @@ def expert_parallel_moe(
         copies = np.argsort(chosen, kind="stable")  # of token i // k, sorted by expert
         counts = _gathered_counts(comm, np.bincount(chosen, minlength=parts[-1].stop))
         xp, k = namespace(x), experts.shape[1]
-        sent = take_rows(x, xp.asarray(copies // k))
+        sent = take(x, xp.asarray(copies // k))
         arrived = _exchanged(comm, sent, counts, parts)
         order = _by_expert(counts[:, parts[comm.rank]])
-        rows = take_rows(arrived, xp.asarray(order))
+        rows = take(arrived, xp.asarray(order))
         done = _experts(rows, counts[:, parts[comm.rank]].sum(axis=0), w_gate, w_up, w_down)
-        back = take_rows(done, xp.asarray(np.argsort(order)))
+        back = take(done, xp.asarray(np.argsort(order)))
         found = _returned(comm, back, counts, parts)
-        return _combined(take_rows(found, xp.asarray(np.argsort(copies))), gates, x)
+        return _combined(take(found, xp.asarray(np.argsort(copies))), gates, x)
 
 
 def _check(
@@ -124,11 +125,6 @@ def _gathered_counts(comm: Communicator, counts: np.ndarray) -> np.ndarray:
     data = counts.astype(np.int64).tobytes()
     found = comm.gather_bytes(data, [len(data)] * comm.size)
     return np.array([np.frombuffer(x, np.int64) for x in found])
-
-
-def take_rows(x: Any, rows: Any) -> Any:
-    """x[rows]: as integers, since CuPy's own kernels do not know every dtype."""
-    return x.view(f"u{x.itemsize}")[rows].view(x.dtype)
 
 
 def _exchanged(comm: Communicator, sent: Any, counts: np.ndarray, parts: Sequence[slice]) -> Any:

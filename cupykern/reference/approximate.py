@@ -91,6 +91,7 @@ class Approximate(NamedTuple):
                 reference, dtype, self.worst, rms, floor=floor + 4 * FLOOR, shared=shared,
                 bias=self.bias, axis=self.axes, known=self.known,
             )  # fmt: skip
-        rms = xp.where(floor + 4 * FLOOR > rms, 0.0, rms)
-        worst = self.worst + floor + 4 * FLOOR
-        return Bound(worst, rms, shared, self.bias, self.axes, known=self.known)
+        floor = floor + 4 * FLOOR
+        rms = xp.where(floor > rms, 0.0, xp.hypot(rms, floor))
+        worst, bias = self.worst + floor, self.bias + floor
+        return Bound(worst, rms, shared, bias, self.axes, known=self.known)

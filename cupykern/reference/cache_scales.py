@@ -96,7 +96,8 @@ class CacheScales(NamedTuple):
     @property
     def largest_v(self) -> Any:
         """Of a head's tokens: (B, Hkv, 1, 1, 1)."""
-        return namespace(self.v).max(self.v, axis=-1, keepdims=True, initial=0.0)
+        xp, v = namespace(self.v), self.v
+        return xp.max(v, axis=-1, keepdims=True) if v.shape[-1] else xp.zeros((*v.shape[:-1], 1))
 
     @property
     def ratios(self) -> Any:

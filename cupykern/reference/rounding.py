@@ -116,20 +116,23 @@ def stored(
 ) -> Bound:
     """The Bound of y, which had the errors worst, rms and so on, rounded to `dtype`.
 
-    floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: where
-    it may exceed what is expected, and where results are rounded to zero, nothing is.
+    floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: it is
+    expected whole, as a mean too.  Where it may exceed the others, and where results are rounded to
+    zero, nothing is expected.
     """
     xp, info, size = namespace(y), finfo(dtype), abs(y)
     own = gap(y, dtype) ** 2 / 12
     expected = xp.sqrt(rms**2 + own)
     # Of formats whose subnormals are flushed.
     flushed = info.min_normal if info.underflow_error == info.min_normal else 0.0
-    vanishes = (size <= info.min_subnormal / 2) | (floor + flushed > expected)
+    rounded = gap(size + worst + floor, dtype) / 2
+    floor = floor + flushed
+    vanishes = (size <= info.min_subnormal / 2) | (floor > expected)
     return Bound(
-        worst + gap(size + worst + floor, dtype) / 2 + floor + flushed,
-        xp.where(vanishes, 0.0, expected),
+        worst + rounded + floor,
+        xp.where(vanishes, 0.0, xp.hypot(expected, floor)),
         shared,
-        bias,
+        bias + floor,
         axis,
         common,
         known=known,

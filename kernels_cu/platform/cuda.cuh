@@ -187,12 +187,6 @@ DEVICE LoadPolicy load_policy(bool evict_last) {
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
     return {evict_last ? last : normal};
 }
-// evict_first: for data that is read once.
-DEVICE LoadPolicy load_policy_once() {
-    uint64_t first;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
-    return {first};
-}
 // L2 eviction policy of stores.  evict_last: for the last results of a kernel, about 48 MB that L2
 // may still hold at its end, which DRAM then need not take before it.
 struct StorePolicy { uint64_t bits; };

@@ -215,7 +215,6 @@ template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_ty
 
 struct LoadPolicy {};  // ignored
 DEVICE LoadPolicy load_policy(bool) { return {}; }
-DEVICE LoadPolicy load_policy_once() { return {}; }
 struct StorePolicy {};
 DEVICE StorePolicy store_policy(bool) { return {}; }
 template <int N>

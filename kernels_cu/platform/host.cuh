@@ -256,7 +256,6 @@ DEVICE Bytes<N> load_vector(const void* p, HOST_LOCATION) {
 }
 struct LoadPolicy {};  // no effect
 DEVICE LoadPolicy load_policy(bool) { return {}; }
-DEVICE LoadPolicy load_policy_once() { return {}; }
 struct StorePolicy {};
 DEVICE StorePolicy store_policy(bool) { return {}; }
 template <int N>

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupykern import OPS, check
+from cupykern.op import RandomDraw, as_tuple
 from cupykern.targets import host
 
 
@@ -45,6 +46,23 @@ def test_errors_are_within_the_bound(op, target):
     within()
     near, expected = _NEAR.get(op.name, (0.3, 0.4))
     assert worst.error_over_bound >= near and worst.rms_ratio >= expected, worst
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_references_and_samples_are_made_by_cupy(op, gpu, monkeypatch):
+    """As bench makes them, of arrays that are too large for the CPU."""
+    monkeypatch.setattr(check, "_SMALL", -1)
+    for seed in range(8):
+        problem = op.draw_problem(RandomDraw(seed))
+        comparison = check.check_problem(op, problem, seed, gpu.xp)
+        assert comparison.ok, f"{problem!r}: {comparison}"
+    for dtype in op.dtypes:
+        problem = op.bench_problem(op.bench_shapes("host")[0], dtype)
+        call = op.inputs(problem, 1, gpu.xp)
+        part, outputs = op.sample(call, as_tuple(op.run(*call.args, **call.kwargs)), 1, 1)
+        references = op.reference(*part.args, **part.kwargs)
+        bounds = op.bound(*part.args, **part.kwargs, reference=references)
+        assert check.compare(outputs, references, bounds).ok, problem
 
 
 @pytest.mark.thinned(3)

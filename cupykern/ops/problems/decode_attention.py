@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
+from ...arrays import take
 from ...attention import decode_config
 from ...attention.decode_config import CACHE_DTYPES, DTYPES, LAYOUTS, DecodeConfig, DecodeTask
 from ...kernels import Variant
@@ -272,8 +273,7 @@ def task_of(problem: DecodeProblem) -> DecodeTask:
 
 def variant(problem: DecodeProblem, config: DecodeConfig) -> Variant:
     task = task_of(problem)
-    paged = problem.page is not None
-    kind = task.dtype, task.padded_dim, config, paged, task.general, task.formulas
+    kind = task.dtype, task.padded_dim, config, task.general, task.formulas
     return decode_config.variant(*kind, cache_dtype=task.cache_dtype)
 
 
@@ -309,6 +309,6 @@ def sample(
         elif getattr(x, "ndim", 0) == 1:
             kwargs[name] = x[heads]
     some = (slice(None),) * axis + (heads,)
-    caches = (x[batches][some] for x in (k, v))
+    caches = (take(take(x, batches), some) for x in (k, v))
     part = Call((q[batches][:, q_heads], *caches), kwargs)
     return part, tuple(y[batches][:, q_heads] for y in outputs)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
+from ...arrays import take
 from ...op import Call, Draw, Work
 from ...rows.norm_plan import DTYPES
 from ...rows.rows import bench_shapes as row_shapes
@@ -159,7 +160,7 @@ def sample(
     kwargs = dict(call.kwargs)
     if "residual" in kwargs:
         kwargs["residual"] = kwargs["residual"][rows]
-    return Call((x[rows],), kwargs), tuple(inputs.take_rows(y, rows) for y in outputs)
+    return Call((x[rows],), kwargs), tuple(take(y, rows) for y in outputs)
 
 
 _SMALL_SHAPES = ((512, 512), (1024, 1024), (2048, 2048))

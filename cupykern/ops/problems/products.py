@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes, inputs
+from ...arrays import take
 from ...expression import read as read_expression
 from ...gemm import (
     gemm,
@@ -425,6 +426,4 @@ def sample(
         name: x[rows] if name in ("bias", "residual") and x.ndim == 2 and x.shape[0] == m else x
         for name, x in call.kwargs.items()
     }
-    # CuPy indexes FP8 as bytes.
-    part = a.view(np.uint8)[rows].view(a.dtype) if a.dtype in product.FP8 else a[rows]
-    return Call((part, b), kwargs), tuple(y[rows] for y in outputs)
+    return Call((take(a, rows), b), kwargs), tuple(y[rows] for y in outputs)

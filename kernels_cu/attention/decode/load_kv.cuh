@@ -1,14 +1,12 @@
 // Loads tiles of keys and values into shared memory by cp.async, from caches of any strides.
 //
 // Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
-// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys of a tile), kStages,
-// kPaged: whether there is a block table (common/presence.cuh).
+// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys of a tile), kStages.
 #pragma once
 #include "attention/decode/load_q.cuh"
 #include "attention/decode/scales.cuh"
 #include "attention/decode/warp_layout.cuh"
 #include "attention/pages.cuh"
-#include "common/presence.cuh"
 
 // The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
 // thread loads one vector of a key.
@@ -86,11 +84,10 @@ struct KvLoader {
     bool has_k, has_v;      // the vector is within D, within Dv
     int pages[kPasses];     // of this thread's keys in the next tile
     Choose<kScaledCache, ScaleLoader, NoScaleLoader>::Type scales;
-    LoadPolicy policy;
 
     DEVICE KvLoader(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
                     const int* block_table, const KvScales& scales)
-        : scales(scales, work.batch), policy(load_policy_once()) {
+        : scales(scales, work.batch) {
         const int index = int(threadIdx.x) % kLoadThreads;
         first_key = (kWarpOwnsKeys ? warp_first_key() : 0) + index / kVectors;
         vector = index % kVectors;
@@ -110,7 +107,7 @@ struct KvLoader {
             v += work.batch * v_page_stride + (work.first_key + first_key) * v_stride;
         }
     }
-    DEVICE bool paged() const { return kPaged == kEither ? table != nullptr : kPaged == kAlways; }
+    DEVICE bool paged() const { return table != nullptr; }
     // Read the block table one tile ahead, where registers allow it: copies do not wait for it.
     static constexpr bool kPrefetchPages = kDim <= 128;
     DEVICE void load_pages(int tile_key) {
@@ -123,13 +120,6 @@ struct KvLoader {
         }
         scales.load_page(table, page_size, tile_key, end_key);
     }
-    // Keys that only this block reads are evicted from L2 first.  Other sequences may share pages,
-    // and row tiles of the same KV head share keys.
-    DEVICE void copy_vector(void* to, const CacheElement* from, bool valid, bool pages) const {
-        const bool read_once = !pages && kTileM == 16;
-        if (read_once) copy_async<16>(to, from, valid, policy);
-        else copy_async<16>(to, from, valid);
-    }
     // reads: false for a tile of keys that no query sees, which becomes zeros.
     DEVICE void load(KvStage& stage, int tile_key, bool reads) {
         // The swizzle repeats every kPeriod keys: kOffsets offsets serve all passes.
@@ -140,14 +130,13 @@ struct KvLoader {
 #pragma unroll
         for (int i = 0; i < kOffsets; ++i)
             offsets[i] = KvColumn::index(first_key + i * kKeysPerPass, vector);
-        const auto copy = [&](int i, const CacheElement* from_k, const CacheElement* from_v,
-                              bool pages) {
+        const auto copy = [&](int i, const CacheElement* from_k, const CacheElement* from_v) {
             const int offset =
                 offsets[i % kOffsets] + i / kOffsets * kOffsets * kKeysPerPass * kVectors;
             // Keys past the end become zero: a probability of zero does not hide NaN.
             const bool valid = reads && tile_key + i * kKeysPerPass + first_key < end_key;
-            copy_vector(&stage.k.columns[0].chunks[offset], from_k, has_k && valid, pages);
-            copy_vector(&stage.v.columns[0].chunks[offset], from_v, has_v && valid, pages);
+            copy_async<16>(&stage.k.columns[0].chunks[offset], from_k, has_k && valid);
+            copy_async<16>(&stage.v.columns[0].chunks[offset], from_v, has_v && valid);
         };
         if constexpr (!kPrefetchPages) {
             if (paged()) load_pages(tile_key);
@@ -161,13 +150,13 @@ struct KvLoader {
                 // Divided again instead of kept, which saves eight registers.
                 const int key_of_page = page_size.divide(key);
                 copy(i, k + page * k_page_stride + key_of_page * k_stride,
-                     v + page * v_page_stride + key_of_page * v_stride, true);
+                     v + page * v_page_stride + key_of_page * v_stride);
             }
             if constexpr (kPrefetchPages) load_pages(tile_key + kTileN);
         } else {
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
-                copy(i, k, v, false);
+                copy(i, k, v);
                 k += kKeysPerPass * k_stride, v += kKeysPerPass * v_stride;
             }
             constexpr int kKeysOfOthers = kTileN - kPasses * kKeysPerPass;
