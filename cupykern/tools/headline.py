@@ -80,7 +80,7 @@ def line(op: str, rows: Sequence[dict[str, Any]], kind: str = "") -> Line | None
         copies.append(100 * row["plain_us"] / ours["median_us"] if row["plain_us"] else 0.0)
         tflops.append(ours["tflops"] or 0.0)
         errors.append(float(ours["error_over_bound"] or 0.0))
-    names = [name for row in rows for name in row["dtype"].partition(":")[0].split("*")]
+    names = [name for row in rows for name in operands(row["dtype"])]
     computes = any(row["flops"] for row in rows)
     return Line(
         op=op,
@@ -92,6 +92,12 @@ def line(op: str, rows: Sequence[dict[str, Any]], kind: str = "") -> Line | None
         libraries=tuple(_LIBRARIES.get(name, name) for name in libraries),
         kind=kind,
     )
+
+
+def operands(dtype: str) -> list[str]:
+    """The dtypes of a row's operands: of "float16*int8" and, of a cache, "bfloat16:int8" two."""
+    first, _, option = dtype.partition(":")
+    return [*first.split("*"), *([option] if option in _NAMES else [])]
 
 
 def not_measured(op: str, dtypes: Sequence[str]) -> Line:

@@ -163,7 +163,8 @@ def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
         for document, row in found[op].get(device, {}).values():
             documents.append(document)
             if row["results"] and row["results"][0]["median_us"]:
-                groups.setdefault(row["dtype"].partition(":")[0], []).append(row)
+                kind = "*".join(headline.operands(row["dtype"]))
+                groups.setdefault(kind, []).append(row)
         for dtype, rows in groups.items():
             peers = _peers_right(rows)
             all_right = all_right and all(peers.values())
