@@ -231,7 +231,7 @@ def test_copies(target, size):
         "copy_async<8>(to, from)",
         "copy_async<16>(to, from)",
         "copy_async<16>(to, from, false)",
-        "copy_async<16>(to, from, true, load_policy_once())",
+        "copy_async<16>(to, from, true, load_policy(false))",
         "copy_async<16>(to, from, load_policy(false))",
         "copy_async_part(to, from, 12)",
         "copy_async_part(to, from, 0)",
@@ -270,13 +270,12 @@ def test_cache_policies(target, evict_last):
     np.testing.assert_array_equal(y[64:], x)
 
 
-def test_copies_of_what_is_read_once(target):
-    """They bring the same bytes, or zeros."""
+def test_copies_with_a_policy_that_may_bring_zeros(target):
     text = (
         "struct Storage { Bytes<16> values[64]; };\n"
         "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n"
         "    SHARED_STORAGE(Storage, storage);\n    const int i = threadIdx.x;\n"
-        "    copy_async<16>(&storage.values[i], x + i, i % 3 != 0, load_policy_once());\n"
+        "    copy_async<16>(&storage.values[i], x + i, i % 3 != 0, load_policy(true));\n"
         "    copy_async_commit();\n"
         "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n}\n"
     )
