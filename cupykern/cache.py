@@ -35,6 +35,7 @@ _KERNEL = re.compile(r"[0-9a-f]{40}\.so")
 _SCRATCH = re.compile(r"tmp-(\d+)-\w{8}|tmp\w{8}")  # earlier versions named no process
 _SCRATCH_FILE = re.compile(r"kernel\.(cpp|so)[.\w]*")  # linkers have temporary files beside theirs
 _PRIVATE = re.compile(r"cupykern-(\d+)-\w{8}")
+_OF_A_COMPILE = re.compile(rf"{_KERNEL.pattern}|{_SCRATCH.pattern}|zig")  # in a private directory
 _TUNED = re.compile(r"tuned(-\d+)?\.json[-.\w]*")
 _ABANDONED_S = 3600
 
@@ -110,10 +111,17 @@ def private_folder() -> Path:
     pid = os.getpid()
     made = _private.get(pid)
     if made is None or not made.is_dir():
-        sweep(Path(tempfile.gettempdir()), _PRIVATE, shutil.rmtree)
+        sweep(Path(tempfile.gettempdir()), _PRIVATE, _remove_abandoned)
         made = _private[pid] = Path(tempfile.mkdtemp(prefix=f"cupykern-{pid}-"))
         atexit.register(_remove_private, pid, made)
     return made
+
+
+def _remove_abandoned(made: Path) -> None:
+    """Remove a private directory, unless something in it is not of a compile: a user's directory
+    may have such a name."""
+    if all(_OF_A_COMPILE.fullmatch(entry.name) for entry in _entries(made)):
+        shutil.rmtree(made)
 
 
 def _remove_private(pid: int, made: Path) -> None:

@@ -386,6 +386,16 @@ def test_a_killed_process_private_directory_is_swept(folder):
     assert not private.exists()
 
 
+def test_a_user_directory_with_the_name_of_a_private_one_is_left(folder):
+    """With no process of its number: no number is so large."""
+    place = Path(os.environ["TMPDIR"]) / f"cupykern-{2**31 - 1}-checkout"
+    (place / "src").mkdir(parents=True)
+    (place / "src" / "thesis.txt").write_text("mine")
+    age(place, 2)
+    run_python("from cupykern import cache; cache.private_folder()")
+    assert (place / "src" / "thesis.txt").read_text() == "mine"
+
+
 def test_what_is_not_abandoned_is_not_swept(folder):
     """A living process', however old; a young one; what has files of somebody else in it."""
     place = cache.folder("host")
