@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fake_op import make_op
@@ -15,12 +18,12 @@ ROW_OPS = (
     *("quantize", "quantize_nvfp4", "nonfinite_report"),
 )
 BY_NAME = {op.name: op for op in OPS}
-CALLS = [
+ALL = [
     (op.name, dtype)
     for op in OPS
     for dtype in dict.fromkeys((*op.dtypes, *OPTIONS.get(op.name, ())))
-    if "shifted" not in dtype  # whose results have few digits
 ]
+CALLS = [(name, dtype) for name, dtype in ALL if "shifted" not in dtype]  # results of few digits
 # Relative errors of 2^-s, s at least so much: one unit in the last place of 16 bits is 2^-11 to
 # 2^-10, 2^-8 to 2^-7.
 GOALS = {"float16": 11, "bfloat16": 8, "float32": 20, "float64": 20}
@@ -44,6 +47,13 @@ def test_small_errors_of_all_elements_are_found(name, dtype):
             assert 0.5 <= row.rms <= 1.2, row
         if name in ROW_OPS and (row.unit == "ulp" or row.result.endswith("float16")):
             assert row.single >= 0.85, row
+
+
+def test_the_record_has_every_op_and_dtype():
+    """The table of docs/results.md.  Another: `check --sensitivity --json`, then `report`."""
+    path = Path(__file__).parents[2] / "results" / "host_sensitivity.json"
+    recorded = {(row["op"], row["dtype"]) for row in json.loads(path.read_text())["rows"]}
+    assert recorded == set(ALL)
 
 
 def test_an_error_below_what_is_expected_is_not_found():
