@@ -224,9 +224,11 @@ def _errors(
     share = row.variance / whole
     terms = (row.s - row.mean) ** 2 / xp.where(row.variance > 0, n * row.variance, 1.0)
     concentration = xp.sum(terms**2, axis=-1, keepdims=True)
-    # What is no random rounding: of 16-bit squares, of the mean, of 1 / n, and of subnormals.
+    # What is no random rounding: of 16-bit squares, of the mean, of 1 / n, and of subnormals, those
+    # among squares and their sums too.
     biased = 0.0 if centered or x.dtype == dtypes.float32 else SQUARES_BIAS * row.variance
     off = biased + constant * row.variance + flushed * (2 * spread + flushed)
+    off = off + (4 + merges) * _FLUSHED
     off, off_by_mean = off / whole, mean_rms**2 / whole
     equal = _equal_squares(row, n) if centered else 0.0
     of_variance = sum_variance(concentration, n, equal=equal) + 1
@@ -448,7 +450,11 @@ def _bounds(
     return_stats: bool,
     centered: bool,
 ) -> tuple[Bound, ...]:
-    bounds = [y] if scale is None else [y, scale]
+    # With eps = 0 a variance may vanish that FP64 has: 0 * inf.
+    free = namespace(row.s).isinf(errors.rstd) & (row.variance > 0)
+    bounds = [y._replace(free=free)]
+    if scale is not None:
+        bounds.append(scale._replace(free=free))
     if residual is not None:
         # FP32's sum is rounded once more to 16 bits.
         twice = float(x.dtype != dtypes.float32)

@@ -450,3 +450,19 @@ def test_subnormal_inputs_are_within_the_bound(target, name, dtype):
     kwargs = {"eps": 1e-5, "return_stats": True}
     found = run_and_compare(OPS[name], Call((target.xp.asarray(x),), kwargs))
     assert found.ok, found
+
+
+@pytest.mark.parametrize("eps", [0.0, 2e-38, 1e-36])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "name, options",
+    [("layer_norm", {}), ("rms_norm", {}), ("rms_norm", {"quantize": "e4m3"})],
+)
+def test_subnormal_squares_are_within_the_bound(target, name, options, dtype, eps):
+    """And expected.  Without eps nothing is promised of a row whose variance may vanish."""
+    numbers = np.random.default_rng(3).standard_normal((2, 64))
+    for size in (1e-38, 1e-20, 1e-19, 1e-18, 1e-8):
+        x = target.xp.asarray((size * numbers).astype(dtypes.NAMES[dtype]))
+        kwargs = {"eps": eps, "return_stats": True, **options}
+        found = run_and_compare(OPS[name], Call((x,), kwargs))
+        assert found.ok, f"{size}: {found}"
