@@ -13,6 +13,7 @@ from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
+from .decode_estimate import estimate_us
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # besides q's
@@ -25,7 +26,7 @@ MAX_CHUNKS = 256  # of a sequence
 CHUNKS_PER_GROUP = 8
 NUM_THREADS = 128
 _BLOCKS_PER_SM = 2  # resident at once
-_WAVES = 4  # at least, where a block computes groups: the last wave is then short
+_GROUPS = (8, 16, 32)  # chunks of a block of whole groups
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,16 @@ class DecodeConfig:
     def has_merge_kernel(self) -> bool:
         """Whether decode_merge.cu merges the partial results: kHasMergeKernel."""
         return self.tile_m > 16
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Resident at once."""
+        return _BLOCKS_PER_SM if self.threads == NUM_THREADS else 1
+
+    def merges(self, num_chunks: int) -> int:
+        """How often partial results of a sequence of so many chunks are merged through memory:
+        those of a group's chunks, those of groups."""
+        return (self.chunks_per_block == 1 < num_chunks) + (num_chunks > CHUNKS_PER_GROUP)
 
     def shared_bytes(self, dim: int, itemsize: int = 2) -> int:
         """sizeof(DecodeStorage) of 32-thread warps; with 64 it is less.  itemsize: of caches."""
@@ -119,6 +130,15 @@ class DecodeTask(NamedTuple):
         """The most chunks of a sequence of any length up to max_keys."""
         short = min(-(-self.max_keys // config.min_chunk), CHUNKS_PER_GROUP)
         return max(1, short, min(-(-self.max_keys // config.chunk), MAX_CHUNKS))
+
+    def chunks_of_longest(self, config: DecodeConfig) -> tuple[int, int]:
+        """(keys of a chunk, chunks) of a sequence of max_keys (decode/work_tile.cuh: Chunks)."""
+        size, keys = config.min_chunk, max(self.max_keys, 1)
+        while size < config.chunk and keys > size * CHUNKS_PER_GROUP:
+            size *= 2
+        while keys > size * MAX_CHUNKS:
+            size *= 2
+        return size, -(-keys // size)
 
     def num_work_tiles(self, config: DecodeConfig) -> int:
         """The blocks of the launch."""
@@ -185,19 +205,14 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
         # their own.  Measured on an H200.
         tile = replace(tile, chunk=tile.min_chunk)
     sms = num_sms or multiprocessors(arch)
-    # Blocks of whole groups, of as many as leave _WAVES waves.
-    resident = _BLOCKS_PER_SM * sms
-    groups = max(1, task.num_work_tiles(tile) // CHUNKS_PER_GROUP // (_WAVES * resident))
-    chunks = CHUNKS_PER_GROUP << (groups.bit_length() - 1)
-    # Blocks of single chunks where groups would leave SMs idle.  Measured on an H200: whole groups
-    # win from a block on nine of ten SMs.
-    if 10 * task.num_work_tiles(replace(tile, chunks_per_block=CHUNKS_PER_GROUP)) < 9 * sms:
-        chunks = 1
     plain = tile is small and not task.general and not task.cache_dtype
     full = _full_sm_tiles(arch, task.padded_dim) if plain else ()
     found: dict[DecodeConfig, None] = {}
-    for n in (chunks, 1, 8, 16, 32):
-        config = replace(tile, chunks_per_block=n)
+    # Groups, few of them, where nothing else is faster by 2%.
+    tiles = [replace(tile, chunks_per_block=n) for n in (*_GROUPS, 1)]
+    us = {config: estimate_us(task, config, sms) for config in tiles}
+    for config in sorted(tiles, key=lambda config: max(us[config], 1.02 * min(us.values()))):
+        n = config.chunks_per_block
         others = [
             replace(c, chunks_per_block=n) for c in full if c.cluster == 1 or n == CHUNKS_PER_GROUP
         ]
@@ -302,7 +317,7 @@ def variant(
         tuple(constants.items()),
         config.threads,
         cluster_size=config.cluster,
-        min_blocks=_BLOCKS_PER_SM if config.threads == NUM_THREADS else 1,
+        min_blocks=config.blocks_per_sm,
         # On sm_80, E4M3 of 256 dims spills up to 24 bytes.
         tuned=not (cache_dtype and dim == 256),
     )

@@ -135,7 +135,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     chunk_partials = max_chunks if config.chunks_per_block == 1 else 0
     partials = chunk_partials + groups
     # None where one block computes a whole sequence.
-    has_partials = max_chunks > max(1, config.chunks_per_block) or groups > 1
+    has_partials = config.merges(max_chunks) > 0
     counters = 0
     if has_partials and not config.has_merge_kernel and config.cluster == 1:
         counters = 1 + (groups if chunk_partials else 0)
