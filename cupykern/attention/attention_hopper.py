@@ -37,6 +37,7 @@ HEAD_DIMS = (
 _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
 _STORED_ROWS = 16  # a warp's
 _C = tuned.constants("sm_90a", "attention")
+_SHORTER = 0.97  # of the duration: by less small tiles are not preferred
 _MAX_SCHEDULED = 1 << 14  # tiles: of more, every block has many
 MOST_SEQUENCES = 384  # attention/scheduler_sm90.cuh: kMaxSequences
 _STEP_BYTES, _TILES_BYTES = 16, 4 * 56  # KeyStep, kTiles QueryTile
@@ -62,6 +63,20 @@ class Kind(NamedTuple):
 
 
 FORMULA_MODE = 3  # the mask is a formula
+
+
+class Queries(NamedTuple):
+    """What decides how tiles of queries fill a device.
+
+    heads: of all sequences.  sq queries, of sk keys each; offset: causal ones i keep keys
+    j <= i + offset; None: not causal.
+    """
+
+    heads: int
+    sq: int
+    sk: int
+    offset: int | None = None
+
 
 # Compiled ahead; general variants with masks, and others of the head sizes between powers of two,
 # are compiled when they are called.
@@ -133,8 +148,11 @@ def refusal(config: AttentionHopperConfig, dims: HeadDims, arch: str) -> str | N
     return None
 
 
-def configs(dims: HeadDims, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
-    """The default first.  A tile of keys lies in one block of a mask."""
+def configs(
+    dims: HeadDims, kind: Kind, queries: Queries | None = None, num_sms: int = 132
+) -> tuple[AttentionHopperConfig, ...]:
+    """The default first, of `queries` if there are any.  A tile of keys lies in one block of a
+    mask."""
     large = dims.v == 256
     if kind.mode == 1:
         return (AttentionHopperConfig(128, 32, 3) if large else AttentionHopperConfig(128, 64),)
@@ -145,8 +163,29 @@ def configs(dims: HeadDims, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
     if large:  # a box of keys is of one page
         return (AttentionHopperConfig(128, 64 if kind.paged else 80),)
     if dims.qk == 64 and not (kind.varlen or kind.general):
-        return (AttentionHopperConfig(192, 128, 3),)
+        large_tiles, small_tiles = (AttentionHopperConfig(m, 128, 3) for m in (192, 128))
+        if queries and _duration(small_tiles, queries, num_sms) < _SHORTER * _duration(
+            large_tiles, queries, num_sms
+        ):
+            return small_tiles, large_tiles
+        return large_tiles, small_tiles
     return (AttentionHopperConfig(128, 128),)
+
+
+def _duration(config: AttentionHopperConfig, queries: Queries, num_sms: int) -> float:
+    """Of the launch, in units of a row of a 192-row tile against a tile of keys.
+
+    Tiles of equal length run in rounds; causal ones go longest first, so that the longest decides,
+    or all of them.
+    """
+    q, rows = queries, config.tile_m * (_C["small_tile"] if config.tile_m < 192 else 1.0)
+    last = np.minimum(np.arange(config.tile_m, q.sq + config.tile_m, config.tile_m), q.sq)
+    if q.offset is None:
+        rounds = -(-q.heads * len(last) // num_sms)
+        return rounds * rows * (-(-q.sk // config.tile_n) + _C["tile_cost"])
+    keys = np.clip(last + q.offset, 0, q.sk)
+    tiles = rows * (-(-keys // config.tile_n) + _C["tile_cost"])
+    return max(float(tiles.max()), float(tiles.sum()) * q.heads / num_sms)
 
 
 def kind_of(task: AttentionTask) -> Kind:

@@ -224,6 +224,25 @@ def test_every_head_size_has_a_config():
                 assert attention_hopper.refusal(config, dims, "sm_90a") is None
 
 
+@pytest.mark.parametrize(
+    ("heads", "tokens", "offset", "tile_m"),
+    [
+        (96 * 16, 197, None, 128),  # 256 rows instead of 384
+        (32, 577, None, 192),  # a tile for each SM but four
+        (16, 2048, None, 128),  # both in two rounds
+        (32, 8192, None, 192),
+        (480, 1024, None, 192),
+        (480, 1024, 0, 128),  # fewer of its tiles' keys are hidden
+        (32, 8192, 0, 192),
+    ],
+)
+def test_tiles_of_heads_of_64_fill_the_device(heads, tokens, offset, tile_m):
+    queries = attention_hopper.Queries(heads, tokens, tokens, offset)
+    dims = attention_hopper.HeadDims(64, 64)
+    first, second = attention_hopper.configs(dims, attention_hopper.Kind(), queries, 132)
+    assert (first.tile_m, {first.tile_m, second.tile_m}) == (tile_m, {128, 192})
+
+
 def test_other_chips_have_none():
     dims = attention_hopper.padded(64, 64)
     assert "not sm_80" in attention_hopper.refusal(AttentionHopperConfig(128, 128), dims, "sm_80")

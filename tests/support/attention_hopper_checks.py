@@ -104,8 +104,7 @@ PROBLEMS = (
 
 def hopper(problem: AttentionProblem | VarlenProblem) -> AttentionHopperConfig:
     dims = attention_hopper.padded(problem.d, problem.dv)
-    (config,) = attention_hopper.configs(dims, hopper_kind(problem))
-    return config
+    return attention_hopper.configs(dims, hopper_kind(problem))[0]
 
 
 def compare(target, problem, config) -> check.Comparison:

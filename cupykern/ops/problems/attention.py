@@ -171,13 +171,16 @@ class AttentionProblem:
         return mask_mode(MASKS.index(self.mask), self.scale)
 
     @property
+    def position(self) -> int:
+        """Of the first query among the keys."""
+        last = self.causal_align == "bottom_right"
+        return (self.input_pos or 0) + last * (self.sk - self.sq)
+
+    @property
     def general(self) -> bool:
         """Whether it needs a general variant: windows that all queries see through do not."""
-        position = (self.input_pos or 0) + (self.causal_align == "bottom_right") * (
-            self.sk - self.sq
-        )
         left = -1 if self.options.window is None else self.options.window[0]
-        cuts = 0 <= left < self.sq - 1 + position
+        cuts = 0 <= left < self.sq - 1 + self.position
         return self.lens is not None or self.options.changes_scores or cuts
 
 
@@ -424,17 +427,18 @@ def pairs_in_window(sq: int, sk: int, causal: bool, window: tuple[int, int]) -> 
 
 
 def configs(problem: Any, arch: str) -> tuple[Any, ...]:
-    sq = (
-        max((q for q, _ in problem.lengths), default=0)
-        if hasattr(problem, "lengths")
-        else problem.sq
-    )
-    half = problem.qk_accumulate == "float16"
-    mode = problem.mode if getattr(problem, "page", None) is None else GENERAL_MODE
-    dims = problem.d, problem.dv
-    scaled = getattr(problem, "cache_dtype", None) is not None
-    kind = None if scaled else hopper_kind(problem)
-    return attention_plan.configs(dims, mode, arch, sq, kind, half, scaled)
+    p = problem
+    if hasattr(p, "lengths"):
+        longest = (max(sizes, default=0) for sizes in zip(*p.lengths, strict=True))
+        queries = attention_hopper.Queries(len(p.lengths) * p.h, *(tuple(longest) or (0, 0)))
+    else:
+        offset = p.position if p.causal else None
+        queries = attention_hopper.Queries(p.b * p.h, p.sq, p.sk, offset)
+    half = p.qk_accumulate == "float16"
+    mode = p.mode if getattr(p, "page", None) is None else GENERAL_MODE
+    scaled = getattr(p, "cache_dtype", None) is not None
+    kind = None if scaled else hopper_kind(p)
+    return attention_plan.configs((p.d, p.dv), mode, arch, queries, kind, half, scaled)
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
