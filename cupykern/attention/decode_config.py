@@ -318,7 +318,8 @@ def variant(
         config.threads,
         cluster_size=config.cluster,
         min_blocks=config.blocks_per_sm,
-        # E4M3 of 256 dims spills up to 24 bytes on sm_80, with a formula 8 of 128 dims (sm_90a: 32).
+        # E4M3 of 256 dims spills up to 24 bytes on sm_80, that of 128 dims with a formula 8 (32 on
+        # sm_90a).
         tuned=not (cache_dtype and (dim == 256 or formulas)),
     )
     if formulas is None:
