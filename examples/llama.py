@@ -130,6 +130,7 @@ class Engine:
     """Continuous batching: up to `slots` sequences decode together, others wait.
 
     pages: of `page` tokens each, that all sequences share.  room: the most tokens of a sequence.
+    cache: the format of keys and values, a name of `caches.FORMATS`.
     choose: gives the next tokens, as the function `choose`.
     """
 
@@ -142,13 +143,14 @@ class Engine:
         room: int = 2048,
         page: int = 64,
         pages: int | None = None,
+        cache: str = "16bit",
         choose: Chooser = choose,
     ):
         self._decoder, self._target = decoder, targets.get(target)
         self._choose = choose
         xp, per_sequence = self._target.xp, -(-room // page)
         self._page, self._free = page, list(range(pages or slots * per_sequence))[::-1]
-        dtype = decoder.embedding.dtype
+        dtype = caches.dtype_of(cache, decoder.embedding.dtype)
         self._cache = caches.paged(
             decoder.config, slots, len(self._free), dtype, target, page=page, room=room
         )
@@ -306,6 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=8, help="sequences that decode together")
     parser.add_argument("--room", type=int, default=2048, help="the most tokens of a sequence")
     parser.add_argument("--weights", choices=FORMATS, help="default: as they are stored")
+    parser.add_argument("--cache", choices=caches.FORMATS, default="16bit", help="keys, values")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--target", choices=("cuda", "hip", "host"), help="default: the GPU")
     parser.add_argument("--parallel", choices=("tensor",), help="split over the ranks of mpiexec")
@@ -319,8 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         decoder = load(args.folder, args.dtype, args.weights, args.target, comm)
         tokenizer = tokenizers.Tokenizer.from_file(str(args.folder / "tokenizer.json"))
         prompts = [tokenizer.encode(text).ids for text in args.prompt]
-        how = {} if comm is None else {"choose": chooser_of(comm)}
-        engine = Engine(decoder, args.target, slots=args.slots, room=args.room, **how)
+        how: dict[str, Any] = {} if comm is None else {"choose": chooser_of(comm)}
+        how |= {"slots": args.slots, "room": args.room, "cache": args.cache}
+        engine = Engine(decoder, args.target, **how)
         first = comm is None or comm.rank == 0  # that prints
         texts, times = Texts(tokenizer, len(prompts)), [time.perf_counter()]
         options = args.tokens, end_tokens(args.folder), args.temperature, args.seed

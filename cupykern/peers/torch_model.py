@@ -33,8 +33,8 @@ def _parts(op: str, call: Call) -> tuple[Callable[[], Any], Callable[[Any], Any]
     numbers.
 
     op: "decode" or "prefill".  call: (decoder, tokens, cache, start) of cupykern.tools.model: start
-    tokens of each sequence come before.  None for what this peer lacks: weights of 8 bits, windows
-    that hide something, soft caps.
+    tokens of each sequence come before.  None for what this peer lacks: weights and caches of 8
+    bits, windows that hide something, soft caps.
     """
     import torch
 
@@ -42,6 +42,8 @@ def _parts(op: str, call: Call) -> tuple[Callable[[], Any], Callable[[Any], Any]
     config, n = decoder.config, tokens.shape[1]
     linears = [linear for layer in decoder.layers for linear in layer.linears]
     if any(linear.weight.dtype != decoder.embedding.dtype for linear in linears):
+        return None
+    if cache.scales is not None:
         return None
     if config.softcap or config.logit_softcap or config.gate != "silu":
         return None

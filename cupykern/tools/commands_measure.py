@@ -11,6 +11,7 @@ import click
 
 from .. import OPS, targets
 from ..op import Op
+from .model.cache import FORMATS as CACHES
 from .model.linear import FORMATS
 from .options import (
     Failure,
@@ -220,6 +221,9 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
 @click.option("--weights", type=click.Choice(FORMATS),
               help="Of a model: 16bit (the default); int8 and e4m3, with a scale for each output; "
               "e4m3-blocks, of 128 x 128; fp8, likewise, and activations in FP8 too.")  # fmt: skip
+@click.option("--cache", type=click.Choice(CACHES),
+              help="Of a model, for keys and values: 16bit (the default); e4m3 and int8, with a "
+              "scale for each token and head.")  # fmt: skip
 @click.option("--parallel", callback=parse_names, metavar="STEPS",
               help="Instead steps on the ranks of mpiexec, and on one of them, with commas: mlp, "
               "attention, decode (of --model), or all.")  # fmt: skip
@@ -258,6 +262,7 @@ def bench(
     prefill: tuple[int, ...] | None,
     layers: int | None,
     weights: str | None,
+    cache: str | None,
     parallel: tuple[str, ...] | None,
     all_rows: bool,
     against: tuple[str, ...] | None,
@@ -310,7 +315,7 @@ def bench(
     if parallel is not None:
         from .ranks.command import RanksRun, bench_parallel
 
-        if others or dtype_names or prefill or weights:
+        if others or dtype_names or prefill or weights or cache:
             raise click.UsageError(
                 "--parallel goes with --model, --batch, --context, --layers, --against and --json"
             )
@@ -324,13 +329,13 @@ def bench(
             raise click.UsageError("--model goes with options of models, --against and --json")
         run_of = ModelRun(
             *(model, batch, context, layers, prefill),
-            weights or "16bit", _of_model(dtype_names),
+            weights or "16bit", _of_model(dtype_names), cache or "16bit",
         )  # fmt: skip
         with lock(wait):
             return bench_model(run_of, where, settings, against or (), json_path)
-    if any(value is not None for value in (batch, context, prefill, layers, weights)):
+    if any(value is not None for value in (batch, context, prefill, layers, weights, cache)):
         raise click.UsageError(
-            "--batch, --context, --prefill, --layers, --weights are of a --model"
+            "--batch, --context, --prefill, --layers, --weights, --cache are of a --model"
         )
     of_suite = None
     if suite is None:

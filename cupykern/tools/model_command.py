@@ -36,7 +36,8 @@ _HOST_BATCHES, _HOST_CONTEXT, _HOST_LAYERS, _HOST_PREFILL = (1, 3), 40, 2, 24
 class ModelRun:
     """What is asked for; None: the target's default.
 
-    prefill: lengths of prompts.  weights: a name of model.linear.FORMATS.
+    prefill: lengths of prompts.  weights: a name of model.linear.FORMATS, cache: of
+    model.cache.FORMATS.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelRun:
     prefill: tuple[int, ...] | None = None
     weights: str = "16bit"
     dtype: str = "bfloat16"
+    cache: str = "16bit"
 
     def on(self, target: str) -> ModelRun:
         """With the target's defaults: on the host of a step that takes seconds."""
@@ -60,8 +62,9 @@ class ModelRun:
 
     @property
     def steps(self) -> list[Step]:
-        decode = [Step(DECODE, batch, self.context or CONTEXT) for batch in self.batches or ()]
-        return decode + [Step(PREFILL, 1, tokens) for tokens in self.prefill or ()]
+        sizes = [(DECODE, batch, self.context or CONTEXT) for batch in self.batches or ()]
+        sizes += [(PREFILL, 1, tokens) for tokens in self.prefill or ()]
+        return [Step(*size, self.cache) for size in sizes]
 
 
 def small(config: configs.ModelConfig) -> configs.ModelConfig:
@@ -113,7 +116,12 @@ def bench_model(
             document = results.document(
                 rows, target, settings.record(target), {}, state, interrupted
             )
-            model = {"name": run.name, "layers": run.layers, "weights": run.weights}
+            model = {
+                "name": run.name,
+                "layers": run.layers,
+                "weights": run.weights,
+                "cache": run.cache,
+            }
             document |= {"kind": "model", "model": model}
             Path(json_path).write_text(to_json(document), encoding="utf-8")
     return 0 if rows and all(row.ok for row in rows) else 1
@@ -158,8 +166,8 @@ def _print(run: ModelRun, rows: Sequence[results.Row], target: Target) -> None:
             *("floor ms", "% of floor", "time / ours", "error/limit", "verified"),
         ),
         lines,
-        f"{run.layers} layers, {run.dtype}, weights {run.weights}; floor: weights and cache at "
-        f"the speed of a plain read in the same run.  {title_of(target)}",
+        f"{run.layers} layers, {run.dtype}, weights {run.weights}, cache {run.cache}; floor: "
+        f"weights and cache at the speed of a plain read in the same run.  {title_of(target)}",
     )
     print_notes(rows)
 

@@ -385,19 +385,21 @@ def _suite_cells(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _model_table(documents: Iterable[dict[str, Any]]) -> str:
-    """Of the latest run of each model and format of weights on each device, a line a step.
+    """Of the latest run of each model and formats of weights and cache on each device, a line a
+    step.
 
     documents: the oldest first.
     """
-    latest_of = {
-        (document["machine"]["device"], *sorted(document["model"].items())): document
-        for document in documents
-    }
+    what = "{layers} layers of `{name}`, weights {weights}, cache {cache}. "
+    latest_of = {}
+    for document in documents:
+        of_model = what.format(**{"cache": "16bit"} | document["model"])
+        latest_of[document["machine"]["device"], of_model] = document
     return "\n".join(
-        "{layers} layers of `{name}`, weights {weights}. ".format(**document["model"])
-        + _caption(document["machine"]["device"], [(document, None)])
+        of_model
+        + _caption(device, [(document, None)])
         + markdown(model_rows.lines(document["rows"], _peer_cell), left=1)
-        for document in latest_of.values()
+        for (device, of_model), document in latest_of.items()
     )
 
 

@@ -104,6 +104,7 @@ def test_the_command_writes_texts(folder, capsys):
     write_tokenizer(folder)
     command = [str(folder), "--target", "host", "--tokens", "4", "--slots", "2", "--room", "16"]
     command += ["--weights", "e4m3"] if "qwen3" in folder.name else []
+    command += ["--cache", "int8"] if "mistral" in folder.name else []
     prompts = ["w5 w6 w7", "w9"]
     both = [option for prompt in prompts for option in ("--prompt", prompt)]
     assert llama.main([*command, *both]) == 0

@@ -32,8 +32,13 @@ def test_logits_are_nearly_as_exact_as_ours(step, config):
 
 
 def test_what_it_lacks_is_no_peer():
-    step, host = measure.Step("decode", 1, 9), targets.get("host")
-    for change, weights in (({"softcap": 3.0}, "16bit"), ({}, "int8")):
+    host = targets.get("host")
+    for change, weights, cache in (
+        ({"softcap": 3.0}, "16bit", "16bit"),
+        ({}, "int8", "16bit"),
+        ({}, "16bit", "e4m3"),
+    ):
+        step = measure.Step("decode", 1, 9, cache)
         decoder = random_decoder(replace(PLAIN, **change), "float16", weights, target="host")
         call = Call((decoder, np.zeros((1, 1)), measure.made_cache(decoder, step, host), 8))
         assert torch_model.step("decode", call) is None

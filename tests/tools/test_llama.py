@@ -131,11 +131,13 @@ def generated(decoder, prompts, count=5, target="host", **options):
     return found
 
 
-def test_tokens_are_the_likeliest_ones(target):
+@pytest.mark.parametrize("cache", caches.FORMATS)
+def test_tokens_are_the_likeliest_ones(cache, target):
     """Sequences of different lengths, more than slots, that come and go."""
     decoder = decoder_of(config_of(CONFIG), "llama", tensors_of(CONFIG), target=target.name)
-    found = generated(decoder, PROMPTS, target=target.name)
-    empty = caches.contiguous(decoder.config, 1, 16, "bfloat16", target.name)
+    found = generated(decoder, PROMPTS, target=target.name, cache=cache)
+    dtype = caches.dtype_of(cache, decoder.embedding.dtype)
+    empty = caches.contiguous(decoder.config, 1, 16, dtype, target.name)
     for prompt, tokens in zip(PROMPTS, found, strict=True):
         assert len(tokens) == 5
         for i, token in enumerate(tokens):

@@ -15,6 +15,7 @@ from cupykern.tools.model import cache as caches
 from cupykern.tools.model import linear, reference
 from cupykern.tools.model.config import LayerKind, ModelConfig, Positions, public, public_names
 from cupykern.tools.model.graph import Graph
+from cupykern.tools.model.measure import Step, made_cache, tokens_of
 from cupykern.tools.model.random_weights import random_decoder
 from cupykern.tools.model.reference import Expected
 
@@ -35,6 +36,11 @@ CASES = {
     "e4m3-blocks": (WIDE, "bfloat16", "e4m3-blocks"),
     "fp8": (WIDE, "bfloat16", "fp8"),
 }
+CACHES = {
+    "e4m3": (PLAIN, "bfloat16", "float8_e4m3fn"),
+    "int8": (GEMMA, "float16", "int8"),
+    "int8-qwen": (QWEN, "float16", "int8"),
+}
 TOKENS = np.random.default_rng(7).integers(0, 96, (2, 9))
 PREFILLED = 6
 
@@ -48,7 +54,9 @@ def nan_cache(paged, config, dtype, target):
     else:
         cache = caches.contiguous(config, 2, 16, dtype, target.name)
     for array in (*cache.keys, *cache.values):
-        array.view(np.uint16).fill(0xFFFF)
+        array.view(f"u{array.itemsize}").fill(0xFFFF if array.itemsize == 2 else 0x7F)
+    for scale in (x for pair in cache.scales or () for x in pair):
+        scale.fill(np.nan)
     return cache
 
 
@@ -67,8 +75,9 @@ def steps(decoder, cache, target):
     return to_numpy(first), to_numpy(last)
 
 
-def expected(decoder, target, count):
-    empty = caches.contiguous(decoder.config, 2, 16, "float16", target.name)
+def expected(decoder, target, count, dtype="float16"):
+    """dtype: of a cache that has nothing yet."""
+    empty = caches.contiguous(decoder.config, 2, 16, dtype, target.name)
     return Expected.of(decoder, target.xp.asarray(TOKENS[:, :count]), empty, [0, 0])
 
 
@@ -83,6 +92,66 @@ def test_logits_are_as_exact_as_rounding_allows(name, paged, target):
     for logits, count in zip(found, (PREFILLED, TOKENS.shape[1]), strict=True):
         assert logits.shape == (2, 96) and logits.dtype == np.float32
         assert expected(decoder, target, count).error_over_limit(target.xp.asarray(logits)) <= 1
+
+
+@pytest.mark.in_turn("name", "paged")
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("name", CACHES)
+def test_logits_with_caches_of_8_bits(name, paged, target):
+    """Prefilled in two parts, then token by token; what 16 bits are allowed would not do."""
+    config, dtype, cache_dtype = CACHES[name]
+    decoder = random_decoder(config, dtype, target=target.name)
+    found = steps(decoder, nan_cache(paged, config, cache_dtype, target), target)
+    for logits, count in zip(map(target.xp.asarray, found), (PREFILLED, 9), strict=True):
+        assert expected(decoder, target, count, cache_dtype).error_over_limit(logits) <= 1
+        assert expected(decoder, target, count).error_over_limit(logits) > 1
+
+
+@pytest.mark.parametrize("cache", ["e4m3", "int8"])
+def test_codes_that_a_cache_has_count_as_they_are(cache):
+    """Of a decode step over stored codes only the new token is rounded; a wrong scale shows."""
+    host, decoder = targets.get("host"), random_decoder(PLAIN, "bfloat16", target="host")
+    step = Step("decode", 2, 40, cache)
+    tokens, filled = tokens_of(PLAIN, step, 0), made_cache(decoder, step, host)
+    logits = decoder.decode(tokens[:, 0], filled)
+    exact = Expected.of(decoder, tokens, filled, [39, 39])
+    assert exact.error_over_limit(logits) <= 1
+    in_16_bits = made_cache(decoder, Step("decode", 2, 40), host)
+    assert exact.rms < 2 * Expected.of(decoder, tokens, in_16_bits, [39, 39]).rms
+    for part in (0, 1):
+        wrong = replace(filled, scales=[tuple(map(np.copy, pair)) for pair in filled.scales])
+        for pair in wrong.scales:
+            pair[part][:, 1, :20] *= 1.2
+        assert Expected.of(decoder, tokens, wrong, [39, 39]).error_over_limit(logits) > 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int8"])
+def test_bytes_of_a_token_in_a_cache(dtype):
+    """Of 2 layers with 2 KV heads of 16, and of 8 bits a scale for each head."""
+    contiguous = caches.contiguous(PLAIN, 3, 8, dtype, "host")
+    paged = caches.paged(PLAIN, 3, 5, dtype, "host", page=4, room=8)
+    bytes_of_head = 32 if dtype == "bfloat16" else 16 + 4
+    for cache in (contiguous, paged):
+        assert cache.nbytes_per_token == 2 * 2 * 2 * bytes_of_head
+        assert (cache.scales is None) == (dtype == "bfloat16")
+        whole = [*cache.keys, *cache.values, *(x for pair in cache.scales or () for x in pair)]
+        tokens = 24 if cache is contiguous else 20
+        assert sum(x.nbytes for x in whole) == tokens * cache.nbytes_per_token
+
+
+def test_a_sequence_of_a_cache_of_8_bits_is_a_view():
+    for cache in (
+        caches.contiguous(PLAIN, 2, 8, "int8", "host"),
+        caches.paged(PLAIN, 2, 4, "int8", "host", page=4, room=8),
+    ):
+        one = cache.sequence(1)
+        for whole, part in zip(cache.scales, one.scales, strict=True):
+            assert all(map(np.shares_memory, whole, part))
+        if cache.block_table is None:
+            assert one.scales[0][0].shape == (1, 2, 8) == one.keys[0].shape[:3]
+            pages = cache.as_pages()
+            assert pages.room == cache.room and np.shares_memory(pages.keys[0], cache.keys[0])
+            assert pages.scales[0][0].shape == pages.keys[0].shape[:3] == (2, 8, 2)
 
 
 @pytest.mark.parametrize(
@@ -169,10 +238,11 @@ def test_dequantized_weights_are_near():
         assert error < {"16bit": 1e-9, "int8": 0.01}.get(name, 0.04)
 
 
-def test_a_layer_is_eight_launches():
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_a_layer_is_eight_launches(cache_dtype):
     """And two more for the logits: norm and head."""
     decoder = random_decoder(PLAIN, "bfloat16", target="host")
-    cache = nan_cache(False, PLAIN, "bfloat16", targets.get("host"))
+    cache = nan_cache(False, PLAIN, cache_dtype, targets.get("host"))
     decoder.prefill(TOKENS[:, :3], cache)
     cache.set_lengths([3, 3])
     with jit.noting() as launches:

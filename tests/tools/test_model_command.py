@@ -37,10 +37,11 @@ def path(tmp_path):
 
 
 def test_what_is_printed(capsys):
-    assert main([*COMMAND, "llama3-8b", "--weights", "int8", "--dtype", "float16"]) == 0
+    options = ["--weights", "int8", "--cache", "e4m3", "--dtype", "float16"]
+    assert main([*COMMAND, "llama3-8b", *options]) == 0
     out, err = capsys.readouterr()
     assert "host emulation: llama3-8b with 1 layers of 128" in err
-    assert "1 layers, float16, weights int8" in out
+    assert "1 layers, float16, weights int8, cache e4m3;" in out
     lines = [line.split() for line in out.splitlines() if line.startswith("llama3-8b ")]
     assert [line[1:5] for line in lines] == [
         ["decode", "2", "5", "cupykern"],
@@ -55,7 +56,8 @@ def test_what_is_written(path):
     document = json.loads(path.read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     assert document["kind"] == "model"
-    assert document["model"] == {"name": "qwen3-8b", "layers": 1, "weights": "16bit"}
+    model = {"name": "qwen3-8b", "layers": 1, "weights": "16bit", "cache": "16bit"}
+    assert document["model"] == model
     assert [(row["op"], row["shape"]) for row in document["rows"]] == [
         ("qwen3-8b decode", [2, 5]),
         ("qwen3-8b prefill", [1, 3]),
@@ -72,11 +74,17 @@ def test_the_table(path, tmp_path):
         row["results"].append(peer)
     (tmp_path / "m.json").write_text(stored.to_json(document))
     lines = report.all_tables(tmp_path)["model"].splitlines()
-    assert lines[0].startswith("1 layers of `qwen3-8b`, weights 16bit. NVIDIA X")
+    assert lines[0].startswith("1 layers of `qwen3-8b`, weights 16bit, cache 16bit. NVIDIA X")
     assert lines[-2:] == [
         "| decode | 2 | 5 | 200.0 | 150.0 | 75.0 | 10000 | 400 (2.00x) |",
         "| prefill | 1 | 3 | 500.0 | - | - | 6000 | 1000 (2.00x) |",
     ]
+    del document["model"]["cache"]  # as in files that were written before there were formats
+    for name, change in (("old", {}), ("e4m3", {"cache": "e4m3"})):
+        other = {**document, "model": document["model"] | change}
+        (tmp_path / f"{name}.json").write_text(stored.to_json(other))
+    heads = [x for x in report.all_tables(tmp_path)["model"].splitlines() if "layers of" in x]
+    assert [x.split(". ")[0].rpartition(" ")[2] for x in heads] == ["e4m3", "16bit"]
 
 
 @pytest.mark.parametrize(
@@ -106,14 +114,19 @@ def test_a_wrong_step_is_not_timed(monkeypatch, capsys):
     assert " NO" in capsys.readouterr().out
 
 
-def test_work_of_a_step():
-    """Counted by hand, for two sequences of which one token or three are new."""
+@pytest.mark.parametrize("cache_format, head", [("16bit", 4 * 2), ("int8", 4 + 4)])
+def test_work_of_a_step(cache_format, head):
+    """Counted by hand, for two sequences of which one token or three are new.
+
+    head: bytes of a key or value, with its scale.
+    """
     config = ModelConfig(10, 8, 12, 2, 1, 4, (LayerKind(),) * 3)
     decoder = random_decoder(config, "float16", target="host")
     host, weights = targets.get("host"), 3 * (8 * 16 + 8 * 8 + 3 * 8 * 12)
-    for step, pairs in ((measure.Step("decode", 2, 7), 7), (measure.Step("prefill", 2, 3), 6)):
+    for kind, tokens, pairs in (("decode", 7, 7), ("prefill", 3, 6)):
+        step = measure.Step(kind, 2, tokens, cache_format)
         cache = measure.made_cache(decoder, step, host)
-        found, rows, token = measure.work(decoder, step, cache), 2 * step.count, 3 * 2 * 4 * 2
+        found, rows, token = measure.work(decoder, step, cache), 2 * step.count, 3 * 2 * head
         before = 2 * step.start * token
         assert found.bytes_read == 2 * (weights + 10 * 8) + rows * 8 * 2 + before
         assert found.bytes_written == rows * token + 2 * 10 * 4

@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from ... import empty, targets
+from ... import dtypes, empty, targets
 from ...numerics import namespace
 from .config import ModelConfig
+
+FORMATS = ("16bit", "e4m3", "int8")
+"""Of keys and values: as the activations are, or of 8 bits with a scale for each token and head."""
+
+
+def dtype_of(name: str, activations: Any) -> np.dtype:
+    """The dtype of a cache in a format of FORMATS."""
+    return dtypes.QUANTIZED.get(name, np.dtype(activations))
 
 
 @dataclass
@@ -22,6 +30,8 @@ class Cache:
         number of its tokens, one more.  -1 and 0: there is no sequence.
     active: int32 (B,) on the device: 1 of the sequences that a decode step lengthens, else 0.
     block_table: int32 (B, max_pages) on the device; None: contiguous.
+    scales: of 8 bits, those of keys and of values for each layer, float32, a number for each token
+        and head: of the shape of keys without D.  `rope_and_cache` fills them.
     """
 
     keys: list[Any]
@@ -29,13 +39,16 @@ class Cache:
     counters: Any
     active: Any
     block_table: Any = None
+    scales: list[tuple[Any, Any]] | None = None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of `rope_and_cache`, `decode_attention` and `attention_varlen`."""
-        if self.block_table is None:
-            return {}
-        return {"block_table": self.block_table, "layout": "nhd"}
+    def options(self, number: int) -> dict[str, Any]:
+        """Of `rope_and_cache`, `decode_attention` and `attention_varlen` in layer `number`."""
+        found: dict[str, Any] = {}
+        if self.block_table is not None:
+            found |= {"block_table": self.block_table, "layout": "nhd"}
+        if self.scales is not None:
+            found |= zip(("k_scale", "v_scale"), self.scales[number], strict=True)
+        return found
 
     @property
     def room(self) -> int:
@@ -46,10 +59,11 @@ class Cache:
 
     @property
     def nbytes_per_token(self) -> int:
-        """Of the keys and values of one token, in all layers."""
+        """Of the keys and values of one token and of their scales, in all layers."""
         first = self.keys[0]
         heads = first.shape[2 if self.block_table is not None else 1]
-        return 2 * len(self.keys) * heads * first.shape[3] * first.itemsize
+        of_scale = 0 if self.scales is None else self.scales[0][0].itemsize
+        return 2 * len(self.keys) * heads * (first.shape[3] * first.itemsize + of_scale)
 
     def sequence(self, i: int) -> Cache:
         """Of sequence i alone; it shares the memory."""
@@ -60,7 +74,18 @@ class Cache:
         if self.block_table is not None:
             return replace(self, block_table=self.block_table[i : i + 1], **part)
         keys, values = ([x[i : i + 1] for x in of] for of in (self.keys, self.values))
+        if self.scales is not None:
+            part["scales"] = [(k[i : i + 1], v[i : i + 1]) for k, v in self.scales]
         return replace(self, keys=keys, values=values, **part)
+
+    def as_pages(self) -> Cache:
+        """A contiguous cache with a page for each sequence; it shares the memory."""
+        xp, part = namespace(self.keys[0]), {}
+        if self.scales is not None:
+            part["scales"] = [(k.swapaxes(1, 2), v.swapaxes(1, 2)) for k, v in self.scales]
+        keys, values = ([x.swapaxes(1, 2) for x in of] for of in (self.keys, self.values))
+        table = xp.arange(len(keys[0]), dtype=np.int32)[:, None]
+        return replace(self, keys=keys, values=values, block_table=table, **part)
 
     def set_lengths(self, lengths: Any, active: Any = None) -> None:
         """lengths: int32 (B,) of either side: the tokens of each sequence that are in the cache.
@@ -75,7 +100,10 @@ class Cache:
 def contiguous(
     config: ModelConfig, batch: int, room: int, dtype: Any, target: str | None = None
 ) -> Cache:
-    """An empty cache for `room` tokens of each sequence."""
+    """An empty cache for `room` tokens of each sequence.
+
+    dtype: that of the activations, or float8_e4m3fn or int8: then it has scales.
+    """
     return _new(config, (batch, config.kv_heads, room, config.head_dim), batch, dtype, target)
 
 
@@ -90,7 +118,7 @@ def paged(
     room: int,
 ) -> Cache:
     """`pages` pages of `page` tokens that `batch` sequences of up to `room` tokens share; the table
-    has none of them yet (-1)."""
+    has none of them yet (-1).  dtype: as for `contiguous`."""
     found = _new(config, (pages, page, config.kv_heads, config.head_dim), batch, dtype, target)
     table = targets.get(target).xp.full((batch, -(-room // page)), -1, np.int32)
     return replace(found, block_table=table)
@@ -103,4 +131,8 @@ def _new(
     keys, values = ([empty(shape, dtype, target) for _ in range(layers)] for _ in range(2))
     counters = xp.zeros((2, batch), np.int32)
     counters[0] = -1
-    return Cache(keys, values, counters, xp.zeros(batch, np.int32))
+    found = Cache(keys, values, counters, xp.zeros(batch, np.int32))
+    if keys and keys[0].itemsize == 1:
+        pairs = [[empty(shape[:3], "float32", target) for _ in "kv"] for _ in range(layers)]
+        found.scales = [(k, v) for k, v in pairs]
+    return found

@@ -20,6 +20,9 @@ from .cache import Cache
 from .config import LayerKind, ModelConfig
 from .linear import Linear
 
+_Attend = Callable[[Any, int, dict[str, Any]], Any]
+"""(queries, number of the layer, options of attention) -> the result of attention."""
+
 _GELU_GATE = "0.5 * acc * (1 + tanh(0.7978845608028654 * (acc + 0.044715 * acc * acc * acc))) * up"
 
 
@@ -76,18 +79,14 @@ class Decoder:
         if cache.block_table is not None:
             return self.append(tokens.reshape(-1), [n] * batch, [start] * batch, cache)
         _check_room(cache, start + n)
-        positions = namespace(tokens).arange(start, start + n, dtype=np.int32)
-
-        def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
-            keys, values = (
-                of[number][:, :, : start + n].transpose(0, 2, 1, 3)
-                for of in (cache.keys, cache.values)
-            )
-            return cupykern.attention(
-                *(q, keys, values), causal=True, causal_align="bottom_right", layout="bshd",
-                **options,
-            )  # fmt: skip
-
+        xp = namespace(tokens)
+        positions = xp.arange(start, start + n, dtype=np.int32)
+        if cache.scales is None:
+            attend = _over_cache(cache, start + n)
+        else:  # `attention` takes no scales
+            cu_seqlens = xp.arange(0, batch * n + 1, n, dtype=np.int32)
+            lens = xp.full(batch, start + n, np.int32)
+            attend = _over_pages(cache.as_pages(), cu_seqlens, lens, n, start + n)
         x, change = self._run(tokens, positions, cache, attend)
         last = (a.reshape(batch, n, -1)[:, -1] for a in (x, change))
         return self._logits(*last)
@@ -112,14 +111,7 @@ class Decoder:
         cu_seqlens, lens = xp.asarray(offsets), xp.asarray(before + new)
         most_new, most = int(new.max()), int((before + new).max())
         _check_room(cache, most)
-
-        def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
-            keys, values = cache.keys[number], cache.values[number]
-            return cupykern.attention_varlen(
-                q[:, 0], keys, values, cu_seqlens, max_seqlen_q=most_new, max_seqlen_k=most,
-                seq_lens_k=lens, causal=True, **cache.options, **options,
-            )  # fmt: skip
-
+        attend = _over_pages(cache, cu_seqlens, lens, most_new, most)
         # To the other ops each token is a sequence.
         by_token = replace(cache, block_table=cache.block_table[xp.asarray(of_tokens)])
         x, change = self._run(tokens[:, None], xp.asarray(positions[:, None]), by_token, attend)
@@ -139,14 +131,12 @@ class Decoder:
             keys, values = cache.keys[number], cache.values[number]
             q = q.transpose(0, 2, 1, 3)
             return cupykern.decode_attention(
-                q, keys, values, seq_lens=lengths, **cache.options, **options
+                q, keys, values, seq_lens=lengths, **cache.options(number), **options
             )
 
         return self._logits(*self._run(tokens[:, None], positions, cache, attend))
 
-    def _run(
-        self, tokens: Any, positions: Any, cache: Cache, attend: Callable[..., Any]
-    ) -> tuple[Any, Any]:
+    def _run(self, tokens: Any, positions: Any, cache: Cache, attend: _Attend) -> tuple[Any, Any]:
         """(x, change), (B n, hidden) each: what comes out of the layers is their sum."""
         config, eps, (batch, n) = self.config, self.config.norm_eps, tokens.shape
         x, change = self.embedding[tokens.reshape(-1)], None
@@ -175,7 +165,7 @@ class Decoder:
             *(qkv[:, :, : config.heads], qkv[:, :, config.heads : both], qkv[:, :, both:]),
             *(positions, cache.keys[number], cache.values[number]),
             inv_freq=inv_freq, attention_factor=factor, eps=config.norm_eps,
-            q_weight=layer.q_norm, k_weight=layer.k_norm, **cache.options,
+            q_weight=layer.q_norm, k_weight=layer.k_norm, **cache.options(number),
         )  # fmt: skip
 
     def _gated(self, layer: Layer, y: Any) -> Any:
@@ -190,6 +180,33 @@ class Decoder:
             return self.head(y, out_dtype=np.float32)
         capped = {"epilogue": "cap * tanh(acc / cap)", "operands": {"cap": cap}}
         return self.head(y, out_dtype=np.float32, **capped)
+
+
+def _over_cache(cache: Cache, count: int) -> _Attend:
+    """Attention of the last of `count` tokens of each sequence of a contiguous cache."""
+
+    def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
+        keys, values = (
+            of[number][:, :, :count].transpose(0, 2, 1, 3) for of in (cache.keys, cache.values)
+        )
+        return cupykern.attention(
+            *(q, keys, values), causal=True, causal_align="bottom_right", layout="bshd", **options
+        )
+
+    return attend
+
+
+def _over_pages(cache: Cache, cu_seqlens: Any, lens: Any, most_new: int, most: int) -> _Attend:
+    """Attention of new tokens of sequences that have `lens` tokens with them."""
+
+    def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
+        return cupykern.attention_varlen(
+            q.reshape(-1, *q.shape[2:]), cache.keys[number], cache.values[number], cu_seqlens,
+            max_seqlen_q=most_new, max_seqlen_k=most, seq_lens_k=lens, causal=True,
+            **cache.options(number), **options,
+        )  # fmt: skip
+
+    return attend
 
 
 def _check_room(cache: Cache, tokens: int) -> None:

@@ -36,11 +36,12 @@ _MOST_READ = 2**32  # bytes; what is more takes as long in proportion
 @dataclass(frozen=True)
 class Step:
     """decode: one token of each of `batch` sequences, the last of `tokens`.  prefill: a sequence of
-    `tokens` tokens."""
+    `tokens` tokens.  cache: its format, a name of cache.FORMATS."""
 
     kind: str
     batch: int
     tokens: int
+    cache: str = "16bit"
 
     @property
     def count(self) -> int:
@@ -177,13 +178,17 @@ def made_cache(
 ) -> Cache:
     """Contiguous, with room for the step.  For decoding it has all tokens but the last, and no
     sequence is active, so that every run of the step is the same."""
-    dtype = decoder.embedding.dtype
+    dtype = caches.dtype_of(step.cache, decoder.embedding.dtype)
     cache = caches.contiguous(decoder.config, step.batch, step.tokens, dtype, target.name)
     if step.kind == DECODE:
         for i, array in enumerate((*cache.keys, *cache.values) if contents else ()):
-            array[...] = bench_values(
-                array.shape, dtypes.NAMES[str(dtype)], seed + i % 8, target.xp
-            )
+            found = bench_values(array.shape, dtype, seed + i % 8, target.xp)
+            bits = f"u{dtype.itemsize}"  # CuPy copies no FP8
+            array.view(bits)[...] = found.view(bits)
+        for i, scales in enumerate(cache.scales or () if contents else ()):
+            for j, scale in enumerate(scales):
+                random = bench_values(scale.shape, dtypes.float32, seed + i + j, target.xp)
+                scale[...] = target.xp.exp2(random / 4 - (5 if dtype == dtypes.int8 else 0))
         lengths = np.full(step.batch, step.tokens, np.int32)
         cache.set_lengths(lengths, active=np.zeros_like(lengths))
     return cache

@@ -2,7 +2,8 @@
 
 By its contract an op's rms error is at most RMS_LIMIT times what rounding once makes expected, and
 to first order later ops are linear in the errors of earlier ones.  So a model's rms error must not
-exceed RMS_LIMIT times that of `Rounded`.
+exceed RMS_LIMIT times that of `Rounded`.  Tokens that a cache has are what it stores, also as codes
+of 8 bits times their scales; those of new tokens are rounded like any result.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...check import RMS_LIMIT
-from ...numerics import as_float64, finfo, namespace
+from ...numerics import as_float64, namespace
+from ...reference.quantize import LARGEST, scale_of
 from .cache import Cache
 from .config import ModelConfig
 from .decoder import Decoder, Layer
@@ -33,10 +35,15 @@ class Exact:
         """What `linear` multiplies."""
         return x
 
+    def cached(self, x: Any, dtype: np.dtype) -> Any:
+        """What a cache of `dtype` has of keys or values (..., head_dim)."""
+        return x
+
 
 @dataclass(frozen=True)
 class Rounded(Exact):
-    """Results are rounded to `dtype`, activations of Fp8Blocks to e4m3 in blocks."""
+    """Results are rounded to `dtype`, activations of Fp8Blocks to e4m3 in blocks, what goes in a
+    cache of 8 bits to these, with a scale for each token and head."""
 
     dtype: Any
 
@@ -46,14 +53,19 @@ class Rounded(Exact):
     def activations(self, x: Any, linear: Linear) -> Any:
         if not isinstance(linear, Fp8Blocks):
             return x
-        xp, largest = namespace(x), finfo(linear.weight.dtype).max
-        found = xp.empty_like(x)
+        found = namespace(x).empty_like(x)
         for i in range(0, x.shape[-1], BLOCK):
-            part = x[..., i : i + BLOCK]
-            scale = abs(part).max(-1, keepdims=True) / largest
-            scale = xp.where(scale > 0, scale, 1.0)
-            found[..., i : i + BLOCK] = _to_e4m3(part / scale) * scale
+            found[..., i : i + BLOCK] = _quantized(x[..., i : i + BLOCK], linear.weight.dtype)
         return found
+
+    def cached(self, x: Any, dtype: np.dtype) -> Any:
+        return _quantized(x, dtype) if dtype in LARGEST else self.stored(x)
+
+
+def _quantized(x: Any, dtype: np.dtype) -> Any:
+    """x as codes with a scale for each vector along its last axis."""
+    scale = scale_of(abs(x).max(-1, keepdims=True), dtype)
+    return (namespace(x).rint if dtype == np.int8 else _to_e4m3)(x / scale) * scale
 
 
 def _to_e4m3(x: Any) -> Any:
@@ -79,7 +91,8 @@ def logits(decoder: Decoder, tokens: Any, cache: Cache, start: Any, rounding: Ex
         y, x = keep(_norm(total, layer.input_norm, c.norm_eps)), keep(total)
         qkv = keep(_product(y, layer.qkv, rounding)).reshape(batch, n, -1, c.head_dim)
         mixed = [
-            _attention(decoder, number, qkv[b], cache, b, int(start[b]), keep) for b in range(batch)
+            _attention(decoder, number, qkv[b], cache, b, int(start[b]), rounding)
+            for b in range(batch)
         ]
         mixed = namespace(x).stack(mixed).reshape(batch * n, -1)
         change = keep(_product(keep(mixed), layer.out, rounding))
@@ -126,8 +139,18 @@ def _rotate(x: Any, positions: Any, rotation: tuple[Any, float]) -> Any:
     return namespace(x).concatenate((a * cos - b * sin, b * cos + a * sin), -1)
 
 
+def _stored(cache: Cache, number: int, b: int, heads: slice, start: int) -> list[Any]:
+    """Keys and values of the first tokens of a sequence, (heads, start, head_dim)."""
+    pair = cache.keys[number], cache.values[number]
+    found = [as_float64(x[b, heads, :start]) for x in pair]
+    if cache.scales is None:
+        return found
+    scales = [as_float64(x[b, heads, :start, None]) for x in cache.scales[number]]
+    return [x * scale for x, scale in zip(found, scales, strict=True)]
+
+
 def _attention(
-    decoder: Decoder, number: int, qkv: Any, cache: Cache, b: int, start: int, keep: Any
+    decoder: Decoder, number: int, qkv: Any, cache: Cache, b: int, start: int, rounding: Exact
 ) -> Any:
     """Of one sequence: (n, heads, head_dim).  qkv: (n, heads + 2 KV heads, head_dim)."""
     c, layer, xp = decoder.config, decoder.layers[number], namespace(qkv)
@@ -136,7 +159,8 @@ def _attention(
     if layer.q_norm is not None:
         q, k = _norm(q, layer.q_norm, c.norm_eps), _norm(k, layer.k_norm, c.norm_eps)
     positions = xp.arange(start, start + n)
-    q, k = (keep(_rotate(x, positions, decoder.rotations[number])) for x in (q, k))
+    q, k = (_rotate(x, positions, decoder.rotations[number]) for x in (q, k))
+    q, (k, v) = rounding.stored(q), (rounding.cached(x, cache.keys[number].dtype) for x in (k, v))
     before = positions[:, None] - xp.arange(start + n)
     window = c.kinds[number].window or start + n
     seen = (before >= 0) & (before < window)
@@ -147,10 +171,8 @@ def _attention(
         part = slice(first, first + together)
         queries = q.reshape(n, c.kv_heads, group, -1)[:, part].transpose(1, 2, 0, 3)
         keys, values = (
-            xp.concatenate(
-                (as_float64(old[number][b, part, :start]), new[:, part].transpose(1, 0, 2)), 1
-            )
-            for old, new in ((cache.keys, k), (cache.values, v))
+            xp.concatenate((old, new[:, part].transpose(1, 0, 2)), 1)
+            for old, new in zip(_stored(cache, number, b, part, start), (k, v), strict=True)
         )
         rows = len(keys), group * n, -1
         scores = queries.reshape(rows) @ keys.swapaxes(1, 2) * scale
