@@ -313,6 +313,13 @@ attention_varlen = _register(
     "bool return_lse=False) -> Tensor[]",
     _varlen,
 )
+cascade_attention = _register(
+    "cascade_attention(Tensor q, Tensor shared_k, Tensor shared_v, Tensor k_cache, Tensor v_cache, "
+    'Tensor? seq_lens=None, Tensor? block_table=None, str layout="hnd", Tensor? k_scale=None, '
+    "Tensor? v_scale=None, float? scale=None, float? softcap=None, bool return_lse=False)"
+    " -> Tensor[]",
+    lambda q, v_cache, return_lse, **_: _attention(q, v_cache, "bhsd", return_lse),
+)
 merge_attention = _register(
     "merge_attention(Tensor out1, Tensor lse1, Tensor out2, Tensor lse2, "
     'str layout="bhsd") -> Tensor[]',

@@ -6,6 +6,7 @@ take the same and return a `Bound` per output.
 
 from .attention import attention, attention_varlen
 from .attention_bound import attention_bound, attention_varlen_bound
+from .cascade_attention import cascade_attention, cascade_attention_bound
 from .chunked_matmul import chunked_matmul_bound
 from .complex64 import complex_matmul, complex_matmul_bound
 from .decode_attention import decode_attention, decode_attention_bound
@@ -24,6 +25,8 @@ __all__ = [
     "attention_bound",
     "attention_varlen",
     "attention_varlen_bound",
+    "cascade_attention",
+    "cascade_attention_bound",
     "chunked_matmul_bound",
     "complex_matmul",
     "complex_matmul_bound",

@@ -100,6 +100,11 @@ def test_operators_and_their_fakes_agree_with_functions(op, seed):
         ("matmul", (X, X.t()), {"activation": "silu"}),
         ("attention", (X.view(1, 2, 2, 64),) * 3, {"causal": True, "return_lse": True}),
         (
+            "cascade_attention",
+            (X.view(4, 1, 1, 64), *[X.view(1, 1, 4, 64)] * 2, *[X.view(4, 1, 1, 64)] * 2),
+            {"softcap": 3.0, "return_lse": True},
+        ),
+        (
             "attention",
             (X.view(1, 2, 2, 64),) * 3,
             {"window": (0, 1), "softcap": 3.0, "sinks": torch.ones(2)},

@@ -335,6 +335,7 @@ IN_DOUBLE = {
         {"max_seqlen_q": 4, "max_seqlen_k": 4},
     ),
     "decode_attention": ("k_cache's dtype.*convert it", (ROWS, *[_double(1, 2, 4, 16)] * 2), {}),
+    "cascade_attention": ("shared_k's dtype.*convert it", (ROWS, *[_double(1, 2, 4, 16)] * 4), {}),
     "merge_attention": (
         "out1's dtype.*convert it",
         (_double(1, 2, 4, 16), _double(1, 2, 4)) * 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...op import Bound
 from ...typing import Array
 from ..attention import attention
 from ..attention_bound import attention_bound
-from ..merge_attention import merge_attention, merge_attention_bound
+from ..partial_attention import Partial
 from ..rounding import stored
 
 
@@ -73,18 +73,19 @@ def ring_attention_bound(
     reference: tuple[Any, Any],
     **options: Any,
 ) -> tuple[Bound, Bound]:
-    """Each step's errors (`attention_bound`), carried through the merges in their order.
+    """Each step's errors (`attention_bound`), carried through the merges in their order.  Out is
+    rounded once.
 
     A merge takes shares p of both results, O = p_1 O_1 + p_2 O_2.  Errors e_i of O_i and d_i of
     their log-sum-exps make p_1 e_1 + p_2 e_2 + p_1 p_2 |O_1 - O_2| (d_1 + d_2) of O's, to first
     order, and p_1 d_1 + p_2 d_2 of the log-sum-exp's; then come the merge's own, in FP32
-    (`merge_attention_bound`).  Out is rounded once.
+    (`merge_attention_bound`).
     """
     xp, axis, size = namespace(q[0]), _axis(layout), len(q)
     options = {"layout": layout, "return_lse": True, **options}
     asked = _rows(q[rank], axis, queries)
     mine = _take(q[rank], axis, asked)
-    state: _State | None = None
+    state: Partial | None = None
     with np.errstate(all="ignore"):
         for step in range(size):
             source = (rank - step) % size
@@ -95,12 +96,12 @@ def ring_attention_bound(
             more = {"mask": mask if mask is None else xp.asarray(mask), **options}
             exact = attention(*part, **more)
             bounds = attention_bound(*part, **more, reference=exact)
-            found = _State(*exact, *(getattr(x, of) for of in _ERRORS for x in bounds))
+            found = Partial.of(exact, bounds)
             if state is None:
                 state = found
             else:
-                merged = state.rows(axis, rows).merged(found, xp, layout)
-                state.rows(axis, rows).take(merged)
+                seeing = _of_rows(state, axis, rows)
+                seeing.take(seeing.merged(found, layout))
         assert state is not None
         out = stored(reference[0], q[rank].dtype, state.out_error, state.out_rms, bias=np.inf)
         return out, Bound(state.lse_error, state.lse_rms)
@@ -112,6 +113,11 @@ def _axis(layout: str) -> int:
 
 def _part(x: Any, axis: int, part: slice) -> Any:
     return x[(slice(None),) * axis + (part,)]
+
+
+def _of_rows(state: Partial, axis: int, rows: slice) -> Partial:
+    """Views."""
+    return state.map(lambda x: _part(x, axis, rows), lambda x: x[..., rows])
 
 
 def _block(
@@ -126,54 +132,3 @@ def _block(
     if source < rank:
         return 0, slice(0, first), False
     return first, slice(None), False
-
-
-_ERRORS = ("elementwise", "rms")
-
-
-class _State(NamedTuple):
-    """A result and its log-sum-exp in FP64, and the errors of both: at most, and expected."""
-
-    out: Any
-    lse: Any
-    out_error: Any
-    lse_error: Any
-    out_rms: Any
-    lse_rms: Any
-
-    def rows(self, axis: int, part: slice) -> _State:
-        """Views."""
-        return _State(
-            *(x[..., part] if i % 2 else _part(x, axis, part) for i, x in enumerate(self))
-        )
-
-    def take(self, other: _State) -> None:
-        for mine, new in zip(self, other, strict=True):
-            mine[...] = new
-
-    def merged(self, other: _State, xp: Any, layout: str) -> _State:
-        pair = self.out, self.lse, other.out, other.lse
-        out, lse = exact = merge_attention(*pair, layout=layout)
-        own = merge_attention_bound(
-            *(x.astype(np.float32) for x in pair), layout=layout, reference=exact
-        )
-        top = xp.where(lse == -np.inf, 0.0, lse)
-        p, q = (xp.where(x == -np.inf, 0.0, xp.exp(x - top)) for x in (self.lse, other.lse))
-
-        def of_row(x: Any) -> Any:
-            return (x.swapaxes(1, 2) if layout == "bshd" else x)[..., None]
-
-        def carried(a: _State, b: _State, i: int, add: Any) -> tuple[Any, Any]:
-            """The errors i and i + 1 of both, in the merged result."""
-            first, second = (xp.where(share == 0, 0.0, x[i + 1]) for share, x in ((p, a), (q, b)))
-            moved = of_row(p * q * add(first, second)) * abs(a.out - b.out)
-            of_out = add(add(of_row(p) * a[i], of_row(q) * b[i]), moved)
-            return of_out, add(p * first, q * second)
-
-        worst, worst_lse = carried(self, other, 2, xp.add)
-        rms, rms_lse = carried(self, other, 4, xp.hypot)
-        return _State(
-            *(out, lse),
-            *(1.01 * worst + own[0].elementwise, 1.01 * worst_lse + own[1].elementwise),
-            *(xp.hypot(rms, own[0].rms), xp.hypot(rms_lse, own[1].rms)),
-        )

@@ -1,0 +1,133 @@
+"""cascade_attention: queries of sequences that share their first keys, which are read once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import arguments
+from ..arrays import packed
+from ..attention.decode_config import MAX_QUERIES
+from .attention import attention
+from .checks.caches import check_caches, check_keys
+from .decode_attention import decode_attention
+from .merge_attention import merge_attention
+
+
+def cascade_attention(
+    q: Any,
+    shared_k: Any,
+    shared_v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    seq_lens: Any = None,
+    block_table: Any = None,
+    layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+) -> Any:
+    """`decode_attention` of sequences that share their first keys, which are read once.
+
+    >>> q = np.ones((4, 8, 1, 64), np.float16)  # one new token for each of 4 sequences
+    >>> shared_k = shared_v = np.ones((1, 2, 300, 64), np.float16)  # 300 keys that all of them see
+    >>> k = v = np.ones((4, 2, 32, 64), np.float16)  # room for 32 keys of their own
+    >>> lens = np.array([1, 32, 5, 9], np.int32)
+    >>> cupykern.cascade_attention(q, shared_k, shared_v, k, v, seq_lens=lens).shape
+    (4, 8, 1, 64)
+
+    Arguments:
+
+    q: (B, H, Sq, D), float16 or bfloat16, Sq at most 64; the new tokens' keys are in the cache
+        already.
+    shared_k, shared_v: (1, Hkv, S, D) and (1, Hkv, S, Dv), of q's dtype: keys and values that come
+        before those of each sequence.  Every query sees all of them; there may be none.
+    k_cache, v_cache: each sequence's own keys and values, (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) or
+        pages, also of 8 bits, as for `decode_attention`.
+    seq_lens, block_table, k_scale, v_scale: of the own keys, as for `decode_attention`.  A length
+        does not count the shared keys, and may be 0.  Query i sees the own keys
+        j <= seq_len - Sq + i.
+    layout: order of the dims of caches and shared keys.  "hnd": as above.  "nhd":
+        (B, Sk, Hkv, D) and (1, S, Hkv, D), pages (num_pages, page, Hkv, D).
+    scale: finite real factor of the scores; None: 1 / sqrt(D).
+    softcap: a positive number c: scaled scores s become c tanh(s / c).
+    return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
+    out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
+
+    Returns out, (B, H, Sq, Dv) of q's dtype, or (out, lse).
+
+    Three calls: the queries of all sequences are the rows of one problem over the shared keys, of
+    `decode_attention` for up to 64 rows B Sq, else of `attention`; `decode_attention` reads the own
+    keys; `merge_attention` makes one result of both.  They read the shared keys once for all
+    sequences, not once for each.  Both results are rounded to q's dtype before they are merged.
+    q is copied where B and Sq exceed 1 and its memory is not in the order (B, Sq, H, D) in which
+    `rope_and_cache` leaves it.  Nothing is read on the host but seq_lens and block_table in numpy
+    arrays, which are checked.
+
+    Windows, ALiBi, formulas and sinks go with the three calls themselves.  NaN, infinities and
+    strides as for these; a query that sees no key gives zeros and lse -inf.
+
+    Raises TypeError, NotImplementedError and ValueError as `decode_attention`, and ValueError for
+    shared keys that do not fit the caches.
+
+    Formula: Ye et al., "Cascade Inference" (FlashInfer, 2024).  Error bound:
+    `reference.cascade_attention_bound`.
+    """
+    target = arguments.target_of("q", q)
+    arguments.check_flags(return_lse=return_lse)
+    keys, values = _check_shared(q, shared_k, shared_v, layout)
+    options = {"scale": scale, "softcap": softcap, "return_lse": True}
+    own, own_lse = decode_attention(
+        q, k_cache, v_cache, seq_lens=seq_lens, block_table=block_table, layout=layout,
+        k_scale=k_scale, v_scale=v_scale, **options,
+    )  # fmt: skip
+    for name, x, cache in (("shared_k", shared_k, k_cache), ("shared_v", shared_v, v_cache)):
+        heads = 2 if layout == "nhd" else 1
+        if (x.shape[heads], x.shape[3]) != (cache.shape[heads], cache.shape[3]):
+            raise ValueError(
+                f"{name} must have the caches' KV heads and last dim, {cache.shape[heads]} and "
+                f"{cache.shape[3]}; got shape {x.shape} with layout={layout!r}"
+            )
+    if out is not None:
+        given = {
+            "q": q, "shared_k": shared_k, "shared_v": shared_v, "k_cache": k_cache,
+            "v_cache": v_cache, "seq_lens": seq_lens, "block_table": block_table,
+            "k_scale": k_scale, "v_scale": v_scale,
+        }  # fmt: skip
+        others = {name: x for name, x in given.items() if isinstance(x, target.xp.ndarray)}
+        arguments.check_new_out(out, own.shape, q.dtype, others)
+    with arguments.on_device(target):
+        rows = _as_rows(q)
+        if rows.shape[2] <= MAX_QUERIES:
+            found, lse = decode_attention(rows, keys, values, causal=False, **options)
+        else:
+            found, lse = attention(rows, keys, values, **options)
+        batch, heads, count, dim_v = own.shape
+        found = found.reshape(heads, batch, count, dim_v).swapaxes(0, 1)
+        lse = lse.reshape(heads, batch, count).swapaxes(0, 1)
+        y, lse = merge_attention(found, lse, own, own_lse, out=own if out is None else out)
+    return (y, lse) if return_lse else y
+
+
+def _check_shared(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, Any]:
+    """k and v as "hnd".  Raises TypeError, NotImplementedError and ValueError."""
+    names = "shared_k", "shared_v"
+    keys, values = check_caches(q, k, v, layout, False, ndim=4, names=names)
+    if k.dtype != q.dtype:
+        raise TypeError(f"shared_k must have q's dtype {q.dtype}; got {k.dtype}")
+    if k.shape[0] != 1:
+        raise ValueError(f"shared_k must have one sequence, of all; got shape {k.shape}")
+    check_keys(keys.shape[2])
+    return keys, values
+
+
+def _as_rows(q: Any) -> Any:
+    """(B, H, Sq, D) as (1, H, B Sq, D)."""
+    batch, heads, count, dim = q.shape
+    by_head = q.swapaxes(0, 1)
+    if batch > 1 and count > 1 and q.strides[0] != count * q.strides[2]:
+        by_head = packed(by_head)
+    return by_head.reshape(1, heads, batch * count, dim)

@@ -1,0 +1,98 @@
+"""cascade_attention in FP64, and how far the kernels may be from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..op import Bound
+from ..typing import Array, Factor
+from .decode_attention import decode_attention, decode_attention_bound
+from .merge_attention import merge_attention
+from .partial_attention import Partial
+from .rounding import stored
+
+
+def cascade_attention(
+    q: Array,
+    shared_k: Array,
+    shared_v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    layout: str = "hnd",
+    scale: Factor | None = None,
+    softcap: Factor | None = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    **own: Any,
+) -> tuple[Any, ...]:
+    """softmax(scale * q k^T over the shared keys and those of the query's sequence that it sees) v,
+    and its log-sum-exp, in FP64."""
+    options = _options(layout, scale, softcap)
+    shared = decode_attention(_as_rows(q), shared_k, shared_v, causal=False, **options)
+    with np.errstate(all="ignore"):
+        found = merge_attention(
+            *(_of_sequences(x, q) for x in shared),
+            *decode_attention(q, k_cache, v_cache, **options, **own),
+        )
+    return found if return_lse else found[:1]
+
+
+def cascade_attention_bound(
+    q: Array,
+    shared_k: Array,
+    shared_v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    layout: str = "hnd",
+    scale: Factor | None = None,
+    softcap: Factor | None = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    reference: tuple[Any, ...],
+    **own: Any,
+) -> tuple[Bound, ...]:
+    """Errors of both results, rounded to q's dtype, carried through the merge.
+
+    Over the shared keys they are decode_attention's: `attention`, which takes many rows, has fewer
+    sums to merge, and its bound is part of that.  A merge takes shares p of both results,
+    O = p_1 O_1 + p_2 O_2.  Errors e_i of O_i and d_i of their log-sum-exps make
+    p_1 e_1 + p_2 e_2 + p_1 p_2 |O_1 - O_2| (d_1 + d_2) of O's, to first order, and
+    p_1 d_1 + p_2 d_2 of the log-sum-exp's; then come the merge's own (`merge_attention_bound`), and
+    the last rounding.
+    """
+    options = _options(layout, scale, softcap)
+    calls: tuple[tuple[tuple[Array, ...], dict[str, Any]], ...] = (
+        ((_as_rows(q), shared_k, shared_v), {"causal": False, **options}),
+        ((q, k_cache, v_cache), {**options, **own}),
+    )
+    parts = []
+    with np.errstate(all="ignore"):
+        for args, kwargs in calls:
+            exact = decode_attention(*args, **kwargs)
+            bounds = decode_attention_bound(*args, **kwargs, reference=exact)
+            parts.append(Partial.of(exact, bounds))
+        shared = parts[0].map(*(lambda x: _of_sequences(x, q),) * 2)
+        found = shared.merged(parts[1], "bhsd")
+        of_out = stored(reference[0], q.dtype, found.out_error, found.out_rms, bias=np.inf)
+    bounds = of_out, Bound(found.lse_error, found.lse_rms)
+    return bounds if return_lse else bounds[:1]
+
+
+def _options(layout: str, scale: Factor | None, softcap: Factor | None) -> dict[str, Any]:
+    return {"layout": layout, "scale": scale, "softcap": softcap, "return_lse": True}
+
+
+def _as_rows(q: Array) -> Array:
+    """The queries of all sequences as those of one."""
+    batch, heads, count, dim = q.shape
+    return q.swapaxes(0, 1).reshape(1, heads, batch * count, dim)
+
+
+def _of_sequences(x: Any, q: Array) -> Any:
+    """What one sequence has of all queries, (1, H, B Sq, ...), as (B, H, Sq, ...)."""
+    batch, heads, count, _ = q.shape
+    return x.reshape(heads, batch, count, *x.shape[3:]).swapaxes(0, 1)

@@ -1,0 +1,233 @@
+"""cascade_attention: attention over shared keys and each sequence's own."""
+
+from __future__ import annotations
+
+import cascade_problems
+import numpy as np
+import pytest
+from fake_gpu import fake_gpu
+
+import cupykern
+from cupykern import check, reference
+from cupykern.op import RandomDraw
+from cupykern.runtime import jit
+
+RNG = np.random.default_rng(5)
+B, H, HKV, S, SK, D, DV = 3, 4, 2, 40, 24, 64, 48
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float16)
+
+
+Q, SHARED_K, SHARED_V = normal(B, H, 2, D), normal(1, HKV, S, D), normal(1, HKV, S, DV)
+K, V = normal(B, HKV, SK, D), normal(B, HKV, SK, DV)
+LENS = np.array([5, 0, 24], np.int32)
+
+
+def at_odd_bytes(x):
+    """x's elements one after the other from an odd address on."""
+    memory = np.zeros(x.nbytes + 1, np.uint8)[1:]
+    made = memory.view(x.dtype).reshape(x.shape)
+    made[...] = x
+    return made
+
+
+def cascade(q=Q, shared_k=SHARED_K, shared_v=SHARED_V, k_cache=K, v_cache=V, **options):
+    return cupykern.cascade_attention(
+        q, shared_k, shared_v, k_cache, v_cache, **{"seq_lens": LENS, **options}
+    )
+
+
+@pytest.mark.parametrize("first", range(0, 60, 15))
+def test_errors_are_within_the_bound(first, target, exhaustive):
+    """And neither the bound nor the expected error is much larger than it need be."""
+    worst = check.Comparison()
+    for seed in range(first, first + (60 if exhaustive else 15)):
+        problem = cascade_problems.draw_problem(RandomDraw(seed))
+        comparison = check.check_problem(cascade_problems.OP, problem, seed, target.xp)
+        assert comparison.ok, f"{problem!r}: {comparison}"
+        worst = worst.merge(comparison)
+    assert worst.error_over_bound >= 0.3 and worst.rms_ratio >= 0.4, worst
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_the_reference_is_attention_over_all_keys(softcap):
+    """Causal among the own keys; of one sequence after the other."""
+    options = {"scale": 0.2, "softcap": softcap, "return_lse": True}
+    y, lse = reference.cascade_attention(Q, SHARED_K, SHARED_V, K, V, seq_lens=LENS, **options)
+    for b, length in enumerate(LENS):
+        keys, values = (
+            np.concatenate((shared, own[b : b + 1, :, :length]), axis=2)
+            for shared, own in ((SHARED_K, K), (SHARED_V, V))
+        )
+        seen = np.arange(S + length) <= S + length - 2 + np.arange(2)[:, None]
+        seen[:, :S] = True  # with fewer own keys than queries too
+        alone, of_alone = reference.attention(Q[b : b + 1], keys, values, mask=seen, **options)
+        np.testing.assert_allclose(y[b], alone[0], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(lse[b], of_alone[0], rtol=1e-12)
+
+
+def test_a_share_that_is_off_exceeds_the_bound():
+    """By one key of 40."""
+    call = (Q, SHARED_K, SHARED_V, K, V), {"seq_lens": LENS, "return_lse": True}
+    exact = reference.cascade_attention(*call[0], **call[1])
+    bounds = reference.cascade_attention_bound(*call[0], **call[1], reference=exact)
+    assert check.compare(cascade(return_lse=True), exact, bounds).ok
+    fewer = cascade(shared_k=SHARED_K[:, :, 1:], shared_v=SHARED_V[:, :, 1:], return_lse=True)
+    assert not check.compare(fewer, exact, bounds).within_bound
+
+
+def test_without_shared_keys_it_is_decode_attention():
+    found = cascade(shared_k=SHARED_K[:, :, :0], shared_v=SHARED_V[:, :, :0], return_lse=True)
+    expected = cupykern.decode_attention(Q, K, V, seq_lens=LENS, return_lse=True)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_without_own_keys_it_is_attention_over_the_shared_ones():
+    rows = Q.swapaxes(0, 1).reshape(1, H, B * 2, D)
+    expected = cupykern.decode_attention(rows, SHARED_K, SHARED_V, causal=False)
+    expected = expected.reshape(H, B, 2, DV).swapaxes(0, 1)
+    np.testing.assert_array_equal(cascade(seq_lens=np.zeros(B, np.int32)), expected)
+    np.testing.assert_array_equal(cascade(k_cache=K[:, :, :0], v_cache=V[:, :, :0], seq_lens=None),
+                                  expected)  # fmt: skip
+    np.testing.assert_array_equal(cascade()[1], expected[1])
+
+
+def test_without_keys_it_gives_zeros():
+    y, lse = cascade(
+        shared_k=SHARED_K[:, :, :0], shared_v=SHARED_V[:, :, :0], seq_lens=0 * LENS, return_lse=True
+    )
+    assert (y == 0).all() and (lse == -np.inf).all()
+
+
+def test_what_caches_hold_after_a_length_is_not_seen():
+    k, v = K.copy(), V.copy()
+    for b, length in enumerate(LENS):
+        k[b, :, length:], v[b, :, length:] = np.nan, np.nan
+    np.testing.assert_array_equal(cascade(k_cache=k, v_cache=v), cascade())
+
+
+@pytest.mark.parametrize("batch, reads", [(32, "decode_attention"), (33, "attention")])
+def test_what_reads_the_shared_keys(batch, reads):
+    """Decoding's kernel, which splits the keys over blocks, for up to 64 rows."""
+    q, own = normal(batch, H, 2, D), normal(batch, HKV, 4, D)
+    with jit.recording() as recorded:
+        cupykern.cascade_attention(q, SHARED_K, SHARED_K, own, own)
+    kernels = {variant.kernel for variant in recorded} - {"decode_merge"}
+    assert kernels == {"decode_attention", reads, "merge_attention"}
+
+
+@pytest.mark.parametrize("shape", [(0, H, 1, D), (B, 0, 1, D), (B, H, 0, D)])
+def test_no_queries(shape):
+    q, k = np.zeros(shape, np.float16), np.zeros((shape[0], HKV, SK, D), np.float16)
+    shared = SHARED_K
+    if shape[1] == 0:
+        k, shared = k[:, :0], shared[:, :0]
+    y, lse = cupykern.cascade_attention(q, shared, shared, k, k, return_lse=True)
+    assert y.shape == shape and lse.shape == shape[:3]
+
+
+def test_out_is_written_whatever_its_strides():
+    expected = cascade()
+    out = np.full((B, 2, H, DV), np.nan, np.float16).swapaxes(1, 2)
+    assert cascade(out=out) is out
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("name", ["q", "shared_k", "shared_v", "k_cache", "v_cache"])
+def test_arrays_may_have_any_strides(name):
+    given = {"q": Q, "shared_k": SHARED_K, "shared_v": SHARED_V, "k_cache": K, "v_cache": V}
+    for move in (at_odd_bytes, lambda x: x.swapaxes(1, 2).copy().swapaxes(1, 2)):
+        np.testing.assert_array_equal(cascade(**{name: move(given[name])}), cascade())
+
+
+def test_the_queries_of_a_model_are_not_copied(monkeypatch):
+    """(B, S, H, D) in memory, as rope_and_cache leaves them; others are."""
+    pytest.importorskip("cupy")
+    with fake_gpu(monkeypatch) as gpu:
+        shared, own = (gpu.array((n, HKV, 64, D), np.float16) for n in (1, B))
+        lens, options = gpu.array((B,), np.int32), {"return_lse": True}
+        q = gpu.array((B, 2, H, D), np.float16).transpose(0, 2, 1, 3)
+        for _ in range(2):  # also a call whose plans are known
+            gpu.launches.clear()
+            y, lse = cupykern.cascade_attention(
+                q, shared, shared, own, own, seq_lens=lens, **options
+            )
+            assert y.shape == (B, H, 2, D) and lse.shape == (B, H, 2)
+            kernels = [launch.variant.kernel for launch in gpu.launches]
+            assert kernels.count("decode_attention") == 2 and kernels[-1] == "merge_attention"
+            assert gpu.copies == []
+
+
+@pytest.mark.gpu
+def test_in_a_graph(gpu):
+    """Lengths may change between launches."""
+    xp = gpu.xp
+    arrays = [xp.asarray(x) for x in (Q, SHARED_K, SHARED_V, K, V)]
+    lens = xp.asarray(LENS)
+    cupykern.cascade_attention(*arrays, seq_lens=lens)
+    stream = xp.cuda.Stream(non_blocking=True)
+    xp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        y = cupykern.cascade_attention(*arrays, seq_lens=lens)
+        graph = stream.end_capture()
+        for changed in (LENS, LENS[::-1]):
+            lens[...] = xp.asarray(np.ascontiguousarray(changed))
+            graph.launch()
+            expected = cupykern.cascade_attention(*arrays, seq_lens=lens)
+            stream.synchronize()
+            assert bool((y == expected).all())
+
+
+@pytest.mark.parametrize(
+    "error, message, given",
+    [
+        (TypeError, "shared_k must be a cupy or numpy array", {"shared_k": [1.0]}),
+        (TypeError, "shared_k must have q's dtype", {"shared_k": SHARED_K.astype(np.int8),
+                                                     "shared_v": SHARED_V.astype(np.int8)}),
+        (TypeError, "shared_v must have shared_k's dtype", {"shared_v": SHARED_V.astype(np.int8)}),
+        (NotImplementedError, "shared_k is float32", {"shared_k": SHARED_K.astype(np.float32)}),
+        (NotImplementedError, "shared_k's dtype", {"shared_k": SHARED_K.astype(np.float64)}),
+        (NotImplementedError, "q is float32", {"q": Q.astype(np.float32)}),
+        (ValueError, "shared_k must have one sequence", {"shared_k": K, "shared_v": V}),
+        (ValueError, "shared_k must have 4 dims", {"shared_k": SHARED_K[0]}),
+        (ValueError, "shared_k's last dim must be q's, 64", {"shared_k": SHARED_K[..., :32]}),
+        (ValueError, "shared_k and shared_v differ", {"shared_v": SHARED_V[:, :, 1:]}),
+        (ValueError, "shared_v must have the caches' KV heads and last dim, 2 and 48",
+         {"shared_v": SHARED_V[..., :40]}),
+        (ValueError, "shared_k must have the caches' KV heads and last dim, 2 and 64",
+         {"shared_k": SHARED_K[:, :1], "shared_v": SHARED_V[:, :1]}),
+        (ValueError, "caches and q differ in the batch", {"k_cache": K[:2], "v_cache": V[:2]}),
+        (ValueError, "seq_lens", {"seq_lens": LENS + 1}),
+        (ValueError, "layout must be 'hnd' or 'nhd'", {"layout": "bhsd"}),
+        (ValueError, "block_table must have shape", {"block_table": LENS[:, None][:2]}),
+        (ValueError, "scale must be", {"scale": np.inf}),
+        (ValueError, "softcap must be", {"softcap": -1.0}),
+        (TypeError, "return_lse", {"return_lse": "yes"}),
+        (ValueError, "out must have shape", {"out": np.zeros((B, H, 2, D), np.float16)}),
+        (ValueError, "q must have at most 64 queries", {"q": np.zeros((B, H, 65, D), np.float16)}),
+        (TypeError, "unexpected keyword argument 'window'", {"window": (1, 0)}),
+    ],
+)  # fmt: skip
+def test_wrong_calls(error, message, given):
+    with pytest.raises(error, match=message):
+        cascade(**given)
+
+
+@pytest.mark.parametrize("name", ["q", "shared_v", "v_cache"])
+def test_out_must_not_overlap_an_input(name):
+    memory = np.zeros((B, H, 40, D), np.float16)
+    inputs = {
+        "q": memory[:, :, :2],
+        "shared_k": SHARED_K,
+        "shared_v": memory[:1, :HKV],
+        "k_cache": K,
+        "v_cache": memory[:, :HKV, :SK],
+    }
+    others = {"shared_v": SHARED_K, "v_cache": K, "q": Q}
+    given = {**inputs, **others, name: inputs[name]}
+    with pytest.raises(ValueError, match=f"out.*overlap.*{name}"):
+        cascade(**given, out=memory[:, :, 1:3])
