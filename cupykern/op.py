@@ -46,6 +46,12 @@ class Call:
 class Bound(NamedTuple):
     """What an output may differ from its FP64 reference.
 
+    >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
+    >>> (exact,) = reference.softmax(x)
+    >>> (bound,) = reference.softmax_bound(x, reference=(exact,))
+    >>> float((abs(cupykern.softmax(x) - exact) / bound.elementwise).max()) < 1  # error over bound
+    True
+
     elementwise: array like the output: the largest |error| that the derivation allows.  Of complex
         outputs all arrays are like as_real of them.
     rms: like elementwise: the error expected of each element, root mean square, on the least exact

@@ -38,6 +38,14 @@ def attention(
 ) -> tuple[Any, ...]:
     """softmax(score(scale * q k^T) + bias, over the keys that are kept) v in FP64.
 
+    >>> q = k = np.zeros((1, 1, 2, 8), np.float16)  # all scores are 0
+    >>> v = np.array([1, 3], np.float16).reshape(1, 1, 2, 1)
+    >>> out, lse = reference.attention(q, k, v, causal=True, return_lse=True)
+    >>> out.ravel().tolist()  # query 0 sees key 0, query 1 both keys
+    [1.0, 2.0]
+    >>> bool(np.allclose(np.exp(lse), [1, 2]))
+    True
+
     A score of -inf counts as masked; a row with no key gives zeros, and -inf, 0, -inf as its
     largest score, sum and log-sum-exp.  The largest score is that of those that are numbers.  A
     sink is a score without a key.
@@ -62,7 +70,14 @@ def attention_varlen(
     **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """`attention` of each sequence: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D), or
-    the keys in its pages."""
+    the keys in its pages.
+
+    >>> q = k = np.zeros((3, 1, 8), np.float16)
+    >>> v = np.array([1, 3, 7], np.float16).reshape(3, 1, 1)
+    >>> cu = np.array([0, 2, 3], np.int32)  # sequences of 2 and 1 tokens
+    >>> reference.attention_varlen(q, k, v, cu, cu)[0].ravel().tolist()
+    [2.0, 2.0, 7.0]
+    """
     keys = keys_of_sequences(q, k, v, cu_seqlens_k, options)
     options = of_sequences(options)
     parts = [

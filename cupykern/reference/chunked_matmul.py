@@ -42,6 +42,15 @@ def chunked_matmul_bound(
     """The Bound of `cupykern.dask.matmul`; the reference is `reference.matmul` or
     `reference.complex_matmul` of the whole arrays.
 
+    >>> a = np.random.default_rng(0).standard_normal((4, 100)).astype(np.float16)
+    >>> exact = reference.matmul(a, a.T)
+    >>> (bound,) = reference.chunked_matmul_bound(a, a.T, k_chunks=(60, 40), reference=exact)
+    >>> c = sum(
+    ...     cupykern.matmul(part, part.T, out_dtype="float32") for part in (a[:, :60], a[:, 60:])
+    ... ).astype(np.float16)  # as cupykern.dask.matmul adds its chunks
+    >>> bool((abs(c - exact[0]) <= bound.elementwise).all())
+    True
+
     k_chunks: the sizes of the chunks along K.  split_every: matmul's.
 
     A chunk's product has the error of a sum of its own (accumulation.py), times alpha.  Each

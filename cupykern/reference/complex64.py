@@ -24,7 +24,12 @@ from .vectors import takes_vectors
 
 @takes_vectors
 def complex_matmul(a: Array, b: Array, **options: Any) -> tuple[Any]:
-    """alpha * (a @ b) + bias + residual in complex128."""
+    """alpha * (a @ b) + bias + residual in complex128.
+
+    >>> a = np.array([[1 + 2j]], np.complex64)
+    >>> reference.complex_matmul(a, a)[0].tolist()
+    [[(-3+4j)]]
+    """
     (y,) = matmul(as_real(a), embedded(b), **real_addends(b, options))
     return (y.view(np.complex128),)
 
@@ -42,7 +47,17 @@ def complex_matmul_bound(
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Of real and imaginary parts, in turn along the last dim: those of real products."""
+    """Of real and imaginary parts, in turn along the last dim: those of real products.
+
+    >>> a = np.array([[1 + 2j, 3j], [0.1, 1]], np.complex64)
+    >>> exact = reference.complex_matmul(a, a)
+    >>> (bound,) = reference.complex_matmul_bound(a, a, reference=exact)
+    >>> bound.elementwise.shape  # real part, imaginary part, ... of (2, 2) numbers
+    (2, 4)
+    >>> error = cupykern.matmul(a, a) - exact[0]
+    >>> bool((abs(error.view(np.float64)) <= bound.elementwise).all())
+    True
+    """
     addends = real_addends(b, {"bias": bias, "residual": residual})
     products = Products(dtypes.float32, dtypes.float32, precision=precision)
     with np.errstate(all="ignore"):

@@ -38,7 +38,13 @@ def decode_attention(
     **more: Any,
 ) -> tuple[Any, ...]:
     """softmax(scale * q k^T over the keys that are seen) v, and its log-sum-exp, in FP64.  Keys and
-    values of 8 bits are what is stored, times k_scale and v_scale."""
+    values of 8 bits are what is stored, times k_scale and v_scale.
+
+    >>> q, k = np.zeros((1, 1, 1, 8), np.float16), np.zeros((1, 1, 4, 8), np.float16)
+    >>> v = np.array([1, 3, 7, 9], np.float16).reshape(1, 1, 4, 1)
+    >>> reference.decode_attention(q, k, v, seq_lens=np.int32([2]))[0].item()  # of two keys
+    2.0
+    """
     options = _options(causal, scale, return_lse, more)
     sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout, k_scale, v_scale)
     parts = [attention(*one[:3], **of_sequence(options, b)) for b, one in enumerate(sequences)]
@@ -64,6 +70,14 @@ def decode_attention_bound(
     **more: Any,
 ) -> tuple[Bound, ...]:
     """Elementwise: that of attention, and what chunks add to it.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q = rng.standard_normal((2, 8, 1, 64)).astype(np.float16)
+    >>> k, v = rng.standard_normal((2, 2, 2, 16, 64)).astype(np.float16)
+    >>> exact = reference.decode_attention(q, k, v)
+    >>> (bound,) = reference.decode_attention_bound(q, k, v, reference=exact)
+    >>> bool((abs(cupykern.decode_attention(q, k, v) - exact[0]) <= bound.elementwise).all())
+    True
 
     All sums so far are multiplied by a rounded exponential with every tile of a chunk, where its
     warps' sums are added up, with every chunk of its group, and once more when groups are added up:

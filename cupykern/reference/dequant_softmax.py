@@ -19,7 +19,13 @@ from .softmax import errors, softmax
 def dequant_softmax(
     a: Array, w: Array, scale_w: Factor | None, *, bias: Array | None = None, **_: Any
 ) -> tuple[Any]:
-    """softmax(a @ (scale_w * w) + bias) along the last axis in FP64."""
+    """softmax(a @ (scale_w * w) + bias) along the last axis in FP64.
+
+    >>> w = np.array([[1, 2, 3], [1, 0, -1]], np.int8)  # every logit is 2
+    >>> (y,) = reference.dequant_softmax(np.ones((1, 2), np.float16), w, 1.0)
+    >>> bool((y == 1 / 3).all())
+    True
+    """
     with np.errstate(all="ignore"):
         return softmax(_logits(a, w, scale_w, bias).exact)
 
@@ -46,6 +52,14 @@ def dequant_softmax_bound(
     sums are at least as deep; one rounding, or two of 16 bits: of the exponential over the largest
     of its columns, which loses least where it counts most, and of the result; underflow of both,
     because the last factor is at most 1.  exp(r) - 1 for errors r that are not small.
+
+    >>> a = np.array([[1.0, 0.5]], np.float16)
+    >>> w = np.array([[1, 2, 3], [1, 0, -1]], np.int8)
+    >>> exact = reference.dequant_softmax(a, w, 0.25)
+    >>> (bound,) = reference.dequant_softmax_bound(a, w, 0.25, reference=exact)
+    >>> y = cupykern.dequant_softmax(a, w, 0.25)
+    >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
+    True
 
     Expected: both roundings, of the first one as if all columns had the row's largest number.
     """

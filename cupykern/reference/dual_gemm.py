@@ -38,7 +38,15 @@ def dual_gemm_silu(
     **_: Any,
 ) -> tuple[Any, ...]:
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)), or the formula
-    `epilogue` of the two products, in FP64."""
+    `epilogue` of the two products, in FP64.
+
+    >>> a, gate, up = np.float16([[1, 2]]), np.float16([[0], [0.5]]), np.float16([[1], [1]])
+    >>> (y,) = reference.dual_gemm_silu(a, gate, up)  # silu(1) * 3
+    >>> bool(np.isclose(y, 3 / (1 + np.exp(-1))).all())
+    True
+    >>> reference.dual_gemm_silu(a, gate, up, epilogue="acc1 + 2 * acc2")[0].tolist()
+    [[7.0]]
+    """
     xp = operand_namespace(a)
     with np.errstate(all="ignore"):
         d1 = exact_product(a, b1, scale_a, scale_b1)
@@ -69,6 +77,13 @@ def dual_gemm_silu_bound(
     most
     1.1 |e1| (|d2| + |e2|) + |silu(d1)| |e2|; and the epilogue's roundings.  Infinite where a
     policy's FP16 numbers overflow.  Of a formula: the errors of both products, followed through it.
+
+    >>> a = np.array([[1.0, 2.0]], np.float16)
+    >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)
+    >>> exact = reference.dual_gemm_silu(a, gate, up)
+    >>> (bound,) = reference.dual_gemm_silu_bound(a, gate, up, reference=exact)
+    >>> bool((abs(cupykern.dual_gemm_silu(a, gate, up) - exact[0]) <= bound.elementwise).all())
+    True
     """
     xp = operand_namespace(a)
     dtype, own = operand_dtype(a), (dtypes.float16, dtypes.bfloat16, dtypes.float32)

@@ -35,7 +35,13 @@ def matmul(
     operands: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """activation(alpha * (a @ b) + bias) + residual, or the results of `epilogue`, in FP64."""
+    """activation(alpha * (a @ b) + bias) + residual, or the results of `epilogue`, in FP64.
+
+    >>> a = np.array([[1, 2], [3, -4]], np.float16)
+    >>> (c,) = reference.matmul(a, a, bias=np.float16([1, 1]), activation="relu")
+    >>> c.tolist()
+    [[8.0, 0.0], [0.0, 23.0]]
+    """
     xp = namespace(a)
     with np.errstate(all="ignore"):
         y = float(alpha) * product(as_float64(a), as_float64(b))
@@ -67,7 +73,18 @@ def matmul_bound(
     operands: Mapping[str, Any] | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """Elementwise: the error of the sum, carried through the epilogue, and a last rounding."""
+    """Elementwise: the error of the sum, carried through the epilogue, and a last rounding.
+
+    >>> rng = np.random.default_rng(0)
+    >>> a, b = rng.standard_normal((2, 32, 32)).astype(np.float16)
+    >>> exact = reference.matmul(a, b)
+    >>> (bound,) = reference.matmul_bound(a, b, out_dtype="float32", reference=exact)
+    >>> error = abs(cupykern.matmul(a, b, out_dtype="float32") - exact[0])
+    >>> bool((error <= bound.elementwise).all())
+    True
+    >>> bool((error**2).mean() < 4 * (bound.rms**2).mean())  # rms: the error that is expected
+    True
+    """
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
     plain = plain and epilogue is None
     out_dtype = stored_as(out_dtype, dtypes.of_product(a.dtype, b.dtype, plain))
@@ -95,7 +112,13 @@ def scaled_mm(
     operands: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """activation((scale_a * a) @ (scale_b * b) + bias), or the results of `epilogue`, in FP64."""
+    """activation((scale_a * a) @ (scale_b * b) + bias), or the results of `epilogue`, in FP64.
+
+    >>> a, b = np.array([[10, -20]], np.int8), np.array([[1], [3]], np.int8)
+    >>> (c,) = reference.scaled_mm(a, b, 0.5, 0.25)
+    >>> c.tolist()  # 0.5 * 0.25 * -50
+    [[-6.25]]
+    """
     xp = operand_namespace(a)
     with np.errstate(all="ignore"):
         y = exact_product(a, b, scale_a, scale_b)
@@ -121,7 +144,15 @@ def scaled_mm_bound(
     operands: Mapping[str, Any] | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
+    """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding.
+
+    >>> a, scale_a = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
+    >>> exact = reference.scaled_mm(a, a.T, scale_a, scale_a.T)
+    >>> (bound,) = reference.scaled_mm_bound(a, a.T, scale_a, scale_a.T, reference=exact)
+    >>> c = cupykern.scaled_mm(a, a.T, scale_a, scale_a.T)
+    >>> bool((abs(c.astype(float) - exact[0]) <= bound.elementwise).all())
+    True
+    """
     dtype_a, dtype_b = operand_dtype(a), operand_dtype(b)
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
     out_dtype = stored_as(out_dtype, dtypes.of_product(dtype_a, dtype_b, plain))

@@ -49,7 +49,16 @@ def layer_norm(
     return_stats: bool = False,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """(s - mean) / sqrt(var + eps) * weight + bias[, s][, mean, rstd] in FP64, s = x + residual."""
+    """(s - mean) / sqrt(var + eps) * weight + bias[, s][, mean, rstd] in FP64, s = x + residual.
+
+    >>> y, mean, rstd = reference.layer_norm(
+    ...     np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), eps=0.5, return_stats=True
+    ... )
+    >>> mean.item(), rstd.item()  # the variance is 3.5
+    (3.0, 0.5)
+    >>> y.tolist()
+    [[-1.0, -0.5, 0.0, 1.5]]
+    """
     with np.errstate(all="ignore"):
         row = _row(x, residual, True, 1e-5 if eps is None else float(eps))
         y = _affine((row.s - row.mean) * row.rstd, weight, bias)
@@ -67,6 +76,10 @@ def rms_norm(
     **_: Any,
 ) -> tuple[Any, ...]:
     """(s / sqrt(mean(s^2) + eps) * weight[, row_scale][, s][, rstd]) in FP64, s = x + residual.
+
+    >>> y, s = reference.rms_norm(np.float32([[1, -1]]), residual=np.float32([[2, 4]]), eps=0)
+    >>> s.tolist(), y.tolist()  # s = x + residual has a root mean square of 3
+    ([[3.0, 3.0]], [[1.0, 1.0]])
 
     Quantised values are y / row_scale, not rounded.
     """
@@ -337,6 +350,12 @@ def layer_norm_bound(
     """Elementwise: rstd |weight| times the errors of s, the mean and their difference, the relative
     errors of rstd and the products, one rounding to the output.
 
+    >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+    >>> exact = reference.layer_norm(x)
+    >>> (bound,) = reference.layer_norm_bound(x, reference=exact)
+    >>> bool((abs(cupykern.layer_norm(x) - exact[0]) <= bound.elementwise).all())
+    True
+
     Without `compensated` the mean is off by up to 52 u rms(s), with it by 52 u times the spread.
     Expected: those of the mean, of -mean * rstd and of rstd are shared.
     """
@@ -361,6 +380,15 @@ def rms_norm_bound(
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
     """Elementwise: as layer_norm_bound with a mean of exactly 0.
+
+    >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)
+    >>> exact = reference.rms_norm(x, residual=x)
+    >>> of_y, of_s = reference.rms_norm_bound(x, residual=x, reference=exact)
+    >>> y, s = cupykern.rms_norm(x, residual=x)
+    >>> bool((abs(y - exact[0]) <= of_y.elementwise).all())
+    True
+    >>> bool((abs(s - exact[1]) <= of_s.elementwise).all())
+    True
 
     A row's scale has the largest relative error of its largest magnitudes; a quantised value those
     of y and the scale, and the format's rounding.

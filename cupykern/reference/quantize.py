@@ -109,7 +109,12 @@ def _groups(x: Array, granularity: str, block: tuple[int, int]) -> tuple[Any, An
 def quantize(
     x: Array, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
 ) -> tuple[Any, Any]:
-    """(x / scale, not rounded, and the scale) in FP64."""
+    """(x / scale, not rounded, and the scale) in FP64.
+
+    >>> codes, scale = reference.quantize(np.float32([[1, -2, 4]]), "int8", granularity="row")
+    >>> scale.item() * 127, codes.tolist()
+    (4.0, [[31.75, -63.5, 127.0]])
+    """
     xp, code = namespace(x), _format(dtype)
     if x.size == 0:
         shape = _groups_shape(x.shape, granularity, block)
@@ -142,6 +147,15 @@ def quantize_bound(
 ) -> tuple[Bound, Bound]:
     """The scale: one rounding.  Codes: that, those of a reciprocal and a product, the format's;
     subnormal numbers of x may count as zeros.
+
+    >>> x = np.array([[1.0, -2.0, 4.0], [0.5, 0.25, 0.0]], np.float32)
+    >>> exact = reference.quantize(x, "int8", granularity="row")
+    >>> of_codes, of_scale = reference.quantize_bound(x, "int8", granularity="row", reference=exact)
+    >>> codes, scale = cupykern.quantize(x, "int8", granularity="row")
+    >>> bool((abs(codes - exact[0]) <= of_codes.elementwise).all())  # half a code, and a little
+    True
+    >>> bool((abs(scale - exact[1]) <= of_scale.elementwise).all())
+    True
     """
     xp, code = namespace(x), _format(dtype)
     q, scale = reference
@@ -162,7 +176,13 @@ _E4M3, _E2M1 = finfo(dtypes.float8_e4m3fn), finfo(dtypes.float4_e2m1fn)
 
 
 def quantize_nvfp4(x: Array, **_: Any) -> tuple[Any, Any, Any]:
-    """(x, NaN where its group of 16 has no finite sum; scales, not rounded; global scale)."""
+    """(x, NaN where its group of 16 has no finite sum; scales, not rounded; global scale).
+
+    >>> x = np.linspace(-6, 6, 16, dtype=np.float32)[None]
+    >>> values, scales, global_scale = reference.quantize_nvfp4(x)
+    >>> bool((values == x).all()), scales.round(3).item(), round(global_scale.item() * 2688, 3)
+    (True, 448.0, 6.0)
+    """
     xp = namespace(x)
     with np.errstate(all="ignore"):
         y = x.astype(np.float64)
@@ -184,6 +204,13 @@ def quantize_nvfp4_bound(
     """The numbers: half the gap of e2m1 at x over the scale, which itself is rounded to e4m3; a
     scale that is rounded down makes the largest number saturate.  Infinite where rounding decides
     whether global_scale is 1.
+
+    >>> x = np.linspace(-6, 6, 16, dtype=np.float32)[None]
+    >>> exact = reference.quantize_nvfp4(x)
+    >>> of_values, of_scales, _ = reference.quantize_nvfp4_bound(x, reference=exact)
+    >>> p = cupykern.quantize_nvfp4(x)
+    >>> bool((abs(p.dequantize() - exact[0]) <= of_values.elementwise).all())
+    True
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y, scale, global_scale = reference

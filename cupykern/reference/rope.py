@@ -41,6 +41,13 @@ def rope_and_cache(
 ) -> tuple[Any, ...]:
     """(q, k) rotated; with a cache (q, k_cache, v_cache) and the scales that are outputs.
 
+    >>> q = np.array([1, 0], np.float32).reshape(1, 1, 1, 2)
+    >>> turned, _ = reference.rope_and_cache(
+    ...     q, q, q, np.int32([2]), inv_freq=np.float32([0.5])
+    ... )
+    >>> bool(np.allclose(turned, [np.cos(1), np.sin(1)]))  # by position * inv_freq = 1
+    True
+
     What is written to caches of 8 bits is the number over its scale, saturated, not rounded.
     """
     o = _Options.of(q, positions, k_cache, **options)
@@ -74,6 +81,15 @@ def rope_and_cache_bound(
     (elementary.SINE_COSINE_ERROR), and one more rounding, of the product with attention_factor; the
     products with them and the sum are rounded.  A table's own are exact.  Slots of other tokens,
     and values in the format of the cache, have no error.
+
+    >>> x = np.random.default_rng(0).standard_normal((1, 3, 2, 8)).astype(np.float32)
+    >>> inv_freq, _ = cupykern.rope_inv_freq(8, 10000.0, target="host")
+    >>> call, positions = {"inv_freq": inv_freq}, np.arange(3, dtype=np.int32)
+    >>> exact = reference.rope_and_cache(x, x, x, positions, **call)
+    >>> bounds = reference.rope_and_cache_bound(x, x, x, positions, **call, reference=exact)
+    >>> q, k = cupykern.rope_and_cache(x, x, x, positions, **call)
+    >>> bool((abs(q - exact[0]) <= bounds[0].elementwise).all())
+    True
     """
     o = _Options.of(q, positions, k_cache, **options)
     with np.errstate(all="ignore"):

@@ -24,7 +24,12 @@ from .rounding import ROUNDING, inexact_rms, rounding_rms, stored, sum_variance,
 def softmax(
     x: Array, axis: int = -1, *, mask: Array | None = None, scale: Factor | None = None, **_: Any
 ) -> tuple[Any]:
-    """exp(s - max s) / sum(exp(s - max s)), s = scale * x, in FP64 along `axis`."""
+    """exp(s - max s) / sum(exp(s - max s)), s = scale * x, in FP64 along `axis`.
+
+    >>> (y,) = reference.softmax(np.log(np.array([[1.0, 1.0, 2.0]], np.float32)))
+    >>> y.dtype, y.round(6).tolist()
+    (dtype('float64'), [[0.25, 0.25, 0.5]])
+    """
     xp = namespace(x)
     with np.errstate(all="ignore"):
         score, keep, sums, empty = _parts(x, axis, mask, scale)
@@ -34,7 +39,12 @@ def softmax(
 def log_softmax(
     x: Array, axis: int = -1, *, mask: Array | None = None, scale: Factor | None = None, **_: Any
 ) -> tuple[Any]:
-    """s - max s - log(sum(exp(s - max s))), s = scale * x, in FP64 along `axis`."""
+    """s - max s - log(sum(exp(s - max s))), s = scale * x, in FP64 along `axis`.
+
+    >>> (y,) = reference.log_softmax(np.zeros((1, 4), np.float32))
+    >>> bool((y == -np.log(4.0)).all())
+    True
+    """
     xp = namespace(x)
     with np.errstate(all="ignore"):
         score, keep, sums, empty = _parts(x, axis, mask, scale)
@@ -189,6 +199,12 @@ def softmax_bound(
     over the largest number of a part, and of that over the row's), of the sum, of its reciprocal (1
     ulp) and the products with it, one rounding; underflow.
 
+    >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
+    >>> exact = reference.softmax(x)
+    >>> (bound,) = reference.softmax_bound(x, reference=exact)
+    >>> bool((abs(cupykern.softmax(x) - exact[0]) <= bound.elementwise).all())
+    True
+
     First-order terms summed, then r / (1 - r) for the higher orders (Higham, Accuracy and Stability
     of Numerical Algorithms, 2nd ed., lemma 3.1; Blanchard, Higham, Higham, IMA J. Numer. Anal. 41
     (2021), for softmax).
@@ -233,6 +249,12 @@ def log_softmax_bound(
 ) -> tuple[Bound]:
     """Elementwise, absolute: s - max s and the logarithm rounded, the sum's relative error, one
     rounding to the output.
+
+    >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
+    >>> exact = reference.log_softmax(x)
+    >>> (bound,) = reference.log_softmax_bound(x, reference=exact)
+    >>> bool((abs(cupykern.log_softmax(x) - exact[0]) <= bound.elementwise).all())
+    True
 
     Expected: the roundings of x - max x and, with a scale, of the product; the logarithm's and the
     sum's relative error are shared, and EXP2_BIAS is the sum's too, with that of its rescaled

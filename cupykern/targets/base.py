@@ -46,7 +46,12 @@ class UnavailableError(RuntimeError):
 
 class Usage(NamedTuple):
     """What a loaded kernel takes: registers of a thread, local memory of a thread (spills and
-    arrays) and static shared memory of a block, both in bytes."""
+    arrays) and static shared memory of a block, both in bytes.
+
+    >>> usage = targets.Usage(registers=64, local_bytes=0, shared_bytes=1024)
+    >>> usage.local_bytes == 0  # nothing is spilled
+    True
+    """
 
     registers: int
     local_bytes: int
@@ -55,6 +60,14 @@ class Usage(NamedTuple):
 
 class Kernel(Protocol):
     """A compiled variant, loaded.
+
+    >>> from cupykern.kernels import Variant
+    >>> text = "KERNEL void twice(float* x) { if (threadIdx.x < 3) x[threadIdx.x] *= 2; }"
+    >>> kernel = targets.get("host").compile(Variant("twice", (), (), 32, text=text))
+    >>> x = np.array([1, 2, 3], np.float32)
+    >>> kernel(1, (x,))  # one block of 32 threads
+    >>> x.tolist()
+    [2.0, 4.0, 6.0]
 
     CUDA's has also pack(grid, args, shared_bytes), which makes a launch ready
     (`repeated.Repeated`).
@@ -79,7 +92,14 @@ class Kernel(Protocol):
 
 
 class GpuKernel(Kernel, Protocol):
-    """A kernel of a GPU."""
+    """A kernel of a GPU.
+
+    >>> from cupykern.kernels import Variant
+    >>> nothing = Variant("nothing", (), (), 32, text="KERNEL void nothing() {}")
+    >>> kernel = targets.get("host").compile(nothing)
+    >>> hasattr(kernel, "launch_plainly")  # on the host it is a Kernel
+    False
+    """
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         """The same launch by CuPy's RawKernel, as who has no wrapper does."""

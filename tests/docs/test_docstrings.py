@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import nvfp4, parallel, targets
+from cupykern import nvfp4, parallel, reference, targets
 from cupykern.expression.expression import Expression, read
+from cupykern.op import Bound
+from cupykern.reference import parallel as reference_of_ranks
 from cupykern.typing import Array
 
 try:
@@ -46,12 +48,15 @@ _OF_RANKS = {
     for name in parallel.__all__
     if callable(getattr(parallel, name)) and name not in _NEEDS_GPUS
 }
-_PLAIN = {"GpuKernel", "Kernel", "Usage"}  # records and protocols, which nobody makes
-_OF_TARGETS = {
-    f"targets.{name}": getattr(targets, name) for name in targets.__all__ if name not in _PLAIN
+_OF_TARGETS = {f"targets.{name}": getattr(targets, name) for name in targets.__all__}
+_OF_REFERENCE = {
+    f"{prefix}.{name}": getattr(module, name)
+    for prefix, module in (("reference", reference), ("reference.parallel", reference_of_ranks))
+    for name in module.__all__
 }
 _OTHERS = {
     "expression.Expression": Expression,
+    "op.Bound": Bound,
     "expression.read": read,
     "typing.Array": Array,
     **{
@@ -59,7 +64,15 @@ _OTHERS = {
         for name in ("pack_e2m1", "unpack_e2m1", "scale_shape", "blocked_scales", "plain_scales")
     },
 }
-PUBLIC = {**_FUNCTIONS, **_METHODS, **_OF_DASK, **_OF_RANKS, **_OF_TARGETS, **_OTHERS}
+PUBLIC = {
+    **_FUNCTIONS,
+    **_METHODS,
+    **_OF_DASK,
+    **_OF_RANKS,
+    **_OF_TARGETS,
+    **_OF_REFERENCE,
+    **_OTHERS,
+}
 
 
 _NAMES = {
@@ -68,6 +81,7 @@ _NAMES = {
     "dask": dask,
     "da": da,
     "parallel": parallel,
+    "reference": reference,
     "nvfp4": nvfp4,
     "targets": targets,
 }

@@ -30,6 +30,12 @@ def ring_attention(
 ) -> tuple[Any, Any]:
     """(out, lse) of the queries of `rank` over the keys of all ranks, in FP64.
 
+    >>> q = k = [np.zeros((1, 1, 2, 8), np.float16)] * 2  # two ranks with two tokens each
+    >>> v = [np.float16(x).reshape(1, 1, 2, 1) for x in ([1, 7], [3, 5])]  # tokens 0, 3 and 1, 2
+    >>> out, lse = reference.parallel.ring_attention(q, k, v, 1, causal=True)
+    >>> out.ravel().tolist()  # means of 1, 3 and of 1, 3, 5
+    [2.0, 3.0]
+
     causal: the tokens of rank r are pieces r and 2 size - 1 - r of 2 size pieces of the sequence.
     queries: the numbers of some of the rank's queries, in order; None: all of them.
     """
@@ -75,6 +81,14 @@ def ring_attention_bound(
 ) -> tuple[Bound, Bound]:
     """Each step's errors (`attention_bound`), carried through the merges in their order.  Out is
     rounded once.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 2, 32, 64)).astype(np.float16)
+    >>> exact = reference.parallel.ring_attention([q], [k], [v], 0)
+    >>> of_out, _ = reference.parallel.ring_attention_bound([q], [k], [v], 0, reference=exact)
+    >>> out = parallel.ring_attention(parallel.SelfCommunicator(), q, k, v)
+    >>> bool((abs(out - exact[0]) <= of_out.elementwise).all())
+    True
 
     A merge takes shares p of both results, O = p_1 O_1 + p_2 O_2.  Errors e_i of O_i and d_i of
     their log-sum-exps make p_1 e_1 + p_2 e_2 + p_1 p_2 |O_1 - O_2| (d_1 + d_2) of O's, to first

@@ -18,7 +18,14 @@ from ..rounding import stored
 def expert_parallel_moe(
     x: Array, experts: Array, gates: Array, w_gate: Array, w_up: Array, w_down: Array
 ) -> tuple[Any]:
-    """Of all ranks' tokens and experts."""
+    """Of all ranks' tokens and experts.
+
+    >>> x, w = np.ones((1, 2), np.float16), np.float16([[[0.5, 0], [0.5, 0]]])
+    >>> experts, gates = np.array([[0]]), np.float32([[2]])
+    >>> (y,) = reference.parallel.expert_parallel_moe(x, experts, gates, w, w, w)
+    >>> bool(np.isclose(y, [[1 / (1 + np.exp(-1)), 0]]).all())  # 2 * 0.5 * silu(1) * 1
+    True
+    """
     xp, total = namespace(x), as_float64(x) * 0
     for e in range(len(w_gate)):
         rows, share = _rows(experts, gates, e)
@@ -46,7 +53,17 @@ def expert_parallel_moe_bound(
 ) -> tuple[Bound]:
     """The error of the inner result (`dual_gemm_silu_bound`) times |w_down|, that of the second
     product (`matmul_bound`, with its rounding), times the gates; then k products and k - 1 sums in
-    FP32, each at most u times the sum of the absolute values, and one rounding."""
+    FP32, each at most u times the sum of the absolute values, and one rounding.
+
+    >>> x, w = np.ones((3, 8), np.float16), np.ones((2, 8, 8), np.float16) / 8
+    >>> experts, gates = np.array([[0], [1], [0]]), np.ones((3, 1), np.float32)
+    >>> call = x, experts, gates, w, w, w
+    >>> exact = reference.parallel.expert_parallel_moe(*call)
+    >>> (bound,) = reference.parallel.expert_parallel_moe_bound(*call, reference=exact)
+    >>> y = parallel.expert_parallel_moe(parallel.SelfCommunicator(), *call)
+    >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
+    True
+    """
     xp = namespace(x)
     worst, size, square = (as_float64(x) * 0 for _ in range(3))
     with np.errstate(all="ignore"):

@@ -26,6 +26,10 @@ def all_reduce_norm(
 ) -> tuple[Any, ...]:
     """(norm of s[, s]) in FP64, s the sum of all ranks' x and the residual.
 
+    >>> ranks = [np.float32([[1, -1]]), np.float32([[2, 4]])]  # the sum is 3, 3
+    >>> reference.parallel.all_reduce_norm(ranks, eps=0, centered=False)[0].tolist()
+    [[1.0, 1.0]]
+
     centered: layer_norm, else rms_norm.
     """
     s: Any = sum(as_float64(part) for part in x)
@@ -46,6 +50,13 @@ def all_reduce_norm_bound(
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
     """The norm's own errors, and those e of the sum that it normalises (`sum_in_order`).
+
+    >>> x, call = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32), {"eps": 1e-6, "centered": False}
+    >>> exact = reference.parallel.all_reduce_norm([x], **call)
+    >>> (bound,) = reference.parallel.all_reduce_norm_bound([x], **call, reference=exact)
+    >>> y = parallel.all_reduce_rms_norm(parallel.SelfCommunicator(), x, eps=1e-6)
+    >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
+    True
 
     An error e of s changes y by |w| (rstd e + |s - mean| |change of rstd|), and rstd, to first
     order, by rstd^3 mean(|s - mean| e).  With a mean, e becomes e + mean(e).

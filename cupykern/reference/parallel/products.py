@@ -38,14 +38,26 @@ def _plus(a: Approximate, b: Approximate) -> Approximate:
 
 
 def all_reduce(x: Sequence[Array], **_: Any) -> tuple[Any]:
-    """The sum of all ranks' x."""
+    """The sum of all ranks' x.
+
+    >>> ranks = [np.float16([1, 2]), np.float16([0.5, 4])]
+    >>> reference.parallel.all_reduce(ranks)[0].tolist()
+    [1.5, 6.0]
+    """
     return (sum(as_float64(part) for part in x),)
 
 
 def all_reduce_bound(
     x: Sequence[Array], *, dtype: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
-    """FP32 additions in the order of ranks, and a rounding to the result's dtype."""
+    """FP32 additions in the order of ranks, and a rounding to the result's dtype.
+
+    >>> ranks = [np.float32([0.1, 2]), np.float32([0.2, 1e9])]
+    >>> exact = reference.parallel.all_reduce(ranks)
+    >>> (bound,) = reference.parallel.all_reduce_bound(ranks, reference=exact)
+    >>> bool((abs(ranks[0] + ranks[1] - exact[0]) <= bound.elementwise).all())
+    True
+    """
     with np.errstate(all="ignore"):
         total = sum_in_order(of_numbers(as_float64(part)) for part in x)
         result = x[0].dtype if dtype is None else np.dtype(dtypes.NAMES.get(dtype, dtype))
@@ -53,7 +65,15 @@ def all_reduce_bound(
 
 
 def reduce_scatter_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[Bound]:
-    """The same without the last rounding; of all rows."""
+    """The same without the last rounding; of all rows.
+
+    >>> ranks = [np.float16([[0.1, 2]]), np.float16([[0.2, 3000]])]
+    >>> exact = reference.parallel.all_reduce(ranks)
+    >>> (bound,) = reference.parallel.reduce_scatter_bound(ranks, reference=exact)
+    >>> total = ranks[0].astype(np.float32) + ranks[1]
+    >>> bool((abs(total - exact[0]) <= bound.elementwise).all())
+    True
+    """
     with np.errstate(all="ignore"):
         total = sum_in_order(of_numbers(as_float64(part)) for part in x)
         return (total.stored(reference[0], dtypes.float32),)
@@ -74,7 +94,13 @@ def row_parallel_matmul(
     alpha: float = 1.0,
     **_: Any,
 ) -> tuple[Any]:
-    """activation(alpha * sum(a @ b) + bias) + residual in FP64."""
+    """activation(alpha * sum(a @ b) + bias) + residual in FP64.
+
+    >>> a = np.array([[1, 2], [3, 4]], np.float16)
+    >>> left, right = [a[:, :1], a[:, 1:]], [a[:1], a[1:]]  # of two ranks, a part of k each
+    >>> reference.parallel.row_parallel_matmul(left, right, bias=np.ones(2))[0].tolist()
+    [[8.0, 11.0], [16.0, 23.0]]
+    """
     with np.errstate(all="ignore"):
         parts = zip(a, b, strict=True)
         total = float(alpha) * sum(product(as_float64(x), as_float64(y)) for x, y in parts)
@@ -94,7 +120,15 @@ def row_parallel_matmul_bound(
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """The errors of the ranks' products, of rank 0's with the bias, of the sums in the order of
-    ranks (`sum_in_order`), and of the epilogue."""
+    ranks (`sum_in_order`), and of the epilogue.
+
+    >>> a = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float16)
+    >>> exact = reference.parallel.row_parallel_matmul([a], [a])
+    >>> (bound,) = reference.parallel.row_parallel_matmul_bound([a], [a], reference=exact)
+    >>> c = parallel.row_parallel_matmul(parallel.SelfCommunicator(), a, a)
+    >>> bool((abs(c - exact[0]) <= bound.elementwise).all())
+    True
+    """
     with np.errstate(all="ignore"):
         values = [
             _of_rank(x, y, float(alpha), precision, bias if rank == 0 else None)
@@ -128,7 +162,13 @@ def row_parallel_scaled_mm(
     residual: Array | None = None,
     **_: Any,
 ) -> tuple[Any]:
-    """activation(sum((scale_a * a) @ (scale_b * b)) + bias) + residual in FP64."""
+    """activation(sum((scale_a * a) @ (scale_b * b)) + bias) + residual in FP64.
+
+    >>> a, b = np.array([[10, -20]], np.int8), np.array([[1], [3]], np.int8)
+    >>> ranks = 2 * [a], 2 * [b], [0.5, 1.0], [0.25, 0.5]  # each rank has its own scales
+    >>> reference.parallel.row_parallel_scaled_mm(*ranks)[0].tolist()
+    [[-31.25]]
+    """
     with np.errstate(all="ignore"):
         total = sum(map(exact_product, a, b, scale_a, scale_b))
         return (_epilogue(total, bias, activation, residual),)
@@ -146,7 +186,17 @@ def row_parallel_scaled_mm_bound(
     out_dtype: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """As `row_parallel_matmul_bound`."""
+    """As `row_parallel_matmul_bound`.
+
+    >>> a, scale = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
+    >>> ranks = [a], [a.T], [scale], [scale.T]
+    >>> exact = reference.parallel.row_parallel_scaled_mm(*ranks)
+    >>> (bound,) = reference.parallel.row_parallel_scaled_mm_bound(*ranks, reference=exact)
+    >>> comm = parallel.SelfCommunicator()
+    >>> c = parallel.row_parallel_scaled_mm(comm, a, a.T, scale, scale.T)
+    >>> bool((abs(c.astype(float) - exact[0]) <= bound.elementwise).all())
+    True
+    """
     with np.errstate(all="ignore"):
         values = list(map(scaled_product, a, b, scale_a, scale_b))
         if bias is not None:
@@ -160,7 +210,13 @@ def row_parallel_scaled_mm_bound(
 def row_parallel_dual_gemm_silu(
     a: Sequence[Array], b1: Sequence[Array], b2: Sequence[Array], **_: Any
 ) -> tuple[Any]:
-    """silu(sum(a @ b1)) * sum(a @ b2) in FP64."""
+    """silu(sum(a @ b1)) * sum(a @ b2) in FP64.
+
+    >>> a, gate, up = np.float16([[1]]), np.float16([[0.5]]), np.float16([[1.5]])
+    >>> (y,) = reference.parallel.row_parallel_dual_gemm_silu(2 * [a], 2 * [gate], 2 * [up])
+    >>> bool(np.isclose(y, 3 / (1 + np.exp(-1))).all())  # silu(0.5 + 0.5) * (1.5 + 1.5)
+    True
+    """
     (d1,), (d2,) = row_parallel_matmul(a, b1), row_parallel_matmul(a, b2)
     with np.errstate(all="ignore"):
         return (activate(namespace(d1), d1, "silu") * d2,)
@@ -176,7 +232,18 @@ def row_parallel_dual_gemm_silu_bound(
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Both sums as of `row_parallel_matmul_bound`, SiLU of the first and the product with the
-    second in FP32 (as `dual_gemm_silu_bound`)."""
+    second in FP32 (as `dual_gemm_silu_bound`).
+
+    >>> a = np.array([[1.0, 2.0]], np.float16)
+    >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)
+    >>> exact = reference.parallel.row_parallel_dual_gemm_silu([a], [gate], [up])
+    >>> (bound,) = reference.parallel.row_parallel_dual_gemm_silu_bound(
+    ...     [a], [gate], [up], reference=exact
+    ... )
+    >>> y = parallel.row_parallel_dual_gemm_silu(parallel.SelfCommunicator(), a, gate, up)
+    >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
+    True
+    """
     with np.errstate(all="ignore"):
         d1, d2 = (
             sum_in_order(_of_rank(x, y, 1.0, precision) for x, y in zip(a, b, strict=True))

@@ -23,21 +23,38 @@ _TINY = 2.0**-126
 
 
 def vocabulary_parallel_softmax(x: Sequence[Array], *, scale: Any = None, **_: Any) -> tuple[Any]:
-    """Of all ranks' columns, rank 0's first."""
+    """Of all ranks' columns, rank 0's first.
+
+    >>> ranks = [np.zeros((1, 1), np.float32), np.zeros((1, 3), np.float32)]
+    >>> reference.parallel.vocabulary_parallel_softmax(ranks)[0].tolist()
+    [[0.25, 0.25, 0.25, 0.25]]
+    """
     return softmax(_whole(x), scale=scale)
 
 
 def vocabulary_parallel_log_softmax(
     x: Sequence[Array], *, scale: Any = None, **_: Any
 ) -> tuple[Any]:
-    """Of all ranks' columns, rank 0's first."""
+    """Of all ranks' columns, rank 0's first.
+
+    >>> ranks = [np.zeros((1, 1), np.float32), np.zeros((1, 3), np.float32)]
+    >>> (y,) = reference.parallel.vocabulary_parallel_log_softmax(ranks)
+    >>> bool((y == -np.log(4.0)).all())
+    True
+    """
     return log_softmax(_whole(x), scale=scale)
 
 
 def vocabulary_parallel_cross_entropy(
     x: Sequence[Array], targets: Array, *, scale: Any = None
 ) -> tuple[Any]:
-    """-log_softmax at the targets; inf for those outside."""
+    """-log_softmax at the targets; inf for those outside.
+
+    >>> ranks = [np.zeros((2, 1), np.float32), np.zeros((2, 3), np.float32)]
+    >>> (loss,) = reference.parallel.vocabulary_parallel_cross_entropy(ranks, np.array([3, 4]))
+    >>> bool(loss[0] == np.log(4.0)), float(loss[1])  # no rank has column 4
+    (True, inf)
+    """
     (log,) = log_softmax(_whole(x), scale=scale)
     xp, columns = namespace(log), log.shape[1]
     inside = (targets >= 0) & (targets < columns)
@@ -49,6 +66,13 @@ def vocabulary_parallel_softmax_bound(
     x: Sequence[Array], *, scale: Any = None, dtype: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
     """A rank's softmax in FP32, off by e, times its share s = exp(lse_rank - lse), as FP32.
+
+    >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
+    >>> exact = reference.parallel.vocabulary_parallel_softmax([x])
+    >>> (bound,) = reference.parallel.vocabulary_parallel_softmax_bound([x], reference=exact)
+    >>> y = parallel.vocabulary_parallel_softmax(parallel.SelfCommunicator(), x)
+    >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
+    True
 
     With d the relative error of the rank's largest element, its log-sum-exp is off by d, that of
     all columns by the mean of d over the ranks' shares; then come the roundings of the share and of
@@ -71,7 +95,15 @@ def vocabulary_parallel_softmax_bound(
 def vocabulary_parallel_log_softmax_bound(
     x: Sequence[Array], *, scale: Any = None, dtype: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
-    """A rank's log_softmax in FP32, off by e, plus lse_rank - lse, rounded to FP32, in FP32."""
+    """A rank's log_softmax in FP32, off by e, plus lse_rank - lse, rounded to FP32, in FP32.
+
+    >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
+    >>> exact = reference.parallel.vocabulary_parallel_log_softmax([x])
+    >>> (bound,) = reference.parallel.vocabulary_parallel_log_softmax_bound([x], reference=exact)
+    >>> y = parallel.vocabulary_parallel_log_softmax(parallel.SelfCommunicator(), x)
+    >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
+    True
+    """
     xp, u = namespace(x[0]), UNIT_ROUNDOFF_32
     dtype = x[0].dtype if dtype is None else dtype
     with np.errstate(all="ignore"):
@@ -90,7 +122,17 @@ def vocabulary_parallel_log_softmax_bound(
 def vocabulary_parallel_cross_entropy_bound(
     x: Sequence[Array], targets: Array, *, scale: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
-    """The error of the log-sum-exp of all columns; the difference is FP64, rounded to FP32."""
+    """The error of the log-sum-exp of all columns; the difference is FP64, rounded to FP32.
+
+    >>> x, targets = np.array([[1.0, 2.0, 3.0]], np.float32), np.array([1])
+    >>> exact = reference.parallel.vocabulary_parallel_cross_entropy([x], targets)
+    >>> (bound,) = reference.parallel.vocabulary_parallel_cross_entropy_bound(
+    ...     [x], targets, reference=exact
+    ... )
+    >>> loss = parallel.vocabulary_parallel_cross_entropy(parallel.SelfCommunicator(), x, targets)
+    >>> bool((abs(loss - exact[0]) <= bound.elementwise).all())
+    True
+    """
     with np.errstate(all="ignore"):
         ranks = [_Rank.of(part, scale, log=True) for part in x]
         (loss,) = reference
@@ -99,6 +141,12 @@ def vocabulary_parallel_cross_entropy_bound(
 
 def vocabulary_parallel_sample_bound(x: Sequence[Array], *, scale: Any = None) -> Any:
     """How far a sum of probabilities, over the sum of all, may be from that in FP64: (rows,).
+
+    >>> x = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
+    >>> bound = reference.parallel.vocabulary_parallel_sample_bound([x])
+    >>> comm, draw = parallel.SelfCommunicator(), 0.75 - bound  # column 1's draws end at 0.75
+    >>> parallel.vocabulary_parallel_sample(comm, x, draw).tolist()
+    [1]
 
     Errors of probabilities add up; those of shares are relative to sums of at most 1.  The sum of
     all is off by as much.  n FP64 additions add n 2^-53.
