@@ -25,8 +25,8 @@ def get_kernel(target: Target, variant: Variant) -> Kernel:
     """The kernel of `variant` on `target`.  Raises targets.CompileError."""
     recorded = _recorded.get()
     if recorded is not None:
-        recorded[variant] = None
-        return _NoKernel()
+        recorded.setdefault(variant, 0)
+        return _NoKernel(recorded, variant)
     key = (target, variant)
     kernel = _kernels.get(key)
     if kernel is None:
@@ -41,22 +41,25 @@ def get_kernel(target: Target, variant: Variant) -> Kernel:
 class _NoKernel:
     usage: Usage | None = None
 
+    def __init__(self, recorded: dict[Variant, int], variant: Variant):
+        self._recorded, self._variant = recorded, variant
+
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
-        pass
+        self._recorded[self._variant] += grid * self._variant.launch_sizes[0]
 
     def blocks_at_once(self, shared_bytes: int) -> int:
         return 1
 
 
-_recorded: ContextVar[dict[Variant, None] | None] = ContextVar("cupykern_recorded", default=None)
+_recorded: ContextVar[dict[Variant, int] | None] = ContextVar("cupykern_recorded", default=None)
 
 
 @contextmanager
-def recording() -> Iterator[dict[Variant, None]]:
+def recording() -> Iterator[dict[Variant, int]]:
     """Within the block this thread's calls compile and launch nothing, and their results are
-    whatever was in memory; the variants that they would launch are the keys of the dictionary.  All
-    plans go."""
-    variants: dict[Variant, None] = {}
+    whatever was in memory; the dictionary has the variants that they would launch, each with its
+    number of threads over all launches.  All plans go."""
+    variants: dict[Variant, int] = {}
     plans.clear()
     token = _recorded.set(variants)
     try:

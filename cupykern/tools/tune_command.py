@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -58,7 +59,7 @@ def run(
                     click.echo(f"{task.op.name} {task.problem}: asks for no config")
                     continue
                 label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
-                _say_how_long(label, task.op, call, len(request.configs()), target, jobs, rep_ms)
+                _say_how_long(label, task.op, call, request.configs(), target, jobs, rep_ms)
                 with progress(len(request.configs()), label) as advance:
                     try:
                         ranked, best = winners.tune_request(
@@ -79,13 +80,24 @@ def run(
 
 
 def _say_how_long(
-    label: str, op: Op, call: Call, configs: int, target: Target, jobs: int, rep_ms: float
+    label: str,
+    op: Op,
+    call: Call,
+    configs: Sequence[Any],
+    target: Target,
+    jobs: int,
+    rep_ms: float,
 ) -> None:
-    begin = time.perf_counter()
+    seconds, slowdowns = 0.0, []
     if target.name == "host":  # the call is compiled: first_request has made it once
-        op.run(*call.args, **call.kwargs)
-    seconds = time.perf_counter() - begin
-    estimate = estimates.of_tune(configs, target.name, jobs, seconds, rep_ms)
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            op.run(*call.args, **call.kwargs)
+            times.append(time.perf_counter() - begin)
+        seconds = sorted(times)[1]
+        slowdowns = estimates.slowdowns(op, call, configs)
+    estimate = estimates.of_tune(len(configs), target.name, jobs, rep_ms, seconds, slowdowns)
     click.echo(f"{label}: {estimate}", err=True)
 
 

@@ -28,7 +28,7 @@ def variants_of_cases(
 
     Not quite all, where a call's further way depends on results.
     """
-    known: dict[Variant, None] = {}
+    known: dict[Variant, int] = {}
     for op in ops:
         with jit.recording() as variants:
             for case_seed in range(seed, seed + cases):

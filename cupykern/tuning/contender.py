@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..check import Comparison, GuardedArray, Violation, accepts_out, compare
 from ..op import Call, Op, Work, as_tuple
+from ..typing import Array
 from .timing import Function, Timing
 
 OURS = "cupykern"
@@ -113,15 +114,19 @@ class Contender:
         return self.result.note is None
 
 
-def our_contender(op: Op, call: Call, xp: Any, config: Any = None) -> Contender:
+def our_contender(
+    op: Op, call: Call, xp: Any, config: Any = None, like: Array | None = None
+) -> Contender:
     """The op itself, with `out` if it takes one: nothing is allocated while it is timed.
 
-    config: None for the op's own choice.
+    config: None for the op's own choice.  like: an array of the first output's shape and dtype;
+    None: the op runs once to tell.
     """
     kwargs = call.kwargs if config is None else {**call.kwargs, "config": config}
     if not accepts_out(op):
         return Contender(OURS, lambda: op.run(*call.args, **kwargs))
-    first = as_tuple(op.run(*call.args, **kwargs))[0]
-    guarded = GuardedArray(xp, first.shape, first.dtype)
+    if like is None:
+        like = as_tuple(op.run(*call.args, **kwargs))[0]
+    guarded = GuardedArray(xp, like.shape, like.dtype)
     kwargs = {**kwargs, "out": guarded.array}
     return Contender(OURS, lambda: op.run(*call.args, **kwargs), guarded)

@@ -34,6 +34,7 @@ def summarize(times: Sequence[float]) -> Timing:
 class Clock(Protocol):
     min_rounds: int
     max_rounds: int
+    is_emulation: bool  # whose times rank nothing but the emulation's own work
 
     def round(self, functions: Sequence[Function], number: int = 0) -> list[float]:
         """Run each function once, in the order of round `number`; the microseconds of each."""
@@ -135,6 +136,7 @@ class GpuClock:
     """Event timing on CuPy's current stream."""
 
     min_rounds, max_rounds = 20, 500
+    is_emulation = False
     _LONGEST_HEAD_START_US = 3000.0
 
     def __init__(self, target: Target):
@@ -300,6 +302,7 @@ class HostClock:
     """
 
     min_rounds, max_rounds = 3, 20
+    is_emulation = True
 
     def __init__(self, target: Target):
         self._target = target

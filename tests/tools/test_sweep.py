@@ -274,3 +274,18 @@ def test_clocks_that_fell_are_said_once_for_those_timed_together(capsys):
     sweep_command.show([both[0], replace(both[1], clocks=steady)], 5, targets.get("host"))
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "a: the clocks fell to 1875 of 1980 MHz (602 W)"
+
+
+def test_a_slow_config_of_the_host_runs_once(monkeypatch):
+    monkeypatch.setattr(sweep, "SLOW_US", 1e3)
+    found = make_op(configs=(Config(1), Config(2), Config(3, "slow")))  # 2 ms
+    calls = []
+
+    def run(x, **kwargs):
+        calls.append(kwargs.get("config"))
+        return found.run(x, **kwargs)
+
+    trials = run_sweep(replace(found, run=run))
+    (slow,) = (trial for trial in trials if trial.config == repr(Config(3, "slow")))
+    assert calls.count(Config(3, "slow")) == 1
+    assert slow.verified and slow.runs == 1 and slow.ratio > sweep.OUTLIER and not slow.final

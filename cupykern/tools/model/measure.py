@@ -92,7 +92,7 @@ def variants(
     config: ModelConfig, decoder: Decoder, steps: Sequence[Step], target: Target
 ) -> list[Variant]:
     """What the steps launch."""
-    found: dict[Variant, None] = {}
+    found: dict[Variant, int] = {}
     for step in steps:
         with jit.recording() as recorded:
             cache, tokens = (

@@ -19,6 +19,7 @@ class RanksClock:
     """
 
     min_rounds, max_rounds = 10, 200
+    is_emulation = False
 
     def __init__(self, world: World, target: Target):
         self._world = world
