@@ -27,18 +27,18 @@ def estimate_us(task: DecodeTask, config: DecodeConfig, num_sms: int) -> float:
     blocks = t.batch * t.num_kv_heads * row_tiles * splits
     width = t.padded_dim / 128
     longest = min(c.chunks_per_block * size, t.max_keys)
-    alone = longest * _line("key", width) + _line("start", width)
+    alone = longest * _line(_C["key"], width) + _line(_C["start"], width)
     read = t.max_keys / splits * t.cache_itemsize * (t.dim + t.dim_v) / row_tiles / _C["bandwidth"]
 
     def round_us(num_blocks: int) -> float:
         return ((num_blocks * read) ** _ORDER + alone**_ORDER) ** (1 / _ORDER)
 
     rounds, rest = divmod(blocks, c.blocks_per_sm * num_sms)
-    us = _line("launch", width) + rounds * round_us(c.blocks_per_sm * num_sms)
+    us = _line(_C["launch"], width) + rounds * round_us(c.blocks_per_sm * num_sms)
     us += round_us(rest) if rest else 0.0
     return us + c.merges(count) * _C["merge"]
 
 
-def _line(name: str, width: float) -> float:
-    at_zero, slope = _C[name]
+def _line(of_widths: tuple[float, float], width: float) -> float:
+    at_zero, slope = of_widths
     return at_zero + slope * width

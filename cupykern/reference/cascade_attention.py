@@ -29,7 +29,14 @@ def cascade_attention(
     **own: Any,
 ) -> tuple[Any, ...]:
     """softmax(scale * q k^T over the shared keys and those of the query's sequence that it sees) v,
-    and its log-sum-exp, in FP64."""
+    and its log-sum-exp, in FP64.
+
+    >>> q, shared = np.ones((2, 1, 1, 8), np.float16), np.ones((1, 1, 16, 8), np.float16)
+    >>> own = np.full((2, 1, 16, 8), 3, np.float16)
+    >>> out, = cupykern.reference.cascade_attention(q, shared, shared, np.ones_like(own), own)
+    >>> float(out[0, 0, 0, 0])  # the mean of 16 values of 1 and 16 of 3
+    2.0
+    """
     options = _options(layout, scale, softcap)
     shared = decode_attention(_as_rows(q), shared_k, shared_v, causal=False, **options)
     with np.errstate(all="ignore"):
@@ -56,6 +63,15 @@ def cascade_attention_bound(
     **own: Any,
 ) -> tuple[Bound, ...]:
     """Errors of both results, rounded to q's dtype, carried through the merge.
+
+    >>> q, shared = np.ones((2, 1, 1, 8), np.float16), np.ones((1, 1, 16, 8), np.float16)
+    >>> own = np.full((2, 1, 16, 8), 3, np.float16)
+    >>> args = q, shared, shared, np.ones_like(own), own
+    >>> exact = cupykern.reference.cascade_attention(*args)
+    >>> bound, = cupykern.reference.cascade_attention_bound(*args, reference=exact)
+    >>> error = abs(cupykern.cascade_attention(*args) - exact[0])
+    >>> bool((error <= bound.elementwise).all())
+    True
 
     Over the shared keys they are decode_attention's: `attention`, which takes many rows, has fewer
     sums to merge, and its bound is part of that.  A merge takes shares p of both results,

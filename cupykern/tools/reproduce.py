@@ -39,10 +39,15 @@ def _bench(op: str, minutes: int, peers: str = "") -> Step:
     return Step(op, minutes, ("bench", op, *against, *timing), f"{op}.json")
 
 
-def _suite(seed: int, rows: int, minutes: int) -> Step:
+def _suite(gpu: str, seed: int, rows: int, minutes: int, peers: str = "all") -> Step:
     args = ("bench", "--suite", "models", "--rows", str(rows), "--seed", str(seed))
-    more = ("--against", "all", "--warmup-ms", "8", "--rep-ms", "20")
-    return Step(f"suite_{seed}", minutes, (*args, *more), f"suite_h200_{seed}.json")
+    more = ("--against", peers, "--warmup-ms", "8", "--rep-ms", "20")
+    return Step(f"suite_{seed}", minutes, (*args, *more), f"suite_{gpu}_{seed}.json")
+
+
+def _parallel(step: str, gpus: int, *more: str) -> Step:
+    args = ("bench", "--parallel", step, *more, "--against", "torch")
+    return Step(f"parallel_{step}_{gpus}", 2, args, f"parallel_{step}_{gpus}.json", gpus)
 
 
 def _profile(op: str, shape: str, dtype: str) -> Step:
@@ -81,15 +86,15 @@ STEPS = (
     _bench("attention_varlen", 1, "torch.flash"),
     _bench("decode_attention", 2, _TORCH_ATTENTION),
     _bench("nonfinite_report", 1),
-    _suite(41, 24, 60),
-    _suite(71, 16, 40),
+    _suite("h200", 71, 16, 40),
+    _suite("h100", 101, 9, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),
     Step("model_llama3_8b", 5, ("bench", "--model", "llama3-8b", "--prefill", "512,4096"),
          "model_llama3_8b.json"),
-    Step("parallel_mlp_2", 3, ("bench", "--parallel", "mlp", "--against", "torch"),
-         "parallel_mlp_2.json", gpus=2),
-    Step("parallel_decode_4", 3,
-         ("bench", "--parallel", "decode", "--batch", "1,16", "--against", "torch"),
-         "parallel_decode_4.json", gpus=4),
+    _parallel("mlp", 2),
+    _parallel("mlp", 4),
+    _parallel("attention", 2),
+    _parallel("attention", 4),
+    _parallel("decode", 4, "--batch", "1,16"),
     _profile("decode_attention", "16,32,8,8192,128", "bfloat16"),
     _profile("decode_attention", "1,32,8,131072,128", "bfloat16"),
     _profile("attention", "1,32,16384,64", "bfloat16"),

@@ -59,6 +59,10 @@ def pack(document: Any) -> Any:
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "profile":
         return _pack_profiles(document)
+    if kind == "sensitivity" and document["rows"]:
+        columns = list(document["rows"][0])
+        rows = [[row[name] for name in columns] for row in document["rows"]]
+        return {**document, "columns": columns, "rows": rows}
     if kind not in ("bench", "comparison", "suite", "model", "parallel"):
         return document
     rows = [_pack_row(row) for row in document["rows"]]
@@ -138,7 +142,10 @@ def unpack(document: Any) -> Any:
     if "columns" not in document:
         return document
     columns = document["columns"]
-    rows = [_unpack_row(row, columns) for row in document["rows"]]
+    if document.get("kind") == "sensitivity":
+        rows = [dict(zip(columns, row, strict=True)) for row in document["rows"]]
+    else:
+        rows = [_unpack_row(row, columns) for row in document["rows"]]
     return {**document, "rows": rows}
 
 

@@ -279,14 +279,6 @@ DEVICE void copy_async(void* shared, const void* global, LoadPolicy policy) {
                  "l"(global), "l"(policy.bits)
                  : "memory");
 }
-template <int N>
-DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy policy) {
-    static_assert(N == 16, "policies are for loads of 16 bytes");
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(address),
-                 "l"(global), "r"(valid ? N : 0), "l"(policy.bits)
-                 : "memory");
-}
 // Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
 template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {

@@ -255,10 +255,6 @@ template <int N>
 DEVICE void copy_async(void* shared, const void* global, LoadPolicy) {
     copy_async<N>(shared, global);
 }
-template <int N>
-DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy) {
-    copy_async<N>(shared, global, valid);
-}
 // Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
 template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {

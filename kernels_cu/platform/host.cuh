@@ -296,11 +296,6 @@ DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_LOCATI
     static_assert(N == 16, "policies are for loads of 16 bytes");
     copy_async<N>(shared, global, true, location);
 }
-template <int N>
-DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy, HOST_LOCATION) {
-    static_assert(N == 16, "policies are for loads of 16 bytes");
-    copy_async<N>(shared, global, valid, location);
-}
 // Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
 template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_LOCATION) {

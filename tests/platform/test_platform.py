@@ -270,21 +270,6 @@ def test_cache_policies(target, evict_last):
     np.testing.assert_array_equal(y[64:], x)
 
 
-def test_copies_with_a_policy_that_may_bring_zeros(target):
-    text = (
-        "struct Storage { Bytes<16> values[64]; };\n"
-        "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n"
-        "    SHARED_STORAGE(Storage, storage);\n    const int i = threadIdx.x;\n"
-        "    copy_async<16>(&storage.values[i], x + i, i % 3 != 0, load_policy(true));\n"
-        "    copy_async_commit();\n"
-        "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n}\n"
-    )
-    x = np.random.default_rng(5).integers(0, 2**32, (64, 4), dtype=U32)
-    _, y = run(target, text, x, np.zeros((64, 4), U32), shared=64 * 16)
-    copied = np.where(np.arange(64)[:, None] % 3 != 0, x, 0)
-    np.testing.assert_array_equal(y, copied[::-1])
-
-
 @pytest.mark.parametrize("cluster", [pytest.param(n, marks=needs.clusters(n)) for n in (2, 8, 16)])
 def test_clusters(target, cluster):
     text = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from fake_op import make_op
 
 from cupykern import OPS, cli, targets
-from cupykern.tools import sensitivity
+from cupykern.tools import sensitivity, stored
 from cupykern.tools.sensitivity import OPTIONS, SHAPES, rows_of
 
 ROW_OPS = (
@@ -52,7 +51,7 @@ def test_small_errors_of_all_elements_are_found(name, dtype):
 def test_the_record_has_every_op_and_dtype():
     """The table of docs/results.md.  Another: `check --sensitivity --json`, then `report`."""
     path = Path(__file__).parents[2] / "results" / "host_sensitivity.json"
-    recorded = {(row["op"], row["dtype"]) for row in json.loads(path.read_text())["rows"]}
+    recorded = {(row["op"], row["dtype"]) for row in stored.read(path)["rows"]}
     assert recorded == set(ALL)
 
 
