@@ -231,7 +231,6 @@ def test_copies(target, size):
         "copy_async<8>(to, from)",
         "copy_async<16>(to, from)",
         "copy_async<16>(to, from, false)",
-        "copy_async<16>(to, from, true, load_policy(false))",
         "copy_async<16>(to, from, load_policy(false))",
         "copy_async_part(to, from, 12)",
         "copy_async_part(to, from, 0)",
