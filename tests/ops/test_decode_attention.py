@@ -33,6 +33,7 @@ import cupykern
 from cupykern import check, dtypes, reference
 from cupykern.attention import decode_config, decode_plan
 from cupykern.attention.decode_config import LAYOUTS, DecodeConfig, DecodeTask
+from cupykern.attention.decode_estimate import estimate_us
 from cupykern.ops.decode_attention import OP
 from cupykern.ops.problems.attention import FORMULAS, ScoreChoice
 from cupykern.ops.problems.decode_attention import VIEWS, DecodeProblem
@@ -278,6 +279,29 @@ def test_clusters_that_do_not_fit_are_refused(rows, arch, says):
     config = DecodeConfig(16, 64, 2, chunks_per_block=8, cluster=2)
     reason = decode_config.refusal(config, task, arch)
     assert says in reason if says else reason is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "keys", "dim", "rows", "chunks"),
+    [
+        (24, 4, 1000, 128, 7, 8),  # 96 blocks of whole sequences: 22.0 us; single chunks 27.9
+        (14, 8, 1200, 128, 5, 8),  # 24.0, 29.4
+        (5, 8, 3000, 128, 5, 1),  # 36.1, 24.1
+        (1, 2, 131072, 128, 8, 1),  # 51.2, 48.1
+        (48, 20, 448, 64, 1, 8),  # 36.1, 64.7
+        (1, 8, 2048, 64, 8, 1),  # 18.0, 9.5
+    ],
+)
+def test_chunks_of_a_block_are_the_faster_ones(batch, kv_heads, keys, dim, rows, chunks):
+    """Measured on an H200."""
+    task = DecodeTask(FP16, batch, kv_heads, rows, dim, dim, keys)
+    assert decode_config.choose_config(task, "sm_90a", 132).chunks_per_block == chunks
+
+
+def test_row_tiles_find_their_keys_in_l2():
+    one, four = (DecodeTask(FP16, 16, 8, rows, 64, 64, 8192) for rows in (16, 64))
+    config = DecodeConfig(16, 64, 2, chunks_per_block=8)
+    assert estimate_us(four, config, 132) < 2 * estimate_us(one, config, 132)
 
 
 def test_two_blocks_of_each_config_fit_on_hopper():
