@@ -185,7 +185,7 @@ def _duration(config: AttentionHopperConfig, queries: Queries, num_sms: int) -> 
         return rounds * rows * (-(-q.sk // config.tile_n) + _C["tile_cost"])
     keys = np.clip(last + q.offset, 0, q.sk)
     tiles = rows * (-(-keys // config.tile_n) + _C["tile_cost"])
-    return max(float(tiles.max()), float(tiles.sum()) * q.heads / num_sms)
+    return max(float(tiles.max(initial=0.0)), float(tiles.sum()) * q.heads / num_sms)
 
 
 def kind_of(task: AttentionTask) -> Kind:

@@ -23,7 +23,7 @@ def estimate_us(task: DecodeTask, config: DecodeConfig, num_sms: int) -> float:
     t, c = task, config
     size, count = t.chunks_of_longest(c)
     splits = -(-count // c.chunks_per_block)
-    row_tiles = -(-t.rows // c.tile_m)  # find their keys in L2
+    row_tiles = max(1, -(-t.rows // c.tile_m))  # find their keys in L2
     blocks = t.batch * t.num_kv_heads * row_tiles * splits
     width = t.padded_dim / 128
     longest = min(c.chunks_per_block * size, t.max_keys)

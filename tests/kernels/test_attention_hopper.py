@@ -18,6 +18,7 @@ from cupykern.attention.attention_task import AttentionTask
 from cupykern.ops.attention import OP
 from cupykern.ops.problems.attention import AttentionProblem
 from cupykern.targets import host
+from cupykern.targets.limits import device
 
 
 @needs.hopper
@@ -241,6 +242,33 @@ def test_tiles_of_heads_of_64_fill_the_device(heads, tokens, offset, tile_m):
     dims = attention_hopper.HeadDims(64, 64)
     first, second = attention_hopper.configs(dims, attention_hopper.Kind(), queries, 132)
     assert (first.tile_m, {first.tile_m, second.tile_m}) == (tile_m, {128, 192})
+
+
+@pytest.mark.parametrize(
+    ("sms", "batch", "sq", "sk", "offset", "tile_m"),
+    [
+        (132, 1, 577, 577, None, 192),
+        (114, 1, 577, 577, None, 128),  # an SXM5's tiles, in a second round
+        (132, 4, 577, 577, None, 128),
+        (132, 1, 1024, 8192, 0, 128),
+        (132, 1, 1024, 8192, 7168, 192),  # the last queries, which see nearly all keys
+    ],
+)
+def test_tiles_are_chosen_by_the_task_and_the_device(sms, batch, sq, sk, offset, tile_m):
+    strides = (64 * 32 * sq, 64 * sq, 64), (64 * 32 * sk, 64 * sk, 64)
+    sizes, operands = (batch, 32, 32, sq, sk, 64, 64), (strides[i] for i in (0, 1, 1, 0))
+    task = AttentionTask(np.dtype(np.float16), *sizes, *operands, 0.125, offset)
+    first, *_ = attention_plan.FAMILY.configs(task, device("sm_90a", sms))
+    assert first == AttentionHopperConfig(tile_m, 128, 3)
+
+
+@pytest.mark.parametrize("offset", [None, 0, -5])
+@pytest.mark.parametrize("sizes", [(0, 64, 64), (2, 0, 64), (2, 64, 0), (10**6, 10**7, 2**30)])
+def test_tiles_of_tasks_of_any_size_are_chosen(sizes, offset):
+    queries = attention_hopper.Queries(*sizes, offset)
+    for sms in (1, 132):
+        dims = attention_hopper.HeadDims(64, 64)
+        assert len(attention_hopper.configs(dims, attention_hopper.Kind(), queries, sms)) == 2
 
 
 def test_other_chips_have_none():

@@ -266,6 +266,39 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
                     assert decode_config.refusal(config, task, arch) is None
 
 
+def test_an_estimate_counts_rows_bytes_and_widths():
+    """DRAM bounds a large batch; a single sequence is bounded by its longest block."""
+    config = DecodeConfig(64, 64, 2, chunk=512, chunks_per_block=8)
+    task = DecodeTask(FP16, 64, 8, 64, 128, 128, 8192)
+
+    def us(**changes):
+        return estimate_us(task._replace(**changes), config, 132)
+
+    assert us(rows=1) == us() and us() < us(rows=65) < 1.2 * us()  # which finds the keys in L2
+    assert us(rows=512) > 2 * us()
+    assert 0.5 < us(cache_dtype=dtypes.int8) / us() < 0.6
+    assert 0.5 < us(batch=1, dim=64, dim_v=64) / us(batch=1) < 0.75
+
+
+def test_more_row_tiles_have_smaller_chunks_on_hopper():
+    task = DecodeTask(FP16, 4, 8, 64, 128, 128, 8192)
+    chunks = [
+        decode_config.choose_config(task._replace(rows=rows), "sm_90a", 132).chunk
+        for rows in (64, 65)
+    ]
+    assert chunks == [512, 128]
+
+
+@pytest.mark.parametrize("sizes", [(0, 8, 4), (4, 0, 4), (4, 8, 0), (10**6, 128, 8192)])
+@pytest.mark.parametrize("keys", [0, 1, 2**30])
+def test_configs_of_tasks_of_any_size(sizes, keys):
+    task = DecodeTask(FP16, *sizes, 128, 128, keys)
+    for arch in ("sm_90a", "host"):
+        for sms in (None, 1):
+            for config in decode_config.configs(task, arch, sms):
+                assert decode_config.refusal(config, task, arch) is None
+
+
 @pytest.mark.parametrize(
     ("rows", "arch", "says"),
     [
