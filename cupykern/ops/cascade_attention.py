@@ -63,6 +63,8 @@ def cascade_attention(
     `decode_attention` for up to 64 rows B Sq, else of `attention`; `decode_attention` reads the own
     keys; `merge_attention` makes one result of both.  They read the shared keys once for all
     sequences, not once for each.  Both results are rounded to q's dtype before they are merged.
+    How many sequences there are may change last bits, unlike `decode_attention`'s: the shared keys
+    are added up in another order for more rows.
     q is copied where B and Sq exceed 1 and its memory is not in the order (B, Sq, H, D) in which
     `rope_and_cache` leaves it.  Nothing is read on the host but seq_lens and block_table in numpy
     arrays, which are checked.
@@ -115,9 +117,7 @@ def cascade_attention(
 def _check_shared(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, Any]:
     """k and v as "hnd".  Raises TypeError, NotImplementedError and ValueError."""
     names = "shared_k", "shared_v"
-    keys, values = check_caches(q, k, v, layout, False, ndim=4, names=names)
-    if k.dtype != q.dtype:
-        raise TypeError(f"shared_k must have q's dtype {q.dtype}; got {k.dtype}")
+    keys, values = check_caches(q, k, v, layout, False, ndim=4, names=names, of_8_bits=False)
     if k.shape[0] != 1:
         raise ValueError(f"shared_k must have one sequence, of all; got shape {k.shape}")
     check_keys(keys.shape[2])

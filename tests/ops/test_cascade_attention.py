@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cascade_problems
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from fake_gpu import fake_gpu
 import cupykern
 from cupykern import check, reference
 from cupykern.op import RandomDraw
+from cupykern.reference.partial_attention import Partial
 from cupykern.runtime import jit
 
 RNG = np.random.default_rng(5)
@@ -76,6 +79,24 @@ def test_a_share_that_is_off_exceeds_the_bound():
     assert check.compare(cascade(return_lse=True), exact, bounds).ok
     fewer = cascade(shared_k=SHARED_K[:, :, 1:], shared_v=SHARED_V[:, :, 1:], return_lse=True)
     assert not check.compare(fewer, exact, bounds).within_bound
+
+
+def test_errors_are_carried_through_a_merge():
+    """Those of both results and of both log-sum-exps, at their largest and of the worst signs."""
+    rng, d = np.random.default_rng(0), 1e-4
+    first, other = (
+        Partial(rng.standard_normal((1, 1, 8, 4)), rng.standard_normal((1, 1, 8)), d, d, d, d)
+        for _ in range(2)
+    )
+    exact = reference.merge_attention(first.out, first.lse, other.out, other.lse)
+    moved = [
+        reference.merge_attention(first.out + e, first.lse + d1, other.out + e, other.lse + d2)
+        for e, d1, d2 in itertools.product((d, -d), repeat=3)
+    ]
+    found = first.merged(other, "bhsd")
+    for i, bound in enumerate((found.out_error, found.lse_error)):
+        worst = np.max([abs(x[i] - exact[i]) for x in moved], axis=0)
+        assert (worst <= bound).all() and (worst >= 0.95 * bound).all()
 
 
 def test_without_shared_keys_it_is_decode_attention():
@@ -186,9 +207,10 @@ def test_in_a_graph(gpu):
     "error, message, given",
     [
         (TypeError, "shared_k must be a cupy or numpy array", {"shared_k": [1.0]}),
-        (TypeError, "shared_k must have q's dtype", {"shared_k": SHARED_K.astype(np.int8),
-                                                     "shared_v": SHARED_V.astype(np.int8)}),
-        (TypeError, "shared_v must have shared_k's dtype", {"shared_v": SHARED_V.astype(np.int8)}),
+        (TypeError, "shared_k's dtype must be one of float16; got",
+         {"shared_k": SHARED_K.astype(np.int8), "shared_v": SHARED_V.astype(np.int8)}),
+        (TypeError, "shared_v's dtype must be one of float16; got",
+         {"shared_v": SHARED_V.astype(np.int8)}),
         (NotImplementedError, "shared_k is float32", {"shared_k": SHARED_K.astype(np.float32)}),
         (NotImplementedError, "shared_k's dtype", {"shared_k": SHARED_K.astype(np.float64)}),
         (NotImplementedError, "q is float32", {"q": Q.astype(np.float32)}),

@@ -19,9 +19,18 @@ _DIMS = {
 
 
 def check_caches(
-    q: Any, k: Any, v: Any, layout: Any, paged: bool, *, ndim: int, names: tuple[str, str]
+    q: Any,
+    k: Any,
+    v: Any,
+    layout: Any,
+    paged: bool,
+    *,
+    ndim: int,
+    names: tuple[str, str],
+    of_8_bits: bool = True,
 ) -> tuple[Any, Any]:
     """k and v, which messages call `names`, as "hnd".  ndim: of q, whose dim 1 is of heads.
+    of_8_bits: whether they may be.
 
     Raises TypeError, ValueError and NotImplementedError.
     """
@@ -32,7 +41,7 @@ def check_caches(
             raise NotImplementedError(
                 f"{name} is float32: tensor cores multiply float16 and bfloat16; convert it"
             )
-        allowed = DTYPES if x is q else (q.dtype, *CACHE_DTYPES)
+        allowed = DTYPES if x is q else (q.dtype, *(CACHE_DTYPES if of_8_bits else ()))
         dtypes.resolve(x.dtype, f"{name}'s dtype", allowed)
     if v.dtype != k.dtype:
         raise TypeError(f"{of_v} must have {of_k}'s dtype {k.dtype}; got {v.dtype}")
