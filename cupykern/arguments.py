@@ -74,8 +74,7 @@ def finite_float(name: str, value: Any, default: float) -> float:
 
 def checked_float(name: str, number: float) -> float:
     """`number`, -0.0 as 0.0, which is the same to plans that are kept.  Raises ValueError unless
-    it is 0 or a
-    normal number in FP32: kernels flush subnormal ones."""
+    it is 0 or a normal number in FP32: kernels flush subnormal ones."""
     if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
     if 0 < abs(number) < _SMALLEST_FLOAT:

@@ -24,10 +24,8 @@ _GUARD, _POISON = 0xA5, 0xFF  # 0xFF... is NaN in every floating format
 # compile the reference's operations, of which every dtype and order of strides has its own: 0.25 s
 # each.
 _SMALL = 1 << 24
-_REPEATS, _FAR = (
-    2,
-    1 << 20,
-)  # other inputs of a problem whose errors are not as expected; their seeds
+_REPEATS = 2  # other inputs of a problem whose errors are not as expected
+_FAR = 1 << 20  # from one's seed to the next one's
 
 
 class Violation(Exception):
@@ -346,9 +344,7 @@ def summarize(cases: Iterable[Case]) -> list[Summary]:
 def document(cases: Sequence[Case], seed: int, precision: Sequence[Any] = ()) -> dict[str, Any]:
     """What a run found, for --json.  precision: precision.Row."""
     summary = [asdict(x) for x in summarize(cases)]
-    for (
-        of
-    ) in summary:  # where its worst element lies says nothing: each failure says that of its own
+    for of in summary:  # Where the worst element lies says nothing: each failure says that itself.
         of["worst"] = of["worst"] and {k: v for k, v in of["worst"].items() if k not in _OF_ELEMENT}
     return {
         "seed": seed,

@@ -55,14 +55,15 @@ def plain_json(value: Any) -> Any:
 
 
 def pack(document: Any) -> Any:
-    """`document` with the rows of a benchmark, or the launches of profiles, as they are stored."""
+    """`document` as it is stored: the rows of a benchmark or of `check --sensitivity`, or the
+    launches of profiles, in fewer bytes."""
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "profile":
         return _pack_profiles(document)
     if kind == "sensitivity" and document["rows"]:
         columns = list(document["rows"][0])
-        rows = [[row[name] for name in columns] for row in document["rows"]]
-        return {**document, "columns": columns, "rows": rows}
+        values = [[row[name] for name in columns] for row in document["rows"]]
+        return {**document, "columns": columns, "rows": values}
     if kind not in ("bench", "comparison", "suite", "model", "parallel"):
         return document
     rows = [_pack_row(row) for row in document["rows"]]

@@ -18,6 +18,7 @@ from cupykern.ops.problems.products import FORMULAS, RESULTS, MatmulProblem
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.precisions import SPLITS
 from cupykern.reference.accumulation import HALF, Products, Terms, expected_error
+from cupykern.reference.rounding import stored
 
 BY_NAME = {op.name: op for op in OPS}
 _HALF_SCORES = {
@@ -342,3 +343,13 @@ def test_a_mean_of_copies_errs_as_a_mean_of_one(dtype, copies):
     more = inputs.values("normal", (64, 1 << 14), dtypes.NAMES[dtype], 1)
     bounds = op.bound(more, reference=op.reference(more))
     assert bounds[1].rms[2] < 0.2 * expected[0]
+
+
+def test_what_is_flushed_is_expected_whole_or_not_at_all():
+    """As a mean too; not at all where it may exceed what roundings make expected."""
+    y, flushed = np.array([1.0, 2.0**-98, 2.0**-110, 0.0]), 2.0**-126
+    bound = stored(y, np.float32, 0.0, 0.0, floor=flushed)
+    floor = 2 * flushed  # the result may be flushed too
+    roundings = 2.0**-23 * y[:2] / np.sqrt(12)
+    np.testing.assert_allclose(bound.rms, [*np.hypot(roundings, floor), 0, 0], rtol=1e-12)
+    assert bound.bias == floor and (bound.elementwise >= floor).all()

@@ -3,7 +3,7 @@
 By its contract an op's rms error is at most RMS_LIMIT times what rounding once makes expected, and
 to first order later ops are linear in the errors of earlier ones.  So a model's rms error must not
 exceed RMS_LIMIT times that of `Rounded`.  Tokens that a cache has are what it stores, also as codes
-of 8 bits times their scales; those of new tokens are rounded like any result.
+of 8 bits times their scales; `Rounded` rounds those of new tokens to the same.
 """
 
 from __future__ import annotations
