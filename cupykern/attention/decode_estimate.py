@@ -2,7 +2,7 @@
 
 Blocks run in rounds of as many as an SM holds at once.  A round takes as long as DRAM needs for its
 keys and values, or as the longest block needs alone, whichever is longer; near each other both
-count, as in a norm of the order below.
+count, as in a norm of the order below.  The constants are an H200's, on every device.
 """
 
 from __future__ import annotations

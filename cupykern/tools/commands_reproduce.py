@@ -53,7 +53,7 @@ def reproduce(names: tuple[str, ...] | None, results: str, dry_run: bool) -> int
     for what, found in (("need more GPUs", left_out), ("failed", failed)):
         if found:
             click.echo(f"{what}: {', '.join(found)}", err=True)
-    return 1 if failed else 0
+    return 1 if failed or (names and left_out) else 0
 
 
 def _gpus() -> int:

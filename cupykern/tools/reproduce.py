@@ -39,10 +39,10 @@ def _bench(op: str, minutes: int, peers: str = "") -> Step:
     return Step(op, minutes, ("bench", op, *against, *timing), f"{op}.json")
 
 
-def _suite(gpu: str, seed: int, rows: int, minutes: int, peers: str = "all") -> Step:
+def _suite(seed: int, rows: int, minutes: int, peers: str = "all") -> Step:
     args = ("bench", "--suite", "models", "--rows", str(rows), "--seed", str(seed))
     more = ("--against", peers, "--warmup-ms", "8", "--rep-ms", "20")
-    return Step(f"suite_{seed}", minutes, (*args, *more), f"suite_{gpu}_{seed}.json")
+    return Step(f"suite_{seed}", minutes, (*args, *more), f"suite_{seed}.json")
 
 
 def _parallel(step: str, gpus: int, *more: str) -> Step:
@@ -86,8 +86,8 @@ STEPS = (
     _bench("attention_varlen", 1, "torch.flash"),
     _bench("decode_attention", 2, _TORCH_ATTENTION),
     _bench("nonfinite_report", 1),
-    _suite("h200", 71, 16, 40),
-    _suite("h100", 101, 9, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),
+    _suite(71, 16, 40),
+    _suite(101, 9, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),
     Step("model_llama3_8b", 5, ("bench", "--model", "llama3-8b", "--prefill", "512,4096"),
          "model_llama3_8b.json"),
     _parallel("mlp", 2),

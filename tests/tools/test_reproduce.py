@@ -64,6 +64,14 @@ def test_steps_run_in_order_and_the_rest_after_a_failure(capsys, tmp_path, monke
     ]
 
 
+def test_a_step_that_was_asked_for_and_left_out_is_a_failure(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "run", lambda step, _: 0)
+    monkeypatch.setattr(commands_reproduce, "_gpus", lambda: 0)
+    assert cli.main(["reproduce", "--only", "softmax", "--results", str(tmp_path)]) == 1
+    assert cli.main(["reproduce", "--results", str(tmp_path)]) == 0
+    assert "need more GPUs: check, campaign" in capsys.readouterr().err
+
+
 def test_an_unknown_step_lists_the_steps(capsys):
     assert cli.main(["reproduce", "--only", "softmaxx"]) == 2
     assert "steps are compile, check, campaign" in capsys.readouterr().err
