@@ -80,19 +80,7 @@ def cascade_attention(
     """
     target = arguments.target_of("q", q)
     arguments.check_flags(return_lse=return_lse)
-    keys, values = _check_shared(q, shared_k, shared_v, layout)
-    options = {"scale": scale, "softcap": softcap, "return_lse": True}
-    own, own_lse = decode_attention(
-        q, k_cache, v_cache, seq_lens=seq_lens, block_table=block_table, layout=layout,
-        k_scale=k_scale, v_scale=v_scale, **options,
-    )  # fmt: skip
-    for name, x, cache in (("shared_k", shared_k, k_cache), ("shared_v", shared_v, v_cache)):
-        heads = 2 if layout == "nhd" else 1
-        if (x.shape[heads], x.shape[3]) != (cache.shape[heads], cache.shape[3]):
-            raise ValueError(
-                f"{name} must have the caches' KV heads and last dim, {cache.shape[heads]} and "
-                f"{cache.shape[3]}; got shape {x.shape} with layout={layout!r}"
-            )
+    keys, values = _check_shared(q, shared_k, shared_v, k_cache, v_cache, layout)
     if out is not None:
         given = {
             "q": q, "shared_k": shared_k, "shared_v": shared_v, "k_cache": k_cache,
@@ -100,7 +88,12 @@ def cascade_attention(
             "k_scale": k_scale, "v_scale": v_scale,
         }  # fmt: skip
         others = {name: x for name, x in given.items() if isinstance(x, target.xp.ndarray)}
-        arguments.check_new_out(out, own.shape, q.dtype, others)
+        arguments.check_new_out(out, (*q.shape[:3], values.shape[3]), q.dtype, others)
+    options = {"scale": scale, "softcap": softcap, "return_lse": True}
+    own, own_lse = decode_attention(
+        q, k_cache, v_cache, seq_lens=seq_lens, block_table=block_table, layout=layout,
+        k_scale=k_scale, v_scale=v_scale, **options,
+    )  # fmt: skip
     with arguments.on_device(target):
         rows = _as_rows(q)
         if rows.shape[2] <= MAX_QUERIES:
@@ -114,13 +107,24 @@ def cascade_attention(
     return (y, lse) if return_lse else y
 
 
-def _check_shared(q: Any, k: Any, v: Any, layout: Any) -> tuple[Any, Any]:
+def _check_shared(
+    q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, layout: Any
+) -> tuple[Any, Any]:
     """k and v as "hnd".  Raises TypeError, NotImplementedError and ValueError."""
     names = "shared_k", "shared_v"
     keys, values = check_caches(q, k, v, layout, False, ndim=4, names=names, of_8_bits=False)
     if k.shape[0] != 1:
         raise ValueError(f"shared_k must have one sequence, of all; got shape {k.shape}")
     check_keys(keys.shape[2])
+    heads = 2 if layout == "nhd" else 1
+    for name, x, cache in zip(names, (k, v), (k_cache, v_cache), strict=True):
+        if getattr(cache, "ndim", 0) != 4:
+            continue  # decode_attention says what is wrong
+        if (x.shape[heads], x.shape[3]) != (cache.shape[heads], cache.shape[3]):
+            raise ValueError(
+                f"{name} must have the caches' KV heads and last dim, {cache.shape[heads]} and "
+                f"{cache.shape[3]}; got shape {x.shape} with layout={layout!r}"
+            )
     return keys, values
 
 

@@ -234,9 +234,10 @@ def test_in_a_graph(gpu):
         (TypeError, "unexpected keyword argument 'window'", {"window": (1, 0)}),
     ],
 )  # fmt: skip
-def test_wrong_calls(error, message, given):
-    with pytest.raises(error, match=message):
+def test_wrong_calls_launch_nothing(error, message, given):
+    with jit.noting() as launches, pytest.raises(error, match=message):
         cascade(**given)
+    assert not launches
 
 
 @pytest.mark.parametrize("name", ["q", "shared_v", "v_cache"])
