@@ -13,7 +13,7 @@ from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..runtime.choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
-from .decode_estimate import estimate_us
+from .decode_estimate import Blocks, estimate_us
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # besides q's
@@ -140,6 +140,21 @@ class DecodeTask(NamedTuple):
             size *= 2
         return size, -(-keys // size)
 
+    def blocks(self, config: DecodeConfig, num_sms: int) -> Blocks:
+        """Of sequences of max_keys each, on a device with `num_sms` SMs."""
+        size, count = self.chunks_of_longest(config)
+        splits = -(-count // config.chunks_per_block)
+        row_tiles = max(1, -(-self.rows // config.tile_m))  # which find their keys in L2
+        keys = self.max_keys / splits
+        return Blocks(
+            number=self.batch * self.num_kv_heads * row_tiles * splits,
+            resident=config.blocks_per_sm * num_sms,
+            longest=min(config.chunks_per_block * size, self.max_keys),
+            read=keys * self.cache_itemsize * (self.dim + self.dim_v) / row_tiles,
+            merges=config.merges(count),
+            dim=self.padded_dim,
+        )
+
     def num_work_tiles(self, config: DecodeConfig) -> int:
         """The blocks of the launch."""
         splits = -(-self.max_chunks(config) // config.chunks_per_block)
@@ -210,7 +225,7 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     found: dict[DecodeConfig, None] = {}
     # Groups, few of them, where nothing else is faster by 2%.
     tiles = [replace(tile, chunks_per_block=n) for n in (*_GROUPS, 1)]
-    us = {config: estimate_us(task, config, sms) for config in tiles}
+    us = {config: estimate_us(task.blocks(config, sms)) for config in tiles}
     for config in sorted(tiles, key=lambda config: max(us[config], 1.02 * min(us.values()))):
         n = config.chunks_per_block
         others = [

@@ -272,7 +272,7 @@ def test_an_estimate_counts_rows_bytes_and_widths():
     task = DecodeTask(FP16, 64, 8, 64, 128, 128, 8192)
 
     def us(**changes):
-        return estimate_us(task._replace(**changes), config, 132)
+        return estimate_us(task._replace(**changes).blocks(config, 132))
 
     assert us(rows=1) == us() and us() < us(rows=65) < 1.2 * us()  # which finds the keys in L2
     assert us(rows=512) > 2 * us()
@@ -334,7 +334,7 @@ def test_chunks_of_a_block_are_the_faster_ones(batch, kv_heads, keys, dim, rows,
 def test_row_tiles_find_their_keys_in_l2():
     one, four = (DecodeTask(FP16, 16, 8, rows, 64, 64, 8192) for rows in (16, 64))
     config = DecodeConfig(16, 64, 2, chunks_per_block=8)
-    assert estimate_us(four, config, 132) < 2 * estimate_us(one, config, 132)
+    assert estimate_us(four.blocks(config, 132)) < 2 * estimate_us(one.blocks(config, 132))
 
 
 def test_two_blocks_of_each_config_fit_on_hopper():
