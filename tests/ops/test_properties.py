@@ -5,24 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_draw import HypothesisDraw
 
 from cupykern import OPS, check
 from cupykern.op import RandomDraw, as_tuple
 from cupykern.targets import host
-
-
-class HypothesisDraw:
-    """op.Draw by hypothesis, so that failing problems shrink."""
-
-    def __init__(self, data: st.DataObject):
-        self._data = data
-
-    def integer(self, low: int, high: int) -> int:
-        return self._data.draw(st.integers(low, high))
-
-    def choice(self, options):
-        return self._data.draw(st.sampled_from(options))
-
 
 _NEAR = {"nonfinite_report": (0.0, 0.0)}  # nearly all of its results are exact
 

@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis_draw import HypothesisDraw
 
 import cupykern
 from cupykern import OPS, cli, targets
@@ -84,6 +88,30 @@ def test_launches_do_not_depend_on_earlier_calls(machine, name):
     run(machine, names, sequences, large=True)
 
 
+def run_states(machine: Machine, names: tuple[str, ...], **options: Any) -> None:
+    """Sequences one after the other, drawn by hypothesis: a state is what they leave in caches."""
+
+    class Histories(RuleBasedStateMachine):
+        def __init__(self):
+            super().__init__()
+            self.calls = ()
+
+        @rule(data=st.data())
+        def call_some(self, data):
+            self.calls += draw_sequence(HypothesisDraw(data), names, large=True)
+
+        def teardown(self):
+            failure = check_sequence(machine, self.calls)
+            assert failure is None, str(failure)
+
+    asked = settings(max_examples=40, stateful_step_count=4, **options)
+    run_state_machine_as_test(Histories, settings=asked)
+
+
+def test_launches_do_not_depend_on_the_state(machine):
+    run_states(machine, tuple(FAMILIES))
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bits_do_not_depend_on_earlier_calls_on_the_host(name):
     run_few_variants(Machine(targets.get("host")), name, _HOST_SEQUENCES, large=False)
@@ -119,6 +147,12 @@ def forgets_scale(monkeypatch) -> None:
         return find((name, axis, None, *rest), *arrays)
 
     monkeypatch.setattr(plans, "find", forgetful)
+
+
+def test_states_show_a_key_that_lacks_an_option(machine, monkeypatch):
+    forgets_scale(monkeypatch)
+    with pytest.raises(AssertionError, match=r"call\('softmax'.*scale="):
+        run_states(machine, ("softmax",), phases=(Phase.generate,))  # without shrinking it
 
 
 def test_a_failure_is_shrunk_to_a_reproducer(machine, monkeypatch):
