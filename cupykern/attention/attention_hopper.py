@@ -66,12 +66,13 @@ FORMULA_MODE = 3  # the mask is a formula
 
 
 class Queries(NamedTuple):
-    """What decides how tiles of queries fill a device.
+    """What decides how tiles of queries fill a device with `num_sms` SMs.
 
     heads: of all sequences.  sq queries, of sk keys each; offset: causal ones i keep keys
     j <= i + offset; None: not causal.
     """
 
+    num_sms: int
     heads: int
     sq: int
     sk: int
@@ -149,7 +150,7 @@ def refusal(config: AttentionHopperConfig, dims: HeadDims, arch: str) -> str | N
 
 
 def configs(
-    dims: HeadDims, kind: Kind, queries: Queries | None = None, num_sms: int = 132
+    dims: HeadDims, kind: Kind, queries: Queries | None = None
 ) -> tuple[AttentionHopperConfig, ...]:
     """The default first, of `queries` if there are any.  A tile of keys lies in one block of a
     mask."""
@@ -164,15 +165,15 @@ def configs(
         return (AttentionHopperConfig(128, 64 if kind.paged else 80),)
     if dims.qk == 64 and not (kind.varlen or kind.general):
         large_tiles, small_tiles = (AttentionHopperConfig(m, 128, 3) for m in (192, 128))
-        if queries and _duration(small_tiles, queries, num_sms) < _SHORTER * _duration(
-            large_tiles, queries, num_sms
-        ):
-            return small_tiles, large_tiles
+        if queries:
+            of_small, of_large = (_duration(c, queries) for c in (small_tiles, large_tiles))
+            if of_small < _SHORTER * of_large:
+                return small_tiles, large_tiles
         return large_tiles, small_tiles
     return (AttentionHopperConfig(128, 128),)
 
 
-def _duration(config: AttentionHopperConfig, queries: Queries, num_sms: int) -> float:
+def _duration(config: AttentionHopperConfig, queries: Queries) -> float:
     """Of the launch, in units of a row of a 192-row tile against a tile of keys.
 
     Tiles of equal length run in rounds; causal ones go longest first, so that the longest decides,
@@ -181,11 +182,11 @@ def _duration(config: AttentionHopperConfig, queries: Queries, num_sms: int) -> 
     q, rows = queries, config.tile_m * (_C["small_tile"] if config.tile_m < 192 else 1.0)
     last = np.minimum(np.arange(config.tile_m, q.sq + config.tile_m, config.tile_m), q.sq)
     if q.offset is None:
-        rounds = -(-q.heads * len(last) // num_sms)
+        rounds = -(-q.heads * len(last) // q.num_sms)
         return rounds * rows * (-(-q.sk // config.tile_n) + _C["tile_cost"])
     keys = np.clip(last + q.offset, 0, q.sk)
     tiles = rows * (-(-keys // config.tile_n) + _C["tile_cost"])
-    return max(float(tiles.max(initial=0.0)), float(tiles.sum()) * q.heads / num_sms)
+    return max(float(tiles.max(initial=0.0)), float(tiles.sum()) * q.heads / q.num_sms)
 
 
 def kind_of(task: AttentionTask) -> Kind:

@@ -22,7 +22,7 @@ from ..runtime import plans
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
-from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
+from ..targets.limits import is_measured, max_shared_bytes
 from ..targets.repeated import Repeated
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan, Queries
@@ -118,13 +118,11 @@ def configs(
     hopper: attention_hopper.Kind | None = None,
     half_scores: bool = False,
     scaled: bool = False,
-    num_sms: int | None = None,
 ) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
     """The configs for head sizes `dims` (of q and k, of v), the default first.
 
     queries: None: many.  hopper: which of attention_hopper.cu's kinds it is; None: TMA or that
-    kernel cannot do it.  scaled: of caches of 8 bits.  num_sms: of the device; None: as most
-    devices of `arch`.
+    kernel cannot do it.  scaled: of caches of 8 bits.
     """
     sq = queries.sq if queries else _MANY
     large = choose_config(padded_head_dim(*dims), max(mode, int(half_scores)), arch, scaled)
@@ -138,8 +136,7 @@ def configs(
         found = (small, large) if sq <= small.tile_m else (large, small)
     fast: tuple[AttentionHopperConfig, ...] = ()
     if hopper and arch in _HOPPER:
-        sms = num_sms or multiprocessors(arch)
-        fast = attention_hopper.configs(attention_hopper.padded(*dims), hopper, queries, sms)
+        fast = attention_hopper.configs(attention_hopper.padded(*dims), hopper, queries)
     first = arch != "host" and sq > small.tile_m
     return tuple(dict.fromkeys((*fast, *found) if first else (*found, *fast)))
 
@@ -246,9 +243,8 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
     kind = attention_hopper.kind_of(t) if fits else None
     # Addresses of pages need registers: tiles are those of general variants.
     mode = GENERAL_MODE if t.pages else _portable_mode(t)
-    queries = Queries(t.batch * t.heads, t.sq, t.sk, t.offset)
-    scaled, sms = t.codes is not None, device.multiprocessors
-    return configs(t.head_dims, mode, arch, queries, kind, t.half_scores, scaled, sms)
+    queries = Queries(device.multiprocessors, t.batch * t.heads, t.sq, t.sk, t.offset)
+    return configs(t.head_dims, mode, arch, queries, kind, t.half_scores, t.codes is not None)
 
 
 def _portable_mode(task: AttentionTask) -> int:

@@ -226,7 +226,8 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     # Groups, few of them, where nothing else is faster by 2%.
     tiles = [replace(tile, chunks_per_block=n) for n in (*_GROUPS, 1)]
     us = {config: estimate_us(task.blocks(config, sms)) for config in tiles}
-    for config in sorted(tiles, key=lambda config: max(us[config], 1.02 * min(us.values()))):
+    least = 1.02 * min(us.values())
+    for config in sorted(tiles, key=lambda config: max(us[config], least)):
         n = config.chunks_per_block
         others = [
             replace(c, chunks_per_block=n) for c in full if c.cluster == 1 or n == CHUNKS_PER_GROUP

@@ -42,10 +42,10 @@ def rope_and_cache(
     """(q, k) rotated; with a cache (q, k_cache, v_cache) and the scales that are outputs.
 
     >>> q = np.array([1, 0], np.float32).reshape(1, 1, 1, 2)
-    >>> turned, _ = reference.rope_and_cache(
+    >>> rotated, _ = reference.rope_and_cache(
     ...     q, q, q, np.int32([2]), inv_freq=np.float32([0.5])
     ... )
-    >>> bool(np.allclose(turned, [np.cos(1), np.sin(1)]))  # by position * inv_freq = 1
+    >>> bool(np.allclose(rotated, [np.cos(1), np.sin(1)]))  # by position * inv_freq = 1
     True
 
     What is written to caches of 8 bits is the number over its scale, saturated, not rounded.

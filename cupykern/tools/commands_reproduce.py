@@ -22,7 +22,8 @@ def reproduce(names: tuple[str, ...] | None, results: str, dry_run: bool) -> int
 
     Runs one command after another, in a checkout with a GPU: checks, benchmarks, suites, profiles,
     then `report`.  Prints each command first.  A step that needs more GPUs than there are is left
-    out; after one that fails the others go on, and the exit code is 1.
+    out; after one that fails the others go on.  The exit code is 1 if one failed, or one of --only
+    was left out.
 
     \b
     Example: cupykern reproduce --dry-run

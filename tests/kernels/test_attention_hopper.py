@@ -238,9 +238,9 @@ def test_every_head_size_has_a_config():
     ],
 )
 def test_tiles_of_heads_of_64_fill_the_device(heads, tokens, offset, tile_m):
-    queries = attention_hopper.Queries(heads, tokens, tokens, offset)
+    queries = attention_hopper.Queries(132, heads, tokens, tokens, offset)
     dims = attention_hopper.HeadDims(64, 64)
-    first, second = attention_hopper.configs(dims, attention_hopper.Kind(), queries, 132)
+    first, second = attention_hopper.configs(dims, attention_hopper.Kind(), queries)
     assert (first.tile_m, {first.tile_m, second.tile_m}) == (tile_m, {128, 192})
 
 
@@ -265,10 +265,12 @@ def test_tiles_are_chosen_by_the_task_and_the_device(sms, batch, sq, sk, offset,
 @pytest.mark.parametrize("offset", [None, 0, -5])
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (2, 0, 64), (2, 64, 0), (10**6, 10**7, 2**30)])
 def test_tiles_of_tasks_of_any_size_are_chosen(sizes, offset):
-    queries = attention_hopper.Queries(*sizes, offset)
     for sms in (1, 132):
-        dims = attention_hopper.HeadDims(64, 64)
-        assert len(attention_hopper.configs(dims, attention_hopper.Kind(), queries, sms)) == 2
+        queries, dims = (
+            attention_hopper.Queries(sms, *sizes, offset),
+            attention_hopper.HeadDims(64, 64),
+        )
+        assert len(attention_hopper.configs(dims, attention_hopper.Kind(), queries)) == 2
 
 
 def test_other_chips_have_none():

@@ -112,14 +112,14 @@ def test_codes_that_a_cache_has_count_as_they_are(cache):
     """Of a decode step over stored codes only the new token is rounded; a wrong scale shows."""
     host, decoder = targets.get("host"), random_decoder(PLAIN, "bfloat16", target="host")
     step = Step("decode", 2, 40, cache)
-    tokens, filled = tokens_of(PLAIN, step, 0), made_cache(decoder, step, host)
-    logits = decoder.decode(tokens[:, 0], filled)
-    exact = Expected.of(decoder, tokens, filled, [39, 39])
+    tokens, made = tokens_of(PLAIN, step, 0), made_cache(decoder, step, host)
+    logits = decoder.decode(tokens[:, 0], made)
+    exact = Expected.of(decoder, tokens, made, [39, 39])
     assert exact.error_over_limit(logits) <= 1
     in_16_bits = made_cache(decoder, Step("decode", 2, 40), host)
     assert exact.rms < 2 * Expected.of(decoder, tokens, in_16_bits, [39, 39]).rms
     for part in (0, 1):
-        wrong = replace(filled, scales=[tuple(map(np.copy, pair)) for pair in filled.scales])
+        wrong = replace(made, scales=[tuple(map(np.copy, pair)) for pair in made.scales])
         for pair in wrong.scales:
             pair[part][:, 1, :20] *= 1.2
         assert Expected.of(decoder, tokens, wrong, [39, 39]).error_over_limit(logits) > 1

@@ -22,6 +22,7 @@ from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
 from ...attention.formulas import Formulas, Ranges
 from ...kernels import Variant
 from ...op import Call, Draw, Work
+from ...targets.limits import multiprocessors
 from ..checks.attention import ALIGNMENTS
 from ..checks.attention_formulas import check_formulas, read_formulas
 
@@ -429,11 +430,11 @@ def pairs_in_window(sq: int, sk: int, causal: bool, window: tuple[int, int]) -> 
 def configs(problem: Any, arch: str) -> tuple[Any, ...]:
     p = problem
     if hasattr(p, "lengths"):
-        longest = (max(sizes, default=0) for sizes in zip(*p.lengths, strict=True))
-        queries = attention_hopper.Queries(len(p.lengths) * p.h, *(tuple(longest) or (0, 0)))
+        longest = tuple(max(sizes) for sizes in zip(*p.lengths, strict=True)) or (0, 0)
+        calls = len(p.lengths) * p.h, *longest
     else:
-        offset = p.position if p.causal else None
-        queries = attention_hopper.Queries(p.b * p.h, p.sq, p.sk, offset)
+        calls = p.b * p.h, p.sq, p.sk, p.position if p.causal else None
+    queries = attention_hopper.Queries(multiprocessors(arch), *calls)
     half = p.qk_accumulate == "float16"
     mode = p.mode if getattr(p, "page", None) is None else GENERAL_MODE
     scaled = getattr(p, "cache_dtype", None) is not None
