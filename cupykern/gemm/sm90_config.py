@@ -341,6 +341,10 @@ class Fp8(Sm90Config):
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return ("gemm::BlockScaled" if task.block_scales else "gemm::NoScales",), ()
 
+    def block_scale_bytes(self, task: GemmTask) -> int:
+        """Of two times eight stages (MainloopSm90SSFp8::ScaledStorage)."""
+        return 2 * (8 * 4 * self.tile_m * self.products + 16) if task.block_scales else 0
+
     def column_unit(self, task: GemmTask) -> int:
         if self.in_halves(task):
             return 16
@@ -354,7 +358,7 @@ class Fp8(Sm90Config):
             return f"three warpgroups have tiles of at most {BLOCK} columns; got {self.tile_n}"
         if self.rows != 64 * (self.schedule.warpgroups if self.cooperative else 1):
             return f"FP8's mainloop has 64 rows of accumulators a warpgroup; got {self.rows} in all"
-        if task.block_scales and self.tile_n > BLOCK:
+        if task.block_scales and BLOCK % (self.tile_n // self.products):
             return f"a tile has the scales of one block of {BLOCK} columns; got {self.tile_n}"
         if self.cols > BLOCK and self.cols % BLOCK and not self.in_halves(task):
             return (

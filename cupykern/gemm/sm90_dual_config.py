@@ -90,7 +90,7 @@ class Sm90DualGemmConfig(SS, SameOperands):
 
 @dataclass(frozen=True)
 class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
-    """FP8 operands without block scales, tile_k = 128.  One warpgroup is for up to 64 rows."""
+    """FP8 operands, tile_k = 128.  One warpgroup is for up to 64 rows."""
 
     consumers = (1, 2, 3)
     tile_m: int
@@ -99,10 +99,8 @@ class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
     schedule: Cooperative = COOPERATIVE
     cluster: Multicast | SplitK = NO_CLUSTER
 
-    def operands_refusal(self, task: GemmTask) -> str | None:
-        if task.block_scales:
-            return "a dual GEMM on Hopper has no block scales"
-        return super().operands_refusal(task)
+    def epilogue_bytes(self, task: GemmTask) -> int:
+        return super().epilogue_bytes(task) + self.block_scale_bytes(task)
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,7 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
 
     def epilogue_bytes(self, task: GemmTask) -> int:
         size = super().epilogue_bytes(task)
-        if task.block_scales:  # of two times eight stages
-            size += 2 * (8 * 4 * self.tile_m + 16)
-        return size
+        return size + self.block_scale_bytes(task)
 
 
 @dataclass(frozen=True)

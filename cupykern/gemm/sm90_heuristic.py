@@ -166,7 +166,9 @@ def _dual_tables(task: GemmTask) -> tuple[str, ...]:
         return ()
     if a in FLOAT16S:
         return ("dual 16-bit",) if task.layout_b == K_MAJOR else ("dual 16-bit, b MN-major",)
-    return ("dual e4m3",) if a == dtypes.float8_e4m3fn else ()
+    if a != dtypes.float8_e4m3fn:
+        return ()
+    return ("dual e4m3, blocks",) if task.block_scales else ("dual e4m3",)
 
 
 def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
@@ -333,5 +335,7 @@ def is_profitable(task: GemmTask, best: Sm90AnyConfig) -> bool:
     if streams_weights and task.m <= FEW_ROWS:
         return False
     if task.kernel == "gemm" and is_modelled(task) and task.layout_a == K_MAJOR:
+        return True
+    if task.kernel == "dual_gemm" and task.block_scales:
         return True
     return 2 * max(_num_tiles(tile, task) for tile in tiles_of(task)) >= _SMS

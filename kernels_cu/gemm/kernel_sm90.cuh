@@ -30,12 +30,13 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr int kConsumers = Mainloop::kConsumers;
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kPingPong = Mainloop::kPingPong, kSplitK = Mainloop::kSplitK;
+    static constexpr int kProducts = Mainloop::Operands::B::kCount;
     // Registers per thread: at launch, and after setmaxnreg of producer and consumers.  One
     // consumer has all that a thread can have at launch.
     static constexpr bool kReallocates = kConsumers > 1;
     static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
     static constexpr int kProducerRegisters = kConsumers > 2           ? 32
-                                              : Mainloop::kBlockScales ? 72
+                                              : Mainloop::kBlockScales ? (kProducts > 1 ? 56 : 72)
                                                                        : 40;
     static constexpr int kConsumerRegisters =
         ((kConsumers + 1) * kThreadRegisters - kProducerRegisters) / kConsumers;

@@ -20,18 +20,21 @@ namespace gemm {
 constexpr int kWarpRows = 16;  // a warp's accumulator rows of a warpgroup's 64
 constexpr int kBlockK = 128;   // block of a block scale: along k, and along the columns of B
 
-// Block scales of a tile: of A one per row and kBlockK of k, of B one per kBlockK x kBlockK block;
-// null: 1.  From the tile's first row and block on.
+// Block scales of a tile: of A one per row and kBlockK of k, of each B one per kBlockK x kBlockK
+// block; null: 1.  From the tile's first row and block on.
 struct BlockScales {
-    const float *a, *b;
-    int64_t a_row, a_k, b_k;  // strides of rows and blocks
-    int last_row;             // of A that exists
+    const float* a;
+    const float* b[2];
+    int64_t a_row, a_k, b_k[2];  // strides of rows and blocks
+    int last_row;                // of A that exists
 
     // k: in blocks.  Past the matrix the last row's.
     DEVICE const float* a_at(int row, int k) const {
         return a ? a + (row < last_row ? row : last_row) * a_row + k * a_k : nullptr;
     }
-    DEVICE const float* b_at(int k) const { return b ? b + k * b_k : nullptr; }
+    DEVICE const float* b_at(int product, int k) const {
+        return b[product] ? b[product] + k * b_k[product] : nullptr;
+    }
 };
 
 // The e4m3 scales of a thread's two rows of an NVFP4 operand, in words of four; each scales 16 of

@@ -50,13 +50,16 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static_assert(kPartials * kPartialCols == kCols, "partial accumulators have all columns");
     using Partial = float[kPartialSize];
 
-    // Block scales of kScaleK stages: for each of the tile's rows of A its scale times that of the
-    // block of B.  Two warps of the producer warpgroup store them through a pipeline of their own,
+    // Block scales of kScaleK stages: for each B, and each of the tile's rows of A, its scale times
+    // that of the block of B.  Two warps of the producer warpgroup store them through a pipeline of their own,
     // which runs ahead, from one tile to the next too: beside the operands' TMA loads, others take
     // as long as all of a pipeline's stages.
     static constexpr int kScaleK = 8, kScaleStages = 2, kScaleWarps = 2;
-    static_assert(!kBlockScales || (kSwapAB ? kRows : kCols) <= kBlockK, "one block of B");
-    using ScaleStage = float[kScaleK][Base::kTileM];
+    static constexpr int kProducts = Base::Operands::B::kCount;
+    static_assert(!kBlockScales || kBlockK % ((kSwapAB ? kRows : kCols) / kProducts) == 0,
+                  "one block of each B");
+    static_assert(!kSwapAB || kProducts == 1, "a pair's halves are columns");
+    using ScaleStage = float[kScaleK][kProducts * Base::kTileM];
     using ScaleState = pipeline::PipelineState<kScaleStages>;
     struct ScaledStorage : Base::SharedStorage {
         alignas(16) ScaleStage scales[kScaleStages];
@@ -77,10 +80,14 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         return kSwapAB ? row % 8 / 2 * (Base::kTileM / 4) + row / 8 * 2 + row % 2 : row;
     }
 
-    // By each of kScaleWarps warps.  Two lanes load the scales of a row, a sector of memory.
+    // By each of kScaleWarps warps.  Two lanes load the scales of a row, a sector of memory; beside
+    // scales of two B four, and at most four rows at once: they have fewer registers.
     struct ScaleLoader {
-        static constexpr int kOfLane = kScaleK / 2, kRowsAtOnce = 16 * kScaleWarps;
+        static constexpr int kLanes = 2 * kProducts, kOfLane = kScaleK / kLanes;
+        static constexpr int kRowsOfWarp = 32 / kLanes, kRowsAtOnce = kRowsOfWarp * kScaleWarps;
         static constexpr int kRowsOfLane = (Base::kTileM + kRowsAtOnce - 1) / kRowsAtOnce;
+        static constexpr int kInFlight = kProducts == 1 ? kRowsOfLane : 4;
+        static_assert(kRowsOfLane % kInFlight == 0, "whole steps");
         using Scales = float[kOfLane];
         SharedStorage& storage;
         int warp;
@@ -88,9 +95,10 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
 
         // The first `there` scales, a step apart; 1 if there are none.
         DEVICE static void load(Scales& to, const float* from, int64_t step, int there) {
-            if (from && step == 1 && reinterpret_cast<uint64_t>(from) % 16 == 0 &&
+            using Vector = Bytes<4 * kOfLane>;
+            if (from && step == 1 && reinterpret_cast<uint64_t>(from) % sizeof(Vector) == 0 &&
                 there >= kOfLane) {
-                const Bytes<16> bits = *reinterpret_cast<const Bytes<16>*>(from);
+                const Vector bits = *reinterpret_cast<const Vector*>(from);
 #pragma unroll
                 for (int k = 0; k < kOfLane; ++k) to[k] = bit_cast<float>(bits.words[k]);
                 return;
@@ -99,25 +107,36 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             for (int k = 0; k < kOfLane; ++k) to[k] = from && k < there ? from[k * step] : 1.0f;
         }
         DEVICE void load(const BlockScales& scales, int num_k_tiles) {
-            const int lane = threadIdx.x % 32, part = lane % 2 * kOfLane;
-            const int first_row = 16 * warp + lane / 2;
+            const int lane = threadIdx.x % 32, part = lane % kLanes * kOfLane;
+            const int first_row = kRowsOfWarp * warp + lane / kLanes;
 #pragma unroll 1
             for (int first = 0; first < num_k_tiles; first += kScaleK) {
-                Scales of_a[kRowsOfLane], of_b;
+                Scales of_a[kInFlight], of_b[kProducts];
                 const int k = first + part, there = num_k_tiles - k;
-                load(of_b, scales.b_at(k), scales.b_k, there);
 #pragma unroll
-                for (int i = 0; i < kRowsOfLane; ++i)
-                    load(of_a[i], scales.a_at(first_row + kRowsAtOnce * i, k), scales.a_k, there);
-                storage.scales_empty[state.stage].wait(state.phase ^ 1);
-                ScaleStage& stage = storage.scales[state.stage];
+                for (int p = 0; p < kProducts; ++p)
+                    load(of_b[p], scales.b_at(p, k), scales.b_k[p], there);
+#pragma unroll 1
+                for (int rows = 0; rows < kRowsOfLane; rows += kInFlight) {
+                    const int row_of_lane = first_row + kRowsAtOnce * rows;
 #pragma unroll
-                for (int i = 0; i < kRowsOfLane; ++i) {
-                    const int row = first_row + kRowsAtOnce * i;
-                    if (row >= Base::kTileM) continue;
+                    for (int i = 0; i < kInFlight; ++i) {
+                        const float* of_row = scales.a_at(row_of_lane + kRowsAtOnce * i, k);
+                        load(of_a[i], of_row, scales.a_k, there);
+                    }
+                    if (rows == 0) storage.scales_empty[state.stage].wait(state.phase ^ 1);
+                    ScaleStage& stage = storage.scales[state.stage];
 #pragma unroll
-                    for (int j = 0; j < kOfLane; ++j)
-                        stage[part + j][scale_place(row)] = of_a[i][j] * of_b[j];
+                    for (int i = 0; i < kInFlight; ++i) {
+                        const int row = row_of_lane + kRowsAtOnce * i;
+                        if (row >= Base::kTileM) continue;
+#pragma unroll
+                        for (int j = 0; j < kProducts * kOfLane; ++j) {
+                            const int p = j / kOfLane, k = j % kOfLane;
+                            stage[part + k][p * Base::kTileM + scale_place(row)] =
+                                of_a[i][k] * of_b[p][k];
+                        }
+                    }
                 }
                 sync_warp();
                 storage.scales_full[state.stage].template arrive_for<32>();
@@ -126,13 +145,13 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         }
     };
 
-    // A thread's block scales of a stage: of its two rows.  SwapAB: of each of its columns.
+    // A thread's block scales of a stage and a B: of its two rows.  SwapAB: of each of its columns.
     static constexpr int kScalesOfThread = kSwapAB ? kCols / 4 : 2;
     struct BlockScaleFragment {
         float values[kScalesOfThread];
 
         // row: the warp's first in the tile.
-        DEVICE void load(const float (&scales)[Base::kTileM], int row) {
+        DEVICE void load(const float* scales, int row) {
             const int lane = threadIdx.x % 32;
             if constexpr (kSwapAB) {
 #pragma unroll
@@ -171,10 +190,12 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             storage.scales_empty[state.stage].template arrive_for<32>();
             state.advance();
         }
-        DEVICE void next(BlockScaleFragment& scales) {
+        // Of the next stage and B `product`; the last one's are released.
+        DEVICE void next(BlockScaleFragment& scales, int product) {
             const int at = k % kScaleK;
-            if (at < kStride) storage.scales_full[state.stage].wait(state.phase);
-            scales.load(storage.scales[state.stage][at], row);
+            if (product == 0 && at < kStride) storage.scales_full[state.stage].wait(state.phase);
+            scales.load(storage.scales[state.stage][at] + product * Base::kTileM, row);
+            if (product < kProducts - 1) return;
             k += kStride;
             if (k >= end || k % kScaleK < kStride) release();
             // The last ones are of one stage, the other warpgroup's.
@@ -183,7 +204,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     };
     struct NoScaleReader {
         DEVICE NoScaleReader(SharedStorage&, const WorkTile&, int) {}
-        DEVICE void next(BlockScaleFragment&) {}
+        DEVICE void next(BlockScaleFragment&, int) {}
     };
     using ScaleSource = typename Choose<kBlockScales, ScaleReader, NoScaleReader>::Type;
     struct Nothing {
@@ -228,10 +249,13 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             if (index < kPartials - 1) return;
             issued.next();
         }
+        // A pair's columns are half of one B, half of the other, whose scales take registers in
+        // turn.
         DEVICE void promote(int index, const Partial& partial) {
 #pragma unroll
             for (int j = 0; j < kPartialSize; ++j) {
                 const int i = index % kPartials * kPartialSize + j;
+                if (kProducts > kPartials && j == kPartialSize / 2) source.next(scales, 1);
                 accumulator[0][i] +=
                     kBlockScales ? partial[j] * scales.of_accumulator(i) : partial[j];
             }
@@ -240,7 +264,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         DEVICE void step(ConsumerStages& promoted, Partial& partial, Partial& next) {
             wait();
             issue(0, next);
-            source.next(scales);
+            source.next(scales, 0);
             wgmma_wait<1>(partial);
             release(promoted.state.stage);
             promote(0, partial);
@@ -248,7 +272,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         }
         DEVICE void last(const ConsumerStages& promoted, Partial& partial) {
             before_last();
-            source.next(scales);
+            source.next(scales, 0);
             wgmma_wait<0>(partial);
             release(promoted.state.stage);
             promote(0, partial);
@@ -312,7 +336,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
                     Partial partial;
                     issue(index, partial);
                     if (index == 0 && last) before_last();
-                    if (index == 0) source.next(scales);
+                    if (index < kProducts) source.next(scales, index);
                     wgmma_wait<0>(partial);
                     if (index == kPartials - 1) {
                         release(stage);

@@ -22,6 +22,7 @@ from cupykern.targets import host
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 GATED, REDUCE = "gemm/epilogue/gated.cuh", "gemm/reduce.cuh"
+FP8, ARGUMENTS = "gemm/mainloop_sm90_ss_fp8.cuh", "gemm/epilogue/gate_silu.cuh"
 LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"
 SKINNY, STAGES = "gemm/skinny_dual.cuh", "gemm/skinny.cuh"
 
@@ -108,6 +109,22 @@ FAULTS = {
     ),
     "the first one's scales for both products": Fault(
         GATED, "GatedScales::col(second, at)", "GatedScales::col(first, at)", "hopper"
+    ),
+    "the blocks' scales of b1 for both on Hopper": Fault(
+        FP8, "[at] + product * Base::kTileM, row)", "[at], row)", "hopper"
+    ),
+    "the blocks' scales of b1 multiply a's for both": Fault(
+        FP8, "of_a[i][k] * of_b[p][k]", "of_a[i][k] * of_b[0][k]", "hopper"
+    ),
+    "the rows' scales of blocks after the first ones left out": Fault(
+        FP8, "rows < kRowsOfLane; rows += kInFlight", "rows < kInFlight; rows += kInFlight",
+        "hopper"
+    ),
+    "b2's scales of blocks by b1's strides": Fault(
+        ARGUMENTS, "block * b2.col + first_k_tile * b2.row", "first_k_tile * b2.row", "hopper"
+    ),
+    "a block's scales twice": Fault(
+        GATED, "kByBlock ? nullptr : arguments.scale_a", "arguments.scale_a", "hopper"
     ),
     "a stage of one product alone is waited for": Fault(
         LOADER, "2 * StageB::bytes(b_left)", "StageB::bytes(b_left)", "hopper"
@@ -226,6 +243,10 @@ def _check_hopper() -> None:
         (Sm90Fp8DualGemmConfig(128, 128, 6),),
         DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="rows"),
         DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor"),
+    )
+    _check_configs(
+        (Sm90Fp8DualGemmConfig(128, 128, 5), Sm90Fp8DualGemmConfig(128, 256, 3)),
+        DualProblem(136, 272, 400, "float8_e4m3fn", "float8_e4m3fn", scales="blocks"),
     )
 
 

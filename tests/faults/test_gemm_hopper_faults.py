@@ -28,6 +28,8 @@ _PRODUCTS = """wgmma<RowElement, ColElement>(partial, advance(rows, k), advance(
             if (index < kPartials - 1) return;
             issued.next();
         }
+        // A pair's columns are half of one B, half of the other, whose scales take registers in
+        // turn.
         DEVICE void promote(int index, const Partial& partial) {
 #pragma unroll
             for (int j = 0; j < kPartialSize; ++j) {
@@ -124,7 +126,7 @@ FAULTS = {
     "the promotion left out": Fault(FP8, _PRODUCTS, _UNPROMOTED, "same sign"),
     "promoted every 512 of k": Fault(FP8, _PRODUCTS, _EVERY_512, "fp8 integers"),
     "the scales of the first stage": Fault(
-        FP8, "kRowsAtOnce * i, k), scales.a_k", "kRowsAtOnce * i, 0), scales.a_k", "blocks"
+        FP8, "row_of_lane + kRowsAtOnce * i, k);", "row_of_lane + kRowsAtOnce * i, 0);", "blocks"
     ),
     "scales of the stage before": Fault(
         FP8, "storage.scales[state.stage][at]", "storage.scales[state.stage][at ? at - 1 : 0]",
@@ -135,7 +137,8 @@ FAULTS = {
     ),
     "the scales of the first rows": Fault(FP8, "i % 2 : i / 2 % 2]", "i % 2 : 0]", "blocks"),
     "scales over those that consumers still read": Fault(
-        FP8, "storage.scales_empty[state.stage].wait(state.phase ^ 1);", "", "long blocks"
+        FP8, "if (rows == 0) storage.scales_empty[state.stage].wait(state.phase ^ 1);", "",
+        "long blocks"
     ),
     "scales of one stage, which the other warpgroup does not release": Fault(
         FP8, "if (kStride > 1 && k == end && k % kScaleK == 1) release();", "",

@@ -3,6 +3,7 @@
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
 #include "gemm/epilogue/gate.cuh"
+#include "gemm/mainloop_sm90.cuh"
 #include "gemm/work_tile.cuh"
 
 namespace gemm {
@@ -10,6 +11,7 @@ namespace gemm {
 struct GatedParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
+    MatrixStrides block_scales_a, block_scales_b[2];  // of scale_a, scale_b1 and scale_b2, by block
     EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
     int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
     int64_t policy;
@@ -39,6 +41,21 @@ struct DualArguments {
     }
     DEVICE int b2_batch(const GemmWorkTile& tile) const {
         return int(params.batch.offset(kB2, tile.batch));
+    }
+    DEVICE BlockScales block_scales(const GemmWorkTile& tile, int first_k_tile) const {
+        const auto first = [&](const float* scales, Operand operand, int64_t offset) {
+            return scales ? scales + params.batch.offset(operand, tile.batch) + offset : nullptr;
+        };
+        const MatrixStrides &a = params.block_scales_a, &b1 = params.block_scales_b[0],
+                            &b2 = params.block_scales_b[1];
+        const int64_t block = tile.col / kBlockK;
+        return {first(scale_a, kScaleA, tile.row * a.row + first_k_tile * a.col),
+                {first(scale_b1, kScaleB, block * b1.col + first_k_tile * b1.row),
+                 first(scale_b2, kScaleB2, block * b2.col + first_k_tile * b2.row)},
+                a.row,
+                a.col,
+                {b1.row, b2.row},
+                int(m() - 1 - tile.row)};
     }
     DEVICE int64_t m() const { return params.epilogues[0].m; }
     DEVICE int64_t n() const { return params.columns(); }

@@ -27,6 +27,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
     static constexpr bool kBackToBack = false, kClears = false;
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kMixedInput = Mainloop::kMixedInput;
     static constexpr bool kSplitK = Mainloop::kSplitK;
+    static constexpr bool kByBlock = Mainloop::kBlockScales;  // the mainloop applies all scales
     static constexpr int kConsumers = Mainloop::kConsumers, kMmasM = Mainloop::kMmasM;
     static constexpr int kCols = Mainloop::kCols;
     static_assert(!Mainloop::kSlicedK && kSwapAB == kMixedInput,
@@ -268,8 +269,9 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
             const Arguments& arguments = epilogue.arguments;
             const auto of_product = [&](int product, const float* scale_b, Operand operand) {
                 return MatrixEpilogue::of_matrix(params.epilogues[product], arguments.out, nullptr,
-                                                 nullptr, arguments.scale_a, scale_b,
-                                                 offset(tile, kOut), 0, 0, offset(tile, kScaleA),
+                                                 nullptr, kByBlock ? nullptr : arguments.scale_a,
+                                                 kByBlock ? nullptr : scale_b, offset(tile, kOut),
+                                                 0, 0, offset(tile, kScaleA),
                                                  offset(tile, operand));
             };
             const MatrixEpilogue first = of_product(0, arguments.scale_b1, kScaleB);

@@ -58,10 +58,10 @@ struct MatmulArguments {
         const int64_t of_a = params.batch.offset(kScaleA, tile.batch) + tile.row * a.row,
                       of_b = params.batch.offset(kScaleB, tile.batch) + tile.col / kBlockK * b.col;
         return {scale_a ? scale_a + of_a + first_k_tile * a.col : nullptr,
-                scale_b ? scale_b + of_b + first_k_tile * b.row : nullptr,
+                {scale_b ? scale_b + of_b + first_k_tile * b.row : nullptr, nullptr},
                 a.row,
                 a.col,
-                b.row,
+                {b.row, 0},
                 int(m() - 1 - tile.row)};
     }
     DEVICE int64_t m() const { return params.epilogue.m; }
