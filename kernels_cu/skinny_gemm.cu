@@ -44,10 +44,13 @@ KERNEL void skinny_gemm(const ElementA* a, const ElementB* b, void* out, const v
     MatrixCopier of_b[] = {{b, own_b, b_row, groups_b, params.groups, first_col, first_k}};
     const EpilogueParams& whole = params.epilogue;
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
-        epilogue_params, out, bias, residual, scale_a, scale_b, phase * whole.out.col,
-        phase * whole.bias.col, phase * whole.residual.col, 0, phase * whole.scale_b_stride);
+        epilogue_params, out, bias, residual, SkinnyScales::of_epilogue(scale_a),
+        SkinnyScales::of_epilogue(scale_b), phase * whole.out.col, phase * whole.bias.col,
+        phase * whole.residual.col, 0, phase * whole.scale_b_stride);
+    const SkinnyScales scales{
+        scale_a, {scale_b}, params.block_scales_a, {params.block_scales_b}, first_col};
     FinishedRun runs[kOwnRuns];
-    multiply_columns(storage, operands, of_a, of_b, [&] {
+    multiply_columns(storage, operands, of_a, of_b, scales, [&] {
 #pragma unroll
         for (int i = 0; i < kOwnRuns; ++i) {
             runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);

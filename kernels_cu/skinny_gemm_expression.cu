@@ -25,10 +25,17 @@ KERNEL void skinny_gemm_expression(const ElementA* a, const ElementB* b, void* o
     CopierOf<ElementA, TileA> of_a(a, a + first_k, product.a_row, kStepK);
     MatrixCopier of_b[] = {{b, own_columns(b, product.b_row, first_col, first_k), product.b_row,
                             groups_b, product.groups, first_col, first_k}};
-    multiply_columns(storage, {rows, cols, first_k, product.k}, of_a, of_b, [] {});
+    const SkinnyScales scales{
+        scale_a, {scale_b}, product.block_scales_a, {product.block_scales_b}, first_col};
+    multiply_columns(storage, {rows, cols, first_k, product.k}, of_a, of_b, scales, [] {});
     const ExpressionOperands operands{
         {x0, x1, x2, x3, x4, x5, x6, x7}, {}, params.expression, params.expression.first_matrix};
-    const MatrixEpilogue matrix{product.epilogue, out, nullptr, nullptr, scale_a, scale_b};
+    const MatrixEpilogue matrix{product.epilogue,
+                                out,
+                                nullptr,
+                                nullptr,
+                                SkinnyScales::of_epilogue(scale_a),
+                                SkinnyScales::of_epilogue(scale_b)};
     const ExpressionEpilogue<Expression> epilogue{matrix, operands};
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {

@@ -146,7 +146,7 @@ def dual_by_vectors(
         return False
     if b in FLOAT16S:
         return True
-    if block_scales and a != dtypes.float8_e4m3fn:
+    if block_scales and (a == dtypes.int8 or b != dtypes.float8_e4m3fn):
         return False
     return layout_b == K_MAJOR and dtypes.float8_e5m2 not in (a, b)
 
@@ -360,6 +360,16 @@ def fill_operand(
         operand["block_scales"] = (scale.row, scale.col)
     if groups is not None:
         operand["groups"] = groups[1:]
+
+
+def fill_block_scales(params: np.ndarray, p: Product) -> None:
+    """params: of a kernel, with block_scales_a and block_scales_b, an array of a dual GEMM's."""
+    scales = {"a": (p.scale_a,), "b": (p.scale_b, p.scale_b2)[: params["block_scales_b"].size]}
+    for name, of_operand in scales.items() if p.block_scales else ():
+        places = np.atleast_1d(params[f"block_scales_{name}"])
+        for i, x in enumerate(of_operand):
+            if x is not None:
+                places[i] = x.row, x.col
 
 
 def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:

@@ -21,12 +21,14 @@ from ..targets.repeated import Repeated
 from .gemm_task import GemmTask
 from .product import (
     ALIGNMENT,
+    BLOCK,
     FP4,
     K_MAJOR,
     MN_MAJOR,
     STRIDED,
     Product,
     compute_dtype,
+    fill_block_scales,
     fill_epilogue,
     fill_epilogues,
     fill_formula,
@@ -102,6 +104,7 @@ class SkinnyGemmConfig:
                 ("kMatrices", task.products),
                 ("kMnMajorB", _mn_major(task)),
                 ("kMisaligned", is_misaligned(task)),
+                ("kBlockScales", task.block_scales),
             ),
             self.num_threads,
             min_blocks=self.min_blocks,
@@ -132,6 +135,9 @@ class SkinnyGemmConfig:
             return "columns, tile_k, warps and blocks must be positive"
         if self.stages < 2 or self.warps % 2 or self.warps > 32:
             return "there must be an even number of warps, up to 32, and at least 2 stages"
+        if task.block_scales and (BLOCK % self.tile_k or BLOCK % self.tile_n):
+            got = f"{self.tile_n} and {self.tile_k}"
+            return f"columns and k of a warp's stage are of one block of {BLOCK}; got {got}"
         if self.tile_k % 32 or self.tile_n % 16:
             return f"fragments have 16 columns and 32 of k; got {self.tile_n} and {self.tile_k}"
         if task.a == dtypes.float32 and self.rows * self.tile_n * self.tile_k < 4096:
@@ -163,8 +169,10 @@ def _task_refusal(task: GemmTask) -> str | None:
         return "a skinny dual GEMM reads K-major b1 and b2, not of FP32"
     if t.formula is not None and (is_misaligned(t) or t.a == dtypes.float32):
         return "a skinny GEMM with an expression reads aligned rows, not of FP32"
-    if t.fp16_accumulate or t.block_scales:
-        return "a skinny GEMM accumulates in FP32 or int32, without block scales"
+    if t.fp16_accumulate:
+        return "a skinny GEMM accumulates in FP32 or int32"
+    if t.block_scales and (t.b != dtypes.float8_e4m3fn or t.layout_b != K_MAJOR):
+        return f"block scales of a skinny GEMM are of K-major e4m3 weights; got {t.b}"
     if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):
         return "a skinny GEMM reads K-major a, and K-major or MN-major b, by vectors"
     rows = ((t.k, t.a), (t.n if t.layout_b == MN_MAJOR else t.k, t.b))
@@ -214,11 +222,17 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
         # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 MN-major (16 x 4097 x 4096).
         found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
     is_single = task.products == 1
-    if arch == "sm_90a" and is_single and not mn_major and (halves or task.b.itemsize == 2):
+    fp8_blocks = task.block_scales and task.a.itemsize == 1
+    if fp8_blocks and is_single and arch == "sm_90a" and math.ceil(task.n / tile_n) > 2 * sms:
+        # (1, 14336, 4096) takes 22.6 us in two waves, on Hopper's mainloop 21.7; in one wave (1,
+        # 6144, 4096) 12.5 and 14.4.
+        return ()
+    more_warps = halves or task.b.itemsize == 2 or fp8_blocks
+    if arch == "sm_90a" and is_single and not mn_major and more_warps:
         alone = []  # on a multiprocessor, where each block has one
         if by_vectors and (task.b == FP4 or task.b.itemsize == 2):
             alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))
-        if task.a.itemsize > task.b.itemsize:
+        if task.a.itemsize > task.b.itemsize or fp8_blocks:
             alone.append(SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows))
         fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= sms]
         found = [*fit, *found, *(c for c in alone if c not in fit)]
@@ -278,6 +292,7 @@ def skinny_gemm_plan(
 def _params(product: Product, task: GemmTask) -> np.ndarray:
     params = zeros("gemm/skinny.cuh", "SkinnyGemmParams")
     params["b_row"] = product.b.row if _mn_major(task) else product.b.col
+    fill_block_scales(params, product)
     if product.groups_b is not None:
         params["groups"] = product.groups_b[1:]
     fill_epilogue(params["epilogue"], product)
@@ -288,6 +303,7 @@ def _dual_params(product: Product, task: GemmTask) -> np.ndarray:
     assert product.b2 is not None
     params = zeros("gemm/skinny_dual.cuh", "SkinnyDualParams")
     params["b_rows"], params["policy"] = (product.b.col, product.b2.col), product.policy
+    fill_block_scales(params, product)
     for i, groups in enumerate((product.groups_b, product.groups_b2)):
         if groups is not None:
             params["groups"][i] = groups[1:]

@@ -26,6 +26,7 @@ from .product import (
     K_MAJOR,
     Product,
     fill_batch,
+    fill_block_scales,
     fill_epilogue,
     fill_epilogues,
     fill_formula,
@@ -184,25 +185,16 @@ def _matmul_params(p: Product, task: GemmTask, c: Sm90Config, kind: int) -> np.n
     params = zeros("gemm/epilogue/matmul.cuh", "MatmulParams")
     fill_epilogue(params["epilogue"], p)
     params["epilogue_kind"] = kind
-    _fill_block_scales(params, p)
+    fill_block_scales(params, p)
     return params
 
 
 def _dual_params(p: Product) -> np.ndarray:
     params = zeros("gemm/epilogue/gate_silu.cuh", "GatedParams")
     fill_epilogues(params["epilogues"], p)
-    _fill_block_scales(params, p)
+    fill_block_scales(params, p)
     params["policy"] = p.policy
     return params
-
-
-def _fill_block_scales(params: np.ndarray, p: Product) -> None:
-    scales = {"a": (p.scale_a,), "b": (p.scale_b, p.scale_b2)[: params["block_scales_b"].size]}
-    for name, of_operand in scales.items() if p.block_scales else ():
-        places = np.atleast_1d(params[f"block_scales_{name}"])
-        for i, x in enumerate(of_operand):
-            if x is not None:
-                places[i] = x.row, x.col
 
 
 def _fill_common(

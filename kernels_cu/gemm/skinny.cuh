@@ -12,6 +12,7 @@
 // or 16), the largest m; kTileN, kDepth, kStages, kMatrices; kMnMajorB: B is MN-major, otherwise
 // K-major as A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned:
 // misaligned rows of 16-bit elements and any length; only the operands themselves are aligned.
+// kBlockScales: kScaleBlock of k of a row of A share a scale, and of kScaleBlock columns of B.
 #pragma once
 #include "gemm/skinny_fma.cuh"
 #include "gemm/misaligned_tile.cuh"
@@ -23,6 +24,7 @@ struct SkinnyGemmParams {
     int64_t a_row, b_row;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
+    MatrixStrides block_scales_a, block_scales_b;          // of scale_a and scale_b, kBlockScales
     EpilogueParams epilogue;
 };
 
@@ -50,6 +52,9 @@ static_assert(kRows == 8 || kRows == 16 || (kRows == 4 && kSame<Compute, float>)
 template <class T> struct SkinnyMma;  // a warp's share, by tensor cores
 using WarpProduct =
     typename Choose<kSame<Compute, float>, gemm::SkinnyFma<Compute>, SkinnyMma<Compute>>::Type;
+constexpr int kScaleBlock = 128;
+static_assert(!kBlockScales || (kScaleBlock % kDepth == 0 && kScaleBlock % kTileN == 0),
+              "a warp's stage and a block's columns are of one block of scales");
 
 // m <= 8: the fragment repeats its 8 rows; the copies' accumulators are unused.
 struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
@@ -224,6 +229,78 @@ struct SkinnyMma {
         }
     }
 };
+// The block scales of the matrices, in memory; null: 1.
+struct SkinnyScales {
+    const float* a;
+    const float* b[kMatrices];
+    MatrixStrides of_a, of_b[kMatrices];
+    int64_t first_col;  // the block's
+
+    // The scales that the epilogue applies.
+    DEVICE static const float* of_epilogue(const float* scale) {
+        return kBlockScales ? nullptr : scale;
+    }
+};
+// Those of a stage, which are fetched one stage ahead.
+template <class T> struct StageScales {
+    using Fragment = Accumulator<T>;
+    float a[Fragment::kCount], b[kMatrices];
+
+    DEVICE void fetch(const SkinnyScales& from, int rows, int k) {
+        const int block = k / kScaleBlock;
+#pragma unroll
+        for (int i = 0; i < Fragment::kCount; ++i) {
+            const int row = Fragment::col(lane_id(), i);
+            a[i] =
+                from.a && row < rows ? from.a[row * from.of_a.row + block * from.of_a.col] : 1.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < kMatrices; ++i) {
+            const MatrixStrides& steps = from.of_b[i];
+            b[i] = from.b[i]
+                       ? from.b[i][block * steps.row + from.first_col / kScaleBlock * steps.col]
+                       : 1.0f;
+        }
+    }
+};
+// The product of a stage, times its scales, is added to totals in FP32.
+template <class Product> struct BlockPromotion {
+    using Fragment = typename Product::Fragment;
+    const SkinnyScales& scales;
+    int rows;
+    Fragment totals[kColFragments] = {};
+    StageScales<Compute> next;
+
+    // k: of the warp's first stage.  more: whether it has one.
+    DEVICE BlockPromotion(const SkinnyScales& scales, int rows, int k, bool more)
+        : scales(scales), rows(rows) {
+        if (more) next.fetch(scales, rows, k);
+    }
+    // k: of the stage that follows.  more: whether one does.
+    DEVICE void promote(Product& product, int k, bool more) {
+        const StageScales<Compute> now = next;
+        if (more) next.fetch(scales, rows, k);
+#pragma unroll
+        for (int n = 0; n < kColFragments; ++n) {
+#pragma unroll
+            for (int i = 0; i < Fragment::kCount; ++i) {
+                float& partial = product.acc[n][0].values[i];
+                totals[n].values[i] += partial * (now.a[i] * now.b[n / kMatrixFragments]);
+                partial = 0;
+            }
+        }
+    }
+    DEVICE void finish(Product& product) const {
+#pragma unroll
+        for (int n = 0; n < kColFragments; ++n) product.acc[n][0] = totals[n];
+    }
+};
+struct NoPromotion {
+    DEVICE NoPromotion(const SkinnyScales&, int, int, bool) {}
+    DEVICE void promote(WarpProduct&, int, bool) {}
+    DEVICE void finish(WarpProduct&) const {}
+};
+using Promotion = typename Choose<kBlockScales, BlockPromotion<WarpProduct>, NoPromotion>::Type;
 using ElementAccumulator = typename WarpProduct::Scalar;
 constexpr int kRun = 4, kRowRuns = kTileN / kRun;  // columns that a thread finishes
 constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
@@ -296,7 +373,7 @@ struct SkinnyOperands {
 template <class Prepare>
 DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x,
                              CopierOf<ElementA, TileA>& of_a, MatrixCopier (&of_b)[kMatrices],
-                             Prepare prepare) {
+                             const SkinnyScales& scales, Prepare prepare) {
     auto& own = storage.warps[int(threadIdx.x) / kWarpSize];
     int to_load = x.last_k - x.first_k, next_stage = 0;
     const auto load_next = [&] {
@@ -314,6 +391,7 @@ DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x
     for (int i = 0; i < kStages - 1; ++i) load_next();
     prepare();
     WarpProduct product;
+    Promotion promotion(scales, x.rows, x.first_k, x.first_k < x.last_k);
     int stage = 0;
 #pragma unroll 1
     for (int k = x.first_k; k < x.last_k; k += kStepK) {
@@ -327,10 +405,12 @@ DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x
             }
         }
         product.multiply(own.stages[stage], x.phases_a, x.phases_b);
+        promotion.promote(product, k + kStepK, k + kStepK < x.last_k);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
     sync_warp();  // the accumulators overwrite the stages
+    promotion.finish(product);
     product.store(own.acc);
     sync_block();
 }

@@ -7,6 +7,7 @@ struct SkinnyDualParams {
     int64_t a_row, b_rows[2];  // row strides of A and of both matrices B, in elements
     int32_t k, policy;
     struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales of NVFP4
+    MatrixStrides block_scales_a, block_scales_b[2];          // of scale_a, scale_b1 and scale_b2
     EpilogueParams epilogues[2];                              // epilogues[0] has the output
 };
 
@@ -34,11 +35,23 @@ DEVICE void multiply_and_gate(SkinnyGemmStorage& storage, const SkinnyDualParams
                             first_k);
     };
     MatrixCopier of_b[] = {copier(x.b1, 0, x.groups_b1), copier(x.b2, 1, x.groups_b2)};
-    const MatrixEpilogue epilogues[] = {
-        {params.epilogues[0], x.out, nullptr, nullptr, x.scale_a, x.scale_b1},
-        {params.epilogues[1], nullptr, nullptr, nullptr, x.scale_a, x.scale_b2}};
+    const auto epilogue = [&](int i, void* out, const float* scale_b) {
+        return MatrixEpilogue{params.epilogues[i],
+                              out,
+                              nullptr,
+                              nullptr,
+                              SkinnyScales::of_epilogue(x.scale_a),
+                              SkinnyScales::of_epilogue(scale_b)};
+    };
+    const MatrixEpilogue epilogues[] = {epilogue(0, x.out, x.scale_b1),
+                                        epilogue(1, nullptr, x.scale_b2)};
+    const SkinnyScales scales{x.scale_a,
+                              {x.scale_b1, x.scale_b2},
+                              params.block_scales_a,
+                              {params.block_scales_b[0], params.block_scales_b[1]},
+                              first_col};
     FinishedRun runs[kOwnRuns][2];
-    multiply_columns(storage, operands, of_a, of_b, [&] {
+    multiply_columns(storage, operands, of_a, of_b, scales, [&] {
 #pragma unroll
         for (int i = 0; i < kOwnRuns; ++i) {
             const int number = int(threadIdx.x) + i * kNumThreads;

@@ -12,6 +12,7 @@ from skinny_gemm_checks import (
     FP32_4,
     NVFP4,
     WIDE,
+    check_blocks,
     check_formula,
     check_misaligned,
     check_misaligned_epilogue,
@@ -140,14 +141,35 @@ FAULTS = {
         "{}, params.expression, params.expression.first_matrix + 1}", "formula"
     ),
     "formula: without scales of columns": Fault(
-        FORMULA, "nullptr, nullptr, scale_a, scale_b}", "nullptr, nullptr, scale_a, nullptr}",
-        "formula"
+        FORMULA, "SkinnyScales::of_epilogue(scale_b)}", "nullptr}", "formula"
     ),
     "formula: NVFP4 scales of the first columns for all": Fault(
         FORMULA, "product.groups, first_col,", "product.groups, 0,", "formula of nvfp4"
     ),
     "formula: all warps take the same k": Fault(
         FORMULA, "kWarpSize * kDepth;", "kWarpSize * 0;", "formula"
+    ),
+    "blocks: the scales of the first stage for all": Fault(
+        PARTS, "if (more) next.fetch(scales, rows, k);\n#pragma unroll", "#pragma unroll",
+        "blocks of e4m3"
+    ),
+    "blocks: the scales of the stage after": Fault(
+        PARTS,
+        "const StageScales<Compute> now = next;\n        if (more) next.fetch(scales, rows, k);",
+        "if (more) next.fetch(scales, rows, k);\n        const StageScales<Compute> now = next;",
+        "blocks of weights"
+    ),
+    "blocks: the scales of the first columns for all": Fault(
+        PARTS, "from.first_col / kScaleBlock * steps.col", "0", "blocks of weights"
+    ),
+    "blocks: the scales of the first row of a for all": Fault(
+        PARTS, "from.a[row * from.of_a.row + block", "from.a[block", "blocks of e4m3"
+    ),
+    "blocks: a stage's product is added to the next one": Fault(
+        PARTS, "                partial = 0;\n", "", "blocks of weights"
+    ),
+    "blocks: the epilogue applies the first block's scale again": Fault(
+        PARTS, "return kBlockScales ? nullptr : scale;", "return scale;", "blocks of e4m3"
     ),
     "values in each other's place after the activation": Fault(
         PARTS, "values[3] = first;", "values[3] = values[0];", "epilogues"
@@ -172,6 +194,8 @@ CHECKS = {
     "residual of misaligned K-major b": lambda: check_misaligned_epilogue("residual"),
     "formula": lambda: check_formula(E4M3),
     "formula of nvfp4": lambda: check_formula(NVFP4),
+    "blocks of e4m3": lambda: check_blocks(E4M3, 13),
+    "blocks of weights": lambda: check_blocks("bfloat16", 5),
     "misaligned MN-major b": lambda: check_misaligned(5, 81, 304, "C"),
     "epilogues": _check(
         5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu",

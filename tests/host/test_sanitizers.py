@@ -32,6 +32,7 @@ from cupykern.op import RandomDraw, as_tuple
 from cupykern.ops.dual_gemm_silu import GATES, DualProblem
 from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.problems.products import FORMULAS, MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.rows.norm_configs import PersistentRows
 from cupykern.targets import host
 
@@ -54,6 +55,10 @@ LARGE = {
 SKINNY = 9, 75, 1104
 MORE = {
     "matmul": [MatmulProblem(*SKINNY, layout_b="F", epilogue=x) for x in (None, FORMULAS[1])],
+    "scaled_mm": [
+        ScaledProblem(MatmulProblem(m, 75, k, a, "float8_e4m3fn", layout_b="F"), "blocks")
+        for m, k, a in ((9, 1104, "float8_e4m3fn"), (3, 80, "float8_e4m3fn"), (5, 1104, "bfloat16"))
+    ],
     "dual_gemm_silu": [DualProblem(*SKINNY, epilogue=x) for x in (None, GATES[2])],
     "layer_norm": [NormProblem((3, 2240), "float16", return_stats=True)],
 }

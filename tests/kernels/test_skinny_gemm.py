@@ -110,7 +110,8 @@ def test_any_problem(target, data, seed):
         kind=data.draw(st.sampled_from(("normal", "same_sign", "exact"))),
     )
     if dtype_b and (dtype_b == NVFP4 or data.draw(st.booleans())):
-        scales = data.draw(st.sampled_from(("numbers", "rows")))
+        blocks = ("blocks",) if dtype_b == E4M3 and layout_b == "F" else ()
+        scales = data.draw(st.sampled_from(("numbers", "rows", *blocks)))
         scales = "none" if NVFP4 in (dtype, dtype_b) else scales
         op, problem = SCALED, ScaledProblem(problem, scales)
     else:
@@ -276,7 +277,9 @@ TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, K_MAJOR, K
         ({}, {"b": FP4, "k": 1056}, "four scales at once"),
         ({}, {"b": FP4, "nvfp4_tma": False}, "codes by vectors"),
         ({}, {"b": dtypes.float16, "fp16_accumulate": True}, "accumulates in FP32"),
-        ({}, {"block_scales": True}, "without block scales"),
+        ({}, {"block_scales": True, "b": dtypes.int8}, "of K-major e4m3 weights"),
+        ({}, {"block_scales": True, "layout_b": MN_MAJOR}, "of K-major e4m3 weights"),
+        ({"tile_k": 256, "stages": 2}, {"block_scales": True}, "of one block of 128"),
         ({}, {"m": 17}, "up to 16 rows; got 17"),
         ({"rows": 8}, {"m": 9}, "up to 8 rows; got 9"),
         ({"rows": 12}, {}, "8 or 16 rows"),

@@ -58,6 +58,16 @@ def check_formula(dtype_b: str) -> None:
     assert comparison.ok, f"{problem!r}: {comparison}"
 
 
+def check_blocks(dtype: str, m: int, k: int = 1168, epilogue: str | None = None) -> None:
+    """Raises AssertionError.  Scales of blocks, of several stages and blocks of columns."""
+    problem = MatmulProblem(
+        m, 300, k, dtype, E4M3, layout_b="F", out_dtype="float32", epilogue=epilogue
+    )
+    config = replace(CONFIG, rows=8) if m <= 8 else CONFIG
+    comparison = holds(SCALED, ScaledProblem(problem, "blocks"), config, host.current())
+    assert comparison.ok, f"{problem!r}: {comparison}"
+
+
 def check_misaligned(m: int, n: int, k: int, layout_b: str) -> None:
     """Raises AssertionError.  NaN in the gaps between rows."""
     a = misaligned_rows(np, (m, k), "float16", 1 if layout_b == "F" else -k % 8, 1)

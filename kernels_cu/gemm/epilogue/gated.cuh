@@ -268,11 +268,10 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
             const GatedParams& params = epilogue.params;
             const Arguments& arguments = epilogue.arguments;
             const auto of_product = [&](int product, const float* scale_b, Operand operand) {
-                return MatrixEpilogue::of_matrix(params.epilogues[product], arguments.out, nullptr,
-                                                 nullptr, kByBlock ? nullptr : arguments.scale_a,
-                                                 kByBlock ? nullptr : scale_b, offset(tile, kOut),
-                                                 0, 0, offset(tile, kScaleA),
-                                                 offset(tile, operand));
+                return MatrixEpilogue::of_matrix(
+                    params.epilogues[product], arguments.out, nullptr, nullptr,
+                    kByBlock ? nullptr : arguments.scale_a, kByBlock ? nullptr : scale_b,
+                    offset(tile, kOut), 0, 0, offset(tile, kScaleA), offset(tile, operand));
             };
             const MatrixEpilogue first = of_product(0, arguments.scale_b1, kScaleB);
             const MatrixEpilogue second = of_product(1, arguments.scale_b2, kScaleB2);
