@@ -12,7 +12,8 @@ _NAMES = {
 }
 _ATTENTION = ("attention", "attention_varlen")
 _MASKS = {1: "causal", 2: "causal blocks", 3: "document blocks", 4: "interleaved blocks",
-          5: "causal, soft cap"}  # fmt: skip
+          5: "causal, soft cap", 6: "causal, ALiBi", 7: "causal, sinks",
+          8: "causal, bias by distance", 9: "window 4096, sinks"}  # fmt: skip
 
 
 def spelt(op: str, shape: Sequence[int]) -> str:
@@ -28,7 +29,7 @@ def spelt(op: str, shape: Sequence[int]) -> str:
 
 
 def _of_attention(op: str, shape: Sequence[int]) -> str:
-    """(B, H, S, D[, mask[, Hkv[, page]]]); from 16 on a mask is a causal window of so many keys."""
+    """(B, H, S, D[, mask[, Hkv[, page]]]); other masks are causal windows of so many keys."""
     b, h, s, d, mask, h_kv, page = (*shape, *(0, shape[1], 0)[len(shape) - 4 :])
     parts = [f"B {b}", f"H {h}", *([f"Hkv {h_kv}"] if h_kv != h else [])]
     parts += [f"S {s}" if op == "attention" else f"mean S {s}", f"D {d}"]

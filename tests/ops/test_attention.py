@@ -567,8 +567,8 @@ def test_bench_problems_of_block_masks_count_computed_blocks(mask):
     reference = OP.reference(*part.args, **part.kwargs)
     bound = OP.bound(*part.args, **part.kwargs, reference=reference)
     assert check.compare(cut, reference, bound).ok
-    with pytest.raises(ValueError, match="at least 16 keys; got 6"):
-        OP.bench_problem((1, 2, 1024, 64, 6), "float16")
+    with pytest.raises(ValueError, match="0 to 9, or a window's keys, at least 16; got 10"):
+        OP.bench_problem((1, 2, 1024, 64, 10), "float16")
 
 
 def test_bench_problems_of_windows_count_pairs():
@@ -577,3 +577,56 @@ def test_bench_problems_of_windows_count_pairs():
     assert problem.options.window == (99, 0) and problem.causal
     assert OP.work(problem).flops == 4 * 2 * (sum(range(1, 101)) + 200 * 100) * 64
     assert OP.bench_problem((1, 2, 300, 64, 5), "float16").options.softcap == 50
+    with_sinks = OP.bench_problem((1, 2, 5000, 64, 9), "float16")
+    assert with_sinks.options.window == (4095, 0) and with_sinks.options.sinks
+    assert OP.work(with_sinks).flops == 4 * 2 * (sum(range(1, 4097)) + 904 * 4096) * 64
+
+
+@pytest.mark.parametrize(
+    ("number", "names"),
+    [
+        (5, {"softcap"}),
+        (6, {"alibi_slopes"}),
+        (7, {"sinks"}),
+        (8, {"score", "operands"}),
+        (9, {"window", "sinks"}),
+        (40, {"window"}),
+    ],
+)
+def test_bench_problems_have_the_option_of_their_fifth_number(number, names):
+    """What is checked of a long one is the same part of the call and of its result."""
+    problem = OP.bench_problem((2, 4, 90, 16, number, 2), "float16")
+    call = OP.inputs(problem, 1, np)
+    assert call.kwargs.keys() == {"causal", *names}
+    whole = OP.reference(*call.args, **call.kwargs)
+    part, cut = OP.sample(call, (*whole, OP.run(*call.args, **call.kwargs)), 600, 3)
+    heads = (2, 4) if "score" in names else (1, 1)
+    assert part.args[0].shape == (*heads, 4 * 600 // 90 // math.prod(heads), 16)
+    reference = OP.reference(*part.args, **part.kwargs)
+    np.testing.assert_allclose(reference[0], cut[0], rtol=1e-13, atol=1e-15)
+    bound = OP.bound(*part.args, **part.kwargs, reference=reference)
+    assert check.compare(cut[1:], reference, bound).ok
+
+
+def test_slopes_of_a_benchmark_are_those_of_the_paper():
+    call = OP.inputs(OP.bench_problem((1, 8, 32, 16, 6), "float16"), 1, np)
+    np.testing.assert_array_equal(call.kwargs["alibi_slopes"], 0.5 ** np.arange(1, 9))
+
+
+def test_samples_with_slopes_by_batch_have_those_of_their_element():
+    q, k, v = qkv(90, 90, 16)
+    slopes = np.linspace(0.01, 0.5, q.shape[0] * q.shape[1], dtype=np.float32)
+    options = {"alibi_slopes": slopes.reshape(q.shape[:2])}
+    call, cut = OP.sample(Call((q, k, v), options), OP.reference(q, k, v, **options), 600, 3)
+    assert call.kwargs["alibi_slopes"].shape == (1,)
+    reference = OP.reference(*call.args, **call.kwargs)
+    np.testing.assert_allclose(reference[0], cut[0], rtol=1e-13, atol=1e-15)
+
+
+def test_calls_whose_heads_cannot_be_told_apart_are_checked_whole():
+    q, k, v = qkv(40, 40, 16)
+    blocks = BlockMask.causal(40, 40, target="host")
+    both = {"score": "s + 0.1 * h", "mask": blocks}
+    for options in (both, {"seq_lens": np.array([30] * len(q))}, {"mask": np.ones((40, 40), bool)}):
+        call = Call((q, k, v), options)
+        assert OP.sample(call, (), 60, 3) == (call, ())

@@ -216,6 +216,8 @@ def test_stale_pages_are_found(folder, tmp_path, text):
         ("attention", (4, 16, 4096, 128), "B 4, H 16, S 4096, D 128"),
         ("attention", (4, 16, 4096, 128, 1, 8), "B 4, H 16, Hkv 8, S 4096, D 128, causal"),
         ("attention", (1, 16, 16384, 128, 1024), "B 1, H 16, S 16384, D 128, window 1024"),
+        ("attention", (1, 16, 4096, 64, 6), "B 1, H 16, S 4096, D 64, causal, ALiBi"),
+        ("attention", (1, 16, 4096, 64, 9), "B 1, H 16, S 4096, D 64, window 4096, sinks"),
         (
             "attention_varlen",
             (4, 8, 100, 64, 0, 8, 16),
@@ -240,6 +242,21 @@ def test_the_shapes_of_every_op_have_names():
     }
     rows = {"softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"}
     assert plain == {*rows, "quantize", "quantize_nvfp4", "nonfinite_report"}
+
+
+def test_numbers_of_attention_s_options_are_named_as_what_they_are():
+    """All that are no windows have a name of their own."""
+    (op,) = (op for op in OPS if op.name == "attention")
+    for number in range(1, 10):
+        problem = op.bench_problem((1, 2, 8192, 64, number), "bfloat16")
+        text, options = shape_names.spelt("attention", (1, 2, 8192, 64, number)), problem.options
+        assert ("sinks" in text) is options.sinks
+        assert ("ALiBi" in text) is (options.slopes is not None)
+        assert ("soft cap" in text) is (options.softcap is not None)
+        assert ("bias" in text) is (options.score is not None)
+        assert ("blocks" in text) is (problem.mask == "block")
+        if options.window is not None:
+            assert f"window {options.window[0] + 1}" in text
 
 
 def test_throughput_without_a_known_peak(tmp_path):

@@ -41,10 +41,17 @@ FORMULAS = (
 )
 """Of a score and of a mask."""
 
+BIAS_BY_DISTANCE = "s + bias[h, minimum(abs(i - j), 127)]"
+"""A benchmark's score: a learned table of biases by head and relative position, clipped."""
+
 
 @dataclass(frozen=True)
 class ScoreChoice:
-    """Options of a score.  slopes: dims of alibi_slopes, "h" or "bh".  score, mask: formulas."""
+    """Options of a score.
+
+    slopes: dims of alibi_slopes, "h" or "bh"; or "geometric", those of ALiBi's paper, 2^(-8 / H),
+        2^(-16 / H), ... (Press et al., arXiv:2108.12409).  score, mask: formulas.
+    """
 
     window: tuple[int, int] | None = None
     softcap: float | None = None
@@ -65,13 +72,14 @@ class ScoreChoice:
         return self.sinks or any(x is not None for x in options)
 
     def operands(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
-        """Of those formulas of FORMULAS that there are."""
+        """Of those formulas of FORMULAS, or BIAS_BY_DISTANCE, that there are."""
         rng = np.random.default_rng(seed)
         all_of_them = {
             "slope": xp.asarray(rng.uniform(0.01, 0.4, heads).astype(np.float32)),
             "table": xp.asarray(rng.normal(0, 1, (batch, 21)).astype(np.float16)),
             "doc": xp.asarray(np.sort(rng.integers(0, 3, 10)).astype(np.int32)),
             "w": float(rng.choice((1.5, 4.0))),
+            "bias": xp.asarray(rng.normal(0, 1, (heads, 128)).astype(np.float32)),
         }
         text = f"{self.score} {self.mask}"
         return {k: x for k, x in all_of_them.items() if re.search(rf"\b{k}\b", text)}
@@ -85,14 +93,17 @@ class ScoreChoice:
         return check_formulas(given, q, Ranges(batch, heads, kv_heads, 1, 1))[0]
 
     def arguments(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
-        """Slopes of both signs, and sinks below, among and above scores."""
+        """Drawn slopes are of both signs, sinks are below, among and above scores."""
         rng = np.random.default_rng(seed)
         found: dict[str, Any] = {}
         if self.window is not None:
             found["window"] = self.window
         if self.softcap is not None:
             found["softcap"] = self.softcap
-        if self.slopes is not None:
+        if self.slopes == "geometric":
+            powers = -8 * np.arange(1, heads + 1) / heads
+            found["alibi_slopes"] = xp.asarray(np.exp2(powers).astype(np.float32))
+        elif self.slopes is not None:
             shape = (batch, heads) if self.slopes == "bh" else (heads,)
             slopes = rng.choice((0.0, 0.01, 0.3, 1.0, -0.05), shape) * rng.uniform(0.9, 1.1, shape)
             found["alibi_slopes"] = xp.asarray(slopes.astype(np.float32))
@@ -248,27 +259,40 @@ def bench_sizes(
     return b, h, h_kv, s, d, mask
 
 
-_CAPPED, _LEAST_WINDOW = 2 + len(_PATTERNS), 16
+_BENCH_OPTIONS = {
+    1: NO_OPTIONS,
+    5: ScoreChoice(softcap=50.0),
+    6: ScoreChoice(slopes="geometric"),
+    7: ScoreChoice(sinks=True),
+    8: ScoreChoice(score=BIAS_BY_DISTANCE),
+    9: ScoreChoice(window=(4095, 0), sinks=True),
+}
+"""Of causal calls, by the fifth number of a shape; tools/shape_names.py has their names."""
+
+_LEAST_WINDOW = 16
 
 
 def bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
-    """Fifth of a shape: 0, 1 causal, from 2 on block masks, of _PATTERNS, then causal with a soft
-    cap of 50; from 16 on causal with a window of so many keys."""
-    b, h, h_kv, s, d, mask = bench_sizes(shape, dtype, 2**28)
-    if _CAPPED < mask < _LEAST_WINDOW:
-        raise ValueError(f"a window has at least {_LEAST_WINDOW} keys; got {mask}")
-    causal = mask == 1 or mask >= _CAPPED
-    problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, causal, kind="bench")
-    if mask < 2:
+    """Fifth of a shape: 0, 2 to 4 block masks, of _PATTERNS, others of _BENCH_OPTIONS, causal; from
+    16 on causal with a window of so many keys."""
+    b, h, h_kv, s, d, number = bench_sizes(shape, dtype, 2**28)
+    problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, kind="bench")
+    if number == 0:
         return problem
-    if mask == _CAPPED:
-        return replace(problem, options=ScoreChoice(softcap=50.0))
-    if mask >= _LEAST_WINDOW:
-        return replace(problem, options=ScoreChoice(window=(mask - 1, 0)))
-    return replace(
-        problem, mask="block", mask_dims=(False, False, True, True), blocks=(128, 128),
-        pattern=_PATTERNS[mask - 2],
-    )  # fmt: skip
+    if 2 <= number < 2 + len(_PATTERNS):
+        return replace(
+            problem, mask="block", mask_dims=(False, False, True, True), blocks=(128, 128),
+            pattern=_PATTERNS[number - 2],
+        )  # fmt: skip
+    options = _BENCH_OPTIONS.get(number)
+    if number >= _LEAST_WINDOW:
+        options = ScoreChoice(window=(number - 1, 0))
+    if options is None:
+        raise ValueError(
+            f"the fifth number of a shape must be 0 to {max(_BENCH_OPTIONS)}, or a window's keys, "
+            f"at least {_LEAST_WINDOW}; got {number}"
+        )
+    return replace(problem, causal=True, options=options)
 
 
 def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
@@ -278,8 +302,10 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     more = ((1, 32, 16384, 64), (4, 8, 4096, 256), (1, 8, 16384, 256))
     both = tuple((*size, *causal) for size in (*sizes, *more) for causal in ((), (1,)))
     masks = tuple((1, 16, 16384, 128, 2 + i) for i in range(len(_PATTERNS)))
-    options = tuple((1, 16, 16384, 128, n) for n in (_CAPPED, 1024, 4096))
-    return (*both, (2, 32, 8192, 128, 1, 8), *masks, *options)
+    options = tuple((1, 16, 16384, 128, n) for n in (5, 6, 7, 8, 9, 1024, 4096))
+    # Of 4096 keys, windows of 4096 hide none.
+    shorter = tuple((4, 16, 4096, 128, n) for n in (5, 6, 7, 8, 1024))
+    return (*both, (2, 32, 8192, 128, 1, 8), *masks, *options, *shorter)
 
 
 def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
@@ -513,28 +539,35 @@ def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
     """A head of a batch, where there is no mask, or one that all heads share.  Without a mask some
-    of its queries, at their positions: scores of 20000 queries and keys in FP64 are 3 GB."""
+    of its queries, at their positions: scores of 20000 queries and keys in FP64 are 3 GB.
+
+    Operands of a score's formula may have an element for each head: it keeps all heads, and fewer
+    queries of each."""
     q, k, v = call.args
-    mask, sk = call.kwargs.get("mask"), k.shape[2]
+    kwargs, sk = call.kwargs, k.shape[2]
+    mask, formula = kwargs.get("mask"), kwargs.get("score") is not None
     shared = mask is None or (isinstance(mask, BlockMask) and mask.batch_shape == (1, 1))
-    arrays = ("seq_lens", "alibi_slopes", "sinks", "score")
-    shared = shared and not any(name in call.kwargs for name in arrays)
-    if not shared or "layout" in call.kwargs or q.size <= max_elements:
+    shared = shared and not (formula and mask is not None)
+    if not shared or kwargs.keys() & {"seq_lens", "layout"} or q.size <= max_elements:
         return call, outputs
-    batch = np.random.default_rng(seed).integers(q.shape[0])
-    head = np.random.default_rng(seed + 1).integers(q.shape[1])
-    keys = head // (q.shape[1] // k.shape[1])
-    rows, kwargs = slice(None), call.kwargs
-    kept = max(1, _SCORES_AN_ELEMENT * max_elements // max(sk, 1))
+    rows = of_batch = heads = kv_heads = slice(None)
+    if not formula:
+        batch = int(np.random.default_rng(seed).integers(q.shape[0]))
+        head = int(np.random.default_rng(seed + 1).integers(q.shape[1]))
+        keys = head // (q.shape[1] // k.shape[1])
+        of_batch, heads, kv_heads = (slice(n, n + 1) for n in (batch, head, keys))
+        if (slopes := kwargs.get("alibi_slopes")) is not None:
+            slopes = slopes if slopes.ndim == 1 else slopes[batch]
+            kwargs = {**kwargs, "alibi_slopes": slopes[heads]}
+        if (sinks := kwargs.get("sinks")) is not None:
+            kwargs = {**kwargs, "sinks": sinks[heads]}
+    in_row = sk * math.prod(q[of_batch, heads].shape[:2])
+    kept = max(1, _SCORES_AN_ELEMENT * max_elements // max(in_row, 1))
     if mask is None and kept < q.shape[2]:
         first = int(np.random.default_rng(seed + 2).integers(q.shape[2] - kept + 1))
         rows = slice(first, first + kept)
         offset = sk - q.shape[2] if kwargs.get("causal_align") == "bottom_right" else 0
         position = first + offset + kwargs.get("input_pos", 0)
         kwargs = {**kwargs, "causal_align": None, "input_pos": position}
-    part = (
-        q[batch : batch + 1, head : head + 1, rows],
-        *(x[batch : batch + 1, keys : keys + 1] for x in (k, v)),
-    )
-    cut = tuple(y[batch : batch + 1, head : head + 1, rows] for y in outputs)
-    return Call(part, kwargs), cut
+    part = q[of_batch, heads, rows], *(x[of_batch, kv_heads] for x in (k, v))
+    return Call(part, kwargs), tuple(y[of_batch, heads, rows] for y in outputs)
