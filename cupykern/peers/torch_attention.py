@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..op import Call
@@ -21,12 +21,16 @@ def _cudnn(op: str, call: Call) -> _Function | None:
     return _by_backend("CUDNN_ATTENTION", op, call)
 
 
-def self_attention(op: str, call: Call) -> tuple[tuple[Any, Any, Any], bool, Any] | None:
+def self_attention(
+    op: str, call: Call, options: Iterable[str] = ()
+) -> tuple[tuple[Any, Any, Any], bool, Any] | None:
     """((q, k, v), causal, scale) of a call that other libraries have too; None: of none.
 
-    Without masks, lengths and pages; causal only where both alignments are the same.
+    options: arguments that the library has besides.  Without lengths and pages; causal only where
+    both alignments are the same.
     """
-    if op not in ("attention", "decode_attention") or set(call.kwargs) - {"causal", "scale"}:
+    known = {"causal", "scale", *options}
+    if op not in ("attention", "decode_attention") or call.kwargs.keys() - known:
         return None
     q, k, v = call.args
     causal = call.kwargs.get("causal", op == "decode_attention") and q.shape[2] > 1

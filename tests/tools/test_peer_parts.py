@@ -16,7 +16,7 @@ from cupykern.peers import all_peers, cupyx, flash_attn, nvmath
 from cupykern.peers.base import Peer, norm_arguments
 from cupykern.peers.torch_attention import self_attention
 from cupykern.tools import bench, bench_command, results
-from cupykern.tuning import timing
+from cupykern.tuning import contender, timing
 
 HOST = targets.get("host")
 
@@ -136,16 +136,40 @@ class _Tensor(np.ndarray):
         return self.swapaxes(a, b)
 
 
-def _flash_attn(q, k, v, softmax_scale=None, causal=False):
+def _flash_attn(
+    q, k, v, softmax_scale=None, causal=False, window_size=(None, None), learnable_sink=None,
+    softcap=0.0,
+):  # fmt: skip
     """As flash_attn.cute.flash_attn_func is documented: (B, S, H, D), and (out, lse) back."""
     q, k, v = (np.asarray(x, np.float32).swapaxes(1, 2) for x in (q, k, v))
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
     score = q @ k.swapaxes(2, 3) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
-    if causal:
-        score[..., ~np.tri(*score.shape[2:], dtype=bool)] = -np.inf
-    weight = np.exp(score - score.max(-1, keepdims=True))
-    out = weight @ v / weight.sum(-1, keepdims=True)
+    score = softcap * np.tanh(score / softcap) if softcap else score
+    left, right = window_size
+    assert all(n is None or n >= 0 for n in window_size)
+    distance = np.arange(score.shape[3])[None] - np.arange(score.shape[2])[:, None]
+    distance -= score.shape[3] - score.shape[2]
+    right = 0 if causal else right
+    score[..., distance < (-np.inf if left is None else -left)] = -np.inf
+    score[..., distance > (np.inf if right is None else right)] = -np.inf
+    sink = -np.inf if learnable_sink is None else np.asarray(learnable_sink)[:, None, None]
+    top = np.maximum(score.max(-1, keepdims=True), sink)
+    weight = np.exp(score - top)
+    out = weight @ v / (weight.sum(-1, keepdims=True) + np.exp(sink - top))
     return out.swapaxes(1, 2).astype(np.float16).view(_Tensor), None
+
+
+def flash_attn_row(monkeypatch, function, number: int):
+    """Of a benchmark of a shape with this fifth number, in which `function` is the library's."""
+    torch, package, cute = (types.ModuleType(n) for n in ("torch", "flash_attn", "flash_attn.cute"))
+    torch.from_dlpack = lambda x: x.view(_Tensor)
+    cute.flash_attn_func = function
+    for module in (torch, package, cute):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    op = next(op for op in cupykern.OPS if op.name == "attention")
+    task = bench.tasks([op], "host", [(1, 4, 64, 64, number, 2)], ("float16",))[0]
+    (peer,) = flash_attn.PEERS
+    return bench.bench_task(task, HOST, timing.clock_of(HOST), bench.Settings(0, 0), [peer])
 
 
 @pytest.mark.parametrize("fault", [None, "causal", "heads", "raises"])
@@ -163,15 +187,7 @@ def test_flash_attn_is_verified_as_ours_is(fault, causal, monkeypatch):
             k = k[:, :, ::-1]
         return _flash_attn(q, k, v, **options)
 
-    torch, package, cute = (types.ModuleType(n) for n in ("torch", "flash_attn", "flash_attn.cute"))
-    torch.from_dlpack = lambda x: x.view(_Tensor)
-    cute.flash_attn_func = function
-    for module in (torch, package, cute):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    op = next(op for op in cupykern.OPS if op.name == "attention")
-    task = bench.tasks([op], "host", [(1, 4, 64, 64, causal, 2)], ("float16",))[0]
-    (peer,) = flash_attn.PEERS
-    row = bench.bench_task(task, HOST, timing.clock_of(HOST), bench.Settings(0, 0), [peer])
+    row = flash_attn_row(monkeypatch, function, causal)
     ours, theirs = row.results
     assert ours.verified and theirs.verified is (fault is None)
     if fault == "raises":
@@ -182,6 +198,36 @@ def test_flash_attn_is_verified_as_ours_is(fault, causal, monkeypatch):
         assert cell["verified"] == ("yes" if fault is None else "NO")
 
 
+@pytest.mark.parametrize("number", [5, 7, 9, 20])
+def test_flash_attn_gets_the_options_that_it_has(number, monkeypatch):
+    ours, theirs = flash_attn_row(monkeypatch, _flash_attn, number).results
+    assert ours.verified and theirs.verified and theirs.error_over_bound <= 1
+
+
+@pytest.mark.parametrize("number", [5, 6, 7, 8, 9, 20])
+def test_flash_attn_of_earlier_versions_has_no_options(number, monkeypatch):
+    def function(q, k, v, softmax_scale=None, causal=False):
+        raise AssertionError("called without the option")
+
+    ours, theirs = flash_attn_row(monkeypatch, function, number).results
+    assert ours.verified and theirs.note == contender.NO_SUCH_FUNCTION
+
+
+def test_flash_attn_gets_windows_without_an_end(monkeypatch):
+    """-1 is any; a single query of decode_attention is the last one, as the library's."""
+    flash_attn_row(monkeypatch, _flash_attn, 0)
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((2, 3, 40, 16)).astype(np.float16) for _ in range(3))
+    (peer,) = flash_attn.PEERS
+    for window in ((5, -1), (-1, 7), (-1, -1), (0, 3)):
+        theirs = peer.build("attention", Call((q, k, v), {"window": window}))()
+        np.testing.assert_allclose(theirs, cupykern.attention(q, k, v, window=window), atol=4e-3)
+    last = q[:, :, -1:]
+    theirs = peer.build("decode_attention", Call((last, k, v), {"window": (5, 0)}))()
+    ours = cupykern.decode_attention(last, k, v, window=(5, 0))
+    np.testing.assert_allclose(theirs, ours, atol=4e-3)
+
+
 def test_calls_of_attention_that_others_have():
     q, k = np.ones((1, 4, 2, 8), np.float16), np.ones((1, 2, 5, 8), np.float16)
     found = self_attention("attention", Call((q, k, k), {"scale": 0.5}))
@@ -189,6 +235,9 @@ def test_calls_of_attention_that_others_have():
     assert self_attention("attention", Call((q, k, k), {"causal": True})) is None  # two alignments
     assert self_attention("attention", Call((k, k, k), {"causal": True}))[1]
     assert self_attention("attention", Call((q, k, k), {"mask": None})) is None
+    capped = Call((q, k, k), {"softcap": 3.0})
+    assert self_attention("attention", capped) is None
+    assert self_attention("attention", capped, ["softcap"]) is not None
     assert (
         self_attention("decode_attention", Call((q, k, k))) is None
     )  # causal, to the end of the keys
