@@ -13,9 +13,9 @@ __all__ = ["Peer", "all_peers", "to_array"]
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by name; imports none of the libraries."""
-    from . import cupyx, flash_attn, liger, nvmath, quack, torch, torch_attention
+    from . import cupyx, flash_attn, flex_attention, liger, nvmath, quack, torch, torch_attention
 
-    families = (torch, torch_attention, flash_attn, quack, liger, cupyx, nvmath)
+    families = (torch, torch_attention, flex_attention, flash_attn, quack, liger, cupyx, nvmath)
     peers = [peer for family in families for peer in family.PEERS]
     by_name = {peer.name: peer for peer in peers}
     if len(by_name) < len(peers):

@@ -202,7 +202,7 @@ def machine(target: Target) -> dict[str, Any]:
         found["cupy"] = cupy.__version__
         found["nvrtc"] = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
         found["driver_api"] = runtime.driverGetVersion()
-        for name in ("torch", "triton", "quack-kernels", "liger-kernel"):
+        for name in ("torch", "triton", "quack-kernels", "liger-kernel", "flash-attn-4"):
             if version := _version(name):
                 found[name] = version
     return found

@@ -40,6 +40,7 @@ _VERSIONS = (
     ("torch", "torch"),
     ("QuACK", "quack-kernels"),
     ("Liger", "liger-kernel"),
+    ("FlashAttention", "flash-attn-4"),
 )
 _PROFILED = {  # profile.py's labels, and how the table's head names them
     "time": "µs",

@@ -82,7 +82,7 @@ STEPS = (
     _bench("scaled_mm", 10, "torch,torch.compile,torch.fast,torch.cast"),
     _bench("dual_gemm_silu", 5, "torch,torch.compile"),
     _bench("dequant_softmax", 1, "torch.compile"),
-    _bench("attention", 5, f"{_TORCH_ATTENTION},flash_attn"),
+    _bench("attention", 12, f"{_TORCH_ATTENTION},torch.flex,flash_attn"),
     _bench("attention_varlen", 1, "torch.flash"),
     _bench("decode_attention", 2, _TORCH_ATTENTION),
     _bench("nonfinite_report", 1),

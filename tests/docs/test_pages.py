@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cupykern
+from cupykern.peers import all_peers
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -36,6 +37,14 @@ RUN = [
     if page not in TESTED_ELSEWHERE and any(not _needs_gpu(block) for block in _blocks(page))
 ]
 ON_GPU = [page for page in PAGES if any(_needs_gpu(block) for block in _blocks(page))]
+
+
+def test_every_peer_has_a_line():
+    page = (DOCS / "reference" / "measuring.md").read_text()
+    section = page.split("## Other libraries")[1].split("## ")[0]
+    named = {name for line in section.splitlines() if line.startswith("| `")
+             for name in re.findall("`([^`]+)`", line.split("|")[1])}  # fmt: skip
+    assert named == set(all_peers())
 
 
 def test_there_are_examples():

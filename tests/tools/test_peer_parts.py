@@ -249,6 +249,6 @@ def test_calls_of_attention_that_others_have():
 def test_every_peer_has_a_name_of_its_own():
     peers = all_peers()
     names = {"torch", "torch.compile", "torch.fast", "torch.cast", "torch.flash", "torch.cudnn"}
-    assert names | {"flash_attn", "quack", "liger", "cupy", "nvmath"} <= set(peers)
+    assert names | {"torch.flex", "flash_attn", "quack", "liger", "cupy", "nvmath"} <= set(peers)
     for peer in peers.values():
         assert peer.missing() is None or peer.module.partition(".")[0] in peer.missing()

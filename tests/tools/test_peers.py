@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import dtypes
+from cupykern import BlockMask, dtypes
 from cupykern.check import compare
 from cupykern.op import Call
+from cupykern.ops.problems.attention import BIAS_BY_DISTANCE
+from cupykern.peers import flex_attention, torch_attention
 from cupykern.peers import torch as peers
-from cupykern.peers import torch_attention
 from cupykern.peers.torch_dual import steps_of_dual
 from cupykern.peers.torch_product import steps_of_product
 
@@ -146,6 +147,97 @@ def test_attention(causal):
     assert compare((theirs,), references, bounds).ok
     assert flash("attention", Call(call.args, {"mask": None, "return_lse": True})) is None
     assert flash("softmax", call) is None
+
+
+ATTENTION = next(op for op in cupykern.OPS if op.name == "attention")
+_RNG = np.random.default_rng(5)
+SLOPES, SINKS = (_RNG.uniform(-0.2, 1, shape).astype(np.float32) for shape in ((2, 4), 4))
+RELATIVE = {
+    "score": BIAS_BY_DISTANCE,
+    "operands": {"bias": _RNG.standard_normal((4, 128)).astype(np.float32)},
+}
+
+
+def flex(monkeypatch, call: Call):
+    """Without the compiler, which needs minutes."""
+    monkeypatch.setattr(pytest.importorskip("torch"), "compile", lambda function, **_: function)
+    (peer,) = flex_attention.PEERS
+    return peer.build("attention", call)
+
+
+def blocks_of(size: tuple[int, int], batch: tuple[int, int] = (1, 1)) -> BlockMask:
+    """Of every type but partial ones."""
+    shape = *batch, *(-(-300 // n) for n in size)
+    types, none = np.random.default_rng(3).integers(0, 3, shape), np.zeros((0, *size), bool)
+    numbers = np.full(shape, -1, np.int32)
+    return BlockMask(types.astype(np.uint8), numbers, none, 300, 300, *size, causal_offset=7)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"causal": True, "scale": 0.3},
+        {"causal": True, "window": (20, 0)},
+        {"causal": True, "softcap": 2.0},
+        {"causal": True, "alibi_slopes": SLOPES[0]},
+        {"causal": True, "sinks": SINKS},
+        {"causal": True, **RELATIVE},
+        {"window": (20, 9)},
+        {"window": (-1, 5)},
+        {"window": (150, -1)},
+        {"softcap": 0.5},
+        {"alibi_slopes": SLOPES},
+        {"sinks": SINKS},
+        RELATIVE,
+        {**RELATIVE, "softcap": 3.0, "alibi_slopes": SLOPES, "sinks": SINKS, "window": (90, 30)},
+        {"mask": BlockMask.causal(300, 300, target="host")},
+        {"mask": BlockMask.document(np.arange(300) // 128)},
+        {"mask": BlockMask.interleaved(300, 300, 2, target="host"), "softcap": 3.0},
+        {"mask": blocks_of((64, 128))},
+        {"mask": blocks_of((128, 64), (2, 4)), "causal": True},
+        {"mask": blocks_of((128, 128), (2, 1)), "window": (100, 100), "sinks": SINKS},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_flex_attention_has_our_options(options, monkeypatch):
+    """Within the bound; a result that a sink weights afterwards has been rounded once more."""
+    q, k, v = (
+        np.random.default_rng(i).standard_normal((2, heads, 300, 32)).astype(np.float16)
+        for i, heads in enumerate((4, 2, 2))
+    )
+    theirs = flex(monkeypatch, Call((q, k, v), options))().numpy()
+    references = ATTENTION.reference(q, k, v, **options)
+    bound = ATTENTION.bound(q, k, v, **options, reference=references)[0].elementwise
+    if "sinks" in options:
+        bound = bound + 2.0**-11 * (abs(references[0]) + bound)
+    assert (abs(theirs.astype(np.float64) - references[0]) <= bound).all()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_has_the_rows_of_options(monkeypatch):
+    for number in range(1, 10):
+        call = ATTENTION.inputs(ATTENTION.bench_problem((1, 2, 1024, 16, number), "float16"), 1, np)
+        ours = cupykern.attention(*call.args, **call.kwargs)
+        np.testing.assert_allclose(flex(monkeypatch, call)().numpy(), ours, atol=4e-3)
+
+
+def test_what_flex_attention_has_not(monkeypatch):
+    x = np.ones((1, 2, 256, 16), np.float16)
+    partial = BlockMask.from_dense(np.tri(256, dtype=bool) | np.eye(256, k=9, dtype=bool))
+    for options in (
+        {},  # torch_attention has it
+        {"causal": True, "return_lse": True},
+        {"causal": True, "seq_lens": np.array([9])},
+        {"score": "s + 0.5", "causal": True},
+        {"mask": np.ones((256, 256), bool)},
+        {"mask": "j <= i"},
+        {"mask": partial},
+    ):
+        assert flex(monkeypatch, Call((x, x, x), options)) is None
+    (peer,) = flex_attention.PEERS
+    assert peer.build("decode_attention", Call((x, x, x), {"softcap": 2.0})) is None
 
 
 def test_what_torch_has_not():
