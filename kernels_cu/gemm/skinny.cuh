@@ -241,51 +241,58 @@ struct SkinnyScales {
         return kBlockScales ? nullptr : scale;
     }
 };
-// Those of a stage, which are fetched one stage ahead.
-template <class T> struct StageScales {
-    using Fragment = Accumulator<T>;
-    float a[Fragment::kCount], b[kMatrices];
-
-    DEVICE void fetch(const SkinnyScales& from, int rows, int k) {
-        const int block = k / kScaleBlock;
-#pragma unroll
-        for (int i = 0; i < Fragment::kCount; ++i) {
-            const int row = Fragment::col(lane_id(), i);
-            a[i] =
-                from.a && row < rows ? from.a[row * from.of_a.row + block * from.of_a.col] : 1.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < kMatrices; ++i) {
-            const MatrixStrides& steps = from.of_b[i];
-            b[i] = from.b[i]
-                       ? from.b[i][block * steps.row + from.first_col / kScaleBlock * steps.col]
-                       : 1.0f;
-        }
-    }
-};
 // The product of a stage, times its scales, is added to totals in FP32.
+//
+// Lane i has B's scales of every kWarpSize-th stage from the i-th on: one load, long before.  A's,
+// which the last kernel wrote, are fetched from L2 one stage ahead.
 template <class Product> struct BlockPromotion {
     using Fragment = typename Product::Fragment;
     const SkinnyScales& scales;
-    int rows;
+    int rows, last_k, stage = 0;
     Fragment totals[kColFragments] = {};
-    StageScales<Compute> next;
+    float a[Fragment::kCount], b[kMatrices];
 
-    // k: of the warp's first stage.  more: whether it has one.
-    DEVICE BlockPromotion(const SkinnyScales& scales, int rows, int k, bool more)
-        : scales(scales), rows(rows) {
-        if (more) next.fetch(scales, rows, k);
+    // [k, last_k): the warp's.
+    DEVICE BlockPromotion(const SkinnyScales& scales, int rows, int k, int last_k)
+        : scales(scales), rows(rows), last_k(last_k) {
+        fetch(k);
     }
-    // k: of the stage that follows.  more: whether one does.
-    DEVICE void promote(Product& product, int k, bool more) {
-        const StageScales<Compute> now = next;
-        if (more) next.fetch(scales, rows, k);
+    // Scales of the stage from k on.
+    DEVICE void fetch(int k) {
+        if (stage % kWarpSize == 0) fetch_b(k + lane_id() * kStepK);
+        if (!scales.a || k >= last_k) return;
+#pragma unroll
+        for (int i = 0; i < Fragment::kCount; ++i) {
+            const int row = Fragment::col(lane_id(), i);
+            if (row < rows)
+                a[i] = scales.a[row * scales.of_a.row + k / kScaleBlock * scales.of_a.col];
+        }
+    }
+    DEVICE void fetch_b(int k) {
+        const int64_t block_k = k / kScaleBlock, block_col = scales.first_col / kScaleBlock;
+#pragma unroll
+        for (int i = 0; i < kMatrices; ++i) {
+            const MatrixStrides& steps = scales.of_b[i];
+            b[i] = scales.b[i] && k < last_k
+                       ? scales.b[i][block_k * steps.row + block_col * steps.col]
+                       : 1.0f;
+        }
+    }
+    // k: of the stage that follows.
+    DEVICE void promote(Product& product, int k) {
+        float of_b[kMatrices], of_a[Fragment::kCount];
+#pragma unroll
+        for (int i = 0; i < kMatrices; ++i) of_b[i] = shuffle(b[i], stage % kWarpSize);
+#pragma unroll
+        for (int i = 0; i < Fragment::kCount; ++i) of_a[i] = scales.a ? a[i] : 1.0f;
+        ++stage;
+        fetch(k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
             for (int i = 0; i < Fragment::kCount; ++i) {
                 float& partial = product.acc[n][0].values[i];
-                totals[n].values[i] += partial * (now.a[i] * now.b[n / kMatrixFragments]);
+                totals[n].values[i] += partial * (of_a[i] * of_b[n / kMatrixFragments]);
                 partial = 0;
             }
         }
@@ -296,8 +303,8 @@ template <class Product> struct BlockPromotion {
     }
 };
 struct NoPromotion {
-    DEVICE NoPromotion(const SkinnyScales&, int, int, bool) {}
-    DEVICE void promote(WarpProduct&, int, bool) {}
+    DEVICE NoPromotion(const SkinnyScales&, int, int, int) {}
+    DEVICE void promote(WarpProduct&, int) {}
     DEVICE void finish(WarpProduct&) const {}
 };
 using Promotion = typename Choose<kBlockScales, BlockPromotion<WarpProduct>, NoPromotion>::Type;
@@ -389,9 +396,9 @@ DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x
     };
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load_next();
+    Promotion promotion(scales, x.rows, x.first_k, x.last_k);
     prepare();
     WarpProduct product;
-    Promotion promotion(scales, x.rows, x.first_k, x.first_k < x.last_k);
     int stage = 0;
 #pragma unroll 1
     for (int k = x.first_k; k < x.last_k; k += kStepK) {
@@ -405,7 +412,7 @@ DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x
             }
         }
         product.multiply(own.stages[stage], x.phases_a, x.phases_b);
-        promotion.promote(product, k + kStepK, k + kStepK < x.last_k);
+        promotion.promote(product, k + kStepK);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();

@@ -150,20 +150,22 @@ FAULTS = {
         FORMULA, "kWarpSize * kDepth;", "kWarpSize * 0;", "formula"
     ),
     "blocks: the scales of the first stage for all": Fault(
-        PARTS, "if (more) next.fetch(scales, rows, k);\n#pragma unroll", "#pragma unroll",
+        PARTS, "shuffle(b[i], stage % kWarpSize)", "shuffle(b[i], 0)", "blocks of weights"
+    ),
+    "blocks: a's scales of the stage after": Fault(
+        PARTS, "of_a[i] = scales.a ? a[i] : 1.0f;\n        ++stage;\n        fetch(k);",
+        "of_a[i] = 1;\n        ++stage;\n        fetch(k);\n        for (int i = 0; i < "
+        "Fragment::kCount; ++i) of_a[i] = scales.a ? a[i] : 1.0f;",
         "blocks of e4m3"
     ),
-    "blocks: the scales of the stage after": Fault(
-        PARTS,
-        "const StageScales<Compute> now = next;\n        if (more) next.fetch(scales, rows, k);",
-        "if (more) next.fetch(scales, rows, k);\n        const StageScales<Compute> now = next;",
-        "blocks of weights"
+    "blocks: the scales of the first stages again": Fault(
+        PARTS, "if (stage % kWarpSize == 0) fetch_b", "if (stage == 0) fetch_b", "long blocks"
     ),
     "blocks: the scales of the first columns for all": Fault(
-        PARTS, "from.first_col / kScaleBlock * steps.col", "0", "blocks of weights"
+        PARTS, "block_col * steps.col", "0", "blocks of weights"
     ),
     "blocks: the scales of the first row of a for all": Fault(
-        PARTS, "from.a[row * from.of_a.row + block", "from.a[block", "blocks of e4m3"
+        PARTS, "scales.a[row * scales.of_a.row + k", "scales.a[k", "blocks of e4m3"
     ),
     "blocks: a stage's product is added to the next one": Fault(
         PARTS, "                partial = 0;\n", "", "blocks of weights"
@@ -196,6 +198,7 @@ CHECKS = {
     "formula of nvfp4": lambda: check_formula(NVFP4),
     "blocks of e4m3": lambda: check_blocks(E4M3, 13),
     "blocks of weights": lambda: check_blocks("bfloat16", 5),
+    "long blocks": lambda: check_blocks("float16", 1, n=16, k=128 * 4 * 66),
     "misaligned MN-major b": lambda: check_misaligned(5, 81, 304, "C"),
     "epilogues": _check(
         5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu",

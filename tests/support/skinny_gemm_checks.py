@@ -58,11 +58,9 @@ def check_formula(dtype_b: str) -> None:
     assert comparison.ok, f"{problem!r}: {comparison}"
 
 
-def check_blocks(dtype: str, m: int, k: int = 1168, epilogue: str | None = None) -> None:
+def check_blocks(dtype: str, m: int, n: int = 300, k: int = 1168) -> None:
     """Raises AssertionError.  Scales of blocks, of several stages and blocks of columns."""
-    problem = MatmulProblem(
-        m, 300, k, dtype, E4M3, layout_b="F", out_dtype="float32", epilogue=epilogue
-    )
+    problem = MatmulProblem(m, n, k, dtype, E4M3, layout_b="F", out_dtype="float32")
     config = replace(CONFIG, rows=8) if m <= 8 else CONFIG
     comparison = holds(SCALED, ScaledProblem(problem, "blocks"), config, host.current())
     assert comparison.ok, f"{problem!r}: {comparison}"
