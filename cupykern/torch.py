@@ -34,6 +34,7 @@ from . import dtypes
 from .interop import foreign
 from .interop.tensors import DTYPES, TENSORS, TORCH
 from .op import as_tuple
+from .rows.norm_plan import Options
 from .rows.quantize_rows import scale_shape
 
 _Fake = Callable[..., list[Tensor]]
@@ -163,12 +164,14 @@ def _norm(
     return_stats: bool,
     dtype: torch.dtype | None,
     quantize: str | None = None,
+    granularity: str = "row",
     **options: Any,
 ) -> list[Tensor]:
     if quantize is None:
         made = [_new(x, x.shape, dtype or x.dtype)]
     else:
-        made = [_new(x, x.shape, TORCH[dtypes.QUANTIZED[quantize]]), _new(x, (*x.shape[:-1], 1))]
+        scales = Options(False, False, False, quantize, granularity).scale_shape(tuple(x.shape))
+        made = [_new(x, x.shape, TORCH[dtypes.QUANTIZED[quantize]]), _new(x, scales)]
     if residual is not None:
         made.append(_new(x, x.shape, x.dtype))
     num_stats = 2 if "compensated" in options else 1
@@ -258,7 +261,8 @@ layer_norm = _register(
 )
 rms_norm = _register(
     "rms_norm(Tensor x, Tensor? weight=None, float? eps=None, Tensor? residual=None, "
-    "str? quantize=None, bool return_stats=False, ScalarType? dtype=None) -> Tensor[]",
+    'str? quantize=None, str granularity="row", bool return_stats=False, '
+    "ScalarType? dtype=None) -> Tensor[]",
     _norm,
 )
 quantize = _register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ from ..kernels import Variant
 from ..numerics import finfo
 from ..op import Op, as_tuple
 from ..rows.configs import RowConfig, SharedRows, SpanRows
-from ..rows.norm_configs import EvenNormRows
+from ..rows.norm_configs import BY_BLOCK, BY_ROW, NOT_QUANTIZED, EvenNormRows
 from ..rows.norm_heuristic import norm_configs, quantized_configs
 from ..rows.norm_plan import (
     DTYPES,
@@ -84,6 +85,7 @@ def rms_norm(
     eps: Any = None,
     residual: Any = None,
     quantize: str | None = None,
+    granularity: str = "row",
     return_stats: bool = False,
     dtype: Any = None,
     out: Any = None,
@@ -98,32 +100,44 @@ def rms_norm(
     >>> q, scale = cupykern.rms_norm(x, quantize="e4m3")  # what scaled_mm takes
     >>> q.dtype, scale.shape
     (dtype(float8_e4m3fn), (1, 1))
+    >>> x = np.ones((3, 512), np.float32)
+    >>> q, scale = cupykern.rms_norm(x, quantize="e4m3", granularity="block")
+    >>> scale.shape  # one for 128 of a row, as DeepSeek's recipe has it
+    (3, 4)
 
     x, weight, residual, dtype, out, config: as for `layer_norm`.
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
-    quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by a scale for each
-        row, the row's largest magnitude over the format's largest number (1 where that is below
-        2^-126, NaN for a row with a NaN or an infinity).  `dtype` must be None.
+    quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by scales: a
+        group's largest magnitude over the format's largest number (1 where that is below 2^-126,
+        NaN for a row with a NaN or an infinity).  `dtype` must be None.
+    granularity: of scales, "row" or "block": one for each row, or for every 128 columns of it.
     return_stats: also return rstd = 1 / sqrt(mean(s^2) + eps), float32 of shape x.shape[:-1].
 
-    Returns y, or (q, row_scale) with y = q * row_scale and row_scale float32 of shape
-    (*x.shape[:-1], 1); with a residual, s rounded to x's dtype follows, then rstd.
+    Returns y, or (q, scale) with y = q * scale and scale float32 of shape (*x.shape[:-1], 1), by
+    blocks (*x.shape[:-1], ceil(x.shape[-1] / 128)); with a residual, s rounded to x's dtype
+    follows, then rstd.
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, overlap,
     eps, config, devices, formats).  Error bound: `reference.rms_norm_bound`.
     """
-    options = (False, False, return_stats, quantize)
+    options = (False, False, return_stats, quantize, granularity)
     return _run(x, weight, None, eps, residual, options, dtype, out, config)
 
 
-def _checked_options(centered: bool, compensated: Any, return_stats: Any, quantize: Any) -> Options:
+def _checked_options(
+    centered: bool, compensated: Any, return_stats: Any, quantize: Any, granularity: Any = "row"
+) -> Options:
     arguments.check_flags(compensated=compensated, return_stats=return_stats)
     known = isinstance(quantize, str) and quantize in dtypes.QUANTIZED
     if quantize is not None and not known:
         raise ValueError(
             f"quantize must be one of {', '.join(dtypes.QUANTIZED)} or None; got {quantize!r}"
         )
-    return Options(centered, bool(compensated), bool(return_stats), quantize)
+    if not (isinstance(granularity, str) and granularity in ("row", "block")):
+        raise ValueError(f"granularity must be 'row' or 'block'; got {granularity!r}")
+    if quantize is None and granularity != "row":
+        raise ValueError("granularity is of quantized results: quantize must not be None with it")
+    return Options(centered, bool(compensated), bool(return_stats), quantize, granularity)
 
 
 def _run(
@@ -266,7 +280,7 @@ def _run_otherwise(
     config: RowConfig | None,
 ) -> Any:
     """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
-    quantised in one go, by way of FP32."""
+    quantised in one go, or of blocks that are not whole, by way of FP32."""
     # By its strides, not its flags: where a size is 1, any stride counts as contiguous.
     walkable = all(
         a.strides == contiguous_operand(a.shape, a.itemsize).strides
@@ -277,10 +291,12 @@ def _run_otherwise(
     if not walkable:
         x, residual = (a if a is None else arrays.packed(a) for a in (x, residual))
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)
-    plain = options._replace(quantize=None)
+    plain = options._replace(quantize=None, granularity="row")
     outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)
     y, *rest = as_tuple(outputs)
-    return (*_quantize(y, options.quantized, granularity="row"), *rest)
+    rows = y.reshape(-1, y.shape[-1])  # contiguous: y is new
+    q, scale = _quantize(rows, options.quantized, granularity=options.granularity)
+    return (q.reshape(y.shape), scale.reshape(options.scale_shape(y.shape)), *rest)
 
 
 def _launch(
@@ -295,7 +311,7 @@ def _launch(
         rstd = arrays.maker(xp)(x.shape[:-1], np.float32)
         mean = arrays.maker(xp)(x.shape[:-1], np.float32) if options.centered else None
     if options.quantized is not None:
-        row_scale = arrays.maker(xp)((*x.shape[:-1], 1), np.float32)
+        row_scale = arrays.maker(xp)(options.scale_shape(x.shape), np.float32)
     norm.plan.launch(xp, (x, residual, weight, bias, y, total, mean, rstd, row_scale))
     return _outputs(y, row_scale, total, mean, rstd)
 
@@ -312,7 +328,7 @@ def _of_nothing(target: Target, x: Any, residual: Any, options: Options, y: Any)
     stats = xp.full(x.shape[:-1], np.nan, np.float32) if options.return_stats else None
     return _outputs(
         y,
-        None if options.quantized is None else xp.ones((*x.shape[:-1], 1), np.float32),
+        None if options.quantized is None else xp.ones(options.scale_shape(x.shape), np.float32),
         None if residual is None else arrays.empty_of(xp, x.shape, x.dtype),
         stats if options.centered else None,
         None if stats is None else stats.copy(),
@@ -324,7 +340,7 @@ def _of_nothing(target: Target, x: Any, residual: Any, options: Options, y: Any)
 
 def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
     own = (
-        norm_variant(dtype, centered, config, False, has_residual)
+        norm_variant(dtype, centered, config, NOT_QUANTIZED, has_residual)
         for dtype in DTYPES
         for has_residual in (False, True)
         for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
@@ -332,7 +348,7 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
         and config.has_room(arch, dtype.itemsize, 1 + has_residual)
     )
     quantized = (
-        norm_variant(dtype, centered, config, True, False)
+        norm_variant(dtype, centered, config, BY_ROW, False)
         for dtype in DTYPES
         for config in quantized_configs(arch, dtype.itemsize)
         if isinstance(config, EvenNormRows)
@@ -343,6 +359,24 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
 
 
 def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
+    found = _own_configs(problem, arch, centered)
+    return found or _own_configs(_in_two_launches(problem), arch, centered)
+
+
+def _in_two_launches(problem: NormProblem) -> NormProblem:
+    """The first launch where no kernel quantizes the blocks (_run_otherwise)."""
+    return replace(problem, quantize=None, granularity="row", out_dtype="float32")
+
+
+def _variant(problem: NormProblem, config: RowConfig, centered: bool) -> Variant:
+    options = Options(centered, False, False, problem.quantize, problem.granularity)
+    dtype = dtypes.NAMES[problem.dtype]
+    if options.scales == BY_BLOCK and config not in _own_configs(problem, "sm_90a", centered):
+        options = options._replace(quantize=None)
+    return norm_variant(dtype, centered, config, options.scales, problem.residual)
+
+
+def _own_configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     x = contiguous_operand(p.shape, dtype.itemsize)
     y_dtype = dtypes.QUANTIZED[p.quantize] if p.quantize else dtypes.NAMES[p.out_dtype or p.dtype]
@@ -354,7 +388,7 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
         None if name is None else Column(dtypes.NAMES[name], 1, True)
         for name in (p.weight_dtype, p.bias_dtype if centered else None)
     )
-    options = Options(centered, p.compensated, p.return_stats, p.quantize)
+    options = Options(centered, p.compensated, p.return_stats, p.quantize, p.granularity)
     task = of_layout(
         cast(RowLayout, layout), dtype, y_dtype, (weight, bias), p.eps or 0.0, options, p.residual
     )
@@ -376,13 +410,7 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         work=problems.work,
         variants=lambda arch: _variants(arch, centered),
         configs=lambda problem, arch: _configs(problem, arch, centered),
-        variant=lambda problem, config: norm_variant(
-            dtypes.NAMES[problem.dtype],
-            centered,
-            config,
-            problem.quantize is not None,
-            problem.residual,
-        ),
+        variant=lambda problem, config: _variant(problem, config, centered),
         sample=problems.sample,
     )
 

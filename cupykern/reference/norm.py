@@ -36,6 +36,7 @@ from .rounding import (
 )
 
 _U = UNIT_ROUNDOFF_32
+QUANTIZED_BLOCK = 128  # columns that share a scale
 _FLUSHED = 2.0**-126
 
 
@@ -72,26 +73,45 @@ def rms_norm(
     eps: Any = None,
     residual: Array | None = None,
     quantize: str | None = None,
+    granularity: str = "row",
     return_stats: bool = False,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """(s / sqrt(mean(s^2) + eps) * weight[, row_scale][, s][, rstd]) in FP64, s = x + residual.
+    """(s / sqrt(mean(s^2) + eps) * weight[, scale][, s][, rstd]) in FP64, s = x + residual.
 
     >>> y, s = reference.rms_norm(np.float32([[1, -1]]), residual=np.float32([[2, 4]]), eps=0)
     >>> s.tolist(), y.tolist()  # s = x + residual has a root mean square of 3
     ([[3.0, 3.0]], [[1.0, 1.0]])
 
-    Quantised values are y / row_scale, not rounded.
+    Quantised values are y / scale, not rounded.
     """
     xp = namespace(x)
     with np.errstate(all="ignore"):
         row = _row(x, residual, False, finfo(x.dtype).eps if eps is None else float(eps))
         y, scale = _affine(row.s * row.rstd, weight, None), None
         if quantize is not None:
-            largest = row_max(xp.abs(y))
-            scale = scale_of(largest, dtypes.QUANTIZED[quantize])
-            y = divide(y, scale, dtypes.QUANTIZED[quantize])
+            format_ = dtypes.QUANTIZED[quantize]
+            scale = scale_of(_of_groups(xp.abs(y), granularity), format_)
+            y = divide(y, _seen(scale, y.shape), format_)
     return _outputs(y, scale, row, residual, return_stats, False)
+
+
+def _of_groups(sizes: Array, granularity: str) -> Any:
+    """The largest of those that share a scale: of a row, or of its blocks."""
+    if granularity == "row":
+        return row_max(sizes)
+    *outer, columns = sizes.shape
+    blocks = -(-columns // QUANTIZED_BLOCK)
+    padded = namespace(sizes).zeros((*outer, blocks * QUANTIZED_BLOCK))
+    padded[..., :columns] = sizes
+    return padded.reshape(*outer, blocks, QUANTIZED_BLOCK).max(-1)
+
+
+def _seen(groups: Any, shape: tuple[int, ...]) -> Any:
+    """What each element of an array of this shape has of its group."""
+    if groups.shape[-1] == 1:
+        return groups
+    return namespace(groups).repeat(groups, QUANTIZED_BLOCK, axis=-1)[..., : shape[-1]]
 
 
 class _Row(NamedTuple):
@@ -374,6 +394,7 @@ def rms_norm_bound(
     eps: Any = None,
     residual: Array | None = None,
     quantize: str | None = None,
+    granularity: str = "row",
     return_stats: bool = False,
     dtype: Any = None,
     out: Array | None = None,
@@ -390,8 +411,8 @@ def rms_norm_bound(
     >>> bool((abs(s - exact[1]) <= of_s.elementwise).all())
     True
 
-    A row's scale has the largest relative error of its largest magnitudes; a quantised value those
-    of y and the scale, and the format's rounding.
+    A scale has the largest relative error of its group's largest magnitudes; a quantised value
+    those of y and the scale, and the format's rounding.
     """
     xp = namespace(x)
     with np.errstate(all="ignore"):
@@ -402,16 +423,16 @@ def rms_norm_bound(
         if quantize is None:
             bound = y.stored(reference[0], dtype if dtype is not None else x.dtype)
         else:
-            q, row_scale = reference[:2]
-            format_ = dtypes.QUANTIZED[quantize]
+            q, scales = reference[:2]
+            format_, seen = dtypes.QUANTIZED[quantize], _seen(scales, q.shape)
             worst, rms, floor, common = (
-                row_max(xp.broadcast_to(part, q.shape))
+                _of_groups(xp.broadcast_to(part, q.shape), granularity)
                 for part in (y.worst, y.rms, y.floor, y.common)
             )
-            scale = scale_bound(
-                row_scale, row_max(xp.abs(q * row_scale)), worst, rms, floor, format_, common
-            )
-            bound = codes_bound(q, row_scale, scale, y.worst, y.rms, y.floor, format_)
+            largest = _of_groups(xp.abs(q * seen), granularity)
+            scale = scale_bound(scales, largest, worst, rms, floor, format_, common)
+            of_seen = Bound(*(_seen(part, q.shape) for part in scale[:2]))
+            bound = codes_bound(q, seen, of_seen, y.worst, y.rms, y.floor, format_)
         return _bounds(bound, scale, row, errors, x, residual, return_stats, False)
 
 

@@ -16,12 +16,16 @@ MAX_STAGES, _MAX_ROWS = 32, 6  # rows/persistent.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
 
 
+NOT_QUANTIZED, BY_ROW, BY_BLOCK = range(3)  # rows/norm_even.cuh: Quantized
+QUANTIZED_BLOCK = 128  # columns that share a scale
+
+
 @dataclass(frozen=True)
 class NormRows(Rows):
-    """centered: of layer_norm.  quantized: results are."""
+    """centered: of layer_norm.  quantized: NOT_QUANTIZED, or with which scales."""
 
     centered: bool = False
-    quantized: bool = False
+    quantized: int = NOT_QUANTIZED
 
 
 class EvenNormRows(RowConfig):
@@ -29,7 +33,8 @@ class EvenNormRows(RowConfig):
 
     weights_first: weights are loaded together with the row, into registers: for small matrices,
         which wait for memory once.
-    generic: one variant with and without a residual; where nothing is measured.
+    generic: one variant with and without a residual: where nothing is measured, and of quantized
+        rows whose variants are listed.
     in_registers: whether rows are, as kernels spell it.
     """
 
@@ -40,7 +45,7 @@ class EvenNormRows(RowConfig):
     suffix = "_even"
 
     def norm_constants(
-        self, centered: bool, quantized: bool, has_residual: bool
+        self, centered: bool, quantized: int, has_residual: bool
     ) -> tuple[tuple[str, int], ...]:
         """Those that the kernel has besides `constants`."""
         return (
@@ -49,7 +54,7 @@ class EvenNormRows(RowConfig):
             ("kRowsPerThread", self.rows_per_thread),
             ("kInRegisters", self.in_registers),
             ("kWeightsFirst", self.weights_first),
-            ("kResidual", EITHER if quantized or self.generic else int(has_residual)),
+            ("kResidual", EITHER if self.generic else int(has_residual)),
         )
 
     @property
@@ -66,6 +71,9 @@ class EvenNormRows(RowConfig):
                 return "rows are quantized by all threads of a block or lanes of a warp"
             if self.rows_per_thread > 2:
                 return f"up to two rows of a thread are quantized; got {self.rows_per_thread}"
+        columns = self.threads_per_row * self.vector_width, rows.layout.num_cols
+        if rows.quantized == BY_BLOCK and any(n % QUANTIZED_BLOCK for n in columns):
+            return f"blocks of {QUANTIZED_BLOCK} columns are whole, each of adjacent lanes"
         return super()._rows_refusal(rows)
 
 

@@ -13,10 +13,14 @@ from ..arrays import Twins, small_twins
 from ..kernels import EITHER, Variant
 from ..param_structs import zeros
 from ..runtime.choice import Family
-from ..targets import Device, Target
+from ..targets import Device, Target, device_of
 from ..targets.limits import is_measured
 from .configs import RowConfig, SharedRows, SpanRows, row_traits
 from .norm_configs import (
+    BY_BLOCK,
+    BY_ROW,
+    NOT_QUANTIZED,
+    QUANTIZED_BLOCK,
     EvenNormRows,
     NormRegisterRows,
     NormRows,
@@ -42,14 +46,29 @@ _MOMENTS_BYTES = 16  # moments.cuh: Moments
 
 
 class Options(NamedTuple):
+    """granularity: of quantized results, "row" or "block"."""
+
     centered: bool
     compensated: bool
     return_stats: bool
     quantize: str | None
+    granularity: str = "row"
 
     @property
     def quantized(self) -> np.dtype | None:
         return None if self.quantize is None else dtypes.QUANTIZED[self.quantize]
+
+    @property
+    def scales(self) -> int:
+        """NOT_QUANTIZED, BY_ROW or BY_BLOCK."""
+        if self.quantize is None:
+            return NOT_QUANTIZED
+        return BY_BLOCK if self.granularity == "block" else BY_ROW
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of quantized results of this shape."""
+        blocks = -(-shape[-1] // QUANTIZED_BLOCK) if self.scales == BY_BLOCK else 1
+        return (*shape[:-1], blocks)
 
 
 class Column(NamedTuple):
@@ -86,8 +105,8 @@ class NormTask:
         return tuple(column for column in (self.weight, self.bias) if column is not None)
 
     @property
-    def quantized(self) -> bool:
-        return self.options.quantize is not None
+    def quantized(self) -> int:
+        return self.options.scales
 
     @property
     def has_options(self) -> bool:
@@ -150,8 +169,14 @@ def _rows(task: NormTask, device: Device) -> NormRows:
 
 
 def configs(task: NormTask, device: Device) -> tuple[RowConfig, ...]:
-    """The legal configs, the fastest measured first."""
+    """The legal configs, the fastest measured first; none of some rows quantized by blocks."""
     return norm_configs_of(_rows(task, device))
+
+
+def _refusal(config: RowConfig, task: NormTask, device: Device) -> str | None:
+    if task.quantized == BY_BLOCK and not isinstance(config, EvenNormRows):
+        return "blocks are quantized by NormRegisterRows and NormSharedRows"
+    return config.refusal(_rows(task, device))
 
 
 def _variant(task: NormTask, config: RowConfig) -> Variant:
@@ -163,7 +188,7 @@ def _traits(task: NormTask) -> tuple[dict[str, int], dict[str, Any]]:
     return row_traits(
         *(task.layout, task.x_dtype, task.has_options, task.num_arrays),
         op="layer_norm" if task.options.centered else "rms_norm",
-        rounds="by row" if task.quantized else "to FP32",
+        rounds=("to FP32", "by row", "by block")[task.quantized],
     )
 
 
@@ -171,7 +196,7 @@ FAMILY = Family(
     "norm",
     (SharedRows, NormRegisterRows, NormSharedRows, SpanRows, PersistentRows),
     configs,
-    lambda config, task, device: config.refusal(_rows(task, device)),
+    _refusal,
     _variant,
     _traits,
 )
@@ -197,6 +222,8 @@ def make_norm(
     layout, options = task.layout, task.options
     if layout.lanes_across_rows and given is None and not is_measured(target.arch):
         return None  # which is rare
+    if task.quantized == BY_BLOCK and given is None and not configs(task, device_of(target)):
+        return None
     config = FAMILY.config(task, target, given)
     if config.chunked and task.quantized:
         return None  # a row's scale is known only when all of it has been normalised
@@ -252,9 +279,9 @@ def _even_arguments(params: Any, cold: Any) -> Callable[[tuple[Any, ...]], tuple
 
 
 def norm_variant(
-    dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
+    dtype: np.dtype, centered: bool, config: RowConfig, quantized: int, has_residual: bool
 ) -> Variant:
-    """The variant of a norm; quantized: its results are."""
+    """The variant of a norm; quantized: NOT_QUANTIZED, BY_ROW or BY_BLOCK."""
     if isinstance(config, EvenNormRows):
         constants = config.norm_constants(centered, quantized, has_residual)
     elif isinstance(config, SharedRows):

@@ -51,9 +51,9 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     using Partial = float[kPartialSize];
 
     // Block scales of kScaleK stages: for each B, and each of the tile's rows of A, its scale times
-    // that of the block of B.  Two warps of the producer warpgroup store them through a pipeline of their own,
-    // which runs ahead, from one tile to the next too: beside the operands' TMA loads, others take
-    // as long as all of a pipeline's stages.
+    // that of the block of B.  Two warps of the producer warpgroup store them through a pipeline of
+    // their own, which runs ahead, from one tile to the next too: beside the operands' TMA loads,
+    // others take as long as all of a pipeline's stages.
     static constexpr int kScaleK = 8, kScaleStages = 2, kScaleWarps = 2;
     static constexpr int kProducts = Base::Operands::B::kCount;
     static_assert(!kBlockScales || kBlockK % ((kSwapAB ? kRows : kCols) / kProducts) == 0,

@@ -2,8 +2,9 @@
 //
 // One exchange between warps and blocks: each warp has the mean of its own elements and the squares
 // about it (two passes over registers), and all merge them (as rows/moments.cuh, without mean_low).
-//   kQuantized: rms_norm with FP8 or int8 y, decoded by row_scale.  The row's largest |s * weight|
-//   is reduced with the squares; times rstd it is the largest |y|.
+//   kQuantized: rms_norm with FP8 or int8 y, decoded by row_scale: one of a row (kByRow), whose
+//   largest |s * weight| is reduced with the squares and is, times rstd, the largest |y|; or one of
+//   each kQuantizedBlock columns (kByBlock), which adjacent lanes have.
 // Constants: those of normalize_even.cu.
 #pragma once
 #include "rows/load_even.cuh"
@@ -11,11 +12,15 @@
 
 namespace rows {
 
+enum Quantized { kNotQuantized, kByRow, kByBlock };
+constexpr int kQuantizedBlock = 128, kBlockLanes = kQuantizedBlock / kVectorWidth;
+
 static_assert(kEven && !kChunked && !kLanesAcrossRows, "unpredicated rows without options");
 static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
 static_assert(!kQuantized || kRowsPerThread <= 2,
               "each row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
+static_assert(kQuantized != kByBlock || kThreadsPerRow % kBlockLanes == 0, "whole blocks");
 
 // A cache policy takes registers: none are left by two rows in shared memory with means and biases.
 constexpr bool kStoresHavePolicy =
@@ -25,7 +30,7 @@ constexpr bool kStoresHavePolicy =
 constexpr bool kStatisticsLast =
     kPartials > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
 
-// Statistic of a warp, block or row: the mean, or with kQuantized the largest |s * weight|; the
+// Statistic of a warp, block or row: the mean, or with kByRow the largest |s * weight|; the
 // squares about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
 
@@ -71,14 +76,15 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
         squares = mine.squares_about(mean);
     } else {
         float largest = 0.0f;  // the squares carry NaN
-#pragma unroll(kQuantized&& kWeightsFirst ? kVectorsPerThread : kUnrolled<EvenInput::kTight>)
+#pragma unroll(kQuantized == kByRow && kWeightsFirst ? kVectorsPerThread \
+                                                     : kUnrolled<EvenInput::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth], part = 0.0f;
             s.get(r, i, values);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
             squares += part;
-            if constexpr (kQuantized) {
+            if constexpr (kQuantized == kByRow) {
                 if (!at.holds(i)) continue;
                 const RowVector weights = columns.weights_of(at, i);
 #pragma unroll
@@ -87,7 +93,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
                 }
             }
         }
-        if constexpr (kQuantized) mean = reduce_in_warp(largest, Max());
+        if constexpr (kQuantized == kByRow) mean = reduce_in_warp(largest, Max());
     }
     squares = reduce_in_warp(squares, Sum());
     return {mean, squares};
@@ -128,10 +134,11 @@ DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kU
             const float distance = (partials[i].first - origin) - s.first;
             s.squares += at.count_of(i) * (distance * distance);
         }
-        if constexpr (kQuantized) s.first = maximum(s.first, partials[i].first);
+        if constexpr (kQuantized == kByRow) s.first = maximum(s.first, partials[i].first);
     }
     s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kPartialLanes);
-    if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kPartialLanes);
+    if constexpr (kQuantized == kByRow)
+        s.first = MergeFloats<Max>().across_lanes(s.first, 1, kPartialLanes);
     s.first += origin;
     return s;
 }
@@ -208,6 +215,15 @@ DEVICE void store_statistic(const Statistic& s, int64_t row, const EvenTile<kUnp
     // A row with an infinity is NaN, whatever its sums are.
     if constexpr (kCentered) outputs.mean[to] = rstd != rstd ? rstd : s.first;
     outputs.rstd[to] = rstd;
+}
+
+// The scale of a block, of which this lane has `values`.  All lanes of a warp take part.
+DEVICE QuantizeScale block_scale(const float (&values)[kVectorWidth], int32_t dtype) {
+    Largest largest;
+#pragma unroll
+    for (const float value : values) largest.take(value);
+    const float of_block = MergeFloats<Larger>().across_lanes(largest.value(), 1, kBlockLanes);
+    return QuantizeScale(of_block, largest_finite(dtype));
 }
 
 template <class Code>
@@ -301,7 +317,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         if (!kStatisticsLast && outputs.rstd) {
             store_statistic(statistics[r], row + r, at, outputs, params, cold);
         }
-        if constexpr (kQuantized) {
+        if constexpr (kQuantized == kByRow) {
             const float product = statistics[r].first;
             const bool safe = product >= 0x1p-60f && product < kInfinity;
             float largest = product * rstd;
@@ -324,17 +340,21 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     columns.start_turns(at);
 #pragma unroll(kWeightsFirst ? kVectorsPerThread : kUnrolled<EvenInput<kHasResidual>::kTight>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
-        if (!at.holds(i)) continue;
+        if (kQuantized != kByBlock && !at.holds(i)) continue;
         const int loaded = kWeightsFirst ? i : 0;
         columns.next_turn(at, i);
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-            if (!kUnpredicated && row + r >= cold.num_rows) continue;
+            const bool exists = kUnpredicated || row + r < cold.num_rows;
+            if (kQuantized != kByBlock && !exists) continue;
             if constexpr ((kHasResidual && kCentered) || kWeightsFirst) columns.keep(loaded);
             const int64_t to_y = (row + r) * params.y_stride + at.first();
             float values[kVectorWidth];
             s.get(r, i, values);
-            if constexpr (kHasResidual && !kStoreSumFirst) store_sum(r, i, values);
+            const bool stores = kQuantized != kByBlock || (exists && at.holds(i));
+            if constexpr (kHasResidual && !kStoreSumFirst) {
+                if (stores) store_sum(r, i, values);
+            }
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
                 if constexpr (kCentered) {
@@ -343,6 +363,17 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                 } else {
                     values[j] = values[j] * factors[r].rstd * columns.weights[loaded][j];
                 }
+            }
+            if constexpr (kQuantized == kByBlock) {
+                const QuantizeScale scale = block_scale(values, cold.dtype);
+                factors[r].encode = scale.encode;
+                if (stores && lane_id() % kBlockLanes == 0) {
+                    const int64_t of_row = (row + r) * cold.statistic_stride,
+                                  blocks = cold.num_cols / kQuantizedBlock;
+                    outputs.scale[of_row * blocks + (at.first() + at.step(i)) / kQuantizedBlock] =
+                        scale.decode;
+                }
+                if (!stores) continue;
             }
             if constexpr (kQuantized) {
 #pragma unroll

@@ -100,7 +100,22 @@ FAULTS = {
         EVEN, "merge_row_partials(mine[r], at)", "merge_row_partials(mine[0], at)", "a cluster"
     ),
     "rows that are not there": Fault(
-        EVEN, "if (!kUnpredicated && row + r >= cold.num_rows) continue;", "", "short rows"
+        EVEN, "if (kQuantized != kByBlock && !exists) continue;", "", "short rows"
+    ),
+    "blocks: a lane's largest alone": Fault(
+        EVEN, "(largest.value(), 1, kBlockLanes)", "(largest.value(), 1, 1)",
+        "quantized blocks"
+    ),
+    "blocks: rows' scales over each other": Fault(
+        EVEN, "of_row * blocks +", "of_row +", "quantized blocks"
+    ),
+    "blocks: the scale of a row's first block": Fault(
+        EVEN, "(at.first() + at.step(i)) / kQuantizedBlock]", "at.step(i) / kQuantizedBlock]",
+        "quantized blocks"
+    ),
+    "blocks: rows that are not there": Fault(
+        EVEN, "kQuantized != kByBlock || (exists && at.holds(i));",
+        "kQuantized != kByBlock || at.holds(i);", "short quantized blocks"
     ),
     "no squares between the warps' means": Fault(
         EVEN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
@@ -164,6 +179,12 @@ def _problems() -> Iterator[tuple[str, object, NormProblem]]:
         RMS_OP,
         NormProblem((3, 2048), "float16", weight_dtype="float16", quantize="e4m3", kind="uniform"),
     )
+    for shape in ((3, 2048), (33, 384)):
+        yield (
+            "short quantized blocks" if shape[1] < 1024 else "quantized blocks",
+            RMS_OP,
+            NormProblem(shape, "float16", quantize="e4m3", granularity="block", residual=True),
+        )
     for quantize in ("e4m3", "int8"):
         yield (
             "quantized",

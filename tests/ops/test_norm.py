@@ -323,13 +323,30 @@ def test_quantized_rows_decode_to_the_norm(target, quantize):
     assert (np.abs(codes * to_numpy(scale) - y) <= step + 0.51 * to_numpy(scale)).all()
 
 
+@pytest.mark.parametrize("cols", [384, 1000, 4096, 20_000])
+def test_quantized_blocks_are_those_of_quantize(target, cols):
+    """Whole blocks by one kernel; the last one of 1000 columns has 104 of them."""
+    x, weight = random(target, (9, cols), "bfloat16"), random(target, (cols,), "bfloat16")
+    x[2] = 0
+    q, scale = cupykern.rms_norm(x, weight, quantize="e4m3", granularity="block")
+    y = cupykern.rms_norm(x, weight, dtype="float32")
+    _, wanted = cupykern.quantize(y, "e4m3", granularity="block")
+    assert scale.shape == (9, -(-cols // 128))
+    np.testing.assert_allclose(to_numpy(scale), to_numpy(wanted), rtol=2.0**-21)
+    assert (to_numpy(scale)[2] == 1).all()
+    assert numerics.as_float64(q).shape == (9, cols)
+
+
 def test_quantized_rows_may_have_any_length_and_strides(target):
     for shape, layout in (((2, 300_001), "C"), ((3, 20_000), "sliced"), ((40, 2000), "F")):
-        problem = NormProblem(
-            shape, "float16", residual=True, return_stats=True, quantize="e4m3", layout=layout
-        )
-        comparison = check.check_problem(RMS_OP, problem, 1, target.xp)
-        assert comparison.ok, f"{shape}, {layout}: {comparison}"
+        for granularity in ("row", "block"):
+            problem = NormProblem(
+                *(shape, "float16"),
+                residual=True, return_stats=True, quantize="e4m3", granularity=granularity,
+                layout=layout,
+            )  # fmt: skip
+            comparison = check.check_problem(RMS_OP, problem, 1, target.xp)
+            assert comparison.ok, f"{problem!r}: {comparison}"
 
 
 @needs.host
@@ -409,6 +426,12 @@ def test_arrays_may_have_more_than_two_to_the_31_elements(gpu):
         (lambda x: ((x,), {"dtype": []}), TypeError, "dtype must be one of"),
         (lambda x: ((x,), {"quantize": "fp8"}), ValueError, "quantize must be one of"),
         (lambda x: ((x,), {"quantize": ["int8"]}), ValueError, "quantize must be one of"),
+        (
+            lambda x: ((x,), {"quantize": "int8", "granularity": "tensor"}),
+            ValueError,
+            "granularity must be 'row' or 'block'",
+        ),
+        (lambda x: ((x,), {"granularity": "block"}), ValueError, "quantize must not be None"),
         (lambda x: ((x,), {"return_stats": 1}), TypeError, "return_stats must be a bool"),
         (lambda x: ((x,), {"quantize": "int8", "dtype": "f2"}), ValueError, "dtype must be None"),
         (lambda x: ((x,), {"out": x[:, ::-1]}), ValueError, "out must not overlap x"),

@@ -11,6 +11,7 @@ import numpy as np
 from ... import dtypes, inputs
 from ...arrays import take
 from ...op import Call, Draw, Work
+from ...rows.norm_configs import QUANTIZED_BLOCK
 from ...rows.norm_plan import DTYPES
 from ...rows.rows import bench_shapes as row_shapes
 
@@ -35,6 +36,7 @@ class NormProblem:
     compensated: bool = False
     return_stats: bool = False
     quantize: str | None = None
+    granularity: str = "row"
     kind: str = "normal"
     layout: str = "C"
 
@@ -44,7 +46,8 @@ class NormProblem:
 
 def draw_problem(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
     ndim = draw.choice((1, 2, 2, 2, 3, 4))
-    num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 63, 64, 65, 255, 257, 1000, 1024, 1031, 4097))
+    widths = (0, 1, 2, 7, 8, 9, 31, 63, 64, 65, 255, 257, 384, 1000, 1024, 1031, 4097)
+    num_cols = draw.choice(widths)
     quantize = None if centered else draw.choice((None, None, None, *dtypes.QUANTIZED))
     any_dtype = (None, None, *_DTYPES)
     return NormProblem(
@@ -59,6 +62,7 @@ def draw_problem(draw: Draw, centered: bool, residual: bool | None) -> NormProbl
         compensated=centered and draw.choice((False, True)),
         return_stats=draw.choice((False, True)),
         quantize=quantize,
+        granularity=draw.choice(("row", "block")) if quantize else "row",
         kind=draw.choice(inputs.KINDS),
         layout=draw.choice(("C", "C", *inputs.LAYOUTS)),
     )
@@ -68,12 +72,12 @@ def bench_problem(
     shape: tuple[int, ...], dtype: str, centered: bool, residual: bool
 ) -> NormProblem:
     """dtype: and after a colon options, with plus signs: "shifted" (a mean of 1e4), "stats"; of
-    layer_norm "compensated", of rms_norm what it is quantized to.
+    layer_norm "compensated", of rms_norm what it is quantized to, and "blocks".
     """
     if not shape:
         raise ValueError("a norm needs a shape of at least one dim")
     name = "layer_norm" if centered else "rms_norm"
-    own = ("compensated",) if centered else tuple(dtypes.QUANTIZED)
+    own = ("compensated",) if centered else (*dtypes.QUANTIZED, "blocks")
     dtype, options = inputs.bench_options(name, dtype, ("shifted", "stats", *own))
     dtypes.resolve(dtype, "dtype", DTYPES)
     formats = options & set(dtypes.QUANTIZED)
@@ -89,6 +93,7 @@ def bench_problem(
         compensated="compensated" in options,
         return_stats="stats" in options,
         quantize=next(iter(formats), None),
+        granularity="block" if formats and "blocks" in options else "row",
         kind="bench",
     )
 
@@ -121,6 +126,8 @@ def make_inputs(problem: NormProblem, seed: int, xp: Any) -> Call:
     for name in ("eps", "quantize"):
         if getattr(problem, name) is not None:
             kwargs[name] = getattr(problem, name)
+    if problem.granularity != "row":
+        kwargs["granularity"] = problem.granularity
     for name in ("compensated", "return_stats"):
         if getattr(problem, name):
             kwargs[name] = True
@@ -139,7 +146,10 @@ def work(problem: NormProblem) -> Work:
     columns = sum(
         dtypes.NAMES[name].itemsize for name in (problem.weight_dtype, problem.bias_dtype) if name
     )
-    per_row = 4 * (2 * problem.return_stats + (problem.quantize is not None))
+    scales = int(problem.quantize is not None)
+    if problem.granularity == "block":
+        scales = -(-problem.shape[-1] // QUANTIZED_BLOCK)
+    per_row = 4 * (2 * problem.return_stats + scales)
     arrays_ = 1 + problem.residual
     return Work(
         bytes_read=arrays_ * size * itemsize + columns * problem.shape[-1],

@@ -71,7 +71,10 @@ _NORM: dict[str, DrawValue] = {
     "out": result(_shape, "dtype", _OUT_LAYOUTS, *_X_ALIASES, Alias("residual")),
 }
 _LAYER_NORM = _NORM | {"bias": _column(FLOATS), "compensated": one_of(False, False, True)}
-_RMS_NORM = _NORM | {"quantize": one_of(None, None, None, "e4m3", "e5m2", "int8")}
+_RMS_NORM = _NORM | {
+    "quantize": one_of(None, None, None, "e4m3", "e5m2", "int8"),
+    "granularity": one_of("row", "row", "block"),
+}
 _QUANTIZE: dict[str, DrawValue] = {
     "x": array(_shape),
     "dtype": one_of("e4m3", "e5m2", "int8"),

@@ -18,7 +18,7 @@ from cupykern.numerics import namespace
 
 from .cache import Cache
 from .config import LayerKind, ModelConfig
-from .linear import Linear
+from .linear import Linear, norm_for
 
 _Attend = Callable[[Any, int, dict[str, Any]], Any]
 """(queries, number of the layer, options of attention) -> the result of attention."""
@@ -143,13 +143,13 @@ class Decoder:
         if self.scale is not None:
             x = x * self.scale
         for number, layer in enumerate(self.layers):
-            y, x = _add_norm(x, change, layer.input_norm, eps)
+            y, x = _add_norm(layer.qkv, x, change, layer.input_norm, eps)
             qkv = layer.qkv(y).reshape(batch, n, -1, config.head_dim)
             q = self._rotated(qkv, positions, cache, number)
             options = {**config.attention_options, **_window(config.kinds[number])}
             change = layer.out(attend(q, number, options).reshape(batch * n, -1))
             change = _norm(change, layer.post_attention_norm, eps)
-            y, x = _add_norm(x, change, layer.mlp_norm, eps)
+            y, x = _add_norm(layer.gate, x, change, layer.mlp_norm, eps)
             change = _norm(layer.down(self._gated(layer, y)), layer.post_mlp_norm, eps)
         return x, change
 
@@ -174,7 +174,7 @@ class Decoder:
         return layer.gate(y, epilogue=_GELU_GATE, operands={"up": layer.up(y)})
 
     def _logits(self, x: Any, change: Any) -> Any:
-        y, _ = _add_norm(x, change, self.norm, self.config.norm_eps)
+        y, _ = _add_norm(self.head, x, change, self.norm, self.config.norm_eps)
         cap = self.config.logit_softcap
         if cap is None:
             return self.head(y, out_dtype=np.float32)
@@ -214,11 +214,12 @@ def _check_room(cache: Cache, tokens: int) -> None:
         raise ValueError(f"the cache has room for {cache.room} tokens, not for {tokens}")
 
 
-def _add_norm(x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """(the norm of x + change, x + change), in one kernel; change None: of x alone."""
+def _add_norm(linear: Linear, x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """(the norm of x + change as `linear` takes it, x + change), in one kernel; change None: of x
+    alone."""
     if change is None:
-        return cupykern.rms_norm(x, weight, eps=eps), x
-    return cupykern.rms_norm(change, weight, eps=eps, residual=x)
+        return norm_for(linear, x, weight, eps=eps), x
+    return norm_for(linear, change, weight, eps=eps, residual=x)
 
 
 def _norm(x: Any, weight: Any, eps: float) -> Any:

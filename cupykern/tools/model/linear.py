@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -76,28 +76,57 @@ class Weights8:
         return self.weight.nbytes + self.scale.nbytes
 
 
+class Quantized(NamedTuple):
+    """Activations in e4m3 with a scale for every 128 of a row.  dtype: that of results."""
+
+    codes: Any
+    scale: Any
+    dtype: Any
+
+    @classmethod
+    def of(cls, x: Any) -> Quantized:
+        """x: an array, or such activations already."""
+        if isinstance(x, Quantized):
+            return x
+        found = cupykern.quantize(x, "e4m3", granularity="block", block=(1, BLOCK))
+        return cls(*found, x.dtype)
+
+
 @dataclass(frozen=True)
 class Fp8Blocks:
-    """e4m3 weights with scales of blocks of 128 x 128; activations become e4m3 with a scale for
-    every 128 of each row (DeepSeek-V3, Qwen3-FP8)."""
+    """e4m3 weights with scales of blocks of 128 x 128; activations are Quantized, or become it
+    (DeepSeek-V3, Qwen3-FP8)."""
 
     weight: Any
     scale: Any
     bias: Any = None
 
     def __call__(self, x: Any, **options: Any) -> Any:
-        x8, scale = cupykern.quantize(x, "e4m3", granularity="block", block=(1, BLOCK))
+        x = Quantized.of(x)
         options.setdefault("out_dtype", x.dtype)
-        return cupykern.scaled_mm(x8, self.weight.T, scale, self.scale.T, bias=self.bias, **options)
+        operands = x.codes, self.weight.T, x.scale, self.scale.T
+        return cupykern.scaled_mm(*operands, bias=self.bias, **options)
 
     def gated(self, x: Any, up: Any) -> Any:
-        x8, scale = cupykern.quantize(x, "e4m3", granularity="block", block=(1, BLOCK))
-        scales = {"scale_a": scale, "scale_b1": self.scale.T, "scale_b2": up.scale.T}
-        return cupykern.dual_gemm_silu(x8, self.weight.T, up.weight.T, **scales, out_dtype=x.dtype)
+        x = Quantized.of(x)
+        scales = {"scale_a": x.scale, "scale_b1": self.scale.T, "scale_b2": up.scale.T}
+        operands = x.codes, self.weight.T, up.weight.T
+        return cupykern.dual_gemm_silu(*operands, **scales, out_dtype=x.dtype)
 
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes + self.scale.nbytes
+
+
+def norm_for(linear: Linear, x: Any, weight: Any, **options: Any) -> Any:
+    """The results of `rms_norm`, the first as `linear` takes it: Quantized in the same launch."""
+    if not isinstance(linear, Fp8Blocks):
+        return cupykern.rms_norm(x, weight, **options)
+    codes, scale, *rest = cupykern.rms_norm(
+        x, weight, quantize="e4m3", granularity="block", **options
+    )
+    y = Quantized(codes, scale, x.dtype)
+    return (y, *rest) if rest else y
 
 
 def _by_row(dtype: str) -> Callable[[Any, Any], Linear]:
