@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .. import arguments
-from ..arrays import packed
+from ..arrays import maker, packed
 from ..attention.decode_config import MAX_QUERIES
-from .attention import attention
+from ..runtime import plans
+from .attention import attention, kept_attention
+from .checks.cache_scales import numbers_and_arrays
 from .checks.caches import check_caches, check_keys
-from .decode_attention import decode_attention
-from .merge_attention import merge_attention
+from .decode_attention import decode_attention, kept_decode
+from .merge_attention import kept_merge, merge_attention
 
 
 def cascade_attention(
@@ -78,6 +83,32 @@ def cascade_attention(
     Formula: Ye et al., "Cascade Inference" (FlashInfer, 2024).  Error bound:
     `reference.cascade_attention_bound`.
     """
+    call: tuple[Any, ...] = "cascade_attention", layout, scale, softcap, return_lse
+    own_arrays = k_cache, v_cache, seq_lens, block_table
+    of_8_bits: tuple[Any, Any] = None, None
+    if k_scale is None and v_scale is None:
+        key, known, places = plans.find(call, out, q, shared_k, shared_v, *own_arrays)
+    else:
+        numbers, of_8_bits = numbers_and_arrays(q, k_scale, v_scale)
+        call = *call, *numbers
+        key, known, places = plans.find(call, out, q, shared_k, shared_v, *own_arrays, *of_8_bits)
+    if known is not None:
+        # Equal keys pass the same checks of all three calls, and have the same plans.
+        make, own_plan, launch_shared, merge, is_copied = known
+        shape, dtype = own_plan.shape, q.dtype
+        of_rows = shape[:3]
+        own, own_lse = make(shape, dtype), make(of_rows, np.float32)
+        at_own = places, own.data.ptr, own_lse.data.ptr
+        # Plans may be those of other calls, too: names keep their packed launches apart.
+        own_plan.launch(("own", at_own), q, *own_arrays, own, own_lse, None, None, *of_8_bits, ())
+        rows = packed(q.swapaxes(0, 1)) if is_copied else q
+        found, lse = make(shape, dtype), make(of_rows, np.float32)
+        at_all = at_own, rows.data.ptr, found.data.ptr, lse.data.ptr
+        launch_shared(("shared", at_all), rows, shared_k, shared_v, found, lse)
+        y, merged_lse = own if out is None else out, make(of_rows, np.float32)
+        arrays = found, lse, own, own_lse, y, merged_lse
+        merge.launch_at(("merge", at_all, merged_lse.data.ptr), arrays)
+        return (y, merged_lse) if return_lse else y
     target = arguments.target_of("q", q)
     arguments.check_flags(return_lse=return_lse)
     keys, values = _check_shared(q, shared_k, shared_v, k_cache, v_cache, layout)
@@ -89,22 +120,35 @@ def cascade_attention(
         }  # fmt: skip
         others = {name: x for name, x in given.items() if isinstance(x, target.xp.ndarray)}
         arguments.check_new_out(out, (*q.shape[:3], values.shape[3]), q.dtype, others)
-    options = {"scale": scale, "softcap": softcap, "return_lse": True}
-    own, own_lse = decode_attention(
-        q, k_cache, v_cache, seq_lens=seq_lens, block_table=block_table, layout=layout,
-        k_scale=k_scale, v_scale=v_scale, **options,
-    )  # fmt: skip
+    options = {"scale": scale, "softcap": softcap}
+    own_options = {
+        "seq_lens": seq_lens, "block_table": block_table, "layout": layout, "k_scale": k_scale,
+        "v_scale": v_scale, **options,
+    }  # fmt: skip
+    own, own_lse = decode_attention(q, k_cache, v_cache, return_lse=True, **own_options)
     with arguments.on_device(target):
-        rows = _as_rows(q)
+        by_head = q.swapaxes(0, 1)
+        is_copied = not _has_rows(q)
+        rows = _as_rows(packed(by_head) if is_copied else by_head)
         if rows.shape[2] <= MAX_QUERIES:
-            found, lse = decode_attention(rows, keys, values, causal=False, **options)
+            found, lse = decode_attention(
+                rows, keys, values, causal=False, return_lse=True, **options
+            )
         else:
-            found, lse = attention(rows, keys, values, **options)
+            found, lse = attention(rows, keys, values, return_lse=True, **options)
         batch, heads, count, dim_v = own.shape
         found = found.reshape(heads, batch, count, dim_v).swapaxes(0, 1)
         lse = lse.reshape(heads, batch, count).swapaxes(0, 1)
-        y, lse = merge_attention(found, lse, own, own_lse, out=own if out is None else out)
-    return (y, lse) if return_lse else y
+        y = own if out is None else out
+        _, merged_lse = merge_attention(found, lse, own, own_lse, out=y)
+        if key is not None:
+            # None where arrays were copied that are to be copied again.
+            own_plan = kept_decode(q, k_cache, v_cache, **own_options)
+            launch_shared = _kept_shared(rows, keys, values, **options)
+            merge = kept_merge(found, lse, own, own_lse, y)
+            if own_plan is not None and launch_shared is not None and merge is not None:
+                plans.remember(key, (maker(target.xp), own_plan, launch_shared, merge, is_copied))
+    return (y, merged_lse) if return_lse else y
 
 
 def _check_shared(
@@ -128,10 +172,27 @@ def _check_shared(
     return keys, values
 
 
-def _as_rows(q: Any) -> Any:
-    """(B, H, Sq, D) as (1, H, B Sq, D)."""
-    batch, heads, count, dim = q.shape
-    by_head = q.swapaxes(0, 1)
-    if batch > 1 and count > 1 and q.strides[0] != count * q.strides[2]:
-        by_head = packed(by_head)
+def _has_rows(q: Any) -> bool:
+    """Whether all queries of a head are rows at one stride, those of one sequence after the
+    other."""
+    batch, _, count, _ = q.shape
+    return batch <= 1 or count <= 1 or q.strides[0] == count * q.strides[2]
+
+
+def _as_rows(by_head: Any) -> Any:
+    """(H, B, Sq, D) as (1, H, B Sq, D)."""
+    heads, batch, count, dim = by_head.shape
     return by_head.reshape(1, heads, batch * count, dim)
+
+
+def _kept_shared(rows: Any, keys: Any, values: Any, **options: Any) -> Callable[..., None] | None:
+    """launch(places, rows, keys, values, out, lse) as the call over the shared keys has kept it."""
+    if rows.shape[2] > MAX_QUERIES:
+        return kept_attention(rows, keys, values, **options)
+    plan = kept_decode(rows, keys, values, causal=False, **options)
+    if plan is None:
+        return None
+    absent = None, None, None, None, ()
+    return lambda places, q, k, v, out, lse: plan.launch(
+        places, q, k, v, None, None, out, lse, *absent
+    )

@@ -12,6 +12,7 @@ from ..arrays import assign, in_elements, maker
 from ..attention import decode_config, decode_plan
 from ..attention.attention_task import ScoreOptions
 from ..attention.decode_config import MAX_QUERIES, DecodeConfig
+from ..attention.decode_plan import DecodePlan
 from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
@@ -209,6 +210,31 @@ def decode_attention(
             ):
                 plans.remember(key, (make, plan))
     return (y, lse) if return_lse else y
+
+
+def kept_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    seq_lens: Any = None,
+    block_table: Any = None,
+    layout: str = "hnd",
+    k_scale: Any = None,
+    v_scale: Any = None,
+    causal: bool = True,
+    scale: Any = None,
+    softcap: Any = None,
+) -> DecodePlan | None:
+    """What `decode_attention` has kept of a call with these arguments and return_lse, if it has."""
+    call: tuple[Any, ...]
+    call = "decode_attention", layout, causal, scale, True, None, None, softcap
+    arrays: tuple[Any, ...] = (q, k_cache, v_cache, seq_lens, block_table)
+    if k_scale is not None or v_scale is not None:
+        numbers, scales = numbers_and_arrays(q, k_scale, v_scale)
+        call, arrays = (*call, *numbers), (*arrays, None, None, *scales)
+    known = plans.find(call, None, *arrays)[1]
+    return None if known is None else known[1]
 
 
 def _check_arrays(q: Any, k: Any, v: Any, table: Any, layout: Any) -> tuple[Any, Any, int]:

@@ -151,12 +151,38 @@ CALLS = {
         layout="nhd",
         block_table=b.view(np.int32)[:6].reshape(2, 3),
     ),
+    "cascade_attention": lambda x, r, w, b: cascade(x, r, b),
+    "cascade_attention into": lambda x, r, w, b: cascade(
+        x, r, b, return_lse=True, out=heads(x)[0][:, :, 8:9]
+    ),
+    "cascade_attention of copied queries": lambda x, r, w, b: cascade(
+        x, r, b, q=heads(x)[0][:, :, :2]
+    ),
+    "cascade_attention of many queries": lambda x, r, w, b: cascade(
+        x, r, b, q=x.reshape(2, 64, 8, 256).swapaxes(1, 2), softcap=3.0
+    ),
+    "cascade_attention of nhd pages": lambda x, r, w, b: cupykern.cascade_attention(
+        heads(x)[0][:, :, :1],
+        *(y[:1].swapaxes(1, 2) for y in heads(r, r)),
+        *(y.view(np.int8).swapaxes(1, 2) for y in (heads(r)[0][..., :128],) * 2),
+        layout="nhd",
+        block_table=b.view(np.int32)[:6].reshape(2, 3),
+        k_scale=b[:8],
+        v_scale=0.5,
+    ),
     "rope_and_cache": lambda x, r, w, b: rotated(x, r, w, b),
     "rope_and_cache of a cache": lambda x, r, w, b: rotated(
         x, r, w, b, *r.reshape(2, 2, 2, 128, 256), k_weight=b[:256], out=x.reshape(1, 64, 16, 256)
     ),
     "rms_norm of a long row": lambda x, r, w, b: cupykern.rms_norm(x.reshape(1, -1)),
 }
+
+
+def cascade(x, r, b, q=None, **options):
+    """One query of x unless others are given, over r twice."""
+    q = heads(x)[0][:, :, :1] if q is None else q
+    (k,), lens = heads(r), b.view(np.int32)[:2]
+    return cupykern.cascade_attention(q, k[:1], k[:1], k, k, seq_lens=lens, **options)
 
 
 def rotated(x, r, w, b, *caches, **options):
@@ -288,6 +314,22 @@ def test_what_a_warm_call_costs(fake, op):
     assert found.calls <= expected.calls + 2, found
 
 
+CASCADES = {
+    "cascade_attention": Cost(29, 5, 3),  # the results, of both calls and of the merge
+    "cascade_attention into": Cost(29, 5, 3),
+    "cascade_attention of copied queries": Cost(48, 6, 3),
+    "cascade_attention of many queries": Cost(27, 5, 3),
+}
+
+
+@pytest.mark.parametrize("name", CASCADES)
+def test_what_a_warm_cascade_costs(fake, name):
+    found = cost(fake, functools.partial(CALLS[name], *arrays(fake)))
+    expected = CASCADES[name]
+    assert found[1:] == expected[1:]
+    assert found.calls <= expected.calls + 2, found
+
+
 def test_much_scratch_memory_is_not_kept(fake, monkeypatch):
     call = functools.partial(CALLS["dequant_softmax into"], *arrays(fake))
     few = cost(fake, call)
@@ -344,6 +386,18 @@ def decode(bias=None, **arrays):
     cupykern.decode_attention(**arrays, return_lse=True)
 
 
+def cascade_arrays(fake):
+    """Of few keys, so that there is no workspace, which would lie among the results."""
+    shapes = {"q": (2, 8, 1, 64), "shared_k": (1, 2, 32, 64), "shared_v": (1, 2, 32, 64)}
+    return {
+        **{name: fake.array(shape, "float16") for name, shape in shapes.items()},
+        **{name: fake.array((8, 2, 16, 64), "int8") for name in ("k_cache", "v_cache")},
+        "seq_lens": fake.array((2,), "int32"), "block_table": fake.array((2, 2), "int32"),
+        **{name: fake.array((2,), "float32") for name in ("k_scale", "v_scale")},
+        "out": fake.array(shapes["q"], "float16"),
+    }  # fmt: skip
+
+
 def rope_arrays(fake):
     heads = {"q": (2, 5, 8, 64), "k": (2, 5, 2, 64), "v": (2, 5, 2, 64)}
     weights = {"q_weight": (64,), "k_weight": (64,)}
@@ -383,6 +437,12 @@ _OF_ROPE = "cos_sin", "q_weight", "k_weight", "block_table", "k_scale", "v_scale
 PACKED = {  # a call, its arrays, and those that it is not given
     "decode_attention": (decode, decode_arrays, ()),
     "decode_attention without options": (decode, decode_arrays, _OF_DECODE),
+    "cascade_attention": (cupykern.cascade_attention, cascade_arrays, ()),
+    "cascade_attention without options": (
+        cupykern.cascade_attention,
+        cascade_arrays,
+        ("k_scale", "v_scale", "out"),
+    ),
     "rope_and_cache": (cupykern.rope_and_cache, rope_arrays, ("inv_freq",)),
     "rope_and_cache without options": (cupykern.rope_and_cache, rope_arrays, _OF_ROPE),
     "rope_and_cache without caches": (

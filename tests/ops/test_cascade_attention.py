@@ -182,6 +182,36 @@ def test_the_queries_of_a_model_are_not_copied(monkeypatch):
             assert gpu.copies == []
 
 
+def test_what_was_illegal_stays_so(monkeypatch):
+    """After calls whose plans are kept."""
+    pytest.importorskip("cupy")
+    with fake_gpu(monkeypatch) as gpu:
+        memory, cache = (gpu.array((B, H, 16, D), np.float16) for _ in range(2))
+        shared, own, lens = cache[:1, :HKV], cache[:, :HKV], gpu.array((B,), np.int32)
+
+        def run(out=None, q=memory[:, :, :1], lens=lens, **options):
+            return cupykern.cascade_attention(
+                q, shared, shared, own, own, seq_lens=lens, out=out, **options
+            )
+
+        for _ in range(3):
+            assert run(memory[:, :, 1:2]).shape == (B, H, 1, D)
+            run(return_lse=True, softcap=1.0, scale=1)
+            for name, out in (("q", memory[:, :, :1]), ("shared_k", cache[:, :, 1:2])):
+                with pytest.raises(ValueError, match=f"out must not overlap {name}"):
+                    run(out)
+            with pytest.raises(TypeError, match="return_lse must be a bool"):
+                run(return_lse=1, softcap=1.0, scale=1)
+            with pytest.raises(TypeError, match="scale must be a real number"):
+                run(return_lse=True, softcap=1.0, scale=True)
+            with pytest.raises(ValueError, match="seq_lens must be from 0"):
+                run(lens=np.full(B, 17, np.int32))
+            with pytest.raises(TypeError, match="shared_k must be a numpy array"):
+                run(q=np.zeros((B, H, 1, D), np.float16))
+            with pytest.raises(ValueError, match="k_scale is for caches of 8 bits"):
+                run(k_scale=1.0)
+
+
 @pytest.mark.gpu
 def test_in_a_graph(gpu):
     """Lengths may change between launches."""
