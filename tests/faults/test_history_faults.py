@@ -49,6 +49,8 @@ CALLS = {
     "attention with blocks": ("attention",),
     "attention_varlen": ("attention_varlen",),
     "decode_attention": ("decode_attention",),
+    "cascade_attention": ("cascade_attention",),
+    "cascade_attention with scales": ("cascade_attention",),
     "merge_attention": ("merge_attention",),
     "rope_and_cache": ("rope_and_cache",),
     "rope_and_cache with options": ("rope_and_cache",),
@@ -73,6 +75,7 @@ COLUMNS = {"x": Array((16, 1024)), "dtype": "int8", "granularity": "column"}
 TILES = {**COLUMNS, "granularity": "block"}
 PAGES = Array((40, 2, 16, 64))
 PAGED = {"q": Array((1, 4, 1, 64)), "k_cache": PAGES, "v_cache": PAGES}
+ONE = Array((2, 4, 1, 64))
 KEYS = Array((1, 2, 128, 64))
 CAUSAL = {"q": Array((1, 2, 64, 64)), "k": KEYS, "v": KEYS, "mask": Blocks((1, 1), 64, 128, 64, 64),
           "causal": True}  # fmt: skip
@@ -95,6 +98,14 @@ def of_heads(heads: int) -> dict[str, Array]:
     return {"q": q, "out": q, "k_cache": cache, "v_cache": cache}
 
 
+def cascade(prefix: int, length: int) -> dict[str, Any]:
+    shared, own = Array((1, 2, prefix, 64)), Array((2, 2, length, 64), "int8")
+    caches = {"k_cache": own, "v_cache": own, "k_scale": 0.5}
+    return {"q": ONE, "shared_k": shared, "shared_v": shared, **caches}
+
+
+SHARED, SQUARE = cascade(33, 16), cascade(2, 2)
+LENGTHS = tuple(Integers((5, 16), layout=layout) for layout in ("C", "every other"))
 RARE = (
     (call("quantize", **COLUMNS), call("quantize", **COLUMNS, config=Config(3))),
     (call("quantize", **TILES), call("quantize", **TILES, config=Config(5))),
@@ -105,6 +116,10 @@ RARE = (
     ),
     tuple(call("decode_attention", **of_heads(heads)) for heads in (4, 6)),
     tuple(call("decode_attention", **of_heads(4), score=x) for x in (None, "s * 2")),
+    tuple(call("cascade_attention", **SHARED, seq_lens=one) for one in LENGTHS),
+    tuple(call("cascade_attention", **SHARED, softcap=x) for x in (None, 2.0)),
+    tuple(call("cascade_attention", **{**SHARED, "q": replace(ONE, begin=x)}) for x in (0, 1)),
+    tuple(call("cascade_attention", **SQUARE, layout=x) for x in ("hnd", "nhd")),
     tuple(call("attention", **CAUSAL, score=x) for x in (None, "s * 2")),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
     tuple(in_cache(Array((1, 2, 16, 64), x)) for x in ("int8", "float8_e4m3fn")),
@@ -202,6 +217,8 @@ GIVEN = {
     "attention with blocks": (5, 13),
     "attention_varlen": (5, 11),
     "decode_attention": (5, 7),
+    "cascade_attention": (7, 4),
+    "cascade_attention with scales": (9, 6),
     "merge_attention": (4, 2),
     "rope_and_cache": (7, 8),
     "rope_and_cache with options": (13, 8),
@@ -214,6 +231,8 @@ NOT_OF_PLANS = {
     "attention with blocks": ("array 4", "option 6", "option 7"),
     "attention_varlen": ("option 5",),
     "decode_attention": ("option 3",),
+    "cascade_attention": ("option 3",),
+    "cascade_attention with scales": ("option 3",),
     "rope_and_cache": ("option 7",),
     "rope_and_cache with options": ("option 7",),
 }
@@ -243,6 +262,8 @@ def patch_find(monkeypatch, name: str, forgetful: Callable[..., Any]) -> set[tup
             kind = " with blocks"
         if function == "rope_and_cache" and len(arrays) > GIVEN["rope_and_cache"][0]:
             kind = " with options"
+        if function == "cascade_attention" and len(arrays) > GIVEN["cascade_attention"][0]:
+            kind = " with scales"
         if function + kind != name or isinstance(options[0], tuple):  # the names of NvFp4's arrays
             return find(call, out, *arrays)
         if (len(arrays), len(options)) != GIVEN[name]:  # with a formula, or pages

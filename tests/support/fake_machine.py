@@ -45,7 +45,7 @@ class FakeMachine(run.Machine):
         arguments = image.build(lambda place: run._array(arena, place))
         names = _Names(arena.data.ptr, arena.data.ptr + image.size, self._begin + _WORKSPACE)
         try:
-            function = FAMILIES[call.name].op.run
+            function = FAMILIES[call.name].run
             outputs = run.as_arrays(function(**self.with_config(call.name, arguments)))
         except run._LEGAL_ERRORS as error:
             return run.Outcome(f"{type(error).__name__}: {error}")

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 
 from ...op import Draw
+from ...ops.cascade_attention import cascade_attention
 from .draws import (
     BEGINS,
     FLOATS,
+    OPS_BY_NAME,
     DrawValue,
+    Family,
     Setting,
     ShapeOf,
     array,
@@ -40,6 +43,11 @@ _DECODE_SIZES = (
     *((1, 2, 1, 1, 40, 16, 16), (2, 6, 2, 1, 300, 64, 64), (1, 2, 2, 4, 64, 64, 24)),
     *((1, 2, 2, 1, 0, 16, 16), (1, 2, 2, 1, 2, 16, 16)),
 )
+_CASCADE_SIZES = (
+    *((2, 6, 2, 1, 40, 16, 16), (2, 4, 2, 3, 32, 64, 32), (1, 2, 2, 1, 2, 16, 16)),
+    *((33, 2, 2, 2, 8, 16, 16), (1, 2, 2, 1, 0, 16, 16)),
+)
+_LARGE_CASCADE_SIZES = ((4, 16, 2, 1, 256, 128, 128), (96, 8, 2, 1, 64, 64, 64))
 _LARGE_DECODE_SIZES = (
     *((2, 16, 2, 1, 1024, 128, 128), (1, 32, 1, 4, 2048, 64, 64), (2, 2, 2, 1, 1200, 256, 256)),
 )
@@ -110,6 +118,17 @@ def _decode_settings(
             ("nhd", None),
             ("nhd", "float8_e4m3fn"),
         )
+    )
+
+
+def _cascade_settings(
+    sizes: tuple[Shape, ...], pages: tuple[int | None, ...]
+) -> tuple[Setting, ...]:
+    """With as many shared keys as heads any layout is legal."""
+    lengths = 33, 0, 200
+    return tuple(
+        {**setting, "shared": lengths[number % 3] if setting["sk"] > 2 else 2}
+        for number, setting in enumerate(_decode_settings(sizes, pages))
     )
 
 
@@ -199,6 +218,16 @@ def _cache_rows(s: Setting) -> Shape:
 
 def _cache(dim: str) -> DrawValue:
     return array(lambda s: (*_cache_rows(s), s[dim]), "cache", _HEADS)
+
+
+def _shared(dim: str) -> DrawValue:
+    """Keys or values before those of all sequences."""
+
+    def shape(s: Setting) -> Shape:
+        heads, length = s["h_kv"], s["shared"]
+        return 1, *((heads, length) if s["order"] == "hnd" else (length, heads)), s[dim]
+
+    return array(shape, "dtype", _HEADS)
 
 
 def _cache_scale(rows: ShapeOf) -> DrawValue:
@@ -311,6 +340,14 @@ _DECODE: dict[str, DrawValue] = {
     "return_lse": one_of(False, True),
     "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
 }
+_CASCADE: dict[str, DrawValue] = {
+    **{name: _DECODE[name] for name in ("q", "k_cache", "v_cache", "seq_lens", "block_table")},
+    "shared_k": _shared("d"),
+    "shared_v": _shared("dv"),
+    **{name: _DECODE[name] for name in ("layout", "k_scale", "v_scale", "scale", "softcap")},
+    "return_lse": one_of(False, True),
+    "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
+}
 _MERGE: dict[str, DrawValue] = {
     "out1": array(_merged, "dtype", _HEADS),
     "lse1": array(_merged_lse, ("float32",), _HEADS),
@@ -338,5 +375,14 @@ FAMILIES = {
         *("decode_attention", _decode_settings(_DECODE_SIZES, (None, None, 16))),
         *(_decode_settings(_LARGE_DECODE_SIZES, (None, 64)), _DECODE),
         (((1, 4, 2, 256, 64), "float16"), ((1, 4, 2, 4096, 64), "float16")),
+    ),
+    # No op of its own: three calls of ops.
+    "cascade_attention": Family(
+        op=OPS_BY_NAME["decode_attention"],
+        run=cascade_attention,
+        settings=_cascade_settings(_CASCADE_SIZES, (None, None, 16)),
+        large=_cascade_settings(_LARGE_CASCADE_SIZES, (None, 64)),
+        options=_CASCADE,
+        configs=lambda arch: (),
     ),
 }

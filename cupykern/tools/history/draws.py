@@ -20,7 +20,7 @@ MATRICES = ("C", "C", "F", "F", *LAYOUTS[:9])
 ANY = ("C", "C", "C", "gap", "gap", "gap", *LAYOUTS[:9], "F", "broadcast")
 BEGINS = (0, 0, 0, 1, 8, 16)
 
-_OPS = {op.name: op for op in OPS}
+OPS_BY_NAME = {op.name: op for op in OPS}
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,15 @@ class Config:
 
 @dataclass(frozen=True)
 class Family:
-    """The calls of one function.
+    """The calls of one function, `run`.
 
-    settings: small ones.  large: for GPUs only.  options: how each argument of the function is
-    drawn.  configs: of an architecture, legal for some calls.  written: the arguments that calls
-    write to.
+    op: whose histories have them.  settings: small ones.  large: for GPUs only.  options: how each
+    argument of the function is drawn.  configs: of an architecture, legal for some calls.  written:
+    the arguments that calls write to.
     """
 
     op: Op
+    run: Callable[..., Any]
     settings: tuple[Setting, ...]
     large: tuple[Setting, ...]
     options: dict[str, DrawValue]
@@ -57,14 +58,14 @@ def family(
     written: tuple[str, ...] = ("out",),
 ) -> Family:
     """benches: shapes and dtypes of bench rows; the first configs of each are taken."""
-    op = _OPS[name]
+    op = OPS_BY_NAME[name]
 
     def configs(arch: str) -> tuple[Any, ...]:
         found = (op.configs(op.bench_problem(*bench), arch)[:2] for bench in benches)
         return tuple(dict.fromkeys((*(one for some in found for one in some), *more_configs)))
 
     config = one_of(*[None] * 12, *map(Config, range(4)))
-    return Family(op, settings, large, {**options, "config": config}, configs, written)
+    return Family(op, op.run, settings, large, {**options, "config": config}, configs, written)
 
 
 def combine(**choices: tuple[Any, ...]) -> tuple[Setting, ...]:

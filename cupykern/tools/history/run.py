@@ -92,7 +92,7 @@ class Machine:
         arguments = image.build(lambda place: _array(arena, place))
         family = FAMILIES[call.name]
         try:
-            outputs = as_arrays(family.op.run(**self.with_config(call.name, arguments)))
+            outputs = as_arrays(family.run(**self.with_config(call.name, arguments)))
         except _LEGAL_ERRORS as error:
             return Outcome(f"{type(error).__name__}: {error}")
         except Exception as error:  # caches that disagree, a kernel that fails

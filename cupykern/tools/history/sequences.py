@@ -18,7 +18,10 @@ FAMILIES: dict[str, Family] = {
     **attention.FAMILIES,
     **rope.FAMILIES,
 }
-_ARRAYS = {"x", "a", "b", "b1", "b2", "w", "q", "k", "v", "k_cache", "v_cache", "out"}
+_ARRAYS = {
+    *("x", "a", "b", "b1", "b2", "w", "q", "k", "v", "k_cache", "v_cache", "shared_k", "shared_v"),
+    "out",
+}
 
 Arguments = dict[str, Any]
 
@@ -53,7 +56,7 @@ def _text(value: Any) -> str:
 
 
 def names_of(ops: Iterable[Op]) -> tuple[str, ...]:
-    """The families of the functions of `ops`."""
+    """The families of `ops`."""
     functions = [op.run for op in ops]
     return tuple(name for name, family in FAMILIES.items() if family.op.run in functions)
 
@@ -139,5 +142,5 @@ def call_of(name: str, arguments: Arguments, place: int) -> Call:
 @cache
 def defaults_of(name: str) -> dict[str, tuple[Any, type]]:
     """The optional arguments of a function, their defaults and these' types."""
-    parameters = inspect.signature(FAMILIES[name].op.run).parameters.values()
+    parameters = inspect.signature(FAMILIES[name].run).parameters.values()
     return {p.name: (p.default, type(p.default)) for p in parameters if p.default is not p.empty}
