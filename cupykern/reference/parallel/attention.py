@@ -79,8 +79,8 @@ def ring_attention_bound(
     reference: tuple[Any, Any],
     **options: Any,
 ) -> tuple[Bound, Bound]:
-    """Each step's errors (`attention_bound`), carried through the merges in their order.  Out is
-    rounded once.
+    """Each step's errors (`attention_bound`), carried through the merges in their order, which
+    `reference.cascade_attention_bound` derives for one.  Out is rounded once.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 1, 2, 32, 64)).astype(np.float16)
@@ -89,11 +89,6 @@ def ring_attention_bound(
     >>> out = parallel.ring_attention(parallel.SelfCommunicator(), q, k, v)
     >>> bool((abs(out - exact[0]) <= of_out.elementwise).all())
     True
-
-    A merge takes shares p of both results, O = p_1 O_1 + p_2 O_2.  Errors e_i of O_i and d_i of
-    their log-sum-exps make p_1 e_1 + p_2 e_2 + p_1 p_2 |O_1 - O_2| (d_1 + d_2) of O's, to first
-    order, and p_1 d_1 + p_2 d_2 of the log-sum-exp's; then come the merge's own, in FP32
-    (`merge_attention_bound`).
     """
     xp, axis, size = namespace(q[0]), _axis(layout), len(q)
     options = {"layout": layout, "return_lse": True, **options}
