@@ -31,7 +31,7 @@ def to_json(value: Any) -> str:
         return _line(value) + "\n"
     fields = []
     for name, item in value.items():
-        if isinstance(item, list) and item and isinstance(item[0], dict):
+        if isinstance(item, list) and item and isinstance(item[0], (dict, list)):
             text = "[\n  " + ",\n  ".join(map(_line, item)) + "\n ]"
         else:
             text = _line(item)
@@ -55,8 +55,8 @@ def plain_json(value: Any) -> Any:
 
 
 def pack(document: Any) -> Any:
-    """`document` as it is stored: the rows of a benchmark or of `check --sensitivity`, or the
-    launches of profiles, in fewer bytes."""
+    """`document` as it is stored: the rows of a benchmark or of `check`, or the launches of
+    profiles, in fewer bytes."""
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "profile":
         return _pack_profiles(document)
@@ -64,10 +64,35 @@ def pack(document: Any) -> Any:
         columns = list(document["rows"][0])
         values = [[row[name] for name in columns] for row in document["rows"]]
         return {**document, "columns": columns, "rows": values}
+    if kind == "check" and document["summary"]:
+        return _pack_check(document)
     if kind not in ("bench", "comparison", "suite", "model", "parallel"):
         return document
     rows = [_pack_row(row) for row in document["rows"]]
     return {**document, "columns": list(COLUMNS), "rows": rows}
+
+
+def _pack_check(document: dict[str, Any]) -> dict[str, Any]:
+    """The worst figures of each op and dtype stand after its other fields; null: of no case."""
+    names = list(dict.fromkeys(name for one in document["summary"] for name in one["worst"] or ()))
+
+    def packed(one: dict[str, Any]) -> list[Any]:
+        fields = [value for name, value in one.items() if name != "worst"]
+        return [*fields, one["worst"] and [one["worst"][name] for name in names]]
+
+    fields = [name for name in document["summary"][0] if name != "worst"]
+    summary = list(map(packed, document["summary"]))
+    return {**document, "fields": fields, "figures": names, "summary": summary}
+
+
+def _unpack_check(document: dict[str, Any]) -> dict[str, Any]:
+    def unpacked(one: list[Any]) -> dict[str, Any]:
+        *values, worst = one
+        figures = worst and dict(zip(document["figures"], worst, strict=True))
+        return {**dict(zip(document["fields"], values, strict=True)), "worst": figures}
+
+    whole = {**document, "summary": list(map(unpacked, document["summary"]))}
+    return {name: value for name, value in whole.items() if name not in ("fields", "figures")}
 
 
 def _pack_profiles(document: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +165,8 @@ def unpack(document: Any) -> Any:
         return document
     if document.get("kind") == "profile" and "figures" in document:
         return _unpack_profiles(document)
+    if document.get("kind") == "check" and "figures" in document:
+        return _unpack_check(document)
     if "columns" not in document:
         return document
     columns = document["columns"]

@@ -65,6 +65,17 @@ def test_a_profile_is_read_as_it_was_written(tmp_path):
     assert stored.read(path) == document and path.read_text().count('"blocks"') == 1
 
 
+def test_a_check_is_read_as_it_was_written(tmp_path):
+    """The names of figures stand once; ops without a case have none."""
+    one = {"op": "softmax", "dtype": "float16", "cases": 3, "failed": 0}
+    summary = [{**one, "worst": {"ulps": 2.5, "max_abs": 1.0}}, {**one, "cases": 0, "worst": None}]
+    path = tmp_path / "c.json"
+    for found in (summary, summary[1:]):
+        document = {"kind": "check", "summary": found, "failures": []}
+        path.write_text(stored.to_json(document))
+        assert stored.read(path) == document and path.read_text().count('"ulps"') <= 1
+
+
 def test_broken_files_name_themselves(tmp_path):
     path = tmp_path / "b.json"
     for text in ("{", '{"kind": "bench", "columns": [], "rows": [{"op": "a"}]}'):
