@@ -73,7 +73,7 @@ def test_operands_of_all_dtypes_and_strides():
     q, k, v = qkv(20, 40, 16)
     table = np.arange(80).reshape(2, 40)[:, ::-1] % 5
     expected = None
-    for dtype in (np.float16, np.float32, np.int32, np.int8):
+    for dtype in (np.float16, np.float32, np.int32, np.int64, np.int8):
         y = attention(q, k, v, score="s + t[h, j]", operands={"t": table.astype(dtype)})
         expected = y if expected is None else expected
         assert (y == expected).all(), dtype
@@ -81,6 +81,15 @@ def test_operands_of_all_dtypes_and_strides():
     for text in ("keep[h, j] > 0", "keep[h, j]", "keep[h, j] if i < 7 else keep[h, j] & (j >= 0)"):
         y = attention(q, k, v, mask=text, operands={"keep": keep}, input_pos=0)
         assert (y == attention(q, k, v, mask=keep[None, :, None])).all()
+
+
+def test_large_integers_are_rounded_to_fp32():
+    q, k, v = qkv(40, 40, 16)
+    table = (np.arange(40, dtype=np.int64) * 7919 + 2**40 + 1) * 12345
+    options = {"score": "s + t[j] * 1e-16", "operands": {"t": table}}
+    exact = reference.attention(q, k, v, **options)
+    bounds = reference.attention_bound(q, k, v, **options, reference=exact)
+    assert check.compare((attention(q, k, v, **options),), exact, bounds).ok
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -171,7 +180,7 @@ MASKS = (
     ("j <= i", {}),
     ("(j <= i) & (i - j < 100) | (j < 5)", {}),
     ("(i // 64 + j // 64 + h) % 2 == b", {}),
-    ("d[b, i] == d[b, j]", {"d": np.sort(np.arange(600).reshape(2, 300) % 4).astype(np.int32)}),
+    ("d[b, i] == d[b, j]", {"d": np.sort(np.arange(600).reshape(2, 300) % 4)}),
     ("i < 0", {}),
     ("j <= i if i < 90 else j > 170", {}),
     ("m[i, j] if i < 90 else j > 170", {"m": np.arange(60000).reshape(200, 300) % 3 > 0}),

@@ -19,6 +19,7 @@ from .formulas import DTYPES, number_of
 CPP = {
     **{dtype: dtypes.CPP_NAMES[dtype] for dtype in DTYPES},
     np.dtype(np.int32): "int32_t",
+    np.dtype(np.int64): "int64_t",
     np.dtype(np.bool_): "uint8_t",
 }
 
