@@ -114,8 +114,8 @@ def attention(
     score: a formula of the new score: see `expression`, kind "score"; s is the scaled and capped
         score, b, h, i and j are as in a mask's formula, hkv is the KV head.
     operands: of both formulas, up to 8 by name: numbers, and float16, bfloat16, float32, FP8, int8,
-        int32, int64 or bool arrays, converted to FP32.  An array has a dim for each index; queries before
-        the first key (i < 0) read the nearest element.
+        int32, int64 or bool arrays, converted to FP32.  An array has a dim for each index; queries
+        before the first key (i < 0) read the nearest element.
     alibi_slopes: float32 (H,) or (B, H): slope * |i + offset - j| is subtracted from a score.
     sinks: float32 (H,), finite: a key of this score whose value is 0 joins the softmax of each row
         of head h; log-sum-exp, row_max and row_sum include it.
