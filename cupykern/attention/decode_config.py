@@ -70,8 +70,11 @@ class DecodeConfig:
         those of a group's chunks, those of groups."""
         return (self.chunks_per_block == 1 < num_chunks) + (num_chunks > CHUNKS_PER_GROUP)
 
-    def shared_bytes(self, dim: int, itemsize: int = 2) -> int:
-        """sizeof(DecodeStorage) of 32-thread warps; with 64 it is less.  itemsize: of caches."""
+    def shared_bytes(
+        self, dim: int, dtype: np.dtype = dtypes.float16, cache_dtype: np.dtype | None = None
+    ) -> int:
+        """sizeof(DecodeStorage) of 32-thread warps; with 64 it is less."""
+        itemsize = (cache_dtype or dtype).itemsize
         warps, max_groups = self.threads // 32, MAX_CHUNKS // CHUNKS_PER_GROUP
         warp_owns_rows = self.tile_m >= 16 * warps
         key_warps = min(warps, self.tile_n // (16 if itemsize == 2 else 32))
@@ -89,6 +92,8 @@ class DecodeConfig:
             size += max(exchange, merge)
         if self.cluster > 1:
             size += self.tile_m * (8 + 4 * dim)
+        if cache_dtype and dtype == dtypes.bfloat16:
+            size += 4 * self.tile_m  # QueryUnits
         return -(-(size + 80) // 16) * 16
 
 
@@ -283,7 +288,7 @@ def _refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
         return "chunk must be min_chunk, a multiple of tile_n, times a power of two"
     if c.chunks_per_block > 1 and c.chunks_per_block % CHUNKS_PER_GROUP:
         return f"chunks_per_block must be 1 or a multiple of {CHUNKS_PER_GROUP}"
-    needed, most = c.shared_bytes(dim, task.cache_itemsize), max_shared_bytes(arch)
+    needed, most = c.shared_bytes(dim, task.dtype, task.cache_dtype), max_shared_bytes(arch)
     if needed > most:
         return f"it needs {needed} bytes of shared memory, of {most}"
     return None

@@ -193,7 +193,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         pointers = call.formulas.pointers(given[-1]) if call.formulas else ()
         return (*given[: 9 + num_options], *pointers, *structs)
 
-    shared_bytes = config.shared_bytes(task.padded_dim, task.cache_itemsize)
+    shared_bytes = config.shared_bytes(task.padded_dim, task.dtype, task.cache_dtype)
     merge = None
     if has_partials and config.has_merge_kernel:
         merge_blocks = config.tile_m * task.padded_dim // (4 * NUM_THREADS)

@@ -78,6 +78,7 @@ def attention_bound(
     return_lse: bool = False,
     return_row_stats: bool = False,
     scales: CacheScales | None = None,
+    operand: np.dtype | None = None,
     reference: tuple[Any, ...],
     **more: Any,
 ) -> tuple[Bound, ...]:
@@ -107,13 +108,16 @@ def attention_bound(
     the probability or the result once more.  Products that FP32 flushes are those of codes, and the
     subnormal probabilities of FP16 those that scales of tokens have multiplied (by `ratios`).
 
+    operand: what queries and probabilities are multiplied as, if not as q's dtype: float16.  BF16
+    queries are rounded to it in units of their row (`_QueryUnits`).
+
     Expected: e is in the row's sum too, and weighs as V - O; what rounding P to 16 bits makes is
     not.  Then the errors of the sum over keys, of the row's sum and its reciprocal, and the last
     rounding.
     """
     options = ScoreOptions.of(more)
     problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout, options)
-    bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16", scales)
+    bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16", scales, operand)
     xp = problem.xp
     with np.errstate(all="ignore"):
         found = problem.by_rows(bounds.of_rows, 5, 6)
@@ -209,15 +213,39 @@ class _Probabilities(NamedTuple):
         return math.sqrt(min(both / most, 1.0)) if both > 0 and most > 0 else 0.0
 
 
+class _QueryUnits(NamedTuple):
+    """BF16 queries as FP16 (QueryUnits of attention/decode/load_q.cuh).
+
+    units: powers of two, of rows.  lost: by the rounding of each element.
+    """
+
+    units: Any
+    lost: Any
+
+    @classmethod
+    def of(cls, q: Array) -> _QueryUnits:
+        """q: magnitudes."""
+        xp = namespace(q)
+        largest = xp.max(q, axis=-1, keepdims=True, initial=2.0**-99)
+        units = xp.ldexp(xp.ones_like(largest), xp.frexp(largest)[1] - 15)
+        return cls(units, xp.abs((q / units).astype(np.float16) * units - q))
+
+
 class _Bounds:
     """Of the rows of a problem."""
 
     def __init__(
-        self, problem: Problem, dtype: np.dtype, half: bool, scales: CacheScales | None = None
+        self,
+        problem: Problem,
+        dtype: np.dtype,
+        half: bool,
+        scales: CacheScales | None = None,
+        operand: np.dtype | None = None,
     ):
         self.problem, self.dtype, self.half, self.scales = problem, dtype, half, scales
+        self.operand = operand or dtype
         self.kv_dtype = dtype if scales is None else scales.codes
-        self.bits = significand_bits(dtype) + significand_bits(self.kv_dtype)
+        self.bits = significand_bits(self.operand) + significand_bits(self.kv_dtype)
         self.sk = problem.k.shape[3]
         xp = problem.xp
         self.v = xp.where(xp.isfinite(problem.v), problem.v, 0.0)
@@ -279,7 +307,13 @@ class _Bounds:
         floor = flushed(q, keys) + xp.zeros_like(total)
         # Codes are never subnormal numbers of 16 bits.
         kv_dtype = self.dtype if self.scales is None else dtypes.int8
-        sizes = aligned_sizes(q, keys, self.dtype, kv_dtype, sizes)
+        if self.operand != self.dtype:
+            units, of_queries = _QueryUnits.of(q)
+            sizes = units * aligned_sizes(q / units, keys, self.operand, kv_dtype, sizes / units)
+            lost = lost + product(of_queries, keys)
+            square = square + product(of_queries**2, keys**2)
+        else:
+            sizes = aligned_sizes(q, keys, self.dtype, kv_dtype, sizes)
         value = Approximate(total, adder.worst * steps * sizes + lost, floor, square, bias)
         value = value.scaled(problem.scale)
         if self.scales is not None:
@@ -431,12 +465,12 @@ class _Bounds:
     def _rounding_of_p(self, part: Rows) -> _Probabilities:
         """Scores in FP16 are whole gaps of FP16 apart, so that probabilities take few values, whose
         roundings are alike in all rows."""
-        xp, info = self.problem.xp, finfo(self.dtype)
-        shift: Any = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
+        xp, info = self.problem.xp, finfo(self.operand)
+        shift: Any = 2.0**P_SHIFT if self.operand == dtypes.float16 else 1.0
         if self.scales is not None:
             shift = shift * self.scales.ratios
         weights = self._weights_of_half_scores(part) if self.half else part.weights
-        spacing = gap(weights * shift, self.dtype) / shift
+        spacing = gap(weights * shift, self.operand) / shift
         error = xp.rint(weights / spacing) * spacing - weights
         smallest = info.eps * info.min_normal / shift
         expected = xp.maximum(
@@ -470,7 +504,7 @@ class _Bounds:
     def _output(
         self, part: Rows, p: Array, exponents: _Exponents, weighted: Any, sink_square: Any
     ) -> tuple[Any, ...]:
-        xp, info, multiply = self.problem.xp, finfo(self.dtype), self.problem.multiply
+        xp, info, multiply = self.problem.xp, finfo(self.operand), self.problem.multiply
         v, v2 = self.v, self.v**2
         sizes = xp.abs(v)
         out = multiply(p, v)
@@ -480,7 +514,7 @@ class _Bounds:
             floor = floor * xp.maximum(2 * self.scales.largest_v, 1.0)
             subnormal = product(1 / self.scales.ratios, sizes)
         gamma_v = TENSOR_16.worst * -(-self.sk // TENSOR_16.depth)
-        lost = P_ERROR if self.dtype == dtypes.float16 else FLOOR
+        lost = P_ERROR if self.operand == dtypes.float16 else FLOOR
         scaled = (4 if self.scales is None else 5) * _U
         worst = (
             multiply(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
 from ..typing import Array, Factor
@@ -89,9 +90,11 @@ def decode_attention_bound(
     sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout, k_scale, v_scale)
     for b, (one_q, k, v, scales) in enumerate(sequences):
         own, options = tuple(x[b : b + 1] for x in reference), of_sequence(all_options, b)
-        bounds = attention_bound(one_q, k, v, scales=scales, reference=own, **options)
+        operand = q.dtype if scales is None else dtypes.float16
+        options_of_bound = {"scales": scales, "operand": operand, **options}
+        bounds = attention_bound(one_q, k, v, reference=own, **options_of_bound)
         if return_lse:
-            bounds = (bounds[0], _merged_lse(bounds[1], own[1], k, q.dtype))
+            bounds = (bounds[0], _merged_lse(bounds[1], own[1], k, operand))
         absolute = attention(one_q, k, abs(v.astype(np.float64)), **options)[0]
         tiles = -(-k.shape[2] // _SMALLEST_TILE)
         factors, sums = tiles + _GROUP + 2, _WARPS + _GROUP + _MOST_GROUPS

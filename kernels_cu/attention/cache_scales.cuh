@@ -3,7 +3,7 @@
 // The scale of a head multiplies all scores, or the results; scales of tokens multiply the scores
 // of their keys, or their probabilities.
 #pragma once
-#include "platform/common.cuh"
+#include "common/math.cuh"
 
 struct CacheScaleParams {
     int64_t k_strides[3], v_strides[3];  // of the batch or page, the KV head and the key
@@ -75,12 +75,13 @@ template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct
                                     const Rescale& rescale) {
         if (!of_values) return;
         float largest = 0.0f;
-        for_each(scales, [&](int, int, float scale) {
-            largest = maximum(largest, maximum(scale, -scale));
+        // The lane's rows have the same keys.
+        for_each(scales, [&](int, int i, float scale) {
+            if (Rows::slot(i) == 0) largest = maximum(largest, magnitude(scale));
         });
-        // The keys of a row are those of the warp.
-        largest = Rows::across_lanes(largest, [](float a, float b) { return maximum(a, b); });
         if (vote_any(largest > unit)) {
+            // The keys of a row are those of the warp.
+            largest = Rows::across_lanes(largest, Max());
             const float before = unit;
             unit = unit_of(largest);
             rescale(before * inverse_of(unit));

@@ -33,7 +33,7 @@ FAULTS = {
         SCALES, ".values[i] *= scale * inverse;", ".values[i] *= inverse;", "scales"
     ),
     "the largest scale, not the largest magnitude": Fault(
-        SCALES, "maximum(scale, -scale)", "scale", "growing scales"
+        SCALES, "magnitude(scale)", "scale", "growing scales"
     ),
     "no new unit": Fault(SCALES, "if (vote_any(largest > unit)) {", "if (false) {", "scales"),
     "outputs in the unit before": Fault(

@@ -15,6 +15,7 @@ from decode_checks import (
     check_infinite_value,
     check_keys_behind,
     check_large_caches,
+    check_range_of_queries,
     check_sinks_of_chunks,
     check_small_weights,
     check_strides_of_tables,
@@ -22,6 +23,7 @@ from decode_checks import (
 )
 from planted import Fault, fault_tests
 
+from cupykern import dtypes
 from cupykern.ops.decode_attention import OP
 from cupykern.ops.problems.attention import ScoreChoice
 from cupykern.ops.problems.decode_attention import DecodeProblem
@@ -355,6 +357,24 @@ FAULTS = {
     "a cluster's second group has the state of the first row": Fault(
         EPILOGUE, "second = partial.states[row];", "second = partial.states[0];", "clusters"
     ),
+    "8 bits: queries that FP16 does not hold": Fault(
+        LOAD_Q, "exponent - kLargest)", "127)", "range of queries"
+    ),
+    "8 bits: the largest element of a thread": Fault(
+        LOAD_Q,
+        "unit_of(MergeFloats<Max>().across_lanes(largest, 1, kRowThreads))",
+        "unit_of(largest)",
+        "range of queries",
+    ),
+    "8 bits: all queries in the unit of the first": Fault(
+        MMA,
+        "units[r] = rows[warp_first_row() + m * 16 + Rows::row(lane_id(), r)];",
+        "units[r] = rows[0];",
+        "range of queries",
+    ),
+    "8 bits: queries are read before they are converted": Fault(
+        MMA, "QueryUnits::convert(tile); sync_block();", "QueryUnits::convert(tile);", "codes"
+    ),
     "many rows: a key too many": Fault(
         MMA,
         "if (key >= end_keys[m][Rows::slot(i)])",
@@ -394,6 +414,7 @@ def _problems() -> Iterator[tuple[str, object, object]]:
     yield "rows", *problem(2, 20, 1, 3, 130, 64, lens=(129, 70), scale=0.3, kind="normal")
     yield "columns", *problem(1, 2, 1, 1, 100, 256, scale=0.02)
     yield "padded rows", *problem(1, 2, 1, 1, 70, 72, view="padded")
+    yield "codes", *problem(2, 4, 2, 1, 300, 128, dtype="bfloat16", cache_dtype="int8", scale=0.02)
     # Two chunks and more, of which each sequence's window cuts others.
     options = ScoreChoice((180, 0), 3.0, "bh", True)
     yield "options", *problem(2, 6, 2, 2, 700, 64, lens=(700, 333), kind="normal", options=options)
@@ -428,6 +449,7 @@ CHECKS = {
     "counters": _counters,
     "infinite value": _on_host(check_infinite_value),
     "sinks of chunks": check_sinks_of_chunks,
+    "range of queries": _on_host(check_range_of_queries, dtypes.int8),
     "small weights": _on_host(check_small_weights),
 }
 

@@ -19,6 +19,7 @@ from decode_checks import (
     check_infinite_value,
     check_keys_behind,
     check_large_caches,
+    check_range_of_queries,
     check_sinks_of_chunks,
     check_small_weights,
     check_strides_of_tables,
@@ -467,6 +468,11 @@ def test_a_warm_call_is_checked_and_gives_the_same(gpu):
 
 
 # --- 8-bit caches --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache_dtype", decode_config.CACHE_DTYPES)
+def test_queries_over_8bit_caches_may_be_of_any_size(target, cache_dtype):
+    check_range_of_queries(target, cache_dtype)
 
 
 @pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "int8"])

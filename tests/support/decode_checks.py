@@ -12,6 +12,7 @@ from cupykern import check, dtypes, inputs, reference
 from cupykern.attention import decode_plan
 from cupykern.attention.decode_config import DecodeConfig, DecodeTask
 from cupykern.ops.checks.score_options import CAUSAL
+from cupykern.ops.problems.decode_attention import codes, stored
 from cupykern.runtime import workspace
 from cupykern.targets import host, of_array
 
@@ -214,6 +215,28 @@ def check_small_weights(target):
     # A weight is rounded, then the result; 2^-16 for all that is done in FP32.
     relative = 2 * cupykern.finfo(FP16).unit_roundoff + 2.0**-16
     assert (abs(y.astype(np.float64) - expected) <= relative * expected).all()
+
+
+def check_range_of_queries(target, cache_dtype):
+    """BF16 queries over 8-bit caches: rows of any size, and elements that are small beside others
+    of their row, but not beside those that meet keys."""
+    rng, sizes = np.random.default_rng(4), np.array((0, 60, -90, 100))  # exponents, of KV heads
+    k, v = (codes("uniform", (2, 4, 40, 128), cache_dtype, seed) for seed in (5, 6))
+    q = rng.uniform(1, 2, (2, 4, 2, 1, 128)) * rng.choice((1, -1), (2, 4, 2, 1, 128))
+    q[0] = np.ldexp(q[0], sizes[:, None, None, None])
+    k[1, ..., :64] = 0
+    for group, size in enumerate((20, 36)):  # the second's are rounded
+        q[1, :, group, :, :64] = np.ldexp(q[1, :, group, :, :64], size)
+    scales = np.full((2, 4, 40), 0.02 if cache_dtype == dtypes.int8 else 0.1, np.float32)
+    scales[0] = np.ldexp(scales[0], -sizes[:, None])
+    args = q.reshape(2, 8, 1, 128).astype(dtypes.bfloat16), k, v
+    call = {"scale": 0.2, "return_lse": True}
+    references = reference.decode_attention(*args, k_scale=scales, **call)
+    bounds = reference.decode_attention_bound(*args, k_scale=scales, **call, reference=references)
+    (k_scale,) = to_target(target, scales)
+    there = (stored(x, "C", target.xp) for x in args)
+    outputs = cupykern.decode_attention(*there, k_scale=k_scale, **call)
+    assert check.compare(outputs, references, bounds).ok
 
 
 def check_chunks_that_grow(target, keys):

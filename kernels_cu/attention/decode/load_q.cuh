@@ -1,8 +1,10 @@
 // Loads the queries of a row tile into shared memory.
-// Constants: Element, kTileM, kDim (D and Dv padded).
+// Types: Element, Operand (attention/decode/scales.cuh).  Constants: kTileM, kDim (D and Dv padded).
 #pragma once
 #include "attention/decode/merge.cuh"
+#include "attention/decode/scales.cuh"
 #include "common/shared_tile.cuh"
+#include "common/vector.cuh"
 
 constexpr int kQueryVectors = kDim / 8;  // of 16 bytes
 using QueryTile = SharedTile<kTileM, kDim * 2>;
@@ -24,3 +26,46 @@ DEVICE void load_queries(QueryTile& tile, const DecodeParams& params, const Elem
         copy_async<16>(tile(i / kQueryVectors, vector), valid ? from + vector * 8 : q, valid);
     }
 }
+
+// Queries that are not Operand, BF16, are converted to it.  FP16's range is smaller, so each row is
+// in units of a power of two, in which its largest magnitude is in [2^14, 2^15); elements below
+// 2^-31 of that are rounded.
+struct QueryUnits {
+    float rows[kTileM];
+
+    // The unit of rows whose largest magnitude is `largest`.  Clamped: the unit and its inverse are
+    // normal numbers.
+    DEVICE static float unit_of(float largest) {
+        constexpr int kLargest = 14;
+        const int exponent = bit_cast<int>(largest) >> 23;
+        return bit_cast<float>((exponent < 2 * kLargest ? kLargest : exponent - kLargest) << 23);
+    }
+    // In place; all threads call it, between barriers.
+    DEVICE void convert(QueryTile& tile) {
+        constexpr int kRowThreads = kNumThreads / kTileM, kPasses = kQueryVectors / kRowThreads;
+        static_assert(kRowThreads * kTileM == kNumThreads && kRowThreads <= kWarpSize &&
+                          kPasses * kRowThreads == kQueryVectors,
+                      "threads share a row's vectors evenly");
+        const int row = int(threadIdx.x) / kRowThreads, first = int(threadIdx.x) % kRowThreads;
+        Vector<Element, 8> vectors[kPasses];
+        float largest = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            vectors[i].load(static_cast<const Element*>(tile(row, i * kRowThreads + first)));
+#pragma unroll
+            for (int j = 0; j < 8; ++j) largest = maximum(largest, magnitude(vectors[i][j]));
+        }
+        const float unit = unit_of(MergeFloats<Max>().across_lanes(largest, 1, kRowThreads));
+        const float inverse = bit_cast<float>((254 << 23) - bit_cast<int>(unit));
+        if (first == 0) rows[row] = unit;
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            float elements[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) elements[j] = vectors[i][j] * inverse;
+            Vector<Operand, 8> converted;
+            converted.from_floats(elements);
+            converted.store(static_cast<Operand*>(tile(row, i * kRowThreads + first)));
+        }
+    }
+};

@@ -54,6 +54,7 @@ struct DecodeStorage {
         Choose<kHasMergeKernel, char, MergeStates>::Type merge_states;  // after the last chunk
     };
     Choose<kMergesInCluster, ClusterPartial, char>::Type cluster;
+    QueryConversion q_conversion;
     int is_last;
     WorkTile work;
 };
@@ -176,6 +177,7 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
             sync_stage();  // the stage is full
             if (chunk_end == 0) {
                 if constexpr (kWarpOwnsKeys) sync_block();  // the queries are loaded
+                storage.q_conversion.convert(storage.q);
                 queries.load_registers(storage.q, loaders);
                 softmax.init(params, arrays, storage.work);
                 chunk_end = work.first_key + storage.work.chunk_size;
@@ -186,6 +188,7 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
                 Scores scores;
                 if constexpr (kScaledCache) queries.multiply_8bit_keys(scores, storage.q, full);
                 else queries.multiply_keys(scores, storage.q, full, loaders);
+                storage.q_conversion.scale(scores);
                 scales.scale_scores(scores, full);
                 // Tiles before this key need no mask.
                 const int all_see = params.common_end(storage.work.num_keys);

@@ -13,11 +13,11 @@
 // Swapped: the queries are the B operand of the MMA.
 constexpr bool kSwapAB = kAccumulatorSide != kSideA;
 constexpr Side kKvSide = kSwapAB ? kSideA : kSideB;
-using QpFragment = Fragment<Element, kAccumulatorSide>;  // of Q or P
-using KvFragment = Fragment<Element, kKvSide>;           // of K^T or V
+using QpFragment = Fragment<Operand, kAccumulatorSide>;  // of Q or P
+using KvFragment = Fragment<Operand, kKvSide>;           // of K^T or V
 // Rows are queries, columns are keys (of S) or columns of V (of O).
 struct AccumulatorLayout {
-    using Fragment = Accumulator<Element>;
+    using Fragment = Accumulator<Operand>;
     static constexpr int kCount = Fragment::kCount;
     DEVICE static constexpr int row(int lane, int i) {
         return kSwapAB ? Fragment::col(lane, i) : Fragment::row(lane, i);
@@ -26,14 +26,14 @@ struct AccumulatorLayout {
         return kSwapAB ? Fragment::row(lane, i) : Fragment::col(lane, i);
     }
 };
-using Softmax = OnlineSoftmax<Element, AccumulatorLayout>;
+using Softmax = OnlineSoftmax<Operand, AccumulatorLayout>;
 using Rows = Softmax::Rows;
 
 // kM x kN accumulator fragments.  An MMA step takes at most 2 of the kN: more would take more
 // registers for operands.
 template <int kM_, int kN_>
 struct AccumulatorTile {
-    using Fragment = Accumulator<Element>;
+    using Fragment = Accumulator<Operand>;
     static constexpr int kM = kM_, kN = kN_, kStepN = kN % 2 == 0 ? 2 : 1;
     Fragment fragments[kN / kStepN][kSwapAB ? kStepN : kM][kSwapAB ? kM : kStepN];
 
@@ -74,7 +74,7 @@ using Scores = AccumulatorTile<kWarpRowFragments, kWarpKeyFragments>;
 // The columns of V of an output fragment.
 struct OutputCols {
     DEVICE static constexpr int col(int lane, int i) {
-        return stored_column<CacheElement, Element, true>(AccumulatorLayout::col(lane, i));
+        return stored_column<CacheElement, Operand, true>(AccumulatorLayout::col(lane, i));
     }
     DEVICE static constexpr bool are_adjacent(int i, int j) { return col(0, j) == col(0, i) + 1; }
     // Of 8-bit caches: values 0, 4, 1 and 5, then 2, 6, 3 and 7.
@@ -106,9 +106,9 @@ struct WarpOutput : AccumulatorTile<kWarpRowFragments, kWarpColFragments> {
 };
 
 struct FragmentLoaders {
-    FragmentLoader<false, Element, kAccumulatorSide, QueryTile> queries;
-    FragmentLoader<false, Element, kKvSide, KvColumn> keys;
-    FragmentLoader<true, Element, kKvSide, KvColumn> values;
+    FragmentLoader<false, Operand, kAccumulatorSide, QueryTile> queries;
+    FragmentLoader<false, Operand, kKvSide, KvColumn> keys;
+    FragmentLoader<true, Operand, kKvSide, KvColumn> values;
 
     DEVICE FragmentLoaders() : queries(warp_first_row()), keys(warp_first_key()), values(0) {}
 };
@@ -273,7 +273,7 @@ struct QueryOperand {
                                 int step) {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m)
-            load_mixed_input<Element, false, LaneOrder::kFours>(
+            load_mixed_input<Operand, false, LaneOrder::kFours>(
                 low[m], high[m], q, warp_first_row() + m * 16, step * 16);
     }
     DEVICE void multiply_8bit_keys(Scores& scores, const QueryTile& q, const KvStage& stage) const {
@@ -328,7 +328,34 @@ struct QueryOperand {
     }
 };
 
-// O += P V for the warp's keys; the probabilities are rounded to Element.
+struct ConvertedQueries : QueryUnits {
+    DEVICE void convert(QueryTile& tile) {
+        QueryUnits::convert(tile);
+        sync_block();
+    }
+    DEVICE void scale(Scores& scores) const {
+#pragma unroll
+        for (int m = 0; m < kWarpRowFragments; ++m) {
+            float units[Softmax::kRows];  // loaded for each tile: registers
+#pragma unroll
+            for (int r = 0; r < Softmax::kRows; ++r)
+                units[r] = rows[warp_first_row() + m * 16 + Rows::row(lane_id(), r)];
+#pragma unroll
+            for (int n = 0; n < kWarpKeyFragments; ++n) {
+#pragma unroll
+                for (int i = 0; i < AccumulatorLayout::kCount; ++i)
+                    scores.at(m, n).values[i] *= units[Rows::slot(i)];
+            }
+        }
+    }
+};
+struct PlainQueries {
+    DEVICE void convert(QueryTile&) {}
+    DEVICE void scale(Scores&) const {}
+};
+using QueryConversion = Choose<kSame<Element, Operand>, PlainQueries, ConvertedQueries>::Type;
+
+// O += P V for the warp's keys; the probabilities are rounded to Operand.
 DEVICE void multiply_values(OutputAccumulator<WarpOutput>& output, Scores& probabilities,
                             const KvStage& stage, const FragmentLoaders& loaders) {
     QpFragment p[kWarpKeyFragments][kWarpRowFragments];  // half the registers of the FP32 tile
@@ -336,7 +363,7 @@ DEVICE void multiply_values(OutputAccumulator<WarpOutput>& output, Scores& proba
     for (int n = 0; n < kWarpKeyFragments; ++n) {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
-            accumulator_to_fragment<Element>(p[n][m], probabilities.at(m, n));
+            accumulator_to_fragment<Operand>(p[n][m], probabilities.at(m, n));
         }
     }
     if constexpr (kScaledCache) {
