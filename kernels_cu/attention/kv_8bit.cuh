@@ -132,8 +132,7 @@ struct ScaledPagedKv {
         }
         template <class Rescale>
         DEVICE void scale_probabilities(Scores& probabilities, const Rescale& rescale) {
-            if (vote_any(scales.exceeds(kv.tile.v))) rescale(scales.grow(kv.tile.v));
-            scales.scale_probabilities(probabilities, kv.tile.v);
+            scales.scale_probabilities(probabilities, kv.tile.v, rescale);
         }
         DEVICE float factor() const { return scales.of_values ? scales.unit : of_head().v.factor; }
     };

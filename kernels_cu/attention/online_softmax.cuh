@@ -115,13 +115,6 @@ struct OnlineSoftmax {
     template <int kFragments, class Score>
     DEVICE bool look(const Score& score, float scale, float (&largest)[kRows],
                      float (&factors)[kRows]) {
-        look_at_own<kFragments>(score, largest);
-        return move(scale, largest, factors);
-    }
-    // The two steps of `look`: the largest scores of this lane; and, if they exceed an origin in any
-    // lane of the warp (`exceeds`), the rest.
-    template <int kFragments, class Score>
-    DEVICE static void look_at_own(const Score& score, float (&largest)[kRows]) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) largest[r] = -kInfinity;
 #pragma unroll
@@ -132,14 +125,6 @@ struct OnlineSoftmax {
                 x = maximum(x, score(n, i));
             }
         }
-    }
-    DEVICE bool exceeds(float scale, const float (&largest)[kRows]) const {
-        bool any = false;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) any |= largest[r] * scale - origin[r] > kRescaleAbove;
-        return any;
-    }
-    DEVICE bool move(float scale, float (&largest)[kRows], float (&factors)[kRows]) {
         bool any = false;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {

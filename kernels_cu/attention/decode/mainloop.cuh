@@ -121,9 +121,7 @@ struct WarpReduction {
         const int end = first + kRowsPerPass < num_rows ? first + kRowsPerPass : num_rows;
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
-            const int row_of_fragment = m * kFragmentRows;
-            if (row_of_fragment >= first + kRowsPerPass || row_of_fragment + kFragmentRows <= first)
-                continue;
+            if (m * 16 >= first + kRowsPerPass || m * 16 + 16 <= first) continue;
 #pragma unroll
             for (int i = 0; i < WarpOutput::Fragment::kCount; i += kContiguous) {
                 const int row = WarpOutput::row(m, WarpOutput::ordered(i));
@@ -195,8 +193,8 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
                 // Tiles before this key need no mask.
                 const int all_see = params.common_end(storage.work.num_keys);
                 softmax.update(scores, output, params, arrays, key + warp_first_key(),
-                               key + kTileN > all_see, type, scales, full);
-                scales.scale_probabilities(scores, full);
+                               key + kTileN > all_see, type, scales.k_factor());
+                scales.scale_probabilities(scores, output, full);
                 multiply_values(output, scores, full, loaders);
             }
             stage = stage + 1 < kStages ? stage + 1 : 0;
@@ -235,7 +233,7 @@ DEVICE void decode_block(DecodeStorage& storage, const typename Score::Params& p
     if (threadIdx.x == 0) storage.work = work;
     DecodeEpilogue<Choose<kWarpOwnsRows, WarpOutput, QuadOutput>::Type> epilogue(
         params, storage.work, partial_results);
-    epilogue.begin(work);
+    epilogue.begin(work.first_chunk);
     if constexpr (Score::kGeneral) {
         if (work.first_chunk == 0) {
             epilogue.set_states(
