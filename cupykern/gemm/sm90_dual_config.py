@@ -6,11 +6,12 @@ kernels_cu/gemm/epilogue/gated.cuh.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .gemm_task import GemmTask
-from .product import FP4, MN_MAJOR
-from .sm90_config import SS, SWIZZLE_BYTES, Fp8, MixedInput, Sm90Config, round_up
+from .product import MN_MAJOR
+from .sm90_config import SS, SWIZZLE_BYTES, Fp8, MixedInput, Sm90Config
 from .sm90_policies import (
     COOPERATIVE,
     NO_CLUSTER,
@@ -36,6 +37,12 @@ class GatedEpilogue(Sm90Config):
     def staging_bytes(self, task: GemmTask) -> int:
         return 4 * self.schedule.warpgroups * 32 * self.own_columns
 
+    @property
+    def store_box(self) -> tuple[int, int]:
+        """Rows and columns of the result that TMA stores at once (GatedEpilogue: kBoxRows,
+        kBoxCols)."""
+        return 16, math.gcd(self.own_columns, 64)
+
     def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
         return "gemm::GatedEpilogue<Mainloop>", "gated"
 
@@ -45,7 +52,7 @@ class GatedEpilogue(Sm90Config):
     def column_refusal(self, unit: int) -> str | None:
         if self.tile_n % unit:
             return (
-                "a dual GEMM has tile_n a multiple of 32, of 128 where b is MN-major or NVFP4; "
+                "a dual GEMM has tile_n a multiple of 32, of 128 where b is MN-major; "
                 f"got {self.tile_n}"
             )
         if self.own_columns % 16:
@@ -104,21 +111,28 @@ class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
 
 
 @dataclass(frozen=True)
-class Sm90Nvfp4DualGemmConfig(MixedInput, GatedEpilogue):
-    """NVFP4 b1 and b2, converted in registers."""
+class Sm90MixedDualGemmConfig(MixedInput, GatedEpilogue):
+    """16-bit a, K-major 8-bit or NVFP4 b1 and b2, converted in registers."""
+
+    consumers = (1, 2, 3, 4)
 
     tile_m: int
     tile_n: int
     tile_k: int
     stages: int
+    schedule: Cooperative = COOPERATIVE
+
+    @property
+    def store_box(self) -> tuple[int, int]:
+        return 32 if self.tile_m % 32 == 0 else 16, 32
 
     def staging_bytes(self, task: GemmTask) -> int:
-        return round_up(32 * self.own_columns, 1024)
+        return 2 * self.schedule.warpgroups * 2 * math.prod(self.store_box)
 
     def operands_refusal(self, task: GemmTask) -> str | None:
-        if task.b != FP4:
-            return f"mixed operands of a dual GEMM on Hopper have NVFP4 weights; got {task.b}"
+        if task.layout_b == MN_MAJOR:
+            return "mixed operands of a dual GEMM on Hopper have K-major weights"
         return super().operands_refusal(task)
 
-    def tile_refusal(self, task: GemmTask) -> str | None:
-        return self.column_refusal(128) or super().tile_refusal(task)
+    def column_unit(self, task: GemmTask) -> int:
+        return 16

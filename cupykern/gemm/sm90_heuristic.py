@@ -21,7 +21,7 @@ from .decode_first import DecodeFirst
 from .gemm_task import GemmTask
 from .product import FLOAT16S, FP4, FP8, K_MAJOR
 from .sm90_config import Sm90Config
-from .sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from .sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig, Sm90MixedDualGemmConfig
 from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 from .sm90_logits_config import SkinnyLogitsConfig, Sm90LogitsConfig
 from .sm90_policies import Cooperative, Multicast, PingPong, SlicedK, SplitK
@@ -30,7 +30,7 @@ from .split_plan import SplitConfig, SplitKWorkspace
 ARCH = "sm_90a"
 CONFIGS = (
     *(Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig, Sm90DualGemmConfig),
-    *(Sm90Fp8DualGemmConfig, Sm90Nvfp4DualGemmConfig, Sm90LogitsConfig, SkinnyLogitsConfig),
+    *(Sm90Fp8DualGemmConfig, Sm90MixedDualGemmConfig, Sm90LogitsConfig, SkinnyLogitsConfig),
     *(SplitKWorkspace, DecodeFirst),
 )
 Sm90AnyConfig = Sm90Config | SkinnyLogitsConfig | SplitKWorkspace | DecodeFirst
@@ -162,7 +162,11 @@ def _dual_tables(task: GemmTask) -> tuple[str, ...]:
     a, b = task.a, task.b
     if b == FP4:
         return ("dual nvfp4",)
-    if a != b or task.layout_a != K_MAJOR:
+    if task.layout_a != K_MAJOR:
+        return ()
+    if a in FLOAT16S and b in (dtypes.float8_e4m3fn, dtypes.int8):
+        return ("dual mixed",) if task.layout_b == K_MAJOR else ()
+    if a != b:
         return ()
     if a in FLOAT16S:
         return ("dual 16-bit",) if task.layout_b == K_MAJOR else ("dual 16-bit, b MN-major",)

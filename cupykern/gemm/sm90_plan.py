@@ -168,12 +168,11 @@ def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | No
     maps: dict[int, MapPlan | None] = {_OUT: None}
     if p.kernel == "gemm":
         maps[_RESIDUAL] = None
-    by_threads = p.b2 is not None and c.swap_ab
-    if (kind == TMA_RESIDUAL or tma_stores(p.out, p.m, p.n)) and not by_threads:
+    if kind == TMA_RESIDUAL or tma_stores(p.out, p.m, p.n):
         rows = c.chunk if c.swap_ab else 16
         box = (1, rows, SWIZZLE_BYTES // max(2, p.out.dtype.itemsize))  # MatmulArguments
-        if isinstance(c, GatedEpilogue):  # kBoxCols
-            box = (1, 16, math.gcd(c.own_columns, 64))
+        if isinstance(c, GatedEpilogue):
+            box = (1, *c.store_box)
         shape = p.m, p.n
         maps[_OUT] = map_plan(p.out, p.batch, shape, (p.out.row, 1), box)
         if kind == TMA_RESIDUAL and p.residual is not None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Cooperative:
-    """Each of one to three consumer warpgroups has a slice of the rows of every tile."""
+    """Each of one to four consumer warpgroups has a slice of the rows of every tile."""
 
     warpgroups: int = 2
 

@@ -10,7 +10,15 @@ import numpy as np
 
 from .. import arguments, dtypes, inputs, nvfp4, reference
 from ..arrays import take
-from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
+from ..gemm import (
+    dequantize_nvfp4,
+    gemm,
+    launch,
+    product,
+    skinny_gemm,
+    sm90_config,
+    sm90_heuristic,
+)
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED
@@ -417,7 +425,8 @@ def _variants(arch: str) -> tuple[Variant, ...]:
             for layouts in task_layouts(a, b, blocks):
                 for m in (1, skinny_gemm.ROWS, 4096):
                     task = GemmTask(1, m, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
-                    for config in gemm.configs(task, arch):
+                    configs = gemm.configs(task, arch)
+                    for config in sm90_heuristic.compiled_ahead(task, configs):
                         found[gemm.variant(task, config)] = None
     if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))

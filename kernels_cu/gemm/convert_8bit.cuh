@@ -1,4 +1,6 @@
 // In-register dequantisation of 8-bit weights B^T, wgmma's A operand (gemm/mainloop_sm90_rs.cuh).
+//
+// Pair: as of ConvertNvfp4 (gemm/convert_nvfp4.cuh), K-major.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 
@@ -10,15 +12,20 @@ template <class Mainloop> struct Convert8Bit {
     using To = typename Mainloop::ColElement;
     static constexpr int kMmaK = Mainloop::kMmaK;
     static constexpr bool kMnMajor = Mainloop::kMnMajorRows;
-    static constexpr int kDepth = Mainloop::kTileK < 128 ? 32 : 64;  // k of one conversion
+    static constexpr bool kPair = Mainloop::Operands::B::kCount == 2;
+    static_assert(!(kPair && kMnMajor), "a register would have rows of one matrix");
+    // K-major: from the first of a thread's two rows to its second.
+    static constexpr int kSecondRow = kPair ? Mainloop::kRows / 2 : 8;
+    // k of one conversion.  Four warpgroups have registers for 32 only.
+    static constexpr int kDepth = Mainloop::kTileK < 128 || Mainloop::kConsumers > 3 ? 32 : 64;
     using Fragment = uint32_t[kDepth / kMmaK][4];
     // Sliced-K: no gain, and wrong results on an H200 (docs/experiments.md).
     static constexpr bool kFetches = !Mainloop::kSlicedK;
     static constexpr float kUnit = 1.0f;
     using Fetched = uint32_t[kMnMajor ? kDepth / 8 : kDepth / 4];
-    int row;  // the warp's first of 16 rows in the tile
+    int row;  // the warp's first of 16 rows in the tile; Pair: of 8, of either matrix
 
-    DEVICE Convert8Bit(const typename Mainloop::WorkTile&, int row) : row(row) {}
+    DEVICE Convert8Bit(const typename Mainloop::WorkTile&, int row) : row(kPair ? row / 2 : row) {}
     // Loads elements of a stage from `k` on: MN-major four to a register, K-major two.
     DEVICE void fetch(Fetched& fetched, const unsigned char* stage, int k) const {
         const int lane = threadIdx.x % 32;
@@ -33,12 +40,12 @@ template <class Mainloop> struct Convert8Bit {
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < kDepth / 8; ++i) {  // k in steps of 16; rows 0-7, then 8-15
+            for (int i = 0; i < kDepth / 8; ++i) {  // k in steps of 16; the first row, the second
                 const int at = k + i / 2 * kMmaK;
                 const unsigned char* p =
                     stage + at / Stage::kRowBytes * Stage::kBoxBytes +
                     Stage::offset(row + lane / 4, at % Stage::kRowBytes + lane % 4 * 2) +
-                    i % 2 * 8 * Stage::kRowBytes;
+                    i % 2 * kSecondRow * Stage::kRowBytes;
                 fetched[2 * i] = *reinterpret_cast<const uint16_t*>(p);
                 fetched[2 * i + 1] = *reinterpret_cast<const uint16_t*>(p + 8);
             }

@@ -34,7 +34,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     // Registers per thread: at launch, and after setmaxnreg of producer and consumers.  One
     // consumer has all that a thread can have at launch.
     static constexpr bool kReallocates = kConsumers > 1;
-    static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
+    static constexpr int kThreadRegisters = 65536 / kThreads / 8 * 8;
     static constexpr int kProducerRegisters = kConsumers > 2           ? 32
                                               : Mainloop::kBlockScales ? (kProducts > 1 ? 56 : 72)
                                                                        : 40;

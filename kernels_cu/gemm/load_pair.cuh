@@ -52,6 +52,7 @@ template <class Mainloop, class Arguments> struct PairLoader {
     DEVICE void prefetch_maps(const GemmWorkTile& tile) const {
         const int a_left = rows_left(tile), b_left = cols_left(tile);
         const bool col_edge = is_col_edge(b_left);
+        if (kSwapAB && arguments.params.tma_stores) prefetch_tensor_map(arguments.out_map);
         if (a_left > 0) {
             prefetch_tensor_map(
                 StageA::map(arguments.a_map, arguments.a_edge, a_left < Mainloop::kTileM));

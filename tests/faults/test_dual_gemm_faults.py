@@ -13,7 +13,11 @@ from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import OPS, check
-from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig
+from cupykern.gemm.sm90_dual_config import (
+    Sm90DualGemmConfig,
+    Sm90Fp8DualGemmConfig,
+    Sm90MixedDualGemmConfig,
+)
 from cupykern.gemm.sm90_policies import Cooperative, SplitK
 from cupykern.op import Call
 from cupykern.ops.dual_gemm_silu import DualProblem
@@ -25,6 +29,7 @@ GATED, REDUCE = "gemm/epilogue/gated.cuh", "gemm/reduce.cuh"
 FP8, ARGUMENTS = "gemm/mainloop_sm90_ss_fp8.cuh", "gemm/epilogue/gate_silu.cuh"
 LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"
 SKINNY, STAGES = "gemm/skinny_dual.cuh", "gemm/skinny.cuh"
+CONVERT, COLUMN = "gemm/convert_8bit.cuh", "gemm/epilogue/gated_column.cuh"
 
 FAULTS = {
     "b2 is b1": Fault(
@@ -155,6 +160,45 @@ FAULTS = {
     "every block has all of k": Fault(
         SCHEDULER, "kSplitK ? rank * all / kClusterSize : 0;", "0;", "split"
     ),
+    "mixed: both products are of b1": Fault(
+        CONVERT, "i % 2 * kSecondRow * Stage::kRowBytes", "0", "mixed"
+    ),
+    "mixed: rows of one matrix, as of a product alone": Fault(
+        CONVERT, "kSecondRow = kPair ? Mainloop::kRows / 2 : 8", "kSecondRow = 8", "mixed"
+    ),
+    "mixed: 16 rows of either matrix": Fault(CONVERT, "kPair ? row / 2 : row", "row", "mixed"),
+    "mixed: the first one's column scales for both": Fault(
+        GATED, "scales[i][col *", "scales[0][col *", "mixed"
+    ),
+    "mixed: every matrix has the first one's column scales": Fault(
+        GATED, "scales[1] += offset(tile, kScaleB2)", "scales[1] += 0", "mixed"
+    ),
+    "mixed: every matrix has the first one's row scales": Fault(
+        GATED, "scale_a = offset(tile, kScaleA)", "scale_a = 0", "mixed"
+    ),
+    "mixed: the first row's scale for a column": Fault(
+        COLUMN, "GatedScales::row(out, row_of(row, i))", "GatedScales::row(out, row_of(row, 0))",
+        "mixed"
+    ),
+    "mixed: boxes without their swizzle": Fault(
+        COLUMN, "place ^ (place >> 3 & (kBoxRowBytes - 16))", "place", "mixed"
+    ),
+    "mixed: warps in each other's columns of a box": Fault(
+        COLUMN, "thread / 32 * 16", "thread / 64 * 16", "mixed"
+    ),
+    "mixed: every box at the tile's first row": Fault(
+        COLUMN, "{col, row, batch}", "{col, row % kCols, batch}", "mixed"
+    ),
+    "mixed: a box is stored before it is full": Fault(
+        COLUMN, "fence_async_proxy(); named_barrier(barrier, 128);", "fence_async_proxy();",
+        "mixed"
+    ),
+    "mixed: one box in place of two": Fault(
+        COLUMN, "(count * kBoxes + box) % 2 * kBoxBytes", "0", "mixed"
+    ),
+    "mixed: rows past the last one": Fault(
+        COLUMN, "if (row_of(row, i) < out.params.m) out", "out", "mixed"
+    ),
     "skinny: the first product's columns for both": Fault(
         SKINNY, "j * kTileN + run[0].tile_col", "run[0].tile_col", "skinny"
     ),
@@ -267,6 +311,31 @@ def _check_split() -> None:
         )
 
 
+def _check_mixed() -> None:
+    """Stored by TMA, of several tiles a block with an odd number of boxes too; and by threads."""
+    if host.current().warp_size == 32:
+        for n, batch, config in (
+            (200, (2,), Sm90MixedDualGemmConfig(64, 128, 128, 3)),
+            (456, (), Sm90MixedDualGemmConfig(48, 192, 64, 3, Cooperative(3))),
+            (75, (), Sm90MixedDualGemmConfig(64, 128, 128, 3)),
+        ):
+            problem = DualProblem(70, n, 144, "float16", "int8", batch_a=batch, scales="rows")
+            _check_configs((config,), problem)
+        _check_batch_of_weights()
+
+
+def _check_batch_of_weights() -> None:
+    """Each matrix has column scales of its own."""
+    rng = np.random.default_rng(1)
+    a = rng.standard_normal((20, 64)).astype(np.float16)
+    b1, b2 = (rng.integers(-99, 99, (2, 40, 64), np.int8).swapaxes(1, 2) for _ in "12")
+    scales = {
+        name: (rng.uniform(0.5, 1.5, (2, 1, 40)) / 400).astype(np.float32)
+        for name in ("scale_b1", "scale_b2")
+    }
+    _check_call(Call((a, b1, b2), scales), Sm90MixedDualGemmConfig(64, 128, 128, 3))
+
+
 def _check_skinny() -> None:
     """Matrices of different strides; columns beyond the last block's, scales of columns, NVFP4."""
     for problem in (
@@ -299,6 +368,7 @@ def _check_call(call: Call, config: Any = None) -> None:
 CHECKS = {
     "hopper": _check_hopper,
     "split": _check_split,
+    "mixed": _check_mixed,
     "skinny": _check_skinny,
     "policies": _check_policies,
     "fp16 policy": lambda: check_fp16_policy(host.current()),

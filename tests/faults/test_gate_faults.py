@@ -10,7 +10,7 @@ from planted import Fault, fault_tests
 from products import compare
 
 from cupykern import OPS, check, dtypes
-from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90MixedDualGemmConfig
 from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
@@ -73,7 +73,8 @@ FAULTS = {
         "scale_b2, groups_b1, groups_b1}", "skinny",
     ),
     "NVFP4: one row for a thread": Fault(
-        GATED, "Element{row_of(i), col, true}", "Element{row_of(0), col, true}", "nvfp4"
+        "gemm/epilogue/gated_column.cuh", "Element{row_of(row, i), col, true}",
+        "Element{row_of(row, 0), col, true}", "nvfp4"
     ),
     "results: the first one for all": Fault(
         SM90, "from_float<T>(results[which])", "from_float<T>(results[0])", "results"
@@ -142,7 +143,7 @@ def check_results() -> None:
 
 
 def check_nvfp4() -> None:
-    guarded(Sm90Nvfp4DualGemmConfig(64, 128, 128, 4), DualProblem(70, 75, 96, NVFP4, NVFP4))
+    guarded(Sm90MixedDualGemmConfig(64, 128, 128, 4), DualProblem(70, 75, 96, NVFP4, NVFP4))
 
 
 test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(

@@ -11,7 +11,7 @@ from planted import Fault, fault_tests
 import cupykern
 from cupykern import OPS, check, nvfp4
 from cupykern.gemm.decode_first import DecodeFirst
-from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90MixedDualGemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.gemm.sm90_policies import Multicast, PingPong
 from cupykern.nvfp4 import NvFp4
@@ -144,8 +144,7 @@ FAULTS = {
         "gemm/epilogue/gated.cuh", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"
     ),
     "both products' columns are the first one's": Fault(
-        "gemm/epilogue/gated.cuh", "products[i / 2 % 2][i / 4 * 2 + i % 2]",
-        "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
+        "gemm/epilogue/gated_column.cuh", "i / 2 * 4 + i % 2", "i * 2", "nvfp4"
     ),
 }  # fmt: skip
 
@@ -222,7 +221,7 @@ def _check_nvfp4() -> None:
     call = DUAL.inputs(DualProblem(70, 136, 544, NVFP4, NVFP4, out_dtype="float32"), 1, np)
     references = DUAL.reference(*call.args, **call.kwargs)
     bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
-    y = DUAL.run(*call.args, **call.kwargs, config=Sm90Nvfp4DualGemmConfig(64, 128, 128, 3))
+    y = DUAL.run(*call.args, **call.kwargs, config=Sm90MixedDualGemmConfig(64, 128, 128, 3))
     assert check.compare((y,), references, bounds).ok
 
 

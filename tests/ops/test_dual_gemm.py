@@ -235,6 +235,8 @@ HOPPER = (
         9, 200, 1424, "float8_e4m3fn", "float8_e4m3fn", scales="blocks", out_dtype="float32"
     ),
     DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
+    DualProblem(70, 200, 272, "bfloat16", "float8_e4m3fn", scales="rows"),
+    DualProblem(130, 75, 400, "float16", "int8", batch_a=(2,), scales="tensor", policy="hybrid"),
     DualProblem(9, 200, 272, "bfloat16", "bfloat16", batch_a=(2,), policy="hybrid"),
     DualProblem(9, 200, 272, "float8_e4m3fn", "float8_e4m3fn", batch_a=(2,), scales="rows"),
     DualProblem(16, 300, 1040, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", policy="hybrid"),
@@ -242,7 +244,9 @@ HOPPER = (
 
 
 def hopper_configs(problem) -> list[Any]:
-    configs = gemm.configs(task_of(problem), "sm_90a")
+    """But for most of those widths that are many."""
+    task = task_of(problem)
+    configs = sm90_heuristic.compiled_ahead(task, gemm.configs(task, "sm_90a"))
     return [config for config in configs if isinstance(config, sm90_heuristic.CONFIGS)]
 
 
@@ -259,7 +263,7 @@ def test_hoppers_mainloop_is_within_the_bound(target, problem):
 
 def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
     for change, says in (
-        ({"dtype_b": "int8"}, "two 16-bit or int8 operands"),
+        ({"dtype_b": "float8_e5m2"}, "two 16-bit or int8 operands"),
         ({"scales": "rows"}, "TMA takes K-major"),  # of 16-bit operands
         ({"layout_b2": "C"}, "TMA takes K-major"),
     ):
@@ -364,7 +368,7 @@ def test_every_variant_is_chosen_by_some_product():
 def test_few_variants_in_all():
     ops = [op for op in OPS if op.name in ("dual_gemm_silu", "dequant_softmax", "quantize_nvfp4")]
     for arch in options.ARCHS:
-        most = 101 if arch == "sm_90a" else 30 if arch.startswith("gfx") else 44
+        most = 125 if arch == "sm_90a" else 30 if arch.startswith("gfx") else 44
         assert len({v for op in ops for v in op.variants(arch)}) <= most
 
 

@@ -62,6 +62,7 @@ HOPPER = (
     DualProblem(130, 75, 144, out_dtype="float32", scales="numbers", batch_a=(2,)),
     DualProblem(260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="rows"),
     DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
+    DualProblem(70, 136, 272, "bfloat16", "int8", scales="rows"),
     DualProblem(9, 200, 272, "bfloat16", "bfloat16", batch_a=(2,)),
     DualProblem(16, 300, 1040, "float8_e4m3fn", "float8_e4m3fn", scales="tensor"),
 )
@@ -74,7 +75,8 @@ HOPPER = (
 def test_hoppers_mainloops(target, problem, gate):
     """As many configs as without a formula."""
     own = replace(problem, epilogue=gate)
-    found = gemm.configs(task_of(own), "sm_90a")
+    task = task_of(own)
+    found = sm90_heuristic.compiled_ahead(task, gemm.configs(task, "sm_90a"))
     configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
     assert configs
     for config in configs:

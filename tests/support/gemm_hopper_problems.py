@@ -11,7 +11,7 @@ from cupykern.gemm import sm90_heuristic
 from cupykern.gemm.decode_first import DecodeFirst
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import K_MAJOR
-from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90Nvfp4DualGemmConfig
+from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90MixedDualGemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 from cupykern.gemm.sm90_heuristic import Sm90AnyConfig
 from cupykern.gemm.sm90_logits_config import Sm90LogitsConfig
@@ -364,7 +364,7 @@ CHECKED = (
 )
 
 
-# Of other ops: logits, NVFP4 decoded in registers and before.
+# Of other ops: logits, NVFP4 decoded in registers and before, 8-bit weights.
 OTHER_OPS = (
     (
         "dequant_softmax", LogitsProblem(70, 272, 272, layout_w="F"),
@@ -372,7 +372,15 @@ OTHER_OPS = (
     ),
     (
         "dual_gemm_silu", DualProblem(70, 72, 288, NVFP4, NVFP4),
-        Sm90Nvfp4DualGemmConfig(64, 128, 128, 3)
+        Sm90MixedDualGemmConfig(64, 128, 128, 3)
+    ),
+    (
+        "dual_gemm_silu", DualProblem(70, 200, 272, "bfloat16", "int8", scales="rows"),
+        Sm90MixedDualGemmConfig(32, 128, 128, 2)
+    ),
+    (
+        "dual_gemm_silu", DualProblem(70, 75, 144, "float16", E4M3, scales="rows"),
+        Sm90MixedDualGemmConfig(48, 256, 64, 3, Cooperative(4))
     ),
     (
         "dual_gemm_silu", DualProblem(70, 72, 80, NVFP4, NVFP4),

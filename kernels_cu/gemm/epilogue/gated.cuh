@@ -2,10 +2,11 @@
 // products: silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
 //
 // A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
-// from kCols / 4 on.  With SwapAB, of NVFP4 weights, the columns are the rows of the accumulators:
-// ConvertNvfp4 gives a warp 8 rows of either matrix, so that a thread has both.
+// from kCols / 4 on.  With SwapAB, of mixed input, the columns are the rows of the accumulators:
+// the converters give a warp 8 rows of either matrix, so that a thread has both (gated_column.cuh).
 #pragma once
 #include "gemm/epilogue/gate_silu.cuh"
+#include "gemm/epilogue/gated_column.cuh"
 #include "gemm/epilogue/gated_scales.cuh"
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"
@@ -39,9 +40,11 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
     static constexpr int kBoxCols = kOwnCols % 64 == 0 ? 64 : kOwnCols % 32 == 0 ? 32 : 16;
     static constexpr int kBoxRowBytes = 2 * kBoxCols, kBoxBytes = kWarpRows * kBoxRowBytes;
 
-    struct Staging {
-        alignas(128) unsigned char warps[kSwapAB ? 1 : 4 * kConsumers][kWarpRows * 2 * kOwnCols];
-    };
+    using Column = GatedColumn<Mainloop, Gate>;
+    static constexpr int kStagingBytes =
+        kMixedInput ? Column::kStagingBytes / 4 : kWarpRows * 2 * kOwnCols;  // of a warp
+
+    struct Staging { alignas(128) unsigned char warps[4 * kConsumers][kStagingBytes]; };
     struct SharedStorage {
         DEVICE void init() {}
     };
@@ -170,54 +173,13 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         }
     }
 
-    // Mixed input: a thread's accumulators are of output column `col`, from row `row` on,
-    // alternately of either product.
-    DEVICE static void store_column(const GatedScales& scales, const Gate& gate, int row, int col,
-                                    const Accumulator& accumulator) {
-        const EpilogueParams& params = scales.first.params;
-        constexpr int kProductRows = 16;  // of both products, per iteration
-        const int lane = threadIdx.x % 32;
-        if (col >= params.n) return;
-        const float factors[2] = {GatedScales::col(scales.first, col),
-                                  GatedScales::col(scales.second, col)};
-#pragma unroll 1
-        for (int slice = 0; slice < kCols / 2 / kProductRows; ++slice) {
-            float products[2][kProductRows / 2];
-#pragma unroll
-            for (int p = 0; p < kCols / 2 / kProductRows; ++p) {
-                if (p != slice) continue;
-#pragma unroll
-                for (int i = 0; i < kProductRows; ++i) {
-                    products[i / 2 % 2][i / 4 * 2 + i % 2] =
-                        float(accumulator[0][p * kProductRows + i]);
-                }
-            }
-            const auto row_of = [=](int i) {
-                return row + slice * kProductRows * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
-            };
-#pragma unroll
-            for (int i = 0; i < kProductRows / 2; ++i) {
-                const float factor = GatedScales::row(scales.first, row_of(i));
-                products[0][i] = products[0][i] * factors[0] * factor * params.alpha;
-                products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
-            }
-            // Captured by value: else the accumulators are in local memory.
-            gate.apply(products[0], products[1],
-                       [=](int i) { return Element{row_of(i), col, true}; });
-#pragma unroll
-            for (int i = 0; i < kProductRows / 2; ++i) {
-                const float one[1] = {products[0][i]};
-                if (row_of(i) < params.m) scales.first.write(row_of(i), col, 1, one);
-            }
-        }
-    }
-
     struct Consumer {
         const GatedEpilogue& epilogue;
         Staging& staging;
         typename Mainloop::SharedStorage& mainloop;
         WorkTile& work;
         int warp, warpgroup;
+        float factors[2];  // mixed input: scales of the thread's column, by product
 
         template <class Storage>
         DEVICE Consumer(const GatedEpilogue& epilogue, Storage& storage, WorkTile& work, int warp,
@@ -234,7 +196,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         }
         // Mixed input: the thread's output column.
         DEVICE int own_col(const GemmWorkTile& tile) const {
-            return int(tile.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
+            return int(tile.col) + work.row / 2 + Column::thread() / 4;
         }
         DEVICE RowScales row_scales(const e4m3* scales, Operand operand, int i,
                                     const GemmWorkTile& tile) const {
@@ -246,13 +208,28 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 col, col, int(params.columns()) - 1, int(params.num_groups));
         }
         DEVICE void begin(const GemmWorkTile& tile) {
-            if constexpr (kMixedInput) {
+            if constexpr (kSame<typename Mainloop::ElementB, e2m1x2>) {
                 const Arguments& arguments = epilogue.arguments;
                 work.row_scales = row_scales(arguments.groups_b1, kGroupsB, 0, tile);
                 const RowScales others = row_scales(arguments.groups_b2, kGroupsB2, 1, tile);
                 work.row_scales.rows[1] = others.rows[0];
                 work.row_scales.steps[1] = others.steps[0];
                 work.row_scales.aligned = work.row_scales.aligned && others.aligned;
+            }
+            if constexpr (kMixedInput) load_factors(tile);  // before the mainloop: it hides them
+        }
+        DEVICE void load_factors(const GemmWorkTile& tile) {
+            const GatedParams& params = epilogue.params;
+            const float* scales[2] = {epilogue.arguments.scale_b1, epilogue.arguments.scale_b2};
+            if (params.batch.num_dims > 0) {  // one branch: code is fetched from memory
+                if (scales[0]) scales[0] += offset(tile, kScaleB);
+                if (scales[1]) scales[1] += offset(tile, kScaleB2);
+            }
+            const int col = own_col(tile);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const bool inside = scales[i] && col < params.columns();
+                factors[i] = inside ? scales[i][col * params.epilogues[i].scale_b_stride] : 1.0f;
             }
         }
         DEVICE bool reduce(const GemmWorkTile&, int, Accumulator& accumulator) {
@@ -265,6 +242,10 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         template <class Scheduler>
         DEVICE void store(const typename Scheduler::Tile& tile, int count,
                           const Accumulator& accumulator) {
+            if constexpr (kMixedInput) store_column(tile, count, accumulator);
+            else store_rows(tile, accumulator);
+        }
+        DEVICE void store_rows(const GemmWorkTile& tile, const Accumulator& accumulator) const {
             const GatedParams& params = epilogue.params;
             const Arguments& arguments = epilogue.arguments;
             const auto of_product = [&](int product, const float* scale_b, Operand operand) {
@@ -277,25 +258,41 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
             const MatrixEpilogue second = of_product(1, arguments.scale_b2, kScaleB2);
             const GatedScales scales{first, second};
             const Gate gate = Gate::of(arguments, tile);
-            if constexpr (kMixedInput) {
-                store_column(scales, gate, int(tile.row), own_col(tile), accumulator);
+            const int row = work.first_row, batch = int(offset(tile, kOut));
+            const int col = work.first_col + (kSplitK ? cluster_rank() * kOwnCols : 0);
+            unsigned char* own = staging.warps[warp];
+            float factors[2];
+            const bool scaled = params.tma_stores && gate.silu_in_fp32() && scales.plain(factors);
+            if (scaled && first.params.out_dtype == kHalf) {
+                store_scaled<half>(own, arguments.out_map, factors, row, col, batch, accumulator);
+            } else if (scaled) {
+                store_scaled<bf16>(own, arguments.out_map, factors, row, col, batch, accumulator);
             } else {
-                const int row = work.first_row, batch = int(offset(tile, kOut));
-                const int col = work.first_col + (kSplitK ? cluster_rank() * kOwnCols : 0);
-                unsigned char* own = staging.warps[warp];
-                float factors[2];
-                const bool scaled =
-                    params.tma_stores && gate.silu_in_fp32() && scales.plain(factors);
-                if (scaled && first.params.out_dtype == kHalf) {
-                    store_scaled<half>(own, arguments.out_map, factors, row, col, batch,
-                                       accumulator);
-                } else if (scaled) {
-                    store_scaled<bf16>(own, arguments.out_map, factors, row, col, batch,
-                                       accumulator);
-                } else {
-                    store_general(own, params.tma_stores ? &arguments.out_map : nullptr, scales,
-                                  gate, row, col, batch, accumulator);
-                }
+                store_general(own, params.tma_stores ? &arguments.out_map : nullptr, scales, gate,
+                              row, col, batch, accumulator);
+            }
+        }
+        DEVICE void store_column(const GemmWorkTile& tile, int count,
+                                 const Accumulator& accumulator) const {
+            const GatedParams& params = epilogue.params;
+            const Arguments& arguments = epilogue.arguments;
+            int64_t out = 0, scale_a = 0;
+            if (params.batch.num_dims > 0) {
+                out = offset(tile, kOut);
+                scale_a = offset(tile, kScaleA);
+            }
+            const MatrixEpilogue first =
+                MatrixEpilogue::of_matrix(params.epilogues[0], arguments.out, nullptr, nullptr,
+                                          arguments.scale_a, nullptr, out, 0, 0, scale_a, 0);
+            const float alphas[2] = {params.epilogues[0].alpha, params.epilogues[1].alpha};
+            const Gate gate = Gate::of(arguments, tile);
+            const Column column{first, gate, factors, alphas};
+            const int row = int(tile.row), col = own_col(tile);
+            if (params.tma_stores) {
+                column.store_by_tma(staging.warps[4 * warpgroup], arguments.out_map, row, col,
+                                    int(out), count, accumulator);
+            } else if (col < first.params.n) {
+                column.store(row, col, accumulator);
             }
         }
         DEVICE void finish() const {
