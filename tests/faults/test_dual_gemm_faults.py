@@ -203,7 +203,7 @@ FAULTS = {
         SKINNY, "j * kTileN + run[0].tile_col", "run[0].tile_col", "skinny"
     ),
     "skinny: the second one's scales are the first one's": Fault(
-        SKINNY, "scale_a, x.scale_b2}", "scale_a, x.scale_b1}", "skinny"
+        SKINNY, "epilogue(1, nullptr, x.scale_b2)", "epilogue(1, nullptr, x.scale_b1)", "skinny"
     ),
     "skinny: the second matrix's rows are the first one's": Fault(
         SKINNY, "params.b_rows[i], scales", "params.b_rows[0], scales", "skinny"

@@ -136,7 +136,7 @@ def test_rows_apart_from_each_other(target):
         (CONFIGS[0], {"dtype_b": "float16"}, "a 16-bit a and an 8-bit or NVFP4 b"),
         (CONFIGS[0], {"dtype": E4M3}, "a 16-bit a and an 8-bit or NVFP4 b"),
         (CONFIGS[0], {"k": 136}, "TMA takes K-major"),
-        (CONFIGS[0], {"scales": "blocks"}, "TMA takes K-major"),
+        (CONFIGS[0], {"scales": "blocks"}, "block scales of FP8 only"),
         (replace(CONFIGS[0], tile_n=96), {}, "multiples of 16 x 128"),
         (replace(CONFIGS[0], tile_n=256), {}, "64 columns of b per warpgroup"),
         (replace(CONFIGS[0], tile_m=72), {}, "multiples of 16 x 128"),
