@@ -86,11 +86,13 @@ def source(
     scope: str = "epilogue",
     roots: Sequence[int] = (),
     more: Sequence[str] = (),
+    narrow: str = "void",
 ) -> str:
     """The struct Expression, with its include.
 
     scope: "epilogue" or "gate".  roots: of several results, their nodes.  more: the C++ types of
-    those after the first, which are in the places after the operands.
+    those after the first, which are in the places after the operands.  narrow: that of a first
+    result of 8 bits, else void.
     """
     products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
     first = len(operands) - 1
@@ -122,6 +124,7 @@ def source(
         *(f"        f.template store<{t}>({k}, {first + k});" for k, t in enumerate(more, 1)),
         "    }",
         f"    static constexpr int kResults = {len(more) + 1};",
+        f"    using Narrow = {narrow};  // the first result's type, if it is of 8 bits",
         "    template <class Operands>",
         f"    DEVICE static void of(const Operands& x, {products}, int64_t i, int64_t j,",
         "                          int64_t b, float (&results)[kResults]) {",

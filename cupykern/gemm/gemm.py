@@ -178,7 +178,7 @@ def task_of(product: Product) -> GemmTask:
         precision=p.precision,
         stored_a=p.stored[0],
         stored_b=p.stored[1],
-        formula=None if p.formula is None else p.formula.code(),
+        formula=None if p.formula is None else p.formula.code(p.out.dtype),
     )
     return fp16_accumulate_task(task) if p.fp16_accumulate else task
 

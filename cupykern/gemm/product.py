@@ -33,6 +33,7 @@ ACTIVATIONS = (
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 FP4 = dtypes.float4_e2m1fn  # of NVFP4, with scales
+NARROW = *FP8, dtypes.int8  # of results of formulas, which saturate
 
 
 def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
@@ -233,7 +234,8 @@ class Formula(NamedTuple):
             operands=tuple(matrices[name] if x is None else x for name, x in found)
         )
 
-    def code(self) -> FormulaCode:
+    def code(self, out: np.dtype) -> FormulaCode:
+        """out: the first result's dtype."""
         count = len(self.operands) - max(0, len(self.roots) - 1)
         kinds = [
             OperandCode(OPERAND_CPP[x.dtype], x.row != 0, x.col != 0)
@@ -243,7 +245,8 @@ class Formula(NamedTuple):
         ]
         results = (x for x in self.operands[count:] if isinstance(x, Matrix))
         more = [dtypes.CPP_NAMES[x.dtype] for x in results]
-        return FormulaCode(source(self.nodes, kinds, self.scope, self.roots, more))
+        narrow = dtypes.CPP_NAMES[out] if out in NARROW else "void"
+        return FormulaCode(source(self.nodes, kinds, self.scope, self.roots, more, narrow))
 
 
 class Product(NamedTuple):

@@ -157,7 +157,7 @@ def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any)
     names: tuple[str, ...] = ("out", "bias", "residual", "scale_a", "scale_b")
     if p.formula is not None:
         struct = ("reduce_split_k_expression.cu", "SplitKExpressionParams")
-        variant = p.formula.code().variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
+        variant = p.formula.code(p.out.dtype).variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
         names = ("out", "scale_a", "scale_b", *OPERANDS)
     params = zeros(*struct)
     fill_epilogue(params["epilogue"], p)

@@ -28,7 +28,7 @@ from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets import Target
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
-from .checks.products import check_precision, check_shapes
+from .checks.products import check_precision, check_shapes, resolve_result
 from .checks.scales import (
     ReadOperand,
     arrays_and_numbers,
@@ -128,7 +128,9 @@ def dual_gemm_silu(
     if y1.dtype != y2.dtype:
         raise TypeError(f"b1 and b2 must be of one dtype; got {y1.dtype} and {y2.dtype}")
     dtype_of_each = each_dtype(formula, out_dtype)
-    out_dtype, *more = (result_dtype(x.dtype, y1.dtype, dtype) for dtype in dtype_of_each)
+    out_dtype, *more = (
+        result_dtype(x.dtype, y1.dtype, dtype, formula.result_dtypes) for dtype in dtype_of_each
+    )
     if policy not in POLICIES:
         legal = ", ".join(map(repr, POLICIES))
         raise ValueError(f"policy must be one of {legal}; got {policy!r}")
@@ -173,13 +175,15 @@ def dual_gemm_silu(
     )
 
 
-def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any) -> np.dtype:
-    """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
+def result_dtype(
+    a: np.dtype, b: np.dtype, out_dtype: Any, of_formula: tuple[np.dtype, ...] = ()
+) -> np.dtype:
+    """As products.result_dtype."""
     product.compute_dtype(a, b)
     if out_dtype is None:
         found = dtypes.of_product(a, b, False)
         return found if a in _OUTPUTS else dtypes.float16
-    return dtypes.resolve(out_dtype, "out_dtype", _OUTPUTS)
+    return resolve_result(out_dtype, _OUTPUTS, of_formula, SILU)
 
 
 def _check_float32(policy: str, **scales: Any) -> None:
@@ -262,7 +266,8 @@ RESULTS = "maximum(acc1, 0) * acc2 * s, acc1 + t, acc2"
 @dataclass(frozen=True)
 class DualProblem:
     """One call, without its numbers.  kind: matmul's, or "unit": products of variance 1, "codes":
-    codes of NVFP4 up to 1.5 and scales in [0, 1).  epilogue: one of GATES, or None."""
+    codes of NVFP4 up to 1.5 and scales in [0, 1).  epilogue: one of GATES, or None.  out_dtype: as
+    MatmulProblem's."""
 
     m: int
     n: int
@@ -276,7 +281,7 @@ class DualProblem:
     layout_b2: str = "F"
     scales: str = "none"
     policy: str = "fp32"
-    out_dtype: str | None = None
+    out_dtype: str | tuple[str, ...] | None = None
     kind: str = "unit"
     epilogue: str | None = None
 
@@ -305,6 +310,9 @@ def _draw_problem(draw: Draw) -> DualProblem:
         policy, scales = "fp32", "none"
     epilogue = draw.choice((*[None] * 4, *GATES, RESULTS)) if policy == "fp32" else None
     layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
+    out_dtype: Any = draw.choice((None, None, "float16", "bfloat16", "float32"))
+    if epilogue is not None:
+        out_dtype = products.draw_result_dtype(draw, epilogue == RESULTS, out_dtype)
     return DualProblem(
         *(m, n, k // 16 * 16 if fp4 else k, dtype, dtype_b, batch_a, batch_b),
         layout_a=draw.choice(("C", "C", *inputs.LAYOUTS)),
@@ -312,7 +320,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         layout_b2=draw.choice((layout_b, layout_b, layout_b, "C", "F")),
         scales=scales,
         policy=policy,
-        out_dtype=draw.choice((None, None, "float16", "bfloat16", "float32")),
+        out_dtype=out_dtype,
         kind="unit" if kind in ("special", "subnormal") and fp4 else kind,
         epilogue=epilogue,
     )
@@ -413,8 +421,15 @@ def _work(problem: DualProblem) -> Work:
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
     read += 2 * math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b, p.k)
-    out = result_dtype(dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b], p.out_dtype)
-    return Work(read, batch * p.m * p.n * out.itemsize, 4 * batch * p.m * p.n * p.k)
+    written = batch * p.m * p.n * sum(out.itemsize for out in _result_dtypes(p))
+    return Work(read, written, 4 * batch * p.m * p.n * p.k)
+
+
+def _result_dtypes(p: DualProblem) -> tuple[np.dtype, ...]:
+    """Of each result."""
+    kinds, of_formula = products.each_of(p.out_dtype, p.epilogue, "gate")
+    pair = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b]
+    return tuple(result_dtype(*pair, kind, of_formula) for kind in kinds)
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
@@ -469,11 +484,13 @@ def task_of(problem: DualProblem) -> GemmTask:
     k = operands[0].shape[-1]
     scaled = any(getattr(x.scale, "size", 1) > 1 for x in operands)
     task = make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
-    dtype = result_dtype(a.dtype, b1.dtype, p.out_dtype)
-    formula = products.formula_of(call, (*batch, m, n), dtype, "gate")
+    kinds = _result_dtypes(p)
+    formula = products.formula_of(call, (*batch, m, n), kinds, "gate")
     if formula is None:
         return task
-    return replace(task, slow_activation=True, tma_store_epilogue=False, formula=formula.code())
+    return replace(
+        task, slow_activation=True, tma_store_epilogue=False, formula=formula.code(kinds[0])
+    )
 
 
 def _sample(

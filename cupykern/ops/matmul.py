@@ -194,7 +194,9 @@ def check(
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     plain = plain and formula is NO_FORMULA
     given = each_dtype(formula, out_dtype)
-    out_dtype, *more = (result_dtype(a.dtype, b.dtype, dtype, plain) for dtype in given)
+    out_dtype, *more = (
+        result_dtype(a.dtype, b.dtype, dtype, plain, formula.result_dtypes) for dtype in given
+    )
     batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
     addends = {

@@ -122,7 +122,9 @@ def scaled_mm(
     # By what is given, not by its value: it decides about the result's dtype.
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
     given = each_dtype(formula, out_dtype)
-    out_dtype, *more = (result_dtype(x.dtype, y.dtype, dtype, plain) for dtype in given)
+    out_dtype, *more = (
+        result_dtype(x.dtype, y.dtype, dtype, plain, formula.result_dtypes) for dtype in given
+    )
     batch, m, n = check_shapes(x, y)
     shape = (*batch, m, n)
     bias = check_addend("bias", bias, x.array, shape)
@@ -223,11 +225,11 @@ SCALES = ("none", "numbers", "tensor", "rows", "blocks")
 
 def _draw_problem(draw: Draw) -> ScaledProblem:
     drawn = products.draw_product(draw, (*PAIRS, *NVFP4_PAIRS))
-    drawn = products.draw_formula(draw, replace(drawn, alpha=1.0, residual=None))
+    drawn = replace(drawn, alpha=1.0, residual=None)
     if NVFP4 not in (drawn.dtype, drawn.dtype_b):
-        return ScaledProblem(drawn, draw.choice(SCALES))
+        return ScaledProblem(products.draw_formula(draw, drawn), draw.choice(SCALES))
     kind = "normal" if drawn.kind in ("special", "subnormal") else drawn.kind
-    drawn = replace(drawn, k=drawn.k // 16 * 16, kind=kind, epilogue=None)
+    drawn = replace(drawn, k=drawn.k // 16 * 16, kind=kind)
     return ScaledProblem(drawn, draw.choice(SCALES[:-1]))
 
 

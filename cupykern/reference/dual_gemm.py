@@ -33,6 +33,7 @@ def dual_gemm_silu(
     scale_a: Factor | None = None,
     scale_b1: Factor | None = None,
     scale_b2: Factor | None = None,
+    out_dtype: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
@@ -52,7 +53,7 @@ def dual_gemm_silu(
         d1 = exact_product(a, b1, scale_a, scale_b1)
         d2 = exact_product(a, b2, scale_a, scale_b2)
         if epilogue is not None:
-            return gate(d1, d2, epilogue, operands)
+            return gate(d1, d2, epilogue, operands, out_dtype)
         return (activate(xp, d1, "silu") * d2,)
 
 

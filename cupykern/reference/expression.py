@@ -15,6 +15,13 @@ from ..numerics import as_float64, finfo, gap, namespace
 from ..typing import Array, Namespace
 from .epilogue import erf, sigmoid
 
+RANGES = {
+    dtypes.float8_e4m3fn: (-448.0, 448.0),
+    dtypes.float8_e5m2: (-57344.0, 57344.0),
+    dtypes.int8: (-128.0, 127.0),
+}
+"""What results of formulas saturate to."""
+
 
 def rounded_to(xp: Namespace, x: Any, dtype: np.dtype) -> Any:
     """x, in FP64, rounded to nearest even in `dtype`."""
@@ -44,28 +51,55 @@ _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
 }
 
 
-def expression(acc: Array, epilogue: Any, operands: Mapping[str, Any] | None) -> tuple[Any, ...]:
-    """The results of the formula of the product `acc`, in FP64."""
-    return of_products({"acc": acc}, read(epilogue), operands)
+def saturated(x: Array, dtype: Any) -> Any:
+    """x, in FP64, as results of `dtype` saturate: those of 8 bits, and NaN is 0 in int8."""
+    xp, dtype = namespace(x), np.dtype(dtypes.NAMES.get(dtype, dtype))
+    if dtype not in RANGES:
+        return x
+    y = xp.clip(x, *RANGES[dtype])
+    return xp.where(xp.isnan(y), 0.0, y) if dtype == dtypes.int8 else y
+
+
+def expression(
+    acc: Array, epilogue: Any, operands: Mapping[str, Any] | None, out_dtype: Any = None
+) -> tuple[Any, ...]:
+    """The results of the formula of the product `acc`, in FP64, saturated as `out_dtype`."""
+    return of_products({"acc": acc}, read(epilogue), operands, out_dtype)
 
 
 def gate(
-    acc1: Array, acc2: Array, epilogue: Any, operands: Mapping[str, Any] | None
+    acc1: Array,
+    acc2: Array,
+    epilogue: Any,
+    operands: Mapping[str, Any] | None,
+    out_dtype: Any = None,
 ) -> tuple[Any, ...]:
-    """The results of the formula of two products, in FP64."""
-    return of_products({"acc1": acc1, "acc2": acc2}, read(epilogue, "gate"), operands)
+    """The results of the formula of two products, as expression's."""
+    return of_products({"acc1": acc1, "acc2": acc2}, read(epilogue, "gate"), operands, out_dtype)
 
 
 def of_products(
-    products: Mapping[str, Array], formula: Expression, operands: Mapping[str, Any] | None
+    products: Mapping[str, Array],
+    formula: Expression,
+    operands: Mapping[str, Any] | None,
+    out_dtype: Any,
 ) -> tuple[Any, ...]:
-    """products: by their names, in FP64."""
+    """products: by their names, in FP64.  out_dtype: one, or one for each result."""
     acc = next(iter(products.values()))
     given = [operand(acc, (operands or {})[name]) for name in formula.names]
     with np.errstate(all="ignore"):
         values = evaluate(formula.nodes, Environment.of_products(products, given))
     xp = namespace(acc)
-    return tuple(xp.broadcast_to(values[n], acc.shape) + 0.0 for n in formula.results)
+    kinds = each(out_dtype, len(formula.results))
+    return tuple(
+        saturated(xp.broadcast_to(values[n], acc.shape) + 0.0, kind)
+        for n, kind in zip(formula.results, kinds, strict=True)
+    )
+
+
+def each(out_dtype: Any, count: int) -> tuple[Any, ...]:
+    """The dtypes of `count` results: one, or one for each."""
+    return out_dtype if isinstance(out_dtype, tuple) else (out_dtype,) * count
 
 
 def operand(acc: Array, x: Any) -> Any:

@@ -21,7 +21,7 @@ from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
 from ..typing import Array, Namespace
 from .approximate import FLOOR, Approximate
-from .expression import Environment, evaluate, operand, rounded_to
+from .expression import RANGES, Environment, each, evaluate, operand, rounded_to
 from .expression_functions import FUNCTIONS, at_zero
 from .rounding import inexact_rms, over_normal, rounding_rms
 
@@ -84,7 +84,7 @@ def bound_of_products(
     exact = {name: acc.exact for name, acc in products.items()}
     acc = next(iter(exact.values()))
     given = [operand(acc, (operands or {})[name]) for name in formula.names]
-    kinds = out_dtype if isinstance(out_dtype, tuple) else (out_dtype,) * len(reference)
+    kinds = each(out_dtype, len(reference))
     with np.errstate(all="ignore"):
         nodes, environment = formula.nodes, Environment.of_products(exact, given)
         values, errors = propagate_all(nodes, environment, products)
@@ -104,8 +104,11 @@ def bound_of_products(
             for squares, acc in of_products:
                 square = square + squares[i]
                 shared = shared + squares[i] * acc.shared_part
-            dtype = dtypes.NAMES.get(dtype, dtype)
-            return _bound(errors[root], square, shared, axes, dtype, reference[i])
+            dtype = np.dtype(dtypes.NAMES.get(dtype, dtype))
+            found = _bound(errors[root], square, shared, axes, dtype, reference[i])
+            if dtype in RANGES:
+                found = _saturated(found, values[root], errors[root], dtype)
+            return found
 
         return tuple(bound(i, dtype) for i, dtype in enumerate(kinds))
 
@@ -156,6 +159,16 @@ def _bound(
         elementwise=xp.where(free, math.inf, bound.elementwise),
         rms=xp.where(known, bound.rms, 0.0),
         free=free,
+    )
+
+
+def _saturated(bound: Bound, y: Any, error: Error, dtype: np.dtype) -> Bound:
+    """Of a result y, before it saturates: no error where it does, give or take its own."""
+    xp, (low, high), size = namespace(bound.elementwise), RANGES[dtype], error.size
+    beyond = (y - size >= high) | (y + size <= low)
+    return bound._replace(
+        elementwise=xp.where(beyond & ~bound.free, 0.0, bound.elementwise),
+        rms=xp.where((y - size < low) | (y + size > high) | xp.isnan(y), 0.0, bound.rms),
     )
 
 

@@ -31,6 +31,7 @@ def matmul(
     activation: str | None = None,
     residual: Array | None = None,
     alpha: SupportsFloat = 1.0,
+    out_dtype: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
@@ -46,7 +47,7 @@ def matmul(
     with np.errstate(all="ignore"):
         y = float(alpha) * product(as_float64(a), as_float64(b))
         if epilogue is not None:
-            return expression(y, epilogue, operands)
+            return expression(y, epilogue, operands, out_dtype)
         if bias is not None:
             y = y + as_float64(bias)
         y = activate(xp, y, activation)
@@ -108,6 +109,7 @@ def scaled_mm(
     *,
     bias: Array | None = None,
     activation: str | None = None,
+    out_dtype: Any = None,
     epilogue: Any = None,
     operands: Mapping[str, Any] | None = None,
     **_: Any,
@@ -123,7 +125,7 @@ def scaled_mm(
     with np.errstate(all="ignore"):
         y = exact_product(a, b, scale_a, scale_b)
         if epilogue is not None:
-            return expression(y, epilogue, operands)
+            return expression(y, epilogue, operands, out_dtype)
         if bias is not None:
             y = y + as_float64(bias)
         return (activate(xp, y, activation),)

@@ -118,16 +118,20 @@ def stored(
 
     floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: it is
     expected whole, as a mean too.  Where it may exceed the others, and where results are rounded to
-    zero, nothing is expected.
+    zero, nothing is expected.  dtype: of an integer too.
     """
-    xp, info, size = namespace(y), finfo(dtype), abs(y)
+    xp, size = namespace(y), abs(y)
+    least, flushed = 1.0, 0.0  # of integers
+    if np.dtype(dtype).kind != "i":
+        info = finfo(dtype)
+        least = info.min_subnormal
+        # Of formats whose subnormals are flushed.
+        flushed = info.min_normal if info.underflow_error == info.min_normal else 0.0
     own = gap(y, dtype) ** 2 / 12
     expected = xp.sqrt(rms**2 + own)
-    # Of formats whose subnormals are flushed.
-    flushed = info.min_normal if info.underflow_error == info.min_normal else 0.0
     rounded = gap(size + worst + floor, dtype) / 2
     floor = floor + flushed
-    vanishes = (size <= info.min_subnormal / 2) | (floor > expected)
+    vanishes = (size <= least / 2) | (floor > expected)
     return Bound(
         worst + rounded + floor,
         xp.where(vanishes, 0.0, xp.hypot(expected, floor)),

@@ -1,6 +1,6 @@
 // A user's formula as the epilogue: Expression::of(operands, acc, i, j, b, results), in FP32 with
 // one rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).  results[0] is out,
-// those after it are in the places of operands.
+// those after it are in the places of operands.  Results of 8 bits saturate; NaN is 0 in int8.
 //
 // Expression: a struct that cupykern/expression/cpp.py writes, before the kernel's own text.
 #pragma once
@@ -94,7 +94,7 @@ template <class Expression> struct ExpressionEpilogue {
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
         }
-        matrix.write(row, col, count, results[0]);
+        matrix.template write_as<typename Expression::Narrow>(row, col, count, results[0]);
         Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
     }
 };
@@ -115,7 +115,7 @@ template <class Expression> struct ExpressionRuns {
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
         }
-        out.write(row, col, count, results[0]);
+        out.template write_as<typename Expression::Narrow>(row, col, count, results[0]);
         Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
     }
 };

@@ -12,7 +12,7 @@ from ...expression import Expression, read
 from ...expression.cpp import OF_INTEGER_ARRAYS
 from ...expression.parse import is_operand_name
 from ...expression.tree import Node, of_first, transposed
-from ...gemm.product import OPERANDS, Formula
+from ...gemm.product import NARROW, OPERANDS, Formula
 from ...numerics import namespace
 
 DTYPES = (
@@ -45,6 +45,11 @@ class ReadFormula(NamedTuple):
             return {}
         operands = *self.numbers, *(None for _ in self.roots[1:])
         return {"formula": Formula(self.nodes, operands, self.scope, self.roots)}
+
+    @property
+    def result_dtypes(self) -> tuple[np.dtype, ...]:
+        """Those that only a formula's results have."""
+        return NARROW if self.nodes else ()
 
     @property
     def array_names(self) -> tuple[str, ...]:

@@ -63,15 +63,37 @@ def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) ->
     return name
 
 
-def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
-    """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
+def result_dtype(
+    a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool, of_formula: tuple[np.dtype, ...] = ()
+) -> np.dtype:
+    """The result's dtype.  of_formula: further legal ones, ReadFormula.result_dtypes.
+
+    Raises TypeError, also for a pair of dtypes that cannot be multiplied.
+    """
     for name, dtype in (("a", a), ("b", b)):
         dtypes.resolve(dtype, f"{name}'s dtype", (*INPUTS, product.FP4), OF_DOUBLE)
     product.compute_dtype(a, b)
     if out_dtype is None:
         return dtypes.of_product(a, b, plain)
     whole = a == b == dtypes.int8 and plain
-    return dtypes.resolve(out_dtype, "out_dtype", (*FLOATS, *((dtypes.int32,) if whole else ())))
+    allowed = *FLOATS, *((dtypes.int32,) if whole else ())
+    return resolve_result(out_dtype, allowed, of_formula, "acc")
+
+
+def resolve_result(
+    out_dtype: Any, allowed: tuple[np.dtype, ...], of_formula: tuple[np.dtype, ...], formula: str
+) -> np.dtype:
+    """out_dtype as one of both.  formula: that of the op itself.  Raises TypeError."""
+    try:
+        return dtypes.resolve(out_dtype, "out_dtype", (*allowed, *of_formula))
+    except TypeError as refusal:
+        try:
+            narrow = dtypes.resolve(out_dtype, "out_dtype", product.NARROW)
+        except TypeError:
+            raise refusal from None
+        raise TypeError(
+            f"out_dtype may be {narrow} where there is a formula: pass epilogue={formula!r}"
+        ) from None
 
 
 def check_depth(k: int) -> None:

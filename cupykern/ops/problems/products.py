@@ -39,6 +39,7 @@ class MatmulProblem:
     """One call, without its numbers; dtype_b None: a's.
 
     epilogue: a formula whose operands are s (n,), t (m, 1), r (..., m, n), z (), and the number k.
+    out_dtype: of its results, also one for each, and of 8 bits.
     """
 
     m: int
@@ -54,7 +55,7 @@ class MatmulProblem:
     bias: tuple[int, ...] | None = None
     residual: tuple[int, ...] | None = None
     activation: str | None = None
-    out_dtype: str | None = None
+    out_dtype: str | tuple[str, ...] | None = None
     kind: str = "normal"
     precision: str = "float32"
     epilogue: str | None = None
@@ -83,6 +84,14 @@ FORMULAS = (
 
 
 RESULTS = "maximum(acc * s + t, 0), acc * s, i - j + r"
+NARROW = tuple(dtype.name for dtype in product.NARROW)
+MIXED = ("int8", "float32", "float8_e4m3fn"), ("bfloat16", "float8_e5m2", "int8")
+"""The dtypes of RESULTS, or of a gate's."""
+
+
+def draw_result_dtype(draw: Draw, several: bool, given: Any) -> Any:
+    """The out_dtype of a formula's results: `given`, or of 8 bits.  several: of RESULTS."""
+    return draw.choice((given, given, *NARROW, *(MIXED if several else ())))
 
 
 def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
@@ -90,7 +99,9 @@ def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
     formula = draw.choice((*[None] * 6, *FORMULAS, RESULTS))
     if formula is None:
         return problem
-    return replace(problem, epilogue=formula, bias=None, residual=None, activation=None)
+    plain: dict[str, Any] = {"bias": None, "residual": None, "activation": None}
+    out_dtype = draw_result_dtype(draw, formula == RESULTS, problem.out_dtype)
+    return replace(problem, epilogue=formula, out_dtype=out_dtype, **plain)
 
 
 def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) -> MatmulProblem:
@@ -258,15 +269,32 @@ def _is_product(p: MatmulProblem) -> bool:
     return alone and p.alpha == 1.0
 
 
+def result_dtypes(p: MatmulProblem) -> tuple[np.dtype, ...]:
+    """Of each result."""
+    pair = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
+    kinds, of_formula = each_of(p.out_dtype, p.epilogue, "epilogue")
+    return tuple(result_dtype(*pair, kind, _is_product(p), of_formula) for kind in kinds)
+
+
+def each_of(
+    out_dtype: str | tuple[str, ...] | None, formula: str | None, scope: str
+) -> tuple[tuple[str | None, ...], tuple[np.dtype, ...]]:
+    """(the out_dtype of each result, ReadFormula.result_dtypes)."""
+    if formula is None:
+        assert not isinstance(out_dtype, tuple)
+        return (out_dtype,), ()
+    if isinstance(out_dtype, tuple):
+        return out_dtype, product.NARROW
+    return (out_dtype,) * len(read_expression(formula, scope).results), product.NARROW
+
+
 def work(problem: MatmulProblem) -> Work:
     p = problem
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
     read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
     read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
-    out = result_dtype(dtype, dtype_b, p.out_dtype, _is_product(p))
-    results = 1 if p.epilogue is None else len(read_expression(p.epilogue).results)
-    written = results * batch * p.m * p.n * out.itemsize
+    written = batch * p.m * p.n * sum(out.itemsize for out in result_dtypes(p))
     return Work(read, written, 2 * batch * p.m * p.n * p.k)
 
 
@@ -351,7 +379,7 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     a, b = call.args
     batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
-    dtype = result_dtype(a.dtype, b.dtype, problem.out_dtype, _is_product(problem))
+    dtype, *_ = kinds = result_dtypes(problem)
     read: dict[str, Any] = {"a": product.matrix(a, batch), "b": product.matrix(b, batch)}
     read |= {copy.name: copy.matrix(batch) for copy in conversions({"a": a, "b": b}, read)}
     fields: dict[str, Any] = {
@@ -359,7 +387,7 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
         "activation": problem.activation,
         "block_scales": block_scales,
         "precision": canonical(problem.precision),
-        "formula": formula_of(call, shape, dtype),
+        "formula": formula_of(call, shape, kinds),
     }
     if dtypes.float32 in (a.dtype, b.dtype):
         fields["stored"] = a.dtype, b.dtype
@@ -390,17 +418,18 @@ def task_of_product(
 
 
 def formula_of(
-    call: Call, shape: tuple[int, ...], dtype: np.dtype, scope: str = "epilogue"
+    call: Call, shape: tuple[int, ...], kinds: tuple[np.dtype, ...], scope: str = "epilogue"
 ) -> product.Formula | None:
-    """That of a call whose results have this shape and dtype."""
+    """That of a call whose results have this shape and these dtypes."""
     if "epilogue" not in call.kwargs:
         return None
     a = call.args[0].data if isinstance(call.args[0], NvFp4) else call.args[0]
     formula = read_formula(call.kwargs["epilogue"], call.kwargs["operands"], a, scope)
     arrays = formula.broadcast(a, shape)
     found: product.Formula = formula.options["formula"]
-    result = np.empty(shape, dtype)
-    given = {name: arrays.get(name, result) for name in product.OPERANDS[: len(found.operands)]}
+    names = product.OPERANDS[len(found.operands) - len(kinds) + 1 :]
+    others = {name: np.empty(shape, kind) for name, kind in zip(names, kinds[1:], strict=False)}
+    given = {**arrays, **others}
     matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in given.items()}
     return found.of(matrices)
 

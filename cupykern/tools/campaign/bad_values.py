@@ -37,7 +37,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "scale_b2": _NUMBERS,
     "scale_w": _NUMBERS,
     "dtype": _DTYPES,
-    "out_dtype": (*_DTYPES, "int8"),
+    "out_dtype": (*_DTYPES, "int16"),
     "compensated": _FLAGS,
     "return_stats": _FLAGS,
     "causal": _FLAGS,

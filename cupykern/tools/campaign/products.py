@@ -283,7 +283,7 @@ def _dual(draw: RandomDraw, p: MatmulProblem, rng: Any, xp: Any) -> _Product:
     return _Product(problem, call, _rounded(result, out_dtype))
 
 
-def _rounded(exact: np.ndarray, name: str | None) -> np.ndarray:
+def _rounded(exact: np.ndarray, name: Any) -> np.ndarray:
     """name: of the result's dtype; None: int32."""
     with np.errstate(over="ignore"):
         return exact.astype(dtypes.NAMES[name or "int32"])

@@ -3,6 +3,7 @@
 // from the registers.
 #pragma once
 #include "gemm/epilogue/matmul.cuh"
+#include "gemm/epilogue/store_quad.cuh"
 #include "expression/apply.cuh"
 
 namespace gemm {
@@ -26,6 +27,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     static constexpr int kValues = Tile::kValues, kSlices = Tile::kSlices;
     using Values = float[kValues];
     using Results = float[Expression::kResults][kValues];
+    using Narrow = typename Expression::Narrow;
 
     const ExpressionOperands& operands;
 
@@ -82,11 +84,15 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             for (int r = 0; r < Expression::kResults; ++r) results[r][v] = of_element[r];
         }
     }
-    // Stores a lane's values from the registers: pairs where they are adjacent.
+    // Stores a lane's values from the registers: pairs where they are adjacent, of 8 bits all.
     template <class T>
     DEVICE void store_values(T* out, const MatrixStrides& strides, int row, int col,
                              const Values& values) const {
         const EpilogueParams& params = this->params.epilogue;
+        if constexpr (sizeof(T) == 1 && !kSwapAB) {
+            store_quad(out, params, strides, row, col, values);
+            return;
+        }
         const int lane = Tile::lane();
 #pragma unroll
         for (int v = 0; v < kValues; v += 2) {
@@ -137,7 +143,9 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             Values& values = results[0];
             Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, values);
             apply(found, row, col, results);
-            if (this->params.tma_stores) {
+            if constexpr (!kSame<Narrow, void>) {
+                store_values(static_cast<Narrow*>(matrix.out), params.out, row, col, values);
+            } else if (this->params.tma_stores) {
                 StoreBox<Tile>::store_slice(staging, box, this->arguments.out_map, slice, row, col,
                                             batch, params.out_dtype, values);
             } else if (params.out_dtype == kFloat) {

@@ -14,6 +14,7 @@ struct ExpressionDualArguments : DualArguments { ExpressionOperands operands; };
 
 template <class Expression> struct ExpressionGate {
     using Arguments = ExpressionDualArguments;
+    using Narrow = typename Expression::Narrow;
     ExpressionOperands operands;  // of the matrix
     int last_row, last_col;
 

@@ -69,6 +69,7 @@ struct Element {
 
 struct SiluGate {
     using Arguments = DualArguments;
+    using Narrow = void;
     int policy;
 
     DEVICE static SiluGate of(const DualArguments& arguments, const GemmWorkTile&) {

@@ -8,6 +8,7 @@
 #include "gemm/epilogue/gate_silu.cuh"
 #include "gemm/epilogue/gated_column.cuh"
 #include "gemm/epilogue/gated_scales.cuh"
+#include "gemm/epilogue/store_quad.cuh"
 #include "gemm/load_pair.cuh"
 #include "gemm/reduce.cuh"
 #include "gemm/scheduler.cuh"
@@ -149,6 +150,11 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
             gate.apply(values, others, [&](int i) {
                 return Element{first_row + i / 2 % 2 * 8, first_col + wgmma_col(lane, i), true};
             });
+            if constexpr (!kSame<typename Gate::Narrow, void>) {
+                store_quad(static_cast<typename Gate::Narrow*>(first.out), params, params.out,
+                           row + 64 * m, first_col, values);
+                continue;
+            }
             if (!map) {
 #pragma unroll
                 for (int i = 0; i < 8; i += 2) {

@@ -74,7 +74,8 @@ template <class Mainloop, class Gate> struct GatedColumn {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
                 const float one[1] = {values[i]};
-                if (row_of(row, i) < out.params.m) out.write(row_of(row, i), col, 1, one);
+                if (row_of(row, i) < out.params.m)
+                    out.template write_as<typename Gate::Narrow>(row_of(row, i), col, 1, one);
             }
         }
     }

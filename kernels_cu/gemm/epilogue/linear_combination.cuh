@@ -129,6 +129,17 @@ struct MatrixEpilogue {
         }
     }
 
+    // T: of a result of 8 bits; void: the parameters say which.
+    template <class T, int kRun>
+    DEVICE void write_as(int64_t row, int64_t col, int count, const float (&values)[kRun]) const {
+        if constexpr (kSame<T, void>) {
+            write(row, col, count, values);
+        } else {
+            T* first = static_cast<T*>(out) + row * params.out.row + col * params.out.col;
+            store_run(first, params.out.col, count, values);
+        }
+    }
+
     // Whether the result is alpha * accumulator, FP32 and of contiguous columns.
     DEVICE bool is_scaled_float() const {
         return !bias && !residual && !scale_a && !scale_b && params.activation == kNoActivation &&
