@@ -12,10 +12,11 @@ from cupykern import check, dtypes
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.gemm.sm90_policies import Multicast, SlicedK
 from cupykern.gemm.split_plan import SplitKWorkspace
-from cupykern.ops.problems.products import FORMULAS, RESULTS, MatmulProblem
+from cupykern.ops.problems.products import FORMULAS, MIXED, RESULTS, MatmulProblem
 from cupykern.targets import host
 
 OPERANDS, MATH = "expression/apply.cuh", "expression/math.cuh"
+QUAD = "gemm/epilogue/store_quad.cuh"
 SM90, REDUCE = "gemm/epilogue/expression.cuh", "reduce_split_k_expression.cu"
 FAULTS = {
     "every matrix has the first one's operands": Fault(
@@ -68,6 +69,33 @@ FAULTS = {
         SM90, "strides{found.params.i_strides[k],", "strides{found.params.i_strides[0],",
         "hopper results",
     ),
+    "a first result of 8 bits in the 16-bit format": Fault(
+        OPERANDS, "matrix.template write_as<typename Expression::Narrow>(",
+        "matrix.template write_as<void>(", "narrow results",
+    ),
+    "NaN of int8 saturates": Fault(
+        "platform/common.cuh", "if (!(x == x)) return 0;", "if (!(x == x)) return 127;",
+        "narrow NaN",
+    ),
+    "int8 wraps": Fault(
+        "platform/common.cuh", "x > 127.0f ? 127.0f : x", "x > 1e9f ? 127.0f : x", "narrow NaN"
+    ),
+    "hopper: a quad's rows swapped": Fault(
+        QUAD, "lane / 2 % 2 * 8, j", "(1 - lane / 2 % 2) * 8, j", "hopper narrow"
+    ),
+    "hopper: pairs of odd lanes before those of even ones": Fault(
+        QUAD, "pick_bytes(from_even, from_odd, 0x5410)", "pick_bytes(from_odd, from_even, 0x5410)",
+        "hopper narrow",
+    ),
+    "hopper: both groups of a run are the first": Fault(
+        QUAD, "pair(g + kGroups, 0) << 16", "pair(g, 0) << 16", "hopper narrow"
+    ),
+    "hopper: a whole run beyond the row's end": Fault(
+        QUAD, "j + kValues > params.n ||", "", "hopper narrow ends"
+    ),
+    "hopper: 16 bytes at a multiple of 8": Fault(
+        QUAD, "address % kValues == 0", "true", "hopper narrow ends"
+    ),
     "NaN is less than anything": Fault(MATH, "a > b || a != a ? a : b", "a > b ? a : b", "special"),
     "sines of the wrong half": Fault(MATH, "(q.k + 1) & 2", "q.k & 2", "functions"),
     "tanh of the wrong sign": Fault(MATH, "power), x)", "power), 1.0f)", "functions"),
@@ -108,6 +136,37 @@ def check_several(problem: MatmulProblem, **options) -> None:
     references = MATMUL.reference(*call.args, **call.kwargs)
     bounds = MATMUL.bound(*call.args, **call.kwargs, reference=references)
     assert check.compare(results, references, bounds).ok
+
+
+def check_narrow_results() -> None:
+    check_several(MatmulProblem(9, 41, 24, batch_a=(3,), epilogue=RESULTS, out_dtype=MIXED[0]))
+
+
+def check_narrow_nan() -> None:
+    a = np.float32([[np.nan], [np.inf], [-np.inf], [1e6], [-1e6], [3]])
+    y = MATMUL.run(a, np.ones((1, 5), np.float32), epilogue="acc", out_dtype="int8")
+    assert (y == np.int8([[0], [127], [-128], [127], [-128], [3]])).all()
+
+
+def check_hopper_narrow() -> None:
+    if host.current().warp_size == 32:
+        problem = MatmulProblem(70, 75, 136, layout_b="F", epilogue=RESULTS, out_dtype=MIXED[0])
+        check_several(problem, config=Sm90GemmConfig(128, 128, 64, 3))
+
+
+def check_hopper_narrow_ends() -> None:
+    if host.current().warp_size != 32:
+        return
+    call = MATMUL.inputs(MatmulProblem(70, 75, 136, layout_b="F"), 1, np)
+    frame = np.full((72, 168), 77, np.int8)
+    options = {"epilogue": "acc", "out_dtype": "int8", "config": Sm90GemmConfig(128, 128, 64, 3)}
+    wanted = MATMUL.run(*call.args, **options)
+    for offset in (16, 8, 3):
+        out = frame[1:71, offset : offset + 75]
+        MATMUL.run(*call.args, **options, out=out)
+        assert (out == wanted).all()
+        out[:] = 77
+        assert (frame == 77).all()
 
 
 def check_many_dims() -> None:
@@ -177,6 +236,10 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
     {
         "many dims": check_many_dims,
         "results": check_results,
+        "narrow results": check_narrow_results,
+        "narrow NaN": check_narrow_nan,
+        "hopper narrow": check_hopper_narrow,
+        "hopper narrow ends": check_hopper_narrow_ends,
         "hopper results": check_hopper_results,
         "few rows": check_few_rows,
         "odd columns": check_odd_columns,

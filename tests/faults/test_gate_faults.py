@@ -11,6 +11,7 @@ from products import compare
 
 from cupykern import OPS, check, dtypes
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90MixedDualGemmConfig
+from cupykern.gemm.sm90_policies import PingPong
 from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
@@ -85,6 +86,15 @@ FAULTS = {
     "results: beyond the last row": Fault(
         SM90, "element.inside && row == element.row &&", "element.inside &&", "results"
     ),
+    "narrow: the second 64 rows are the first": Fault(
+        GATED, "params.out, row + 64 * m, first_col", "params.out, row, first_col", "narrow"
+    ),
+    "narrow: every slice in the first one's place": Fault(
+        GATED, "params.out, row + 64 * m, first_col", "params.out, row + 64 * m, col", "narrow"
+    ),
+    "narrow: columns of mixed input in 16 bits": Fault(
+        GATED, "write_as<typename Gate::Narrow>", "write_as<void>", "narrow"
+    ),
 }  # fmt: skip
 # Every operand, both indices and both products.
 WHERE = GATES[2]
@@ -142,6 +152,18 @@ def check_results() -> None:
         assert check.compare(y, references, bounds).ok
 
 
+def check_narrow() -> None:
+    if host.current().warp_size != 32:
+        return
+    for config, problem in (
+        (Sm90DualGemmConfig(128, 128, 64, 4, PingPong()), DualProblem(200, 75, 136)),
+        (Sm90MixedDualGemmConfig(64, 128, 128, 4), DualProblem(70, 75, 96, NVFP4, NVFP4)),
+    ):
+        narrow = replace(problem, epilogue=WHERE, out_dtype="float8_e4m3fn")
+        call = DUAL.inputs(narrow, 1, np)
+        assert compare(DUAL, *call.args, **call.kwargs, config=config).ok
+
+
 def check_nvfp4() -> None:
     guarded(Sm90MixedDualGemmConfig(64, 128, 128, 4), DualProblem(70, 75, 96, NVFP4, NVFP4))
 
@@ -154,5 +176,6 @@ test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests
         "skinny": check_skinny,
         "nvfp4": check_nvfp4,
         "results": check_results,
+        "narrow": check_narrow,
     },
 )

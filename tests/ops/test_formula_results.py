@@ -251,7 +251,7 @@ def test_as_many_operands_as_places_are_left(target):
         ({"epilogue": lambda acc: (acc,) * 5}, TypeError, "at most 4 results"),
         ({"epilogue": "acc, j", "out_dtype": ("float16",)}, ValueError, "which are 2; got 1"),
         ({"epilogue": "acc", "out_dtype": ("float16",) * 2}, ValueError, "which are 1; got 2"),
-        ({"epilogue": "acc, j", "out_dtype": ("float16", "int8")}, TypeError, "out_dtype"),
+        ({"epilogue": "acc, j", "out_dtype": ("float16", "int16")}, TypeError, "out_dtype"),
     ],
 )
 def test_errors(kwargs, error, reason):
