@@ -81,7 +81,7 @@ def dual_gemm_silu(
         its product with the other one in FP16.  "fp16": every operation in FP16, so that a sum
         below -65504 gives NaN and one below -11.1 zero.
     out_dtype: float16, bfloat16 or float32; None: a's for these three, float32 where one operand
-        is, else float16.
+        is, else float16.  Of a formula's results as for `matmul`, also of 8 bits.
     out: array to write into, of the result's shape and dtype and apart from all operands.
     precision: of float32 operands, as that of `matmul`.
     config: a GemmConfig or one of the dual GEMM configs of Hopper, of float32 operands one of

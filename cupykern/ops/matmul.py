@@ -55,6 +55,8 @@ def matmul(
     >>> operands = {"s": 2, "t": np.array([[0], [-9]], np.float32)}
     >>> cupykern.matmul(a, a, epilogue="maximum(acc + t, 0) * s", operands=operands).tolist()
     [[14.0, 20.0], [12.0, 26.0]]
+    >>> cupykern.matmul(a, a, epilogue="acc * 6.5", out_dtype="int8").tolist()
+    [[46, 65], [98, 127]]
 
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8,
         one float32 and the other float16 or bfloat16, of which the call makes a float32 copy, both
@@ -70,7 +72,9 @@ def matmul(
     out_dtype: float16, bfloat16 or float32 of the result, or int32 of an int8 product with no other
         operand and alpha 1.  None: a's for float16 and bfloat16 unless b is float32, bfloat16 for
         FP8, int32 for int8 where it is allowed, else float32.
-        Several results of a formula may have one each, as a tuple.
+        A formula's results may also be float8_e4m3fn, float8_e5m2 or int8: rounded to nearest even,
+        and to +-448, +-57344, -128 or 127 from beyond these; NaN stays NaN, but is 0 in int8.
+        Several results may have one each, as a tuple.
     out: array to write the first result into, of its shape and dtype and apart from all operands.
     config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.

@@ -64,6 +64,15 @@ def scaled_mm(
     >>> cupykern.scaled_mm(x, w.T, scale_b=np.array([[0.5, 0.25]], np.float32)).tolist()
     [[25.0, -12.5]]
 
+    The first of two FP8 products, whose result has a scale that is known before: 2 for a code.
+
+    >>> x, w1, w2 = (cupykern.asarray(v, "float8_e4m3fn") for v in ([[4, -8]], [[3], [1]], [[5]]))
+    >>> h = cupykern.scaled_mm(
+    ...     x, w1, epilogue="acc * s", operands={"s": 1 / 2}, out_dtype="float8_e4m3fn"
+    ... )
+    >>> h.dtype.name, cupykern.scaled_mm(h, w2, 2.0, out_dtype="float32").tolist()
+    ('float8_e4m3fn', [[20.0]])
+
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
         int8, or a float16 or bfloat16 and b FP8 or int8.  Or an NvFp4 with an NvFp4 or with float16
         or bfloat16 on either side; its global scale is part of the epilogue.  8-bit and NvFp4
