@@ -486,6 +486,7 @@ SILU = "acc * sigmoid(acc * s) + r"
 FORMULAS = {
     "one": (SILU, None),
     "several": (f"{SILU}, acc, s if acc < 0 else k", ("float16", "float32", "bfloat16")),
+    "of 8 bits": (f"{SILU}, acc * s", ("float8_e4m3fn", "int8")),
     "of no product": ("s + r", None),
 }
 

@@ -227,6 +227,26 @@ def test_nan_and_infinities_are_those_of_quantize(target, name):
     np.testing.assert_array_equal(to_numpy(codes).astype(np.float64), y[:1, :1])
 
 
+@pytest.mark.parametrize("name", NARROW)
+def test_the_bound_finds_truncation_and_is_zero_beyond_the_range(name):
+    low, high = RANGES[name]
+    problem = MatmulProblem(70, 75, 128, epilogue="acc * k", out_dtype=name)
+    call = MATMUL.inputs(problem, 1, np)
+    call.kwargs["operands"] = {"k": high / 16}
+    exact = MATMUL.reference(*call.args, **call.kwargs)
+    (bound,) = MATMUL.bound(*call.args, **call.kwargs, reference=exact)
+    beyond = (exact[0] == low) | (exact[0] == high)
+    assert 0.01 < beyond.mean() < 0.5 and (bound.elementwise[beyond] == 0).all()
+    nearest = rounded(exact[0], name)
+    assert check.compare((nearest,), exact, (bound,)).ok
+    toward_zero = rounded(exact[0] - np.sign(exact[0]) * bound.elementwise / 2, name)
+    toward_zero[beyond] = nearest[beyond]
+    assert not check.compare((toward_zero,), exact, (bound,)).within_bound
+    wraps = nearest.copy()
+    wraps[beyond] = dtypes.NAMES[name].type(0)
+    assert not check.compare((wraps,), exact, (bound,)).within_bound
+
+
 def test_a_static_scale_feeds_the_next_product(target):
     xp = target.xp
     x, up, down = (
