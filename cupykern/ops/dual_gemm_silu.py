@@ -327,13 +327,24 @@ def _draw_problem(draw: Draw) -> DualProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> DualProblem:
+    """dtype: of a and the weights, or a*b; of 8-bit weights after a colon "rows" or "blocks", of
+    scales, otherwise one a tensor."""
     if len(shape) != 3:
         raise ValueError(f"dual_gemm_silu needs a shape (M, N, K); got {shape}")
-    dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES[name] for name in OP.dtypes))
-    if dtype == NVFP4 and shape[2] % nvfp4.GROUP:
+    names, options = inputs.bench_options("dual_gemm_silu", dtype, ("rows", "blocks"))
+    name, _, name_b = names.partition("*")
+    pair = name, name_b or name
+    for one in pair:
+        dtypes.resolve(one, "dtype", tuple(dtypes.NAMES.values()))
+    if pair not in (*PAIRS, ("float32", "float32")):
+        raise ValueError(f"dual_gemm_silu multiplies no {pair[0]} by {pair[1]}")
+    if NVFP4 in pair and shape[2] % nvfp4.GROUP:
         raise ValueError(f"K of NVFP4 must be a multiple of 16; got {shape[2]}")
-    scales = "tensor" if dtype.startswith("float8") else "none"
-    return DualProblem(*shape, dtype=dtype, dtype_b=dtype, scales=scales, kind="bench")
+    scaled = pair[1] in ("int8", "float8_e4m3fn", "float8_e5m2")
+    if options and (not scaled or len(options) > 1):
+        raise ValueError(f"at most one kind of scales, of 8-bit weights; got {dtype}")
+    scales = next(iter(options), "tensor" if scaled else "none")
+    return DualProblem(*shape, *pair, scales=scales, kind="bench")
 
 
 def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:

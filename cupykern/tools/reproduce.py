@@ -50,6 +50,11 @@ def _parallel(step: str, gpus: int, *more: str) -> Step:
     return Step(f"parallel_{step}_{gpus}", 2, args, f"parallel_{step}_{gpus}.json", gpus)
 
 
+def _model(weights: str) -> Step:
+    name = f"model_llama3_8b_{weights.replace('-', '_')}"
+    return Step(name, 1, ("bench", "--model", "llama3-8b", "--weights", weights), f"{name}.json")
+
+
 def _profile(op: str, shape: str, dtype: str) -> Step:
     args = ("profile", op, "--shape", shape, "--dtype", dtype)
     return Step(f"profile {op} {shape} {dtype}", 1, args, "profiles.json")
@@ -57,6 +62,7 @@ def _profile(op: str, shape: str, dtype: str) -> Step:
 
 _OF_ROWS = "torch,torch.compile,quack,liger"
 _TORCH_ATTENTION = "torch.flash,torch.cudnn"
+_OPTIONS = ";".join(f"1,16,16384,128,{code}" for code in (1, 5, 6, 7, 8, 9, 1024, 4096))
 _PRECISIONS = "float32:fma,float32:bf16x6,float32:bf16x3"
 
 STEPS = (
@@ -83,6 +89,10 @@ STEPS = (
     _bench("dual_gemm_silu", 5, "torch,torch.compile"),
     _bench("dequant_softmax", 1, "torch.compile"),
     _bench("attention", 12, f"{_TORCH_ATTENTION},torch.flex,flash_attn"),
+    Step("attention_options", 4,
+         ("bench", "attention", "--dtype", "bfloat16", "--shapes", _OPTIONS,
+          "--against", "torch.flex,flash_attn,torch.cudnn", "--warmup-ms", "5", "--rep-ms", "20"),
+         "attention_options.json"),
     _bench("attention_varlen", 1, "torch.flash"),
     _bench("decode_attention", 2, _TORCH_ATTENTION),
     _bench("nonfinite_report", 1),
@@ -90,6 +100,8 @@ STEPS = (
     _suite(101, 9, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),
     Step("model_llama3_8b", 5, ("bench", "--model", "llama3-8b", "--prefill", "512,4096"),
          "model_llama3_8b.json"),
+    _model("e4m3"),
+    _model("e4m3-blocks"),
     _parallel("mlp", 2),
     _parallel("mlp", 4),
     _parallel("attention", 2),

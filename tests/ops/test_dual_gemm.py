@@ -395,7 +395,8 @@ X = nvfp4.random("codes", (6, 16), 1, np, "C")
          {"out": F32[1][4:8]}),
         (TypeError, "a and b must both be", (X, B.T, B.T), {}),
         (TypeError, "a's dtype must be one of", (A.astype("i2"), B, B), {}),
-        (TypeError, "out_dtype must be one of", (A, B, B), {"out_dtype": "int8"}),
+        (TypeError, "out_dtype may be int8 where", (A, B, B), {"out_dtype": "int8"}),
+        (TypeError, "out_dtype must be one of", (A, B, B), {"out_dtype": "int16"}),
         (TypeError, "out must have dtype", (A, B, B), {"out": np.ones((4, 6), np.float32)}),
         (TypeError, "config must be a GemmConfig", (A, B, B), {"config": "fast"}),
         (
@@ -432,7 +433,7 @@ def test_illegal_arguments_are_refused(error, says, args, kwargs):
         cupykern.dual_gemm_silu(*args, **kwargs)
 
 
-@pytest.mark.parametrize("dtype", ["float16", NVFP4])
+@pytest.mark.parametrize("dtype", ["float16", NVFP4, "float8_e4m3fn:blocks", "bfloat16*int8:rows"])
 def test_sampled_rows_are_verified_alone(dtype):
     problem = DUAL.bench_problem((300, 40, 64), dtype)
     call = DUAL.inputs(problem, 1, np)
@@ -445,6 +446,12 @@ def test_sampled_rows_are_verified_alone(dtype):
 
 
 def test_bench_wants_three_sizes_and_whole_groups():
-    for shape, dtype in (((4, 4), "float16"), ((4, 4, 40), NVFP4)):
-        with pytest.raises(ValueError, match=r"needs a shape|multiple of 16"):
+    for shape, dtype, says in (
+        ((4, 4), "float16", "needs a shape"),
+        ((4, 4, 40), NVFP4, "multiple of 16"),
+        ((4, 4, 40), "float16*bfloat16", "multiplies no float16 by bfloat16"),
+        ((4, 4, 40), "bfloat16:rows", "of 8-bit weights"),
+        ((4, 4, 40), "float8_e4m3fn:rows+blocks", "at most one kind of scales"),
+    ):
+        with pytest.raises(ValueError, match=says):
             DUAL.bench_problem(shape, dtype)

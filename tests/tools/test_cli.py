@@ -55,7 +55,7 @@ def test_check_passes(fake_ops, capsys, tmp_path):
     assert code == 0 and err.startswith("check: 1 op, 7 cases each") and err.count("\n") == 1
     title, header, _, row = out.splitlines()
     assert "error/bound 1" in title and _words(row)[:4] == ["third", "float32", "7", "0"]
-    document = json.loads(path.read_text())
+    document = stored.read(path)
     assert document["failures"] == [] and document["summary"][0]["cases"] == 7
 
 

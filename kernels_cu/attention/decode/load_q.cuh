@@ -1,5 +1,6 @@
 // Loads the queries of a row tile into shared memory.
-// Types: Element, Operand (attention/decode/scales.cuh).  Constants: kTileM, kDim (D and Dv padded).
+// Types: Element, Operand (attention/decode/scales.cuh).
+// Constants: kTileM, kDim (D and Dv padded).
 #pragma once
 #include "attention/decode/merge.cuh"
 #include "attention/decode/scales.cuh"

@@ -5,8 +5,8 @@
 #include "attention/decode/work_tile.cuh"
 
 constexpr bool kScaledCache = sizeof(CacheElement) < sizeof(Element);
-// What queries, keys, probabilities and values are multiplied as.  FP16 holds all 8-bit codes, and a
-// conversion of two of them is one instruction; to BF16, through FP32, it is four.
+// What queries, keys, probabilities and values are multiplied as.  FP16 holds all 8-bit codes, and
+// a conversion of two of them is one instruction; to BF16, through FP32, it is four.
 using Operand = Choose<kScaledCache, half, Element>::Type;
 
 struct NoKvScales {
