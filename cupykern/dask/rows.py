@@ -83,6 +83,7 @@ def rms_norm(
     eps: Any = None,
     residual: Any = None,
     quantize: str | None = None,
+    granularity: str = "row",
     return_stats: bool = False,
     dtype: Any = None,
 ) -> Any:
@@ -95,7 +96,7 @@ def rms_norm(
 
     weight, residual: as for `layer_norm`.
     """
-    options = {"quantize": quantize, "return_stats": return_stats}
+    options = {"quantize": quantize, "granularity": granularity, "return_stats": return_stats}
     return _norm("rms_norm", x, {"weight": weight}, eps, residual, dtype, options)
 
 
@@ -151,7 +152,7 @@ def _norm(
         standing_for(x), standing_for(columns["weight"]), standing_for(columns.get("bias")),
         eps, standing_for(residual),
         (centered, options.get("compensated", False), options["return_stats"],
-         options.get("quantize")),
+         options.get("quantize"), options.get("granularity", "row")),
         dtype,
     )  # fmt: skip
     x = x.rechunk({-1: -1})
@@ -159,7 +160,7 @@ def _norm(
     if checked.quantized is None:
         options["dtype"] = y_dtype
     else:
-        outputs.append(like(x, dtypes.float32, {-1: (1,)}))
+        outputs.append(like(x, dtypes.float32, {-1: checked.scale_shape(x.shape)[-1:]}))
     if residual is not None:
         outputs.append(like(x, x.dtype))
     if checked.return_stats:
