@@ -53,6 +53,7 @@ def _tiles(
         scalar = not alone
     else:
         rare = e5m2 or (block_scales and (layout_b == MN_MAJOR or a == dtypes.int8))
+        rare = rare or (gfx and kernel == "dual_gemm" and block_scales and a in FLOAT16S)
         scalar = not is_measured(arch) and (rare or (layout_a, layout_b) == (MN_MAJOR, K_MAJOR))
     promotes = compute in FLOAT16S and not is_measured(arch)
     warps_n = 4 if gfx11 and (block_scales or promotes) else 2

@@ -161,7 +161,7 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
     WarpSoftmax<Score> softmax;
     Choose<kScaledCache, WarpScales, NoWarpScales>::Type scales(kv_scales);
     FragmentLoaders loaders;
-    QueryOperand queries;
+    QueryOperand<Score> queries;
     OutputAccumulator<WarpOutput> output;
     output.clear();
 

@@ -242,10 +242,11 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
 };
 
 // The query operand: in registers for the whole work tile if it is small, otherwise loaded from
-// shared memory for each tile.
-struct QueryOperand {
+// shared memory for each tile.  Options and units of converted queries leave no registers for it.
+template <class Score> struct QueryOperand {
     static constexpr bool kInRegisters =
-        !kWarpOwnsRows && kWarpRowFragments * kDimFragments * int(sizeof(QpFragment)) <= 128;
+        !kWarpOwnsRows && kWarpRowFragments * kDimFragments * int(sizeof(QpFragment)) <= 128 &&
+        !(Score::kGeneral && !kSame<Element, Operand>);
     QpFragment registers[kInRegisters ? kDimFragments : 1][kWarpRowFragments];
 
     DEVICE static void load(QpFragment (&a)[kWarpRowFragments], const QueryTile& q,
