@@ -109,7 +109,8 @@ def rms_norm(
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
     quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by scales: a
         group's largest magnitude over the format's largest number (1 where that is below 2^-126,
-        NaN for a row with a NaN or an infinity).  `dtype` must be None.
+        NaN for a row with a NaN and a group with an infinity, beside which other groups are 0).
+        `dtype` must be None.
     granularity: of scales, "row" or "block": one for each row, or for every 128 columns of it.
     return_stats: also return rstd = 1 / sqrt(mean(s^2) + eps), float32 of shape x.shape[:-1].
 

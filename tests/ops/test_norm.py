@@ -337,6 +337,19 @@ def test_quantized_blocks_are_those_of_quantize(target, cols):
     assert numerics.as_float64(q).shape == (9, cols)
 
 
+@pytest.mark.parametrize("cols", [384, 300])
+def test_infinities_stay_in_their_block_and_nan_does_not(target, cols):
+    x = random(target, (3, cols), "float16")
+    x[0, 200], x[1, 200] = np.inf, np.nan
+    q, scale = cupykern.rms_norm(x, quantize="e4m3", granularity="block")
+    scale, codes = to_numpy(scale), to_numpy(numerics.as_float64(q))
+    np.testing.assert_array_equal(scale[0], [1, np.nan, 1])
+    assert np.isnan(codes[0, 128:256]).all()
+    assert (np.delete(codes[0], np.s_[128:256]) == 0).all()
+    assert np.isnan(scale[1]).all() and np.isnan(codes[1]).all()
+    assert np.isfinite(scale[2]).all() and np.isfinite(codes[2]).all()
+
+
 def test_quantized_rows_may_have_any_length_and_strides(target):
     for shape, layout in (((2, 300_001), "C"), ((3, 20_000), "sliced"), ((40, 2000), "F")):
         for granularity in ("row", "block"):
