@@ -53,7 +53,6 @@ def _tiles(
         scalar = not alone
     else:
         rare = e5m2 or (block_scales and (layout_b == MN_MAJOR or a == dtypes.int8))
-        rare = rare or (gfx and kernel == "dual_gemm" and block_scales and a in FLOAT16S)
         scalar = not is_measured(arch) and (rare or (layout_a, layout_b) == (MN_MAJOR, K_MAJOR))
     promotes = compute in FLOAT16S and not is_measured(arch)
     warps_n = 4 if gfx11 and (block_scales or promotes) else 2
@@ -122,7 +121,8 @@ def _dual_tiles(
     on_hopper = (
         a == b and a not in (dtypes.int8, FP4) and not block_scales
     )  # sm90_heuristic has them
-    if strided or (on_hopper and arch == "sm_90a"):
+    converted_blocks = gfx and block_scales and a in FLOAT16S  # 100 bytes of spills on gfx1151
+    if strided or converted_blocks or (on_hopper and arch == "sm_90a"):
         wide = dtypes.int8 not in (a, b) or a != b
         promotes = wide and not is_measured(arch)
         rows, cols, warps_n = (64, 32, 2)
