@@ -7,23 +7,25 @@ from dataclasses import replace
 import needs
 import numpy as np
 import pytest
-from gemm_hopper_problems import fp4, fp8, mixed
+from formula_result_checks import (
+    HOPPER,
+    HOPPER_GATES,
+    check_schedules_agree,
+    hoppers_gate_configs,
+    with_nvfp4,
+)
 from products import MATMUL, SCALED, random, to_numpy
 
 import cupykern
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, sm90_heuristic
+from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
-from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
-from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
-from cupykern.gemm.split_plan import SplitKWorkspace
-from cupykern.nvfp4 import random as random_nvfp4
 from cupykern.op import as_tuple
 from cupykern.ops import dual_gemm_silu
 from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
 from cupykern.ops.problems.products import NVFP4, PAIRS, RESULTS, MatmulProblem, task_of
 from cupykern.ops.scaled_mm import ScaledProblem
-from cupykern.targets import UnavailableError, host, offline
+from cupykern.targets import UnavailableError, offline
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 # Dtypes that take different ways out of the registers.
@@ -83,21 +85,6 @@ def test_splits_of_k(target, splits):
     check_with(target, MATMUL, MatmulProblem(20, 75, 640, epilogue=RESULTS), config)
 
 
-HOPPER = [
-    (Sm90GemmConfig(128, 128, 64, 3), MatmulProblem(200, 264, 192, layout_b="F")),
-    (Sm90GemmConfig(128, 128, 64, 3, PingPong(), Multicast(2)),
-     MatmulProblem(392, 257, 192, "bfloat16", layout_b="F", batch_a=(2,))),
-    (Sm90GemmConfig(128, 128, 64, 3, cluster=SplitK(2)),
-     MatmulProblem(136, 264, 320, layout_b="F")),
-    (Sm90GemmConfig(32, 64, 64, 4, SlicedK(), Multicast(2), swap_ab=True),
-     MatmulProblem(19, 137, 136, layout_b="F")),
-    (SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4), MatmulProblem(24, 72, 256, layout_b="F")),
-    (Sm90Fp8GemmConfig(128, 128, 4), fp8(136, 264, 272, "blocks")),
-    (Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)), mixed(72, 144, 400, layout_b="F")),
-    (Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)), fp4(40, 144, 544)),
-]  # fmt: skip
-
-
 @needs.hopper
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", [{}, {"out_dtype": EACH}], ids=["one dtype", "each its own"])
@@ -108,44 +95,23 @@ def test_hoppers_mainloops(target, config, problem, options):
 
 
 @needs.hopper
-@pytest.mark.parametrize(
-    "problem",
-    [
-        DualProblem(136, 75, 208),
-        DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
-        DualProblem(9, 202, 272, "float8_e4m3fn", "float8_e4m3fn", batch_a=(2,), scales="rows"),
-        DualProblem(9, 300, 272, "bfloat16", "bfloat16"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
 def test_hoppers_gates(target, problem):
     own = replace(problem, epilogue=dual_gemm_silu.RESULTS)
-    found = gemm.configs(dual_gemm_silu.task_of(own), "sm_90a")
-    configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
-    assert configs
-    for config in configs:
+    for config in hoppers_gate_configs(own):
         check_with(target, DUAL, own, config)
 
 
 @needs.hopper
 def test_schedules_agree():
-    config, problem = HOPPER[1]
-    call = MATMUL.inputs(with_results(problem), 1, np)
-    bits = set()
-    for schedule in ("fifo", "lifo", "sticky:1"):
-        with host.use(schedule=schedule):
-            results = cupykern.matmul(*call.args, **call.kwargs, config=config)
-            bits.add(tuple(y.tobytes() for y in results))
-    assert len(bits) == 1
+    check_schedules_agree(epilogue=RESULTS)
 
 
 @pytest.mark.parametrize("sides", ["a", "b", "ab"])
 def test_nvfp4_on_either_side(target, sides):
     """With an NvFp4 a alone it is the transposed product that is computed."""
     xp = target.xp
-    a, b = random(target, (24, 64), "float16", 1), random(target, (64, 40), "float16", 2)
-    a = random_nvfp4("unit", (24, 64), 1, xp, "C") if "a" in sides else a
-    b = random_nvfp4("unit", (40, 64), 2, xp, "C") if "b" in sides else b
+    a, b = with_nvfp4(target, sides)
     operands = {
         "s": random(target, (40,), "float32", 3),
         "t": random(target, (24, 1), "float16", 4),

@@ -7,23 +7,26 @@ from dataclasses import replace
 import needs
 import numpy as np
 import pytest
-from gemm_hopper_problems import fp4, fp8, mixed
+from formula_result_checks import (
+    HOPPER,
+    HOPPER_GATES,
+    check_schedules_agree,
+    hoppers_gate_configs,
+    with_nvfp4,
+)
 from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, sm90_heuristic
+from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
-from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
-from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
-from cupykern.gemm.split_plan import SplitKWorkspace
-from cupykern.nvfp4 import random as random_nvfp4
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.op import as_tuple
 from cupykern.ops import dual_gemm_silu
 from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
 from cupykern.ops.problems.products import MIXED, NARROW, NVFP4, PAIRS, MatmulProblem, task_of
 from cupykern.ops.scaled_mm import ScaledProblem
-from cupykern.targets import UnavailableError, host, offline
+from cupykern.targets import UnavailableError, offline
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 RANGES = {"float8_e4m3fn": (-448, 448), "float8_e5m2": (-57344, 57344), "int8": (-128, 127)}
@@ -95,22 +98,6 @@ def test_gates(target, dtype, dtype_b, kinds, m):
     assert_rounded(DUAL, target, DualProblem(m, 43, 80, dtype, dtype_b), formula, kinds)
 
 
-HOPPER = [
-    (Sm90GemmConfig(128, 128, 64, 3), MatmulProblem(200, 264, 192, layout_b="F")),
-    (Sm90GemmConfig(128, 128, 64, 3, PingPong(), Multicast(2)),
-     MatmulProblem(392, 257, 192, "bfloat16", layout_b="F", batch_a=(2,))),
-    (Sm90GemmConfig(128, 128, 64, 3, cluster=SplitK(2)),
-     MatmulProblem(136, 264, 320, layout_b="F")),
-    (Sm90GemmConfig(32, 64, 64, 4, SlicedK(), Multicast(2), swap_ab=True),
-     MatmulProblem(19, 137, 136, layout_b="F")),
-    (SplitKWorkspace(Sm90GemmConfig(128, 64, 64, 8), 4), MatmulProblem(24, 72, 256, layout_b="F")),
-    (Sm90Fp8GemmConfig(128, 128, 4), fp8(136, 264, 272, "blocks")),
-    (Sm90Fp8GemmConfig(128, 128, 4), fp8(136, 250, 272, "rows")),
-    (Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)), mixed(72, 144, 400, layout_b="F")),
-    (Sm90MixedGemmConfig(128, 128, 128, 2, cluster=SplitK(2)), fp4(40, 144, 544)),
-]  # fmt: skip
-
-
 @needs.hopper
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("kinds", [*NARROW, *MIXED])
@@ -123,22 +110,10 @@ def test_hoppers_mainloops(target, config, problem, kinds):
 
 @needs.hopper
 @pytest.mark.parametrize("kinds", [NARROW[0], MIXED[0]])
-@pytest.mark.parametrize(
-    "problem",
-    [
-        DualProblem(136, 75, 208),
-        DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
-        DualProblem(9, 202, 272, "float8_e4m3fn", "float8_e4m3fn", batch_a=(2,), scales="rows"),
-        DualProblem(9, 304, 272, "bfloat16", "bfloat16"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
 def test_hoppers_gates(target, problem, kinds):
     own = replace(problem, epilogue="acc1 * s", out_dtype=NARROW[0])
-    found = gemm.configs(dual_gemm_silu.task_of(own), "sm_90a")
-    configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
-    assert configs
-    for config in configs:
+    for config in hoppers_gate_configs(own):
         formula = OF_GATE if isinstance(kinds, tuple) else "acc1 * s"
         assert_rounded(DUAL, target, problem, formula, kinds, config)
 
@@ -164,23 +139,14 @@ def test_hopper_writes_its_result_and_nothing_else(target, columns, offset):
 
 @needs.hopper
 def test_schedules_agree():
-    config, problem = HOPPER[1]
-    call = MATMUL.inputs(replace(problem, epilogue=SEVERAL, out_dtype=MIXED[0]), 1, np)
-    bits = set()
-    for schedule in ("fifo", "lifo", "sticky:1"):
-        with host.use(schedule=schedule):
-            results = cupykern.matmul(*call.args, **call.kwargs, config=config)
-            bits.add(tuple(y.tobytes() for y in results))
-    assert len(bits) == 1
+    check_schedules_agree(epilogue=SEVERAL, out_dtype=MIXED[0])
 
 
 @pytest.mark.parametrize("sides", ["a", "b", "ab"])
 def test_nvfp4_on_either_side(target, sides):
     """With an NvFp4 a alone it is the transposed product that is computed."""
     xp = target.xp
-    a, b = random(target, (24, 64), "float16", 1), random(target, (64, 40), "float16", 2)
-    a = random_nvfp4("unit", (24, 64), 1, xp, "C") if "a" in sides else a
-    b = random_nvfp4("unit", (40, 64), 2, xp, "C") if "b" in sides else b
+    a, b = with_nvfp4(target, sides)
     kwargs = {"epilogue": "acc * s", "operands": {"s": random(target, (40,), "float32", 3)}}
     for name in NARROW:
         out = xp.empty((24, 40), dtypes.NAMES[name])
