@@ -214,7 +214,7 @@ template <class Copier> struct Walk {
         sync_block();  // the keys have arrived, and all warps have read the previous values
         copier.template start_values<kUnmasked>(storage.values, key, end - key);
         copy_async_commit();
-        if constexpr (!kMasked && kHeadDim < 256) loaders.forget();
+        if constexpr (!kMasked) loaders.forget();
         bool seen = true;  // the warp's last row keeps some key
         if constexpr (!kUnmasked) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
@@ -283,9 +283,9 @@ DEVICE void finish(AttentionStorage& storage, const Params& params, const Attent
         for_each_top(storage, [&](float& top, int m, int r) {
             const int row = first_row + 16 * m + Rows::row(lane, r);
             if (row >= head.sq) return;
-            const RowStatistics found =
-                RowStatistics::of(top, Softmax::shifted(rows_of_warp.softmax[m].origin[r]),
-                                  totals[m][r], params.exponent_scale, params.unit);
+            const RowStatistics found = RowStatistics::of(
+                top, rows_of_warp.softmax[m].exponent(r, top, params.exponent_scale), totals[m][r],
+                params.unit);
             const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
             if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
             if (statistics.row_max) statistics.row_max[i] = found.top;
@@ -337,7 +337,7 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
         first_top = sink / params.unit;
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m)
-            rows_of_warp.softmax[m].begin(sink * kLog2E, Rows::is_first(lane_id()));
+            rows_of_warp.softmax[m].begin(first_top, Rows::is_first(lane_id()));
     }
     Loaders loaders(first_row_of_warp());
     const bool keeps_tops = lse || row_max || row_sum;

@@ -39,9 +39,8 @@ template <class Traits> struct EpilogueSm90 {
             inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
             const int own = row + Layout::row(lane, 2 * r);
             if (statistics.wanted() && lane % 4 == 0 && own < sq) {
-                const RowStatistics found =
-                    RowStatistics::of(top[r], Softmax::shifted(softmax.origin[r]), total,
-                                      params.exponent_scale, params.unit);
+                const RowStatistics found = RowStatistics::of(
+                    top[r], softmax.exponent(r, top[r], params.exponent_scale), total, params.unit);
                 const int64_t i = head.q_offset(params.stats) + own * params.stats.row;
                 if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
                 if (statistics.row_max) statistics.row_max[i] = found.top;

@@ -53,7 +53,7 @@ template <class Traits> struct MainloopSm90 {
         if constexpr (Traits::kGeneral) {
             const float sink = Traits::Score::sink(arrays, tile.head);
             top[0] = top[1] = sink / params.unit;
-            softmax.begin(sink * kLog2E, lane_id() % 4 == 0);
+            softmax.begin(top[0], lane_id() % 4 == 0);
         }
     }
     DEVICE void clear() {

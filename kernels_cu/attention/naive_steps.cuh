@@ -76,12 +76,13 @@ DEVICE void softmax_row(const Params& params, float* scores, float* total,
     float top = kGeneral ? sink / params.unit : -kInfinity, sum = 0.0f;
     for (int64_t i = lane; i < end; i += 32) top = maximum(top, scores[i]);
     top = across_group(top, Max());
-    const float scale = params.exponent_scale, origin = top == -kInfinity ? 0.0f : top * scale;
+    const float scale = params.exponent_scale, origin = top == -kInfinity ? 0.0f : top;
     for (int64_t i = lane; i < end; i += 32) {
-        scores[i] = exp2_approx(scores[i] * scale - origin);
+        scores[i] = exp2_approx((scores[i] - origin) * scale);
         sum += scores[i];
     }
-    if (kGeneral && lane == 0 && sink != -kInfinity) sum += exp2_approx(sink * kLog2E - origin);
+    if (kGeneral && lane == 0 && sink != -kInfinity)
+        sum += exp2_approx((sink / params.unit - origin) * scale);
     sum = across_group(sum, Sum());
     if (lane != 0 || !exists) return;
     *total = sum;

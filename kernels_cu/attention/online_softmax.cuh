@@ -1,10 +1,14 @@
 // Online softmax of rows whose scores arrive tile by tile: the sum so far, and the factors that
 // rescale the outputs so far.
 //
-// Exponents are score * scale - origin + kShift, base 2: one FMA each.  A row's origin is its
-// largest score so far, but it moves only when that has grown by more than kRescaleAbove, because
-// every move rescales all outputs.  Probabilities are at most 2^(kShift + kRescaleAbove), which
-// FP16 holds; kShift makes fewer of them subnormal.  A row's origin depends on its own scores only.
+// Exponents are (score - origin) * scale + kShift, base 2: one FMA of score and scale each, from
+// the rounded origin * scale - kShift.  A row's origin is its largest score so far, but it moves
+// only when that has grown by more than kRescaleAbove, because every move rescales all outputs.
+// Probabilities are at most 2^(kShift + kRescaleAbove), which FP16 holds; kShift makes fewer of
+// them subnormal.  A row's origin depends on its own scores only.
+//
+// Rounding origin * scale makes the same factor of all exponentials in a row.  Beyond kFar FP16
+// might not hold it: there the origin is subtracted before the FMA.
 //
 // Functions take scores as score(n, i): value i of the n-th fragment along the row, a float&.
 #pragma once
@@ -83,13 +87,14 @@ struct RowsOfLane {
 constexpr float kRescaleAbove = 8.0f;
 // FP16's range ends at 2^16.
 template <class T> constexpr float kShift = kSame<T, half> ? 7.0f : 0.0f;
+constexpr float kFar = 0x1p20f;  // its rounding is at most a factor of 2^(1/32)
 
 // State of a lane's rows in one row of fragments.  T: type that probabilities are rounded to.
 template <class T, class Layout>
 struct OnlineSoftmax {
     using Rows = RowsOfLane<Layout>;
     static constexpr int kRows = Rows::kRows;
-    float origin[kRows];  // -inf: no score yet
+    float origin[kRows];  // a score; -inf: no score yet
     float sum[kRows];     // of this lane's probabilities
 
     DEVICE void reset() {
@@ -99,7 +104,7 @@ struct OnlineSoftmax {
             sum[r] = 0.0f;
         }
     }
-    // Begins a row with a score of its own, base 2; -inf: none.  owns: of the lanes that share the
+    // Begins a row with a score of its own; -inf: none.  owns: of the lanes that share the
     // row's sum, this one counts it.
     DEVICE void begin(float score, bool owns) {
         const float own = owns && score != -kInfinity ? exp2_approx(kShift<T>) : 0.0f;
@@ -129,12 +134,11 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             largest[r] = Rows::across_lanes(largest[r], Max());
-            const float wanted = largest[r] * scale;
             factors[r] = 1.0f;
             // False for NaN, from an infinite score or no score.
-            if (wanted - origin[r] > kRescaleAbove) {
-                factors[r] = exp2_approx(shifted(origin[r]) - shifted(wanted));
-                origin[r] = wanted;
+            if ((largest[r] - origin[r]) * scale > kRescaleAbove) {
+                factors[r] = exp2_approx(shifted(origin[r], scale) - shifted(largest[r], scale));
+                origin[r] = largest[r];
                 any = true;
             }
         }
@@ -148,35 +152,60 @@ struct OnlineSoftmax {
     template <int kFragments, class Score>
     DEVICE void exponentiate(const Score& score, float scale) {
         float from[kRows];
+        bool any_far = false;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r)
-            from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r]);
+        for (int r = 0; r < kRows; ++r) {
+            from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r], scale);
+            any_far |= is_far(from[r]);
+        }
+        if (any_far) {
+#pragma unroll
+            for (int n = 0; n < kFragments; ++n) {
+#pragma unroll
+                for (int i = 0; i < Layout::kCount; ++i) {
+                    const int r = Rows::slot(i);
+                    if (is_far(from[r])) score(n, i) -= origin[r];
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                if (is_far(from[r])) from[r] = -kShift<T>;
+            }
+        }
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
             for (int i = 0; i < Layout::kCount; ++i) {
                 float& x = score(n, i);
-                x = exp2_approx(x * scale - from[Rows::slot(i)]);
+                x = exp2_approx(multiply_add(x, scale, -from[Rows::slot(i)]));
                 sum[Rows::slot(i)] += x;
             }
         }
     }
-    // The finite origin of a row's exponents.
-    DEVICE static float shifted(float origin) { return origin - kShift<T>; }
+    // What exponents of a row are relative to.  One FMA would take a register for kShift.
+    DEVICE static float shifted(float origin, float scale) {
+        return multiply_add(origin, scale, 0.0f) - kShift<T>;
+    }
+    DEVICE static bool is_far(float shifted) { return magnitude(shifted) > kFar; }
+    // That of a score, as `exponentiate` computes it.
+    DEVICE float exponent(int r, float score, float scale) const {
+        const float from = shifted(origin[r], scale);
+        return is_far(from) ? multiply_add(score - origin[r], scale, kShift<T>)
+                            : multiply_add(score, scale, -from);
+    }
     // The row's total, relative to its origin: the divisor of the outputs.
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }
 };
 
-// A row's statistics, base e.  top: the largest score; unit: factor of scores to base e; total: of
-// OnlineSoftmax; origin: shifted.
+// A row's statistics, base e.  top: the largest score; exponent: its own; total: of OnlineSoftmax;
+// unit: factor of scores to base e.
 struct RowStatistics {
     float top, sum, log_sum_exp;
 
-    DEVICE static RowStatistics of(float top, float origin, float total, float scale, float unit) {
+    DEVICE static RowStatistics of(float top, float exponent, float total, float unit) {
         if (top == -kInfinity && !(total != total)) return {-kInfinity, 0.0f, -kInfinity};
         const float row_max = top * unit;
-        // exp2(origin) * total is the sum of exponentials.
-        const float row_sum = top == -kInfinity ? total : total * exp2_approx(origin - top * scale);
+        const float row_sum = top == -kInfinity ? total : total * exp2_approx(-exponent);
         return {row_max, row_sum, row_max + log_accurate(row_sum)};
     }
 };

@@ -8,7 +8,13 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_checks import check_bias_over_nan, normal, qkv
+from attention_checks import (
+    check_bias_over_nan,
+    check_far_scores,
+    check_far_scores_of_caches,
+    normal,
+    qkv,
+)
 
 import cupykern
 from cupykern import BlockMask, attention, check, dtypes
@@ -115,6 +121,17 @@ def test_nan_of_keys_that_no_row_sees_does_not_count():
     assert np.isfinite(attention(q, k, v, mask=blocks)).all()
     mask[:, 70:] = False
     assert not np.isnan(attention(q, k[:, :, :], np.zeros_like(v), mask=mask)).any()
+
+
+@pytest.mark.parametrize("algorithm", ["flash", "naive"])
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])
+def test_scores_may_have_any_size(target, dtype, algorithm):
+    check_far_scores(target.xp, dtype, algorithm)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])
+def test_scores_of_caches_may_have_any_size(target, dtype):
+    check_far_scores_of_caches(target.xp, dtype)
 
 
 @pytest.mark.parametrize("algorithm", ["flash", "naive"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupykern import attention, dtypes, inputs
+from cupykern import attention, attention_varlen, decode_attention, dtypes, inputs
 
 
 def normal(*shape: int, dtype=dtypes.float16, kind: str = "normal") -> np.ndarray:
@@ -31,3 +31,79 @@ def check_bias_over_nan(*shape: int, **options) -> None:
             y = attention(q, hidden, v, mask=mask, **options)
             np.testing.assert_array_equal(y[:, :, 1::2], expected[:, :, 1::2])
             assert np.isnan(y[:, :, ::2]).all(-1).any()  # those see the last key
+
+
+# Base-2 logarithms of scores, on both sides of online_softmax.cuh's kFar, of 2^24, where FP32's
+# whole numbers end, and of 2^28, where an ulp leaves the range of FP16's exponents.
+FAR = (8, 18, 20, 21, 24, 28, 30)
+
+
+def far_scores(power: int, dtype, cache=None, sq: int = 40, sk: int = 300):
+    """(q, k, v, k_scale, scores, exact results) of scores of about 2^power.
+
+    They are exact, positive and negative by row, and grow with the key by sixteenths.  A row's
+    largest is shared by several keys, and no other counts.
+    """
+    dim, rows, keys = 64, np.arange(sq), np.arange(sk)[:, None]
+    q, unit = np.zeros((1, 2, sq, dim)), 2.0 ** (power // 2)
+    q[:, :, rows, 7 * rows % dim] = np.where(rows % 2, -unit, unit) * (1 + rows / 64)
+    units = (keys * (np.arange(dim) % 3 + 1) // 40 + np.arange(dim)) % 16 + 1
+    k, k_scale = np.broadcast_to(units, (1, 2, sk, dim)), 2.0 ** (power - power // 2 - 4)
+    if cache is None:
+        k, k_scale = k * k_scale, 1.0
+    v = normal(1, 2, sk, dim).astype(cache or dtype)
+    q, k = q.astype(dtype), k.astype(cache or dtype)
+    scores = k_scale * (q.astype(float) @ k.astype(float).swapaxes(-1, -2))
+    weights = (scores == scores.max(-1, keepdims=True)).astype(float)
+    return q, k, v, k_scale, scores, weights / weights.sum(-1, keepdims=True) @ v.astype(float)
+
+
+def _host(x) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def _near(y, exact) -> None:
+    error = abs(_host(y).astype(float) - exact)
+    assert (error <= 2.0**-7 * abs(exact) + 2.0**-9).all(), np.nanmax(error)
+
+
+def check_far_scores(xp, dtype, algorithm: str = "flash") -> None:
+    """Results, and statistics beside a sink that some rows do not see."""
+    for power in FAR:
+        q, k, v, _, scores, exact = far_scores(power, dtype)
+        q, k, v = map(xp.asarray, (q, k, v))
+        top, sink = scores.max(-1), -64.0
+        sees, ties = top > sink, (scores == top[..., None]).sum(-1)
+        largest, total = np.maximum(top, sink), np.where(sees, ties, 1)
+        y, lse, row_max, row_sum = attention(
+            q, k, v, scale=1.0, sinks=xp.full(2, sink, np.float32), algorithm=algorithm,
+            return_lse=True, return_row_stats=True,
+        )  # fmt: skip
+        _near(y, np.where(sees[..., None], exact, 0))
+        np.testing.assert_allclose(_host(row_max), largest, rtol=1e-6)
+        np.testing.assert_allclose(_host(lse), largest + np.log(total), rtol=1e-5)
+        np.testing.assert_allclose(_host(row_sum), total, rtol=1e-3)
+        y, row_max, row_sum = attention(
+            q, k, v, scale=1.0, algorithm=algorithm, return_row_stats=True
+        )
+        _near(y, exact)
+        np.testing.assert_array_equal(_host(row_max), top)
+        np.testing.assert_allclose(_host(row_sum), ties, rtol=1e-3)
+
+
+def check_far_scores_of_caches(xp, dtype) -> None:
+    for power in FAR:
+        q, k, v, _, _, exact = far_scores(power, dtype)
+        _near(decode_attention(*map(xp.asarray, (q, k, v)), causal=False, scale=1.0), exact)
+        packed = (xp.asarray(np.ascontiguousarray(x[0].swapaxes(0, 1))) for x in (q, k, v))
+        ends = (xp.asarray(np.array((0, x.shape[2]), np.int32)) for x in (q, k))
+        y = attention_varlen(
+            *packed, *ends, max_seqlen_q=q.shape[2], max_seqlen_k=k.shape[2], scale=1.0
+        )
+        _near(_host(y).swapaxes(0, 1)[None], exact)
+        for cache in (dtypes.float8_e4m3fn, np.dtype(np.int8)):
+            q, k, v, k_scale, _, exact = far_scores(power, dtype, cache)
+            y = decode_attention(
+                *map(xp.asarray, (q, k, v)), causal=False, scale=1.0, k_scale=k_scale, v_scale=1.0
+            )
+            _near(y, exact)

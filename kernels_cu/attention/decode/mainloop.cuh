@@ -179,7 +179,7 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
                 if constexpr (kWarpOwnsKeys) sync_block();  // the queries are loaded
                 storage.q_conversion.convert(storage.q);
                 queries.load_registers(storage.q, loaders);
-                softmax.init(params, arrays, storage.work);
+                softmax.init(params, arrays, storage.work, scales.k_factor());
                 chunk_end = work.first_key + storage.work.chunk_size;
             }
             const KvStage& full = storage.stages[stage];

@@ -130,8 +130,15 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
     int end_keys[kWarpRowFragments][Softmax::kRows];  // keys [0, end_key) are seen
     int positions[kWarpRowFragments][kOptionRows];
     float slopes[kWarpRowFragments][kOptionRows];
+    // Of scores, base 2.  OnlineSoftmax takes a positive scale: another is applied to scores.
+    float scale, score_scale;
 
-    DEVICE void init(const Params& params, const Arrays& arrays, const WorkTile& work) {
+    // k_factor: of all scores.
+    DEVICE void init(const Params& params, const Arrays& arrays, const WorkTile& work,
+                     float k_factor) {
+        scale = params.scale_log2 * (Score::kGeneral ? 1.0f : k_factor);
+        score_scale = scale > 0.0f ? 1.0f : scale;
+        if (score_scale != 1.0f) scale = 1.0f;
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
 #pragma unroll
@@ -167,10 +174,6 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
                        const Arrays& arrays, int first_key, bool masked, int type, float k_factor) {
         const int lane = lane_id();
-        const float scale = params.scale_log2 * (Score::kGeneral ? 1.0f : k_factor);
-        // OnlineSoftmax takes a positive scale: others are applied here.
-        const float softmax_scale = scale > 0.0f ? scale : 1.0f;
-        const float score_scale = scale > 0.0f ? 1.0f : scale;
         float largest[Softmax::kRows], factors[kWarpRowFragments][Softmax::kRows];
         bool rescales = false;
 #pragma unroll
@@ -213,8 +216,7 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
                     }
                 }
             }
-            rescales |=
-                softmax[m].template look<kWarpKeyFragments>(at, softmax_scale, largest, factors[m]);
+            rescales |= softmax[m].template look<kWarpKeyFragments>(at, scale, largest, factors[m]);
         }
         if (vote_any(rescales)) {
 #pragma unroll
@@ -225,7 +227,7 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
             const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
-            softmax[m].template exponentiate<kWarpKeyFragments>(at, softmax_scale);
+            softmax[m].template exponentiate<kWarpKeyFragments>(at, scale);
         }
     }
     // Of the lane's rows, over all keys of the warp since the last reset.
@@ -235,7 +237,8 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
         for (int m = 0; m < kWarpRowFragments; ++m) {
 #pragma unroll
             for (int r = 0; r < Softmax::kRows; ++r)
-                result.rows[m][r] = {Softmax::shifted(softmax[m].origin[r]), softmax[m].total(r)};
+                result.rows[m][r] = {Softmax::shifted(softmax[m].origin[r], scale),
+                                     softmax[m].total(r)};
         }
         return result;
     }
