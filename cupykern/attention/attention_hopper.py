@@ -164,7 +164,10 @@ def configs(
     if large:  # a box of keys is of one page
         return (AttentionHopperConfig(128, 64 if kind.paged else 80),)
     if dims.qk == 64 and not (kind.varlen or kind.general):
-        large_tiles, small_tiles = (AttentionHopperConfig(m, 128, 3) for m in (192, 128))
+        large_tiles, small_tiles = (
+            AttentionHopperConfig(192, 112, 3),
+            AttentionHopperConfig(128, 128, 3),
+        )
         if queries:
             of_small, of_large = (_duration(c, queries) for c in (small_tiles, large_tiles))
             if of_small < _SHORTER * of_large:
@@ -174,18 +177,19 @@ def configs(
 
 
 def _duration(config: AttentionHopperConfig, queries: Queries) -> float:
-    """Of the launch, in units of a row of a 192-row tile against a tile of keys.
+    """Of the launch, in units of a row of a 192-row tile against 128 keys.
 
     Tiles of equal length run in rounds; causal ones go longest first, so that the longest decides,
     or all of them.
     """
     q, rows = queries, config.tile_m * (_C["small_tile"] if config.tile_m < 192 else 1.0)
+    share = config.tile_n / 128
     last = np.minimum(np.arange(config.tile_m, q.sq + config.tile_m, config.tile_m), q.sq)
     if q.offset is None:
         rounds = -(-q.heads * len(last) // q.num_sms)
-        return rounds * rows * (-(-q.sk // config.tile_n) + _C["tile_cost"])
+        return rounds * rows * (-(-q.sk // config.tile_n) * share + _C["tile_cost"])
     keys = np.clip(last + q.offset, 0, q.sk)
-    tiles = rows * (-(-keys // config.tile_n) + _C["tile_cost"])
+    tiles = rows * (-(-keys // config.tile_n) * share + _C["tile_cost"])
     return max(float(tiles.max(initial=0.0)), float(tiles.sum()) * q.heads / q.num_sms)
 
 

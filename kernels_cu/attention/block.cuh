@@ -138,26 +138,30 @@ template <class Copier>
 DEVICE void attend(AttentionStorage& storage, const Params& params, const Loaders& loaders,
                    bool keeps_tops, Copier& copier, Scores& scores, WarpRows& rows) {
     float largest[kRowFragments][Softmax::kRows], factors[kRowFragments][Softmax::kRows];
-    bool grown = false;
+    bool rescales[kRowFragments];
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
-        grown |= rows.softmax[m].template look<kKeyFragments>(at, params.exponent_scale, largest[m],
-                                                              factors[m]);
+        rescales[m] = rows.softmax[m].template update<kKeyFragments>(at, params.exponent_scale,
+                                                                     largest[m], factors[m]);
     }
     if (keeps_tops) {
-        for_each_top(storage, [&](float& top, int m, int r) { top = maximum(top, largest[m][r]); });
-    }
-    if (vote_any(grown)) {
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
-            rows.softmax[m].rescale(factors[m]);
 #pragma unroll
-            for (int d = 0; d < kDimFragments; ++d) {
+            for (int r = 0; r < Softmax::kRows; ++r)
+                largest[m][r] = Rows::across_lanes(largest[m][r], Max());
+        }
+        for_each_top(storage, [&](float& top, int m, int r) { top = maximum(top, largest[m][r]); });
+    }
 #pragma unroll
-                for (int i = 0; i < Layout::kCount; ++i) {
-                    rows.outputs.at(m, d).values[i] *= factors[m][Rows::slot(i)];
-                }
+    for (int m = 0; m < kRowFragments; ++m) {
+        if (!rescales[m]) continue;
+#pragma unroll
+        for (int d = 0; d < kDimFragments; ++d) {
+#pragma unroll
+            for (int i = 0; i < Layout::kCount; ++i) {
+                rows.outputs.at(m, d).values[i] *= factors[m][Rows::slot(i)];
             }
         }
     }
@@ -337,7 +341,8 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
         first_top = sink / params.unit;
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m)
-            rows_of_warp.softmax[m].begin(first_top, Rows::is_first(lane_id()));
+            rows_of_warp.softmax[m].begin(first_top, params.exponent_scale,
+                                          Rows::is_first(lane_id()));
     }
     Loaders loaders(first_row_of_warp());
     const bool keeps_tops = lse || row_max || row_sum;

@@ -26,7 +26,7 @@ template <class Traits> struct EpilogueSm90 {
     const TensorMap& out_map;
     const RowArrays& statistics;
 
-    // The warp's 16 rows.  top: their largest scores.
+    // The warp's 16 rows.  top: their largest scores, of each lane.
     DEVICE void store(int query_stage, const QueryTile& tile, const Softmax& softmax,
                       const float (&top)[2], const Outputs& outputs) const {
         const int lane = opaque(lane_id());
@@ -38,9 +38,12 @@ template <class Traits> struct EpilogueSm90 {
             const float total = softmax.total(r);
             inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
             const int own = row + Layout::row(lane, 2 * r);
-            if (statistics.wanted() && lane % 4 == 0 && own < sq) {
-                const RowStatistics found = RowStatistics::of(
-                    top[r], softmax.exponent(r, top[r], params.exponent_scale), total, params.unit);
+            if (!statistics.wanted()) continue;
+            const float largest = Softmax::Rows::across_lanes(top[r], Max());
+            if (lane % 4 == 0 && own < sq) {
+                const RowStatistics found =
+                    RowStatistics::of(largest, softmax.exponent(r, largest, params.exponent_scale),
+                                      total, params.unit);
                 const int64_t i = head.q_offset(params.stats) + own * params.stats.row;
                 if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
                 if (statistics.row_max) statistics.row_max[i] = found.top;

@@ -53,7 +53,7 @@ template <class Traits> struct MainloopSm90 {
         if constexpr (Traits::kGeneral) {
             const float sink = Traits::Score::sink(arrays, tile.head);
             top[0] = top[1] = sink / params.unit;
-            softmax.begin(top[0], lane_id() % 4 == 0);
+            softmax.begin(top[0], params.exponent_scale, lane_id() % 4 == 0);
         }
     }
     DEVICE void clear() {
@@ -97,13 +97,12 @@ template <class Traits> struct MainloopSm90 {
         mask.apply_limits(tile.row);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
         float largest[2];
-        const bool grown =
-            softmax.template look<kFragments>(at, params.exponent_scale, largest, factors);
+        const bool rescales =
+            softmax.template update<kFragments>(at, params.exponent_scale, largest, factors);
 #pragma unroll
         for (int r = 0; r < 2; ++r) top[r] = maximum(top[r], largest[r]);
-        softmax.rescale(factors);
         softmax.template exponentiate<kFragments>(at, params.exponent_scale);
-        return vote_any(grown);
+        return rescales;
     }
     DEVICE void rescale() {
 #pragma unroll
@@ -131,8 +130,9 @@ template <class Traits> struct MainloopSm90 {
         }
         sync_warp();
     }
-    // The queries have arrived.  A possible loop here keeps the compiler from moving the wait for
-    // wgmma above the exponentials that precede it and read none of its registers.
+    // The queries have arrived, and no sum is negative.  A possible loop that depends on all
+    // exponentials keeps the compiler from moving them below the wait for wgmma that follows, which
+    // writes none of their registers.
     DEVICE void keep_order(QueryState query) {
         storage.queries_full[query.stage].wait(query.phase);
     }

@@ -90,36 +90,58 @@ template <class T> constexpr float kShift = kSame<T, half> ? 7.0f : 0.0f;
 constexpr float kFar = 0x1p20f;  // its rounding is at most a factor of 2^(1/32)
 
 // State of a lane's rows in one row of fragments.  T: type that probabilities are rounded to.
+// scale: of scores, positive, base 2.
 template <class T, class Layout>
 struct OnlineSoftmax {
     using Rows = RowsOfLane<Layout>;
     static constexpr int kRows = Rows::kRows;
     float origin[kRows];  // a score; -inf: no score yet
+    float from[kRows];    // what exponents are relative to; finite
     float sum[kRows];     // of this lane's probabilities
+    bool any_far;         // whether an origin is subtracted first
 
     DEVICE void reset() {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             origin[r] = -kInfinity;
+            from[r] = -kShift<T>;
             sum[r] = 0.0f;
         }
+        any_far = false;
     }
-    // Begins a row with a score of its own; -inf: none.  owns: of the lanes that share the
-    // row's sum, this one counts it.
-    DEVICE void begin(float score, bool owns) {
-        const float own = owns && score != -kInfinity ? exp2_approx(kShift<T>) : 0.0f;
+    // Begins all rows with a score of its own; -inf: none.  owns: of the lanes that share a row's
+    // sum, this one counts it.
+    DEVICE void begin(float score, float scale, bool owns) {
+        reset();
+        if (score == -kInfinity) return;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            origin[r] = score;
-            sum[r] = own;
+            set_origin(r, score, scale);
+            sum[r] = owns ? exp2_approx(kShift<T>) : 0.0f;
         }
+        any_far = is_far(score, scale);
     }
-    // Updates the origins with kFragments fragments.  largest: each row's largest score; -inf:
-    // none.  factors: rescale outputs and sums so far (`rescale` does the sums); returns whether
-    // one of this lane's is not 1.  scale: positive.
+    // Updates the state with kFragments fragments of scores, before `exponentiate`.  largest: this
+    // lane's largest score of each row; -inf: none.  Returns, alike in the warp, whether outputs so
+    // far are to be multiplied by `factors`, which are undefined otherwise.
     template <int kFragments, class Score>
-    DEVICE bool look(const Score& score, float scale, float (&largest)[kRows],
-                     float (&factors)[kRows]) {
+    DEVICE bool update(const Score& score, float scale, float (&largest)[kRows],
+                       float (&factors)[kRows]) {
+        look<kFragments>(score, largest);
+        bool moves = any_far || exceeds(largest, scale), moved = false;
+        // At most once.  As a branch, ptxas moves the exponentials behind the next wait for wgmma.
+#pragma unroll 1
+        while (vote_any(moves)) {
+            move(largest, scale, factors);
+            subtract_far<kFragments>(score, scale);
+            moves = exceeds(largest, scale);
+            moved = true;
+        }
+        return moved;
+    }
+    // The steps of `update`.
+    template <int kFragments, class Score>
+    DEVICE static void look(const Score& score, float (&largest)[kRows]) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) largest[r] = -kInfinity;
 #pragma unroll
@@ -130,48 +152,51 @@ struct OnlineSoftmax {
                 x = maximum(x, score(n, i));
             }
         }
+    }
+    // Whether one of the scores moves an origin.
+    DEVICE bool exceeds(const float (&scores)[kRows], float scale) const {
         bool any = false;
 #pragma unroll
+        for (int r = 0; r < kRows; ++r) any |= exceeds(r, scores[r], scale);
+        return any;
+    }
+    // False for NaN, from an infinite score or no score.
+    DEVICE bool exceeds(int r, float score, float scale) const {
+        return (score - origin[r]) * scale > kRescaleAbove;
+    }
+    // Moves origins and rescales sums; returns whether one of this lane's factors is not 1.
+    DEVICE bool move(const float (&largest)[kRows], float scale, float (&factors)[kRows]) {
+        bool any = false;
+        any_far = false;
+#pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            largest[r] = Rows::across_lanes(largest[r], Max());
+            const float top = Rows::across_lanes(largest[r], Max());
             factors[r] = 1.0f;
-            // False for NaN, from an infinite score or no score.
-            if ((largest[r] - origin[r]) * scale > kRescaleAbove) {
-                factors[r] = exp2_approx(shifted(origin[r], scale) - shifted(largest[r], scale));
-                origin[r] = largest[r];
+            if (exceeds(r, top, scale)) {
+                factors[r] = exp2_approx(shifted(origin[r], scale) - shifted(top, scale));
+                set_origin(r, top, scale);
                 any = true;
             }
+            sum[r] *= factors[r];
+            any_far |= origin[r] != -kInfinity && is_far(origin[r], scale);
         }
         return any;
     }
-    DEVICE void rescale(const float (&factors)[kRows]) {
+    template <int kFragments, class Score>
+    DEVICE void subtract_far(const Score& score, float scale) const {
+        if (!any_far) return;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) sum[r] *= factors[r];
+        for (int n = 0; n < kFragments; ++n) {
+#pragma unroll
+            for (int i = 0; i < Layout::kCount; ++i) {
+                const float first = origin[Rows::slot(i)];
+                if (first != -kInfinity && is_far(first, scale)) score(n, i) -= first;
+            }
+        }
     }
-    // Replaces scores by probabilities, after `look`.
+    // Replaces scores by probabilities.
     template <int kFragments, class Score>
     DEVICE void exponentiate(const Score& score, float scale) {
-        float from[kRows];
-        bool any_far = false;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r], scale);
-            any_far |= is_far(from[r]);
-        }
-        if (any_far) {
-#pragma unroll
-            for (int n = 0; n < kFragments; ++n) {
-#pragma unroll
-                for (int i = 0; i < Layout::kCount; ++i) {
-                    const int r = Rows::slot(i);
-                    if (is_far(from[r])) score(n, i) -= origin[r];
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-                if (is_far(from[r])) from[r] = -kShift<T>;
-            }
-        }
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
@@ -182,16 +207,23 @@ struct OnlineSoftmax {
             }
         }
     }
-    // What exponents of a row are relative to.  One FMA would take a register for kShift.
+    DEVICE void set_origin(int r, float score, float scale) {
+        const float near = shifted(score, scale);
+        origin[r] = score;
+        from[r] = is_far(score, scale) ? -kShift<T> : near;
+    }
+    // One FMA would take a register for kShift.
     DEVICE static float shifted(float origin, float scale) {
         return multiply_add(origin, scale, 0.0f) - kShift<T>;
     }
-    DEVICE static bool is_far(float shifted) { return magnitude(shifted) > kFar; }
+    // True of infinities.
+    DEVICE static bool is_far(float origin, float scale) {
+        return magnitude(origin * scale) > kFar;
+    }
     // That of a score, as `exponentiate` computes it.
     DEVICE float exponent(int r, float score, float scale) const {
-        const float from = shifted(origin[r], scale);
-        return is_far(from) ? multiply_add(score - origin[r], scale, kShift<T>)
-                            : multiply_add(score, scale, -from);
+        if (is_far(origin[r], scale)) score -= origin[r];
+        return multiply_add(score, scale, -from[r]);
     }
     // The row's total, relative to its origin: the divisor of the outputs.
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from attention_checks import check_bias_over_nan
+from attention_checks import check_bias_over_nan, check_far_scores
 from planted import Fault, fault_tests
 
 import cupykern
@@ -45,14 +45,14 @@ FAULTS = {
     ),
     "scores are not scaled": Fault(
         "attention/online_softmax.cuh",
-        "x = exp2_approx(x * scale - ",
-        "x = exp2_approx(x - ",
+        "x = exp2_approx(multiply_add(x, scale,",
+        "x = exp2_approx(multiply_add(x, 1.0f,",
         "tails",
     ),
     "the largest score of a lane, not of the row": Fault(
         "attention/online_softmax.cuh",
-        "largest[r] = Rows::across_lanes(largest[r], Max());",
-        "",
+        "const float top = Rows::across_lanes(largest[r], Max());",
+        "const float top = largest[r];",
         "tails",
     ),
     "the largest score of the last tile alone": Fault(
@@ -68,10 +68,25 @@ FAULTS = {
         "attention/online_softmax.cuh", "half> ? 7.0f", "half> ? 9.0f", "growing"
     ),
     "inf - inf of rows without keys": Fault(
+        "attention/online_softmax.cuh", "from[r] = -kShift<T>;", "from[r] = -kInfinity;", "blocks"
+    ),
+    "far origins are rounded": Fault(
         "attention/online_softmax.cuh",
-        "from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r]);",
-        "from[r] = shifted(origin[r]);",
-        "blocks",
+        "constexpr float kFar = 0x1p20f;",
+        "constexpr float kFar = kInfinity;",
+        "far scores",
+    ),
+    "a far origin is subtracted from the scores of all rows": Fault(
+        "attention/online_softmax.cuh", "first != -kInfinity && is_far(first, scale)",
+        "first != -kInfinity", "far scores"
+    ),
+    "a far origin is subtracted in the tile that moves it alone": Fault(
+        "attention/online_softmax.cuh", "bool moves = any_far || exceeds", "bool moves = exceeds",
+        "far scores"
+    ),
+    "a sum of rows with far scores from the rounded origin": Fault(
+        "attention/online_softmax.cuh", "if (is_far(origin[r], scale)) score -= origin[r];", "",
+        "far scores"
     ),
     "rows without keys are divided by zero": Fault(
         BLOCK, "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
@@ -169,14 +184,14 @@ FAULTS = {
     ),
     "a sink that is in no sum": Fault(
         "attention/online_softmax.cuh",
-        "? exp2_approx(kShift<T>) : 0.0f;",
-        "? 0.0f : 0.0f;",
+        "owns ? exp2_approx(kShift<T>) : 0.0f;",
+        "0.0f;",
         "options",
     ),
     "a sink that every lane counts": Fault(
         "attention/online_softmax.cuh",
-        "owns && score != -kInfinity",
-        "score != -kInfinity",
+        "owns ? exp2_approx(kShift<T>) : 0.0f;",
+        "exp2_approx(kShift<T>);",
         "options",
     ),
     "ALiBi with the wrong sign": Fault(
@@ -327,6 +342,7 @@ CHECKS = {
     "large offsets": _check_large_offsets,
     "sections": _check_sections,
     "hidden keys": lambda: check_bias_over_nan(20, 70, 16),
+    "far scores": lambda: check_far_scores(np, dtypes.float16),
 }
 
 

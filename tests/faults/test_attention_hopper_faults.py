@@ -83,8 +83,8 @@ FAULTS = {
         "const int left = tile.num_steps;", "causal window"
     ),
     "a sink that every lane counts": Fault(
-        MAIN, "softmax.begin(sink * kLog2E, lane_id() % 4 == 0);",
-        "softmax.begin(sink * kLog2E, true);", "capped"
+        MAIN, "softmax.begin(top[0], params.exponent_scale, lane_id() % 4 == 0);",
+        "softmax.begin(top[0], params.exponent_scale, true);", "capped"
     ),
     "distances of the first rows": Fault(
         MASK, "const float distance = float(position - key + 8 * half);",

@@ -391,12 +391,12 @@ FAULTS = {
         MMA, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
     ),
     "many rows: row sums are not rescaled": Fault(
-        MMA, "softmax[m].rescale(factors[m]);", "(void)factors;", "rows"
+        SOFTMAX, "sum[r] *= factors[r];", "(void)factors;", "rows"
     ),
     "many rows: a negative scale for a positive one": Fault(
         MMA,
-        "const float score_scale = scale > 0.0f ? 1.0f : scale;",
-        "const float score_scale = 1.0f;",
+        "score_scale = scale > 0.0f ? 1.0f : scale;",
+        "score_scale = 1.0f;",
         "rows",
     ),
 }

@@ -174,7 +174,7 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
                        const Arrays& arrays, int first_key, bool masked, int type, float k_factor) {
         const int lane = lane_id();
-        float largest[Softmax::kRows], factors[kWarpRowFragments][Softmax::kRows];
+        float factors[kWarpRowFragments][Softmax::kRows];
         bool rescales = false;
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
@@ -216,13 +216,18 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
                     }
                 }
             }
-            rescales |= softmax[m].template look<kWarpKeyFragments>(at, scale, largest, factors[m]);
+            float largest[Softmax::kRows];
+            Softmax::template look<kWarpKeyFragments>(at, largest);
+            rescales |= softmax[m].move(largest, scale, factors[m]) || softmax[m].any_far;
         }
         if (vote_any(rescales)) {
-#pragma unroll
-            for (int m = 0; m < kWarpRowFragments; ++m) softmax[m].rescale(factors[m]);
             output.for_each(
                 [&](int m, int, int i, float& value) { value *= factors[m][Rows::slot(i)]; });
+#pragma unroll
+            for (int m = 0; m < kWarpRowFragments; ++m) {
+                const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
+                softmax[m].template subtract_far<kWarpKeyFragments>(at, scale);
+            }
         }
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
