@@ -1,9 +1,9 @@
 // decode_attention_8bit.cu: decode_attention.cu, or with kGeneral decode_attention_general.cu, of
 // caches in e4m3 or int8 with scales (attention/decode/scales.cuh).
 //
-// Tiles are copied to shared memory as they are stored.  Codes become fragments of Element, which
-// holds them exactly.
-// Types: Element, CacheElement.  Constants and launch: decode_attention.cu; kTileM is 16.
+// Tiles are copied to shared memory as they are stored.  Codes become fragments of FP16, which
+// holds them exactly; queries in BF16 do too, in units of their row (attention/decode/load_q.cuh).
+// Types: Element, CacheElement.  Constants and launch: decode_attention.cu; kTileM is 8 or 16.
 #include "attention/decode/mainloop.cuh"
 
 static_assert(!kHasMergeKernel, "decode_merge.cu knows no scales");

@@ -25,7 +25,7 @@ KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* pa
     const int index =
         row_tile * params.splits.divisor * params.row_tiles.divisor + row_tile_of_head;
     const WorkTile work(params, seq_lens, index);
-    const bool of_chunks = params.chunks_per_block == 1;
+    const bool of_chunks = work.stores_chunks(params);
     const int count = of_chunks ? work.num_chunks : work.num_groups;
     const int begin = int(blockIdx.x) % kPasses * kRowsPerPass;
     if (count == 1 || begin >= work.num_rows) return;

@@ -37,8 +37,9 @@ class DecodeConfig:
         of the length.
     min_chunk: keys of a chunk of short sequences, chunk divided by a power of two; it doubles
         before a sequence has more than 8 chunks.
-    chunks_per_block: adjacent chunks that a block computes one after another: 1, or a multiple of
-        the 8 of a group.
+    chunks_per_block: adjacent chunks that a block computes one after another: 1, 2 or 4, or a
+        multiple of the 8 of a group.
+    tile_m: 8 halves the products and registers where there are no more rows.
     threads: of a block.  256 halve the accumulators of a thread where D is above 64.
     cluster: 1, or 2 blocks that compute the two groups that a sequence has at most and merge them
         through distributed shared memory.
@@ -68,7 +69,11 @@ class DecodeConfig:
     def merges(self, num_chunks: int) -> int:
         """How often partial results of a sequence of so many chunks are merged through memory:
         those of a group's chunks, those of groups."""
-        return (self.chunks_per_block == 1 < num_chunks) + (num_chunks > CHUNKS_PER_GROUP)
+        return self.stores_chunks(num_chunks) + (num_chunks > CHUNKS_PER_GROUP)
+
+    def stores_chunks(self, num_chunks: int) -> bool:
+        """Whether the partial results of blocks are chunks (decode/work_tile.cuh)."""
+        return self.chunks_per_block < min(CHUNKS_PER_GROUP, num_chunks)
 
     def shared_bytes(
         self, dim: int, dtype: np.dtype = dtypes.float16, cache_dtype: np.dtype | None = None
@@ -158,6 +163,7 @@ class DecodeTask(NamedTuple):
             read=keys * self.cache_itemsize * (self.dim + self.dim_v) / row_tiles,
             merges=config.merges(count),
             dim=self.padded_dim,
+            is_8bit=self.cache_itemsize == 1,
         )
 
     def num_work_tiles(self, config: DecodeConfig) -> int:
@@ -166,18 +172,18 @@ class DecodeTask(NamedTuple):
         return self.batch * self.num_kv_heads * splits * -(-self.rows // config.tile_m)
 
 
-def _tile_8bit(arch: str, dim: int) -> DecodeConfig:
-    """For caches of 8 bits: as many bytes in flight as for 16 bits; 32 keys a warp at least."""
+def _tiles_8bit(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
+    """For caches of 8 bits, and up to 8 rows, for more: as many bytes in flight as for 16 bits; 32
+    keys a warp at least."""
     tile = _tiles(arch, dim)[0]
     if 2 * tile.tile_n <= tile.min_chunk:
         tile = replace(tile, tile_n=2 * tile.tile_n)
     else:
         tile = replace(tile, stages=2 * tile.stages)
-    if arch == "sm_90a":
-        # The end of a chunk takes as long as a tile of keys: 64 x 32/8 x 1024 keys of E4M3 with
-        # scales of tokens take 51.9 us in chunks of 128, 45.9 of 256 (H200).
-        tile = replace(tile, min_chunk=256)
-    return tile
+    if not is_measured(arch):
+        return tile, tile
+    # On 30 drawn shapes of e4m3 (H200) 11% faster than 16 rows; longer chunks are no faster.
+    return replace(tile, tile_m=8), tile
 
 
 @cache
@@ -204,12 +210,14 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
     return replace(small, chunk=chunk), replace(large, chunk=chunk)
 
 
-def _full_sm_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
-    """For up to 16 rows where SMs have more than one block each: in clusters, which not all tasks
-    allow, and without.  Two stages: with more blocks fewer loads in flight are enough.  Measured on
-    an H200."""
+def _full_sm_tiles(arch: str, dim: int, is_8bit: bool) -> tuple[DecodeConfig, ...]:
+    """For few rows where SMs have more than one block each: in clusters, which not all tasks allow,
+    and without.  Two stages: with more blocks fewer loads in flight are enough.  Measured on an
+    H200."""
     if arch != "sm_90a" or dim != 128:
         return ()
+    if is_8bit:
+        return (replace(_tiles_8bit(arch, dim)[0], stages=2),)
     tile = replace(_tiles(arch, dim)[0], stages=2)
     return replace(tile, chunks_per_block=CHUNKS_PER_GROUP, cluster=2), tile
 
@@ -222,7 +230,7 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     """
     small, large = _tiles(arch, task.padded_dim)
     if task.cache_dtype:
-        small = large = _tile_8bit(arch, task.padded_dim)
+        small, large = _tiles_8bit(arch, task.padded_dim)
     elif task.general:
         large = small  # decode_merge.cu, for more than 16 rows, knows no windows
     tile = small if task.rows <= small.tile_m else large
@@ -231,8 +239,8 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
         # their own.  Measured on an H200.
         tile = replace(tile, chunk=tile.min_chunk)
     sms = num_sms or multiprocessors(arch)
-    plain = tile is small and not task.general and not task.cache_dtype
-    full = _full_sm_tiles(arch, task.padded_dim) if plain else ()
+    plain = tile is small and not task.general
+    full = _full_sm_tiles(arch, task.padded_dim, task.cache_itemsize == 1) if plain else ()
     found: dict[DecodeConfig, None] = {}
     # Groups, few of them, where nothing else is faster by 2%.
     tiles = [replace(tile, chunks_per_block=n) for n in (*_GROUPS, 1)]
@@ -261,9 +269,9 @@ def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     reason = _refusal(config, task, arch) or _cluster_refusal(config, task, arch)
     if not reason and (config.has_merge_kernel or config.cluster > 1):
         if task.general:
-            reason = "with windows, caps, slopes or sinks tile_m must be 16, and cluster 1"
+            reason = "with windows, caps, slopes or sinks tile_m must be 8 or 16, and cluster 1"
         elif task.cache_dtype:
-            reason = "for caches of 8 bits tile_m must be 16, and cluster 1"
+            reason = "for caches of 8 bits tile_m must be 8 or 16, and cluster 1"
     if not reason and task.cache_dtype and config.tile_n < 32:
         reason = "for caches of 8 bits tile_n must be at least 32"
     return reason and f"{reason}; got {config}"
@@ -276,8 +284,10 @@ def _refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
         return "all sizes must be positive"
     if c.cluster not in (1, 2):
         return "cluster must be 1 or 2"
-    if c.tile_m not in (16, 32, 64):
-        return "tile_m must be 16, 32 or 64"
+    if c.tile_m not in (8, 16, 32, 64):
+        return "tile_m must be 8, 16, 32 or 64"
+    if c.tile_m == 8 and arch.startswith("gfx"):
+        return f"{arch} has no tiles of 8 rows"
     if c.threads != NUM_THREADS and not (
         c.threads == 256 and dim > 64 and c.tile_m < 64 and c.tile_n >= 32
     ):
@@ -292,8 +302,8 @@ def _refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     factor = c.chunk // c.min_chunk
     if c.min_chunk % c.tile_n or factor * c.min_chunk != c.chunk or factor & (factor - 1):
         return "chunk must be min_chunk, a multiple of tile_n, times a power of two"
-    if c.chunks_per_block > 1 and c.chunks_per_block % CHUNKS_PER_GROUP:
-        return f"chunks_per_block must be 1 or a multiple of {CHUNKS_PER_GROUP}"
+    if CHUNKS_PER_GROUP % c.chunks_per_block and c.chunks_per_block % CHUNKS_PER_GROUP:
+        return f"chunks_per_block must be 1, 2, 4 or a multiple of {CHUNKS_PER_GROUP}"
     needed, most = c.shared_bytes(dim, task.dtype, task.cache_dtype), max_shared_bytes(arch)
     if needed > most:
         return f"it needs {needed} bytes of shared memory, of {most}"
@@ -377,15 +387,18 @@ def variants(arch: str) -> tuple[Variant, ...]:
         (t, dim, tile)
         for t in (dtypes.float16, dtypes.bfloat16)
         for dim in _PADDED_DIMS
-        for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim)))
+        for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim, False)))
     ]
     pairs = [(t, dim) for t in DTYPES for dim in _PADDED_DIMS]
     general = [variant(t, dim, _tiles(arch, dim)[0], general=True) for t, dim in pairs]
     of_8bit = [
-        variant(t, dim, _tile_8bit(arch, dim), options, cache_dtype=cache_dtype)
+        variant(t, dim, tile, options, cache_dtype=cache_dtype)
         for t, dim in pairs
-        for cache_dtype in CACHE_DTYPES
         for options in (False, True)
+        for tile in dict.fromkeys(
+            (*_tiles_8bit(arch, dim), *(() if options else _full_sm_tiles(arch, dim, True)))
+        )
+        for cache_dtype in CACHE_DTYPES
     ]
     found = (
         *(variant(*kind) for kind in kinds),

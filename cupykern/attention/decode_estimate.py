@@ -19,7 +19,8 @@ class Blocks(NamedTuple):
     """Of a launch: `number` blocks, of which `resident` run at once.
 
     longest: keys of the longest block.  read: bytes that one reads from DRAM, on average.
-    merges: of partial results through memory, one after the other.  dim: of padded heads.
+    merges: of partial results through memory, one after the other.  dim: of padded heads.  is_8bit:
+    of the caches.
     """
 
     number: int
@@ -28,11 +29,13 @@ class Blocks(NamedTuple):
     read: float
     merges: int
     dim: int
+    is_8bit: bool = False
 
 
 def estimate_us(blocks: Blocks) -> float:
     width = blocks.dim / 128
-    alone = blocks.longest * _line(_C["key"], width) + _line(_C["start"], width)
+    key = _C["key_8bit" if blocks.is_8bit else "key"]
+    alone = blocks.longest * _line(key, width) + _line(_C["start"], width)
 
     def round_us(count: int) -> float:
         dram = count * blocks.read / _C["bandwidth"]

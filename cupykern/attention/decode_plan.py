@@ -132,7 +132,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     row_tiles_per_head = -(-rows // config.tile_m)
     row_tiles = batch * num_kv_heads * row_tiles_per_head
     groups = -(-max_chunks // CHUNKS_PER_GROUP)
-    chunk_partials = max_chunks if config.chunks_per_block == 1 else 0
+    chunk_partials = max_chunks if config.stores_chunks(max_chunks) else 0
     partials = chunk_partials + groups
     # None where one block computes a whole sequence.
     has_partials = config.merges(max_chunks) > 0

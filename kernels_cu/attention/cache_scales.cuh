@@ -69,23 +69,31 @@ template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct
             for (int m = 0; m < kRowFragments; ++m) scores.at(m, n).values[i] *= scale;
         });
     }
-    // rescale(factor) multiplies the output accumulators.
-    template <class Scores, class Rescale>
-    DEVICE void scale_probabilities(Scores& probabilities, const float* scales,
-                                    const Rescale& rescale) {
-        if (!of_values) return;
+    // The largest magnitude of a lane's keys, which all its rows have.
+    DEVICE static float largest_of(const float* scales) {
         float largest = 0.0f;
-        // The lane's rows have the same keys.
         for_each(scales, [&](int, int i, float scale) {
             if (Rows::slot(i) == 0) largest = maximum(largest, magnitude(scale));
         });
-        if (vote_any(largest > unit)) {
-            // The keys of a row are those of the warp.
-            largest = Rows::across_lanes(largest, Max());
-            const float before = unit;
-            unit = unit_of(largest);
-            rescale(before * inverse_of(unit));
-        }
+        return largest;
+    }
+    // If any lane's scales exceed the unit, the warp calls `grow` before `scale_probabilities`, and
+    // multiplies the output accumulators by what it returns.
+    DEVICE bool exceeds(const float* scales) const {
+        return of_values && largest_of(scales) > unit;
+    }
+    DEVICE float grow(const float* scales) {
+        if (!of_values) return 1.0f;
+        // The keys of a row are those of the warp.
+        const float largest = Rows::across_lanes(largest_of(scales), Max());
+        if (largest <= unit) return 1.0f;
+        const float before = unit;
+        unit = unit_of(largest);
+        return before * inverse_of(unit);
+    }
+    template <class Scores>
+    DEVICE void scale_probabilities(Scores& probabilities, const float* scales) const {
+        if (!of_values) return;
         const float inverse = inverse_of(unit);
         for_each(scales, [&](int n, int i, float scale) {
 #pragma unroll

@@ -132,7 +132,8 @@ struct ScaledPagedKv {
         }
         template <class Rescale>
         DEVICE void scale_probabilities(Scores& probabilities, const Rescale& rescale) {
-            scales.scale_probabilities(probabilities, kv.tile.v, rescale);
+            if (vote_any(scales.exceeds(kv.tile.v))) rescale(scales.grow(kv.tile.v));
+            scales.scale_probabilities(probabilities, kv.tile.v);
         }
         DEVICE float factor() const { return scales.of_values ? scales.unit : of_head().v.factor; }
     };

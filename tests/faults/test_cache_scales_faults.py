@@ -35,9 +35,9 @@ FAULTS = {
     "the largest scale, not the largest magnitude": Fault(
         SCALES, "magnitude(scale)", "scale", "growing scales"
     ),
-    "no new unit": Fault(SCALES, "if (vote_any(largest > unit)) {", "if (false) {", "scales"),
+    "no new unit": Fault(SCALES, "unit = unit_of(largest);", "", "scales"),
     "outputs in the unit before": Fault(
-        SCALES, "rescale(before * inverse_of(unit));", "(void)before;", "pages"
+        SCALES, "return before * inverse_of(unit);", "return before < 0.0f ? 0.0f : 1.0f;", "pages"
     ),
     "the first page's scales": Fault(
         PAGED, "x.tokens[page * x.page_stride +", "x.tokens[0 * x.page_stride +", "pages"

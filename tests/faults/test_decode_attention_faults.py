@@ -340,7 +340,7 @@ FAULTS = {
         MMA, "return warp_first_col() + n * 16", "return n * 16", "columns"
     ),
     "the second half of the scores is left out": Fault(
-        MMA, "+= chains[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
+        MMA, "+= chains[1].at(0, n).values[i];", "+= 0.0f;", "lengths"
     ),
     "a cluster's first block does not wait for the second": Fault(
         EPILOGUE, "if (!is_first) return; cluster_wait();", "if (!is_first) return;", "clusters"
@@ -368,12 +368,15 @@ FAULTS = {
     ),
     "8 bits: all queries in the unit of the first": Fault(
         MMA,
-        "units[r] = rows[warp_first_row() + m * 16 + Rows::row(lane_id(), r)];",
+        "units[r] = rows[warp_first_row() + m * kFragmentRows + Rows::row(lane_id(), r)];",
         "units[r] = rows[0];",
         "range of queries",
     ),
     "8 bits: queries are read before they are converted": Fault(
         MMA, "QueryUnits::convert(tile); sync_block();", "QueryUnits::convert(tile);", "codes"
+    ),
+    "a run of chunks counts as its chunks": Fault(
+        EPILOGUE, "blocks = (count + run - 1) >> (run >> 1);", "blocks = count;", "runs of chunks"
     ),
     "many rows: a key too many": Fault(
         MMA,
@@ -388,7 +391,7 @@ FAULTS = {
         MMA, "params.queries.divisor - 1 - query", "0 * query", "rows"
     ),
     "many rows: values are not rescaled": Fault(
-        MMA, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
+        MMA, "value *= factors[m][Rows::slot(i)] * factor;", "(void)factors, (void)m;", "rows"
     ),
     "many rows: row sums are not rescaled": Fault(
         SOFTMAX, "sum[r] *= factors[r];", "(void)factors;", "rows"
@@ -437,6 +440,7 @@ CHECKS = {
     "any batch": _on_host(check_any_batch),
     "who computes": lambda: _who_computes(16, 16),
     "single chunks": lambda: _who_computes(1, 16),
+    "runs of chunks": lambda: _who_computes(2, 8),
     "many rows, who computes": lambda: _who_computes(16, 64),
     "clusters": _on_host(check_clusters, 8),
     "keys behind": _on_host(check_keys_behind, 2),

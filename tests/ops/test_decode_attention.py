@@ -50,8 +50,8 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
     check_any_batch(target)
 
 
-@pytest.mark.parametrize("rows", [16, 64])
-@pytest.mark.parametrize("chunks_per_block", [1, 8, 16, 104])
+@pytest.mark.parametrize("rows", [8, 16, 64])
+@pytest.mark.parametrize("chunks_per_block", [1, 2, 4, 8, 16, 104])
 def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
     check_who_computes(target, chunks_per_block, rows)
 
@@ -369,7 +369,7 @@ WRONG = [
     (TypeError, "sinks must be float32", {"sinks": np.ones(4)}),
     (
         ValueError,
-        "tile_m must be 16, and cluster 1",
+        "tile_m must be 8 or 16, and cluster 1",
         {"window": (5, 0), "config": DecodeConfig(64, 64, 3)},
     ),
     (ValueError, "v_cache's last dim must be", {"v_cache": make((2, 2, 32, 264))}),
@@ -404,7 +404,7 @@ WRONG = [
     (ValueError, "tile_n must be", {"config": DecodeConfig(16, 48, 3)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=96)}),
     (ValueError, "at most 1073741824", {"config": DecodeConfig(16, 64, 3, chunk=2**31 - 128)}),
-    (ValueError, "1 or a multiple of 8", {"config": DecodeConfig(16, 64, 3, chunks_per_block=3)}),
+    (ValueError, "4 or a multiple of 8", {"config": DecodeConfig(16, 64, 3, chunks_per_block=3)}),
     (ValueError, "positive", {"config": DecodeConfig(16, 64, 3, chunks_per_block=0)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=384)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=64)}),

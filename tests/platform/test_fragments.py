@@ -318,6 +318,58 @@ def test_converted_fragments(target, a, stored, mn_major):
     np.testing.assert_array_equal(product, x.astype(np.float64) @ y.astype(np.float64).T)
 
 
+@needs.narrow_fragments
+@pytest.mark.parametrize(
+    ("a", "stored"), [(a, b) for a in ("half", "bf16") for b in (a, "e4m3", "int8_t")]
+)
+def test_products_with_8_columns(target, a, stored):
+    """Columns 8 to 15 of B; then the product's first rows as an operand, times B's as rows."""
+    loads = (
+        """
+        load_fragment<false>(f[0][i], s.a, 16 * i, k);
+        load_fragment<false>(f[1][i], s.a, 16 * i, k + 16);
+""",
+        """
+        load_mixed_input<Stored, false, LaneOrder::kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
+""",
+    )
+    columns = (
+        "load_fragment(g[0][0], s.b, 8, k); load_fragment(g[1][0], s.b, 8, k + 16);",
+        "load_mixed_input<A, false, LaneOrder::kFours>(g[0][0], g[1][0], s.b, 8, k);",
+    )
+    mixed = stored != a
+    body = f"""
+    NarrowAccumulator<A> acc[2][1] = {{}}, squares[2][1] = {{}};
+    for (int k = 0; k < kDepth; k += 32) {{
+        FragmentA<A> f[2][2];
+        NarrowFragment<A> g[2][1];
+        for (int i = 0; i < 2; ++i) {{{loads[mixed]}}}
+        {columns[mixed]}
+        mma(acc, f[0], g[0]);
+        mma(acc, f[1], g[1]);
+    }}
+    FragmentA<A> first[2];
+    NarrowFragment<A> product[1];
+    accumulator_to_fragment(product[0], acc[0][0]);
+    for (int i = 0; i < 2; ++i) load_fragment<false>(first[i], s.b, 16 * i, 0);
+    mma(squares, first, product);
+    for (int m = 0; m < 2; ++m) for (int i = 0; i < NarrowAccumulator<A>::kCount; ++i) {{
+        const int row = m * 16 + NarrowAccumulator<A>::row(lane_id(), i);
+        const int col = NarrowAccumulator<A>::col(lane_id(), i);
+        y[row * 16 + col] = acc[m][0].values[i];
+        y[row * 16 + 8 + col] = squares[m][0].values[i];
+    }}
+"""
+    x, y = integers((32, 64), stored, False, 1), integers((32, 64), a, False, 2)
+    x, y = np.sign(x).astype(x.dtype), np.sign(y).astype(y.dtype)  # BF16 holds the product
+    types = (("A", a), ("Stored", stored), ("Out", "float"))
+    found = multiply(target, body, x, y, np.full((32, 16), np.nan, F32), types)
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    product = x @ y[8:16].T
+    np.testing.assert_array_equal(found[:, :8], product)
+    np.testing.assert_array_equal(found[:, 8:], y[:, :16] @ product[:16])
+
+
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e5m2"), ("e5m2", "e4m3")])
 def test_both_operands_converted(target, a, b):
     body = """

@@ -29,6 +29,7 @@ fp8_products = _mark(
     lambda target: target.name != "hip" and target.arch not in ("sm_80", "sm_86", "sm_87"),
 )
 named_barriers = _mark("named barriers", lambda target: target.name != "hip")
+narrow_fragments = _mark("fragments of 8 columns", lambda target: target.name != "hip")
 
 
 def gpus(count: int) -> pytest.MarkDecorator:

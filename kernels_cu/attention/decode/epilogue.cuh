@@ -98,12 +98,16 @@ struct DecodeEpilogue {
     Partials partials;
     RowStates<Layout> states;  // of the current group
     OutputAccumulator<Layout> output;
-    int chunk;  // the current one
+    int chunk;                          // the current one
+    bool stores_chunks, stores_groups;  // as partial results
 
     DEVICE DecodeEpilogue(const DecodeParams& params, const WorkTile& work, void* partial_results)
         : params(params), work(work), partials(params, partial_results) {}
-    DEVICE void begin(int first_chunk) {
-        chunk = first_chunk;
+    // tile: `work`, in registers.
+    DEVICE void begin(const WorkTile& tile) {
+        chunk = tile.first_chunk;
+        stores_chunks = tile.stores_chunks(params);
+        stores_groups = !kMergesInCluster && !stores_chunks && tile.num_groups > 1;
         clear();
     }
     DEVICE void clear() {
@@ -137,11 +141,10 @@ struct DecodeEpilogue {
     }
     // The current chunk has been folded.  is_last: of the work tile.
     DEVICE void end_chunk(bool is_last) {
-        const bool of_chunks = params.chunks_per_block == 1 && work.num_chunks > 1;
         const bool ends_group = chunk % kChunksPerGroup == kChunksPerGroup - 1 || is_last;
-        if (of_chunks || (!kMergesInCluster && ends_group && work.num_groups > 1)) {
-            store_partial(of_chunks ? work.chunk_partial(params, chunk)
-                                    : work.group_partial(params, chunk / kChunksPerGroup));
+        if (stores_chunks || (stores_groups && ends_group)) {
+            store_partial(stores_chunks ? work.chunk_partial(params, chunk)
+                                        : work.group_partial(params, chunk / kChunksPerGroup));
             clear();
         }
         ++chunk;
@@ -163,9 +166,8 @@ struct DecodeEpilogue {
     template <class Memory, class States, class Cluster>
     DEVICE void finish(Memory& memory, States& merge_states, Cluster& cluster, int& flag,
                        uint32_t* counters, Element* out, float* lse, float scale) {
-        const bool of_chunks = params.chunks_per_block == 1;
         const RowWriter writer = {params, work, out, lse, scale};
-        if (of_chunks ? work.num_chunks == 1 : work.num_groups == 1) {
+        if (!stores_chunks && work.num_groups == 1) {
             write(writer);
             return;
         }
@@ -183,14 +185,16 @@ struct DecodeEpilogue {
             // Up to that many chunks are merged at once, not by group.
             constexpr int kMaxChunksAtOnce = kMaxGroups;
             uint32_t* sequence_counter = counters + int64_t(work.row_tile) * params.counters;
-            int blocks = work.num_groups;  // that store groups of this sequence
-            if (of_chunks) {
+            int blocks;  // that store groups of this sequence
+            if (stores_chunks) {
                 const bool all = work.num_chunks <= kMaxChunksAtOnce;
                 const int group = all ? 0 : work.first_chunk / kChunksPerGroup;
                 const int first = group * kChunksPerGroup;
                 const int left = work.num_chunks - first;
                 const int count = all || left < kChunksPerGroup ? left : kChunksPerGroup;
-                if (!is_last_block(flag, sequence_counter + (all ? 0 : 1 + group), count)) return;
+                const int run = params.chunks_per_block;  // 1, 2 or 4
+                blocks = (count + run - 1) >> (run >> 1);
+                if (!is_last_block(flag, sequence_counter + (all ? 0 : 1 + group), blocks)) return;
                 const int64_t partial = work.group_partial(params, group);
                 merge_rows(
                     merge_states, work.chunk_partial(params, first), count,
@@ -206,6 +210,7 @@ struct DecodeEpilogue {
                         }
                     });
                 if (all) return;
+                blocks = work.num_groups;
             } else {
                 blocks = (work.num_chunks - 1) / params.chunks_per_block + 1;
             }

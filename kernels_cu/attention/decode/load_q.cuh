@@ -43,11 +43,14 @@ struct QueryUnits {
     }
     // In place; all threads call it, between barriers.
     DEVICE void convert(QueryTile& tile) {
-        constexpr int kRowThreads = kNumThreads / kTileM, kPasses = kQueryVectors / kRowThreads;
-        static_assert(kRowThreads * kTileM == kNumThreads && kRowThreads <= kWarpSize &&
+        constexpr int kMost = kNumThreads / kTileM;  // threads of a row
+        constexpr int kRowThreads = kMost < kQueryVectors ? kMost : kQueryVectors;
+        constexpr int kPasses = kQueryVectors / kRowThreads;
+        static_assert(kRowThreads <= kWarpSize && kTileM * kRowThreads % kWarpSize == 0 &&
                           kPasses * kRowThreads == kQueryVectors,
                       "threads share a row's vectors evenly");
         const int row = int(threadIdx.x) / kRowThreads, first = int(threadIdx.x) % kRowThreads;
+        if (row >= kTileM) return;
         Vector<Element, 8> vectors[kPasses];
         float largest = 0.0f;
 #pragma unroll

@@ -121,7 +121,9 @@ struct WarpReduction {
         const int end = first + kRowsPerPass < num_rows ? first + kRowsPerPass : num_rows;
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
-            if (m * 16 >= first + kRowsPerPass || m * 16 + 16 <= first) continue;
+            const int row_of_fragment = m * kFragmentRows;
+            if (row_of_fragment >= first + kRowsPerPass || row_of_fragment + kFragmentRows <= first)
+                continue;
 #pragma unroll
             for (int i = 0; i < WarpOutput::Fragment::kCount; i += kContiguous) {
                 const int row = WarpOutput::row(m, WarpOutput::ordered(i));
@@ -193,8 +195,8 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
                 // Tiles before this key need no mask.
                 const int all_see = params.common_end(storage.work.num_keys);
                 softmax.update(scores, output, params, arrays, key + warp_first_key(),
-                               key + kTileN > all_see, type, scales.k_factor());
-                scales.scale_probabilities(scores, output, full);
+                               key + kTileN > all_see, type, scales, full);
+                scales.scale_probabilities(scores, full);
                 multiply_values(output, scores, full, loaders);
             }
             stage = stage + 1 < kStages ? stage + 1 : 0;
@@ -233,7 +235,7 @@ DEVICE void decode_block(DecodeStorage& storage, const typename Score::Params& p
     if (threadIdx.x == 0) storage.work = work;
     DecodeEpilogue<Choose<kWarpOwnsRows, WarpOutput, QuadOutput>::Type> epilogue(
         params, storage.work, partial_results);
-    epilogue.begin(work.first_chunk);
+    epilogue.begin(work);
     if constexpr (Score::kGeneral) {
         if (work.first_chunk == 0) {
             epilogue.set_states(

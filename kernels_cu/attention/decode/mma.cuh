@@ -11,13 +11,14 @@
 #include "attention/online_softmax.cuh"
 
 // Swapped: the queries are the B operand of the MMA.
-constexpr bool kSwapAB = kAccumulatorSide != kSideA;
+constexpr bool kSwapAB = kIsNarrow || kAccumulatorSide != kSideA;
 constexpr Side kKvSide = kSwapAB ? kSideA : kSideB;
-using QpFragment = Fragment<Operand, kAccumulatorSide>;  // of Q or P
-using KvFragment = Fragment<Operand, kKvSide>;           // of K^T or V
+using QpFragment = Choose<kIsNarrow, NarrowFragment<Operand>,
+                          Fragment<Operand, kAccumulatorSide>>::Type;  // of Q or P
+using KvFragment = Fragment<Operand, kKvSide>;                         // of K^T or V
 // Rows are queries, columns are keys (of S) or columns of V (of O).
 struct AccumulatorLayout {
-    using Fragment = Accumulator<Operand>;
+    using Fragment = Choose<kIsNarrow, NarrowAccumulator<Operand>, Accumulator<Operand>>::Type;
     static constexpr int kCount = Fragment::kCount;
     DEVICE static constexpr int row(int lane, int i) {
         return kSwapAB ? Fragment::col(lane, i) : Fragment::row(lane, i);
@@ -33,7 +34,7 @@ using Rows = Softmax::Rows;
 // registers for operands.
 template <int kM_, int kN_>
 struct AccumulatorTile {
-    using Fragment = Accumulator<Operand>;
+    using Fragment = AccumulatorLayout::Fragment;
     static constexpr int kM = kM_, kN = kN_, kStepN = kN % 2 == 0 ? 2 : 1;
     Fragment fragments[kN / kStepN][kSwapAB ? kStepN : kM][kSwapAB ? kM : kStepN];
 
@@ -52,17 +53,18 @@ struct AccumulatorTile {
             multiply(g, a, b);
         }
     }
-    // The same of twice as much of k; load(low, high, n) loads both fragments n of b.
+    // The same of twice as much of k, whose second half is added to `of_high`, which may be this;
+    // load(low, high, n) loads both fragments n of b.
     template <class Load>
-    DEVICE void accumulate_two(const QpFragment (&a_low)[kM], const QpFragment (&a_high)[kM],
-                               const Load& load) {
+    DEVICE void accumulate_two(AccumulatorTile& of_high, const QpFragment (&a_low)[kM],
+                               const QpFragment (&a_high)[kM], const Load& load) {
 #pragma unroll
         for (int g = 0; g < kN / kStepN; ++g) {
             KvFragment low[kStepN], high[kStepN];
 #pragma unroll
             for (int i = 0; i < kStepN; ++i) load(low[i], high[i], kStepN * g + i);
             multiply(g, a_low, low);
-            multiply(g, a_high, high);
+            of_high.multiply(g, a_high, high);
         }
     }
     DEVICE void multiply(int g, const QpFragment (&a)[kM], const KvFragment (&b)[kStepN]) {
@@ -77,20 +79,23 @@ struct OutputCols {
         return stored_column<CacheElement, Operand, true>(AccumulatorLayout::col(lane, i));
     }
     DEVICE static constexpr bool are_adjacent(int i, int j) { return col(0, j) == col(0, i) + 1; }
-    // Of 8-bit caches: values 0, 4, 1 and 5, then 2, 6, 3 and 7.
+    // Of 8-bit caches: values 0, 4, 1 and 5, then 2, 6, 3 and 7; of narrow accumulators 0 and 2,
+    // then 1 and 3.
     DEVICE static constexpr bool alternate() {
         if constexpr (AccumulatorLayout::kCount == 8)
             return are_adjacent(0, 4) && are_adjacent(4, 1) && are_adjacent(1, 5);
+        else if constexpr (kIsNarrow && AccumulatorLayout::kCount == 4) return are_adjacent(0, 2);
         else return false;
     }
 };
 // The warp's output accumulators, in the layout of attention/decode/epilogue.cuh.
 struct WarpOutput : AccumulatorTile<kWarpRowFragments, kWarpColFragments> {
     static constexpr bool kAlternates = OutputCols::alternate();
-    static constexpr int kContiguous = kAlternates ? 4 : OutputCols::are_adjacent(0, 1) ? 2 : 1;
-    DEVICE static constexpr int ordered(int i) { return kAlternates ? i / 2 + i % 2 * 4 : i; }
+    static constexpr int kHalf = AccumulatorLayout::kCount / 2;
+    static constexpr int kContiguous = kAlternates ? kHalf : OutputCols::are_adjacent(0, 1) ? 2 : 1;
+    DEVICE static constexpr int ordered(int i) { return kAlternates ? i / 2 + i % 2 * kHalf : i; }
     DEVICE static int row(int m, int i) {
-        return warp_first_row() + m * 16 + AccumulatorLayout::row(lane_id(), i);
+        return warp_first_row() + m * kFragmentRows + AccumulatorLayout::row(lane_id(), i);
     }
     DEVICE static int col(int n, int i) {
         return warp_first_col() + n * 16 + OutputCols::col(lane_id(), i);
@@ -98,15 +103,24 @@ struct WarpOutput : AccumulatorTile<kWarpRowFragments, kWarpColFragments> {
     static constexpr int kSlots = Rows::kRows;
     DEVICE static constexpr int slot(int i) { return Rows::slot(i); }
     DEVICE static int slot_row(int m, int s) {
-        return warp_first_row() + m * 16 + Rows::row(lane_id(), s);
+        return warp_first_row() + m * kFragmentRows + Rows::row(lane_id(), s);
     }
     DEVICE static bool is_row_leader() {
         return Rows::is_first(lane_id()) && warp_first_col() == 0;
     }
 };
 
+struct NarrowQueryLoader {
+    int first;
+
+    DEVICE explicit NarrowQueryLoader(int first) : first(first) {}
+    template <class F> DEVICE void load(F& f, const QueryTile& tile, int mn, int k) const {
+        load_fragment(f, tile, first + mn, k);
+    }
+};
 struct FragmentLoaders {
-    FragmentLoader<false, Operand, kAccumulatorSide, QueryTile> queries;
+    Choose<kIsNarrow, NarrowQueryLoader,
+           FragmentLoader<false, Operand, kAccumulatorSide, QueryTile>>::Type queries;
     FragmentLoader<false, Operand, kKvSide, KvColumn> keys;
     FragmentLoader<true, Operand, kKvSide, KvColumn> values;
 
@@ -132,6 +146,7 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
     float slopes[kWarpRowFragments][kOptionRows];
     // Of scores, base 2.  OnlineSoftmax takes a positive scale: another is applied to scores.
     float scale, score_scale;
+    bool has_outputs;  // output accumulators that are not zero
 
     // k_factor: of all scores.
     DEVICE void init(const Params& params, const Arrays& arrays, const WorkTile& work,
@@ -143,7 +158,8 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
         for (int m = 0; m < kWarpRowFragments; ++m) {
 #pragma unroll
             for (int r = 0; r < Softmax::kRows; ++r) {
-                int head = work.first_row + warp_first_row() + m * 16 + Rows::row(lane_id(), r);
+                int head =
+                    work.first_row + warp_first_row() + m * kFragmentRows + Rows::row(lane_id(), r);
                 const int query = params.queries.divide(head);
                 if constexpr (Score::kGeneral) {
                     const int position = params.position(work.num_keys) + query;
@@ -167,15 +183,19 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
     DEVICE void reset() {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) softmax[m].reset();
+        has_outputs = false;
     }
     // Masks the scores, replaces them by probabilities and rescales the output accumulators.
-    // first_key: of the warp's part of the tile.  type: the tile's, of a mask's formula.  k_factor:
-    // of all scores.
+    // first_key: of the warp's part of the tile.  type: the tile's, of a mask's formula.  scales:
+    // WarpScales of the stage.
+    template <class Scales, class Stage>
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
-                       const Arrays& arrays, int first_key, bool masked, int type, float k_factor) {
+                       const Arrays& arrays, int first_key, bool masked, int type, Scales& scales,
+                       const Stage& stage) {
         const int lane = lane_id();
-        float factors[kWarpRowFragments][Softmax::kRows];
-        bool rescales = false;
+        float largest[kWarpRowFragments][Softmax::kRows],
+            factors[kWarpRowFragments][Softmax::kRows];
+        bool rescales = scales.exceeds(stage);
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
             const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
@@ -194,7 +214,7 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
                         const int key = first_key + n * 16 + AccumulatorLayout::col(lane, i);
                         const int r = Rows::slot(i), position = positions[m][r];
                         float& x = at(n, i);
-                        x *= k_factor;
+                        x *= scales.k_factor();
                         if constexpr (Score::kFormula) {
                             const DecodeQuery query{this->batch, this->heads[m][r], this->kv_head,
                                                     position};
@@ -216,19 +236,32 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
                     }
                 }
             }
-            float largest[Softmax::kRows];
-            Softmax::template look<kWarpKeyFragments>(at, largest);
-            rescales |= softmax[m].move(largest, scale, factors[m]) || softmax[m].any_far;
+            Softmax::template look<kWarpKeyFragments>(at, largest[m]);
+            // Tiles of 8-bit caches have twice as many keys, and few move an origin: these wait for
+            // a vote, not for shuffles.
+            if constexpr (kScaledCache) rescales |= softmax[m].exceeds(largest[m], scale);
+            else rescales |= softmax[m].move(largest[m], scale, factors[m]);
+            rescales |= softmax[m].any_far;
         }
         if (vote_any(rescales)) {
-            output.for_each(
-                [&](int m, int, int i, float& value) { value *= factors[m][Rows::slot(i)]; });
+            if constexpr (kScaledCache) {
+#pragma unroll
+                for (int m = 0; m < kWarpRowFragments; ++m)
+                    softmax[m].move(largest[m], scale, factors[m]);
+            }
+            const float factor = scales.grow(stage);
+            if (has_outputs || !kScaledCache) {
+                output.for_each([&](int m, int, int i, float& value) {
+                    value *= factors[m][Rows::slot(i)] * factor;
+                });
+            }
 #pragma unroll
             for (int m = 0; m < kWarpRowFragments; ++m) {
                 const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
                 softmax[m].template subtract_far<kWarpKeyFragments>(at, scale);
             }
         }
+        has_outputs = true;
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
             const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
@@ -261,7 +294,7 @@ template <class Score> struct QueryOperand {
                             const FragmentLoaders& loaders, int step) {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m)
-            loaders.queries.load(a[m], q, m * 16, step * 16);
+            loaders.queries.load(a[m], q, m * kFragmentRows, step * 16);
     }
     DEVICE void load_registers(const QueryTile& q, const FragmentLoaders& loaders) {
         if constexpr (kInRegisters) {
@@ -276,6 +309,8 @@ template <class Score> struct QueryOperand {
             }
         }
     }
+    // Few fragments have two accumulators each, so that an MMA waits less for the one before.
+    static constexpr int kChains = Scores::kM * Scores::kN <= (kIsNarrow ? 2 : 1) ? 2 : 1;
     // In the order of dims that 8-bit keys have.
     DEVICE static void load_two(QpFragment (&low)[kWarpRowFragments],
                                 QpFragment (&high)[kWarpRowFragments], const QueryTile& q,
@@ -283,12 +318,12 @@ template <class Score> struct QueryOperand {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m)
             load_mixed_input<Operand, false, LaneOrder::kFours>(
-                low[m], high[m], q, warp_first_row() + m * 16, step * 16);
+                low[m], high[m], q, warp_first_row() + m * kFragmentRows, step * 16);
     }
     DEVICE void multiply_8bit_keys(Scores& scores, const QueryTile& q, const KvStage& stage) const {
-        scores = {};
+        Scores chains[kChains] = {};
         // Unrolled further, D = 256 spills.
-        constexpr int kUnroll = kDimFragments > 8 ? 2 : kDimFragments / 2;
+        constexpr int kUnroll = kInRegisters ? kDimFragments / 2 : 2;
 #pragma unroll kUnroll
         for (int step = 0; step < kDimFragments; step += 2) {
             const auto load_keys = [&](KvFragment& low, KvFragment& high, int n) {
@@ -296,19 +331,19 @@ template <class Score> struct QueryOperand {
                     low, high, stage.k.columns[0], warp_first_key() + n * 16, step * 16);
             };
             if constexpr (kInRegisters) {
-                scores.accumulate_two(registers[step], registers[step + 1], load_keys);
+                chains[0].accumulate_two(chains[kChains - 1], registers[step], registers[step + 1],
+                                         load_keys);
             } else {
                 QpFragment low[kWarpRowFragments], high[kWarpRowFragments];
                 load_two(low, high, q, step);
-                scores.accumulate_two(low, high, load_keys);
+                chains[0].accumulate_two(chains[kChains - 1], low, high, load_keys);
             }
         }
+        add_chains(scores, chains);
     }
     // S = Q K^T for the warp's keys.
     DEVICE void multiply_keys(Scores& scores, const QueryTile& q, const KvStage& stage,
                               const FragmentLoaders& loaders) const {
-        // A single fragment has two accumulators, so that an MMA waits less for the one before.
-        constexpr int kChains = Scores::kM * Scores::kN == 1 ? 2 : 1;
         Scores chains[kChains] = {};
         // Unrolled further, AMD's compiler loads the keys of all steps first and runs out of
         // registers.
@@ -328,11 +363,17 @@ template <class Score> struct QueryOperand {
                 chain.accumulate(a, load_keys);
             }
         }
+        add_chains(scores, chains);
+    }
+    DEVICE static void add_chains(Scores& scores, Scores (&chains)[kChains]) {
         scores = chains[0];
         if constexpr (kChains > 1) {
 #pragma unroll
-            for (int i = 0; i < AccumulatorLayout::kCount; ++i)
-                scores.at(0, 0).values[i] += chains[1].at(0, 0).values[i];
+            for (int n = 0; n < Scores::kN; ++n) {
+#pragma unroll
+                for (int i = 0; i < AccumulatorLayout::kCount; ++i)
+                    scores.at(0, n).values[i] += chains[1].at(0, n).values[i];
+            }
         }
     }
 };
@@ -348,7 +389,7 @@ struct ConvertedQueries : QueryUnits {
             float units[Softmax::kRows];  // loaded for each tile: registers
 #pragma unroll
             for (int r = 0; r < Softmax::kRows; ++r)
-                units[r] = rows[warp_first_row() + m * 16 + Rows::row(lane_id(), r)];
+                units[r] = rows[warp_first_row() + m * kFragmentRows + Rows::row(lane_id(), r)];
 #pragma unroll
             for (int n = 0; n < kWarpKeyFragments; ++n) {
 #pragma unroll
@@ -372,14 +413,14 @@ DEVICE void multiply_values(OutputAccumulator<WarpOutput>& output, Scores& proba
     for (int n = 0; n < kWarpKeyFragments; ++n) {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
-            accumulator_to_fragment<Operand>(p[n][m], probabilities.at(m, n));
+            accumulator_to_fragment(p[n][m], probabilities.at(m, n));
         }
     }
     if constexpr (kScaledCache) {
 #pragma unroll
         for (int n = 0; n < kWarpKeyFragments; n += 2) {
             output.tile.accumulate_two(
-                p[n], p[n + 1], [&](KvFragment& low, KvFragment& high, int d) {
+                output.tile, p[n], p[n + 1], [&](KvFragment& low, KvFragment& high, int d) {
                     load_mixed_input<CacheElement, true, LaneOrder::kPairs>(
                         low, high, stage.v.columns[0], warp_first_col() + d * 16,
                         warp_first_key() + n * 16);

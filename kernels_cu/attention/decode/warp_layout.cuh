@@ -8,6 +8,9 @@
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kRowWarps = kTileM >= 16 * kNumWarps ? kNumWarps : 1;
+// A tile of 8 rows: they are the columns of a B operand.
+constexpr bool kIsNarrow = kTileM == 8;
+constexpr int kFragmentRows = kIsNarrow ? 8 : 16;
 constexpr int kKeyFragments = kTileN / 16, kDimFragments = kDim / 16;
 constexpr int kWarpsPerRows = kNumWarps / kRowWarps;  // that compute the same rows
 // Fragments of 8-bit keys and values are loaded by two (load_mixed_input).
@@ -15,10 +18,11 @@ constexpr int kKeyShares = kKeyFragments / (kScaledCache ? 2 : 1);
 constexpr int kKeyWarps = kWarpsPerRows < kKeyShares ? kWarpsPerRows : kKeyShares;
 constexpr int kColWarps = kWarpsPerRows / kKeyWarps;
 // Fragments of a warp.
-constexpr int kWarpRowFragments = kTileM / 16 / kRowWarps;
+constexpr int kWarpRowFragments = kTileM / kFragmentRows / kRowWarps;
 constexpr int kWarpKeyFragments = kKeyFragments / kKeyWarps;
 constexpr int kWarpColFragments = kDimFragments / kColWarps;
-static_assert(kWarpRowFragments * 16 * kRowWarps == kTileM, "warps share the rows evenly");
+static_assert(kWarpRowFragments * kFragmentRows * kRowWarps == kTileM,
+              "warps share the rows evenly");
 static_assert(kWarpKeyFragments * kKeyWarps == kKeyFragments, "warps share the keys evenly");
 static_assert(kWarpColFragments * kColWarps == kDimFragments, "warps share the columns evenly");
 constexpr bool kWarpOwnsRows = kRowWarps == kNumWarps;

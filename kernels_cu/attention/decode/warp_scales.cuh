@@ -12,13 +12,15 @@ struct WarpScales : KeyScales {
     DEVICE void scale_scores(Scores& scores, const Stage& stage) const {
         KeyScales::scale_scores(scores, &stage.k_scales[warp_first_key()]);
     }
+    template <class Stage> DEVICE bool exceeds(const Stage& stage) const {
+        return KeyScales::exceeds(&stage.v_scales[warp_first_key()]);
+    }
+    template <class Stage> DEVICE float grow(const Stage& stage) {
+        return KeyScales::grow(&stage.v_scales[warp_first_key()]);
+    }
     template <class Stage>
-    DEVICE void scale_probabilities(Scores& probabilities, OutputAccumulator<WarpOutput>& output,
-                                    const Stage& stage) {
-        KeyScales::scale_probabilities(
-            probabilities, &stage.v_scales[warp_first_key()], [&](float factor) {
-                output.for_each([&](int, int, int, float& value) { value *= factor; });
-            });
+    DEVICE void scale_probabilities(Scores& probabilities, const Stage& stage) const {
+        KeyScales::scale_probabilities(probabilities, &stage.v_scales[warp_first_key()]);
     }
     DEVICE void end_chunk(OutputAccumulator<WarpOutput>& output) {
         if (!of_values) return;
@@ -31,6 +33,8 @@ struct NoWarpScales {
     DEVICE NoWarpScales(const KvScales&) {}
     DEVICE static constexpr float k_factor() { return 1.0f; }
     DEVICE void scale_scores(Scores&, const KvStage&) const {}
-    DEVICE void scale_probabilities(Scores&, OutputAccumulator<WarpOutput>&, const KvStage&) {}
+    DEVICE static constexpr bool exceeds(const KvStage&) { return false; }
+    DEVICE static constexpr float grow(const KvStage&) { return 1.0f; }
+    DEVICE void scale_probabilities(Scores&, const KvStage&) const {}
     DEVICE void end_chunk(OutputAccumulator<WarpOutput>&) {}
 };

@@ -144,6 +144,11 @@ struct WorkTile {
         first_key = exists ? first_chunk * chunk_size + begin : 0;
         end_key = last < num_keys ? int(last) : num_keys;
     }
+    // Whether the partial results of blocks are chunks.
+    DEVICE bool stores_chunks(const DecodeParams& params) const {
+        const int run = params.chunks_per_block;
+        return run < kChunksPerGroup && run < num_chunks;
+    }
     // Indices of partial results.
     DEVICE int64_t chunk_partial(const DecodeParams& params, int chunk) const {
         return int64_t(row_tile) * params.partials + chunk;

@@ -176,6 +176,37 @@ DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accu
     for (int i = 0; i < 4; ++i) f.words[i] = pack<T>(d.values[2 * i], d.values[2 * i + 1]);
 }
 
+// --- 8 columns of B --------------------------------------------------------------------------
+template <class T> struct NarrowFragment { uint32_t words[2]; };
+template <class T> struct NarrowAccumulator {
+    static constexpr int kCount = 4;
+    float values[4];
+
+    DEVICE static constexpr int row(int lane, int i) { return Accumulator<T>::row(lane, i); }
+    DEVICE static constexpr int col(int lane, int i) { return Accumulator<T>::col(lane, i); }
+};
+template <class T, class Tile>
+DEVICE void load_fragment(NarrowFragment<T>& f, const Tile& tile, int first, int k) {
+    load_matrix<false>(f.words, tile(first + lane_id() % 8, k / 8 + lane_id() / 8 % 2));
+}
+template <class T, int kM>
+DEVICE void mma(NarrowAccumulator<T> (&acc)[kM][1], const FragmentA<T> (&a)[kM],
+                const NarrowFragment<T> (&b)[1]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+        cuda::mma_16x8<T, T>(acc[m][0].values, a[m].words, b[0].words[0], b[0].words[1]);
+}
+// Rows of the accumulators become k.
+template <class T>
+DEVICE void accumulator_to_fragment(NarrowFragment<T>& f, const NarrowAccumulator<T>& d) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
+            : "=r"(f.words[i])
+            : "r"(pack<T>(d.values[2 * i], d.values[2 * i + 1])));
+    }
+}
+
 // --- FP16 accumulators -----------------------------------------------------------------------
 constexpr bool kHasHalfAccumulator = true;
 struct HalfAccumulator {
@@ -251,6 +282,11 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
         high = pack<T>(low_float(high), high_float(high));
     }
 }
+// Of two columns, each of two adjacent k, which are a register of a transposed matrix of 16 bits.
+template <class Stored, class T>
+DEVICE void convert_columns(uint32_t bytes, uint32_t& even, uint32_t& odd) {
+    convert_bytes<Stored, T>(__byte_perm(bytes, 0, 0x3120), even, odd);
+}
 }  // namespace cuda
 
 // Loads 32 of k as two fragments, converted from Stored.
@@ -319,12 +355,25 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
         load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const auto convert = [&](uint32_t columns, uint32_t& even, uint32_t& odd) {
-                cuda::convert_bytes<Stored, T>(__byte_perm(columns, 0, 0x3120), even, odd);
-            };
-            convert(bytes[i], low.words[low.word(0, i)], low.words[low.word(1, i)]);
-            convert(bytes[i + 2], high.words[high.word(0, i)], high.words[high.word(1, i)]);
+            cuda::convert_columns<Stored, T>(bytes[i], low.words[low.word(0, i)],
+                                             low.words[low.word(1, i)]);
+            cuda::convert_columns<Stored, T>(bytes[i + 2], high.words[high.word(0, i)],
+                                             high.words[high.word(1, i)]);
         }
+    }
+}
+template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, class Tile>
+DEVICE void load_mixed_input(NarrowFragment<T>& low, NarrowFragment<T>& high, const Tile& tile,
+                             int first, int k) {
+    static_assert(kSame<Stored, T> && !kMnMajor && kOrder == LaneOrder::kFours);
+    const int row = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        const char* chunk = static_cast<const char*>(tile(first + row, k / 8 + 2 * j + t / 2));
+        const auto two = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
+        NarrowFragment<T>& f = j == 0 ? low : high;
+        f.words[0] = two.words[0];
+        f.words[1] = two.words[1];
     }
 }
 

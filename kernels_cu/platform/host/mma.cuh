@@ -122,6 +122,78 @@ DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
     host::runtime->exchange("sums_to_fragment", &payload, payload.combine, location);
 }
 
+// --- 8 columns of B: the first ones of a fragment, whose others are zeros --------------------
+template <class T> struct NarrowFragment { FragmentB<T> fragment; };
+template <class T> struct NarrowAccumulator {
+    static constexpr int kCount = 128 / kWarpSize;
+    float values[kCount];
+
+    DEVICE static constexpr int row(int lane, int i) {
+        return kWarpSize == 32 ? Accumulator<T>::row(lane, i) : lane / 8 + 8 * i;
+    }
+    DEVICE static constexpr int col(int lane, int i) {
+        return kWarpSize == 32 ? Accumulator<T>::col(lane, i) : lane % 8;
+    }
+};
+namespace host {
+// All lanes' narrow accumulators, from one kind to the other.
+template <class From, class To> struct MoveAccumulators {
+    const From* from;
+    To* to;
+
+    static void combine(void** payloads) {
+        float all[16][16] = {};
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const MoveAccumulators*>(payloads[lane]);
+            for (int i = 0; i < From::kCount; ++i)
+                all[From::row(lane, i)][From::col(lane, i)] = mine.from->values[i];
+        }
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const MoveAccumulators*>(payloads[lane]);
+            for (int i = 0; i < To::kCount; ++i)
+                mine.to->values[i] = all[To::row(lane, i)][To::col(lane, i)];
+        }
+    }
+};
+template <class From, class To>
+DEVICE void move_accumulators(const From& from, To& to, const Location& location) {
+    MoveAccumulators<From, To> payload{&from, &to};
+    runtime->exchange("move_accumulators", &payload, payload.combine, location);
+}
+// An accumulator of a B operand: element i of a lane is its column's k.
+template <class T> struct Transposed {
+    static constexpr int kCount = FragmentB<T>::kCount;
+    float values[kCount];
+
+    static int row(int lane, int i) { return lane / 16 * kCount + i; }
+    static int col(int lane, int) { return lane % 16; }
+};
+}  // namespace host
+// Lanes of the other columns load what they replace by zeros.
+template <class T, class Tile>
+DEVICE void load_fragment(NarrowFragment<T>& f, const Tile& tile, int first, int k) {
+    const int col = lane_id() % 16;
+    load_fragment<false>(f.fragment, tile, first - col + col % 8, k);
+    if (col >= 8) f.fragment = {};
+}
+template <class T, int kM>
+DEVICE void mma(NarrowAccumulator<T> (&acc)[kM][1], const FragmentA<T> (&a)[kM],
+                const NarrowFragment<T> (&b)[1], HOST_LOCATION) {
+    Accumulator<T> full[kM][1];
+    for (int m = 0; m < kM; ++m) host::move_accumulators(acc[m][0], full[m][0], location);
+    const FragmentB<T> columns[1] = {b[0].fragment};
+    mma(full, a, columns, location);
+    for (int m = 0; m < kM; ++m) host::move_accumulators(full[m][0], acc[m][0], location);
+}
+// Rows of the accumulators become k.
+template <class T>
+DEVICE void accumulator_to_fragment(NarrowFragment<T>& f, const NarrowAccumulator<T>& d,
+                                    HOST_LOCATION) {
+    host::Transposed<T> found;
+    host::move_accumulators(d, found, location);
+    for (int i = 0; i < found.kCount; ++i) f.fragment.values[i] = from_float<T>(found.values[i]);
+}
+
 // --- FP16 accumulators: rounded once per fragment of k ---------------------------------------
 constexpr bool kHasHalfAccumulator = true;
 struct HalfAccumulator : host::AccumulatorBase<float> {
@@ -156,6 +228,15 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
             static_cast<const Stored*>(tile(row, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
     }
+}
+template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, class Tile>
+DEVICE void load_mixed_input(NarrowFragment<T>& low, NarrowFragment<T>& high, const Tile& tile,
+                             int first, int k) {
+    static_assert(kSame<Stored, T> && !kMnMajor, "rows of k");
+    const int col = lane_id() % 16;
+    load_mixed_input<Stored, kMnMajor, kOrder>(low.fragment, high.fragment, tile,
+                                               first - col + col % 8, k);
+    if (col >= 8) low.fragment = high.fragment = {};
 }
 
 // The column of B at column `col` of a fragment.
