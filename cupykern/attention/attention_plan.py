@@ -103,7 +103,7 @@ def choose_config(head_dim: int, mode: int, arch: str, scaled: bool = False) -> 
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if mode == GENERAL_MODE and head_dim == 256:
         return least if scaled and arch != "sm_90a" else less
-    if mode and head_dim <= 128 and arch != "sm_90a":
+    if mode and (head_dim == 256 or arch != "sm_90a"):
         return less
     if mode or head_dim == 256 or arch == "sm_90a":  # where Hopper's kernel has what is large
         return AttentionConfig(64, 64, 4)

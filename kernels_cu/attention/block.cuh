@@ -137,13 +137,30 @@ DEVICE void for_each_top(AttentionStorage& storage, F f) {
 template <class Copier>
 DEVICE void attend(AttentionStorage& storage, const Params& params, const Loaders& loaders,
                    bool keeps_tops, Copier& copier, Scores& scores, WarpRows& rows) {
-    float largest[kRowFragments][Softmax::kRows], factors[kRowFragments][Softmax::kRows];
-    bool rescales[kRowFragments];
+    float largest[kRowFragments][Softmax::kRows];
+    bool moves = false;
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
-        rescales[m] = rows.softmax[m].template update<kKeyFragments>(at, params.exponent_scale,
-                                                                     largest[m], factors[m]);
+        const Softmax& softmax = rows.softmax[m];
+        Softmax::template look<kKeyFragments>(at, largest[m]);
+        moves |= softmax.any_far || softmax.exceeds(largest[m], params.exponent_scale);
+    }
+    if (vote_any(moves)) {
+#pragma unroll
+        for (int m = 0; m < kRowFragments; ++m) {
+            const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
+            float factors[Softmax::kRows];
+            rows.softmax[m].move(largest[m], params.exponent_scale, factors);
+#pragma unroll
+            for (int d = 0; d < kDimFragments; ++d) {
+#pragma unroll
+                for (int i = 0; i < Layout::kCount; ++i) {
+                    rows.outputs.at(m, d).values[i] *= factors[Rows::slot(i)];
+                }
+            }
+            rows.softmax[m].template subtract_far<kKeyFragments>(at, params.exponent_scale);
+        }
     }
     if (keeps_tops) {
 #pragma unroll
@@ -153,17 +170,6 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
                 largest[m][r] = Rows::across_lanes(largest[m][r], Max());
         }
         for_each_top(storage, [&](float& top, int m, int r) { top = maximum(top, largest[m][r]); });
-    }
-#pragma unroll
-    for (int m = 0; m < kRowFragments; ++m) {
-        if (!rescales[m]) continue;
-#pragma unroll
-        for (int d = 0; d < kDimFragments; ++d) {
-#pragma unroll
-            for (int i = 0; i < Layout::kCount; ++i) {
-                rows.outputs.at(m, d).values[i] *= factors[m][Rows::slot(i)];
-            }
-        }
     }
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
@@ -218,7 +224,7 @@ template <class Copier> struct Walk {
         sync_block();  // the keys have arrived, and all warps have read the previous values
         copier.template start_values<kUnmasked>(storage.values, key, end - key);
         copy_async_commit();
-        if constexpr (!kMasked) loaders.forget();
+        if constexpr (!kMasked && kHeadDim < 256) loaders.forget();
         bool seen = true;  // the warp's last row keeps some key
         if constexpr (!kUnmasked) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;

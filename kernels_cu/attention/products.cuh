@@ -78,9 +78,8 @@ struct Loaders {
 
     DEVICE explicit Loaders(int warp_row) : queries(warp_row), keys(0), values(0) {}
     DEVICE void forget() {
-        keys.forget();
-        if (kHeadDim == 256) return;  // fewest spills
         queries.forget();
+        keys.forget();
         values.forget();
     }
 };
