@@ -207,6 +207,13 @@ FAULTS = {
         """,
         "options",
     ),
+    "a soft cap of half the score": Fault(
+        "attention/score.cuh", "exp2_approx(x * exponent)", "exp2_approx(0.5f * x * exponent)",
+        "options"
+    ),
+    "a soft cap that ends below the cap": Fault(
+        "attention/score.cuh", "1.0f + power), cap)", "1.0f + power), 0.999f * cap)", "options"
+    ),
     "keys after the lengths of a padded batch": Fault(
         "attention/work_tile.cuh", "h.sk = clamp_index(cu_seqlens_k[h.batch], 0, params.sk);",
         "", "padded batch"
