@@ -59,7 +59,7 @@ FAULTS = {
         BLOCK, "top = maximum(top, largest[m][r]);", "top = largest[m][r];", "tails"
     ),
     "products are not rescaled": Fault(
-        BLOCK, "values[i] *= factors[m][Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
+        BLOCK, "values[i] *= factors[Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
     ),
     "sums are not rescaled": Fault(
         "attention/online_softmax.cuh", "sum[r] *= factors[r];", "sum[r] *= 1.0f;", "growing"
@@ -221,6 +221,13 @@ FAULTS = {
         Score::apply(params, arrays, head, all);
         """,
         "options",
+    ),
+    "a soft cap of half the score": Fault(
+        "attention/score.cuh", "exp2_approx(x * exponent)", "exp2_approx(0.5f * x * exponent)",
+        "options"
+    ),
+    "a soft cap that ends below the cap": Fault(
+        "attention/score.cuh", "1.0f + power), cap)", "1.0f + power), 0.999f * cap)", "options"
     ),
     "keys after the lengths of a padded batch": Fault(
         "attention/work_tile.cuh", "h.sk = clamp_index(cu_seqlens_k[h.batch], 0, params.sk);",

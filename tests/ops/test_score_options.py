@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from attention_checks import normal, qkv
+from attention_checks import check_rows_beside_large_scores, normal, qkv
 
 from cupykern import attention, attention_varlen, decode_attention
 from cupykern.attention.attention_hopper import AttentionHopperConfig
@@ -37,6 +37,11 @@ def test_a_window_that_reaches_all_keys_is_none():
         assert (attention(q, k, v, **kwargs) == causal).all()
     moved = attention(q, k, v, window=(-1, 7), input_pos=13)
     assert (moved == causal).all()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_row_with_a_soft_cap_does_not_depend_on_the_others(config):
+    check_rows_beside_large_scores(64, 200, 64, config=config)
 
 
 @pytest.mark.parametrize("config", CONFIGS)

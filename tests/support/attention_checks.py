@@ -107,3 +107,18 @@ def check_far_scores_of_caches(xp, dtype) -> None:
                 *map(xp.asarray, (q, k, v)), causal=False, scale=1.0, k_scale=k_scale, v_scale=1.0
             )
             _near(y, exact)
+
+
+def check_rows_beside_large_scores(*shape: int, **options) -> None:
+    """With a soft cap: a row's bits do not depend on the scores beside it, near the cap or not."""
+    q, k, v = qkv(*shape)
+    kwargs = {"softcap": 5.0, "return_lse": True, **options}
+    expected = attention(q, k, v, **kwargs)
+    for first in (0, 8):  # a thread may have rows 8 apart
+        large = q.copy()
+        large.reshape(-1, shape[2])[first::16] *= 40
+        y, lse = attention(large, k, v, **kwargs)
+        rows = (large == q).all(axis=-1)
+        np.testing.assert_array_equal(y[rows], expected[0][rows])
+        np.testing.assert_array_equal(lse[rows], expected[1][rows])
+        assert (lse != expected[1]).any()
