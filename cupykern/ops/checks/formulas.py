@@ -10,6 +10,7 @@ import numpy as np
 from ... import arguments, dtypes
 from ...expression import Expression, read
 from ...expression.cpp import OF_INTEGER_ARRAYS
+from ...expression.expression import reductions
 from ...expression.parse import is_operand_name
 from ...expression.tree import Node, of_first, transposed
 from ...gemm.product import NARROW, OPERANDS, Formula
@@ -97,16 +98,23 @@ NO_FORMULA = ReadFormula((), ())
 
 
 def each_dtype(formula: ReadFormula, out_dtype: Any) -> tuple[Any, ...]:
-    """The out_dtype of each result.  Raises ValueError."""
+    """The out_dtype of each result; reductions of rows are float32.  Raises TypeError and
+    ValueError."""
     count = max(1, len(formula.roots))
+    rows = reductions(formula.nodes, formula.roots) or (None,)
     if not isinstance(out_dtype, tuple):
-        return (out_dtype,) * count
+        return tuple("float32" if reduction else out_dtype for reduction in rows)
     if len(out_dtype) != count:
         raise ValueError(
             f"out_dtype must be a dtype, or one for each of the formula's results, which are "
             f"{count}; got {len(out_dtype)}"
         )
-    return out_dtype
+    for reduction, dtype in zip(rows, out_dtype, strict=True):
+        if reduction and dtype is not None:
+            dtypes.resolve(dtype, f"out_dtype of {reduction}(...)", (dtypes.float32,))
+    return tuple(
+        "float32" if reduction else dtype for reduction, dtype in zip(rows, out_dtype, strict=True)
+    )
 
 
 def read_formula(epilogue: Any, operands: Any, a: Any, scope: str = "epilogue") -> ReadFormula:
