@@ -15,6 +15,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import maker
 from ..expression.cpp import ROWS
+from ..expression.tree import REDUCTIONS
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
@@ -36,6 +37,9 @@ def merge_variant(reduction: str) -> Variant:
     return Variant(
         "merge_row_slices", types, (), _THREADS, includes=("expression/row_results.cuh",)
     )
+
+
+MERGES = tuple(map(merge_variant, REDUCTIONS))
 
 
 def slice_columns(config: Any) -> int:

@@ -58,14 +58,28 @@ class ReadFormula(NamedTuple):
         named = zip(OPERANDS, self.numbers, strict=False)
         return tuple(name for name, number in named if number is None)
 
+    @property
+    def reduces_rows(self) -> bool:
+        """Whether there are results that are reductions of rows."""
+        return any(reductions(self.nodes, self.roots))
+
+    def given(self) -> tuple[Expression, dict[str, Any]]:
+        """epilogue and operands."""
+        arrays = iter(self.arrays)
+        operands = {
+            name: next(arrays) if number is None else number
+            for name, number in zip(self.names, self.numbers, strict=True)
+        }
+        return Expression(self.nodes, self.names, self.scope, self.roots), operands
+
     def transposed(self) -> tuple[Expression | None, dict[str, Any] | None]:
         """epilogue and operands of the transposed product."""
         if not self.nodes:
             return None, None
-        arrays = iter(self.arrays)
+        _, given = self.given()
         operands = {
-            name: _transposed(next(arrays)) if number is None else number
-            for name, number in zip(self.names, self.numbers, strict=True)
+            name: _transposed(x) if number is None else x
+            for (name, x), number in zip(given.items(), self.numbers, strict=True)
         }
         return Expression(transposed(self.nodes), self.names, roots=self.roots), operands
 
