@@ -50,18 +50,18 @@ template <class... Rows> struct RowResults {
     }
 };
 
-// By a warp with wgmma's accumulators: the partials of rows row and row + 8 of each lane, whose quad
-// has the columns of slice `slice`; then begins anew.
-template <class RowResults, class Operands>
-DEVICE void store_quad_rows(RowResults (&rows)[2], const Operands& operands, int row, int last_row,
+// By a warp with wgmma's accumulators: stores the partials of each lane's rows `row` and row + 8,
+// whose quad has the columns of a slice, and begins anew.
+template <class Rows, class Operands>
+DEVICE void store_quad_rows(Rows (&rows)[2], const Operands& operands, int row, int last_row,
                             int slice) {
-    if constexpr (RowResults::kCount > 0) {
+    if constexpr (Rows::kCount > 0) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             rows[half].template merge_lanes<4>();
             const int at = row + half * 8;
             if (threadIdx.x % 4 == 0 && at <= last_row) rows[half].store(operands, at, slice);
-            rows[half] = RowResults{};
+            rows[half] = Rows{};
         }
     }
 }

@@ -60,7 +60,7 @@ FAULTS = {
     ),
     "hopper: half of a quad": Fault(ROW, "merge_lanes<4>", "merge_lanes<2>", "hopper"),
     "hopper: the rows before count too": Fault(
-        ROW, "rows[half] = RowResults{};", "", "hopper, ping-pong"
+        ROW, "rows[half] = Rows{};", "", "hopper, ping-pong"
     ),
     "hopper: rows beyond the last one": Fault(
         ROW, "threadIdx.x % 4 == 0 && at <= last_row", "threadIdx.x % 4 == 0", "hopper"
