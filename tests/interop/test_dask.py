@@ -562,7 +562,7 @@ def test_rows_of_one_chunk_are_reduced(product, k_chunks):
         check_blocks(known)
         assert known.chunks == ((16, 8), (columns,))
     assert compare(dask.compute(*lazy), exact, bounds).ok
-    with pytest.raises(NotImplementedError, match="rows of one chunk, .* several along N"):
+    with pytest.raises(NotImplementedError, match=r"rows of one chunk, .* several along N"):
         cupykern.dask.matmul(lazy_a, lazy_b.rechunk({1: 20}), **formula)
     column = cupykern.dask.matmul(lazy_a, lazy_b[:, 0], **formula)
     assert [x.compute().shape for x in column] == [(24,)] * 3
