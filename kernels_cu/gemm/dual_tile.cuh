@@ -40,8 +40,10 @@ DEVICE void multiply_and_gate(GemmStorage& storage, const TileParams& params,
                  [&](int row, int col, const ElementAccumulator(&runs)[2][kRun]) {
                      const int64_t at_row = work.row + row, at_col = work.col + col;
                      const int64_t cols = params.n - at_col;
+                     const bool outside = at_row >= params.m || cols <= 0;
+                     if (Rows::kCount == 0 && outside) return;  // else lanes reduce together
                      Rows rows;
-                     if (at_row < params.m && cols > 0) {
+                     if (!outside) {
                          const int count = cols < kRun ? int(cols) : kRun;
                          float values[kRun], others[kRun];
                          first.scale(at_row, at_col, count, runs[0], values);
