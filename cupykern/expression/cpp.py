@@ -90,7 +90,7 @@ def source(
     more: Sequence[str] = (),
     narrow: str = "void",
 ) -> str:
-    """The struct Expression, with its include.
+    """The struct Expression, with its includes.
 
     scope: "epilogue" or "gate".  roots: of several results, their nodes.  more: the C++ types of
     those after the first, which are in the places after the operands: reductions' partials, in
@@ -123,6 +123,7 @@ def source(
         else:
             stores.append(f"        f.template store<{t}>({k}, {first + k});")
     lines = (
+        '#include "expression/math.cuh"',
         '#include "expression/row_results.cuh"',
         "struct Expression {",
         "    // f(number, bytes of an element) of the operands that are matrices.",

@@ -312,7 +312,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         scales = "tensor"  # the same
     if "float32" in (dtype, dtype_b):
         policy, scales = "fp32", "none"
-    epilogue = draw.choice((*[None] * 4, *GATES, RESULTS, ROWS)) if policy == "fp32" else None
+    epilogue = draw.choice((*[None] * 3, ROWS, *GATES, RESULTS)) if policy == "fp32" else None
     layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
     out_dtype: Any = draw.choice((None, None, "float16", "bfloat16", "float32"))
     if epilogue is not None:

@@ -99,7 +99,7 @@ def draw_result_dtype(draw: Draw, several: bool, given: Any) -> Any:
 
 def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
     """`problem`, now and then with a formula in place of its epilogue."""
-    formula = draw.choice((*[None] * 6, *FORMULAS, RESULTS, ROWS))
+    formula = draw.choice((*[None] * 5, ROWS, *FORMULAS, RESULTS))
     if formula is None:
         return problem
     plain: dict[str, Any] = {"bias": None, "residual": None, "activation": None}
