@@ -38,6 +38,8 @@ KERNEL void gemm_expression(const void* a, const void* b, void* out, const void*
     const ExpressionEpilogue<Expression> epilogue{matrix, operands};
     for_each_run(storage, warp, acc,
                  [&](int row, int col, const ElementAccumulator(&runs)[1][kRun]) {
-                     epilogue.store(work.row + row, work.col + col, runs[0]);
+                     const int64_t at_row = work.row + row, at_col = work.col + col;
+                     const auto rows = epilogue.store(at_row, at_col, runs[0]);
+                     epilogue.template store_rows<kPositionCols, kRun>(rows, at_row, at_col);
                  });
 }

@@ -42,6 +42,8 @@ KERNEL void reduce_split_k_expression(const float* partials, void* out, const fl
                                       offset(kOut), 0, 0, offset(kScaleA), offset(kScaleB));
         const ExpressionOperands found = operands.of_matrix(params.batch, index);
         const ExpressionEpilogue<Expression> epilogue{matrix, found};
-        epilogue.store(row, (in_matrix - row * row_runs) * kRun, acc);
+        const int64_t col = (in_matrix - row * row_runs) * kRun;
+        const auto rows = epilogue.store(row, col, acc);
+        epilogue.template store_rows<kRun, kRun>(rows, row, col);
     }
 }

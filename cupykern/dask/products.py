@@ -62,7 +62,8 @@ def matmul(
     epilogue, operands: a formula of numbers and (dask) arrays.  Several results are a tuple of dask
         arrays.  Where K is several chunks the sum so far takes the place of one operand.  Blocks
         count i, j and b from 0, so these are for results of one chunk along that dim: else
-        NotImplementedError, and an operand of np.arange says the same.
+        NotImplementedError, and an operand of np.arange says the same.  row_max and row_sum: of
+        results of one chunk along N.
 
     CuPy joins no FP8 arrays: FP8 chunks on a GPU can be cut, not merged.
     """
@@ -129,6 +130,11 @@ class _Formula(NamedTuple):
                     f"{name} in a formula counts within a chunk, and the result is several along "
                     f"its dim: rechunk, or give an operand of np.arange in place of {name}"
                 )
+        if of_j and any(self.expression.reductions):
+            raise NotImplementedError(
+                "row_max and row_sum are of rows of one chunk, and the result is several along N: "
+                "rechunk b"
+            )
         most = len(OPERANDS) - len(self.kinds)
         if k_chunks > 1 and len(self.operands) > most:
             raise ValueError(
@@ -231,12 +237,15 @@ def _product(
     if len(out_dtypes) == 1:
         return found
     dims = range(len(chunks))
+    assert formula is not None
+    kinds = zip(out_dtypes, formula.expression.reductions, strict=True)
     return tuple(
         da.blockwise(
             item, dims, found, dims, i, None, token=f"matmul-{i}", dtype=dtype,
             meta=meta(a, len(chunks), dtype), align_arrays=False,
+            adjust_chunks={dims[-1]: 1} if reduction else None,
         )
-        for i, dtype in enumerate(out_dtypes)
+        for i, (dtype, reduction) in enumerate(kinds)
     )  # fmt: skip
 
 

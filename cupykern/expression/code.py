@@ -10,9 +10,13 @@ from ..kernels import Variant
 
 @dataclass(frozen=True)
 class FormulaCode:
-    """The C++ of an expression and its operands' types, by which kernels with it differ."""
+    """The C++ of an expression and its operands' types, by which kernels with it differ.
+
+    reduces_rows: whether there are results that are reductions of rows.
+    """
 
     text: str
+    reduces_rows: bool = False
 
     def __str__(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()

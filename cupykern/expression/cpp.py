@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .tree import BOOLEAN, INTEGER, REAL, SCOPES, Node
+from .tree import BOOLEAN, INTEGER, REAL, REDUCTIONS, SCOPES, Node
 
 MAX_OPERANDS = 8  # expression/apply.cuh: kMaxOperands
 OF_INTEGER_ARRAYS = {
@@ -42,7 +42,9 @@ OF_REALS = {
     "floor": "whole_below({0})",
     "float16": "to_float(from_float<half>({0}))",
     "bfloat16": "to_float(from_float<bf16>({0}))",
+    **dict.fromkeys(REDUCTIONS, "{0}"),  # RowResults reduce it
 }
+ROWS = {"row_max": "RowMax", "row_sum": "RowSum"}  # expression/row_results.cuh
 OF_INTEGERS = {  # whose arithmetic wraps, as numpy's
     "add": "wrap(uint64_t({0}) + uint64_t({1}))",
     "subtract": "wrap(uint64_t({0}) - uint64_t({1}))",
@@ -88,11 +90,11 @@ def source(
     more: Sequence[str] = (),
     narrow: str = "void",
 ) -> str:
-    """The struct Expression, with its include.
+    """The struct Expression, with its includes.
 
     scope: "epilogue" or "gate".  roots: of several results, their nodes.  more: the C++ types of
-    those after the first, which are in the places after the operands.  narrow: that of a first
-    result of 8 bits, else void.
+    those after the first, which are in the places after the operands: reductions' partials, in
+    FP32.  narrow: that of a first result of 8 bits, else void.
     """
     products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
     first = len(operands) - 1
@@ -112,17 +114,27 @@ def source(
             body.append(f"        const {_TYPES[node.kind]} {name} = {code};")
             code = name
         values.append(code)
+    stores: list[str] = []
+    rows: list[str] = []
+    for k, t in enumerate(more, 1):
+        if nodes[roots[k]].op in REDUCTIONS:
+            kind = ROWS[nodes[roots[k]].op]
+            rows.append(f"RowResult<{kind}, {len(rows)}, {k}, {first + k}>")
+        else:
+            stores.append(f"        f.template store<{t}>({k}, {first + k});")
     lines = (
         '#include "expression/math.cuh"',
+        '#include "expression/row_results.cuh"',
         "struct Expression {",
         "    // f(number, bytes of an element) of the operands that are matrices.",
         "    template <class F> DEVICE static void for_each_matrix(F f) {",
         *matrices,
         "    }",
-        "    // f.store<type>(which, number) of the results after the first.",
+        "    // f.store<type>(which, number) of the matrices after the first result.",
         "    template <class F> DEVICE static void for_each_more(const F& f) {",
-        *(f"        f.template store<{t}>({k}, {first + k});" for k, t in enumerate(more, 1)),
+        *stores,
         "    }",
+        f"    using Rows = RowResults<{', '.join(rows)}>;  // reductions of columns",
         f"    static constexpr int kResults = {len(more) + 1};",
         f"    using Narrow = {narrow};  // the first result's type, if it is of 8 bits",
         "    template <class Operands>",

@@ -31,6 +31,8 @@ _ERRORS = {  # of reals, where e(x) is the error of an argument and u = 2^-24
     "minimum": "max(e({0}), e({1}))",
     "maximum": "max(e({0}), e({1}))",
     "where": "e of the one chosen; either where {0} is within its error",
+    "row_max": "max of e({0}) over the columns that may be the largest",
+    "row_sum": "sum of e({0}) + d u sum of |{0}|, of columns added in d levels",
     "real": "u |{0}| beyond 2^24",
 }
 _SIGNS = {

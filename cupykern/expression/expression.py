@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from . import describe
 from .parse import Place, parse
 from .trace import trace
-from .tree import SCOPES, Node, with_addend
+from .tree import REDUCTIONS, SCOPES, Node, with_addend
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class Expression:
         """Their nodes."""
         return self.roots or (len(self.nodes) - 1,)
 
+    @property
+    def reductions(self) -> tuple[str | None, ...]:
+        """Of each result: one of REDUCTIONS, or None of a matrix."""
+        return reductions(self.nodes, self.results)
+
     def plus(self, name: str) -> Expression:
         """Of the sum of acc, where it stands, and another operand."""
         nodes, places = with_addend(self.nodes, len(self.names))
@@ -66,6 +71,16 @@ class Expression:
 
     def __str__(self) -> str:
         return describe.text(self.nodes, self.names, self.scope, self.roots)
+
+
+def reductions(nodes: Sequence[Node], results: Sequence[int]) -> tuple[str | None, ...]:
+    """Of each of these results: one of REDUCTIONS, or None of a matrix.
+
+    >>> f = cupykern.expression("acc, row_max(abs(acc))")
+    >>> f.reductions
+    (None, 'row_max')
+    """
+    return tuple(op if (op := nodes[n].op) in REDUCTIONS else None for n in results)
 
 
 @lru_cache(maxsize=1024)
@@ -116,7 +131,8 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
         isnan; float, an integer or a boolean as FP32; float16, bfloat16, a number rounded to such.
         As a condition an operand is whether it is not 0.  A callable may use numpy's functions too,
         and where() in place of `if`.  Of products, a tuple is up to 4 results: "maximum(acc, 0),
-        acc".
+        acc".  Those after the first may be row_max(...) or row_sum(...) of an expression: the
+        largest value of each row, or the sum, in FP32, of shape (..., M, 1).
 
     kind: "epilogue", of `matmul` and `scaled_mm`; "gate", of `dual_gemm_silu`: acc1 and acc2, the
         products of b1 and b2, in place of acc; "score", for `score` of attention's ops: a formula

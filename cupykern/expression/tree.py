@@ -46,9 +46,14 @@ FUNCTIONS = {
     "minimum": 2,
     "maximum": 2,
     "where": 3,
+    "row_max": 1,
+    "row_sum": 1,
 }
 """How many arguments each function takes.  float: as FP32, a boolean as 0 or 1; float16, bfloat16:
 FP32 rounded to such a number."""
+
+REDUCTIONS = ("row_max", "row_sum")
+"""Functions that are a whole result: of a row's columns, of which it leaves one."""
 
 MAX_NODES = 256
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
@@ -157,6 +162,11 @@ class Builder:
         kinds = [self.nodes[arg].kind for arg in args]
         if op in FUNCTIONS and len(args) != FUNCTIONS[op]:
             raise IllegalError(f"{op} takes {FUNCTIONS[op]} arguments; got {len(args)}")
+        for arg in args:
+            if (inner := self.nodes[arg].op) in REDUCTIONS:
+                raise IllegalError(f"{inner}(...) is a whole result: nothing is computed of it")
+        if op in REDUCTIONS and self.scope.results == 1:
+            raise IllegalError(f"{op} is for results of products")
         if op in _LOGIC:
             args = tuple(map(self._condition, args))
             if any(self.nodes[arg].kind != BOOLEAN for arg in args):
@@ -254,6 +264,8 @@ class Builder:
             if self.nodes[roots[0]].kind != BOOLEAN:
                 kind = self.nodes[roots[0]].kind
                 raise IllegalError(f"a mask is boolean: write x != 0; got {kind}")
+        if (first := self.nodes[roots[0]].op) in REDUCTIONS:
+            raise IllegalError(f"the first result is a matrix, which {first}(...) may follow")
         order: dict[int, int] = {}
         ranks: dict[str, int] = {}
         names: list[str] = []

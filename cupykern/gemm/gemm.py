@@ -44,6 +44,7 @@ from .product import (
     fill_operand,
     product_dims,
 )
+from .row_reductions import MergedRowsPlan, merged_rows_plan
 from .skinny_gemm import SkinnyGemmConfig, SkinnyGemmPlan, skinny_gemm_plan
 from .skinny_logits import skinny_logits_plan
 from .sm90_epilogue import fits_tma_store
@@ -162,7 +163,7 @@ class GemmPlan(NamedTuple):
 LaunchPlan = (
     GemmPlan | FmaGemmPlan | PartsPlan | SkinnyGemmPlan | Sm90Plan | DecodedPlan | SplitPlan
 )
-AnyPlan = LaunchPlan | NormalizedPlan
+AnyPlan = LaunchPlan | NormalizedPlan | MergedRowsPlan
 
 
 def task_of(product: Product) -> GemmTask:
@@ -197,6 +198,10 @@ def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> Any
         return None
     task = task_of(product)
     config = FAMILY.config(task, target, config)
+    if task.formula is not None and task.formula.reduces_rows:
+        return merged_rows_plan(
+            target, product, config, lambda p: _plan_of(target, p, task, config)
+        )
     plan = _plan_of(target, product, task, config)
     return normalized_plan(target, product, plan) if product.kernel == "dequant_softmax" else plan
 

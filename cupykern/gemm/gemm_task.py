@@ -49,7 +49,7 @@ class GemmTask:
             neither.
     precision: of FP32 operands, one of PRECISIONS.  stored_a, stored_b: the dtypes of which these
         are copies: one part holds a 16-bit number.
-    formula: the expression in the epilogue, as code.
+    formula: the expression in the epilogue, as code, which says whether it reduces rows.
     """
 
     batch: int

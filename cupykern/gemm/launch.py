@@ -16,7 +16,8 @@ from ..targets import Target
 from . import gemm, product
 from .copied_plan import CopiedPlan, conversions, copies
 from .gemm import AnyConfig, AnyPlan
-from .product import Product
+from .product import Formula, Product
+from .row_reductions import IDENTITIES
 
 
 def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
@@ -27,7 +28,7 @@ def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> An
     target, plan, pick, shape, out_dtype, more = known
     y = maker(target.xp)(shape, out_dtype) if out is None else out
     if more:
-        others = [maker(target.xp)(shape, dtype) for dtype in more]
+        others = [maker(target.xp)(*one) for one in more]
         plan.launch(target.xp, pick((*given, *others, None, y)))
         return (y, *others)
     plan.launch(target.xp, pick((*given, None, y)))
@@ -92,12 +93,16 @@ def run(
         arguments.check_new_out(out, shape, out_dtype, operands)
     with arguments.on_device(target):
         y = maker(target.xp)(shape, out_dtype) if out is None else out
-        others = [maker(target.xp)(shape, dtype) for dtype in more]
+        formula: Formula | None = options.get("formula")
+        shapes = formula.shapes(shape) if formula is not None and more else ()
+        results = tuple(zip(shapes, more, strict=True))
+        others = [maker(target.xp)(*one) for one in results]
         result = (y, *others) if more else y
         if y.size == 0:
+            _fill_rows(formula, others)
             return result
-        if more:
-            names = product.OPERANDS[len(options["formula"].operands) - len(more) :]
+        if formula is not None and more:
+            names = product.OPERANDS[len(formula.operands) - len(more) :]
             named = dict(zip(names, others, strict=False))
             operands, given = operands | named, (*given, *named)
         arrays = {name: x for name, x in operands.items() if x is not None}
@@ -163,9 +168,20 @@ def run(
         if copied:
             copiers = ((names.index(copy.name), copy.copier(target)) for copy in copied)
             plan = CopiedPlan(tuple(copiers), plan)
-        plans.remember(key, (target, plan, _picker(names, given, arrays), shape, out_dtype, more))
+        plans.remember(
+            key, (target, plan, _picker(names, given, arrays), shape, out_dtype, results)
+        )
         plan.launch(target.xp, tuple(map(arrays.get, names)))
     return result
+
+
+def _fill_rows(formula: Formula | None, others: list[Any]) -> None:
+    """The reductions of rows without columns, of the results after the first."""
+    if formula is None or not others:
+        return
+    first = len(formula.operands) - len(others)
+    for k, reduction in formula.reductions:
+        others[k - first].fill(IDENTITIES[reduction])
 
 
 @plans.cached

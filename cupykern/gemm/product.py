@@ -14,6 +14,7 @@ from .. import dtypes
 from ..arrays import address_of, steps_of
 from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OF_INTEGER_ARRAYS, OperandCode, source
+from ..expression.expression import reductions
 from ..expression.tree import Node
 
 MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
@@ -218,7 +219,8 @@ class Formula(NamedTuple):
 
     nodes: its tree.  operands: arrays and numbers; None: an array of OPERANDS.
     scope: "epilogue", or "gate": of two products.  first_matrix: of the batch.
-    roots: of several results, their nodes; the operands are followed by those after the first.
+    roots: of several results, their nodes; the operands are followed by those after the first,
+        FP32 (..., M, 1) where they are reductions of rows.
     """
 
     nodes: tuple[Node, ...]
@@ -246,7 +248,21 @@ class Formula(NamedTuple):
         results = (x for x in self.operands[count:] if isinstance(x, Matrix))
         more = [dtypes.CPP_NAMES[x.dtype] for x in results]
         narrow = dtypes.CPP_NAMES[out] if out in NARROW else "void"
-        return FormulaCode(source(self.nodes, kinds, self.scope, self.roots, more, narrow))
+        text = source(self.nodes, kinds, self.scope, self.roots, more, narrow)
+        return FormulaCode(text, bool(self.reductions))
+
+    @property
+    def reductions(self) -> tuple[tuple[int, str], ...]:
+        """(the number of its operand, one of tree.REDUCTIONS) of each result that is of rows."""
+        found = enumerate(reductions(self.nodes, self.roots), len(self.operands) - len(self.roots))
+        return tuple((k, reduction) for k, reduction in found if reduction is not None)
+
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Of the results after the first, which has `shape`."""
+        return tuple(
+            shape if reduction is None else (*shape[:-1], 1)
+            for reduction in reductions(self.nodes, self.roots[1:])
+        )
 
 
 class Product(NamedTuple):

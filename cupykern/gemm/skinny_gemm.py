@@ -169,6 +169,8 @@ def _task_refusal(task: GemmTask) -> str | None:
         return "a skinny dual GEMM reads K-major b1 and b2, not of FP32"
     if t.formula is not None and (is_misaligned(t) or t.a == dtypes.float32):
         return "a skinny GEMM with an expression reads aligned rows, not of FP32"
+    if t.formula is not None and t.formula.reduces_rows:
+        return "a skinny GEMM's formulas have no reductions of rows"
     if t.fp16_accumulate:
         return "a skinny GEMM accumulates in FP32 or int32"
     if t.block_scales and (t.b != dtypes.float8_e4m3fn or t.layout_b != K_MAJOR):

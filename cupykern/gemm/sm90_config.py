@@ -185,6 +185,8 @@ class Sm90Config:
         if min(numbers) < 1 or self.schedule.warpgroups not in self.consumers:
             names = " or ".join(map(str, self.consumers))
             return f"tiles, stages and clusters must be positive, warpgroups {names}; got {self}"
+        if self.swap_ab and task.formula is not None and task.formula.reduces_rows:
+            return "with swap_ab threads have columns of the result, of which no row is reduced"
         return (
             self.operands_refusal(given)
             or _tma_refusal(self, task, device)

@@ -195,7 +195,7 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
 
     fitting.sort(key=lambda tile: (other(tile), estimate(tile, task, _SMS)))
     if not fitting:
-        return ()
+        return _accumulators_first(task, device)
     first = fitting[0]
 
     def order(tile: Tile) -> tuple[bool, bool, float]:
@@ -204,6 +204,24 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
 
     split = _with_workspace(task, device, estimate(first, task, _SMS))
     return (*split, *(tile.config for tile in sorted(fitting, key=order)))
+
+
+def _accumulators_first(task: GemmTask, device: Device) -> tuple[SplitKWorkspace, ...]:
+    """Of formulas that reduce rows, where all configs swap A and B, as those of mixed input: the
+    product in memory, whose formula is that of SplitKWorkspace's second launch."""
+    if task.formula is None or not task.formula.reduces_rows:
+        return ()
+    configs = (
+        (tile, SplitKWorkspace(tile.config, 1))
+        for tile in tiles_of(task)
+        if isinstance(tile.config, SplitConfig) and "general" in tile.epilogues
+    )
+    times = {
+        config: estimate(tile, config.split(task), _SMS)
+        for tile, config in configs
+        if config.refusal(task, device) is None
+    }
+    return tuple(sorted(times, key=times.__getitem__))
 
 
 def _splits_few_tiles(tile: Tile, task: GemmTask) -> bool:

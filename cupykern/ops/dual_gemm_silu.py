@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from ..gemm import (
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED
+from ..gemm.row_reductions import MERGES
 from ..kernels import Variant
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
@@ -261,6 +263,8 @@ GATES = (
     "maximum(acc1, 0) * acc1 * z + r if (i + j + b) % 3 != 0 else acc2 - acc1",
 )
 RESULTS = "maximum(acc1, 0) * acc2 * s, acc1 + t, acc2"
+ROWS = "maximum(acc1, 0) * acc2 * s, row_max(acc1 + t), acc2, row_sum(acc1 * acc2)"
+"""With reductions of rows."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +312,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         scales = "tensor"  # the same
     if "float32" in (dtype, dtype_b):
         policy, scales = "fp32", "none"
-    epilogue = draw.choice((*[None] * 4, *GATES, RESULTS)) if policy == "fp32" else None
+    epilogue = draw.choice((*[None] * 3, ROWS, *GATES, RESULTS)) if policy == "fp32" else None
     layout_b = draw.choice(("C", "F", "F", *inputs.LAYOUTS))
     out_dtype: Any = draw.choice((None, None, "float16", "bfloat16", "float32"))
     if epilogue is not None:
@@ -432,7 +436,7 @@ def _work(problem: DualProblem) -> Work:
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
     read += 2 * math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b, p.k)
-    written = batch * p.m * p.n * sum(out.itemsize for out in _result_dtypes(p))
+    written = batch * p.m * products.row_bytes(p.n, p.epilogue, "gate", _result_dtypes(p))
     return Work(read, written, 4 * batch * p.m * p.n * p.k)
 
 
@@ -444,7 +448,7 @@ def _result_dtypes(p: DualProblem) -> tuple[np.dtype, ...]:
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
-    """Every variant, but for formulas, of which there is one of each kernel."""
+    """Every variant, but for formulas, of which there are two of each kernel."""
     found: dict[Variant, None] = {}
     for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
         for blocks in (False, True) if b not in (*product.FLOAT16S, product.FP4) else (False,):
@@ -456,13 +460,12 @@ def _variants(arch: str) -> tuple[Variant, ...]:
                         found[gemm.variant(task, config)] = None
     if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
-    gates = (DualProblem(m, 512, 512, "bfloat16", "bfloat16", epilogue=GATES[0]) for m in (1, 512))
-    of_gate = {
-        v.kernel: v
-        for task in map(task_of, gates)
-        for v in (gemm.variant(task, c) for c in gemm.configs(task, arch))
-    }
-    return (*found, *of_gate.values())
+    of_gate: dict[tuple[str, str], Variant] = {}
+    for m, gate in itertools.product((1, 512), (GATES[0], ROWS)):
+        task = task_of(DualProblem(m, 512, 512, "bfloat16", "bfloat16", epilogue=gate))
+        variants = (gemm.variant(task, config) for config in gemm.configs(task, arch))
+        of_gate |= {(v.kernel, gate): v for v in variants}
+    return (*found, *of_gate.values(), *MERGES)
 
 
 def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int], ...]:

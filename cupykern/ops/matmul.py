@@ -57,6 +57,9 @@ def matmul(
     [[14.0, 20.0], [12.0, 26.0]]
     >>> cupykern.matmul(a, a, epilogue="acc * 6.5", out_dtype="int8").tolist()
     [[46, 65], [98, 127]]
+    >>> y, largest = cupykern.matmul(a, -a, epilogue="acc, row_max(abs(acc))")
+    >>> largest.tolist()
+    [[10.0], [22.0]]
 
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8,
         one float32 and the other float16 or bfloat16, of which the call makes a float32 copy, both
@@ -74,7 +77,7 @@ def matmul(
         FP8, int32 for int8 where it is allowed, else float32.
         A formula's results may also be float8_e4m3fn, float8_e5m2 or int8: rounded to nearest even,
         and to +-448, +-57344, -128 or 127 from beyond these; NaN stays NaN, but is 0 in int8.
-        Several results may have one each, as a tuple.
+        Several results may have one each, as a tuple; row_max and row_sum are float32.
     out: array to write the first result into, of its shape and dtype and apart from all operands.
     config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
@@ -88,7 +91,9 @@ def matmul(
     accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
         partial sum beyond 65504 is infinite.  Not on AMD.
     epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
-        A tuple of up to 4, as "maximum(acc, 0), acc", gives a tuple of results of one pass.
+        A tuple of up to 4, as "maximum(acc, 0), acc", gives a tuple of results of one pass.  Those
+        after the first may be row_max(...) or row_sum(...), float32 (..., M, 1): without columns
+        -inf and 0.
     operands: of the formula, up to 8 by name (fewer by each further result): numbers, or float16,
         bfloat16, float32, FP8, int8, int32, int64 or bool arrays that broadcast to (..., M, N).
         They become FP32: integers beyond 2^24 are rounded to nearest, booleans are 0 and 1.

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, dtypes, inputs, nvfp4, reference
+from ..arrays import maker
 from ..gemm import (
     dequantize_nvfp4,
     gemm,
@@ -21,10 +22,12 @@ from ..gemm import (
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask
 from ..kernels import Variant
+from ..numerics import namespace
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets.limits import device
+from . import matmul
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
 from .checks.scales import (
@@ -40,6 +43,7 @@ from .checks.scales import (
 from .problems import products
 from .problems.products import NVFP4
 
+_PRODUCT = "the product"  # an operand's name that no formula has
 QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 
 
@@ -181,6 +185,9 @@ def _transposed(
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
 
+    if formula.reduces_rows:  # the transposed product would reduce columns
+        product_alone = scaled_mm(a, b, scale_a, scale_b, out_dtype="float32", config=config)
+        return _apply(formula, product_alone, out_dtype, out)
     options: dict[str, Any] = {"activation": activation, "config": config}
     options["bias"] = _turn_bias(bias)
     given = each_dtype(formula, out_dtype)
@@ -191,6 +198,22 @@ def _transposed(
         first, *others = y
         return (_turn(first) if out is None else out, *map(_turn, others))
     return _turn(y) if out is None else out
+
+
+def _apply(formula: ReadFormula, total: Any, out_dtype: Any, out: Any) -> Any:
+    """The formula of an FP32 product that is there: of a product of no k, to which it is added."""
+    expression, operands = formula.given()
+    empty = maker(namespace(total))
+    dtype = tuple("float32" if one is None else one for one in each_dtype(formula, out_dtype))
+    *rows, n = total.shape
+    return matmul.matmul(
+        empty((*rows, 0), dtypes.float16),
+        empty((0, n), dtypes.float16),
+        epilogue=expression.plus(_PRODUCT),
+        operands={**operands, _PRODUCT: total},
+        out_dtype=dtype,
+        out=out,
+    )
 
 
 def _turn(x: Any) -> Any:

@@ -10,10 +10,11 @@ import numpy as np
 
 from .. import dtypes
 from ..expression import Expression, read
-from ..expression.tree import INTEGER, Node
+from ..expression.tree import INTEGER, REDUCTIONS, Node
 from ..numerics import as_float64, finfo, gap, namespace
 from ..typing import Array, Namespace
 from .epilogue import erf, sigmoid
+from .expression_rows import reduce_rows
 
 RANGES = {
     dtypes.float8_e4m3fn: (-448.0, 448.0),
@@ -43,6 +44,7 @@ _OF_XP = {
 }
 _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
     "real": lambda xp, x: x.astype(np.float64),
+    **dict.fromkeys(REDUCTIONS, lambda xp, x: x),  # of the terms, which reduce_rows has
     "rsqrt": lambda xp, x: 1 / xp.sqrt(x),
     "sigmoid": sigmoid,
     "erf": erf,
@@ -91,10 +93,13 @@ def of_products(
         values = evaluate(formula.nodes, Environment.of_products(products, given))
     xp = namespace(acc)
     kinds = each(out_dtype, len(formula.results))
-    return tuple(
-        saturated(xp.broadcast_to(values[n], acc.shape) + 0.0, kind)
-        for n, kind in zip(formula.results, kinds, strict=True)
-    )
+
+    def result(n: int, reduction: str | None, kind: Any) -> Any:
+        y = xp.broadcast_to(values[n], acc.shape) + 0.0
+        with np.errstate(all="ignore"):
+            return saturated(y, kind) if reduction is None else reduce_rows(xp, reduction, y)
+
+    return tuple(map(result, formula.results, formula.reductions, kinds))
 
 
 def each(out_dtype: Any, count: int) -> tuple[Any, ...]:

@@ -16,13 +16,14 @@ import numpy as np
 
 from .. import dtypes
 from ..expression import Expression, read
-from ..expression.tree import BOOLEAN, INTEGER, REAL, Node
+from ..expression.tree import BOOLEAN, INTEGER, REAL, REDUCTIONS, Node
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
 from ..typing import Array, Namespace
 from .approximate import FLOOR, Approximate
 from .expression import RANGES, Environment, each, evaluate, operand, rounded_to
 from .expression_functions import FUNCTIONS, at_zero
+from .expression_rows import Terms, reduced
 from .rounding import inexact_rms, over_normal, rounding_rms
 
 U = UNIT_ROUNDOFF_32
@@ -83,6 +84,7 @@ def bound_of_products(
     """products: by their names."""
     exact = {name: acc.exact for name, acc in products.items()}
     acc = next(iter(exact.values()))
+    shape = acc.shape
     given = [operand(acc, (operands or {})[name]) for name in formula.names]
     kinds = each(out_dtype, len(reference))
     with np.errstate(all="ignore"):
@@ -104,6 +106,10 @@ def bound_of_products(
             for squares, acc in of_products:
                 square = square + squares[i]
                 shared = shared + squares[i] * acc.shared_part
+            reduction = formula.reductions[i]
+            if reduction is not None:
+                terms = _terms(environment.xp, values[root], errors[root], square, shape)
+                return _of_rows(environment.xp, reduction, terms, axes, reference[i])
             dtype = np.dtype(dtypes.NAMES.get(dtype, dtype))
             found = _bound(errors[root], square, shared, axes, dtype, reference[i])
             if dtype in RANGES:
@@ -160,6 +166,23 @@ def _bound(
         rms=xp.where(known, bound.rms, 0.0),
         free=free,
     )
+
+
+def _terms(xp: Namespace, values: Any, error: Error, square: Any, shape: tuple[int, ...]) -> Terms:
+    """What a reduction of rows is of."""
+    of_error = error.worst, error.floor, error.free, error.unsure
+    found = Terms(values, *of_error, xp.where(xp.isfinite(square), square, 0.0))
+    return Terms(*(xp.broadcast_to(x, shape) for x in found))
+
+
+def _of_rows(
+    xp: Namespace, reduction: str, terms: Terms, axes: tuple[int, ...], reference: Array
+) -> Bound:
+    """Of a reduction of rows, in FP32."""
+    rows = reduced(xp, reduction, terms)
+    error = Error(rows.worst, rows.floor, rows.free, rows.unsure, rows.square)
+    # How much of the terms' errors rows have in common is not derived: all, if any.
+    return _bound(error, rows.square, rows.square, axes, dtypes.float32, reference)
 
 
 def _saturated(bound: Bound, y: Any, error: Error, dtype: np.dtype) -> Bound:
@@ -225,6 +248,8 @@ def _error(
     before = none
     for _, error in args:
         before = before._replace(free=before.free | error.free, unsure=before.unsure | error.unsure)
+    if node.op in REDUCTIONS:  # of the terms
+        return args[0][1]._replace(square=none.square)
     if node.op in ("minimum", "maximum"):
         worst, floor = _extreme(xp, node.op, args)
         return before._replace(worst=worst, floor=floor)
@@ -385,6 +410,8 @@ def _expected(
 def _slopes(xp: Namespace, node: Node, y: Any, args: Sequence[Any]) -> list[Any]:
     """The derivatives of one operation."""
     op = node.op
+    if op in REDUCTIONS:
+        return [1.0]
     if op in ("add", "subtract"):
         return [1.0, 1.0 if op == "add" else -1.0]
     if op == "multiply":

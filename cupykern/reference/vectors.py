@@ -45,10 +45,10 @@ def takes_vectors(function: Function) -> Function:
             given["operands"] = {name: lift(z) for name, z in given["operands"].items()}
         if reference is not None:
             given["reference"] = tuple(_with(dims, z) for z in reference)
-        return tuple(
-            _bound(dims, found, shape) if isinstance(found, Bound) else found.reshape(shape)
-            for found in function(x, y, **given)
-        )
+        found = function(x, y, **given)
+        if reference is None:
+            return tuple(z.reshape(_without(dims, z.shape)) for z in found)
+        return tuple(_bound(dims, z, of.shape) for z, of in zip(found, reference, strict=True))
 
     return cast(Function, wrapped)
 

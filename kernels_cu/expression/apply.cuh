@@ -1,6 +1,7 @@
 // A user's formula as the epilogue: Expression::of(operands, acc, i, j, b, results), in FP32 with
 // one rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).  results[0] is out,
 // those after it are in the places of operands.  Results of 8 bits saturate; NaN is 0 in int8.
+// Expression::Rows: results that are reductions of rows (expression/row_results.cuh).
 //
 // Expression: a struct that cupykern/expression/cpp.py writes, before the kernel's own text.
 #pragma once
@@ -74,15 +75,17 @@ template <class Expression, int kRun> struct StoreMore {
 
 // In place of MatrixEpilogue.
 template <class Expression> struct ExpressionEpilogue {
+    using Rows = typename Expression::Rows;
     const MatrixEpilogue& matrix;
     const ExpressionOperands& operands;
 
     // Finishes and stores the accumulators of row `row`, columns [col, col + kRun); nothing outside
-    // of the matrix is accessed.
+    // of the matrix is accessed.  Returns the row's reductions of these columns.
     template <int kRun, class T>
-    DEVICE void store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
+    DEVICE Rows store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
         const EpilogueParams& params = matrix.params;
-        if (row >= params.m || col >= params.n) return;
+        Rows rows;
+        if (row >= params.m || col >= params.n) return rows;
         const int count = params.n - col < kRun ? int(params.n - col) : kRun;
         float values[kRun], results[Expression::kResults][kRun];
         matrix.scale(row, col, count, acc, values);
@@ -91,31 +94,53 @@ template <class Expression> struct ExpressionEpilogue {
             const int64_t at = col + (i < count ? i : count - 1);
             float of_element[Expression::kResults];
             Expression::of(operands, values[i], row, at, operands.matrix, of_element);
+            if (i < count) rows.add(of_element);
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
         }
         matrix.template write_as<typename Expression::Narrow>(row, col, count, results[0]);
         Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
+        return rows;
+    }
+    // By all lanes of a warp: stores the reductions of slices of kSlice columns, of which adjacent
+    // lanes have runs of kRun; (row, col): the lane's first.
+    template <int kSlice, int kRun>
+    DEVICE void store_rows(Rows rows, int64_t row, int64_t col) const {
+        if constexpr (Rows::kCount > 0) {
+            constexpr int kLanes = kSlice / kRun;
+            rows.template merge_lanes<kLanes>();
+            if (lane_id() % kLanes == 0 && row < matrix.params.m && col < matrix.params.n)
+                rows.store(operands, row, col / kSlice);
+        }
     }
 };
 
 // A formula of both products of a dual GEMM: SiluRuns' place (gemm/epilogue/gate.cuh).
 template <class Expression> struct ExpressionRuns {
+    using Rows = typename Expression::Rows;
     ExpressionOperands operands;
 
     template <int kRun>
-    DEVICE void store(const MatrixEpilogue& out, int64_t row, int64_t col, int count,
+    DEVICE Rows store(const MatrixEpilogue& out, int64_t row, int64_t col, int count,
                       float (&values)[kRun], float (&others)[kRun]) const {
+        Rows rows;
         float results[Expression::kResults][kRun];
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
             const int64_t at = col + (i < count ? i : count - 1);
             float of_element[Expression::kResults];
             Expression::of(operands, values[i], others[i], row, at, operands.matrix, of_element);
+            if (i < count) rows.add(of_element);
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][i] = of_element[r];
         }
         out.template write_as<typename Expression::Narrow>(row, col, count, results[0]);
         Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
+        return rows;
+    }
+    template <int kSlice, int kRun>
+    DEVICE void store_rows(const MatrixEpilogue& out, Rows rows, int64_t row, int64_t col) const {
+        const ExpressionEpilogue<Expression> epilogue{out, operands};
+        epilogue.template store_rows<kSlice, kRun>(rows, row, col);
     }
 };

@@ -35,15 +35,21 @@ DEVICE void multiply_and_gate(GemmStorage& storage, const TileParams& params,
     const MatrixEpilogue first = epilogue(0, x.scale_b1, kScaleB),
                          second = epilogue(1, x.scale_b2, kScaleB2);
     const auto gate = gate_of(work.batch);
+    using Rows = typename decltype(gate_of(0))::Rows;
     for_each_run(storage, warp, acc,
                  [&](int row, int col, const ElementAccumulator(&runs)[2][kRun]) {
                      const int64_t at_row = work.row + row, at_col = work.col + col;
                      const int64_t cols = params.n - at_col;
-                     if (at_row >= params.m || cols <= 0) return;
-                     const int count = cols < kRun ? int(cols) : kRun;
-                     float values[kRun], others[kRun];
-                     first.scale(at_row, at_col, count, runs[0], values);
-                     second.scale(at_row, at_col, count, runs[1], others);
-                     gate.store(first, at_row, at_col, count, values, others);
+                     const bool outside = at_row >= params.m || cols <= 0;
+                     if (Rows::kCount == 0 && outside) return;  // else lanes reduce together
+                     Rows rows;
+                     if (!outside) {
+                         const int count = cols < kRun ? int(cols) : kRun;
+                         float values[kRun], others[kRun];
+                         first.scale(at_row, at_col, count, runs[0], values);
+                         second.scale(at_row, at_col, count, runs[1], others);
+                         rows = gate.store(first, at_row, at_col, count, values, others);
+                     }
+                     gate.template store_rows<kPositionCols, kRun>(first, rows, at_row, at_col);
                  });
 }

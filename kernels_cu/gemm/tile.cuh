@@ -39,7 +39,8 @@ DEVICE constexpr int position_of(int fragment) {
 // Staging of accumulators: as many positions at once as fit the stages' memory.
 constexpr int kPitch = 20;  // row stride, free of bank conflicts
 constexpr int kStagedPositions = kPositions / kFinishRounds;
-constexpr int kRun = 256 / kWarpSize;  // contiguous columns per lane
+constexpr int kPositionCols = 16;
+constexpr int kRun = kPositionCols * 16 / kWarpSize;  // contiguous columns per lane
 
 template <class Stage>
 struct TileStorage {
@@ -184,7 +185,7 @@ DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params,
 template <class Stage, class F>
 DEVICE void for_each_run(TileStorage<Stage>& storage, const WarpCoord& warp,
                          const AccumulatorTile& acc, F f) {
-    constexpr int kRuns = 16 / kRun;
+    constexpr int kRuns = kPositionCols / kRun;
     auto& fragments = storage.fragments[int(threadIdx.x) / kWarpSize];
 #pragma unroll
     for (int first = 0; first < kPositions; first += kStagedPositions) {

@@ -31,7 +31,7 @@ from cupykern.attention.decode_config import DecodeConfig
 from cupykern.op import RandomDraw, as_tuple
 from cupykern.ops.dual_gemm_silu import GATES, DualProblem
 from cupykern.ops.problems.norm import NormProblem
-from cupykern.ops.problems.products import FORMULAS, MatmulProblem
+from cupykern.ops.problems.products import FORMULAS, ROWS, MatmulProblem
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.rows.norm_configs import PersistentRows
 from cupykern.targets import host
@@ -54,7 +54,9 @@ LARGE = {
 # number of warps that is no power of two.
 SKINNY = 9, 75, 1104
 MORE = {
-    "matmul": [MatmulProblem(*SKINNY, layout_b="F", epilogue=x) for x in (None, FORMULAS[1])],
+    "matmul": [
+        MatmulProblem(*SKINNY, layout_b="F", epilogue=x) for x in (None, FORMULAS[1], ROWS)
+    ],
     "scaled_mm": [
         ScaledProblem(MatmulProblem(m, 75, k, a, "float8_e4m3fn", layout_b="F"), "blocks")
         for m, k, a in ((9, 1104, "float8_e4m3fn"), (3, 80, "float8_e4m3fn"), (5, 1104, "bfloat16"))

@@ -546,6 +546,28 @@ def test_formulas_count_within_chunks():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("k_chunks", [CHUNKS, (sum(CHUNKS),)], ids=["chunks", "whole"])
+@pytest.mark.parametrize("product", ["fp16", "fp32"])
+def test_rows_of_one_chunk_are_reduced(product, k_chunks):
+    a, b, _ = operands(product)
+    formula = {"epilogue": "acc * s, row_max(abs(acc)), row_sum(acc)", "operands": {"s": 0.5}}
+    lazy_a, lazy_b = (
+        da.from_array(a, chunks=(16, k_chunks)),
+        da.from_array(b, chunks=(k_chunks, 40)),
+    )
+    lazy = cupykern.dask.matmul(lazy_a, lazy_b, **formula)
+    exact = reference.matmul(a, b, **formula)
+    bounds = reference.chunked_matmul_bound(a, b, **formula, k_chunks=k_chunks, reference=exact)
+    for known, columns in zip(lazy, (40, 1, 1), strict=True):
+        check_blocks(known)
+        assert known.chunks == ((16, 8), (columns,))
+    assert compare(dask.compute(*lazy), exact, bounds).ok
+    with pytest.raises(NotImplementedError, match=r"rows of one chunk, .* several along N"):
+        cupykern.dask.matmul(lazy_a, lazy_b.rechunk({1: 20}), **formula)
+    column = cupykern.dask.matmul(lazy_a, lazy_b[:, 0], **formula)
+    assert [x.compute().shape for x in column] == [(24,)] * 3
+
+
 def test_callables_and_numbers_of_dask_are_operands():
     a, b = normal((4, 6), np.float16), normal((6, 5), np.float16)
     lazy = cupykern.dask.matmul(

@@ -26,6 +26,7 @@ from cupykern.gemm.copied_plan import ALIGN_ROWS
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, by_vectors
+from cupykern.gemm.row_reductions import MERGES
 from cupykern.gemm.split_plan import REDUCE_SPLIT_K
 from cupykern.op import Call, RandomDraw
 from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of, variants
@@ -162,6 +163,7 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
     wanted = set(of_products) - {
         *portable_variants("sm_90a"),
         *nvfp4_variants("sm_90a"),
+        *MERGES,
         ALIGN_ROWS,
         REDUCE_SPLIT_K,
     }

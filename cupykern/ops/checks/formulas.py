@@ -10,6 +10,7 @@ import numpy as np
 from ... import arguments, dtypes
 from ...expression import Expression, read
 from ...expression.cpp import OF_INTEGER_ARRAYS
+from ...expression.expression import reductions
 from ...expression.parse import is_operand_name
 from ...expression.tree import Node, of_first, transposed
 from ...gemm.product import NARROW, OPERANDS, Formula
@@ -57,14 +58,28 @@ class ReadFormula(NamedTuple):
         named = zip(OPERANDS, self.numbers, strict=False)
         return tuple(name for name, number in named if number is None)
 
+    @property
+    def reduces_rows(self) -> bool:
+        """Whether there are results that are reductions of rows."""
+        return any(reductions(self.nodes, self.roots))
+
+    def given(self) -> tuple[Expression, dict[str, Any]]:
+        """epilogue and operands."""
+        arrays = iter(self.arrays)
+        operands = {
+            name: next(arrays) if number is None else number
+            for name, number in zip(self.names, self.numbers, strict=True)
+        }
+        return Expression(self.nodes, self.names, self.scope, self.roots), operands
+
     def transposed(self) -> tuple[Expression | None, dict[str, Any] | None]:
         """epilogue and operands of the transposed product."""
         if not self.nodes:
             return None, None
-        arrays = iter(self.arrays)
+        _, given = self.given()
         operands = {
-            name: _transposed(next(arrays)) if number is None else number
-            for name, number in zip(self.names, self.numbers, strict=True)
+            name: _transposed(x) if number is None else x
+            for (name, x), number in zip(given.items(), self.numbers, strict=True)
         }
         return Expression(transposed(self.nodes), self.names, roots=self.roots), operands
 
@@ -97,16 +112,23 @@ NO_FORMULA = ReadFormula((), ())
 
 
 def each_dtype(formula: ReadFormula, out_dtype: Any) -> tuple[Any, ...]:
-    """The out_dtype of each result.  Raises ValueError."""
+    """The out_dtype of each result; reductions of rows are float32.  Raises TypeError and
+    ValueError."""
     count = max(1, len(formula.roots))
+    rows = reductions(formula.nodes, formula.roots) or (None,)
     if not isinstance(out_dtype, tuple):
-        return (out_dtype,) * count
+        return tuple("float32" if reduction else out_dtype for reduction in rows)
     if len(out_dtype) != count:
         raise ValueError(
             f"out_dtype must be a dtype, or one for each of the formula's results, which are "
             f"{count}; got {len(out_dtype)}"
         )
-    return out_dtype
+    for reduction, dtype in zip(rows, out_dtype, strict=True):
+        if reduction and dtype is not None:
+            dtypes.resolve(dtype, f"out_dtype of {reduction}(...)", (dtypes.float32,))
+    return tuple(
+        "float32" if reduction else dtype for reduction, dtype in zip(rows, out_dtype, strict=True)
+    )
 
 
 def read_formula(epilogue: Any, operands: Any, a: Any, scope: str = "epilogue") -> ReadFormula:

@@ -49,7 +49,10 @@ class Vectors(NamedTuple):
         """The product, or each of several, as the result; the first one is in `out` if given."""
         if isinstance(y, tuple):
             return (self.drop(y[0], out), *(self.drop(x, None) for x in y[1:]))
-        return y.reshape(self.shape) if out is None else out
+        if out is not None:
+            return out
+        dropped = {dim + y.ndim for dim in self.dims}
+        return y.reshape(tuple(n for axis, n in enumerate(y.shape) if axis not in dropped))
 
 
 def read_vectors(a: Any, b: Any) -> Vectors:

@@ -24,6 +24,7 @@ from ...gemm import (
 from ...gemm.copied_plan import ALIGN_ROWS, conversions
 from ...gemm.gemm_task import GemmTask
 from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
+from ...gemm.row_reductions import MERGES
 from ...gemm.split_plan import REDUCE_SPLIT_K
 from ...kernels import Variant
 from ...nvfp4 import NvFp4
@@ -84,6 +85,8 @@ FORMULAS = (
 
 
 RESULTS = "maximum(acc * s + t, 0), acc * s, i - j + r"
+ROWS = "maximum(acc * s, 0), row_max(abs(acc * s)), acc - t, row_sum(acc * acc)"
+"""With reductions of rows."""
 NARROW = tuple(dtype.name for dtype in product.NARROW)
 MIXED = ("int8", "float32", "float8_e4m3fn"), ("bfloat16", "float8_e5m2", "int8")
 """The dtypes of RESULTS, or of a gate's."""
@@ -96,7 +99,7 @@ def draw_result_dtype(draw: Draw, several: bool, given: Any) -> Any:
 
 def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
     """`problem`, now and then with a formula in place of its epilogue."""
-    formula = draw.choice((*[None] * 6, *FORMULAS, RESULTS))
+    formula = draw.choice((*[None] * 5, ROWS, *FORMULAS, RESULTS))
     if formula is None:
         return problem
     plain: dict[str, Any] = {"bias": None, "residual": None, "activation": None}
@@ -285,7 +288,15 @@ def each_of(
         return (out_dtype,), ()
     if isinstance(out_dtype, tuple):
         return out_dtype, product.NARROW
-    return (out_dtype,) * len(read_expression(formula, scope).results), product.NARROW
+    rows = read_expression(formula, scope).reductions
+    return tuple("float32" if reduction else out_dtype for reduction in rows), product.NARROW
+
+
+def row_bytes(n: int, formula: str | None, scope: str, kinds: Sequence[np.dtype]) -> int:
+    """Of a row of n columns of all results, which have the dtypes `kinds`."""
+    rows = (None,) if formula is None else read_expression(formula, scope).reductions
+    sizes = zip(rows, kinds, strict=True)
+    return sum(kind.itemsize * (1 if reduction else n) for reduction, kind in sizes)
 
 
 def work(problem: MatmulProblem) -> Work:
@@ -294,14 +305,14 @@ def work(problem: MatmulProblem) -> Work:
     dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
     read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
     read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
-    written = batch * p.m * p.n * sum(out.itemsize for out in result_dtypes(p))
+    written = batch * p.m * row_bytes(p.n, p.epilogue, "epilogue", result_dtypes(p))
     return Work(read, written, 2 * batch * p.m * p.n * p.k)
 
 
 def variants(
     arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
 ) -> tuple[Variant, ...]:
-    """Every variant of products of these pairs of dtypes, but for formulas, of which there is one
+    """Every variant of products of these pairs of dtypes, but for formulas, of which there are two
     of each kernel."""
     found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
@@ -356,15 +367,17 @@ def variants(
 
 
 def _formula_variants(arch: str, splits: bool) -> tuple[Variant, ...]:
-    """Of BF16 operands."""
-    problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=FORMULAS[1])
-    few, task = task_of(replace(problem, m=1)), task_of(problem)
-    variants = (config.variant(t) for t in (few, task) for config in gemm.configs(t, arch))
-    found = {v.kernel: v for v in variants}
-    if splits and arch in sm90_config.ARCHS and task.formula is not None:
-        reduce = task.formula.variant(REDUCE_SPLIT_K, "reduce_split_k_expression")
-        found[reduce.kernel] = reduce
-    return tuple(found.values())
+    """Of BF16 operands, with and without reductions of rows."""
+    found: dict[tuple[str, bool], Variant] = {}
+    for formula in (FORMULAS[1], ROWS):
+        problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=formula)
+        few, task = task_of(replace(problem, m=1)), task_of(problem)
+        assert task.formula is not None
+        variants = [config.variant(t) for t in (few, task) for config in gemm.configs(t, arch)]
+        if splits and arch in sm90_config.ARCHS:
+            variants.append(task.formula.variant(REDUCE_SPLIT_K, "reduce_split_k_expression"))
+        found |= {(v.kernel, task.formula.reduces_rows): v for v in variants}
+    return (*found.values(), *MERGES)
 
 
 def sums_in_half(task: GemmTask, arch: str) -> bool:
@@ -428,7 +441,8 @@ def formula_of(
     arrays = formula.broadcast(a, shape)
     found: product.Formula = formula.options["formula"]
     names = product.OPERANDS[len(found.operands) - len(kinds) + 1 :]
-    others = {name: np.empty(shape, kind) for name, kind in zip(names, kinds[1:], strict=False)}
+    results = zip(names, found.shapes(shape), kinds[1:], strict=False)
+    others = {name: np.empty(of_result, kind) for name, of_result, kind in results}
     given = {**arrays, **others}
     matrices: dict[str, Any] = {name: product.matrix(x, shape[:-2]) for name, x in given.items()}
     return found.of(matrices)

@@ -53,7 +53,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "layout": (*_NAMES, None, "bhds"),
     "activation": (*_NAMES, "swish"),
     "accumulate": (*_NAMES, None, "float64"),
-    "epilogue": ("acc +", "acc * unknown", "__import__('os')", 1, 1.5, b"acc"),
+    "epilogue": ("acc +", "acc * unknown", "row_max(acc)", "__import__('os')", 1, 1.5, b"acc"),
     "score": ("s +", "s * unknown", "s * t[h]", "__import__('os')", 1, 1.5, b"s"),
     "operands": ("s", 1, ["s"], {1: 2.0}, {"s": "1"}),
     "window": (1, (1,), (1, 2, 3), (-2, 0), (1.5, 0), ("1", 0), (True, 0)),

@@ -151,7 +151,13 @@ _EPILOGUE: dict[str, DrawValue] = {
     "activation": one_of(None, None, "relu", "gelu", "gelu_tanh", "silu"),
     "out_dtype": one_of(None, None, *FLOATS),
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a"), Alias("bias")),
-    "epilogue": one_of(*[None] * 4, "maximum(acc, 0) + i", "acc * s, acc + t", "acc * t + s"),
+    "epilogue": one_of(
+        *[None] * 4,
+        "maximum(acc, 0) + i",
+        "acc * s, acc + t",
+        "acc * t + s",
+        "acc * s, row_sum(acc + t)",
+    ),
     "operands": _operands,
 }
 _MATMUL = _EPILOGUE | {
@@ -180,7 +186,12 @@ _DUAL_GEMM: dict[str, DrawValue] = {
     "out_dtype": one_of(None, None, *FLOATS),
     "precision": _precision,
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a")),
-    "epilogue": one_of(*[None] * 4, "maximum(acc1, 0) * acc2 + i", "acc2 * s + acc1 * t"),
+    "epilogue": one_of(
+        *[None] * 4,
+        "maximum(acc1, 0) * acc2 + i",
+        "acc2 * s + acc1 * t",
+        "acc2 * s, row_max(acc1 * t)",
+    ),
     "operands": _operands,
 }
 _DEQUANT_SOFTMAX: dict[str, DrawValue] = {

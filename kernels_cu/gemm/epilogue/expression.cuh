@@ -28,6 +28,8 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
     using Values = float[kValues];
     using Results = float[Expression::kResults][kValues];
     using Narrow = typename Expression::Narrow;
+    using Rows = typename Expression::Rows;
+    static_assert(Rows::kCount == 0 || !kSwapAB, "a lane has columns of a row");
 
     const ExpressionOperands& operands;
 
@@ -67,8 +69,9 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         });
     }
     // The values of a lane whose first row and column are (row, col), in results[0], through the
-    // formula.
-    DEVICE void apply(const ExpressionOperands& found, int row, int col, Results& results) const {
+    // formula.  rows: reductions of the lane's two rows.
+    DEVICE void apply(const ExpressionOperands& found, int row, int col, Results& results,
+                      Rows (&rows)[2]) const {
         const int m = int(this->params.epilogue.m), n = int(this->params.epilogue.n);
         const int lane = Tile::lane();
 #pragma unroll
@@ -80,6 +83,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             float of_element[Expression::kResults];
             Expression::of(found, results[0][v], i < m ? i : m - 1, j < n ? j : n - 1, found.matrix,
                            of_element);
+            if (j < n) rows[v / 2 % 2].add(of_element);
 #pragma unroll
             for (int r = 0; r < Expression::kResults; ++r) results[r][v] = of_element[r];
         }
@@ -134,6 +138,10 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         typename Ops::Broadcasts broadcasts;
         broadcasts.load(matrix, work.first_row, work.first_col);
         const typename Tile::OwnChunks own;
+        // Of 64 rows: this block's columns, which are a slice of the reductions.
+        const int last_own = (own.first + own.kCount) * Tile::kSlicesOfChunk - 1,
+                  row_slice = work.first_col / Tile::kOwnCols + own.first / own.kCount;
+        Rows rows[2];
 #pragma unroll 1
         for (int slice = 0; slice < Tile::kMmasM * kSlices; ++slice) {
             if (!own.has(slice % kSlices / Tile::kSlicesOfChunk)) continue;
@@ -142,7 +150,11 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             Results results;
             Values& values = results[0];
             Ops::finish_slice(matrix, broadcasts, slice, row, col, accumulator, values);
-            apply(found, row, col, results);
+            apply(found, row, col, results, rows);
+            if (slice % kSlices == last_own && row_slice * Tile::kOwnCols < params.n) {
+                store_quad_rows(rows, found, row + Tile::lane() / 4,
+                                int(this->params.epilogue.m) - 1, row_slice);
+            }
             if constexpr (!kSame<Narrow, void>) {
                 store_values(static_cast<Narrow*>(matrix.out), params.out, row, col, values);
             } else if (this->params.tma_stores) {

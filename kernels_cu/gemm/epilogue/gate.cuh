@@ -3,6 +3,7 @@
 // Kernels that store runs of contiguous columns take a Gate with `store`: SiluRuns, or
 // ExpressionRuns (expression/apply.cuh).
 #pragma once
+#include "expression/row_results.cuh"
 #include "gemm/epilogue/linear_combination.cuh"
 
 enum Policy { kAllFp32, kHybrid, kAllFp16 };
@@ -46,13 +47,17 @@ DEVICE void gate_all(float (&values)[kCount], float (&factors)[kCount], int poli
 }
 
 struct SiluRuns {
+    using Rows = RowResults<>;
     int policy;
 
     // values, others: a run of both products, with their scales.
     template <int kRun>
-    DEVICE void store(const MatrixEpilogue& out, int64_t row, int64_t col, int count,
+    DEVICE Rows store(const MatrixEpilogue& out, int64_t row, int64_t col, int count,
                       float (&values)[kRun], float (&others)[kRun]) const {
         gate_all(values, others, policy);
         out.write(row, col, count, values);
+        return {};
     }
+    template <int kSlice, int kRun>
+    DEVICE void store_rows(const MatrixEpilogue&, Rows, int64_t, int64_t) const {}
 };

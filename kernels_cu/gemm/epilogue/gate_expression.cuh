@@ -15,6 +15,7 @@ struct ExpressionDualArguments : DualArguments { ExpressionOperands operands; };
 template <class Expression> struct ExpressionGate {
     using Arguments = ExpressionDualArguments;
     using Narrow = typename Expression::Narrow;
+    using Rows = typename Expression::Rows;
     ExpressionOperands operands;  // of the matrix
     int last_row, last_col;
 
@@ -37,8 +38,10 @@ template <class Expression> struct ExpressionGate {
     };
 
     DEVICE bool silu_in_fp32() const { return false; }
+    // rows: reductions of the lane's rows, where it has two (store_quad_rows).
     template <int kCount, class At>
-    DEVICE void apply(float (&values)[kCount], float (&others)[kCount], At at) const {
+    DEVICE void apply(float (&values)[kCount], float (&others)[kCount], At at,
+                      Rows (&rows)[2]) const {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const Element element = at(i);
@@ -48,9 +51,15 @@ template <class Expression> struct ExpressionGate {
             float results[Expression::kResults];
             Expression::of(operands, values[i], others[i], row, col, operands.matrix, results);
             values[i] = results[0];
-            if (element.inside && row == element.row && col == element.col)
+            if (element.inside && row == element.row && col == element.col) {
                 Expression::for_each_more(StoreElement{operands, row, col, results});
+                rows[i / 2 % 2].add(results);
+            }
         }
+    }
+    // Stores the reductions of a slice of columns.  row: the lane's first.
+    DEVICE void store_rows(Rows (&rows)[2], int row, int slice) const {
+        store_quad_rows(rows, operands, row, last_row, slice);
     }
 };
 

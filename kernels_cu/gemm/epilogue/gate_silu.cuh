@@ -70,6 +70,7 @@ struct Element {
 struct SiluGate {
     using Arguments = DualArguments;
     using Narrow = void;
+    using Rows = RowResults<>;
     int policy;
 
     DEVICE static SiluGate of(const DualArguments& arguments, const GemmWorkTile&) {
@@ -79,9 +80,10 @@ struct SiluGate {
     DEVICE bool silu_in_fp32() const { return policy == kAllFp32; }
     // values: d1, then the gated results; others: d2.  at(i): their element.
     template <int kCount, class At>
-    DEVICE void apply(float (&values)[kCount], float (&others)[kCount], At) const {
+    DEVICE void apply(float (&values)[kCount], float (&others)[kCount], At, Rows (&)[2]) const {
         gate_all(values, others, policy);
     }
+    DEVICE void store_rows(Rows (&)[2], int, int) const {}
 };
 
 }  // namespace gemm

@@ -123,6 +123,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         const MatrixEpilogue &first = scales.first, &second = scales.second;
         const EpilogueParams& params = first.params;
         const int lane = threadIdx.x % 32;
+        typename Gate::Rows reduced[2];
 #pragma unroll 1
         for (int number = 0; number < kMmasM * kSlices; ++number) {
             const int m = number / kSlices, slice = number % kSlices;
@@ -147,9 +148,12 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 values[i] = values[i] * GatedScales::col(first, at) * factor * params.alpha;
                 others[i] = others[i] * GatedScales::col(second, at) * factor * second.params.alpha;
             }
-            gate.apply(values, others, [&](int i) {
+            const auto at = [&](int i) {
                 return Element{first_row + i / 2 % 2 * 8, first_col + wgmma_col(lane, i), true};
-            });
+            };
+            gate.apply(values, others, at, reduced);
+            if (slice == kSlices - 1 && col < params.n)
+                gate.store_rows(reduced, first_row, col / kOwnCols);
             if constexpr (!kSame<typename Gate::Narrow, void>) {
                 store_quad(static_cast<typename Gate::Narrow*>(first.out), params, params.out,
                            row + 64 * m, first_col, values);

@@ -60,8 +60,10 @@ template <class Mainloop, class Gate> struct GatedColumn {
             values[i] *= alphas[0];
             others[i] *= alphas[1];
         }
+        typename Gate::Rows rows[2];  // none: a thread has one column
+        static_assert(Gate::Rows::kCount == 0, "a lane has columns of a row");
         // Captured by value: else the accumulators are in local memory.
-        gate.apply(values, others, [=](int i) { return Element{row_of(row, i), col, true}; });
+        gate.apply(values, others, [=](int i) { return Element{row_of(row, i), col, true}; }, rows);
     }
 
     // By threads.  row: of the tile.
