@@ -263,6 +263,11 @@ class Sm90Config:
         return None
 
 
+def _scaling(task: GemmTask) -> str:
+    """What multiplies partial accumulators."""
+    return "gemm::BlockScaled" if task.block_scales else "gemm::NoScales"
+
+
 def _operand_type(dtype: np.dtype, layout: int) -> str:
     return f"gemm::{'MnMajor' if layout == MN_MAJOR else 'KMajor'}<{dtypes.CPP_NAMES[dtype]}>"
 
@@ -304,8 +309,8 @@ def _tma_refusal(config: Sm90Config, task: GemmTask, device: Device) -> str | No
         return reason
     if task.fp16_accumulate:
         return "Hopper's mainloops accumulate in FP32"
-    if task.block_scales and not isinstance(config, Fp8):
-        return f"Hopper's mainloops take block scales of FP8 only; got {task.a} and {task.b}"
+    if task.block_scales and not isinstance(config, (Fp8, MixedInput)):
+        return f"Hopper's mainloops take block scales of 8-bit weights; got {task.a} and {task.b}"
     tiles = task.batch * math.prod(config.cluster_tiles(task.m, task.n))
     if tiles * config.cluster.size >= _MAX_TILES:
         return f"a product of {task.m} x {task.n} has too many tiles for Hopper's mainloops"
@@ -341,7 +346,7 @@ class Fp8(Sm90Config):
         return None
 
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return ("gemm::BlockScaled" if task.block_scales else "gemm::NoScales",), ()
+        return (_scaling(task),), ()
 
     def block_scale_bytes(self, task: GemmTask) -> int:
         """Of two times eight stages (MainloopSm90SSFp8::ScaledStorage)."""
@@ -372,7 +377,7 @@ class Fp8(Sm90Config):
 
 class MixedInput(Sm90Config):
     """16-bit a with 8-bit or NVFP4 b, which is converted in registers (wgmma's A: swap-AB
-    always)."""
+    always).  With block scales a stage is a block along k, whose products are promoted to FP32."""
 
     mainloop = "RS", "rs"
     swap_ab = True
@@ -392,8 +397,14 @@ class MixedInput(Sm90Config):
         own = self.tile_n // (self.schedule.warpgroups if self.cooperative else 1)
         if own != 64:
             return f"the mixed-input mainloop has 64 columns of b per warpgroup; got {own}"
+        if task.block_scales and self.tile_k != BLOCK:
+            return f"a stage of the mixed-input mainloop is a block of scales; got {self.tile_k}"
         return None
 
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
         name, file = ("Nvfp4", "nvfp4") if task.b == FP4 else ("8Bit", "8bit")
-        return (f"gemm::Convert{name}",), (f"gemm/convert_{file}.cuh",)
+        return (f"gemm::Convert{name}", _scaling(task)), (f"gemm/convert_{file}.cuh",)
+
+    def most_accumulators(self, task: GemmTask) -> int:
+        """With block scales there are partial ones."""
+        return 176 if task.block_scales else super().most_accumulators(task)

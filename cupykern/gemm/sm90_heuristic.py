@@ -153,6 +153,9 @@ def tables_of(task: GemmTask) -> tuple[str, ...]:
         return ("16-bit",) if task.layout_b == K_MAJOR else ("16-bit, b MN-major",)
     if a == b:
         return ("int8",) if a == dtypes.int8 else ()
+    if task.block_scales:
+        blocks = "mixed, blocks" if b == dtypes.float8_e4m3fn else "mixed, int8 blocks"
+        return (blocks,) if k_major else ()
     if b == dtypes.float8_e5m2:
         return ("mixed, e5m2",) if k_major else ()
     return ("mixed",) if task.layout_b == K_MAJOR else ("mixed, b MN-major",)
@@ -165,7 +168,8 @@ def _dual_tables(task: GemmTask) -> tuple[str, ...]:
     if task.layout_a != K_MAJOR:
         return ()
     if a in FLOAT16S and b in (dtypes.float8_e4m3fn, dtypes.int8):
-        return ("dual mixed",) if task.layout_b == K_MAJOR else ()
+        mixed = "dual mixed, blocks" if task.block_scales else "dual mixed"
+        return (mixed,) if task.layout_b == K_MAJOR else ()
     if a != b:
         return ()
     if a in FLOAT16S:

@@ -255,7 +255,7 @@ PAIRS = (
 )
 FLOAT32 = ("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")
 """Without scales and policies, unlike PAIRS."""
-SCALES = ("none", "numbers", "tensor", "rows", "blocks")
+SCALES = ("none", "numbers", "tensor", "rows", "blocks", "blocks of b")  # of b: a has none
 GATES = (
     "(minimum(maximum(acc2 + s, -7), 7) + 1) * minimum(acc1, 7)"
     " * sigmoid(1.702 * minimum(acc1, 7))",  # SwiGLU as gpt-oss has it, with a bias of columns
@@ -307,7 +307,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
     kind = draw.choice(("unit", "normal", "same_sign", "exact", "subnormal", "special"))
     if kind == "special" and policy != "fp32":
         kind = "normal"  # FP16 epilogues overflow where FP64 does not
-    scales = draw.choice(SCALES[:-1] if fp4 else SCALES)
+    scales = draw.choice(SCALES[:-2] if fp4 else SCALES)
     if dtype == "int8" and scales == "none" and policy != "fp32":
         scales = "tensor"  # the same
     if "float32" in (dtype, dtype_b):
@@ -332,7 +332,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> DualProblem:
     """dtype: of a and the weights, or a*b; of 8-bit weights after a colon "rows" or "blocks", of
-    scales, otherwise one a tensor."""
+    scales, otherwise one a tensor.  A 16-bit a has no blocks."""
     if len(shape) != 3:
         raise ValueError(f"dual_gemm_silu needs a shape (M, N, K); got {shape}")
     names, options = inputs.bench_options("dual_gemm_silu", dtype, ("rows", "blocks"))
@@ -348,6 +348,8 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> DualProblem:
     if options and (not scaled or len(options) > 1):
         raise ValueError(f"at most one kind of scales, of 8-bit weights; got {dtype}")
     scales = next(iter(options), "tensor" if scaled else "none")
+    if scales == "blocks" and dtypes.NAMES[pair[0]] in _OUTPUTS:
+        scales = "blocks of b"
     return DualProblem(*shape, *pair, scales=scales, kind="bench")
 
 
@@ -421,8 +423,10 @@ def _scales(p: DualProblem, seed: int, xp: Any) -> dict[str, Any]:
         return {name: size * float(rng.uniform(0.5, 1.5)) for name, size in names}
     shapes: tuple[tuple[int, ...], ...] = ((), ())
     if p.scales != "tensor":
-        shapes = scale_shapes(p.m, p.n, p.k, p.scales == "blocks")
+        shapes = scale_shapes(p.m, p.n, p.k, p.scales.startswith("blocks"))
         shapes = (*p.batch_a, *shapes[0]), shapes[1]
+    if p.scales == "blocks of b":
+        names = names[1:]
     found = {}
     for name, size in names:
         shape = shapes[0] if name == "scale_a" else shapes[1]

@@ -230,7 +230,7 @@ def _turn_bias(bias: Any) -> Any:
 
 @dataclass(frozen=True)
 class ScaledProblem:
-    """One call, without its numbers.  scales: "none", "numbers", "tensor", "rows" or "blocks"."""
+    """One call, without its numbers.  scales: one of SCALES; "blocks of b": a has none."""
 
     product: products.MatmulProblem
     scales: str = "tensor"
@@ -252,7 +252,7 @@ NVFP4_PAIRS = (
     *((dtype, NVFP4) for dtype in (NVFP4, "float16", "bfloat16")),
     *((NVFP4, dtype) for dtype in ("float16", "bfloat16")),
 )
-SCALES = ("none", "numbers", "tensor", "rows", "blocks")
+SCALES = ("none", "numbers", "tensor", "rows", "blocks", "blocks of b")
 
 
 def _draw_problem(draw: Draw) -> ScaledProblem:
@@ -262,12 +262,13 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
         return ScaledProblem(products.draw_formula(draw, drawn), draw.choice(SCALES))
     kind = "normal" if drawn.kind in ("special", "subnormal") else drawn.kind
     drawn = replace(drawn, k=drawn.k // 16 * 16, kind=kind)
-    return ScaledProblem(drawn, draw.choice(SCALES[:-1]))
+    return ScaledProblem(drawn, draw.choice(SCALES[:-2]))
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
     """dtype: as products.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not
-    named.  Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own."""
+    named.  Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own.  A 16-bit a
+    has no blocks."""
     if NVFP4 in dtype.partition(":")[0].split("*"):
         return ScaledProblem(_nvfp4_bench_product(shape, dtype), "none")
     default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"
@@ -278,7 +279,9 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
         raise TypeError(f"scaled_mm's b is quantized; got {problem.dtype_b}")
     if {"rows", "blocks"} <= options:
         raise ValueError("scales are by rows or by blocks")
-    return ScaledProblem(problem, next(iter(options & {"rows", "blocks"}), "tensor"))
+    scales = next(iter(options & {"rows", "blocks"}), "tensor")
+    of_b = scales == "blocks" and dtypes.NAMES[problem.dtype] in product.FLOAT16S
+    return ScaledProblem(problem, "blocks of b" if of_b else scales)
 
 
 def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> products.MatmulProblem:
@@ -321,11 +324,12 @@ def _inputs(problem: ScaledProblem, seed: int, xp: Any) -> Call:
         return Call((*call.args, *given), call.kwargs)
     shapes: tuple[tuple[int, ...], ...] = ((), (1, 1))
     if problem.scales != "tensor":
-        shapes = scale_shapes(p.m, p.n, p.k, problem.scales == "blocks")
+        shapes = scale_shapes(p.m, p.n, p.k, problem.scales.startswith("blocks"))
         shapes = (*p.batch_a, *shapes[0]), shapes[1]
     scales = [rng.uniform(0.25, 2, shape) * rng.choice((-1, 1), shape) for shape in shapes]
+    without = fp4[0] or problem.scales == "blocks of b", fp4[1]
     arrays = (
-        None if own else xp.asarray(s, np.float32) for s, own in zip(scales, fp4, strict=True)
+        None if none else xp.asarray(s, np.float32) for s, none in zip(scales, without, strict=True)
     )
     return Call((*call.args, *arrays), call.kwargs)
 

@@ -36,7 +36,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr bool kReallocates = kConsumers > 1;
     static constexpr int kThreadRegisters = 65536 / kThreads / 8 * 8;
     static constexpr int kProducerRegisters = kConsumers > 2           ? 32
-                                              : Mainloop::kBlockScales ? (kProducts > 1 ? 56 : 72)
+                                              : Mainloop::kLoadsScales ? (kProducts > 1 ? 56 : 72)
                                                                        : 40;
     static constexpr int kConsumerRegisters =
         ((kConsumers + 1) * kThreadRegisters - kProducerRegisters) / kConsumers;
@@ -100,7 +100,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
             for (int i = scheduler.first; i < scheduler.end; i += scheduler.step, ++count)
                 epilogue.load(storage.epilogue, scheduler.tile(params, i), count);
         }
-        if constexpr (Mainloop::kBlockScales) {
+        if constexpr (Mainloop::kLoadsScales) {
             if (const int index = warp - (4 * kConsumers + 2); index >= 0) {
                 typename Mainloop::ScaleLoader scales{storage.mainloop, index, {}};
                 for (int i = scheduler.first; i < scheduler.end; i += scheduler.step) {

@@ -19,9 +19,9 @@ template <class Mainloop, class Arguments> struct TileLoader {
     // 8-bit weights whose row stride equals their length: in lockstep, all blocks would hit the
     // same few DRAM banks.  Tiles therefore start at different k, a function of their columns
     // alone.
-    static constexpr bool kSpreads = Mainloop::kSlicedK && Mainloop::kMixedInput &&
-                                     !Mainloop::kMnMajorRows && kCols < 64 && !kMulticast &&
-                                     !kSame<typename Mainloop::RowElement, e2m1x2>;
+    static constexpr bool kSpreads =
+        Mainloop::kSlicedK && Mainloop::kMixedInput && !Mainloop::kMnMajorRows && kCols < 64 &&
+        !kMulticast && !Mainloop::kBlockScales && !kSame<typename Mainloop::RowElement, e2m1x2>;
     DEVICE static int first_of_k(int tile, int num_k_tiles) {
         return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32)
                         : 0;

@@ -184,9 +184,8 @@ DEVICE void multiply_stage(const Stage& stage, const WarpCoord& warp, MmaAccumul
     }
 }
 
-// Block scales: of A one per row and kBlockK of k, of B one per kBlockK x kBlockK block; null: 1.
-// From the tile's first row and column block on.
-constexpr int kBlockK = 128;
+// Block scales: of A one per row and kScaleBlock of k, of B one per kScaleBlock x kScaleBlock
+// block; null: 1.  From the tile's first row and column block on.
 struct BlockScales {
     const float* a;
     const float* b[kProducts];
@@ -196,7 +195,7 @@ struct BlockScales {
     // Adds the scaled MMA accumulators of k's block to acc, and clears them.
     DEVICE void promote(int64_t k, const WarpCoord& warp, MmaAccumulatorTile& products,
                         AccumulatorTile& acc) const {
-        const int64_t block = k / kBlockK;
+        const int64_t block = k / kScaleBlock;
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
@@ -209,7 +208,8 @@ struct BlockScales {
                     const MatrixStrides& strides = b_strides[n / kColFragments];
                     float x = value_of(products[m][n], i);
                     if (of_b && col < cols) {
-                        x *= of_b[block * strides.row + (first_col + col) / kBlockK * strides.col];
+                        x *= of_b[block * strides.row +
+                                  (first_col + col) / kScaleBlock * strides.col];
                     }
                     if (a && row < rows) x *= a[row * a_strides.row + block * a_strides.col];
                     acc[m][n].values[i] += x;

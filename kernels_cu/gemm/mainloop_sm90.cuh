@@ -6,22 +6,27 @@
 //   MainloopSm90SS      both operands from shared memory: 16-bit elements, or int8
 //   MainloopSm90SSFp8   the same for FP8, with partial accumulators promoted to FP32
 //   MainloopSm90SSParts the same for 16-bit parts of FP32
-//   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights, dequantised in registers
+//   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights, dequantised in registers; with block
+//                       scales a partial accumulator is promoted to FP32
 // Rows and columns are those of the accumulators; with SwapAB, the output's columns and rows.
 #pragma once
 #include "gemm/policies.cuh"
 #include "gemm/stage_operand.cuh"
 #include "gemm/nvfp4.cuh"
+#include "gemm/work_tile.cuh"
 #include "pipeline/tma_pipeline.cuh"
 #include "platform/wgmma.cuh"
 
 namespace gemm {
 
 constexpr int kWarpRows = 16;  // a warp's accumulator rows of a warpgroup's 64
-constexpr int kBlockK = 128;   // block of a block scale: along k, and along the columns of B
 
-// Block scales of a tile: of A one per row and kBlockK of k, of each B one per kBlockK x kBlockK
-// block; null: 1.  From the tile's first row and block on.
+// What multiplies partial accumulators.
+struct NoScales {};
+struct BlockScaled {};
+
+// Block scales of a tile: of A one per row and kScaleBlock of k, of each B one per kScaleBlock x
+// kScaleBlock block; null: 1.  From the tile's first row and block on.
 struct BlockScales {
     const float* a;
     const float* b[2];
@@ -34,6 +39,11 @@ struct BlockScales {
     }
     DEVICE const float* b_at(int product, int k) const {
         return b[product] ? b[product] + k * b_k[product] : nullptr;
+    }
+    // The tile that has a warpgroup's columns of B alone; past the matrix the last ones.
+    DEVICE static GemmWorkTile of_columns(GemmWorkTile tile, int first, int64_t n) {
+        tile.col = tile.col + first < n ? tile.col + first : n - 1;
+        return tile;
     }
 };
 
@@ -86,7 +96,8 @@ struct MainloopSm90 {
 
     static constexpr int kStages = Stages_::kCount, kStagesPerKTile = 1;
     static constexpr bool kScaledParts = false;  // MainloopSm90SSParts
-    static constexpr bool kBlockScales = false;  // MainloopSm90SSFp8
+    // Whether the mainloop applies block scales; whether the producer warpgroup loads them.
+    static constexpr bool kBlockScales = false, kLoadsScales = false;
     static constexpr int kTileM = Tile_::kM, kTileN = Tile_::kN, kTileK = Tile_::kK;
     static constexpr int kRows = kSwapAB ? kTileN : kTileM, kCols = kSwapAB ? kTileM : kTileN;
     static constexpr int kMmaK = 32 / int(sizeof(ElementA));

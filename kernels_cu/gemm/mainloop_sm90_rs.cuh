@@ -5,20 +5,26 @@
 // Converter<Mainloop> (gemm/convert_*.cuh) loads and converts.  With kFetches its loads run another
 // kDepth ahead, so that wgmma waits for conversions only.  Where conversions dominate and schedules
 // are sliced-K, the warpgroups alternate: one converts a whole stage while the other multiplies.
+//
+// BlockScaled: a stage is a block of scales (kScaleBlock of k).  Its products are a partial
+// accumulator, which is multiplied by the scale of the warpgroup's block of B and promoted.  The
+// warpgroups alternate too: conversion and promotion of one overlap wgmma of the others.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 
 namespace gemm {
 
-template <template <class> class Converter_, class Operands, class Tile, class Stages,
-          class Schedule, class Cluster>
+template <template <class> class Converter_, class Scaling, class Operands, class Tile,
+          class Stages, class Schedule, class Cluster>
 struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> {
     using Base = MainloopSm90<Operands, Tile, Stages, Schedule, Cluster>;
     using Converter = Converter_<Base>;
     using Base::clear;
+    using Base::kCols;
     using Base::kConsumers;
     using Base::kMmaK;
     using Base::kSlicedK;
+    using Base::kStride;
     using Base::kThreadsPerArrival;
     using Base::kTileK;
     using typename Base::Accumulator;
@@ -27,7 +33,13 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     using typename Base::RowElement;
     using typename Base::SharedStorage;
     using typename Base::StageCols;
-    using typename Base::WorkTile;
+    static constexpr bool kBlockScales = kSame<Scaling, BlockScaled>;
+    static_assert(kBlockScales || kSame<Scaling, NoScales>, "scales of partial accumulators");
+    static_assert(!kBlockScales || kTileK == kScaleBlock, "a stage is a block of scales");
+
+    // block_scales: from the warpgroup's block of each B and the block's first stage on.
+    struct ScaledWorkTile : Base::WorkTile { BlockScales block_scales; };
+    using WorkTile = typename Choose<kBlockScales, ScaledWorkTile, typename Base::WorkTile>::Type;
     static_assert(Base::kMixedInput && Base::kMmasM == 1 && !Base::kPingPong,
                   "64 rows a warpgroup");
 
@@ -36,26 +48,81 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     static constexpr int kSteps = kTileK / kDepth;  // conversions per stage
     static_assert(kSteps % 2 == 0, "the steps alternate between two fragments");
     // Whether the warpgroups alternate.  Not for E4M3 to FP16, which is one instruction; and more
-    // than two fragments take too many registers.
-    static constexpr bool kOrdered = kSlicedK && Base::kCols == 64 && kSteps == 2 &&
-                                     !kSame<RowElement, e2m1x2> &&
-                                     !(kSame<RowElement, e4m3> && kSame<ColElement, half>);
+    // than two fragments take too many registers.  With block scales all do, so that one promotes
+    // while the other multiplies: but for cluster split-K, which needs their barriers.
+    static constexpr bool kConverts = kSlicedK && kCols == 64 && !kSame<RowElement, e2m1x2> &&
+                                      !(kSame<RowElement, e4m3> && kSame<ColElement, half>);
+    static constexpr bool kOrdered =
+        kSteps == 2 && (kBlockScales ? kConsumers > 1 && !Base::kSplitK : kConverts);
+
+    using Partial = float[kCols / 2];
 
     // Of a stage's columns: the first stage's, and one multiplication.
     DEVICE static uint64_t descriptor(SharedStorage& storage, int stage) {
         return advance(StageCols::descriptor(storage.cols[0], 0, 0), stage * StageCols::kBytes);
     }
 
-    DEVICE static void mma_steps(Converter& converter, SharedStorage& storage,
+    // Scales of a warpgroup's stages: one for all of its columns of a B.
+    struct StageScales {
+        static constexpr int kProducts = Base::Operands::B::kCount;
+        const BlockScales& scales;
+        int end;                // number of stages
+        float of_b[kProducts];  // lane i: of the i-th of kWarpSize stages
+
+        DEVICE StageScales(const WorkTile& work)
+            : scales(work.block_scales), end(work.num_k_tiles) {}
+        // index: of a stage.  Before its products, which hide the loads.
+        DEVICE void prefetch(int index) {
+            if (index / kStride % kWarpSize != 0) return;
+            const int k = index + int(threadIdx.x) % kWarpSize * kStride;
+#pragma unroll
+            for (int p = 0; p < kProducts; ++p) {
+                const float* of_block = scales.b_at(p, k);
+                of_b[p] = of_block && k < end ? *of_block : 1.0f;
+            }
+        }
+        DEVICE void promote(Partial& partial, int index, Accumulator& accumulator) const {
+            if (scales.a) {  // rare: 16-bit activations have no block scales
+                const int thread = opaque(threadIdx.x % 32);  // no addresses across the mainloop
+#pragma unroll
+                for (int i = 0; i < kCols / 2; ++i) {
+                    if (i / 2 % 2 != 0) continue;
+                    const float of_a = *scales.a_at(wgmma_col(thread, i), index);
+                    partial[i] *= of_a;
+                    partial[i + 2] *= of_a;
+                }
+            }
+            float factors[2];  // of wgmma's rows 0-7 and 8-15: a pair's are of different B
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                factors[half] = shuffle(of_b[half % kProducts], index / kStride % kWarpSize);
+            }
+#pragma unroll
+            for (int i = 0; i < kCols / 2; ++i)
+                accumulator[0][i] += partial[i] * factors[i / 2 % 2];
+        }
+    };
+    // Nothing to do: wgmma adds to the accumulators.
+    struct NoStageScales {
+        DEVICE NoStageScales(const WorkTile&) {}
+        DEVICE void prefetch(int) {}
+        DEVICE void promote(Partial&, int, Accumulator&) const {}
+    };
+    using Scales = typename Choose<kBlockScales, StageScales, NoStageScales>::Type;
+
+    DEVICE static void mma_steps(Converter& converter, SharedStorage& storage, Scales scales,
                                  ConsumerStages stages, Accumulator& accumulator) {
         constexpr int kAhead = Converter::kFetches ? 2 : 1;
         Fragment a[2];
         typename Converter::Fetched fetched;
+        Partial partial;
+        Partial& sums = kBlockScales ? partial : accumulator[0];
         const auto load = [&](Fragment& into, const ConsumerStages& from, int k) {
             const unsigned char* stage = storage.rows[from.state.stage];
             if constexpr (Converter::kFetches) converter.fetch(fetched, stage, k);
             else converter.load(into, stage, from.index, k);
         };
+        scales.prefetch(stages.index);
         storage.pipeline.consumer_wait(stages.state);
         load(a[0], stages, 0);
         if constexpr (Converter::kFetches) {
@@ -71,17 +138,16 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 Fragment &now = a[step % 2], &next = a[(step + 1) % 2];
-                wgmma_fence(accumulator);
+                wgmma_fence(sums);
 #pragma unroll
                 for (int i = 0; i < kDepth / kMmaK; ++i) {
                     wgmma<ColElement, ColElement, kMajorK, StageCols::kMajor>(
-                        accumulator[0], now[i],
-                        advance(cols, StageCols::step(step * kDepth + i * kMmaK)),
-                        !first || step > 0 || i > 0);
+                        sums, now[i], advance(cols, StageCols::step(step * kDepth + i * kMmaK)),
+                        (!kBlockScales && !first) || step > 0 || i > 0);
                 }
                 wgmma_commit();
                 wgmma_wait<1>(next);
-                if (step == 0 && !first) storage.pipeline.consumer_release(before);
+                if (!kBlockScales && step == 0 && !first) storage.pipeline.consumer_release(before);
                 if constexpr (Converter::kFetches) {
                     if (step + 1 < kSteps || !stages.last()) converter.convert(fetched, next);
                 }
@@ -94,9 +160,16 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                     load(next, then, (step + kAhead - kSteps) * kDepth);
                 }
             }
+            if constexpr (kBlockScales) {
+                wgmma_wait<0>(partial);
+                storage.pipeline.consumer_release(stage);
+                scales.promote(partial, stages.index, accumulator);
+                if (!stages.last()) scales.prefetch(stages.index + kStride);
+            }
             first = false;
             before = stage;
         }
+        if constexpr (kBlockScales) return;
         wgmma_wait<0>(accumulator);
         storage.pipeline.consumer_release(before);
     }
@@ -109,7 +182,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
 
         DEVICE Order(SharedStorage& storage, const WorkTile& work)
             : storage(storage), consumer(work.consumer) {
-            const int of_tile = (work.num_k_tiles + kConsumers - 1) / kConsumers;
+            const int of_tile = (work.num_k_tiles + kStride - 1) / kStride;
             next = work.count * of_tile;
             end = next + of_tile;
         }
@@ -132,10 +205,13 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     };
 
     DEVICE static void mma_ordered(Converter& converter, SharedStorage& storage, Order& order,
-                                   ConsumerStages stages, Accumulator& accumulator) {
+                                   Scales scales, ConsumerStages stages, Accumulator& accumulator) {
+        Partial partial;
+        Partial& sums = kBlockScales ? partial : accumulator[0];
 #pragma unroll 1
         for (bool first = true; stages.valid(); stages.next(), first = false) {
             const int stage = stages.state.stage;
+            scales.prefetch(stages.index);
             Fragment a[kSteps];
             storage.pipeline.consumer_wait(stages.state);
 #pragma unroll
@@ -144,17 +220,18 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             }
             const uint64_t cols = descriptor(storage, stage);
             order.wait();
-            wgmma_fence(accumulator, a);
+            wgmma_fence(sums, a);
 #pragma unroll
             for (int i = 0; i < kTileK / kMmaK; ++i) {
                 wgmma<ColElement, ColElement, kMajorK, StageCols::kMajor>(
-                    accumulator[0], a[i * kMmaK / kDepth][i % (kDepth / kMmaK)],
-                    advance(cols, StageCols::step(i * kMmaK)), !first || i > 0);
+                    sums, a[i * kMmaK / kDepth][i % (kDepth / kMmaK)],
+                    advance(cols, StageCols::step(i * kMmaK)), (!kBlockScales && !first) || i > 0);
             }
             wgmma_commit();
             order.arrive();  // wgmma is issued; the other warpgroup's is queued behind it
-            wgmma_wait<0>(accumulator, a);
+            wgmma_wait<0>(sums, a);
             storage.pipeline.consumer_release(stage);
+            scales.promote(partial, stages.index, accumulator);
         }
         order.finish();
     }
@@ -164,14 +241,15 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         const ConsumerStages stages(work);
         if constexpr (kOrdered) {
             Order order(storage, work);
-            if (!stages.valid()) clear(accumulator);
+            if (kBlockScales || !stages.valid()) clear(accumulator);
             Converter converter(work, row);
-            return mma_ordered(converter, storage, order, stages, accumulator);
+            return mma_ordered(converter, storage, order, Scales(work), stages, accumulator);
         }
         // No stage: the only one is the other warpgroup's, or this block has none.
         if ((kSlicedK || Base::kSplitK) && !stages.valid()) return clear(accumulator);
+        if constexpr (kBlockScales) clear(accumulator);
         Converter converter(work, row);
-        mma_steps(converter, storage, stages, accumulator);
+        mma_steps(converter, storage, Scales(work), stages, accumulator);
         if constexpr (Converter::kUnit != 1.0f) {
 #pragma unroll
             for (auto& row : accumulator) {

@@ -10,10 +10,6 @@
 
 namespace gemm {
 
-// What multiplies partial accumulators.
-struct NoScales {};
-struct BlockScaled {};
-
 template <class Scaling, class Operands, class Tile, class Stages, class Schedule, class Cluster>
 struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> {
     using Base = MainloopSm90<Operands, Tile, Stages, Schedule, Cluster>;
@@ -35,15 +31,17 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     using typename Base::StageRows;
     using typename Base::WorkTile;
     static_assert(Base::kFp8 && !Base::kMixedInput, "FP8 operands");
-    static_assert(kTileK == kBlockK && !Base::kPingPong && kMmasM == 1,
+    static_assert(kTileK == kScaleBlock && !Base::kPingPong && kMmasM == 1,
                   "a stage is a block of scales");
 
-    static constexpr bool kBlockScales = kSame<Scaling, BlockScaled>;
+    static constexpr bool kBlockScales = kSame<Scaling, BlockScaled>, kLoadsScales = kBlockScales;
     static_assert(kBlockScales || kSame<Scaling, NoScales>, "scales of partial accumulators");
 
-    static constexpr bool kHalves = kCols <= 192 && kCols > kBlockK;
+    static constexpr bool kHalves = kCols <= 192 && kCols > kScaleBlock;
     static_assert(!(kHalves && kBlockScales), "columns of a partial accumulator are of one block");
-    static constexpr int kPartialCols = kHalves ? kCols / 2 : kCols < kBlockK ? kCols : kBlockK;
+    static constexpr int kPartialCols = kHalves               ? kCols / 2
+                                        : kCols < kScaleBlock ? kCols
+                                                              : kScaleBlock;
     static constexpr int kPartialSize = kPartialCols / 2;   // per thread
     static constexpr int kPartials = kCols / kPartialCols;  // per stage
     static constexpr bool kTwoStages = kConsumers <= 2 && kPartials == 1;
@@ -56,7 +54,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     // others take as long as all of a pipeline's stages.
     static constexpr int kScaleK = 8, kScaleStages = 2, kScaleWarps = 2;
     static constexpr int kProducts = Base::Operands::B::kCount;
-    static_assert(!kBlockScales || kBlockK % ((kSwapAB ? kRows : kCols) / kProducts) == 0,
+    static_assert(!kBlockScales || kScaleBlock % ((kSwapAB ? kRows : kCols) / kProducts) == 0,
                   "one block of each B");
     static_assert(!kSwapAB || kProducts == 1, "a pair's halves are columns");
     using ScaleStage = float[kScaleK][kProducts * Base::kTileM];
@@ -132,9 +130,9 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
                         if (row >= Base::kTileM) continue;
 #pragma unroll
                         for (int j = 0; j < kProducts * kOfLane; ++j) {
-                            const int p = j / kOfLane, k = j % kOfLane;
-                            stage[part + k][p * Base::kTileM + scale_place(row)] =
-                                of_a[i][k] * of_b[p][k];
+                            const int p = j / kOfLane, of_k = j % kOfLane;
+                            stage[part + of_k][p * Base::kTileM + scale_place(row)] =
+                                of_a[i][of_k] * of_b[p][of_k];
                         }
                     }
                 }

@@ -52,7 +52,6 @@ static_assert(kRows == 8 || kRows == 16 || (kRows == 4 && kSame<Compute, float>)
 template <class T> struct SkinnyMma;  // a warp's share, by tensor cores
 using WarpProduct =
     typename Choose<kSame<Compute, float>, gemm::SkinnyFma<Compute>, SkinnyMma<Compute>>::Type;
-constexpr int kScaleBlock = 128;
 static_assert(!kBlockScales || (kScaleBlock % kDepth == 0 && kScaleBlock % kTileN == 0),
               "a warp's stage and a block's columns are of one block of scales");
 

@@ -2,6 +2,8 @@
 #pragma once
 
 constexpr int kMaxBatchDims = 4;
+// Block of a block scale: along k of A and B, and along the columns of B.
+constexpr int kScaleBlock = 128;
 // Arrays of a GEMM that have batch strides.
 enum Operand {
     kA,

@@ -30,6 +30,7 @@ FP8, ARGUMENTS = "gemm/mainloop_sm90_ss_fp8.cuh", "gemm/epilogue/gate_silu.cuh"
 LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"
 SKINNY, STAGES = "gemm/skinny_dual.cuh", "gemm/skinny.cuh"
 CONVERT, COLUMN = "gemm/convert_8bit.cuh", "gemm/epilogue/gated_column.cuh"
+RS = "gemm/mainloop_sm90_rs.cuh"
 
 FAULTS = {
     "b2 is b1": Fault(
@@ -119,7 +120,7 @@ FAULTS = {
         FP8, "[at] + product * Base::kTileM, row)", "[at], row)", "hopper"
     ),
     "the blocks' scales of b1 multiply a's for both": Fault(
-        FP8, "of_a[i][k] * of_b[p][k]", "of_a[i][k] * of_b[0][k]", "hopper"
+        FP8, "of_a[i][of_k] * of_b[p][of_k]", "of_a[i][of_k] * of_b[0][of_k]", "hopper"
     ),
     "the rows' scales of blocks after the first ones left out": Fault(
         FP8, "rows < kRowsOfLane; rows += kInFlight", "rows < kInFlight; rows += kInFlight",
@@ -195,6 +196,17 @@ FAULTS = {
     ),
     "mixed: one box in place of two": Fault(
         COLUMN, "(count * kBoxes + box) % 2 * kBoxBytes", "0", "mixed"
+    ),
+    "mixed: the blocks' scales of b1 for both": Fault(
+        RS, "shuffle(of_b[half % kProducts]", "shuffle(of_b[0]", "mixed blocks"
+    ),
+    "mixed: the scales of the tile's first block of columns for all": Fault(
+        GATED, "of_columns(tile, work.row / 2, arguments.n())",
+        "of_columns(tile, 0, arguments.n())", "mixed blocks"
+    ),
+    "mixed: the epilogue applies the first block's scale of a again": Fault(
+        GATED, "kByBlock ? nullptr : arguments.scale_a, nullptr", "arguments.scale_a, nullptr",
+        "mixed blocks"
     ),
     "mixed: rows past the last one": Fault(
         COLUMN, "if (row_of(row, i) < out.params.m) out", "out", "mixed"
@@ -324,6 +336,14 @@ def _check_mixed() -> None:
         _check_batch_of_weights()
 
 
+def _check_mixed_blocks() -> None:
+    """Of three warpgroups, whose columns are of two blocks of 128."""
+    if host.current().warp_size == 32:
+        config = Sm90MixedDualGemmConfig(48, 192, 128, 3, Cooperative(3))
+        problem = DualProblem(20, 264, 400, "bfloat16", "float8_e4m3fn", scales="blocks")
+        _check_configs((config,), problem, replace(problem, scales="blocks of b"))
+
+
 def _check_batch_of_weights() -> None:
     """Each matrix has column scales of its own."""
     rng = np.random.default_rng(1)
@@ -369,6 +389,7 @@ CHECKS = {
     "hopper": _check_hopper,
     "split": _check_split,
     "mixed": _check_mixed,
+    "mixed blocks": _check_mixed_blocks,
     "skinny": _check_skinny,
     "policies": _check_policies,
     "fp16 policy": lambda: check_fp16_policy(host.current()),

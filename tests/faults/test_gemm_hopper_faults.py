@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemm_hopper_problems import FP4, check_fp8_integers, compute, fp8, mixed
+from gemm_hopper_problems import FP4, MIXED_BLOCKS, check_fp8_integers, compute, fp8, mixed
 from planted import Fault, fault_tests
 
 from cupykern.gemm.sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
@@ -133,7 +133,7 @@ FAULTS = {
         "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        EPILOGUE, "tile.col / kBlockK * b.col", "0", "blocks"
+        EPILOGUE, "tile.col / kScaleBlock * b.col", "0", "blocks"
     ),
     "the scales of the first rows": Fault(FP8, "i % 2 : i / 2 % 2]", "i % 2 : 0]", "blocks"),
     "scales over those that consumers still read": Fault(
@@ -271,6 +271,49 @@ FAULTS = {
     "no wait for the next stage to convert": Fault(
         RS, "if (step + kAhead == kSteps) storage.pipeline.consumer_wait(then.state);", "",
         "mixed (N, K)"
+    ),
+    "mixed blocks: products of the stage before": Fault(
+        RS, "(!kBlockScales && !first) || step > 0", "!first || step > 0", "mixed blocks, split k"
+    ),
+    "mixed blocks: promoted before they are there": Fault(
+        RS, "wgmma_wait<0>(partial);", "", "mixed blocks, split k"
+    ),
+    "mixed blocks: a stage released while it is multiplied": Fault(
+        RS, "wgmma_wait<0>(partial);\n storage.pipeline.consumer_release(stage);",
+        "storage.pipeline.consumer_release(stage);\n wgmma_wait<0>(partial);",
+        "mixed blocks, split k"
+    ),
+    "mixed blocks: the last stage is not promoted": Fault(
+        RS, "scales.promote(partial, stages.index", "if (!stages.last())\n"
+        "scales.promote(partial, stages.index", "mixed blocks"
+    ),
+    "mixed blocks in turn: products of the stage before": Fault(
+        RS, "StageCols::step(i * kMmaK)), (!kBlockScales && !first)",
+        "StageCols::step(i * kMmaK)), !first", "mixed blocks"
+    ),
+    "mixed blocks in turn: promoted before they are there": Fault(
+        RS, "wgmma_wait<0>(sums, a);", "", "mixed blocks"
+    ),
+    "mixed blocks: the scale of the stage before": Fault(
+        RS, "index / kStride % kWarpSize);", "(index / kStride + 31) % kWarpSize);", "mixed blocks"
+    ),
+    "mixed blocks: the first 32 scales for all": Fault(
+        RS, "if (index / kStride % kWarpSize != 0) return;", "if (index / kStride != 0) return;",
+        "mixed blocks, long k"
+    ),
+    "mixed blocks: scales of both warpgroups' stages for one's": Fault(
+        RS, "% kWarpSize * kStride;", "% kWarpSize;", "mixed blocks, long k"
+    ),
+    "mixed blocks: the scale of a's first row for all": Fault(
+        RS, "a_at(wgmma_col(thread, i), index)", "a_at(wgmma_col(thread, 0), index)",
+        "mixed blocks"
+    ),
+    "mixed blocks: the scales of a's first block of k for all": Fault(
+        RS, "a_at(wgmma_col(thread, i), index)", "a_at(wgmma_col(thread, i), 0)", "mixed blocks"
+    ),
+    "mixed blocks: the scales of the first part of k for all": Fault(
+        EPILOGUE, "block_scales(own, work.first_k_tile)", "block_scales(own, 0)",
+        "mixed blocks, split k"
     ),
     "turns without stages are not passed on": Fault(
         RS, "order.finish();", "", "odd turns"
@@ -502,6 +545,9 @@ PROBLEMS = {
         Sm90MixedGemmConfig(64, 64, 128, 4, SlicedK()),
         mixed(264, 392, 528, "int8", "bfloat16", layout_b="F"),
     ),
+    "mixed blocks": (MIXED_BLOCKS[1][0], MIXED_BLOCKS[0][1]),
+    "mixed blocks, split k": (MIXED_BLOCKS[1][1], MIXED_BLOCKS[0][2]),
+    "mixed blocks, long k": (MIXED_BLOCKS[1][2], MIXED_BLOCKS[0][2]),
     "nvfp4, shared k": (FP4[1][0], FP4[0][0]),
     "nvfp4, split k": (FP4[1][1], FP4[0][2]),
 }

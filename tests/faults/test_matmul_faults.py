@@ -158,8 +158,8 @@ FAULTS = {
     ),
     "columns' blocks counted from the tile": Fault(
         "gemm/mainloop_portable.cuh",
-        "(first_col + col) / kBlockK * strides.col",
-        "col / kBlockK * strides.col",
+        "(first_col + col) / kScaleBlock * strides.col",
+        "col / kScaleBlock * strides.col",
         "scales",
     ),
     "promoted accumulators are added again": Fault(

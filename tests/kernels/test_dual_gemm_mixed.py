@@ -30,6 +30,14 @@ CONFIGS = (
     Sm90MixedDualGemmConfig(48, 192, 64, 3, Cooperative(3)),
     Sm90MixedDualGemmConfig(32, 256, 128, 2, Cooperative(4)),
 )
+# Those with block scales: a stage is a block.
+BLOCK_CONFIGS = (
+    CONFIGS[0],
+    CONFIGS[2],
+    Sm90MixedDualGemmConfig(144, 128, 128, 2),
+    Sm90MixedDualGemmConfig(48, 192, 128, 3, Cooperative(3)),
+    CONFIGS[4],
+)
 
 
 def compute(target, problem: DualProblem, config: Sm90MixedDualGemmConfig, seed: int = 1):
@@ -62,14 +70,18 @@ def test_any_problem(target, data, seed):
         *(pick(1, 2, 15, 17, 33, 64, 70, 130), pick(1, 5, 16, 31, 32, 72, 75, 136, 200)),
         *(16 * pick(1, 4, 5, 8, 9, 25), pick("float16", "bfloat16"), pick(E4M3, "int8")),
         batch_a=pick((), (), (2,)),
-        scales=pick("none", "numbers", "tensor", "rows", "rows"),
+        scales=pick("none", "numbers", "tensor", "rows", "rows", "blocks", "blocks of b"),
         policy=pick("fp32", "fp32", "hybrid", "fp16"),
         out_dtype=pick(None, "float16", "bfloat16", "float32"),
         kind=pick("unit", "same_sign", "exact"),
     )
     if problem.policy == "fp32":
         problem = replace(problem, epilogue=pick(None, None, GATES[0], GATES[2]))
-    compute(target, problem, pick(*CONFIGS), seed)
+    config = pick(*CONFIGS)
+    if problem.scales.startswith("blocks"):
+        problem = replace(problem, dtype_b=E4M3)  # there are no int8 by vectors
+        config = pick(*BLOCK_CONFIGS)
+    compute(target, problem, config, seed)
 
 
 @needs.hopper
@@ -79,11 +91,15 @@ def test_formulas_with_several_results(target):
 
 
 @needs.hopper
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_schedules_agree(config):
+@pytest.mark.parametrize(
+    ("config", "scales"),
+    [*((c, "rows") for c in CONFIGS), *((c, "blocks of b") for c in BLOCK_CONFIGS)],
+    ids=str,
+)
+def test_schedules_agree(config, scales):
     """Tiles of a block follow one another: of few blocks."""
     for n in (456, 300):  # by TMA, by threads
-        problem = DualProblem(70, n, 400, "bfloat16", E4M3, scales="rows")
+        problem = DualProblem(70, n, 400, "bfloat16", E4M3, scales=scales)
         bits = set()
         for schedule in SCHEDULES:
             with host.use(schedule=schedule) as target:
@@ -97,6 +113,15 @@ def test_tiles_and_stages_change_no_bit(target):
     problem = DualProblem(70, 136, 400, "float16", "int8", scales="rows")
     found = {compute(target, problem, config)[0].tobytes() for config in CONFIGS}
     assert len(found) == 1
+    problem = replace(problem, dtype_b=E4M3, scales="blocks")
+    found = {compute(target, problem, config)[0].tobytes() for config in BLOCK_CONFIGS}
+    assert len(found) == 1
+
+
+@needs.hopper
+def test_more_block_scales_than_lanes(target):
+    """A lane has every 32nd scale along k."""
+    compute(target, DualProblem(5, 40, 4240, "float16", E4M3, scales="blocks of b"), CONFIGS[2])
 
 
 @needs.hopper
@@ -136,7 +161,8 @@ def test_rows_apart_from_each_other(target):
         (CONFIGS[0], {"dtype_b": "float16"}, "a 16-bit a and an 8-bit or NVFP4 b"),
         (CONFIGS[0], {"dtype": E4M3}, "a 16-bit a and an 8-bit or NVFP4 b"),
         (CONFIGS[0], {"k": 136}, "TMA takes K-major"),
-        (CONFIGS[0], {"scales": "blocks"}, "block scales of FP8 only"),
+        (CONFIGS[3], {"scales": "blocks"}, "a stage of the mixed-input mainloop is a block"),
+        (replace(CONFIGS[0], tile_m=192), {"scales": "blocks"}, "registers of the warpgroups"),
         (replace(CONFIGS[0], tile_n=96), {}, "multiples of 16 x 128"),
         (replace(CONFIGS[0], tile_n=256), {}, "64 columns of b per warpgroup"),
         (replace(CONFIGS[0], tile_m=72), {}, "multiples of 16 x 128"),
@@ -158,12 +184,16 @@ def test_weights_whose_columns_are_contiguous_are_refused():
 
 @pytest.mark.compile
 @pytest.mark.thinned(2)
-@pytest.mark.parametrize("pair", [("bfloat16", E4M3), ("float16", "int8")], ids=str)
+@pytest.mark.parametrize(
+    ("pair", "scales"),
+    [(("bfloat16", E4M3), "none"), (("float16", "int8"), "none"), (("bfloat16", E4M3), "blocks")],
+    ids=str,
+)
 @pytest.mark.parametrize("epilogue", [None, GATES[2]])
-def test_compiles_without_spills(pair, epilogue):
+def test_compiles_without_spills(pair, scales, epilogue):
     """Tiles that are compiled ahead, those with the most registers; as a formula's gate too."""
-    task = task_of(DualProblem(512, 512, 512, *pair, epilogue=epilogue))
-    for tile in sm90_heuristic.table("dual mixed"):
+    task = task_of(DualProblem(512, 512, 512, *pair, scales=scales, epilogue=epilogue))
+    for tile in sm90_heuristic.tiles_of(task):
         if tile.on_call:
             continue
         try:
@@ -190,3 +220,13 @@ def test_tiles_that_were_measured_to_be_the_fastest(m, n, k, tile):
     for pair in (("bfloat16", E4M3), ("float16", "int8")):
         config = gemm.choose_config(task_of(DualProblem(m, n, k, *pair)), "sm_90a", 132)
         assert (config.tile_m, config.tile_n) == tile
+
+
+@pytest.mark.parametrize(
+    ("m", "tile"),
+    [(24, (32, 256)), (48, (48, 256)), (64, (64, 128)), (512, (128, 128)), (4096, (160, 128))],
+)
+def test_tiles_of_block_scales(m, tile):
+    problem = DualProblem(m, 14336, 4096, "bfloat16", E4M3, scales="blocks of b")
+    config = gemm.choose_config(task_of(problem), "sm_90a", 132)
+    assert (config.tile_m, config.tile_n) == tile

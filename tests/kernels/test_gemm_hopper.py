@@ -20,6 +20,7 @@ from gemm_hopper_problems import (
     HALVES,
     INT8,
     MIXED,
+    MIXED_BLOCKS,
     MIXED_SPLITS,
     OF_FP8,
     OF_MIXED,
@@ -62,7 +63,7 @@ CASES = [
     *(
         (problems, config, slice(i % min(3, len(configs)), None, min(3, len(configs))))
         for problems, configs in (
-            *(FEW_ROWS, FP8, HALVES, *WIDTHS, INT8, MIXED, FP4),
+            *(FEW_ROWS, FP8, HALVES, *WIDTHS, INT8, MIXED, MIXED_BLOCKS, FP4),
             *(SPLITS, FP8_SPLITS, MIXED_SPLITS, FP4_SPLITS),
         )
         for i, config in enumerate(configs)
@@ -116,6 +117,8 @@ FAMILIES = (
     (("int8", "int8"), "F", ("none", "rows"), INT8[1][1]),
     (("float16", E4M3), "F", ("none", "tensor", "rows"), MIXED[1][0]),
     (("float16", E4M3), "C", ("none", "tensor", "rows"), MIXED[1][1]),
+    (("bfloat16", E4M3), "F", ("blocks", "blocks of b"), MIXED_BLOCKS[1][1]),
+    (("float16", E4M3), "F", ("blocks", "blocks of b"), MIXED_BLOCKS[1][2]),
 )
 
 
@@ -260,6 +263,7 @@ def test_hopper_has_warps_of_32_lanes():
 _TASKS = (
     *(({"layout_b": MN_MAJOR}, (CONFIGS[5], CONFIGS[6], CONFIGS[8])), ({}, CONFIGS[2:3])),
     *((OF_FP8, (*FP8[1][:1], *HALVES[1])), (OF_MIXED, MIXED[1][:1])),
+    (OF_MIXED | {"block_scales": True}, (MIXED_BLOCKS[1][0], WIDTHS[-1][1][0])),
 )
 
 

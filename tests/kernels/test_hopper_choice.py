@@ -24,6 +24,7 @@ from cupykern.ops.problems.products import MatmulProblem, task_of
 from cupykern.targets.limits import device
 
 CONFIG, *_ = CONFIGS = CHOSEN
+OF_BLOCKS = OF_MIXED | {"block_scales": True}
 
 
 @pytest.mark.parametrize("layout", [K_MAJOR, MN_MAJOR])
@@ -53,6 +54,12 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.int8, "m": 64, "n": 8192, "k": 2048}, (64, 64), True),
         ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
         ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
+        (OF_BLOCKS | {"m": 64}, (32, 64), True),
+        (OF_BLOCKS | {"m": 64, "n": 6144}, (64, 64), True),
+        (OF_BLOCKS | {"m": 64, "n": 28672}, (64, 128), False),
+        (OF_BLOCKS | {"m": 512}, (128, 128), False),
+        (OF_BLOCKS, (176, 128), False),
+        (OF_BLOCKS | {"b": dtypes.int8, "m": 64}, (64, 64), True),
         ({"a": dtypes.int8, "b": dtypes.int8, "m": 64, "n": 8192}, (64, 64), True),
         ({"a": dtypes.int8, "b": dtypes.int8, "m": 256}, (128, 64), False),
         ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 176), False),
@@ -78,10 +85,13 @@ def test_tiles_of_other_dtypes(changes, tile, sliced_k):
     k=st.integers(256, 20000),
     b=st.sampled_from([dtypes.float16, dtypes.float8_e4m3fn, dtypes.int8, product.FP4]),
     kernel=st.sampled_from(["gemm", "dual_gemm"]),
+    blocks=st.booleans(),
 )
-def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
+def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel, blocks):
     """k is split in the same way, whatever number of multiprocessors decides about the tiles."""
-    of_call = task(m=m, n=n, k=k, b=b, kernel=kernel)
+    of_call = task(
+        m=m, n=n, k=k, b=b, kernel=kernel, block_scales=blocks and b == dtypes.float8_e4m3fn
+    )
     devices = [device("sm_90a", blocks) for blocks in (132, 114, 78, 20)]
     found = [sm90_heuristic.configs(of_call, of)[:1] for of in devices]
     assert len({tuple(map(order_of_k, first)) for first in found}) == 1
@@ -215,7 +225,14 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         (CONFIG, {"kernel": "dual_gemm"}, "sm_90a", "Sm90GemmConfig is for gemm; got dual_gemm"),
         (FP8_CONFIG, {}, "sm_90a", "two FP8 operands"),
         (MIXED_CONFIG, {}, "sm_90a", "a 16-bit a and an 8-bit or NVFP4 b"),
-        (CONFIG, {"block_scales": True}, "sm_90a", "block scales of FP8 only"),
+        (CONFIG, {"block_scales": True}, "sm_90a", "block scales of 8-bit weights"),
+        (
+            MIXED_CONFIG, OF_BLOCKS, "sm_90a", "do not hold 256 x 128 accumulators"
+        ),
+        (
+            replace(MIXED_CONFIG, tile_m=64), OF_BLOCKS, "sm_90a",
+            "a stage of the mixed-input mainloop is a block of scales; got 64"
+        ),
         (CONFIG, {"layout_a": STRIDED, "layout_b": STRIDED}, "sm_90a", "multiples of 16 bytes"),
         (CONFIG, {"tma": False}, "sm_90a", "multiples of 16 bytes"),
         (CONFIG, {"k": 0}, "sm_90a", "no dims of size 0"),

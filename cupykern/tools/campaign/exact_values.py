@@ -127,11 +127,13 @@ def draw_scales(
         return Scale(number_a, np.asarray(number_a)), Scale(number_b, np.asarray(number_b))
     shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), (1, 1))
     if recipe != "tensor":
-        shapes = scale_shapes(m, n, k, recipe == "blocks")
+        shapes = scale_shapes(m, n, k, recipe.startswith("blocks"))
         shapes = (*batch, *shapes[0]), shapes[1]
     a, b = (rng.choice(_FACTORS, shape) for shape in shapes)
     given_a, given_b = (xp.asarray(x, np.float32) for x in (a, b))
-    if recipe == "blocks":
+    if recipe.startswith("blocks"):
         a = np.repeat(a, 128, -1)[..., :k]
         b = np.repeat(np.repeat(b, 128, -1), 128, -2)[:k, :n]
+    if recipe == "blocks of b":
+        return Scale(None, np.ones(())), Scale(given_b, b)
     return Scale(given_a, a), Scale(given_b, b)

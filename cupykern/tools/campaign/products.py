@@ -213,7 +213,7 @@ def _matmul(draw: RandomDraw, p: MatmulProblem, rng: Any, xp: Any) -> _Product:
 
 def _scaled(draw: RandomDraw, p: MatmulProblem, rng: Any, xp: Any) -> _Product:
     names = p.dtype, p.dtype_b or p.dtype
-    recipe = draw.choice(SCALES[:-1] if NVFP4 in names else SCALES)
+    recipe = draw.choice(SCALES[:-2] if NVFP4 in names else SCALES)
     p = _with_epilogue(draw, p)
     kwargs: dict[str, Any] = {"out_dtype": p.out_dtype, "activation": p.activation}
     a, b = (
@@ -257,7 +257,7 @@ def _epilogue(
 
 def _dual(draw: RandomDraw, p: MatmulProblem, rng: Any, xp: Any) -> _Product:
     names = p.dtype, p.dtype_b or p.dtype
-    recipe = draw.choice(SCALES[:-1] if NVFP4 in names else SCALES)
+    recipe = draw.choice(SCALES[:-2] if NVFP4 in names else SCALES)
     out_dtype = draw.choice(_FLOATS)
     problem = DualProblem(
         *(p.m, p.n, p.k, *names, p.batch_a, p.batch_b, p.layout_a, p.layout_b),

@@ -48,7 +48,7 @@ struct DualArguments {
         };
         const MatrixStrides &a = params.block_scales_a, &b1 = params.block_scales_b[0],
                             &b2 = params.block_scales_b[1];
-        const int64_t block = tile.col / kBlockK;
+        const int64_t block = tile.col / kScaleBlock;
         return {first(scale_a, kScaleA, tile.row * a.row + first_k_tile * a.col),
                 {first(scale_b1, kScaleB, block * b1.col + first_k_tile * b1.row),
                  first(scale_b2, kScaleB2, block * b2.col + first_k_tile * b2.row)},

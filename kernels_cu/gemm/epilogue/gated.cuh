@@ -189,7 +189,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         typename Mainloop::SharedStorage& mainloop;
         WorkTile& work;
         int warp, warpgroup;
-        float factors[2];  // mixed input: scales of the thread's column, by product
+        float factors[2] = {1, 1};  // mixed input: scales of the thread's column, by product
 
         template <class Storage>
         DEVICE Consumer(const GatedEpilogue& epilogue, Storage& storage, WorkTile& work, int warp,
@@ -226,7 +226,13 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 work.row_scales.steps[1] = others.steps[0];
                 work.row_scales.aligned = work.row_scales.aligned && others.aligned;
             }
-            if constexpr (kMixedInput) load_factors(tile);  // before the mainloop: it hides them
+            if constexpr (kMixedInput && kByBlock) {
+                const Arguments& arguments = epilogue.arguments;
+                const GemmWorkTile own = BlockScales::of_columns(tile, work.row / 2, arguments.n());
+                work.block_scales = arguments.block_scales(own, work.first_k_tile);
+            } else if constexpr (kMixedInput) {
+                load_factors(tile);  // before the mainloop: it hides them
+            }
         }
         DEVICE void load_factors(const GemmWorkTile& tile) {
             const GatedParams& params = epilogue.params;
@@ -291,9 +297,9 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 out = offset(tile, kOut);
                 scale_a = offset(tile, kScaleA);
             }
-            const MatrixEpilogue first =
-                MatrixEpilogue::of_matrix(params.epilogues[0], arguments.out, nullptr, nullptr,
-                                          arguments.scale_a, nullptr, out, 0, 0, scale_a, 0);
+            const MatrixEpilogue first = MatrixEpilogue::of_matrix(
+                params.epilogues[0], arguments.out, nullptr, nullptr,
+                kByBlock ? nullptr : arguments.scale_a, nullptr, out, 0, 0, scale_a, 0);
             const float alphas[2] = {params.epilogues[0].alpha, params.epilogues[1].alpha};
             const Gate gate = Gate::of(arguments, tile);
             const Column column{first, gate, factors, alphas};

@@ -56,7 +56,8 @@ struct MatmulArguments {
     DEVICE BlockScales block_scales(const GemmWorkTile& tile, int first_k_tile) const {
         const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
         const int64_t of_a = params.batch.offset(kScaleA, tile.batch) + tile.row * a.row,
-                      of_b = params.batch.offset(kScaleB, tile.batch) + tile.col / kBlockK * b.col;
+                      of_b =
+                          params.batch.offset(kScaleB, tile.batch) + tile.col / kScaleBlock * b.col;
         return {scale_a ? scale_a + of_a + first_k_tile * a.col : nullptr,
                 {scale_b ? scale_b + of_b + first_k_tile * b.row : nullptr, nullptr},
                 a.row,
@@ -226,6 +227,10 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                 const float* scales_b = arguments.scale_b + epilogue.offset(tile, kScaleB);
                 work.scales_a = scales_a + row + work.first_k_tile;
                 work.scales_b = scales_b + col + work.first_k_tile;
+            }
+            if constexpr (Mainloop::kMixedInput && Mainloop::kBlockScales) {
+                const GemmWorkTile own = BlockScales::of_columns(tile, work.row, arguments.n());
+                work.block_scales = arguments.block_scales(own, work.first_k_tile);
             }
             if constexpr (kSame<typename Mainloop::RowElement, e2m1x2>) {
                 const GroupScales groups{arguments.groups_b + epilogue.offset(tile, kGroupsB),
