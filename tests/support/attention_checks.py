@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupykern import attention, attention_varlen, decode_attention, dtypes, inputs
+from cupykern.ops.problems.decode_attention import stored
 
 
 def normal(*shape: int, dtype=dtypes.float16, kind: str = "normal") -> np.ndarray:
@@ -62,11 +63,6 @@ def _host(x) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else x.get()
 
 
-def _array(xp, x):
-    """CuPy makes no arrays of 8-bit floats."""
-    return xp.asarray(x) if x.itemsize > 1 else xp.asarray(x.view(np.uint8)).view(x.dtype)
-
-
 def _near(y, exact) -> None:
     error = abs(_host(y).astype(float) - exact)
     assert (error <= 2.0**-7 * abs(exact) + 2.0**-9).all(), np.nanmax(error)
@@ -108,7 +104,7 @@ def check_far_scores_of_caches(xp, dtype) -> None:
         _near(_host(y).swapaxes(0, 1)[None], exact)
         for cache in (dtypes.float8_e4m3fn, np.dtype(np.int8)):
             q, k, v, k_scale, _, exact = far_scores(power, dtype, cache)
-            q, k, v = (_array(xp, x) for x in (q, k, v))
+            q, k, v = (stored(x, "C", xp) for x in (q, k, v))
             y = decode_attention(q, k, v, causal=False, scale=1.0, k_scale=k_scale, v_scale=1.0)
             _near(y, exact)
 
