@@ -12,13 +12,15 @@ from .formulas import Formulas
 HEAD_DIMS = (64, 128, 256)  # what the portable kernel pads head sizes to in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
 
+_SMALLEST_SCALE = 2.0**-64
 GENERAL_MODE = 3  # in place of mask_mode's: scores have options, with any mask
 
 
 def prescales(kind: int, scale: float | None) -> bool:
-    """Whether scores are scaled before the largest is found: the sign of the scale matters there,
-    and a bias is added after it.  scale: None, the default, is positive."""
-    return kind == BIAS_MASK or (scale is not None and scale <= 0)
+    """Whether scores are scaled before the largest is found: the sign of the scale matters there, a
+    bias is added after it, and a sink over a tiny scale may overflow.  scale: None, the default, is
+    positive."""
+    return kind == BIAS_MASK or (scale is not None and scale < _SMALLEST_SCALE)
 
 
 def mask_mode(kind: int, scale: float | None) -> int:

@@ -59,6 +59,21 @@ def test_a_row_without_keys_has_its_sink_alone(algorithm, config):
     assert np.allclose(total[:, :, :50], 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("scale", [1.2e-38, 1e-30, 1e-19])
+def test_a_sink_over_a_tiny_scale_is_finite(scale, config):
+    """All scores are 0."""
+    q, k, v = qkv(20, 50, 64)
+    sinks = np.array([3.0, 5.0], np.float32)
+    y, top, total = attention(
+        q, k, v, scale=scale, sinks=sinks, return_row_stats=True, config=config
+    )
+    weight = np.exp(-sinks.astype(np.float64))[:, None]
+    expected = weight[..., None] * v.astype(np.float64).sum(2) / (1 + 50 * weight[..., None])
+    assert np.allclose(y, expected, atol=2e-4)
+    assert np.allclose(top, sinks[:, None]) and np.allclose(total, 1 + 50 * weight, rtol=1e-5)
+
+
 def test_a_sink_of_minus_infinity_is_none():
     q, k, v = qkv(20, 30, 16)
     none = np.full(2, -np.inf, np.float32)
