@@ -87,7 +87,7 @@ struct RowsOfLane {
 constexpr float kRescaleAbove = 8.0f;
 // FP16's range ends at 2^16.
 template <class T> constexpr float kShift = kSame<T, half> ? 7.0f : 0.0f;
-constexpr float kFar = 0x1p20f;  // its rounding is at most a factor of 2^(1/32)
+constexpr float kFar = 0x1p23f;  // its rounding is at most a factor of 2^(1/2)
 
 // State of a lane's rows in one row of fragments.  T: type that probabilities are rounded to.
 // scale: of scores, positive, base 2.
@@ -173,7 +173,10 @@ struct OnlineSoftmax {
             const float top = Rows::across_lanes(largest[r], Max());
             factors[r] = 1.0f;
             if (exceeds(r, top, scale)) {
-                factors[r] = exp2_approx(shifted(origin[r], scale) - shifted(top, scale));
+                // Near origins are rounded, far ones exact.
+                const bool exact = is_far(origin[r], scale) || is_far(top, scale);
+                factors[r] = exp2_approx(exact ? (origin[r] - top) * scale
+                                               : shifted(origin[r], scale) - shifted(top, scale));
                 set_origin(r, top, scale);
                 any = true;
             }
