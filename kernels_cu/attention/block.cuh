@@ -343,8 +343,7 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     for (int m = 0; m < kRowFragments; ++m) rows_of_warp.softmax[m].reset();
     float first_top = -kInfinity;
     if constexpr (kGeneral) {
-        const float sink = Score::sink(arrays, head);
-        first_top = sink / params.unit;
+        first_top = Score::sink(params, arrays, head);
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m)
             rows_of_warp.softmax[m].begin(first_top, params.exponent_scale,

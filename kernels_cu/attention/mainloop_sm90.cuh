@@ -51,8 +51,7 @@ template <class Traits> struct MainloopSm90 {
         top[0] = top[1] = -kInfinity;
         softmax.reset();
         if constexpr (Traits::kGeneral) {
-            const float sink = Traits::Score::sink(arrays, tile.head);
-            top[0] = top[1] = sink / params.unit;
+            top[0] = top[1] = Traits::Score::sink(params, arrays, tile.head);
             softmax.begin(top[0], params.exponent_scale, lane_id() % 4 == 0);
         }
     }

@@ -73,7 +73,7 @@ DEVICE void softmax_row(const Params& params, float* scores, float* total,
                         const Statistics& statistics, float sink, int64_t row, bool exists) {
     const int64_t end = exists ? params.sk : 0;
     const int lane = int(threadIdx.x) % 32;
-    float top = kGeneral ? sink / params.unit : -kInfinity, sum = 0.0f;
+    float top = sink, sum = 0.0f;
     for (int64_t i = lane; i < end; i += 32) top = maximum(top, scores[i]);
     top = across_group(top, Max());
     const float scale = params.exponent_scale, origin = top == -kInfinity ? 0.0f : top;
@@ -81,8 +81,7 @@ DEVICE void softmax_row(const Params& params, float* scores, float* total,
         scores[i] = exp2_approx((scores[i] - origin) * scale);
         sum += scores[i];
     }
-    if (kGeneral && lane == 0 && sink != -kInfinity)
-        sum += exp2_approx((sink / params.unit - origin) * scale);
+    if (kGeneral && lane == 0 && sink != -kInfinity) sum += exp2_approx((sink - origin) * scale);
     sum = across_group(sum, Sum());
     if (lane != 0 || !exists) return;
     *total = sum;
@@ -108,7 +107,8 @@ DEVICE void naive_step(const Params& params, const Element* q, const Element* k,
         float sink = -kInfinity;
         if constexpr (kGeneral) {
             int in_head;
-            if (row < rows) sink = Score::sink(arrays, head_of(params, lengths, row, in_head));
+            if (row < rows)
+                sink = Score::sink(params, arrays, head_of(params, lengths, row, in_head));
         }
         softmax_row(params, scores + row * params.sk, totals + row, statistics, sink, row,
                     row < rows);

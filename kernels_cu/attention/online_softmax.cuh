@@ -12,8 +12,8 @@
 //
 // Functions take scores as score(n, i): value i of the n-th fragment along the row, a float&.
 #pragma once
+#include "common/clamp.cuh"
 #include "common/dtype.cuh"
-#include "common/math.cuh"
 
 // Maps a lane's values in a fragment to rows, and finds the lanes that share a row.  Layout: kCount
 // values, value i of a lane in row(lane, i); the mapping is the same in every lane.
@@ -227,6 +227,18 @@ struct OnlineSoftmax {
     DEVICE float exponent(int r, float score, float scale) const {
         if (is_far(origin[r], scale)) score -= origin[r];
         return multiply_add(score, scale, -from[r]);
+    }
+    // A row's origin as states are compared by: base 2, rounded, finite; -inf: no score yet.
+    DEVICE float rounded_origin(int r, float scale) const {
+        const float x = shifted(origin[r], scale);
+        return origin[r] == -kInfinity ? x : clamp_magnitude(x, kLargestFloat);
+    }
+    // The logarithm of what multiplies sums and outputs of a far row for that: finite, and exact
+    // where scores are not coarser than it.
+    DEVICE float rounding_of_origin(int r, float scale) const {
+        if (origin[r] == -kInfinity || !is_far(origin[r], scale)) return 0.0f;
+        const float exact = multiply_add(origin[r], scale, -rounded_origin(r, scale));
+        return clamp_magnitude(exact - kShift<T>, 64.0f);
     }
     // The row's total, relative to its origin: the divisor of the outputs.
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }

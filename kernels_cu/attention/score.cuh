@@ -2,7 +2,7 @@
 // begins.
 #pragma once
 #include "attention/work_tile.cuh"
-#include "common/math.cuh"
+#include "common/clamp.cuh"
 
 // Without a mask's formula: iterators of key tiles as they are.
 struct AnyKeyTiles {
@@ -24,7 +24,9 @@ struct PlainScore : AnyKeyTiles {
     DEVICE static Arrays without_mask(const float*, const float*) { return {}; }
     template <class ForEach>
     DEVICE static void apply(const Params&, const Arrays&, const AttentionHead&, const ForEach&) {}
-    DEVICE static float sink(const Arrays&, const AttentionHead&) { return -kInfinity; }
+    DEVICE static float sink(const Params&, const Arrays&, const AttentionHead&) {
+        return -kInfinity;
+    }
 };
 
 struct ScoreArrays : MaskArrays {
@@ -77,8 +79,12 @@ struct GeneralScore : AnyKeyTiles {
         }
     }
     // A score of no key, with which a row begins; -inf: none.
-    DEVICE static float sink(const Arrays& arrays, const AttentionHead& head) {
-        return arrays.sinks ? arrays.sinks[head.head] : -kInfinity;
+    // As a score; -inf: none.  Finite if it is.
+    DEVICE static float sink(const Params& params, const Arrays& arrays,
+                             const AttentionHead& head) {
+        if (!arrays.sinks) return -kInfinity;
+        const float sink = arrays.sinks[head.head], score = sink / params.unit;
+        return magnitude(sink) > kLargestFloat ? score : clamp_magnitude(score, kLargestFloat);
     }
 };
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from attention_checks import check_bias_over_nan, check_far_scores
+from attention_checks import check_bias_over_nan, check_far_distances, check_far_scores
 from planted import Fault, fault_tests
 
 import cupykern
@@ -72,7 +72,7 @@ FAULTS = {
     ),
     "far origins are rounded": Fault(
         "attention/online_softmax.cuh",
-        "constexpr float kFar = 0x1p20f;",
+        "constexpr float kFar = 0x1p23f;",
         "constexpr float kFar = kInfinity;",
         "far scores",
     ),
@@ -81,8 +81,16 @@ FAULTS = {
         "first != -kInfinity", "far scores"
     ),
     "a far origin is subtracted in the tile that moves it alone": Fault(
-        "attention/online_softmax.cuh", "bool moves = any_far || exceeds", "bool moves = exceeds",
-        "far scores"
+        BLOCK, "softmax.any_far || softmax.exceeds", "softmax.exceeds", "far scores"
+    ),
+    "a far origin moves by rounded differences": Fault(
+        "attention/online_softmax.cuh",
+        "exact ? (origin[r] - top) * scale",
+        "exact ? shifted(origin[r], scale) - shifted(top, scale)",
+        "far distances",
+    ),
+    "states of far rows are of exact origins": Fault(
+        "attention/decode/mma.cuh", "if (vote_any(any_far)) {", "if (false) {", "far distances"
     ),
     "a sum of rows with far scores from the rounded origin": Fault(
         "attention/online_softmax.cuh", "if (is_far(origin[r], scale)) score -= origin[r];", "",
@@ -350,6 +358,7 @@ CHECKS = {
     "sections": _check_sections,
     "hidden keys": lambda: check_bias_over_nan(20, 70, 16),
     "far scores": lambda: check_far_scores(np, dtypes.float16),
+    "far distances": lambda: check_far_distances(np, dtypes.float16),
 }
 
 

@@ -7,11 +7,16 @@ import itertools
 import needs
 import numpy as np
 import pytest
-from attention_checks import check_bias_over_nan
+from attention_checks import (
+    check_bias_over_nan,
+    check_far_distances,
+    check_far_scores,
+    check_lowest_biases,
+)
 from attention_hopper_checks import PROBLEMS, STATS, check_scores_that_grow, compare, hopper
 
 import cupykern
-from cupykern import BlockMask
+from cupykern import BlockMask, dtypes
 from cupykern.attention import attention_hopper, attention_plan
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.attention.attention_task import AttentionTask
@@ -19,6 +24,13 @@ from cupykern.ops.attention import OP
 from cupykern.ops.problems.attention import AttentionProblem
 from cupykern.targets import host
 from cupykern.targets.limits import device
+
+
+@needs.hopper
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])
+@pytest.mark.parametrize("checked", [check_far_scores, check_far_distances, check_lowest_biases])
+def test_scores_may_have_any_size(target, checked, dtype):
+    checked(target.xp, dtype, config=AttentionHopperConfig(128, 64))
 
 
 @needs.hopper

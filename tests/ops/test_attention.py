@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from attention_checks import (
     check_bias_over_nan,
+    check_far_distances,
     check_far_scores,
     check_far_scores_of_caches,
+    check_lowest_biases,
     normal,
     qkv,
 )
@@ -125,8 +127,9 @@ def test_nan_of_keys_that_no_row_sees_does_not_count():
 
 @pytest.mark.parametrize("algorithm", ["flash", "naive"])
 @pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])
-def test_scores_may_have_any_size(target, dtype, algorithm):
-    check_far_scores(target.xp, dtype, algorithm)
+@pytest.mark.parametrize("checked", [check_far_scores, check_far_distances, check_lowest_biases])
+def test_scores_may_have_any_size(target, checked, dtype, algorithm):
+    checked(target.xp, dtype, algorithm=algorithm)
 
 
 @pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])

@@ -36,7 +36,7 @@ def check_bias_over_nan(*shape: int, **options) -> None:
 
 # Base-2 logarithms of scores, on both sides of online_softmax.cuh's kFar, of 2^24, where FP32's
 # whole numbers end, and of 2^28, where an ulp leaves the range of FP16's exponents.
-FAR = (8, 18, 20, 21, 24, 28, 30)
+FAR = (8, 18, 22, 23, 24, 28, 30)
 
 
 def far_scores(power: int, dtype, cache=None, sq: int = 40, sk: int = 300):
@@ -68,8 +68,8 @@ def _near(y, exact) -> None:
     assert (error <= 2.0**-7 * abs(exact) + 2.0**-9).all(), np.nanmax(error)
 
 
-def check_far_scores(xp, dtype, algorithm: str = "flash") -> None:
-    """Results, and statistics beside a sink that some rows do not see."""
+def check_far_scores(xp, dtype, **options) -> None:
+    """Results, and statistics beside a sink that some rows do not see.  options: of attention."""
     for power in FAR:
         q, k, v, _, scores, exact = far_scores(power, dtype)
         q, k, v = map(xp.asarray, (q, k, v))
@@ -77,16 +77,14 @@ def check_far_scores(xp, dtype, algorithm: str = "flash") -> None:
         sees, ties = top > sink, (scores == top[..., None]).sum(-1)
         largest, total = np.maximum(top, sink), np.where(sees, ties, 1)
         y, lse, row_max, row_sum = attention(
-            q, k, v, scale=1.0, sinks=xp.full(2, sink, np.float32), algorithm=algorithm,
-            return_lse=True, return_row_stats=True,
+            q, k, v, scale=1.0, sinks=xp.full(2, sink, np.float32), return_lse=True,
+            return_row_stats=True, **options,
         )  # fmt: skip
         _near(y, np.where(sees[..., None], exact, 0))
         np.testing.assert_allclose(_host(row_max), largest, rtol=1e-6)
         np.testing.assert_allclose(_host(lse), largest + np.log(total), rtol=1e-5)
         np.testing.assert_allclose(_host(row_sum), total, rtol=1e-3)
-        y, row_max, row_sum = attention(
-            q, k, v, scale=1.0, algorithm=algorithm, return_row_stats=True
-        )
+        y, row_max, row_sum = attention(q, k, v, scale=1.0, return_row_stats=True, **options)
         _near(y, exact)
         np.testing.assert_array_equal(_host(row_max), top)
         np.testing.assert_allclose(_host(row_sum), ties, rtol=1e-3)
@@ -122,3 +120,45 @@ def check_rows_beside_large_scores(*shape: int, **options) -> None:
         np.testing.assert_array_equal(y[rows], expected[0][rows])
         np.testing.assert_array_equal(lse[rows], expected[1][rows])
         assert (lse != expected[1]).any()
+
+
+def check_far_distances(xp, dtype, **options) -> None:
+    """Two halves of the keys, whose scores are apart by a few units: weights as of small scores."""
+    for power, apart in ((18, -6), (20, -1), (22, -5), (23, -1), (23, -6), (24, -6), (26, -8)):
+        weight = np.exp(apart) / (1 + np.exp(apart))
+        for half in (slice(0, 256), slice(256, 512)):
+            q, k, v = (np.zeros((1, 1, n, 64)) for n in (8, 512, 512))
+            q[..., 0], q[..., 1] = 2.0 ** (power // 2), 1
+            k[..., 0] = 2.0 ** (power - power // 2)
+            k[:, :, half, 1], v[:, :, half] = apart, 1
+            q, k, v = (xp.asarray(x.astype(dtype)) for x in (q, k, v))
+            for y in (
+                attention(q, k, v, scale=1.0, **options),
+                decode_attention(q, k, v, scale=1.0, causal=False),
+            ):
+                assert (abs(_host(y).astype(float) / weight - 1) < 0.01).all(), (power, apart)
+
+
+def check_lowest_biases(xp, dtype, **options) -> None:
+    """Masks of the lowest finite number, as transformers has them: hidden keys have no weight, and
+    all of them the same."""
+    q, k, v = (normal(1, 1, n, 64, dtype=dtype) for n in (40, 300, 300))
+    lowest = np.finfo(np.float32).min
+    for sees in (np.arange(300) < 100, np.arange(300) >= 200, np.zeros(300, bool),
+                 np.arange(300) <= np.arange(40)[:, None] + 260,
+                 np.arange(300) <= np.arange(40)[:, None]):  # fmt: skip
+        bias = np.where(np.broadcast_to(sees, (1, 1, 40, 300)), 0, lowest).astype(np.float32)
+        scores = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / 8
+        scores = np.where(sees | ~np.any(sees, -1, keepdims=True), scores, -np.inf)
+        if not np.any(sees):
+            scores[:] = 0
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        exact = weights / weights.sum(-1, keepdims=True) @ v.astype(float)
+        arrays = (xp.asarray(x) for x in (q, k, v))
+        y = attention(*arrays, mask=xp.asarray(bias), **options)
+        assert (abs(_host(y).astype(float) - exact) < 0.02).all()
+    few, keys = q[:, :, :4], np.arange(300) >= 200
+    y = decode_attention(*map(xp.asarray, (few, k, v)), score="s if j >= 200 else -3e38",
+                         causal=False)  # fmt: skip
+    exact = attention(few, k[:, :, keys], v[:, :, keys])
+    assert (abs(_host(y).astype(float) - exact.astype(float)) < 0.02).all()

@@ -142,7 +142,7 @@ struct WarpReduction {
 template <class Epilogue, class Score, class Storage>
 DEVICE void end_chunk(Epilogue& epilogue, const WarpSoftmax<Score>& softmax,
                       OutputAccumulator<WarpOutput>& output, Storage& storage, bool is_last) {
-    const RowStates<WarpOutput> states = softmax.states();
+    const RowStates<WarpOutput> states = softmax.states(output);
     if constexpr (kWarpOwnsRows) {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m)

@@ -268,15 +268,30 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
             softmax[m].template exponentiate<kWarpKeyFragments>(at, scale);
         }
     }
-    // Of the lane's rows, over all keys of the warp since the last reset.
-    DEVICE RowStates<WarpOutput> states() const {
+    // Of the lane's rows, over all keys of the warp since the last reset.  Multiplies sums and
+    // output accumulators of far rows by what rounding their origins leaves.
+    DEVICE RowStates<WarpOutput> states(OutputAccumulator<WarpOutput>& output) const {
         RowStates<WarpOutput> result;
+        bool any_far = false;
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
+            any_far |= softmax[m].any_far;
 #pragma unroll
             for (int r = 0; r < Softmax::kRows; ++r)
-                result.rows[m][r] = {Softmax::shifted(softmax[m].origin[r], scale),
-                                     softmax[m].total(r)};
+                result.rows[m][r] = {softmax[m].rounded_origin(r, scale), softmax[m].total(r)};
+        }
+        if (vote_any(any_far)) {
+            float factors[kWarpRowFragments][Softmax::kRows];
+#pragma unroll
+            for (int m = 0; m < kWarpRowFragments; ++m) {
+#pragma unroll
+                for (int r = 0; r < Softmax::kRows; ++r) {
+                    factors[m][r] = exp2_approx(softmax[m].rounding_of_origin(r, scale));
+                    result.rows[m][r].sum *= factors[m][r];
+                }
+            }
+            output.for_each(
+                [&](int m, int, int i, float& value) { value *= factors[m][Rows::slot(i)]; });
         }
         return result;
     }
