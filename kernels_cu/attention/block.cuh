@@ -224,7 +224,7 @@ template <class Copier> struct Walk {
         sync_block();  // the keys have arrived, and all warps have read the previous values
         copier.template start_values<kUnmasked>(storage.values, key, end - key);
         copy_async_commit();
-        if constexpr (!kMasked && kHeadDim < 256) loaders.forget();
+        if constexpr (kHeadDim < 256 ? !kMasked : kHalfScores) loaders.forget();
         bool seen = true;  // the warp's last row keeps some key
         if constexpr (!kUnmasked) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
