@@ -217,7 +217,7 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
     if task.naive or task.half_scores:
         return "FP16 accumulators are the portable kernel's"
     if task.prescale and not kind.general and (kind.varlen or kind.mode == 2):
-        return "scales up to 0 of varlen sequences and masks of blocks are the portable kernel's"
+        return "scales below 2^-64 are the portable kernel's beside varlen sequences or block masks"
     if kind.varlen and task.batch > MOST_SEQUENCES:
         return f"more than {MOST_SEQUENCES} varlen sequences are the portable kernel's"
     sizes = _sizes(task)

@@ -13,7 +13,7 @@ template <class T> constexpr int kFragmentK = 32 / int(sizeof(T));
 
 // A lane's part of 16 x 16 accumulators of products of T; value i is at row(lane, i), col(lane, i).
 template <class T> struct Accumulator;
-// A lane's part of 8 columns of B x 16 of k, and of 16 x 8 accumulators.  Of NVIDIA and the host, of
-// 16-bit elements.
+// A lane's part of 8 columns of B x 16 of k, and of 16 x 8 accumulators.  Of NVIDIA and the host,
+// of 16-bit elements.
 template <class T> struct NarrowFragment;
 template <class T> struct NarrowAccumulator;
