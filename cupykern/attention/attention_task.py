@@ -12,8 +12,9 @@ from .formulas import Formulas
 HEAD_DIMS = (64, 128, 256)  # what the portable kernel pads head sizes to in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
 
-_SMALLEST_SCALE = 2.0**-64
 GENERAL_MODE = 3  # in place of mask_mode's: scores have options, with any mask
+
+_SMALLEST_SCALE = 2.0**-64  # by which sinks are divided
 
 
 def prescales(kind: int, scale: float | None) -> bool:

@@ -11,16 +11,16 @@ from formula_result_checks import (
     HOPPER,
     HOPPER_GATES,
     check_schedules_agree,
+    check_with,
     hoppers_gate_configs,
     with_nvfp4,
 )
-from products import MATMUL, SCALED, random, to_numpy
+from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
-from cupykern.op import as_tuple
 from cupykern.ops import dual_gemm_silu
 from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
 from cupykern.ops.problems.products import NVFP4, PAIRS, RESULTS, MatmulProblem, task_of
@@ -30,19 +30,6 @@ from cupykern.targets import UnavailableError, offline
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 # Dtypes that take different ways out of the registers.
 EACH = ("float16", "float32", "bfloat16")
-
-
-def compare(op, *args, **kwargs) -> check.Comparison:
-    outputs = as_tuple(op.run(*args, **kwargs))
-    references = op.reference(*args, **kwargs)
-    return check.compare(outputs, references, op.bound(*args, **kwargs, reference=references))
-
-
-def check_with(target, op, problem, config=None, **kwargs) -> None:
-    call = op.inputs(problem, 1, target.xp)
-    options = {**call.kwargs, **kwargs} | ({} if config is None else {"config": config})
-    comparison = compare(op, *call.args, **options)
-    assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
 def with_results(problem):

@@ -11,21 +11,21 @@ from formula_result_checks import (
     HOPPER,
     HOPPER_GATES,
     check_schedules_agree,
+    check_with,
     hoppers_gate_configs,
     with_nvfp4,
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from products import MATMUL, SCALED, random, to_numpy
+from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
-from cupykern import OPS, check
+from cupykern import OPS
 from cupykern.expression.tree import REDUCTIONS
 from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.gemm.split_plan import SplitKWorkspace
-from cupykern.op import as_tuple
 from cupykern.ops import dual_gemm_silu
 from cupykern.ops.dual_gemm_silu import FLOAT32, DualProblem
 from cupykern.ops.problems.products import NVFP4, PAIRS, ROWS, MatmulProblem, task_of
@@ -34,19 +34,6 @@ from cupykern.reference.expression_rows import Terms, levels, reduce_rows, reduc
 from cupykern.targets import UnavailableError, offline
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
-
-
-def compare(op, *args, **kwargs) -> check.Comparison:
-    outputs = as_tuple(op.run(*args, **kwargs))
-    references = op.reference(*args, **kwargs)
-    return check.compare(outputs, references, op.bound(*args, **kwargs, reference=references))
-
-
-def check_with(target, op, problem, config=None, **kwargs) -> None:
-    call = op.inputs(problem, 1, target.xp)
-    options = {**call.kwargs, **kwargs} | ({} if config is None else {"config": config})
-    comparison = compare(op, *call.args, **options)
-    assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
 def integers(target, shape, seed):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from gemm_hopper_problems import fp4, fp8, mixed
-from products import MATMUL, random
+from products import MATMUL, compare, random
 
 import cupykern
 from cupykern.gemm import gemm, sm90_heuristic
@@ -16,6 +16,7 @@ from cupykern.gemm.sm90_heuristic import Sm90AnyConfig
 from cupykern.gemm.sm90_policies import Multicast, PingPong, SlicedK, SplitK
 from cupykern.gemm.split_plan import SplitKWorkspace
 from cupykern.nvfp4 import random as random_nvfp4
+from cupykern.op import Op
 from cupykern.ops import dual_gemm_silu
 from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.problems.products import NVFP4, MatmulProblem
@@ -51,6 +52,13 @@ def hoppers_gate_configs(problem: DualProblem) -> list[Sm90AnyConfig]:
     configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
     assert configs
     return configs
+
+
+def check_with(target: Target, op: Op, problem: Any, config: Any = None, **kwargs: Any) -> None:
+    call = op.inputs(problem, 1, target.xp)
+    options = {**call.kwargs, **kwargs} | ({} if config is None else {"config": config})
+    comparison = compare(op, *call.args, **options)
+    assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
 def check_schedules_agree(**changes: Any) -> None:

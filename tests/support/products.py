@@ -7,6 +7,7 @@ import numpy as np
 import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.numerics import as_float64
+from cupykern.op import as_tuple
 from cupykern.ops.problems.products import operand_values, with_layout
 
 MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
@@ -34,7 +35,7 @@ def compare(op, *args, outputs=None, **kwargs) -> check.Comparison:
         outputs = op.run(*args, **kwargs)
     references = op.reference(*args, **kwargs)
     bounds = op.bound(*args, **kwargs, reference=references)
-    return check.compare((outputs,), references, bounds)
+    return check.compare(as_tuple(outputs), references, bounds)
 
 
 def check_problem(op, problem, target, seed: int = 1) -> None:
