@@ -13,7 +13,7 @@ from . import dtypes, targets
 from .typing import Array, DTypeLike, Namespace
 
 ALIGNMENT = 512  # bytes, of all arrays that the library allocates: CuPy's
-ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+ONE_BYTE = frozenset((dtypes.float8_e4m3fn, dtypes.float8_e5m2))
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = None) -> Array:
@@ -33,8 +33,6 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = Non
 
 def empty_of(xp: Namespace, shape: int | Sequence[int], dtype: DTypeLike) -> Array:
     """As `empty`, in the namespace `xp`."""
-    if dtype in ONE_BYTE:
-        return maker(xp)(shape, np.uint8).view(dtype)
     return maker(xp)(shape, dtype)
 
 
@@ -45,25 +43,32 @@ def maker(xp: Namespace) -> Callable[..., Array]:
 
     numpy: `_aligned_empty`.  CuPy: also with strides in bytes; as cupy.ndarray, but faster where
     possible: its class passes the arguments on twice before the undocumented `_init` takes them, a
-    third of the time of small results.
+    third of the time of small results.  FP8, for which CuPy allocates nothing, is a view of bytes.
     """
     if xp is np:
         return _aligned_empty
-    kind = xp.ndarray
+    kind, takes_fp8 = xp.ndarray, _takes_fp8(xp)
     blank = kind.__mro__[1].__new__
 
-    def make(shape: Any, dtype: DTypeLike, memory: Any = None, strides: Any = None) -> Any:
+    def plain(shape: Any, dtype: DTypeLike, memory: Any = None, strides: Any = None) -> Any:
+        if dtype in ONE_BYTE and (memory is None or not takes_fp8):
+            return kind(shape, np.uint8, memory, strides).view(dtype)
+        return kind(shape, dtype, memory, strides)
+
+    def fast(shape: Any, dtype: DTypeLike, memory: Any = None, strides: Any = None) -> Any:
+        if dtype in ONE_BYTE and (memory is None or not takes_fp8):
+            return plain(shape, dtype, memory, strides)
         made = blank(kind)
         made._init(shape, dtype, memory, strides, None)
         return made
 
     try:
-        found, wanted = (f((2, 3), np.float16, _nowhere(xp), (2, 4)) for f in (make, kind))
+        found, wanted = (f((2, 3), np.float16, _nowhere(xp), (2, 4)) for f in (fast, plain))
         names = "shape", "dtype", "strides", "size", "base"
         same = all(getattr(found, name) == getattr(wanted, name) for name in names)
-        return make if same and found.data.ptr == wanted.data.ptr else kind
+        return fast if same and found.data.ptr == wanted.data.ptr else plain
     except (AttributeError, TypeError, ValueError):  # another version's
-        return kind
+        return plain
 
 
 def _aligned_empty(
@@ -95,13 +100,10 @@ def at(
 ) -> Array:
     """CuPy's array of `shape`, `dtype` and strides in bytes that lies at `memory`, a
     MemoryPointer."""
-    if dtype.itemsize == 1 and dtype in ONE_BYTE and not takes_fp8(xp):
-        return maker(xp)(shape, np.uint8, memory, strides).view(dtype)
     return maker(xp)(shape, dtype, memory, strides)
 
 
-@cache
-def takes_fp8(xp: Namespace) -> bool:
+def _takes_fp8(xp: Namespace) -> bool:
     """Whether CuPy makes arrays of FP8 in given memory, which is faster than a view of bytes."""
     try:
         xp.ndarray((1,), dtypes.float8_e4m3fn, _nowhere(xp))

@@ -21,7 +21,6 @@ from ..targets.repeated import Repeated
 from .product import Groups, Matrix, groups
 
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
-_E4M3 = dtypes.float8_e4m3fn
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 
@@ -118,11 +117,8 @@ def plan(target: Target, task: NvFp4Task, given: NvFp4Config | None) -> NvFp4Pla
     shape = (*outer, rows, k // 2)
     struct = target.by_value(params)
     launch = Repeated(kernel, grid, shared, lambda *arrays: (*arrays, struct))
-    xp = target.xp
-    of_bytes = xp is not np and not arrays.takes_fp8(xp)
-    scale_dtype = np.dtype(np.uint8) if of_bytes else _E4M3
     places = _places(shape, scale_shape)
-    return NvFp4Plan(target, launch, 4 * grid, shape, scale_shape, layout, places, scale_dtype)
+    return NvFp4Plan(target, launch, 4 * grid, shape, scale_shape, layout, places)
 
 
 class NvFp4Plan(NamedTuple):
@@ -135,7 +131,6 @@ class NvFp4Plan(NamedTuple):
     scale_shape: tuple[int, ...]
     layout: str
     places: tuple[int, int, int]  # _places'
-    scale_dtype: np.dtype  # which CuPy makes an array of
 
     def launch(self, x: Any, places: Any) -> NvFp4:
         """places: where x lies."""
@@ -152,9 +147,7 @@ class NvFp4Plan(NamedTuple):
             memory = xp.cuda.alloc(size)
             make = arrays.maker(xp)
             data = make(self.shape, np.uint8, memory)
-            scale = make(self.scale_shape, self.scale_dtype, memory + first)
-            if self.scale_dtype is not _E4M3:
-                scale = scale.view(_E4M3)
+            scale = make(self.scale_shape, dtypes.float8_e4m3fn, memory + first)
             global_scale = make((), np.float32, memory + second)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
             places = (*places, memory.ptr, barrier.data.ptr)

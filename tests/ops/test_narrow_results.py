@@ -7,6 +7,7 @@ from dataclasses import replace
 import needs
 import numpy as np
 import pytest
+from fake_gpu import fake_gpu
 from formula_result_checks import (
     HOPPER,
     HOPPER_GATES,
@@ -63,6 +64,27 @@ def assert_rounded(op, target, problem, formula, kinds, config=None) -> None:
     references = op.reference(*call.args, **given)
     bounds = op.bound(*call.args, **given, reference=references)
     assert check.compare(narrow, references, bounds).ok
+
+
+def test_cupy_makes_results_of_8_bits(monkeypatch):
+    """CuPy allocates no FP8: of each op, by a first call and by one whose plan is known."""
+    pytest.importorskip("cupy")
+    kinds = "float8_e4m3fn", "float32", "float8_e5m2"
+    made = [dtypes.NAMES[kind] for kind in kinds]
+    with fake_gpu(monkeypatch) as gpu:
+        a, b = gpu.array((40, 64), "float16"), gpu.array((64, 48), "float16")
+        codes = gpu.asarray(np.zeros((64, 48), dtypes.float8_e4m3fn))
+        for _ in range(2):
+            results = (
+                cupykern.matmul(a, b, epilogue=SEVERAL, operands={"s": 2.0}, out_dtype=kinds),
+                cupykern.scaled_mm(
+                    a, codes, epilogue=SEVERAL, operands={"s": 2.0}, out_dtype=kinds
+                ),
+                cupykern.dual_gemm_silu(
+                    a, b, b, epilogue=OF_GATE, operands={"s": 2.0}, out_dtype=kinds
+                ),
+            )
+            assert all([y.dtype for y in ys] == made for ys in results)
 
 
 # --- mainloops -----------------------------------------------------------------------------------

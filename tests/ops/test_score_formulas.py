@@ -190,9 +190,8 @@ MASKS = (
 @pytest.mark.parametrize(("text", "operands"), MASKS)
 @pytest.mark.parametrize("blocks", [(128, 128), (64, 128)])
 def test_a_block_mask_of_a_formula_is_that_of_its_elements(text, operands, blocks):
-    made = BlockMask.from_expression(
-        text, 200, 300, batch=2, heads=2, operands=operands, q_block=blocks[0], kv_block=blocks[1]
-    )
+    sizes = {"batch": 2, "heads": 2, "q_block": blocks[0], "kv_block": blocks[1]}
+    made = BlockMask.from_expression(text, 200, 300, operands=operands, target="host", **sizes)
     b, h, i, j = np.ogrid[:2, :2, :200, :300]
     d = operands.get("d")
     names = {"b": b, "h": h, "i": i, "j": j}

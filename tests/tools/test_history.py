@@ -240,7 +240,7 @@ def test_an_internal_error_is_a_failure(machine, monkeypatch):
 # the environment and the machine, and of loaded code.
 KEPT = {
     "arguments": {"field_kinds"},
-    "arrays": {"maker", "takes_fp8"},
+    "arrays": {"maker"},
     "attention.decode_config": {"_tiles"},
     "cache": {"_private"},
     "environment": {"_cache_dir"},
