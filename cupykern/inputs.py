@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -156,6 +157,15 @@ def bench_values(
         part[: head.size] = head
         part[head.size :] = block[: part.size - head.size]
     return x.view(dtype).reshape(shape)
+
+
+def drawn(shape: tuple[int, ...], draw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Numbers that draw(count) gives.  Beyond about 2^22 they come again, in rows that differ;
+    within without_contents they are of no value."""
+    size = math.prod(shape)
+    if _without_contents.get():
+        return np.empty(shape, draw(0).dtype)
+    return np.resize(draw(min(size, 2**22 - 3)), shape)  # odd: no divisor of a row's length
 
 
 @functools.lru_cache(maxsize=8)

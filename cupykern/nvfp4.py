@@ -269,15 +269,15 @@ def random(kind: str, shape: tuple[int, ...], seed: int, xp: Any, layout: str) -
     """
     rng = np.random.default_rng(seed)
     *outer, k = shape
-    codes = rng.integers(0, 256, (*outer, k // 2), np.uint8)
-    unit = 1.0
+    codes = inputs.drawn((*outer, k // 2), lambda count: rng.integers(0, 256, count, np.uint8))
+    low, high, unit = 0.5, 1.5, float(2.0 ** -round(math.log2(3 * max(k, 1) ** 0.25)))
     if kind == "codes":
         codes &= 0xBB  # codes 0 to 3 of either sign
-        scale = rng.random((*outer, k // 16))
-    else:
-        scale = rng.uniform(0.5, 1.5, (*outer, k // 16))
-        unit = float(2.0 ** -round(math.log2(3 * max(k, 1) ** 0.25)))
-    scale = scale.astype(dtypes.float8_e4m3fn)
+        low, high, unit = 0.0, 1.0, 1.0
+    scale = inputs.drawn(
+        (*outer, k // 16),
+        lambda count: rng.uniform(low, high, count).astype(dtypes.float8_e4m3fn),
+    )
     data = inputs.with_layout(codes, "C" if layout in ("F", "broadcast") else layout, xp)
     scale = inputs.with_layout(scale.view(np.uint8), "C", xp).view(scale.dtype)
     x = NvFp4(data, scale, global_scale=xp.asarray(unit, np.float32) if seed % 2 else unit)
