@@ -105,7 +105,9 @@ def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
     hopper = sm90_heuristic.configs(task, device)
     skinny = skinny_gemm.configs(task, device)
     on_hopper = device.arch != "host" and hopper
-    if on_hopper and (portable[0].scalar_loads or sm90_heuristic.is_profitable(task, hopper[0])):
+    if on_hopper and (
+        portable[0].scalar_loads or sm90_heuristic.is_profitable(task, hopper[0], portable[0])
+    ):
         return (*skinny, *hopper, *portable)
     return (*skinny, *portable, *hopper)
 

@@ -190,10 +190,10 @@ def _task_refusal(task: GemmTask) -> str | None:
 
 def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     """Those of `task` on `arch`, the measured one first: two blocks on a multiprocessor, each with
-    as many stages as fit; or, of few columns that are converted, one with twice the warps: (1,
-    4096, 7168) of FP16 by E4M3 takes 13.2 us so instead of 14.0 (H200); or, of fewer by 16 bits or
-    NVFP4, one of 16 columns, so that more multiprocessors have some: (1, 1024, 8192) of BF16 11.0
-    us instead of 14.5.
+    as many stages as fit; or, of few columns of 8 bits that are converted, one with twice the
+    warps: (1, 4096, 7168) of FP16 by E4M3 takes 13.2 us so instead of 14.0 (H200); or, of few by
+    NVFP4 and fewer by 16 bits, one of 16 columns, so that more multiprocessors have some: (1, 1024,
+    8192) of BF16 11.0 us instead of 14.5, (2, 4096, 4096) by NVFP4 9.9 instead of 10.6.
     """
     arch = device.arch
     if task.a == dtypes.float32:
@@ -231,13 +231,15 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
         return ()
     more_warps = halves or task.b.itemsize == 2 or fp8_blocks
     if arch == "sm_90a" and is_single and not mn_major and more_warps:
-        alone = []  # on a multiprocessor, where each block has one
+        alone, most_blocks = None, sms  # where each multiprocessor has a block, of NVFP4 two
         if by_vectors and (task.b == FP4 or task.b.itemsize == 2):
-            alone.append(SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows))
-        if task.a.itemsize > task.b.itemsize or fp8_blocks:
-            alone.append(SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows))
-        fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= sms]
-        found = [*fit, *found, *(c for c in alone if c not in fit)]
+            alone = SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows)
+            most_blocks = 2 * sms if task.b == FP4 else sms
+        elif task.a.itemsize > task.b.itemsize or fp8_blocks:
+            alone = SkinnyGemmConfig(tile_n, tile_k, 8, stages, rows=rows)
+        if alone is not None:
+            fits = math.ceil(task.n / alone.tile_n) <= most_blocks
+            found = [alone, *found] if fits else [*found, alone]
     return tuple(config for config in found if config.refusal(task, device) is None)
 
 

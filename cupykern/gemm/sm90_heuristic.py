@@ -19,6 +19,7 @@ from ..targets import Device
 from ..targets.limits import multiprocessors
 from .decode_first import DecodeFirst
 from .gemm_task import GemmTask
+from .portable_config import GemmConfig
 from .product import FLOAT16S, FP4, FP8, K_MAJOR
 from .sm90_config import Sm90Config
 from .sm90_dual_config import Sm90DualGemmConfig, Sm90Fp8DualGemmConfig, Sm90MixedDualGemmConfig
@@ -52,6 +53,7 @@ class Tile:
     epilogues: for tasks with which it is chosen.
     rows: of the file, of which the times are, and their shares: two for a width between theirs.
     on_call: it is one of many widths, compiled where it is chosen; the widest stands for them.
+    cold_us: once, with the general epilogue, whose code comes from memory.
     """
 
     config: Sm90AnyConfig
@@ -60,6 +62,7 @@ class Tile:
     epilogues: tuple[str, ...] = ("tma_store", "general")
     rows: tuple[tuple[int, float], ...] = ()
     on_call: bool = False
+    cold_us: float = 0.0
 
     @property
     def kernel(self) -> Any:  # the config tells which fields it has
@@ -329,6 +332,8 @@ def estimate(
     if isinstance(tile.config, DecodeFirst):
         per_element = constants["decode_element"][task.kernel]
         before = constants["decode"][task.kernel] + task.products * task.n * task.k * per_element
+    if tile.cold_us and (c.general or not task.tma_store_epilogue):
+        before += tile.cold_us
     if isinstance(c, SkinnyLogitsConfig):
         return math.ceil(num_tiles / blocks) * tile.us * task.k / _K
     if c.cluster.size == 4:  # not all processing clusters have a multiple of 4 SMs
@@ -351,11 +356,14 @@ def estimate(
     return before + us
 
 
-def is_profitable(task: GemmTask, best: Sm90AnyConfig) -> bool:
-    """Whether `best` is faster than what the portable mainloop reads by vectors: where configs for
-    few tiles are among the modelled ones, or tiles keep most of a GPU busy."""
+def is_profitable(task: GemmTask, best: Sm90AnyConfig, portable: GemmConfig) -> bool:
+    """Whether `best` is faster than `portable`, which reads by vectors: where configs for few tiles
+    are among the modelled ones, or tiles keep most of a GPU busy."""
     if isinstance(best, SplitKWorkspace):  # instead of the portable mainloop's
         return True
+    if task.kernel == "gemm" and task.b == FP4:
+        tile = next(tile for tile in tiles_of(task) if tile.config == best)
+        return estimate(tile, task, _SMS) < _of_portable_nvfp4(task, portable)
     mn_major_logits = task.kernel == "dequant_softmax" and task.layout_b != K_MAJOR
     streams_weights = mn_major_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams_weights and task.m <= FEW_ROWS:
@@ -365,3 +373,11 @@ def is_profitable(task: GemmTask, best: Sm90AnyConfig) -> bool:
     if task.kernel == "dual_gemm" and task.block_scales:
         return True
     return 2 * max(_num_tiles(tile, task) for tile in tiles_of(task)) >= _SMS
+
+
+def _of_portable_nvfp4(task: GemmTask, config: GemmConfig) -> float:
+    """As `estimate`, of the portable mainloop with NVFP4 weights."""
+    times, c = _C["portable_nvfp4"], config
+    tiles = task.batch * c.splits * math.ceil(task.m / c.tile_m) * math.ceil(task.n / c.tile_n)
+    k = math.ceil(task.k / (c.splits * c.tile_k)) * c.tile_k
+    return times["besides"] + math.ceil(tiles / _SMS) * times["us"] * k / _K

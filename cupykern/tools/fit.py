@@ -23,6 +23,8 @@ from ..tuning.trials import Trial
 
 FITTED = ("activation", "split_launch", "split_element", "decode", "decode_element")
 BESIDES = " besides"  # after a tile's name: its tile_us
+COLD = " cold"  # its cold_us
+_FIELDS = {"us": "", "tile_us": BESIDES, "cold_us": COLD}
 LAUNCH = "launch"  # us, the same for every config: not in the file
 _WEAK = 1e-3  # weight of what a time was, beside a measured one's 1
 
@@ -36,6 +38,12 @@ class Sample:
     splits: int
     us: float
 
+    def parts(self, names: Sequence[str]) -> list[int]:
+        """The places in `names` of the times that the prediction has."""
+        name, number = self.place
+        rows = tuple(f"{name}[{row}]" for row, _ in sm90_heuristic.table(name)[number].rows)
+        return [i for i, x in enumerate(names) if "[" not in x or x.startswith(rows)]
+
     def predict(
         self, times: Mapping[str, float], blocks: int, constants: Mapping[str, Any] | None = None
     ) -> float:
@@ -44,10 +52,10 @@ class Sample:
         tile = sm90_heuristic.table(name)[number]
 
         def of_rows(after: str) -> float:
-            return sum(share * times[f"{name}[{row}]{after}"] for row, share in tile.rows)
+            return sum(share * times.get(f"{name}[{row}]{after}", 0.0) for row, share in tile.rows)
 
         besides = None if tile.tile_us is None else of_rows(BESIDES)
-        tile = replace(tile, us=of_rows(""), tile_us=besides)
+        tile = replace(tile, us=of_rows(""), tile_us=besides, cold_us=of_rows(COLD))
         constants = constants or model_constants(times)
         modelled = sm90_heuristic.estimate(tile, self.task, blocks, self.splits, constants)
         return times[LAUNCH] + modelled
@@ -89,9 +97,7 @@ def present_times(arch: str = sm90_heuristic.ARCH) -> dict[str, float]:
         )
     for name, entry in tuned.load(arch)["gemm_tiles"].items():
         for i, tile in enumerate(entry["tiles"]):
-            found[f"{name}[{i}]"] = tile["us"]
-            if "tile_us" in tile:
-                found[f"{name}[{i}]{BESIDES}"] = tile["tile_us"]
+            found |= {f"{name}[{i}]{_FIELDS[x]}": tile[x] for x in _FIELDS if x in tile}
     return found
 
 
@@ -165,7 +171,10 @@ def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
     names = list(old)
     zero = dict.fromkeys(names, 0.0)
     units = [(unit, blocks, model_constants(unit)) for x in names for unit in [{**zero, x: 1.0}]]
-    parts = np.array([[s.predict(*unit) for unit in units] for s in seen])
+    parts = np.zeros((len(seen), len(names)))
+    for part, sample in zip(parts, seen, strict=True):
+        for i in sample.parts(names):
+            part[i] = sample.predict(*units[i])
     scale = np.array([old[name] or 1.0 for name in names])  # a time in units of what it was
     measured = np.array([s.us for s in seen])
     rows = np.concatenate([parts * scale / measured[:, None], _WEAK * np.eye(len(names))])
@@ -212,7 +221,7 @@ def updated(document: dict[str, Any], times: Mapping[str, float], measured: str)
             entry["measured"] = measured
     for name, entry in document["gemm_tiles"].items():
         for i, tile in enumerate(entry["tiles"]):
-            for field, end in (("us", ""), ("tile_us", BESIDES)):
+            for field, end in _FIELDS.items():
                 if f"{name}[{i}]{end}" in rounded:
                     tile[field], entry["measured"] = rounded[f"{name}[{i}]{end}"], measured
     return document
