@@ -32,7 +32,7 @@ _REGISTERS: dict[int, Table] = {
 }
 
 # SpanRows: (num_threads, elements of a thread, min_blocks).
-_SPANS = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
+_SPANS = {2: ((128, 32, 9),), 4: ((256, 40, 4),)}
 
 # The fewest vectors of ClusterRows' rows, by the elements' bytes: FP16 of 1500 columns 80% to 96%
 # of a copy, of 1001 90% to 85%, FP32 of 2047 97% to 103%, of 1500 104% to 103%.
