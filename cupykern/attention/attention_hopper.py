@@ -165,7 +165,7 @@ def configs(
         return (AttentionHopperConfig(128, 64 if kind.paged else 80),)
     if dims.qk == 64 and not (kind.varlen or kind.general):
         large_tiles, small_tiles = (
-            AttentionHopperConfig(192, 112, 3),
+            AttentionHopperConfig(192, 128, 3),
             AttentionHopperConfig(128, 128, 3),
         )
         if queries:

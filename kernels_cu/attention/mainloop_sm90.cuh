@@ -4,6 +4,7 @@
 // overlaps O += P V of the previous one.
 #pragma once
 #include "attention/epilogue_sm90.cuh"
+#include "platform/turns.cuh"
 
 namespace attention {
 
@@ -24,6 +25,7 @@ template <class Traits> struct MainloopSm90 {
     using Scores = float[kTileN / 2];
     using Outputs = float[kHeadDimV / 2];
     using Probabilities = uint32_t[kSteps][4];
+    using WarpgroupTurns = Turns<Traits::kConsumers, 8>;
 
     Storage& storage;
     const typename Traits::Params& params;
@@ -136,12 +138,16 @@ template <class Traits> struct MainloopSm90 {
         storage.queries_full[query.stage].wait(query.phase);
     }
 
-    // S of the keys at `next` beside O += P V of the values at `at`; then the softmax of S.
+    // S of the keys at `next` beside O += P V of the values at `at`; then the softmax of S, beside
+    // which the others' products run if warpgroups take turns.
     DEVICE void step(const QueryTile& tile, QueryState query, const KvState& at,
                      const KvState& next) {
+        const WarpgroupTurns turns{warpgroup};
+        if constexpr (Traits::kTurns) turns.take();
         begin_scores(query.stage, next.stage);
         storage.values_full[at.stage].wait(at.phase);
         begin_outputs(at.stage);
+        if constexpr (Traits::kTurns) turns.pass();
         wgmma_wait<1>(scores);
         release(storage.keys_empty[next.stage]);
         const bool grown = exponentiate(tile);
@@ -155,6 +161,7 @@ template <class Traits> struct MainloopSm90 {
     // All warpgroups visit the same key tiles.  The first GEMM of the next query tile overlaps this
     // one's epilogue.
     DEVICE void run_uniform() {
+        if constexpr (Traits::kTurns) WarpgroupTurns{warpgroup}.begin();
         uint32_t index = 0, count = 0;  // key tiles and query tiles so far
         int stored = -1;                // query stage that a TMA store still reads
 #pragma unroll 1

@@ -206,6 +206,25 @@ def test_shared_memory_and_barriers(target):
     assert count[0] == 128
 
 
+@needs.named_barriers
+@pytest.mark.parametrize("warpgroups", [2, 3])
+def test_turns_come_round(target, warpgroups):
+    """Each sees what those before it wrote; the last turns are passed to nobody."""
+    text = (
+        '#include "platform/turns.cuh"\n'
+        "KERNEL void word(int* log) {\n"
+        "    SHARED(int, count, [1]);\n"
+        "    if (threadIdx.x == 0) count[0] = 0;\n    sync_block();\n"
+        "    const int warpgroup = threadIdx.x / 128;\n"
+        f"    const Turns<{warpgroups}, 3> turns{{warpgroup}};\n    turns.begin();\n"
+        "    for (int i = 0; i < 5; ++i) {\n        turns.take();\n"
+        "        if (threadIdx.x % 128 == 64) log[count[0]++] = 10 * warpgroup + i;\n"
+        "        turns.pass();\n    }\n}\n"
+    )
+    (log,) = run(target, text, np.zeros(5 * warpgroups, np.int32), threads=128 * warpgroups)
+    np.testing.assert_array_equal(log, [10 * w + i for i in range(5) for w in range(warpgroups)])
+
+
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_copies(target, size):
     text = (

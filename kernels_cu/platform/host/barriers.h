@@ -11,12 +11,9 @@ void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.expected = expected;
 }
 
-// Returns when `expected` of the fibers in [fibers, fibers + count) have arrived.  The last one
-// combines their payloads, if any, and continues at once.
-void arrive_and_wait(Barrier& b, Fiber* fibers, int count, int expected, const char* primitive,
-                     Location location, bool one_line, bool orders_memory = true,
-                     Combine combine = nullptr) {
-    Fiber* self = worker->current;
+// The first arrival says how many there will be; the others must agree.
+void check_arrival(Barrier& b, int expected, const char* primitive, Location location,
+                   Combine combine = nullptr) {
     if (b.arrived == 0) {
         b.expected = expected;
         b.primitive = primitive;
@@ -24,7 +21,18 @@ void arrive_and_wait(Barrier& b, Fiber* fibers, int count, int expected, const c
         b.combine = combine;
     } else if (expected != b.expected) {
         fail_at("named_barrier: its threads differ in the count", location);
-    } else if (one_line && !(same_location(location, b.location) && combine == b.combine)) {
+    }
+}
+
+// Returns when `expected` of the fibers in [fibers, fibers + count) have arrived.  The last one
+// combines their payloads, if any, and continues at once.
+void arrive_and_wait(Barrier& b, Fiber* fibers, int count, int expected, const char* primitive,
+                     Location location, bool one_line, bool orders_memory = true,
+                     Combine combine = nullptr) {
+    Fiber* self = worker->current;
+    const bool is_first = b.arrived == 0;
+    check_arrival(b, expected, primitive, location, combine);
+    if (one_line && !is_first && !(same_location(location, b.location) && combine == b.combine)) {
         self->waiting_for = &b;
         self->primitive = primitive;
         self->location = location;
@@ -61,15 +69,28 @@ void sync_warp(Location location) {
                     true);
 }
 
-void named_barrier(int id, int count, Location location) {
-    Cluster& cluster = worker->cluster;
+Barrier& named_barrier_of(int id, int count, Location location) {
+    const Cluster& cluster = worker->cluster;
     if (id < 1 || id >= kNumBarriers) fail_at("named_barrier: the id is not in 1 to 15", location);
     if (count < 1 || count > cluster.num_threads || count % cluster.warp_size != 0) {
         fail_at("named_barrier: the count is not that of some whole warps of the block", location);
     }
-    Block& block = *worker->current->owner;
-    arrive_and_wait(block.barriers[id], block.threads, cluster.num_threads, count, "named_barrier",
-                    location, false);
+    return worker->current->owner->barriers[id];
+}
+
+void named_barrier(int id, int count, Location location) {
+    arrive_and_wait(named_barrier_of(id, count, location), worker->current->owner->threads,
+                    worker->cluster.num_threads, count, "named_barrier", location, false);
+}
+
+void named_barrier_arrive(int id, int count, Location location) {
+    Barrier& b = named_barrier_of(id, count, location);
+    check_arrival(b, count, "named_barrier", location);
+    TSAN(__tsan_release(&b.sync[b.phase % 2]));
+    if (++b.arrived < count) return;
+    b.arrived = 0;
+    ++b.phase;
+    wake(b, worker->current->owner->threads, worker->cluster.num_threads);
 }
 
 void exchange(const char* primitive, void* payload, Combine combine, Location location) {

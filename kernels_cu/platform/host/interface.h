@@ -93,6 +93,7 @@ struct Runtime {
     void (*sync_block)(Location);
     void (*sync_warp)(Location);
     void (*named_barrier)(int id, int count, Location);
+    void (*named_barrier_arrive)(int id, int count, Location);
     void (*exchange)(const char* primitive, void* payload, Combine, Location);
     void (*mma)(Mma*, Location);
     void (*move_matrix)(MoveMatrix*, Location);

@@ -20,6 +20,7 @@ const Runtime kRuntime = {
     sync_block,
     sync_warp,
     named_barrier,
+    named_barrier_arrive,
     exchange,
     mma,
     move_matrix,
