@@ -226,7 +226,7 @@ class _QueryUnits(NamedTuple):
     def of(cls, q: Array) -> _QueryUnits:
         """q: magnitudes."""
         xp = namespace(q)
-        largest = xp.max(q, axis=-1, keepdims=True, initial=2.0**-99)
+        largest = xp.maximum(xp.max(q, axis=-1, keepdims=True), 2.0**-99)
         units = xp.ldexp(xp.ones_like(largest), xp.frexp(largest)[1] - 15)
         return cls(units, xp.abs((q / units).astype(np.float16) * units - q))
 
