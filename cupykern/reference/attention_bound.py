@@ -380,7 +380,13 @@ class _Bounds:
 
     def of_sink_alone(self) -> Any:
         """(H, 1): the error of the statistics of rows whose only score is the sink."""
-        return self._worst_of_sink(self.problem.sinks[0, ..., 0]).reshape(-1, 1)
+        return self._worst_of_sink(self._finite_sinks[0, ..., 0]).reshape(-1, 1)
+
+    @property
+    def _finite_sinks(self) -> Any:
+        """0 for the others: -inf has no share, and rows of other sinks are NaN."""
+        sinks, xp = self.problem.sinks, self.problem.xp
+        return xp.where(xp.isfinite(sinks), sinks, 0.0)
 
     def _worst_of_sink(self, sinks: Any) -> Any:
         """The relative error of exp(sink - origin), where the origin comes from the sink.
@@ -394,9 +400,9 @@ class _Bounds:
     def _sink(self, part: Rows) -> tuple[Any, Any]:
         """(worst error, expected square) of the sink's share of a row's sum: of its exponent, and
         of the exponentials by which it is rescaled."""
-        sinks, xp = self.problem.sinks, self.problem.xp
-        if sinks is None:
+        if self.problem.sinks is None:
             return 0.0, 0.0
+        sinks, xp = self._finite_sinks, self.problem.xp
         share = part.sink / part.divisor
         share = xp.where(xp.isfinite(share), share, 0.0)
         distance = xp.abs(sinks - part.finite_top)

@@ -109,15 +109,15 @@ struct OnlineSoftmax {
         }
         any_far = false;
     }
-    // Begins all rows with a score of its own; -inf: none.  owns: of the lanes that share a row's
-    // sum, this one counts it.
+    // Begins all rows with a score of its own; -inf: none; +inf makes NaN of them.  owns: of the
+    // lanes that share a row's sum, this one counts it.
     DEVICE void begin(float score, float scale, bool owns) {
         reset();
         if (score == -kInfinity) return;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             set_origin(r, score, scale);
-            sum[r] = owns ? exp2_approx(kShift<T>) : 0.0f;
+            sum[r] = owns ? exp2_approx(kShift<T>) + (score - score) : 0.0f;
         }
         any_far = is_far(score, scale);
     }

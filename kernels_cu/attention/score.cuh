@@ -78,8 +78,7 @@ struct GeneralScore : AnyKeyTiles {
             for_each([&](float& x, float distance) { x = with_alibi(x, slope, distance); });
         }
     }
-    // A score of no key, with which a row begins; -inf: none.
-    // As a score; -inf: none.  Finite if it is.
+    // The score of no key with which a row begins; -inf: none.  Finite if the sink is.
     DEVICE static float sink(const Params& params, const Arrays& arrays,
                              const AttentionHead& head) {
         if (!arrays.sinks) return -kInfinity;

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from attention_checks import check_rows_beside_large_scores, normal, qkv
 
-from cupykern import attention, attention_varlen, decode_attention
+from cupykern import OPS, attention, attention_varlen, decode_attention
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.attention.attention_plan import AttentionConfig
+from cupykern.check import compare
 
 FEW = np.array([0.3, -2.0], np.float32)
 CONFIGS = (None, AttentionConfig(128, 32, 4), AttentionHopperConfig(128, 128))
@@ -81,6 +82,26 @@ def test_a_sink_of_minus_infinity_is_none():
     lens = np.array([30], np.int32)
     y = decode_attention(q[:, :, :1], k, v, seq_lens=lens)
     assert (decode_attention(q[:, :, :1], k, v, seq_lens=lens, sinks=none) == y).all()
+
+
+@pytest.mark.parametrize("sink", [-np.inf, np.inf])
+@pytest.mark.parametrize("how", [{"algorithm": "naive"}, *({"config": c} for c in CONFIGS)])
+def test_infinite_sinks_are_those_of_the_reference(how, sink):
+    """One of -inf has a bound, one of +inf makes NaN."""
+    sinks = {"sinks": np.array([0.3, sink], np.float32), "return_lse": True}
+    q, k, v = qkv(20, 50, 64)
+    for op, arrays, more in (
+        ("attention", (q, k, v), how),
+        ("decode_attention", (q[:, :, :1], k, v), {}),
+    ):
+        op = next(known for known in OPS if known.name == op)
+        found = op.run(*arrays, **sinks, **more)
+        references = op.reference(*arrays, **sinks)
+        bounds = op.bound(*arrays, **sinks, reference=references)
+        assert compare(found, references, bounds).ok
+        assert all((np.isnan(x)[:, 1] == (sink > 0)).all() for x in found)
+        of_numbers = slice(1 if sink > 0 else 2)
+        assert all(np.isfinite(b.elementwise[:, of_numbers]).all() for b in bounds)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
