@@ -91,18 +91,6 @@ def _nowhere(xp: Namespace) -> Any:
     return xp.cuda.MemoryPointer(xp.cuda.UnownedMemory(512, 512, None, 0), 0)
 
 
-def at(
-    xp: Namespace,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    memory: Any,
-    strides: tuple[int, ...] | None = None,
-) -> Array:
-    """CuPy's array of `shape`, `dtype` and strides in bytes that lies at `memory`, a
-    MemoryPointer."""
-    return maker(xp)(shape, dtype, memory, strides)
-
-
 def _takes_fp8(xp: Namespace) -> bool:
     """Whether CuPy makes arrays of FP8 in given memory, which is faster than a view of bytes."""
     try:
@@ -118,9 +106,8 @@ def empty_pair(
     """For CuPy: uninitialised arrays of x's shape and the one-byte `dtype`, and of FP32 scales, in
     one piece of memory: one allocation."""
     size = -(-x.size // 512) * 512
-    memory = xp.cuda.alloc(size + 4 * math.prod(scale_shape))
-    values = at(xp, x.shape, dtype, memory)
-    return values, maker(xp)(scale_shape, np.float32, memory + size)
+    memory, make = xp.cuda.alloc(size + 4 * math.prod(scale_shape)), maker(xp)
+    return make(x.shape, dtype, memory), make(scale_shape, np.float32, memory + size)
 
 
 _SMALL = 2**20  # bytes

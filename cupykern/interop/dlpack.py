@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..arrays import at
+from ..arrays import maker
 
 CPU = (1, 3, 11)  # kDLCPU, and pinned memory: kDLCUDAHost, kDLROCMHost
 GPU = (2, 10, 13)  # kDLCUDA, kDLROCM, kDLCUDAManaged
@@ -166,7 +166,7 @@ def cupy_at(
     """The cupy array of memory that `owner` keeps.  strides: in bytes; None: C order."""
     cuda = cupy.cuda
     memory = cuda.UnownedMemory(address, extent(shape, dtype, strides), owner, device_id)
-    return at(cupy, shape, dtype, cuda.MemoryPointer(memory, 0), strides)
+    return maker(cupy)(shape, dtype, cuda.MemoryPointer(memory, 0), strides)
 
 
 def extent(shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None) -> int:
