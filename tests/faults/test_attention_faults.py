@@ -192,13 +192,13 @@ FAULTS = {
     ),
     "a sink that is in no sum": Fault(
         "attention/online_softmax.cuh",
-        "owns ? exp2_approx(kShift<T>) : 0.0f;",
+        "owns ? exp2_approx(kShift<T>) + (score - score) : 0.0f;",
         "0.0f;",
         "options",
     ),
     "a sink that every lane counts": Fault(
         "attention/online_softmax.cuh",
-        "owns ? exp2_approx(kShift<T>) : 0.0f;",
+        "owns ? exp2_approx(kShift<T>) + (score - score) : 0.0f;",
         "exp2_approx(kShift<T>);",
         "options",
     ),

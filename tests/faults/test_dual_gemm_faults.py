@@ -10,9 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from dual_gemm_checks import check_fp16_policy
 from planted import Fault, fault_tests
+from products import DUAL
 
 import cupykern
-from cupykern import OPS, check
+from cupykern import check
 from cupykern.gemm.sm90_dual_config import (
     Sm90DualGemmConfig,
     Sm90Fp8DualGemmConfig,
@@ -24,7 +25,6 @@ from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
 
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 GATED, REDUCE = "gemm/epilogue/gated.cuh", "gemm/reduce.cuh"
 FP8, ARGUMENTS = "gemm/mainloop_sm90_ss_fp8.cuh", "gemm/epilogue/gate_silu.cuh"
 LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"

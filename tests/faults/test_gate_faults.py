@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 from planted import Fault, fault_tests
-from products import compare
+from products import DUAL, compare
 
-from cupykern import OPS, check, dtypes
+from cupykern import check, dtypes
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig, Sm90MixedDualGemmConfig
 from cupykern.gemm.sm90_policies import PingPong
 from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import host
 
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 PORTABLE, SM90 = "dual_gemm_expression.cu", "gemm/epilogue/gate_expression.cuh"
 RUNS, TILE = "expression/apply.cuh", "gemm/dual_tile.cuh"
 GATED, SKINNY = "gemm/epilogue/gated.cuh", "gemm/skinny_dual.cuh"

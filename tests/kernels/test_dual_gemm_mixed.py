@@ -10,9 +10,9 @@ import pytest
 from hopper_kernels import SCHEDULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import array, compare
+from products import DUAL, array, compare
 
-from cupykern import OPS, check, dtypes
+from cupykern import check, dtypes
 from cupykern.gemm import gemm, sm90_heuristic
 from cupykern.gemm.sm90_dual_config import Sm90MixedDualGemmConfig
 from cupykern.gemm.sm90_policies import Cooperative
@@ -20,7 +20,6 @@ from cupykern.ops.dual_gemm_silu import GATES, RESULTS, DualProblem, task_of
 from cupykern.targets import UnavailableError, host
 from cupykern.tools import gate
 
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 E4M3 = "float8_e4m3fn"
 # One to four warpgroups; boxes of 16 and of 32 rows; a weight row of a stage of 64 and 128 bytes.
 CONFIGS = (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from dual_gemm_checks import check_fp16_policy, to_numpy
+from products import DUAL
 
 import cupykern
 from cupykern import OPS, check, cli, dtypes, nvfp4, reference
@@ -29,8 +30,6 @@ from cupykern.reference.dual_gemm import SLOPE
 from cupykern.reference.matmul import scaled_product
 from cupykern.targets import host
 from cupykern.tools import options, policies
-
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 
 
 def compare(*args, outputs=None, **kwargs) -> check.Comparison:

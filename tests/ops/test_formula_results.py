@@ -15,10 +15,10 @@ from formula_result_checks import (
     hoppers_gate_configs,
     with_nvfp4,
 )
-from products import MATMUL, SCALED, compare, random, to_numpy
+from products import DUAL, MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
-from cupykern import OPS, check, dtypes
+from cupykern import check, dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.ops import dual_gemm_silu
@@ -27,7 +27,6 @@ from cupykern.ops.problems.products import NVFP4, PAIRS, RESULTS, MatmulProblem,
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import UnavailableError, offline
 
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 # Dtypes that take different ways out of the registers.
 EACH = ("float16", "float32", "bfloat16")
 

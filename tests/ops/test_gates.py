@@ -7,17 +7,16 @@ from dataclasses import replace
 import needs
 import numpy as np
 import pytest
-from products import array, compare, random, to_numpy
+from products import DUAL, array, compare, random, to_numpy
 
 import cupykern
-from cupykern import OPS, check, dtypes, reference
+from cupykern import check, dtypes, reference
 from cupykern.gemm import gemm, sm90_heuristic
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.ops.dual_gemm_silu import FLOAT32, GATES, PAIRS, SILU, DualProblem, task_of
 from cupykern.ops.problems.products import NVFP4
 from cupykern.targets import UnavailableError, host, offline
 
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 GPT_OSS, GEGLU, WHERE = GATES
 
 

@@ -15,10 +15,10 @@ from formula_result_checks import (
     hoppers_gate_configs,
     with_nvfp4,
 )
-from products import MATMUL, SCALED, compare, random, to_numpy
+from products import DUAL, MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
-from cupykern import OPS, check, dtypes
+from cupykern import check, dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
@@ -29,7 +29,6 @@ from cupykern.ops.problems.products import MIXED, NARROW, NVFP4, PAIRS, MatmulPr
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import UnavailableError, offline
 
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 RANGES = {"float8_e4m3fn": (-448, 448), "float8_e5m2": (-57344, 57344), "int8": (-128, 127)}
 FORMULA, SEVERAL = "acc * s", "acc * s, acc, acc * s"
 OF_GATE = "acc1 * s, acc2, acc1 * s"

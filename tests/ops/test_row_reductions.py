@@ -17,10 +17,9 @@ from formula_result_checks import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from products import MATMUL, SCALED, compare, random, to_numpy
+from products import DUAL, MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
-from cupykern import OPS
 from cupykern.expression.tree import REDUCTIONS
 from cupykern.gemm import gemm
 from cupykern.gemm.portable_config import GemmConfig
@@ -32,8 +31,6 @@ from cupykern.ops.problems.products import NVFP4, PAIRS, ROWS, MatmulProblem, ta
 from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.reference.expression_rows import Terms, levels, reduce_rows, reduced
 from cupykern.targets import UnavailableError, offline
-
-DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 
 
 def integers(target, shape, seed):

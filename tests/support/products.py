@@ -10,7 +10,9 @@ from cupykern.numerics import as_float64
 from cupykern.op import as_tuple
 from cupykern.ops.problems.products import operand_values, with_layout
 
-MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
+MATMUL, SCALED, DUAL = (
+    next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm", "dual_gemm_silu")
+)
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 SIXTEEN = ("float16", "bfloat16")
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
