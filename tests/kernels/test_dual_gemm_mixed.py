@@ -217,7 +217,9 @@ def test_compiles_without_spills(pair, scales, epilogue):
 )
 def test_tiles_that_were_measured_to_be_the_fastest(m, n, k, tile):
     for pair in (("bfloat16", E4M3), ("float16", "int8")):
-        config = gemm.choose_config(task_of(DualProblem(m, n, k, *pair)), "sm_90a", 132)
+        config = gemm.choose_config(
+            task_of(DualProblem(m, n, k, *pair, kind="bench")), "sm_90a", 132
+        )
         assert (config.tile_m, config.tile_n) == tile
 
 
@@ -226,6 +228,6 @@ def test_tiles_that_were_measured_to_be_the_fastest(m, n, k, tile):
     [(24, (32, 256)), (48, (48, 256)), (64, (64, 128)), (512, (128, 128)), (4096, (160, 128))],
 )
 def test_tiles_of_block_scales(m, tile):
-    problem = DualProblem(m, 14336, 4096, "bfloat16", E4M3, scales="blocks of b")
+    problem = DualProblem(m, 14336, 4096, "bfloat16", E4M3, scales="blocks of b", kind="bench")
     config = gemm.choose_config(task_of(problem), "sm_90a", 132)
     assert (config.tile_m, config.tile_n) == tile
