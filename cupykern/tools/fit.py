@@ -52,10 +52,11 @@ class Sample:
         tile = sm90_heuristic.table(name)[number]
 
         def of_rows(after: str) -> float:
-            return sum(share * times.get(f"{name}[{row}]{after}", 0.0) for row, share in tile.rows)
+            return sum(share * times[f"{name}[{row}]{after}"] for row, share in tile.rows)
 
         besides = None if tile.tile_us is None else of_rows(BESIDES)
-        tile = replace(tile, us=of_rows(""), tile_us=besides, cold_us=of_rows(COLD))
+        cold = of_rows(COLD) if tile.cold_us else 0.0
+        tile = replace(tile, us=of_rows(""), tile_us=besides, cold_us=cold)
         constants = constants or model_constants(times)
         modelled = sm90_heuristic.estimate(tile, self.task, blocks, self.splits, constants)
         return times[LAUNCH] + modelled
