@@ -52,6 +52,7 @@ _U = UNIT_ROUNDOFF_32
 _LOG_2 = math.log(2)
 
 P_ERROR = 2.0**-25
+LARGE_CAP = 128.0  # attention/score.cuh: kLargeCap
 """What an FP16 probability loses at most below FP16's smallest normal number, relative to the
 row's largest."""
 
@@ -360,22 +361,26 @@ class _Bounds:
         by 2 |y| at most, as x sech^2 x <= tanh x.  An error of the exponential counts 2 r (1 - r) c
         times: 2 EXP2_ULPS; one of the sum or the reciprocal 2 r c times: 1 and 2.  The result is
         rounded, and so is c.
+
+        Caps above LARGE_CAP have |s / c| below 2^-4 by Taylor's polynomial, of which numbers are
+        rounded nine times.
         """
         xp, cap = self.problem.xp, self.problem.softcap or 1.0
         y = xp.where(xp.isfinite(part.capped), part.capped, 0.0)
         ratio = xp.clip((1 - y / cap) / 2, 0.0, 1.0)
         slope = 4 * ratio * (1 - ratio)  # of the cap: sech^2
         of_power, of_ratio = cap * slope / 2, 2 * cap * ratio
+        small = (xp.abs(y) < 0.0623 * cap) & (cap > LARGE_CAP)  # tanh(2^-4) is 0.06242
         worst = _U * (2 * EXP2_ULPS * of_power + 3 * of_ratio + 4 * xp.abs(y)) * (1 + 2.0**-10)
+        worst = xp.where(small, 10 * _U * xp.abs(y), worst)
         square = (
-            value.square * slope**2
-            + (2 * ROUNDING * y) ** 2
+            (2 * ROUNDING * y) ** 2
             + (EXP2_RMS * _U * of_power) ** 2
             + (ROUNDING**2 + (RECIPROCAL_RMS * _U) ** 2) * of_ratio**2
         )
-        bias = value.bias * slope + _U * (
-            EXP2_BIAS * of_power + RECIPROCAL_BIAS * of_ratio + 2 * xp.abs(y)
-        )
+        square = value.square * slope**2 + xp.where(small, (3 * ROUNDING * y) ** 2, square)
+        bias = _U * (EXP2_BIAS * of_power + RECIPROCAL_BIAS * of_ratio + 2 * xp.abs(y))
+        bias = value.bias * slope + xp.where(small, 3 * _U * xp.abs(y), bias)
         return Approximate(y, value.worst + worst, value.floor + 4 * FLOOR, square, bias)
 
     def of_sink_alone(self) -> Any:

@@ -44,10 +44,20 @@ struct GeneralScore : AnyKeyTiles {
     DEVICE static Arrays without_mask(const float* slopes, const float* sinks) {
         return {{}, slopes, sinks};
     }
-    // cap * tanh(y), where tanh(y) = 1 - 2 / (1 + e^2y) and 2y log2 e = x * exponent.
+    // cap * tanh(y), where tanh(y) = 1 - 2 / (1 + e^2y) and 2y log2 e = x * exponent: to an
+    // absolute error of the cap's precision.
     DEVICE static float capped(float x, float cap, float exponent) {
         const float power = exp2_approx(x * exponent);
         return multiply_add(-2.0f * cap, reciprocal_approx(1.0f + power), cap);
+    }
+    // The same for caps that are much larger than most scores: small y by Taylor's polynomial, whose
+    // next term is y^6 / 18 of the result.
+    static constexpr float kLargeCap = 128.0f, kSmallY = 0.0625f;
+    DEVICE static float capped_by_large(float x, float cap, float exponent) {
+        const float y = x * (exponent * 0.34657359f), square = y * y;  // ln 2 / 2
+        const float ratio =
+            multiply_add(multiply_add(2.0f / 15.0f, square, -1.0f / 3.0f), square, 1.0f);
+        return magnitude(y) < kSmallY ? cap * y * ratio : capped(x, cap, exponent);
     }
     // distance: of the key from the query's aligned position.
     DEVICE static float with_alibi(float x, float slope, float distance) {
@@ -63,9 +73,11 @@ struct GeneralScore : AnyKeyTiles {
     template <class ForEach>
     DEVICE static void cap(const Params& params, const ForEach& for_each) {
         const ScoreParams& options = params.options;
-        if (options.softcap != 0.0f) {
-            for_each(
-                [&](float& x, float) { x = capped(x, options.softcap, options.softcap_exponent); });
+        const float cap = options.softcap, exponent = options.softcap_exponent;
+        if (cap > kLargeCap) {
+            for_each([&](float& x, float) { x = capped_by_large(x, cap, exponent); });
+        } else if (cap != 0.0f) {
+            for_each([&](float& x, float) { x = capped(x, cap, exponent); });
         }
     }
     template <class ForEach>

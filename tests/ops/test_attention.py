@@ -191,6 +191,29 @@ def test_the_naive_algorithm_is_within_the_bound():
 # --- masks of blocks ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: BlockMask.causal(64, 64, causal_offset=-0.5), TypeError, "an integer"),
+        (lambda: BlockMask.causal(8.5, 64), TypeError, "an integer"),
+        (lambda: BlockMask.interleaved(64, 64, stride=1.5), TypeError, "an integer"),
+        (lambda: from_formula("j < t", {"t": 3}, input_pos=0.5), TypeError, "an integer"),
+        (lambda: from_formula("j < t", {"t": None}), TypeError, "got None"),
+        (lambda: from_formula("j < t", {"t": float("nan")}), ValueError, "finite"),
+        (lambda: from_formula("j < t", {"t": 1, "u": 2}), ValueError, "not name 'u'"),
+        (lambda: from_formula("j < t", {"t": 1j}), TypeError, "a real number"),
+        (lambda: from_formula("j < t[h]", {"t": np.ones(1, complex)}), TypeError, "real numbers"),
+    ],
+)
+def test_illegal_arguments_of_block_masks_are_refused(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
+
+
+def from_formula(formula: str, operands: dict[str, object], **options) -> BlockMask:
+    return BlockMask.from_expression(formula, 64, 64, operands=operands, target="host", **options)
+
+
 def dense_types(mask: BlockMask) -> set[int]:
     return set(np.unique(mask.block_mask_types).tolist())
 
@@ -330,7 +353,8 @@ SLOPES, AT = np.ones(2, np.float32), {"input_pos": 0}
         ({"softcap": -1}, ValueError, "softcap must be positive"),
         ({"softcap": "50"}, TypeError, "softcap"),
         ({"softcap": np.inf}, ValueError, "softcap"),
-        ({"softcap": 1e-30, "scale": 1e30}, ValueError, "must be finite"),
+        ({"softcap": 1e-30, "scale": 1e30}, ValueError, "finite"),
+        ({"softcap": 1e31}, ValueError, r"at most 2\^100"),
         ({"seq_lens": np.array([31])}, ValueError, "from 0 to k's 30 keys; got 31 to 31"),
         ({"seq_lens": np.array([1, 2])}, ValueError, r"seq_lens must have shape .1,."),
         ({"seq_lens": np.array([1.0])}, TypeError, "seq_lens must have dtype int32"),

@@ -41,6 +41,35 @@ def test_a_window_that_reaches_all_keys_is_none():
 
 
 @pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("cap", [129.0, 1e4, 1e7, 1e18, 2.0**100])
+def test_a_large_soft_cap_loses_nothing(cap, config):
+    """Scores far below it stay as they are, to the precision of FP32."""
+    q, k, v = qkv(70, 90, 64)
+    scores = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2) / 8
+    top = (cap * np.tanh(scores / cap)).max(-1)
+    options = {"return_row_stats": True, "config": config}
+    y, found, _ = attention(q, k, v, softcap=cap, **options)
+    assert np.allclose(found, top, rtol=1e-5)
+    if cap > 1e6:
+        assert np.allclose(y, attention(q, k, v, **options)[0], atol=5e-4)
+
+
+@pytest.mark.parametrize("cap", [200.0, 1e5, 1e12])
+def test_large_soft_caps_of_decoding_and_of_large_scores(cap):
+    """Of decoding, with and without a formula; and where scores reach the cap."""
+    q, k, v = qkv(3, 90, 64)
+    expected, top, _ = attention(q, k, v, softcap=cap, return_row_stats=True)
+    for options in ({}, {"mask": "j >= 0"}):
+        lengths = np.full(len(q), 90, np.int32)
+        y = decode_attention(q, k, v, seq_lens=lengths, softcap=cap, causal=False, **options)
+        assert np.allclose(y, expected, atol=5e-4)
+    scale = cap / 4
+    scores = scale * (q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2))
+    _, top, _ = attention(q, k, v, softcap=cap, scale=scale, return_row_stats=True)
+    assert np.allclose(top, (cap * np.tanh(scores / cap)).max(-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
 def test_a_row_with_a_soft_cap_does_not_depend_on_the_others(config):
     check_rows_beside_large_scores(64, 200, 64, config=config)
 

@@ -17,6 +17,7 @@ LARGEST = 2**28  # of lengths and positions: kernels add two of them and a windo
 _WIDEST = 2**29  # a window that reaches any key
 CAUSAL = ScoreOptions(right=0)  # which plain variants do, too
 _MOST = float(np.finfo(np.float32).max)
+_LARGEST_CAP = 2.0**100
 
 
 def check_window(window: Any, causal: bool) -> tuple[int, int]:
@@ -43,8 +44,10 @@ def check_softcap(softcap: Any, scale: float) -> float:
     softcap = arguments.finite_float("softcap", softcap, 0.0)
     if softcap <= 0:
         raise ValueError(f"softcap must be positive, or None; got {softcap}")
-    if 2 * softcap > _MOST or 2 * math.log2(math.e) * abs(scale) > _MOST * softcap:
-        raise ValueError(f"2 softcap and 2 log2(e) scale / softcap must be finite; got {softcap}")
+    if softcap > _LARGEST_CAP or 2 * math.log2(math.e) * abs(scale) > _MOST * softcap:
+        raise ValueError(
+            f"softcap must be at most 2^100, and 2 log2(e) scale / softcap finite; got {softcap}"
+        )
     return softcap
 
 

@@ -20,7 +20,9 @@ struct FormulaDecodeScore : GeneralDecodeScore {
     }
     DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
                               const DecodeQuery& q, int key, int type) {
-        if (params.softcap != 0.0f)
+        if (params.softcap > GeneralScore::kLargeCap)
+            x = GeneralScore::capped_by_large(x, params.softcap, params.softcap_exponent);
+        else if (params.softcap != 0.0f)
             x = GeneralScore::capped(x, params.softcap, params.softcap_exponent);
         else if (Formulas::kScore || arrays.slopes) x *= params.score_scale;
         const FormulaOperands given = operands(params, arrays);

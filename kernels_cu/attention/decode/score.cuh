@@ -40,7 +40,9 @@ struct GeneralDecodeScore : AnyDecodeTiles {
     // Changes a score of a query at `position`.
     DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
                               int position, int key) {
-        if (params.softcap != 0.0f)
+        if (params.softcap > GeneralScore::kLargeCap)
+            x = GeneralScore::capped_by_large(x, params.softcap, params.softcap_exponent);
+        else if (params.softcap != 0.0f)
             x = GeneralScore::capped(x, params.softcap, params.softcap_exponent);
         else if (arrays.slopes) x *= params.score_scale;
         return arrays.slopes ? GeneralScore::with_alibi(x, slope, float(position - key)) : x;
