@@ -89,6 +89,24 @@ def check_flags(**flags: object) -> None:
             raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
 
 
+def number_of(name: str, value: Any) -> float:
+    """An operand of a formula as FP32, a bool as 0 or 1.  Raises TypeError and ValueError."""
+    if value is None:
+        raise TypeError(f"{name} must be a number or an array; got None")
+    if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
+        return float(bool(value))
+    if isinstance(value, (float, np.floating)) and math.isinf(value):
+        return float(value)
+    return float(np.float32(finite_float(name, value, 0.0)))
+
+
+def check_integers(**numbers: object) -> None:
+    """Raise TypeError unless all are Python or numpy integers."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise TypeError(f"{name} must be an integer; got {type(number).__name__}")
+
+
 def is_number(value: object, beside: Array) -> bool:
     """Whether a factor of the array `beside` is to be read as a number: what is no array, and
     numpy's 0-d arrays that a kernel cannot read there as FP32."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from operator import index
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -25,10 +26,14 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = Non
 
     target: "cuda", "hip", "host" or None (the GPU if there is one): a cupy or a numpy array.  FP8
     arrays on CuPy are views of uint8 memory, since CuPy itself cannot make them.
-    Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
+    Raises TypeError (shape, dtype), ValueError (negative sizes, target's name),
+    targets.UnavailableError.
     """
     dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
-    return empty_of(targets.get(target).xp, shape, dtype)
+    sizes = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"shape must have sizes of 0 or more; got {shape}")
+    return empty_of(targets.get(target).xp, sizes, dtype)
 
 
 def empty_of(xp: Namespace, shape: int | Sequence[int], dtype: DTypeLike) -> Array:

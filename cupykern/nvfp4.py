@@ -80,6 +80,8 @@ class NvFp4:
         if self.scale.shape != wanted:
             raise ValueError(f"scale must have shape {wanted}; got {self.scale.shape}")
         scale = self.global_scale
+        if scale is None:
+            raise TypeError("global_scale must be a number or float32; got None")
         if not arguments.is_number(scale, self.data):
             arguments.same_place("global_scale", scale, self.data, "data")
             if scale.dtype != dtypes.float32:

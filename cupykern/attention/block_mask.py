@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, targets
-from ..expression import read
+from .. import arguments, dtypes, targets
+from ..expression import Expression, read
 from ..interop.foreign import takes_foreign
 from ..numerics import namespace
 from ..reference.expression import operand
@@ -69,7 +69,7 @@ class BlockMask:
 
         Raises TypeError (dtypes, kinds of arrays) and ValueError (shapes, block sizes, contents).
         """
-        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
+        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset)
         arguments.target_of("block_mask_types", block_mask_types)
         shape = block_mask_types.shape
         wanted = -(-seq_len_q // q_block), -(-seq_len_k // kv_block)
@@ -181,10 +181,10 @@ class BlockMask:
         [[1, 0], [2, 1]]
 
         causal_offset: an integer; seq_len_k - seq_len_q aligns the last query with the last key.
-        target: "cuda", "hip", "host" or None, the GPU if there is one.  Raises ValueError and
-        targets.UnavailableError.
+        target: "cuda", "hip", "host" or None, the GPU if there is one.  Raises TypeError,
+        ValueError and targets.UnavailableError.
         """
-        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
+        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset)
         first_row, last_row = _block_ends(seq_len_q, q_block)
         first_col, last_col = _block_ends(seq_len_k, kv_block)
         types = np.full((len(first_row), len(first_col)), CAUSAL, np.uint8)
@@ -223,11 +223,12 @@ class BlockMask:
 
         Raises SyntaxError, NameError, TypeError, ValueError and targets.UnavailableError.
         """
-        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
+        others = {"batch": batch, "heads": heads, "input_pos": input_pos}
+        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block, **others)
         if min(batch, heads) < 1 or input_pos < 0:
             raise ValueError(f"batch and heads must be positive; got {batch}, {heads}, {input_pos}")
         formula, given = read(mask, "mask"), operands or {}
-        formula.check_names(given)
+        _check_operands(formula, given)
         arrays = [x for x in given.values() if hasattr(x, "dtype") and x.ndim]
         xp = targets.get(target).xp if target or not arrays else namespace(arrays[0])
         on_host = {
@@ -304,9 +305,10 @@ class BlockMask:
         >>> mask.block_mask_types[0, 0].tolist()
         [[2, 0, 2, 0], [0, 2, 0, 2], [2, 0, 2, 0], [0, 2, 0, 2]]
 
-        stride: a positive integer.  target: as for `causal`.  Raises ValueError and
+        stride: a positive integer.  target: as for `causal`.  Raises TypeError, ValueError and
         targets.UnavailableError.
         """
+        arguments.check_integers(stride=stride)
         if stride < 1:
             raise ValueError(f"stride must be positive; got {stride}")
         whole = cls.causal(
@@ -350,11 +352,27 @@ def _types_of(found: Blocks, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
     return types, types == PARTIAL
 
 
-def _check_sizes(seq_len_q: int, seq_len_k: int, q_block: int, kv_block: int) -> None:
+def _check_sizes(
+    seq_len_q: int, seq_len_k: int, q_block: int, kv_block: int, **others: int
+) -> None:
+    """others: integers, whatever their values."""
+    arguments.check_integers(seq_len_q=seq_len_q, seq_len_k=seq_len_k, **others)
     if q_block not in SIZES or kv_block not in SIZES:
         raise ValueError(f"q_block and kv_block must be 64 or 128; got {q_block} and {kv_block}")
     if min(seq_len_q, seq_len_k) < 0:
         raise ValueError(f"lengths must not be negative; got {seq_len_q} and {seq_len_k}")
+
+
+def _check_operands(formula: Expression, given: dict[str, Any]) -> None:
+    """As for `attention`'s formulas: finite numbers, arrays of their dtypes, no others."""
+    formula.check_names(given)
+    for name, x in given.items():
+        if name not in formula.names:
+            raise ValueError(f"the mask does not name {name!r}, which operands has")
+        if arguments.is_number(x, np.zeros(0, np.float32)):
+            arguments.number_of(f"operands[{name!r}]", x)
+        elif x.dtype.kind not in "biuf" and x.dtype != dtypes.bfloat16:
+            raise TypeError(f"operands[{name!r}] must be of real numbers; got {x.dtype}")
 
 
 def _block_ends(size: int, block: int) -> tuple[np.ndarray, np.ndarray]:

@@ -92,6 +92,9 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
     if kind not in _NEEDED:
         raise ValueError(f"scaling's rope_type must be one of {', '.join(_NEEDED)}; got {kind!r}")
     given = {name: x for name, x in scaling.items() if x is not None}
+    for name in ("mscale", "mscale_all_dim"):
+        if given.get(name) == 0:  # not given, as to Hugging Face
+            del given[name]
     needed, optional = _NEEDED[kind], _OPTIONAL.get(kind, ())
     if missing := [name for name in needed if name not in given]:
         raise ValueError(f"scaling of rope_type {kind!r} lacks {', '.join(missing)}")

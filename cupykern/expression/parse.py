@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import unicodedata
 from typing import NamedTuple
 
 from .tree import FUNCTIONS, SCOPES, Builder, IllegalError, Node, Scope
@@ -67,6 +68,8 @@ def parse(
 def is_operand_name(name: object, scope: str) -> bool:
     """Whether an expression of one of SCOPES can name it."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        return False
+    if unicodedata.normalize("NFKC", name) != name:  # as Python reads an expression's names
         return False
     return name not in SCOPES[scope].names and name not in FUNCTIONS
 

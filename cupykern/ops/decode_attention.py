@@ -104,8 +104,8 @@ def decode_attention(
 
     A query that sees no key gives zeros and lse -inf.  NaN and infinities of k_cache reach only
     queries that see the key; those of v_cache may also make NaN of earlier queries of the same
-    sequence (0 * NaN).  q and caches may have any strides; those with rows that are not contiguous
-    or not 16-byte aligned are copied first.
+    sequence and, at keys that a formula hides, of all its queries (0 * NaN).  q and caches may have
+    any strides; those with rows that are not contiguous or not 16-byte aligned are copied first.
 
     Raises TypeError (wrong kind of argument or dtype), NotImplementedError (float32, float64) and
     ValueError (shape, layout, value, overlap, device, config).

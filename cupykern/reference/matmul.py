@@ -234,9 +234,11 @@ def _is_array(scale: Factor | None) -> bool:
 
 
 def _largest(scale: Any) -> float:
-    """The largest finite |scale|."""
-    if scale is None or not scale.size:
+    """The largest finite |scale|, a number or an array."""
+    if scale is None or not getattr(scale, "size", 1):
         return 0.0
+    if not _is_array(scale):
+        return abs(float(scale))
     xp = namespace(scale)
     return float(xp.max(xp.where(xp.isfinite(scale), xp.abs(scale), 0)))
 

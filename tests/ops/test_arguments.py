@@ -385,8 +385,12 @@ def test_asarray_and_empty_make_arrays_of_any_dtype_of_a_target():
     assert cupykern.empty((2, 3), "bfloat16", "host").dtype.name == "bfloat16"
     with pytest.raises(TypeError, match="dtype must be"):
         cupykern.empty(3, "complex64", "host")
+    assert cupykern.empty(np.int64(3), "float16", "host").shape == (3,)
     with pytest.raises(ValueError, match="target must be"):
         cupykern.empty(3, "float16", "tpu")
+    for shape in (-1, (-1,), (2, -1)):
+        with pytest.raises(ValueError, match="sizes of 0 or more"):
+            cupykern.empty(shape, "float16", "host")
 
 
 @pytest.mark.parametrize(

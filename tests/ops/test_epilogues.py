@@ -371,6 +371,12 @@ def test_a_callable_is_traced_in_every_call(target):
         ({"operands": {"x": 1}}, ValueError, "epilogue, which is None"),
         ({"epilogue": "acc + x", "operands": [1]}, TypeError, "must be a dict; got list"),
         ({"epilogue": "acc + x", "operands": {"x": "1"}}, TypeError, r"operands\['x'\]"),
+        ({"epilogue": "acc + x", "operands": {"x": None}}, TypeError, "or an array; got None"),
+        (
+            {"epilogue": "acc + \u00b5", "operands": {"\u00b5": 1}},
+            ValueError,
+            "names that are free",
+        ),
         ({"epilogue": "acc + x", "operands": {"x": [1.0]}}, TypeError, r"operands\['x'\]"),
         ({"epilogue": "acc + x", "operands": {"x": 1e39}}, ValueError, "finite in FP32"),
         ({"epilogue": "acc + x", "operands": {"x": float("nan")}}, ValueError, "finite in FP32"),

@@ -42,6 +42,7 @@ def test_yarn_as_its_paper_has_it():
         ({"attention_factor": 1.5}, 1.5),
         ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
         ({"mscale": 0.5}, 0.1 * np.log(4) + 1),
+        ({"mscale": 0, "mscale_all_dim": 0}, 0.1 * np.log(4) + 1),  # not given
         ({"factor": 1.0}, 1.0),
     ):
         found = cupykern.rope_inv_freq(128, 1e6, {**YARN, **more}, target="host")[1]

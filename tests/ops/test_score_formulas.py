@@ -155,6 +155,7 @@ def test_sequences_have_their_own_numbers_and_positions():
         ({"score": "a[j]", "operands": {"a": SLOPES}}, ValueError, "goes from 0 to 39"),
         ({"score": "a[h - 1]", "operands": {"a": SLOPES}}, ValueError, "goes from -1 to 0"),
         ({"score": "a[h]", "operands": {"a": 2.0}}, ValueError, "must be an array"),
+        ({"mask": "j < a", "operands": {"a": None}}, TypeError, "or an array; got None"),
         ({"score": "s", "operands": {"a": SLOPES}}, ValueError, "do not name 'a'"),
         ({"score": "a[h]", "operands": {"a": SLOPES.astype("f8")}}, TypeError, "dtype"),
         ({"operands": {"a": SLOPES}}, ValueError, "no formulas"),

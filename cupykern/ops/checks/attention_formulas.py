@@ -14,7 +14,7 @@ from ...expression import Expression, read
 from ...expression.code import FormulaCode
 from ...expression.cpp_attention import Code, FormulaOperand, source
 from ...expression.parse import is_operand_name
-from .formulas import DTYPES, number_of
+from .formulas import DTYPES
 
 CPP = {
     **{dtype: dtypes.CPP_NAMES[dtype] for dtype in DTYPES},
@@ -89,7 +89,7 @@ def read_formulas(score: Any, mask: Any, operands: Any, q: Any) -> ReadFormulas:
     if len(names) > MAX_OPERANDS:
         raise ValueError(f"operands must be at most {MAX_OPERANDS}; got {len(names)}")
     numbers = tuple(
-        number_of(f"operands[{name!r}]", given[name])
+        arguments.number_of(f"operands[{name!r}]", given[name])
         if arguments.is_number(given[name], q)
         else None
         for name in names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,7 +149,7 @@ def read_formula(epilogue: Any, operands: Any, a: Any, scope: str = "epilogue") 
         raise ValueError(f"operands must be at most {most}{beside}; got {len(given)}")
     values = [given[name] for name in expression.names]
     numbers = tuple(
-        number_of(f"operands[{name!r}]", x) if arguments.is_number(x, a) else None
+        arguments.number_of(f"operands[{name!r}]", x) if arguments.is_number(x, a) else None
         for name, x in zip(expression.names, values, strict=True)
     )
     arrays = tuple(x for x, number in zip(values, numbers, strict=True) if number is None)
@@ -164,15 +163,6 @@ def _check_names(given: dict[Any, Any], scope: str) -> None:
     for name in given:
         if not is_operand_name(name, scope):
             raise ValueError(f"operands must have names that are free; got {name!r}")
-
-
-def number_of(name: str, value: Any) -> float:
-    """As FP32, a bool as 0 or 1.  Raises TypeError and ValueError."""
-    if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
-        return float(bool(value))
-    if isinstance(value, (float, np.floating)) and math.isinf(value):
-        return float(value)
-    return float(np.float32(arguments.finite_float(name, value, 0.0)))
 
 
 def _transposed(x: Any) -> Any:

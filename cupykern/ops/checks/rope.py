@@ -144,6 +144,12 @@ def check_scales(
     arrays, numbers = cache_scales.check_scales(
         q, cache, kv_heads, k_scale, v_scale, "as an output"
     )
-    if sum(x is not None and x.ndim == 3 for x in arrays) == 1:
+    outputs = [x is not None and x.ndim == 3 for x in arrays]
+    if sum(outputs) == 1:
         raise ValueError("k_scale and v_scale must both be outputs, or neither")
+    if all(outputs):
+        for name, scale in zip(("k_scale", "v_scale"), arrays, strict=True):
+            arguments.check_writable(name, scale)
+        if arguments.overlap(*arrays):
+            raise ValueError("k_scale must not overlap v_scale")
     return arrays, numbers
