@@ -43,6 +43,25 @@ DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
         }
     }
 }
+// The same of byte `byte` of each word.
+template <class T>
+DEVICE void spread_bytes(const uint32_t (&words)[4], int byte, uint32_t (&pairs)[4]) {
+    if constexpr (kSame<T, half>) {
+        const uint32_t select = 0x40 + 0x11 * byte;
+        spread_pairs<T>(__byte_perm(__byte_perm(words[0], words[1], select),
+                                    __byte_perm(words[2], words[3], select), 0x5410),
+                        pairs);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            // A multiplication by two powers of two moves a field of both elements.  It has a pipe
+            // of its own, beside the one of shifts and logic.
+            const uint32_t two = __byte_perm(words[i], 0, 0x4440 + byte);
+            const uint32_t signs = two * (1u << 12 | 1u << 24) & 0x80008000u;
+            pairs[i] = signs | (two * (1u << 6 | 1u << 18) & 0x01c001c0u);
+        }
+    }
+}
 // Factors of spread_pairs: the lower 16 bits of `scales` as T, kUnits: so that products are in
 // kScaledUnit<T>.
 template <class T, bool kUnits>
@@ -104,12 +123,9 @@ DEVICE uint32_t scale_factors(uint32_t scales) {
 template <class T, bool kUnits>
 DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scale_factors,
                          uint32_t (&pairs)[4]) {
-    const uint32_t select = 0x40 + 0x11 * byte;
-    const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
-                                       __byte_perm(words[2], words[3], select), 0x5410);
     uint32_t factors[2];
     cuda::repeat_halves(scale_factors, factors[0], factors[1]);
-    cuda::spread_pairs<T>(bytes, pairs);
+    cuda::spread_bytes<T>(words, byte, pairs);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         pairs[i] = cuda::scaled_pair<T, kUnits>(pairs[i], factors[i / 2]);
