@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..kernels import Variant
 from ..targets import Device
@@ -28,7 +28,7 @@ class DecodeFirst:
 
     def decoded(self, task: GemmTask) -> GemmTask:
         """The second launch's: its operands are K-major or MN-major rows of whole 128 bytes."""
-        return task.decoded
+        return replace(task.decoded, tma_store_epilogue=task.tma_store_decoded)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.decoded(task))

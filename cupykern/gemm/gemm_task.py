@@ -40,6 +40,7 @@ class GemmTask:
     slow_activation: the activation takes many instructions (any but relu).
     tma_store_epilogue: the TMA-store epilogue does: at most a bias of columns and an activation,
         and a 16-bit result that TMA can store (sm90_epilogue.py: fits_tma_store).
+    tma_store_decoded: so it does where NVFP4 operands are decoded before.
     aligned_128: rows of 16-bit K-major operands are 128-byte aligned; of others L2 reads two lines
         for one.
     aligned_16: FP32 operands are read by vectors of 16 bytes: also rows of K-major ones are
@@ -68,6 +69,7 @@ class GemmTask:
     scale_vectors: bool = False
     slow_activation: bool = False
     tma_store_epilogue: bool = True
+    tma_store_decoded: bool = True
     aligned_128: bool = True
     aligned_16: bool = True
     misaligned_b: int = STRIDED

@@ -21,10 +21,20 @@ def epilogue_kind(product: Product, swap_ab: bool) -> int:
 
 
 def fits_tma_store(product: Product, swap_ab: bool) -> bool:
-    """Whether kernels with TmaStore do: 16-bit results without a residual."""
+    """Whether kernels with TmaStore do: 16-bit results without a residual; of 16-bit operands at
+    most one scale, in alpha's place."""
     p = product
-    alone = p.residual is None is p.formula and not (_are_parts(p) or _has_scalar_scales(p))
-    return alone and tma_stores(p.out, p.m, p.n) and _is_short(p, swap_ab)
+    if p.residual is not None or p.formula is not None or _are_parts(p):
+        return False
+    if _has_scalar_scales(p) and (None not in (p.scale_a, p.scale_b) or p.alpha != 1):
+        return False
+    return tma_stores(p.out, p.m, p.n) and _is_short(p, swap_ab)
+
+
+def fits_tma_store_decoded(product: Product) -> bool:
+    """The same of 16-bit operands in the place of NVFP4 ones."""
+    a, b = (None if x is None else x._replace(dtype=dtypes.float16) for x in (product.a, product.b))
+    return fits_tma_store(product._replace(a=a, b=b), False)
 
 
 def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
@@ -58,5 +68,10 @@ def _is_short(p: Product, swap_ab: bool) -> bool:
         (swap_ab or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
         and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
         and (p.activation is None or p.a.dtype.itemsize == 2)
-        and (p.activation != "gelu" or p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)
+        and (p.activation != "gelu" or _is_halved_exactly(p))
     )
+
+
+def _is_halved_exactly(p: Product) -> bool:
+    """Whether half of what stands in alpha's place is."""
+    return not _has_scalar_scales(p) and (p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)

@@ -51,7 +51,8 @@ class Tile:
 
     tile_us: None where that is not known, but part of `us`; then tasks of few rows take sliced-K.
     epilogues: for tasks with which it is chosen.
-    rows: of the file, of which the times are, and their shares: two for a width between theirs.
+    rows: of the file, of which the times are, as "16-bit[0]", and their shares: two for a width
+        between theirs.
     on_call: it is one of many widths, compiled where it is chosen; the widest stands for them.
     cold_us: once, with the general epilogue, whose code comes from memory.
     """
@@ -60,7 +61,7 @@ class Tile:
     us: float
     tile_us: float | None = None
     epilogues: tuple[str, ...] = ("tma_store", "general")
-    rows: tuple[tuple[int, float], ...] = ()
+    rows: tuple[tuple[str, float], ...] = ()
     on_call: bool = False
     cold_us: float = 0.0
 
@@ -83,7 +84,7 @@ def table(name: str) -> tuple[Tile, ...]:
     """Of gemm_tiles in tuned/sm_90a.json, with the widths between two rows of it."""
     entry = tuned.load(ARCH)["gemm_tiles"][name]
     rows = entry["tiles"]
-    made = [_from_row(row, i) for i, row in enumerate(rows)]
+    made = [_from_row(row, f"{name}[{i}]") for i, row in enumerate(rows)]
     found = list(made)
     for i, row in enumerate(rows):
         for field, step in row.get("step_to_next", {}).items():
@@ -93,9 +94,9 @@ def table(name: str) -> tuple[Tile, ...]:
     return tuple(found)
 
 
-def _from_row(row: Mapping[str, Any], number: int) -> Tile:
-    fields = {name: _from_json(x) for name, x in row.items() if name != "step_to_next"}
-    return Tile(**fields, rows=((number, 1.0),), on_call="step_to_next" in row)
+def _from_row(row: Mapping[str, Any], name: str) -> Tile:
+    fields = {field: _from_json(x) for field, x in row.items() if field != "step_to_next"}
+    return Tile(**fields, rows=((name, 1.0),), on_call="step_to_next" in row)
 
 
 def _between(
@@ -125,8 +126,17 @@ def _between(
         yield Tile(config, us, tile_us, wide.epilogues, rows, on_call=True)
 
 
+@cache
+def _decoded_first(name: str) -> tuple[Tile, ...]:
+    """The tiles of a table of 16-bit operands, for NVFP4 weights that are decoded before."""
+    return tuple(replace(tile, config=DecodeFirst(cast(Any, tile.config))) for tile in table(name))
+
+
 def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
-    return tuple(tile for name in tables_of(task) for tile in table(name))
+    own = tuple(tile for name in tables_of(task) for tile in table(name))
+    if task.kernel != "gemm" or task.b != FP4:
+        return own
+    return own + tuple(x for name in tables_of(task.decoded) for x in _decoded_first(name))
 
 
 def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
@@ -297,6 +307,8 @@ def _slices_k(task: GemmTask) -> bool:
 def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
     """16-bit kernels have one epilogue each.  The general one is rarer and slower, so it has few
     configs: ping-pong hides it, and for few rows there is another."""
+    if isinstance(tile.config, DecodeFirst):
+        task = tile.config.decoded(task)
     if task.formula is not None and (task.kernel == "dual_gemm" or tile.kernel.tile_m <= 64):
         return True  # variants of their own
     return ("tma_store" if task.tma_store_epilogue else "general") in tile.epilogues
@@ -329,9 +341,12 @@ def estimate(
             + splits * task.m * task.n * constants["split_element"]
         )
     c, before, num_tiles = tile.kernel, 0.0, _num_tiles(tile, task)
+    if task.a == FP4:  # decoded by all of them
+        before += task.batch * task.m * task.k * constants["decode_element"][task.kernel]
     if isinstance(tile.config, DecodeFirst):
         per_element = constants["decode_element"][task.kernel]
-        before = constants["decode"][task.kernel] + task.products * task.n * task.k * per_element
+        before += constants["decode"][task.kernel] + task.products * task.n * task.k * per_element
+        task = tile.config.decoded(task)
     if tile.cold_us and (c.general or not task.tma_store_epilogue):
         before += tile.cold_us
     if isinstance(c, SkinnyLogitsConfig):

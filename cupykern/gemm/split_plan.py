@@ -56,6 +56,7 @@ class SplitKWorkspace:
         plain = replace(
             task,
             tma_store_epilogue=False,
+            tma_store_decoded=False,
             slow_activation=False,
             scale_vectors=False,
             formula=None,

@@ -85,8 +85,8 @@ def scaled_mm(
     scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a
         float32 array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks
         of 128 of k (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128),
-        ceil(N / 128)).  Blocks go with blocks or None.  An NvFp4 has its own, and the other operand
-        no blocks.
+        ceil(N / 128)).  Blocks go with blocks, a number or None.  An NvFp4 has its
+        own, and the other operand no blocks.
     bias, activation, out_dtype, out, config, epilogue, operands: as for `matmul`.  out_dtype None:
         a's for float16 and bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for
         int8 without scales, bias, activation and epilogue.
@@ -364,7 +364,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
         for m in (1, skinny_gemm.ROWS):
             for skinny in skinny_gemm.configs(replace(task, m=m), device(arch)):
                 found[gemm.variant(task, skinny)] = None
-        for epilogue in (task, replace(task, tma_store_epilogue=False)):
+        for stores in (True, False):
+            epilogue = replace(task, tma_store_epilogue=stores, tma_store_decoded=stores)
             configs = gemm.configs(epilogue, arch)
             for config in sm90_heuristic.compiled_ahead(epilogue, configs):
                 found[gemm.variant(epilogue, config)] = None
@@ -393,7 +394,9 @@ def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
         a, b, bias, dtype = _turn(b), a, _turn_bias(bias), p.out_dtype or "float32"
     x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
     batch, m, n = check_shapes(x, y)
-    scaled = next((s for s in scales if isinstance(s, np.ndarray)), None)
+    scaled = next((_turn(s) for s in scales if isinstance(s, np.ndarray)), None)
+    scale_a = x.arrays("a")["scale_a"] if scaled is None else scaled
+    scale_b = y.arrays("b")["scale_b"]
     return products.task_of_product(
         product.matrix(x.array, batch),
         product.matrix(y.array, batch),
@@ -401,7 +404,8 @@ def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
         x.shape[-1],
         result_dtype(x.dtype, y.dtype, dtype, False),
         bias,
-        scale_a=None if scaled is None else product.matrix(_turn(scaled), batch),
+        scale_a=None if scale_a is None else product.matrix(scale_a, batch),
+        scale_b=None if scale_b is None else product.matrix(scale_b, batch),
         alpha=1.0,
         activation=p.activation,
     )

@@ -31,28 +31,26 @@ _WEAK = 1e-3  # weight of what a time was, beside a measured one's 1
 
 @dataclass(frozen=True)
 class Sample:
-    """The median time of a call; place: table and number of the config's tile in it."""
+    """The median time of a call by the config of a tile."""
 
     task: GemmTask
-    place: tuple[str, int]
+    tile: sm90_heuristic.Tile
     splits: int
     us: float
 
     def parts(self, names: Sequence[str]) -> list[int]:
         """The places in `names` of the times that the prediction has."""
-        name, number = self.place
-        rows = tuple(f"{name}[{row}]" for row, _ in sm90_heuristic.table(name)[number].rows)
+        rows = tuple(row for row, _ in self.tile.rows)
         return [i for i, x in enumerate(names) if "[" not in x or x.startswith(rows)]
 
     def predict(
         self, times: Mapping[str, float], blocks: int, constants: Mapping[str, Any] | None = None
     ) -> float:
         """The model's time.  constants: model_constants(times), where these are at hand."""
-        name, number = self.place
-        tile = sm90_heuristic.table(name)[number]
+        tile = self.tile
 
         def of_rows(after: str) -> float:
-            return sum(share * times[f"{name}[{row}]{after}"] for row, share in tile.rows)
+            return sum(share * times[f"{row}{after}"] for row, share in tile.rows)
 
         besides = None if tile.tile_us is None else of_rows(BESIDES)
         cold = of_rows(COLD) if tile.cold_us else 0.0
@@ -128,14 +126,13 @@ def samples(trials: Iterable[Trial]) -> list[Sample]:
         known = trial.median_us if trial.verified and is_gemm else None
         if known and len(trial.shape) == 3:
             task = task_of_key(key, trial.shape)
-            for name in sm90_heuristic.tables_of(task):
-                for i, tile in enumerate(sm90_heuristic.table(name)):
-                    for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
-                        config: Any = tile.config
-                        if splits > 1:
-                            config = SplitKWorkspace(config, splits)
-                        if repr(config) == trial.config:
-                            found.append(Sample(task, (name, i), splits, known))
+            for tile in sm90_heuristic.tiles_of(task):
+                for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
+                    config: Any = tile.config
+                    if splits > 1:
+                        config = SplitKWorkspace(config, splits)
+                    if repr(config) == trial.config:
+                        found.append(Sample(task, tile, splits, known))
     return found
 
 

@@ -157,6 +157,7 @@ def test_integers_are_exact(target):
             *(1, m, n, k, FP4, FP4, K_MAJOR, K_MAJOR),
             nvfp4_tma=k % 32 == 0,
             tma_store_epilogue=False,
+            tma_store_decoded=False,
         )
         for config in gemm.configs(task, target.arch):
             if isinstance(config, sm90_heuristic.CONFIGS) and target.warp_size != 32:
@@ -425,6 +426,7 @@ HALF = np.ones((4, 32), np.float16)
             lambda: cupykern.matmul(HALF.astype(ml_dtypes.float4_e2m1fn), HALF.T)
         ),
         (TypeError, "b must be a cupy or numpy array", lambda: cupykern.matmul(HALF, X)),
+        (TypeError, "global_scale must be a number", lambda: NvFp4(DATA, SCALE, "plain", None)),
         (TypeError, "x's dtype must be one of", lambda: cupykern.quantize_nvfp4(DATA)),
         (ValueError, "K a multiple of 16", lambda: cupykern.quantize_nvfp4(HALF[:, :20])),
         (ValueError, "layout must be", lambda: cupykern.quantize_nvfp4(HALF, layout="tiled")),

@@ -20,7 +20,7 @@ from products import (
 )
 
 import cupykern
-from cupykern import check, dtypes, inputs
+from cupykern import check, dtypes, inputs, reference
 from cupykern.gemm import gemm
 from cupykern.gemm.copied_plan import ALIGN_ROWS
 from cupykern.gemm.gemm import GemmConfig
@@ -334,6 +334,19 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
 def test_illegal_arguments_are_refused(error, says, args, kwargs):
     with pytest.raises(error, match=says):
         cupykern.matmul(*args, **kwargs)
+
+
+def test_a_number_goes_with_scales_of_blocks():
+    """As an array of one element does."""
+    a, b = (np.ones(shape).astype(dtypes.float8_e4m3fn) for shape in ((20, 256), (256, 130)))
+    scale = np.array([[2.0, 3.0]] * 20, np.float32)
+    y = cupykern.scaled_mm(a, b, scale, 0.5)
+    assert (y == 320).all() and y.shape == (20, 130)
+    one = np.array([0.5], np.float32)
+    exact = reference.scaled_mm(a, b, scale, 0.5)
+    for x in (0.5, one):
+        bound = reference.scaled_mm_bound(a, b, scale, x, reference=exact)
+        assert check.compare((y,), exact, bound).ok
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,12 +39,11 @@ def tasks(count: int) -> list[GemmTask]:
 def sampled(times: dict[str, float], noise: float, count: int = 120) -> list[fit.Sample]:
     rng, found = np.random.default_rng(3), []
     for task in tasks(count):
-        for name in sm90_heuristic.tables_of(task):
-            for i in range(len(sm90_heuristic.table(name))):
-                for splits in (1, 4) if task.b != FP4 and i in (0, 4) else (1,):
-                    sample = fit.Sample(task, (name, i), splits, 1.0)
-                    us = sample.predict(times, 132) * float(np.exp(noise * rng.standard_normal()))
-                    found.append(replace(sample, us=us))
+        for i, tile in enumerate(sm90_heuristic.tiles_of(task)):
+            for splits in (1, 4) if task.b != FP4 and i in (0, 4) else (1,):
+                sample = fit.Sample(task, tile, splits, 1.0)
+                us = sample.predict(times, 132) * float(np.exp(noise * rng.standard_normal()))
+                found.append(replace(sample, us=us))
     return found
 
 
@@ -101,8 +101,9 @@ def trials(times: dict[str, float]) -> list[Trial]:
     made = []
     with host.use() as target:
         for sample in sampled(times, 0):
-            tile = sm90_heuristic.table(sample.place[0])[sample.place[1]].config
-            config = SplitKWorkspace(tile, sample.splits) if sample.splits > 1 else tile
+            config: Any = sample.tile.config
+            if sample.splits > 1:
+                config = SplitKWorkspace(config, sample.splits)
             t, key = sample.task, Request(gemm.FAMILY, sample.task, target).key
             made.append(
                 Trial("matmul", (t.m, t.n, t.k), "float16", repr(config), key=key, verified=True,

@@ -60,7 +60,7 @@ def test_tables(name):
         assert 1 < tile.us < 100 and set(tile.epilogues) <= {"tma_store", "general"}
         assert isinstance(tile.config, sm90_heuristic.CONFIGS)
         assert dataclasses.is_dataclass(tile.kernel)
-        assert tile.tile_us is None or 0 < tile.tile_us < 10
+        assert tile.tile_us is None or 0 < tile.tile_us < 20
 
 
 def test_configs_from_json():

@@ -16,10 +16,13 @@ template <class Tile> struct TileBroadcast {
     static constexpr int kTileN = Mainloop::kTileN;
     // 16-bit operands: an optional scale per matrix, if there is no residual.
     static constexpr bool kMatrixScales = kGeneral && !Tile::kEightBits && !kSwapAB;
+    // Without the general epilogue: a scale of one matrix in alpha's place.
+    static constexpr bool kMatrixScale = !kGeneral && !Tile::kEightBits;
     static constexpr int kColVectors = kScales ? 2 : 1;
     static constexpr int kRowScales = kScales ? Mainloop::kTileM : 0;
     alignas(16) float cols[kColVectors][kTileN];  // scale_b (if kScales), bias
-    float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kMatrixScales scale_b, scale_a
+    // scale_a; with kMatrixScales scale_b and scale_a, with kMatrixScale alpha.
+    float rows[kRowScales > 0 ? kRowScales : 2];
     // The tile's row, column and matrix of the batch in the output, and the matrix of the residual,
     // or, without one, whether there is a bias.
     Bytes<16> origin;
@@ -56,6 +59,13 @@ template <class Tile> struct TileBroadcast {
             if (threadIdx.x % 32 == 0) {
                 rows[0] = scale_b ? scale_b[batch.offset(kScaleB, tile.batch)] : 1.0f;
                 rows[1] = scale_a ? scale_a[batch.offset(kScaleA, tile.batch)] : 1.0f;
+            }
+        }
+        if constexpr (kMatrixScale) {
+            if (threadIdx.x % 32 == 0) {
+                rows[0] = scale_b   ? scale_b[batch.offset(kScaleB, tile.batch)]
+                          : scale_a ? scale_a[batch.offset(kScaleA, tile.batch)]
+                                    : p.alpha;
             }
         }
         load_bias(bias, batch.offset(kBias, tile.batch) + tile.col * p.bias.col, p.bias.col,
@@ -117,6 +127,7 @@ template <class Tile> struct TileBroadcast {
     DEVICE ColumnPair pair(int vector, int col) const {
         return *reinterpret_cast<const ColumnPair*>(&cols[vector][col]);
     }
+    DEVICE float alpha(const EpilogueParams& p) const { return kMatrixScale ? rows[0] : p.alpha; }
     // Whether to read the bias; false only where the general epilogue is not compiled in.
     DEVICE bool biased() const { return !Mainloop::kFp8 || kGeneral || origin.words[3] != 0; }
     // By a warp, after its last read.

@@ -110,7 +110,7 @@ template <class Tile> struct StoreTma {
                   batch = int(origin.words[2]);
         const int lane = Tile::lane();
         const bool halves = params.out_dtype == kHalf;
-        const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
+        const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * broadcast.alpha(params);
         const typename Tile::OwnChunks own;
         // Stores 16 x 16 elements of a box from its column `begin` on.
         const int lane_address = lane % 16 * kSwizzleBytes + (lane / 16 ^ lane % 8) * 16;

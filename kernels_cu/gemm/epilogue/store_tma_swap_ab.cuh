@@ -61,6 +61,7 @@ template <class Tile> struct StoreTmaSwapAB {
     // kTmaResidual: adds the residual and loads the next box's.
     template <bool kTmaResidual> DEVICE void store(const Accumulator& accumulator) const {
         const typename Tile::OwnChunks own;
+        const float alpha = broadcast.alpha(params);
         Picked picked;
         Values values;
         const auto pick = [&](int m, int slice) {
@@ -89,7 +90,7 @@ template <class Tile> struct StoreTmaSwapAB {
                 const int m = i / kSlices, slice = i % kSlices;
                 if (!own.has(slice / kSlicesOfChunk)) continue;
                 pick(m, slice);
-                finish(picked, m, slice, params.alpha, values);
+                finish(picked, m, slice, alpha, values);
                 store_slice(m, slice);
             }
             return;
@@ -101,7 +102,7 @@ template <class Tile> struct StoreTmaSwapAB {
                 const int m = i / kSlices, slice = i % kSlices;
                 if (!own.has(slice / kSlicesOfChunk)) continue;
                 pick(m, slice);
-                finish(picked, m, slice, 0.5f * params.alpha, values);  // the bias is halved too
+                finish(picked, m, slice, 0.5f * alpha, values);  // the bias is halved too
 #pragma unroll
                 for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
                 store_slice(m, slice);
@@ -119,11 +120,11 @@ template <class Tile> struct StoreTmaSwapAB {
                 if (known == i) pick(known / kSlices, known % kSlices);
             }
             if (kTmaResidual && gelus) {
-                finish(picked, m, slice, 0.5f * params.alpha, values);
+                finish(picked, m, slice, 0.5f * alpha, values);
 #pragma unroll
                 for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
             } else {
-                finish(picked, m, slice, params.alpha, values);
+                finish(picked, m, slice, alpha, values);
                 if (kActivates) activate_all(values, params.activation);
             }
             store_slice(m, slice);
