@@ -24,6 +24,12 @@ ATTENTION, VARLEN = (
 BLOCK = "attention/block.cuh"
 
 FAULTS = {
+    "a large cap as a small one": Fault(
+        "attention/score.cuh", "if (cap > kLargeCap) {", "if (cap > 1e38f) {", "large caps"
+    ),
+    "a large cap without its cubic term": Fault(
+        "attention/score.cuh", "square, -1.0f / 3.0f)", "square, 0.0f)", "large caps"
+    ),
     "a bias of -inf is added": Fault(
         "attention/mask.cuh", "bias == -kInfinity ? bias : score + bias", "score + bias",
         "hidden keys",
@@ -324,6 +330,13 @@ def _check_empty_rows() -> None:
              causal_align="bottom_right", return_lse=True)  # fmt: skip
 
 
+def _check_large_caps() -> None:
+    """Scores of a 500th of the cap, and of a 20th, which the cubic term moves by 8e-4."""
+    q, k, v = _normal(1, 1, 20, 16), _normal(1, 1, 30, 16), _normal(1, 1, 30, 8)
+    for scale, cap in ((0.25, 1e3), (0.05 * 2000 / 10, 2000.0)):
+        _compare(q, k, v, scale=scale, softcap=cap, return_row_stats=True)
+
+
 def _check_large_offsets() -> None:
     stride, flags = 2**32 + 64, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
     memory = np.frombuffer(mmap.mmap(-1, 3 * stride, flags=flags), np.float16)
@@ -353,6 +366,7 @@ def _check_sections() -> None:
 CHECKS = {
     "growing": _check_growing,
     "large tiles": _check_large_tiles,
+    "large caps": _check_large_caps,
     "empty rows": _check_empty_rows,
     "large offsets": _check_large_offsets,
     "sections": _check_sections,

@@ -122,8 +122,19 @@ FAULTS = {
         "scales of all"
     ),
     "the first matrix's scale for the batch": Fault(
-        "gemm/epilogue/broadcast.cuh", "scale_a[batch.offset(kScaleA, tile.batch)]", "scale_a[0]",
-        "scales of all",
+        "gemm/epilogue/broadcast.cuh", "scale_a[batch.offset(kScaleA, tile.batch)] : 1.0f",
+        "scale_a[0] : 1.0f", "scales of all",
+    ),
+    "alpha where one scale stands": Fault(
+        "gemm/epilogue/broadcast.cuh", "kMatrixScale ? rows[0] : p.alpha", "p.alpha", "one scale"
+    ),
+    "only b's scale in alpha's place": Fault(
+        "gemm/epilogue/broadcast.cuh", ": scale_a ? scale_a[batch.offset(kScaleA, tile.batch)]", "",
+        "one scale",
+    ),
+    "the first matrix's scale in alpha's place": Fault(
+        "gemm/epilogue/broadcast.cuh", "scale_a[batch.offset(kScaleA, tile.batch)] : p.alpha",
+        "scale_a[0] : p.alpha", "one scale",
     ),
     "the other row's codes": Fault(
         "gemm/convert_nvfp4.cuh", "half * second_row * Stage::kRowBytes", "0", "nvfp4"
@@ -214,6 +225,26 @@ def _check_scales_of_all() -> None:
         assert (y == expected).all()
 
 
+def _check_one_scale() -> None:
+    """Of all weights, or of each matrix of the batch, in alpha's place, also with swap-AB."""
+    if host.current().warp_size != 32:
+        return
+    rng = np.random.default_rng(1)
+    a = rng.integers(-4, 5, (3, 1, 64)).astype(np.float16)
+    numbers = rng.choice((-2.0, 1.0, 3.0, 6.0), (72, 64))
+    codes, ones = nvfp4.pack_e2m1(numbers), np.ones((72, 4), "float8_e4m3fn")
+    product = a.astype(np.float32) @ numbers.T
+    scales = np.float32([1, -2, 4]).reshape(3, 1, 1)
+    for config in (
+        Sm90GemmConfig(128, 64, 64, 3), Sm90GemmConfig(64, 128, 64, 3, PingPong(), swap_ab=True)
+    ):  # fmt: skip
+        for scale, of_all in ((None, 0.5), (scales, 1.0)):
+            array = np.float32([of_all]) if scale is None else of_all
+            b = NvFp4(codes, ones, global_scale=array)
+            y = cupykern.scaled_mm(a, b, scale, out_dtype="float16", config=DecodeFirst(config))
+            assert (y == product * (of_all if scale is None else scale)).all()
+
+
 def _check_nvfp4() -> None:
     """NVFP4 weights, one in plain and one in blocked order, decoded in registers on Hopper."""
     if host.current().warp_size != 32:
@@ -237,6 +268,7 @@ CHECKS = {
     "global scales of one": lambda: check_global_scales_of_one(np),
     "decoded": _check_decoded,
     "scales of all": _check_scales_of_all,
+    "one scale": _check_one_scale,
     "nvfp4": _check_nvfp4,
     "saturated": _check_saturated,
     "blocked scales": _check_blocked_scales,
