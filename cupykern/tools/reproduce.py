@@ -39,8 +39,8 @@ def _bench(op: str, minutes: int, peers: str = "") -> Step:
     return Step(op, minutes, ("bench", op, *against, *timing), f"{op}.json")
 
 
-def _suite(seed: int, rows: int, minutes: int, peers: str = "all") -> Step:
-    args = ("bench", "--suite", "models", "--rows", str(rows), "--seed", str(seed))
+def _suite(seed: int, minutes: int, peers: str, *ops: str) -> Step:
+    args = ("bench", *ops, "--suite", "models", "--rows", "9", "--seed", str(seed))
     more = ("--against", peers, "--warmup-ms", "8", "--rep-ms", "20")
     return Step(f"suite_{seed}", minutes, (*args, *more), f"suite_{seed}.json")
 
@@ -96,8 +96,8 @@ STEPS = (
     _bench("attention_varlen", 1, "torch.flash"),
     _bench("decode_attention", 2, _TORCH_ATTENTION),
     _bench("nonfinite_report", 1),
-    _suite(71, 16, 40),
-    _suite(101, 9, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),
+    _suite(131, 3, "torch,torch.fast,torch.cast", "scaled_mm", "matmul"),
+    _suite(101, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),
     Step("model_llama3_8b", 5, ("bench", "--model", "llama3-8b", "--prefill", "512,4096"),
          "model_llama3_8b.json"),
     _model("e4m3"),
