@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import cache
+from operator import index
 from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
@@ -93,6 +94,8 @@ def number_of(name: str, value: Any) -> float:
     """An operand of a formula as FP32, a bool as 0 or 1.  Raises TypeError and ValueError."""
     if value is None:
         raise TypeError(f"{name} must be a number or an array; got None")
+    if isinstance(value, (np.ndarray, np.generic)) and not value.ndim:
+        value = value.item()
     if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
         return float(bool(value))
     if isinstance(value, (float, np.floating)) and math.isinf(value):
@@ -100,11 +103,20 @@ def number_of(name: str, value: Any) -> float:
     return float(np.float32(finite_float(name, value, 0.0)))
 
 
-def check_integers(**numbers: object) -> None:
-    """Raise TypeError unless all are Python or numpy integers."""
+def integers(**numbers: Any) -> tuple[int, ...]:
+    """They as Python's.  Raises TypeError unless all are integers, ValueError beyond 32 bits."""
+    found = []
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        try:
+            value = None if isinstance(number, (bool, np.bool_)) else index(number)
+        except TypeError:
+            value = None
+        if value is None:
             raise TypeError(f"{name} must be an integer; got {type(number).__name__}")
+        if not -(2**31) <= value < 2**31:
+            raise ValueError(f"{name} must fit 32 bits; got {value}")
+        found.append(value)
+    return tuple(found)
 
 
 def is_number(value: object, beside: Array) -> bool:

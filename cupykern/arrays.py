@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from operator import index
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -30,10 +29,8 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = Non
     targets.UnavailableError.
     """
     dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
-    sizes = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
-    if min(sizes, default=0) < 0:
-        raise ValueError(f"shape must have sizes of 0 or more; got {shape}")
-    return empty_of(targets.get(target).xp, sizes, dtype)
+    shape = np.broadcast_to(np.uint8(0), shape).shape  # numpy checks it
+    return empty_of(targets.get(target).xp, shape, dtype)
 
 
 def empty_of(xp: Namespace, shape: int | Sequence[int], dtype: DTypeLike) -> Array:

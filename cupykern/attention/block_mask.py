@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import arguments, dtypes, targets
 from ..expression import Expression, read
+from ..expression.parse import is_operand_name
 from ..interop.foreign import takes_foreign
 from ..numerics import namespace
 from ..reference.expression import operand
@@ -69,7 +70,9 @@ class BlockMask:
 
         Raises TypeError (dtypes, kinds of arrays) and ValueError (shapes, block sizes, contents).
         """
-        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset)
+        seq_len_q, seq_len_k, q_block, kv_block, causal_offset = _sizes(
+            seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset
+        )
         arguments.target_of("block_mask_types", block_mask_types)
         shape = block_mask_types.shape
         wanted = -(-seq_len_q // q_block), -(-seq_len_k // kv_block)
@@ -184,7 +187,9 @@ class BlockMask:
         target: "cuda", "hip", "host" or None, the GPU if there is one.  Raises TypeError,
         ValueError and targets.UnavailableError.
         """
-        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset)
+        seq_len_q, seq_len_k, q_block, kv_block, causal_offset = _sizes(
+            seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset
+        )
         first_row, last_row = _block_ends(seq_len_q, q_block)
         first_col, last_col = _block_ends(seq_len_k, kv_block)
         types = np.full((len(first_row), len(first_col)), CAUSAL, np.uint8)
@@ -224,7 +229,9 @@ class BlockMask:
         Raises SyntaxError, NameError, TypeError, ValueError and targets.UnavailableError.
         """
         others = {"batch": batch, "heads": heads, "input_pos": input_pos}
-        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block, **others)
+        seq_len_q, seq_len_k, q_block, kv_block, batch, heads, input_pos = _sizes(
+            seq_len_q, seq_len_k, q_block, kv_block, **others
+        )
         if min(batch, heads) < 1 or input_pos < 0:
             raise ValueError(f"batch and heads must be positive; got {batch}, {heads}, {input_pos}")
         formula, given = read(mask, "mask"), operands or {}
@@ -308,7 +315,7 @@ class BlockMask:
         stride: a positive integer.  target: as for `causal`.  Raises TypeError, ValueError and
         targets.UnavailableError.
         """
-        arguments.check_integers(stride=stride)
+        (stride,) = arguments.integers(stride=stride)
         if stride < 1:
             raise ValueError(f"stride must be positive; got {stride}")
         whole = cls.causal(
@@ -352,19 +359,24 @@ def _types_of(found: Blocks, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
     return types, types == PARTIAL
 
 
-def _check_sizes(
-    seq_len_q: int, seq_len_k: int, q_block: int, kv_block: int, **others: int
-) -> None:
-    """others: integers, whatever their values."""
-    arguments.check_integers(seq_len_q=seq_len_q, seq_len_k=seq_len_k, **others)
-    if q_block not in SIZES or kv_block not in SIZES:
-        raise ValueError(f"q_block and kv_block must be 64 or 128; got {q_block} and {kv_block}")
-    if min(seq_len_q, seq_len_k) < 0:
-        raise ValueError(f"lengths must not be negative; got {seq_len_q} and {seq_len_k}")
+def _sizes(seq_len_q: Any, seq_len_k: Any, q_block: Any, kv_block: Any, **others: Any) -> Any:
+    """All of them as Python's integers."""
+    of_mask = {"seq_len_q": seq_len_q, "seq_len_k": seq_len_k}
+    found = arguments.integers(**of_mask, q_block=q_block, kv_block=kv_block, **others)
+    if found[2] not in SIZES or found[3] not in SIZES:
+        raise ValueError(f"q_block and kv_block must be 64 or 128; got {found[2]} and {found[3]}")
+    if min(found[:2]) < 0:
+        raise ValueError(f"lengths must not be negative; got {found[0]} and {found[1]}")
+    return found
 
 
 def _check_operands(formula: Expression, given: dict[str, Any]) -> None:
-    """As for `attention`'s formulas: finite numbers, arrays of their dtypes, no others."""
+    """As for `attention`'s formulas: finite numbers, arrays of real numbers, no others."""
+    if not isinstance(given, dict):
+        raise TypeError(f"operands must be a dict; got {type(given).__name__}")
+    for name in given:
+        if not is_operand_name(name, "mask"):
+            raise ValueError(f"operands must have names that are free; got {name!r}")
     formula.check_names(given)
     for name, x in given.items():
         if name not in formula.names:
@@ -399,7 +411,7 @@ def _classify(
     kv_block: int,
 ) -> BlockMask:
     """Classify the mask with rows [i, j) given by `rows(i, j)`, bool (B, H, j - i, Sk)."""
-    _check_sizes(sq, sk, q_block, kv_block)
+    sq, sk, q_block, kv_block = _sizes(sq, sk, q_block, kv_block)
     num_q, num_k = -(-sq // q_block), -(-sk // kv_block)
     shape = (*batch_shape, num_q, num_k)
     types, indices, tiles, count = np.zeros(shape, np.uint8), np.zeros(shape, np.int32), [], 0

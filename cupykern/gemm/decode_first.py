@@ -27,7 +27,7 @@ class DecodeFirst:
         return self.config.num_threads
 
     def decoded(self, task: GemmTask) -> GemmTask:
-        """The second launch's: its operands are K-major or MN-major rows of whole 128 bytes."""
+        """The second launch's."""
         return replace(task.decoded, tma_store_epilogue=task.tma_store_decoded)
 
     def shared_bytes(self, task: GemmTask) -> int:

@@ -345,7 +345,8 @@ def estimate(
         before += task.batch * task.m * task.k * constants["decode_element"][task.kernel]
     if isinstance(tile.config, DecodeFirst):
         per_element = constants["decode_element"][task.kernel]
-        before += constants["decode"][task.kernel] + task.products * task.n * task.k * per_element
+        size = task.batch * task.products * task.n * task.k
+        before += constants["decode"][task.kernel] + size * per_element
         task = tile.config.decoded(task)
     if tile.cold_us and (c.general or not task.tma_store_epilogue):
         before += tile.cold_us

@@ -110,7 +110,7 @@ def attention(
         length minus Sq.
     window: (left, right): query i sees keys i + offset - left <= j <= i + offset + right, -1: any.
         Combined with causal.  Tiles of keys outside are not visited.
-    softcap: a positive number c: scaled scores s become c tanh(s / c).
+    softcap: a positive number c up to 2^64: scaled scores s become c tanh(s / c).
     score: a formula of the new score: see `expression`, kind "score"; s is the scaled and capped
         score, b, h, i and j are as in a mask's formula, hkv is the KV head.
     operands: of both formulas, up to 8 by name: numbers, and float16, bfloat16, float32, FP8, int8,

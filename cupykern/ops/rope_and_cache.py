@@ -94,9 +94,11 @@ def rope_and_cache(
     overlap, scales, config, devices).  Formula: Su et al., arXiv:2104.09864.  Error bound:
     `reference.rope_and_cache_bound`.
     """
-    k_number = v_number = k_scales = v_scales = apart = None
+    k_number = v_number = k_scales = v_scales = apart = scales_apart = None
     if k_scale is not None or v_scale is not None:
         (k_number, v_number), (k_scales, v_scales) = numbers_and_arrays(q, k_scale, v_scale)
+        if getattr(k_scales, "ndim", 0) == 3:  # outputs
+            scales_apart = plans.distance(k_scales, v_scales)
     if k_cache is not None:
         apart = plans.distance(k_cache, v_cache)
     arrays: tuple[Any, ...] = q, k, v, positions, k_cache, v_cache, inv_freq
@@ -104,7 +106,7 @@ def rope_and_cache(
         arrays = (*arrays, cos_sin, q_weight, k_weight, block_table, k_scales, v_scales)
     key, known, places = plans.find(
         ("rope_and_cache", interleaved, attention_factor, eps, layout, k_number, v_number, config,
-         apart),
+         apart, scales_apart),
         out, *arrays,
     )  # fmt: skip
     if known is not None:

@@ -52,9 +52,10 @@ _U = UNIT_ROUNDOFF_32
 _LOG_2 = math.log(2)
 
 P_ERROR = 2.0**-25
-LARGE_CAP = 128.0  # attention/score.cuh: kLargeCap
 """What an FP16 probability loses at most below FP16's smallest normal number, relative to the
 row's largest."""
+
+LARGE_CAP = 128.0  # attention/score.cuh: kLargeCap
 
 _NEAR = 8
 """Numbers an eighth of a gap apart have rounding errors that are alike (a correlation of 0.34)."""
@@ -363,7 +364,7 @@ class _Bounds:
         rounded, and so is c.
 
         Caps above LARGE_CAP have |s / c| below 2^-4 by Taylor's polynomial, of which numbers are
-        rounded nine times.
+        rounded nine times; s / c below FP32's smallest normal number is lost.
         """
         xp, cap = self.problem.xp, self.problem.softcap or 1.0
         y = xp.where(xp.isfinite(part.capped), part.capped, 0.0)
@@ -381,7 +382,8 @@ class _Bounds:
         square = value.square * slope**2 + xp.where(small, (3 * ROUNDING * y) ** 2, square)
         bias = _U * (EXP2_BIAS * of_power + RECIPROCAL_BIAS * of_ratio + 2 * xp.abs(y))
         bias = value.bias * slope + xp.where(small, 3 * _U * xp.abs(y), bias)
-        return Approximate(y, value.worst + worst, value.floor + 4 * FLOOR, square, bias)
+        floor = value.floor + (4 + 2 * max(cap, 1.0)) * FLOOR
+        return Approximate(y, value.worst + worst, floor, square, bias)
 
     def of_sink_alone(self) -> Any:
         """(H, 1): the error of the statistics of rows whose only score is the sink."""

@@ -50,8 +50,8 @@ struct GeneralScore : AnyKeyTiles {
         const float power = exp2_approx(x * exponent);
         return multiply_add(-2.0f * cap, reciprocal_approx(1.0f + power), cap);
     }
-    // The same for caps that are much larger than most scores: small y by Taylor's polynomial, whose
-    // next term is y^6 / 18 of the result.
+    // The same for caps that are much larger than most scores: small y by Taylor's polynomial,
+    // whose next term is y^6 / 18 of the result.
     static constexpr float kLargeCap = 128.0f, kSmallY = 0.0625f;
     DEVICE static float capped_by_large(float x, float cap, float exponent) {
         const float y = x * (exponent * 0.34657359f), square = y * y;  // ln 2 / 2

@@ -9,17 +9,20 @@ import ml_dtypes
 import needs
 import numpy as np
 import pytest
+from fake_gpu import fake_gpu
 from nvfp4_checks import check_global_scales_of_one
 
 import cupykern
-from cupykern import OPS, arrays, check, dtypes, inputs, nvfp4
+from cupykern import OPS, arrays, check, dtypes, inputs, nvfp4, targets
 from cupykern.gemm import gemm, sm90_heuristic
 from cupykern.gemm.decode_first import DecodeFirst
 from cupykern.gemm.gemm_task import GemmTask, make_task
 from cupykern.gemm.product import FP4, K_MAJOR, STRIDED, matrix
 from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config
 from cupykern.gemm.sm90_config import ARCHS
+from cupykern.gemm.sm90_epilogue import TMA_STORE, epilogue_kind
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig, Sm90MixedGemmConfig
+from cupykern.gemm.sm90_plan import sm90_plan
 from cupykern.gemm.sm90_policies import Multicast, PingPong
 from cupykern.numerics import as_float64
 from cupykern.nvfp4 import NUMBERS, NvFp4
@@ -288,6 +291,33 @@ def test_every_variant_is_chosen_by_some_product():
                         chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
         portable = {v for v in nvfp4_variants(arch) if v.kernel == "gemm"}
         assert portable <= chosen <= set(nvfp4_variants(arch)) and len(portable) <= 8
+
+
+@pytest.mark.parametrize("of_a", [FP4, dtypes.float16, dtypes.bfloat16])
+def test_tasks_have_the_epilogues_that_are_launched(monkeypatch, of_a):
+    """Times are estimated of the task: an NVFP4 `a`, decoded to 16 bits, allows a TMA store."""
+    pytest.importorskip("cupy")
+    if targets.get().name != "host":
+        pytest.skip("there is a GPU")
+    launched = []
+
+    def plan_of(target, product, task, config):
+        launched.append((task.tma_store_epilogue, epilogue_kind(product, config.swap_ab)))
+        return sm90_plan(target, product, task, config)
+
+    monkeypatch.setattr(gemm, "sm90_plan", plan_of)
+    with fake_gpu(monkeypatch) as gpu:
+        b = NvFp4(gpu.array((512, 256), "uint8"), gpu.array((512, 32), "uint8").view(E4M3))
+        c = NvFp4(gpu.array((128, 256), "uint8"), gpu.array((128, 32), "uint8").view(E4M3))
+        a = c if of_a == FP4 else gpu.array((128, 512), of_a)
+        for options in ({}, {"activation": "silu"}, {"activation": "gelu"}, {"bias": True}):
+            if "bias" in options:
+                options = {"bias": gpu.array((512,), "float16")}
+            for out_dtype in ("float16", "float32"):
+                config = Sm90MixedGemmConfig(64, 128, 128, 3)
+                cupykern.scaled_mm(a, b, out_dtype=out_dtype, config=config, **options)
+    assert len(launched) == 8 and len({kind for _, kind in launched}) > 1
+    assert all(store == (kind == TMA_STORE) for store, kind in launched)
 
 
 # --- quantisation --------------------------------------------------------------------------------

@@ -427,6 +427,21 @@ def test_caches_that_overlap_are_refused_after_others(fake):
     assert not fake.launches
 
 
+def test_scale_outputs_that_overlap_are_refused_after_others(fake):
+    k_cache, v_cache = fake.array((2, 1, 8, 16, 128), "int8")
+    positions, inv_freq = fake.array((4,), "int32"), fake.array((64,), "float32")
+    scales = fake.array((2, 1, 8, 16), "float32")
+    given_ = *heads(fake, 1, 4), positions, k_cache, v_cache
+    for _ in range(3):
+        cupykern.rope_and_cache(*given_, inv_freq=inv_freq, k_scale=scales[0], v_scale=scales[1])
+    fake.launches.clear()
+    nearer = scales.reshape(-1)[32:][: scales[0].size].reshape(scales[0].shape)
+    for other in (scales[0], nearer):
+        with pytest.raises(ValueError, match="k_scale must not overlap v_scale"):
+            cupykern.rope_and_cache(*given_, inv_freq=inv_freq, k_scale=scales[0], v_scale=other)
+    assert not fake.launches
+
+
 def test_what_is_elsewhere_is_refused(fake):
     given_ = *heads(fake, 1, 3), np.arange(3, dtype=np.int32)
     with pytest.raises(TypeError, match="positions must be a cupy array as q is"):

@@ -41,7 +41,7 @@ def test_a_window_that_reaches_all_keys_is_none():
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("cap", [129.0, 1e4, 1e7, 1e18, 2.0**100])
+@pytest.mark.parametrize("cap", [129.0, 1e4, 1e7, 1e18, 2.0**64])
 def test_a_large_soft_cap_loses_nothing(cap, config):
     """Scores far below it stay as they are, to the precision of FP32."""
     q, k, v = qkv(70, 90, 64)

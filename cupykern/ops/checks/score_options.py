@@ -17,7 +17,7 @@ LARGEST = 2**28  # of lengths and positions: kernels add two of them and a windo
 _WIDEST = 2**29  # a window that reaches any key
 CAUSAL = ScoreOptions(right=0)  # which plain variants do, too
 _MOST = float(np.finfo(np.float32).max)
-_LARGEST_CAP = 2.0**100
+_LARGEST_CAP, _LEAST_FACTOR = 2.0**64, 2.0**-100  # of FP32's range: the rest is for scores
 
 
 def check_window(window: Any, causal: bool) -> tuple[int, int]:
@@ -44,9 +44,11 @@ def check_softcap(softcap: Any, scale: float) -> float:
     softcap = arguments.finite_float("softcap", softcap, 0.0)
     if softcap <= 0:
         raise ValueError(f"softcap must be positive, or None; got {softcap}")
-    if softcap > _LARGEST_CAP or 2 * math.log2(math.e) * abs(scale) > _MOST * softcap:
+    factor = 2 * math.log2(math.e) * abs(scale) / softcap
+    if softcap > _LARGEST_CAP or factor > _MOST or 0 < factor < _LEAST_FACTOR:
         raise ValueError(
-            f"softcap must be at most 2^100, and 2 log2(e) scale / softcap finite; got {softcap}"
+            "softcap must be at most 2^64, and 2 log2(e) scale / softcap at least 2^-100 and "
+            f"finite in FP32; got {softcap} and a scale of {scale}"
         )
     return softcap
 
