@@ -94,7 +94,8 @@ def number_of(name: str, value: Any) -> float:
     """An operand of a formula as FP32, a bool as 0 or 1.  Raises TypeError and ValueError."""
     if value is None:
         raise TypeError(f"{name} must be a number or an array; got None")
-    if isinstance(value, (np.ndarray, np.generic)) and not value.ndim:
+    is_array = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+    if (is_array or isinstance(value, np.generic)) and not value.ndim:
         value = value.item()
     if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
         return float(bool(value))

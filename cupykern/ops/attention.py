@@ -41,7 +41,13 @@ from .checks.attention_formulas import (
     is_formula,
     read_formulas,
 )
-from .checks.score_options import as_int32, check_lens, check_options, check_positions
+from .checks.score_options import (
+    as_int32,
+    check_lens,
+    check_options,
+    check_positions,
+    check_window,
+)
 from .problems import attention as problems
 
 
@@ -153,6 +159,8 @@ def attention(
     FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
     """
     arrays: tuple[Any, ...]
+    if window is not None:  # before the key: (3, 0) == (3.0, False)
+        window = check_window(window, False)
     formulas = NONE
     if score is not None or operands is not None or (mask is not None and is_formula(mask)):
         own = mask if is_formula(mask) else None

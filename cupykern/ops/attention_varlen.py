@@ -37,7 +37,14 @@ from .checks.attention import (
 from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.cache_scales import as_hnd, check_scales, numbers_and_arrays
 from .checks.caches import check_caches, check_pages, check_table
-from .checks.score_options import CAUSAL, as_int32, check_lens, check_options, check_positions
+from .checks.score_options import (
+    CAUSAL,
+    as_int32,
+    check_lens,
+    check_options,
+    check_positions,
+    check_window,
+)
 from .problems import attention_varlen as problems
 
 
@@ -132,13 +139,15 @@ def attention_varlen(
     Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets,
     lengths and pages that fail the checks.  Error bound: `reference.attention_varlen_bound`.
     """
+    if window is not None:  # before the key: (3, 0) == (3.0, False)
+        window = check_window(window, False)
     of_keys: tuple[Any, ...] = (cu_seqlens_k,)
     refused = seq_lens_k is not None
     if block_table is not None:
         of_keys, refused = (seq_lens_k, block_table), cu_seqlens_k is not None
     call: tuple[Any, ...]
     call = ("attention_varlen", max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse,
-            config, window, softcap, layout, refused)  # fmt: skip
+            config, window, softcap, layout, refused, block_table is not None)  # fmt: skip
     arrays: tuple[Any, ...] = q, k, v, cu_seqlens_q, *of_keys
     more: tuple[Any, ...] = alibi_slopes, sinks
     formulas, scales = NONE, (None, None)

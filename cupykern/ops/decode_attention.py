@@ -27,6 +27,7 @@ from .checks.score_options import (
     check_lens,
     check_options,
     check_positions,
+    check_window,
 )
 from .problems import decode_attention as problems
 from .problems.decode_attention import task_of
@@ -114,6 +115,8 @@ def decode_attention(
     pages are those of PagedAttention (Kwon et al., arXiv:2309.06180).  Error bound:
     `reference.decode_attention_bound`.
     """
+    if window is not None:  # before the key: (3, 0) == (3.0, False)
+        window = check_window(window, False)
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
     call: tuple[Any, ...] = (
         "decode_attention",

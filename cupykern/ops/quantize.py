@@ -59,6 +59,8 @@ def quantize(
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (dims,
     granularity, block, config).  Error bound: `reference.quantize_bound`.
     """
+    if granularity == "block":  # before the key: (1, 128) == (1.0, 128.0)
+        check_block(block)
     key, known, _ = plans.find(("quantize", dtype, granularity, block, config), None, x)
     if known is not None:
         target, code, shape, launch = known
@@ -95,16 +97,21 @@ def check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> tuple
     if x.ndim < needed:
         raise ValueError(f"granularity {granularity!r} needs {needed} dims; got shape {x.shape}")
     if granularity == "block":
-        legal = (
-            isinstance(block, tuple)
-            and len(block) == 2
-            and all(isinstance(size, (int, np.integer)) and size > 0 for size in block)
-        )
-        if not legal or block[0] * block[1] > _MAX_TILE:
-            raise ValueError(
-                f"block must be two positive integers of a product up to {_MAX_TILE}; got {block!r}"
-            )
+        check_block(block)
     return target, code
+
+
+def check_block(block: Any) -> None:
+    """Raises ValueError."""
+    legal = (
+        isinstance(block, tuple)
+        and len(block) == 2
+        and all(isinstance(size, (int, np.integer)) and size > 0 for size in block)
+    )
+    if not legal or block[0] * block[1] > _MAX_TILE:
+        raise ValueError(
+            f"block must be two positive integers of a product up to {_MAX_TILE}; got {block!r}"
+        )
 
 
 # --- the op's record -----------------------------------------------------------------------------

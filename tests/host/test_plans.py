@@ -617,6 +617,57 @@ def test_what_was_illegal_stays_so(fake):
             cupykern.attention(q, k, k, out=k)
 
 
+def test_members_of_tuples_are_checked_in_every_call(fake):
+    """(3, 0) equals (3.0, False), which is no window."""
+    q = fake.array((1, 4, 64, 64), "float16")
+    rows, cu = fake.array((8, 4, 64), "float16"), fake.array((3,), "int32")
+    longest = {"max_seqlen_q": 4, "max_seqlen_k": 4}
+
+    def varlen(window):
+        cupykern.attention_varlen(rows, rows, rows, cu, cu, window=window, **longest)
+
+    for call in (
+        lambda window: cupykern.attention(q, q, q, window=window),
+        lambda window: cupykern.decode_attention(q, q, q, window=window),
+        varlen,
+    ):
+        for _ in range(2):
+            call((3, 0))
+            for window in ((3.0, 0), (3, False), (np.float64(3), 0)):
+                with pytest.raises(TypeError, match="window must have integers"):
+                    call(window)
+    x = fake.array((256, 256), "float16")
+    for _ in range(2):
+        cupykern.quantize(x, "e4m3", granularity="block", block=(1, 128))
+        with pytest.raises(ValueError, match="block must be two positive integers"):
+            cupykern.quantize(x, "e4m3", granularity="block", block=(1.0, 128.0))
+
+
+def test_block_tables_are_no_slopes(fake):
+    """Both are the sixth array of their calls."""
+    q, cu = fake.array((8, 4, 64), "float16"), fake.array((3,), "int32")
+    pages, k = fake.array((5, 4, 16, 64), "float16"), fake.array((9, 4, 64), "float16")
+    lens, table = fake.array((2,), "int32"), fake.array((2, 2), "int32")
+    slopes = fake.array((4,), "float32")
+    call = functools.partial(cupykern.attention_varlen, q, max_seqlen_q=4, max_seqlen_k=30)
+    for _ in range(3):
+        call(pages, pages, cu, block_table=table, seq_lens_k=lens)
+        call(k, k, cu, cu, alibi_slopes=slopes)
+    with pytest.raises(ValueError, match="k must have 3 dims"):
+        call(pages, pages, cu, lens, alibi_slopes=table)
+    with pytest.raises(ValueError, match="k must have 4 dims"):
+        call(k, k, cu, seq_lens_k=cu, block_table=slopes)
+
+
+def test_masked_arrays_are_no_scales(fake):
+    q = fake.array((1, 4, 1, 64), "float16")
+    cache = fake.array((1, 4, 64, 64), "int8")
+    for _ in range(2):
+        cupykern.decode_attention(q, cache, cache, k_scale=2.0)
+        with pytest.raises(TypeError, match="k_scale must be a real number; got MaskedArray"):
+            cupykern.decode_attention(q, cache, cache, k_scale=np.ma.array(2.0))
+
+
 def test_a_warm_call_is_one_on_the_current_device(fake, monkeypatch):
     """Elsewhere all is checked again, and the device is another one meanwhile."""
     x = fake.array((2, 8), "float16")

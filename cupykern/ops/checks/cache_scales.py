@@ -13,7 +13,7 @@ _LARGEST = 2.0**126  # its reciprocal is a normal number
 
 def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
     """`scale`, as one of both; beside q."""
-    if not hasattr(scale, "dtype"):
+    if not hasattr(scale, "dtype") or isinstance(scale, np.ma.MaskedArray):
         return scale, None
     return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
 
