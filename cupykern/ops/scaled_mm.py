@@ -406,7 +406,7 @@ def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
         bias,
         scale_a=None if scale_a is None else product.matrix(scale_a, batch),
         scale_b=None if scale_b is None else product.matrix(scale_b, batch),
-        alpha=1.0,
+        alpha=math.prod(s for s in scales if isinstance(s, float)),
         activation=p.activation,
     )
 

@@ -215,26 +215,27 @@ GIVEN = {
     "dequant_softmax": (4, 3),
     "attention": (4, 13),
     "attention with blocks": (5, 13),
-    "attention_varlen": (5, 11),
+    "attention_varlen": (5, 12),
     "decode_attention": (5, 7),
     "cascade_attention": (7, 4),
     "cascade_attention with scales": (9, 6),
     "merge_attention": (4, 2),
-    "rope_and_cache": (7, 8),
-    "rope_and_cache with options": (13, 8),
+    "rope_and_cache": (7, 9),
+    "rope_and_cache with options": (13, 9),
 }
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
 # reads, the tiles of a mask of blocks, and the sizes of a mask of blocks where there is none; the
-# distance of caches, which decides only what is refused (test_rope_and_cache.py).
+# distances of caches and of their scales and whether there is a block table, which decide only what
+# is refused (test_rope_and_cache.py, test_plans.py).
 NOT_OF_PLANS = {
     "attention": ("option 6", "option 7", "option 10"),
     "attention with blocks": ("array 4", "option 6", "option 7"),
-    "attention_varlen": ("option 5",),
+    "attention_varlen": ("option 5", "option 11"),
     "decode_attention": ("option 3",),
     "cascade_attention": ("option 3",),
     "cascade_attention with scales": ("option 3",),
-    "rope_and_cache": ("option 7",),
-    "rope_and_cache with options": ("option 7",),
+    "rope_and_cache": ("option 7", "option 8"),
+    "rope_and_cache with options": ("option 7", "option 8"),
 }
 # Nor does quantize_nvfp4 ask where an array begins.
 NOT_ALIGNED = ("quantize_nvfp4",)

@@ -19,6 +19,9 @@ import numpy as np
 
 from ... import dtypes
 from ...check import GuardedArray, Violation
+from ...gemm.decode_first import DecodeFirst
+from ...gemm.gemm_task import GemmTask
+from ...gemm.product import K_MAJOR
 from ...numerics import as_float64, to_numpy
 from ...nvfp4 import NvFp4
 from ...op import Call, Op, RandomDraw
@@ -29,6 +32,7 @@ from ...ops.problems import products
 from ...ops.problems.products import NVFP4, MatmulProblem
 from ...ops.scaled_mm import SCALES, ScaledProblem
 from ...targets import Target
+from ...targets.limits import device
 from .exact_values import (
     Operand,
     Values,
@@ -145,8 +149,27 @@ def draw(op: Op, names: tuple[str, str], seed: int, target: Target) -> _Product:
     made = make(draw, base, rng, target.xp)
     if draw.integer(1, _CONFIG_EVERY) > 1 or "accumulate" in made.call.kwargs:
         return made
-    config = _draw_config(draw, op.configs(made.problem, target.arch))
+    config = _draw_config(draw, _configs(op, made.problem, target.arch))
     return made._replace(call=Call(made.call.args, {**made.call.kwargs, "config": config}))
+
+
+def _configs(op: Op, problem: Any, arch: str) -> Sequence[Any]:
+    """Of the problem.  It does not say which scales of NVFP4 operands are numbers and which are in
+    memory; with both, what is decoded first has the general epilogue."""
+    configs = op.configs(problem, arch)
+    if not isinstance(problem, ScaledProblem):
+        return configs
+    p = problem.product
+    general = GemmTask(
+        *(1, p.m, p.n, p.k, dtypes.float16, dtypes.float16, K_MAJOR, K_MAJOR),
+        tma_store_epilogue=False,
+    )
+    of = device(arch)
+    return [
+        config
+        for config in configs
+        if not isinstance(config, DecodeFirst) or config.config.refusal(general, of) is None
+    ]
 
 
 def _draw_config(draw: RandomDraw, configs: Sequence[Any]) -> Any:
