@@ -248,7 +248,7 @@ KEPT = {
     "gemm.float32_heuristic": {"configs"},
     "gemm.fma_heuristic": {"_configs"},
     "gemm.portable_heuristic": {"_tiles", "_dual_tiles", "configs"},
-    "gemm.sm90_heuristic": {"table"},
+    "gemm.sm90_heuristic": {"_decoded_first", "table"},
     "inputs": {"_normal_block"},
     "numerics": {"_finfo", "_widen"},
     "param_structs": {"struct_dtype"},
