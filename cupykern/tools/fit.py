@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,21 @@ def samples(trials: Iterable[Trial]) -> list[Sample]:
         known = trial.median_us if trial.verified and is_gemm else None
         if known and len(trial.shape) == 3:
             task = task_of_key(key, trial.shape)
-            for tile in sm90_heuristic.tiles_of(task):
-                for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
-                    config: Any = tile.config
-                    if splits > 1:
-                        config = SplitKWorkspace(config, splits)
-                    if repr(config) == trial.config:
-                        found.append(Sample(task, tile, splits, known))
+            for tile, splits in _by_config(sm90_heuristic.tiles_of(task)).get(trial.config, ()):
+                found.append(Sample(task, tile, splits, known))
+    return found
+
+
+@cache
+def _by_config(tiles: tuple[sm90_heuristic.Tile, ...]) -> dict[str, list[tuple[Any, int]]]:
+    """The tiles and splits of each config, as trials write it."""
+    found: dict[str, list[tuple[Any, int]]] = {}
+    for tile in tiles:
+        for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
+            config: Any = tile.config
+            if splits > 1:
+                config = SplitKWorkspace(config, splits)
+            found.setdefault(repr(config), []).append((tile, splits))
     return found
 
 
