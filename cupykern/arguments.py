@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, is_dataclass
-from functools import cache
 from operator import index
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast
 
 import numpy as np
 
@@ -126,45 +124,6 @@ def is_number(value: object, beside: Array) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and (is_cupy(beside) or value.dtype != np.float32)
     return isinstance(value, np.generic) or not hasattr(value, "dtype")
-
-
-def check_fields(config: Any, *kinds: type[Any], name: str = "config") -> None:
-    """Check a config's type and those of its fields: bools, integers of 32 bits, and such configs.
-
-    Raises TypeError and ValueError.
-    """
-    if not isinstance(config, kinds):
-        names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
-        raise TypeError(f"{name} must be a {names}; got {type(config).__name__}")
-    check_complete(config)
-    for field, of_field in field_kinds(config.__class__).items():
-        value = getattr(config, field)
-        if is_dataclass(of_field[0]):
-            check_fields(value, *of_field, name=f"{name}'s {field}")
-            continue
-        if type(value) not in of_field:
-            wanted = "a bool" if of_field == (bool,) else "an integer"
-            raise TypeError(f"{name}'s {field} must be {wanted}; got {value!r}")
-        if value >= 2**31:
-            raise ValueError(f"{name}'s {field} must be less than 2^31; got {value}")
-
-
-@cache
-def field_kinds(kind: type) -> dict[str, tuple[type, ...]]:
-    """The types that each field of a dataclass may have."""
-    hints = get_type_hints(kind)
-    return {x.name: get_args(hints[x.name]) or (hints[x.name],) for x in fields(kind)}
-
-
-def check_complete(config: object) -> None:
-    """Raise TypeError if `config` has no hash, by which plans are looked up: a dataclass without
-    all its fields, as one unpickled from another version, or a dict, say."""
-    if is_dataclass(config):
-        missing = [field.name for field in fields(config) if not hasattr(config, field.name)]
-        if missing:
-            raise TypeError(f"config, a {type(config).__name__}, lacks {', '.join(missing)}")
-    if type(config).__hash__ is None:
-        raise TypeError(f"config must be a config of the op; got {type(config).__name__}")
 
 
 def normalize_axis(axis: object, shape: tuple[int, ...]) -> int:

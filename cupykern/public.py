@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from . import arguments
+from .config_class import check_complete
 from .interop import foreign
 from .op import Op
 from .tuning.tune import tuned_at_first
@@ -40,7 +40,7 @@ def public(function: Function, op: Op | None = None) -> Function:
                 return look(run, args, kwargs)
             return run(*args, **kwargs)
         except (AttributeError, TypeError):
-            arguments.check_complete(kwargs.get("config"))
+            check_complete(kwargs.get("config"))
             if not foreign.is_foreign(args, kwargs):
                 raise
         return foreign.call(call, args, kwargs)

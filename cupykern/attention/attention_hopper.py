@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes, tuned
+from ..config_class import config_class
 from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..runtime import workspace
@@ -92,7 +92,7 @@ VARIANTS = (
 )
 
 
-@dataclass(frozen=True)
+@config_class
 class AttentionHopperConfig:
     """Warpgroups of 64 queries, and one that loads, compute tile_m queries by tiles of tile_n keys,
     of which `stages` are in shared memory."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes
 from ..arrays import maker
+from ..config_class import config_class
 from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..param_structs import zeros
@@ -38,7 +38,7 @@ _MANY = 2**31  # queries
 _HOPPER = ("sm_90a", "host")  # have TMA and wgmma
 
 
-@dataclass(frozen=True)
+@config_class
 class AttentionConfig:
     """A block of num_warps warps (of 32 lanes) computes tile_m queries, by tiles of tile_n keys."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..runtime.choice import Family
@@ -29,7 +30,7 @@ _BLOCKS_PER_SM = 2  # resident at once
 _GROUPS = (8, 16, 32)  # chunks of a block of whole groups
 
 
-@dataclass(frozen=True)
+@config_class
 class DecodeConfig:
     """A block computes `tile_m` rows of a KV head: tiles of `tile_n` keys, loaded in `stages`.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..rows.row_layout import VECTOR_BYTES, Operand
@@ -24,7 +24,7 @@ _LANES = 32  # of a row, at most
 _WAVES = 4  # of blocks of several rows a thread, at least
 
 
-@dataclass(frozen=True)
+@config_class
 class MergeConfig:
     """rows: that each thread loads a part of before it merges them."""
 

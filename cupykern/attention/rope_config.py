@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..runtime.choice import Family
 from ..targets import Device
@@ -25,7 +25,7 @@ TABLE_FLOATS, MAX_TOKENS = 3072, 64  # rope_and_cache.cu: kTableFloats, kMaxToke
 _WAVES = 4  # of blocks of several vectors a thread, at least
 
 
-@dataclass(frozen=True)
+@config_class
 class RopeConfig:
     """vectors: of heads, that each thread loads a part of before it goes on."""
 

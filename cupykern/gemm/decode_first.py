@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ..config_class import config_class
 from ..kernels import Variant
 from ..targets import Device
 from .gemm_task import GemmTask
@@ -12,7 +13,7 @@ from .sm90_dual_config import Sm90DualGemmConfig
 from .sm90_gemm_config import Sm90GemmConfig
 
 
-@dataclass(frozen=True)
+@config_class
 class DecodeFirst:
     """NVFP4 weights are decoded to 16-bit elements in memory, by a launch of their own;
     then `config`, whose epilogue has their scales.

@@ -6,12 +6,12 @@ The Python half of kernels_cu/gemm_fma.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
@@ -35,7 +35,7 @@ _VECTOR = 4  # elements
 _SPLIT = 32  # of k, of which a split is a multiple: whole stages
 
 
-@dataclass(frozen=True)
+@config_class
 class FmaGemmConfig:
     """A tile of the FP32 mainloop and how it is computed.
 

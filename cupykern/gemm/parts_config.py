@@ -5,8 +5,9 @@ The Python half of kernels_cu/gemm_parts.cu and gemm/mainloop_parts.cuh.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ..config_class import config_class
 from ..kernels import Variant
 from ..precisions import AnyParts
 from ..targets import Device
@@ -18,7 +19,7 @@ _SPLIT_MN = 128  # split_float32.cu: kBlockMn
 _PROMOTED_K = 32  # mainloop_parts.cuh: kPromoteK
 
 
-@dataclass(frozen=True)
+@config_class
 class PartsGemmConfig:
     """The 16-bit parts of two FP32 operands, by the portable mainloop; see SplitFloat32.
 

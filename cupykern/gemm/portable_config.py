@@ -6,11 +6,11 @@ The Python half of the constants of kernels_cu/gemm/mainloop_portable.cuh.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..targets import Device
 from ..targets.limits import max_shared_bytes
@@ -21,7 +21,7 @@ _ALL_OF_K = 2**30  # no accumulator is promoted before its end
 FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
 
-@dataclass(frozen=True)
+@config_class
 class GemmConfig:
     """A tile of the portable mainloop and how it is computed.
 

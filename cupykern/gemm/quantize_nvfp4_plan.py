@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays, dtypes, nvfp4
+from ..config_class import config_class
 from ..kernels import Variant
 from ..nvfp4 import GROUP, NvFp4
 from ..param_structs import zeros
@@ -24,7 +25,7 @@ _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 
-@dataclass(frozen=True)
+@config_class
 class NvFp4Config:
     """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through
     groups of 16 elements; each thread loads at_once of them before it goes on.  cached_groups: how

@@ -6,12 +6,13 @@ The Python half of kernels_cu/skinny_gemm.cu and dual_gemm_skinny.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
@@ -45,7 +46,7 @@ _FORMULA_PARAMS = {
 }
 
 
-@dataclass(frozen=True)
+@config_class
 class SkinnyGemmConfig:
     """tile_n columns for a block, of a dual GEMM of both products, whose warps slice k and have no
     block barrier before the epilogue.

@@ -7,8 +7,8 @@ kernels_cu/gemm/epilogue/gated.cuh.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from ..config_class import config_class
 from .gemm_task import GemmTask
 from .product import MN_MAJOR
 from .sm90_config import SS, SWIZZLE_BYTES, Fp8, MixedInput, Sm90Config
@@ -81,7 +81,7 @@ class SameOperands(GatedEpilogue):
         return super().cluster_refusal(task)
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90DualGemmConfig(SS, SameOperands):
     """16-bit operands."""
 
@@ -95,7 +95,7 @@ class Sm90DualGemmConfig(SS, SameOperands):
     cluster: Multicast | SplitK = NO_CLUSTER
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
     """FP8 operands, tile_k = 128.  One warpgroup is for up to 64 rows."""
 
@@ -110,7 +110,7 @@ class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
         return super().epilogue_bytes(task) + self.block_scale_bytes(task)
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90MixedDualGemmConfig(MixedInput, GatedEpilogue):
     """16-bit a, K-major 8-bit or NVFP4 b1 and b2, converted in registers."""
 

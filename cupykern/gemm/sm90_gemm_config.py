@@ -6,9 +6,10 @@ kernels_cu/gemm/epilogue/matmul.cuh.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..precisions import AnyParts
 from .gemm_task import GemmTask
@@ -70,7 +71,7 @@ class MatmulEpilogue(Sm90Config):
         return 16 if task.a in FP8 and not self.swap_ab else 8  # StoreTma: kept
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90GemmConfig(SS, MatmulEpilogue):
     """Two 16-bit or int8 operands (MainloopSm90SS)."""
 
@@ -90,7 +91,7 @@ class Sm90GemmConfig(SS, MatmulEpilogue):
         return 384 if isinstance(self.schedule, PingPong) else 352
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
     """Two FP8 operands, tile_k = 128 (MainloopSm90SSFp8)."""
 
@@ -116,7 +117,7 @@ class Sm90Fp8GemmConfig(Fp8, MatmulEpilogue):
         return size + self.block_scale_bytes(task)
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
     """16-bit a, 8-bit or NVFP4 b converted in registers (MainloopSm90RS)."""
 
@@ -129,7 +130,7 @@ class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
     general: bool = False
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90PartsGemmConfig(SS, MatmulEpilogue):
     """The 16-bit parts of two FP32 operands (MainloopSm90SSParts); see SplitFloat32.
 

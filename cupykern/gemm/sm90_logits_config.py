@@ -6,9 +6,8 @@ The Python half of the types of kernels_cu/dequant_softmax_hopper.cu and dequant
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..targets import Device
 from .gemm_task import GemmTask
@@ -16,7 +15,7 @@ from .product import K_MAJOR
 from .sm90_config import MixedInput, device_refusal, round_up, shared_memory_refusal, tma_refusal
 
 
-@dataclass(frozen=True)
+@config_class
 class Sm90LogitsConfig(MixedInput):
     """int8 weights converted in registers; a set of columns' statistics from the epilogue
     (gemm/epilogue/partial_softmax.cuh)."""
@@ -39,7 +38,7 @@ class Sm90LogitsConfig(MixedInput):
         return "gemm::PartialSoftmaxEpilogue<Mainloop>", "partial_softmax"
 
 
-@dataclass(frozen=True)
+@config_class
 class SkinnyLogitsConfig:
     """Up to 16 rows by mma: each warp has 32 of tile_n columns."""
 

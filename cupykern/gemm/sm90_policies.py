@@ -5,11 +5,12 @@ The Python half of kernels_cu/gemm/policies.cuh.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from ..config_class import config_class
 
-@dataclass(frozen=True)
+
+@config_class
 class Cooperative:
     """Each of one to four consumer warpgroups has a slice of the rows of every tile."""
 
@@ -20,7 +21,7 @@ class Cooperative:
         return f"gemm::Cooperative<{self.warpgroups}>"
 
 
-@dataclass(frozen=True)
+@config_class
 class PingPong:
     """Each of two warpgroups has every second tile: one's epilogue runs beside the other's
     mainloop."""
@@ -29,7 +30,7 @@ class PingPong:
     cpp: ClassVar[str] = "gemm::PingPong"
 
 
-@dataclass(frozen=True)
+@config_class
 class SlicedK:
     """Each of two warpgroups has every second stage of a tile; their accumulators are added."""
 
@@ -37,7 +38,7 @@ class SlicedK:
     cpp: ClassVar[str] = "gemm::SlicedK"
 
 
-@dataclass(frozen=True)
+@config_class
 class Multicast:
     """The blocks of a cluster have tiles with the same columns of the accumulators.  Each loads a
     slice of these columns' operand and multicasts it.  Multicast(1): no cluster."""
@@ -49,7 +50,7 @@ class Multicast:
         return f"gemm::Cluster<{self.size}>"
 
 
-@dataclass(frozen=True)
+@config_class
 class SplitK:
     """The blocks of a cluster have one tile, each a range of k; they exchange accumulators on the
     chip."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import dtypes
 from ..arrays import maker
+from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts
@@ -47,7 +48,7 @@ _FLAGGED = FmaGemmConfig(128, 128, 8, 16, 8, stages=4, min_blocks=2)
 _FLAGGED_ELSEWHERE = FmaGemmConfig(128, 128, 8, 8, 8, stages=4)
 
 
-@dataclass(frozen=True)
+@config_class
 class SplitFloat32:
     """Both operands are split into 16-bit parts in memory, by a launch of their own; `config`
     multiplies these; a last launch computes tiles that the parts cannot stand for."""

@@ -7,11 +7,12 @@ The Python half of kernels_cu/reduce_split_k.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..arrays import maker
+from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
@@ -39,7 +40,7 @@ _WORD_K = 64  # k of a word of scales; nvfp4.cuh: kWordK
 SplitConfig = Sm90GemmConfig | Sm90Fp8GemmConfig | Sm90MixedGemmConfig
 
 
-@dataclass(frozen=True)
+@config_class
 class SplitKWorkspace:
     """K split `splits` times, into whole stages, by `config`; a second launch adds the partial
     accumulators and has the epilogue."""

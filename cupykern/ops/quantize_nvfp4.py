@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, nvfp4, reference
 from ..arrays import address_of, take
+from ..config_class import check_config
 from ..gemm import quantize_nvfp4_plan
 from ..gemm.product import Matrix, matrix
 from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, variant_of
@@ -50,7 +51,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         return plan.launch(x, places)
     target = check(x, layout)
     if config is not None:
-        arguments.check_fields(config, NvFp4Config)
+        check_config(config, NvFp4Config)
     xp, (*outer, rows, k) = target.xp, x.shape
     with arguments.on_device(target):
         scale_shape = nvfp4.scale_shape(x.shape, layout)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import EITHER, Variant
 from ..targets.limits import max_cluster_size, max_shared_bytes
 from .row_layout import VECTOR_BYTES, RowLayout
@@ -174,7 +175,7 @@ class RowConfig:
         return None
 
 
-@dataclass(frozen=True)
+@config_class
 class SharedRows(RowConfig):
     """Rows of any strides and alignment, with any options, in shared memory.
 
@@ -219,7 +220,7 @@ class BlockRows(RowConfig):
         return self.num_threads
 
 
-@dataclass(frozen=True)
+@config_class
 class SpanRows(BlockRows):
     """Contiguous rows of up to `chunk` elements, without options: a block's rows are one span.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..targets.limits import is_measured
 from .row_layout import VECTOR_BYTES, Operand
@@ -18,7 +18,7 @@ from .row_layout import VECTOR_BYTES, Operand
 MAX_DIMS = 8
 
 
-@dataclass(frozen=True)
+@config_class
 class NonfiniteConfig:
     """num_threads threads per block, each with `batch` vectors of vector_width elements under way;
     min_blocks blocks on a multiprocessor.  plain: the elements fill one contiguous span.

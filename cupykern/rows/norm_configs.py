@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..config_class import config_class
 from ..kernels import EITHER, Variant
 from ..targets.limits import max_shared_bytes
 from .configs import MAX_CLUSTER, BlockRows, RowConfig, Rows
@@ -77,7 +78,7 @@ class EvenNormRows(RowConfig):
         return super()._rows_refusal(rows)
 
 
-@dataclass(frozen=True)
+@config_class
 class NormRegisterRows(EvenNormRows):
     """Even rows of one block in registers."""
 
@@ -95,7 +96,7 @@ class NormRegisterRows(EvenNormRows):
         return 0
 
 
-@dataclass(frozen=True)
+@config_class
 class NormSharedRows(EvenNormRows):
     """Even rows of a block or cluster in shared memory: one variant for clusters of all sizes, but
     for those of two blocks without `generic` (H200, FP16 of 20480 columns: rms_norm 13% faster,
@@ -122,7 +123,7 @@ class NormSharedRows(EvenNormRows):
         return replace(variant, cluster_size=MAX_CLUSTER, launched=launched)
 
 
-@dataclass(frozen=True)
+@config_class
 class PersistentRows(BlockRows):
     """Even rows by persistent, warp-specialised blocks or clusters, which take rows by a counter;
     neither quantized nor of layer_norm with a residual, for want of registers.

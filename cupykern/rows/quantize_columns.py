@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays
-from ..arguments import check_fields
+from ..config_class import check_config, config_class
 from ..kernels import Variant
 from ..runtime import plans
 from ..runtime.choice import Family
@@ -26,7 +26,7 @@ from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 _STATIC_BYTES = 12 * 1024  # at most: what warps and blocks exchange
 
 
-@dataclass(frozen=True)
+@config_class
 class SharedColumns(RowConfig):
     """Columns of matrices in C order, in shared memory: threads_per_column threads under each other
     on a vector of columns.  One variant for clusters of all sizes.
@@ -158,7 +158,7 @@ def run_columns(
     Raises TypeError and ValueError.
     """
     if config is not None:
-        check_fields(config, SharedColumns, *ROW_FAMILY.config_types)
+        check_config(config, SharedColumns, *ROW_FAMILY.config_types)
         if not isinstance(config, SharedColumns):
             return None
     y = arrays.empty_of(target.xp, x.shape, code)

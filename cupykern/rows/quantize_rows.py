@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, dtypes
+from ..config_class import config_class
 from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
@@ -36,7 +37,7 @@ def scale_shape(
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 
-@dataclass(frozen=True)
+@config_class
 class EvenRows(RowConfig):
     """Even rows in shared memory.  chunked: as of SharedRows."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, dtypes
+from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime import plans
@@ -79,7 +80,7 @@ class _Tiles(RowConfig):
         return None
 
 
-@dataclass(frozen=True)
+@config_class
 class GlobalTiles(_Tiles):
     """Tiles of any size and strides, read from global memory twice (quantize_global_tiles.cu)."""
 
@@ -90,7 +91,7 @@ class GlobalTiles(_Tiles):
     suffix = "_global_tiles"
 
 
-@dataclass(frozen=True)
+@config_class
 class RegisterTiles(_Tiles):
     """Tiles of up to threads_per_tile * vectors_per_thread vectors, in registers
     (quantize_register_tiles.cu); of one vector a thread has eight tiles, one under the other."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from ..config_class import config_class
 from ..kernels import Variant
 from .configs import BlockRows, RowConfig, Rows
 
 MAX_CLUSTER_THREADS = 512  # of a block, at most
 
 
-@dataclass(frozen=True)
+@config_class
 class RegisterRows(RowConfig):
     """Even rows of one block, without options, in registers."""
 
@@ -28,7 +29,7 @@ class RegisterRows(RowConfig):
         return 0
 
 
-@dataclass(frozen=True)
+@config_class
 class ClusterRows(BlockRows):
     """Long rows at one stride, of any length and alignment, without options: a cluster a row.
 

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ..arguments import check_fields
+from ..config_class import check_config
 from ..kernels import Variant
 from ..targets import Device, Target, device_name, device_of
 from . import store
@@ -63,7 +63,7 @@ class Family(Generic[Task, Config]):
         hash(task)  # a task is a value
         device = device_of(target)
         if given is not None:
-            check_fields(given, *self.config_types)
+            check_config(given, *self.config_types)
             if reason := self.refusal(given, task, device):
                 raise ValueError(f"config does not fit: {reason}")
             return given

@@ -229,23 +229,22 @@ def test_every_config_has_the_same_report(target):
 
 
 @pytest.mark.parametrize(
-    ("view", "change", "error", "says"),
+    ("view", "change", "says"),
     [
-        (np.s_[:, :31], {"vector_width": 8, "plain": False}, None, "width 1$"),
-        (np.s_[:, :31], {"vector_width": 1, "plain": True}, None, "one contiguous span"),
-        (np.s_[0, :5], {"vector_width": 8, "plain": False}, None, "or 8, if it is plain"),
-        (np.s_[:], {"vector_width": 4}, None, "width 1 or 8$"),
-        (np.s_[:], {"num_threads": 1024}, None, "from 64 to 512"),
-        (np.s_[:], {"num_threads": 96}, None, "power of two"),
-        (np.s_[:], {"batch": 3}, None, "batch must be a power of two"),
-        (np.s_[:], {"min_blocks": 33}, None, "from 1 to 32"),
-        (np.s_[:], {"batch": "4"}, TypeError, "config's batch must be an integer"),
+        (np.s_[:, :31], {"vector_width": 8, "plain": False}, "width 1$"),
+        (np.s_[:, :31], {"vector_width": 1, "plain": True}, "one contiguous span"),
+        (np.s_[0, :5], {"vector_width": 8, "plain": False}, "or 8, if it is plain"),
+        (np.s_[:], {"vector_width": 4}, "width 1 or 8$"),
+        (np.s_[:], {"num_threads": 1024}, "from 64 to 512"),
+        (np.s_[:], {"num_threads": 96}, "power of two"),
+        (np.s_[:], {"batch": 3}, "batch must be a power of two"),
+        (np.s_[:], {"min_blocks": 33}, "from 1 to 32"),
     ],
 )
-def test_configs_that_do_not_fit_are_refused(view, change, error, says):
+def test_configs_that_do_not_fit_are_refused(view, change, says):
     x = np.ones((4, 32), np.float16)[view]
     config = replace(configs_of("host", 2)[0], **change)
-    with pytest.raises(error or ValueError, match=says):
+    with pytest.raises(ValueError, match=says):
         cupykern.nonfinite_report(x, config=config)
     with pytest.raises(TypeError, match="config must be a NonfiniteConfig"):
         cupykern.nonfinite_report(x, config=256)
