@@ -21,12 +21,15 @@ _SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # normal
 
 def target_of(name: str, array: object) -> Target:
     """The target that holds `array`.  Raises TypeError for anything but a cupy or numpy array."""
-    if not (isinstance(array, np.ndarray) or is_cupy(array)) or isinstance(
-        array, np.ma.MaskedArray
-    ):
+    if not (_is_numpy(array) or is_cupy(array)):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"{name} must be a cupy or numpy array; got {kind}")
     return of_array(cast(Array, array))
+
+
+def _is_numpy(array: object) -> bool:
+    """Whether kernels can read `array`: a masked array's mask would be lost."""
+    return isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
 
 
 def on_device(target: Target) -> AbstractContextManager[object]:
@@ -57,8 +60,7 @@ def finite_float(name: str, value: Any, default: float) -> float:
     """
     if value is None:
         return default
-    is_array = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
-    if is_array or isinstance(value, np.generic) or is_cupy(value):
+    if _is_numpy(value) or isinstance(value, np.generic) or is_cupy(value):
         if value.ndim:
             raise ValueError(f"{name} must be a number or a 0-d array; got shape {value.shape}")
         value = value.item()  # ml_dtypes' scalars are no np.floating
@@ -92,8 +94,7 @@ def number_of(name: str, value: Any) -> float:
     """An operand of a formula as FP32, a bool as 0 or 1.  Raises TypeError and ValueError."""
     if value is None:
         raise TypeError(f"{name} must be a number or an array; got None")
-    is_array = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
-    if (is_array or isinstance(value, np.generic)) and not value.ndim:
+    if (_is_numpy(value) or isinstance(value, np.generic)) and not value.ndim:
         value = value.item()
     if isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_:
         return float(bool(value))

@@ -48,6 +48,17 @@ class BlockMask:
     The idea is that of FlexAttention's BlockMask (Dong et al., arXiv:2412.05496).
     """
 
+    seq_len_q: int
+    seq_len_k: int
+    q_block: int
+    kv_block: int
+    causal_offset: int
+    block_mask_types: Any
+    partial_indices: Any
+    partial_tiles: Any
+    kv_num_blocks: Any
+    kv_indices: Any
+
     @takes_foreign
     def __init__(
         self,
@@ -101,18 +112,26 @@ class BlockMask:
             raise ValueError(f"partial_indices must be 0 to {count - 1} where blocks are partial")
         block_mask_types = xp.where(known, block_mask_types, MASKED).astype(np.uint8)
         partial_indices = numbers.astype(np.int32)
-        self.seq_len_q, self.seq_len_k = seq_len_q, seq_len_k
-        self.q_block, self.kv_block = q_block, kv_block
-        self.causal_offset = causal_offset
-        self.block_mask_types = xp.ascontiguousarray(block_mask_types)
-        self.partial_indices = xp.ascontiguousarray(partial_indices)
-        self.partial_tiles = xp.ascontiguousarray(partial_tiles)
-        masked = self.block_mask_types == MASKED
-        self.kv_num_blocks = xp.sum(~masked, axis=-1, dtype=np.int32)
+        types = xp.ascontiguousarray(block_mask_types)
+        masked = types == MASKED
         numbers = xp.broadcast_to(xp.arange(shape[3], dtype=np.int32), shape)
         # Masked ones last, the others in order.
         order = xp.sort(xp.where(masked, numbers + shape[3], numbers), axis=-1)
-        self.kv_indices = xp.ascontiguousarray(order % max(shape[3], 1)).astype(np.int32)
+        vars(self).update(
+            seq_len_q=seq_len_q,
+            seq_len_k=seq_len_k,
+            q_block=q_block,
+            kv_block=kv_block,
+            causal_offset=causal_offset,
+            block_mask_types=types,
+            partial_indices=xp.ascontiguousarray(partial_indices),
+            partial_tiles=xp.ascontiguousarray(partial_tiles),
+            kv_num_blocks=xp.sum(~masked, axis=-1, dtype=np.int32),
+            kv_indices=xp.ascontiguousarray(order % max(shape[3], 1)).astype(np.int32),
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a BlockMask cannot be changed: make another one for another {name}")
 
     def arrays(self) -> tuple[Any, ...]:
         """What it holds, its numbers too."""

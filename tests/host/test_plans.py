@@ -47,16 +47,16 @@ def heads(*xs):
 def blocks(w, r):
     """A mask of 64 x 64, as its constructor leaves it."""
     mask = cupykern.BlockMask.__new__(cupykern.BlockMask)
-    mask.seq_len_q = mask.seq_len_k = mask.q_block = mask.kv_block = 64
-    mask.causal_offset = 3
-    mask.block_mask_types = w.view(np.uint8)[:1].reshape(1, 1, 1, 1)
-    mask.partial_tiles = r.view(np.bool_)[:1, :4096].reshape(1, 64, 64)
     numbers = w.view(np.int32)
-    mask.kv_num_blocks, mask.kv_indices = (
-        numbers[16:17].reshape(1, 1, 1),
-        numbers[32:33].reshape(1, 1, 1, 1),
+    vars(mask).update(
+        dict.fromkeys(("seq_len_q", "seq_len_k", "q_block", "kv_block"), 64),
+        causal_offset=3,
+        block_mask_types=w.view(np.uint8)[:1].reshape(1, 1, 1, 1),
+        partial_tiles=r.view(np.bool_)[:1, :4096].reshape(1, 64, 64),
+        kv_num_blocks=numbers[16:17].reshape(1, 1, 1),
+        kv_indices=numbers[32:33].reshape(1, 1, 1, 1),
+        partial_indices=numbers[48:49].reshape(1, 1, 1, 1),
     )
-    mask.partial_indices = numbers[48:49].reshape(1, 1, 1, 1)
     return mask
 
 

@@ -255,6 +255,13 @@ def test_the_usual_block_masks_hide_what_they_say():
     assert (blocks.to_dense() == expected).all()
 
 
+def test_a_block_mask_cannot_be_changed():
+    """Calls with a known plan do not check its sizes again."""
+    mask = BlockMask.causal(128, 128, target="host")
+    with pytest.raises(AttributeError, match="make another one for another seq_len_q"):
+        mask.seq_len_q = 256
+
+
 def test_masked_blocks_are_not_read():
     q, k, v = qkv(128, 256, 64)
     keep = np.ones((128, 256), bool)
