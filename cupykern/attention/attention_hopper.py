@@ -208,10 +208,20 @@ def kind_of(task: AttentionTask) -> Kind:
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
     """Why TMA and this kernel, or this config of it, cannot do a task; None: they can."""
     kind = kind_of(task)
-    if config is not None and (kind.mode >= 2 or kind.varlen) and config.tile_m != 128:
+    of_config = config and _unfit_config(config, kind)
+    return of_config or _unfit_kernel(task, kind) or _unfit_rows(task) or _unfit_strides(task, kind)
+
+
+def _unfit_config(config: AttentionHopperConfig, kind: Kind) -> str | None:
+    if (kind.mode >= 2 or kind.varlen) and config.tile_m != 128:
         return "with masks of blocks and varlen sequences tile_m is 128"
-    if kind.mode == 2 and config is not None and (128 if kind.uniform else 64) % config.tile_n:
+    if kind.mode == 2 and (128 if kind.uniform else 64) % config.tile_n:
         return "a tile of keys lies in one block of a mask"
+    return None
+
+
+def _unfit_kernel(task: AttentionTask, kind: Kind) -> str | None:
+    """Because of types and options."""
     if task.codes is not None:
         return "caches of 8 bits are the portable kernel's"
     if task.naive or task.half_scores:
@@ -220,8 +230,12 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "scales below 2^-64 are the portable kernel's beside varlen sequences or block masks"
     if kind.varlen and task.batch > MOST_SEQUENCES:
         return f"more than {MOST_SEQUENCES} varlen sequences are the portable kernel's"
-    sizes = _sizes(task)
-    if 0 in (n for size in sizes for n in size):
+    return None
+
+
+def _unfit_rows(task: AttentionTask) -> str | None:
+    """Because tensor maps cannot count rows from a page or sequence to the next."""
+    if 0 in (n for size in _sizes(task) for n in size):
         return "TMA has no arrays without elements"
     if task.pages and task.pages.size % _PAGE_STEP:
         return f"pages are of a multiple of {_PAGE_STEP} keys"
@@ -229,8 +243,12 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "pages are whole rows apart, and there are fewer than 2**31 rows"
     if task.lengths and rows_of_elements(task) is None:
         return "padded batches are whole rows apart, the same number in k and v, and in q and out"
+    return None
+
+
+def _unfit_strides(task: AttentionTask, kind: Kind) -> str | None:
     strides = [s for operand in (task.q, task.k, task.v, task.out) for s in operand]
-    steps = zip([n for size in sizes for n in size[:3]], strides, strict=True)
+    steps = zip([n for size in _sizes(task) for n in size[:3]], strides, strict=True)
     if any(step <= 0 for size, step in steps if size > 1):
         return "TMA walks positive strides only"
     if max(strides) * task.dtype.itemsize >= (_RAGGED_BYTES if kind.varlen else 2**40):

@@ -267,37 +267,42 @@ def choose_config(task: DecodeTask, arch: str, num_sms: int | None = None) -> De
 
 def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    reason = _refusal(config, task, arch) or _cluster_refusal(config, task, arch)
-    if not reason and (config.has_merge_kernel or config.cluster > 1):
-        if task.general:
-            reason = "with windows, caps, slopes or sinks tile_m must be 8 or 16, and cluster 1"
-        elif task.cache_dtype:
-            reason = "for caches of 8 bits tile_m must be 8 or 16, and cluster 1"
-    if not reason and task.cache_dtype and config.tile_n < 32:
-        reason = "for caches of 8 bits tile_n must be at least 32"
+    reason = (
+        _size_refusal(config)
+        or _tile_refusal(config, task, arch)
+        or _chunk_refusal(config)
+        or _memory_refusal(config, task, arch)
+        or _cluster_refusal(config, task, arch)
+        or _option_refusal(config, task)
+    )
     return reason and f"{reason}; got {config}"
 
 
-def _refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
-    c, dim = config, task.padded_dim
-    sizes = (c.tile_m, c.tile_n, c.stages, c.chunk, c.min_chunk, c.chunks_per_block)
-    if min(sizes) <= 0:
+def _size_refusal(c: DecodeConfig) -> str | None:
+    if min(c.tile_m, c.tile_n, c.stages, c.chunk, c.min_chunk, c.chunks_per_block) <= 0:
         return "all sizes must be positive"
     if c.cluster not in (1, 2):
         return "cluster must be 1 or 2"
     if c.tile_m not in (8, 16, 32, 64):
         return "tile_m must be 8, 16, 32 or 64"
+    if c.tile_n not in (16, 32, 64, 128):
+        return "tile_n must be 16, 32, 64 or 128"
+    return None
+
+
+def _tile_refusal(c: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     if c.tile_m == 8 and arch.startswith("gfx"):
         return f"{arch} has no tiles of 8 rows"
-    if c.threads != NUM_THREADS and not (
-        c.threads == 256 and dim > 64 and c.tile_m < 64 and c.tile_n >= 32
-    ):
+    twice = c.threads == 256 and task.padded_dim > 64 and c.tile_m < 64 and c.tile_n >= 32
+    if c.threads != NUM_THREADS and not twice:
         return (
             f"threads must be {NUM_THREADS}, or 256 where D is above 64, tile_m below 64 and "
             "tile_n above 16"
         )
-    if c.tile_n not in (16, 32, 64, 128):
-        return "tile_n must be 16, 32, 64 or 128"
+    return None
+
+
+def _chunk_refusal(c: DecodeConfig) -> str | None:
     if c.chunk > MAX_KEYS:
         return f"chunk must be at most {MAX_KEYS}"
     factor = c.chunk // c.min_chunk
@@ -305,9 +310,24 @@ def _refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
         return "chunk must be min_chunk, a multiple of tile_n, times a power of two"
     if CHUNKS_PER_GROUP % c.chunks_per_block and c.chunks_per_block % CHUNKS_PER_GROUP:
         return f"chunks_per_block must be 1, 2, 4 or a multiple of {CHUNKS_PER_GROUP}"
-    needed, most = c.shared_bytes(dim, task.dtype, task.cache_dtype), max_shared_bytes(arch)
-    if needed > most:
-        return f"it needs {needed} bytes of shared memory, of {most}"
+    return None
+
+
+def _memory_refusal(c: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    needed = c.shared_bytes(task.padded_dim, task.dtype, task.cache_dtype)
+    most = max_shared_bytes(arch)
+    return f"it needs {needed} bytes of shared memory, of {most}" if needed > most else None
+
+
+def _option_refusal(c: DecodeConfig, task: DecodeTask) -> str | None:
+    """Kernels of general scores and of 8-bit caches are compiled for some tiles only."""
+    if c.has_merge_kernel or c.cluster > 1:
+        if task.general:
+            return "with windows, caps, slopes or sinks tile_m must be 8 or 16, and cluster 1"
+        if task.cache_dtype:
+            return "for caches of 8 bits tile_m must be 8 or 16, and cluster 1"
+    if task.cache_dtype and c.tile_n < 32:
+        return "for caches of 8 bits tile_n must be at least 32"
     return None
 
 

@@ -120,18 +120,23 @@ class SkinnyGemmConfig:
             return "a skinny GEMM swaps a and b of FP32"
         task = self._computed(task)
         return (
-            _task_refusal(task)
+            _type_refusal(task)
+            or _layout_refusal(task)
+            or self._rows_refusal(task)
             or self._tile_refusal(task)
             or shared_memory_refusal(self.shared_bytes(task), device)
         )
 
-    def _tile_refusal(self, task: GemmTask) -> str | None:
+    def _rows_refusal(self, task: GemmTask) -> str | None:
         few = 4 if task.a == dtypes.float32 else 8
         if self.rows not in (few, ROWS):
             return f"a fragment has {few} or {ROWS} rows; got {self.rows}"
         if task.m > self.rows or task.batch != 1:
             got = f"{task.m}, {task.batch} of them"
             return f"a skinny GEMM is of one matrix of up to {self.rows} rows; got {got}"
+        return None
+
+    def _tile_refusal(self, task: GemmTask) -> str | None:
         if min(self.tile_n, self.tile_k, self.warps, self.min_blocks) < 1:
             return "columns, tile_k, warps and blocks must be positive"
         if self.stages < 2 or self.warps % 2 or self.warps > 32:
@@ -162,12 +167,10 @@ def _mn_major(task: GemmTask) -> bool:
     return (task.misaligned_b if is_misaligned(task) else task.layout_b) == MN_MAJOR
 
 
-def _task_refusal(task: GemmTask) -> str | None:
-    t = task
+def _type_refusal(t: GemmTask) -> str | None:
+    """Because of dtypes, accumulators and formulas."""
     if t.kernel not in _KERNELS or t.precision not in ("float32", "fma"):
         return "a skinny GEMM is a product or a dual GEMM, of FP32 by multiply-adds"
-    if t.kernel == "dual_gemm" and (t.layout_b != K_MAJOR or t.a == dtypes.float32):
-        return "a skinny dual GEMM reads K-major b1 and b2, not of FP32"
     if t.formula is not None and (is_misaligned(t) or t.a == dtypes.float32):
         return "a skinny GEMM with an expression reads aligned rows, not of FP32"
     if t.formula is not None and t.formula.reduces_rows:
@@ -176,17 +179,27 @@ def _task_refusal(task: GemmTask) -> str | None:
         return "a skinny GEMM accumulates in FP32 or int32"
     if t.block_scales and (t.b != dtypes.float8_e4m3fn or t.layout_b != K_MAJOR):
         return f"block scales of a skinny GEMM are of K-major e4m3 weights; got {t.b}"
+    return None
+
+
+def _layout_refusal(t: GemmTask) -> str | None:
+    """Because of the operands' rows in memory."""
+    if t.kernel == "dual_gemm" and (t.layout_b != K_MAJOR or t.a == dtypes.float32):
+        return "a skinny dual GEMM reads K-major b1 and b2, not of FP32"
     if not is_misaligned(t) and (t.layout_a != K_MAJOR or t.layout_b == STRIDED):
         return "a skinny GEMM reads K-major a, and K-major or MN-major b, by vectors"
-    rows = ((t.k, t.a), (t.n if t.layout_b == MN_MAJOR else t.k, t.b))
-    whole = is_misaligned(t) or not any(_row_bytes(x, size) % ALIGNMENT for size, x in rows)
-    if not t.k or not whole or not t.aligned_16:
-        return f"a skinny GEMM reads rows of whole vectors of {ALIGNMENT} bytes"
+    if not (t.k and t.aligned_16 and (is_misaligned(t) or _has_aligned_rows(t))):
+        return f"a skinny GEMM reads rows that are multiples of {ALIGNMENT} bytes"
     if t.k > 2**30:  # they step past its end
         return f"a skinny GEMM counts k in 32 bits; got {t.k}"
     if t.b == FP4 and (t.k % 64 or not t.nvfp4_tma):
         return "a skinny GEMM reads NVFP4's codes by vectors, and four scales at once"
     return None
+
+
+def _has_aligned_rows(t: GemmTask) -> bool:
+    rows = ((t.k, t.a), (t.n if t.layout_b == MN_MAJOR else t.k, t.b))
+    return not any(_row_bytes(dtype, size) % ALIGNMENT for size, dtype in rows)
 
 
 def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
