@@ -77,9 +77,9 @@ def draw_values(
 
 
 def _largest(name: str, unit: int) -> int:
-    """Return the largest multiple of `unit`, counted in units.
+    """Return the largest multiple of `unit`, a power of two, counted in units.
 
-    `unit` is a power of two, so that it costs floating-point formats no significand bits.
+    Most FP formats absorb the unit in the exponent; float16 and int8 divide their limit by it.
     """
     if name == NVFP4:
         return _E2M1_LARGEST

@@ -131,8 +131,8 @@ def _difference(op: Op, product: _Product, seed: int, target: Target) -> str | N
 def takes_out(product: _Product, seed: int) -> bool:
     """Return whether the call writes to a guarded `out`; every second call does.
 
-    Calls with a config and an NVFP4 a with another b are excepted.  There a and b are exchanged;
-    the op's configs are those of its own MN-major result, but `out` is K-major.
+    Except with a config if a is NVFP4 and b is not.  Then a and b are exchanged, and the op's
+    configs are those of its own MN-major result, but `out` is K-major.
     """
     exchanged = [isinstance(x, NvFp4) for x in product.call.args[:2]] == [True, False]
     return seed % 2 == 1 and not (exchanged and "config" in product.call.kwargs)

@@ -34,7 +34,7 @@ class Config:
 class Family:
     """The calls of one function, `run`.
 
-    op: whose histories include these calls.  settings: small ones.  large: only for GPUs.
+    op: selects the family (`names_of`).  settings: small ones.  large: only for GPUs.
     options: draws each argument of the function.  configs: configs for an architecture, legal for
     some calls.  written: the arguments that calls write to.
     """
