@@ -51,7 +51,7 @@ def to_array(output: Any, xp: Any) -> Any:
     name = str(output.dtype).removeprefix("torch.")
     if not name.startswith("float8"):
         return xp.from_dlpack(output)
-    import torch  # DLPack has no FP8 that CuPy reads
+    import torch  # CuPy cannot read FP8 through DLPack
 
     return xp.from_dlpack(output.view(torch.uint8)).view(dtypes.NAMES[name])
 

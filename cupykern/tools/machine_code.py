@@ -1,8 +1,8 @@
 """Digests of machine code: they show whether a source change affects what the GPU runs.
 
-A rename, a move or a type annotation must not.  A file has one line per variant and architecture,
-in the order of gate.tasks: architecture, kernel, digest (offline.code_digest), registers per
-thread, bytes of local memory.
+A rename, a move or a type annotation must not change a digest.  A file has one line per variant and
+architecture, in the order of gate.tasks: architecture, kernel, digest (offline.code_digest),
+registers per thread, bytes of local memory.
 """
 
 from __future__ import annotations

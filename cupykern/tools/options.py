@@ -33,7 +33,7 @@ _ENVIRONMENT = environment.check, host_compiler.own_compiler, choice.mode
 
 
 class Failure(click.ClickException):
-    """One line on stderr and an exit code."""
+    """An error that prints one line on stderr and sets the exit code."""
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)

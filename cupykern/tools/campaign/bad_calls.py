@@ -87,7 +87,7 @@ def outcome(op: Op, drawn: Drawn, way: Break) -> str | None:
     try:
         op.run(**arguments)
     except Exception as error:
-        # numpy's and CuPy's own errors are subclasses.
+        # NumPy's and CuPy's own errors are subclasses of these, and not accepted.
         return None if type(error) in ERRORS else describe(error)
     return "it was accepted"
 

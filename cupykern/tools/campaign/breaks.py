@@ -67,7 +67,7 @@ class Drawn:
     target: Target
 
     def arrays(self) -> list[Any]:
-        """The inputs."""
+        """Return the input arrays."""
         return [x for name, x in self.arguments.items() if name != "out" and _is_array(x)]
 
 

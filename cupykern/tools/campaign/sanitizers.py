@@ -29,7 +29,7 @@ from . import shapes
 from .tally import Tally, Task, find_op
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-GROUPS = 4  # groups of ops, each in a process of its own
+GROUPS = 4  # groups of ops, each in a separate process
 _DRAWN = 1000  # drawn problems that are searched for kernels that SHAPES do not reach
 _FEWEST = 4  # problems of an op, if it has that many variants
 _SECONDS = 240  # per process

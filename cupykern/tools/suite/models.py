@@ -24,7 +24,7 @@ class Model:
 
     suite: its name in `bench --suite`; blocks of several widths share one.
     intermediate: width of the feed-forward network, or of each expert; 0: none.
-    gate: activation of a gated network (silu, gelu_tanh, clamped_silu); None: not gated.
+    gate: activation of a gated network (silu, gelu, gelu_tanh, clamped_silu); None: not gated.
     vocab: 0: the model has no head.  norms: (rows per token, width) of norms besides those of width
         `hidden`.
     linears: layers besides qkv, o, the feed-forward network and the head.  plain_attention: qkv and
