@@ -1,7 +1,7 @@
 """Peers: other libraries' functions for the same problems, for `bench --against`.
 
-One file per family, each with a tuple PEERS.  A peer gets the very arrays that the op gets: torch
-tensors share their memory through DLPack.
+One file per family, each with a tuple PEERS.  A peer gets the same arrays as the op: torch tensors
+share their memory through DLPack.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Peer", "all_peers", "to_array"]
 
 
 def all_peers() -> dict[str, Peer]:
-    """Every peer by name; imports none of the libraries."""
+    """Return every peer by name; imports none of the libraries."""
     from . import cupyx, flash_attn, flex_attention, liger, nvmath, quack, torch, torch_attention
 
     families = (torch, torch_attention, flex_attention, flash_attn, quack, liger, cupyx, nvmath)

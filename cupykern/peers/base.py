@@ -1,4 +1,4 @@
-"""Peer: another library's implementations; and the arguments that peers take."""
+"""Peer: another library's implementations; and helpers that parse a call's arguments for peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..numerics import finfo
 from ..op import Call
 
 LESS_ACCURATE = ("torch.tf32",)
-"""Peers that are shown, but are no comparison for results of full precision."""
+"""Peers that are shown, but do not count as comparison for full-precision results."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Peer:
     """Another library's implementations.
 
     name: as in `--against`.
-    module: what must be importable for it.
-    build: (op name, call) -> a function that computes the call's output, or None if the library has
-        none for this op and these arguments.  Importing, and what needs time, happens in `build`.
-    parts: likewise, the functions of the steps that the peer takes one after another, by name; {}
-        if it takes one.  Timed beside it, not verified.
+    module: must be importable for the peer.
+    build: (op name, call) -> a function that computes the call's output, or None if the library
+        does not support this op with these arguments.  Imports and slow set-up happen in `build`.
+    parts: (op name, call) -> functions of the peer's consecutive steps, by name; {} if there is
+        only one.  They are timed beside the peer, but not verified.
     """
 
     name: str
@@ -34,36 +34,36 @@ class Peer:
     parts: Callable[[str, Call], dict[str, Callable[[], Any]]] = lambda op, call: {}
 
     def missing(self) -> str | None:
-        """Why the peer cannot be measured here; None if it can."""
+        """Return why the peer cannot be measured on this machine, or None."""
         if importlib.util.find_spec(self.module.partition(".")[0]) is None:
             return f"no module named {self.module}"
         try:
             importlib.import_module(self.module)
-        except Exception as error:  # libraries fail in many ways on machines they don't expect
+        except Exception as error:  # any error: libraries fail in many ways on other machines
             return f"{self.module} cannot be imported: {error}"
         return None
 
 
 def to_array(output: Any, xp: Any) -> Any:
-    """An output, perhaps another library's tensor, as an array of xp; shares the memory."""
+    """Convert an output, possibly another library's tensor, to an xp array that shares memory."""
     if isinstance(output, xp.ndarray):
         return output
     name = str(output.dtype).removeprefix("torch.")
     if not name.startswith("float8"):
         return xp.from_dlpack(output)
-    import torch  # DLPack has no FP8 that CuPy reads
+    import torch  # CuPy cannot read FP8 through DLPack
 
     return xp.from_dlpack(output.view(torch.uint8)).view(dtypes.NAMES[name])
 
 
 def only_array(call: Call) -> Any | None:
-    """x of a call f(x) along the last axis without options, else None: all that some peers do."""
+    """Return x of a call f(x) along the last axis without options, else None."""
     plain = len(call.args) == 1 and call.kwargs in ({}, {"axis": -1})
     return call.args[0] if plain else None
 
 
 class Norm(NamedTuple):
-    """The arguments of a norm that other libraries' norms take too; None: not given."""
+    """The arguments of a norm that other libraries have too; None: not given."""
 
     x: Any
     weight: Any
@@ -73,7 +73,7 @@ class Norm(NamedTuple):
 
 
 def norm_arguments(op: str, call: Call) -> Norm | None:
-    """The arguments of a layer_norm, rms_norm or add_rms_norm call, unless it has other options."""
+    """Return the arguments of a layer_norm, rms_norm or add_rms_norm call without other options."""
     if op not in ("layer_norm", "rms_norm", "add_rms_norm"):
         return None
     options = dict(call.kwargs)

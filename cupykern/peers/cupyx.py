@@ -1,4 +1,4 @@
-"""CuPy's own functions; where it has none, the expression that its users write."""
+"""CuPy's own functions; otherwise an expression of CuPy operations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _build(op: str, call: Call) -> Callable[[], Any] | None:
 
 
 def _matmul(call: Call) -> Callable[[], Any] | None:
-    """Of floating-point operands without options; int8 would overflow."""
+    """Products of floating-point operands without options; int8 would overflow."""
     a, b = call.args
     if set(call.kwargs) - {"precision"} or a.dtype != b.dtype or a.dtype.itemsize == 1:
         return None
@@ -38,7 +38,7 @@ def _matmul(call: Call) -> Callable[[], Any] | None:
 
 
 def _norm(op: str, norm: Norm) -> Callable[[], Any]:
-    """In FP32, a kernel for every operation."""
+    """A norm in FP32, with a kernel per operation."""
     xp = namespace(norm.x)
 
     def compute() -> Any:

@@ -1,4 +1,4 @@
-"""FlashAttention 4 (the package flash-attn-4), whose kernels are CuTe DSL."""
+"""FlashAttention 4 (the package flash-attn-4), with kernels in CuTe DSL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Peer
 from .torch_attention import self_attention
 
 _OPTIONS = {"window": "window_size", "softcap": "softcap", "sinks": "learnable_sink"}
-"""Names of the library's arguments, which not all versions have."""
+"""Names of the library's arguments; some versions lack some of them."""
 
 
 def _build(op: str, call: Call) -> Callable[[], Any] | None:
@@ -28,7 +28,7 @@ def _build(op: str, call: Call) -> Callable[[], Any] | None:
     if any(_OPTIONS[name] not in known for name in given):
         return None
     if "window" in given:
-        # Around the diagonal that ends at the last key, as ours; causal makes the right end 0.
+        # Around the diagonal that ends at the last key, like ours; causal makes the right end 0.
         given["window"] = tuple(None if size < 0 else size for size in given["window"])
     if "sinks" in given:
         given["sinks"] = torch.from_dlpack(given["sinks"])

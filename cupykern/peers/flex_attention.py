@@ -1,7 +1,7 @@
 """PyTorch's flex_attention under torch.compile ("torch.flex"), with attention's options.
 
-A sink weights the result by its log-sum-exp, as PyTorch's gpt-oss does.  Attention without options
-is torch_attention's.
+A sink weights the result by its log-sum-exp, like PyTorch's gpt-oss.  torch_attention covers
+attention without options.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _build(op: str, call: Call) -> Callable[[], Any] | None:
 
 
 def _takes(call: Call) -> bool:
-    """Whether the call has options, and of masks and scores only what is written for torch here."""
+    """Return whether the call has options, with only masks and scores that this file supports."""
     mask, options = call.kwargs.get("mask"), call.kwargs.keys() & {"causal", *_OPTIONS}
     if mask is not None and not isinstance(mask, BlockMask):
         return False
@@ -62,7 +62,7 @@ def _tensor(torch: Any, x: Any) -> Any:
 
 
 def _score_mod(torch: Any, call: Call) -> Callable[..., Any] | None:
-    """In the order of ours."""
+    """Score options in the same order as ours."""
     cap = call.kwargs.get("softcap")
     slopes = _tensor(torch, call.kwargs.get("alibi_slopes"))
     bias = _tensor(torch, (call.kwargs.get("operands") or {}).get("bias"))
@@ -82,7 +82,8 @@ def _score_mod(torch: Any, call: Call) -> Callable[..., Any] | None:
 
 
 def _block_mask(torch: Any, call: Call, causal: bool, device: Any) -> Any:
-    """Of causality and a window, and of our BlockMask: blocks of 128 that it skips are skipped."""
+    """Build a block mask from causality, a window and our BlockMask; skipped blocks of 128 stay
+    skipped."""
     from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
     left, right = call.kwargs.get("window") or (-1, -1)

@@ -35,7 +35,7 @@ def _norm(op: str, norm: Norm) -> Callable[[], Any] | None:
         return None
     if op == "layer_norm":
         return lambda: LigerLayerNormFunction.apply(x, weight, bias, norm.eps)
-    # "gemma": the product with the weight in FP32, as ours.
+    # "gemma": multiplies by the weight in FP32, like ours.
     if op == "rms_norm":
         return lambda: LigerRMSNormFunction.apply(x, weight, norm.eps, 0.0, "gemma")
     return lambda: LigerFusedAddRMSNormFunction.apply(x, residual, weight, norm.eps, 0.0, "gemma")

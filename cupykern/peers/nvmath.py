@@ -9,11 +9,11 @@ from .. import dtypes
 from ..op import Call
 from .base import Peer
 
-_EPILOGS = {None: "", "relu": "RELU", "gelu_tanh": "GELU"}  # cuBLASLt's GELU is the tanh one
+_EPILOGS = {None: "", "relu": "RELU", "gelu_tanh": "GELU"}  # cuBLASLt's GELU is the tanh form
 
 
 def _build(op: str, call: Call) -> Callable[[], Any] | None:
-    """Products of two floating-point matrices, perhaps with a bias per column and an activation."""
+    """Products of two floating-point matrices, optionally with a bias per column and activation."""
     if op != "matmul":
         return None
     a, b = call.args
@@ -31,7 +31,7 @@ def _build(op: str, call: Call) -> Callable[[], Any] | None:
         return None
     from nvmath.linalg.advanced import Matmul, MatmulComputeType, MatmulEpilog
 
-    # Its bias is one number per row; ours, per column, is that of the transposed product.
+    # nvmath's bias is per row; ours is per column, that is, per row of the transposed product.
     compute = {"compute_type": MatmulComputeType.COMPUTE_32F}
     product = Matmul(_known(b.T), _known(a.T), alpha=alpha, options=compute)
     name = "_".join(filter(None, (_EPILOGS[activation], "" if bias is None else "BIAS")))
@@ -43,7 +43,7 @@ def _build(op: str, call: Call) -> Callable[[], Any] | None:
 
 
 def _known(array: Any) -> Any:
-    """It does not know CuPy's bfloat16, but torch's."""
+    """Convert bfloat16 to a torch tensor: nvmath supports torch's bfloat16, but not CuPy's."""
     if array.dtype != dtypes.bfloat16:
         return array
     import torch

@@ -1,4 +1,4 @@
-"""QuACK: CuTe-DSL kernels for Hopper and later."""
+"""QuACK: CuTe DSL kernels for Hopper and later."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _norm(op: str, norm: Norm) -> Callable[[], Any] | None:
     if op == "layer_norm":
         if weight is None:
             return None
-        # It takes FP32 weights alone.
+        # layernorm_fwd requires FP32 weights.
         weight, bias = weight.float(), None if bias is None else bias.float()
         return lambda: layernorm_fwd(x, weight, bias, norm.eps)
     if residual is None:
@@ -45,7 +45,7 @@ def _norm(op: str, norm: Norm) -> Callable[[], Any] | None:
 
 
 def _product(call: Call, tuned: bool) -> Callable[[], Any] | None:
-    """tuned: by its own autotuner, which compiles and times many configs at the first call."""
+    """tuned: use QuACK's autotuner, which compiles and times many configs at the first call."""
     a, b = call.args
     options = dict(call.kwargs)
     bias, alpha = options.pop("bias", None), options.pop("alpha", 1.0)

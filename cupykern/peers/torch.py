@@ -1,8 +1,8 @@
-"""PyTorch, as written ("torch") and through its compiler ("torch.compile").
+"""PyTorch, eager ("torch") and compiled ("torch.compile").
 
-"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.cast":
-products of weights that have been converted before, which take twice the memory.  "torch.tf32":
-FP32 products with TF32 allowed, of 11 bits.
+"torch.fast": torch._scaled_mm with use_fast_accum, which the other peers do not use.  "torch.cast":
+products with weights that were converted in advance and take twice the memory.  "torch.tf32": FP32
+products with TF32 (11 bits) allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Function = Callable[..., Any]
 
 
 def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
-    """(a function, its tensors)."""
+    """Return (function, its tensors), or None."""
     import torch
 
     if op in ("softmax", "log_softmax"):
@@ -55,7 +55,7 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
 
 
 def _quantize(call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
-    """To FP8 by rows."""
+    """Quantise rows to FP8."""
     import torch
 
     if call.args[1:] != ("e4m3",) or call.kwargs != {"granularity": "row"}:
@@ -84,15 +84,15 @@ def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
     if found is None:
         return None
     function, tensors = found
-    # Each shape gets a kernel of its own: a recompilation would go on with symbolic shapes, and
-    # after the eighth torch falls back to eager.
+    # Each shape gets its own kernel: a recompilation would use symbolic shapes, and after the
+    # eighth torch falls back to eager.
     torch.compiler.reset()
     compiled = torch.compile(function, dynamic=False)
     return lambda: compiled(*tensors)
 
 
 def _compiled_parts(op: str, call: Call) -> dict[str, Callable[[], Any]]:
-    """Cast, product and epilogue of a product, or of two side by side, each compiled alone."""
+    """Return cast, product and epilogue of a single or dual product, each compiled separately."""
     import torch
 
     if op == "dual_gemm_silu":

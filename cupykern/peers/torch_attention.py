@@ -24,10 +24,10 @@ def _cudnn(op: str, call: Call) -> _Function | None:
 def self_attention(
     op: str, call: Call, options: Iterable[str] = ()
 ) -> tuple[tuple[Any, Any, Any], bool, Any] | None:
-    """((q, k, v), causal, scale) of a call that other libraries have too; None: of none.
+    """Return ((q, k, v), causal, scale) of a call that other libraries support, or None.
 
-    options: arguments that the library has besides.  Without lengths and pages; causal only where
-    both alignments are the same.
+    options: further arguments that the library supports.  Calls with lengths or pages are not
+    supported; causal ones only if both alignments are equal.
     """
     known = {"causal", "scale", *options}
     if op not in ("attention", "decode_attention") or call.kwargs.keys() - known:

@@ -1,5 +1,8 @@
-"""PyTorch's dual_gemm_silu and dequant_softmax, for peers/torch.py: one product with b1 and b2 side
-by side, and an epilogue; weights decoded, multiplied and normalised."""
+"""PyTorch's dual_gemm_silu and dequant_softmax, for peers/torch.py.
+
+dual_gemm_silu is one product with b1 and b2 side by side, and an epilogue.  dequant_softmax
+dequantises the weights, multiplies, and computes the softmax.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ _SCALES = ("scale_a", "scale_b1", "scale_b2")
 
 
 def steps_of_dual(call: Call) -> dict[str, _Built]:
-    """(function, tensors) of the product alone, and of the epilogue alone; {} where torch has none:
-    for FP16, BF16, FP32 or E4M3 without a batch, scales by tensor."""
+    """Return (function, tensors) of the product alone and of the epilogue alone.
+
+    Supports FP16, BF16, FP32 and E4M3 without a batch, with per-tensor scales; {} otherwise.
+    """
     import torch
 
     a, b1, b2 = call.args
@@ -35,7 +40,7 @@ def steps_of_dual(call: Call) -> dict[str, _Built]:
         return {}
     n = b1.shape[1]
     x, left, right = map(_tensor, (a, b1, b2))
-    # The columns lie in memory one after another, as torch likes them.
+    # The columns are contiguous in memory, the fast layout of torch.
     weights = torch.cat([w.T.contiguous().view(_bits(w)) for w in (left, right)])
     weights = weights.view(left.dtype).T
     factors = [_factor(scale, x) for scale in scales]
@@ -68,7 +73,7 @@ def dual(call: Call) -> _Built | None:
 
 
 def logits(call: Call) -> _Built | None:
-    """dequant_softmax: the weights decoded, the product, the softmax."""
+    """dequant_softmax: dequantise the weights, multiply, softmax."""
     import torch
 
     a, w, scale = call.args
@@ -84,7 +89,7 @@ def logits(call: Call) -> _Built | None:
 
 
 def _factor(scale: Any, x: Any) -> Any:
-    """A scale as a float32 tensor where x is; None: 1."""
+    """Return a scale as a float32 tensor on x's device; None means 1."""
     import torch
 
     if hasattr(scale, "dtype") and not isinstance(scale, np.generic):
@@ -95,7 +100,7 @@ def _factor(scale: Any, x: Any) -> Any:
 
 
 def _bits(w: Any) -> Any:
-    """torch.cat takes no FP8: a dtype of as many bytes."""
+    """Return an integer dtype of w's itemsize: torch.cat does not support FP8."""
     import torch
 
     return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[w.element_size()]

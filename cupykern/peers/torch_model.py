@@ -1,9 +1,9 @@
 """A whole decoder in PyTorch, for `bench --model`: torch.compile and CUDA graphs over a static
-cache, the way of gpt-fast (https://github.com/meta-pytorch/gpt-fast).
+cache, like gpt-fast (https://github.com/meta-pytorch/gpt-fast).
 
-Its products are F.linear, one of them for queries, keys and values; decoding attends with
-flex_attention, which splits the keys over blocks, prefill with scaled_dot_product_attention.  The
-whole step is compiled as one graph, and its launches are captured.
+Products are F.linear, with one product for queries, keys and values.  Decoding uses flex_attention,
+which splits the keys over blocks; prefill uses scaled_dot_product_attention.  The whole step is
+compiled as one graph, and its launches are captured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .base import Peer
 
 
 def step(op: str, call: Call) -> Callable[[], Any] | None:
-    """A step that is neither compiled nor captured; else as `_parts`."""
+    """Return a step that is neither compiled nor captured, or None; arguments: see `_parts`."""
     parts = _parts(op, call)
     if parts is None:
         return None
@@ -27,14 +27,14 @@ def step(op: str, call: Call) -> Callable[[], Any] | None:
 
 
 def _parts(op: str, call: Call) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """(what embeds the tokens, the logits of what it returns).
+    """Return (function that embeds the tokens, function from the embedded tokens to logits).
 
-    Apart: what looks up rows by number is not compiled, since inductor times its kernels on random
-    numbers.
+    They are separate because the embedding lookup must not be compiled: inductor times its kernels
+    with random indices.
 
-    op: "decode" or "prefill".  call: (decoder, tokens, cache, start) of cupykern.tools.model: start
-    tokens of each sequence come before.  None for what this peer lacks: weights and caches of 8
-    bits, windows that hide something, soft caps.
+    op: "decode" or "prefill".  call: (decoder, tokens, cache, start) of cupykern.tools.model, with
+    `start` earlier tokens per sequence.  None for unsupported models: 8-bit weights and caches,
+    windows shorter than the sequence, soft caps.
     """
     import torch
 
@@ -61,7 +61,7 @@ def _parts(op: str, call: Call) -> tuple[Callable[[], Any], Callable[[Any], Any]
     from torch.nn.attention.flex_attention import create_block_mask
 
     def is_seen(b: Any, h: Any, query: Any, key: Any) -> Any:
-        return key <= start + query  # of blocks, whose queries are more than there are
+        return key <= start + query  # evaluated on blocks, which have more queries than exist
 
     room = cache.keys[0].shape[2]
     mask = create_block_mask(is_seen, None, None, 1, room, device=number.device)
@@ -69,7 +69,7 @@ def _parts(op: str, call: Call) -> tuple[Callable[[], Any], Callable[[Any], Any]
 
 
 def _module(torch: Any, decoder: Any, cache: Any, length: int) -> Any:
-    """The decoder as a torch module.  Weights share the memory; the cache is a copy."""
+    """Return the decoder as a torch module.  Weights share the memory; the cache is a copy."""
     from torch.nn.attention.flex_attention import flex_attention
 
     functional, config = torch.nn.functional, decoder.config
@@ -118,7 +118,7 @@ def _module(torch: Any, decoder: Any, cache: Any, length: int) -> Any:
             self.keys[:, :, positions] = k
             self.values[:, :, positions] = v
             grouped = config.heads != config.kv_heads
-            if mask is None:  # there is nothing before these tokens
+            if mask is None:  # no tokens come before these
                 mixed = functional.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
                 )
@@ -165,7 +165,7 @@ def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
         return None
     embed, layers = parts
     torch.compiler.reset()
-    # Products of one row become kernels of inductor's own, tuned one parameter after the other.
+    # Products of one row become inductor's own kernels, tuned one parameter after the other.
     options = {"coordinate_descent_tuning": call.args[1].size == 1}
     compiled = torch.compile(layers, dynamic=False, fullgraph=True, options=options)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()

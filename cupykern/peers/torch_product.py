@@ -20,11 +20,11 @@ _OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype", "precision"}
 def product(
     op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
 ) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """(a function, its tensors) of a matmul or scaled_mm call; None where torch has no such one.
+    """Return (function, tensors) of a matmul or scaled_mm call, or None if torch lacks it.
 
-    fast_accumulation: of torch._scaled_mm; cast: b is converted to a's dtype, and scaled,
-    beforehand, and so is NvFp4 on either side, which torch does not multiply otherwise.
-    None for what has no such choice.
+    fast_accumulation: an option of torch._scaled_mm.  cast: convert b to a's dtype and scale it in
+    advance; NvFp4 operands too, which torch cannot multiply otherwise.  Returns None if an option
+    does not apply to the call.
     """
     import torch
 
@@ -46,8 +46,10 @@ _Steps = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 def steps_of_product(op: str, call: Call) -> _Steps:
-    """(function, tensors) of the cast of b, the bare product and the epilogue (with the scales of
-    operands that are cast), where a product takes more than one of them."""
+    """Return (function, tensors) of the cast of b, the bare product and the epilogue, by name.
+
+    The epilogue includes the scales of cast operands.  Returns {} for products of one step.
+    """
     found = _parse(op, call)
     if found is None:
         return {}
@@ -78,7 +80,7 @@ def steps_of_product(op: str, call: Call) -> _Steps:
 def _parse(
     op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], bool] | None:
-    """(multiply, finish, tensors of both, whether F.linear adds the bias); None as `product`."""
+    """Return (multiply, finish, tensors of both, whether F.linear adds the bias), or None."""
     import torch
 
     scales = (*call.args[2:], None, None)[:2]
@@ -91,7 +93,7 @@ def _parse(
     a, b = call.args[:2]
     if isinstance(a, NvFp4) or isinstance(b, NvFp4):
         if not cast:
-            return None  # torch does not multiply it on Hopper
+            return None  # torch does not multiply NvFp4 on Hopper
         a, b, cast = *_decoded(a, b), False
     fp8 = a.dtype in FP8 and b.dtype in FP8
     blocks = fp8 and not _known_scales(a, b, scales) and _by_block(a, b, scales)
@@ -111,7 +113,7 @@ def _parse(
     else:
         multiply = _mixed if mixed and not cast else _plain
     if cast and any(getattr(s, "ndim", 0) and s.shape[-2:] != (1, 1) for s in scales[:1]):
-        return None  # scales of rows stay outside of b
+        return None  # row scales cannot be folded into b
     names = ("bias", "residual")
     arrays = (a, b, *(_scale(a, scale) for scale in scales), *map(options.get, names))
     finish = _epilogue(a, options)
@@ -129,24 +131,24 @@ def _parse(
         tensors[2:4] = _block_scales(*tensors[2:4])
     if cast:
         scaled = _scaled(tensors[1].to(tensors[0].dtype), *tensors[2:4]).to(tensors[0].dtype)
-        # In memory as b is.
+        # In b's memory layout.
         tensors[1:4] = [torch.empty_like(tensors[1], dtype=scaled.dtype).copy_(scaled), None, None]
     return multiply, finish, tuple(tensors), bias_inside
 
 
 def _decoded(a: Any, b: Any) -> tuple[Any, Any]:
-    """Operands of which some are NvFp4, all as 16-bit numbers; b as NvFp4 stands for (K, N)."""
+    """Dequantise NvFp4 operands to the other one's dtype, else FP16; b becomes (K, N)."""
     of_numbers = [x.dtype for x in (a, b) if not isinstance(x, NvFp4)]
     dtype = of_numbers[0] if of_numbers else dtypes.float16
     wide_a, wide_b = (x.dequantize().astype(dtype) if isinstance(x, NvFp4) else x for x in (a, b))
     return wide_a, wide_b.swapaxes(-1, -2) if isinstance(b, NvFp4) else wide_b
 
 
-_BLOCK = 128  # numbers of a block along k, and along n of b
+_BLOCK = 128  # elements of a block along k, and along n of b
 
 
 def _by_block(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
-    """Scales of a's blocks of 1 x 128 and b's of 128 x 128."""
+    """Return whether a has scales per 1 x 128 block and b per 128 x 128 block."""
     (m, k), n = a.shape[-2:], b.shape[-1]
     wanted = (m, -(-k // _BLOCK)), (-(-k // _BLOCK), -(-n // _BLOCK))
     shapes = tuple(getattr(scale, "shape", ()) for scale in scales)
@@ -154,7 +156,7 @@ def _by_block(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
 
 
 def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
-    """Of the tensor, or of rows and columns."""
+    """Return whether all scales are per tensor, or per row of a and column of b."""
     m, n = a.shape[-2], b.shape[-1]
     return all(
         getattr(scale, "size", 1) == 1 or scale.shape == wanted
@@ -163,14 +165,14 @@ def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
 
 
 def _scale(a: Any, scale: Any) -> Any:
-    """A number as a 0-d array where a is."""
+    """Return a number as a 0-d array in a's namespace."""
     if scale is None or (hasattr(scale, "dtype") and not isinstance(scale, np.generic)):
         return scale
     return namespace(a).asarray(scale, np.float32)
 
 
 def _tensor(array: Any) -> Any:
-    """The same memory; FP8, which DLPack does not carry, as bytes."""
+    """Return a tensor of the same memory; FP8 goes as bytes, because DLPack lacks it."""
     import torch
 
     if array is None:
@@ -204,7 +206,7 @@ def _integer(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
 
 
 def _scaled_mm(options: dict[str, Any], fast: bool) -> Callable[..., Any]:
-    """torch._scaled_mm: b is column-major; scales by tensor, or all by row."""
+    """torch._scaled_mm: b is column-major; scales are per tensor, or all per row and column."""
     import torch
 
     out_dtype = _torch_dtype(options.get("out_dtype") or dtypes.bfloat16)
@@ -226,8 +228,10 @@ def _scaled_mm(options: dict[str, Any], fast: bool) -> Callable[..., Any]:
 
 
 def _block_scales(scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
-    """As F.scaled_mm takes scales of 1 x 128 and 128 x 128: neighbours along the first dim are
-    neighbours in memory, and b's blocks along k are padded up to a multiple of 4."""
+    """Convert block scales of 1 x 128 and 128 x 128 to the layout of F.scaled_mm.
+
+    The first dim is contiguous, and b's blocks along k are padded to a multiple of 4.
+    """
     import torch
 
     along_k, along_n = scale_b.shape
@@ -240,7 +244,7 @@ def _block_scales(scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
 
 
 def _block_scaled_mm(options: dict[str, Any]) -> Callable[..., Any]:
-    """torch.nn.functional.scaled_mm, of torch 2.10 and later, with _block_scales'."""
+    """torch.nn.functional.scaled_mm (torch 2.10 and later), for scales from _block_scales."""
     import torch
 
     functional = torch.nn.functional
@@ -262,7 +266,7 @@ def _torch_dtype(dtype: Any) -> Any:
 
 
 def _epilogue(a: Any, options: dict[str, Any]) -> Callable[..., Any]:
-    """(y, bias, residual) -> the result, rounded to the dtype that the op gives."""
+    """Return (y, bias, residual) -> result, rounded to the op's output dtype."""
     import torch
 
     functional = torch.nn.functional

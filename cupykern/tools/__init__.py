@@ -1,1 +1,1 @@
-"""Instruments: what the command runs to check, measure, tune and report."""
+"""Tools behind the command line: checks, measurements, tuning and reports."""

@@ -1,29 +1,29 @@
-"""A benchmark against an earlier one: for each row keep, reject or noise.
+"""Compare a benchmark with an earlier one: each row is keep, reject or noise.
 
-A row is run again and again, the other rows in between and its arrays elsewhere in memory each
-time, so that the spread of its runs holds what differs between two runs of one program: clocks,
-temperature, the places of arrays.  After each of some numbers of runs (looks) every row is judged,
-and one that is decided is run no more:
+A row runs repeatedly, with the other rows in between and its arrays elsewhere in memory each time.
+So the spread of its runs includes the differences between two runs of one program: clocks,
+temperature, array addresses.  Every row is judged after certain numbers of runs (looks); a decided
+row is not run again:
 
     reject  slower by more than MARGIN;
     keep    faster by more than MARGIN;
     noise   neither, and no change of FOUND or more; or still undecided after the last look.
 
-Each is a one-sided test of Student's t for the means of log times, the variances of both sides
-pooled (the same rows, measured in the same way).  p-values are as Abramowitz and Stegun 26.7.3 and
+Each is a one-sided Student's t-test on the means of log times, with the pooled variance of both
+sides (the same rows, measured in the same way).  p-values follow Abramowitz and Stegun 26.7.3 and
 26.7.4.
 
-Of unchanged code, whose means differ by at most MARGIN between two processes, a benchmark rejects a
-row with a probability of at most FALSE_ALARMS / 2, and finds one faster with as much: the level of
-each test is that by the number of rows and by the number of looks (Bonferroni, which needs no
-independence).  Likewise one of the rows that did change by FOUND is called noise before the last
-look with a probability of at most FALSE_ALARMS / 2.  That is derived for normal log times;
-tests/tools/test_baseline.py counts that it holds with heavy tails and two levels too, if the
-baseline has runs enough to show them.
+If the code is unchanged and means differ by at most MARGIN between two processes, a benchmark
+rejects a row with a probability of at most FALSE_ALARMS / 2.  The same limit holds for finding a
+row faster.  The level of each test is this limit divided by the number of rows and the number of
+looks (Bonferroni, which does not require independence).  Likewise, a row that did change by FOUND
+is called noise before the last look with a probability of at most FALSE_ALARMS / 2.  This is
+derived for normal log times; tests/tools/test_baseline.py checks it for heavy tails and two levels
+too, if the baseline has enough runs to show them.
 
-What memory bounds gets slower with the memory's clock, as plain copies do; on the host everything
-gets slower with what else the machine does, and a plain copy is a kernel too.  The copies' change,
-its mean over all such rows, is taken off; a row's own copy alone would add its own noise.
+Memory-bound rows slow down with the memory clock, like plain copies.  On the host all rows slow
+down with the machine's load, and a plain copy is a kernel too.  So the mean change of the copies,
+over all such rows, is subtracted; a row's own copy alone would add its noise.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from . import stored
 from .results import Row
 
 FALSE_ALARMS = 0.05
-MARGIN = 0.01  # relative: two processes differ by about as much, whatever the number of runs
+MARGIN = 0.01  # relative: two processes differ by about as much, for any number of runs
 FOUND = 0.03
 LOOKS = (6, 8, 12, 16, 24)  # runs
-MEMORY_BOUND = 0.5  # the plain copy's time over ours: from here on memory bounds a row
+MEMORY_BOUND = 0.5  # plain copy's time over ours, from which a row counts as memory-bound
 KINDS = ("bench", "comparison", "suite")  # of documents with rows
 _LOG_MARGIN, _LOG_FOUND = math.log1p(MARGIN), math.log1p(FOUND)
 
@@ -51,9 +51,9 @@ _LOG_MARGIN, _LOG_FOUND = math.log1p(MARGIN), math.log1p(FOUND)
 class Verdict:
     """word: "keep" (faster), "reject" (slower, or wrong), "noise", or "new" (not in the baseline).
 
-    decided: more runs would not be worth their time.  change: of the time, relative; spread: one
-    run's standard deviation, relative; p: of a reject or keep; seen: the smallest slowdown that so
-    many runs of such a spread would call a reject, relative.  runs: (now, before).
+    decided: the row needs no more runs.  change: relative change of the time.  spread: relative
+    standard deviation of one run.  p: of the test for a reject or keep.  seen: the smallest
+    relative slowdown that this many runs of this spread would reject.  runs: (now, before).
     """
 
     word: str
@@ -66,9 +66,9 @@ class Verdict:
 
 
 def load(path: Path, device: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows of a benchmark's JSON, by op, shape and dtype.
+    """Read the rows of a benchmark's JSON, by op, shape and dtype.
 
-    Raises ValueError if it is no benchmark, or was measured on another device.
+    Raises ValueError if it is not a benchmark, or was measured on another device.
     """
     document = stored.read(path)
     if not isinstance(document, dict) or document.get("kind") not in KINDS:
@@ -84,7 +84,7 @@ def load(path: Path, device: str) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 def looks(most: int | None) -> tuple[int, ...]:
-    """The numbers of runs after which rows are judged, `most` the last one (default: LOOKS's)."""
+    """Return the numbers of runs after which rows are judged, up to `most` (default: LOOKS)."""
     if most is None:
         return LOOKS
     return (*(runs for runs in LOOKS if runs < most), most)
@@ -95,8 +95,10 @@ def looks(most: int | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Log times of a row's runs now and before, ours and the plain copy's; like_copies: what makes
-    copies slower makes the row."""
+    """Log times of a row's runs now and before, ours and the plain copy's.
+
+    like_copies: the row slows down like the copies.
+    """
 
     now: list[float]
     before: list[float]
@@ -111,7 +113,7 @@ def verdicts(
     num_looks: int = 1,
     alike: bool = False,
 ) -> list[Verdict]:
-    """One for each row, at one of `num_looks` looks.  alike: every row gets slower as copies do."""
+    """Judge all rows at one of `num_looks` looks.  alike: every row slows down like copies."""
     rows = list(rows)
     sides = [_sides(row, baseline.get((row.op, row.shape, row.dtype)), alike) for row in rows]
     drift, drift_error2 = _drift([side for side in sides if side is not None and side.like_copies])
@@ -130,7 +132,7 @@ def verdicts(
 
 
 def _sides(row: Row, before: dict[str, Any] | None, alike: bool) -> _Sides | None:
-    """None where one side was not timed."""
+    """Return both sides' log times, or None if one side was not timed."""
     if before is None:
         return None
     old = before.get("repeats") or [
@@ -151,7 +153,7 @@ def _sides(row: Row, before: dict[str, Any] | None, alike: bool) -> _Sides | Non
 
 
 def _drift(sides: Sequence[_Sides]) -> tuple[float, float]:
-    """(the mean change of the logs of plain copies' times, the square of its standard error)."""
+    """Return (mean change of the plain copies' log times, square of its standard error)."""
     if not sides:
         return 0.0, 0.0
     changes = [statistics.fmean(s.plain_now) - statistics.fmean(s.plain_before) for s in sides]
@@ -163,7 +165,8 @@ def _drift(sides: Sequence[_Sides]) -> tuple[float, float]:
 
 
 def _pooled(now: Sequence[float], before: Sequence[float]) -> tuple[float, float, int]:
-    """(squared standard error of the means' difference, a run's variance, degrees of freedom)."""
+    """Return (squared standard error of the difference of means, variance of a run, degrees of
+    freedom)."""
     freedom = len(now) + len(before) - 2
     squares = sum(
         (len(side) - 1) * statistics.variance(side) for side in (now, before) if len(side) > 1
@@ -179,9 +182,10 @@ def judge(
     drift: float = 0.0,
     drift_error2: float = 0.0,
 ) -> Verdict:
-    """now, before: log times of runs, at least two of now.  tests: rows by looks.  drift: what of
-    the change is the machine's, and the square of its standard error.
+    """Judge one row.
 
+    now, before: log times of runs, at least two now and one before.  tests: rows times looks.
+    drift, drift_error2: the change of the machine, and the square of its standard error.
     Raises ValueError for too few runs.
     """
     if len(now) < 2 or len(before) == 0:
@@ -203,7 +207,7 @@ def judge(
 
 
 def _tail(distance: float, error: float, freedom: int) -> float:
-    """P(T >= distance / error)."""
+    """Return P(T >= distance / error)."""
     if error == 0:
         return 0.0 if distance > 0 else 1.0
     half = (1 - within(abs(distance) / error, freedom)) / 2
@@ -211,7 +215,7 @@ def _tail(distance: float, error: float, freedom: int) -> float:
 
 
 def within(t: float, freedom: int) -> float:
-    """P(|T| <= t) of Student's distribution with a whole number of degrees of freedom."""
+    """Return P(|T| <= t) of Student's distribution with an integer number of degrees of freedom."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
     term = total = cosine if freedom % 2 else 1.0
@@ -224,7 +228,7 @@ def within(t: float, freedom: int) -> float:
 
 
 def quantile(p: float, freedom: int) -> float:
-    """t with P(T >= t) = p < 0.5, by bisection."""
+    """Return t with P(T >= t) = p < 0.5, by bisection."""
     low, high = 0.0, 1.0
     while (1 - within(high, freedom)) / 2 > p:
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""The benchmark protocol: verified before and after, side by side, cold cache, event timing."""
+"""The benchmark protocol: verify before and after, time side by side with events, cold cache."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .results import Row
 _SPACER_STEP, _SPACER_STEPS = (
     2**21,
     128,
-)  # bytes (a GPU's page) and how many of them, less one, at most
+)  # bytes (a GPU page); at most this number of them, less one
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to time (ms of the op's own time per row) and the seed of the inputs."""
+    """How long to time (ms of the op's own time per row), and the seed of the inputs."""
 
     warmup_ms: float = 25.0
     rep_ms: float = 100.0
@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """What one row benches."""
+    """The problem of one row."""
 
     op: Op
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ def tasks(
     shapes: Sequence[tuple[int, ...]] | None = None,
     dtypes: Sequence[str] | None = None,
 ) -> list[Task]:
-    """All rows of a benchmark.  Raises ValueError or TypeError where an op refuses one."""
+    """Return all rows of a benchmark.  Raises ValueError or TypeError for illegal problems."""
     return [
         Task(op, shape, dtype, op.bench_problem(shape, dtype))
         for op in ops
@@ -77,21 +77,21 @@ def tasks(
 
 
 def first_tasks(ops: Iterable[Op], target: str) -> list[Task]:
-    """A row for each op: of its first shape and dtype."""
+    """Return a row per op, with its first shape and dtype."""
     found = []
     for op in ops:
         found += tasks([op], target, op.bench_shapes(target)[:1], op.dtypes[:1])
     return found
 
 
-_COMPILE_S = 0.7  # of a core, for one host kernel
-_VERIFY_S_PER_BYTE = 2e-7  # of the FP64 references and the bounds
+_COMPILE_S = 0.7  # on one core, per host kernel
+_VERIFY_S_PER_BYTE = 2e-7  # for FP64 references and bounds
 
 
 def host_seconds(
     all_tasks: Sequence[Task], compiles: int, jobs: int, settings: Settings
 ) -> tuple[float, float]:
-    """About how long one run of a host benchmark's rows takes: (compiling, the rows)."""
+    """Estimate the time of one run of a host benchmark, in seconds: (compiling, rows)."""
     # Ours and the plain copy are timed.
     rows = len(all_tasks) * 2e-3 * (settings.warmup_ms + settings.rep_ms)
     for task in all_tasks:
@@ -108,10 +108,11 @@ def bench_task(
     peers: Sequence[Peer] = (),
     monitor: Monitor | None = None,
 ) -> Row:
-    """Verify, time and verify again; what fails is noted in its Result.
+    """Verify, time and verify again; errors are noted in the Result.
 
-    monitor: of the GPU's clocks, entered.  Our own function is not timed if it is wrong; a peer is,
-    and shown with its error.  Raises UnavailableError and MemoryError (the problem does not fit).
+    monitor: of the GPU's clocks, entered.  A wrong result of ours is not timed; a wrong peer is
+    timed and shown with its error.  Raises UnavailableError, and MemoryError if the problem does
+    not fit.
     """
     op, work, row = task.op, task.op.work(task.problem), _new_row(task)
     try:
@@ -160,14 +161,14 @@ def bench_task(
 
 
 def _new_row(task: Task) -> Row:
-    """A row without results.  What mostly reads is compared with a plain read."""
+    """Make a row without results.  Rows that mostly read are compared with a plain read."""
     work = task.op.work(task.problem)
     plain = "copy" if 4 * work.bytes_written >= work.bytes_read else "read"
     return Row(task.op.name, task.shape, task.dtype, repr(task.problem), *work, plain)
 
 
 class _PeerContender(Contender):
-    """A peer's function, whose outputs may be arrays of another library."""
+    """A peer's function; its outputs can be arrays of another library."""
 
     def __init__(self, name: str, function: Function, xp: Any):
         super().__init__(name, function)
@@ -178,7 +179,7 @@ class _PeerContender(Contender):
 
 
 def peer_contender(peer: Peer, op: str, call: Call, verifier: Comparer, xp: Any) -> Contender:
-    """A peer, run once (so that it is compiled) and compared; without figures if that failed."""
+    """Run a peer once, which compiles it, and compare it; after an error it has only a note."""
     failed = Contender(peer.name, lambda: None)
     try:
         function = peer.build(op, call)
@@ -189,7 +190,7 @@ def peer_contender(peer: Peer, op: str, call: Call, verifier: Comparer, xp: Any)
         contender()
         contender.verify(verifier)
         return contender
-    except Exception as error:  # whatever other libraries raise
+    except Exception as error:  # any error of other libraries
         failed.result.note = f"{type(error).__name__}: {error}"
         return failed
 
@@ -197,12 +198,12 @@ def peer_contender(peer: Peer, op: str, call: Call, verifier: Comparer, xp: Any)
 def _peer_parts(
     peer: Peer, op: Op, call: Call, result: Result
 ) -> list[tuple[Result, str, Function]]:
-    """The steps of a peer, each run once; none where they cannot be taken apart."""
+    """Return the peer's steps, each run once; empty if the peer cannot be split."""
     try:
         parts = peer.parts(op.name, call)
         for step in parts.values():
             step()
-    except Exception:  # whatever other libraries raise: the peer as a whole did run
+    except Exception:  # any error of other libraries: the whole peer did run
         return []
     return [(result, name, step) for name, step in parts.items()]
 
@@ -218,8 +219,8 @@ def run(
 ) -> Iterator[Row]:
     """Bench one task after another.  Raises UnavailableError.
 
-    place: draws how much memory to keep from each task, so that its arrays lie elsewhere every
-        time.
+    place: draws the size of a memory block that is allocated before each task's arrays, so that
+        their addresses differ between runs.
     """
     for task in all_tasks:
         try:
@@ -236,7 +237,7 @@ def run(
 
 
 def free_memory(target: Target) -> None:
-    """Give back what CuPy and torch keep of a GPU's memory: neither asks the other for it."""
+    """Free the GPU memory that CuPy and torch cache: neither library can use the other's cache."""
     target.xp.get_default_memory_pool().free_all_blocks()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -244,10 +245,12 @@ def free_memory(target: Target) -> None:
 
 
 def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
-    """What a benchmark of these tasks will launch, each once; not quite all where a call's further
-    way depends on results."""
+    """Return the variants that a benchmark of these tasks launches, each once.
+
+    The list can be incomplete if a call's launches depend on results.
+    """
     problems = {(task.op.name, repr(task.problem)): (task.op, task.problem) for task in all_tasks}
-    if target.name != "host":  # host_times
+    if target.name != "host":  # for host_times
         for op in {op.name: op for op, _ in problems.values()}.values():
             problems[op.name, ""] = op, tiny_problem(op, target.name)
     launched = _first_of_host if target.name == "host" else _recorded
@@ -255,19 +258,21 @@ def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
     for op, problem in problems.values():
         try:
             found |= dict.fromkeys(launched(op, problem, target))
-        except Exception:  # the row says so
+        except Exception:  # the row reports it
             continue
     return list(found)
 
 
 def _first_of_host(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
-    """Of the config that the op chooses by itself."""
+    """Return the variant of the op's default config."""
     return (op.variant(problem, op.configs(problem, target.arch)[0]),)
 
 
 def _recorded(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
-    """Of a call that launches nothing: with arrays of the GPU, which take milliseconds to make,
-    where numpy's would take seconds."""
+    """Record the variants of a call without launching them.
+
+    GPU arrays take milliseconds to make, NumPy arrays would take seconds.
+    """
     with jit.recording() as recorded:
         call = op.inputs(problem, 0, target.xp)
         op.run(*call.args, **call.kwargs)
@@ -277,7 +282,7 @@ def _recorded(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
 
 
 def tiny_problem(op: Op, target: str) -> Any:
-    """Of the first bench row on a target, with sizes up to 128 where that is a row of the op."""
+    """Return the first bench problem on a target, with sizes up to 128 if the op supports it."""
     shape = op.bench_shapes(target)[0]
     try:
         return op.bench_problem(tuple(min(n, 128) for n in shape), op.dtypes[0])
@@ -286,7 +291,7 @@ def tiny_problem(op: Op, target: str) -> Any:
 
 
 def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict[str, Any]:
-    """GpuClock.host_times of the ops, with a tiny problem each; {} on the host target."""
+    """Return GpuClock.host_times of each op, on a tiny problem; {} on the host target."""
     times: dict[str, Any] = {}
     for op in ops if target.name != "host" else ():
         call = op.inputs(tiny_problem(op, target.name), seed, target.xp)

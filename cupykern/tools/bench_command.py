@@ -1,4 +1,4 @@
-"""What `cupykern bench` does around the protocol: peers, progress, the table and the files."""
+"""`cupykern bench` around the protocol: peers, progress, the table and the files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SHORT_S = 5
 def find_peers(
     names: Sequence[str], target: str, known: dict[str, Peer] | None = None
 ) -> list[Peer]:
-    """The named peers that can be measured here; says on stderr which cannot.
+    """Return the named peers that are available; report the missing ones on stderr.
 
-    "all": every one of `known`, by default those of ops.  Raises click.UsageError for unknown
+    "all": every peer of `known`, by default the peers of ops.  Raises click.UsageError for unknown
     names, and for the host target.
     """
     known = all_peers() if known is None else known
@@ -52,7 +52,7 @@ def find_peers(
 
 @dataclass(frozen=True)
 class Baseline:
-    """An earlier benchmark: its file's name, and baseline.load's rows."""
+    """An earlier benchmark: its file's name, and the rows of baseline.load."""
 
     path: str
     rows: dict[tuple[Any, ...], dict[str, Any]]
@@ -60,10 +60,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files to write, and what to compare with; None: not asked for.
+    """Files to write and the baseline to compare with; None: not requested.
 
-    repeats: how often to run all rows; with a baseline at most, None for as often as it takes.
-    suite: that the rows are of: its summary takes the place of the table of all rows.
+    repeats: runs of all rows; with a baseline the maximum, and None for the default looks.
+    suite: the suite of the rows; its summary replaces the table of all rows.
     """
 
     json: str | None = None
@@ -81,7 +81,7 @@ def bench(
     peers: Sequence[Peer],
     outputs: Outputs,
 ) -> int:
-    """Bench, print and write; returns the exit code.  On Ctrl-C the rows so far are written."""
+    """Bench, print and write; return the exit code.  On Ctrl-C, write the rows so far."""
     runs: list[list[results.Row]] = [[] for _ in tasks]
     found: list[baseline.Verdict] | None = None
     host_time_us: dict[str, dict[str, float]] = {}
@@ -101,7 +101,7 @@ def bench(
     except KeyboardInterrupt:
         interrupted = True
         raise
-    finally:  # also of a run that something else ended
+    finally:  # also after an error or Ctrl-C
         rows = [results.merged(same) for same in runs if same]
         if rows and outputs.suite is not None:
             _print_suite(outputs.suite, rows, target, len(tasks))
@@ -129,7 +129,7 @@ def bench(
 
 
 def _compile(tasks: Sequence[Task], target: Target, settings: Settings, repeats: int) -> None:
-    """Compile what the tasks launch, many at once; what does not compile is its row's failure."""
+    """Compile the tasks' variants in parallel; the row of a variant that fails reports it."""
     todo, jobs = variants(tasks, target), os.cpu_count() or 1
     if target.name == "host":
         compiling, rows = host_seconds(tasks, len(todo), jobs, settings)
@@ -155,8 +155,10 @@ def _passes(
     outputs: Outputs,
     runs: list[list[results.Row]],
 ) -> Iterator[list[baseline.Verdict]]:
-    """Run the rows in turns, so that each sees every drift, and append them to `runs`; with a
-    baseline yield the verdicts at each look, after which only undecided rows go on."""
+    """Run the rows in turns, so that all rows see the same drift, and append them to `runs`.
+
+    With a baseline, yield the verdicts at each look and go on with the undecided rows.
+    """
     compared = outputs.baseline
     at = (outputs.repeats or 1,) if compared is None else baseline.looks(outputs.repeats)
     open_rows = list(range(len(tasks)))
@@ -179,7 +181,7 @@ def _passes(
 
 
 def _of_suite(suite: Suite, rows: Sequence[results.Row]) -> dict[str, Any]:
-    """What a suite's document has besides a benchmark's."""
+    """Return the additional fields of a suite's document."""
     lines = summary.lines(asdict(row) for row in rows)
     return {
         "kind": "suite",
@@ -189,9 +191,9 @@ def _of_suite(suite: Suite, rows: Sequence[results.Row]) -> dict[str, Any]:
 
 
 def _comparison(compared: Baseline, found: Sequence[baseline.Verdict] | None) -> dict[str, Any]:
-    """What a comparison's document has besides a benchmark's.
+    """Return the additional fields of a comparison's document.
 
-    found: None if it never came to a look.
+    found: None if no look was reached.
     """
     return {
         "kind": "comparison",
@@ -206,7 +208,7 @@ def _comparison(compared: Baseline, found: Sequence[baseline.Verdict] | None) ->
 
 
 def _print_verdicts(rows: Sequence[results.Row], found: Sequence[baseline.Verdict]) -> bool:
-    """Print a verdict for each row; whether one is a regression."""
+    """Print a verdict for each row; return whether any row is rejected."""
     print_table(
         ("op", "shape", "dtype", "runs", "time now / before", "spread of a run", "p",
          "would reject from", "verdict"),
@@ -235,7 +237,7 @@ def _print_verdicts(rows: Sequence[results.Row], found: Sequence[baseline.Verdic
 
 
 def _print_suite(suite: Suite, rows: Sequence[results.Row], target: Target, num_tasks: int) -> None:
-    """A line for each op and dtype, the rows furthest behind, and why results are wrong."""
+    """Print a line per op and dtype, the slowest rows, and the reasons for wrong results."""
     lines = summary.lines(asdict(row) for row in rows)
     measured = f"{len(rows)} rows" if len(rows) == num_tasks else f"{len(rows)} of {num_tasks} rows"
     title = f"suite {suite.name}, seed {suite.seed}, {measured}.  {title_of(target)}"
@@ -258,7 +260,7 @@ def title_of(target: Target) -> str:
 
 
 def print_notes(rows: Sequence[results.Row]) -> None:
-    """Why results failed, a line each."""
+    """Print why results failed, one line each."""
     for row in rows:
         for result in row.results:
             if result.note is not None:
@@ -272,7 +274,7 @@ def _print(
     cells = list(results.table_rows(rows))
     if (
         target.name == "host"
-    ):  # no peers, and times that say little: the rest is in --json and --csv
+    ):  # no peers, and times of little meaning: the rest is in --json and --csv
         kept = [columns.index(name) for name in results.HOST_COLUMNS]
         columns = results.HOST_COLUMNS
         cells = [tuple(row[i] for i in kept) for row in cells]

@@ -13,8 +13,8 @@ from .. import OPS, targets
 from .options import json_option, target_option
 from .tables import number, one_line
 
-_MOST_JOBS = 16  # each takes half a gigabyte of the GPU
-_SHOWN_FAILURES = 5  # of a part
+_MOST_JOBS = 16  # each takes half a gigabyte of GPU memory
+_SHOWN_FAILURES = 5  # per part
 _LINE_S = 10.0
 PARTS = ("sanitizers", "large", "streams", "repeats", "bad_calls", "products", "cases")
 
@@ -40,16 +40,16 @@ def campaign(
     """Run many seeded checks of all ops, in several processes.
 
     \b
-    cases       random calls against FP64, as check does
-    products    products of integers, which are exact
-    repeats     the same call gives the same bits, in any order and on any stream
-    streams     threads with streams of their own get these bits, too
+    cases       random calls against FP64, like check
+    products    integer products, which are exact
+    repeats     repeated calls give the same bits, in any order and on any stream
+    streams     threads on their own streams get these bits too
     large       arrays of more than 2^31 elements
     bad_calls   illegal arguments raise typed errors and leave memory untouched
     sanitizers  compute-sanitizer's four tools over each kernel
 
-    On the host target there are few checks of each.  The JSON is written while it runs.  Exits with
-    1 if anything failed.
+    On the host target each part has few checks.  The JSON is written while the campaign runs.
+    Exits with 1 if anything failed.
 
     \b
     Example: cupykern campaign --seconds 540 --json results/campaign.json
@@ -70,7 +70,7 @@ def campaign(
 
 
 class _Lines:
-    """How far each part is: a line on stderr now and then."""
+    """Prints each part's progress to stderr from time to time."""
 
     def __init__(self, run: Any):
         self._run, self._last = run, time.monotonic()

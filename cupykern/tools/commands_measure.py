@@ -1,4 +1,4 @@
-"""The commands that say how right and how fast ops are: check, bench, report."""
+"""The commands that check and time ops: check, bench, report."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def check(
 ) -> int:
     """Compare random cases with FP64, within derived error bounds.
 
-    Elementwise.  Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to
-    reproduce it.  A unit in the last place (ulp) is the gap between neighbouring numbers of the
-    result's format: rounding alone costs up to half of one.
+    The comparison is elementwise.  Case i is drawn from SEED + i alone.  Exits with 1 on a
+    violation, and prints how to reproduce it.  A unit in the last place (ulp) is the gap between
+    neighbouring numbers of the result's format: rounding alone costs up to half an ulp.
 
     \b
     Example: cupykern check softmax --target host --cases 200
@@ -278,24 +278,24 @@ def bench(
 ) -> int:
     """Time ops beside a plain copy of their bytes, and peers.
 
-    Without OP, all of them; on the host then of each its first shape and dtype, unless --all,
-    --shapes or --dtype ask for more.  Every result is verified against FP64 before and after it is
-    timed; L2 is flushed before every run; times are medians with 20% and 80% quantiles.  Exits with
-    1 if a result is wrong, or with --baseline if a row got slower by more than its noise: rows are
-    run again until that is decided.  A baseline should have runs of its own to compare with:
-    measure it with --repeats 12.
+    Without OP, all ops run; on the host only with their first shape and dtype, unless --all,
+    --shapes or --dtype is given.  Every result is verified against FP64 before and after timing; L2
+    is flushed before every run; times are medians with 20% and 80% quantiles.  Exits with 1 if a
+    result is wrong, or with --baseline if a row got slower by more than its noise: rows run until
+    that is decided.  A baseline should have several runs to compare with: measure it with
+    --repeats 12.
 
     With --suite, prints for each op and dtype the fastest peer's time over ours (a geometric mean),
-    the share of shapes that are behind by 2%, 3% and 10%, and the ones furthest behind.  Another
-    --seed takes other shapes: tune with one, judge by another.
+    the share of shapes that are slower by 2%, 3% and 10%, and the slowest ones.  Another --seed
+    selects other shapes: tune with one, judge by another.
 
-    With --model, prints for each step its time and the floor: what reading the weights and the
-    cache takes.  Weights are random; the logits are verified against the model in FP64.  The peer
-    is torch.compile: its whole step compiled, and its launches a CUDA graph.
+    With --model, prints each step's time and its floor: the time to read the weights and the cache.
+    Weights are random; the logits are verified against the model in FP64.  The peer is
+    torch.compile: its whole step compiled, and launched as a CUDA graph.
 
     With --parallel, under mpiexec: times of a tensor-parallel gated network, ring attention of a
-    long sequence and a decode step whose weights are split, on all ranks and, whole, on one; each
-    verified.  A run takes as long as its slowest rank.  The peer is torch over NCCL.
+    long sequence and a decode step with split weights, on all ranks and, unsplit, on one; all are
+    verified.  A run takes as long as its slowest rank.  The peer is torch with NCCL.
 
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
@@ -362,7 +362,7 @@ def bench(
 
 
 def _of_model(names: tuple[str, ...] | None) -> str:
-    """The one dtype of a model's activations."""
+    """Return the dtype of a model's activations."""
     if names is None:
         return "bfloat16"
     if len(names) > 1 or names[0] not in ("float16", "bfloat16"):
@@ -397,10 +397,10 @@ _PAGES = "README.md", "docs/results.md"  # of a checkout
 def report(only_check: bool, tables: tuple[str, ...], results: str, page: str | None) -> int:
     """Write the tables and plots of results.
 
-    From the results in a folder, which holds what `bench`, `sweep`, `tune`, `profile` and `check
-    --report` wrote with --json.  The page is one file that loads nothing: roofs, speed against size
+    The results are JSON files in a folder, written by `bench`, `sweep`, `tune`, `profile` and
+    `check --report` with --json.  The page is one self-contained file: roofs, speed against size
     beside the peers, errors against the bound, heat maps of sweeps, tuned calls, comparisons,
-    profiles.  It needs no checkout; in one, the tables of README and docs are written too.
+    profiles.  It needs no checkout; in a checkout the tables of README and docs are written too.
 
     \b
     Example: cupykern report --results measured --page measured.html

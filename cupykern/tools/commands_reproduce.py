@@ -1,4 +1,4 @@
-"""The command that measures everything again: reproduce."""
+"""The command that repeats all measurements: reproduce."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def reproduce(names: tuple[str, ...] | None, results: str, dry_run: bool) -> int
     """Measure what is in results/ again, and write the tables.
 
     Runs one command after another, in a checkout with a GPU: checks, benchmarks, suites, profiles,
-    then `report`.  Prints each command first.  A step that needs more GPUs than there are is left
-    out; after one that fails the others go on.  The exit code is 1 if one failed, or one of --only
-    was left out.
+    then `report`.  Prints each command first.  Skips steps that need more GPUs than there are.  A
+    failed step does not stop the others.  The exit code is 1 if a step failed, or a step of --only
+    was skipped.
 
     \b
     Example: cupykern reproduce --dry-run

@@ -1,4 +1,4 @@
-"""The commands that look for the best configs: sweep, tune, profile."""
+"""The commands that search for the best configs: sweep, tune, profile, fit."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ from .options import (
 def _parse_grid(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> dict[str, tuple[Any, ...]]:
-    """ "stages=2,3;fp8=True" -> {"stages": (2, 3), "fp8": (True,)}; "cluster=SplitK(2)" makes that
-    of a field.
+    """Parse "stages=2,3;fp8=True" into {"stages": (2, 3), "fp8": (True,)}.
 
-    Raises click.UsageError.
+    "cluster=SplitK(2)" sets a field to that object.  Raises click.UsageError.
     """
     grid = {}
     for part in filter(None, (part.strip() for part in (text or "").split(";"))):
@@ -59,7 +58,7 @@ def _elements(values: str) -> list[ast.expr]:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal, or what a name is called with."""
+    """Return a literal, or a Made for a call like SplitK(2)."""
     from ..tuning.sweep import Made
 
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
@@ -85,7 +84,7 @@ def _tasks(
     sizes: tuple[int, ...] | None,
     dtype_names: tuple[str, ...] | None,
 ) -> list[Any]:
-    """The problems of a sweep.  sizes: of shapes with equal dims.  Raises UsageError."""
+    """Return the problems of a sweep.  sizes: shapes with equal dims.  Raises UsageError."""
     dims = len(op.bench_shapes(target)[0])
     wanted = [*(shapes or ()), *((size,) * dims for size in sizes or ())]
     return bench_tasks([op], target, wanted or [*op.bench_shapes(target)[:1]], dtype_names)
@@ -156,11 +155,11 @@ def sweep(
 ) -> int:
     """Time every config of an op on some problems and rank them.
 
-    A config is how a kernel cuts up its work: tiles, threads, stages.  Each one is compiled,
-    verified against FP64 and timed in turns with the one that the op would choose; the best are
-    then timed again, all in turns.  What does not compile, is wrong or crashes is a row with its
-    reason.  Every result is in the trace at once: after Ctrl-C, --resume goes on.  Without --shapes
-    and --sizes it is the op's first bench shape.
+    A config sets a kernel's tiles, threads and stages.  Each config is compiled, verified against
+    FP64 and timed in turns with the op's default; the best are then timed again, all in turns.  A
+    config that does not compile, is wrong or crashes gets a row with the reason.  Every result is
+    written to the trace at once: after Ctrl-C, --resume goes on.  Without --shapes and --sizes the
+    op's first bench shape is used.
 
     \b
     Example: cupykern sweep matmul --sizes 4096,8192 --dtype float16 --configs "stages=2,3,4"
@@ -214,10 +213,10 @@ def tune(
 ) -> int:
     """Find the fastest configs on this machine, for later calls.
 
-    Of an op's problems.  What is kept is in a file of your cache directory.  A later call of the op
-    with the same dtypes and about the same sizes uses it, until the kernels' source changes.
-    CUPYKERN_TUNE=0 ignores the file, CUPYKERN_TUNE=1 tunes what it lacks at the first call.
-    Without --shapes and --sizes it is the op's first bench shape.
+    The configs are kept in a file of your cache directory.  A later call of the op with the same
+    dtypes and about the same sizes uses them, until the kernels' source changes.
+    CUPYKERN_TUNE=0 ignores the file; CUPYKERN_TUNE=1 tunes missing problems at their first call.
+    Without --shapes and --sizes the op's first bench shape is used.
 
     \b
     Example: cupykern tune softmax --shapes "4096,4096;32768,1024" --dtype float16
@@ -258,9 +257,9 @@ def profile(
 ) -> int:
     """Say what holds a kernel up, by the hardware's counters.
 
-    Runs Nsight Compute (or rocprofv3 on AMD) on one launch and prints how much of the memory's and
-    the tensor cores' throughput it reaches, how many warps are resident, what they wait for, and
-    conflicts in shared memory.  Says how to install the profiler where it is missing.
+    Runs Nsight Compute (or rocprofv3 on AMD) on one launch.  Prints the achieved share of the
+    throughput of memory and tensor cores, the number of resident warps, their stall reasons, and
+    bank conflicts in shared memory.  If the profiler is missing, says how to install it.
 
     \b
     Example: cupykern profile softmax --shape 4096,4096 --dtype float16
@@ -314,8 +313,8 @@ def profile(
 def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
     """Fit the model that chooses GEMM configs to SWEEPS.
 
-    Prints each time as it is and as fitted, and how well both tell the times of a quarter of the
-    shapes, which the fit does not see.  The numbers are those of cupykern/tuned/sm_90a.json.
+    Prints each model time before and after the fit, and how well both predict the times of a
+    quarter of the shapes, which are held out.  The numbers are those of cupykern/tuned/sm_90a.json.
 
     \b
     Example: cupykern fit results/sweep_matmul.json --write cupykern/tuned/sm_90a.json

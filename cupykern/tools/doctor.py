@@ -1,4 +1,4 @@
-"""What this machine has, and what is missing for what."""
+"""Report what this machine has, and what is missing for which feature."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from ..targets import Target, cpu_name, product_name
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for; where it is missing, what does not work without it and what to do."""
+    """A component; if it is missing, what it is needed for and how to install it."""
 
     thing: str
     found: str | None
     needed_for: str = ""
     install: str = ""
     why: str = ""
-    """An error's first line, where something is there but does not work."""
+    """First line of the error, if the component exists but does not work."""
 
     def __str__(self) -> str:
-        """Of what is missing: one line."""
+        """Describe a missing component in one line."""
         why = f" ({self.why})" if self.why else ""
         return f"{self.thing}{why}: needed for {self.needed_for}. {self.install}"
 
 
 def find_all() -> list[Finding]:
-    """Everything that the targets and the command use."""
+    """Return the findings for everything that the targets and the command use."""
     return [
         Finding("python", f"{platform.python_version()} ({sys.executable})"),
         Finding("cupykern", __version__),
@@ -119,12 +119,15 @@ def _find_gpu() -> list[Finding]:
 
 
 def _find_headers() -> Finding:
-    """Can NVRTC compile what CuPy's own kernels include (ours include nothing)?  Needs no GPU."""
+    """Check whether NVRTC compiles what CuPy's kernels include (ours include nothing).
+
+    Needs no GPU.
+    """
     from cupy._core.core import assemble_cupy_compiler_options
     from cupy.cuda import nvrtc
 
     try:
-        options = assemble_cupy_compiler_options(())  # finds the headers as a RawModule does
+        options = assemble_cupy_compiler_options(())  # finds the headers like a RawModule
         program = nvrtc.createProgram("#include <cuda_fp16.h>\n", "headers.cu", [], [])
         nvrtc.compileProgram(program, options)
         return Finding("cuda headers", "cuda_fp16.h compiles")
@@ -161,7 +164,7 @@ def _cache_problem(folder: Path) -> str:
             cache.check_private(folder)
     except OSError as error:
         return f", not used: {error}"
-    try:  # os.access says yes to root, and to a file
+    try:  # os.access returns true for root, and for a file
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError:
         return ", cannot be written: kernels last a process"
@@ -179,11 +182,11 @@ def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# --- what a benchmark records ------------------------------------------------------------------
+# --- for a benchmark's record ------------------------------------------------------------------
 
 
 def machine(target: Target) -> dict[str, Any]:
-    """Device, versions and host, for a benchmark's record."""
+    """Return device, versions and host, for a benchmark's record."""
     found: dict[str, Any] = {
         "device": product_name(target),
         "cpu": cpu_name(),
@@ -214,7 +217,7 @@ _SMI_FIELDS = (
 
 
 def nvidia_smi(pci_bus_id: str | None = None) -> dict[str, str]:
-    """Driver, clocks (MHz), temperature (C) and power (W) now; {} where nvidia-smi is missing."""
+    """Return driver, clocks (MHz), temperature (C) and power (W); {} if nvidia-smi is missing."""
     command = [
         "nvidia-smi",
         f"--query-gpu={','.join(_SMI_FIELDS)}",
@@ -233,7 +236,7 @@ def nvidia_smi(pci_bus_id: str | None = None) -> dict[str, str]:
 
 
 def gpu_state(target: Target) -> dict[str, str]:
-    """`nvidia_smi` of the target's device; {} on the host."""
+    """Return `nvidia_smi` of the target's device; {} on other targets than cuda."""
     if target.name != "cuda":
         return {}
     return nvidia_smi(target.xp.cuda.Device().pci_bus_id)

@@ -1,4 +1,4 @@
-"""Figures of results, drawn by matplotlib; an SVG takes its colours from the page around it."""
+"""Matplotlib figures of results; an SVG takes its colours from the page around it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..tuning.contender import OURS
 from .shape_names import spelt
 from .tables import number
 
-# Matplotlib draws with these; to_svg makes them CSS variables, for light and dark pages.
+# Matplotlib draws with these colours; to_svg makes them CSS variables, for light and dark pages.
 INK, FAINT, GROUND = "#010203", "#040506", "#070809"
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GROUND: "var(--ground)"}
-# Mid-tones, which stand out from white and from black; apart also without colour, by their markers.
+# Mid-tones with contrast to white and black; the markers differ too, to read without colour.
 _COLORS = ("#3f86d4", "#9a6bd3", "#2a9d8f", "#c59b1d", "#8a8f98", "#d0609f", "#5c9e4f", "#b0724a")
 _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">")
 _OUR_COLOR = "#e4572e"
@@ -43,13 +43,13 @@ _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: sharp, selectable, in the page's font
     "svg.hashsalt": "cupykern",  # the same file for the same results
 }
-_MAX_LABEL = 28  # characters beside an axis, before they get smaller
-_MAX_ULPS = 1e6  # beyond, next to results that cancel or are zero, a number of ulps says nothing
-SIZE = (4.3, 3.4)  # inches: a phone's width, so that text there is as large as the page's
+_MAX_LABEL = 28  # characters of an axis label, above which the font is smaller
+_MAX_ULPS = 1e6  # more ulps, of results that cancel or are zero, mean nothing
+SIZE = (4.3, 3.4)  # inches: a phone's width, so that the figure's text is as large as the page's
 
 
 def new_figure(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
-    """(figure, axis) in our style.  Raises ImportError without matplotlib."""
+    """Return (figure, axis) in our style.  Raises ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -60,10 +60,9 @@ def new_figure(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
 
 
 def to_svg(figure: Any, name: str, label: str) -> str:
-    """The figure as an <svg> element for HTML, without any address in it; closes the figure.
+    """Return the figure as an <svg> element for HTML, without external addresses; close the figure.
 
-    name: what its ids begin with, so that those of several figures differ.  label: for who cannot
-        see.
+    name: prefix of its ids, so that ids of several figures differ.  label: for screen readers.
     """
     import matplotlib
     from matplotlib import pyplot
@@ -88,22 +87,22 @@ def to_svg(figure: Any, name: str, label: str) -> str:
 
 
 def look(name: str, names: Sequence[str]) -> dict[str, Any]:
-    """Colour and marker of one of several implementations, ours always alike."""
+    """Return an implementation's colour and marker; ours are always the same."""
     if name == OURS:
         return {"color": _OUR_COLOR, "marker": "o", "zorder": 3}
     others = [other for other in names if other != OURS]
     i = others.index(name)
-    again = i // len(_COLORS)  # the colours' second turn: with other markers
+    again = i // len(_COLORS)  # reused colours get other markers
     return {"color": _COLORS[i % len(_COLORS)], "marker": _MARKERS[(i + again) % len(_MARKERS)]}
 
 
 def speed(row: dict[str, Any], result: dict[str, Any]) -> float | None:
-    """In TFLOP/s for what computes, else in GB/s."""
+    """Return the speed in TFLOP/s for rows with flops, otherwise in GB/s."""
     return result["tflops"] if row["flops"] else result["gbps"]
 
 
 def _styled(draw: Callable[..., None]) -> Callable[..., None]:
-    """`draw` with our style, which matplotlib asks for when a thing is made."""
+    """Wrap `draw` in our style, which matplotlib reads when it creates objects."""
 
     @functools.wraps(draw)
     def styled(*args: Any, **kwargs: Any) -> None:
@@ -116,7 +115,7 @@ def _styled(draw: Callable[..., None]) -> Callable[..., None]:
 
 
 def _legend(axis: Any, columns: int = 3) -> None:
-    """Below the axis, where it hides nothing."""
+    """Put the legend below the axis, where it covers nothing."""
     handles, labels = axis.get_legend_handles_labels()
     bars = [
         i for i, handle in enumerate(handles) if hasattr(handle, "patches")
@@ -133,12 +132,12 @@ def _legend(axis: Any, columns: int = 3) -> None:
     )
 
 
-_BAR, _LABEL = 0.085, 0.19  # inches: the height of a bar, and of the line above a shape's bars
-_SPARE = 1.0  # of the title, the axis and the legend
+_BAR, _LABEL = 0.085, 0.19  # inches: height of a bar, and of the text line above a shape's bars
+_SPARE = 1.0  # inches for title, axis and legend
 
 
 def throughput_size(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Of the figure that draw_throughput draws of these rows: as high as its bars need."""
+    """Return the size of draw_throughput's figure for these rows."""
     bars = sum(len(row["results"]) for row in rows)
     return SIZE[0], _SPARE + bars * _BAR + len(rows) * (_LABEL + _BAR)
 
@@ -147,9 +146,9 @@ def throughput_size(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
 def draw_throughput(
     axis: Any, rows: Sequence[dict[str, Any]], title: str, floors: Sequence[float] | None
 ) -> None:
-    """A group of bars for each shape, one per implementation; a peer that is wrong is drawn hollow.
+    """Draw a group of bars per shape, one bar per implementation; a wrong peer's bar is hollow.
 
-    floors: the least time of each row in us.  Bars are then shares of that roof, which is drawn.
+    floors: the minimum time of each row in us.  Bars are then shares of that roof, which is drawn.
         None: bars are speeds.
     """
     names = list(dict.fromkeys(result["name"] for row in rows for result in row["results"]))
@@ -178,7 +177,7 @@ def draw_throughput(
                           edgecolor=color, linewidth=0.6)  # fmt: skip
                 seen.add(result["name"])
             y += _BAR
-        if floors is not None:  # not through the line above
+        if floors is not None:  # not through the text line above
             axis.plot([100, 100], [begin, y], color=INK, linestyle=":", linewidth=1.2,
                       label="_" if i else roof)  # fmt: skip
         y += _BAR
@@ -193,9 +192,9 @@ def draw_throughput(
 
 @_styled
 def draw_memory_roof(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """rows: (op, row) of what memory bounds.
+    """Draw the share of a plain copy's speed against bytes moved.
 
-    The share of a plain copy's speed against bytes moved.
+    rows: (op, row) of memory-bound ops.
     """
     names = list(dict.fromkeys(op for op, _ in rows))
     for name in names:
@@ -219,10 +218,11 @@ def draw_memory_roof(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> N
 def draw_roofline(
     axis: Any, rows: Sequence[tuple[str, dict[str, Any]]], copy_gbps: float, peaks: dict[str, float]
 ) -> None:
-    """rows: (op, row) of what computes.  copy_gbps: of the fastest plain copy, the roof's slope.
+    """Draw a roofline.
 
-    peaks: the flat roofs in TFLOP/s by name.  None known: the fastest product that was measured,
-        ours or a peer's.
+    rows: (op, row) of ops with flops.  copy_gbps: of the fastest plain copy, the roof's slope.
+    peaks: the flat roofs in TFLOP/s by name.  If empty, the fastest measured product, ours or a
+        peer's, is the roof.
     """
     names = list(dict.fromkeys(op for op, _ in rows))
     xs = []
@@ -254,7 +254,7 @@ def draw_roofline(
 
 @_styled
 def draw_errors(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """rows: (op, row).  The worst error over the bound of each dtype, ours and the peers'."""
+    """Draw each dtype's worst error over the bound, ours and the peers'.  rows: (op, row)."""
     results = [(f"{op}, {row['dtype']}", r) for op, row in rows for r in row["results"]]
     places = list(dict.fromkeys(label for label, _ in results))[::-1]
     names = list(dict.fromkeys(result["name"] for _, result in results))
@@ -277,7 +277,8 @@ def draw_errors(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
 
 @_styled
 def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Rows of precision.py: errors from 50% to 99% as bars, the worst as dots, bounds as ticks."""
+    """Draw rows of precision.py: bars from the 50% to the 99% quantile, dots the worst, ticks the
+    bounds."""
     labels = []
     for row in rows:
         policy = row["policy"].removeprefix("policy=").replace("=True", "")
@@ -305,8 +306,10 @@ def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> Non
 def draw_changes(
     axis: Any, labels: Sequence[str], verdicts: Sequence[dict[str, Any]], margin: float
 ) -> None:
-    """Verdicts of baseline.py, as records: changes in %, with bars as long as a change must be past
-    the margin to be sure."""
+    """Draw verdicts of baseline.py, as records: changes in %.
+
+    The length of a bar is the change beyond the margin that a test would find significant.
+    """
     places = [i for i, verdict in enumerate(verdicts) if verdict["change"] is not None]
     for word, color in (("reject", _OUR_COLOR), ("keep", _COLORS[2]), ("noise", _COLORS[4])):
         ours = [i for i in places if verdicts[i]["word"] == word]
@@ -327,8 +330,11 @@ def draw_changes(
 @_styled
 def draw_heat(axis: Any, grid: Sequence[Sequence[float | None]], problems: Sequence[str],
               configs: Sequence[str], title: str) -> None:  # fmt: skip
-    """grid: the share of the best of each config (row) and problem (column), from 0 to 1.  configs:
-    their numbers, say."""
+    """Draw a heat map.
+
+    grid: time of the best config over that of each config (row), per problem (column), 0 to 1.
+    configs: labels, for example numbers.
+    """
     import numpy as np
 
     values = np.array([[np.nan if v is None else v for v in row] for row in grid], float)

@@ -1,8 +1,8 @@
 """Fit the times of the GEMM model (cupykern/tuned/<arch>.json) to sweeps.
 
-The model (gemm/sm90_heuristic.py: estimate) is linear in its times, and a launch takes a constant
-more.  They are fitted by least squares of relative errors, drawn weakly to what they were, so that
-a time that no sweep tells stays.  Shapes that the fit does not see judge it.
+The model (gemm/sm90_heuristic.py: estimate) is linear in its times; a launch adds a constant.  The
+fit minimises squared relative errors, with a weak pull to the old values, so that a time that no
+sweep determines stays.  Held-out shapes judge the fit.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..targets.limits import multiprocessors
 from ..tuning.trials import Trial
 
 FITTED = ("activation", "split_launch", "split_element", "decode", "decode_element")
-BESIDES = " besides"  # after a tile's name: its tile_us
-COLD = " cold"  # its cold_us
+BESIDES = " besides"  # suffix for a tile's tile_us
+COLD = " cold"  # suffix for its cold_us
 _FIELDS = {"us": "", "tile_us": BESIDES, "cold_us": COLD}
 LAUNCH = "launch"  # us, the same for every config: not in the file
-_WEAK = 1e-3  # weight of what a time was, beside a measured one's 1
+_WEAK = 1e-3  # weight of an old value; a measurement has 1
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The median time of a call by the config of a tile."""
+    """The median time of a call with the config of a tile."""
 
     task: GemmTask
     tile: sm90_heuristic.Tile
@@ -40,14 +40,14 @@ class Sample:
     us: float
 
     def parts(self, names: Sequence[str]) -> list[int]:
-        """The places in `names` of the times that the prediction has."""
+        """Return the indices in `names` of the times that the prediction uses."""
         rows = tuple(row for row, _ in self.tile.rows)
         return [i for i, x in enumerate(names) if "[" not in x or x.startswith(rows)]
 
     def predict(
         self, times: Mapping[str, float], blocks: int, constants: Mapping[str, Any] | None = None
     ) -> float:
-        """The model's time.  constants: model_constants(times), where these are at hand."""
+        """Return the model's time.  constants: model_constants(times), if already computed."""
         tile = self.tile
 
         def of_rows(after: str) -> float:
@@ -63,9 +63,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Quality:
-    """On shapes that were not fitted: median and largest |relative error|, and by how much the
-    mean and the worst choice (the least estimate of a shape's configs) take longer than the best
-    config."""
+    """Quality on held-out shapes.
+
+    median_error, max_error: absolute relative errors.  mean_loss, max_loss: relative extra time of
+    the chosen config (with the least estimate for a shape) over the best config.
+    """
 
     num_shapes: int
     median_error: float
@@ -76,7 +78,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Fit:
-    """times: by name, of all that the model has.  counts: by how many samples each was fitted."""
+    """times: all times of the model, by name.  counts: samples that determine each time."""
 
     times: dict[str, float]
     counts: dict[str, int]
@@ -85,8 +87,10 @@ class Fit:
 
 
 def present_times(arch: str = sm90_heuristic.ARCH) -> dict[str, float]:
-    """The times in the file, by name: "epilogue", "decode.gemm", "16-bit[0]"; and 0 for a
-    launch."""
+    """Return the file's times, by name; 0 for a launch.
+
+    Names are for example "activation", "decode.gemm", "16-bit[0]".
+    """
     found = {LAUNCH: 0.0}
     for name in FITTED:
         value = tuned.constants(arch, "gemm")[name]
@@ -102,7 +106,7 @@ def present_times(arch: str = sm90_heuristic.ARCH) -> dict[str, float]:
 
 
 def model_constants(times: Mapping[str, float]) -> dict[str, Any]:
-    """Of sm90_heuristic.estimate."""
+    """Return the constants for sm90_heuristic.estimate."""
     return {**tuned.constants(sm90_heuristic.ARCH, "gemm"), **_nested(times)}
 
 
@@ -119,7 +123,7 @@ def _nested(times: Mapping[str, float]) -> dict[str, Any]:
 
 
 def samples(trials: Iterable[Trial]) -> list[Sample]:
-    """Of the verified trials of a GEMM without a formula whose config is in a table of its task."""
+    """Return samples of verified GEMM trials without a formula, if a tile has their config."""
     found = []
     for trial in trials:
         key = trial.key or ""
@@ -134,7 +138,7 @@ def samples(trials: Iterable[Trial]) -> list[Sample]:
 
 @cache
 def _by_config(tiles: tuple[sm90_heuristic.Tile, ...]) -> dict[str, list[tuple[Any, int]]]:
-    """The tiles and splits of each config, as trials write it."""
+    """Return (tile, splits) by the repr of their config, which trials contain."""
     found: dict[str, list[tuple[Any, int]]] = {}
     for tile in tiles:
         for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
@@ -146,8 +150,10 @@ def _by_config(tiles: tuple[sm90_heuristic.Tile, ...]) -> dict[str, list[tuple[A
 
 
 def task_of_key(key: str, shape: tuple[int, ...]) -> GemmTask:
-    """The task of choice.Request.key, without a formula, whose sizes are rounded, with the sizes
-    (M, N, K) of `shape`."""
+    """Return the GemmTask of a choice.Request.key, which has no formula.
+
+    The key's sizes are rounded; (M, N, K) of `shape` replace them.
+    """
     words = dict(word.split("=", 1) for word in key.split(" on ")[0].split() if "=" in word)
     values: dict[str, Any] = dict(zip("mnk", shape, strict=True))
     for field in fields(GemmTask):
@@ -163,9 +169,9 @@ def task_of_key(key: str, shape: tuple[int, ...]) -> GemmTask:
 
 
 def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
-    """Fit to all shapes but a part `held_out` of them, drawn at random.
+    """Fit to all shapes except a random fraction `held_out`.
 
-    Raises ValueError where fewer than 4 shapes are left to fit or to judge.
+    Raises ValueError if fewer than 4 shapes are left to fit or to judge.
     """
     blocks, old = multiprocessors(sm90_heuristic.ARCH), present_times()
     shapes = sorted({(s.task.m, s.task.n, s.task.k) for s in found})
@@ -182,7 +188,7 @@ def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
     for part, sample in zip(parts, seen, strict=True):
         for i in sample.parts(names):
             part[i] = sample.predict(*units[i])
-    scale = np.array([old[name] or 1.0 for name in names])  # a time in units of what it was
+    scale = np.array([old[name] or 1.0 for name in names])  # times in units of their old values
     measured = np.array([s.us for s in seen])
     rows = np.concatenate([parts * scale / measured[:, None], _WEAK * np.eye(len(names))])
     wanted = np.concatenate([np.ones(len(seen)), _WEAK * np.array([x != 0 for x in old.values()])])
@@ -197,7 +203,7 @@ def fit(found: Sequence[Sample], seed: int = 0, held_out: float = 0.25) -> Fit:
 
 
 def quality(found: Sequence[Sample], times: Mapping[str, float], blocks: int) -> Quality:
-    """How well `times` predict samples, and choose between those of one task."""
+    """Return how well `times` predict samples and choose between the samples of a task."""
     errors, losses = [], []
     by_task: dict[GemmTask, list[tuple[float, float]]] = {}
     constants = model_constants(times)
@@ -212,8 +218,10 @@ def quality(found: Sequence[Sample], times: Mapping[str, float], blocks: int) ->
 
 
 def updated(document: dict[str, Any], times: Mapping[str, float], measured: str) -> dict[str, Any]:
-    """`document`, a file's, with these times, of three digits; `measured`: the note of those that
-    changed."""
+    """Return `document`, a tuned file, with these times rounded to three digits.
+
+    measured: the note for changed times.
+    """
     document = json.loads(json.dumps(document))
     old = present_times(document["arch"])
     changed = {name: time for name, time in times.items() if time != old[name]}
@@ -235,7 +243,7 @@ def updated(document: dict[str, Any], times: Mapping[str, float], measured: str)
 
 
 def text(value: Any, indent: int = 0) -> str:
-    """JSON with a line for every number and every tile."""
+    """Format JSON with a line for every number and every tile."""
     inner, end = "\n" + " " * (indent + 1), "\n" + " " * indent
     if isinstance(value, dict) and not {"value", "config"} & value.keys():
         lines = (f"{json.dumps(k)}: {text(v, indent + 1)}" for k, v in value.items())

@@ -1,4 +1,4 @@
-"""`cupykern fit`: the model's times from sweeps, and how well they tell those of other shapes."""
+"""`cupykern fit`: fit the model's times to sweeps, and report the errors on other shapes."""
 
 from __future__ import annotations
 

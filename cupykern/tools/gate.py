@@ -1,4 +1,4 @@
-"""The compile gate: every variant of every op for every architecture, without a GPU."""
+"""The compile gate: compile every variant of every op for every architecture, without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_STATIC_SHARED_BYTES = 48 * 1024
 class Row:
     """One variant on one architecture; figures are None if it did not compile.
 
-    error: the compiler's message.  skipped: why this compiler cannot try.  compiler: its name and
+    error: the compiler's message.  skipped: why this compiler cannot try.  compiler: name and
         version.
     code: digest of the machine code (offline.Usage).
     """
@@ -41,7 +41,7 @@ class Row:
 
 
 def failure(row: Row) -> str | None:
-    """Why a row fails the gate; None: it passes, or was skipped."""
+    """Return why a row fails the gate; None: it passes, or was skipped."""
     if row.error is not None:
         return row.error
     if row.skipped is not None:
@@ -55,7 +55,7 @@ def failure(row: Row) -> str | None:
 
 
 def compile_row(variant: Variant, arch: str) -> Row:
-    """Compile one variant.  Raises UnavailableError where there is no compiler for `arch`."""
+    """Compile one variant.  Raises UnavailableError if there is no compiler for `arch`."""
     start = time.perf_counter()
     try:
         usage = compile_offline(variant, arch)
@@ -79,7 +79,7 @@ def compile_row(variant: Variant, arch: str) -> Row:
 
 
 def compiler(arch: str) -> str:
-    """Name and version.  Raises UnavailableError where there is none for `arch`."""
+    """Return name and version.  Raises UnavailableError if there is no compiler for `arch`."""
     return _compiler("gfx" if arch.startswith("gfx") else "sm")
 
 
@@ -89,7 +89,7 @@ def _compiler(kind: str) -> str:
 
 
 def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:
-    """Every variant and architecture; ops that share a variant share its task."""
+    """Return every variant and architecture; ops that share a variant share its task."""
     ops = list(ops)
     return [
         (variant, arch)
@@ -99,13 +99,13 @@ def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:
 
 
 def compile_all(todo: Sequence[tuple[Variant, str]], jobs: int) -> Generator[Row, None, None]:
-    """A Row per task, in their order.
+    """Yield a Row per task, in the order of the tasks.
 
-    Raises UnavailableError where there is no compiler for one of the architectures.
+    Raises UnavailableError if there is no compiler for one of the architectures.
     """
     if not todo:
         return
     with processes(jobs) as pool:
-        # Not pool.map: it cancels what has not begun, of which a pool that ends then complains.
+        # Not pool.map: it cancels pending tasks, and a pool that is closing then raises an error.
         for row in [pool.submit(compile_row, *task) for task in todo]:
             yield row.result()

@@ -1,8 +1,8 @@
-"""The record of the compile gate: which sources have passed it, by which compiler.
+"""The record of the compile gate: the sources that have passed it, and with which compiler.
 
-Compiling everything takes 25 to 50 minutes of a core; of a change most variants' sources are the
-same as before.  The record is a text file with a line for each variant and architecture that
-passed, so that what a change does to registers is in its diff.
+Compiling everything takes 25 to 50 minutes on one core, but a change leaves most variants' sources
+as they were.  The record is a text file with a line for each variant and architecture that passed,
+so that its diff shows how a change affects registers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ..kernels import Variant, source_text
 from ..targets import offline
 from . import gate
 
-# Lines that no compiler sees: comments, which lines they were, nothing.
+# Lines without effect on the code: comments, #line directives, empty lines.
 _UNSEEN = re.compile(r"^[ \t]*(//.*|#line .*)?\n", re.MULTILINE)
-# One more whenever gate.failure comes to refuse more: all is compiled again.  Of sm_90a more was
-# asked once, that no wgmma is waited for at once (C7517).
+# Increase this when gate.failure becomes stricter: everything is then compiled again.  sm_90a has 2
+# since the gate refuses serialised wgmma (C7517).
 _ASKED = {"sm_90a": 2}
-_SECONDS = 20.0  # between the record's writings
-_BYTES = 3  # of a digest: an architecture has fewer than 200 variants of a kernel
+_SECONDS = 20.0  # between writes of the record
+_BYTES = 3  # of a digest: an architecture has fewer than 200 variants per kernel
 _HEADER = "# Architecture and kernel; a variant's digest of source and compiler, registers.\n"
 
 
 class Key(NamedTuple):
-    """digest: of all that makes a variant's code on `arch`, and of what the gate asks of it."""
+    """digest: of all inputs of a variant's code on `arch`, and of the gate's requirements."""
 
     arch: str
     kernel: str
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 @cache
 def key(variant: Variant, arch: str) -> Key:
-    """Raises UnavailableError where there is no compiler for `arch`."""
+    """Return the key of a variant.  Raises UnavailableError without a compiler for `arch`."""
     text = _digest(variant, "hip" if arch.startswith("gfx") else "cuda")
     told = (_ASKED.get(arch, 1), gate.compiler(arch), offline.options(arch), variant.tuned, text)
     digest = hashlib.sha256(repr(told).encode()).digest()[:_BYTES]
@@ -66,13 +66,14 @@ def compile_new(
     again: float = 0,
     within: float = math.inf,
 ) -> Iterator[gate.Row]:
-    """A Row for each of `todo` that is not on the record `path`, NVIDIA's first, until `within`
-    seconds have passed, then for others in random order, for `again` seconds.  Of those it is an
-    error that they need other registers than on record.
+    """Compile tasks of `todo` that the record `path` lacks, NVIDIA's first; yield a Row for each.
 
-    The record is written now and then, and at the end, with what passed, without what failed and
-    what is no longer among `current`; of architectures that `current` does not have, everything
-    stays.  Raises UnavailableError and OSError.
+    Then compile recorded tasks in random order for `again` seconds; a changed register count is an
+    error.  Everything stops after `within` seconds.
+
+    The record is written from time to time and at the end.  It gains what passed, and loses what
+    failed and what is not in `current`; architectures that `current` lacks stay unchanged.
+    Raises UnavailableError and OSError.
     """
     record = _read(path)
     keys = {key(*task) for task in current}
@@ -94,7 +95,7 @@ def compile_new(
 
 
 def missing(todo: Sequence[tuple[Variant, str]], path: Path) -> int:
-    """How many of `todo` the record lacks."""
+    """Return the number of tasks in `todo` that the record lacks."""
     record = _read(path)
     return sum(key(*task) not in record for task in todo)
 
@@ -130,12 +131,12 @@ def _rows(
 
 
 def _read(path: Path) -> dict[Key, int]:
-    """Nothing without a file."""
+    """Read the record; empty if there is no file."""
     record: dict[Key, int] = {}
     arch, kernel = "", ""
     for line in path.read_text().splitlines()[1:] if path.exists() else ():
         first, second = line.split()
-        if second.isdigit():  # no kernel's name is a number
+        if second.isdigit():  # no kernel name is a number
             record[Key(arch, kernel, first)] = int(second)
         else:
             arch, kernel = first, second

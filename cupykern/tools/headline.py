@@ -1,9 +1,9 @@
-"""README's headline: a line for each op, and the same as a picture for light and dark pages.
+"""README's headline: a table line for each op, and the same as an image for light and dark pages.
 
 The speedup of a row is the time of its fastest library over ours.  An op's speedup is the geometric
-mean over its rows.  Products of FP32 have a line of their own: libraries compute them without
-tensor cores, so their speedups are of another kind than those of 16 and 8 bits.  The picture is
-written as SVG by hand: a few bars, the same bytes on every machine.
+mean over its rows.  FP32 products have a separate line: libraries compute them without tensor
+cores, so their speedups are not comparable with those of 16 and 8 bits.  The SVG is written by
+hand, so that it has the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES = {
     "float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "int8": "INT8",
     "float8_e4m3fn": "FP8", "float8_e5m2": "FP8", "float4_e2m1fn": "NVFP4",
 }  # fmt: skip
-_OPS = {"complex_matmul": "matmul"}  # whose function has another name
+_OPS = {"complex_matmul": "matmul"}  # ops whose function has another name
 _LIBRARIES = {"quack": "QuACK", "liger": "Liger", "cupy": "CuPy", "flash_attn": "FlashAttention"}
 
 
@@ -28,9 +28,9 @@ _LIBRARIES = {"quack": "QuACK", "liger": "Liger", "cupy": "CuPy", "flash_attn": 
 class Line:
     """An op's rows on one device.
 
-    speedups: a row each, of rows with peers.  copy: the median share of a plain copy's bandwidth,
-        of ops without a product.  tflops: the largest, of the others.  libraries: the peers that
-        speedups are over.  kind: "FP32" of such products where the op has others too.
+    speedups: one per row with peers.  copy: median percentage of a plain copy's bandwidth, for ops
+        without products.  tflops: the largest, for ops with products.  libraries: the peers of the
+        speedups.  kind: "FP32" for such products if the op has others too.
     """
 
     op: str
@@ -53,12 +53,12 @@ class Line:
 
     @property
     def ahead(self) -> int:
-        """Rows that are not behind by 2% or more."""
+        """Rows that are less than 2% behind."""
         return sum(speedup > 0.98 for speedup in self.speedups)
 
 
 def lines(op: str, rows: Sequence[dict[str, Any]]) -> list[Line]:
-    """One line, or two of an op with products of FP32 and of fewer bits."""
+    """Return one line, or two for an op with products both in FP32 and in fewer bits."""
     full = [row for row in rows if row["flops"] and row["dtype"].partition(":")[0] == "float32"]
     rest = [row for row in rows if row not in full]
     kinds = ((rest, ""), (full, "FP32" if rest else ""))
@@ -66,7 +66,7 @@ def lines(op: str, rows: Sequence[dict[str, Any]]) -> list[Line]:
 
 
 def line(op: str, rows: Sequence[dict[str, Any]], kind: str = "") -> Line | None:
-    """None if no row was timed."""
+    """Return the line of these rows, or None if no row was timed."""
     rows = [row for row in rows if row["results"] and row["results"][0]["median_us"]]
     if not rows:
         return None
@@ -95,13 +95,14 @@ def line(op: str, rows: Sequence[dict[str, Any]], kind: str = "") -> Line | None
 
 
 def operands(dtype: str) -> list[str]:
-    """The dtypes of a row's operands: of "float16*int8" and, of a cache, "bfloat16:int8" two."""
+    """Return the dtypes of a row's operands; "float16*int8" and, with a cache, "bfloat16:int8" have
+    two."""
     first, _, option = dtype.partition(":")
     return [*first.split("*"), *([option] if option in _NAMES else [])]
 
 
 def not_measured(op: str, dtypes: Sequence[str]) -> Line:
-    """The line of an op without results."""
+    """Return the line of an op without results."""
     return Line(op, _dtypes(dtypes), (), None, None, 0.0)
 
 
@@ -111,7 +112,7 @@ def _dtypes(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def table(lines: Iterable[Line]) -> list[tuple[str, ...]]:
-    """Cells, the head first."""
+    """Return the table's cells, header first."""
     found: list[tuple[str, ...]] = [
         ("op", "dtypes", "libraries", "speed", "speedup over the fastest", "ahead or level")
     ]
@@ -128,15 +129,17 @@ def table(lines: Iterable[Line]) -> list[tuple[str, ...]]:
 
 _THEMES = {"light": ("#1f2328", "#656d76", "#d0d7de"), "dark": ("#e6edf3", "#8d96a0", "#30363d")}
 _BAR, _BOUND = "#e4572e", "#3f86d4"
-# Narrow: a phone shows the whole width, and its text is then about as large as the page's.
+# Narrow, so that a phone shows the whole width with text about as large as the page's.
 _ROW, _TOP, _NAME, _LEFT, _GAP, _RIGHT, _WIDTH = 24, 46, 146, 170, 52, 84, 460
-_MOST = 16.0  # the axis of speedups ends there
+_MOST = 16.0  # end of the speedup axis
 
 
 def svg(lines: Sequence[Line], device: str, theme: str) -> str:
-    """Two panels: bars of speedups on a logarithmic axis with the range over rows, and the worst
-    error over the derived bound.  theme: "light" or "dark".  lines: those without results are left
-    out."""
+    """Draw two panels: speedups and worst errors over the derived bound.
+
+    Bars of speedups are on a logarithmic axis, with the range over rows.  theme: "light" or "dark".
+    Lines without results are left out.
+    """
     lines = [one for one in lines if one.copy is not None or one.tflops is not None]
     ink, faint, rule = _THEMES[theme]
     height = _TOP + _ROW * len(lines) + 26

@@ -22,14 +22,16 @@ from .history import Call, Machine, draw_sequence, names_of, run_sequences, vari
 from .options import write_json
 from .tables import Counted, progress
 
-_MOST_SEEN_AHEAD = 4000  # calls whose variants are compiled before
-_CHUNK = 100  # sequences that a process runs before it takes others
-_MOST_PROCESSES = 16  # each takes half a gigabyte of the GPU
+_MOST_SEEN_AHEAD = 4000  # calls whose variants are compiled ahead
+_CHUNK = 100  # sequences per task of a process
+_MOST_PROCESSES = 16  # each takes half a gigabyte of GPU memory
 
 
 class _Found(NamedTuple):
-    """What came of a chunk.  different: hashes of the calls that ran alone in it; refused: of those
-    with a legal error."""
+    """Results of a chunk.
+
+    different: hashes of the calls that ran alone in it; refused: those with a legal error.
+    """
 
     sequences: int
     calls: int
@@ -41,7 +43,7 @@ class _Found(NamedTuple):
 def check_history(
     ops: list[Op], where: Target, sequences: int, seed: int, jobs: int, json_path: str | None
 ) -> int:
-    """Run sequences of calls in up to `jobs` processes; the exit code."""
+    """Run sequences of calls in up to `jobs` processes; return the exit code."""
     names, large = names_of(ops), where.name != "host"
     ahead = Counted(_variants(Machine(where), names, sequences, seed, large))
     with progress(lambda: ahead.total, "compile") as advance:
@@ -80,12 +82,12 @@ def check_history(
 def _chunks(
     where: Target, names: tuple[str, ...], sequences: int, seed: int, jobs: int
 ) -> Iterator[_Found]:
-    """Of all sequences: sequence i is drawn from seed + i."""
+    """Run all sequences in chunks; sequence i is drawn from seed + i."""
     tasks = [
         (where.name, names, min(_CHUNK, sequences - first), seed + first)
         for first in range(0, sequences, _CHUNK)
     ]
-    if jobs == 1 or len(tasks) == 1 or where.name == "host":  # whose settings are this process's
+    if jobs == 1 or len(tasks) == 1 or where.name == "host":  # host settings are per process
         yield from (_run(*task) for task in tasks)
         return
     with ProcessPoolExecutor(
@@ -104,14 +106,14 @@ def _chunks(
 
 @cache
 def _machine(target: str) -> Machine:
-    """One for all chunks of a process: what a call gives alone is kept."""
+    """Return the process's machine, which keeps the outcomes of calls that ran alone."""
     return Machine(targets.get(target))
 
 
 def _run(target: str, names: tuple[str, ...], sequences: int, seed: int) -> _Found:
     machine, large = _machine(target), target != "host"
     calls, failures, known = 0, [], len(machine.outcomes())
-    if machine.broken:  # by an earlier chunk, which said so
+    if machine.broken:  # by an earlier chunk, which reported it
         return _Found(0, 0, (), frozenset(), frozenset())
     for run in run_sequences(machine, names, sequences, seed, large):
         calls += run.calls
@@ -123,14 +125,14 @@ def _run(target: str, names: tuple[str, ...], sequences: int, seed: int) -> _Fou
 
 
 def _digest(call: Call) -> int:
-    """Equal in all processes."""
+    """Hash a call; the hash is equal in all processes."""
     return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little")
 
 
 def _variants(
     machine: Machine, names: tuple[str, ...], sequences: int, seed: int, large: bool
 ) -> Iterator[Variant]:
-    """Of the first calls, each variant once."""
+    """Yield the variants of the first calls, each once."""
     known: set[Variant] = set()
     seen: set[Call] = set()
     for number in range(sequences):

@@ -1,8 +1,8 @@
-"""Digests of machine code: whether a change of the source changes what the GPU runs.
+"""Digests of machine code: they show whether a source change affects what the GPU runs.
 
-A rename, a move or a type must not.  A file has one line for each variant and architecture, in the
-order of gate.tasks: architecture, kernel, digest (offline.code_digest), registers of a thread,
-bytes of local memory.
+A rename, a move or a type annotation must not change a digest.  A file has one line per variant and
+architecture, in the order of gate.tasks: architecture, kernel, digest (offline.code_digest),
+registers per thread, bytes of local memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEADER = "# architecture, kernel, digest of the machine code, registers of a th
 
 
 def write(path: Path, rows: Iterable[gate.Row]) -> None:
-    """Those that compiled."""
+    """Write the rows that compiled."""
     lines = (
         f"{row.arch} {row.variant.kernel} {row.code} {row.registers} {row.local_bytes}\n"
         for row in rows
@@ -27,7 +27,7 @@ def write(path: Path, rows: Iterable[gate.Row]) -> None:
 
 
 def compare(path: Path, rows: Iterable[gate.Row]) -> list[gate.Row]:
-    """`rows`, with an error in each whose machine code the file `path` does not have.
+    """Return `rows`, with an error for each whose machine code is not in the file `path`.
 
     Raises OSError.
     """

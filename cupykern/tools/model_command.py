@@ -1,4 +1,4 @@
-"""What `cupykern bench --model` does: the decoder, its rows, the table and the file."""
+"""`cupykern bench --model`: the decoder, its rows, the table and the file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _HOST_BATCHES, _HOST_CONTEXT, _HOST_LAYERS, _HOST_PREFILL = (1, 3), 40, 2, 24
 
 @dataclass(frozen=True)
 class ModelRun:
-    """What is asked for; None: the target's default.
+    """The requested run; None: the target's default.
 
-    prefill: lengths of prompts.  weights: a name of model.linear.FORMATS, cache: of
+    prefill: prompt lengths.  weights: a name of model.linear.FORMATS.  cache: of
     model.cache.FORMATS.
     """
 
@@ -50,7 +50,7 @@ class ModelRun:
     cache: str = "16bit"
 
     def on(self, target: str) -> ModelRun:
-        """With the target's defaults: on the host of a step that takes seconds."""
+        """Fill in the target's defaults; on the host a step takes seconds."""
         host = target == "host"
         return replace(
             self,
@@ -68,7 +68,7 @@ class ModelRun:
 
 
 def small(config: configs.ModelConfig) -> configs.ModelConfig:
-    """A model of the same kind that the host target runs in seconds."""
+    """Return a model of the same kind that the host target runs in seconds."""
     group = config.heads // config.kv_heads
     return replace(
         config, vocab=256, hidden=128, intermediate=256, heads=2 * group, kv_heads=2, head_dim=32
@@ -82,7 +82,7 @@ def bench_model(
     against: Sequence[str],
     json_path: str | None,
 ) -> int:
-    """Bench, print and write; returns the exit code.  On Ctrl-C the rows so far are written."""
+    """Bench, print and write; return the exit code.  On Ctrl-C, write the rows so far."""
     run = asked.on(target.name)
     try:
         config = configs.public(run.name, run.layers or LAYERS)

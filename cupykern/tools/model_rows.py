@@ -1,4 +1,4 @@
-"""The steps of a model as lines of a table, for `report`."""
+"""A model's steps as lines of a table, for `report`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DECODE, PREFILL = "decode", "prefill"
 
 
 def tokens_per_second(op: str, shape: Sequence[int], us: float) -> float:
-    """New tokens: of a step that decodes one for each sequence."""
+    """Return new tokens per second; a decode step makes one token per sequence."""
     return 1e6 * (shape[0] if op.endswith(DECODE) else math.prod(shape)) / us
 
 
 def lines(
     rows: Sequence[dict[str, Any]], peer_cell: Callable[[dict[str, Any], dict[str, Any]], str]
 ) -> list[tuple[str, ...]]:
-    """A head, then a line for each row.  peer_cell: (a peer's result, ours) as a cell."""
+    """Return a header and a line per row.  peer_cell: formats (a peer's result, ours)."""
     peers = list(dict.fromkeys(r["name"] for row in rows for r in row["results"][1:]))
     figures = "µs", "floor, µs", "% of floor", "tokens/s"
     found = [("step", "sequences", "tokens of each", *figures, *(f"{p}, µs" for p in peers))]

@@ -1,4 +1,4 @@
-"""What commands share: options and how their text becomes values, and one-line errors."""
+"""Options that commands share, their parsers, and one-line errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENVIRONMENT = environment.check, host_compiler.own_compiler, choice.mode
 
 
 class Failure(click.ClickException):
-    """One line on stderr and an exit code."""
+    """An error that prints one line on stderr and sets the exit code."""
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
@@ -41,7 +41,7 @@ class Failure(click.ClickException):
 
 
 class Group(click.Group):
-    """Turns what commands may meet into one line; what it does not know is a bug's traceback."""
+    """Prints expected errors in one line; other exceptions are bugs and keep their traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -82,7 +82,7 @@ def parse_op_or_none(ctx: click.Context, param: click.Parameter, name: str | Non
 def parse_shapes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> list[Shape] | None:
-    """Raises click.UsageError."""
+    """Parse shapes like "4096,4096;32768,1024".  Raises click.UsageError."""
     if text is None:
         return None
     try:
@@ -100,7 +100,7 @@ def parse_shapes(
 def parse_names(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
-    """Raises click.UsageError."""
+    """Parse names with commas.  Raises click.UsageError."""
     if text is None:
         return None
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -112,7 +112,7 @@ def parse_names(
 def parse_counts(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> tuple[int, ...] | None:
-    """Raises click.UsageError."""
+    """Parse positive integers with commas.  Raises click.UsageError."""
     if text is None:
         return None
     try:
@@ -127,7 +127,7 @@ def parse_counts(
 
 
 def parse_ms(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Raises click.UsageError."""
+    """Check a finite number of at least 0.  Raises click.UsageError."""
     if not 0 <= value < math.inf:
         raise click.UsageError(f"{param.opts[0]} must be a number of at least 0; got {value}")
     return value
@@ -145,7 +145,7 @@ def parse_dtypes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
     names = parse_names(ctx, param, text)
-    # Products have pairs and options as well: float16*int8:bias+kn (ops/problems/products.py:
+    # Products also have pairs and options: float16*int8:bias+kn (ops/problems/products.py:
     # bench_product).
     for name in (part for text in names or () for part in text.partition(":")[0].split("*")):
         if name not in dtypes.NAMES:
@@ -160,7 +160,7 @@ def parse_output(ctx: click.Context, param: click.Parameter, path: str | None) -
 
 
 def parse_plot(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Before anything is measured."""
+    """Check a plot's path before anything is measured.  Raises click.UsageError."""
     if path is not None and Path(path).suffix.lower() not in PLOTS:
         raise click.UsageError(f"{param.opts[0]} must end in {' or '.join(PLOTS)}; got {path!r}")
     return parse_output(ctx, param, path)
@@ -188,7 +188,7 @@ def write_json(path: str | None, value: Any) -> None:
 
 
 def need_matplotlib(option: str) -> None:
-    """Raises Failure without it."""
+    """Raises Failure without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         raise Failure(f"{option} needs matplotlib: pip install 'cupykern[bench]'")
 
@@ -215,7 +215,7 @@ def suite_tasks(
     rows: int | None,
     seed: int,
 ) -> tuple[Any, list[Any]]:
-    """(suite, tasks).  dtype_names: as the rows are counted under."""
+    """Return (suite, tasks).  dtype_names: filters rows by `choice.group`."""
     from .suite import choice
 
     try:

@@ -1,4 +1,4 @@
-"""docs/results.html: the committed results as one page that loads nothing from anywhere."""
+"""docs/results.html: the committed results as one self-contained page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ol {{ margin: .5rem 0 0; padding-left: 1.6rem; }}
 
 
 def digest(folder: Path) -> str:
-    """Of the results that a page is made of, and of what draws them."""
+    """Return a digest of the results and of the sources that draw them."""
     found = hashlib.sha256()
     for source in (__file__, figures.__file__, report.__file__):
         found.update(Path(source).read_bytes())
@@ -67,7 +67,7 @@ def digest(folder: Path) -> str:
 
 
 def is_current(page: Path, folder: Path) -> bool:
-    """Whether `page` was made of these results; matplotlib's versions may draw them differently."""
+    """Return whether `page` was made from these results; matplotlib versions are not compared."""
     try:
         text = page.read_text(encoding="utf-8")
     except OSError:
@@ -76,7 +76,7 @@ def is_current(page: Path, folder: Path) -> bool:
 
 
 def make(folder: Path) -> str:
-    """The page of folder/*.json.
+    """Make the page of folder/*.json.
 
     Raises ValueError for broken files, ImportError without matplotlib.
     """
@@ -84,9 +84,9 @@ def make(folder: Path) -> str:
 
 
 def sections(folder: Path, with_tables: bool = True) -> list[tuple[str, str, str]]:
-    """(id, heading, HTML) of each section.
+    """Return (id, heading, HTML) of each section.
 
-    with_tables: also the tables behind the figures; raises as `make`.
+    with_tables: also the tables behind the figures.  Raises like `make`.
     """
     documents = report.load(folder)
     rows = report.latest(documents)
@@ -144,7 +144,7 @@ def _cards(parts: Iterable[str]) -> str:
 def _device_sections(
     device: str, ops: dict[str, list[dict[str, Any]]], tables: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Roofs, throughput of each op and dtype, errors: of one device."""
+    """Return the sections of one device: roofs, throughput of each op and dtype, errors."""
     name = re.sub(r"\W+", "-", device)
     pairs = [(op, row) for op, rows in ops.items() for row in rows]
     timed = [(op, row) for op, row in pairs if row["results"] and row["results"][0]["median_us"]]
@@ -196,7 +196,7 @@ def _device_sections(
 
 
 def _floors(device: str, rows: Sequence[dict[str, Any]]) -> list[float] | None:
-    """The least time of each row; None where that is not known."""
+    """Return the minimum time of each row, or None if it is unknown."""
     if any(row["flops"] for row in rows) and device not in report.PEAK_TFLOPS:
         return None
     return (
@@ -205,7 +205,7 @@ def _floors(device: str, rows: Sequence[dict[str, Any]]) -> list[float] | None:
 
 
 def _roof(rows: Sequence[dict[str, Any]], floors: Sequence[float] | None) -> str:
-    """What the bars of draw_throughput are."""
+    """Describe the bars of draw_throughput."""
     if floors is None:
         return "speed of each shape"
     plain = f"a plain {rows[0]['plain']} of as many bytes"
@@ -215,14 +215,14 @@ def _roof(rows: Sequence[dict[str, Any]], floors: Sequence[float] | None) -> str
 
 
 def _documents(folder: Path, kind: str) -> Iterable[tuple[Path, dict[str, Any]]]:
-    """Those of GPUs first, then the host target's."""
+    """Return documents of a kind, those of GPUs first, then the host target's."""
     read = [(path, stored.read(path)) for path in sorted(folder.glob("*.json"))]
     found = [(path, x) for path, x in read if isinstance(x, dict) and x.get("kind") == kind]
     return sorted(found, key=lambda item: item[1].get("target") == "host")
 
 
 def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
-    """A heat map for each sweep: configs by problems, the share of the best."""
+    """Return a heat map per sweep: configs by problems, as shares of the best config's speed."""
     cards = []
     for path, _ in _documents(folder, "sweep"):
         header, trials = read(path)
@@ -259,7 +259,7 @@ def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def _where(document: dict[str, Any]) -> str:
-    """The machine of a record; of the host target, what its times are."""
+    """Return the machine of a record; for the host target, what its times mean."""
     device = document["machine"]["device"]
     if document["target"] == "host":
         return f"Host emulation on {device}, whose times are not GPU times"
@@ -269,7 +269,7 @@ def _where(document: dict[str, Any]) -> str:
 def _table_section(
     name: str, title: str, found: Sequence[tuple[str, Sequence[Sequence[str]]]]
 ) -> list[tuple[str, str, str]]:
-    """found: (caption, lines of cells, the first one the head)."""
+    """found: (caption, lines of cells, header first)."""
     parts = []
     for caption, lines in found:
         parts.append(f"<p>{html.escape(caption)}</p>\n")
@@ -354,7 +354,7 @@ def _profile_sections(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def _check_sections(folder: Path) -> list[tuple[str, str, str]]:
-    """Distributions of errors, from `check --report --json`."""
+    """Return error distributions, from `check --report --json`."""
     cards = []
     for path, document in _documents(folder, "check"):
         ops = dict.fromkeys(row["op"] for row in document.get("precision", ()))
@@ -377,7 +377,7 @@ def _is_word(cell: str) -> bool:
 
 
 def _html_table(markdown: str) -> str:
-    """Our own Markdown tables, and the lines around them, as HTML."""
+    """Convert our own Markdown tables, and the lines around them, to HTML."""
     parts: list[str] = []
     inside = False
     for line in markdown.strip().splitlines():

@@ -1,4 +1,4 @@
-"""What the command draws into a file: a benchmark's rows, a check's errors."""
+"""Plots that commands write to a file: a benchmark's rows, a check's errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .results import Row
 def plot_rows(rows: Sequence[Row], path: str) -> bool:
     """Draw speed against shape, one panel per op and dtype, one bar per implementation.
 
-    The file's ending picks the format.  False if there is nothing to draw, and no file then.
-    Raises ImportError without matplotlib, ValueError for an ending that it does not know.
+    The file's suffix selects the format.  Returns False, without a file, if there are no rows.
+    Raises ImportError without matplotlib, ValueError for an unknown suffix.
     """
     import matplotlib
 
@@ -59,7 +59,7 @@ def plot_rows(rows: Sequence[Row], path: str) -> bool:
 
 
 def plot_precision(rows: Sequence[dict[str, Any]], path: str) -> bool:
-    """Draw the errors of precision.Row records, one panel per op; as plot_rows."""
+    """Draw the errors of precision.Row records, one panel per op; see plot_rows."""
     from matplotlib import pyplot
 
     from . import figures

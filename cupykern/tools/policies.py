@@ -1,7 +1,6 @@
-"""The policies of dual_gemm_silu side by side: what each costs in accuracy, on the same
-accumulators.
+"""Compare the accuracy of dual_gemm_silu's policies on the same accumulators.
 
-The kernel's accumulators do not depend on the policy, bit for bit: only the epilogue differs.
+The policy changes only the epilogue; the accumulators are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ K = 7168
 class PolicyRow:
     """One policy on one problem, FP16 results.
 
-    outside: the share of elements with |error| > TOLERANCE * (1 + |reference|), the reference
-    rounded to FP16.  registers, occupancy: of the kernel for `arch`, all policies being one kernel;
-    None where there is no compiler for it.
+    outside: the share of elements with |error| > TOLERANCE * (1 + |reference|), with the reference
+    rounded to FP16.  registers, occupancy: of the kernel for `arch`, which all policies share; None
+    without a compiler for it.
     """
 
     problem: str
@@ -44,7 +43,7 @@ class PolicyRow:
 
 
 def problems(target: str) -> tuple[tuple[str, DualProblem], ...]:
-    """NVFP4 as GPU MODE's problem has it, and FP16 whose products have a variance of 1."""
+    """Return NVFP4 as in GPU MODE's problem, and FP16 with products of variance 1."""
     m, n = (128, 256) if target == "host" else (256, 4096)
     fp4 = "float4_e2m1fn"
     return (
@@ -77,7 +76,7 @@ def outside(y: Array, rounded: Any) -> float:
 
 
 def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float | None]:
-    """Of the kernel on the GPU; on the host, of that for sm_90a."""
+    """Return (arch, registers, occupancy) of the kernel on the GPU; on the host, of sm_90a's."""
     arch = "sm_90a" if target.name == "host" else target.arch
     task = task_of(problem)
     config = gemm.choose_config(task, arch)
@@ -92,9 +91,11 @@ def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float
 
 
 def occupancy(arch: str, num_threads: int, registers: int, shared_bytes: int) -> float:
-    """The share of an NVIDIA multiprocessor's warps that blocks of such a kernel fill (CUDA's
-    occupancy
-    calculator: registers in units of 256 a warp, 1 KiB of shared memory more for each block)."""
+    """Return the share of an NVIDIA SM's warps that resident blocks of a kernel fill.
+
+    This follows CUDA's occupancy calculator: 256 registers per warp is the allocation unit, and
+    each block takes 1 KiB of additional shared memory.
+    """
     warps = -(-num_threads // 32)
     per_warp = -(-registers * 32 // 256) * 256
     blocks = min(

@@ -1,4 +1,4 @@
-"""How errors are distributed, in units in the last place, with the bound beside them."""
+"""Error distributions in units in the last place, with the bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tables import number, print_table
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 _POLICIES = ("policy", "qk_accumulate", "accumulate", "compensated", "algorithm")
-_MAX_SAMPLE = 4096  # elements of an output that are kept; its worst one always is
+_MAX_SAMPLE = 4096  # elements kept per output, always including the worst one
 
 
 _Key = tuple[str, str, str, str]  # op, dtype, policy, output
@@ -23,10 +23,10 @@ _Key = tuple[str, str, str, str]  # op, dtype, policy, output
 
 @dataclass(frozen=True)
 class Row:
-    """The errors of one op, input dtype, policy and output dtype, in ulps of the output.
+    """Errors of one op, input dtype, policy and output dtype, in ulps of the output.
 
     quantiles: of |error| at QUANTILES.  worst: the largest.  half: the share up to half an ulp,
-    which rounding alone may cost.  bound: the median of the derived bound.  error_over_bound: the
+    which rounding alone can cause.  bound: the median of the derived bound.  error_over_bound: the
     largest.
     """
 
@@ -43,7 +43,7 @@ class Row:
 
 
 class Collector:
-    """Takes the outputs of checked problems; an Observer of check.run_cases."""
+    """Collects the errors of checked problems; an Observer for check.run_cases."""
 
     def __init__(self, seed: int = 0):
         self._rng = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ class Collector:
             self._found.setdefault(key, []).append((errors, limits))
 
     def rows(self) -> list[Row]:
-        """In the order of the ops, then by dtypes and policies."""
+        """Return the rows in the order of the ops, then by dtypes and policies."""
         ops = list(dict.fromkeys(op for op, *_ in self._found))
         keys = sorted(self._found, key=lambda key: (ops.index(key[0]), *key[1:]))
         return [row for key in keys if (row := _row(key, self._found[key])).elements]
@@ -99,7 +99,7 @@ def _row(key: _Key, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Row:
 
 
 def policy_of(problem: Any) -> str:
-    """The problem's options that decide about accuracy, as "policy=fp16"; "" if it has none."""
+    """Return the problem's options that affect accuracy, like "policy=fp16", or ""."""
     found = ((name, getattr(problem, name, None)) for name in _POLICIES)
     return ", ".join(f"{name}={value}" for name, value in found if value not in (None, False))
 

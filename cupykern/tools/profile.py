@@ -1,4 +1,4 @@
-"""One kernel under Nsight Compute or rocprofv3: what its hardware counters say, in a few lines."""
+"""Profile one kernel with Nsight Compute or rocprofv3, and summarise its hardware counters."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from . import stored
 from .tables import number, print_table
 
 FOLDERS = ("/usr/local/cuda/bin", "/opt/rocm/bin")  # besides PATH
-WARMUPS = 2  # launches before the one that is profiled: the first ones also load code
-MAX_STALLS = 5  # reasons to wait that are shown
+WARMUPS = 2  # launches before the profiled one: the first ones also load code
+MAX_STALLS = 5  # stall reasons that are shown
 INSTALL = {
     "ncu": "Nsight Compute (ncu) is missing.  It comes with the CUDA toolkit; alone: conda install "
     "-c nvidia nsight-compute, or the package nsight-compute of NVIDIA's apt and dnf "
@@ -35,7 +35,7 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of a profile.  names: a profiler's names for it; the first found counts."""
+    """One line of a profile.  names: the counter's names; the first one found is used."""
 
     label: str
     names: tuple[str, ...]
@@ -116,12 +116,12 @@ ROCM = (
     Figure("shared memory of a block", ("LDS_Block_Size",), "bytes"),
     Figure("threads of a block", ("Workgroup_Size",), ""),
 )
-_ROCM_COUNTERS = 7  # of ROCM: the rest stands in every line
+_ROCM_COUNTERS = 7  # of ROCM; the other figures are columns of every CSV line
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A launch.  figures: (label, value, unit).  stalls: (reason, share), the most first."""
+    """A launch.  figures: (label, value, unit).  stalls: (reason, share), largest first."""
 
     kernel: str
     figures: tuple[tuple[str, float, str], ...]
@@ -129,10 +129,10 @@ class Profile:
 
 
 def parse_ncu(text: str) -> list[Profile]:
-    """The launches in what `ncu --csv --page raw --print-units base` prints.
+    """Parse the launches in the output of `ncu --csv --page raw --print-units base`.
 
-    A line of names, a line of units, a line per launch; ncu's own messages stand around them.
-    Raises ValueError where there is no such table.
+    The table is a line of names, a line of units, and a line per launch, between ncu's messages.
+    Raises ValueError if there is no such table.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     table = list(csv.reader(io.StringIO("\n".join(lines))))
@@ -178,9 +178,9 @@ def _figures(
 
 
 def parse_rocprof(texts: Iterable[str], kernel: str) -> list[Profile]:
-    """The launch of `kernel` in rocprofv3's counter_collection.csv of several runs, one a counter.
+    """Parse the launch of `kernel` in rocprofv3's counter_collection.csv, one run per counter.
 
-    Of its launches the one after WARMUPS others counts.  Raises ValueError where it is not there.
+    The launch after WARMUPS others is used.  Raises ValueError if there is none.
     """
     values: dict[str, float] = {}
     for text in texts:
@@ -205,7 +205,7 @@ def document(
     launches: Sequence[Profile],
     path: Path | None = None,
 ) -> dict[str, Any]:
-    """For --json: the call's record, after those of other calls on the same device in `path`."""
+    """Return the --json document: the call's record, after other calls' on its device in `path`."""
     others = []
     if path is not None and path.exists():
         known = stored.read(path)
@@ -249,7 +249,7 @@ def run(
 ) -> list[Profile]:
     """Profile one launch of `kernel` in a call of `op`.
 
-    Raises UnavailableError without the profiler, with how to install it, and where it fails.
+    Raises UnavailableError if the profiler fails or is missing; it says how to install it.
     """
     code = (
         f"from cupykern.tools.profile import call; call{(op, tuple(shape), dtype, seed, config)!r}"
@@ -290,7 +290,7 @@ def _run_ncu(kernel: str, program: list[str]) -> list[Profile]:
 
 
 def _run_rocprof(kernel: str, program: list[str]) -> list[Profile]:
-    """A run for each counter: some GPUs have room for few at once, and lack some."""
+    """Run once per counter: some GPUs support few counters at once, and lack some."""
     texts = []
     said = ""
     for figure in ROCM[:_ROCM_COUNTERS]:
@@ -311,7 +311,7 @@ def _last_line(text: str) -> str:
 
 
 def call(op: str, shape: tuple[int, ...], dtype: str, seed: int, config: str | None) -> None:
-    """What runs under a profiler: an op's bench problem, WARMUPS + 1 times."""
+    """Run an op's bench problem WARMUPS + 1 times, under a profiler."""
     from .. import OPS, targets
 
     found = next(known for known in OPS if known.name == op)

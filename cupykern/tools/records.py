@@ -1,4 +1,4 @@
-"""What every tool's JSON begins with: what it is, when, and on which machine it was measured.
+"""The header of every tool's JSON: kind, date, version, target and machine.
 
 kinds: "bench", "comparison" (bench --baseline), "suite" (bench --suite), "model"
 (bench --model), "parallel" (bench --parallel), "sweep", "tune", "profile", "check", "campaign",

@@ -1,7 +1,7 @@
 """The tables of README and docs/results.md, written from the committed results/*.json.
 
-A table stands between `<!-- table: softmax -->` and `<!-- end -->`.  `<!-- table of the site:
-softmax -->` is where the site's build puts one that is not committed.  A table's name is an op's,
+A table is between `<!-- table: softmax -->` and `<!-- end -->`.  The site's build replaces
+`<!-- table of the site: softmax -->` by a table that is not committed.  A table's name is an op's,
 or one of _OTHERS.
 """
 
@@ -21,12 +21,12 @@ from .suite import summary
 from .tables import number
 
 HOST_TIME = "host time"  # of a call of each op
-SUMMARY = "summary"  # a line for each op and dtype
-HEADLINE = "headline"  # a line for each op
-PROFILES = "profiles"  # what hardware counters said
+SUMMARY = "summary"  # a line per op and dtype
+HEADLINE = "headline"  # a line per op
+PROFILES = "profiles"  # hardware counters
 SENSITIVITY = "sensitivity"  # the errors that `check` finds
 FORMATS = "sensitivity by format"
-SUITE = "suite"  # the share of shapes of a suite that are ahead
+SUITE = "suite"  # the share of a suite's shapes that are ahead
 MODEL = "model"  # the steps of whole models
 _OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY, FORMATS, SUITE, MODEL}
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
@@ -42,7 +42,7 @@ _VERSIONS = (
     ("Liger", "liger-kernel"),
     ("FlashAttention", "flash-attn-4"),
 )
-_PROFILED = {  # profile.py's labels, and how the table's head names them
+_PROFILED = {  # profile.py's label: column of the table
     "time": "µs",
     "tensor cores busy": "tensor cores, %",
     "L1 and shared memory throughput": "shared memory, %",
@@ -55,8 +55,10 @@ _NOT_MEASURED = "Not measured yet.\n"
 
 
 def load(folder: Path, kind: str = "bench", host: bool = False) -> list[dict[str, Any]]:
-    """The documents of `kind` from GPUs, and if wanted the host target, among folder/*.json, the
-    oldest first.  Raises ValueError."""
+    """Load documents of `kind` from folder/*.json, oldest first.  Raises ValueError.
+
+    host: also load those of the host target.
+    """
     documents = []
     for path in sorted(folder.glob("*.json")):
         document = stored.read(path)
@@ -67,7 +69,7 @@ def load(folder: Path, kind: str = "bench", host: bool = False) -> list[dict[str
 
 
 def latest(documents: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[Any, Any]]]:
-    """(document, row) by table name, device and the row's key, of the latest result of each row."""
+    """Return (document, row) of each row's latest result, by table name, device and row key."""
     found: dict[str, dict[str, dict[Any, Any]]] = {}
     for document in documents:
         device = document["machine"]["device"]
@@ -80,7 +82,7 @@ def latest(documents: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[Any,
 
 
 def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Markdown by table name."""
+    """Return Markdown by table name."""
     found = latest(documents)
     written = {
         name: "\n".join(
@@ -102,7 +104,7 @@ def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def headlines(found: dict[str, dict[str, dict[Any, Any]]]) -> dict[str, list[headline.Line]]:
-    """A line an op, by device.  found: `latest`'s."""
+    """Return headline lines by device, one or two per op.  found: from `latest`."""
     lines: dict[str, list[headline.Line]] = {}
     for op in sorted((op for op in found if op != HOST_TIME), key=place_of_op()):
         for device, rows in found[op].items():
@@ -112,7 +114,7 @@ def headlines(found: dict[str, dict[str, dict[Any, Any]]]) -> dict[str, list[hea
 
 
 def _with_all_ops(lines: Sequence[headline.Line]) -> list[headline.Line]:
-    """Lines also of the ops that have no results."""
+    """Add lines for ops without results."""
     from .. import OPS
 
     measured = {one.op for one in lines}
@@ -122,7 +124,7 @@ def _with_all_ops(lines: Sequence[headline.Line]) -> list[headline.Line]:
 
 
 def pictures(folder: Path) -> dict[str, str]:
-    """README's pictures by file name, of the first device that was measured."""
+    """Return README's images by file name, for the first measured device."""
     for device, lines in headlines(latest(load(folder))).items():
         return {
             f"speedup-{theme}.svg": headline.svg(lines, device, theme)
@@ -137,8 +139,10 @@ def _device_caption(device: str, found: dict[str, dict[str, dict[Any, Any]]]) ->
 
 
 def floor_us(device: str, row: dict[str, Any]) -> float:
-    """The least time for a row: that of a plain copy (or read) of its bytes in the same run, or of
-    its operations at the device's dense peak if that is known and longer."""
+    """Return the minimum time of a row in us: a plain copy (or read) of its bytes in the same run.
+
+    If the device's dense peak is known and takes longer for the row's operations, that time.
+    """
     peaks = PEAK_TFLOPS.get(device)
     if not (peaks and row["flops"]):
         return row["plain_us"]
@@ -154,7 +158,7 @@ def floor_us(device: str, row: dict[str, Any]) -> float:
 
 
 def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
-    """A line an op and dtype: how near its rows are to their floors and to the best peer."""
+    """Return a line per op and dtype: its rows' times against floors and the best peer."""
     from .. import OPS
 
     lines = [("op", "dtype", "peers", "rows", "% of floor", "best peer's time over ours")]
@@ -177,7 +181,7 @@ def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
 
 
 def _peers_right(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    """By the name of each peer that was timed: whether all its results are within our bound."""
+    """Return, per timed peer, whether all its results are within our bound."""
     right: dict[str, bool] = {}
     for row in rows:
         for peer in row["results"][1:]:
@@ -187,7 +191,7 @@ def _peers_right(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
 
 
 def _spreads(device: str, rows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
-    """How many rows; the share of their floors; the times of their fastest peers over ours."""
+    """Return the number of rows, the share of their floors, and the peers' times over ours."""
     near, ratios = [], []
     for row in rows:
         ours = row["results"][0]["median_us"]
@@ -249,7 +253,7 @@ def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]
 
 
 def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As the op's bench has its shapes, in whatever order they were measured; others come last."""
+    """Sort rows like the op's bench shapes; other shapes come last."""
     from .. import OPS
 
     shapes = [op.bench_shapes("cuda") for op in OPS if op.name == rows[0]["op"]]
@@ -294,7 +298,7 @@ def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -
 
 
 def place_of_op() -> Callable[[str], int]:
-    """By an op's name: where `cupykern.OPS` has it; ops of earlier releases come last."""
+    """Return a sort key for op names: the order of `cupykern.OPS`, ops of old releases last."""
     from .. import OPS
 
     places = {op.name: i for i, op in enumerate(OPS)}
@@ -304,14 +308,14 @@ def place_of_op() -> Callable[[str], int]:
 def profiles(
     documents: Iterable[dict[str, Any]],
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(document, profile) of each call in the files that `profile --json` wrote."""
+    """Yield (document, profile) of each call in the files written by `profile --json`."""
     for document in documents:
         for profile in document["profiles"]:
             yield document, profile
 
 
 def _profile_table(documents: Iterable[dict[str, Any]]) -> str:
-    """A line for the latest profile of each call.  documents: the oldest first."""
+    """Return a line per call, with its latest profile.  documents: oldest first."""
     latest_of: dict[Any, dict[str, Any]] = {}
     for _, profile in profiles(documents):
         if profile["launches"]:
@@ -327,7 +331,7 @@ def _profile_table(documents: Iterable[dict[str, Any]]) -> str:
 
 
 def _sensitivity_table(documents: Iterable[dict[str, Any]], by_format: bool = False) -> str:
-    """The latest of the host target and of each device.  documents: the oldest first."""
+    """Return the latest tables of the host target and of each device.  documents: oldest first."""
 
     def table(rows: Sequence[dict[str, Any]]) -> str:
         if by_format:
@@ -345,9 +349,9 @@ def _sensitivity_table(documents: Iterable[dict[str, Any]], by_format: bool = Fa
 
 
 def _suite_table(documents: Iterable[dict[str, Any]]) -> str:
-    """Of the latest run of each suite and seed on each device, a line an op and dtype.
+    """Return a line per op and dtype, from the latest run of each suite and seed on each device.
 
-    documents: the oldest first.
+    documents: oldest first.
     """
     latest_of = {
         (
@@ -373,7 +377,7 @@ _SUITE_HEAD = (
 
 
 def _beside_peers(document: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """The lines of a suite's summary, which is there where its rows are left out."""
+    """Return the lines of a suite's summary that have peers; documents without rows have it too."""
     lines = [line for line in document["summary"] if line["ratios"]]
     place = place_of_op()
     return sorted(lines, key=lambda line: (place(line["op"]), line["dtype"]))
@@ -386,10 +390,9 @@ def _suite_cells(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _model_table(documents: Iterable[dict[str, Any]]) -> str:
-    """Of the latest run of each model and formats of weights and cache on each device, a line a
-    step.
+    """Return a line per step, from the latest run of each model and format on each device.
 
-    documents: the oldest first.
+    A format is that of weights and cache.  documents: oldest first.
     """
     what = "{layers} layers of `{name}`, weights {weights}, cache {cache}. "
     latest_of = {}
@@ -405,16 +408,16 @@ def _model_table(documents: Iterable[dict[str, Any]]) -> str:
 
 
 def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
-    """lines: the first one the head.  left: how many columns are words."""
+    """Format a Markdown table.  lines: header first.  left: number of text columns."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
 
 
 def update(texts: Sequence[str], written: dict[str, str]) -> list[str]:
-    """`texts` with their tables replaced.
+    """Return `texts` with their tables replaced.
 
     Raises ValueError for a table name that is neither an op nor one of _OTHERS, for a
-    marker without its end, and for an op with results but without a place in any of the texts.
+    marker without its end, and for an op with results that no text has a table for.
     """
     from .. import OPS
 
@@ -436,13 +439,13 @@ def update(texts: Sequence[str], written: dict[str, str]) -> list[str]:
 
 
 def report(pages: Sequence[Path], results: Path) -> tuple[list[str], list[str]]:
-    """(the pages as they are, as they should be).  Raises OSError and ValueError."""
+    """Return (current texts of the pages, updated texts).  Raises OSError and ValueError."""
     texts = [page.read_text(encoding="utf-8") for page in pages]
     return texts, update(texts, all_tables(results))
 
 
 def on_site(text: str, results: Path) -> str:
-    """A page with its tables of the site, which are not committed."""
+    """Fill in a page's tables of the site, which are not committed."""
     written = all_tables(results)
 
     def table(match: re.Match[str]) -> str:
@@ -453,7 +456,7 @@ def on_site(text: str, results: Path) -> str:
 
 
 def all_tables(results: Path) -> dict[str, str]:
-    """Markdown by table name.  Raises ValueError."""
+    """Return Markdown by table name.  Raises ValueError."""
     written = tables(load(results))
     if profiled := load(results, "profile"):
         written[PROFILES] = _profile_table(profiled)

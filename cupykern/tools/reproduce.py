@@ -1,4 +1,4 @@
-"""The commands that measure what is in `results/` and write the tables of it, in order."""
+"""The commands that measure `results/` and write its tables, in order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 class Step:
     """One command.
 
-    minutes: about, of one H200 and 16 cores, kernels compiled at first use among them.  gpus: how
-    many it needs, each by a rank of mpiexec if there are several; 0: it runs anywhere.  file: what
-    it writes in the folder of results; "": none.  args: of `cupykern`, without --json.
+    minutes: approximate, on one H200 and 16 cores, including kernel compilation at first use.
+    gpus: how many it needs, one per mpiexec rank if there are several; 0: it runs anywhere.
+    file: written in the folder of results; "": none.  args: of `cupykern`, without --json.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Step:
     gpus: int = 1
 
     def arguments(self, folder: str) -> list[str]:
-        """What `cupykern` is given."""
+        """Return the arguments of `cupykern`."""
         args = [word.replace("FOLDER", folder) for word in self.args]
         return [*args, "--json", f"{folder}/{self.file}"] if self.file.endswith(".json") else args
 
@@ -125,8 +125,10 @@ STEPS = (
 
 
 def chosen(names: Sequence[str]) -> list[Step]:
-    """The steps of these names, in order; "profile" stands for all profiles.  None: all steps.
-    Raises ValueError."""
+    """Return the steps of these names, in order; no names: all steps.
+
+    "profile" selects all profiles.  Raises ValueError for unknown names.
+    """
     known = {step.name.partition(" ")[0] for step in STEPS} | {step.name for step in STEPS}
     for name in names:
         if name not in known:
@@ -137,5 +139,5 @@ def chosen(names: Sequence[str]) -> list[Step]:
 
 
 def run(step: Step, folder: str) -> int:
-    """The exit code of the step's command."""
+    """Run the step's command and return its exit code."""
     return subprocess.run(step.command(folder, (sys.executable, "-m", "cupykern"))).returncode

@@ -1,4 +1,4 @@
-"""A benchmark's results: the records, the table that is printed, JSON and CSV."""
+"""A benchmark's results: records, the printed table, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .tables import number
 class Row:
     """One op on one shape and dtype; results[0] is ours, then the peers.
 
-    clocks: of the GPU while it was timed (protocol.summarize_clocks), where they are known.
+    clocks: of the GPU during timing (protocol.summarize_clocks), if known.
     repeats: our median_us and plain_us of each run of the row, if it had several (baseline.py).
-    bytes_sent: by one rank, the most of all, of a step on several.
+    bytes_sent: for a step on several ranks, the maximum that one rank sends.
     """
 
     op: str
@@ -46,7 +46,7 @@ _TIMES = ("median_us", "q20_us", "q80_us", "gbps", "tflops", "speed_percent")
 
 
 def merged(runs: Sequence[Row]) -> Row:
-    """Several runs of one row as one: of times the medians, of errors and clocks the worst."""
+    """Merge several runs of one row: medians of times, the worst of errors and clocks."""
     first = runs[0]
     if len(runs) == 1:
         return first
@@ -94,7 +94,7 @@ HOST_COLUMNS = ("op", "shape", "dtype", "median us", "error/bound", "max abs", "
 
 
 def table_rows(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
-    """The cells of COLUMNS for each result."""
+    """Yield the cells of COLUMNS for each result."""
     for row in rows:
         ours = row.results[0]
         for result in row.results:
@@ -134,7 +134,7 @@ def document(
     gpu_state: dict[str, Any],
     interrupted: bool = False,
 ) -> dict[str, Any]:
-    """Everything about a run, for results/*.json."""
+    """Return the complete record of a run, for results/*.json."""
     return {
         **records.header("bench", target),
         "gpu_state": gpu_state,
@@ -146,7 +146,7 @@ def document(
 
 
 def write_csv(rows: Iterable[Row], path: str) -> None:
-    """One line per result."""
+    """Write one line per result."""
     lines = [
         {
             "op": row.op,

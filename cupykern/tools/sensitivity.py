@@ -1,8 +1,8 @@
-"""How small an error of an op's results `check` finds: check --sensitivity.
+"""The smallest errors of an op's results that `check` finds: check --sensitivity.
 
-Errors are planted into all elements of one result before it is compared: relative ones of 2^-s, of
-random sign, then all of one sign (results too large), rounded to the result's format as a kernel
-would do.  Of FP8 and integer results they are one unit in the last place (ulp).  The figure is the
+Errors are added to all elements of one result before it is compared: relative errors of 2^-s, with
+random signs, then with one sign (results too large), rounded to the result's format like a kernel's
+result.  For FP8 and integer results they are one unit in the last place (ulp).  The figure is the
 largest s that the comparison finds.
 """
 
@@ -30,24 +30,24 @@ SHAPES = {
     **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"), _ROWS),
     **dict.fromkeys(("quantize", "quantize_nvfp4", "nonfinite_report"), _ROWS),
 }
-"""Of other ops the host's first bench shape."""
+"""Shapes per op; other ops use the host's first bench shape."""
 OPTIONS = {
     "layer_norm": ("float32:stats", "float32:shifted", "float32:compensated"),
     "rms_norm": ("float32:stats", "float16:e4m3", "float16:e5m2", "float16:int8"),
     "quantize": ("float16:e4m3", "float16:e5m2", "float16:int8"),
     "matmul": ("float32",),
 }
-"""Dtypes with options, beside the op's own."""
+"""Dtypes with options, in addition to the op's own."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One result of one call.
 
-    result: its place among several, and its dtype.  rms: its errors' root mean square over what is
-    expected.  unit: "relative" or "ulp".  random, one_sign: the largest s that is found, of ulps 0;
-    None: not even that.  single: the share of elements of which one alone that is off by one ulp,
-    away from zero or towards it, would be found.
+    result: its index if the call has several, and its dtype.  rms: the root mean square of its
+    errors over the expected one.  unit: "relative" or "ulp".  random, one_sign: the largest s that
+    is found, 0 for ulps; None: not even that.  single: the share of elements in which one error of
+    an ulp, away from zero or towards it, is found alone.
     """
 
     op: str
@@ -62,7 +62,7 @@ class Row:
 
 
 def rows(ops: Sequence[Op], target: Target, seed: int) -> Iterator[Row]:
-    """Of each op's dtypes.  Raises what the ops raise."""
+    """Yield rows for each op's dtypes.  Raises what the ops raise."""
     for op in ops:
         shape = SHAPES.get(op.name) or op.bench_shapes("host")[0]
         for dtype in dict.fromkeys((*op.dtypes, *OPTIONS.get(op.name, ()))):
@@ -70,7 +70,7 @@ def rows(ops: Sequence[Op], target: Target, seed: int) -> Iterator[Row]:
 
 
 def rows_of(op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: int) -> Iterator[Row]:
-    """A row for each result of a bench problem; none for results that are exact."""
+    """Yield a row for each result of a bench problem, except exact ones."""
     problem = op.bench_problem(shape, dtype)
     call, known = op.inputs(problem, seed, target.xp), op.inputs(problem, seed, np)
     references = op.reference(*known.args, **known.kwargs)
@@ -85,7 +85,7 @@ def rows_of(op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: in
 
 
 def _figures(output: np.ndarray, reference: np.ndarray, bound: Bound, seed: int) -> tuple[Any, ...]:
-    """Row's, from `rms` on."""
+    """Return Row's fields from `rms` on."""
     dtype, y = output.dtype, np.asarray(as_float64(output))
     inexact = np.broadcast_to(bound.elementwise > 0, reference.shape)
     ulp = np.where(inexact, np.asarray(gap(y, dtype)), 0.0)
@@ -110,7 +110,7 @@ def _figures(output: np.ndarray, reference: np.ndarray, bound: Bound, seed: int)
 
 
 def _most(is_found: Any, signs: Array, most: int) -> int | None:
-    """The largest s up to `most` that is found, by bisection; None: not even 0."""
+    """Return the largest s up to `most` that is found, by bisection; None: not even 0."""
     low, high = -1, most + 1  # found, not found
     while high - low > 1:
         middle = (low + high) // 2
@@ -122,7 +122,7 @@ HEAD = ("op", "dtype", "shape", "result", "rms/expected", "random sign", "one si
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Of a table.  row: a Row as JSON has it."""
+    """Return a table line's cells.  row: a Row as in JSON."""
     words = {None: "none", 0: "1 ulp"} if row["unit"] == "ulp" else {None: "none"}
     planted = (words.get(row[name], f"2^-{row[name]}") for name in ("random", "one_sign"))
     shape = " x ".join(map(str, row["shape"]))
@@ -136,7 +136,7 @@ FORMATS_HEAD = ("format of the result", "results", "random sign", "one sign")
 
 
 def by_format(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Cells of a table with a line for each format: from the finest error found to the coarsest."""
+    """Return table lines, one per format: the finest and the coarsest error found."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row["result"].rpartition(" ")[2], []).append(row)

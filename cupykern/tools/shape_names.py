@@ -1,4 +1,4 @@
-"""Shapes of a benchmark with the names of their dimensions: "B 4, H 16, S 4096, D 128, causal"."""
+"""Benchmark shapes with names of their dimensions: "B 4, H 16, S 4096, D 128, causal"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MASKS = {1: "causal", 2: "causal blocks", 3: "document blocks", 4: "interleaved
 
 
 def spelt(op: str, shape: Sequence[int]) -> str:
-    """`shape` of a benchmark of `op`; of ops that are not known as "4096 x 1024"."""
+    """Format a bench shape of `op`; for unknown ops like "4096 x 1024"."""
     if op in _ATTENTION and 4 <= len(shape) <= 7:
         return _of_attention(op, shape)
     names = _NAMES.get(op, ())
@@ -29,7 +29,10 @@ def spelt(op: str, shape: Sequence[int]) -> str:
 
 
 def _of_attention(op: str, shape: Sequence[int]) -> str:
-    """(B, H, S, D[, mask[, Hkv[, page]]]); other masks are causal windows of so many keys."""
+    """Format (B, H, S, D[, mask[, Hkv[, page]]]).
+
+    Masks that _MASKS lacks are causal windows of that many keys.
+    """
     b, h, s, d, mask, h_kv, page = (*shape, *(0, shape[1], 0)[len(shape) - 4 :])
     parts = [f"B {b}", f"H {h}", *([f"Hkv {h_kv}"] if h_kv != h else [])]
     parts += [f"S {s}" if op == "attention" else f"mean S {s}", f"D {d}"]

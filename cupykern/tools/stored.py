@@ -1,9 +1,9 @@
-"""How measurements are stored: small JSON files of what was measured, without what follows from it.
+"""The format of stored measurements: small JSON files without derived values.
 
 A benchmark's row has its results by name, as lists of `columns`.  `notes` say why a result is not
-verified, "" where the error is the reason.  A library without the function is left out.  Speeds
-follow from times and bytes.  A profile's labels and units stand once, and a launch has a value or
-null for each.  Floats keep 5 significant digits, and each record takes one line.
+verified; "" if the error is the reason.  A library without the function is left out.  Speeds
+are derived from times and bytes.  A profile stores labels and units once, and each launch has a
+value or null for each.  Floats keep 5 significant digits, and each record takes one line.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..peers.base import LESS_ACCURATE
 from ..tuning.contender import NO_SUCH_FUNCTION
 
 COLUMNS = ("median_us", "q20_us", "q80_us", "error_over_bound")
-_DERIVED = ("problem", "results", "clocks", "repeats", "notes", "parts")  # of a row: made again
+_DERIVED = ("problem", "results", "clocks", "repeats", "notes", "parts")  # of a row: made anew
 
 
 def to_json(value: Any) -> str:
-    """`value` as JSON, a line for each record of a list.
+    """Return `value` as JSON, a line for each record of a list.
 
     Numbers that JSON lacks become "inf", "-inf", "nan".
     """
@@ -44,7 +44,7 @@ def _line(value: Any) -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """`value` as what JSON has; to_json says how."""
+    """Convert `value` to types of JSON; see to_json."""
     if isinstance(value, dict):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -55,8 +55,7 @@ def plain_json(value: Any) -> Any:
 
 
 def pack(document: Any) -> Any:
-    """`document` as it is stored: the rows of a benchmark or of `check`, or the launches of
-    profiles, in fewer bytes."""
+    """Return `document` in the stored form, which has fewer bytes: packed rows or launches."""
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind == "profile":
         return _pack_profiles(document)
@@ -73,7 +72,7 @@ def pack(document: Any) -> Any:
 
 
 def _pack_check(document: dict[str, Any]) -> dict[str, Any]:
-    """The worst figures of each op and dtype stand after its other fields; null: of no case."""
+    """Store the worst figures of each op and dtype after its other fields; null: no cases."""
     names = list(dict.fromkeys(name for one in document["summary"] for name in one["worst"] or ()))
 
     def packed(one: dict[str, Any]) -> list[Any]:
@@ -150,7 +149,7 @@ def _why(result: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> Any:
-    """What `to_json` wrote there, whole again.  Raises OSError, ValueError with the path."""
+    """Read and unpack a file of `to_json`.  Raises OSError, ValueError with the path."""
     try:
         return unpack(json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -160,7 +159,7 @@ def read(path: Path) -> Any:
 
 
 def unpack(document: Any) -> Any:
-    """The document that `pack` was given, with the speeds of its results."""
+    """Return the document that was given to `pack`, with the speeds of its results."""
     if not isinstance(document, dict):
         return document
     if document.get("kind") == "profile" and "figures" in document:
@@ -199,7 +198,7 @@ def _unpack_row(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
 
 
 def peer_times(row: dict[str, Any]) -> list[tuple[float, str]]:
-    """(median in us, name) of a row's peers that were timed and are as accurate."""
+    """Return (median in us, name) of a row's timed peers, without less accurate ones."""
     return [
         (peer["median_us"], peer["name"])
         for peer in row["results"][1:]

@@ -1,4 +1,4 @@
-"""What `cupykern sweep` does around sweeps: the trace, a process that may crash, the ranking."""
+"""`cupykern sweep` around sweeps: the trace, a process that can crash, the ranking."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .stored import to_json
 from .tables import number, one_line, print_table, progress
 from .trace import Trace, document, under_way
 
-_COMPILING = 10  # times the timeout, while nothing runs
+_COMPILING = 10  # times the timeout, while no config runs
 _ENDING = 3.0  # s
-CONTEXT_LOST = 75  # exit code: the rest needs a new process
+CONTEXT_LOST = 75  # exit code: the remaining configs need a new process
 
 
 def open_trace(path: Path, target: Target, settings: Settings, resume: bool) -> Trace:
-    """A new trace, or the one to go on with.  Raises Failure."""
+    """Return a new trace, or the one to resume.  Raises Failure."""
     device = product_name(target)
     if resume and path.exists():
         try:
@@ -59,7 +59,7 @@ def run(
     trace: Trace,
     outputs: tuple[str | None, str | None],
 ) -> int:
-    """Sweep, print and write (JSON, CSV); returns the exit code.  Ctrl-C keeps what is there."""
+    """Sweep, print and write (JSON, CSV); return the exit code.  Ctrl-C keeps finished trials."""
     try:
         _sweep(tasks, target, settings, grid, trace)
     except ContextLost as error:
@@ -131,7 +131,7 @@ def _write(trace: Trace, json_path: str | None, csv_path: str | None) -> None:
 
 
 def show(trials: Sequence[Trial], top: int, target: Target) -> None:
-    """Print the best of each problem, and how many failed why."""
+    """Print the best configs of each problem, and why others failed."""
     where = f"{target.name} ({target.arch}): {product_name(target)}"
     if target.name == "host":
         where = f"host emulation: times are not GPU times, but CPU times.  {where}"
@@ -175,7 +175,7 @@ def show(trials: Sequence[Trial], top: int, target: Target) -> None:
 
 
 def _by_clocks(trials: Sequence[Trial]) -> list[tuple[dict[str, Any], list[Trial]]]:
-    """Those whose clocks fell, by what the clocks were: finalists are timed together."""
+    """Group trials whose clocks fell by their clocks: finalists are timed together."""
     found: list[tuple[dict[str, Any], list[Trial]]] = []
     for trial in trials:
         if trial.clocks is None or not trial.clocks["fell"]:
@@ -189,9 +189,9 @@ def _by_clocks(trials: Sequence[Trial]) -> list[tuple[dict[str, Any], list[Trial
 
 
 def guard(args: Sequence[str], path: Path, timeout: float) -> int:
-    """Run `cupykern sweep ARGS` in a process of its own, and again with --resume for as long as
-    configs end it: with a crash, a lost GPU context, or no progress for `timeout` seconds.
+    """Run `cupykern sweep ARGS` in a separate process, and restart it with --resume when it fails.
 
+    It fails by a crash, a lost GPU context, or no progress for `timeout` seconds.
     Returns the last exit code.
     """
     package = str(Path(__file__).resolve().parents[2])
@@ -215,21 +215,21 @@ def guard(args: Sequence[str], path: Path, timeout: float) -> int:
 
 
 def _wait(child: subprocess.Popen[bytes], path: Path, timeout: float) -> str | None:
-    """Why the process did not end as it should; None if it did."""
+    """Wait for the process; return why it failed, or None."""
     begun = time.time()
     try:
         while child.poll() is None:
             time.sleep(0.05)
             silent = time.time() - max(begun, path.stat().st_mtime if path.exists() else 0)
-            # Before the first config all of them are compiled.
+            # All configs are compiled before the first one runs.
             if silent > timeout and (under_way(path) or silent > _COMPILING * timeout):
                 child.kill()
                 child.wait()
                 return f"no answer in {timeout:g} s"
     except KeyboardInterrupt:
         try:
-            child.wait(_ENDING)  # it had the Ctrl-C too, and says so
-        except subprocess.TimeoutExpired:  # it was for this process alone
+            child.wait(_ENDING)  # the child got the Ctrl-C too, and reports it
+        except subprocess.TimeoutExpired:  # only this process got it
             child.send_signal(signal.SIGINT)
             child.wait()
         return None

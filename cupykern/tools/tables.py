@@ -1,4 +1,4 @@
-"""Tables and progress for people: rich on a terminal if it is there, plain text otherwise."""
+"""Tables and progress on the console: rich on a terminal if installed, plain text otherwise."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import click
 
 _LINE_S = 10.0
 _LEAST_WIDTH = 12  # of a wrapped column
-_FIRST_GUESS = 20  # of so many parts one is done: the first one may have waited for what all need
+_FIRST_GUESS = 20  # estimate after 1/20 of the parts: the first ones can include a common set-up
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Print rows of cells to stdout; columns of numbers are aligned to the right.
+    """Print rows of cells to stdout; columns of numbers are right-aligned.
 
-    On a terminal columns of text are wrapped so that the table fits it; elsewhere a row is a line.
+    On a terminal, columns of text are wrapped to its width; elsewhere a row is one line.
     """
     texts = [[str(cell) for cell in row] for row in rows]
     right = [bool(texts) and all(_is_number(row[i]) for row in texts) for i in range(len(columns))]
@@ -47,9 +47,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def _fitting(widths: Sequence[int], right: Sequence[bool], limit: int) -> list[int]:
-    """Widths of columns that fit into `limit`, two spaces apart, the widest made narrower.
+    """Return column widths that fit into `limit`, two spaces apart; the widest shrink first.
 
-    Columns of numbers keep theirs.  No column of text gets narrower than _LEAST_WIDTH.
+    Number columns keep their width.  No text column gets narrower than _LEAST_WIDTH.
     """
     found = list(widths)
     for _ in range(sum(found) + 2 * (len(found) - 1) - limit):
@@ -71,7 +71,7 @@ def _is_number(cell: str) -> bool:
 def _print_rich(
     columns: Sequence[str], rows: list[list[str]], title: str, right: list[bool], width: int
 ) -> bool:
-    """False without rich, or where the table is too wide for it: it would cut the cells."""
+    """Return False without rich, or if the table is too wide: rich would cut the cells."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -85,17 +85,17 @@ def _print_rich(
     for column, at_right in zip(columns, right, strict=True):
         table.add_column(column, justify="right" if at_right else "left")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: brackets are no markup
+        table.add_row(*(Text(cell) for cell in row))  # Text: brackets are not markup
     console.print(table)
     return True
 
 
 @contextmanager
 def progress(length: int | Callable[[], int | None] | None, label: str) -> Iterator[Any]:
-    """Yield advance(text): a bar on stderr if that is a terminal, else a line every 10 seconds.
+    """Yield advance(text): a bar on stderr if it is a terminal, else a line every 10 seconds.
 
-    length: how often it will be called; or a function that says so, with None as long as nobody
-        knows.
+    length: the number of calls of advance; or a function that returns it, and None while it is
+        unknown.
     """
     total = length if callable(length) else lambda: length
     if not sys.stderr.isatty():
@@ -118,7 +118,7 @@ def progress(length: int | Callable[[], int | None] | None, label: str) -> Itera
 
 
 class Counted(Iterator[Any]):
-    """An iterator that counts; `total` is None before its end."""
+    """An iterator that counts its items; `total` is None until its end."""
 
     def __init__(self, items: Iterable[Any]):
         self._items, self._seen = iter(items), 0
@@ -156,8 +156,10 @@ def _lines(total: Callable[[], int | None], label: str) -> Any:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure of a table: "-" for None, else `digits` significant digits, without an exponent
-    between 0.001 and a million."""
+    """Format a table's figure with `digits` significant digits; "-" for None.
+
+    Values from 0.001 to a million have no exponent.
+    """
     if value is None:
         return "-"
     if not math.isfinite(value):
@@ -171,7 +173,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def one_line(text: str) -> str:
-    """The first line of a message and, of a compiler's, the first one with an error."""
+    """Return a message's first line and, for a compiler's message, its first line with an error."""
     lines = [line.strip() for line in text.strip().splitlines()] or [""]
     error = next((line for line in lines[1:] if "error" in line), "")
     return f"{lines[0]} {error}".strip()

@@ -15,7 +15,7 @@ from .stored import plain_json
 class Trace:
     """A trace that is being written.
 
-    Its first line is the header, which says where it was measured; then "start" and "trial" lines.
+    The first line is the header, with the machine; then come "start" and "trial" lines.
     """
 
     def __init__(self, path: Path):
@@ -36,7 +36,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """Go on with a trace; what a crash cut off is cut away.  Raises OSError and ValueError."""
+        """Resume a trace; drop an incomplete last line.  Raises OSError and ValueError."""
         trace = cls(path)
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
@@ -55,14 +55,14 @@ class Trace:
         return trace
 
     def start(self, trial: Trial) -> None:
-        """Note what is tried next."""
+        """Record the trial that starts now."""
         self._add("start", trial)
 
     def add(self, trial: Trial) -> None:
         self._add("trial", trial)
 
     def crashed(self, reason: str) -> bool:
-        """Note that what was started last ended its process; False if nothing was under way."""
+        """Record that the started trial ended its process; return False if none was started."""
         if self.started is None:
             return False
         self.started.reason = reason
@@ -86,7 +86,7 @@ class Trace:
 
 
 def under_way(path: Path) -> bool:
-    """Whether a config is being tried, by the last whole line of another process's trace."""
+    """Return whether a config is running, by the last complete line of another process's trace."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     except OSError:
@@ -95,12 +95,12 @@ def under_way(path: Path) -> bool:
 
 
 def document(header: dict[str, Any], trials: Iterable[Trial]) -> dict[str, Any]:
-    """Everything about a sweep, for results/*.json."""
+    """Return the complete record of a sweep, for results/*.json."""
     return {**header, "trials": [asdict(trial) for trial in trials]}
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Trial]]:
-    """(header, trials) of a trace, or of a document.  Raises OSError and ValueError."""
+    """Return (header, trials) of a trace or a document.  Raises OSError and ValueError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What `cupykern tune` does around tuning: tables, and the rows that come with the package."""
+"""`cupykern tune` around tuning: tables, and the built-in rows of the package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .trace import read
 
 
 class _Counter:
-    """Advances a progress bar by every trial but the final ones, which are repetitions."""
+    """Advances a progress bar by every trial except final ones, which are repetitions."""
 
     def __init__(self, advance: Callable[[], object]):
         self._advance = advance
@@ -44,7 +44,7 @@ def run(
     wait: bool,
     json_path: str | None = None,
 ) -> int:
-    """Tune the problems; returns the exit code.  json_path: what was kept, and every trial."""
+    """Tune the problems; return the exit code.  json_path: for kept rows and all trials."""
     settings = replace(winners.SETTINGS, rep_ms=rep_ms, jobs=jobs, seed=seed)
     failed = 0
     document = {**records.header("tune", target), "kept": {}, "trials": []}
@@ -74,7 +74,7 @@ def run(
                 document["trials"] += [asdict(trial) for trial in ranked]
                 show_ranking(ranked, settings.top, target)
                 click.echo(f"kept: {best.config}{' (default)' if best.default else ''}")
-    finally:  # also after Ctrl-C: what was kept is kept
+    finally:  # also after Ctrl-C: rows stored so far stay
         write_json(json_path, document)
     return 1 if failed else 0
 
@@ -89,7 +89,7 @@ def _say_how_long(
     rep_ms: float,
 ) -> None:
     seconds, slowdowns = 0.0, []
-    if target.name == "host":  # the call is compiled: first_request has made it once
+    if target.name == "host":  # the call is compiled: first_request has run it once
         times = []
         for _ in range(3):
             begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Tuning: configs are compiled, verified and timed, and the fastest are kept.
+"""Tuning: compile, verify and time configs, and keep the fastest.
 
-Benchmarks measure alike.
+Benchmarks measure in the same way.
 """

@@ -1,4 +1,4 @@
-"""Compiling kernels before they are needed, many at once: for sweeps and for check."""
+"""Compile kernels before they are needed, in parallel: for sweeps and for check."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MAX_PROCESSES = 16
 def variants_of_cases(
     ops: Iterable[Op], target: Target, cases: int, seed: int
 ) -> Iterator[Variant]:
-    """What check.run_cases of the same arguments will launch, each once.
+    """Yield the variants that check.run_cases launches for the same arguments, each once.
 
-    Not quite all, where a call's further way depends on results.
+    The list can be incomplete if a call's launches depend on results.
     """
     known: dict[Variant, int] = {}
     for op in ops:
@@ -38,7 +38,7 @@ def variants_of_cases(
                     outputs = as_tuple(op.run(*call.args, **call.kwargs))
                     if check.accepts_out(op) and "out" not in call.kwargs:
                         check.guarded_run(op, call, outputs[0])
-                except Exception:  # it is the check that says so
+                except Exception:  # the check reports it
                     continue
         new = variants.keys() - known.keys()
         known |= variants
@@ -48,17 +48,17 @@ def variants_of_cases(
 def compile_ahead(
     target: Target, variants: Iterable[Variant], jobs: int
 ) -> Iterator[tuple[Variant, float, str | None]]:
-    """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end.
+    """Compile into the disk cache, `jobs` at once; yield (variant, seconds, error or None).
 
-    The first ones are under way while `variants` finds the next.
+    Results come as they finish.  Compilation starts while `variants` still yields variants.
     """
     if isinstance(variants, Sequence):
         if not variants:
             return
-        # Two for each at least: a process on a GPU takes seconds to start.
+        # At least two per process: a process on a GPU takes seconds to start.
         jobs = min(jobs, (len(variants) + 1) // 2)
     if target.name != "host":
-        jobs = min(jobs, _MAX_PROCESSES)  # each takes half a gigabyte of the GPU
+        jobs = min(jobs, _MAX_PROCESSES)  # each takes half a gigabyte of GPU memory
     with _pool(target, jobs) as pool:
         here = isinstance(pool, ThreadPoolExecutor)
         where = target if here else target.name
@@ -66,14 +66,14 @@ def compile_ahead(
             tasks = {pool.submit(_compile, where, variant): variant for variant in variants}
             for task in as_completed(tasks):
                 yield tasks[task], *task.result()
-        except BaseException:  # Ctrl-C, also while variants are found: what has not begun does not
+        except BaseException:  # Ctrl-C, also while variants are yielded: cancel pending tasks
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _pool(target: Target, jobs: int) -> AbstractContextManager[Executor]:
-    # The host's compiler is a process of its own.  And a library call starts none: they would run
-    # the caller's main module again.
+    # The host compiler is a separate process.  And a library call (jobs == 1) starts no processes,
+    # because they would run the caller's main module again.
     if target.name == "host" or jobs == 1:
         return ThreadPoolExecutor(jobs)
     return processes(jobs)
@@ -81,9 +81,10 @@ def _pool(target: Target, jobs: int) -> AbstractContextManager[Executor]:
 
 @contextmanager
 def processes(jobs: int) -> Iterator[Executor]:
-    """A pool of processes: NVRTC compiles one program at a time in a process.
+    """Yield a process pool: NVRTC compiles one program at a time per process.
 
-    An exception in the block, Ctrl-C too, ends them at once, and so does the end of this process.
+    An exception in the block, including Ctrl-C, kills the processes at once, and so does the end of
+    this process.
     """
     context = get_context("spawn")
     theirs, ours = context.Pipe(duplex=False)
@@ -97,11 +98,11 @@ def processes(jobs: int) -> Iterator[Executor]:
 
 
 def _end_with(parent: Connection) -> None:
-    """In a process of the pool: end, with the compilers that it started, when `parent` is closed.
+    """Run in a pool process: kill it and the compilers it started when `parent` is closed.
 
-    Signals for this process are left to its parent, which closes it.
+    The process ignores signals; its parent handles them and closes `parent`.
     """
-    os.setpgrp()  # what a terminal's Ctrl-C ends
+    os.setpgrp()  # a separate group: a terminal's Ctrl-C signals only the parent's
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""Contenders: an implementation on a problem, with its figures and the check of its outputs."""
+"""Contenders: an implementation on a problem, with its results and output check."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..typing import Array
 from .timing import Function, Timing
 
 OURS = "cupykern"
-NO_SUCH_FUNCTION = "has no such function"  # the note of a library that lacks the op
+NO_SUCH_FUNCTION = "has no such function"  # the note of a library without the op
 ERRORS = ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps", "relative_l2")
 
 
 @dataclass
 class Result:
-    """One implementation on one problem; times in microseconds, None where not timed.
+    """One implementation on one problem; times in microseconds, None if not timed.
 
-    speed_percent: of the plain copy (or read) of the same bytes in the same rounds.
-    verified: before and after timing.  note: why it failed, or was not measured.  parts_us: the
-    medians of the steps that it takes one after another, if it does.
+    speed_percent: speed relative to the plain copy (or read) of the same bytes in the same rounds.
+    verified: before and after timing.  note: why it failed, or was not measured.  parts_us: median
+    times of its steps, if it has several.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Result:
     parts_us: dict[str, float] | None = None
 
     def compared(self, comparison: Comparison) -> None:
-        """Take over the figures of a comparison, the worse of all so far.
+        """Add the figures of a comparison; each keeps the worst value so far.
 
-        Peers are held to the bound alone: what is expected follows from our order of operations.
+        Peers are held only to the bound: expected errors follow from our order of operations.
         """
         for name in ERRORS:
             value = getattr(comparison, name)
@@ -62,18 +62,18 @@ class Result:
 
 
 class Comparer(Protocol):
-    """What says how far outputs are from their reference."""
+    """Compares outputs with their reference."""
 
     def compare(self, outputs: tuple[Any, ...]) -> Comparison: ...
 
 
-MAX_SAMPLE = 2**22  # elements that are verified of large outputs
+MAX_SAMPLE = 2**22  # elements of large outputs that are verified
 
 
 class Verifier:
-    """The FP64 reference of a seeded part of a call, against which outputs are compared.
+    """The FP64 reference of a seeded part of a call, to compare outputs with.
 
-    Made before anything runs, so that a kernel that writes to its inputs is found.
+    It is made before anything runs, so that a kernel that writes to its inputs is found.
     """
 
     def __init__(self, op: Op, call: Call, seed: int):
@@ -88,7 +88,7 @@ class Verifier:
 
 
 class Contender:
-    """An implementation on a problem; calling it keeps its output, so that it can be verified."""
+    """An implementation on a problem; a call keeps its output for verification."""
 
     def __init__(self, name: str, function: Function, guarded: GuardedArray | None = None):
         self.result = Result(name)
@@ -100,11 +100,11 @@ class Contender:
         self._output = self._function()
 
     def outputs(self) -> tuple[Any, ...]:
-        """The latest output, as arrays of the call's namespace."""
+        """Return the latest output, as arrays of the call's namespace."""
         return as_tuple(self._output)
 
     def verify(self, verifier: Comparer) -> bool:
-        """Compare the latest output; the result takes the figures and the reason of a failure."""
+        """Compare the latest output; store the figures and the reason of a failure in `result`."""
         try:
             if self.guarded is not None:
                 self.guarded.check()
@@ -117,10 +117,10 @@ class Contender:
 def our_contender(
     op: Op, call: Call, xp: Any, config: Any = None, like: Array | None = None
 ) -> Contender:
-    """The op itself, with `out` if it takes one: nothing is allocated while it is timed.
+    """Make the op's contender, with `out` if it takes one, so that timing includes no allocation.
 
     config: None for the op's own choice.  like: an array of the first output's shape and dtype;
-    None: the op runs once to tell.
+    None: the op runs once to find these.
     """
     kwargs = call.kwargs if config is None else {**call.kwargs, "config": config}
     if not accepts_out(op):

@@ -1,4 +1,4 @@
-"""What makes times comparable: one benchmark at a time, an idle GPU, clocks that hold."""
+"""Conditions for comparable times: one benchmark at a time, an idle GPU, stable clocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from ..cache import BENCH_LOCK, folder
 from ..targets import Target, UnavailableError
 
-FALLEN = 0.95  # of the fastest clock of a run: below it a row is marked
+FALLEN = 0.95  # of a run's fastest clock; rows with slower clocks are marked
 _FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 _PERIOD_MS = 100
 _FRESH_S = 0.5
@@ -42,7 +42,7 @@ def lock(wait: bool) -> Iterator[None]:
 
 
 def _lock_path() -> Path:
-    """In the cache directory, else, with the user's id, where temporary files are."""
+    """Return a path in the cache directory, else in the temporary directory, with the user's id."""
     try:
         place = folder()
         if os.access(place, os.W_OK):
@@ -52,15 +52,14 @@ def _lock_path() -> Path:
     return Path(tempfile.gettempdir()) / f"cupykern-bench-{os.geteuid()}.lock"
 
 
-# --- who else is there -------------------------------------------------------------------------
+# --- other processes ---------------------------------------------------------------------------
 
 
 def other_processes(target: Target) -> list[str]:
-    """The other processes that compute on the target's GPU, as "python (pid 123, 500 MiB)".
+    """Return other processes on the target's GPU, as "python (pid 123, 500 MiB)".
 
-    Empty on the host, and where nvidia-smi does not say.  The processes that started this one are
-    left
-    out: they wait for it.
+    Empty on the host, and if nvidia-smi lists none.  Ancestors of this process are left out,
+    because they wait for it.
     """
     if target.name != "cuda":
         return []
@@ -74,11 +73,12 @@ def other_processes(target: Target) -> list[str]:
 
 
 def parse_processes(text: str, own: Sequence[int], exists: Any) -> list[str]:
-    """nvidia-smi's lines "pid, name, memory" without our own, the first of which is this process.
-    exists: (pid) -> is it one of here?
+    """Parse nvidia-smi's lines "pid, name, memory", without our own processes.
 
-    In a container pids may be those of outside: then a single process that does not exist here is
-    this one.
+    own: pids of this process and its ancestors, this one first.  exists: (pid) -> whether the pid
+    exists in this pid namespace.
+
+    A container can see outer pids: then a single process that does not exist here is this one.
     """
     found = []
     for line in text.splitlines():
@@ -93,12 +93,12 @@ def parse_processes(text: str, own: Sequence[int], exists: Any) -> list[str]:
 
 
 def _ancestors() -> Iterator[int]:
-    """The processes that started this one, the nearest first, as far as /proc tells."""
+    """Yield the ancestors of this process, nearest first, as far as /proc shows them."""
     pid = os.getppid()
     while pid > 0:
         yield pid
         try:
-            # "pid (name) state parent ...", and a name may hold anything.
+            # "pid (name) state parent ..."; the name can contain any characters.
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             return
@@ -112,9 +112,9 @@ def _process_exists(pid: int) -> bool:
 
 
 class Monitor:
-    """Clocks, temperature and power of a GPU while the block runs, every 100 ms by nvidia-smi.
+    """Samples a GPU's clocks, temperature and power during the block, every 100 ms by nvidia-smi.
 
-    Knows nothing on the host, or where nvidia-smi is missing.
+    There are no samples on the host, or without nvidia-smi.
     """
 
     def __init__(self, target: Target):
@@ -154,17 +154,20 @@ class Monitor:
                 self.samples.append((time.monotonic(), *values))
 
     def between(self, start: float, end: float) -> dict[str, Any] | None:
-        """What was seen from `start` to `end` (time.monotonic): medians of the clocks in MHz, the
-        largest temperature in C and power in W, whether the clocks fell; None if nothing was."""
+        """Summarise the samples from `start` to `end` (time.monotonic), or return None.
+
+        The summary has median clocks in MHz, the largest temperature in C and power in W, and
+        whether the clocks fell.
+        """
         return summarize_clocks(list(self.samples), start, end)
 
 
 def summarize_clocks(
     samples: list[tuple[float, ...]], start: float, end: float
 ) -> dict[str, Any] | None:
-    """Monitor.between, of (time, SM clock, memory clock, temperature, power)."""
+    """Compute Monitor.between from (time, SM clock, memory clock, temperature, power)."""
     seen = [sample for sample in samples if start <= sample[0] <= end]
-    # Between two samples: the one before.
+    # If no sample is within, take the one just before.
     seen = seen or [sample for sample in samples if end - _FRESH_S <= sample[0] <= end][-1:]
     if not seen:
         return None

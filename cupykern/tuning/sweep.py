@@ -1,4 +1,4 @@
-"""Sweeps: every config of a problem compiled, verified and timed; each outcome is a Trial."""
+"""Sweeps: compile, verify and time every config of a problem; each outcome is a Trial."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .protocol import Monitor
 from .timing import Clock, summarize, time_rounds
 from .trials import Trial
 
-OUTLIER = 4.0  # times the default's time: not worth more rounds
-SLOW_US = 1e5  # of the host target: a first run that loading the kernel does not dominate
+OUTLIER = 4.0  # times the default's time: slower configs get no more rounds
+SLOW_US = 1e5  # on the host target: loading the kernel does not dominate a slower first run
 
 
 class ContextLost(RuntimeError):
-    """The GPU answers this process no more; the rest needs a new one."""
+    """The GPU context is unusable; remaining configs need a new process."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """rep_ms, warmup_ms: of the first timing of each config; finalists get four times as much.
+    """rep_ms, warmup_ms: for the first timing of each config; finalists get four times the rep_ms.
 
     top: how many of the best are timed again, in turns.  seed: of the inputs.
     """
@@ -51,9 +51,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is swept: a call of an op, the configs that it admits (the default first), and where.
+    """What is swept: a call of an op, its legal configs (the default first), and the target.
 
-    key, digest: choice.Request's, "" where the op does not ask for tuned configs.
+    key, digest: choice.Request's; "" if the op does not request tuned configs.
     """
 
     op: Op
@@ -83,7 +83,7 @@ def subject(
     seed: int,
     grid: dict[str, tuple[Any, ...]] | None = None,
 ) -> Subject:
-    """The configs of a problem, and those that differ from them in the fields of `grid`.
+    """Return the sweep of a problem's configs, and of variations of these in the fields of `grid`.
 
     Raises ValueError for a field that no config has, and what the op raises.
     """
@@ -98,12 +98,12 @@ def subject(
 def _variant(op: Op, problem: Any, config: Any) -> Variant | None:
     try:
         return op.variant(problem, config)
-    except (ValueError, ZeroDivisionError):  # of a grid; the launch says why
+    except (ValueError, ZeroDivisionError):  # from a grid; the launch reports it
         return None
 
 
 def first_request(op: Op, call: Call) -> choice.Request | None:
-    """What a call asks the store for first; None if it asks nothing.  Runs it, and all plans go."""
+    """Run a call; return its first request for a tuned config, or None.  Clears all plans."""
     plans.clear()
     with choice.recording() as requests:
         op.run(*call.args, **call.kwargs)
@@ -111,8 +111,11 @@ def first_request(op: Op, call: Call) -> choice.Request | None:
 
 
 def expand(configs: Sequence[Any], grid: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """`configs`, then every one with each combination of the grid's values for the fields that it
-    has, or that a config within it has.  Values that a field cannot have are left out."""
+    """Return `configs`, then each with all combinations of the grid's values for its fields.
+
+    Fields of nested configs count too.  Values of a wrong type for a field are left out.  Raises
+    ValueError for a field that no config has.
+    """
     found = dict.fromkeys(configs)
     configs = [config for config in configs if dataclasses.is_dataclass(config)]
     known = {name for config in configs for name in _field_names(config)}
@@ -127,7 +130,7 @@ def expand(configs: Sequence[Any], grid: dict[str, tuple[Any, ...]]) -> tuple[An
 
 @dataclass(frozen=True)
 class Made:
-    """A value of a grid that is a config of its own, by its type's name: SplitK(2)."""
+    """A grid value that is itself a config, by the name of its type: SplitK(2)."""
 
     name: str
     args: tuple[Any, ...]
@@ -157,8 +160,7 @@ def _with_values(config: Any, grid: dict[str, tuple[Any, ...]]) -> Iterator[Any]
         yield dataclasses.replace(config, **dict(zip(options, values, strict=True)))
 
 
-# --- one problem
-# -----------------------------------------------------------------------------------
+# --- one problem ---------------------------------------------------------------------------------
 
 
 def sweep(
@@ -169,10 +171,10 @@ def sweep(
     starts: Callable[[Trial], None] = lambda trial: None,
     monitor: Monitor | None = None,
 ) -> Iterator[Trial]:
-    """A Trial for every config that `known` has not, as soon as it is known, then the finalists'.
+    """Yield a Trial for every config that `known` lacks, as it finishes, then the finalists'.
 
-    starts: told what is tried next.  monitor: of the GPU's clocks, entered.  Raises ContextLost
-    and UnavailableError; all else that goes wrong with a config is its reason.
+    starts: called with each trial before it runs.  monitor: of the GPU's clocks, entered.  Raises
+    ContextLost and UnavailableError; other errors are the reason of the config's trial.
     """
     done = {trial.name: trial for trial in known}
     todo = [c for c in subject.candidates if subject.trial(c).name not in done]
@@ -205,24 +207,24 @@ def sweep(
     trials = [done[name] for name in names]
     if len(trials) > 1 and (todo or not any(trial.final for trial in trials)):
         best = sorted((t for t in trials if t.ratio is not None), key=lambda t: t.ratio or 0.0)
-        best = [t for t in best if t.runs > 1] or best[:1]  # those of _first_run stay as they are
+        best = [t for t in best if t.runs > 1] or best[:1]  # drop those timed by _first_run
         yield from runner.finals([(names[t.name], t) for t in best[: settings.top]])
 
 
 class _Runner:
-    """The timing of one subject's configs beside its default config."""
+    """Times the configs of one subject beside the default config."""
 
     def __init__(self, subject: Subject, clock: Clock, settings: Settings, monitor: Monitor | None):
         self._subject, self._clock, self._settings = subject, clock, settings
         self._monitor = monitor
         self._verifier = Verifier(subject.op, subject.call, settings.seed)
-        self._like: Any = None  # an array as the first output
+        self._like: Any = None  # an array like the first output
         self._default: Contender | None = self._contender(subject.candidates[0])
         if self._default is not None:
             self._like = self._default.outputs()[0]
 
     def _contender(self, candidate: Candidate) -> Contender | None:
-        """None if it is wrong or cannot run."""
+        """Return a verified contender, or None if it is wrong or cannot run."""
         s = self._subject
         try:
             contender = our_contender(s.op, s.call, s.target.xp, candidate.config, self._like)
@@ -234,7 +236,7 @@ class _Runner:
             return None
 
     def first(self, candidate: Candidate, trial: Trial) -> bool:
-        """Verify and time one config; whether the GPU's context is lost."""
+        """Verify and time one config; return whether the GPU context is lost."""
         s, settings = self._subject, self._settings
         try:
             contender = our_contender(s.op, s.call, s.target.xp, candidate.config, self._like)
@@ -258,9 +260,11 @@ class _Runner:
         return False
 
     def _first_run(self, contender: Contender) -> tuple[float, float] | None:
-        """Run it.  On the host target, the microseconds of this run and of one of the default, if
-        it is so much slower that no more runs are worth their time: of clusters with thousands of
-        threads one takes 20 s."""
+        """Run the config; return microseconds (its run, a run of the default), or None.
+
+        Only very slow configs on the host target return times; they get no more rounds.  A run of
+        clusters with thousands of threads takes 20 s.
+        """
         if not self._clock.is_emulation or self._default is None:
             contender()
             return None
@@ -269,7 +273,7 @@ class _Runner:
         return (slow, fast) if slow > max(OUTLIER * fast, SLOW_US) else None
 
     def finals(self, chosen: list[tuple[Candidate, Trial]]) -> Iterator[Trial]:
-        """Time the best again, all in turns, and yield their new trials."""
+        """Time the best configs again, all in turns, and yield their new trials."""
         pairs = []
         for candidate, trial in chosen:
             contender = self._contender(candidate)
@@ -284,13 +288,13 @@ class _Runner:
     def _time(
         self, pairs: Sequence[tuple[Trial, Contender]], rep_ms: float, warmup_ms: float
     ) -> None:
-        """Time in turns with the default, then verify once more what was poisoned before."""
+        """Poison the outputs, time in turns with the default, then verify again."""
         contenders = [contender for _, contender in pairs]
         for contender in contenders:
             if contender.guarded is not None:
                 contender.guarded.poison()
         beside = [self._default] if self._default is not None else []
-        if beside and len(pairs) == 1:  # the slow ones: as few rounds as there may be
+        if beside and len(pairs) == 1:  # slow configs get the minimum number of rounds
             slow, fast = self._clock.round([*contenders, *beside])
             if slow > OUTLIER * fast:
                 rep_ms, warmup_ms = 0.0, 0.0
@@ -312,7 +316,7 @@ class _Runner:
 
 
 def context_lost(target: Target) -> bool:
-    """Whether the GPU fails whatever is asked of it, as after an illegal address."""
+    """Return whether the GPU context fails every call, for example after an illegal address."""
     if target.name == "host":
         return False
     try:

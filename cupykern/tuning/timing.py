@@ -1,4 +1,4 @@
-"""Clocks: how long functions take, in interleaved rounds with a cold cache before every run."""
+"""Clocks: time functions in interleaved rounds, with a cold cache before every run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[[], Any]
 
 
 class Timing(NamedTuple):
-    """Microseconds: the median and the 20% and 80% quantiles of `runs` runs."""
+    """Median, 20% and 80% quantile of `runs` runs, in microseconds."""
 
     median: float
     q20: float
@@ -34,26 +34,27 @@ def summarize(times: Sequence[float]) -> Timing:
 class Clock(Protocol):
     min_rounds: int
     max_rounds: int
-    is_emulation: bool  # whose times rank nothing but the emulation's own work
+    is_emulation: bool  # times measure the emulation's work, not a GPU's
 
     def round(self, functions: Sequence[Function], number: int = 0) -> list[float]:
-        """Run each function once, in the order of round `number`; the microseconds of each."""
+        """Run each function once, in the order of round `number`; return microseconds of each."""
 
     def copy(self, nbytes: int) -> Function:
-        """A plain copy that reads nbytes / 2 and writes nbytes / 2."""
+        """Return a plain copy that reads nbytes / 2 and writes nbytes / 2."""
 
     def read(self, nbytes: int) -> Function:
-        """A plain read of nbytes."""
+        """Return a plain read of nbytes."""
 
 
 def time_rounds(
     clock: Clock, functions: Sequence[Function], warmup_ms: float, rep_ms: float
 ) -> list[Timing]:
-    """Time the functions side by side: each round runs all of them, so that a drift of the clocks
-    hits all alike, in an order of its own, so that what a function leaves behind (heat, clocks,
-    caches) does not always hit the same other one.
+    """Time the functions side by side.
 
-    There are as many rounds as functions[0] can be run in rep_ms, within the clock's limits.
+    Each round runs all functions, so that a drift of the clocks affects all of them.  Each round
+    has another order, so that a function's after-effects (heat, clocks, caches) do not always
+    affect the same successor.  The number of rounds is the number of runs of functions[0] in
+    rep_ms, within the clock's limits.
     """
     clock.round(functions)
     estimate = min(clock.round(functions)[0] for _ in range(2)) / 1000 if functions else 0.0
@@ -68,7 +69,7 @@ def time_rounds(
 
 
 def order_of_round(count: int, number: int) -> list[int]:
-    """A permutation of range(count), the same in every process."""
+    """Return a permutation of range(count), the same in every process."""
     return np.random.default_rng(number).permutation(count).tolist()
 
 
@@ -91,8 +92,8 @@ read_words(const uint4* data, long long count, unsigned int* sink) {
     if (sum == 0x9e3779b9u) *sink = sum;
 }
 """
-# Lines that a kernel asked L2 to evict last stay there while others are read in the plain way.  So
-# the flush reads in their way, and then gives up its lines.
+# Lines that a kernel loaded with evict_last stay in L2 while other lines are read normally.  So the
+# flush reads with evict_last too, and then resets its lines to evict_normal.
 _REPLACE = r"""
 extern "C" __global__ void __launch_bounds__(512)
 replace_lines(const uint4* data, long long count, unsigned int* sink) {
@@ -121,12 +122,12 @@ extern "C" __global__ void wait(long long ticks) {
     while (clock64() - begin < ticks) {}
 }
 """
-_TICKS_PER_US = 2000  # of a multiprocessor's clock, about: waiting somewhat longer harms nothing
+_TICKS_PER_US = 2000  # approximate SM clock: a somewhat longer wait does no harm
 _NOTHING = 'extern "C" __global__ void nothing(const void* x, void* y, int m, int n) {}'
 
 
 def _empty(cupy: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """cupy.empty; for FP8, which it does not make, a view of bytes."""
+    """Call cupy.empty; for FP8, which it does not support, return a view of bytes."""
     if dtype.itemsize > 1 or dtype.kind in "iu":
         return cupy.empty(shape, dtype)
     return cupy.empty(shape, np.uint8).view(dtype)
@@ -156,10 +157,10 @@ class GpuClock:
         self._head_start_us = 0.0
 
     def flush(self) -> None:
-        """Replace the L2 cache's lines by clean ones.
+        """Replace the lines of the L2 cache by clean ones.
 
-        After the write alone, the next kernel would pay for writing back what is still dirty; after
-        a plain read, of 128 MB that were read to be evicted last 3% would still be there.
+        After only a write, the next kernel's time would include the write-back of dirty lines.
+        After a plain read, 3% of 128 MB that were loaded with evict_last would still be in L2.
         """
         self._flush_buffer.data.memset_async(0, FLUSH_BYTES)
         if self._replace_kernel is None or self._give_up_kernel is None:
@@ -174,8 +175,8 @@ class GpuClock:
         self._read_kernel((self._read_grid,), (512,), args)
 
     def round(self, functions: Sequence[Function], number: int = 0) -> list[float]:
-        # The GPU begins when the host has enqueued about the whole round, so that between two
-        # events it never waits for the host: a peer of several launches takes that a while.
+        # The GPU starts when the host has enqueued about the whole round.  So it never waits for
+        # the host between two events, although a peer with several launches takes long to enqueue.
         cupy, count = self._cupy, len(functions)
         while len(self._events) < 2 * count:
             self._events.append(cupy.cuda.Event())
@@ -202,18 +203,20 @@ class GpuClock:
         return lambda: self._read(source)
 
     def _noise(self, nbytes: int) -> Any:
-        """Bytes that differ: copying zeros can be faster than copying data."""
+        """Return varied bytes: copying zeros can be faster than copying data."""
         words = self._cupy.arange(-(-nbytes // 4), dtype=np.uint32)
         words *= np.uint32(2654435761)
         return words.view(np.uint8)[:nbytes]
 
     def host_times(self, call: Function, out: Array) -> dict[str, float]:
-        """Microseconds of host time of a warm call, of the launch of a kernel that does nothing by
-        calling its RawKernel, of cupy.empty of the call's result, and of the call's own launches by
-        calling their RawKernels; how many these are; and what the call takes beyond one launch and
-        cupy.empty.
+        """Return host times of a warm call in microseconds, and its number of kernels.
 
-        In turns, since a CPU's speed changes from one millisecond to the next: medians of rounds.
+        The times are those of the call, of launching an empty kernel by its RawKernel, of
+        cupy.empty for the call's result, of the call's own launches by their RawKernels, and of the
+        call minus one launch and cupy.empty.
+
+        The functions run in turns, since CPU speed changes from one millisecond to the next; times
+        are medians of rounds.
         """
         cupy = self._cupy
         nothing = cupy.RawKernel(_NOTHING, "nothing")
@@ -240,8 +243,8 @@ class GpuClock:
         return {**found, "kernels": len(launches), "call less launch and empty": beyond}
 
     def _host_times(self, *functions: Function) -> np.ndarray:
-        """Microseconds by round and function."""
-        calls, rounds = 100, 31  # 100 calls fit the launch queue, so that none waits for the GPU
+        """Return microseconds by round and function."""
+        calls, rounds = 100, 31  # 100 calls fit the launch queue, so none waits for the GPU
         for function in functions:
             function()
         times = np.zeros((rounds, len(functions)))
@@ -294,11 +297,10 @@ _BLOCKS = 16
 
 
 class HostClock:
-    """CPU time of all threads of this process, without a flush: its times are not GPU times.
+    """CPU time of all threads of this process, without a flush; these are not GPU times.
 
-    What else the machine does then counts less: under a load that doubled the wall-clock time of a
-    softmax, its CPU time moved by a few percent, and so did that of the plain copy, which is a
-    kernel too.
+    CPU time depends less on other load: under a load that doubled the wall-clock time of a softmax,
+    its CPU time changed by a few percent, and so did that of the plain copy, which is a kernel too.
     """
 
     min_rounds, max_rounds = 3, 20

@@ -1,4 +1,4 @@
-"""What came of configs that were tried: the record of one, the ranking of many."""
+"""Trials of configs: the record of one, the ranking of many."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _FIELD = re.compile(r"(\w+)=([^,()]+)")
 
 @dataclass
 class Trial:
-    """One config on one problem; times in microseconds, None where not measured.
+    """One config on one problem; times in microseconds, None if not measured.
 
-    key, digest: of the store's row that this could become.  default_us: the default config's time
-    in the same rounds.  local_bytes: of a thread, spills among them.  final: timed again, in turns
-    with the other best ones.  clocks: protocol.summarize_clocks.  reason: why it failed.
+    key, digest: of the store's row for the config.  default_us: the default config's time in the
+    same rounds.  local_bytes: per thread, including spills.  final: timed again, in turns with the
+    other finalists.  clocks: from protocol.summarize_clocks.  reason: why it failed.
     """
 
     op: str
@@ -45,20 +45,20 @@ class Trial:
 
     @property
     def name(self) -> tuple[str, ...]:
-        """What this is a trial of."""
+        """The trial's identity: op, shape, dtype, config and digest."""
         shape = "x".join(map(str, self.shape))
         return self.op, shape, self.dtype, self.config, self.digest or ""
 
     @property
     def ratio(self) -> float | None:
-        """Its time over the default's in the same rounds."""
+        """Time over the default's in the same rounds."""
         if self.median_us is None or not self.default_us:
             return None
         return self.median_us / self.default_us
 
 
 def from_record(record: dict[str, Any]) -> Trial:
-    """A Trial of a trace's line.  Raises TypeError for another version's."""
+    """Make a Trial from a trace's line.  Raises TypeError for lines of another version."""
     known = {field.name for field in fields(Trial)}
     found = Trial(**{name: value for name, value in record.items() if name in known})
     found.shape = tuple(found.shape)
@@ -66,8 +66,10 @@ def from_record(record: dict[str, Any]) -> Trial:
 
 
 def ranking(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials of one problem, the best first: the finalists' last timing counts, and of the
-    others their time beside the default; then what failed."""
+    """Rank the trials of one problem, best first, failures last.
+
+    Finalists come first, by their last timing; others follow by their time over the default's.
+    """
     latest: dict[tuple[str, ...], Trial] = {}
     for trial in trials:
         latest[trial.name] = trial
@@ -81,7 +83,7 @@ def ranking(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def short_names(configs: Sequence[str]) -> dict[str, str]:
-    """Configs (as text) by only those of their fields in which those of their type differ."""
+    """Shorten configs (as text) to the fields that differ among configs of their type."""
     found = {config: dict(_FIELD.findall(config)) for config in dict.fromkeys(configs)}
     kinds: dict[str, list[dict[str, str]]] = {}
     for config, values in found.items():
@@ -101,7 +103,7 @@ def short_names(configs: Sequence[str]) -> dict[str, str]:
 
 
 def by_problem(trials: Iterable[Trial]) -> Iterator[tuple[tuple[str, ...], list[Trial]]]:
-    """((op, shape, dtype), its trials), in the order of the first ones."""
+    """Yield ((op, shape, dtype), trials), in order of first appearance."""
     groups: dict[tuple[str, ...], list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.name[:3], []).append(trial)

@@ -1,4 +1,4 @@
-"""Tuning: the fastest config of a call, measured once and kept in the store (runtime/store.py)."""
+"""Tuning: measure the fastest config of a call once and keep it in the store (runtime/store.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..runtime import choice, store
 
 
 def find_op(op: Any) -> Op:
-    """An Op by itself, its name or its function.  Raises TypeError and ValueError."""
+    """Return the Op for an Op, its name or its function.  Raises TypeError and ValueError."""
     if isinstance(op, Op):
         return op
     if not isinstance(op, str) and not callable(op):
@@ -32,25 +32,25 @@ def find_op(op: Any) -> Op:
 
 
 def tune(op: Any, *inputs: Any, **options: Any) -> str:
-    """Measure every config that the call op(*inputs, **options) admits, and keep the fastest.
+    """Measure every legal config of the call op(*inputs, **options), and keep the fastest.
 
     >>> x = np.ones((4, 64), np.float32)
     >>> config = cupykern.tune(cupykern.quantize_nvfp4, x)  # of few configs
     >>> config.startswith("NvFp4Config(")
     True
 
-    op: a function of cupykern or its name.  inputs, options: its arguments.  They are read, not
-    written: `out` is left out, the results are thrown away.
+    op: a function of cupykern or its name.  inputs, options: its arguments.  They are only read;
+    `out` is ignored, and the results are discarded.
 
-    Returns the fastest config, as text: the default unless another one was at least 2% faster.  It
-    is kept for calls of the same dtypes and kind of layout on this device, whose sizes round up to
-    the same eighths (choice.bucket), in this process and those to come (CUPYKERN_TUNE=0: they do
-    not look), until the kernels' source changes.  Each config is verified against FP64 before it
-    counts.
+    Returns the fastest config as text: the default, unless another config is at least 2% faster.
+    The config is kept until the kernels' source changes.  It applies to calls on this device with
+    the same dtypes and kind of layout whose sizes round up to the same eighths (choice.bucket), in
+    this process and later ones (except with CUPYKERN_TUNE=0).  Each config is verified against FP64
+    first.
 
-    Takes seconds, most of them compiling, and waits for another benchmark's end; not to be called
-    while a stream is captured.  Raises what the call raises, TypeError and ValueError for an
-    unknown op, RuntimeError where no config is right, OSError where the file cannot be written.
+    Takes seconds, mostly for compilation, and waits for other benchmarks to end.  Do not call it
+    during stream capture.  Raises what the call raises, TypeError and ValueError for an unknown op,
+    RuntimeError if no config is right, OSError if the file cannot be written.
     """
     from . import protocol, sweep, winners
 
@@ -62,7 +62,7 @@ def tune(op: Any, *inputs: Any, **options: Any) -> str:
         raise TypeError(f"inputs must hold the arrays of a call of {found.name}")
     target = targets.of_array(arrays[0])
     request = sweep.first_request(found, call)
-    if request is None:  # of size 0, say
+    if request is None:  # for example, size 0
         return repr(None)
     with protocol.lock(wait=True):
         _, best = winners.tune_request(found, call, request, target, winners.SETTINGS)
@@ -75,9 +75,9 @@ _busy = threading.local()
 
 
 def tuned_at_first(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose first call of each kind that the store lacks tunes it afterwards.
+    """Wrap `function`: the first call of each kind that the store lacks is tuned after it has run.
 
-    Not while the stream is captured, nor for calls with a config of their own.
+    Calls during stream capture, or with an explicit config, are not tuned.
     """
 
     @functools.wraps(function)

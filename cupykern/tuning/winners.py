@@ -1,4 +1,4 @@
-"""What sweeps are worth: the winners, as rows of the store."""
+"""The winners of sweeps, as rows of the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sweep import Candidate, Settings, Subject, sweep
 from .timing import clock_of
 from .trials import Trial, by_problem, ranking
 
-GAIN = 0.98  # times the default's time: a config must be that fast to replace it
+GAIN = 0.98  # times the default's time: the most that a config can take to replace the default
 SETTINGS = Settings(rep_ms=10.0, warmup_ms=2.0, jobs=1)
 
 
@@ -29,9 +29,9 @@ def tune_request(
     dtype: str = "",
     each: Callable[[Trial], None] = lambda trial: None,
 ) -> tuple[list[Trial], Trial]:
-    """Sweep the configs of a request and store the winner; (the ranking, the winner).
+    """Sweep the configs of a request and store the winner; return (ranking, winner).
 
-    Raises RuntimeError where no config is right.
+    Raises RuntimeError if no config is right.
     """
     candidates = tuple(Candidate(c, request.variant(c)) for c in request.configs())
     subject = Subject(op, shape, dtype, call, target, candidates, request.key, request.digest)
@@ -49,7 +49,7 @@ def tune_request(
 
 
 def winner(ranked: list[Trial]) -> Trial | None:
-    """The first of a ranking, or the default if that is about as fast; None if none is right."""
+    """Return the first of a ranking, or the default if it is about as fast; None if all failed."""
     right = [trial for trial in ranked if trial.reason is None and trial.median_us is not None]
     if not right:
         return None
@@ -60,7 +60,7 @@ def winner(ranked: list[Trial]) -> Trial | None:
 
 
 def row(best: Trial, ranked: list[Trial]) -> dict[str, Any]:
-    """The store's row of a winner."""
+    """Return the store's row for a winner."""
     return {
         "op": best.op,
         "config": best.config,
@@ -74,8 +74,11 @@ def row(best: Trial, ranked: list[Trial]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Worth:
-    """rows: the store's, by key.  Numbers of problems: whose default stays, whose default is not
-    right, whose calls ask for no tuned config."""
+    """rows: the store's, by key.
+
+    default, wrong, unasked: numbers of problems whose default stays, whose default is not right,
+    and whose calls request no tuned config.
+    """
 
     rows: Mapping[str, Any]
     default: int = 0
@@ -84,9 +87,9 @@ class Worth:
 
 
 def worth_of_sweeps(trials: Iterable[Trial]) -> Worth:
-    """The rows that sweeps are worth: of problems whose default config is not the best.
+    """Return the rows of problems whose default config is not the best.
 
-    Of problems that share a key, the one whose winner gains most counts.
+    If problems share a key, the one whose winner gains most is used.
     """
     found: dict[str, tuple[float, dict[str, Any]]] = {}
     default = wrong = unasked = 0
@@ -106,7 +109,7 @@ def worth_of_sweeps(trials: Iterable[Trial]) -> Worth:
 
 
 def write_built_in(trials: Iterable[Trial], path: Path | None = None) -> Worth:
-    """Write the rows that come with the package anew, from sweeps.  Raises OSError."""
+    """Rewrite the package's built-in rows from sweeps.  Raises OSError."""
     worth = worth_of_sweeps(trials)
     store.write(path or store.BUILT_IN, worth.rows)
     store.built_in.cache_clear()

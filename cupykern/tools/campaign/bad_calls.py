@@ -1,7 +1,7 @@
-"""Calls with one illegal argument: each raises a typed error before anything is launched.
+"""Calls with one illegal argument: each must raise a typed error before anything is launched.
 
-A legal call is drawn, then broken in one of many ways.  Its inputs, and the memory that it gets as
-`out`, must keep every byte; on a GPU no CUDA error may come of it.
+A legal call is drawn and then broken in one of many ways.  Its inputs and the memory passed as
+`out` must keep every byte; on a GPU the call must cause no CUDA error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .tally import Tally, Task, describe, find_op
 
 ERRORS = (
     *(TypeError, ValueError, NotImplementedError, np.exceptions.AxisError),
-    *(SyntaxError, NameError),  # of formulas
+    *(SyntaxError, NameError),  # from formulas
 )
-_BREAKS = 10  # of a drawn call
+_BREAKS = 10  # per drawn call
 
 
 def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
-    """count: of all ops together.  A case is a drawn call, which is broken in _BREAKS ways."""
+    """count: broken calls of all ops together.  A case is a drawn call, broken in _BREAKS ways."""
     each = -(-count // (_BREAKS * max(len(ops), 1)))
     return [
         Task("bad_calls", op.name, first, min(chunk, each - first), seed)
@@ -46,7 +46,7 @@ def run(task: Task, target: Target) -> Tally:
 
 
 def draw(op: Op, seed: int, target: Target) -> Drawn:
-    """A legal call, and guarded memory to pass as `out`."""
+    """Return a legal call; `out`, where the op takes one, is guarded memory."""
     problem = op.draw_problem(RandomDraw(seed))
     call = op.inputs(problem, seed, target.xp)
     result = arrays_of(op.run(*call.args, **call.kwargs))[0]
@@ -68,7 +68,7 @@ def _run_one(op: Op, seed: int, target: Target, tally: Tally) -> None:
         return
     ways = breaks(drawn, rng)
     chosen = rng.permutation(len(ways))[:_BREAKS]
-    before = [codes(x).copy() for x in drawn.arrays()]  # CuPy copies no FP8
+    before = [codes(x).copy() for x in drawn.arrays()]  # CuPy cannot copy FP8
     dtype = str(getattr(drawn.problem, "dtype", ""))
     tally.add(op.name, dtype, count=len(chosen))
     for number in chosen:
@@ -82,18 +82,18 @@ def _run_one(op: Op, seed: int, target: Target, tally: Tally) -> None:
 
 
 def outcome(op: Op, drawn: Drawn, way: Break) -> str | None:
-    """What is wrong with how the broken call ends; None: nothing."""
+    """Return what is wrong with how the broken call ends, or None."""
     arguments = {**drawn.arguments, **way.make()}
     try:
         op.run(**arguments)
     except Exception as error:
-        # numpy's and CuPy's own errors are subclasses.
+        # NumPy's and CuPy's own errors are subclasses of these, and not accepted.
         return None if type(error) in ERRORS else describe(error)
     return "it was accepted"
 
 
 def _touched(drawn: Drawn, before: list[Any], target: Target) -> str | None:
-    """Which memory was written."""
+    """Return which memory was written, or None."""
     try:
         if target.name != "host":
             target.xp.cuda.Device().synchronize()

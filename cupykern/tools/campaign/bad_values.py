@@ -1,4 +1,4 @@
-"""What no op takes, by the names of parameters: values of options, sizes and dtypes of arrays."""
+"""Values that no op accepts, by parameter name: option values, array sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 """Values of options, and of arguments that are a number or an array."""
 
 ONLY_WHERE = {"block": ("granularity", "block")}
-"""Options that are read only where another one has this value."""
+"""Options that are read only if another option has this value."""
 
 MAY_BE_NONE_WITH = {"max_seqlen_k": "block_table"}
-"""Options that have a default beside another argument."""
+"""Options that have a default if another argument is given."""
 
 ALL_AXES = (0, 1, 2, 3)
 SIZES: dict[str, tuple[int, ...]] = {
@@ -115,25 +115,25 @@ SIZES: dict[str, tuple[int, ...]] = {
     "out2": ALL_AXES,
     "lse2": ALL_AXES,
 }
-"""Axes of arrays whose size other arguments determine: one that is EXTRA larger fits nothing."""
+"""Array axes whose size other arguments determine; a size that is EXTRA larger is illegal."""
 
 EXTRA = 7919
 DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
         "cu_seqlens_k", "seq_lens", "seq_lens_k", "block_table", "inv_freq", "cos_sin",
         "q_weight", "k_weight", "out1", "lse1", "out2", "lse2")  # fmt: skip
-"""Arrays of a fixed or a least number of dims: neither () fits, nor (1,) or (1, 1, 1)."""
+"""Arrays with a fixed or minimum number of dims: () is illegal, and so is (1,) or (1, 1, 1)."""
 
 REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
             "cu_seqlens_q", "cu_seqlens_k", "seq_lens_k", "positions", "inv_freq", "cos_sin",
             "out1", "lse1", "out2", "lse2")  # fmt: skip
-"""Arrays that cannot be None where a call has them."""
+"""Arrays that cannot be None where the call has them."""
 
 MAY_BE_NUMPY = ("seq_lens", "seq_lens_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
-"""Arrays that a call on a GPU also takes from numpy, whose contents it then checks."""
+"""Arrays that a GPU call also accepts from NumPy; the call then checks their contents."""
 
 ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex128, np.uint16)
-"""No array has one of them."""
+"""Dtypes that no array argument accepts."""
 
 SAME_DTYPE = {"residual": "x", "k": "q", "v": "q", "k_cache": "q", "v_cache": "q",
               "out2": "out1"}  # fmt: skip
-"""Arrays that must have another one's dtype."""
+"""Arrays that must have the dtype of another argument."""

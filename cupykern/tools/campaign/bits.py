@@ -1,4 +1,4 @@
-"""Outputs as bits: compared where they are, without waiting for the GPU."""
+"""Compare outputs bit by bit, in the memory where they are, without waiting for the GPU."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ...targets import is_cupy
 
 
 def arrays_of(outputs: Any) -> tuple[Any, ...]:
-    """The arrays that a call returned; of an NvFp4 those that it holds, not its decoded numbers."""
+    """Return a call's output arrays; for an NvFp4, its stored arrays instead of decoded values."""
     if isinstance(outputs, NvFp4):
         outputs = outputs.data, outputs.scale, outputs.global_scale
     return tuple(x for x in as_tuple(outputs) if _is_array(x))
 
 
 def codes(x: Any) -> Any:
-    """x's bits, as unsigned integers of x's itemsize, at the same place in memory."""
+    """View x's bits as unsigned integers of x's itemsize, in the same memory."""
     return x.view(f"u{x.itemsize}")
 
 
 def differing(x: Any, y: Any) -> int:
-    """How many elements of two arrays, both cupy's or both numpy's, have other bits.  Waits."""
+    """Count elements whose bits differ; both arrays are CuPy's or both NumPy's.  Synchronises."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return max(x.size, y.size, 1)
     return int((codes(x) != codes(y)).sum()) if x.size else 0
 
 
 def to_host(value: Any) -> Any:
-    """A numpy copy of cupy's arrays, also of those in a Call, tuple, dict or dataclass."""
+    """Copy CuPy arrays to NumPy, also inside a Call, tuple, dict or dataclass."""
     if is_cupy(value):
         return to_numpy(value)
     if isinstance(value, Call):
@@ -51,9 +51,9 @@ def to_host(value: Any) -> Any:
 
 
 class Mismatches:
-    """Counts, for each of `size` calls, the elements that differ from those expected.
+    """Count, for each of `size` calls, the elements that differ from the expected ones.
 
-    Of CuPy's arrays a kernel on the current stream counts them; `counts` waits for the device.
+    A kernel on the current stream counts for CuPy arrays; `counts` waits for the device.
     """
 
     def __init__(self, xp: Any, size: int):

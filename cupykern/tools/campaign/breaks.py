@@ -35,7 +35,7 @@ from .bits import codes
 
 
 class Break(NamedTuple):
-    """make: gives what takes the place of some of a legal call's arguments."""
+    """make: returns the arguments that replace those of the legal call."""
 
     label: str
     make: Callable[[], dict[str, Any]]
@@ -47,15 +47,16 @@ def _value(name: str, bad: Any) -> Break:
 
 
 def _array(name: str, what: Any, make: Callable[..., Any], *args: Any) -> Break:
-    """make(*args): the array."""
+    """make(*args) returns the array."""
     return Break(f"{name}: {what}", lambda: {name: make(*args)})
 
 
 @dataclass
 class Drawn:
-    """A legal call.  arguments: by name, with `out` where the op takes one.  guarded: its memory.
+    """A legal call.
 
-    size: of the result, in elements.
+    arguments: by name, with `out` if the op takes one.  guarded: the memory of `out`.
+    size: elements of the result.
     """
 
     op: Op
@@ -66,12 +67,12 @@ class Drawn:
     target: Target
 
     def arrays(self) -> list[Any]:
-        """The inputs."""
+        """Return the input arrays."""
         return [x for name, x in self.arguments.items() if name != "out" and _is_array(x)]
 
 
 def breaks(drawn: Drawn, rng: Any) -> list[Break]:
-    """All that apply to the call; some have a random detail."""
+    """Return all breaks that apply to the call; some have a random detail."""
     return [
         _value("nonsense", 1),
         *_options(drawn),
@@ -127,7 +128,7 @@ def _wider(drawn: Drawn, x: NvFp4) -> NvFp4:
 
 
 def _kinds(drawn: Drawn, name: str, x: Any) -> Iterator[Break]:
-    """Arrays of another library than the call's others."""
+    """Arrays of another library than the call's other arrays."""
     alone = len(drawn.arrays()) == 1 and drawn.guarded is None
     if drawn.target.name == "host":
         yield _array(name, "a masked array", lambda: np.ma.MaskedArray(np.zeros(x.shape, x.dtype)))
@@ -157,16 +158,16 @@ def _shapes(drawn: Drawn, name: str, x: Any) -> Iterator[Break]:
 
 
 def _zeros(drawn: Drawn, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Zeros of any shape, which share one element of memory."""
+    """Return zeros of any shape that share one element of memory."""
     one = drawn.target.xp.zeros(dtype.itemsize, np.uint8).view(dtype)
     return drawn.target.xp.broadcast_to(one.reshape(()), shape)
 
 
-# --- what steers a kernel -----------------------------------------------------------------------
+# --- arrays that steer a kernel -----------------------------------------------------------------
 
 
 def _contents(drawn: Drawn) -> Iterator[Break]:
-    """Of numpy arrays, which are checked wherever the call runs."""
+    """Illegal contents of NumPy arrays, which are checked on every target."""
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in drawn.arguments:
             yield from _offsets(name, to_numpy(drawn.arguments[name]))
@@ -187,7 +188,7 @@ def _changed(x: np.ndarray, place: Any, value: int) -> np.ndarray:
 
 
 def _offsets(name: str, offsets: np.ndarray) -> Iterator[Break]:
-    """Those that do not grow from 0 to all rows, and a sequence that is longer than the longest."""
+    """Offsets that do not grow from 0 to the row count; a sequence longer than max_seqlen."""
     for place, value in ((0, 1), (-1, int(offsets[-1]) + 1), (0, -1)):
         yield _array(name, f"{value} at {place}", _changed, offsets, place, value)
     longest = int(np.diff(offsets).max(initial=0))
@@ -246,11 +247,11 @@ def _strided(drawn: Drawn, bits: Any, strides: list[int]) -> Any:
     return view.view(drawn.guarded.array.dtype)
 
 
-_SHIFT = 16  # bytes, whole elements of every dtype
+_SHIFT = 16  # bytes: whole elements of every dtype
 
 
 def _overlapping(drawn: Drawn, name: str) -> dict[str, Any]:
-    """An input that begins _SHIFT bytes before `out`."""
+    """Place an input so that it begins _SHIFT bytes before `out`."""
     x, out = drawn.arguments[name], drawn.arguments["out"]
     memory = drawn.target.xp.zeros(max(x.nbytes, _SHIFT + out.nbytes), np.uint8)
     moved = memory[: x.nbytes].view(f"u{x.itemsize}").reshape(x.shape)
@@ -263,7 +264,7 @@ def _overlapping(drawn: Drawn, name: str) -> dict[str, Any]:
 
 
 def _configs(drawn: Drawn, rng: Any) -> Iterator[Break]:
-    """Of calls that launch something: others have no use for a config."""
+    """Illegal configs of calls that launch a kernel; other calls ignore the config."""
     if not all(x.size for x in drawn.arrays()) or not drawn.size:
         return
     yield from (_value("config", bad) for bad in (object(), "fast", 1))
@@ -284,7 +285,7 @@ def _configs(drawn: Drawn, rng: Any) -> Iterator[Break]:
 
 @cache
 def _some_configs(arch: str) -> tuple[tuple[str, Any], ...]:
-    """(package, config) of every op's first bench problem."""
+    """Return (package, config) for every op's first bench problem."""
     found = []
     for op in OPS:
         problem = op.bench_problem(op.bench_shapes("host")[0], op.dtypes[0])
@@ -293,5 +294,5 @@ def _some_configs(arch: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _package(op: Op) -> str:
-    """Ops of one package share their configs."""
+    """Return the package of an op; ops of one package share their configs."""
     return op.run.__module__.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Random cases of every op against FP64, as `cupykern check` runs them."""
+"""Random cases of every op against FP64, like `cupykern check`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tally import Tally, Task, find_op
 
 
 def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
-    """count: of each op.  All ops advance together, so that a run that is cut has cases of each."""
+    """count: cases of each op.  The ops take turns, so that a cut run has cases of every op."""
     return [
         Task("cases", op.name, first, min(chunk, count - first), seed)
         for first in range(0, count, chunk)

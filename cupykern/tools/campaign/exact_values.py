@@ -15,7 +15,7 @@ from ...ops.problems.products import NVFP4, with_layout
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 FP8_LARGEST = 64  # |a b|: 2^13 / 128
-_LARGEST = {  # up to here a format has every integer
+_LARGEST = {  # the format represents every integer up to this one
     "float16": 2**11,
     "bfloat16": 2**8,
     "float32": 2**24,
@@ -24,19 +24,19 @@ _LARGEST = {  # up to here a format has every integer
     "int8": 127,
 }
 _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0)
-_E2M1_LARGEST = 24  # with a group's scale, 1 or 2, and a global one, 1 or 2
+_E2M1_LARGEST = 24  # 6 times a group scale and a global scale, each 1 or 2
 _FACTORS = (1.0, 1.0, -1.0, 2.0, -2.0)
 
 
 class Operand(NamedTuple):
-    """array: what the op takes.  exact: its numbers in FP64, (..., M, K) or (..., K, N)."""
+    """array: the op's argument.  exact: its values in FP64, (..., M, K) or (..., K, N)."""
 
     array: Any
     exact: np.ndarray
 
 
 class Values(NamedTuple):
-    """Which integers an operand holds: multiples of `unit` up to most * unit."""
+    """The integers of an operand: multiples of `unit` up to most * unit."""
 
     most: int
     kind: str
@@ -44,7 +44,10 @@ class Values(NamedTuple):
 
 
 def integers(rng: Any, shape: tuple[int, ...], values: Values) -> np.ndarray:
-    """kind: "signed", "positive", or "largest" (all have the largest magnitude, one sign a row)."""
+    """Return FP64 integers.
+
+    kind: "signed", "positive", or "largest" (all of the largest magnitude, one sign per row).
+    """
     if values.kind == "largest":
         signs = rng.choice((-1, 1), (*shape[:-1], 1)) if shape else 1
         x = np.broadcast_to(values.most * signs, shape)
@@ -56,7 +59,7 @@ def integers(rng: Any, shape: tuple[int, ...], values: Values) -> np.ndarray:
 def draw_values(
     draw: RandomDraw, names: tuple[str, str], k: int, limit: int, units: tuple[int, int] = (1, 1)
 ) -> tuple[Values, Values]:
-    """Values of a and b such that K times the product of the largest is at most `limit` units."""
+    """Draw values of a and b such that K times the largest product is at most `limit` units."""
     budget = max(1, limit // max(k, 1))
     if set(names) <= set(FP8):
         budget = min(budget, FP8_LARGEST)
@@ -74,7 +77,10 @@ def draw_values(
 
 
 def _largest(name: str, unit: int) -> int:
-    """Of the multiples of `unit`, a power of two: FP formats have the exponents for them."""
+    """Return the largest multiple of `unit`, a power of two, counted in units.
+
+    Most FP formats absorb the unit in the exponent; float16 and int8 divide their limit by it.
+    """
     if name == NVFP4:
         return _E2M1_LARGEST
     return _LARGEST[name] // unit if name in ("float16", "int8") else _LARGEST[name]
@@ -83,7 +89,7 @@ def _largest(name: str, unit: int) -> int:
 def operand(
     name: str, shape: tuple[int, ...], values: Values, layout: str, rng: Any, xp: Any
 ) -> Operand:
-    """Of a dtype's name, or NvFp4 whose rows are the last but one dim of `shape`."""
+    """Make an operand of a dtype's name; an NvFp4's rows are the last but one dim of `shape`."""
     if name == NVFP4:
         return _nvfp4_operand(shape, values.unit, layout, rng, xp)
     exact = integers(rng, shape, values)
@@ -91,7 +97,7 @@ def operand(
 
 
 def transposed(x: Operand) -> Operand:
-    """An NvFp4 with N rows, as the matrix (K, N) for which it stands."""
+    """Return an NvFp4 of N rows as the (K, N) matrix that it represents."""
     return Operand(x.array, x.exact.swapaxes(-1, -2))
 
 
@@ -110,7 +116,7 @@ def _nvfp4_operand(shape: tuple[int, ...], unit: int, layout: str, rng: Any, xp:
 
 
 class Scale(NamedTuple):
-    """argument: what the op takes.  exact: for every element of the operand, broadcast."""
+    """argument: the op's argument.  exact: its values, broadcastable to the operand."""
 
     argument: Any
     exact: np.ndarray
@@ -119,7 +125,10 @@ class Scale(NamedTuple):
 def draw_scales(
     recipe: str, batch: tuple[int, ...], m: int, n: int, k: int, rng: Any, xp: Any
 ) -> tuple[Scale, Scale]:
-    """Powers of two up to 2 for a (..., M, K) and b (K, N).  recipe: scaled_mm.SCALES."""
+    """Draw scales of a (..., M, K) and b (K, N): powers of two up to 2, with either sign.
+
+    recipe: one of scaled_mm.SCALES.
+    """
     if recipe == "none":
         return Scale(None, np.ones(())), Scale(None, np.ones(()))
     if recipe == "numbers":

@@ -1,6 +1,6 @@
 """Calls on arrays of more than 2^31 elements; a seeded sample of each result is compared with FP64.
 
-Samples have the first and the last rows (columns, heads, sequences), which lie 2^31 elements apart.
+Samples contain the first and the last rows (columns, heads, sequences), 2^31 elements apart.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .bits import to_host
 from .large_calls import CALLS, Large
 from .tally import Tally, Task, find_op
 
-_ELEMENTS = {"host": 2**13}  # in numpy these are small: the tests run them
+_ELEMENTS = {"host": 2**13}  # small in NumPy, where the tests run them
 _ELEMENTS_ON_GPU = 2**31 + 2**13
 _SAMPLED = 1 << 18  # elements
 
 
 def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
-    """count: how often each call is made, of other numbers."""
+    """count: repeats of each call, each with other values."""
     return [
         Task("large", f"{op.name} {label}", i, 1, seed)
         for i in range(count)

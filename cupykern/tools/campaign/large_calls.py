@@ -1,4 +1,4 @@
-"""The calls of `large`: for each op how arrays of at least so many elements go in or come out."""
+"""The calls of `large`: per op, ways to read or write arrays of at least `elements` elements."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from ...ops.problems.products import sampled_rows
 from ...ops.quantize_nvfp4 import quantize_nvfp4
 from .bits import codes
 
-_COLS = 4096  # of rows
+_COLS = 4096  # columns per row
 _VOCABULARY = 2**18
 _HEADS, _BATCH, _DIM = 64, 64, 128
-_KEPT = 64  # rows or columns of a sample
+_KEPT = 64  # rows or columns per sample
 Sample = Callable[[Call, Any], tuple[Call, tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)
 class Large:
-    """A call.  sample: the part that is verified, and its outputs; None: op.sample's.
+    """A call.
 
-    on_device: the reference runs where the call did.
+    sample: returns the part to verify and its outputs; None: use op.sample.
+    on_device: run the reference on the target of the call.
     """
 
     call: Call
@@ -43,7 +44,7 @@ class Large:
 
 
 Make = Callable[[Op, int, int, Any], Large]
-"""(op, elements, seed, xp)"""
+"""(op, elements, seed, xp) -> Large"""
 
 
 def _bench(
@@ -51,7 +52,7 @@ def _bench(
     dtype: str = "float16",
     sample: Callable[[int], Sample] | None = None,
 ) -> Make:
-    """The op's bench problem of shape(elements)."""
+    """Make the op's bench problem with shape(elements)."""
 
     def make(op: Op, elements: int, seed: int, xp: Any) -> Large:
         call = op.inputs(op.bench_problem(shape(elements), dtype), seed, xp)
@@ -69,7 +70,7 @@ def _rows(elements: int) -> tuple[int, int]:
 
 
 def take(x: Any, numbers: np.ndarray, axis: int = 0) -> Any:
-    """x's rows or columns, also of the formats that CuPy cannot index."""
+    """Index x's rows or columns, also in formats that CuPy cannot index."""
     return codes(x)[(slice(None),) * axis + (numbers,)].view(x.dtype)
 
 
@@ -77,7 +78,7 @@ def take(x: Any, numbers: np.ndarray, axis: int = 0) -> Any:
 
 
 def _columns_of_softmax(op: Op, elements: int, seed: int, xp: Any) -> Large:
-    """Along the first axis."""
+    """Softmax along the first axis."""
     rows, cols = _rows(elements)
     x = inputs.bench_values((cols, rows), np.dtype(np.float16), seed, xp)
 
@@ -89,7 +90,7 @@ def _columns_of_softmax(op: Op, elements: int, seed: int, xp: Any) -> Large:
 
 
 def _quantize(granularity: str, block: tuple[int, int] = (1, 128)) -> Make:
-    """The first row holds the largest number of every column: a sample has the scales of all."""
+    """The first row holds every column's largest number, so that a sample sees the same scales."""
 
     def make(op: Op, elements: int, seed: int, xp: Any) -> Large:
         rows = _rows(elements)[0]
@@ -102,7 +103,7 @@ def _quantize(granularity: str, block: tuple[int, int] = (1, 128)) -> Make:
             kwargs["block"] = block
 
         def sample(call: Call, outputs: Any) -> tuple[Call, tuple[Any, ...]]:
-            """Whole groups of `height` rows."""
+            """Take whole groups of `height` rows."""
             values, scale = outputs
             groups = sampled_rows(-(-rows // height), min(_KEPT, -(-rows // height)), seed)
             kept = (groups[:, None] * height + np.arange(height)).reshape(-1)
@@ -118,7 +119,7 @@ def _quantize(granularity: str, block: tuple[int, int] = (1, 128)) -> Make:
 
 def _quantize_nvfp4(op: Op, elements: int, seed: int, xp: Any) -> Large:
     x = inputs.bench_values(_rows(elements), np.dtype(np.float16), seed, xp)
-    x[0] = 100  # the largest number of all
+    x[0] = 100  # the largest value
 
     def sample(call: Call, y: NvFp4) -> tuple[Call, tuple[Any, ...]]:
         kept = sampled_rows(x.shape[0], min(_KEPT, x.shape[0]), seed)
@@ -128,7 +129,7 @@ def _quantize_nvfp4(op: Op, elements: int, seed: int, xp: Any) -> Large:
 
 
 def _nonfinite(op: Op, elements: int, seed: int, xp: Any) -> Large:
-    """NaN and infinities after the 2^31st element alone.  The reference takes it by parts."""
+    """NaN and infinities only in the last elements.  The reference processes the array in parts."""
     x = inputs.bench_values((elements,), np.dtype(np.float16), seed, xp)
     for i, value in enumerate((np.nan, np.inf, -np.inf, np.nan)):
         x[elements - 7 * i - 1] = value
@@ -147,13 +148,13 @@ def _large_b(elements: int) -> tuple[int, int, int]:
 
 
 def _large_result(elements: int) -> tuple[int, int, int]:
-    """2^15 + 8 columns, in numpy fewer."""
+    """2^15 + 8 columns, fewer in NumPy."""
     n = min(2**15 + 8, elements // 32)
     return elements // n + 3, n, 64
 
 
 def _columns(seed: int) -> Sample:
-    """Columns of a product of matrices without bias."""
+    """Sample columns of a matrix product without bias."""
 
     def sample(call: Call, y: Any) -> tuple[Call, tuple[Any, ...]]:
         n = y.shape[-1]
@@ -179,7 +180,7 @@ def _nvfp4_weights(op: Op, elements: int, seed: int, xp: Any) -> Large:
 
 
 def _large_weights_of_softmax(op: Op, elements: int, seed: int, xp: Any) -> Large:
-    """a is zero but for some columns, so that these rows of w alone decide about the result."""
+    """Zero all columns of a but a few, so that only the matching rows of w affect the result."""
     n = min(_VOCABULARY, elements // 32)
     problem = op.bench_problem((4, n, elements // n + 3), "float16")
     call = op.inputs(problem, seed, xp)
@@ -204,7 +205,7 @@ def _large_softmax(elements: int) -> tuple[int, int, int]:
 
 
 def _sizes(elements: int, heads: int, batch: int) -> tuple[int, int, int]:
-    """(batch, heads, length); in numpy few heads."""
+    """Return (batch, heads, length); NumPy gets few heads."""
     if elements < 2**31:
         heads, batch = 2, 2
     return batch, heads, elements // (batch * heads * _DIM) + 3
@@ -236,7 +237,7 @@ def _caches(elements: int) -> DecodeProblem:
 
 
 def _pages(op: Op, elements: int, seed: int, xp: Any) -> Large:
-    """Pages of 64 keys in random order.  The sample is contiguous."""
+    """Pages of 64 keys in random order.  The sample's cache is contiguous."""
     page = 64 if elements >= 2**31 else 4
     b, h, length = _sizes(elements, 8, _BATCH)
     table = np.random.default_rng(seed).permutation(b * -(-length // page)).astype(np.int32)
@@ -256,7 +257,7 @@ def _pages(op: Op, elements: int, seed: int, xp: Any) -> Large:
 
 
 def _one_head(problem: Callable[[int], Any]) -> Make:
-    """A head of a sequence: op.sample where q has more elements than one head."""
+    """Sample one head of a sequence with op.sample, where q has more elements than one head."""
 
     def make(op: Op, elements: int, seed: int, xp: Any) -> Large:
         call = op.inputs(problem(elements), seed, xp)

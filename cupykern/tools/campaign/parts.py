@@ -13,7 +13,7 @@ from .tally import Tally, Task
 
 @dataclass(frozen=True)
 class Amount:
-    """count: of what a part counts (its `tasks` say what).  chunk: of these in a task."""
+    """count: cases of a part, as its `tasks` counts them.  chunk: cases per task."""
 
     count: int
     chunk: int
@@ -21,10 +21,11 @@ class Amount:
 
 @dataclass(frozen=True)
 class Part:
-    """tasks(ops, count, seed, chunk).  at_once: how many of its tasks may run at a time.
+    """A part of the campaign.
 
-    share: of the campaign's seconds, after which no more of its tasks begin.
-    task_seconds: after which a task counts as hung.
+    tasks(ops, count, seed, chunk): its tasks.  at_once: its limit of concurrent tasks.
+    share: no task starts after this fraction of the campaign's seconds, from the part's first task.
+    task_seconds: a task that takes longer counts as hung.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Part:
 
 
 PARTS = (
-    # The long tasks first: what is short fills the other processes meanwhile.
+    # Long tasks come first; short tasks fill the other processes meanwhile.
     Part("sanitizers", sanitizers.tasks, sanitizers.run, Amount(1, 1), Amount(0, 1),
          share=0.75, at_once=len(sanitizers.TOOLS), task_seconds=300),
     Part("large", large.tasks, large.run, Amount(1, 1), Amount(1, 1), share=0.6, at_once=1),

@@ -1,11 +1,12 @@
-"""Products of integers, which are exact: results equal an integer reference in every element.
+"""Integer products, which are exact: results equal an integer reference in every element.
 
-The sum of |a b|, with what the epilogue adds, stays below 2^24, what FP32 holds (2^11 with
-accumulation in FP16; 2^13 for each 128 of K of FP8 by FP8, whose accumulators have 13 fractional
-bits on Hopper; unscaled int8 by int8 has no limit).  Scales are powers of two.
+The sum of |a b| and the epilogue's addends stays below 2^24, the FP32 limit for exact integers.
+With FP16 accumulation the limit is 2^11.  FP8 by FP8 has a limit of 2^13 per 128 of K, because its
+accumulators have 13 fractional bits on Hopper.  Unscaled int8 by int8 has no limit.  Scales are
+powers of two.
 
-silu(x) is x or 0 in FP32 where |x| >= 256.  So dual_gemm_silu gets multiples of 16 as a and b1, for
-which every element of a @ b1 is 0 or that large, and its result is one product of FP32 numbers.
+silu(x) is x or 0 in FP32 if |x| >= 256.  For dual_gemm_silu, a and b1 are multiples of 16, so every
+element of a @ b1 is 0 or has that magnitude, and the result is one product of FP32 numbers.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ _WIDTHS = (1, 7, 16, 64, 65, 130, 256, 264, 511, 600, 1032)
 _DEPTHS = (1, 16, 31, 64, 128, 257, 512, 1000, 1024, 2048, 3001, 4096, 7168)
 _LAYOUTS = ("C", "C", "F", "F", "sliced", "negative", "offset")
 _FLOATS = ("float32", "float32", "float16", "bfloat16")
-_MOST_WORK = 1 << 27  # multiplications of a product
+_MOST_WORK = 1 << 27  # multiplications per product
 _MOST_WORK_ON_HOST = 1 << 18
 _ADDENDS = Values(8, "signed")  # of bias and residual
 _LIMIT = 2**24 // 4 - 16  # alpha is at most 2, the product of two scales at most 4
-_HALF_LIMIT = 2**11 - 1  # accumulation in FP16
+_HALF_LIMIT = 2**11 - 1  # FP16 accumulation
 _INT32_LIMIT = 2**31 - 1
 _CONFIG_EVERY, _HALF_EVERY = 3, 8  # products
 
 
 class _Product(NamedTuple):
-    """problem: the op's, of which op.configs knows the configs.  expected: the exact result."""
+    """problem: the op's, for op.configs.  expected: the exact result."""
 
     problem: Any
     call: Call
@@ -67,7 +68,7 @@ class _Product(NamedTuple):
 
 
 def pairs(op: Op) -> tuple[tuple[str, str], ...]:
-    """The dtypes of a and b that an op multiplies; none: it is no op of this part."""
+    """Return the dtypes of a and b that an op multiplies; empty for ops outside this part."""
     found: dict[str, Sequence[tuple[str, str | None]]] = {
         "matmul": products.PAIRS,
         "scaled_mm": (*scaled_mm.PAIRS, *scaled_mm.NVFP4_PAIRS),
@@ -77,7 +78,7 @@ def pairs(op: Op) -> tuple[tuple[str, str], ...]:
 
 
 def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
-    """count: of all pairs together.  A task is of one pair, of which few variants are compiled."""
+    """count: products of all pairs together.  A task has one pair, so it compiles few variants."""
     subjects = [f"{op.name} {a} {b}" for op in ops for a, b in pairs(op)]
     each = -(-count // max(len(subjects), 1))
     return [
@@ -106,7 +107,7 @@ def run(task: Task, target: Target) -> Tally:
 
 
 def _difference(op: Op, product: _Product, seed: int, target: Target) -> str | None:
-    """How the result differs from the expected one; None: it does not."""
+    """Return how the result differs from the expected one, or None if they are equal."""
     call, expected = product.call, product.expected
     if takes_out(product, seed):
         guarded = GuardedArray(target.xp, expected.shape, expected.dtype)
@@ -128,10 +129,10 @@ def _difference(op: Op, product: _Product, seed: int, target: Target) -> str | N
 
 
 def takes_out(product: _Product, seed: int) -> bool:
-    """Whether the call writes to a guarded `out`: every second one.
+    """Return whether the call writes to a guarded `out`; every second call does.
 
-    Not with a config where an NVFP4 a takes b's place: the op's configs are those of its own
-    result, which is MN-major, and an `out` is K-major.
+    Except with a config if a is NVFP4 and b is not.  Then a and b are exchanged, and the op's
+    configs are those of its own MN-major result, but `out` is K-major.
     """
     exchanged = [isinstance(x, NvFp4) for x in product.call.args[:2]] == [True, False]
     return seed % 2 == 1 and not (exchanged and "config" in product.call.kwargs)
@@ -141,7 +142,7 @@ def takes_out(product: _Product, seed: int) -> bool:
 
 
 def draw(op: Op, names: tuple[str, str], seed: int, target: Target) -> _Product:
-    """A seed gives each pair of dtypes other sizes and numbers."""
+    """Draw a product; a seed gives each pair of dtypes other sizes and values."""
     rng = np.random.default_rng((seed, zlib.crc32(" ".join((op.name, *names)).encode())))
     draw = RandomDraw(int(rng.integers(2**62)))
     base = _draw_base(draw, names, target)
@@ -154,8 +155,11 @@ def draw(op: Op, names: tuple[str, str], seed: int, target: Target) -> _Product:
 
 
 def _configs(op: Op, problem: Any, arch: str) -> Sequence[Any]:
-    """Of the problem.  It does not say which scales of NVFP4 operands are numbers and which are in
-    memory; with both, what is decoded first has the general epilogue."""
+    """Return the problem's configs.
+
+    The problem does not say which scales of NVFP4 operands are numbers and which are in memory.
+    With both kinds, DecodeFirst runs the general epilogue, so its config must support that.
+    """
     configs = op.configs(problem, arch)
     if not isinstance(problem, ScaledProblem):
         return configs
@@ -173,16 +177,16 @@ def _configs(op: Op, problem: Any, arch: str) -> Sequence[Any]:
 
 
 def _draw_config(draw: RandomDraw, configs: Sequence[Any]) -> Any:
-    """Of every main loop alike, however many configs it has."""
+    """Draw each mainloop with equal probability, however many configs it has."""
     kind = draw.choice(tuple(dict.fromkeys(map(type, configs))))
     return draw.choice([config for config in configs if type(config) is kind])
 
 
 def _draw_base(draw: RandomDraw, names: tuple[str, str], target: Target) -> MatmulProblem:
-    """Sizes, dtypes, batches and layouts.
+    """Draw sizes, dtypes, batches and layouts.
 
     In half of the problems N and K are multiples of 16, a is K-major and b is K-major or N-major,
-    as Hopper's main loops and the skinny GEMM require.
+    as Hopper's mainloops and the skinny GEMM require.
     """
     m, n, k = draw.choice(_SIZES), draw.choice(_WIDTHS), draw.choice(_DEPTHS)
     batches = draw.choice((*[((), ())] * 6, ((2,), ()), ((), (3,)), ((2,), (2,))))
@@ -199,7 +203,7 @@ def _draw_base(draw: RandomDraw, names: tuple[str, str], target: Target) -> Matm
 
 
 def _operand(p: Any, name: str, values: Values, rng: Any, xp: Any) -> Operand:
-    """name: of the operand."""
+    """name: "a", "b", "b1" or "b2"."""
     if name == "a":
         return operand(p.dtype, (*p.batch_a, p.m, p.k), values, p.layout_a, rng, xp)
     layout = getattr(p, f"layout_{name}")
@@ -213,7 +217,7 @@ def _matmul(draw: RandomDraw, p: MatmulProblem, rng: Any, xp: Any) -> _Product:
     kwargs: dict[str, Any] = {}
     limit = _LIMIT
     if names == ("int8", "int8") and draw.choice((False, True)):
-        limit = _INT32_LIMIT  # and nothing follows the product
+        limit = _INT32_LIMIT  # no epilogue follows
     else:
         p = _with_epilogue(draw, p)
         p = replace(
@@ -265,7 +269,7 @@ def _with_epilogue(draw: RandomDraw, p: MatmulProblem) -> MatmulProblem:
 def _epilogue(
     p: MatmulProblem, exact: np.ndarray, kwargs: dict[str, Any], rng: Any, xp: Any
 ) -> np.ndarray:
-    """The result of an exact product; bias and residual are drawn and added to `kwargs`."""
+    """Apply the epilogue to an exact product; draw bias and residual and add them to `kwargs`."""
     for name, shape in (("bias", p.bias), ("residual", p.residual)):
         addend = np.zeros(())
         if shape is not None:
@@ -307,6 +311,6 @@ def _dual(draw: RandomDraw, p: MatmulProblem, rng: Any, xp: Any) -> _Product:
 
 
 def _rounded(exact: np.ndarray, name: Any) -> np.ndarray:
-    """name: of the result's dtype; None: int32."""
+    """Round to the result's dtype.  name: of the dtype; None: int32."""
     with np.errstate(over="ignore"):
         return exact.astype(dtypes.NAMES[name or "int32"])

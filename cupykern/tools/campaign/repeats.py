@@ -1,4 +1,4 @@
-"""The same call gives the same bits: in any order, on any stream, by a new or a kept plan."""
+"""Repeated calls give the same bits, in any order, on any stream, with a new or a cached plan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .bits import Mismatches, arrays_of
 from .shapes import problems
 from .tally import Tally, Task, describe, find_op
 
-_PROBLEMS = {"host": 3}  # of an op, that are repeated in turns
+_PROBLEMS = {"host": 3}  # problems of an op that are repeated in turns
 _PROBLEMS_ON_GPU = 12
 _STREAMS = 4
-_COLD_EVERY = 50  # rounds: then the plans are forgotten
+_COLD_EVERY = 50  # rounds between clearings of the plan cache
 _MOST_POISON = 1 << 20  # bytes
 
 
@@ -55,7 +55,7 @@ def run(task: Task, target: Target) -> Tally:
 def _count(tally: Tally, op: Op, chosen: Sequence[Any], mismatches: Mismatches, task: Task) -> None:
     try:
         counts = mismatches.counts()
-    except Exception as error:  # CUDA's: any of the calls may have caused it
+    except Exception as error:  # a CUDA error, which any of the calls can have caused
         tally.add(op.name, "", count=1)
         tally.fail(op.name, "", task.seeds[0], chosen, describe(error))
         return
@@ -68,7 +68,7 @@ def _count(tally: Tally, op: Op, chosen: Sequence[Any], mismatches: Mismatches, 
 
 
 def poison(xp: Any, size: int) -> None:
-    """Leave NaN in memory that the next call of this stream may get."""
+    """Leave NaN in memory that the stream's next call can get."""
     xp.empty(size, np.uint8).fill(0xFF)
 
 
@@ -76,5 +76,5 @@ def _streams(target: Target) -> list[AbstractContextManager[Any]]:
     if target.name == "host":
         return [nullcontext()]
     cuda = target.xp.cuda
-    cuda.Device().synchronize()  # the inputs and the results expected are there
+    cuda.Device().synchronize()  # inputs and expected results are complete
     return [cuda.Stream.null, *(cuda.Stream(non_blocking=True) for _ in range(_STREAMS - 1))]

@@ -1,4 +1,4 @@
-"""Tasks to workers, tallies to the record, which is written while they run."""
+"""Give tasks to workers, merge their tallies, and write the record while they run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .workers import Worker, end, failed, ready
 
 _POLL = 1.0  # seconds
 _WRITE_EVERY = 3.0
-_GIVES_UP = 8  # tasks that all broke: the part itself is at fault
+_GIVES_UP = 8  # broken tasks without a good one: the part itself is at fault
 
 
 @dataclass
 class Progress:
-    """A part's tasks and what came of them.
+    """A part's tasks and their results.
 
-    wanted: tasks at the beginning.  last_seed: of every subject's cases.
+    wanted: tasks at the start.  last_seed: the last seed of every subject's cases.
     """
 
     part: Part
@@ -98,7 +98,7 @@ class Progress:
 
 
 class Campaign:
-    """Runs parts and keeps the record.  tell: called with each Progress that has ended."""
+    """Run parts and keep the record."""
 
     def __init__(
         self, parts: Sequence[Part], ops: Sequence[Op], target: Target, seed: int, path: Path | None
@@ -124,9 +124,10 @@ class Campaign:
         tell: Callable[[Progress], None] = lambda progress: None,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Until all is done, or for so many seconds.  tick: called every second, about.
+        """Run until all tasks are done or `seconds` have passed.
 
-        What runs then is lost, what has ended is on record; on KeyboardInterrupt too.
+        tell: called with each Progress that has ended.  tick: called about once a second.
+        Running tasks are lost then; finished ones are on record, on KeyboardInterrupt too.
         """
         try:
             while self.seconds < seconds:
@@ -149,7 +150,7 @@ class Campaign:
                     tell(progress)
 
     def _assign(self, jobs: int, seconds: float) -> bool:
-        """Give tasks to workers without one.  False: none runs."""
+        """Give tasks to idle workers.  Return False if no worker has a task."""
         idle = [worker for worker in self._workers if worker.task is None]
         while idle or len(self._workers) < jobs:
             able = next((p for p in self.progress if p.can_begin(seconds)), None)

@@ -1,11 +1,12 @@
-"""NVIDIA's compute-sanitizer over a variant of each kernel: its four tools, in few processes.
+"""Run NVIDIA's compute-sanitizer over a variant of each kernel: four tools, in few processes.
 
-A tool's process first selects problems, without launching anything, until every kernel that the ops
-have on this GPU is among their launches.  memcheck and initcheck see an allocation for each array:
-CuPy's memory pool is off.  initcheck does not know stores by TMA: nothing reads results under it,
-it leaves out the kernel that reads what another one has stored so, and results, of which CuPy makes
-copies, are zeros before.
-racecheck follows kernels that are compiled with CUPYKERN_CUDA_CHECKED=1.
+A tool's process first selects problems, without launching anything, until their launches cover
+every kernel that the ops have on this GPU.  CuPy's memory pool is off for memcheck and initcheck,
+which then see one allocation per array.  racecheck runs kernels that are compiled with
+CUPYKERN_CUDA_CHECKED=1.
+
+initcheck does not track TMA stores.  So nothing reads results under initcheck, the kernel that
+reads another kernel's TMA stores is excluded, and results, which CuPy copies, start as zeros.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from . import shapes
 from .tally import Tally, Task, find_op
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-GROUPS = 4  # of ops, each in a process of its own
-_DRAWN = 1000  # problems that are looked at for kernels that SHAPES do not reach
-_FEWEST = 4  # problems of an op, if it has as many variants
-_SECONDS = 240  # of a process
+GROUPS = 4  # groups of ops, each in a separate process
+_DRAWN = 1000  # drawn problems that are searched for kernels that SHAPES do not reach
+_FEWEST = 4  # problems of an op, if it has that many variants
+_SECONDS = 240  # per process
 _REPORT = 9  # exit code
 _VECTOR = 16  # bytes
 _PACKAGE = __name__.partition(".")[0]
@@ -39,7 +40,7 @@ _READS_TMA_STORES = "reduce_split_k"
 
 
 def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
-    """Those that run at once are of different groups, so that they compile different variants."""
+    """Tasks that run together have different groups, so that they compile different variants."""
     groups = [" ".join(op.name for op in ops[i::GROUPS]) for i in range(GROUPS)]
     return [
         Task("sanitizers", f"{tool} {groups[(i + turn) % GROUPS]}", 0, 1, seed)
@@ -74,7 +75,7 @@ def run(task: Task, target: Target) -> Tally:
 
 
 def _run_tool(sanitizer: str, tool: str, names: Sequence[str], seed: int) -> tuple[int | None, str]:
-    """(exit code, None if it took too long; output).  What it started ends with this process."""
+    """Return (exit code, output); the code is None on a timeout.  Kills the tool's processes."""
     call = f"sanitizers.calls({tool!r}, {names!r}, {seed})"
     program = f"from cupykern.tools.campaign import sanitizers; {call}"
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(_REPORT)]
@@ -105,7 +106,7 @@ def _run_tool(sanitizer: str, tool: str, names: Sequence[str], seed: int) -> tup
 
 
 def report(code: int, text: str) -> str:
-    """The tool's first error, the call that made it, and how the process ended."""
+    """Return the tool's first errors, the call that caused them, and the end of the output."""
     lines = text.splitlines()
     told = [i for i, line in enumerate(lines) if _is_told(line)]
     first = told[0] if told else len(lines)
@@ -120,11 +121,11 @@ def _is_told(line: str) -> bool:
     return line.startswith("=========") and "COMPUTE-SANITIZER" not in line
 
 
-# --- in the process that is checked -------------------------------------------------------------
+# --- in the checked process ---------------------------------------------------------------------
 
 
 def calls(tool: str, names: Sequence[str], seed: int) -> None:
-    """Run the selected calls of these ops, and print one line for each."""
+    """Run the selected calls of these ops and print one line for each."""
     from ... import targets
 
     target = targets.get("cuda")
@@ -148,8 +149,11 @@ def calls(tool: str, names: Sequence[str], seed: int) -> None:
 
 
 def _maker_of_zeros(xp: Any) -> Callable[..., Any]:
-    """arrays.maker, of results and of copies of operands with zeros behind their rows: cp.async
-    reads the last vector of a row with its size in bytes, which the tools ignore."""
+    """Return an arrays.maker that fills new memory with zeros.
+
+    It makes results and zero-padded copies of operands.  cp.async reads a row's last vector with
+    its size in bytes, which the tools ignore.
+    """
 
     def make(shape: Any, dtype: Any, memory: Any = None, strides: Any = None) -> Any:
         if memory is not None:
@@ -160,7 +164,7 @@ def _maker_of_zeros(xp: Any) -> Callable[..., Any]:
 
 
 def _allocate(cuda: Any, size: int) -> Any:
-    """Memory of `size` bytes, rounded up to whole vectors, as for `_maker_of_zeros`."""
+    """Allocate `size` bytes, rounded up to whole vectors; zero the rest, see `_maker_of_zeros`."""
     whole = -(-size // _VECTOR) * _VECTOR
     memory = cuda.MemoryPointer(cuda.Memory(whole), 0)
     if whole > size:
@@ -173,7 +177,7 @@ def _launch(op: Op, call: Call) -> None:
 
 
 def select(op: Op, target: Target, seed: int) -> list[Any]:
-    """Problems that launch every kernel of the op, and at least _FEWEST with new variants."""
+    """Return problems that launch every kernel of the op, at least _FEWEST with new variants."""
     wanted = {variant.kernel for variant in op.variants(target.arch)}
     found: list[Any] = []
     launched: set[Variant] = set()
@@ -195,7 +199,7 @@ def _candidates(op: Op, seed: int) -> Iterator[Any]:
 
 
 def launches(op: Op, problem: Any, seed: int, target: Target) -> set[Variant]:
-    """The variants that a problem launches; none where it raises."""
+    """Return the variants that a problem launches; empty if it raises."""
     try:
         call = op.inputs(problem, seed, target.xp)
         with jit.recording() as variants:

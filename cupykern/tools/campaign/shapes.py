@@ -1,4 +1,4 @@
-"""Problems that reach the kernels of an op: rows for a warp to a cluster, skinny products."""
+"""Problems that reach all kernels of an op: rows for a warp up to a cluster, skinny products."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "merge_attention": ((256, 32, 128), (2, 4, 300, 64)),
     "rope_and_cache": ((1, 2048, 32, 8, 128), (2, 300, 14, 2, 64), (16, 1, 8, 4, 256)),
 }
-"""Of `Op.bench_problem`, of all of the op's dtypes."""
+"""Shapes for `Op.bench_problem`, used with all dtypes of the op."""
 OTHERS = {"matmul": (((4096, 2048, 128), "float16*int8"),)}
-"""Likewise, of one dtype that the op is not benched with: weights that are converted first."""
+"""(shape, dtype) of dtypes that the op's benchmarks do not have: weights converted first."""
 
 
 def large(op: Op) -> Iterator[Any]:
-    """The op's problems of SHAPES, of one dtype after the other."""
+    """Yield the op's problems of SHAPES, one dtype after the other."""
     for dtype in op.dtypes:
         for shape in SHAPES.get(op.name, ()):
             try:
                 yield op.bench_problem(shape, dtype)
-            except (ValueError, TypeError):  # a K that a dtype does not take
+            except (ValueError, TypeError):  # a K that the dtype does not support
                 continue
     for shape, dtype in OTHERS.get(op.name, ()):
         yield op.bench_problem(shape, dtype)
 
 
 def problems(op: Op, target: Target, count: int, seed: int) -> list[Any]:
-    """`count` problems that give results: on a GPU half of them from SHAPES, the others drawn."""
+    """Return `count` problems that write results; on a GPU half are from SHAPES, half drawn."""
     found = [] if target.name == "host" else list(large(op))
     step = max(1, 2 * len(found) // count)
     found = found[::step][: count // 2]

@@ -1,6 +1,6 @@
-"""Threads that call all ops on streams of their own, through CuPy's default memory pool.
+"""Threads call all ops on their own streams, through CuPy's default memory pool.
 
-Every result has the bits that the call gave alone.
+Every result must have the same bits as when the call ran alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .bits import Mismatches, arrays_of
 from .shapes import problems
 from .tally import Tally, Task, describe, find_op
 
-THREADS, STREAMS = 8, 8  # streams of each thread
-_PROBLEMS = 4  # of each op
-_MOST_ERRORS = 3  # of a thread
+THREADS, STREAMS = 8, 8  # streams per thread
+_PROBLEMS = 4  # per op
+_MOST_ERRORS = 3  # per thread
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def run(task: Task, target: Target) -> Tally:
     subjects = _subjects([find_op(name) for name in task.subject.split()], target, task.seeds[0])
     workers = [_Worker(number, task, target, subjects) for number in range(THREADS)]
     if target.name != "host":
-        target.xp.cuda.Device().synchronize()  # what the threads read is there
+        target.xp.cuda.Device().synchronize()  # the threads' inputs are complete
     threads = [
         threading.Thread(target=contextvars.copy_context().run, args=(worker.work,))
         for worker in workers
@@ -67,7 +67,7 @@ def run(task: Task, target: Target) -> Tally:
 
 
 def _subjects(ops: Sequence[Op], target: Target, seed: int) -> list[_Subject]:
-    """Calls and what they give in this thread."""
+    """Make the calls and their expected outputs, in this thread."""
     found = []
     for op in ops:
         for i, problem in enumerate(problems(op, target, _PROBLEMS, 1000 * seed)):
@@ -79,14 +79,14 @@ def _subjects(ops: Sequence[Op], target: Target, seed: int) -> list[_Subject]:
 
 @cache
 def _streams(xp: Any, thread: int) -> tuple[Any, ...]:
-    """A thread's, for all tasks of the process: the library keeps memory for every stream."""
+    """Return a thread's streams, shared by all tasks: the library keeps memory per stream."""
     if xp is np:
         return (nullcontext(),)
     return tuple(xp.cuda.Stream(non_blocking=True) for _ in range(STREAMS))
 
 
 class _Worker:
-    """One thread's calls; it takes its streams in turn."""
+    """Calls of one thread, on its streams in turn."""
 
     def __init__(self, number: int, task: Task, target: Target, subjects: Sequence[_Subject]):
         self._number, self._task, self._target = number, task, target

@@ -1,4 +1,4 @@
-"""What a worker gets, a Task, and what it gives back, a Tally."""
+"""A worker's input, a Task, and its result, a Tally."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ... import OPS
 from ...check import Comparison
 from ...op import Op
 
-MOST_FAILURES = 50  # of a part, that are recorded with their text; all are counted
+MOST_FAILURES = 50  # per part, recorded with their text; all failures are counted
 RATIOS = ("error_over_bound", "rms_ratio", "bias_ratio")  # of check.Comparison
 COLUMNS = ("done", "failed", *RATIOS)
 _LONGEST = 1500  # characters of a failure's text
@@ -19,7 +19,7 @@ _LONGEST = 1500  # characters of a failure's text
 class Task:
     """Cases `first` to `first + count - 1` of a part; case i is drawn from seed + i alone.
 
-    subject: an op's name, or whatever the part divides its cases by.
+    subject: an op's name, or another key by which the part divides its cases.
     """
 
     part: str
@@ -35,7 +35,7 @@ class Task:
 
 @dataclass
 class Row:
-    """Checks of one op and dtype; the worst ratios are None where nothing is compared with FP64."""
+    """Checks of one op and dtype; worst ratios are None where nothing is compared with FP64."""
 
     op: str
     dtype: str
@@ -57,8 +57,8 @@ class Row:
 class Tally:
     """Counts, failures and notes.
 
-    context_lost: the process cannot use its GPU any more.
-    broken: the task did not end as it should.
+    context_lost: the process can no longer use its GPU.
+    broken: the task ended abnormally.
     """
 
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Tally:
     def add(
         self, op: str, dtype: str, comparison: Comparison | None = None, count: int = 1
     ) -> None:
-        """Count checks that were done, whatever came of them."""
+        """Count checks that ran, passed or failed."""
         row = Row(op, dtype, count)
         if comparison is not None:
             for name in RATIOS:
@@ -88,7 +88,7 @@ class Tally:
     def fail(
         self, op: str, dtype: str, seed: int, problem: Any, error: str, count: int = 1
     ) -> None:
-        """Count checks that failed, beside `add`."""
+        """Count failed checks, in addition to `add`."""
         self._merge_row(Row(op, dtype, 0, count))
         self._record({"op": op, "dtype": dtype, "seed": seed, "problem": str(problem)}, error)
         self.context_lost |= is_context_lost(error)
@@ -106,7 +106,7 @@ class Tally:
         self.context_lost |= other.context_lost
 
     def document(self) -> dict[str, Any]:
-        """For the record.  rows: by op and dtype the numbers of COLUMNS that there are."""
+        """Return the entry for the record.  rows: the COLUMNS that are set, by op and dtype."""
         rows: dict[str, dict[str, list[Any]]] = {}
         for (op, dtype), row in sorted(self.rows.items()):
             numbers = (getattr(row, name) for name in COLUMNS)
@@ -128,7 +128,7 @@ def describe(error: BaseException) -> str:
 
 
 def is_context_lost(error: str) -> bool:
-    """Whether CUDA reports an error after which the process gets no answer from the GPU."""
+    """Return whether the text names a CUDA error that makes the process's GPU context unusable."""
     of_cuda = ("CUDARuntimeError", "CUDADriverError", "cudaError", "CUDA_ERROR", "hipError")
     return any(name in error for name in of_cuda) and "emoryAllocation" not in error
 

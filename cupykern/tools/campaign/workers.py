@@ -1,4 +1,4 @@
-"""Processes that run tasks: one that crashes, hangs or loses its GPU is replaced by another."""
+"""Processes that run tasks; one that crashes, hangs or loses its GPU is replaced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_KEPT = 2**30  # bytes of CuPy's pool
 
 
 def run_task(task: Task, target: Target) -> Tally:
-    """The part's tally; what it raises is a failure.  Waits for the GPU's own errors."""
+    """Return the part's tally; an exception counts as a failure.  Waits for GPU errors."""
     part = next(part for part in PARTS if part.name == task.part)
     tally = Tally()
     try:
@@ -36,7 +36,7 @@ def run_task(task: Task, target: Target) -> Tally:
 
 
 def _finish(target: Target) -> None:
-    """Wait, and leave the GPU's memory to the other processes."""
+    """Wait for the GPU and free a large memory pool for the other processes."""
     target.xp.cuda.Device().synchronize()
     pool = target.xp.get_default_memory_pool()
     if pool.total_bytes() > _MOST_KEPT:
@@ -44,14 +44,14 @@ def _finish(target: Target) -> None:
 
 
 def failed(tally: Tally, task: Task, error: str) -> None:
-    """Count a task that did not end as it should."""
+    """Count a task that ended abnormally."""
     tally.broken = True
     tally.add(task.subject, "")
     tally.fail(task.subject, "", task.seeds[0], task, error)
 
 
 class Worker:
-    """A process and the task that it has."""
+    """A process and its current task."""
 
     def __init__(self, target: str) -> None:
         context = get_context("spawn")
@@ -64,11 +64,11 @@ class Worker:
 
     def give(self, task: Task) -> None:
         self.task, self.since = task, time.monotonic()
-        with suppress(OSError):  # of a process that has ended: `take` says so
+        with suppress(OSError):  # the process has ended; `take` reports it
             self.pipe.send(task)
 
     def take(self) -> Tally:
-        """What came of the task; of a process that ended, that it did."""
+        """Return the task's tally; if the process has ended, a tally that says so."""
         task, self.task = self.task, None
         assert task is not None
         try:
@@ -81,29 +81,29 @@ class Worker:
 
 
 def end(workers: Sequence[Worker]) -> None:
-    """Ask for the ends of these processes, of all at once, and see to them: what they held, as the
-    GPU's memory, is free then."""
+    """Terminate these processes, all at once, and wait until they have ended and freed their GPU
+    memory."""
     for worker in workers:
         worker.process.terminate()
     until = time.monotonic() + _ENDING
     for worker in workers:
         worker.process.join(max(until - time.monotonic(), 0.0))
     for worker in workers:
-        worker.process.kill()  # nothing, of one that has ended
+        worker.process.kill()  # does nothing if the process has ended
     for worker in workers:
         worker.process.join()
         worker.pipe.close()
 
 
 def ready(workers: list[Worker], seconds: float) -> Iterator[Worker]:
-    """The workers that have something to say, within these seconds."""
+    """Yield the workers that have sent a result or ended, within `seconds`."""
     busy: dict[Any, Worker] = {worker.pipe: worker for worker in workers if worker.task is not None}
     for pipe in connection.wait(list(busy), seconds):
         yield busy[pipe]
 
 
 def _end_with_parent() -> None:
-    """In a thread: a campaign that is killed has ended no process, and a task takes minutes."""
+    """Run in a thread: a killed campaign does not end its processes, and a task takes minutes."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -113,8 +113,8 @@ def _end_with_parent() -> None:
 
 
 def _serve(pipe: connection.Connection, target_name: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began this one
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what a task started is ended, too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends what a task started
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     target = targets.get(target_name)

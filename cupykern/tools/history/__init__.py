@@ -1,7 +1,8 @@
 """Sequences of random calls: a call's result must not depend on the calls before it.
 
-`rows`, `products` and `attention` say how the arguments of each op are drawn, `memory` places them
-in memory, `sequences` draws sequences of calls, `run` compares each call with the same call alone.
+`rows`, `products`, `attention` and `rope` define how each op's arguments are drawn, `memory` places
+them in memory, `sequences` draws sequences of calls, `run` compares each call with the same call
+alone.
 """
 
 from .draws import Config

@@ -1,4 +1,4 @@
-"""Random calls of the ops of attention."""
+"""Random calls of the attention ops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HEADS = (
     *("rows negative", "heads negative", "heads inside", "broadcast"),
 )
 _PACKED = ("C", "C", "C", "gap", "gap of 8", "shifted", "heads negative")
-# (B, H, Hkv, Sq, Sk, D, Dv).  With as many heads as rows any layout is legal.
+# (B, H, Hkv, Sq, Sk, D, Dv).  If heads and rows are equal in number, any layout is legal.
 _SIZES = (
     *((1, 2, 2, 64, 64, 64, 64), (2, 6, 2, 40, 72, 16, 24), (1, 16, 16, 16, 16, 64, 64)),
     (1, 2, 2, 16, 0, 64, 64),
@@ -51,10 +51,10 @@ _LARGE_CASCADE_SIZES = ((4, 16, 2, 1, 256, 128, 128), (96, 8, 2, 1, 64, 64, 64))
 _LARGE_DECODE_SIZES = (
     *((2, 16, 2, 1, 1024, 128, 128), (1, 32, 1, 4, 2048, 64, 64), (2, 2, 2, 1, 1200, 256, 256)),
 )
-# With as many heads as rows any layout is legal.
+# If heads and rows are equal in number, any layout is legal.
 _MERGE_SIZES = ((40, 4, 64), (2, 3, 5, 128), (1, 6, 6, 24), (1, 2, 2, 5))
 _LARGE_MERGE_SIZES = ((256, 32, 128), (2, 8, 300, 64))
-# D, and the lengths of queries and keys.
+# (D, query lengths, key lengths).
 _PACKS = ((16, (3, 40, 0), (5, 40, 7)),)
 _LARGE_PACKS = ((64, (100, 300, 1), (200, 300, 65)), (128, (128,) * 4, (128,) * 4))
 
@@ -73,7 +73,7 @@ def _settings(
 
 
 def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
-    """Packed keys, and pages; with as many heads as keys in a page any layout is legal."""
+    """Packed and paged keys; if a page has as many keys as heads, any layout is legal."""
     names = "h", "h_kv", "d", "lengths_q", "lengths_k", "dtype", "page", "order", "cache"
     return tuple(
         dict(zip(names, (4, 2, *pack, dtype, *keys, cache or dtype), strict=True))
@@ -124,7 +124,7 @@ def _decode_settings(
 def _cascade_settings(
     sizes: tuple[Shape, ...], pages: tuple[int | None, ...]
 ) -> tuple[Setting, ...]:
-    """With as many shared keys as heads any layout is legal."""
+    """If shared keys and heads are equal in number, any layout is legal."""
     lengths = 33, 0, 200
     return tuple(
         {**setting, "shared": lengths[number % 3] if setting["sk"] > 2 else 2}
@@ -145,7 +145,7 @@ def _thd(heads: str, lengths: str, dim: str) -> ShapeOf:
 
 
 def _keys(dim: str) -> ShapeOf:
-    """Of attention_varlen's keys, packed or in pages."""
+    """Shape of attention_varlen's keys, packed or paged."""
 
     def shape(s: Setting) -> Shape:
         if s["page"] is None:
@@ -161,7 +161,7 @@ def _rows_of_pages(s: Setting) -> Shape:
 
 
 def _pages_of(s: Setting) -> np.ndarray:
-    """A block table that has room for as many keys in each sequence."""
+    """A block table with equal room for every sequence."""
     room = -(-max(s["lengths_k"]) // s["page"])
     return np.arange(len(s["lengths_k"]) * room).reshape(-1, room)
 
@@ -173,13 +173,13 @@ def _pages_of_keys(draw: Draw, s: Setting) -> Integers | None:
 
 
 def _lens_of_keys(draw: Draw, s: Setting) -> Integers | None:
-    """Refused beside packed keys."""
+    """Rarely drawn with packed keys, which refuse it."""
     given = s["page"] is not None or draw.choice((*[False] * 9, True))
     return _integers(draw, s["lengths_k"]) if given else None
 
 
 def _offsets_of_keys(draw: Draw, s: Setting) -> Any:
-    """Refused beside pages."""
+    """Rarely drawn with pages, which refuse it."""
     given = s["page"] is None or draw.choice((*[False] * 9, True))
     return _offsets("lengths_k")(draw, s) if given else None
 
@@ -221,7 +221,7 @@ def _cache(dim: str) -> DrawValue:
 
 
 def _shared(dim: str) -> DrawValue:
-    """Keys or values before those of all sequences."""
+    """Shared keys or values, which precede those of every sequence."""
 
     def shape(s: Setting) -> Shape:
         heads, length = s["h_kv"], s["shared"]
@@ -231,7 +231,7 @@ def _shared(dim: str) -> DrawValue:
 
 
 def _cache_scale(rows: ShapeOf) -> DrawValue:
-    """rows: of a scale for each token."""
+    """rows: the shape of per-token scales."""
 
     def scale(draw: Draw, s: Setting) -> Any:
         if s["cache"] == s["dtype"]:
@@ -260,7 +260,7 @@ _CAPS = one_of(None, None, None, 30.0, 2.0)
 
 
 def _numbers(draw: Draw, heads: int, batch: int | None = None) -> Array | None:
-    """A float32 for each head, or for each batch element and head."""
+    """None or a float32 array, per head or per batch element and head."""
     shape = draw.choice(((heads,), (heads,) if batch is None else (batch, heads)))
     layout = draw.choice(("C", "C", "gap", "negative"))
     return draw.choice((None, None, Array(shape, "float32", layout, draw.choice((0, 0, 1)))))
@@ -376,7 +376,7 @@ FAMILIES = {
         *(_decode_settings(_LARGE_DECODE_SIZES, (None, 64)), _DECODE),
         (((1, 4, 2, 256, 64), "float16"), ((1, 4, 2, 4096, 64), "float16")),
     ),
-    # No op of its own: three calls of ops.
+    # Not an op: it calls three ops.
     "cascade_attention": Family(
         op=OPS_BY_NAME["decode_attention"],
         run=cascade_attention,

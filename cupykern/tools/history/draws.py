@@ -1,4 +1,4 @@
-"""How the arguments of random calls are drawn."""
+"""Functions that draw the arguments of random calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...op import Draw, Op
 from .memory import LAYOUTS, Alias, Array, Shape
 
 Setting = Mapping[str, Any]
-"""Sizes and dtypes, the same for most calls of a sequence."""
+"""Sizes and dtypes, shared by most calls of a sequence."""
 DrawValue = Callable[[Draw, Setting], Any]
 ShapeOf = Callable[[Setting], Shape]
 
@@ -25,7 +25,7 @@ OPS_BY_NAME = {op.name: op for op in OPS}
 
 @dataclass(frozen=True)
 class Config:
-    """The config of this number among the family's."""
+    """A config, by its number in the family."""
 
     number: int
 
@@ -34,9 +34,9 @@ class Config:
 class Family:
     """The calls of one function, `run`.
 
-    op: whose histories have them.  settings: small ones.  large: for GPUs only.  options: how each
-    argument of the function is drawn.  configs: of an architecture, legal for some calls.  written:
-    the arguments that calls write to.
+    op: selects the family (`names_of`).  settings: small ones.  large: only for GPUs.
+    options: draws each argument of the function.  configs: configs for an architecture, legal for
+    some calls.  written: the arguments that calls write to.
     """
 
     op: Op
@@ -57,7 +57,7 @@ def family(
     *more_configs: Any,
     written: tuple[str, ...] = ("out",),
 ) -> Family:
-    """benches: shapes and dtypes of bench rows; the first configs of each are taken."""
+    """benches: (shape, dtype) of bench rows; the first two configs of each are used."""
     op = OPS_BY_NAME[name]
 
     def configs(arch: str) -> tuple[Any, ...]:
@@ -69,7 +69,7 @@ def family(
 
 
 def combine(**choices: tuple[Any, ...]) -> tuple[Setting, ...]:
-    """Every combination of these values."""
+    """Return every combination of these values."""
     found: list[dict[str, Any]] = [{}]
     for name, values in choices.items():
         found = [{**setting, name: value} for value in values for setting in found]
@@ -100,9 +100,11 @@ def array(
 
 
 def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments`, where `out` mostly has the dtype that they ask for, where `out` and the mask
-    sometimes lie in memory as x does, and where a formula is mostly alone in the epilogue, or has
-    its operands in a score."""
+    """Change `arguments` so that more calls are legal or use fast kernels.
+
+    `out` mostly gets the requested dtype.  `out` and the mask sometimes get the memory layout of x.
+    An epilogue formula mostly excludes other epilogue options, and a score mostly has its operands.
+    """
     if "score" in arguments and draw.choice((*[True] * 7, False)):
         lacks = "operands" if arguments["score"] is None else "score"
         if None in (arguments["score"], arguments["operands"]):
@@ -128,7 +130,7 @@ def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def result(shape: ShapeOf, dtype: str, layouts: tuple[str, ...], *aliases: Alias) -> DrawValue:
-    """`out`: an array of its own, mostly of the dtype that the setting names, or an alias."""
+    """Draw `out`: None, an alias, or a new array, mostly of the dtype that the setting names."""
 
     def draw_out(draw: Draw, setting: Setting) -> Any:
         alias = draw.choice((*[None] * 5, *aliases))

@@ -1,4 +1,4 @@
-"""The arguments of a call as values, which can be printed, and placed in memory again and again."""
+"""A call's arguments as printable values that can be placed in memory repeatedly."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
 from ...nvfp4 import NvFp4
 
 ALIGNMENT = 512  # bytes, of an argument with begin = 0
-GUARD = 4096  # bytes before, between and behind arguments
+GUARD = 4096  # bytes before, between and after arguments
 _POISON = 0xA5
 _GAP = 11  # elements
-_TILES = 3  # of a mask of blocks
+_TILES = 3  # of a block mask
 _POOL = 65521  # random elements, a prime number, so that no two rows of an array are equal
 
 Shape = tuple[int, ...]
 
-# The shape of the memory of an array of shape `s`, and the array in this memory `m`.
+# For an array of shape `s`: the shape of its memory, and the array as a view of this memory `m`.
 _LAYOUTS: dict[str, tuple[Callable[[Shape], Shape], Callable[[np.ndarray, Shape], np.ndarray]]] = {
     "C": (lambda s: s, lambda m, s: m),
     "gap": (lambda s: (*s[:-1], s[-1] + _GAP), lambda m, s: m[..., : s[-1]]),
@@ -56,10 +56,10 @@ _LEAST_DIMS = {
 
 @dataclass(frozen=True)
 class Array:
-    """An array of `shape` in memory of its own.
+    """An array of `shape` in its own memory.
 
-    layout: of LAYOUTS, "C" where the shape has too few dims.  begin: elements from a multiple of
-    512 bytes to the beginning of the memory.
+    layout: one of LAYOUTS; "C" if the shape has too few dims.  begin: elements between a multiple
+    of 512 bytes and the start of the memory.
     """
 
     shape: Shape
@@ -70,8 +70,10 @@ class Array:
 
 @dataclass(frozen=True)
 class Alias:
-    """A view of the argument `of`: "C" is this argument itself, "next" one element further, others
-    as in LAYOUTS."""
+    """A view of the argument `of`.
+
+    layout: "C" is the argument itself, "next" starts one element later, others are from LAYOUTS.
+    """
 
     of: str
     layout: str = "C"
@@ -79,7 +81,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Integers:
-    """An int32 array of these values; numpy's unless `on_target`.  layout, begin: as of Array."""
+    """An int32 array, in NumPy unless `on_target`.  layout, begin: see Array."""
 
     values: tuple[Any, ...]
     on_target: bool = True
@@ -89,7 +91,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class Fp4:
-    """An NvFp4 of `shape`.  memory: the layout of its data.  global_scale None: an array."""
+    """An NvFp4 of `shape`.  memory: layout of its data.  global_scale None: an array."""
 
     shape: Shape
     layout: str = "plain"
@@ -117,7 +119,7 @@ class Blocks:
 
 
 class Place(NamedTuple):
-    """Where an array lies: `offset` bytes from the beginning of an image to its first element."""
+    """An array's location: `offset` bytes from the start of an image to its first element."""
 
     offset: int
     shape: Shape
@@ -126,9 +128,9 @@ class Place(NamedTuple):
 
 
 class Image:
-    """The memory of the arguments of a call.
+    """The memory of a call's arguments.
 
-    arguments: by name, with a Place for every array of the target.  size: bytes.
+    arguments: by name, with a Place for each array of the target.  size: bytes.
     """
 
     def __init__(self, arguments: tuple[tuple[str, Any], ...]):
@@ -139,20 +141,20 @@ class Image:
             self.arguments[name] = self._argument(name, value)
 
     def content(self) -> np.ndarray:
-        """The bytes of the memory before the call."""
+        """Return the bytes of the memory before the call."""
         memory = np.full(self.size, _POISON, np.uint8)
         for offset, part in self.parts():
             memory[offset : offset + part.size] = part
         return memory
 
     def parts(self, most: int = 1 << 40) -> Iterator[tuple[int, np.ndarray]]:
-        """Where arrays of up to `most` bytes lie, and their bytes."""
+        """Yield (offset, bytes) of each array of up to `most` bytes."""
         for offset, num_bytes, make in self._contents:
             if num_bytes <= most:
                 yield offset, make().reshape(-1).view(np.uint8)
 
     def build(self, array: Callable[[Place], Any]) -> dict[str, Any]:
-        """The arguments of the call; array: makes the array at a Place."""
+        """Return the call's arguments; array: makes the array at a Place."""
         made: dict[Place, Any] = {}  # out=x passes one array twice
 
         def build_one(value: Any) -> Any:
@@ -199,7 +201,7 @@ class Image:
         begin: int = 0,
         values: np.ndarray | None = None,
     ) -> Place:
-        """Memory for an array; values: what it holds, None: random ones."""
+        """Reserve memory for an array.  values: its contents; None: random."""
         memory_shape, view = _LAYOUTS[layout if len(shape) >= _LEAST_DIMS.get(layout, 1) else "C"]
         memory = _view(memory_shape(shape), dtype)
         start = -(-self.size // ALIGNMENT) * ALIGNMENT + begin * dtype.itemsize
@@ -231,25 +233,25 @@ make_image = lru_cache(maxsize=1024)(Image)
 
 
 def _view(shape: Shape, dtype: np.dtype, strides: Shape | None = None) -> np.ndarray:
-    """An array that says how memory is laid out, and whose elements nothing may touch."""
+    """Make an array that describes a memory layout; its elements must not be accessed."""
     if strides is None:
         steps = [dtype.itemsize]
         for size in shape[:0:-1]:
             steps.append(steps[-1] * max(size, 1))
         strides = tuple(steps[: len(shape)][::-1])
-    bits = np.empty(1, f"V{dtype.itemsize}")  # numpy's function knows no FP8
+    bits = np.empty(1, f"V{dtype.itemsize}")  # as_strided does not support FP8
     return np.lib.stride_tricks.as_strided(bits, shape, strides)
 
 
 def _place(start: int, memory: np.ndarray, view: np.ndarray, dtype: np.dtype) -> Place:
-    """The Place of `view` if `memory` lies at `start`."""
+    """Return the Place of `view` if `memory` starts at `start`."""
     first, begin = (x.__array_interface__["data"][0] for x in (view, memory))
     return Place(start + first - begin, view.shape, view.strides, dtype)
 
 
 @cache
 def _pool(name: str, dtype: np.dtype) -> np.ndarray:
-    """Random elements, the same for arguments of one name."""
+    """Return random elements, the same for all arguments of one name."""
     seed = zlib.crc32(name.encode())
     if dtype == np.bool_:
         return np.random.default_rng(seed).random(_POOL) < 0.7

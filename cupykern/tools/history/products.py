@@ -1,4 +1,4 @@
-"""Random calls of the ops that multiply matrices."""
+"""Random calls of the matrix-product ops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .draws import (
 )
 from .memory import Alias, Array, Fp4, Operands, Shape
 
-# (M, N, K), or with a batch of a before.
+# (M, N, K), optionally after a batch of a.
 _SIZES = (
     *((8, 64, 257), (8, 64, 256), (33, 64, 256), (1, 96, 64), (8, 64, 0), (8, 1, 64)),
     *((3, 17, 16, 64), (2, 17, 16, 64)),
@@ -28,7 +28,7 @@ _LARGE_SIZES = (
     *((512, 512, 512), (128, 1024, 1024), (16, 2048, 1024), (256, 257, 511)),
     *((4, 128, 256, 256), (512, 1024, 128)),
 )
-# The dtypes of a, of b and of most results.
+# Dtypes of a, b and most results.
 _PLAIN = (
     *(("float16", "float16", "float16"),) * 2,
     ("bfloat16", "bfloat16", "bfloat16"),
@@ -65,7 +65,7 @@ _OUT_LAYOUTS = ("C", "C", "columns of 2048", "gap", "gap of 8", "shifted", "F", 
 def _settings(
     sizes: tuple[Shape, ...], dtypes: tuple[tuple[str, str, str], ...]
 ) -> tuple[Setting, ...]:
-    """An NvFp4 has a K that is a multiple of 16; it has no batch here."""
+    """NvFp4 operands need a K that is a multiple of 16; these have no batch."""
     names = "batch", "m", "n", "k", "a", "b", "result"
     return tuple(
         dict(zip(names, (size[:-3], *size[-3:], *kinds), strict=True))
@@ -92,9 +92,9 @@ def _addend(draw: Draw, s: Setting) -> Array:
 
 
 def _operand(name: str) -> DrawValue:
-    """a, b, b1, b2 or w; rows of an NvFp4 are columns of b."""
+    """Draw a, b, b1, b2 or w; rows of an NvFp4 are columns of b."""
     dtype, shape = name[0] if name != "w" else "b", _shape_of(name)
-    layouts = MATRICES if name == "a" else ("F", *MATRICES)  # K-major: the fastest
+    layouts = MATRICES if name == "a" else ("F", *MATRICES)  # K-major is the fastest
     draw_array = array(shape, dtype, layouts)
 
     def draw_operand(draw: Draw, s: Setting) -> Any:
@@ -108,7 +108,7 @@ def _operand(name: str) -> DrawValue:
 
 
 def _scale(name: str) -> DrawValue:
-    """None, a number, or an array: of one element, of rows or columns, or of blocks."""
+    """Draw None, a number, or an array with scales per tensor, per row or column, or per block."""
 
     def draw_scale(draw: Draw, s: Setting) -> Any:
         if s[name[0]] == "nvfp4":

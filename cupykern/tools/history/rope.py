@@ -23,7 +23,7 @@ from .memory import Alias, Array, Integers, Shape
 
 _HEADS = ("C", "C", "C", "gap", "gap of 8", "shifted", "heads negative", "heads inside")
 _CACHES = ("C", "C", "C", "gap", "gap of 8", "shifted", "heads inside")
-# With as many slots of a sequence as KV heads any layout is legal.
+# If slots of a sequence and KV heads are equal in number, any layout is legal.
 _NAMES = "b", "s", "h", "h_kv", "d", "r", "slots"
 _SIZES = (
     *((2, 3, 4, 2, 64, 32, 32), (1, 1, 6, 2, 128, 64, 32), (2, 4, 2, 2, 10, 4, 32)),
@@ -31,7 +31,7 @@ _SIZES = (
 )
 _LARGE_SIZES = ((1, 256, 32, 8, 128, 64, 512), (16, 1, 32, 8, 128, 64, 32))
 _PAGE, _PAGES = 8, 4
-# The cache's dtype (None: q's) and what scales are: of numbers and arrays, or outputs.
+# The cache's dtype ("own": q's); "outputs": scales are output arrays, else numbers or arrays.
 _KINDS = (
     *("none", "none", "own", "own", "float8_e4m3fn", "int8"),
     *("float8_e4m3fn outputs", "int8 outputs"),

@@ -1,4 +1,4 @@
-"""Random calls of the ops along rows."""
+"""Random calls of the row ops."""
 
 from __future__ import annotations
 

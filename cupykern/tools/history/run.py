@@ -1,4 +1,4 @@
-"""Runs sequences of calls, and each call alone: both must give the same bits."""
+"""Run sequences of calls, and each call alone: both must give the same bits."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _MOST_LAST_CALLS = 20  # of a sequence that broke the device
 
 
 class DeviceBroken(RuntimeError):
-    """A kernel failed so that this process can launch no other."""
+    """A kernel failed, and this process can launch no more kernels."""
 
 
 class Outcome(NamedTuple):
-    """What a call did.
+    """The result of a call.
 
     error: a legal one.  outputs: (shape, strides, dtype, digest).  memory: digest of the arguments'
-    memory.  launches: of machines that note them.  fault: what no call may do."""
+    memory.  launches: if the machine records them.  fault: an illegal effect.
+    """
 
     error: str | None = None
     outputs: tuple[Any, ...] = ()
@@ -45,7 +46,7 @@ class Outcome(NamedTuple):
     fault: str | None = None
 
     def difference(self, other: Outcome) -> str | None:
-        """Why a call with this outcome is not one with the other."""
+        """Describe how this outcome differs from that of the call alone, or return None."""
         if self.error != other.error:
             return f"{self.error or 'no error'}; alone {other.error or 'no error'}"
         for kind, mine, theirs in (
@@ -59,7 +60,7 @@ class Outcome(NamedTuple):
 
 
 class Machine:
-    """A target with memory for arguments.  broken: after DeviceBroken."""
+    """A target with memory for arguments.  broken: true after DeviceBroken."""
 
     def __init__(self, target: Target):
         self.target, self.broken = target, False
@@ -67,18 +68,18 @@ class Machine:
         self._alone: dict[Call, Outcome] = {}
 
     def outcomes(self) -> tuple[tuple[Call, Outcome], ...]:
-        """Of all calls that ran alone."""
+        """Return (call, outcome) of all calls that ran alone."""
         return tuple(self._alone.items())
 
     def forget(self) -> None:
-        """Empty every cache that a call reads, but that of loaded kernels."""
+        """Empty every cache that a call reads, except that of loaded kernels."""
         plans.clear()
         workspace._kept.clear()
         workspace._kept_for_grids.clear()
         workspace._spare.clear()
 
     def alone(self, call: Call) -> Outcome:
-        """The outcome of `call` with empty caches."""
+        """Return the outcome of `call` with empty caches."""
         if call not in self._alone:
             self.forget()
             self._alone[call] = self.run(call)
@@ -95,7 +96,7 @@ class Machine:
             outputs = as_arrays(family.run(**self.with_config(call.name, arguments)))
         except _LEGAL_ERRORS as error:
             return Outcome(f"{type(error).__name__}: {error}")
-        except Exception as error:  # caches that disagree, a kernel that fails
+        except Exception as error:  # inconsistent caches, or a kernel that fails
             return Outcome(fault=f"{type(error).__name__}: {error}")
         try:
             numbers = [_to_numpy(y) for y in outputs]
@@ -111,7 +112,7 @@ class Machine:
         return Outcome(outputs=found, memory=_digest(after[: image.size]), fault=fault)
 
     def with_config(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """`arguments` with the config that a Config stands for."""
+        """Return `arguments`, with a Config replaced by the family's config of its number."""
         config = arguments.get("config")
         if not isinstance(config, Config):
             return arguments
@@ -119,7 +120,7 @@ class Machine:
         return {**arguments, "config": configs[config.number % len(configs)]}
 
     def _arena(self, place: int, size: int) -> Any:
-        """At least `size` bytes at a multiple of ALIGNMENT; places 0 and 1 lie apart."""
+        """Return at least `size` bytes, aligned to ALIGNMENT; places 0 and 1 do not overlap."""
         if place not in self._arenas or self._arenas[place].size < size:
             self._arenas[place] = empty_of(self.target.xp, max(size, 1 << 22), np.uint8)
         return self._arenas[place]
@@ -132,7 +133,7 @@ class Machine:
 
 
 def as_arrays(outputs: Any) -> tuple[Any, ...]:
-    """The arrays of what a function returned."""
+    """Return the arrays of a function's result."""
     if isinstance(outputs, NvFp4):
         outputs = outputs.data, outputs.scale, outputs.global_scale
     return as_tuple(outputs)
@@ -142,7 +143,7 @@ def _array(arena: Any, place: Place) -> Any:
     offset, shape, strides, dtype = place
     if isinstance(arena, np.ndarray):
         return np.ndarray(shape, dtype, arena, offset, strides)
-    bits = np.dtype(np.uint8) if dtype.itemsize == 1 else dtype  # CuPy makes no FP8 arrays
+    bits = np.dtype(np.uint8) if dtype.itemsize == 1 else dtype  # CuPy cannot make FP8 arrays
     return type(arena)(shape, bits, arena.data + offset, strides).view(dtype)
 
 
@@ -159,7 +160,7 @@ def _digest(x: np.ndarray) -> str:
 def _written_elsewhere(
     image: Image, written: tuple[str, ...], before: np.ndarray, after: np.ndarray
 ) -> str | None:
-    """What changed beyond the arguments `written`; None: nothing."""
+    """Describe the bytes that changed outside of the arguments `written`, or return None."""
     changed = before != after
     for out in map(image.arguments.get, written):
         if isinstance(out, Place):
@@ -196,7 +197,7 @@ class Failure:
 
 
 def check_sequence(machine: Machine, calls: tuple[Call, ...]) -> Failure | None:
-    """The first call whose outcome depends on the calls before it."""
+    """Return the first call whose outcome depends on the calls before it, as a Failure."""
     machine.forget()
     number, outcomes = 0, []
     try:
@@ -214,7 +215,7 @@ def check_sequence(machine: Machine, calls: tuple[Call, ...]) -> Failure | None:
 
 
 def shrink(machine: Machine, failure: Failure) -> Failure:
-    """A failure of fewer and simpler calls."""
+    """Return a failure with fewer and simpler calls."""
     *earlier, last = failure.calls
     for one in sorted(earlier, key=lambda call: call.name != last.name):
         found = check_sequence(machine, (one, last))
@@ -234,7 +235,7 @@ def shrink(machine: Machine, failure: Failure) -> Failure:
 
 
 def _simpler(calls: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
-    """Without one call; with a simpler argument in all calls, or in one."""
+    """Yield the calls without one call, or with a simpler argument in all calls or in one."""
     for i in range(len(calls) - 1):
         yield (*calls[:i], *calls[i + 1 :])
     ways: list[tuple[Any, Callable[[Call, Any], Call]]] = [(None, _at_place_0)]
@@ -278,7 +279,7 @@ def _with_array(call: Call, name: str, **fields: Any) -> Call:
 
 
 def replay(*calls: Call, target: str | None = None) -> None:
-    """Raise AssertionError if a call's outcome depends on those before it.
+    """Raise AssertionError if a call's outcome depends on the calls before it.
 
     target: "cuda", "hip", "host" or None, the GPU if there is one.
     """
@@ -288,14 +289,14 @@ def replay(*calls: Call, target: str | None = None) -> None:
 
 
 def variants_of(machine: Machine, call: Call) -> frozenset[Variant]:
-    """The variants that a call launches, without compiling them."""
+    """Return the variants that a call launches, without compiling them."""
     with jit.recording() as variants:
         machine.run(call)
     return frozenset(variants)
 
 
 class Run(NamedTuple):
-    """Sequences that ran in turn, the number of their calls, the first failure shrunk."""
+    """Consecutive sequences, the number of their calls, and their first failure, shrunk."""
 
     sequences: int
     calls: int
@@ -305,8 +306,10 @@ class Run(NamedTuple):
 def run_sequences(
     machine: Machine, names: tuple[str, ...], sequences: int, seed: int, large: bool
 ) -> Iterator[Run]:
-    """Sequence i is drawn from seed + i alone.  `_TOGETHER` of them run without emptying caches, so
-    that the later ones have a long past."""
+    """Draw sequence i from seed + i alone, run the sequences, and yield their results.
+
+    Caches stay filled for `_TOGETHER` sequences, so that later calls have a long history.
+    """
     for first in range(0, sequences, _TOGETHER):
         numbers = range(first, min(first + _TOGETHER, sequences))
         drawn = (draw_sequence(RandomDraw(seed + number), names, large) for number in numbers)

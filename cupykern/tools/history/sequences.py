@@ -28,7 +28,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the function of FAMILIES[name], its arguments in memory at `place`, 0 or 1."""
+    """A call of FAMILIES[name]'s function, with its arguments at `place`, 0 or 1."""
 
     name: str
     arguments: tuple[tuple[str, Any], ...]
@@ -46,7 +46,7 @@ def call(name: str, place: int = 0, **arguments: Any) -> Call:
 
 
 def _text(value: Any) -> str:
-    """repr, of dataclasses without the fields that are at their defaults."""
+    """Return the repr; of dataclasses, without fields that have their default."""
     if not is_dataclass(value):
         return repr(value)
     given = ((f.name, getattr(value, f.name)) for f in fields(value))
@@ -56,7 +56,7 @@ def _text(value: Any) -> str:
 
 
 def names_of(ops: Iterable[Op]) -> tuple[str, ...]:
-    """The families of `ops`."""
+    """Return the families of `ops`."""
     functions = [op.run for op in ops]
     return tuple(name for name, family in FAMILIES.items() if family.op.run in functions)
 
@@ -64,10 +64,10 @@ def names_of(ops: Iterable[Op]) -> tuple[str, ...]:
 def draw_sequence(
     draw: Draw, names: tuple[str, ...] = tuple(FAMILIES), large: bool = False
 ) -> tuple[Call, ...]:
-    """2 to 8 calls of one function.
+    """Draw 2 to 8 calls of one function.
 
-    Most arguments have their plainest value: plain calls have the fastest kernels, which the others
-    must not get.  large: also settings that are for GPUs only.
+    Most arguments have their plainest value.  Plain calls select the fastest kernels, which must
+    not be used for the other calls.  large: include settings that are only for GPUs.
     """
     name = draw.choice(names)
     family = FAMILIES[name]
@@ -82,8 +82,10 @@ def draw_sequence(
 def _options_in_turn(
     draw: Draw, options: dict[str, DrawValue], setting: Setting
 ) -> list[Arguments]:
-    """A call with all options at their plainest values, and calls with one other option each, of
-    arrays that lie in memory in the same way."""
+    """Draw one plain call, and calls that each change one option.
+
+    The arrays of all calls have the same memory layout.
+    """
     plain = {option: draw_value(PLAIN, setting) for option, draw_value in options.items()}
     for option in options:
         if option in _ARRAYS and draw.choice((True, False)):
@@ -99,7 +101,7 @@ def _options_in_turn(
 
 
 def _changes(draw: Draw, options: dict[str, DrawValue], setting: Setting) -> list[Arguments]:
-    """Calls that differ in up to three arguments from an earlier one."""
+    """Draw calls that each change up to three arguments of an earlier call."""
     drawn = [
         {
             option: draw_value(draw if draw.choice((True, False)) else PLAIN, setting)
@@ -116,7 +118,7 @@ def _changes(draw: Draw, options: dict[str, DrawValue], setting: Setting) -> lis
 
 
 class _PlainDraw:
-    """The first of the values to choose from, which is the plainest."""
+    """Chooses the first value, which is the plainest."""
 
     def integer(self, low: int, high: int) -> int:
         return low
@@ -129,7 +131,7 @@ PLAIN = _PlainDraw()
 
 
 def call_of(name: str, arguments: Arguments, place: int) -> Call:
-    """The call, without those arguments that are at their defaults."""
+    """Return the call without arguments that equal their default."""
     defaults = defaults_of(name)
     given = (
         (option, value)
@@ -141,6 +143,6 @@ def call_of(name: str, arguments: Arguments, place: int) -> Call:
 
 @cache
 def defaults_of(name: str) -> dict[str, tuple[Any, type]]:
-    """The optional arguments of a function, their defaults and these' types."""
+    """Return (default, type of the default) of a function's optional arguments."""
     parameters = inspect.signature(FAMILIES[name].run).parameters.values()
     return {p.name: (p.default, type(p.default)) for p in parameters if p.default is not p.empty}

@@ -1,6 +1,6 @@
-"""A decoder-only language model of the ops: what `bench --model` times and examples/llama.py runs.
+"""A decoder-only language model built from the ops, for `bench --model` and examples/llama.py.
 
-config: its figures; linear: its products, by format of the weights; decoder: a layer and the whole;
-cache: keys and values; graph: a step as a CUDA graph; random_weights and hugging_face: where
-weights come from; reference: the same in FP64.
+config: dimensions; linear: matrix products, by weight format; decoder: a layer and the model;
+cache: keys and values; graph: a step as a CUDA graph; random_weights and hugging_face: sources of
+weights; reference: the same model in FP64.
 """

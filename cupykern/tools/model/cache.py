@@ -1,4 +1,4 @@
-"""Cache: keys and values of a batch of sequences, contiguous or in pages."""
+"""Cache: keys and values of a batch of sequences, contiguous or paged."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from ...numerics import namespace
 from .config import ModelConfig
 
 FORMATS = ("16bit", "e4m3", "int8")
-"""Of keys and values: as the activations are, or of 8 bits with a scale for each token and head."""
+"""Cache formats: the activations' dtype, or 8 bits with a scale per token and head."""
 
 
 def dtype_of(name: str, activations: Any) -> np.dtype:
-    """The dtype of a cache in a format of FORMATS."""
+    """Return the dtype of a cache format, one of FORMATS."""
     return dtypes.QUANTIZED.get(name, np.dtype(activations))
 
 
 @dataclass
 class Cache:
-    """Keys and values of all layers, and how far each sequence is.
+    """Keys and values of all layers, and the length of each sequence.
 
-    keys, values: an array for each layer: (B, Hkv, room, D), or with pages
-        (num_pages, page, Hkv, D).
-    counters: int32 (2, B) on the device: the position of each sequence's newest token, and the
-        number of its tokens, one more.  -1 and 0: there is no sequence.
-    active: int32 (B,) on the device: 1 of the sequences that a decode step lengthens, else 0.
+    keys, values: an array per layer: (B, Hkv, room, D), or with pages (num_pages, page, Hkv, D).
+    counters: int32 (2, B) on the device: the position of each sequence's newest token, and its
+        number of tokens, which is one more.  -1 and 0 mark an empty slot.
+    active: int32 (B,) on the device: 1 for sequences that a decode step extends, else 0.
     block_table: int32 (B, max_pages) on the device; None: contiguous.
-    scales: of 8 bits, those of keys and of values for each layer, float32, a number for each token
-        and head: of the shape of keys without D.  `rope_and_cache` fills them.
+    scales: of 8-bit formats: per layer the scales of keys and of values, float32, one per token
+        and head, in the shape of keys without D.  `rope_and_cache` fills them.
     """
 
     keys: list[Any]
@@ -42,7 +41,7 @@ class Cache:
     scales: list[tuple[Any, Any]] | None = None
 
     def options(self, number: int) -> dict[str, Any]:
-        """Of `rope_and_cache`, `decode_attention` and `attention_varlen` in layer `number`."""
+        """Options for `rope_and_cache`, `decode_attention` and `attention_varlen` in a layer."""
         found: dict[str, Any] = {}
         if self.block_table is not None:
             found |= {"block_table": self.block_table, "layout": "nhd"}
@@ -52,21 +51,21 @@ class Cache:
 
     @property
     def room(self) -> int:
-        """The most tokens of a sequence."""
+        """Maximum number of tokens per sequence."""
         if self.block_table is None:
             return self.keys[0].shape[2]
         return self.block_table.shape[1] * self.keys[0].shape[1]
 
     @property
     def nbytes_per_token(self) -> int:
-        """Of the keys and values of one token and of their scales, in all layers."""
+        """Bytes of one token's keys and values and their scales, in all layers."""
         first = self.keys[0]
         heads = first.shape[2 if self.block_table is not None else 1]
         of_scale = 0 if self.scales is None else self.scales[0][0].itemsize
         return 2 * len(self.keys) * heads * (first.shape[3] * first.itemsize + of_scale)
 
     def sequence(self, i: int) -> Cache:
-        """Of sequence i alone; it shares the memory."""
+        """Return the cache of sequence i alone; it shares the memory."""
         part: dict[str, Any] = {
             "counters": self.counters[:, i : i + 1],
             "active": self.active[i : i + 1],
@@ -79,7 +78,7 @@ class Cache:
         return replace(self, keys=keys, values=values, **part)
 
     def as_pages(self) -> Cache:
-        """A contiguous cache with a page for each sequence; it shares the memory."""
+        """View a contiguous cache as one page per sequence; it shares the memory."""
         xp, part = namespace(self.keys[0]), {}
         if self.scales is not None:
             part["scales"] = [(k.swapaxes(1, 2), v.swapaxes(1, 2)) for k, v in self.scales]
@@ -88,8 +87,11 @@ class Cache:
         return replace(self, keys=keys, values=values, block_table=table, **part)
 
     def set_lengths(self, lengths: Any, active: Any = None) -> None:
-        """lengths: int32 (B,) of either side: the tokens of each sequence that are in the cache.
-        active: by default those that have some."""
+        """Set the sequences' lengths.
+
+        lengths: int32 (B,), on the host or the device: each sequence's tokens in the cache.
+        active: by default 1 for non-empty sequences.
+        """
         xp = namespace(self.counters)
         lengths = xp.asarray(lengths, np.int32)
         self.counters[1] = lengths
@@ -100,9 +102,9 @@ class Cache:
 def contiguous(
     config: ModelConfig, batch: int, room: int, dtype: Any, target: str | None = None
 ) -> Cache:
-    """An empty cache for `room` tokens of each sequence.
+    """Make an empty cache for `room` tokens per sequence.
 
-    dtype: that of the activations, or float8_e4m3fn or int8: then it has scales.
+    dtype: of the activations, or float8_e4m3fn or int8; the 8-bit formats have scales.
     """
     return _new(config, (batch, config.kv_heads, room, config.head_dim), batch, dtype, target)
 
@@ -117,8 +119,10 @@ def paged(
     page: int = 64,
     room: int,
 ) -> Cache:
-    """`pages` pages of `page` tokens that `batch` sequences of up to `room` tokens share; the table
-    has none of them yet (-1).  dtype: as for `contiguous`."""
+    """Make a cache of `pages` pages of `page` tokens, shared by `batch` sequences.
+
+    A sequence has up to `room` tokens.  The block table is empty (-1).  dtype: see `contiguous`.
+    """
     found = _new(config, (pages, page, config.kv_heads, config.head_dim), batch, dtype, target)
     table = targets.get(target).xp.full((batch, -(-room // page)), -1, np.int32)
     return replace(found, block_table=table)

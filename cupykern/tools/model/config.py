@@ -1,4 +1,4 @@
-"""ModelConfig: the figures of a decoder-only model."""
+"""ModelConfig: dimensions and options of a decoder-only model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GATES = ("silu", "gelu_tanh")
 
 @dataclass(frozen=True)
 class Positions:
-    """Rotary positions of a layer, as `rope_inv_freq` takes them."""
+    """Rotary positions of a layer: arguments of `rope_inv_freq`."""
 
     theta: float = 10000.0
     scaling: Mapping[str, Any] | None = None
@@ -21,9 +21,9 @@ class Positions:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What differs from layer to layer.
+    """The options that differ between layers.
 
-    window: how many keys a query sees, its own included; None: all.
+    window: keys that a query attends to, including its own; None: all.
     """
 
     positions: Positions = Positions()
@@ -32,15 +32,16 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder of grouped-query attention with rotary positions and a gated network.
+    """A decoder with grouped-query attention, rotary positions and a gated MLP.
 
-    kinds: of each layer.  gate: the activation of the gated network, one of GATES.
-    qkv_bias: of the packed product of queries, keys and values.  head_norms: RMS norms of the heads
-        of q and k.  post_norms: norms of the results of attention and network too (Gemma 2).
-    embedding_scale: of the embedded tokens.  attention_scale: of the scores; None:
-        1 / sqrt(head_dim).
-    softcap, logit_softcap: of scores and of logits; None: there is none.
-    tied: the head is the embedding.
+    kinds: one per layer.  gate: activation of the gated MLP, one of GATES.
+    qkv_bias: whether the packed qkv product has a bias.
+    head_norms: whether the heads of q and k have RMS norms.
+    post_norms: whether the results of attention and MLP have norms too (Gemma 2).
+    embedding_scale: factor of the embedded tokens.
+    attention_scale: factor of the scores; None: 1 / sqrt(head_dim).
+    softcap, logit_softcap: of scores and of logits; None: no cap.
+    tied: the head shares the embedding's weights.
     """
 
     vocab: int
@@ -62,7 +63,7 @@ class ModelConfig:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError."""
+        """Raises ValueError for an unknown gate or heads that KV heads do not divide."""
         if self.gate not in GATES:
             raise ValueError(f"gate must be one of {', '.join(GATES)}; got {self.gate!r}")
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -78,17 +79,17 @@ class ModelConfig:
 
     @property
     def attention_options(self) -> dict[str, Any]:
-        """What all attention ops take alike."""
+        """Options that all attention ops take."""
         return {"scale": self.attention_scale, "softcap": self.softcap}
 
 
 def public_names() -> tuple[str, ...]:
-    """The names that `public` takes."""
+    """Return the names that `public` accepts."""
     return tuple(dict.fromkeys(model.suite for model in MODELS if _is_decoder(model)))
 
 
 def public(name: str, layers: int) -> ModelConfig:
-    """`layers` layers of a public model's shape.  Raises ValueError for an unknown name."""
+    """Return a public model's shape with `layers` layers.  Raises ValueError for unknown names."""
     for model in MODELS:
         if model.suite == name and _is_decoder(model):
             return _of(model, layers)
@@ -96,13 +97,13 @@ def public(name: str, layers: int) -> ModelConfig:
 
 
 def _is_decoder(model: Model) -> bool:
-    """Whether the layers of this package make it."""
+    """Return whether this package's layers implement the model."""
     plain = model.plain_attention and not (model.bias or model.experts or model.sequences)
     return plain and model.norm == "rms_norm" and model.gate in GATES and bool(model.caches)
 
 
 def _of(model: Model, layers: int) -> ModelConfig:
-    """Of Gemma 2 and 3, which have windows in some layers, the layers without them."""
+    """For Gemma 2 and 3, which have windows in some layers, take layers without windows."""
     window = model.window if model.only_windows else None
     return ModelConfig(
         *(model.vocab, model.hidden, model.intermediate),

@@ -1,8 +1,8 @@
-"""Decoder: layers of the ops, for many tokens of a sequence (prefill) or one of each (decode).
+"""Decoder: layers built from the ops, for many tokens per sequence (prefill) or one (decode).
 
 A layer is eight launches: norm, packed qkv product, rope_and_cache, attention, out, norm, gated
-product, down.  There is no elementwise kernel between them: each norm adds the residual, biases are
-in the products, and queries and keys are read where the qkv product put them.
+product, down.  No elementwise kernels run between them: each norm adds the residual, products add
+their biases, and the ops read queries and keys directly from the qkv product.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GELU_GATE = "0.5 * acc * (1 + tanh(0.7978845608028654 * (acc + 0.044715 * acc *
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of a decoder layer; norms have shape (hidden,), those of heads (head_dim,)."""
+    """Weights of a decoder layer; norms have shape (hidden,), head norms (head_dim,)."""
 
     input_norm: Any
     qkv: Linear
@@ -49,10 +49,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model: weights and figures.  Calls run on the arrays' target and wait for nothing.
+    """A model: weights and dimensions.  Calls run on the arrays' target and do not synchronise.
 
-    embedding: (vocab, hidden) of the activations' dtype.  rotations: rope_inv_freq's results, for
-    each layer.  scale: of embedded tokens, an array of no dims, or None.
+    embedding: (vocab, hidden) in the activations' dtype.  rotations: results of rope_inv_freq, per
+    layer.  scale: factor of embedded tokens, a 0-d array, or None.
     """
 
     config: ModelConfig
@@ -65,15 +65,16 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """What a decode step reads of the weights: all but the embedding's other rows."""
+        """Bytes of weights that a decode step reads: linear layers and the head, no embedding."""
         linears = [linear for layer in self.layers for linear in layer.linears]
         return sum(linear.nbytes for linear in (*linears, self.head))
 
     def prefill(self, tokens: Any, cache: Cache, start: int = 0) -> Any:
-        """The logits after the last of tokens, integers (B, n), that follow `start` others.
+        """Return the logits after the last token, float32 (B, vocab).
 
-        cache: of the same B sequences, which takes up keys and values; its counters stay as they
-        are.  Returns float32 (B, vocab).  Raises ValueError where there is no room.
+        tokens: integers (B, n), which follow `start` earlier tokens per sequence.  cache: of the
+        same B sequences; it stores their keys and values, and its counters do not change.
+        Raises ValueError if the cache has too little room.
         """
         batch, n = tokens.shape
         if cache.block_table is not None:
@@ -83,7 +84,7 @@ class Decoder:
         positions = xp.arange(start, start + n, dtype=np.int32)
         if cache.scales is None:
             attend = _over_cache(cache, start + n)
-        else:  # `attention` takes no scales
+        else:  # `attention` does not support scales
             cu_seqlens = xp.arange(0, batch * n + 1, n, dtype=np.int32)
             lens = xp.full(batch, start + n, np.int32)
             attend = _over_pages(cache.as_pages(), cu_seqlens, lens, n, start + n)
@@ -94,13 +95,13 @@ class Decoder:
     def append(
         self, tokens: Any, counts: Sequence[int], starts: Sequence[int], cache: Cache
     ) -> Any:
-        """The logits after new tokens of several sequences: prompts, chunks of them, single tokens.
+        """Return the logits after new tokens of several sequences, float32 (B, vocab).
 
-        tokens: integers (n,), those of the first sequence first.  counts, starts: of each of the
-        cache's B sequences, on the host: how many of `tokens` are its own, and how many tokens came
-        before.  cache: paged; its counters stay as they are.  Returns float32 (B, vocab), which of
-        sequences without new tokens means nothing.  Raises ValueError where there is no room, or
-        for counts that are not all tokens.
+        The new tokens can be prompts, chunks of prompts, or single tokens.
+        tokens: integers (n,), sequence after sequence.  counts, starts: on the host, for each of
+        the cache's B sequences: its number of `tokens`, and of earlier tokens.  cache: paged; its
+        counters do not change.  Logits of sequences without new tokens are undefined.
+        Raises ValueError if the cache has too little room or counts do not add up to n.
         """
         new, before = np.array(counts, np.int32), np.array(starts, np.int32)
         if new.sum() != len(tokens):
@@ -112,17 +113,17 @@ class Decoder:
         most_new, most = int(new.max()), int((before + new).max())
         _check_room(cache, most)
         attend = _over_pages(cache, cu_seqlens, lens, most_new, most)
-        # To the other ops each token is a sequence.
+        # The other ops treat each token as a sequence.
         by_token = replace(cache, block_table=cache.block_table[xp.asarray(of_tokens)])
         x, change = self._run(tokens[:, None], xp.asarray(positions[:, None]), by_token, attend)
         last = xp.asarray(np.maximum(offsets[1:] - 1, 0))
         return self._logits(x[last], change[last])
 
     def decode(self, tokens: Any, cache: Cache) -> Any:
-        """The logits after one more token of each sequence; tokens: integers (B,).
+        """Return the logits after one more token per sequence, float32 (B, vocab).
 
-        cache: of B sequences; first active ones get longer by one.  What it returns of sequences
-        that there are not means nothing.  Returns float32 (B, vocab).
+        tokens: integers (B,).  cache: of B sequences; first the active ones grow by one token.
+        Logits of empty slots are undefined.
         """
         cache.counters += cache.active
         positions, lengths = cache.counters[0][:, None], cache.counters[1]
@@ -137,7 +138,7 @@ class Decoder:
         return self._logits(*self._run(tokens[:, None], positions, cache, attend))
 
     def _run(self, tokens: Any, positions: Any, cache: Cache, attend: _Attend) -> tuple[Any, Any]:
-        """(x, change), (B n, hidden) each: what comes out of the layers is their sum."""
+        """Return (x, change), (B n, hidden) each; their sum is the output of the layers."""
         config, eps, (batch, n) = self.config, self.config.norm_eps, tokens.shape
         x, change = self.embedding[tokens.reshape(-1)], None
         if self.scale is not None:
@@ -154,7 +155,7 @@ class Decoder:
         return x, change
 
     def _rotated(self, qkv: Any, positions: Any, cache: Cache, number: int) -> Any:
-        """The rotated queries; keys and values go to the cache.
+        """Return the rotated queries; write keys and values to the cache.
 
         qkv: (B, n, heads + 2 KV heads, head_dim).
         """
@@ -183,7 +184,7 @@ class Decoder:
 
 
 def _over_cache(cache: Cache, count: int) -> _Attend:
-    """Attention of the last of `count` tokens of each sequence of a contiguous cache."""
+    """Attention of each sequence's newest tokens, of `count` in a contiguous cache."""
 
     def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
         keys, values = (
@@ -197,7 +198,7 @@ def _over_cache(cache: Cache, count: int) -> _Attend:
 
 
 def _over_pages(cache: Cache, cu_seqlens: Any, lens: Any, most_new: int, most: int) -> _Attend:
-    """Attention of new tokens of sequences that have `lens` tokens with them."""
+    """Attention of new tokens; `lens`: tokens per sequence, with the new ones."""
 
     def attend(q: Any, number: int, options: dict[str, Any]) -> Any:
         return cupykern.attention_varlen(
@@ -215,8 +216,10 @@ def _check_room(cache: Cache, tokens: int) -> None:
 
 
 def _add_norm(linear: Linear, x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """(the norm of x + change as `linear` takes it, x + change), in one kernel; change None: of x
-    alone."""
+    """Return (norm of x + change in the format for `linear`, x + change), from one kernel.
+
+    change None: only x.
+    """
     if change is None:
         return norm_for(linear, x, weight, eps=eps), x
     return norm_for(linear, change, weight, eps=eps, residual=x)

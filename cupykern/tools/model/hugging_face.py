@@ -1,4 +1,4 @@
-"""Decoders from what Hugging Face's folders hold: config.json and named tensors."""
+"""Build decoders from Hugging Face's folders: config.json and named tensors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .random_weights import rotations_of, scale_of
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_GEMMA3_PATTERN = 6  # every sixth layer sees all keys
+_GEMMA3_PATTERN = 6  # every sixth layer attends to all keys
 
 
 def config_of(found: Mapping[str, Any]) -> ModelConfig:
-    """Of what config.json holds.  Raises ValueError for models that the ops do not make."""
+    """Read config.json's dict.  Raises ValueError for models that the ops do not support."""
     kind = found.get("model_type")
     if kind not in MODEL_TYPES:
         raise ValueError(f"model_type must be one of {', '.join(MODEL_TYPES)}; got {kind!r}")
@@ -59,7 +59,7 @@ def config_of(found: Mapping[str, Any]) -> ModelConfig:
 
 
 def _kinds(found: Mapping[str, Any], kind: str) -> tuple[LayerKind, ...]:
-    """Of each layer."""
+    """Return the kind of each layer."""
     window, count = found.get("sliding_window"), found["num_hidden_layers"]
     types = found.get("layer_types") or [_type(found, kind, i) for i in range(count)]
     if unknown := set(types) - {_FULL, _SLIDING}:
@@ -75,7 +75,7 @@ def _kinds(found: Mapping[str, Any], kind: str) -> tuple[LayerKind, ...]:
 
 
 def _type(found: Mapping[str, Any], kind: str, layer: int) -> str:
-    """Of a layer, where layer_types does not say."""
+    """Return a layer's type if layer_types is missing."""
     if kind == "mistral":
         slides = found.get("sliding_window") is not None
     elif kind in ("qwen2", "qwen3"):
@@ -90,13 +90,13 @@ def _type(found: Mapping[str, Any], kind: str, layer: int) -> str:
 
 
 def _positions(found: Mapping[str, Any], layer_type: str) -> Positions:
-    """From rope_parameters (for all layers, or by their type), or rope_theta and rope_scaling."""
+    """Read rope_parameters (for all layers or per layer type), or rope_theta and rope_scaling."""
     rope = found.get("rope_parameters")
     if rope is not None:
         rope = rope.get(layer_type, rope)
         return Positions(rope["rope_theta"], rope)
     if layer_type == _SLIDING and (local := found.get("rope_local_base_freq")):
-        return Positions(local)  # Gemma 3 stretches only the positions of the other layers
+        return Positions(local)  # Gemma 3 scales only the positions of the other layers
     return Positions(found.get("rope_theta", 10000.0), found.get("rope_scaling"))
 
 
@@ -108,13 +108,14 @@ def decoder_of(
     weights: str | None = None,
     target: str | None = None,
 ) -> Decoder:
-    """A decoder of named tensors.  Raises ValueError where one is missing or has another shape.
+    """Build a decoder from named tensors.
 
-    model_type: config.json's.  tensors: numpy arrays by Hugging Face's names.  FP8 weights have
-    scales for blocks of 128 x 128, named weight_scale_inv.
-    dtype: float16 or bfloat16, of activations, cache and what is not in 8 bits.
-    weights: a name of `linear.FORMATS`; None: as they are stored, FP8 ones with activations in FP8.
-        FP8 weights may be "fp8" or "e4m3-blocks".
+    model_type: config.json's.  tensors: NumPy arrays by Hugging Face's names.  FP8 weights have
+        scales for blocks of 128 x 128, named weight_scale_inv.
+    dtype: float16 or bfloat16, for activations, cache and all weights that are not in 8 bits.
+    weights: a name of `linear.FORMATS`; None: as stored, with FP8 activations for FP8 weights.
+        FP8 weights can be "fp8" or "e4m3-blocks".
+    Raises ValueError if a tensor is missing or has a wrong shape.
     """
     reader = _Reader(tensors, dtype, weights, target, norm_offset=model_type.startswith("gemma"))
     c, layers = config, []
@@ -152,7 +153,7 @@ def decoder_of(
 
 
 class _Reader:
-    """Tensors by name, as the decoder wants them."""
+    """Reads tensors by name, in the decoder's formats."""
 
     def __init__(
         self,
@@ -176,14 +177,14 @@ class _Reader:
         return cupykern.asarray(x, self._dtype, self._target)
 
     def norm(self, name: str, width: int) -> Any:
-        """Gemma stores what its weights exceed 1 by; the sum is kept in FP32."""
+        """Gemma stores its norm weights minus 1; the sum is kept in FP32."""
         weight = self.take(f"{name}.weight", (width,))
         if not self._norm_offset:
             return self.put(weight)
         return cupykern.asarray(1 + weight.astype(np.float32), "float32", self._target)
 
     def linear(self, widths: dict[str, int], k: int) -> Linear:
-        """The rows of one or several layers of the same input as one.  widths: rows by name."""
+        """Concatenate the rows of layers with the same input.  widths: rows by name."""
         parts = [self.take(f"{name}.weight", (n, k)) for name, n in widths.items()]
         weight = np.concatenate(parts)
         bias = None

@@ -1,4 +1,4 @@
-"""Linear layers by the format of their weights: each is called with activations (M, K)."""
+"""Linear layers by weight format; each is called with activations (M, K)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import cupykern
 from cupykern.numerics import as_float64
 
-BLOCK = 128  # of k, and of columns, that share a scale
+BLOCK = 128  # elements of K, and columns, that share a scale
 
 
 class Linear(Protocol):
@@ -24,19 +24,19 @@ class Linear(Protocol):
     def bias(self) -> Any: ...
 
     def __call__(self, x: Any, **options: Any) -> Any:
-        """options: of `matmul` and `scaled_mm` alike (out_dtype, epilogue, operands)."""
+        """options: those that `matmul` and `scaled_mm` share (out_dtype, epilogue, operands)."""
 
     def gated(self, x: Any, up: Any) -> Any:
-        """silu(self(x)) * up(x), up of the same class, both without a bias."""
+        """Return silu(self(x)) * up(x), with up of the same class, both without a bias."""
 
     @property
     def nbytes(self) -> int:
-        """Of weights and scales."""
+        """Bytes of weights and scales."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Weights of the activations' dtype."""
+    """Weights in the activations' dtype."""
 
     weight: Any
     bias: Any = None
@@ -54,9 +54,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class Weights8:
-    """int8 or e4m3 weights of 16-bit activations: decoded inside the product.
+    """int8 or e4m3 weights for 16-bit activations, dequantised inside the product.
 
-    scale: float32 (N, 1), or (ceil(N / 128), ceil(K / 128)) of blocks of 128 x 128.
+    scale: float32 (N, 1), or (ceil(N / 128), ceil(K / 128)) for blocks of 128 x 128.
     """
 
     weight: Any
@@ -77,7 +77,7 @@ class Weights8:
 
 
 class Quantized(NamedTuple):
-    """Activations in e4m3 with a scale for every 128 of a row.  dtype: that of results."""
+    """e4m3 activations with a scale per 128 elements of a row.  dtype: of results."""
 
     codes: Any
     scale: Any
@@ -85,7 +85,7 @@ class Quantized(NamedTuple):
 
     @classmethod
     def of(cls, x: Any) -> Quantized:
-        """x: an array, or such activations already."""
+        """x: an array, or activations that are Quantized already."""
         if isinstance(x, Quantized):
             return x
         found = cupykern.quantize(x, "e4m3", granularity="block", block=(1, BLOCK))
@@ -94,8 +94,10 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True)
 class Fp8Blocks:
-    """e4m3 weights with scales of blocks of 128 x 128; activations are Quantized, or become it
-    (DeepSeek-V3, Qwen3-FP8)."""
+    """e4m3 weights with scales for blocks of 128 x 128 (DeepSeek-V3, Qwen3-FP8).
+
+    Activations are Quantized, or are quantised first.
+    """
 
     weight: Any
     scale: Any
@@ -119,7 +121,7 @@ class Fp8Blocks:
 
 
 def norm_for(linear: Linear, x: Any, weight: Any, **options: Any) -> Any:
-    """The results of `rms_norm`, the first as `linear` takes it: Quantized in the same launch."""
+    """Call `rms_norm`; for Fp8Blocks the first result is Quantized, in the same launch."""
     if not isinstance(linear, Fp8Blocks):
         return cupykern.rms_norm(x, weight, **options)
     codes, scale, *rest = cupykern.rms_norm(
@@ -151,15 +153,15 @@ FORMATS: dict[str, Callable[[Any, Any], Linear]] = {
     "e4m3-blocks": _by_block(Weights8),
     "fp8": _by_block(Fp8Blocks),
 }
-"""What makes a Linear of 16-bit weights and a bias, by the name of the format.
+"""Functions that make a Linear from 16-bit weights and a bias, by name of the format.
 
-16bit: as they are.  int8, e4m3: 8-bit weights with a scale for each output.  e4m3-blocks: with one
-for each block of 128 x 128.  fp8: these, and activations in FP8 too.
+16bit: unchanged.  int8, e4m3: 8-bit weights with a scale per output.  e4m3-blocks: with a scale per
+block of 128 x 128.  fp8: like e4m3-blocks, with FP8 activations too.
 """
 
 
 def dequantized(linear: Linear) -> Any:
-    """The weights as FP64 (N, K)."""
+    """Return the weights as FP64 (N, K)."""
     weight = as_float64(linear.weight)
     if isinstance(linear, Dense):
         return weight

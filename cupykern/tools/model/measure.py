@@ -1,4 +1,4 @@
-"""Rows of `bench --model`: steps of a decoder, verified before and after they are timed."""
+"""Rows of `bench --model`: steps of a decoder, verified before and after timing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ from .decoder import Decoder
 from .graph import Graph
 from .reference import Expected
 
-_MOST_READ = 2**32  # bytes; what is more takes as long in proportion
+_MOST_READ = 2**32  # bytes; times of larger reads are extrapolated linearly
 
 
 @dataclass(frozen=True)
 class Step:
-    """decode: one token of each of `batch` sequences, the last of `tokens`.  prefill: a sequence of
-    `tokens` tokens.  cache: its format, a name of cache.FORMATS."""
+    """A step to measure.
+
+    kind: decode: one token of each of `batch` sequences, the last of `tokens`; or prefill:
+    sequences of `tokens` tokens.  cache: a name of cache.FORMATS.
+    """
 
     kind: str
     batch: int
@@ -45,12 +48,12 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Of new tokens of a sequence."""
+        """New tokens per sequence."""
         return 1 if self.kind == DECODE else self.tokens
 
     @property
     def start(self) -> int:
-        """Tokens of a sequence before them."""
+        """Earlier tokens per sequence."""
         return self.tokens - self.count
 
     @property
@@ -62,8 +65,10 @@ class Step:
 
 
 def work(decoder: Decoder, step: Step, cache: Cache) -> Work:
-    """What a step must read, write and compute: the weights once, keys and values of all tokens
-    that came before, and new ones."""
+    """Return a step's minimum traffic and operations.
+
+    It reads the weights once and the keys and values of all earlier tokens, and writes new ones.
+    """
     c, rows = decoder.config, step.batch * step.count
     products = 2 * rows * sum(x.weight.size for layer in decoder.layers for x in layer.linears)
     pairs = step.batch * (step.count * step.start + step.count * (step.count + 1) // 2)
@@ -79,7 +84,7 @@ def work(decoder: Decoder, step: Step, cache: Cache) -> Work:
 
 
 class _Comparer:
-    """Logits' rms error over the largest that is right."""
+    """Compare the logits' rms error with the allowed one."""
 
     def __init__(self, expected: Expected):
         self._expected = expected
@@ -91,7 +96,7 @@ class _Comparer:
 def variants(
     config: ModelConfig, decoder: Decoder, steps: Sequence[Step], target: Target
 ) -> list[Variant]:
-    """What the steps launch."""
+    """Return the variants that the steps launch."""
     found: dict[Variant, int] = {}
     for step in steps:
         with jit.recording() as recorded:
@@ -116,9 +121,9 @@ def measure(
     peers: Sequence[Peer],
     monitor: Monitor,
 ) -> Row:
-    """A step beside peers' and a plain read of as many bytes; what fails is noted in its Result.
+    """Measure a step beside peers and a plain read of as many bytes.
 
-    name: of the model, for the row.
+    name: of the model, for the row.  Errors are noted in the Result.
     """
     tokens = target.xp.asarray(tokens_of(decoder.config, step, settings.seed))
     cache = made_cache(decoder, step, target, seed=settings.seed)
@@ -163,7 +168,7 @@ def measure(
 
 
 def failed(name: str, step: Step, dtype: str, note: str) -> Row:
-    """The row of a step that could not be measured."""
+    """Return the row of a step that could not be measured."""
     result = Result(OURS, note=note)
     return Row(f"{name} {step.kind}", step.shape, dtype, str(step), 0, 0, 0, "read", None, [result])
 
@@ -176,14 +181,17 @@ def tokens_of(config: ModelConfig, step: Step, seed: int) -> Any:
 def made_cache(
     decoder: Decoder, step: Step, target: Target, contents: bool = True, seed: int = 0
 ) -> Cache:
-    """Contiguous, with room for the step.  For decoding it has all tokens but the last, and no
-    sequence is active, so that every run of the step is the same."""
+    """Make a contiguous cache with room for the step.
+
+    For decoding it holds all tokens but the last.  No sequence is active, so that every run of the
+    step does the same work.
+    """
     dtype = caches.dtype_of(step.cache, decoder.embedding.dtype)
     cache = caches.contiguous(decoder.config, step.batch, step.tokens, dtype, target.name)
     if step.kind == DECODE:
         for i, array in enumerate((*cache.keys, *cache.values) if contents else ()):
             found = bench_values(array.shape, dtype, seed + i % 8, target.xp)
-            bits = f"u{dtype.itemsize}"  # CuPy copies no FP8
+            bits = f"u{dtype.itemsize}"  # CuPy cannot copy FP8
             array.view(bits)[...] = found.view(bits)
         for i, scales in enumerate(cache.scales or () if contents else ()):
             for j, scale in enumerate(scales):

@@ -1,4 +1,4 @@
-"""A decoder of random weights, made where it runs."""
+"""A decoder with random weights, made on its target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def random_decoder(
     target: str | None = None,
     seed: int = 0,
 ) -> Decoder:
-    """Norms near 1, the rest so that every layer keeps the size of what it gets.
+    """Draw norms near 1 and weights with which each layer keeps the scale of its input.
 
     dtype: float16 or bfloat16.  weights: a name of `linear.FORMATS`.
     """
@@ -37,7 +37,7 @@ def random_decoder(
     def large(*shape: int, deviation: float = 1.0) -> Any:
         if math.prod(shape) < _SMALL:
             return small(*shape, deviation=deviation)
-        # Made where it is used, from few blocks of random numbers.
+        # Made on the target, from few blocks of random numbers.
         number = seed * _BLOCKS + next(count) % _BLOCKS
         return inputs.bench_values(shape, element, number, xp, element.type(deviation))
 
@@ -69,14 +69,14 @@ def random_decoder(
 
 
 def scale_of(config: ModelConfig, dtype: str, target: str | None) -> Any:
-    """Decoder.scale."""
+    """Return Decoder.scale."""
     if config.embedding_scale == 1:
         return None
     return asarray(np.float32(config.embedding_scale), dtype, target)
 
 
 def rotations_of(config: ModelConfig, target: str | None) -> tuple[tuple[Any, float], ...]:
-    """rope_inv_freq's results for each layer; layers alike share an array."""
+    """Return rope_inv_freq's results per layer; equal layers share an array."""
     known: list[tuple[Any, tuple[Any, float]]] = []
     found = []
     for kind in config.kinds:

@@ -1,9 +1,9 @@
-"""The decoder in FP64, and with each op's result rounded once: the error that is to be expected.
+"""The decoder in FP64, exact and with each op's result rounded once, for the expected error.
 
-By its contract an op's rms error is at most RMS_LIMIT times what rounding once makes expected, and
-to first order later ops are linear in the errors of earlier ones.  So a model's rms error must not
-exceed RMS_LIMIT times that of `Rounded`.  Tokens that a cache has are what it stores, also as codes
-of 8 bits times their scales; `Rounded` rounds those of new tokens to the same.
+An op's rms error is by contract at most RMS_LIMIT times the error of rounding once.  To first order
+later ops are linear in the errors of earlier ones.  So a model's rms error must not exceed
+RMS_LIMIT times the error of `Rounded`.  For tokens in the cache both take the stored values, 8-bit
+codes times their scales too; `Rounded` rounds new keys and values to the cache's format.
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ from .config import ModelConfig
 from .decoder import Decoder, Layer
 from .linear import BLOCK, Fp8Blocks, Linear, dequantized
 
-_MOST_SCORES = 2**28  # numbers in FP64 at once
+_MOST_SCORES = 2**28  # FP64 values at once
 
 
 class Exact:
-    """Nothing is rounded."""
+    """Rounds nothing."""
 
     def stored(self, x: Any) -> Any:
         return x
 
     def activations(self, x: Any, linear: Linear) -> Any:
-        """What `linear` multiplies."""
+        """Return the activations that `linear` multiplies."""
         return x
 
     def cached(self, x: Any, dtype: np.dtype) -> Any:
-        """What a cache of `dtype` has of keys or values (..., head_dim)."""
+        """Return keys or values (..., head_dim) as a cache of `dtype` stores them."""
         return x
 
 
 @dataclass(frozen=True)
 class Rounded(Exact):
-    """Results are rounded to `dtype`, activations of Fp8Blocks to e4m3 in blocks, what goes in a
-    cache of 8 bits to these, with a scale for each token and head."""
+    """Rounds results to `dtype` and activations of Fp8Blocks to e4m3 in blocks.
+
+    Keys and values for an 8-bit cache are rounded to its dtype, with a scale per token and head.
+    """
 
     dtype: Any
 
@@ -63,22 +65,22 @@ class Rounded(Exact):
 
 
 def _quantized(x: Any, dtype: np.dtype) -> Any:
-    """x as codes with a scale for each vector along its last axis."""
+    """Quantise and dequantise x, with a scale per vector along its last axis."""
     scale = scale_of(abs(x).max(-1, keepdims=True), dtype)
     return (namespace(x).rint if dtype == np.int8 else _to_e4m3)(x / scale) * scale
 
 
 def _to_e4m3(x: Any) -> Any:
-    """Numbers of at most 448, rounded: 4 bits, above 2^-6.  CuPy has no FP8."""
+    """Round values of magnitude up to 448 to e4m3: 4 bits above 2^-6.  CuPy has no FP8."""
     xp = namespace(x)
     quantum = xp.exp2(xp.maximum(xp.frexp(x)[1] - 1, -6) - 3.0)
     return xp.rint(x / quantum) * quantum
 
 
 def logits(decoder: Decoder, tokens: Any, cache: Cache, start: Any, rounding: Exact) -> Any:
-    """FP64 (B, vocab): those after the last of tokens (B, n).
+    """Return the logits after the last of tokens (B, n), FP64 (B, vocab).
 
-    start: integers (B,): how many tokens of the contiguous `cache` come before them.
+    start: integers (B,): the earlier tokens of each sequence, in the contiguous `cache`.
     """
     c, keep = decoder.config, rounding.stored
     batch, n = tokens.shape
@@ -131,7 +133,7 @@ def _gated(y: Any, layer: Layer, config: ModelConfig, rounding: Exact) -> Any:
 
 
 def _rotate(x: Any, positions: Any, rotation: tuple[Any, float]) -> Any:
-    """x: (n, heads, head_dim); pairs are numbers i and i + head_dim / 2."""
+    """x: (n, heads, head_dim); elements i and i + head_dim / 2 form a pair."""
     inv_freq, factor = rotation
     angles = positions[:, None, None] * as_float64(inv_freq)
     cos, sin, half = np.cos(angles) * factor, np.sin(angles) * factor, x.shape[-1] // 2
@@ -140,7 +142,7 @@ def _rotate(x: Any, positions: Any, rotation: tuple[Any, float]) -> Any:
 
 
 def _stored(cache: Cache, number: int, b: int, heads: slice, start: int) -> list[Any]:
-    """Keys and values of the first tokens of a sequence, (heads, start, head_dim)."""
+    """Return keys and values of a sequence's first tokens, (heads, start, head_dim) each."""
     pair = cache.keys[number], cache.values[number]
     found = [as_float64(x[b, heads, :start]) for x in pair]
     if cache.scales is None:
@@ -152,7 +154,10 @@ def _stored(cache: Cache, number: int, b: int, heads: slice, start: int) -> list
 def _attention(
     decoder: Decoder, number: int, qkv: Any, cache: Cache, b: int, start: int, rounding: Exact
 ) -> Any:
-    """Of one sequence: (n, heads, head_dim).  qkv: (n, heads + 2 KV heads, head_dim)."""
+    """Return one sequence's attention, (n, heads, head_dim).
+
+    qkv: (n, heads + 2 KV heads, head_dim).
+    """
     c, layer, xp = decoder.config, decoder.layers[number], namespace(qkv)
     n, group = len(qkv), c.heads // c.kv_heads
     q, k, v = qkv[:, : c.heads], qkv[:, c.heads : c.heads + c.kv_heads], qkv[:, -c.kv_heads :]
@@ -187,21 +192,21 @@ def _attention(
 
 @dataclass(frozen=True)
 class Expected:
-    """Logits in FP64, and how far from them a model of rounded results comes out."""
+    """FP64 logits, and the rms error of a model whose results are rounded."""
 
     exact: Any
     rms: float
 
     @classmethod
     def of(cls, decoder: Decoder, tokens: Any, cache: Cache, start: Sequence[int]) -> Expected:
-        """As `logits`."""
+        """Arguments: see `logits`."""
         exact = logits(decoder, tokens, cache, start, Exact())
         rounding = Rounded(decoder.embedding.dtype)
         rounded = logits(decoder, tokens, cache, start, rounding)
         return cls(exact, _rms(rounded - exact))
 
     def error_over_limit(self, found: Any) -> float:
-        """The rms error of logits over the largest that is right; inf for NaN."""
+        """Return the logits' rms error over the allowed one; inf for NaN."""
         error = _rms(as_float64(found) - self.exact) / (RMS_LIMIT * self.rms)
         return error if np.isfinite(error) else float("inf")
 

@@ -1,9 +1,8 @@
-"""A decoder over ranks: each has some KV heads with their queries, some columns of the gated
-network, and some of the vocabulary.
+"""A decoder split over ranks by KV heads with their queries, MLP columns, and vocabulary.
 
-Products of qkv and of the gate need no messages; those of `out` and `down` are summed over ranks.
-Logits are those of this rank's share of the vocabulary: `parallel.vocabulary_parallel_argmax` and
-`vocabulary_parallel_sample` find tokens.
+The qkv and gate products need no communication; the `out` and `down` products are summed over
+ranks.  Each rank returns logits of its share of the vocabulary:
+`parallel.vocabulary_parallel_argmax` and `vocabulary_parallel_sample` find tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from .linear import BLOCK, Dense, Linear
 
 @dataclass(frozen=True)
 class RowParallel:
-    """The sum over ranks of what each has of the product: FP32, in the order of ranks, rounded
-    once."""
+    """Sum the ranks' partial products in FP32, in rank order, and round once."""
 
     comm: parallel.Communicator
     local: Linear
@@ -40,7 +38,7 @@ class RowParallel:
         return self.local.bias
 
     def __call__(self, x: Any, **options: Any) -> Any:
-        """options: out_dtype alone."""
+        """options: only out_dtype."""
         partial = self.local(x, **{**options, "out_dtype": np.float32})
         return parallel.all_reduce(self.comm, partial, dtype=options.get("out_dtype", x.dtype))
 
@@ -61,9 +59,9 @@ def decoder_of_rank(
     weights: str | None = None,
     target: str | None = None,
 ) -> Decoder:
-    """As `decoder_of`, of this rank's part of the weights, which are cut as they are loaded.
+    """Like `decoder_of`, for this rank's part of the weights, which is cut out on loading.
 
-    Raises ValueError also for fewer KV heads than ranks, and FP8 weights whose blocks would be cut.
+    Raises ValueError also if there are fewer KV heads than ranks or FP8 blocks would be cut.
     """
     if config.kv_heads < comm.size:
         raise ValueError(f"{comm.size} ranks share only {config.kv_heads} KV heads")
@@ -78,7 +76,7 @@ def decoder_of_rank(
 
 
 def part_of_rank(comm: parallel.Communicator, whole: Decoder) -> Decoder:
-    """This rank's part of a decoder of `Dense` weights that is there whole.
+    """Cut this rank's part out of a complete decoder with `Dense` weights.
 
     Raises ValueError for other weights, and for fewer KV heads than ranks.
     """
@@ -117,7 +115,7 @@ def _rows(linear: Linear, parts: Sequence[slice]) -> Dense:
 
 
 def _summed(comm: parallel.Communicator, linear: Linear, part: slice) -> RowParallel:
-    """The bias is rank 0's."""
+    """Only rank 0 adds the bias."""
     bias = linear.bias if comm.rank == 0 else None
     return RowParallel(comm, Dense(arrays.packed(_dense(linear).weight[:, part]), bias))
 
@@ -130,7 +128,7 @@ def _dense(linear: Linear) -> Dense:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank has: numbers of q, of k and v, and of the gated network.  first: rank 0."""
+    """A rank's slices of the rows of q, of k and v, and of the MLP.  first: rank 0."""
 
     q: slice
     kv: slice
@@ -151,14 +149,14 @@ class Cut:
         return cls(q, kv, inner, width, rank == 0)
 
     def config(self, config: ModelConfig) -> ModelConfig:
-        """Of the rank alone."""
+        """Return the rank's own config."""
         q, kv, inner = (part.stop - part.start for part in (self.q, self.kv, self.inner))
         return replace(
             config, heads=q // self.head_dim, kv_heads=kv // self.head_dim, intermediate=inner
         )
 
     def tensors(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Views of this rank's parts.  Biases of sums over ranks are rank 0's."""
+        """Return views of this rank's parts.  Only rank 0 gets biases of sums over ranks."""
         rows = {"q_proj": self.q, "k_proj": self.kv, "v_proj": self.kv}
         rows |= {"gate_proj": self.inner, "up_proj": self.inner}
         columns = {"o_proj": self.q, "down_proj": self.inner}
@@ -175,7 +173,7 @@ class Cut:
 
 
 def _numbers(name: str, part: slice, kind: str) -> slice:
-    """`part`, or of scales of blocks those of its blocks.  Raises ValueError."""
+    """Return `part`, or for block scales the slice of its blocks.  Raises ValueError."""
     if kind != "weight_scale_inv":
         return part
     if part.start % BLOCK or part.stop % BLOCK:

@@ -1,4 +1,4 @@
-"""What `bench --parallel` measures: a step on all ranks, and the whole of it on one."""
+"""Problems of `bench --parallel`: a step on all ranks, and the whole problem on one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...reference import parallel as of_ranks
 from ...tuning.contender import Comparer
 from ...tuning.timing import Function
 
-_SAMPLE = 4  # rows that are verified; the reference is FP64
+_SAMPLE = 4  # rows that are verified with FP64
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is timed, and what its outputs are compared with, by all ranks together."""
+    """The timed function and the comparer of its outputs; all ranks run both together."""
 
     function: Function
     comparer: Comparer
 
 
 class Problem(Protocol):
-    """The same on all ranks, whole: each cuts its part out of it."""
+    """A whole problem, the same on all ranks; each rank cuts out its part."""
 
     @property
     def work(self) -> Work: ...
@@ -37,11 +37,11 @@ class Problem(Protocol):
     def size(self) -> tuple[int, ...]: ...
 
     def step(self, comm: Communicator) -> Step:
-        """Of a rank's part; of a SelfCommunicator the whole."""
+        """Return the step of a rank's part; for a SelfCommunicator, of the whole."""
 
 
 def _sample(count: int, seed: int) -> np.ndarray:
-    """Some of `count` rows, in order, the first and the last among them."""
+    """Draw up to _SAMPLE of `count` rows, sorted, including the first and the last."""
     drawn = np.random.default_rng(seed).integers(0, count, _SAMPLE - 2)
     return np.unique([0, *drawn, count - 1])
 
@@ -51,7 +51,7 @@ def _values(shape: tuple[int, ...], seed: int, xp: Any, deviation: float = 1.0) 
 
 
 class Mlp:
-    """A gated network, gate and up split by columns, down by rows: a sum over ranks."""
+    """A gated MLP: gate and up split by columns, down by rows, then a sum over ranks."""
 
     def __init__(self, size: tuple[int, int, int], seed: int, xp: Any):
         """size: tokens, hidden, inner."""
@@ -66,7 +66,7 @@ class Mlp:
         self.rows = _sample(tokens, seed)
 
     def parts(self, comm: Communicator) -> tuple[Any, Any, Any]:
-        """This rank's gate, up and down, as checkpoints store them."""
+        """Return this rank's gate, up and down, in the layout of checkpoints."""
         part = parallel.shares(self.size[2], comm.size)[comm.rank]
         return self.gate[part], self.up[part], arrays.packed(self.down[:, part])
 
@@ -81,7 +81,7 @@ class Mlp:
 
 
 class _MlpComparer:
-    """The inner numbers with those in FP64, the sum with that of the inner numbers in FP64."""
+    """Compare the MLP's inner values with FP64, and the sum with FP64 on those inner values."""
 
     def __init__(self, mlp: Mlp, comm: Communicator, gate: Any, up: Any):
         self._mlp, self._comm = mlp, comm
@@ -101,10 +101,10 @@ class _MlpComparer:
 
 
 class Ring:
-    """Causal attention over a long sequence, whose tokens are split by `zigzag`."""
+    """Causal attention over a long sequence whose tokens `zigzag` splits."""
 
     def __init__(self, size: tuple[int, int, int, int], seed: int, xp: Any):
-        """size: tokens, heads, KV heads, numbers of a head."""
+        """size: tokens, heads, KV heads, head dim."""
         tokens, heads, kv_heads, width = self.size = size
         self.q, self.k, self.v = (
             _values((1, of, tokens, width), seed + i, xp)
@@ -115,7 +115,7 @@ class Ring:
         self.xp, self._seed = xp, seed
 
     def cut(self, x: Any, size: int) -> list[Any]:
-        """Each rank's tokens of x."""
+        """Return each rank's tokens of x."""
         pieces = parallel.zigzag(self.size[0], size)
         return [self.xp.concatenate([x[:, :, a], x[:, :, b]], axis=2) for a, b in pieces]
 

@@ -1,4 +1,4 @@
-"""How long functions take that all ranks call: a run is as long as that of its slowest rank."""
+"""Times of functions that all ranks call: a run's time is that of its slowest rank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .world import World
 
 
 class RanksClock:
-    """All ranks get the same times, and so make as many rounds.
+    """A clock that gives all ranks the same times, so that they make the same number of rounds.
 
-    Ranks begin a round together, on the host.  On a GPU they also begin each function together:
-    between the flush and the first event a byte goes around.
+    The ranks begin a round together, on the host.  On a GPU they also begin each function together:
+    they exchange a byte between the flush and the first event.
     """
 
     min_rounds, max_rounds = 10, 200

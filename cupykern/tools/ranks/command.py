@@ -1,4 +1,4 @@
-"""What `cupykern bench --parallel` does on each rank: the rows; on rank 0 the table and file."""
+"""`cupykern bench --parallel` on each rank: measure the rows; rank 0 prints and writes them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ PEERS = ("torch",)
 
 @dataclass(frozen=True)
 class Sizes:
-    """mlp: (tokens, hidden, inner).  attention: (tokens, heads, KV heads, numbers of a head).
-    batches, context, layers: of a decode step of a model."""
+    """mlp: (tokens, hidden, inner).  attention: (tokens, heads, KV heads, head dim).
+
+    batches, context, layers: of a model's decode step.
+    """
 
     mlp: Sequence[tuple[int, int, int]]
     attention: Sequence[tuple[int, int, int, int]]
@@ -56,7 +58,7 @@ HOST = Sizes([(3, 64, 96)], [(64, 4, 2, 32)], (2,), 12, 1)
 
 @dataclass(frozen=True)
 class RanksRun:
-    """What is asked for; None: the target's default."""
+    """The requested steps and sizes; None: the target's default."""
 
     steps: tuple[str, ...]
     model: str = "llama3-8b"
@@ -73,8 +75,10 @@ def bench_parallel(
     json_path: str | None,
     wait: bool,
 ) -> int:
-    """Bench on all ranks of the MPI job; rank 0 prints and writes.  Returns the exit code, the
-    same on all ranks.  An error of one rank ends the job."""
+    """Bench on all ranks of the MPI job; rank 0 prints and writes.
+
+    Returns the exit code, the same on all ranks.  An error of one rank ends the job.
+    """
     steps = STEPS if "all" in asked.steps else asked.steps
     for name in steps:
         if name not in STEPS:
@@ -98,7 +102,7 @@ def bench_parallel(
     except BaseException:
         if world.size == 1:
             raise
-        traceback.print_exc()  # the other ranks wait for this one, in vain
+        traceback.print_exc()  # the other ranks would wait for this one forever
         world.mpi.Abort(1)
         raise
 
@@ -144,7 +148,7 @@ def _bench(
 
 
 def _torch(world: World) -> Any:
-    """TorchPeer, or None where one rank lacks it."""
+    """Return a TorchPeer, or None if a rank lacks PyTorch."""
     from ...peers.base import Peer
 
     missing = Peer("torch", "torch", lambda op, call: None).missing()
@@ -164,7 +168,7 @@ def _problems(
     target: Target,
     seed: int,
 ) -> Iterator[tuple[str, Problem]]:
-    """One after the other: each takes much of a GPU's memory."""
+    """Yield one problem after the other: each takes much of a GPU's memory."""
     sizes = HOST if target.name == "host" else GPU
     if "mlp" in steps:
         for mlp in sizes.mlp:

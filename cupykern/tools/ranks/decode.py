@@ -37,7 +37,7 @@ class Decode:
 
     @property
     def expected(self) -> Expected:
-        """From the cache as it was made, before any step."""
+        """Computed from the initial cache, before any step."""
         if self._expected is None:
             given = self.whole, self.tokens, self.cache, self._start
             self._expected = Expected.of(*given)
@@ -45,7 +45,7 @@ class Decode:
 
 
 class _DecodeComparer:
-    """The logits of all ranks: their rms error over the largest that is right."""
+    """Compare the rms error of all ranks' logits with the allowed one."""
 
     def __init__(self, decode: Decode, comm: Communicator):
         self._expected, self._comm = decode.expected, comm
@@ -56,7 +56,7 @@ class _DecodeComparer:
 
 
 def _heads(comm: Communicator, decoder: Decoder, cache: Cache) -> Cache:
-    """This rank's KV heads of a contiguous cache, copied."""
+    """Copy this rank's KV heads of a contiguous cache."""
     heads, width = Cut.of(decoder.config, comm).kv, decoder.config.head_dim
     part = slice(heads.start // width, heads.stop // width)
     keys, values = ([arrays.packed(x[:, part]) for x in of] for of in (cache.keys, cache.values))

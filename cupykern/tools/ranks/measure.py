@@ -1,4 +1,4 @@
-"""A row of `bench --parallel`: verified before and after it is timed, on one rank and on all."""
+"""A row of `bench --parallel`, on one rank and on all; verified before and after timing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .clock import RanksClock
 from .world import World
 
 ALONE = ", 1 rank"
-"""What the name of a result of one rank ends in."""
+"""Suffix of the names of results on one rank."""
 
 
 class RanksPeer(Protocol):
-    """Another library's step on the same problem; None if it has none."""
+    """Another library's step on the same problem, or None."""
 
     name: str
 
@@ -32,7 +32,10 @@ class RanksPeer(Protocol):
 
 @dataclass
 class Session:
-    """What the rows share.  graphs: whether ours are CUDA graphs: unless NCCL is not captured."""
+    """State that the rows share.
+
+    graphs: time ours as CUDA graphs; false on the host or after a failed capture.
+    """
 
     world: World
     target: Target
@@ -49,8 +52,10 @@ class Session:
 
 
 def measure(session: Session, op: str, problem: Problem) -> Row:
-    """Called on all ranks; rank 0's row is the one to keep.  Its times are of the slowest rank of
-    each run, its errors the worst of all ranks."""
+    """Measure a problem; all ranks call this, and rank 0's row is the one to keep.
+
+    Times are those of the slowest rank of each run, errors the worst of all ranks.
+    """
     row = Row(op, problem.size, "bfloat16", f"{op} {problem.size}", *problem.work, "read")
     whole: list[Contender] = []
     if session.world.rank == 0:
@@ -94,31 +99,31 @@ def _together(session: Session, problem: Problem, row: Row) -> list[Contender]:
 
 
 def captured(session: Session, problem: Problem, step: Step) -> tuple[Function, Step]:
-    """The step as a CUDA graph on all ranks, or on none."""
+    """Capture the step as a CUDA graph on all ranks, or on none."""
     if not session.graphs:
         return step.function, step
     function: Function | None = None
     try:
         function = Graph(step.function, session.target)
-    except Exception as error:  # whatever NCCL raises, and CUDA after it
+    except Exception as error:  # any NCCL error, and CUDA errors that follow it
         print(f"rank {session.world.rank}: no CUDA graph: {error!r}", flush=True)
     if session.world.all(function is not None) and function is not None:
         return function, step
-    session.graphs, function = False, None  # a graph goes before its communicator
-    session.world.renew()  # which is of no use after a call that failed
+    session.graphs, function = False, None  # destroy a graph before its communicator
+    session.world.renew()  # a communicator is unusable after a failed call
     step = problem.step(session.world.comm)
     return step.function, step
 
 
 def _peer(session: Session, peer: RanksPeer, problem: Problem, ranks: int, name: str) -> Contender:
-    """A peer's step as a CUDA graph, or one with a note of why it has none."""
+    """Return a peer's step as a CUDA graph, or a Contender whose note says why it has none."""
     failed = Contender(name, lambda: None)
     try:
         function = peer.step(problem, ranks)
         if function is not None:
             return _Contender(name, peer.captured(function), session.target)
         failed.result.note = NO_SUCH_FUNCTION
-    except Exception as error:  # whatever other libraries raise
+    except Exception as error:  # any error of other libraries
         failed.result.note = f"{type(error).__name__}: {error}"
     return failed
 
@@ -126,7 +131,7 @@ def _peer(session: Session, peer: RanksPeer, problem: Problem, ranks: int, name:
 def _timed(
     session: Session, clock: Clock, found: list[Contender], step: Step, problem: Problem
 ) -> None:
-    """Those that have no note."""
+    """Verify and time the contenders that have no note."""
     found = [one for one in found if one.result.note is None]
     for one in found:
         one()
@@ -139,7 +144,7 @@ def _timed(
 
 
 class _Contender(Contender):
-    """outputs: as arrays of the target's, whoever made them."""
+    """Converts outputs of any library to arrays of the target."""
 
     def __init__(self, name: str, function: Function, target: Target):
         super().__init__(name, function)

@@ -1,4 +1,4 @@
-"""The same steps in PyTorch over NCCL: F.linear and all_reduce in BF16, keys gathered for SDPA."""
+"""The same steps in PyTorch with NCCL: BF16 F.linear and all_reduce, gathered keys for SDPA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .world import World
 
 
 class TorchPeer:
-    """Of all ranks; `close` ends its process group."""
+    """PyTorch on all ranks; `close` ends its process group."""
 
     name = "torch"
 
@@ -41,7 +41,7 @@ class TorchPeer:
             self._folder.cleanup()
 
     def step(self, problem: Problem, ranks: int) -> Function | None:
-        """On one rank, or this rank's part."""
+        """Return the whole step for one rank, or this rank's part."""
         rank = self._dist.get_rank() if ranks > 1 else 0
         if isinstance(problem, Mlp):
             return self._mlp(problem, ranks, rank)
@@ -52,7 +52,7 @@ class TorchPeer:
         return None
 
     def captured(self, function: Function) -> Function:
-        """As a CUDA graph, the way torch.cuda.graph asks for."""
+        """Capture a CUDA graph; torch.cuda.graph requires warm-up runs on a side stream."""
         torch = self._torch
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
@@ -62,7 +62,7 @@ class TorchPeer:
                     function()
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
-            # The process group's watchdog asks for events from another thread.
+            # The process group's watchdog queries events from another thread.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 out = function()
 
@@ -90,7 +90,7 @@ class TorchPeer:
         return run
 
     def _attention(self, ring: Ring, ranks: int, rank: int) -> Function:
-        """Keys and values of all ranks are gathered; then each piece of queries attends."""
+        """Gather keys and values of all ranks; then compute attention for each query piece."""
         from torch.nn.attention.bias import causal_lower_right
 
         torch, attend = self._torch, self._torch.nn.functional.scaled_dot_product_attention
@@ -122,7 +122,7 @@ class TorchPeer:
         return run
 
     def _decode(self, decode: Decode, ranks: int, rank: int) -> Function | None:
-        """Eager operations; the keys and values that the step adds stay out of the cache's copy."""
+        """Eager operations; the step writes its keys and values to a copy of the cache."""
         torch, functional = self._torch, self._torch.nn.functional
         whole = decode.whole
         config = whole.config

@@ -1,4 +1,4 @@
-"""World: the processes of an MPI job, a GPU for each."""
+"""World: the processes of an MPI job, with one GPU each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import numpy as np
 from ... import targets
 from ...parallel import Communicator, MpiCommunicator, NcclCommunicator
 
-_TIMEOUT = 300.0  # seconds: ranks compile kernels, and may wait for rank 0's measurement
+_TIMEOUT = 300.0  # seconds: ranks compile kernels, and can wait for rank 0's measurement
 _PAUSE_S = 1e-4
 
 
 @dataclass
 class World:
-    """mpi: mpi4py's COMM_WORLD.  comm: of all ranks; NCCL's on a GPU.  local: this process's
-    number on its host, and that of its GPU."""
+    """mpi: mpi4py's COMM_WORLD.  comm: of all ranks; NCCL on GPUs.
+
+    local: index of this process on its host, and of its GPU.
+    """
 
     mpi: Any
     comm: Communicator
@@ -27,9 +29,10 @@ class World:
 
     @classmethod
     def of(cls, target: str | None, timeout: float = _TIMEOUT) -> World:
-        """Of this MPI job, on `target`'s name, None for the GPU if there is one; sets the GPU.
+        """Join this MPI job and select this process's GPU.
 
-        Raises targets.UnavailableError without mpi4py, NCCL or a GPU for each rank.
+        target: None for the GPU if there is one.  Raises targets.UnavailableError if mpi4py, NCCL
+        or a GPU for each rank is missing.
         """
         try:
             from mpi4py import MPI
@@ -53,26 +56,26 @@ class World:
         return self.comm.size
 
     def renew(self) -> None:
-        """Another communicator of the same ranks, in place of one that is broken."""
+        """Replace a broken communicator by a new one of the same ranks."""
         control = MpiCommunicator(self.mpi, timeout=self.comm.timeout)
         self.comm = _nccl(self.mpi, self.local, control)
 
     def wait(self) -> None:
-        """For all ranks, without the load of MPI's own barrier: rank 0 may be measuring."""
+        """Wait for all ranks without the CPU load of MPI's barrier: rank 0 can be measuring."""
         request = self.mpi.Ibarrier()
         while not request.Test():
             time.sleep(_PAUSE_S)
 
     def worst(self, values: Sequence[float]) -> list[float]:
-        """The largest of each over all ranks."""
+        """Return each value's maximum over all ranks."""
         return np.max(self.mpi.allgather(list(values)), axis=0).tolist()
 
     def all(self, found: bool) -> bool:
-        """Whether it is so on all ranks."""
+        """Return whether `found` is true on all ranks."""
         return all(self.mpi.allgather(found))
 
     def shared(self, value: Any) -> Any:
-        """Rank 0's."""
+        """Return rank 0's value."""
         return self.mpi.bcast(value)
 
 

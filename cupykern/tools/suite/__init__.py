@@ -1,5 +1,5 @@
-"""Benchmark suites: shapes of public models and random ones, not chosen for these kernels.
+"""Benchmark suites: shapes of public models and random shapes, not chosen for these kernels.
 
-models.py holds the models' figures, shapes.py makes calls of them, choice.py picks a seeded sample,
-summary.py says how our times compare with the fastest peer's.
+models.py holds the models' dimensions, shapes.py derives calls from them, choice.py draws a seeded
+sample, summary.py compares our times with the fastest peer's.
 """

@@ -13,22 +13,22 @@ from .models import Model, by_suite
 from .shapes import RANDOM, Entry, entries, random_entries, token_counts
 
 ALL = "models"
-ROWS = {"cuda": 12, "hip": 12, "host": 1}  # of each op and dtype
+ROWS = {"cuda": 12, "hip": 12, "host": 1}  # per op and dtype
 _RANDOM = re.compile(r"random:(\d{1,9}):([1-9]\d{0,4})")
-_EPILOGUE = {"bias", "relu", "gelu", "gelu_tanh", "silu"}  # options of products that make no group
-# Of an 80 GB GPU.  The reference takes 16 bytes for each 8-bit number that it reads (its value and
-# its magnitude in FP64), and each of up to 8 implementations keeps its output.
+_EPILOGUE = {"bias", "relu", "gelu", "gelu_tanh", "silu"}  # options that `group` leaves out
+# Budget for an 80 GB GPU.  The reference takes 16 bytes per 8-bit element that it reads (its value
+# and its magnitude in FP64), and each of up to 8 implementations keeps its output.
 _MEMORY = 64e9
-_HOST_BYTES, _HOST_FLOPS = 2**22, 2**25  # the host target emulates: about a second a row
+_HOST_BYTES, _HOST_FLOPS = 2**22, 2**25  # the host target emulates: about a second per row
 _MOST_DRAWN = 10000
-_MOST_EXPONENT = {"host": 9}  # of 2: random sizes
+_MOST_EXPONENT = {"host": 9}  # of random sizes, as powers of 2
 
 
 @dataclass(frozen=True)
 class Suite:
-    """name: "models", a model's, or "random:SEED:COUNT".  rows: of each op and dtype, at most.
+    """name: "models", a model's name, or "random:SEED:COUNT".  rows: maximum per op and dtype.
 
-    seed: which of the shapes.  A random suite has its own seed and count.
+    seed: selects the shapes.  A random suite's name has its own seed and count.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Suite:
 
 
 def suite(name: str, rows: int | None, seed: int, target: str) -> Suite:
-    """rows: None for the default.  Raises ValueError for a name that is none."""
+    """Parse a suite.  rows: None for the default.  Raises ValueError for an unknown name."""
     if drawn := _RANDOM.fullmatch(name):
         return Suite(name, int(drawn[2]), int(drawn[1]))
     if name != ALL and name not in by_suite():
@@ -48,24 +48,23 @@ def suite(name: str, rows: int | None, seed: int, target: str) -> Suite:
 
 
 def group(dtype: str) -> str:
-    """The dtype that a row is counted under: without the epilogue of a product."""
+    """Return the dtype that a row is counted under: without a product's epilogue options."""
     name, _, text = dtype.partition(":")
     kept = [option for option in text.split("+") if option and option not in _EPILOGUE]
     return ":".join((name, *(["+".join(kept)] if kept else [])))
 
 
 def fits(work: Work, target: str) -> bool:
-    """Whether a row can be verified and timed: beside peers on 80 GB, or in 1 s on the host."""
+    """Return whether a row can be verified and timed: with peers in 80 GB, on the host in 1 s."""
     if target == "host":
         return work.bytes_read + work.bytes_written <= _HOST_BYTES and work.flops <= _HOST_FLOPS
     return 16 * work.bytes_read + 8 * work.bytes_written <= _MEMORY
 
 
 def tasks(chosen: Suite, ops: Iterable[Op], target: str) -> list[Task]:
-    """The rows in a seeded order that mixes ops: an interrupted run has measured a sample too.
+    """Return the rows in a seeded order that mixes ops, so that an interrupted run is a sample too.
 
-    Which rows a group has depends on the suite, the seed and the target alone, and a larger `rows`
-    adds to them.
+    A group's rows depend only on the suite, the seed and the target; a larger `rows` adds to them.
     """
     known = {op.name: op for op in ops}
     found: list[tuple[str, Task]] = []
@@ -90,7 +89,7 @@ def _task(entry: Entry, op: Op) -> Task:
 
 
 def _groups(chosen: Suite, known: dict[str, Op], target: str) -> Iterator[Iterable[Entry]]:
-    """The candidates of each op and dtype, in the order in which they are taken."""
+    """Yield the candidates of each op and dtype, in the order of selection."""
     if chosen.name.startswith("random:"):
         for op in (op for op in RANDOM if op in known):
             for dtype in RANDOM[op][0]:
@@ -114,5 +113,5 @@ def _models(name: str) -> Iterator[Model]:
 
 
 def _rank(seed: int, entry: Entry) -> str:
-    """A random number of the entry: it does not depend on what else there is."""
+    """Return a pseudorandom rank that depends only on the seed and the entry."""
     return hashlib.sha256(f"{seed} {entry}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Public models as data: the figures of their configurations that decide shapes of calls."""
+"""Public models as data: the dimensions in their configurations that determine call shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 class Linear:
     """A linear layer: (tokens, inputs) times (inputs, outputs).
 
-    activation: of the epilogue, or None.
+    activation: in the epilogue, or None.
     """
 
     outputs: int
@@ -20,21 +20,21 @@ class Linear:
 
 @dataclass(frozen=True)
 class Model:
-    """What a model's configuration says of shapes.
+    """The shape-related part of a model's configuration.
 
-    suite: its name as `bench --suite` takes it; blocks of several widths share one.
-    intermediate: of the feed-forward network, of each expert where there are experts; 0: none.
-    gate: the activation of a gated network (silu, gelu_tanh, clamped_silu), None: it has no gate.
-    vocab: 0: the model has no head.  norms: widths that are normalised besides `hidden`, by the
-        number of rows for each token.
+    suite: its name in `bench --suite`; blocks of several widths share one.
+    intermediate: width of the feed-forward network, or of each expert; 0: none.
+    gate: activation of a gated network (silu, gelu, gelu_tanh, clamped_silu); None: not gated.
+    vocab: 0: the model has no head.  norms: (rows per token, width) of norms besides those of width
+        `hidden`.
     linears: layers besides qkv, o, the feed-forward network and the head.  plain_attention: qkv and
-        o have their usual shape; else `linears` has them.
-    experts, experts_per_token: of the router.  shared: the width of the network beside routed
-        experts.
-    window: keys that layers with sliding windows see; 0: there are none.  only_windows: all layers
-        have one.
-    sequences: lengths that are attended without a causal mask, as of images; () for causal prefill.
-    caches: numbers of keys that one new token attends to; () for a model that does not decode.
+        o have their usual shape; otherwise they are in `linears`.
+    experts, experts_per_token: of the router.  shared: width of the network that runs beside the
+        routed experts.
+    window: keys per query in sliding-window layers; 0: no such layers.  only_windows: all layers
+        have a window.
+    sequences: lengths attended without a causal mask, for images for example; (): causal prefill.
+    caches: numbers of keys that a new token attends to; (): the model does not decode.
     """
 
     suite: str
@@ -73,7 +73,7 @@ def _qwen25(
 
 
 def _gpt_oss(size: str, experts: int) -> Model:
-    """openai/gpt-oss-*: config.json.  The gate is clamped and scaled: no dual_gemm_silu."""
+    """openai/gpt-oss-*: config.json.  The gate is clamped and scaled, unlike dual_gemm_silu's."""
     return Model(
         f"gpt-oss-{size}", 2880, 2880, 64, 8, 64, 201088, gate="clamped_silu", bias=True,
         qkv_bias=True, experts=experts, experts_per_token=4, window=128,
@@ -103,7 +103,7 @@ MODELS = (
     _qwen25("14b", 5120, 13824, 40, 8, 128, 152064),
     _qwen25("32b", 5120, 27648, 40, 8, 128, 152064),
     _qwen25("72b", 8192, 29568, 64, 8, 128, 152064),
-    # Qwen/Qwen3-*: config.json.  q and k are normalised by head.
+    # Qwen/Qwen3-*: config.json.  q and k are normalised per head.
     Model("qwen3-8b", 4096, 12288, 32, 8, 128, 151936, norms=((32, 128), (8, 128))),
     Model(
         "qwen3-30b-a3b", 2048, 768, 32, 4, 128, 151936, norms=((32, 128), (4, 128)),
@@ -120,9 +120,9 @@ MODELS = (
     # microsoft/Phi-3-mini-4k-instruct, microsoft/phi-4: config.json.
     Model("phi3-mini", 3072, 8192, 32, 32, 96, 32064, window=2047, only_windows=True),
     Model("phi4", 5120, 17920, 40, 10, 128, 100352, caches=(512, 2048, 8192, 16384)),
-    # deepseek-ai/DeepSeek-V3: config.json.  MLA: q by way of 1536, k and v by way of 512 and 64 for
-    # positions; 128 heads of 128 + 64 for q k^T and of 128 for v.  Its latent cache (576) is wider
-    # than decode_attention's heads.
+    # deepseek-ai/DeepSeek-V3: config.json.  MLA: q has rank 1536, k and v have rank 512, plus 64
+    # for positions; 128 heads of 128 + 64 for q k^T and of 128 for v.  Its latent cache (576) is
+    # wider than decode_attention's heads.
     Model(
         "deepseek-v3", 7168, 2048, 128, 128, 192, 129280, norms=((1, 1536), (1, 512)),
         linears=(
@@ -135,8 +135,8 @@ MODELS = (
     ),
     _gpt_oss("20b", 32),
     _gpt_oss("120b", 128),
-    # openai/whisper-large-v3: config.json.  1500 frames are encoded; a token attends to up to 448
-    # others and to the frames.
+    # openai/whisper-large-v3: config.json.  The encoder has 1500 frames; a token attends to up to
+    # 448 other tokens and to the frames.
     Model(
         "whisper-large-v3", 1280, 5120, 20, 20, 64, 51866, gate=None, activation="gelu",
         norm="layer_norm", bias=True, qkv_bias=True, sequences=(1500,), caches=(448, 1500),
@@ -150,7 +150,7 @@ MODELS = (
     _sdxl(640, 10, 4096),
     _sdxl(1280, 20, 1024),
     # black-forest-labs/FLUX.1-dev: transformer/config.json, images of 1024 x 1024 and 512 tokens of
-    # text.  Blocks of one stream multiply qkv and the network's input at once, and their results.
+    # text.  Single-stream blocks fuse qkv with the network's input, and both output projections.
     Model(
         "flux", 3072, 12288, 24, 24, 128, 0, gate=None, activation="gelu_tanh", norm="layer_norm",
         norms=((24, 128),), bias=True, qkv_bias=True, caches=(), sequences=(4608,),
@@ -162,7 +162,7 @@ MODELS = (
 
 
 def by_suite() -> dict[str, tuple[Model, ...]]:
-    """The models of each suite."""
+    """Return the models of each suite."""
     found: dict[str, tuple[Model, ...]] = {}
     for model in MODELS:
         found[model.suite] = (*found.get(model.suite, ()), model)
@@ -170,8 +170,10 @@ def by_suite() -> dict[str, tuple[Model, ...]]:
 
 
 def linears(model: Model) -> tuple[Linear, ...]:
-    """The layers that all tokens pass, without experts' and the head's; of a gated network gate and
-    up as one, as they are stored."""
+    """Return the layers that every token passes, without experts and head.
+
+    Gate and up of a gated network are one layer, as checkpoints fuse them.
+    """
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     found = model.linears
     if model.plain_attention:
@@ -182,7 +184,7 @@ def linears(model: Model) -> tuple[Linear, ...]:
 
 
 def feed_forward(model: Model) -> tuple[Linear, Linear]:
-    """The layers of a network, or of one expert."""
+    """Return the layers of a feed-forward network, or of one expert."""
     up = model.intermediate * (1 if model.gate is None else 2)
     return (
         Linear(up, model.hidden, model.bias, model.activation),

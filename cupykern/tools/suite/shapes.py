@@ -1,4 +1,4 @@
-"""From a model and a number of tokens to the calls of each op; and calls of random sizes."""
+"""Calls of each op for a model and a number of tokens; and calls of random sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .models import Linear, Model, feed_forward, linears
 
 
 class Entry(NamedTuple):
-    """A row of a suite: `op.bench_problem(shape, dtype)` with some of its fields changed."""
+    """A row of a suite: `op.bench_problem(shape, dtype)` with some fields changed."""
 
     op: str
     shape: tuple[int, ...]
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     changes: tuple[tuple[str, Any], ...] = ()
 
 
-# Powers of two, what lies between them, and odd numbers.
+# Powers of two, values between them, and odd numbers.
 TOKENS = (
     *(
         1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 100, 128, 160, 192, 255, 256,
@@ -29,16 +29,16 @@ TOKENS = (
 )  # fmt: skip
 _MOST_TOKENS = 32768
 _BATCHES = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_MOST_DECODED = 256  # sequences that decode at once
+_MOST_DECODED = 256  # sequences per decode step
 _LEAST_PREFILLED = 16
-_LENGTHS = (512, 1024, 2048, 4096)  # of sequences of a batch that is prefilled
+_LENGTHS = (512, 1024, 2048, 4096)  # of sequences in a prefill batch
 _NVFP4_GROUP = 16
 _FP8, _INT8, _NVFP4 = "float8_e4m3fn", "int8", "float4_e2m1fn"
-_SCALED = (_FP8, f"{_FP8}:rows", f"{_FP8}:blocks", _INT8, _NVFP4)  # both operands quantized
+_SCALED = (_FP8, f"{_FP8}:rows", f"{_FP8}:blocks", _INT8, _NVFP4)  # both operands quantised
 
 
 def token_counts(model: Model) -> tuple[int, ...]:
-    """1 to 32768; of a model with sequences of fixed lengths whole ones, if it does not decode."""
+    """Return counts from 1 to 32768; fixed-length models that do not decode get whole sequences."""
     counts = {batch * length for batch in _BATCHES for length in model.sequences}
     counts = {count for count in counts if count <= _MOST_TOKENS}
     if model.caches or not model.sequences:
@@ -47,7 +47,10 @@ def token_counts(model: Model) -> tuple[int, ...]:
 
 
 def entries(model: Model, tokens: int) -> Iterator[Entry]:
-    """The calls of one forward pass of `tokens` tokens, for every quantization; some come twice."""
+    """Yield the calls of a forward pass of `tokens` tokens, for every quantisation.
+
+    Some calls come twice.
+    """
     hidden, dtype = model.hidden, model.dtype
     for layer in linears(model):
         yield from _products(tokens, layer, dtype)
@@ -57,7 +60,7 @@ def entries(model: Model, tokens: int) -> Iterator[Entry]:
     if model.experts:
         yield Entry("matmul", (tokens, model.experts, hidden), dtype)
         yield Entry("softmax", (tokens, model.experts), "float32")
-        # As many tokens for each expert as there are on average.
+        # The average number of tokens per expert.
         rows = -(-tokens * model.experts_per_token // model.experts)
         for layer in feed_forward(model):
             yield from _products(rows, layer, dtype)
@@ -111,7 +114,7 @@ def _attention(model: Model, tokens: int) -> Iterator[Entry]:
     if not model.sequences and tokens >= _LEAST_PREFILLED:
         lengths = (tokens, *(n for n in _LENGTHS if n < tokens and tokens % n == 0))
         for length in lengths:
-            # A window as long as the sequence hides nothing.
+            # A window as long as the sequence masks nothing.
             if not model.only_windows or length <= model.window:
                 shape = tokens // length, heads, length, dim, 1, kv_heads
                 yield Entry("attention", shape, model.dtype, changes)
@@ -127,9 +130,9 @@ def _attention(model: Model, tokens: int) -> Iterator[Entry]:
 
 
 class Draw:
-    """Sizes from a seed, bit for bit the same on every machine: no logarithm or power is rounded.
+    """Draws sizes that are the same on every machine: no logarithm or power is rounded.
 
-    most: the largest exponent of 2 of a size, whatever is asked for.
+    most: the largest exponent of 2 of a size, in every draw.
     """
 
     def __init__(self, seed: str, most: int):
@@ -139,8 +142,11 @@ class Draw:
         return options[int(self._random.random() * len(options))]
 
     def size(self, low: int, high: int, multiple: int | None = None) -> int:
-        """From 2^low to 2^high, each octave as likely; a multiple of `multiple`, or if it is large
-        enough of 1, which gives odd ones, 8, 16, 64 or 128."""
+        """Draw from 2^low to 2^high, each octave with equal probability.
+
+        The size is a multiple of `multiple`.  For None it is a multiple of 1 (with odd sizes), 8,
+        16, 64 or 128, if it is large enough.
+        """
         high = max(low + 1, min(high, self._most))
         octave = low + int(self._random.random() * (high - low))
         size = int((1 + self._random.random()) * 2**octave)
@@ -177,7 +183,7 @@ def _decode_shape(draw: Draw, dtype: str) -> Shape:
 _DIMS = (32, 64, 72, 80, 96, 128, 128, 160, 192, 256)
 _HALVES = ("float16", "bfloat16")
 _Maker = Callable[[Draw, str], Shape]
-# The ops of a random suite: their dtypes, and how their shapes are drawn.
+# The ops of a random suite: their dtypes, and the function that draws their shapes.
 RANDOM: dict[str, tuple[tuple[str, ...], _Maker]] = {
     **dict.fromkeys(
         ("softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"),
@@ -201,7 +207,7 @@ RANDOM: dict[str, tuple[tuple[str, ...], _Maker]] = {
 
 
 def random_entries(op: str, dtype: str, seed: int, most: int) -> Iterator[Entry]:
-    """Endless, some come twice.  most: as Draw's."""
+    """Yield entries without end; some come twice.  most: see Draw."""
     draw, make = Draw(f"{seed} {op} {dtype}", most), RANDOM[op][1]
     while True:
         yield Entry(op, make(draw, dtype), dtype)

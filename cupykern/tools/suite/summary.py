@@ -1,4 +1,4 @@
-"""How a suite's times compare with the fastest peer's: a line for each op and dtype."""
+"""Compare a suite's times with the fastest peer's: a line per op and dtype."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FURTHEST = 3
 class Behind:
     """A row and its fastest peer.
 
-    ratio: the peer's time over ours, less than 1 where we are behind.
+    ratio: the peer's time over ours; less than 1 if we are slower.
     """
 
     shape: tuple[int, ...]
@@ -35,12 +35,12 @@ class Behind:
 class Line:
     """The rows of an op and dtype that were timed beside a peer.
 
-    alone: further rows, that no peer ran.  wrong: rows of both kinds whose result is not verified.
-    speedup: the geometric mean of the fastest peers' times over ours; None without rows.
-    behind: for each of BEHIND the share of rows that are behind by so much or more: the peer takes
-        at most 1 - BEHIND of our time.
-    furthest: the rows furthest behind, the furthest first.
-    ratios: of all rows beside a peer, its time over ours, rising.
+    alone: other rows, which no peer ran.  wrong: rows of both kinds with unverified results.
+    speedup: geometric mean of the fastest peers' times over ours; None without rows.
+    behind: for each of BEHIND, the share of rows that are slower by at least this fraction: the
+        peer takes at most 1 - BEHIND of our time.
+    furthest: the slowest rows relative to the peer, slowest first.
+    ratios: the fastest peer's time over ours, for all rows beside a peer, ascending.
     """
 
     op: str
@@ -55,8 +55,10 @@ class Line:
 
 
 def fastest_peer(row: dict[str, Any]) -> tuple[str, float] | None:
-    """(name, its time over ours) of the fastest peer; None if we or no peer were timed.  row: of a
-    benchmark's document."""
+    """Return (name, time over ours) of the fastest peer; None if we or no peer were timed.
+
+    row: of a benchmark's document.
+    """
     ours = row["results"][0] if row["results"] else None
     if ours is None or not ours["median_us"]:
         return None
@@ -65,7 +67,7 @@ def fastest_peer(row: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def lines(rows: Iterable[dict[str, Any]]) -> list[Line]:
-    """In the order of cupykern.OPS, and then as they come."""
+    """Return the lines in the order of cupykern.OPS, then by dtype."""
     from ... import OPS
 
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -100,7 +102,7 @@ def _beside(rows: Iterable[dict[str, Any]]) -> Iterator[Behind]:
 
 
 def share_behind(ratios: Sequence[float], by: float) -> float:
-    """Of ratios of a peer's time over ours."""
+    """Return the share of ratios (peer's time over ours) that are at most 1 - by."""
     return sum(ratio <= 1 - by for ratio in ratios) / len(ratios)
 
 
@@ -111,7 +113,7 @@ HEAD = (
 
 
 def cells(line: Line) -> tuple[str, ...]:
-    """Of HEAD."""
+    """Return a line's cells, in the order of HEAD."""
     shares = ["-"] * len(BEHIND) if line.behind is None else [f"{x:.0%}" for x in line.behind]
     counts = map(str, (line.rows, line.alone, line.wrong))
     return line.op, line.dtype, *counts, number(line.speedup), *shares
