@@ -12,7 +12,7 @@ _LARGEST = 2.0**126  # its reciprocal is a normal number
 
 
 def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
-    """(number, None) or (None, array) of a scale; 0-d numpy arrays beside q count as numbers."""
+    """(number, None) or (None, array) of a scale, by arguments.is_number."""
     if not hasattr(scale, "dtype") or isinstance(scale, np.ma.MaskedArray):
         return scale, None
     return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
