@@ -20,7 +20,7 @@ from ..ops.checks.formulas import NO_FORMULA, read_formula
 from ..ops.checks.vectors import Vectors, read_vectors
 from .chunks import Chunks, aligned, common, item, kind, lazy, meta, rechunked, standing_for
 
-_SUM = "the sum of other chunks"  # an operand's name that no formula has
+_SUM = "the sum of other chunks"  # an operand name that cannot occur in a formula
 
 
 def matmul(

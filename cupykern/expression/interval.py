@@ -82,7 +82,7 @@ def _checked(x: Interval, most: float) -> Interval:
 def _corners(function: Any, a: Interval, b: Interval) -> Interval:
     corners = [function(x, y) for x in a for y in b]
     lo, hi = corners[0], corners[0]
-    for x in corners[1:]:  # NaN stays
+    for x in corners[1:]:  # np.minimum and np.maximum propagate NaN
         lo, hi = np.minimum(lo, x), np.maximum(hi, x)
     return Interval(lo, hi)
 

@@ -40,4 +40,4 @@ OPS = (
     rope_and_cache.OP,
     nonfinite_report.OP,
 )
-"""Every op, in the order in which check, bench, compile and the property tests use them."""
+"""All ops, for check, bench, compile and the property tests."""

@@ -161,7 +161,7 @@ def attention(
     FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
     """
     arrays: tuple[Any, ...]
-    if window is not None:  # before the key: (3, 0) == (3.0, False)
+    if window is not None:  # checked before the key is built: (3, 0) == (3.0, False)
         window = check_window(window, False)
     formulas = NONE
     if score is not None or operands is not None or (mask is not None and is_formula(mask)):

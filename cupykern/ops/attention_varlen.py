@@ -140,7 +140,7 @@ def attention_varlen(
     Raises the errors of `attention`, and ValueError for offsets, lengths and pages that fail the
     checks.  Error bound: `reference.attention_varlen_bound`.
     """
-    if window is not None:  # before the key: (3, 0) == (3.0, False)
+    if window is not None:  # checked before the key is built: (3, 0) == (3.0, False)
         window = check_window(window, False)
     of_keys: tuple[Any, ...] = (cu_seqlens_k,)
     refused = seq_lens_k is not None

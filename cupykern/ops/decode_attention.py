@@ -116,7 +116,7 @@ def decode_attention(
     paged caches follow PagedAttention (Kwon et al., arXiv:2309.06180).  Error bound:
     `reference.decode_attention_bound`.
     """
-    if window is not None:  # before the key: (3, 0) == (3.0, False)
+    if window is not None:  # checked before the key is built: (3, 0) == (3.0, False)
         window = check_window(window, False)
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
     call: tuple[Any, ...] = (

@@ -114,7 +114,7 @@ def kept_merge(out1: Any, lse1: Any, out2: Any, lse2: Any, out: Any) -> Repeated
 
 
 def _check_arrays(out1: Any, lse1: Any, out2: Any, lse2: Any, layout: Any) -> None:
-    """Raises TypeError and ValueError."""
+    """Check dtypes, shapes and layout.  Raises TypeError and ValueError."""
     dtypes.resolve(out1.dtype, "out1's dtype", DTYPES)
     for name, x, dtype in (
         *(("lse1", lse1, np.dtype(np.float32)), ("out2", out2, out1.dtype)),

@@ -159,7 +159,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
         if walk is None or not (
             walk.plain or config or is_measured(target.arch)
         ):  # rare: strides that the kernel can't walk, or has no variant for
-            codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
+            codes = x.view(f"u{x.itemsize}")  # CuPy cannot copy FP8
             return _run(arrays.packed(codes).view(x.dtype), config)
         plan = nonfinite_plan.plan(target, NonfiniteTask(walk, x.dtype), config)
         plans.remember(key, (target, plan))
@@ -212,7 +212,7 @@ def _inputs(problem: NonfiniteProblem, seed: int, xp: Any) -> Call:
     if problem.kind == "bench":
         return Call((inputs.bench_values(problem.shape, dtype, seed, xp),))
     x = np.asarray(inputs.values(problem.kind, problem.shape, dtype, seed))
-    codes = x.view(f"u{dtype.itemsize}")  # CuPy moves no FP8
+    codes = x.view(f"u{dtype.itemsize}")  # CuPy cannot copy FP8
     return Call((inputs.with_layout(codes, problem.layout, xp).view(dtype),))
 
 

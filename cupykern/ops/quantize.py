@@ -61,7 +61,7 @@ def quantize(
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (dims,
     granularity, block, config).  Error bound: `reference.quantize_bound`.
     """
-    if granularity == "block":  # before the key: (1, 128) == (1.0, 128.0)
+    if granularity == "block":  # checked before the key is built: (1, 128) == (1.0, 128.0)
         check_block(block)
     key, known, _ = plans.find(("quantize", dtype, granularity, block, config), None, x)
     if known is not None:

@@ -137,9 +137,10 @@ def _work(problem: NvFp4Problem) -> Work:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Sample rows of one matrix, and the row of the largest magnitude, on which all scales depend.
+    """Sample rows of one matrix, among them the row of the largest magnitude, which determines
+    global_scale.
 
-    outputs: those of NvFp4.outputs, scales in plain order.
+    outputs: of NvFp4.outputs, scales in plain order.
     """
     x = call.args[0]
     rows = inputs.sample_rows(x, max_elements, seed) if x.ndim == 2 and x.size else None

@@ -43,7 +43,7 @@ from .checks.scales import (
 from .problems import products
 from .problems.products import NVFP4
 
-_PRODUCT = "the product"  # an operand's name that no formula has
+_PRODUCT = "the product"  # an operand name that cannot occur in a formula
 QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 
 
@@ -272,7 +272,7 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
-    """dtype: as for products.bench_product; b defaults to int8 or NvFp4 if a is that, else to
+    """dtype: see products.bench_product; b defaults to int8 or NvFp4 if a is that, else to
     float8_e4m3fn.  Scales are per tensor, or by the option "rows" or "blocks"; NvFp4 holds its own.
     A 16-bit a has no block scales."""
     if NVFP4 in dtype.partition(":")[0].split("*"):

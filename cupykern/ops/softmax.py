@@ -50,7 +50,7 @@ def softmax(
 
     x: float16, bfloat16 or float32 array of any shape and strides (cupy: on its GPU, on the current
         stream; numpy: on the host target).
-    axis: the axis that sums to 1.
+    axis: the axis along which results sum to 1.
     mask: bool array that broadcasts to x's shape, True = keep.  Masked elements count as absent,
         NaN and infinities included.
     scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
@@ -85,7 +85,7 @@ def log_softmax(
     >>> print(cupykern.log_softmax(np.zeros((1, 4), np.float32)).round(4))  # -log(4)
     [[-1.3863 -1.3863 -1.3863 -1.3863]]
 
-    Arguments and errors are those of `softmax`.  Masked elements give -inf, also in a fully masked
+    Arguments and errors as for `softmax`.  Masked elements give -inf, also in a fully masked
     row.  Error bound: `reference.log_softmax_bound`.
     """
     return _run(x, axis, mask, scale, dtype, out, True, config)

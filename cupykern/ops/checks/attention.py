@@ -212,7 +212,7 @@ def padded_to(x: Any, step: int) -> Any:
     """x, or a copy with rows zero-padded to a multiple of `step` elements."""
     if x.shape[3] % step == 0:
         return x
-    codes = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy moves no FP8
+    codes = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy cannot copy FP8
     made = namespace(x).zeros((*x.shape[:3], padded_size(x.shape[3], step)), codes.dtype)
     made[..., : x.shape[3]] = codes
     return made.view(x.dtype)

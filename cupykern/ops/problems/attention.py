@@ -320,7 +320,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: 
         if name != "v" and shape[2]:
             x[:, :, seed % shape[2]] *= np.asarray(8, dtype)
         return x
-    if kind == "subnormal" and name == "k":  # so that scores are not
+    if kind == "subnormal" and name == "k":  # keep scores normal
         size = 2.0**110 if dtype == dtypes.bfloat16 else 1.0
         return inputs.values("normal", shape, dtype, seed) * np.asarray(size, dtype)
     if kind != "special":

@@ -123,7 +123,7 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 
 def stored(x: np.ndarray, view: str, xp: Any) -> Any:
     dtype = x.dtype
-    codes = dtype if x.itemsize > 1 else np.dtype(np.uint8)  # CuPy moves no FP8
+    codes = dtype if x.itemsize > 1 else np.dtype(np.uint8)  # CuPy cannot copy FP8
     if view == "swapped":
         made = xp.swapaxes(xp.asarray(x.view(codes)), 1, 2)
         return xp.swapaxes(xp.ascontiguousarray(made), 1, 2).view(dtype)

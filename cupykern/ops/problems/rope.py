@@ -218,7 +218,7 @@ def _caches(p: RopeProblem, rng: Any, seed: int, xp: Any) -> tuple[tuple[Any, ..
         caches = (inputs.bench_values(shape, dtype, seed + i, xp) for i in (4, 5))
     else:
         numbers = (rng.integers(-8, 9, shape).astype(dtype) for _ in range(2))
-        bits = (x.view(np.uint8) if x.itemsize == 1 else x for x in numbers)  # CuPy moves no FP8
+        bits = (x.view(np.uint8) if x.itemsize == 1 else x for x in numbers)  # CuPy cannot copy FP8
         caches = (inputs.with_layout(x, p.cache_view, xp).view(dtype) for x in bits)
     return tuple(caches), kwargs
 
@@ -295,7 +295,7 @@ def sample(
     table[batch, rows[batch, token]] = np.arange(len(batch))
 
     def pages(x: Any) -> Any:
-        bits = x.view(f"u{x.itemsize}")  # CuPy indexes no FP8
+        bits = x.view(f"u{x.itemsize}")  # CuPy cannot index FP8
         found = (bits.swapaxes(1, 2) if by_head else bits)[places]
         return (found[:, :, None] if by_head else found[:, None]).view(x.dtype)
 
