@@ -108,7 +108,7 @@ DEVICE float gelu_of_twice(float x) {
 // x / 2 (1 + tanh(t)), t = sqrt(2 / pi) (x + 0.044715 x^3), as x times the sigmoid of 2 t; within 9
 // + 5 max(-2 t, 0) ulp.
 DEVICE float gelu_tanh(float x) {
-    constexpr float kFirst = -2.3022082f, kThird = -0.10294324f;  // of -2 t log2 e
+    constexpr float kFirst = -2.3022082f, kThird = -0.10294324f;  // coefficients of -2 t log2 e
     return x * reciprocal_approx(1.0f + exp2_approx(x * (kThird * (x * x) + kFirst)));
 }
 

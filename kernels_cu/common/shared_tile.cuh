@@ -3,8 +3,8 @@
 #include "common/dtype.cuh"
 
 // kRows rows of kRowBytes, in 16-byte chunks.  Swizzle: a chunk's index in its row is XORed with
-// bits of the row's index.  Free of bank conflicts are the same chunk of 8 rows, half chunks of 4
-// adjacent pairs, and 4 adjacent chunks of 2 rows.
+// bits of the row's index.  Accesses to the same chunk of 8 rows have no bank conflicts, nor have
+// half chunks of 4 adjacent pairs, nor 4 adjacent chunks of 2 rows.
 template <int kRows_, int kRowBytes>
 struct SharedTile {
     static constexpr int kRows = kRows_, kChunks = kRowBytes / 16;

@@ -15,7 +15,7 @@ struct OperandArrays { const void* arrays[kMaxOperands]; };
 
 DEVICE float operand_to_float(int32_t x) { return float(x); }
 DEVICE float operand_to_float(int64_t x) { return float(x); }
-DEVICE float operand_to_float(uint8_t x) { return float(x); }  // of a bool
+DEVICE float operand_to_float(uint8_t x) { return float(x); }  // bool
 template <class T> DEVICE float operand_to_float(T x) { return to_float(x); }
 
 struct FormulaOperands {

@@ -11,9 +11,9 @@ namespace rows {
 // 64-byte lines, one after another.  Row loads need only the first line, which has room for 48
 // bytes of arguments; row stores need the second.
 struct EvenParams {
-    int64_t x_stride, residual_stride;  // of rows
+    int64_t x_stride, residual_stride;  // row strides
     uint8_t unpredicated;               // nonzero: all vectors, rows, weights and biases exist
-    uint8_t blocks_log2;                // of a cluster
+    uint8_t blocks_log2;                // per cluster
     uint16_t loads_last;                // nonzero: evict_last
     float eps;
     int64_t y_stride, sum_stride;

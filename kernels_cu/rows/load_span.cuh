@@ -131,7 +131,7 @@ template <int kStep>
 struct SpanRow {
     Packed* mine;
     int num_packed, most;  // words of this thread; most of any thread
-    int first_col;         // of the first word
+    int first_col;         // column of the first word
     Element* single;       // null: none
     int single_col;
 

@@ -23,7 +23,7 @@ struct SpanNormOptions {
     int32_t weight_dtype, bias_dtype;
     int num_cols;
     float eps;
-    float *mean, *rstd;  // of this row; null: not stored
+    float *mean, *rstd;  // this row's; null: not stored
     bool wants_sum;
 };
 

@@ -14,7 +14,7 @@ struct SoftmaxParams {
     RowLayout<kOperands> layout;
     int64_t num_chunks;
     float scale;
-    int32_t dtype;         // of y
+    int32_t dtype;         // y's
     int32_t threads_log2;  // log2 of a row's threads in softmax_span.cu
     int32_t blocks;        // per cluster in softmax_cluster.cu
 };

@@ -150,7 +150,7 @@ namespace {
 // The context of a fiber, or of a worker's own stack.
 struct Context {
     void* stack_pointer;
-    char* bottom;  // of the stack
+    char* bottom;  // the stack's
     size_t size;
     ASAN(void* fake_stack;)
     TSAN(void* tsan_fiber;)

@@ -82,7 +82,7 @@ struct Wgmma {
     void* d;
 };
 
-// Run by the last lane to arrive, for its warp.  payloads[i]: of lane i; null: no such lane.
+// Run by the last lane to arrive, for its warp.  payloads[i]: lane i's; null: no such lane.
 using Combine = void (*)(void** payloads);
 
 // The runtime's functions.  A kernel's module gets the table when loaded, so that two runtimes

@@ -53,7 +53,7 @@ struct Transfer {
     int group;             // of the issuer's stores
     char* data;            // copy of a store's source when issued, or store_async's value
     const char* global;    // a bulk copy's source
-    Warpgroup* warpgroup;  // of a wgmma
+    Warpgroup* warpgroup;  // a wgmma's
     void (*finish)(Warpgroup&);
 };
 
@@ -106,7 +106,7 @@ struct Block : BlockView {
 constexpr int kMaxClusterSize = 16;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxArrays = 64;
-constexpr int kMaxPhaseBarriers = 1024;    // of a cluster
+constexpr int kMaxPhaseBarriers = 1024;    // per cluster
 constexpr size_t kStaticBytes = 48 << 10;  // as on CUDA
 constexpr size_t kDynamicOffset = kStaticBytes + 2 * kRedzone * kMaxArrays;
 
