@@ -30,6 +30,7 @@ from .logits import NormalizedPlan, fill_logits, normalized_plan
 from .parts_config import PartsGemmConfig
 from .portable_config import GemmConfig
 from .product import (
+    ACTIVATIONS,
     BLOCK,
     FP4,
     GROUPS,
@@ -66,11 +67,6 @@ AnyConfig = GemmConfig | FmaGemmConfig | SplitFloat32 | SkinnyGemmConfig | Sm90A
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     return config.refusal(task, device_named(arch))
-
-
-def slow_activation(activation: str | None) -> bool:
-    """Whether it takes many instructions (GemmTask)."""
-    return activation not in (None, "relu")
 
 
 def fp16_accumulate_task(task: GemmTask) -> GemmTask:
@@ -176,7 +172,7 @@ def task_of(product: Product) -> GemmTask:
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
     task = replace(
         task,
-        slow_activation=slow_activation(p.activation) or p.formula is not None,
+        slow_activation=ACTIVATIONS[p.activation].slow or p.formula is not None,
         tma_store_epilogue=fits_tma_store(with_a_decoded(p), task.mixed_input),
         tma_store_decoded=p.b.dtype != FP4 or fits_tma_store_decoded(p),
         precision=p.precision,

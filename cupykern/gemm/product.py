@@ -23,13 +23,27 @@ _NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
 BLOCK = 128  # of scales along k and n; gemm/mainloop_portable.cuh, mainloop_sm90.cuh: kBlockK
 ALIGNMENT = 16  # bytes, of what asynchronous copies move
-ACTIVATIONS = (
-    None,
-    "relu",
-    "gelu",
-    "gelu_tanh",
-    "silu",
-)  # gemm/epilogue/linear_combination.cuh: Activation
+
+
+class Activation(NamedTuple):
+    """code: of gemm/epilogue/linear_combination.cuh: Activation.  slow: takes many instructions.
+
+    halves: the kernels that store 16-bit results by TMA take half its argument, so of alpha.
+    """
+
+    code: int
+    slow: bool = True
+    halves: bool = False
+
+
+ACTIVATIONS: dict[str | None, Activation] = {
+    None: Activation(0, slow=False),
+    "relu": Activation(1, slow=False),
+    "gelu": Activation(2, halves=True),
+    "gelu_tanh": Activation(3),
+    "silu": Activation(4),
+}
+"""A new one is a line here, one in reference/activations.py, and a line of the kernels'."""
 
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
@@ -402,7 +416,7 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
     epilogue["scale_a_stride"] = 0 if p.scale_a is None else p.scale_a.row
     epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
     epilogue["alpha"] = p.alpha
-    epilogue["activation"] = ACTIVATIONS.index(p.activation)
+    epilogue["activation"] = ACTIVATIONS[p.activation].code
 
 
 def fill_formula(params: np.ndarray, product: Product) -> None:

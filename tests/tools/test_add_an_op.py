@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from cupykern import targets
-
-ROOT = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"^```(?:py|cpp)\n(?:#|//) ([\w/]+\.\w+)(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def places() -> dict[str, str]:
-    """The files of the page's section, by their paths."""
-    page = (ROOT / "docs/kernels.md").read_text()
-    (section,) = re.findall(r"^## Add an op$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
-    return {match[1]: match[2] for match in _BLOCK.finditer(section)}
-
-
-def insert(path: Path, marker: str, line: str) -> None:
-    """Before the first line that begins with `marker`."""
-    text = path.read_text()
-    assert f"\n{marker}" in text
-    path.write_text(text.replace(f"\n{marker}", f"\n{line}\n{marker}", 1))
+from package_copy import blocks, copied, insert, run
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
     """Of the package, with the op."""
-    try:
-        targets.host_compiler.find_compiler()
-    except ValueError as error:
-        pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("copy")
-    for name in ("cupykern", "kernels_cu"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-    shutil.copy(ROOT / "cli.py", folder)
-    files = places()
+    folder = copied(tmp_path_factory.mktemp("copy"), ("cupykern", "kernels_cu", "cli.py"))
+    files = blocks("Add an op")
     export = files.pop("cupykern/__init__.py")
     for name, text in files.items():
         path = folder / name
@@ -58,21 +28,8 @@ def copy(tmp_path_factory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_page_has_the_five_places():
-    assert list(places()) == [
+    assert list(blocks("Add an op")) == [
         "cupykern/reference/scale_shift.py",
         "kernels_cu/scale_shift.cu",
         "cupykern/ops/scale_shift.py",
