@@ -280,7 +280,16 @@ def _configs(drawn: Drawn, rng: Any) -> Iterator[Break]:
         config = own[rng.integers(len(own))]
         for field in dataclasses.fields(config):
             for bad in ("8", None, 1.5, -1, 2**31):
-                yield _value("config", dataclasses.replace(config, **{field.name: bad}))
+                if (changed := _changed_config(config, field.name, bad)) is not None:
+                    yield _value("config", changed)
+
+
+def _changed_config(config: Any, field: str, bad: Any) -> Any:
+    """Return None where a config's class refuses such a field."""
+    try:
+        return dataclasses.replace(config, **{field: bad})
+    except (TypeError, ValueError):
+        return None
 
 
 @cache
