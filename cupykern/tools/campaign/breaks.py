@@ -30,6 +30,8 @@ from .bad_values import (
     REQUIRED,
     SAME_DTYPE,
     SIZES,
+    is_array,
+    options,
 )
 from .bits import codes
 
@@ -88,12 +90,12 @@ def _is_array(x: Any) -> bool:
 
 
 def _options(drawn: Drawn) -> Iterator[Break]:
-    for name in inspect.signature(drawn.op.run).parameters:
+    for name, parameter in inspect.signature(drawn.op.run).parameters.items():
         other, value = ONLY_WHERE.get(name, (None, None))
         if other is not None and drawn.arguments.get(other) != value:
             continue
         may_be_none = drawn.arguments.get(MAY_BE_NONE_WITH.get(name, "")) is not None
-        for bad in OPTIONS.get(name, ()):
+        for bad in options(parameter):
             if bad is not None or not may_be_none:
                 yield _value(name, bad)
 
@@ -104,7 +106,7 @@ def _options(drawn: Drawn) -> Iterator[Break]:
 def _arrays(drawn: Drawn) -> Iterator[Break]:
     for name in inspect.signature(drawn.op.run).parameters:
         x = drawn.arguments.get(name)
-        if name not in SIZES and name not in REQUIRED:
+        if not is_array(name) and not (name not in ("out", *OPTIONS) and _is_array(x)):
             continue
         needed = name in REQUIRED and x is not None
         for bad in (object(), [[1.0]], {}, *((None,) if needed else ())):
@@ -276,7 +278,7 @@ def _configs(drawn: Drawn, rng: Any) -> Iterator[Break]:
         own = drawn.op.configs(drawn.problem, drawn.target.arch)
     except (ValueError, NotImplementedError):
         return
-    if own:
+    if own and own[0] is not None:
         config = own[rng.integers(len(own))]
         for field in dataclasses.fields(config):
             for bad in ("8", None, 1.5, -1, 2**31):
