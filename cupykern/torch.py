@@ -13,8 +13,8 @@
 Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.
 Their results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start
 sooner.  Where torch.compile traces these with a tensor as first, positional argument, they are the
-operators; those that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config`, a
-formula or a BlockMask break the graph.  What an NvFp4 is an argument of belongs outside, in a
+operators; functions without one (quantize_nvfp4, nonfinite_report) and calls with `out`, `config`,
+a formula or a BlockMask break the graph.  What an NvFp4 is an argument of belongs outside, in a
 function with torch.compiler.disable.  There is no backward pass: a tensor that requires grad raises
 RuntimeError unless grad mode is off.
 """

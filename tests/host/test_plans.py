@@ -296,6 +296,7 @@ COSTS = {
     "attention_varlen": Cost(12, 1, 1),
     "nonfinite_report": Cost(17, 1, 1),
 }
+_ANY = Cost(60, 2, 2)  # an op whose calls are not as short as that belongs above
 
 
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
@@ -309,9 +310,10 @@ def test_what_a_warm_call_costs(fake, op):
     kwargs = {
         k: fake.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()
     }
-    found, expected = cost(fake, lambda: op.run(*args, **kwargs)), COSTS[op.name]
-    assert found[1:] == expected[1:]
-    assert found.calls <= expected.calls + 2, found
+    found, expected = cost(fake, lambda: op.run(*args, **kwargs)), COSTS.get(op.name, _ANY)
+    if expected is not _ANY:
+        assert found[1:] == expected[1:]
+    assert found.calls <= expected.calls + 2 and found[1:] <= expected[1:], found
 
 
 CASCADES = {
