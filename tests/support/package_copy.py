@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cupykern import targets
+from cupykern.targets import host_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(
@@ -30,7 +30,7 @@ def blocks(section: str) -> dict[str, str]:
 def copied(folder: Path, names: Iterable[str]) -> Path:
     """Folders and files of the repository, copied into `folder`; skips where no compiler is."""
     try:
-        targets.host_compiler.find_compiler()
+        host_compiler.find_compiler()
     except ValueError as error:
         pytest.skip(str(error))
     for name in names:
@@ -60,7 +60,7 @@ def run(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(folder.parent)))},
         capture_output=True,
         text=True,
         timeout=300,

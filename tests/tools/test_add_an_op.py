@@ -13,7 +13,10 @@ from package_copy import blocks, copied, insert, run
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
     """Of the package, with the op."""
-    folder = copied(tmp_path_factory.mktemp("copy"), ("cupykern", "kernels_cu", "cli.py"))
+    folder = copied(
+        tmp_path_factory.mktemp("copy"),
+        ("cupykern", "kernels_cu", "docs", "tests", "results", "cli.py", "pyproject.toml"),
+    )
     files = blocks("Add an op")
     export = files.pop("cupykern/__init__.py")
     for name, text in files.items():
@@ -22,7 +25,7 @@ def copy(tmp_path_factory) -> Path:
         assert not path.exists()
         path.write_text(text if path.suffix == ".py" else f"// {name}{text}")
     insert(folder / "cupykern/ops/__init__.py", "    softmax,\n", "    scale_shift,")
-    insert(folder / "cupykern/ops/__init__.py", "    softmax.OP,", "    scale_shift.OP,")
+    insert(folder / "cupykern/ops/__init__.py", "    nonfinite_report.OP,", "    scale_shift.OP,")
     insert(folder / "cupykern/__init__.py", "softmax = ", export.strip())
     insert(folder / "cupykern/__init__.py", '    "softmax",', '    "scale_shift",')
     return folder
@@ -68,8 +71,27 @@ def test_it_is_benchmarked(copy, tmp_path):
     assert "scale_shift" in json.dumps(json.loads(file.read_text()))
 
 
-def test_its_own_tests_pass(copy):
-    printed = run(
-        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/test_scale_shift.py"
+def test_the_tests_of_all_ops_pass(copy):
+    """Those with the op's name in their own; and its own tests."""
+    files = (
+        *("docs/test_docstrings.py", "host/test_compute_sanitizer.py", "host/test_plans.py"),
+        *("host/test_public.py", "interop/test_protocols.py", "ops/test_arguments.py"),
+        *("ops/test_odd_strides.py", "ops/test_scale_shift.py", "ops/test_watch.py"),
+        *("tools/test_bench.py", "tools/test_campaign.py", "tools/test_history.py"),
+        "tools/test_sensitivity.py",
     )
-    assert "2 passed" in printed
+    printed = run(
+        *(copy, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "--target", "host"),
+        *(
+            "-k",
+            "scale_shift or every_op_has or every_public_op or test_the_record",
+            *(f"tests/{x}" for x in files),
+        ),
+    )
+    assert int(re.search(r"(\d+) passed", printed)[1]) > 20
+
+
+def test_it_has_a_section_in_the_reference(copy):
+    pytest.importorskip("sphinx")
+    printed = run(copy / "docs", "-c", "import generated; print(generated.undocumented())")
+    assert printed == "['scale_shift']\n"
