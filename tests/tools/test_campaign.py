@@ -270,6 +270,12 @@ def test_every_argument_has_bad_values(op):
         assert has_own or bad_values.options(parameter)
 
 
+def test_configs_of_other_packages_are_bad_values():
+    drawn = bad_calls.draw(BY_NAME["softmax"], 1, HOST)
+    labels = {way.label for way in breaks.breaks(drawn, np.random.default_rng(0))}
+    assert any(label.startswith("config=GemmConfig(") for label in labels)
+
+
 def test_bad_values_of_an_argument_without_its_own_follow_from_its_default():
     op = make_op()
 

@@ -270,14 +270,14 @@ def _configs(drawn: Drawn, rng: Any) -> Iterator[Break]:
     if not all(x.size for x in drawn.arrays()) or not drawn.size:
         return
     yield from (_value("config", bad) for bad in (object(), "fast", 1))
-    package = _package(drawn.op)
-    for other, config in _some_configs(drawn.target.arch):
-        if other != package:
-            yield _value("config", config)
     try:
         own = drawn.op.configs(drawn.problem, drawn.target.arch)
     except (ValueError, NotImplementedError):
         return
+    packages = set(map(_package, own))
+    for config in _some_configs(drawn.target.arch):
+        if _package(config) not in packages:
+            yield _value("config", config)
     if own and own[0] is not None:
         config = own[rng.integers(len(own))]
         for field in dataclasses.fields(config):
@@ -295,15 +295,13 @@ def _changed_config(config: Any, field: str, bad: Any) -> Any:
 
 
 @cache
-def _some_configs(arch: str) -> tuple[tuple[str, Any], ...]:
-    """Return (package, config) for every op's first bench problem."""
-    found = []
-    for op in OPS:
-        problem = op.bench_problem(op.bench_shapes("host")[0], op.dtypes[0])
-        found.append((_package(op), op.configs(problem, arch)[0]))
-    return tuple(dict.fromkeys(found))
+def _some_configs(arch: str) -> tuple[Any, ...]:
+    """Return a config of every op's first bench problem."""
+    problems = ((op, op.bench_problem(op.bench_shapes("host")[0], op.dtypes[0])) for op in OPS)
+    found = (op.configs(problem, arch)[0] for op, problem in problems)
+    return tuple(dict.fromkeys(config for config in found if config is not None))
 
 
-def _package(op: Op) -> str:
-    """Return the package of an op; ops of one package share their configs."""
-    return op.run.__module__.rpartition(".")[0]
+def _package(config: Any) -> str:
+    """Return the package of a config's class: ops of one package share their configs."""
+    return type(config).__module__.rpartition(".")[0]
