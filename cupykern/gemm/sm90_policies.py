@@ -1,4 +1,4 @@
-"""How the warpgroups and blocks of Hopper's GEMM kernels share work.
+"""Policies by which the warpgroups and blocks of Hopper's GEMM kernels share work.
 
 The Python half of kernels_cu/gemm/policies.cuh.
 """
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Cooperative:
-    """Each of one to four consumer warpgroups has a slice of the rows of every tile."""
+    """One to four consumer warpgroups each compute a slice of the rows of every tile."""
 
     warpgroups: int = 2
 
@@ -22,8 +22,7 @@ class Cooperative:
 
 @dataclass(frozen=True)
 class PingPong:
-    """Each of two warpgroups has every second tile: one's epilogue runs beside the other's
-    mainloop."""
+    """Two warpgroups alternate tiles: one's epilogue overlaps the other's mainloop."""
 
     warpgroups: ClassVar[int] = 2
     cpp: ClassVar[str] = "gemm::PingPong"
@@ -31,7 +30,7 @@ class PingPong:
 
 @dataclass(frozen=True)
 class SlicedK:
-    """Each of two warpgroups has every second stage of a tile; their accumulators are added."""
+    """Two warpgroups alternate stages of one tile; their accumulators are added."""
 
     warpgroups: ClassVar[int] = 2
     cpp: ClassVar[str] = "gemm::SlicedK"
@@ -39,7 +38,7 @@ class SlicedK:
 
 @dataclass(frozen=True)
 class Multicast:
-    """The blocks of a cluster have tiles with the same columns of the accumulators.  Each loads a
+    """The tiles of a cluster's blocks share the columns of the accumulators.  Each block loads a
     slice of these columns' operand and multicasts it.  Multicast(1): no cluster."""
 
     size: int = 1
@@ -51,8 +50,8 @@ class Multicast:
 
 @dataclass(frozen=True)
 class SplitK:
-    """The blocks of a cluster have one tile, each a range of k; they exchange accumulators on the
-    chip."""
+    """The blocks of a cluster share one tile, each with a range of k.  They exchange accumulators
+    through distributed shared memory."""
 
     size: int = 2
 
