@@ -1,4 +1,4 @@
-"""The config families of softmax alone."""
+"""Config families that only softmax uses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from ..kernels import Variant
 from .configs import BlockRows, RowConfig, Rows
 
-MAX_CLUSTER_THREADS = 512  # of a block, at most
+MAX_CLUSTER_THREADS = 512  # per block
 
 
 @dataclass(frozen=True)
 class RegisterRows(RowConfig):
-    """Even rows of one block, without options, in registers."""
+    """Even rows without options, each in the registers of one block."""
 
     num_threads: int
     threads_per_row: int
@@ -30,11 +30,10 @@ class RegisterRows(RowConfig):
 
 @dataclass(frozen=True)
 class ClusterRows(BlockRows):
-    """Long rows at one stride, of any length and alignment, without options: a cluster a row.
+    """Long rows at one stride, of any length and alignment, without options: one cluster per row.
 
-    num_threads is any number of whole warps.  A kernel takes the numbers of threads and blocks at
-    run
-    time: all configs of a dtype are one variant.
+    num_threads: any multiple of the warp size.  The kernel reads the numbers of threads and blocks
+    at run time, so all configs of a dtype share one variant.
     """
 
     num_threads: int
@@ -46,7 +45,7 @@ class ClusterRows(BlockRows):
     def variant(
         self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()
     ) -> Variant:
-        """That of the largest blocks and clusters."""
+        """The variant of the largest blocks and clusters."""
         largest = ClusterRows(MAX_CLUSTER_THREADS, self.vector_width, 1, 16)
         variant = super(ClusterRows, largest).variant(op, x_dtype, constants)
         return replace(variant, min_blocks=3, launched=(self.num_threads, self.cluster_size))
