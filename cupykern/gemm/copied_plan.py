@@ -141,7 +141,7 @@ def copies(
     copies, below _MANY / 8 with k <= _LONG.  With copies, FP16 (128, 129, 131) takes 19 us instead
     of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25 instead of 133 (H200).
 
-    An M-major a of at most _FEW_ROWS rows is copied too, because no tiles exist for it:
+    An MN-major a of at most _FEW_ROWS rows is copied too, because no tiles exist for it:
     (32, 4096, 4096) takes 20.4 us instead of 31.7, but (304, 4096, 4096) 52.8 instead of 48.2.
     """
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}

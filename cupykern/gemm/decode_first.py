@@ -14,8 +14,8 @@ from .sm90_gemm_config import Sm90GemmConfig
 
 @dataclass(frozen=True)
 class DecodeFirst:
-    """One launch decodes the NVFP4 weights to 16-bit elements in memory; a second one, of `config`,
-    multiplies them and applies the scale of all elements in its epilogue.
+    """One launch decodes the NVFP4 weights to 16-bit elements in memory; a second one, by `config`,
+    multiplies them.  Its epilogue applies the scales of all elements.
 
     This pays off for many rows of a: the 16-bit mainloop is faster than the mixed-input one.
     """

@@ -333,7 +333,7 @@ class Product(NamedTuple):
         return self._replace(m=self.n, n=self.m, a=a, b=b, **others)
 
 
-# --- what kernels take -------------------------------------------------------------------------
+# --- kernel parameters -------------------------------------------------------------------------
 
 
 def merge_batch(

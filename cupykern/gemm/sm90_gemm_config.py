@@ -61,8 +61,8 @@ class MatmulEpilogue(Sm90Config):
         return task.tma_store_epilogue and not self.general
 
     def column_unit(self, task: GemmTask) -> int:
-        """wgmma's unit of 8 if the epilogue's last chunk may overlap the previous one
-        (EpilogueTile::chunk_col).  It may not with a residual that the result overwrites."""
+        """wgmma's unit of 8 if the epilogue's last chunk can overlap the previous one
+        (EpilogueTile::chunk_col).  It cannot with a residual that the result overwrites."""
         k_major = (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR
         least = 16 if self.swap_ab else 64  # EpilogueTile::kChunk
         overlaps = self._is_tma_store(task) and self.split_k == 1 and self.cols >= least
