@@ -17,7 +17,7 @@ class DecodeFirst:
     """One launch decodes the NVFP4 weights to 16-bit elements in memory; a second one, by `config`,
     multiplies them.  Its epilogue applies the scales of all elements.
 
-    This pays off for many rows of a: the 16-bit mainloop is faster than the mixed-input one.
+    It is for many rows of a: there the 16-bit mainloop is faster than the mixed-input one.
     """
 
     config: Sm90GemmConfig | Sm90DualGemmConfig

@@ -192,11 +192,10 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     """The legal configs of `task` on `device`, the preferred one first.
 
     By default a multiprocessor holds two blocks, each with as many stages as fit.  With few columns
-    a block of twice the warps has the multiprocessor to itself (H200):
+    (at most one block per multiprocessor, NVFP4 two) a block has twice the warps (H200):
     - 8-bit weights that are converted: (1, 4096, 7168) of FP16 by E4M3 takes 13.2 us, not 14.0.
     - NVFP4 and 16-bit weights: the block has 16 columns, so that more multiprocessors have one.
       (2, 4096, 4096) by NVFP4 takes 9.9 us, not 10.6; (1, 1024, 8192) of BF16 11.0, not 14.5.
-      NVFP4 does so up to two such blocks per multiprocessor.
     """
     arch = device.arch
     if task.a == dtypes.float32:
