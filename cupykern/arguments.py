@@ -78,7 +78,7 @@ def finite_float(name: str, value: Any, default: float) -> float:
 
 
 def checked_float(name: str, number: float) -> float:
-    """Return `number`, with -0.0 replaced by 0.0: the keys of cached plans do not distinguish them.
+    """Return `number`, with -0.0 replaced by 0.0: keys of cached plans do not distinguish them.
 
     Raises ValueError unless it is 0 or a normal FP32 number: kernels flush subnormals.
     """

@@ -31,7 +31,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = Non
     targets.UnavailableError.
     """
     dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
-    shape = np.broadcast_to(np.uint8(0), shape).shape  # numpy checks it
+    shape = np.broadcast_to(np.uint8(0), shape).shape  # raises for invalid shapes
     return empty_of(targets.get(target).xp, shape, dtype)
 
 

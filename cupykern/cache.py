@@ -135,7 +135,7 @@ _warned: set[Path] = set()
 
 
 def warn_once(reason: str) -> None:
-    """Warn that the cache directory, or a file in it, is not used: once per directory."""
+    """Warn, once per process, that the cache directory or a file in it is not used."""
     place = cache_dir()
     if place not in _warned:
         _warned.add(place)
@@ -206,7 +206,7 @@ def _remove_scratch(place: Path) -> None:
 
 
 def _entries(place: Path) -> list[os.DirEntry[str]]:
-    """The entries of a directory, sorted by name; [] if it cannot be read."""
+    """The entries of a directory, sorted by name; [] if the directory cannot be read."""
     try:
         with os.scandir(place) as found:
             return sorted(found, key=lambda entry: entry.name)

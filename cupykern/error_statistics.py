@@ -145,8 +145,8 @@ def repeats(places: Array) -> float:
     """The fraction of pairs of results, beyond chance, at the same place between neighbouring
     numbers of the output's format.
 
-    Their rounding errors are alike.  Such results are equal, or differ by whole gaps, to within a
-    bin of 1/64 gap.
+    The rounding errors of such a pair are alike.  Its results are equal, or differ by whole gaps,
+    to within a bin of 1/64 gap.
     """
     found = pairs(namespace(places).rint(places * _PLACES) % _PLACES)
     return max(found - 1 / _PLACES, 0.0) / (1 - 1 / _PLACES)

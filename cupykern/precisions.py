@@ -22,7 +22,7 @@ class Parts:
 
     The products of parts i of a and j of b with i + j <= order are computed.
 
-    count_a, count_b: the numbers of parts of the operands.  count: that of an FP32 operand.
+    count_a, count_b: parts per operand.  count: parts of an FP32 operand.
     is_float32: at least as accurate as FP32 accumulation of FP32 products.
     """
 

@@ -1,4 +1,4 @@
-"""Calls with arrays of other libraries: their detection and conversion, and that of results.
+"""Calls with arrays of other libraries: find and convert these arguments, convert the results.
 
 The rules for every public function:
 

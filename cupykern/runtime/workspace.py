@@ -1,9 +1,9 @@
 """Workspace of launches: partial results, and counters that are zero before and after a launch.
 
-Launches of one stream run in order and share the stream's workspace.  Those of a graph can run at
-any time, so a graph has its own workspace as long as the process lives.  Its counters are zeroed
-before the capture if an uncaptured call came first.  Otherwise a memset in the graph zeroes them in
-every launch, and the kernels around it cannot overlap.
+Launches of one stream run in order and share the stream's workspace.  A graph can run at any time,
+so its launches have their own workspace as long as the process lives.  Its counters are zeroed
+before the capture if an uncaptured call came first.  Otherwise a memset in the graph zeroes them at
+every replay, and the kernels around the memset cannot overlap.
 """
 
 from __future__ import annotations

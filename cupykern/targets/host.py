@@ -180,8 +180,8 @@ class HostKernel:
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """Run `grid` blocks with `shared_bytes` of dynamic shared memory; arguments as in Kernel.
 
-        Ctrl-C ends the kernel at the next barrier, shuffle or start of a block, so it does not end
-        a loop without these.
+        Ctrl-C ends the kernel at the next barrier, shuffle or start of a block.  A loop without
+        these cannot be interrupted.
 
         Raises TypeError for arguments that do not fit the kernel's parameters, ValueError for a
         grid that is not a multiple of the cluster, and HostKernelError.

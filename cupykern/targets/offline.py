@@ -1,7 +1,4 @@
-"""Compile for GPUs that need not be present: NVRTC for sm_*, clang for gfx*.
-
-The compile gates use it.
-"""
+"""Compile for GPUs that are not present: NVRTC for sm_*, clang for gfx*.  For the compile gates."""
 
 from __future__ import annotations
 

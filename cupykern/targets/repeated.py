@@ -36,14 +36,14 @@ class Repeated:
         shared_bytes: int,
         arguments: Callable[..., tuple[Any, ...]],
     ):
-        """arguments: maps what `launch` or `launch_at` is given to the kernel's arguments."""
+        """arguments: maps the arguments of `launch` or `launch_at` to the kernel's arguments."""
         self._kernel, self._grid, self._shared_bytes = kernel, grid, shared_bytes
         self._arguments = arguments
         self._pack: Packer | None = getattr(kernel, "pack", None)
         self._known: dict[Any, Callable[[], None]] = {}
 
     def of(self, make: Callable[..., tuple[Any, ...]]) -> Repeated:
-        """The same launch, with arrays that `make` derives from what it is given."""
+        """The same launch, of arrays that `make` derives from the launch's arguments."""
         arguments = self._arguments
         return Repeated(
             self._kernel, self._grid, self._shared_bytes, lambda *given: arguments(make(*given))
@@ -95,7 +95,7 @@ def _seen() -> None:
 
 
 def places_of(arrays: tuple[Any, ...]) -> tuple[int | None, ...] | None:
-    """The addresses of cupy arrays, of which some may be None; None for numpy arrays."""
+    """The addresses of cupy arrays, None for an array that is None; None for numpy arrays."""
     try:
         return tuple([x if x is None else x.data.ptr for x in arrays])
     except (AttributeError, TypeError, ValueError):  # numpy's x.data
