@@ -17,7 +17,8 @@ def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
     >>> cupykern.asarray([0.1, 300.0, 500.0], "float8_e4m3fn", target="host").astype(float).tolist()
     [0.1015625, 288.0, nan]
 
-    dtype: by name or dtype; None: x's.  target: as in `empty`.
+    dtype: by name or dtype; None: x's.
+    target: as in `empty`.
 
     An array of another library (torch, JAX, DLPack) that is on `target` and has `dtype` becomes a
     cupy or numpy array of the same memory.  Numbers are rounded to nearest even, by numpy and
