@@ -2,8 +2,8 @@
 //
 // A block computes the same tile of both products (gemm/mainloop_portable.cuh); the epilogue
 // multiplies them (gemm/epilogue/gate.cuh).
-// Constants: those of gemm/mainloop_portable.cuh.
-// Launch: as gemm.cu.
+// Constants: see gemm/mainloop_portable.cuh.
+// Launch: see gemm.cu.
 #include "gemm/dual_tile.cuh"
 #include "gemm/epilogue/gate.cuh"
 
