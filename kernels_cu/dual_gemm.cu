@@ -9,7 +9,7 @@
 
 struct DualGemmParams {
     TileParams tile;
-    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
+    EpilogueParams epilogues[2];  // one per product; epilogues[0] has the output
     int64_t policy;
 };
 

@@ -6,7 +6,7 @@
 
 struct ExpressionDualGemmParams {
     TileParams tile;
-    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
+    EpilogueParams epilogues[2];  // one per product; epilogues[0] has the output
     ExpressionParams expression;
 };
 

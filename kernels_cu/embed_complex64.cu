@@ -10,10 +10,10 @@
 #include "common/vector.cuh"
 
 struct EmbedParams {
-    int64_t matrix_step, far_step, near_step;  // of B, in elements
-    int64_t pitch;                             // of the rows of B', in floats
-    int64_t num_rows, near_size;               // of B: rows in memory of all matrices, their length
-    int32_t far_size;                          // rows in memory of a matrix
+    int64_t matrix_step, far_step, near_step;  // strides of B, in elements
+    int64_t pitch;                             // row stride of B', in floats
+    int64_t num_rows, near_size;               // rows of all matrices B in memory; their length
+    int32_t far_size;                          // rows per matrix in memory
     uint32_t flip;  // XORed into the first row's imaginary parts: 0; transposed: the sign bit
 };
 

@@ -1,6 +1,6 @@
 // normalize_even.cu: layer_norm (kCentered) and rms_norm of even rows, without options
 // (rows/norm_even.cuh).
-// Other arguments: see normalize_shared.cu, where not null there.
+// Other arguments: see normalize_shared.cu, also for null ones.
 #include "rows/norm_even.cuh"
 
 // Parameters are in the order of first use, because they are fetched in 64-byte lines of the

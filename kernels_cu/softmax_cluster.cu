@@ -2,7 +2,7 @@
 // stride, without options.
 //
 // A cluster computes a row (rows/load_cluster.cuh).  Other arguments: see softmax_shared.cu.
-// Constants: Element and those of rows/tile.cuh; kNumThreads and kClusterSize are upper limits.
+// Constants: Element; see also rows/tile.cuh.  kNumThreads and kClusterSize are upper limits.
 // Launch: grid (rows * params.blocks), block (up to kNumThreads, whole warps), clusters of
 // params.blocks, dynamic shared memory one vector per vector of the block's threads.
 #include "rows/softmax_cluster.cuh"

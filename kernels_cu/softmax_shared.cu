@@ -3,7 +3,7 @@
 //
 // A row is read once, into shared memory (rows/load_shared.cuh), reduced, and written once.
 //   mask    bytes; nonzero keeps an element.  Null: keep all.
-//   dtype   of y; may differ from Element.
+//   dtype   of y; can differ from Element.
 // The scale is applied after the subtraction, so that 3e38 does not give inf - inf.  Exponentials
 // are base 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest
 // score.

@@ -14,7 +14,7 @@ constexpr int kMaxSequences = 384;  // varlen: one thread of a block per sequenc
 
 // Varlen: sequences sorted by their longest tile, descending.
 template <bool kVarlen> struct SequenceOrder {
-    int count;  // of all tiles
+    int count;  // number of all tiles
     uint16_t numbers[kVarlen ? kMaxSequences : 1];
     int first_tiles[kVarlen ? kMaxSequences
                             : 1];  // prefix sum of tiles over the sorted sequences, all heads
@@ -68,7 +68,7 @@ template <class Traits> struct TileScheduler {
     const int32_t* schedule;  // null, or gridDim.x tiles per round, -1 after a block's last tile
     uint32_t* counter;        // 0 before and after the launch
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
-    int count;       // of all tiles
+    int count;       // number of all tiles
     int index;       // next tile; dynamic: the first one
     uint32_t taken;  // value taken from the counter
     bool is_first;

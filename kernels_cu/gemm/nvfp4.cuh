@@ -55,7 +55,7 @@ DEVICE void copy_scaled_tile(ScaledTile<kRows, kDepth>& tile, const uint8_t* cod
     if ((uintptr_t(codes) | uintptr_t(row_stride)) % 16 == 0) {
         copy_tile(tile.codes, codes, row_stride, num_rows, num_k / 2);
     } else {
-        constexpr int kPieces = kDepth / 16;  // of 8 bytes
+        constexpr int kPieces = kDepth / 16;  // pieces of 8 bytes per row
 #pragma unroll 1
         for (int i = int(threadIdx.x); i < kRows * kPieces; i += kNumThreads) {
             const int row = i / kPieces, piece = i % kPieces;

@@ -24,7 +24,7 @@ struct SkinnyGemmParams {
     int64_t a_row, b_row;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
-    MatrixStrides block_scales_a, block_scales_b;          // of scale_a and scale_b, kBlockScales
+    MatrixStrides block_scales_a, block_scales_b;          // of scale_a, scale_b, if kBlockScales
     EpilogueParams epilogue;
 };
 
@@ -62,7 +62,7 @@ struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     }
 };
 constexpr int kPerElement = kScaled ? 2 : 1;  // values of an element of B
-constexpr int kStepK = kWarps * kDepth;       // from one stage of a warp to the next
+constexpr int kStepK = kWarps * kDepth;       // k from one stage of a warp to the next
 constexpr int kRowsB = kMnMajorB ? kDepth : kTileN,
               kRowB = kMnMajorB ? kTileN : kDepth / kPerElement;
 using TileA =

@@ -7,7 +7,7 @@
 #include "common/shared_tile.cuh"
 #include "common/vector.cuh"
 
-constexpr int kQueryVectors = kDim / 8;  // of 16 bytes
+constexpr int kQueryVectors = kDim / 8;  // vectors of 16 bytes per query
 using QueryTile = SharedTile<kTileM, kDim * 2>;
 
 // Called by all threads.  Issues async copies; rows that do not exist become zero.  Not unrolled,

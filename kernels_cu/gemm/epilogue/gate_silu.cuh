@@ -12,8 +12,8 @@ struct GatedParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
     MatrixStrides block_scales_a, block_scales_b[2];  // of scale_a, scale_b1 and scale_b2, by block
-    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
-    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
+    EpilogueParams epilogues[2];  // one per product; epilogues[0] has the output
+    int32_t tma_stores, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
     int64_t policy;
     int64_t num_groups;                                       // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales

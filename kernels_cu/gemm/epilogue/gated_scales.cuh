@@ -8,7 +8,7 @@ namespace gemm {
 struct GatedScales {
     const MatrixEpilogue &first, &second;
 
-    // Computes one factor per product.  Returns whether it may replace the scales: there are no
+    // Computes one factor per product.  Returns whether it can replace the scales: there are no
     // scale vectors, and the order of the multiplications does not matter.
     DEVICE bool plain(float (&factors)[2]) const {
         const EpilogueParams& p = first.params;
