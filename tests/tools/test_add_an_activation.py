@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from package_copy import ROOT, blocks, copied, insert, replace, run
+from package_copy import blocks, copied, insert, replace, run
 
 from cupykern.gemm import product
 from cupykern.reference import activations
@@ -37,14 +37,11 @@ def copy(tmp_path_factory) -> Path:
     """Of the package, with leaky_relu."""
     folder = copied(tmp_path_factory.mktemp("copy"), ("cupykern", "kernels_cu"))
     for name, text in blocks("Add an activation").items():
-        where, _, lines = text.partition("\n")
-        after = {
-            "in ACTIVATIONS": '    "silu": ',
-            "in `activate`": "    if (activation == kSilu)",
-        }
-        insert(folder / name, after[where.strip(", ")], lines.rstrip())
-    replace(folder / _KERNEL, "kSilu }", "kSilu, kLeakyRelu }")
-    replace(folder / _KERNEL, "known <= kSilu", "known <= kLeakyRelu")
+        lines = text.partition("\n")[2].rstrip()
+        if name == _KERNEL:
+            replace(folder / name, "sigmoid(x) * x)\n", f"sigmoid(x) * x) \\\n{lines}\n")
+        else:
+            insert(folder / name, '    "silu": ', lines)
     return folder
 
 
@@ -57,10 +54,8 @@ def test_the_page_has_a_line_in_three_places():
 
 
 def test_the_three_places_have_the_same_activations():
-    (names,) = re.findall(
-        r"enum Activation \{ kNoActivation, (.*) \}", (ROOT / _KERNEL).read_text()
-    )
-    names = [re.sub("(?!^)([A-Z])", r"_\1", x.removeprefix("k")).lower() for x in names.split(", ")]
+    names = re.findall(r"^    X\(k(\w+), ", (ROOT / _KERNEL).read_text(), re.MULTILINE)
+    names = [re.sub("(?!^)([A-Z])", r"_\1", name).lower() for name in names]
     assert [None, *names] == list(product.ACTIVATIONS) == list(activations.ACTIVATIONS)
     codes = [x.code for x in product.ACTIVATIONS.values()]
     assert codes == list(range(len(codes)))

@@ -313,8 +313,6 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
     """Values of q, k or v.  "peaked": a few scores far above the others.  "subnormal": q and v
     are subnormal, k is normal.  "special": NaN and infinities in a few rows of q and k."""
-    if kind == "subnormal" and name == "k":
-        kind = "normal"
     if kind == "peaked":
         x = inputs.values("normal", shape, dtype, seed)
         if name != "v" and shape[2]:

@@ -1,8 +1,8 @@
-// Users' formulas of a score and a mask in decode attention, beside the options of
+// User formulas for the score and the mask in decode attention, in addition to the options of
 // GeneralDecodeScore.
 //
-// Formulas: a struct that cupykern/expression/cpp_attention.py writes, before the kernel's own
-// text.
+// Formulas: a struct that cupykern/expression/cpp_attention.py generates and that precedes the
+// kernel's own source.
 #pragma once
 #include "attention/decode/score.cuh"
 #include "expression/operands.cuh"
@@ -20,11 +20,7 @@ struct FormulaDecodeScore : GeneralDecodeScore {
     }
     DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
                               const DecodeQuery& q, int key, int type) {
-        if (params.softcap > GeneralScore::kLargeCap)
-            x = GeneralScore::capped_by_large(x, params.softcap, params.softcap_exponent);
-        else if (params.softcap != 0.0f)
-            x = GeneralScore::capped(x, params.softcap, params.softcap_exponent);
-        else if (Formulas::kScore || arrays.slopes) x *= params.score_scale;
+        x = GeneralDecodeScore::cap_or_scale(params, x, Formulas::kScore || arrays.slopes);
         const FormulaOperands given = operands(params, arrays);
         if constexpr (Formulas::kScore)
             x = Formulas::score(given, x, q.batch, q.head, q.kv_head, q.position, key);

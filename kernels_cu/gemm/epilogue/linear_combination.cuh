@@ -1,14 +1,22 @@
 // The portable epilogue, in FP32 with one rounding at the end:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias) + residual
 // Mainloops call MatrixEpilogue::store for runs of contiguous columns.  A new activation is a line
-// in `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
+// in ACTIVATIONS and a name in cupykern/gemm/product.py: ACTIVATIONS.
 #pragma once
 #include "common/dtype.cuh"
 #include "gemm/work_tile.cuh"
 #include "common/math.cuh"
 #include "common/vector.cuh"
 
-enum Activation { kNoActivation, kRelu, kGelu, kGeluTanh, kSilu };
+// X(name, value of x), in the order of their codes.
+#define ACTIVATIONS(X)            \
+    X(kRelu, x < 0.0f ? 0.0f : x) \
+    X(kGelu, gelu(x))             \
+    X(kGeluTanh, gelu_tanh(x))    \
+    X(kSilu, sigmoid(x) * x)
+
+#define ACTIVATION_CODE(name, value) name,
+enum Activation { kNoActivation, ACTIVATIONS(ACTIVATION_CODE) kNumActivations };
 
 struct EpilogueParams {
     int64_t m, n;
@@ -19,24 +27,23 @@ struct EpilogueParams {
 };
 
 DEVICE float activate(float x, int activation) {
-    if (activation == kRelu) return x < 0.0f ? 0.0f : x;
-    if (activation == kGelu) return gelu(x);
-    if (activation == kGeluTanh) return gelu_tanh(x);
-    if (activation == kSilu) return x * sigmoid(x);
+#define ACTIVATION_CASE(name, value) \
+    if (activation == name) return value;
+    ACTIVATIONS(ACTIVATION_CASE)
     return x;
 }
 // Branches once, unrolled: takes more registers.
 template <int kCount>
 DEVICE void activate_all(float (&values)[kCount], int activation) {
 #pragma unroll
-    for (int known = kNoActivation + 1; known <= kSilu; ++known) {
+    for (int known = kNoActivation + 1; known < kNumActivations; ++known) {
         if (activation != known) continue;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) values[i] = activate(values[i], known);
     }
 }
 
-// The same as a rolled loop, to save code: the values rotate through values[0].
+// The same in a rolled loop, to save code: the values rotate through values[0].
 template <int kCount>
 DEVICE void activate_compact(float (&values)[kCount], int activation) {
 #pragma unroll 1
@@ -129,7 +136,7 @@ struct MatrixEpilogue {
         }
     }
 
-    // T: of a result of 8 bits; void: the parameters say which.
+    // T: the output's 8-bit type; void: params.out_dtype selects the type.
     template <class T, int kRun>
     DEVICE void write_as(int64_t row, int64_t col, int count, const float (&values)[kRun]) const {
         if constexpr (kSame<T, void>) {
@@ -140,12 +147,12 @@ struct MatrixEpilogue {
         }
     }
 
-    // Whether the result is alpha * accumulator, FP32 and of contiguous columns.
+    // Whether the output is alpha * accumulator in FP32 with contiguous columns.
     DEVICE bool is_scaled_float() const {
         return !bias && !residual && !scale_a && !scale_b && params.activation == kNoActivation &&
                params.out_dtype == kFloat && params.out.col == 1;
     }
-    // Stores such a run: short code, for unrolled loops.
+    // Stores a run of such an output: short code, for unrolled loops.
     template <int kRun>
     DEVICE void store_float(int64_t row, int64_t col, const float (&values)[kRun]) const {
         if (row >= params.m || col >= params.n) return;
@@ -153,8 +160,8 @@ struct MatrixEpilogue {
         store_run(static_cast<float*>(out) + row * params.out.row + col, 1, count, values);
     }
 
-    // Finishes and stores the accumulators of row `row`, columns [col, col + kRun); nothing outside
-    // of the matrix is accessed.
+    // Finishes and stores the accumulators of row `row`, columns [col, col + kRun).  Accesses
+    // nothing outside of the matrix.
     template <int kRun, class T>
     DEVICE void store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
         if (row >= params.m || col >= params.n) return;
