@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from package_copy import blocks, copied, insert, replace, run
+from package_copy import ROOT, blocks, copied, insert, replace, run
 
 from cupykern.gemm import product
 from cupykern.reference import activations
