@@ -27,10 +27,10 @@ from .product import (
 )
 
 _LINE = 128  # bytes, that L2 reads at once
-_MANY = 2**24  # multiplications
+MANY = 2**24  # multiplications; copies for fewer cost more than they save
 _LONG = 64  # k that mainloops reading by elements take at once
 ALIGN_ROWS = Variant("align_rows", (), (), 256)
-_FEW_ROWS, _FEW_CODES = 256, 64
+FEW_ROWS, _FEW_CODES = 256, 64
 
 
 class Copy(NamedTuple):
@@ -145,7 +145,7 @@ def copies(
     if FP4 in (a.dtype, b.dtype):
         return _copies_of_codes(arrays, b, m, n, k)
     vectors = dual_by_vectors if "b2" in others else by_vectors
-    own = MN_MAJOR if a.row == 1 and m > _FEW_ROWS else K_MAJOR, MN_MAJOR if b.col == 1 else K_MAJOR
+    own = MN_MAJOR if a.row == 1 and m > FEW_ROWS else K_MAJOR, MN_MAJOR if b.col == 1 else K_MAJOR
     k_major = K_MAJOR, K_MAJOR
     for to_a, to_b in (k_major,) if fp16_accumulate else (own, (K_MAJOR, own[1]), k_major):
         if not vectors(a.dtype, b.dtype, to_a, to_b, block_scales):
@@ -159,8 +159,8 @@ def copies(
             found = {name: columns for name, columns in found.items() if not near[name]}
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
         if all(copy.rows for copy in made):
-            return made if m * n * k >= _MANY // 8 or k > _LONG else ()
-        return made if m * n * k >= _MANY else ()
+            return made if m * n * k >= MANY // 8 or k > _LONG else ()
+        return made if m * n * k >= MANY else ()
     return ()
 
 

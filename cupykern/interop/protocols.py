@@ -114,7 +114,7 @@ def join(cupy: Any, stream: Any, other: Any) -> None:
 
 
 @functools.cache
-def _release_at_exit() -> None:
+def release_at_exit() -> None:
     """Registered when the first array is kept, so after the exit handlers of its library, and
     called before them: JAX's ends its clients, after which a capsule's deleter may crash."""
     atexit.register(_release)
@@ -130,7 +130,7 @@ def _release() -> None:
 def _keep(arrays: Sequence[Any]) -> None:
     import cupy
 
-    _release_at_exit()
+    release_at_exit()
 
     with dlpack.on_device(cupy, arrays[0].device.id):
         stream = cupy.cuda.get_current_stream()

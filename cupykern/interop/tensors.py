@@ -126,7 +126,7 @@ class Tensors:
         elif not isinstance(storage, torch.UntypedStorage):  # of CuPy's own pool
             return torch.from_dlpack(dlpack.Exported(array))
         offset = data.ptr - storage.data_ptr() if array.size else 0
-        return _tensor(storage, offset // array.itemsize, array, _device(data.device_id))
+        return _tensor(storage, offset // array.itemsize, array, torch_device(data.device_id))
 
 
 def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
@@ -160,7 +160,8 @@ def _cupy(name: str, x: Any, dtype: np.dtype) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _stream(handle: int) -> Any:
+def cupy_stream(handle: int) -> Any:
+    """CuPy's stream of a CUDA stream's handle."""
     import cupy
 
     if handle == 0:
@@ -168,7 +169,7 @@ def _stream(handle: int) -> Any:
     return cupy.cuda.Stream.from_external(ForeignStream(handle))
 
 
-def _current_stream(device_id: int) -> int:
+def current_stream(device_id: int) -> int:
     """The handle of torch's current stream, without a Stream: as torch's generated code asks."""
     return torch._C._cuda_getCurrentRawStream(device_id)
 
@@ -177,12 +178,12 @@ def _order(device_id: int, torch_waits: bool) -> None:
     """If torch's and CuPy's current streams of a device are two: one waits for the other."""
     import cupy
 
-    handle = _current_stream(device_id)
+    handle = current_stream(device_id)
     with dlpack.on_device(cupy, device_id):
         current = cupy.cuda.get_current_stream()
         if current.ptr == handle:
             return
-        pair = (_stream(handle), current)
+        pair = (cupy_stream(handle), current)
         join(cupy, *(pair if torch_waits else reversed(pair)))
 
 
@@ -203,11 +204,11 @@ class _Running:
         if self._device_id != cupy.cuda.runtime.getDevice():
             self._device = cupy.cuda.Device(self._device_id)
             self._device.__enter__()
-        handle = _current_stream(self._device_id)
+        handle = current_stream(self._device_id)
         before = cupy.cuda.get_current_stream()
         self._before = self._stream = None
         if before.ptr != handle:
-            self._stream = _stream(handle)
+            self._stream = cupy_stream(handle)
             if self._others and not self._stream.is_capturing():
                 self._before = before
                 join(cupy, self._stream, before)
@@ -231,11 +232,11 @@ def _allocate(device_id: int, size: int) -> Any:
     """CuPy's pointer to memory of torch's allocator, on a device and torch's current stream."""
     import cupy
 
-    storage = torch.UntypedStorage(size, device=_device(device_id))
+    storage = torch.UntypedStorage(size, device=torch_device(device_id))
     memory = cupy.cuda.UnownedMemory(storage.data_ptr(), size, storage, device_id)
     return cupy.cuda.MemoryPointer(memory, 0)
 
 
 @functools.lru_cache
-def _device(device_id: int) -> Any:
+def torch_device(device_id: int) -> Any:
     return torch.device("cuda", device_id)

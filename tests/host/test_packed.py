@@ -127,7 +127,7 @@ def test_kernels_that_cannot_pack_launch_plainly(fake):
 
 
 def test_not_all_is_kept_forever(fake, monkeypatch):
-    monkeypatch.setattr("cupykern.targets.repeated._MOST", 4)
+    monkeypatch.setattr("cupykern.targets.repeated.MOST_PACKED", 4)
     repeated = Repeated(Kernel(), 1, 0, lambda *given: given)
     for n in range(20):
         repeated.launch_at((n,), n)

@@ -523,7 +523,7 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
         first, *others = (launches(given) for _ in range(4))
         assert all(one == first for one in others)
         if moved not in given and moved > num_results:
-            workspace._kept.clear()
+            workspace.of_streams.clear()
         arrays = {**given, moved: elsewhere[moved]} if moved in given else given
         warm = launches(arrays, moved)
         plans.clear()
@@ -537,12 +537,12 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
 
 def test_other_arrays_are_cold_again(fake):
     x = fake.array((64, 4096), "float16")
-    known = len(plans._warm)
+    known = len(plans.warm)
 
     def added(call) -> int:
         nonlocal known
         call()
-        before, known = known, len(plans._warm)
+        before, known = known, len(plans.warm)
         return known - before
 
     assert added(lambda: cupykern.softmax(x)) == 1
@@ -582,9 +582,9 @@ def test_operands_that_are_copied_are_not_kept(fake, monkeypatch):
     x, w = fake.array((64, 1024), "float16"), fake.array((64, 2048), "uint8")
     scale = fake.array((64, 64), "uint8").view(dtypes.float8_e4m3fn)
     for data, kept in ((w[:, :512], 1), (w[:, :1024:2], 0)):
-        known = len(plans._warm)
+        known = len(plans.warm)
         cupykern.scaled_mm(x, cupykern.NvFp4.unchecked(data, scale, "plain", 1.0))
-        assert len(plans._warm) - known == kept
+        assert len(plans.warm) - known == kept
 
 
 def test_what_was_illegal_stays_so(fake):
@@ -705,4 +705,4 @@ def test_the_table_does_not_grow_forever(fake, monkeypatch):
     monkeypatch.setattr(plans, "MAX_PLANS", 3)
     for num_cols in range(1, 9):
         cupykern.softmax(fake.array((2, num_cols), "float16"))
-        assert len(plans._warm) <= 3
+        assert len(plans.warm) <= 3

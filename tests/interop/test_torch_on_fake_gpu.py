@@ -36,9 +36,9 @@ def fake(monkeypatch):
     with fake_gpu(monkeypatch) as fake:
         fake_streams(monkeypatch, fake)
         fake.of_torch = Stream(fake, 0)
-        monkeypatch.setattr(tensors, "_current_stream", lambda device_id: fake.of_torch.ptr)
-        monkeypatch.setattr(tensors, "_stream", lambda handle: fake.of_torch)
-        monkeypatch.setattr(tensors, "_device", lambda device_id: torch.device("cpu"))
+        monkeypatch.setattr(tensors, "current_stream", lambda device_id: fake.of_torch.ptr)
+        monkeypatch.setattr(tensors, "cupy_stream", lambda handle: fake.of_torch)
+        monkeypatch.setattr(tensors, "torch_device", lambda device_id: torch.device("cpu"))
         yield fake
 
 

@@ -84,7 +84,7 @@ def test_causal_tiles_are_shared_out(target):
     task = AttentionTask(np.dtype(np.float16), 1, 2, 2, 650, 650, 16, 16, *(strides,) * 4, 0.25, 0)
     config = AttentionHopperConfig(128, 128)
     assert attention_hopper.schedule(task, config, np.arange(4), 4) is None
-    order = attention_plan._order_of_tiles(10, 15, 4)
+    order = attention_plan.order_of_tiles(10, 15, 4)
     assert len(order) == 150
     task = task._replace(sq=1800, sk=1800)
     made = attention_hopper.schedule(task, config, order, 8)

@@ -42,12 +42,12 @@ class FakeMachine(run.Machine):
         gpu._next = offset + _ARENA
         gpu.launches.clear()
         gpu.copies.clear()
-        arguments = image.build(lambda place: run._array(arena, place))
+        arguments = image.build(lambda place: run.array_in(arena, place))
         names = _Names(arena.data.ptr, arena.data.ptr + image.size, self._begin + _WORKSPACE)
         try:
             function = FAMILIES[call.name].run
             outputs = run.as_arrays(function(**self.with_config(call.name, arguments)))
-        except run._LEGAL_ERRORS as error:
+        except run.LEGAL_ERRORS as error:
             return run.Outcome(f"{type(error).__name__}: {error}")
         except Exception as error:
             return run.Outcome(fault=f"{type(error).__name__}: {error}")

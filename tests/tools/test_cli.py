@@ -28,7 +28,7 @@ INTERRUPTED = replace(make_op("interrupt"), name="interrupted")
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch, tmp_path):
     """Tests run at once; none of them is a benchmark for another."""
-    monkeypatch.setattr(protocol, "_lock_path", lambda: tmp_path / "lock")
+    monkeypatch.setattr(protocol, "lock_path", lambda: tmp_path / "lock")
 
 
 @pytest.fixture

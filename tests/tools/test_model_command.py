@@ -24,7 +24,7 @@ COMMAND = ["bench", "--target", "host", "--warmup-ms", "0", *TINY, "--model"]
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch, tmp_path):
     """Other tests bench at the same time."""
-    monkeypatch.setattr(protocol, "_lock_path", lambda: tmp_path / "lock")
+    monkeypatch.setattr(protocol, "lock_path", lambda: tmp_path / "lock")
 
 
 @pytest.fixture
@@ -104,12 +104,12 @@ def test_wrong_arguments(arguments, message, capsys):
 
 
 def test_a_wrong_step_is_not_timed(monkeypatch, capsys):
-    original = measure._function
+    original = measure.function_of
 
     def wrong(decoder, step, tokens, cache):
         return lambda: original(decoder, step, tokens, cache)() * np.float32(1.02)
 
-    monkeypatch.setattr(measure, "_function", wrong)
+    monkeypatch.setattr(measure, "function_of", wrong)
     assert main([*COMMAND, "llama3-8b"]) == 1
     assert " NO" in capsys.readouterr().out
 

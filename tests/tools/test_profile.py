@@ -12,7 +12,7 @@ import pytest
 from cupykern import OPS, cli, targets
 from cupykern.tools import profile, stored
 
-STALL = profile._STALL
+STALL = profile.STALL
 NCU = {
     "ID": ("", "0"),
     "Process ID": ("", "4711"),
@@ -183,7 +183,7 @@ def test_what_runs_under_a_profiler():
         [sys.executable, "-c", "import cupykern.tools.profile"],
         capture_output=True,
         text=True,
-        env=profile._environment(),
+        env=profile.program_env(),
         cwd=Path("/"),
     )
     assert done.returncode == 0, done.stderr

@@ -39,9 +39,9 @@ def test_other_processes(text, own, here, found):
 
 def test_those_who_started_this_process_do_not_count():
     assert protocol.parse_processes(PROCESSES, (7, 123, 4711), {7, 123, 4711}.__contains__) == []
-    parents = list(protocol._ancestors())
+    parents = list(protocol.ancestors())
     assert parents[0] == os.getppid() and os.getpid() not in parents
-    code = "from cupykern.tuning.protocol import _ancestors; print(*_ancestors())"
+    code = "from cupykern.tuning.protocol import ancestors; print(*ancestors())"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert list(map(int, done.stdout.split())) == [os.getpid(), *parents]
@@ -88,9 +88,9 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 
 def test_nvidia_smi_is_asked(nvidia_smi, monkeypatch):
-    monkeypatch.setattr(protocol, "_process_exists", lambda pid: True)
+    monkeypatch.setattr(protocol, "process_exists", lambda pid: True)
     assert len(protocol.other_processes(_Cuda)) == 2
-    monkeypatch.setattr(protocol, "_ancestors", lambda: iter((4711,)))
+    monkeypatch.setattr(protocol, "ancestors", lambda: iter((4711,)))
     (other,) = protocol.other_processes(_Cuda)
     assert "pid 123," in other
     start = time.monotonic()

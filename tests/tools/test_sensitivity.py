@@ -69,7 +69,7 @@ def test_results_that_are_exact_have_no_row():
 
 def test_the_most_is_found_by_bisection():
     for most in (None, 0, 5, 31, 32):
-        assert sensitivity._most(lambda s, _, m=most: m is not None and s <= m, 0, 32) == most
+        assert sensitivity.most_found(lambda s, _, m=most: m is not None and s <= m, 0, 32) == most
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ OPS_OF_SUITES = {
 
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch, tmp_path):
-    monkeypatch.setattr(protocol, "_lock_path", lambda: tmp_path / "lock")
+    monkeypatch.setattr(protocol, "lock_path", lambda: tmp_path / "lock")
 
 
 def chosen(name="models", seed=0, rows=12, target="cuda", ops=OPS):

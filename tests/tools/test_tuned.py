@@ -64,7 +64,7 @@ def test_tables(name):
 
 
 def test_configs_from_json():
-    made = sm90_heuristic._from_json(
+    made = sm90_heuristic.from_json(
         {"DecodeFirst": {"config": {"Sm90GemmConfig": {
             "tile_m": 128, "tile_n": 128, "tile_k": 64, "stages": 6, "schedule": {"PingPong": {}},
         }}}}
@@ -74,4 +74,4 @@ def test_configs_from_json():
         "schedule=PingPong(), cluster=Multicast(size=1), swap_ab=False, general=False))"
     )
     with pytest.raises(KeyError):
-        sm90_heuristic._from_json({"Unknown": {}})
+        sm90_heuristic.from_json({"Unknown": {}})

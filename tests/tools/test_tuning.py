@@ -54,7 +54,7 @@ def op(monkeypatch):
 def chosen(op, x=X) -> str:
     """The config that a call gets."""
     request = sweep.first_request(op, Call((x,)))
-    return repr(choice._tuned(request))
+    return repr(request.family.config(request.task, request.target))
 
 
 def test_the_winner_is_kept_and_used(op, monkeypatch):
@@ -384,7 +384,7 @@ def test_a_warm_call_does_not_ask(monkeypatch):
     x = np.ones((4, 64), np.float32)
     cupykern.softmax(x)
     asked = []
-    monkeypatch.setattr(choice, "_tuned", lambda request: asked.append(request))
+    monkeypatch.setattr(choice.Family, "config", lambda *given: asked.append(given))
     cupykern.softmax(x)
     cupykern.softmax(x, scale=1.0)
     assert not asked
