@@ -17,9 +17,7 @@ cupy = pytest.importorskip("cupy")
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
+def fake(monkeypatch, no_gpu):
     with fake_gpu(monkeypatch) as made:
         yield made
 

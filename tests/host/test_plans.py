@@ -13,7 +13,7 @@ from fake_gpu import fake_gpu
 
 import cupykern
 from cupykern import arrays as arrays_of_cupykern
-from cupykern import dtypes, targets
+from cupykern import dtypes
 from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
@@ -26,9 +26,7 @@ cupy = pytest.importorskip("cupy")
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
+def fake(monkeypatch, no_gpu):
     with fake_gpu(monkeypatch) as made:
         yield made
 

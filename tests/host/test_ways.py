@@ -12,7 +12,6 @@ from fake_gpu import fake_gpu
 from layers import layer_of
 
 import cupykern
-from cupykern import targets
 from cupykern.runtime import plans
 
 ROOT = Path(cupykern.__file__).parent
@@ -56,10 +55,8 @@ def way_of(call: Callable[[], Any]) -> Way:
 
 
 @pytest.fixture
-def fake(monkeypatch):
+def fake(monkeypatch, no_gpu):
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     with fake_gpu(monkeypatch) as fake:
         yield fake
 

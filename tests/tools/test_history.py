@@ -38,10 +38,8 @@ _FEW_VARIANTS = 4  # of each function, where kernels are compiled
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, no_gpu):
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     with fake_gpu(monkeypatch, SIZE) as gpu:
         yield FakeMachine(gpu, monkeypatch)
 

@@ -10,11 +10,12 @@ from collections import Counter
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
+import needs
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu, on_fake_gpu
 
-from cupykern import OPS, cli, dtypes, inputs, targets
+from cupykern import OPS, cli, dtypes, inputs
 from cupykern.op import Work
 from cupykern.tools import baseline, bench, bench_command, options, stored
 from cupykern.tools.suite import choice, models, shapes, summary
@@ -248,10 +249,9 @@ def _is_cheap(task):
 
 
 @pytest.mark.parametrize("name, seed", [("models", 0), ("models", 1), ("random:3:2", 0)])
+@needs.no_gpu
 def test_every_row_is_planned_on_a_fake_gpu(name, seed, monkeypatch):
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     monkeypatch.setattr(inputs, "bench_values", _without_values)
     tasks = [task for task in chosen(name, seed, rows=30) if _is_cheap(task)]
     groups = {}
@@ -270,11 +270,10 @@ def test_every_row_is_planned_on_a_fake_gpu(name, seed, monkeypatch):
             assert gpu.launches, key(task)
 
 
+@needs.no_gpu
 def test_kernels_of_a_gpus_rows_are_known_before_they_run(monkeypatch):
     """By calls that launch nothing."""
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     some = [BY_NAME[name] for name in ("softmax", "matmul", "quantize", "decode_attention")]
     with fake_gpu(monkeypatch) as gpu:
         pool = SimpleNamespace(free_all_blocks=gpu.reuse)
