@@ -106,7 +106,7 @@ def test_an_estimate_comes_when_the_number_is_known(monkeypatch, capsys):
     ]
 
 
-def test_python_m(tmp_path):
+def test_python_m_cupykern_is_the_command(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "cupykern", "--version"],
         capture_output=True,

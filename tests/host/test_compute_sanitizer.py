@@ -37,7 +37,7 @@ def tallies():
 @pytest.mark.sanitizer
 @needs.cuda
 @pytest.mark.parametrize("tool", sanitizers.TOOLS)
-def test_no_report(gpu, tool, request):
+def test_no_tool_reports_an_error_of_any_kernel(gpu, tool, request):
     for of, names, tally in request.getfixturevalue("tallies"):
         if of == tool:
             if tally.notes:

@@ -245,7 +245,7 @@ def test_a_compile_error_names_op_variant_target_and_line():
     assert missing in (ROOT / file).read_text().splitlines()[int(number) - 1]
 
 
-def test_no_compiler(tmp_path, monkeypatch, capsys):
+def test_a_missing_compiler_is_named_with_its_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setitem(sys.modules, "ziglang", None)
@@ -264,7 +264,7 @@ needs_zig = pytest.mark.skipif(util.find_spec("ziglang") is None, reason="ziglan
 
 
 @needs_zig
-def test_ziglang_alone(tmp_path):
+def test_ziglang_compiles_without_another_compiler(tmp_path):
     """The first time takes some seconds more: zig then builds what it links with."""
     found = run_python(
         "from cupykern.targets import host_compiler; print(host_compiler.find_compiler().kind)\n"
@@ -277,7 +277,7 @@ def test_ziglang_alone(tmp_path):
 
 
 @needs_zig
-def test_aarch64_compiles(tmp_path, monkeypatch):
+def test_kernels_compile_for_aarch64(tmp_path, monkeypatch):
     """With the flags that the host target takes there.  Its fibers are assembly of their own."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     host_compiler.has_x86_64_v3.cache_clear()

@@ -142,6 +142,6 @@ def test_arrays_say_where_they_are(fake):
     assert kernel.made[3][2][0].data.ptr == x.data.ptr
 
 
-def test_places(fake):
+def test_places_are_addresses_or_none(fake):
     x = fake.array((4,), "float16")
     assert places_of((x, None, x[1:])) == (x.data.ptr, None, x.data.ptr + 2)

@@ -35,7 +35,7 @@ def test_scores_may_have_any_size(target, checked, dtype):
 
 @needs.hopper
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
-def test_right(target, number, exhaustive):
+def test_results_are_within_the_bound_under_every_schedule(target, number, exhaustive):
     problem = PROBLEMS[number]
     schedules = (None,)
     if target.name == "host":
@@ -57,7 +57,7 @@ def test_right(target, number, exhaustive):
         (80, AttentionHopperConfig(128, 112)),
     ],
 )
-def test_other_configs(target, head_dim, config):
+def test_every_config_is_within_the_bound(target, head_dim, config):
     problem = AttentionProblem(
         1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, input_pos=0, lse=True
     )

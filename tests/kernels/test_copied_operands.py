@@ -140,7 +140,7 @@ def test_a_small_product_and_a_given_config_copy_nothing(made, monkeypatch):
     assert not made
 
 
-def test_logits_too(made):
+def test_misaligned_operands_of_logits_are_copied(made):
     x, w = numbers((5, 17), np.float16, "C"), numbers((17, 9), np.int8, "C", 2)
     wide = 0.25 * (x.astype(np.float64) @ w.astype(np.float64))
     wide = np.exp(wide - wide.max(1, keepdims=True))

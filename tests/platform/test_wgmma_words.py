@@ -129,7 +129,7 @@ PRODUCTS = [
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(("a", "b", "n", "span", "major_a", "major_b", "registers"), PRODUCTS)
-def test_wgmma(target, a, b, n, span, major_a, major_b, registers):
+def test_wgmma_of_every_layout_is_exact(target, a, b, n, span, major_a, major_b, registers):
     size = NUMBERS[a].itemsize
     k, line = 128 // size, (span or 16) // size
     a_values, b_values = integers((64, k), NUMBERS[a]), integers((n, k), NUMBERS[b], seed=2)

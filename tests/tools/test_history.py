@@ -186,7 +186,7 @@ def forget_scales(monkeypatch) -> None:
     monkeypatch.setattr(softmax_plan, "plan", forgetful)
 
 
-def test_replay_raises(monkeypatch):
+def test_replay_raises_where_an_earlier_call_changes_a_result(monkeypatch):
     calls = (
         call("softmax", x=Array((2, 64), "float32")),
         call("softmax", x=Array((2, 64), "float32"), scale=4.0),

@@ -219,7 +219,7 @@ def test_a_cache_has_only_the_room_it_has():
         decoder.prefill(TOKENS, cache)
 
 
-def test_public_models():
+def test_public_models_are_known_and_wrong_configs_refused():
     assert {"llama3-8b", "llama3-70b", "qwen3-8b", "mistral-7b"} <= set(public_names())
     assert public("qwen3-8b", 3).head_norms and len(public("qwen3-8b", 3).kinds) == 3
     with pytest.raises(ValueError, match="llama3-8b"):

@@ -64,7 +64,7 @@ def test_what_is_written(path):
     ]
 
 
-def test_the_table(path, tmp_path):
+def test_report_has_a_line_for_each_step(path, tmp_path):
     document = stored.read(path)
     decode, prefill = document["rows"]
     document["target"], document["machine"]["device"] = "cuda", "NVIDIA X"
@@ -98,7 +98,7 @@ def test_the_table(path, tmp_path):
         (["--model", "llama3-8b", "--target", "host", "--against", "torch.compile"], "a GPU"),
     ],
 )
-def test_wrong_arguments(arguments, message, capsys):
+def test_wrong_arguments_are_named_with_exit_code_2(arguments, message, capsys):
     assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -112,7 +112,7 @@ def library(monkeypatch):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_nvmath(library, bias, activation):
+def test_nvmath_computes_our_product(library, bias, activation):
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-4, 5, shape).astype(np.float16) for shape in ((8, 16), (16, 24)))
     kwargs = {"activation": activation, "alpha": 0.5}

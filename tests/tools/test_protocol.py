@@ -33,7 +33,7 @@ PROCESSES = "123, /usr/bin/python3, 500 MiB\n4711, train, 70000 MiB\n"
         ("No running processes found\n", 7, {7}, []),
     ],
 )
-def test_other_processes(text, own, here, found):
+def test_other_processes_are_those_that_are_not_ours(text, own, here, found):
     assert protocol.parse_processes(text, (own,), here.__contains__) == found
 
 
@@ -51,7 +51,7 @@ def _samples(*clocks: float) -> list[tuple[float, ...]]:
     return [(float(i), sm, 3201.0, 40.0 + i, 100.0 * i) for i, sm in enumerate(clocks)]
 
 
-def test_clocks():
+def test_clocks_that_fell_are_marked():
     steady = protocol.summarize_clocks(_samples(345, 1980, 1975, 1980), 1, 3)
     assert (steady["sm_mhz"], steady["temperature_c"], steady["fell"]) == (1980, 43, False)
     fallen = protocol.summarize_clocks(_samples(1980, 1500, 1500, 1980), 1, 2)

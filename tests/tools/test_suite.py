@@ -138,7 +138,7 @@ def test_rows_are_distinct_fit_and_are_as_many_as_asked_for(name):
     assert max(counts.values()) == 12
 
 
-def test_what_fits():
+def test_work_fits_up_to_the_limits_of_the_target():
     assert choice.fits(Work(10**9, 10**9), "cuda")
     assert not choice.fits(Work(4 * 10**9 + 1, 0), "cuda")
     assert not choice.fits(Work(0, 8 * 10**9 + 1), "cuda")
@@ -372,7 +372,7 @@ def run(capsys, *args):
     return code, *capsys.readouterr()
 
 
-def test_the_command(capsys, tmp_path):
+def test_bench_of_a_suite_prints_and_writes_its_rows(capsys, tmp_path):
     path = tmp_path / "suite.json"
     ops = ("rms_norm", "softmax")
     code, out, _ = run(

@@ -51,7 +51,7 @@ def test_every_table_is_used():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables(name):
+def test_tables_have_distinct_whole_configs_and_plausible_times(name):
     """Of configs that differ, whose fields are all there, with times of a wave of a large GEMM."""
     assert TABLES[name]["measured"]
     tiles = sm90_heuristic.table(name)
