@@ -1,6 +1,6 @@
 import os
 
-# Before numpy is imported: the FP64 products of `check` are small, and more threads only wait.
+# Set before numpy is imported.  The FP64 products of `check` are too small for more threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from cupykern.cli import main

@@ -1,4 +1,4 @@
-"""Checks of the arguments that ops share.  What is wrong raises before anything is launched."""
+"""Argument checks shared by the ops.  Invalid arguments raise before any kernel is launched."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from .typing import Array
 
 _NO_CHANGE: AbstractContextManager[object] = nullcontext()
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
-_SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # normal
+_SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # the smallest normal number
 
 
 def target_of(name: str, array: object) -> Target:
-    """The target that holds `array`.  Raises TypeError for anything but a cupy or numpy array."""
+    """The target that holds `array`.
+
+    Raises TypeError unless it is a cupy or numpy array; masked arrays are refused.
+    """
     if not (_is_numpy(array) or is_cupy(array)):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"{name} must be a cupy or numpy array; got {kind}")
@@ -40,8 +43,8 @@ def on_device(target: Target) -> AbstractContextManager[object]:
 
 
 def same_place(name: str, array: Any, x: Any, x_name: str = "x") -> None:
-    """Raise unless `array` is the kind of array that x is (TypeError), on its device
-    (ValueError)."""
+    """Raise TypeError unless `array` and x are both cupy or both numpy arrays, and ValueError if
+    they are on different devices."""
     target_of(name, array)
     if isinstance(array, np.ndarray) != isinstance(x, np.ndarray):
         kinds = "numpy", "cupy"
@@ -54,28 +57,31 @@ def same_place(name: str, array: Any, x: Any, x_name: str = "x") -> None:
 
 
 def finite_float(name: str, value: Any, default: float) -> float:
-    """`value` (a Python or numpy number, or a 0-d array) as a float that FP32 can hold.
+    """Return `value` (a Python or numpy number, or a 0-d array) as a float in FP32's range.
 
-    Raises TypeError for anything else and ValueError for what is not finite in FP32, or subnormal.
+    None gives `default`.  Raises TypeError for other types, and ValueError for arrays with dims
+    and for values that are not finite, or subnormal, in FP32.
     """
     if value is None:
         return default
     if _is_numpy(value) or isinstance(value, np.generic) or is_cupy(value):
         if value.ndim:
             raise ValueError(f"{name} must be a number or a 0-d array; got shape {value.shape}")
-        value = value.item()  # ml_dtypes' scalars are no np.floating
+        value = value.item()  # ml_dtypes' scalars do not derive from np.floating
     if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
         raise TypeError(f"{name} must be a real number; got {type(value).__name__}")
     try:
         number = float(value)
-    except OverflowError:  # of an int
+    except OverflowError:  # a large int
         number = math.inf
     return checked_float(name, number)
 
 
 def checked_float(name: str, number: float) -> float:
-    """`number`, -0.0 as 0.0, which is the same to plans that are kept.  Raises ValueError unless
-    it is 0 or a normal number in FP32: kernels flush subnormal ones."""
+    """Return `number`, with -0.0 replaced by 0.0: keys of cached plans do not distinguish them.
+
+    Raises ValueError unless it is 0 or a normal FP32 number: kernels flush subnormals.
+    """
     if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
     if 0 < abs(number) < _SMALLEST_FLOAT:
@@ -84,14 +90,18 @@ def checked_float(name: str, number: float) -> float:
 
 
 def check_flags(**flags: object) -> None:
-    """Raises TypeError for what is no bool."""
+    """Raise TypeError unless every flag is a bool."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
 
 
 def number_of(name: str, value: Any) -> float:
-    """An operand of a formula as FP32, a bool as 0 or 1.  Raises TypeError and ValueError."""
+    """Return a scalar operand of a formula, rounded to FP32; a bool becomes 0 or 1.
+
+    Infinite floats are allowed.  Raises TypeError for None and other types, ValueError for NaN and
+    numbers beyond FP32's range.
+    """
     if value is None:
         raise TypeError(f"{name} must be a number or an array; got None")
     if (_is_numpy(value) or isinstance(value, np.generic)) and not value.ndim:
@@ -104,7 +114,10 @@ def number_of(name: str, value: Any) -> float:
 
 
 def integers(**numbers: Any) -> tuple[int, ...]:
-    """They as Python's.  Raises TypeError unless all are integers, ValueError beyond 32 bits."""
+    """Return the values as Python ints.
+
+    Raises TypeError unless all are integers (a bool is not), ValueError beyond signed 32 bits.
+    """
     found = []
     for name, number in numbers.items():
         try:
@@ -120,17 +133,20 @@ def integers(**numbers: Any) -> tuple[int, ...]:
 
 
 def is_number(value: object, beside: Array) -> bool:
-    """Whether a factor of the array `beside` is to be read as a number: what is no array, and
-    numpy's 0-d arrays that a kernel cannot read there as FP32."""
+    """Whether `value`, a factor of the array `beside`, is a number rather than an array.
+
+    True for scalars, and for 0-d numpy arrays that a kernel cannot read as FP32: those of another
+    dtype, and all if `beside` is a cupy array.
+    """
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and (is_cupy(beside) or value.dtype != np.float32)
     return isinstance(value, np.generic) or not hasattr(value, "dtype")
 
 
 def normalize_axis(axis: object, shape: tuple[int, ...]) -> int:
-    """`axis` of an array x of `shape`, in [0, its number of dims).
+    """Return `axis` of an array x of `shape` as an int in [0, len(shape)).
 
-    Raises TypeError and numpy.exceptions.AxisError.
+    Raises TypeError for a non-integer and numpy.exceptions.AxisError if it is out of range.
     """
     if isinstance(axis, (bool, np.bool_)) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis must be an integer; got {type(axis).__name__}")
@@ -147,7 +163,7 @@ def check_out(
     others: Mapping[str, Array | None],
     x_name: str = "x",
 ) -> None:
-    """`check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
+    """Like `check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
     _check_result("out", out, x, shape, dtype, x_name)
     if not same_elements(out, x):
         others = {x_name: x, **others}
@@ -157,8 +173,10 @@ def check_out(
 def check_new_out(
     out: Array, shape: Sequence[int], dtype: np.dtype, others: Mapping[str, Array | None]
 ) -> None:
-    """Raise unless `out` can take a result: its place, which is that of the first of `others`, its
-    shape, dtype, writability, and no overlap with any of `others`.
+    """Raise TypeError or ValueError unless `out` can hold a result.
+
+    It must be on the device of the first of `others`, have `shape` and `dtype`, be writable and
+    overlap none of `others`.
     """
     name, x = next(iter(others.items()))
     _check_result("out", out, x, shape, dtype, name)
@@ -177,7 +195,7 @@ def _check_result(
 
 
 def check_writable(name: str, out: Array) -> None:
-    """Raise ValueError if `out` is read-only, or holds one element twice."""
+    """Raise ValueError if `out` is read-only or its elements overlap each other in memory."""
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError(f"{name} must be writable; it is read-only")
     if out.size == 0:
@@ -190,7 +208,10 @@ def check_writable(name: str, out: Array) -> None:
 
 
 def same_elements(out: Array, x: Array) -> bool:
-    """Whether every element of `out` is x's of the same index; both have one shape."""
+    """Whether `out` and x, of the same shape, have the same dtype, address and strides.
+
+    Strides of dims of size 1 do not count.
+    """
     steps = zip(out.shape, out.strides, x.strides, strict=True)
     same_steps = all(size <= 1 or of_out == of_x for size, of_out, of_x in steps)
     return same_steps and out.dtype == x.dtype and address_of(out) == address_of(x)
@@ -213,7 +234,7 @@ def _byte_range(array: Array) -> tuple[int, int]:
 
 
 def overlap(a: Array, b: Array) -> bool:
-    """Whether two arrays, both cupy's or both numpy's, share a byte."""
+    """Whether two cupy or two numpy arrays share a byte."""
     if a.size == 0 or b.size == 0:
         return False
     (a_low, a_high), (b_low, b_high) = _byte_range(a), _byte_range(b)
@@ -221,14 +242,17 @@ def overlap(a: Array, b: Array) -> bool:
         return False
     # Interleaved views (x[::2], x[1::2]) share a range but no byte: numpy decides by strides alone.
     try:
-        most: Any = 100_000  # numpy takes any number, its stub does not
+        most: Any = 100_000  # numpy accepts any number, its stub does not
         return np.shares_memory(_shadow(a), _shadow(b), max_work=most)
-    except np.exceptions.TooHardError:  # of no views by slices
+    except np.exceptions.TooHardError:  # only for strides that slicing does not make
         return True
 
 
 def _shadow(array: Array) -> np.ndarray:
-    """A numpy array with the addresses of `array`, which nothing may read or write."""
+    """A numpy array with the addresses of `array`, for comparing addresses only.
+
+    Its elements must not be read or written.
+    """
     if isinstance(array, np.ndarray):
         return array
     interface = {

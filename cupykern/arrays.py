@@ -1,4 +1,4 @@
-"""Arrays of every dtype that kernels take, on a target."""
+"""Allocation and copies of arrays of every dtype that kernels take, on a target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from . import dtypes, targets
 from .typing import Array, DTypeLike, Namespace
 
-ALIGNMENT = 512  # bytes, of all arrays that the library allocates: CuPy's
+ALIGNMENT = 512  # bytes, of every array that the library allocates, like CuPy's
 ONE_BYTE = frozenset((dtypes.float8_e4m3fn, dtypes.float8_e5m2))
 
 
@@ -23,29 +23,31 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = Non
     >>> x.shape, x.dtype
     ((2, 3), dtype(bfloat16))
 
-    target: "cuda", "hip", "host" or None (the GPU if there is one): a cupy or a numpy array.  FP8
-    arrays on CuPy are views of uint8 memory, since CuPy itself cannot make them.
+    target: "cuda" or "hip" (a cupy array), "host" (a numpy array), or None (the GPU if there is
+        one, else the host).
+
+    FP8 arrays on CuPy are views of uint8 memory, since CuPy itself cannot allocate them.
     Raises TypeError (shape, dtype), ValueError (negative sizes, target's name),
     targets.UnavailableError.
     """
-    dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
-    shape = np.broadcast_to(np.uint8(0), shape).shape  # numpy checks it
+    dtype = dtypes.resolve(dtype, "dtype", dtypes.OF_ARRAYS)
+    shape = np.broadcast_to(np.uint8(0), shape).shape  # raises for invalid shapes
     return empty_of(targets.get(target).xp, shape, dtype)
 
 
 def empty_of(xp: Namespace, shape: int | Sequence[int], dtype: DTypeLike) -> Array:
-    """As `empty`, in the namespace `xp`."""
+    """Like `empty`, in the namespace `xp`."""
     return maker(xp)(shape, dtype)
 
 
 @cache
 def maker(xp: Namespace) -> Callable[..., Array]:
-    """The function that allocates C-contiguous arrays: make(shape, dtype), of CuPy also with
-    memory.
+    """The function that allocates arrays: make(shape, dtype), for CuPy also with memory, strides.
 
-    numpy: `_aligned_empty`.  CuPy: also with strides in bytes; as cupy.ndarray, but faster where
-    possible: its class passes the arguments on twice before the undocumented `_init` takes them, a
-    third of the time of small results.  FP8, for which CuPy allocates nothing, is a view of bytes.
+    Arrays are C-contiguous unless strides, in bytes, are given.  numpy: `_aligned_empty`.  CuPy:
+    like cupy.ndarray, but calls its undocumented `_init` directly where that works.  The class
+    forwards the arguments twice first, a third of the time to allocate small results.  FP8, which
+    CuPy cannot allocate, is a view of uint8 memory.
     """
     if xp is np:
         return _aligned_empty
@@ -69,7 +71,7 @@ def maker(xp: Namespace) -> Callable[..., Array]:
         names = "shape", "dtype", "strides", "size", "base"
         same = all(getattr(found, name) == getattr(wanted, name) for name in names)
         return fast if same and found.data.ptr == wanted.data.ptr else plain
-    except (AttributeError, TypeError, ValueError):  # another version's
+    except (AttributeError, TypeError, ValueError):  # another version of CuPy
         return plain
 
 
@@ -78,8 +80,8 @@ def _aligned_empty(
 ) -> np.ndarray:
     """An uninitialised numpy array that begins at a multiple of ALIGNMENT bytes.
 
-    numpy aligns to 16 bytes only, and kernels choose their loads by the alignment: without this a
-    result's last bits would depend on the address that malloc returns.
+    numpy aligns to 16 bytes only, and kernels choose their loads by the alignment: a result's last
+    bits would depend on the address that malloc returns.
     """
     dtype = np.dtype(dtype)
     num_bytes = math.prod((shape,) if isinstance(shape, int) else shape) * dtype.itemsize
@@ -89,12 +91,12 @@ def _aligned_empty(
 
 
 def _nowhere(xp: Namespace) -> Any:
-    """CuPy's pointer to memory that nothing may read or write."""
+    """A dummy CuPy pointer, to test constructors: its memory must not be read or written."""
     return xp.cuda.MemoryPointer(xp.cuda.UnownedMemory(512, 512, None, 0), 0)
 
 
 def _takes_fp8(xp: Namespace) -> bool:
-    """Whether CuPy makes arrays of FP8 in given memory, which is faster than a view of bytes."""
+    """Whether CuPy makes FP8 arrays in given memory, which is faster than a view of uint8."""
     try:
         xp.ndarray((1,), dtypes.float8_e4m3fn, _nowhere(xp))
         return True
@@ -105,8 +107,8 @@ def _takes_fp8(xp: Namespace) -> bool:
 def empty_pair(
     xp: Namespace, x: Array, dtype: np.dtype, scale_shape: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """For CuPy: uninitialised arrays of x's shape and the one-byte `dtype`, and of FP32 scales, in
-    one piece of memory: one allocation."""
+    """Two uninitialised cupy arrays in one allocation: x's shape with the one-byte `dtype`, and
+    FP32 scales of `scale_shape`."""
     size = -(-x.size // 512) * 512
     memory, make = xp.cuda.alloc(size + 4 * math.prod(scale_shape)), maker(xp)
     return make(x.shape, dtype, memory), make(scale_shape, np.float32, memory + size)
@@ -116,7 +118,7 @@ _SMALL = 2**20  # bytes
 
 
 class Twins(NamedTuple):
-    """Two arrays of one shape that begin at `size` bytes of memory and at `place` of it."""
+    """Two arrays of one shape in one allocation of `size` bytes; the second begins at `place`."""
 
     shape: tuple[int, ...]
     dtypes: tuple[np.dtype, np.dtype]
@@ -124,15 +126,15 @@ class Twins(NamedTuple):
     size: int
 
     def at(self, xp: Namespace, memory: Any) -> tuple[Array, Array]:
-        """For CuPy."""
+        """Both as cupy arrays in `memory`, a MemoryPointer."""
         make, (first, second) = maker(xp), self.dtypes
         return make(self.shape, first, memory), make(self.shape, second, memory + self.place)
 
 
 def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Twins | None:
-    """Of small arrays, which share one allocation.
+    """The Twins of two small arrays of `shape`, which share one allocation.
 
-    None: large ones, which can be freed one by one, or FP8.
+    None if the second exceeds 1 MiB, so that each can be freed alone, or if the first is FP8.
     """
     place, size = (math.prod(shape) * dtype.itemsize for dtype in (first, second))
     if size > _SMALL or first in ONE_BYTE:
@@ -142,7 +144,7 @@ def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Tw
 
 
 def empty_like_of(xp: Namespace, x: Array, dtype: np.dtype) -> Array:
-    """An uninitialised array of x's shape and order of strides, in the namespace `xp`."""
+    """An uninitialised array of x's shape and stride order, in the namespace `xp`."""
     if xp is np:
         strides = np.empty_like(x, dtype=dtype, order="K").strides
         return _aligned_empty(x.shape, dtype, strides)
@@ -152,15 +154,15 @@ def empty_like_of(xp: Namespace, x: Array, dtype: np.dtype) -> Array:
 
 
 def address_of(array: Array) -> int:
-    """Where the first element of a cupy or numpy array lies."""
+    """The address of the first element of a cupy or numpy array."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def steps_of(array: Array) -> tuple[int, ...]:
-    """The strides in bytes, 0 along dims of one element and where there are no elements.
+    """The strides in bytes, with 0 for dims of size 1 and for arrays without elements.
 
-    Nothing steps there, so that strides may be any, also those of C-contiguous arrays: arrays of
-    one shape that are C-contiguous have the same steps, and the same plans.
+    Such strides are arbitrary even in C-contiguous arrays.  With zeros, all C-contiguous arrays of
+    one shape have the same steps, and the same plans.
     """
     if array.size == 0:
         return (0,) * array.ndim
@@ -169,7 +171,7 @@ def steps_of(array: Array) -> tuple[int, ...]:
 
 
 def in_elements(array: Array) -> bool:
-    """Whether a cupy or numpy array begins at, and steps by, whole elements, as kernels count."""
+    """Whether an array's address and strides are multiples of its item size, as kernels require."""
     return not any(step % array.dtype.itemsize for step in (address_of(array), *steps_of(array)))
 
 
@@ -179,7 +181,7 @@ def packed(x: Array) -> Array:
         made = _aligned_empty(x.shape, x.dtype)
         made[...] = x
         return made
-    if x.itemsize == 1:  # CuPy moves no FP8
+    if x.itemsize == 1:  # CuPy cannot copy FP8
         return x.view(np.uint8).copy(order="C").view(x.dtype)
     if in_elements(x):
         return x.copy(order="C")
@@ -187,12 +189,12 @@ def packed(x: Array) -> Array:
 
 
 def take(x: Array, index: Any) -> Array:
-    """x[index], also of dtypes that CuPy's own kernels do not know."""
+    """x[index], also for dtypes that CuPy's own kernels do not support."""
     return x.view(f"u{x.itemsize}")[index].view(x.dtype)
 
 
 def assign(y: Array, x: Array) -> None:
-    """y[...] = x, of the same shape and dtype."""
+    """y[...] = x, for arrays of the same shape and dtype."""
     if isinstance(y, np.ndarray) or in_elements(y):
         y[...] = x
     else:
@@ -200,8 +202,10 @@ def assign(y: Array, x: Array) -> None:
 
 
 def _bytes(x: Array) -> Array:
-    """The bytes of CuPy's x, along a last dim: CuPy's own kernels would read and write elements at
-    any address, which faults."""
+    """The bytes of a cupy array, along an additional last dim.
+
+    CuPy's own kernels access whole elements, which faults at misaligned addresses.
+    """
     return cast(
         Array, cast(Any, type(x))((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
     )

@@ -1,9 +1,9 @@
-"""The cache directory: what is in it, who may have written it, and what to do without it.
+"""The cache directory: its contents, the check of who can write to it, and the fallback.
 
     host/<40 hex digits>.so     compiled host kernels (targets/host_compiler.py)
-    host/tmp-<pid>-<random>/    what a process is compiling; `sweep` removes abandoned ones
+    host/tmp-<pid>-<random>/    scratch files of a compile; `sweep` removes abandoned ones
     tuned-<version>.json        tuned configs (runtime/store.py), with a .lock
-    cupykern-bench.lock         the lock of benchmarks (tuning/protocol.py)
+    cupykern-bench.lock         the benchmark lock (tuning/protocol.py)
 
 A shared object runs with the rights of the process that loads it.  So directories are made with
 mode 0700, and nothing is read from a directory or a file that belongs to another user or that other
@@ -32,22 +32,22 @@ HOST = "host"
 BENCH_LOCK = "cupykern-bench.lock"
 
 _KERNEL = re.compile(r"[0-9a-f]{40}\.so")
-_SCRATCH = re.compile(r"tmp-(\d+)-\w{8}|tmp\w{8}")  # earlier versions named no process
-_SCRATCH_FILE = re.compile(r"kernel\.(cpp|so)[.\w]*")  # linkers have temporary files beside theirs
+_SCRATCH = re.compile(r"tmp-(\d+)-\w{8}|tmp\w{8}")  # names of earlier versions lack the pid
+_SCRATCH_FILE = re.compile(r"kernel\.(cpp|so)[.\w]*")  # and the linker's temporary files
 _PRIVATE = re.compile(r"cupykern-(\d+)-\w{8}")
 _OF_A_COMPILE = re.compile(rf"{_KERNEL.pattern}|{_SCRATCH.pattern}|zig")  # in a private directory
 _TUNED = re.compile(r"tuned(-\d+)?\.json[-.\w]*")
 _ABANDONED_S = 3600
 
 
-# --- who may have written it -------------------------------------------------------------------
+# --- reading and access checks -----------------------------------------------------------------
 
 
 def folder(*parts: str) -> Path:
-    """The directory cache_dir()/parts, made where it is missing.
+    """The directory cache_dir()/parts, created if it is missing.
 
-    Raises PermissionError if another user could have written it or a parent up to cache_dir(), and
-    OSError if it cannot be made.
+    Raises PermissionError if another user could have written to it or to a parent up to
+    cache_dir(), and OSError if it cannot be created.
     """
     place = cache_dir()
     _make(place)
@@ -61,10 +61,10 @@ def read(path: Path) -> bytes:
     """The bytes of a file.
 
     Raises FileNotFoundError, PermissionError if another user could have written the file or changed
-    its directory, and OSError for what is no regular file.
+    its directory, and OSError unless it is a regular file.
     """
     check_private(path.parent)
-    # A FIFO would block until somebody writes.
+    # Opening a FIFO would block until it has a writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -74,7 +74,7 @@ def read(path: Path) -> bytes:
 
 
 def check_private(path: Path) -> None:
-    """PermissionError if another user could have written `path`; OSError if it is not there."""
+    """Raise PermissionError if another user could have written `path`, OSError if it is missing."""
     _check_private(path, os.stat(path))
 
 
@@ -101,13 +101,13 @@ def _make(place: Path) -> None:
     check_private(place)
 
 
-# --- without it --------------------------------------------------------------------------------
+# --- the fallback ------------------------------------------------------------------------------
 
-_private: dict[int, Path] = {}  # by process: a forked one makes its own
+_private: dict[int, Path] = {}  # by pid: a forked process makes its own
 
 
 def private_folder() -> Path:
-    """A directory of this process alone, removed when it ends.  Raises OSError."""
+    """A temporary directory of this process, removed at its exit.  Raises OSError."""
     pid = os.getpid()
     made = _private.get(pid)
     if made is None or not made.is_dir():
@@ -118,8 +118,10 @@ def private_folder() -> Path:
 
 
 def _remove_abandoned(made: Path) -> None:
-    """Remove a private directory, unless something in it is not of a compile: a user's directory
-    may have such a name."""
+    """Remove a private directory if it holds only a compile's files.
+
+    A directory of the user can have a matching name.
+    """
     if all(_OF_A_COMPILE.fullmatch(entry.name) for entry in _entries(made)):
         shutil.rmtree(made)
 
@@ -133,7 +135,7 @@ _warned: set[Path] = set()
 
 
 def warn_once(reason: str) -> None:
-    """Warn, once in a process, that the cache directory or a file of it is not used."""
+    """Warn, once per process, that the cache directory or a file in it is not used."""
     place = cache_dir()
     if place not in _warned:
         _warned.add(place)
@@ -146,7 +148,7 @@ def warn_once(reason: str) -> None:
 
 @contextmanager
 def scratch(place: Path) -> Iterator[Path]:
-    """A new directory in `place` for what this process is writing.  Raises OSError."""
+    """Within the block, a new directory in `place` for scratch files.  Raises OSError."""
     sweep(place)
     made = tempfile.mkdtemp(prefix=f"tmp-{os.getpid()}-", dir=place)
     try:
@@ -161,11 +163,11 @@ def sweep(
     remove: Callable[[Path], None] | None = None,
     min_age_s: float = _ABANDONED_S,
 ) -> None:
-    """Remove the directories of these names in `place` whose process was killed.
+    """Remove the directories in `place` that match `names` and whose process was killed.
 
-    remove: one of them; None: only what a compile makes.  min_age_s: only those that have not
-    changed for so long.  A process of another machine or container, with which `place` is shared,
-    is not seen here.
+    remove: removes one of them; None: removes a compile's files, and the directory if then empty.
+    min_age_s: the least time since the last change, for names with a pid; others: an hour.
+        Processes of other machines or containers that share `place` cannot be seen.
     """
     for entry in _entries(place):
         match = names.fullmatch(entry.name)
@@ -179,7 +181,7 @@ def sweep(
 
 
 def _process_of(name: str) -> int | None:
-    """The living process that a scratch or private directory is of, by its name."""
+    """The pid in the name of a scratch or private directory, if that process is running."""
     match = _SCRATCH.fullmatch(name) or _PRIVATE.fullmatch(name)
     pid = int(match[1]) if match and match[1] else None
     try:
@@ -188,13 +190,13 @@ def _process_of(name: str) -> int | None:
             return pid
     except (ProcessLookupError, OverflowError):
         pass
-    except PermissionError:  # another user's process has got the number
+    except PermissionError:  # another user's process has the pid now
         pass
     return None
 
 
 def _remove_scratch(place: Path) -> None:
-    """Remove the files that a compile makes, and the directory if there are no others."""
+    """Remove a compile's files, and the directory if it is then empty."""
     for entry in _entries(place):
         if _SCRATCH_FILE.fullmatch(entry.name) and _is_own(entry, stat.S_ISREG):
             with suppress(OSError):
@@ -204,7 +206,7 @@ def _remove_scratch(place: Path) -> None:
 
 
 def _entries(place: Path) -> list[os.DirEntry[str]]:
-    """What is in a directory, by name; [] if there is none."""
+    """The entries of a directory, sorted by name; [] if the directory cannot be read."""
     try:
         with os.scandir(place) as found:
             return sorted(found, key=lambda entry: entry.name)
@@ -213,7 +215,7 @@ def _entries(place: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_own(entry: os.DirEntry[str], kind: Callable[[int], bool]) -> bool:
-    """Whether it is of this kind (stat.S_ISREG, say), no link, and this user's."""
+    """Whether `entry` is of `kind` (stat.S_ISREG, say), not a symlink, and owned by this user."""
     try:
         found = entry.stat(follow_symlinks=False)
     except OSError:  # another process removed it
@@ -225,7 +227,7 @@ def _is_own(entry: os.DirEntry[str], kind: Callable[[int], bool]) -> bool:
 
 
 def size() -> int:
-    """Bytes of the files that cupykern made."""
+    """The total size of cupykern's files, in bytes."""
     host = cache_dir() / HOST
     found = [entry for entry in _entries(cache_dir()) if _TUNED.fullmatch(entry.name)]
     for entry in _entries(host):
@@ -241,9 +243,9 @@ def size() -> int:
 
 
 def clear() -> dict[str, list[str]]:
-    """Remove the compiled kernels; those that are loaded stay so.
+    """Remove the compiled kernels; those already loaded stay loaded.
 
-    Returns what is left in the directory: names by why they are.
+    Returns the names left in the directory, by the reason why they are left.
     """
     host = cache_dir() / HOST
     if not host.is_symlink():
@@ -252,7 +254,7 @@ def clear() -> dict[str, list[str]]:
             if _KERNEL.fullmatch(entry.name) and _is_own(entry, stat.S_ISREG):
                 with suppress(OSError):
                     os.unlink(entry.path)
-    with suppress(OSError):  # something is left
+    with suppress(OSError):  # it is not empty
         host.rmdir()
     left = defaultdict(list)
     for entry in _entries(cache_dir()):

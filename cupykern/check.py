@@ -1,4 +1,4 @@
-"""Outputs against the FP64 reference and the derived bound: used by check, bench and the tests."""
+"""Compare outputs with the FP64 reference and the derived bound, for check, bench and tests."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from .targets import Target, UnavailableError
 from .typing import Array, Namespace
 
 RMS_LIMIT = 1.5
-"""Times the error that an op expects, where chance plays no part: models are that near."""
+"""The largest `rms_ratio`.  The ratio allows for chance; this is the error models' margin."""
 
 GUARD_BYTES = 4096
 _GUARD, _POISON = 0xA5, 0xFF  # 0xFF... is NaN in every floating format
-# Elements of a call's arrays.  Up to here FP64 on the CPU takes less time than CuPy takes to
-# compile the reference's operations, of which every dtype and order of strides has its own: 0.25 s
-# each.
+# Elements of a call's arrays.  Up to this size the FP64 reference runs on the CPU.  CuPy would
+# compile each of its operations for every dtype and stride order, 0.25 s each.
 SMALL = 1 << 24
-REPEATS = 2  # other inputs of a problem whose errors are not as expected
-_FAR = 1 << 20  # from one's seed to the next one's
+REPEATS = 2  # runs with other inputs of a problem whose errors are biased
+_FAR = 1 << 20  # between the seeds of these runs
 
 
 class Violation(Exception):
@@ -34,16 +33,17 @@ class Violation(Exception):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far outputs are from their references; the worst element of all outputs.
+    """Errors of outputs against their references, with the worst element of all outputs.
 
     error_over_bound: the largest |error| / bound; inf where NaN or an infinity is out of place.
-    output, index: where that is: the output's number, its element.  got, expected: what is there.
-    rms_ratio: the largest sqrt(mean((error / expected rms)^2)) of an output, over what chance may
-        make of 1 where there are as few independent errors (error_statistics.py).
+    output, index: that element: the output's number and the index in it.  got, expected: its value
+        and its reference.
+    rms_ratio: the largest sqrt(mean((error / expected rms)^2)) of an output, divided by the limit
+        that chance sets for its number of independent errors (error_statistics.py).
     bias_ratio: the largest |mean(error / expected rms)| of an output, over its limit.
     max_abs, max_rel: the largest |error| and |error / reference|, of finite elements.
     ulps: the largest |error| in units of the output's last place at the reference.
-    relative_l2: the largest |error| / |reference| of an output, both as vectors of their finite
+    relative_l2: the largest ratio of the L2 norms of error and reference of an output, over finite
         elements.
     """
 
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def within_bound(self) -> bool:
-        """Whether it is right, of an arithmetic that is another than ours."""
+        """Whether the bound holds: the criterion for arithmetic other than cupykern's."""
         return self.error_over_bound <= 1
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Comparison:
         )
 
     def merge(self, other: Comparison) -> Comparison:
-        """The worse of both in every figure."""
+        """The worse of the two for every figure."""
         worst = self if self.error_over_bound >= other.error_over_bound else other
         names = ("rms_ratio", "bias_ratio", "max_abs", "max_rel", "ulps", "relative_l2")
         return replace(worst, **{n: max(getattr(self, n), getattr(other, n)) for n in names})
@@ -85,10 +85,10 @@ class Comparison:
 def compare(
     outputs: Sequence[Array], references: Sequence[Array], bounds: Sequence[Bound]
 ) -> Comparison:
-    """Compare elementwise: |error| <= bound where finite, NaN and infinities in their places.
+    """Compare elementwise: |error| <= bound where finite; NaN and infinities must match.
 
-    An infinite output is also right where the reference, give or take the bound, rounds to one.
-    Raises Violation if an output has another shape than its reference.
+    An infinite output is also right if the reference, moved towards it by the bound, rounds to it.
+    Raises Violation if an output and its reference differ in shape.
     """
     if not len(outputs) == len(references) == len(bounds):
         raise Violation(f"{len(outputs)} outputs, but {len(references)} references")
@@ -108,7 +108,7 @@ def compare(
 
 
 def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -> Comparison:
-    """The same of one output, as it is in FP64; dtype: what it was."""
+    """Compare one output y, converted to FP64 from `dtype`, with its reference."""
     xp = namespace(reference)
     with np.errstate(all="ignore"):
         both = xp.isfinite(y) & xp.isfinite(reference)
@@ -118,7 +118,7 @@ def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -
         furthest = xp.sign(y) * reference + bound.elementwise  # towards y
         in_place |= xp.isinf(y) & (furthest >= _overflow_threshold(dtype))
         ratio = xp.where(error == 0, 0.0, error / bound.elementwise)
-        # A bound that is negative or NaN bounds nothing.
+        # A negative or NaN bound counts as violated.
         ratio = xp.where(both, xp.where(bound.elementwise >= 0, ratio, np.inf), np.inf)
         ratio = xp.where((~both & in_place) | bound.free, 0.0, ratio)
 
@@ -142,15 +142,17 @@ def compare_numbers(y: Array, dtype: np.dtype, reference: Array, bound: Bound) -
 
 
 def in_parts(output: Array, reference: Array) -> tuple[Array, Array]:
-    """Both, where they are complex with real and imaginary parts in turn, as their bounds are."""
+    """Both arrays; complex ones with interleaved real and imaginary parts, like their bounds."""
     if output.dtype.kind != "c":
         return output, reference
     return as_real(output), as_real(reference)
 
 
 def ulp_errors(output: Array, reference: Array, bound: Bound) -> tuple[Array, Array]:
-    """(|error|, the bound) in units of the output's last place at the reference, of the elements
-    that are finite in both and not exactly 0 in both, as what a mask hides."""
+    """(|error|, the bound) in units of the output's last place at the reference.
+
+    Only elements that are finite in both arrays and not 0 in both, as masked elements are.
+    """
     xp = namespace(reference)
     output, reference = in_parts(output, reference)
     y = as_float64(output)
@@ -167,7 +169,7 @@ def _is_integer(dtype: np.dtype) -> bool:
 
 
 def _overflow_threshold(dtype: np.dtype) -> float:
-    """From here on a number rounds to infinity: half a unit in the last place past the largest."""
+    """The smallest magnitude that rounds to infinity: half a unit in the last place above max."""
     if _is_integer(dtype):
         return np.inf
     info = finfo(dtype)
@@ -175,7 +177,7 @@ def _overflow_threshold(dtype: np.dtype) -> float:
 
 
 def _ulp(xp: Namespace, reference: Array, dtype: np.dtype) -> Array:
-    """The output's unit in the last place at `reference`; not below what underflow may lose."""
+    """The output's unit in the last place at `reference`, at least twice the underflow error."""
     ulp = gap(xp.where(xp.isfinite(reference), reference, 1.0), dtype)
     return ulp if _is_integer(dtype) else xp.maximum(ulp, 2 * finfo(dtype).underflow_error)
 
@@ -191,7 +193,7 @@ class GuardedArray:
         self.poison()
 
     def poison(self) -> None:
-        """Fill the array with NaN, so that what is not written is found."""
+        """Fill the array with NaN, which reveals elements that are not written."""
         self._content.fill(_POISON)
 
     def check(self) -> None:
@@ -209,7 +211,7 @@ def accepts_out(op: Op) -> bool:
 
 
 def guarded_run(op: Op, call: Call, like: Array) -> tuple[Array, ...]:
-    """The outputs of `call` run into a poisoned, guarded `out` of the shape and dtype of `like`.
+    """Run `call` with a poisoned, guarded `out` of like's shape and dtype; return its outputs.
 
     Raises Violation if memory outside of `out` was written or `out` was not returned.
     """
@@ -227,13 +229,13 @@ Observer = Callable[[Op, Any, Sequence[Array], Sequence[Array], Sequence[Bound]]
 def check_problem(
     op: Op, problem: Any, seed: int, xp: Namespace, observe: Observer | None = None
 ) -> Comparison:
-    """Run a problem, also into a guarded `out`, and compare both with the reference.
+    """Run a problem, with and without a guarded `out`, and compare both with the reference.
 
-    Errors more of one sign than expected must be so again for other inputs: a fault is systematic,
-    chance is not.  Errors beyond the bound, or larger than expected, fail at once.
+    A bias above its limit must recur with other inputs: a fault is systematic, chance is not.
+    Errors beyond the bound, or larger than expected, fail at once.
 
-    observe: shown (op, problem, outputs, references, bounds).  Raises Violation, and what the op
-        raises.
+    observe: called with (op, problem, outputs, references, bounds).  Raises Violation, and the op's
+        exceptions.
     """
     result = check_once(op, problem, seed, xp, observe)
     for other in range(1, REPEATS + 1):
@@ -248,12 +250,12 @@ def check_problem(
 def check_once(
     op: Op, problem: Any, seed: int, xp: Namespace, observe: Observer | None
 ) -> Comparison:
-    """`check_problem` of the inputs of one seed."""
+    """Run `check_problem` with the inputs of one seed."""
     call = op.inputs(problem, seed, xp)
     arrays = (*call.args, *call.kwargs.values())
     small = xp is not np and sum(getattr(x, "size", 0) for x in arrays) <= SMALL
     known = op.inputs(problem, seed, np) if small else call
-    # Before the runs, so that a kernel that writes to its inputs is found.
+    # Before the runs, to detect a kernel that writes to its inputs.
     references = op.reference(*known.args, **known.kwargs)
     bounds = op.bound(*known.args, **known.kwargs, reference=references)
 
@@ -273,7 +275,7 @@ def check_once(
 
 
 def same_bits(x: Array, y: Array) -> bool:
-    """Whether shapes, dtypes and all bits are equal."""
+    """Return whether shapes, dtypes and all bits are equal."""
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         return False
     return bool((x.view(f"u{x.itemsize}") == y.view(f"u{x.itemsize}")).all())
@@ -281,7 +283,7 @@ def same_bits(x: Array, y: Array) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """One seeded problem and what came of it; error is None if it held."""
+    """One seeded problem and its result; error is None if it passed."""
 
     op: str
     dtype: str
@@ -299,7 +301,7 @@ def run_cases(
 ) -> Iterator[Case]:
     """Check `cases` problems of each op; case i is drawn from seed + i alone.
 
-    Raises UnavailableError; whatever else an op raises is that case's error.
+    Raises UnavailableError; any other exception of an op becomes its case's error.
     """
     for op in ops:
         for case_seed in range(seed, seed + cases):
@@ -344,9 +346,9 @@ def summarize(cases: Iterable[Case]) -> list[Summary]:
 
 
 def document(cases: Sequence[Case], seed: int, precision: Sequence[Any] = ()) -> dict[str, Any]:
-    """What a run found, for --json.  precision: precision.Row."""
+    """The results of a run, for --json.  precision: rows of precision.Row."""
     summary = [asdict(x) for x in summarize(cases)]
-    for of in summary:  # Where the worst element lies says nothing: each failure says that itself.
+    for of in summary:  # without the position of the worst element: each failure has its own
         of["worst"] = of["worst"] and {k: v for k, v in of["worst"].items() if k not in _OF_ELEMENT}
     return {
         "seed": seed,

@@ -1,4 +1,4 @@
-"""The command: `cupykern`, `python -m cupykern` and `python cli.py` are the same."""
+"""The command line: `cupykern`, `python -m cupykern` and `python cli.py` are the same."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main(args: list[str] | None = None) -> int:
     except click.Abort:
         click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:  # the reader, `head` say, has had enough
+    except BrokenPipeError:  # the reader, `head` say, has closed the pipe
         sys.stdout = None
         return 1
 
@@ -79,7 +79,7 @@ for _module in (commands_measure, commands_campaign, commands_tune, commands_rep
         cli.add_command(_command)
 
 
-# --- what there is -----------------------------------------------------------------------------
+# --- ops, machine and cache --------------------------------------------------------------------
 
 
 @cli.command("list")
@@ -88,7 +88,7 @@ for _module in (commands_measure, commands_campaign, commands_tune, commands_rep
 def list_(ops: list[Op], json_path: str | None) -> int:
     """List ops with their dtypes, variants and configs.
 
-    With OP: for each target, and the default config of the op's first bench shape.
+    With OP: one row per target, with the default config for the op's first bench shape.
 
     \b
     Example: cupykern list softmax
@@ -151,9 +151,9 @@ def _listed(op: Op, target: str, here: Sequence[str]) -> dict[str, Any]:
 
 @cli.command()
 def doctor() -> int:
-    """Say what this machine has, and what to install.
+    """Show what this machine has and what to install.
 
-    Exits with 0 if some target works here, else with 1.
+    Exits with 0 if at least one target works here, else with 1.
 
     \b
     Example: cupykern doctor
@@ -169,16 +169,16 @@ def doctor() -> int:
     return 0 if here else 1
 
 
-_SHOWN = 10  # names of files that --clear leaves
+_SHOWN = 10  # of the names that --clear leaves
 
 
 @cli.command()
 @click.option("--clear", is_flag=True, help="Remove the compiled kernels.")
 def cache(clear: bool) -> int:
-    """Show where compiled host kernels are kept, or remove them.
+    """Show or clear the cache of compiled host kernels.
 
-    And how large they are.  --clear removes only files that cupykern compiled, and says what it
-    leaves.  Kernels for GPUs are in CuPy's own cache, which stays as it is.
+    Shows its directory and size.  --clear removes only files that cupykern compiled, and lists
+    what it leaves.  Kernels for GPUs are in CuPy's own cache, which is not touched.
 
     \b
     Example: cupykern cache --clear
@@ -252,11 +252,11 @@ def compile_(
     within: float,
     json_path: str | None,
 ) -> int:
-    """Compile every variant for GPUs that need not be here.
+    """Compile every variant, without needing the GPUs.
 
     Shows registers, local and shared memory.  Local memory is slow: spilled registers, and arrays
-    that are indexed at run time.  Exits with 1 if a variant does not compile, or needs some
-    although it is tuned.
+    that are indexed at run time.  Exits with 1 if a variant does not compile, if a tuned one uses
+    local memory, or if the compiler warns.
 
     \b
     Example: cupykern compile softmax --arch sm_90a,gfx942

@@ -1,4 +1,4 @@
-"""The dtypes of arrays and the C++ types that kernels give them."""
+"""The dtypes of arrays and the corresponding C++ types of kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CODES = {  # dtype.cuh: DType
 }
 
 QUANTIZED = {"e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "int8": int8}
-"""The formats that are quantised to, by their short names."""
+"""The target formats of quantisation, by short name."""
 
 NAMES = {
     "float16": float16,
@@ -50,6 +50,8 @@ NAMES = {
     "int32": int32,
 }
 
+OF_ARRAYS = tuple(dtype for dtype in NAMES.values() if dtype != float4_e2m1fn)
+"""The dtypes of arrays; FP4 codes, two per byte, are the uint8 data of an NvFp4."""
 
 DOUBLE = (np.dtype(np.float64), np.dtype(np.complex128))
 
@@ -57,9 +59,10 @@ DOUBLE = (np.dtype(np.float64), np.dtype(np.complex128))
 def resolve(
     dtype: object, argument: str, allowed: tuple[np.dtype, ...], instead: str = ""
 ) -> np.dtype:
-    """`dtype` (a name, type or dtype) as one of `allowed`.
+    """Return `dtype` (a name, type or dtype) as one of `allowed`.
 
-    argument: of an array "x's dtype".  instead: what computes in double precision.
+    argument: the name in messages, "x's dtype" for an array x.
+    instead: a function that computes in double precision, for the message.
 
     Raises TypeError naming `argument`, and NotImplementedError for arrays in double precision.
     """
@@ -67,9 +70,9 @@ def resolve(
     try:
         known = NAMES.get(dtype) if isinstance(dtype, str) else None
         resolved = known or np.dtype(dtype)  # type: ignore[call-overload]  # it raises TypeError
-    except (TypeError, ValueError, SyntaxError):  # numpy's, of what it cannot read
+    except (TypeError, ValueError, SyntaxError):  # numpy's, for unknown dtypes
         resolved = None
-    # To numpy None is float64, and equals it.
+    # numpy reads None as float64.
     if dtype is None or resolved is None or resolved not in allowed:
         names = ", ".join(str(d) for d in allowed)
         says = f"{argument} must be one of {names}; got {dtype!r}"
@@ -81,9 +84,9 @@ def resolve(
 
 
 def of_product(a: np.dtype, b: np.dtype, plain: bool) -> np.dtype:
-    """The dtype of a product's result where none is asked for.
+    """The default dtype of a matrix product.
 
-    plain: nothing else applies to it.
+    plain: the product has no scales, alpha, bias, residual or activation.
     """
     if a == b == int8 and plain:
         return int32

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def host_warp_size() -> int:
-    """CUPYKERN_HOST_WARP_SIZE: threads of a warp on the host target."""
+    """CUPYKERN_HOST_WARP_SIZE: threads per warp on the host target."""
     return int(_one_of("CUPYKERN_HOST_WARP_SIZE", "32", "64"))
 
 
@@ -30,7 +30,7 @@ def host_schedule() -> str:
 
 
 def host_sanitizer() -> str | None:
-    """CUPYKERN_HOST_SANITIZER: the checker that host kernels are built with."""
+    """CUPYKERN_HOST_SANITIZER: the sanitizer that host kernels are built with; None: none."""
     return _one_of("CUPYKERN_HOST_SANITIZER", "", "address", "thread") or None
 
 
@@ -40,17 +40,17 @@ def host_optimization() -> str:
 
 
 def cuda_checked() -> bool:
-    """CUPYKERN_CUDA_CHECKED: whether kernels are compiled as racecheck can follow them."""
+    """CUPYKERN_CUDA_CHECKED: whether kernels are compiled for compute-sanitizer's racecheck."""
     return _one_of("CUPYKERN_CUDA_CHECKED", "0", "1") == "1"
 
 
 def overlaps() -> bool:
-    """CUPYKERN_OVERLAP: whether a kernel may begin while the stream's previous kernel ends."""
+    """CUPYKERN_OVERLAP: whether a kernel may start before the stream's previous kernel ends."""
     return _one_of("CUPYKERN_OVERLAP", "1", "0") == "1"
 
 
 def compiler_command() -> tuple[str, ...]:
-    """CXX, split as a shell splits it; () where it is unset."""
+    """CXX, split as a shell splits it; () if it is unset."""
     text = os.environ.get("CXX", "")
     try:
         return tuple(shlex.split(text))

@@ -1,9 +1,9 @@
 """Whether an output's errors are as large as expected: their mean square and their mean.
 
-Both are of errors in units of what is expected of each element (op.Bound), so that large and small
-results count alike.  How far they may be from 1 and 0 by chance follows from how many independent
-errors there are, of which elements of a row that share an error, elements with the same result, and
-those whose errors have a part in common, are fewer.
+Each error is divided by its element's expected rms error (op.Bound), so that large and small
+results count alike.  The mean square should be 1, the mean 0.  How far chance may move them depends
+on the number of independent errors.  Elements of a row that share an error, elements with equal
+results, and errors with a common part reduce that number.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from .op import Bound
 from .typing import Array
 
 DEVIATIONS = 6.0
-"""Standard deviations that chance may make: 1e-9 of normal numbers are beyond them, on one side."""
+"""The limit in standard deviations: a normal variable exceeds it with probability 1e-9."""
 
-SAMPLE = 1 << 14  # elements among which equal errors are counted
-_PLACES = 64  # between two neighbouring numbers of the output's format
-_OF_FP64 = 2.0**-26  # what the reference's rounding may be of an expected error
+SAMPLE = 1 << 14  # elements that `pairs` samples
+_PLACES = 64  # bins between two neighbouring numbers of the output's format
+_OF_FP64 = 2.0**-26  # the reference's rounding error, relative to the expected error
 
 
 class Statistics(NamedTuple):
-    """Of the errors of one output, over what is expected of each.
+    """Statistics of one output's errors, each divided by its expected rms error.
 
-    rms: their root mean square; most_rms: what chance may make of it.
-    mean: their mean, positive where |result| is too large, beyond the rounding's, which is known;
-    most_mean: what the arithmetic's own bias and chance may make of it.  All are 0 where no errors
-    are expected.
+    rms: the root mean square; most_rms: its limit by chance.
+    mean: the mean, positive where |result| is too large, without the known mean of the rounding
+        errors; most_mean: its limit by the arithmetic's own bias and chance.
+
+    All are 0 where no errors are expected.
     """
 
     rms: float = 0.0
@@ -49,7 +50,11 @@ class Statistics(NamedTuple):
 
 
 def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) -> Statistics:
-    """error: result - reference, 0 where either is not finite, as reference may be."""
+    """The Statistics of one output.
+
+    error: result - reference, 0 where either is not finite.  reference: FP64; may hold NaN and
+        infinities.  dtype: the output's.
+    """
     xp = namespace(reference)
     with np.errstate(all="ignore"):
         expects = xp.isfinite(reference) & (bound.rms > 0) & xp.isfinite(bound.rms)
@@ -61,16 +66,16 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
         error = error * scale * xp.sign(reference)
         known, known_square, places = _of_rounding(reference, scale, dtype)
         squares = float(xp.sum(error * error))
-        # Of exact results 0, but for the rounding of FP64.
+        # For exact results 0, apart from the rounding of FP64.
         expected = count + float(xp.sum(xp.where(expects, known_square, 0.0)))
         expected = max(expected, count * _OF_FP64**2)
         mean = float(xp.sum(xp.where(expects, error - known, 0.0))) / count
         bias = float(xp.sum(xp.where(expects, bound.bias * scale, 0.0))) / count
         of_operands = bound.known * scale * xp.sign(reference)
         bias += abs(float(xp.sum(xp.where(expects, of_operands, 0.0)))) / count
-        # The variances of the mean square and of the mean: of independent errors, each as often as
-        # its result comes, of what elements share, as if rows were repeated as often, and of what
-        # all have in common; 1 at most, of one error.
+        # The variances of the mean square and of the mean, from independent errors (1 / count),
+        # errors shared in rows (part), both multiplied by the number of equal results (times), and
+        # the part that all errors have in common; at most 1, the variance of a single error.
         share = xp.minimum((gap(reference, dtype) * scale)[expects] ** 2 / 12, 1.0)
         alike = float(xp.mean(share)) * repeats(places[expects])
         times = 1 + count * max(alike, pairs(reference[expects]))
@@ -92,13 +97,13 @@ def statistics(error: Array, reference: Array, bound: Bound, dtype: np.dtype) ->
 
 
 def _of_rounding(reference: Array, scale: Array, dtype: np.dtype) -> tuple[Array, Array, Array]:
-    """What a result's place between neighbouring numbers says about its error.
+    """Predict rounding errors from the results' places between neighbouring numbers.
 
-    That is its mean, how much its mean square differs from 1, and the place.
+    Returns the mean error, the difference of its mean square from 1, and the place in gaps.
 
-    Of a result whose only error is its rounding that is all.  Of one that has another one before,
-    of s gaps root mean square, the roundings' mean error, a periodic function of the place, is
-    smeared: its first harmonic becomes exp(-2 pi^2 s^2) of itself.
+    If rounding is the only error, the place determines it.  An earlier error of s gaps rms smooths
+    the mean rounding error, a periodic function of the place: its first harmonic is multiplied by
+    exp(-2 pi^2 s^2).
     """
     xp = namespace(reference)
     spacing = gap(reference, dtype)
@@ -111,17 +116,19 @@ def _of_rounding(reference: Array, scale: Array, dtype: np.dtype) -> tuple[Array
 
 
 def chi_square_quantile(freedom: float) -> float:
-    """What a mean of `freedom` squares of normal numbers exceeds with a probability of 1e-9.
-    (Wilson and Hilferty, Proc. Natl. Acad. Sci. 17 (1931).)"""
+    """The value that the mean of `freedom` squared normal variables exceeds with probability 1e-9.
+
+    Source: Wilson and Hilferty, Proc. Natl. Acad. Sci. 17 (1931).
+    """
     spread = 2 / (9 * freedom)
     return (1 - spread + DEVIATIONS * math.sqrt(spread)) ** 3
 
 
 def _shared(bound: Bound, scale: Array, shape: tuple[int, ...], count: int) -> tuple[float, float]:
-    """What shared errors add to the variances of the mean square and of the mean.
+    """The variances that shared errors add to the mean square and to the mean.
 
-    Elements i and j of a row, whose errors are shared by parts f_i and f_j (of their root mean
-    squares), have the correlation f_i f_j, and their squares its square.
+    f_i is the shared part of element i's rms error.  The errors of elements i and j of a row have
+    the correlation f_i f_j, and their squares (f_i f_j)^2.
     """
     if isinstance(bound.shared, float) and bound.shared == 0.0:
         return 0.0, 0.0
@@ -135,19 +142,18 @@ def _shared(bound: Bound, scale: Array, shape: tuple[int, ...], count: int) -> t
 
 
 def repeats(places: Array) -> float:
-    """The share of pairs of results, beyond chance, that lie at the same place between their
-    neighbours in the output's format: their roundings are alike.  So are those of equal results, of
-    results that differ by less than a gap, and of such that differ by whole gaps.
+    """The fraction of pairs of results, beyond chance, at the same place between neighbouring
+    numbers of the output's format.
+
+    The rounding errors of such a pair are alike.  Its results are equal, or differ by whole gaps,
+    to within a bin of 1/64 gap.
     """
     found = pairs(namespace(places).rint(places * _PLACES) % _PLACES)
     return max(found - 1 / _PLACES, 0.0) / (1 - 1 / _PLACES)
 
 
 def pairs(x: Array) -> float:
-    """The share of pairs of elements that are equal but for their signs.
-
-    Of a sample, where they are many.
-    """
+    """The fraction of pairs of elements with equal magnitudes, from a sample if there are many."""
     if x.size > SAMPLE:
         x = x[namespace(x).asarray(np.random.default_rng(0).integers(x.size, size=SAMPLE))]
     counts = np.unique(np.abs(to_numpy(x)), return_counts=True)[1].astype(np.float64)

@@ -57,7 +57,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.
 
 
 def with_layout(x: Array, layout: str, xp: Namespace) -> Array:
-    """x's numbers in `xp`, in another memory layout; a view where the layout says so.
+    """x's numbers in `xp`, in another memory layout; some layouts are views of larger memory.
 
     sliced: every second element of a larger array along the last axis.  negative: reversed strides.
     offset: one element off the alignment of the allocation.  broadcast: stride 0 along the first
@@ -90,10 +90,9 @@ def with_layout(x: Array, layout: str, xp: Namespace) -> Array:
 
 
 def upload(x: Any, xp: Namespace) -> Array:
-    """x in CuPy's `xp`, with the same offset in its memory and the same strides: one copy of bytes.
+    """Copy x and its whole memory to CuPy's `xp` as bytes; keep its offset and strides.
 
-    CuPy's own copies between strides are kernels that it compiles for each dtype and number of
-    dims.
+    CuPy compiles a kernel per dtype and number of dims for each strided copy.
     """
     if not x.size:
         return xp.asarray(x)
@@ -103,14 +102,14 @@ def upload(x: Any, xp: Namespace) -> Array:
     low, high = np.lib.array_utils.byte_bounds(root)
     memory = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
     start = xp.asarray(memory).data + (x.ctypes.data - low)
-    dtype = np.dtype(np.uint8) if x.itemsize == 1 else x.dtype  # CuPy moves FP8 as bytes
+    dtype = np.dtype(np.uint8) if x.itemsize == 1 else x.dtype  # CuPy copies FP8 only as bytes
     return xp.ndarray(x.shape, dtype, start, x.strides).view(x.dtype)
 
 
 def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[str]]:
-    """A bench row's dtype and its options, of `legal`: of "float32:a+b" float32 and {"a", "b"}.
+    """Split a bench row's dtype and options: "float32:a+b" gives ("float32", {"a", "b"}).
 
-    Raises ValueError for other options.
+    Raises ValueError for options that are not in `legal`.
     """
     name, _, rest = text.partition(":")
     chosen = set(rest.split("+")) if rest else set()
@@ -124,8 +123,10 @@ _without_contents: ContextVar[bool] = ContextVar("cupykern_without_contents", de
 
 @contextmanager
 def without_contents() -> Iterator[None]:
-    """Within the block bench_values allocates and fills nothing: for tasks, which follow from
-    shapes, strides and alignment."""
+    """Within the block, bench_values and `drawn` return uninitialised arrays.
+
+    That suffices for tasks, which depend only on shapes, strides and alignment.
+    """
     token = _without_contents.set(True)
     try:
         yield
@@ -136,11 +137,12 @@ def without_contents() -> Iterator[None]:
 def bench_values(
     shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Namespace, unit: Any = None
 ) -> Array:
-    """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.  int8:
-    of N(0, 32^2).  unit: a number of `dtype`, not FP8, to multiply them by.
+    """Numbers of N(0, 1), rounded to `dtype`; int8: of N(0, 32^2).
 
-    A block of 2^22 random numbers, and every further block a shifted copy of it, so that no two
-    rows are equal and large GPU arrays need no transfer and no cuRAND.
+    unit: a number of `dtype`, not FP8, to multiply them by.
+
+    Blocks of 2^22 numbers are rotated copies of one random block.  No two rows are equal, and large
+    GPU arrays need neither a full transfer nor cuRAND.
     """
     if _without_contents.get():
         return xp.empty(shape, dtype)
@@ -160,31 +162,36 @@ def bench_values(
 
 
 def drawn(shape: tuple[int, ...], draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Numbers that draw(count) gives.  Beyond about 2^22 they come again, in rows that differ;
-    within without_contents they are of no value."""
+    """An array of `shape` with the numbers of draw(count); uninitialised in without_contents.
+
+    Beyond 2^22 - 3 numbers they repeat; rows still differ.
+    """
     size = math.prod(shape)
     if _without_contents.get():
         return np.empty(shape, draw(0).dtype)
-    return np.resize(draw(min(size, 2**22 - 3)), shape)  # odd: no divisor of a row's length
+    return np.resize(draw(min(size, 2**22 - 3)), shape)  # odd: not a multiple of an even row length
 
 
 @functools.lru_cache(maxsize=8)
 def _normal_block(dtype: np.dtype, seed: int) -> tuple[np.ndarray, Mapping[str, Any]]:
-    """2^22 of bench_values' numbers, which many rows of a benchmark share, and the generator's
-    state after them."""
+    """The 2^22 numbers of bench_values' block, and the generator's state after them.
+
+    Cached, because many rows of a benchmark share them.
+    """
     rng = np.random.default_rng(seed)
     numbers: np.ndarray = rng.standard_normal(1 << 22, dtype=np.float32)
     if dtype == dtypes.int8:
         numbers = np.clip(np.rint(32 * numbers), -128, 127)
-    # CuPy moves FP8 as bytes.
+    # CuPy copies FP8 only as bytes.
     numbers = numbers.astype(dtype).view(np.uint8 if dtype.itemsize == 1 else dtype)
     numbers.flags.writeable = False
     return numbers, rng.bit_generator.state
 
 
 def sample_rows(x: Array, max_elements: int, seed: int) -> np.ndarray | None:
-    """The numbers of some of x's first-axis entries, of up to about max_elements elements in all;
-    the first and the last are among them.  None: all of x is that small.
+    """Sorted random indices along x's first axis, for about max_elements elements in all.
+
+    They include the first and the last index.  None if x has no more elements than that.
     """
     num_rows = x.shape[0]
     keep = max(2, max_elements * num_rows // max(x.size, 1))

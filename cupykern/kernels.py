@@ -1,4 +1,4 @@
-"""The kernels: one source for CUDA, HIP and host C++, and `source_text`, which makes it one string.
+"""Variants of kernels, and `source_text`: one source string for CUDA, HIP or host C++.
 
 A *variant* is the whole specialisation of a kernel.  Its types and constants are the first lines of
 the source string, and those lines are the same on every target except for the platform header.
@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-# An installed package holds the kernels; in a checkout they lie beside it.
+# An installed package contains the kernels; in a checkout they are next to the package.
 ROOT = _HERE / "kernels_cu" if (_HERE / "kernels_cu").is_dir() else _HERE.parent / "kernels_cu"
 TARGETS = ("cuda", "hip", "host")
 
-# What a constant says of an option that some calls have: asked at run time (common/presence.cuh).
-# False and True are the other two.
+# The value of a constant for an option that is decided at run time (common/presence.cuh: kEither).
+# The other two values are False (never) and True (always).
 EITHER = 2
 
 _WAIT = re.compile(r"\bwait_for_previous_grid\(\);")
@@ -34,15 +34,15 @@ class Variant:
         likewise).
     num_threads: threads per block, written as kNumThreads.
     cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
-    min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
-    tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
-    text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
-    includes: files that declare what `types` name; they come before these, after the launch's
-        sizes.
-    waits: blocks wait for each other (platform/grid.cuh).  The host target runs all of them at
+    min_blocks: least resident blocks per multiprocessor, written as kMinBlocks: a register cap.
+    tuned: the heuristics can choose this variant; the compile gates refuse local memory in it.
+    text: the source of a kernel without a file in kernels_cu (the tests' small kernels).
+    includes: files that declare the names in `types`; placed between the launch sizes and the
+        types.
+    waits: the kernel has a grid barrier (platform/grid.cuh).  The host target runs all blocks at
         once, at most 16, so that its schedules decide which of them wait.
-    launched: (threads of a block, blocks of a cluster) of the launches, where the source takes any
-        numbers up to num_threads and cluster_size: it is the same for all of them.
+    launched: (threads per block, blocks per cluster) of the launch, for a source that takes any
+        sizes up to num_threads and cluster_size; all such launches share the source.
     """
 
     kernel: str
@@ -59,12 +59,12 @@ class Variant:
 
     @property
     def launch_sizes(self) -> tuple[int, int]:
-        """The threads of a block and the blocks of a cluster of a launch."""
+        """(threads per block, blocks per cluster) of a launch."""
         return self.launched or (self.num_threads, self.cluster_size)
 
     @property
     def largest(self) -> Variant:
-        """The same, launched in blocks and clusters of all sizes that it takes at most."""
+        """The same variant, launched with its largest blocks and clusters."""
         sizes = self.num_threads, self.cluster_size
         return self if self.launched is None else replace(self, launched=sizes)
 
@@ -78,7 +78,7 @@ class Variant:
         return f"{self.kernel}<{', '.join(words)}>"
 
     def launch_lines(self) -> list[str]:
-        """The sizes of a launch, in C++."""
+        """The launch sizes, in C++."""
         has_clusters = self.cluster_size > 1 and self.launched is None
         cluster = f"CLUSTER_DIMS({self.cluster_size})" if has_clusters else ""
         return [
@@ -129,8 +129,8 @@ def source_text(variant: Variant, target: str) -> str:
 
 @cache
 def overlaps(variant: Variant) -> bool:
-    """Whether the kernel may start before the stream's previous kernel has ended: its source calls
-    wait_for_previous_grid (platform/cuda.cuh)."""
+    """Whether the kernel can start before the stream's previous kernel has ended, because its
+    source calls wait_for_previous_grid (platform/cuda.cuh)."""
     already = frozenset(files_of("platform/cuda.cuh"))
     return _WAIT.search(_kernel_text(variant, already)) is not None
 
@@ -148,20 +148,20 @@ def _kernel_text(variant: Variant, already: frozenset[str]) -> str:
 
 @cache
 def resolve(name: str, already: frozenset[str] = frozenset()) -> str:
-    """`file_text`'s, without the files that are in place already."""
+    """Return `file_text(name)` without the files that are `already` in place."""
     return "".join(_expand(name, set(already)))
 
 
 @cache
 def files_of(name: str) -> tuple[str, ...]:
-    """kernels_cu/<name> and the files that it includes."""
+    """Return kernels_cu/<name> and the files that it includes."""
     seen: set[str] = set()
     list(_expand(name, seen))
     return tuple(seen)
 
 
 def _expand(name: str, seen: set[str]) -> Iterator[str]:
-    """Yield the lines of `name` with its quoted includes in place, skipping what `seen` has."""
+    """Yield the lines of `name` with its quoted includes in place, skipping files in `seen`."""
     if name not in seen:
         seen.add(name)
         yield from _expand_text(f"kernels_cu/{name}", (ROOT / name).read_text(), seen)

@@ -77,7 +77,7 @@ def finfo(dtype: DTypeLike) -> FloatInfo:
 
 
 def namespace(array: object) -> Namespace:
-    """cupy or numpy, whichever `array` belongs to."""
+    """The namespace of `array`: cupy or numpy."""
     if is_cupy(array):
         import cupy
 
@@ -86,7 +86,7 @@ def namespace(array: object) -> Namespace:
 
 
 def to_numpy(x: Array) -> np.ndarray:
-    """A copy of a cupy array, a numpy array itself."""
+    """Copy a cupy array to the host; return a numpy array unchanged."""
     if isinstance(x, np.ndarray):
         return x
     if x.dtype.itemsize == 1:
@@ -105,14 +105,14 @@ y = bits >> 31 ? -value : value;
 
 @cache
 def _widen() -> Any:
-    """The codes of bfloat16 or float32 in FP64: what CuPy compiles flushes FP32 subnormals."""
+    """A kernel that converts bfloat16 or float32 codes to FP64; CuPy's flushes subnormals."""
     import cupy
 
     return cupy.ElementwiseKernel("T code", "float64 y", _WIDEN, "cupykern_widen")
 
 
 def as_float64(x: Array) -> Array:
-    """x in FP64, exactly, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
+    """Convert x exactly to FP64, in its namespace; also FP8 arrays, which CuPy cannot convert."""
     xp = namespace(x)
     if xp is not np and x.dtype in (dtypes.bfloat16, dtypes.float32):
         return _widen()(x.view(f"u{x.itemsize}"))
@@ -124,7 +124,7 @@ def as_float64(x: Array) -> Array:
 
 
 def as_real(x: Array) -> Array:
-    """The real and imaginary parts of a complex array in turn along its last dim."""
+    """A complex array as reals, with real and imaginary parts interleaved along its last dim."""
     dtype = np.dtype(f"f{x.itemsize // 2}")
     found: Array = namespace(x).ascontiguousarray(x).view(dtype)
     return found
@@ -139,7 +139,7 @@ def power_of_two(x: Array) -> Array:
 
 
 def gap(x: Array, dtype: DTypeLike) -> Array:
-    """The distance between neighbouring numbers of `dtype` at |x|, x in FP64; 1 of integers."""
+    """The distance between neighbouring numbers of `dtype` at |x|, x in FP64; 1 for integers."""
     xp = namespace(x)
     if np.dtype(dtype).kind in "iub":
         return xp.ones_like(x)
@@ -148,7 +148,7 @@ def gap(x: Array, dtype: DTypeLike) -> Array:
 
 
 def row_max(magnitudes: Array) -> Array:
-    """The largest along the last axis, which stays with size 1; 0 where there is none."""
+    """The maximum along the last axis, which is kept with size 1; 0 if the axis is empty."""
     xp = namespace(magnitudes)
     if magnitudes.shape[-1] == 0:
         return xp.zeros((*magnitudes.shape[:-1], 1), magnitudes.dtype)

@@ -1,4 +1,4 @@
-"""NVFP4: e2m1 numbers, two to a byte, with an e4m3 scale for 16 of a row and one FP32 scale.
+"""NVFP4: e2m1 numbers, two per byte, with an e4m3 scale per 16 of a row and one FP32 scale.
 
 The format of NVIDIA's Blackwell (PTX ISA, tcgen05.mma .kind::mxf4nvf4; cuBLAS, "1D block scaling").
 """
@@ -21,9 +21,9 @@ from .numerics import as_float64, namespace
 GROUP = 16  # numbers that share a scale
 LAYOUTS = ("plain", "blocked")
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""e2m1's, by their codes; codes 8 to 15 are the negative ones."""
+"""The e2m1 numbers of codes 0 to 7; codes 8 to 15 are their negatives."""
 
-BLOCK_ROWS = 128  # of a block of scales
+BLOCK_ROWS = 128  # rows per block of scales
 _BLOCK_GROUPS, _BLOCK = 4, 512
 
 
@@ -46,10 +46,10 @@ class NvFp4:
         zero.
     global_scale: a finite number, or a float32 array of one element.
 
-    All of one library, which may be any that the ops take; they are kept as they are given.
+    All arrays belong to one library, any that the ops take, and are stored as given.
 
-    A number is code * scale * global_scale.  As `a` of a product the rows are M; as `b` they are N:
-    it stands for the matrix (K, N).
+    A number's value is e2m1 * scale * global_scale.  As `a` of a product the rows are M.  As `b`
+    they are N: the operand is the matrix (K, N).
 
     Raises TypeError (types, dtypes) and ValueError (shapes, layout, devices).
     """
@@ -93,7 +93,7 @@ class NvFp4:
 
     @classmethod
     def unchecked(cls, data: Any, scale: Any, layout: str, global_scale: Any) -> NvFp4:
-        """Of arrays that are known to fit."""
+        """Construct without checks, from arrays that are known to be valid."""
         x = object.__new__(cls)
         x.__dict__.update(data=data, scale=scale, layout=layout, global_scale=global_scale)
         return x
@@ -103,7 +103,7 @@ class NvFp4:
         return self.data, self.scale, self.global_scale
 
     def map_arrays(self, function: Callable[[Any], Any]) -> NvFp4:
-        """The same of function(data), function(scale) and function(global_scale)."""
+        """An NvFp4 of function(data), function(scale) and function(global_scale)."""
         data, scale, global_scale = map(function, self.arrays())
         return NvFp4.unchecked(data, scale, self.layout, global_scale)
 
@@ -118,7 +118,7 @@ class NvFp4:
 
     @takes_foreign
     def to(self, layout: str) -> NvFp4:
-        """The same numbers, the scales in the layout "plain" or "blocked"; self if they are.
+        """The same numbers with scales in `layout`, "plain" or "blocked"; self if unchanged.
 
         >>> p = cupykern.quantize_nvfp4(np.ones((2, 16), np.float32))
         >>> p.to("blocked").scale.shape  # flat, blocks of 128 x 4 scales, padded
@@ -136,14 +136,14 @@ class NvFp4:
 
     @takes_foreign
     def rows(self, rows: np.ndarray) -> NvFp4:
-        """Some rows of one matrix, the scales in plain order."""
+        """Select rows of one matrix; the scales are in the layout "plain"."""
         plain = self.to("plain")
         scale = take(plain.scale, rows)
         return NvFp4(plain.data[rows], scale, "plain", self.global_scale)
 
     @takes_foreign
     def dequantize(self) -> Any:
-        """The numbers in FP64, by many small kernels: for checks, not for speed.
+        """The numbers in FP64.  Launches many small kernels: for checks, not for speed.
 
         >>> p = cupykern.quantize_nvfp4(np.full((1, 16), 3.0, np.float32))
         >>> p.dequantize()[0, 0].round(3).item()
@@ -158,14 +158,14 @@ class NvFp4:
 
     @takes_foreign
     def outputs(self) -> tuple[Any, Any, Any]:
-        """(its numbers in FP32, scales in plain order, global scale): what checks compare."""
+        """(numbers in FP32, scales in the layout "plain", global scale), which checks compare."""
         xp = namespace(self.data)
         scale = xp.asarray(self.global_scale, np.float32).reshape(())
         return self.dequantize().astype(np.float32), self.to("plain").scale, scale
 
 
 def scale_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Of the scales of numbers of `shape`, in the layout "plain" or "blocked".
+    """The shape of the scales of numbers of `shape`, in the layout "plain" or "blocked".
 
     >>> nvfp4.scale_shape((130, 64), "plain"), nvfp4.scale_shape((130, 64), "blocked")
     ((130, 4), (1024,))
@@ -179,19 +179,19 @@ def _blocked_size(rows: int, k: int) -> int:
 
 
 def nbytes(dtype: str, k: int) -> int:
-    """Of k numbers of the dtype of this name; float4_e2m1fn: with their scales."""
+    """The bytes of k numbers of the named dtype; float4_e2m1fn: with their scales."""
     numbers = dtypes.NAMES[dtype]
     return k // 2 + k // GROUP if numbers == dtypes.float4_e2m1fn else k * numbers.itemsize
 
 
 def pack_e2m1(x: Any) -> Any:
-    """Numbers (..., K), K even, as e2m1 codes, two to a byte: uint8 (..., K / 2).
+    """Round numbers (..., K), K even, to e2m1 codes, two per byte: uint8 (..., K / 2).
 
     >>> nvfp4.pack_e2m1(np.float32([0.5, 1, 6, -6])).tolist()  # codes 1 and 2, 7 and 15
     [33, 247]
 
-    To nearest even; beyond 6 saturates, infinities too; NaN gives 0.  Raises ValueError for an odd
-    K.
+    Rounds to nearest even.  Magnitudes above 6 saturate, infinities too; NaN gives 0.  Raises
+    ValueError for an odd K.
     """
     if x.ndim < 1 or x.shape[-1] % 2:
         raise ValueError(f"x must have an even number of columns; got shape {x.shape}")
@@ -205,7 +205,7 @@ def pack_e2m1(x: Any) -> Any:
 
 
 def unpack_e2m1(data: Any) -> Any:
-    """The numbers of `pack_e2m1`'s bytes (..., K / 2): float32 (..., K).
+    """Decode the bytes of `pack_e2m1`, (..., K / 2), to float32 (..., K).
 
     >>> nvfp4.unpack_e2m1(np.uint8([33, 247])).tolist()
     [0.5, 1.0, 6.0, -6.0]
@@ -217,7 +217,7 @@ def unpack_e2m1(data: Any) -> Any:
 
 
 def blocked_scales(scale: Any) -> Any:
-    """Scales (..., rows, K / 16) in NvFp4's layout "blocked": flat, padded with zeros.
+    """Convert scales (..., rows, K / 16) to NvFp4's layout "blocked": flat, padded with zeros.
 
     >>> scale = cupykern.asarray(np.ones((130, 4), np.float32), "float8_e4m3fn", target="host")
     >>> nvfp4.blocked_scales(scale).shape  # two blocks of 128 x 4
@@ -233,13 +233,13 @@ def blocked_scales(scale: Any) -> Any:
 
 
 def plain_scales(flat: Any, rows: int, k: int) -> Any:
-    """The scales (..., rows, K / 16) of `blocked_scales`' result.
+    """Convert the result of `blocked_scales` back to scales (..., rows, K / 16).
 
     >>> scale = cupykern.asarray(np.ones((130, 4), np.float32), "float8_e4m3fn", target="host")
     >>> nvfp4.plain_scales(nvfp4.blocked_scales(scale), 130, 64).shape
     (130, 4)
 
-    Raises ValueError for another size.
+    Raises ValueError if the size of `flat` does not fit rows and k.
     """
     xp = namespace(flat)
     *batch, size = flat.shape
@@ -265,9 +265,9 @@ def _swap(xp: Any, blocks: Any, dims: int) -> Any:
 def random(kind: str, shape: tuple[int, ...], seed: int, xp: Any, layout: str) -> NvFp4:
     """A seeded NvFp4 of shape (..., rows, K) in the namespace `xp`.
 
-    kind "codes": codes 0, +-0.5, +-1 and +-1.5, scales uniform in [0, 1); else any code, and such
-    scales that products have a variance of about 1.  layout: of the bytes (inputs.LAYOUTS).  The
-    seed decides about the order of the scales and the kind of global_scale.
+    kind "codes": codes of 0, +-0.5, +-1 and +-1.5, scales uniform in [0, 1).  Others: any code,
+    with scales that give products a variance of about 1.  layout: the bytes' memory layout
+    (inputs.LAYOUTS).  The seed selects the scales' layout, and a number or array as global_scale.
     """
     rng = np.random.default_rng(seed)
     *outer, k = shape

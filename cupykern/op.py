@@ -1,4 +1,4 @@
-"""Op: all that check, bench, compile, tune and the tests need to know of one operation."""
+"""Op: the description of an operation that check, bench, compile, tune and the tests use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Call:
 
 
 class Bound(NamedTuple):
-    """What an output may differ from its FP64 reference.
+    """The allowed and the expected errors of an output against its FP64 reference.
 
     >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
     >>> (exact,) = reference.softmax(x)
@@ -52,20 +52,20 @@ class Bound(NamedTuple):
     >>> float((abs(cupykern.softmax(x) - exact) / bound.elementwise).max()) < 1  # error over bound
     True
 
-    elementwise: array like the output: the largest |error| that the derivation allows.  Of complex
-        outputs all arrays are like as_real of them.
-    rms: like elementwise: the error expected of each element, root mean square, on the least exact
-        target; 0: none is expected, and only `elementwise` limits it.
-    shared: like rms, or a number: the part of `rms` that all elements along `axis`, or along all of
-        several axes, have in common, as that of a row's sum.  The other parts are independent.
-    bias: like rms, or a number: how far the mean error may be from zero, of errors that count as
-        positive where |result| is too large; inf: no limit is derived.
-    common: like shared: the part that all elements have in common, as that of an approximation at
-        nearly equal arguments.
-    known: like elementwise, with its sign: a part of the error of the targets that split FP32
-        operands, by the operands; `bias` is without it.
-    free: where nothing is promised, not even that the result is a number: behind a pole or an
-        overflow of an expression.
+    elementwise: array like the output: the largest |error| that the derivation allows.  For complex
+        outputs all arrays are like as_real(output).
+    rms: like elementwise: the expected root mean square error of each element, on the least exact
+        target; 0: none is expected, and only `elementwise` limits the error.
+    shared: like rms, or a number: the part of `rms` that all elements along `axis` (one axis or
+        several) have in common, such as the error of a row's sum.  The rest is independent.
+    bias: like rms, or a number: the largest |mean error|; an error is positive where |result| is
+        too large.  inf: no limit is derived.
+    common: like shared: the part that all elements have in common, such as the error of an
+        approximation at nearly equal arguments.
+    known: like elementwise, but signed: the error that follows from the operands on targets that
+        split FP32 operands; `bias` excludes it.
+    free: True where nothing is guaranteed, and the result can be NaN: past a pole or an overflow of
+        an expression.
     """
 
     elementwise: Factor
@@ -79,7 +79,7 @@ class Bound(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the task must do at least, whatever the kernel: the floor of its time."""
+    """The least traffic and arithmetic of a task with any kernel: the lower bound of its time."""
 
     bytes_read: int
     bytes_written: int
@@ -96,9 +96,9 @@ class Op:
 
     name: str
     run: Callable[..., Any]
-    """The public function.  `config=` takes the place of what its plan asks choice.choose for."""
+    """The public function.  `config=` replaces the config that choice.Family.config chooses."""
     reference: Callable[..., tuple[Any, ...]]
-    """FP64 outputs (a tuple, also of one) for the arguments of `run`, in their array namespace."""
+    """FP64 outputs (always a tuple) for the arguments of `run`, in their array namespace."""
     bound: Callable[..., tuple[Bound, ...]]
     """A Bound per output, for the arguments of `run` followed by the keyword `reference`."""
     draw_problem: Callable[[Draw], Any]
@@ -123,7 +123,7 @@ class Op:
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
-    """The arrays of what an op returns: an array, several, or an object with `outputs()`."""
+    """An op's result as a tuple: from an array, a tuple, or an object with `outputs()`."""
     if hasattr(outputs, "outputs"):
         return outputs.outputs()
     return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,10 +1,10 @@
 """Parameter structs of the kernels as numpy dtypes, read from the kernels' own source.
 
-The C++ struct is the only description of the layout.  What is read: numbers, pointers, structs
+The C++ struct is the only description of the layout.  Members can be numbers, pointers, structs
 (also unnamed, or with one `int` template parameter) and arrays of them, whose sizes are literals,
-enumerators or constants.  A struct may have one base.  Member functions, static members and enums
-take no memory.  Anything else raises ValueError with file and line.  The layout is that of 64-bit
-Linux and of GPUs.
+enumerators or constants.  A struct can have one base.  Member functions, static members and enums
+take no memory.  Anything else raises ValueError with file and line.  64-bit Linux and GPUs share
+this layout.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _LINE = re.compile(r'^#line (\d+) "(.*)"\n', re.MULTILINE)
 def struct_dtype(file: str, struct: str, **constants: int) -> np.dtype:
     """The layout of `struct`, which kernels_cu/<file> or one of its includes declares.
 
-    constants: of the variant, that are sizes of arrays.
+    constants: the variant's constants that are array sizes.
     """
     return _Reader(file, constants).struct(struct).dtype
 
 
 def zeros(file: str, struct: str, **constants: int) -> np.ndarray:
-    """The parameters of a kernel, to be filled in: a 0-d array of struct_dtype(...)."""
+    """A zeroed 0-d array of struct_dtype(...), to be filled with a kernel's parameters."""
     return np.zeros((), struct_dtype(file, struct, **constants))
 
 
@@ -64,7 +64,7 @@ _POINTER = _number("u8")
 
 
 def _enumerators(body: str) -> dict[str, int]:
-    """Those up to the first whose value is no literal."""
+    """The enumerators in the body of an enum, up to the first whose value is not a literal."""
     values: dict[str, int] = {}
     following = 0
     for enumerator in body.split(","):
@@ -83,10 +83,10 @@ class _Reader:
     def __init__(self, file: str, constants: Mapping[str, int]) -> None:
         self._text = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), file_text(file))
         self._constants = constants
-        self._at = self._text.index("\n") + 1  # behind the first #line
+        self._at = self._text.index("\n") + 1  # after the first #line
 
     def struct(self, name: str, argument: int | None = None) -> _Type:
-        """argument: of the template, if it is one."""
+        """The struct called `name`.  argument: the template argument, if it is a template."""
         template = "" if argument is None else r"template <int (\w+)>\s+"
         declaration = rf"\n{template}struct (?:alignas\((\d+)\) )?{name} (?:: (\w+) )?\{{"
         found = list(re.finditer(declaration, self._text))
@@ -103,8 +103,10 @@ class _Reader:
     def _members(
         self, scope: dict[str, int], alignment: int = 1, base: np.dtype | None = None
     ) -> _Type:
-        """The struct whose members begin here.  scope: its constants.  base: comes first; its size
-        is a multiple of 8."""
+        """The struct whose members begin at `_at`.
+
+        scope: its constants.  base: the base class, placed first; its size is a multiple of 8.
+        """
         names: list[str] = []
         formats: list[np.dtype] = []
         offsets: list[int] = []
@@ -180,7 +182,7 @@ class _Reader:
         return found[0]
 
     def _skip(self) -> None:
-        """The rest of a member without data: to its semicolon or the end of its body."""
+        """Skip the rest of a member without data: to its semicolon or the end of its body."""
         depth, token = 0, ""
         while depth or token not in (";", "}"):
             token = self._take()
@@ -191,7 +193,7 @@ class _Reader:
         return word if re.match(r"\w", word) else self._fail(f"unexpected {word}")
 
     def _take(self, *allowed: str) -> str:
-        """The next token.  Raises ValueError if it is none of `allowed`, where there are any."""
+        """Consume the next token.  Raises ValueError if `allowed` is given and lacks it."""
         token = _TOKEN.match(self._text, self._at)
         if token is None:
             self._fail("the file ends within a struct")
@@ -201,7 +203,7 @@ class _Reader:
         return token[1]
 
     def _has(self, token: str) -> bool:
-        """Whether `token` comes next; then it is taken."""
+        """Whether `token` comes next; if so, consume it."""
         after = _TOKEN.match(self._text, self._at)
         has = after is not None and after[1] == token
         if after is not None and has:

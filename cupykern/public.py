@@ -1,5 +1,4 @@
-"""What the calls of every public op pass through: arrays of other libraries, watches, and tuning at
-first calls."""
+"""The wrapper of every public op: arrays of other libraries, watches, and tuning at first calls."""
 
 from __future__ import annotations
 
@@ -18,13 +17,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def public(function: Function, op: Op | None = None) -> Function:
-    """`function` as users call it: arrays of other libraries become cupy or numpy arrays of the
-    same memory and its results theirs, active watches look at its outputs, and with CUPYKERN_TUNE=1
-    in the environment its first calls tune `op`.
+    """Wrap `function` for users, as an attribute of `cupykern`, where pickle and help() find it.
 
-    It is an attribute of `cupykern`: pickle and help() find it there.  For cupy and numpy arrays it
-    costs a look-up of the first argument's class and one of a ContextVar.  A foreign class is found
-    by the error that its first array leads to; from then on by the look-up.
+    Arrays of other libraries become cupy or numpy arrays of the same memory, and results become
+    arrays of that library.  Active watches check the outputs.  With CUPYKERN_TUNE=1 in the
+    environment at import, first calls tune `op`.
+
+    For cupy and numpy arrays the wrapper costs a look-up of the first argument's class and one of a
+    ContextVar.  The first array of a foreign class is detected by the exception that it causes,
+    later ones by the look-up.
     """
     is_watched, foreign_kinds = active.get, foreign.libraries
     run: Any = function

@@ -1,4 +1,4 @@
-"""The ops as torch's custom operators, which torch.compile keeps in one graph (fullgraph=True).
+"""The ops as custom operators of torch, which torch.compile keeps in one graph (fullgraph=True).
 
     import cupykern.torch
 
@@ -10,13 +10,15 @@
     >>> cupykern.torch.softmax(x)[0, 0].item()
     0.125
 
-Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.
-Their results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start
-sooner.  Where torch.compile traces these with a tensor as first, positional argument, they are the
-operators; those that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config`, a
-formula or a BlockMask break the graph.  What an NvFp4 is an argument of belongs outside, in a
-function with torch.compiler.disable.  There is no backward pass: a tensor that requires grad raises
-RuntimeError unless grad mode is off.
+The functions take tensors, and have the names and arguments of cupykern's, without `out` and
+`config`.  Their results are C-contiguous.  There is no backward pass: a tensor that requires grad
+raises RuntimeError unless grad mode is off.
+
+In eager mode cupykern's own functions take tensors too, with less overhead.  Where torch.compile
+traces them with a tensor as first, positional argument, they become these operators.  The graph
+breaks at functions without an operator (quantize_nvfp4, nonfinite_report), and at calls with `out`,
+`config`, a formula or a BlockMask.  Put calls with an NvFp4 into a function with
+torch.compiler.disable.
 """
 
 from __future__ import annotations
@@ -45,11 +47,13 @@ _SCALES = ("scale_a", "scale_b", "scale_b1", "scale_b2", "scale_w", "k_scale", "
 
 
 def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function of an operator that is one of cupykern's: `name(arguments) -> Tensor[]`.
+    """Register a function of cupykern as an operator, and return the function that calls it.
 
-    fake: the results for arguments without contents, all arguments by name.  written: arguments
-    that the operator writes to; it is then one of `name(arguments) -> (Tensor, Tensor)`, the second
-    one of no elements where there is one result, as functionalization knows no lists.
+    schema: `name(arguments) -> Tensor[]`.
+    fake: returns the results for arguments without contents; all arguments are passed by name.
+    written: arguments that the operator writes to.  The schema is then `name(arguments) -> (Tensor,
+        Tensor)`, because functionalization does not support lists; the second is empty if there is
+        one result.
     """
     name = schema.partition("(")[0]
     function = getattr(cupykern, name)
@@ -61,11 +65,11 @@ def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable
     names = tuple(parameter.name for parameter in parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
-    placed: list[str] = []  # of the schema, which has no formulas
+    placed: list[str] = []  # the schema's arguments, without formulas
 
     def run(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(placed, args, strict=False)), **kwargs}
-        # An option is looked up by its value, which a list has not.
+        # Options are looked up by hash, and lists have none.
         given = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
         return results(apart([y.contiguous() for y in as_tuple(function(**given))]))
 
@@ -83,7 +87,7 @@ def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable
     arguments = operator._opoverload._schema.arguments
     placed += [argument.name for argument in arguments]
 
-    # The defaults that the schema lacks.
+    # Defaults that are not in the schema.
     needed = {
         argument.name: defaults[argument.name]
         for argument in arguments
@@ -116,8 +120,10 @@ def _register(schema: str, fake: _Fake, written: Sequence[str] = ()) -> Callable
 
 
 def apart(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of an operator, each in a storage of its own, as torch requires: small ones of
-    one call share an allocation."""
+    """Give each output of an operator its own storage, as torch requires.
+
+    Small outputs of one call share an allocation.
+    """
     found: list[Tensor] = []
     storages: set[int] = set()
     for y in outputs:
@@ -128,7 +134,7 @@ def apart(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _option(name: str, key: str, x: Any) -> Any:
-    """An argument of the function `name` as its operator takes it."""
+    """Convert the argument `key` of the function `name` to a type that its operator takes."""
     if key in _SCALES and isinstance(x, (int, float)):
         return torch.tensor(x, dtype=torch.float64)
     if name == "quantize" and key == "dtype":
@@ -143,7 +149,7 @@ def _untraced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 TENSORS.untraced = torch.compiler.disable(_untraced)
-for kind in (Tensor, torch.nn.Parameter):  # known before anything is traced
+for kind in (Tensor, torch.nn.Parameter):  # registered before anything is traced
     foreign.register(kind, TENSORS)
 
 
@@ -309,7 +315,8 @@ attention = _register(
     _attention,
 )
 attention_varlen = _register(
-    # Torch has no keyword-only arguments: what stands before max_seqlen_q has no default here.
+    # The schema has no keyword-only arguments: those before the required max_seqlen_q have no
+    # default.
     "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, "
     "SymInt max_seqlen_q, SymInt? max_seqlen_k=None, Tensor? block_table=None, "
     'Tensor? seq_lens_k=None, str layout="hnd", Tensor? k_scale=None, Tensor? v_scale=None, '

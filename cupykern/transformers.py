@@ -6,8 +6,8 @@
         name, dtype=torch.bfloat16, attn_implementation="cupykern"
     )
 
-The import registers "cupykern" with transformers' AttentionInterface and AttentionMaskInterface;
-masks are those of "sdpa": of bool, or None where causality says it all.  Models run in float16 or
+The import registers "cupykern" with transformers' AttentionInterface and AttentionMaskInterface.
+Masks are those of "sdpa": bool, or None where causality suffices.  Models run in float16 or
 bfloat16, without gradients.
 """
 
@@ -40,23 +40,23 @@ def attention_forward(
     s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in place of its eager attention.
+    """The function that transformers calls in place of its eager attention.
 
     >>> q = torch.ones(1, 4, 8, 64, dtype=torch.bfloat16)
     >>> out, _ = attention_forward(torch.nn.Identity(), q, q[:, :2], q[:, :2], None)
     >>> out.shape
     torch.Size([1, 8, 4, 64])
 
-    query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) with what a cache holds;
-    H is a multiple of Hkv.  float16 or bfloat16.
-    attention_mask: bool (B or 1, H or 1, Sq, >= Sk), True = keep, or a bias; causality and windows
-    are in it.  None: causal if is_causal (None: module.is_causal) and Sq > 1, of the last
-    sliding_window keys.
-    softcap: c of scores c tanh(s / c).  s_aux: (H,), sinks: scores of keys with the value 0.
+    query: (B, H, Sq, D), float16 or bfloat16.
+    key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), cached ones included; H is a multiple of Hkv.
+    attention_mask: bool (B or 1, H or 1, Sq, >= Sk), True = keep, or a bias; it includes causality
+        and windows.  None: causal if is_causal (None: module.is_causal) and Sq > 1, over the last
+        sliding_window keys.
+    softcap: c in scores c tanh(s / c).  s_aux: (H,), sinks: scores of keys whose value is 0.
 
-    Returns (out, None), out (B, Sq, H, Dv); weights are not kept.
+    Returns (out, None), out of shape (B, Sq, H, Dv); attention weights are not returned.
 
-    One query without a mask, a step of decoding, runs in decode_attention, others in attention.
+    One query without a mask, a decoding step, runs in decode_attention, all others in attention.
 
     Raises NotImplementedError for dropout, position_bias, a paged cache, head_mask and float32,
     RuntimeError for tensors that require grad.
@@ -79,9 +79,7 @@ def attention_forward(
     is_causal = is_causal and queries > 1
     if attention_mask is not None:
         attention_mask = attention_mask[..., :keys]
-    elif (
-        is_causal and keys > queries
-    ):  # the first call with a cache of a fixed size: the rest is empty
+    elif is_causal and keys > queries:  # the first call with a static cache, whose rest is empty
         key, value, keys = key[:, :, :queries], value[:, :, :queries], queries
     if attention_mask is None and sliding_window is not None and keys > sliding_window:
         attention_mask, is_causal = _window(query, keys, sliding_window, is_causal), False
@@ -97,8 +95,10 @@ def attention_forward(
 
 
 def _window(query: torch.Tensor, keys: int, window: int, is_causal: bool) -> torch.Tensor:
-    """Each query, of the last positions, sees the keys less than `window` before it, and if it is
-    not causal as many after it."""
+    """The mask (Sq, keys) of a sliding window, True = keep, for queries at the last positions.
+
+    A query attends to keys less than `window` before it and, if not causal, as many after it.
+    """
     at = torch.arange(keys, device=query.device)
     before = at[keys - query.shape[2] :, None] - at
     return (before < window) & (before >= 0 if is_causal else before > -window)

@@ -1,4 +1,4 @@
-"""The types of public arguments: arrays of either kind, their namespaces, and names of options."""
+"""The types of public arguments: arrays, their namespaces, dtypes and factors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, DTypeLike
 __all__ = ["Array", "ArrayLike", "DTypeLike", "Factor", "Namespace"]
 
 Namespace: TypeAlias = ModuleType
-"""numpy or cupy.  What its functions return is not known to type checkers: CuPy has no stubs."""
+"""numpy or cupy.  Type checkers see Any as results of its functions: CuPy has no stubs."""
 
 
 class Array(Protocol):
-    """A numpy.ndarray (of the host target) or a cupy.ndarray (of a GPU): what both have.
+    """A numpy.ndarray (host target) or a cupy.ndarray (GPU): their common interface.
 
     >>> from cupykern.typing import Array
     >>> def largest(x: Array) -> float:
@@ -24,8 +24,8 @@ class Array(Protocol):
     >>> largest(np.float32([1, -2]))
     2.0
 
-    Methods give Any: if they gave Array, mypy would compare all of numpy's overloads with
-    these, one inside the other, for minutes.
+    Methods return Any.  If they returned Array, mypy would compare numpy's nested overloads with
+    these for minutes.
     """
 
     @property
@@ -112,4 +112,4 @@ class Array(Protocol):
 
 
 Factor: TypeAlias = float | np.number | Array
-"""A number of Python's or numpy's, or an array that broadcasts."""
+"""A Python or numpy number, or an array that broadcasts."""

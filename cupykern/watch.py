@@ -25,7 +25,7 @@ _log = logging.getLogger("cupykern")
 
 @dataclass(frozen=True)
 class WatchRecord:
-    """An output with NaN or infinities in it.
+    """An output that holds NaN or infinities.
 
     >>> with cupykern.watch() as watched:
     ...     y = cupykern.matmul(np.full((1, 1), np.inf, np.float32), np.ones((1, 1), np.float32))
@@ -34,8 +34,9 @@ class WatchRecord:
     ('matmul', 0, (1, 1), ['a'])
 
     op: the function's name.  output: which of its outputs, from 0.  shape, dtype: the output's.
-    report: what it holds.  inputs: reports of the array arguments that hold NaN or infinities too,
-    by name; overwritten: of those that the call wrote to, which can't be told any more.
+    report: the output's NonfiniteReport.
+    inputs: reports of the array arguments that hold NaN or infinities too, by name.
+    overwritten: names of the arguments that the call wrote to: their earlier contents are unknown.
     """
 
     op: str
@@ -60,7 +61,7 @@ active: ContextVar[tuple[Watch, ...]] = ContextVar("cupykern_watch", default=())
 
 
 class Watch:
-    """What `watch` returns: a context manager with the `records` of what was found.
+    """The context manager that `watch` returns; `records` is a list of WatchRecord.
 
     >>> with cupykern.watch() as watched:
     ...     y = cupykern.softmax(np.zeros((1, 4), np.float32))
@@ -110,32 +111,32 @@ class Watch:
 
 
 def watch(callback: Callable[[WatchRecord], Any] | None = None) -> Watch:
-    """Within `with watch() as w:`, look for NaN and infinities in every output of cupykern's ops.
+    """Within `with watch() as w:`, check every output of cupykern's ops for NaN and infinities.
 
     >>> with cupykern.watch() as watched:
     ...     y = cupykern.softmax(np.array([[1.0, np.nan]], np.float32))
     >>> watched.records[0].op, watched.records[0].report.num_nan
     ('softmax', 2)
 
-    callback: called with each WatchRecord, while this and outer watches look at nothing; what it
-        raises ends the call of the op.
+    callback: called with each WatchRecord, while no watch is active; its exceptions end the call of
+        the op.
 
-    The first output that holds one is logged, as a warning of the logger "cupykern"; `w.records`
-    has all of them.  Outputs of the formats that nonfinite_report takes are looked at (not int8);
-    arrays given as arguments only once an output holds something.  That -inf may be right, as
-    log_softmax's of what a mask hides, is not known here.
+    The first such output is logged, as a warning of the logger "cupykern"; `w.records` has all of
+    them.  Outputs of the dtypes that nonfinite_report takes are checked (not int8).  Array
+    arguments are checked only if an output holds NaN or infinities.  A correct -inf, such as
+    log_softmax of a masked element, is recorded too.
 
-    Every look synchronises.  A stream under capture can't be waited for: calls that are captured
-    are not looked at, and the first one in a watch gives a RuntimeWarning.
+    Every check synchronises, which a stream under capture does not allow.  Captured calls are not
+    checked, and the first one in a watch gives a RuntimeWarning.
 
-    Watches nest: each looks, logs and records by itself.  One belongs to the thread, or the task of
-    asyncio, that entered it.  Entering one that is active raises RuntimeError.
+    Watches nest: each logs and records by itself.  A watch belongs to the thread, or asyncio task,
+    that entered it.  Entering an active watch raises RuntimeError.
     """
     return Watch(callback)
 
 
 def look(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The results of a call, after all active watches have looked at them."""
+    """Call `function`, check its outputs for all active watches, and return them."""
     outputs = function(*args, **kwargs)
     for number, output in enumerate(as_tuple(outputs)):
         if not _is_array(output):
@@ -183,7 +184,7 @@ def _record(
 
 
 def _arrays(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arrays that can be looked at, by the name of their argument; of an NvFp4, its scales."""
+    """Yield (argument name, array) for arrays that can be checked; for an NvFp4, its scales."""
     for name, value in named.items():
         if isinstance(value, NvFp4):
             value = value.scale

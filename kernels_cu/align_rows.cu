@@ -1,7 +1,7 @@
 // align_rows.cu: copies misaligned rows of bytes to rows that are aligned to 16 bytes.
 //
-// Each thread makes one 16-byte chunk from the two aligned chunks that its source bytes overlap.
-// Nothing outside of the source is read; the padding of a row is undefined.
+// Each thread assembles 16-byte chunks, each from the two aligned chunks that its bytes overlap.
+// Reads stay inside the source.  The padding of a result row is undefined.
 // Launch: grid (any), block (kNumThreads).
 #include "common/shared_tile.cuh"
 
@@ -12,7 +12,7 @@ struct CopyParams {
     int32_t row_chunks, padding;
 };
 
-// Bytes [first, first + 16) of low and high together; first: 0 to 15.
+// Bytes [first, first + 16) of the 32 bytes low, high; first: 0 to 15.
 DEVICE Bytes<16> shifted(const Bytes<16>& low, const Bytes<16>& high, int first) {
     uint32_t words[8];
     memcpy(words, &low, 16);

@@ -1,5 +1,5 @@
 // attention_formula.cu: out = softmax(score(scale * q k^T) + bias, masked) v for each head, on any
-// target, with users' formulas of the score and of the mask (attention/formula.cuh).
+// target, with user formulas for the score and the mask (attention/formula.cuh).
 // Constants and launch: attention/block.cuh.
 #include "attention/formula.cuh"
 

@@ -1,5 +1,5 @@
 // attention_hopper_formula.cu: out = softmax(score(scale * Q @ K^T) + mask) @ V on Hopper, with
-// users' formulas of the score and of the mask (attention/formula.cuh).
+// user formulas for the score and the mask (attention/formula.cuh).
 //
 // Persistent and warp-specialised: one producer warpgroup issues TMA loads, consumer warpgroups of
 // 64 queries each run both GEMMs by wgmma and the softmax between them.

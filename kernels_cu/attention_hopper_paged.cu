@@ -1,12 +1,12 @@
 // attention_hopper_paged.cu: attention of varlen queries over paged KV caches on Hopper, plain or
-// with the options of GeneralScore (attention/score.cuh), which alone have slopes and sinks.
+// with the options of GeneralScore (attention/score.cuh).  Only GeneralScore reads slopes and
+// sinks.
 //
-// Persistent and warp-specialised as attention_hopper.cu; K and V by TMA from pages
+// Persistent and warp-specialised like attention_hopper.cu; TMA loads K and V from pages
 // (attention/kv_sm90.cuh).
-// Type: Traits, an attention::TraitsSm90 of Paged sequences.
+// Type: Traits, an attention::TraitsSm90 with Paged sequences.
 // Launch: grid (any), block (Kernel::kThreads), dynamic shared memory sizeof(Kernel::Storage).
-// Tensor maps: of varlen rows (attention/storage_sm90.cuh), those of k and v with boxes of
-// pages.box_rows rows.
+// Tensor maps: varlen (attention/storage_sm90.cuh); the boxes of k and v have pages.box_rows rows.
 #include "attention/kernel_sm90.cuh"
 
 using Kernel = attention::KernelSm90<Traits>;

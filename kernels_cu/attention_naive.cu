@@ -1,4 +1,4 @@
-// attention_naive.cu: attention in three launches with all scores in memory, a baseline for
+// attention_naive.cu: attention in three launches with all scores in global memory, a baseline for
 // attention.cu.  Constants, steps and launch: attention/naive_steps.cuh.
 #include "attention/naive_steps.cuh"
 

@@ -1,6 +1,6 @@
 // attention_paged.cu: attention of varlen queries over paged KV caches, on any target.
 //
-// Plain, or with the options of GeneralScore (attention/score.cuh), which alone have slopes
+// Plain, or with the options of GeneralScore (attention/score.cuh).  Only GeneralScore reads slopes
 // and sinks.
 // Constants and launch: attention/block.cuh.
 #include "attention/block.cuh"

@@ -1,6 +1,6 @@
-// attention_paged_8bit.cu: attention_paged.cu of caches in e4m3 or int8 with scales
+// attention_paged_8bit.cu: attention_paged.cu for e4m3 or int8 caches with scales
 // (attention/kv_8bit.cuh), with the options of GeneralScore.
-// Type: CacheElement; otherwise constants and launch: attention/block.cuh, with ScaledStorage.
+// Type: CacheElement.  Constants and launch: attention/block.cuh, with ScaledStorage.
 #include "attention/block.cuh"
 #include "attention/kv_8bit.cuh"
 

@@ -1,5 +1,5 @@
-// attention_paged_8bit_formula.cu: attention_paged_8bit.cu with users' formulas of the score and of
-// the mask (attention/formula.cuh); a formula's score is that of the scaled keys.
+// attention_paged_8bit_formula.cu: attention_paged_8bit.cu with user formulas for the score and the
+// mask (attention/formula.cuh).  Formulas receive the score of the scaled keys.
 // Constants and launch: attention_paged_8bit.cu.
 #include "attention/formula.cuh"
 

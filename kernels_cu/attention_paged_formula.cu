@@ -1,5 +1,5 @@
 // attention_paged_formula.cu: attention of varlen queries over paged KV caches, on any target, with
-// users' formulas of the score and of the mask (attention/formula.cuh).
+// user formulas for the score and the mask (attention/formula.cuh).
 // Constants and launch: attention/block.cuh.
 #include "attention/formula.cuh"
 

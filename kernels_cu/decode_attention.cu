@@ -1,17 +1,17 @@
-// decode_attention.cu: out = softmax(scale * q k^T) v of few queries against caches of many keys.
+// decode_attention.cu: out = softmax(scale * q k^T) v for few queries and caches of many keys.
 //
-// Bandwidth-bound: one read of K and V.  The query heads of a KV head, times the queries, share it.
-// The keys of a sequence are split into chunks whose size depends on the sequence's length alone.
-// Every chunk starts with a cleared state; kChunksPerGroup adjacent chunks are folded into a group
-// in their order, then all groups are merged in theirs.  So the bits of a sequence depend neither
-// on the batch nor on which block computes which chunk.
+// Bandwidth-bound: K and V are read once, for all queries of all query heads of a KV head.
+// The keys of a sequence are split into chunks whose size depends only on the sequence's length.
+// Every chunk starts with a cleared state.  kChunksPerGroup adjacent chunks are folded into a group
+// in order, then all groups are merged in order.  Therefore a sequence's results are bitwise
+// independent of the batch and of the assignment of chunks to blocks.
 //
 // A block computes one chunk, or one or several whole groups, which it folds in registers
-// (attention/decode/mainloop.cuh).  Partial results go to memory; the last block of a group's
-// chunks folds them, the last block of a sequence merges its groups
-// (attention/decode/epilogue.cuh).  Counters tell which block is last; it sets them back to 0.
+// (attention/decode/mainloop.cuh).  Partial results go to global memory.  The last block of a group
+// folds its chunks; the last block of a sequence merges its groups (attention/decode/epilogue.cuh).
+// Counters identify the last block, which resets them to 0.
 //
-// Constants: Element, kTileM (rows of a block), kTileN (keys of a tile), kDim (D and Dv padded),
+// Constants: Element, kTileM (rows per block), kTileN (keys per tile), kDim (D and Dv padded),
 // kStages, kMaxChunks, kChunksPerGroup.
 // Launch: grid (work tiles), block (kNumThreads), dynamic shared memory sizeof(DecodeStorage).
 // Counters are 0 before a launch.

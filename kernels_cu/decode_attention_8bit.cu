@@ -1,8 +1,8 @@
-// decode_attention_8bit.cu: decode_attention.cu, or with kGeneral decode_attention_general.cu, of
-// caches in e4m3 or int8 with scales (attention/decode/scales.cuh).
+// decode_attention_8bit.cu: decode_attention.cu, or with kGeneral decode_attention_general.cu, for
+// e4m3 or int8 caches with scales (attention/decode/scales.cuh).
 //
-// Tiles are copied to shared memory as they are stored.  Codes become fragments of FP16, which
-// holds them exactly; queries in BF16 do too, in units of their row (attention/decode/load_q.cuh).
+// Shared memory holds the 8-bit codes.  Fragments hold FP16, in which all codes are exact.  BF16
+// queries are also converted to FP16, with a scale per row (attention/decode/load_q.cuh).
 // Types: Element, CacheElement.  Constants and launch: decode_attention.cu; kTileM is 8 or 16.
 #include "attention/decode/mainloop.cuh"
 

@@ -1,5 +1,5 @@
-// decode_attention_8bit_formula.cu: decode_attention_formula.cu of caches in e4m3 or int8 with
-// scales (attention/decode/scales.cuh); a formula's score is that of the scaled keys.
+// decode_attention_8bit_formula.cu: decode_attention_formula.cu for e4m3 or int8 caches with
+// scales (attention/decode/scales.cuh).  Formulas receive the score of the scaled keys.
 // Types, constants and launch: decode_attention_8bit.cu.
 #include "attention/decode/formula.cuh"
 #include "attention/decode/mainloop.cuh"

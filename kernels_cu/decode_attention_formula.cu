@@ -1,5 +1,5 @@
-// decode_attention_formula.cu: decode_attention_general.cu with users' formulas of the score and of
-// the mask (attention/decode/formula.cuh).  Tiles of keys that the mask empties are not read.
+// decode_attention_formula.cu: decode_attention_general.cu with user formulas for the score and the
+// mask (attention/decode/formula.cuh).  Fully masked key tiles are not read.
 // Constants and launch: decode_attention.cu; kTileM is 16.
 #include "attention/decode/formula.cuh"
 #include "attention/decode/mainloop.cuh"

@@ -1,5 +1,5 @@
 // decode_attention_general.cu: decode_attention.cu with the options of attention/decode/score.cuh:
-// windows, soft caps, ALiBi and sinks.  Keys before the window of the first query are in no chunk.
+// windows, soft caps, ALiBi and sinks.  Chunks begin at the window of the first query.
 // Constants and launch: decode_attention.cu; kTileM is 16.
 #include "attention/decode/mainloop.cuh"
 

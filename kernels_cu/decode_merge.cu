@@ -1,9 +1,9 @@
 // decode_merge.cu: merges the partial results of decode_attention.cu for large row tiles.
 //
-// A kernel of its own, with a block for each kRowsPerPass rows: one block for all rows of a
-// sequence would take longer than the rest.  The arithmetic and its order are those of
-// decode_attention.cu.
-// Constants: Element, kTileM (of decode_attention.cu), kDim, kMaxChunks, kChunksPerGroup.
+// A separate kernel with one block per kRowsPerPass rows: if one block merged all rows of a
+// sequence, the merge would take longer than the attention itself.  The arithmetic and its order
+// are the same as in decode_attention.cu.
+// Constants: Element, kTileM (as in decode_attention.cu), kDim, kMaxChunks, kChunksPerGroup.
 // Launch: grid (row tiles * kTileM / kRowsPerPass), block (kNumThreads), dynamic shared memory
 // sizeof(MergeStorage).
 #include "attention/decode/merge.cuh"

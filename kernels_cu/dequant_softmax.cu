@@ -1,10 +1,10 @@
-// dequant_softmax.cu: FP32 logits A @ (scale_b * B) + bias, and for each row and set of kSetColumns
-// columns their maximum and sum of exp(logit - maximum), which normalize_logits.cu turns into the
-// softmax.
+// dequant_softmax.cu: computes FP32 logits A @ (scale_b * B) + bias.  For each row and set of
+// kSetColumns columns it also stores the maximum and the sum of exp(logit - maximum), from which
+// normalize_logits.cu computes the softmax.
 //
-// Constants: those of gemm/mainloop_portable.cuh.
-// Launch: as gemm.cu, dynamic shared memory sizeof(GemmStorage).  statistics: (m, ceil(n /
-// kSetColumns)).
+// Constants: see gemm/mainloop_portable.cuh.
+// Launch: see gemm.cu, dynamic shared memory sizeof(GemmStorage).
+// statistics: (m, ceil(n / kSetColumns)).
 #include "gemm/epilogue/linear_combination.cuh"
 #include "gemm/tile.cuh"
 #include "logits/statistics.cuh"
@@ -15,7 +15,7 @@ static_assert(kTileN % kSetColumns == 0, "a tile has whole sets of columns");
 
 struct LogitsParams {
     TileParams tile;
-    EpilogueParams epilogue;  // its `out`: logits
+    EpilogueParams epilogue;  // `out`: the logits
 };
 using FragmentStatistics = MaxSum[kTileM][kTileN / 16];
 

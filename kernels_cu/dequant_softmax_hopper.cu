@@ -1,7 +1,7 @@
 // dequant_softmax_hopper.cu: logits A @ (scale_b * B) + bias on Hopper, or their exponentials, and
-// the statistics from which normalize_logits.cu makes the softmax.
+// the statistics from which normalize_logits.cu computes the softmax.
 //
-// The mixed-input mainloop with a partial-softmax epilogue (gemm/epilogue/partial_softmax.cuh).
+// Mixed-input mainloop with a partial-softmax epilogue (gemm/epilogue/partial_softmax.cuh).
 // Launch: grid (any), block (kNumThreads = 384), dynamic shared memory
 // sizeof(Kernel::SharedStorage).  statistics: (m, ceil(n / kSetColumns)).
 #include "gemm/epilogue/partial_softmax.cuh"

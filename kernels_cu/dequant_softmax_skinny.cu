@@ -1,14 +1,14 @@
 // dequant_softmax_skinny.cu: dequant_softmax.cu for m <= 16 on Hopper, bound by the read of B.
 //
 // Warp-specialised and persistent: one producer warp loads tiles of A and B by TMA through a
-// pipeline of kStages stages, the consumer warps multiply kWarpCols columns each by mma.sync.
-// Every block gets the same number of column sets, give or take one, so that all finish together;
-// its last tile may be narrower.
+// pipeline of kStages stages; each consumer warp multiplies kWarpCols columns by mma.sync.
+// Column sets per block differ by at most one, so that all blocks finish together.  A block's last
+// tile can be narrower.
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
 // Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
 // sizeof(SkinnyLogitsStorage).
 // Tensor maps without batch, K-major: A in boxes of `rows` (8 or 16) rows x 64 elements, B in boxes
-// of kColumns columns x 128 elements.  statistics: (m, gridDim.x), of each block's columns.
+// of kColumns columns x 128 elements.  statistics: (m, gridDim.x), one per block.
 #include "logits/skinny.cuh"
 
 KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,

@@ -1,15 +1,15 @@
 // dequantize_nvfp4.cu: y = code * scale for batches of NVFP4 matrices, exact in FP16 and BF16.
 //
 // One launch decodes all NVFP4 operands of a product.  The FP32 global scale is not applied.
-// Constants: Element, of y: (batch, rows, 8 * words), contiguous.
+// Constants: Element, the type of y: (batch, rows, 8 * words), contiguous.
 // Launch: grid (any), block (kNumThreads).
 #include "gemm/work_tile.cuh"
 #include "gemm/nvfp4.cuh"
 
 struct DequantizeOperand {
-    BatchLayout batch;                // kA: of the codes, kGroupsA: of the scales
-    int64_t batch_size, rows, words;  // a 32-bit word has eight elements
-    int64_t row_stride;               // of the codes
+    BatchLayout batch;                                     // kA: codes, kGroupsA: scales
+    int64_t batch_size, rows, words;                       // 32-bit words of eight elements
+    int64_t row_stride;                                    // of the codes
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 constexpr int kMostDecoded = 3;
@@ -17,7 +17,7 @@ struct DequantizeParams { DequantizeOperand operands[kMostDecoded]; };
 
 constexpr int kAtOnce = 4;  // loads in flight per thread
 
-// codes: null for an absent operand.
+// codes: null if the operand is absent.
 DEVICE void decode_operand(const uint8_t* codes, const e4m3* scales, Element* y,
                            const DequantizeOperand& p) {
     if (!codes) return;

@@ -2,14 +2,14 @@
 //
 // A block computes the same tile of both products (gemm/mainloop_portable.cuh); the epilogue
 // multiplies them (gemm/epilogue/gate.cuh).
-// Constants: those of gemm/mainloop_portable.cuh.
-// Launch: as gemm.cu.
+// Constants: see gemm/mainloop_portable.cuh.
+// Launch: see gemm.cu.
 #include "gemm/dual_tile.cuh"
 #include "gemm/epilogue/gate.cuh"
 
 struct DualGemmParams {
     TileParams tile;
-    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
+    EpilogueParams epilogues[2];  // one per product; epilogues[0] has the output
     int64_t policy;
 };
 

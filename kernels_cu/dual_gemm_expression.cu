@@ -1,12 +1,12 @@
 // dual_gemm_expression.cu: out = Expression(A @ B1, A @ B2), a user's formula
-// (expression/apply.cuh), for a batch of matrices, on any target; otherwise dual_gemm.cu.
-// Launch: as gemm.cu.
+// (expression/apply.cuh), for a batch of matrices, on any target; otherwise like dual_gemm.cu.
+// Launch: see gemm.cu.
 #include "expression/apply.cuh"
 #include "gemm/dual_tile.cuh"
 
 struct ExpressionDualGemmParams {
     TileParams tile;
-    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
+    EpilogueParams epilogues[2];  // one per product; epilogues[0] has the output
     ExpressionParams expression;
 };
 

@@ -1,6 +1,6 @@
 // dual_gemm_expression_hopper.cu: out = Expression(A @ B1, A @ B2), a user's formula
-// (expression/apply.cuh), on Hopper; otherwise dual_gemm_hopper.cu.
-// Launch: as gemm_hopper.cu.  Tensor maps: DualArguments.
+// (expression/apply.cuh), on Hopper; otherwise like dual_gemm_hopper.cu.
+// Launch: see gemm_hopper.cu.  Tensor maps: DualArguments.
 #include "gemm/epilogue/gate_expression.cuh"
 #include "gemm/epilogue/gated.cuh"
 #include "gemm/kernel_sm90.cuh"

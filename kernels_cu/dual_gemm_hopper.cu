@@ -1,8 +1,9 @@
 // dual_gemm_hopper.cu: out = silu(A @ B1) * (A @ B2) on Hopper.
 //
-// Half of a tile's kTileN columns are B1's, half the same columns of B2.  Their stages are adjacent
-// in shared memory, so that the mainloop sees one matrix B (gemm/epilogue/gated.cuh).
-// Launch: as gemm_hopper.cu.  Tensor maps: DualArguments.
+// Half of a tile's kTileN columns come from B1, the other half are the same columns of B2.  Their
+// stages are adjacent in shared memory, so that the mainloop reads one matrix B
+// (gemm/epilogue/gated.cuh).
+// Launch: see gemm_hopper.cu.  Tensor maps: DualArguments.
 #include "gemm/epilogue/gated.cuh"
 #include "gemm/kernel_sm90.cuh"
 

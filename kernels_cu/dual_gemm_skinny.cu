@@ -1,6 +1,6 @@
-// dual_gemm_skinny.cu: out = silu(A @ B1) * (A @ B2), m <= 16, in one pass over B1 and B2, whose
-// read bounds it.
-// Constants: those of gemm/skinny.cuh, kMatrices 2.
+// dual_gemm_skinny.cu: out = silu(A @ B1) * (A @ B2), m <= 16, in one pass over B1 and B2, bound by
+// their read.
+// Constants: see gemm/skinny.cuh, kMatrices 2.
 // Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory
 // sizeof(SkinnyGemmStorage).
 #include "gemm/epilogue/gate.cuh"

@@ -1,19 +1,20 @@
-// embed_complex64.cu: a complex matrix B as a real one, of twice the rows and columns, for products
-//     [Re a_0, Im a_0, Re a_1, ...] @ B' = [Re c_0, Im c_0, ...],
-// in which each element x + iy is a block
+// embed_complex64.cu: embeds a complex matrix B in a real matrix B' with twice the rows and
+// columns, for products
+//     [Re a_0, Im a_0, Re a_1, ...] @ B' = [Re c_0, Im c_0, ...].
+// Each element x + iy becomes a block
 //     [ x, y]
 //     [-y, x].
 //
-// B' lies in memory as B does: along its columns, or along its rows, transposed.
-// Launch: grid (any), block (kNumThreads): a block embeds one row of B (in memory) after another.
+// B' has the memory order of B: row-major, or column-major, which is stored as the transpose.
+// Launch: grid (any), block (kNumThreads): a block embeds one contiguous row of B after another.
 #include "common/vector.cuh"
 
 struct EmbedParams {
-    int64_t matrix_step, far_step, near_step;  // of B, in elements
-    int64_t pitch;                             // of the rows of B', in floats
-    int64_t num_rows, near_size;               // of B: rows in memory of all matrices, their length
-    int32_t far_size;                          // rows in memory of a matrix
-    uint32_t flip;  // the sign bit of the first row's imaginary parts: 0, of the transpose 2^31
+    int64_t matrix_step, far_step, near_step;  // strides of B, in elements
+    int64_t pitch;                             // row stride of B', in floats
+    int64_t num_rows, near_size;               // rows of all matrices B in memory; their length
+    int32_t far_size;                          // rows per matrix in memory
+    uint32_t flip;  // XORed into the first row's imaginary parts: 0; transposed: the sign bit
 };
 
 KERNEL void embed_complex64(const float* b, float* embedded, const EmbedParams p) {

@@ -4,7 +4,7 @@
 // A block computes one tile (gemm/mainloop_portable.cuh).  Its accumulators go through shared
 // memory, so that the epilogue stores runs of contiguous columns
 // (gemm/epilogue/linear_combination.cuh).  Split-K: gemm/tile.cuh.
-// Constants: those of gemm/mainloop_portable.cuh.
+// Constants: see gemm/mainloop_portable.cuh.
 // Launch: grid (tiles * batch * splits; in pass kReducePartials tiles * batch), block
 // (kNumThreads), dynamic shared memory sizeof(GemmStorage).
 #include "gemm/epilogue/linear_combination.cuh"

@@ -1,6 +1,6 @@
 // gemm_expression.cu: out = Expression(alpha * (A @ B)), a user's formula (expression/apply.cuh),
-// for a batch of matrices, on any target; otherwise gemm.cu.
-// Launch: as gemm.cu.
+// for a batch of matrices, on any target; otherwise like gemm.cu.
+// Launch: see gemm.cu.
 #include "expression/apply.cuh"
 #include "gemm/tile.cuh"
 

@@ -1,6 +1,6 @@
 // gemm_expression_hopper.cu: out = Expression(alpha * (A @ B)), a user's formula
-// (expression/apply.cuh), on Hopper; otherwise gemm_hopper.cu.
-// Launch: as gemm_hopper.cu.
+// (expression/apply.cuh), on Hopper; otherwise like gemm_hopper.cu.
+// Launch: see gemm_hopper.cu.
 #include "gemm/epilogue/expression.cuh"
 #include "gemm/kernel_sm90.cuh"
 

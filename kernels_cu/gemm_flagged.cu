@@ -1,19 +1,19 @@
-// gemm_flagged.cu: the tiles of a product of FP32 matrices that 16-bit parts cannot stand for
-// (split_float32.cu), by FP32 multiply-adds; as gemm_fma.cu.
+// gemm_flagged.cu: computes the tiles of an FP32 product whose operands 16-bit parts do not
+// represent (split_float32.cu), by FP32 multiply-adds like gemm_fma.cu.
 //
-// Constants: those of gemm/mainloop_fma.cuh; tiles of 128 x 128, as the blocks of scales.
+// Constants: see gemm/mainloop_fma.cuh; tiles are 128 x 128, the extents of the scales' blocks.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(GemmFmaStorage).
 #include "gemm/tile_fma.cuh"
 
 struct FlaggedParams {
     GemmFmaParams product;
-    int64_t scales_row, scales_col;            // of a's rows of blocks and b's columns of blocks
+    int64_t scales_row, scales_col;            // strides of a's block rows and b's block columns
     int64_t num_tiles, num_scales, num_lossy;  // num_scales: along k
 };
 static_assert(kTileM == 128 && kTileN == 128, "a tile has one row and column of blocks");
 
-// Whether one of the scales along k of the tile's rows or columns is negative.  All warps look at
-// all of them.
+// Whether any of the tile's scales is negative; count: scales along k.  Every warp reads all of
+// them.
 DEVICE bool is_flagged(const float* scales_a, const float* scales_b, int64_t count) {
     bool flagged = false;
     for (int64_t k = lane_id(); k < count; k += kWarpSize)
@@ -21,7 +21,7 @@ DEVICE bool is_flagged(const float* scales_a, const float* scales_b, int64_t cou
     return vote_any(flagged);
 }
 
-// lossy: split_float32's, by which most launches end.
+// lossy: written by split_float32.  Most launches return because all elements are 0.
 KERNEL void gemm_flagged(const float* a, const float* b, void* out, const void* bias,
                          const void* residual, const float* scales_a, const float* scales_b,
                          const int32_t* lossy, const FlaggedParams params) {

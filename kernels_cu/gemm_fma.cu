@@ -1,9 +1,9 @@
-// gemm_fma.cu: out = activation(alpha * (A @ B) + bias) + residual of FP32 operands, by FP32
+// gemm_fma.cu: out = activation(alpha * (A @ B) + bias) + residual for FP32 operands, by FP32
 // multiply-adds.
 //
-// A block computes one tile (gemm/mainloop_fma.cuh) of one split of k.  Split-K stores partial
-// accumulators as a result of their own, which reduce_split_k.cu adds.
-// Constants: those of gemm/mainloop_fma.cuh.
+// A block computes one tile (gemm/mainloop_fma.cuh) of one split of k.  Split-K stores the partial
+// accumulators of each split as a separate result; reduce_split_k.cu adds them.
+// Constants: see gemm/mainloop_fma.cuh.
 // Launch: grid (tiles * batch * splits), block (kNumThreads), dynamic shared memory
 // sizeof(GemmFmaStorage).
 #include "gemm/tile_fma.cuh"

@@ -1,17 +1,17 @@
-// gemm_parts.cu: out = activation(alpha * (A @ B) + bias) + residual of FP32 operands as 16-bit
+// gemm_parts.cu: out = activation(alpha * (A @ B) + bias) + residual for FP32 operands in 16-bit
 // parts, on any target.
 //
-// As gemm.cu, with the mainloop of gemm/mainloop_parts.cuh; the parts and their scales are
-// split_float32.cu's.  Tiles that these cannot stand for are gemm_flagged.cu's.
-// Types and constants: those of gemm/mainloop_parts.cuh and gemm/mainloop_portable.cuh.
-// Launch: as gemm.cu, dynamic shared memory sizeof(PartsStorage).
+// Like gemm.cu, with the mainloop gemm/mainloop_parts.cuh.  split_float32.cu computes the parts and
+// their scales.  gemm_flagged.cu recomputes tiles that the parts do not represent.
+// Types and constants: see gemm/mainloop_parts.cuh and gemm/mainloop_portable.cuh.
+// Launch: see gemm.cu, dynamic shared memory sizeof(PartsStorage).
 #include "gemm/mainloop_parts.cuh"
 #include "gemm/epilogue/linear_combination.cuh"
 
 struct PartsGemmParams {
-    TileParams tile;  // block_scales: of blocks of 128 rows or columns and 64 of k
+    TileParams tile;  // block_scales: blocks of 128 rows or columns x 64 along k
     EpilogueParams epilogue;
-    int64_t part_steps[2];  // of a and b, in elements
+    int64_t part_steps[2];  // strides of the parts of a and b, in elements
 };
 using PartsStorage = TileStorage<gemm::PartsStage>;
 

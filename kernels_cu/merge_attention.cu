@@ -1,24 +1,24 @@
-// merge_attention.cu: attention over two disjoint sets of keys, from its results over each.
+// merge_attention.cu: merges the attention results over two disjoint sets of keys.
 //
 // lse = log(exp(lse1) + exp(lse2)) and out = exp(lse1 - lse) out1 + exp(lse2 - lse) out2, row by
-// row.  The result of a set without keys (lse -inf) is not used, whatever it holds; any other one
-// has a weight of at least 2^-126, so that its infinities and NaN stay.
-// Constants: Element, kWidth (elements of a load; 1: any strides), kRows (of a thread).
+// row.  The result of a set without keys (lse -inf) is ignored.  Any other result has a weight of
+// at least 2^-126, so that its infinities and NaN propagate.
+// Constants: Element, kWidth (elements per load; 1: any strides), kRows (rows per thread).
 // Launch: grid (ceil(rows / (kRows * kNumThreads >> lanes_log2))), block (kNumThreads).
 #include "common/fast_divmod.cuh"
 #include "common/math.cuh"
 #include "common/vector.cuh"
 
 struct MergeParams {
-    // Strides in elements, of the three outer dims; of the last dim in `steps`.
+    // Strides of the three outer dims in elements; `steps`: strides of the last dim.
     int64_t strides1[3], strides2[3], out_strides[3], lse1_strides[3], lse2_strides[3];
     int64_t lse_strides[3], steps[3];
     FastDivmod second, third;       // sizes of the outer dims
-    int32_t num_rows, num_vectors;  // num_vectors: of a row
-    int32_t lanes_log2;             // threads of a row
+    int32_t num_rows, num_vectors;  // num_vectors: per row
+    int32_t lanes_log2;             // threads per row
 };
 
-// The shares of both results in a row, and its log-sum-exp.
+// Weights of both results in a row, and the row's log-sum-exp.
 struct MergeWeights {
     float first, second, lse;
 
@@ -59,7 +59,7 @@ KERNEL void merge_attention(const Element* out1, const float* lse1, const Elemen
         Items items1[kRows], items2[kRows];
         float sums1[kRows], sums2[kRows];
         int64_t to[kRows], to_lse[kRows];
-        // All loads of a thread are in flight together.
+        // All loads of a thread are issued before the first use.
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const int64_t row = row_of_thread + i * rows_at_once;

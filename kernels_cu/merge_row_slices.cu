@@ -1,7 +1,7 @@
-// merge_row_slices.cu: out[row] = Reduction of partials[row][slice], the last step of a formula's
-// reductions of rows (expression/row_results.cuh).
+// merge_row_slices.cu: out[row] = Reduction of partials[row][slice] over slices, the last step of a
+// formula's row reductions (expression/row_results.cuh).
 //
-// A warp has a row; its lanes every kWarpSize-th slice, and then what lanes have by a tree:
+// One warp per row.  Each lane merges every kWarpSize-th slice, then a tree merges the lanes:
 // bitwise reproducible.
 // Types: Reduction.  Launch: grid (any), block (kNumThreads).
 #include "expression/row_results.cuh"

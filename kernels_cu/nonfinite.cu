@@ -1,16 +1,16 @@
-// nonfinite.cu: counts NaN, +infinity and -infinity in any strided array, and finds the first of
-// them in C order and the minimum, maximum and mean of the finite elements, in one read.
+// nonfinite.cu: counts NaN, +infinity and -infinity in any strided array.  The same read also finds
+// the first of them in C order and the minimum, maximum and mean of the finite elements.
 //
-// A thread has kBatch vectors of kVectorWidth elements in flight.  Their pairwise FP32 sum is
-// finite if all elements are; otherwise (also on overflow) they are inspected one by one.  Sums of
+// A thread has kBatch vectors of kVectorWidth elements in flight.  If their pairwise FP32 sum is
+// finite, all elements are.  Otherwise (also on overflow) they are inspected one by one.  Sums of
 // batches, threads and blocks are added in FP64.  Minimum and maximum are computed on the codes, as
-// integers (struct Extremes), so that subnormals are not flushed.  Non-finite elements are rare and
-// counted by atomics in shared memory.
-//   kPlain: the elements are one contiguous span of memory, in any order of the dims; its head and
-//   tail, which are not whole vectors, are inspected.  Otherwise each vector's address follows from
-//   the dims.
+// integers (struct Extremes), so that subnormals are not flushed.  Non-finite elements are rare;
+// atomics in shared memory count them.
+//   kPlain: the elements are one contiguous span of memory, in any order of the dims.  The span's
+//   head and tail, which are not whole vectors, are inspected one by one.  Without kPlain each
+//   vector's address is computed from the dims.
 // A block publishes its result in words that are 0 before and nonzero after, so that neither a
-// fence nor a second read is needed: the last block to start waits for the words of all blocks,
+// fence nor a second read is needed.  The last block to start waits for the words of all blocks,
 // merges them in block order and clears them.
 //   figures  [0, 4): NaN, +inf, -inf, the first index (kNowhere: none); [4, 7), as doubles:
 //            minimum, maximum, mean (NaN without finite elements).
@@ -25,13 +25,14 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
     wait_for_previous_grid();
     constexpr int kWarps = kNumThreads / kWarpSize;
     SHARED(Finite, of_warps, [kWarps]);
-    // Non-finite counts of this block; index of its first, then the totals of all blocks.
+    // counts: this block's non-finite counts.  special: the index of its first non-finite element,
+    // later the totals of all blocks.
     SHARED(uint32_t, counts, [kKinds]);
     SHARED(uint64_t, special, [kSpecialWords]);
     SHARED(bool, is_last, [1]);
     const int tid = int(threadIdx.x), warp = tid / kWarpSize, lane = lane_id();
     uint32_t* const num_begun = reinterpret_cast<uint32_t*>(words);
-    uint32_t begun_before = 0;  // read when the loop is done
+    uint32_t begun_before = 0;  // used only after the loop
     if (tid == 0) begun_before = atomic_add(num_begun, 1u);
 
     const Element* data = x + params.start;
@@ -44,14 +45,14 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
 
     double sum = 0.0;
     Extremes extremes = Extremes::none();
-    // A block's vectors of a batch are adjacent.
+    // The vectors that a block loads in one batch are adjacent.
     constexpr int kStep = kNumThreads;
     const int64_t step = int64_t(gridDim.x) * kStep * kBatch;
     const auto at = [&](int64_t item) {
         const int64_t element = head + item * kVectorWidth;
         return data + (kPlain ? element : params.locate(element, params.strides));
     };
-    // Vectors from `item` on, at most a block's batch.
+    // Number of vectors from `item` on, at most a block's batch.
     const auto count_from = [&](int64_t item) {
         const int64_t count = num_items - item;
         return count < kBatch * kStep ? int(count) : kBatch * kStep;
@@ -67,7 +68,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
         }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            // Past the end the first one again, which changes no extreme and is not added.
+            // Past the end the first vector is loaded again: extremes stay, and it is not added.
             batch[j].load(at(item + (j * kStep < count ? j * kStep : 0)));
         }
     };
@@ -78,7 +79,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
     if (tid < kKinds) counts[tid] = 0;
     if (tid < kSpecialWords) special[tid] = tid == kFirst ? kNowhere : 0;
     sync_block();
-    // Inspects elements [begin, begin + count) of the traversal, contiguous from p on.
+    // Inspects elements [begin, begin + count) in traversal order, contiguous from p on.
     const auto inspect = [&](const Element* p, int64_t begin, int count) {
         uint32_t num_nan = 0, num_positive = 0, num_negative = 0;
         uint64_t first = kNowhere;
@@ -148,14 +149,14 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
     const int grid = int(gridDim.x);
     const auto word = [&](int which, int block) { return words + 1 + which * grid + block; };
     double per_element = 0.0;
-    // Reduces the threads of this block, then, in the last block, the blocks: one instance of the
-    // code, which is fetched once.
+    // Level 0 reduces the threads of this block; level 1, in the last block, reduces the blocks.
+    // A loop, so that the instructions are fetched once.
 #pragma unroll 1
     for (int level = 0;; ++level) {
         found.merge_lanes();
         if (lane == 0) of_warps[warp] = found;
         sync_block();
-        // By another warp; counts, usually zero, after the first index.
+        // Another warp publishes the first index, and the counts only if any is nonzero.
         if (level == 0 && warp == kWarps - 1) {
             const bool counted = special[kFirst] != kNowhere;
             if (lane == kFirst || (counted && lane < kKinds)) {
@@ -173,8 +174,8 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
             store_relaxed(word(kKeys, blockIdx.x), uint64_t(found.largest) << 32 | found.smallest);
         }
         if (!is_last[0]) return;
-        sync_block();  // a spinning warp may keep others from arriving
-        // Overlaps the other blocks.
+        sync_block();  // a spinning warp could keep others from arriving
+        // This division overlaps the other blocks.
         per_element = 1.0 / double(params.num_elements);
         found = Finite::none();
 #pragma unroll 1
@@ -225,7 +226,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
         const double nan = __builtin_bit_cast(double, 0x7ff8000000000000ull);
         statistics[0] = num_finite ? value_of(~found.smallest) : nan;
         statistics[1] = num_finite ? value_of(found.largest) : nan;
-        // A product and its correction: faster than a division.
+        // A product and a correction: faster than a division.
         statistics[2] = num_finite ? quotient + rest * per_element : nan;
     }
 }

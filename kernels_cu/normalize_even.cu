@@ -1,10 +1,10 @@
 // normalize_even.cu: layer_norm (kCentered) and rms_norm of even rows, without options
 // (rows/norm_even.cuh).
-// Other arguments: as normalize_shared.cu, where not null there.
+// Other arguments: see normalize_shared.cu, also for null ones.
 #include "rows/norm_even.cuh"
 
-// In the order of first use: parameters come in 64-byte lines of the constant bank
-// (rows/load_even.cuh).
+// Parameters are in the order of first use, because they are fetched in 64-byte lines of the
+// constant bank (rows/load_even.cuh).
 KERNEL void normalize_even(const Element* x, const void* weight, const Element* residual,
                            const rows::EvenParams params, const void* bias, void* y, Element* sum,
                            float* rstd_out, float* mean_out, float* row_scale,

@@ -1,8 +1,8 @@
 // normalize_logits.cu: y = softmax of the logits of dequant_softmax*.cu, from their per-set
 // statistics.
 //
-// The input is FP32 logits, or, where logits is null, the 16-bit exponentials over each set's
-// maximum that y holds.
+// The input is FP32 logits.  If logits is null, y holds the input: 16-bit exponentials relative to
+// each set's maximum.
 // Launch: grid (any), block (kNumThreads).  statistics: (m, num_sets).
 #include "logits/normalize.cuh"
 #include "logits/scale_probabilities.cuh"

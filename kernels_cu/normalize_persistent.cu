@@ -2,8 +2,8 @@
 // persistent, warp-specialised blocks or clusters; weights and biases stay in registers.
 //   sum         null without a residual; layer_norm has none.
 //   counter     0 before and after the launch.
-// Other arguments: as normalize_shared.cu, where not null there.
-// Constants: Element, kCentered and those of rows/persistent.cuh.
+// Other arguments: see normalize_shared.cu, also for null ones.
+// Constants: Element, kCentered; see also rows/persistent.cuh.
 // Launch: grid (at most the blocks that are resident at once), block (kNumThreads), dynamic shared
 // memory params.stages * sizeof(StageTile), twice that with a residual.
 #include "rows/norm_persistent.cuh"

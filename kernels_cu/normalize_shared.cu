@@ -4,16 +4,16 @@
 // s = x + residual, in FP32, not rounded:
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
-// A row is read once, into shared memory (rows/load_shared.cuh).  In a row of one block the mean is
-// known before the squares are summed; in a cluster or a chunked row each warp has its own mean,
-// and rows/moments.cuh merges them.
+// A row is read once, into shared memory (rows/load_shared.cuh).  If one block has the whole row,
+// the mean is computed before the squares are summed.  In a cluster or a chunked row each warp has
+// its own mean, and rows/moments.cuh merges the moments.
 //   weight, bias     one of three dtypes, along the row; null: none.  rms_norm has no bias.
 //   sum              s rounded to Element.  mean, rstd: FP32, one per row.  Null: not stored.
-//   row_scale        not null: y is FP8 or int8; row_scale = the row's largest |y| over the
-//                    format's largest value, decodes it.  Not for chunked rows.
-//   compensated      the rounding error of the mean is measured with the squares and subtracted
-//                    too.
-// Constants: Element, kCentered and those of rows/tile.cuh.
+//   row_scale        not null: y is FP8 or int8, and row_scale = the row's largest |y| over the
+//                    format's largest value decodes it.  Not for chunked rows.
+//   compensated      the rounding error of the mean is measured together with the squares and
+//                    subtracted as well.
+// Constants: Element, kCentered; see also rows/tile.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(SharedRowStorage<Element>), twice that with a residual.
 #include "rows/norm_shared.cuh"

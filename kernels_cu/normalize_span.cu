@@ -1,8 +1,8 @@
 // normalize_span.cu: layer_norm (kCentered) and rms_norm of contiguous rows of any length
-// (rows/load_span.cuh), with contiguous weights of their dtype or FP32; neither quantized nor
+// (rows/load_span.cuh), with contiguous weights in the rows' dtype or FP32; neither quantized nor
 // compensated.
-// Other arguments: as normalize_shared.cu.
-// Constants: Element, kCentered and those of rows/load_span.cuh.
+// Other arguments: see normalize_shared.cu.
+// Constants: Element, kCentered; see also rows/load_span.cuh.
 // Launch: grid (ceil(rows / (kNumThreads >> params.threads_log2))), block (kNumThreads), dynamic
 // shared memory sizeof(SpanStorage), twice that with a residual.
 #include "rows/norm_span.cuh"

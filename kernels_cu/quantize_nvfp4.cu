@@ -1,15 +1,15 @@
 // quantize_nvfp4.cu: x = code * scale * global_scale for a batch of matrices, codes in e2m1, an
-// e4m3 scale for every 16 of a row (NVIDIA's recipe for NVFP4).
-//   global_scale = max |x| over finite x / (6 * 448), 1 where that is no normal number;
+// e4m3 scale for every 16 elements of a row (NVIDIA's recipe for NVFP4).
+//   global_scale = max |x| over finite x / (6 * 448), or 1 if that is not a normal number;
 //   scale = max |x| of the group / (6 * global_scale), NaN for a group with a NaN or an infinity;
 //   code = x / global_scale / scale; all three rounded to nearest even.
-// First pass: each block's largest finite |x|.  After a grid barrier, second pass: codes and
-// scales, one thread per group; padding of blocked scales (gemm/nvfp4.cuh) becomes zero.  The
-// second pass visits a thread's groups in reverse order, because the last ones read are in L2.  A
-// thread's first kCachedGroups groups stay in shared memory.
+// The first pass finds each block's largest finite |x|.  After a grid barrier the second pass
+// computes codes and scales, one thread per group, and zeros the padding of blocked scales
+// (gemm/nvfp4.cuh).  It visits a thread's groups in reverse order, because the groups read last are
+// in L2.  A thread's first kCachedGroups groups stay in shared memory.
 // Constants: Element; kAtOnce: groups that a thread loads at once; kCachedGroups, a multiple of it.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(CachedGroups).  Fewer than
-// 2^32 rows in all, with padding.  barrier: followed by the blocks' partial results.
+// 2^32 rows in all, including padding.  The blocks' partial results follow the barrier in memory.
 #include "rows/quantize_nvfp4.cuh"
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
@@ -26,8 +26,7 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
     const uint32_t scale_rows = uint32_t(p.scale_rows), flat_rows = uint32_t(p.batch) * scale_rows,
                    scale_groups = uint32_t(p.scale_groups);
-    // Matrix and row of a group; whether it exists (with padding), and whether it has
-    // elements.
+    // Matrix and row of a group.  is_there: the group exists, or is padding of the scales.
     struct GroupCoord {
         uint32_t matrix, row;
         bool is_there, has_elements;
@@ -75,7 +74,7 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
         const float global = largest >= kSmallestNormal ? largest : 1.0f;
         if (block == 0 && threadIdx.x == 0) *global_scale = global;
         const bool is_own =
-            block == blockIdx.x;  // a block that has left the barrier took its cache with it
+            block == blockIdx.x;  // the cached groups of a block that has left are lost
         const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
         // Stores a group's codes and returns its scale.
         const auto encode = [&](const Group& elements, uint32_t matrix, uint32_t row,
@@ -101,7 +100,7 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
                 }
                 pairs[i / 4][i % 4] = pack<half>(values[0], values[1]);
             }
-            if (factor < kLeastNormalScale) {  // larger scales are rounded by at most 1 / 16
+            if (factor < kLeastNormalScale) {  // normal scales are rounded by at most 1 / 16
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
                     pairs[i / 4][i % 4] = saturate_codes(pairs[i / 4][i % 4]);

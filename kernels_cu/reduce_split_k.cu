@@ -1,5 +1,5 @@
-// reduce_split_k.cu: adds the partial accumulators of split-K with a workspace, then the epilogue:
-// out = activation(alpha * sum + bias) + residual.
+// reduce_split_k.cu: adds the partial accumulators of split-K with a workspace, then applies the
+// epilogue out = activation(alpha * sum + bias) + residual.
 //
 // Partial accumulators are added in the order of k, so results are bitwise reproducible.
 // Launch: grid (any), block (kNumThreads).
@@ -7,7 +7,7 @@
 
 struct SplitKParams {
     EpilogueParams epilogue;
-    int64_t num_splits;  // contiguous, of m rows of whole runs each
+    int64_t num_splits;  // contiguous in partials; each has m rows of whole runs
 };
 
 constexpr int kRun = 4;

@@ -1,6 +1,6 @@
-// reduce_split_k_expression.cu: adds the partial accumulators of split-K with a workspace, as
-// reduce_split_k.cu does, then a user's formula (expression/apply.cuh); of FP32 operands also where
-// k is not split.
+// reduce_split_k_expression.cu: adds the partial accumulators of split-K with a workspace like
+// reduce_split_k.cu, then applies a user's formula (expression/apply.cuh).  FP32 products use it
+// even if k is not split.
 // Launch: grid (any), block (kNumThreads).
 #include "expression/apply.cuh"
 
@@ -8,7 +8,7 @@ struct SplitKExpressionParams {
     EpilogueParams epilogue;
     BatchLayout batch;
     int64_t batch_size;
-    int64_t num_splits;  // contiguous, of batch_size * m rows of whole runs each
+    int64_t num_splits;  // contiguous in partials; each has batch_size * m rows of whole runs
     ExpressionParams expression;
 };
 

@@ -1,23 +1,24 @@
-// rope_and_cache.cu: RMS norm of the heads of q and k, rotary positions, and k and v to the cache.
+// rope_and_cache.cu: RMS norm of the heads of q and k, rotary embedding, and writes of k and v to
+// the cache.
 //   y = x / sqrt(mean(x^2) + eps) * weight;  (a, b) = (a cos t - b sin t, b cos t + a sin t) for
 //   each pair of y, t = position * inv_freq[pair], or cos t and sin t read from row `position` of
-//   a table; one rounding, of 8-bit caches after a division.
-// A block has a run of head vectors, which may begin and end within a token: the heads of q, k and,
-// with a cache, v of one token after the other.  It computes each angle of its tokens once.
-// Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kVectors: of each
-// thread, kTableFloats, kMaxTokens: of a block.  Launch: grid (blocks), block (kNumThreads).
+//   a table.  Results are rounded once; 8-bit caches divide by their scale before.
+// A block computes a run of head vectors, which can begin and end within a token.  Each token has
+// the heads of q, then k, then (with a cache) v.  A block computes each angle of its tokens once.
+// Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kVectors: per thread,
+// kTableFloats, kMaxTokens: per block.  Launch: grid (blocks), block (kNumThreads).
 #include "rope/sine_cosine.cuh"
 #include "rope/head_vector.cuh"
 
 using namespace rope;
 
-// A token of the block, and where its keys and values go.
+// A token of the block, and the cache slot of its keys and values.
 struct Token {
-    int32_t sequence, number;  // number: in the sequence
-    int32_t page, slot;        // page: or sequence
+    int32_t sequence, number;  // number: index in the sequence
+    int32_t page, slot;        // page: the sequence if the cache is contiguous
     int32_t has_slot;
 
-    Token() = default;  // trivial: it is in shared memory
+    Token() = default;  // trivial, because tokens are in shared memory
     DEVICE Token(const RopeParams& p, int token) {
         sequence = token / p.seq_len, number = token - sequence * p.seq_len;
     }
@@ -51,7 +52,7 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
     const int num_tokens = (first_head + num_vectors - 1) / p.num_heads + 1;
     const Token first(p, first_token);
 
-    // Requested before the vectors: slots and angles wait for them.
+    // Positions are loaded before the vectors, because slots and angles depend on them.
     const bool has_token = int(threadIdx.x) < num_tokens;
     Token mine(p, first_token + (has_token ? int(threadIdx.x) : 0));
     const int position = mine.position(p, positions);

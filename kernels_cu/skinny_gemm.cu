@@ -1,8 +1,8 @@
 // skinny_gemm.cu: skinny GEMM, m <= 16: out = activation(alpha * (scale_a * (scale_b * (A @ B))) +
 // bias) + residual, bound by the read of B.
 //
-// FP32 is multiplied by FMA (gemm/skinny_fma.cuh), since tensor cores round it.
-// Constants: those of gemm/skinny.cuh.
+// FP32 operands use FMA (gemm/skinny_fma.cuh), because tensor cores would round them.
+// Constants: see gemm/skinny.cuh.
 // Launch: grid (kPhases * ceil(n / (kPhases * kTileN))), block (kNumThreads), dynamic shared memory
 // sizeof(SkinnyGemmStorage).
 #include "gemm/skinny.cuh"

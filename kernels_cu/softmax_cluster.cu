@@ -1,8 +1,8 @@
-// softmax_cluster.cu: y = softmax(x) or log_softmax(x) of long rows of any length at one stride,
-// without options.
+// softmax_cluster.cu: y = softmax(x) or log_softmax(x) of long rows of any length with one row
+// stride, without options.
 //
-// A cluster computes a row (rows/load_cluster.cuh).  Other arguments: as softmax_shared.cu.
-// Constants: Element and those of rows/tile.cuh; kNumThreads and kClusterSize are upper limits.
+// A cluster computes a row (rows/load_cluster.cuh).  Other arguments: see softmax_shared.cu.
+// Constants: Element; see also rows/tile.cuh.  kNumThreads and kClusterSize are upper limits.
 // Launch: grid (rows * params.blocks), block (up to kNumThreads, whole warps), clusters of
 // params.blocks, dynamic shared memory one vector per vector of the block's threads.
 #include "rows/softmax_cluster.cuh"
@@ -16,7 +16,7 @@ KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
     const int64_t row = int(blockIdx.x) / blocks;
     const Element* x_row = x + row * params.layout.outer_strides[0][rows::SoftmaxParams::kX];
     const rows::ClusterRow part(tile, x_row, int(params.layout.num_cols), rank, blocks);
-    // Issued before the vectors: after them, it would arrive last.
+    // Issued before the vector loads; after them, it would arrive last.
     float single = -kInfinity;
     if (part.column >= 0) single = to_float(x_row[part.column]);
     part.load(x_row, load_policy(params.loads_last));

@@ -1,7 +1,7 @@
 // softmax_register.cu: y = softmax(x) or log_softmax(x) of even rows of one block, without options.
 //
-// A row is read once, into registers.  Other arguments: as softmax_shared.cu.
-// Constants: Element and those of rows/tile.cuh.
+// A row is read once, into registers.  Other arguments: see softmax_shared.cu.
+// Constants: Element; see also rows/tile.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock)), block (kNumThreads).
 #include "rows/softmax_register.cuh"
 

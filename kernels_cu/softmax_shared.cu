@@ -2,10 +2,11 @@
 // logarithm, of any strided arrays with all options.
 //
 // A row is read once, into shared memory (rows/load_shared.cuh), reduced, and written once.
-//   mask    bytes, nonzero: keep.  Null: keep all.
-//   dtype   of y; may differ from Element.
-// The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are base
-// 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
+//   mask    bytes; nonzero keeps an element.  Null: keep all.
+//   dtype   of y; can differ from Element.
+// The scale is applied after the subtraction, so that 3e38 does not give inf - inf.  Exponentials
+// are base 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest
+// score.
 #include "rows/softmax_shared.cuh"
 
 KERNEL void softmax_shared(const Element* x, const uint8_t* mask, void* y, MaxSum* statistics,

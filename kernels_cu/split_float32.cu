@@ -1,42 +1,46 @@
-// split_float32.cu: FP32 matrices as sums of 16-bit parts, for products of these on tensor cores.
+// split_float32.cu: splits FP32 matrices into sums of 16-bit parts, which tensor cores multiply.
 //
-// A block of 128 rows of A (columns of B) and 64 of k is
-//     x = scale * sum over p of 2^(-kShift p) part[p],
-// scale a power of two that brings the block's largest magnitude to [2^14, 2^15).  Parts are
-// K-major, however x lies.  Each part is what the ones before leave, rounded to nearest.
-// A scale is negative where parts cannot stand for the block: it has an infinity or a NaN, numbers
-// beyond 2^78, or one that is below `smallest` or loses more than `tolerance`, relative to itself;
-// or, if products of parts are dropped that FP32 sums of integers below 2^24 hold, integers of more
-// than one part alone.  gemm_flagged.cu computes these tiles.
-// Types: Part (half or bf16).  Constants: kParts, kShift; kStages: 2, or 1 where shared memory has
-// no room for two blocks.
+// A block of 128 rows of A (columns of B) x 64 along k is
+//     x = scale * sum over p of 2^(-kShift p) part[p].
+// scale is a power of two that brings the block's largest magnitude to [2^14, 2^15).  Parts are
+// K-major in either layout of x.  Each part is the remainder of the parts before it, rounded to
+// nearest.
+// A negative scale flags a block that the parts do not represent:
+//   - it has an infinity, a NaN or a magnitude of at least 2^78;
+//   - it has a nonzero magnitude below scale * `smallest`, or an element whose relative error
+//     exceeds `tolerance`;
+//   - kShift > 0 and it has only integers, the largest between 2^11 and 2^24: an FP32 product can
+//     be exact for these, but dropped products of parts are lost.
+// gemm_flagged.cu computes the tiles of flagged blocks.
+// Types: Part (half or bf16).  Constants: kParts, kShift; kStages: 2, or 1 if two blocks do not fit
+// shared memory.
 // Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(SplitStorage).
 #include "gemm/work_tile.cuh"
 #include "common/vector.cuh"
 
 struct SplitOperand {
-    BatchLayout batch;               // kA: of x
-    int64_t mn_step, k_step;         // of x
-    int64_t part_step;               // from a part to the next, and of matrices kParts of it
-    int32_t mn_size, k_size, pitch;  // pitch: of the parts' rows, which are contiguous along k
-    int32_t num_mn, num_k;           // blocks along these
+    BatchLayout batch;               // kA: x
+    int64_t mn_step, k_step;         // strides of x
+    int64_t part_step;               // stride of parts; the stride of matrices is kParts times this
+    int32_t mn_size, k_size, pitch;  // pitch: row stride of the parts, contiguous along k
+    int32_t num_mn, num_k;           // blocks along m or n, and along k
     int32_t num_blocks;              // of the whole batch
-    int32_t along_mn;                // x is read along the rows of A or columns of B, else along k
-    int32_t vectors;                 // by vectors
+    int32_t along_mn;                // x is read along m of A or n of B, otherwise along k
+    int32_t vectors;                 // x is read by vectors
 };
 struct SplitParams {
     SplitOperand operands[2];
-    float tolerance, smallest;  // smallest: over the scale
+    float tolerance, smallest;  // smallest: in units of the scale
 };
 
 constexpr int kBlockMn = 128, kBlockK = 64;
 constexpr int kWidth = 4, kLoads = kBlockMn * kBlockK / (kWidth * kNumThreads);
-constexpr int kLargestExponent = 14;  // of a block's numbers over its scale
-constexpr int kMostScale = 63;        // exponent: products of scales are normal numbers
+constexpr int kLargestExponent = 14;  // of a block's elements in units of its scale
+constexpr int kMostScale = 63;        // largest exponent: products of scales are normal numbers
 constexpr uint32_t kExponent = 0x7f800000u;
 
-constexpr int kRows = kBlockMn / kLoads;     // of a block that all threads have at once
-constexpr int kPitchMn = kBlockMn + kWidth;  // of a stage along mn: fewer bank conflicts
+constexpr int kRows = kBlockMn / kLoads;     // rows of a block that all threads cover at once
+constexpr int kPitchMn = kBlockMn + kWidth;  // row stride of `along_mn`: fewer bank conflicts
 static_assert(kRows * kBlockK == kWidth * kNumThreads, "a vector of k per thread");
 struct SplitStorage {
     union Stage {
@@ -50,8 +54,8 @@ DEVICE float power_of_two(int exponent) { return bit_cast<float>(uint32_t(127 + 
 
 DEVICE float magnitude(float x) { return bit_cast<float>(bit_cast<uint32_t>(x) & 0x7fffffffu); }
 
-// The largest of all threads' values.  Calls take turns with two arrays: the barrier of one call
-// tells that the other's array has been read.
+// The largest value of all threads.  Calls alternate between two shared arrays: the barrier of one
+// call guarantees that the other call's array has been read.
 DEVICE uint32_t largest_of_block(uint32_t value, uint32_t (&shared)[kNumThreads / kWarpSize]) {
 #pragma unroll
     for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
@@ -65,7 +69,7 @@ DEVICE uint32_t largest_of_block(uint32_t value, uint32_t (&shared)[kNumThreads 
     return value;
 }
 
-// Splits x / scale.  Returns whether the parts stand for it.
+// Splits x / scale.  Returns whether the parts represent it within the tolerance.
 DEVICE bool split(const float (&x)[kWidth], float inverse, float tolerance,
                   Bytes<2 * kWidth> (&parts)[kParts]) {
     float rest[kWidth], unit = 1.0f;
@@ -93,7 +97,8 @@ DEVICE bool split(const float (&x)[kWidth], float inverse, float tolerance,
     return holds;
 }
 
-// What a block's largest tells: whether all its numbers are integers, and whether parts do.
+// A thread's finding; a block's is the largest of its threads.  kIntegers: only integers that may
+// lose products of parts.  kNumbers: the parts represent the block.  kLossy: they do not.
 enum Found { kIntegers, kNumbers, kLossy };
 constexpr float kOnePart = 2048.0f, kFewBits = 16777216.0f;  // integers of 11 and of 24 bits
 
@@ -110,7 +115,7 @@ struct SplitBlock {
     }
 };
 
-// Copies a vector, of whose elements `count` exist.
+// Copies the first `count` elements of a vector; the others become zero.
 DEVICE void copy_vector(float* to, const float* from, int64_t step, int count, bool whole) {
     if (whole && count >= kWidth) {
         copy_async<16>(to, from);
@@ -120,7 +125,7 @@ DEVICE void copy_vector(float* to, const float* from, int64_t step, int count, b
             copy_async<4>(to + j, j < count ? from + j * step : from, j < count);
     }
 }
-// Copies this thread's share of a block to shared memory, zeros past the matrix.
+// Copies this thread's elements of a block to shared memory; elements past the matrix become zero.
 DEVICE void copy_block(const float* x, const SplitOperand& p, int block,
                        SplitStorage::Stage& stage) {
     const SplitBlock at(p, block);
@@ -150,19 +155,18 @@ DEVICE void copy_block(const float* x, const SplitOperand& p, int block,
     }
 }
 
-// Stores the parts and the scale of a block, which lies in `stage`.  Returns whether the parts
-// stand for it.
+// Stores the parts and the scale of the block in `stage`.  Returns whether the parts represent it.
 DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
                         const SplitOperand& p, int block, SplitStorage& storage,
                         const SplitStorage::Stage& stage) {
     const SplitBlock at(p, block);
-    // A thread has a vector of k of every kRows-th row.  A warp stores whole sectors, and reads
-    // `along_mn` with two threads to a bank.
+    // A thread has a vector along k of every kRows-th row.  A warp stores whole sectors; its reads
+    // of `along_mn` have two-way bank conflicts.
     const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int row = p.along_mn ? warp / 4 * 8 + lane % 8 : thread / (kBlockK / kWidth);
     const int col = kWidth * (p.along_mn ? warp % 4 * 4 + lane / 8 : thread % (kBlockK / kWidth));
     float values[kLoads][kWidth];
-    uint32_t largest = 0, least = ~0u;  // least: the bits of the smallest that is not 0, less 1
+    uint32_t largest = 0, least = ~0u;  // least: bits of the smallest nonzero magnitude, minus 1
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
         if (p.along_mn) {
@@ -216,7 +220,7 @@ DEVICE bool split_block(Part* parts, float* scales, const SplitParams& params,
     return all;
 }
 
-// lossy: of each block of the launch, whether it made a scale negative.
+// lossy: per CUDA block, 1 if it stored a negative scale.
 KERNEL void split_float32(const float* a, const float* b, Part* parts_a, Part* parts_b,
                           float* scales_a, float* scales_b, int32_t* lossy,
                           const SplitParams params) {
@@ -235,7 +239,7 @@ KERNEL void split_float32(const float* a, const float* b, Part* parts_a, Part* p
     int stage = 0;
     copy(blockIdx.x, 0);
     for (int i = blockIdx.x; i < all; i += gridDim.x) {
-        // The other stage has been read before the last block's barriers.
+        // The other stage was read before the barriers of the previous iteration.
         if constexpr (kStages > 1) copy(i + gridDim.x, stage ^ 1);
         copy_async_wait<kStages - 1>();
         sync_block();

@@ -1,1 +1,1 @@
-"""Attention for prefill and for decoding: masks, plans and the ops."""
+"""Attention for prefill and decoding: masks, tasks, configs and plans."""

@@ -1,4 +1,7 @@
-"""How attention is launched on Hopper: the Python half of kernels_cu/attention_hopper.cu."""
+"""Configs, variants and launches of attention on Hopper.
+
+The Python half of kernels_cu/attention_hopper.cu.
+"""
 
 from __future__ import annotations
 
@@ -28,31 +31,35 @@ class HeadDims(NamedTuple):
     v: int
 
 
-# What head sizes are padded to: the first pair that holds both.  Values fill boxes of 64 dims: no
-# GPU has run wgmma with an MN-major B that ends within a swizzled box.
+# Head sizes are padded to the first pair that holds both.  v is padded to whole boxes of 64 dims:
+# wgmma with an MN-major B that ends within a swizzled box is untested on a GPU.
 HEAD_DIMS = (
     *(HeadDims(64, 64), *(HeadDims(size, 128) for size in (80, 96, 112, 128))),
     *(HeadDims(192, 128), HeadDims(256, 256)),
 )
-_LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
-_STORED_ROWS = 16  # a warp's
+_LINE_ELEMENTS = 64  # elements of a 128-byte swizzled line of shared memory
+_STORED_ROWS = 16  # rows that a warp stores
 _C = tuned.constants("sm_90a", "attention")
-_SHORTER = 0.97  # of the duration: by less small tiles are not preferred
-_MAX_SCHEDULED = 1 << 14  # tiles: of more, every block has many
+_SHORTER = 0.97  # small tiles are preferred below this share of the large tiles' duration
+_MAX_SCHEDULED = 1 << 14  # tiles; with more, every block has many
 MOST_SEQUENCES = 384  # attention/scheduler_sm90.cuh: kMaxSequences
 _STEP_BYTES, _TILES_BYTES = 16, 4 * 56  # KeyStep, kTiles QueryTile
 _SEQUENCES_BYTES = 16 + 6 * MOST_SEQUENCES  # SequenceOrder
 _RAGGED = 1 << 30  # attention/storage_sm90.cuh: kRagged
 _RAGGED_BYTES = 1 << 35  # _RAGGED of them are 0 modulo 2**64
 _MANY = 0x7FFF0000  # more than any coordinate
-_PAGE_STEP = 16  # attention/kv_sm90.cuh: fewest keys of a box
+_PAGE_STEP = 16  # smallest number of keys in a box; attention/kv_sm90.cuh
 
 
 class Kind(NamedTuple):
-    """What the variants of a task differ by.  mode: attention_task.mask_mode's, or FORMULA_MODE;
-    uniform: a mask's blocks are of 128 queries and keys; varlen: sequences of different lengths;
-    paged: varlen queries over paged caches; general: scores have options (GeneralScore), and with
-    `formulas` those."""
+    """The traits that distinguish variants.
+
+    mode: mask_mode's (attention_task.py), or FORMULA_MODE.
+    uniform: a mask's blocks have 128 queries and 128 keys.
+    varlen: sequences have different lengths.  paged: varlen queries over paged caches.
+    general: scores have options (GeneralScore).  formulas: code of the score's and the mask's
+        expressions; such variants are general.
+    """
 
     mode: int = 0
     uniform: bool = False
@@ -66,10 +73,10 @@ FORMULA_MODE = 3  # the mask is a formula
 
 
 class Queries(NamedTuple):
-    """What decides how tiles of queries fill a device with `num_sms` SMs.
+    """The sizes that determine how tiles of queries fill a device with `num_sms` SMs.
 
-    heads: of all sequences.  sq queries, of sk keys each; offset: causal ones i keep keys
-    j <= i + offset; None: not causal.
+    heads: query heads of all sequences.  sq, sk: queries and keys per head.
+    offset: causal query i keeps keys j <= i + offset; None: not causal.
     """
 
     num_sms: int
@@ -79,8 +86,8 @@ class Queries(NamedTuple):
     offset: int | None = None
 
 
-# Compiled ahead; general variants with masks, and others of the head sizes between powers of two,
-# are compiled when they are called.
+# Compiled ahead.  General variants with masks, and most variants with head sizes between powers of
+# two, are compiled when they are called.
 KINDS = (
     *(Kind(), Kind(1), Kind(2), Kind(2, uniform=True), Kind(varlen=True)),
     *(Kind(general=True), Kind(varlen=True, general=True)),
@@ -94,15 +101,15 @@ VARIANTS = (
 
 @config_class
 class AttentionHopperConfig:
-    """Warpgroups of 64 queries, and one that loads, compute tile_m queries by tiles of tile_n keys,
-    of which `stages` are in shared memory."""
+    """A block computes tile_m queries against tiles of tile_n keys, `stages` of which are in shared
+    memory.  Each consumer warpgroup has 64 queries; one producer warpgroup loads."""
 
     tile_m: int
     tile_n: int
     stages: int = 2
 
     def query_tiles(self, dims: HeadDims) -> int:
-        """Tiles of queries in shared memory: with two, the next one is loaded early."""
+        """Tiles of queries in shared memory; with two, the next one is prefetched."""
         return 2 if self._shared_bytes(dims, 2) <= max_shared_bytes("sm_90a") else 1
 
     def shared_bytes(self, dims: HeadDims) -> int:
@@ -111,7 +118,7 @@ class AttentionHopperConfig:
 
     def _shared_bytes(self, dims: HeadDims, query_tiles: int) -> int:
         consumers = self.tile_m // 64
-        qk, v = (2 * _LINE_ELEMENTS * -(-dim // _LINE_ELEMENTS) for dim in dims)  # of a row
+        qk, v = (2 * _LINE_ELEMENTS * -(-dim // _LINE_ELEMENTS) for dim in dims)  # bytes of a row
         tiles = query_tiles * self.tile_m * qk + self.stages * self.tile_n * (qk + v)
         steps = _STEP_BYTES * self.stages * consumers
         barriers = 8 * (2 * query_tiles + 4 * self.stages)
@@ -123,12 +130,12 @@ class AttentionHopperConfig:
 
 
 def padded(head_dim: int, head_dim_v: int) -> HeadDims:
-    """The sizes that heads are padded to in shared memory, and in the accumulators."""
+    """The head sizes after padding, in shared memory and in the accumulators."""
     return next(dims for dims in HEAD_DIMS if head_dim <= dims.qk and head_dim_v <= dims.v)
 
 
 def refusal(config: AttentionHopperConfig, dims: HeadDims, arch: str) -> str | None:
-    """Why `config` does not fit heads that are padded to dims; None: it does."""
+    """Why `config` does not fit heads that are padded to `dims`; None if it does."""
     c = config
     if arch not in ("sm_90a", "host"):
         return f"it needs Hopper's TMA and wgmma, not {arch}"
@@ -138,7 +145,7 @@ def refusal(config: AttentionHopperConfig, dims: HeadDims, arch: str) -> str | N
         return f"tile_n must be a multiple of 16 up to 256; got {c.tile_n}"
     if not 2 <= c.stages <= 4:
         return f"stages must be 2 to 4; got {c.stages}"
-    # Of a thread: outputs, scores, probabilities of 16 bits.
+    # Registers of a thread: outputs, scores, 16-bit probabilities.
     registers = dims.v // 2 + c.tile_n // 2 + c.tile_n // 4
     limit = 200 if c.tile_m == 128 else 128
     if registers > limit:
@@ -152,8 +159,10 @@ def refusal(config: AttentionHopperConfig, dims: HeadDims, arch: str) -> str | N
 def configs(
     dims: HeadDims, kind: Kind, queries: Queries | None = None
 ) -> tuple[AttentionHopperConfig, ...]:
-    """The default first, of `queries` if there are any.  A tile of keys lies in one block of a
-    mask."""
+    """The configs for `dims` and `kind`, the default first; `queries` can change the order.
+
+    With a block mask, a tile of keys never spans two blocks.
+    """
     large = dims.v == 256
     if kind.mode == 1:
         return (AttentionHopperConfig(128, 32, 3) if large else AttentionHopperConfig(128, 64),)
@@ -161,7 +170,7 @@ def configs(
         return (AttentionHopperConfig(128, 32 if large else 64, 3),)
     if kind.mode == 2:
         return (AttentionHopperConfig(128, 64 if large else 128),)
-    if large:  # a box of keys is of one page
+    if large:  # a box of keys belongs to one page
         return (AttentionHopperConfig(128, 64 if kind.paged else 80),)
     if dims.qk == 64 and not (kind.varlen or kind.general):
         large_tiles, small_tiles = (
@@ -177,10 +186,10 @@ def configs(
 
 
 def _duration(config: AttentionHopperConfig, queries: Queries) -> float:
-    """Of the launch, in units of a row of a 192-row tile against 128 keys.
+    """Estimated duration of the launch, in units of one row of a 192-row tile against 128 keys.
 
-    Tiles of equal length run in rounds; causal ones go longest first, so that the longest decides,
-    or all of them.
+    Tiles of equal length run in waves.  Causal tiles run longest first, so the duration is that of
+    the longest tile or the average load per SM, whichever is longer.
     """
     q, rows = queries, config.tile_m * (_C["small_tile"] if config.tile_m < 192 else 1.0)
     share = config.tile_n / 128
@@ -195,7 +204,7 @@ def _duration(config: AttentionHopperConfig, queries: Queries) -> float:
 
 def kind_of(task: AttentionTask) -> Kind:
     large = task.mask.blocks[:2] == (7, 7)  # 2**7 queries, 2**7 keys
-    # Scales and options are in all general variants, without a mask's.
+    # All general variants handle scales and options; without a mask their mode is 0.
     mode = 0 if task.general and task.mask.kind == NO_MASK else task.mode
     varlen = task.totals is not None or task.lengths
     paged = task.pages is not None
@@ -206,7 +215,7 @@ def kind_of(task: AttentionTask) -> Kind:
 
 
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
-    """Why TMA and this kernel, or this config of it, cannot do a task; None: they can."""
+    """Why TMA and this kernel, or its config `config`, cannot compute `task`; None if they can."""
     kind = kind_of(task)
     of_config = config and _unfit_config(config, kind)
     return of_config or _unfit_kernel(task, kind) or _unfit_rows(task) or _unfit_strides(task, kind)
@@ -283,8 +292,8 @@ def variant(dtype: np.dtype, dims: HeadDims, kind: Kind, config: AttentionHopper
 
 
 def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
-    """(rows of q and out, of k and v) from an element of a padded batch to the next; None: these
-    are not whole, or differ."""
+    """Batch strides of a padded batch in rows: (of q and out, of k and v).  None if they are not
+    whole numbers, or differ within a pair."""
     if task.batch == 1:
         return 0, 0
     rows = []
@@ -298,7 +307,7 @@ def rows_of_elements(task: AttentionTask) -> tuple[int, int] | None:
 
 
 def page_rows(task: AttentionTask) -> tuple[int, int] | None:
-    """Rows of k and of v from a page to the next; None: these are not whole, or too many."""
+    """Page strides of k and of v in rows; None if they are not whole numbers, or too large."""
     rows = []
     for page, _, row in (task.k, task.v):
         count, rest = divmod(page, row) if row > 0 else (0, page)
@@ -309,14 +318,14 @@ def page_rows(task: AttentionTask) -> tuple[int, int] | None:
 
 
 def key_rows(task: AttentionTask, config: AttentionHopperConfig) -> int:
-    """Rows of a box of keys: a tile's, or if that has several pages, the most that are of one."""
+    """Rows of a box of keys: a tile's rows; with pages the most that always belong to one page."""
     return math.gcd(config.tile_n, task.pages.size) if task.pages else config.tile_n
 
 
 def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
     """(batch, heads, rows, dim) of q, k, v and out."""
     batch, sq, sk = (1, *t.totals) if t.totals else (t.batch, t.sq, t.sk)
-    batch = 1 if t.lengths else batch  # in rows, as of varlen sequences
+    batch = 1 if t.lengths else batch  # a padded batch is addressed by rows, like varlen sequences
     sk = t.pages.number * t.pages.size if t.pages else sk
     return (
         (batch, t.heads, sq, t.head_dim),
@@ -327,7 +336,7 @@ def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def maps(task: AttentionTask, config: AttentionHopperConfig) -> tuple[MapPlan, ...]:
-    """Of q, k, v and out."""
+    """The tensor maps of q, k, v and out."""
     keys = key_rows(task, config)
     rows = config.tile_m, keys, keys, _STORED_ROWS
     make = _ragged_map if kind_of(task).varlen else _map
@@ -346,7 +355,8 @@ def _map(dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: 
 def _ragged_map(
     dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: int
 ) -> MapPlan:
-    """Of varlen sequences: (way back, row of all, head, row, dim), see storage_sm90.cuh."""
+    """A map of varlen sequences with dims (way back, row of all, head, row, dim): see
+    storage_sm90.cuh."""
     _, heads, total, dim = shape
     _, head, row = steps
     row = row if total > 1 else 16
@@ -357,7 +367,7 @@ def _ragged_map(
 
 
 def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
-    """Whether `schedule` gives an order of its own."""
+    """Whether `schedule` computes an order for the task's tiles."""
     kind = kind_of(task)
     bounded = task.options[:2] != (-1, -1) if task.general else task.offset is not None
     plain = bounded and not kind.mode and not kind.varlen
@@ -365,12 +375,11 @@ def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
 
 
 def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blocks: int) -> Any:
-    """Which block computes which tiles of queries, as int32 (rounds, blocks), -1 for none; None:
-    every `blocks`-th one.
+    """The tiles of queries of each block, as int32 (rounds, blocks) with -1 for none; None: block i
+    computes every `blocks`-th tile.
 
-    Causal tiles take longer the later they come: each one goes, in the order of
-    attention/work_tile.cuh, to the block that has the least to do so far.  order: the tiles'
-    numbers of queries, in that order.
+    Later causal tiles take longer.  So each tile, in the order of attention/work_tile.cuh, goes to
+    the block with the smallest load so far.  order: the tiles' indices along sq, in that order.
     """
     if not is_scheduled(task, len(order), blocks):
         return None
@@ -398,11 +407,11 @@ class AttentionHopperPlan(NamedTuple):
     """The launch of a task."""
 
     target: Target
-    num_counters: int  # that tiles are taken by
+    num_counters: int  # atomic counters from which blocks take tiles
     repeated: Repeated
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """As AttentionPlan.launch."""
+        """See AttentionPlan.launch."""
         if self.num_counters:
             counter = workspace.take_counters(self.target, self.num_counters)
             arrays = (*arrays, counter)
@@ -410,7 +419,8 @@ class AttentionHopperPlan(NamedTuple):
         self.repeated.launch(arrays, places)
 
     def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
-        """launch(places, *given): `launch` of arrays(*given), made only where places are new."""
+        """A function launch(places, *given) that launches arrays(*given); it calls `arrays` only
+        for new places."""
         if not self.num_counters:
             return self.repeated.of(arrays).launch_at
 
@@ -435,7 +445,8 @@ def hopper_plan(
     planned: Any,
     params: tuple[Any, ...],
 ) -> AttentionHopperPlan:
-    """sizes: blocks, bytes of their shared memory.  planned: `schedule`'s, on the target."""
+    """sizes: (blocks, bytes of shared memory per block).  planned: the result of `schedule`, on the
+    target.  params: the kernel's structs."""
     plans = maps(task, config)
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""How attention is launched: configs, variants and parameters.
+"""Configs, variants and plans of attention.
 
 The Python half of kernels_cu/attention.cu, attention_paged.cu and attention_naive.cu, and of their
 general variants.
@@ -32,15 +32,16 @@ from .decode_config import CACHE_DTYPES
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 _LOG2_E = math.log2(math.e)
-_L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
+_L2_BYTES = 24 * 2**20  # bytes of keys and values that fit half of an L2 cache
 _NAIVE_THREADS = 256
 _MANY = 2**31  # queries
-_HOPPER = ("sm_90a", "host")  # have TMA and wgmma
+_HOPPER = ("sm_90a", "host")  # architectures with TMA and wgmma
 
 
 @config_class
 class AttentionConfig:
-    """A block of num_warps warps (of 32 lanes) computes tile_m queries, by tiles of tile_n keys."""
+    """A block of num_warps warps (of 32 lanes) computes tile_m queries against tiles of tile_n
+    keys."""
 
     tile_m: int
     tile_n: int
@@ -61,7 +62,7 @@ def refusal(
     scaled: bool = False,
 ) -> str | None:
     """Why `config` does not fit head sizes `dims` (of q and k, of v) and the mask mode on `arch`;
-    None: it does.  scaled: of caches of 8 bits."""
+    None if it does.  scaled: caches are 8-bit."""
     if isinstance(config, AttentionHopperConfig):
         return attention_hopper.refusal(config, attention_hopper.padded(*dims), arch)
     c = config
@@ -88,11 +89,11 @@ def refusal(
 
 
 def choose_config(head_dim: int, mode: int, arch: str, scaled: bool = False) -> AttentionConfig:
-    """The config for heads that are padded to head_dim; mode: mask_mode's, or GENERAL_MODE.
-    scaled: of caches of 8 bits.
+    """The portable kernel's config for heads padded to head_dim.
 
-    Warps of 32 queries read keys and values from shared memory half as often as those of 16; where
-    their registers do not hold that, or a block's shared memory, tiles are smaller.
+    mode: mask_mode's, or GENERAL_MODE.  scaled: caches are 8-bit.
+    Warps of 32 queries read keys and values from shared memory half as often as warps of 16.  If
+    registers or shared memory do not suffice, tiles are smaller.
     """
     less, least = AttentionConfig(64, 32, 4), AttentionConfig(64, 16, 4)
     if arch == "host":
@@ -105,7 +106,7 @@ def choose_config(head_dim: int, mode: int, arch: str, scaled: bool = False) -> 
         return least if scaled and arch != "sm_90a" else less
     if mode and (head_dim == 256 or arch != "sm_90a"):
         return less
-    if mode or head_dim == 256 or arch == "sm_90a":  # where Hopper's kernel has what is large
+    if mode or head_dim == 256 or arch == "sm_90a":  # Hopper's kernel computes large tasks
         return AttentionConfig(64, 64, 4)
     return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
 
@@ -121,8 +122,8 @@ def configs(
 ) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
     """The configs for head sizes `dims` (of q and k, of v), the default first.
 
-    queries: None: many.  hopper: which of attention_hopper.cu's kinds it is; None: TMA or that
-    kernel cannot do it.  scaled: of caches of 8 bits.
+    queries: None: many.  hopper: the kind of attention_hopper.cu's variant; None: TMA or that
+    kernel cannot compute it.  scaled: caches are 8-bit.
     """
     sq = queries.sq if queries else _MANY
     large = choose_config(padded_head_dim(*dims), max(mode, int(half_scores)), arch, scaled)
@@ -152,8 +153,8 @@ def flash_variant(
     paged: bool = False,
     codes: np.dtype | None = None,
 ) -> Variant:
-    """hopper: of an AttentionHopperConfig.  formulas, codes (of pages of 8 bits): of
-    GENERAL_MODE."""
+    """hopper: required by an AttentionHopperConfig, else TypeError is raised.  formulas, codes
+    (dtype of 8-bit pages): only with GENERAL_MODE."""
     if isinstance(config, AttentionHopperConfig):
         if hopper is None:
             raise TypeError("an AttentionHopperConfig needs a kind of attention_hopper.cu")
@@ -194,8 +195,9 @@ def naive_variant(
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """Every variant on an architecture, but on Hopper for those that are rare: general ones with
-    FP16 accumulators, naive ones, with masks; most of head sizes between powers of two."""
+    """All variants that are compiled ahead on `arch`.  Missing are general ones with FP16 scores;
+    on Hopper also general naive ones, general ones with masks, and most head sizes between powers
+    of two."""
     flash = [
         flash_variant(dtype, (head_dim, head_dim), mode, half_scores, config)
         for dtype in DTYPES
@@ -227,7 +229,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
 
 
 def has_half_scores(dtype: np.dtype, arch: str) -> bool:
-    """Whether q k^T can be summed in FP16."""
+    """Whether q k^T can be accumulated in FP16."""
     return dtype == dtypes.float16 and not arch.startswith("gfx")
 
 
@@ -241,14 +243,14 @@ def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
         return (choose_config(padded_head_dim(*t.head_dims), _portable_mode(t), arch),)
     fits = device.warp_size == 32 and attention_hopper.unfit(t) is None
     kind = attention_hopper.kind_of(t) if fits else None
-    # Addresses of pages need registers: tiles are those of general variants.
+    # Page addresses need registers, so paged tasks use the tiles of general variants.
     mode = GENERAL_MODE if t.pages else _portable_mode(t)
     queries = Queries(device.multiprocessors, t.batch * t.heads, t.sq, t.sk, t.offset)
     return configs(t.head_dims, mode, arch, queries, kind, t.half_scores, t.codes is not None)
 
 
 def _portable_mode(task: AttentionTask) -> int:
-    """Its mask mode: general variants have one for all masks."""
+    """The portable kernel's mask mode; general variants have one for all masks."""
     return GENERAL_MODE if task.general else max(task.mode, int(task.half_scores))
 
 
@@ -305,15 +307,16 @@ FAMILY: Family[AttentionTask, AttentionConfig | AttentionHopperConfig] = Family(
 class AttentionPlan(NamedTuple):
     """The launches of a task."""
 
-    steps: tuple[Repeated, ...]  # one; of the naive algorithm three
-    scores: int = 0  # and sums of rows, of the naive algorithm
+    steps: tuple[Repeated, ...]  # one; three for the naive algorithm
+    scores: int = 0  # FP32 scores and row sums of the naive algorithm
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
-        and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
-        slopes and sinks, of formulas their eight pointers; None where absent.  Of paged tasks: q,
-        the caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks, of 8 bits both
-        scales, pointers.  places: what addresses of all CuPy's arrays follow from."""
+        """arrays: q, k, v, out, optionally followed by lse, row_max, row_sum, the mask's five
+        arrays and both cu_seqlens (for padded batches the lengths replace the second); then slopes
+        and sinks of general tasks, and eight pointers of formulas.  None where absent.
+        Paged tasks: q, k and v caches, out, lse, cu_seqlens_q, lengths, block table, slopes, sinks,
+        both scales of 8-bit pages, pointers.
+        places: the addresses that determine those of all CuPy arrays."""
         if self.scores:
             scores = maker(xp)((self.scores,), np.float32)
             arrays, places = (scores, *arrays), places and (*places, scores.data.ptr)
@@ -321,7 +324,8 @@ class AttentionPlan(NamedTuple):
             step.launch(arrays, places)
 
     def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
-        """launch(places, *given): `launch` of arrays(*given), made only where places are new."""
+        """A function launch(places, *given) that launches arrays(*given); it calls `arrays` only
+        for new places."""
         return self.steps[0].of(arrays).launch_at
 
 
@@ -329,7 +333,8 @@ class AttentionPlan(NamedTuple):
 def attention_plan(
     target: Target, task: AttentionTask, given: AttentionConfig | AttentionHopperConfig | None
 ) -> AttentionPlan | AttentionHopperPlan:
-    """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
+    """The plan of `task`.  Raises TypeError or ValueError if `given` does not fit, ValueError if
+    the grid is too large."""
     t, config = task, FAMILY.config(task, target, given)
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch
@@ -344,7 +349,7 @@ def attention_plan(
     for name in ("q", "k", "v", "out"):
         params[name] = getattr(t, name)
     params["stats"] = (0, t.totals[0], 1) if t.totals else (t.heads * t.sq, t.sq, 1)
-    if t.lengths and isinstance(config, AttentionHopperConfig):  # whose rows are counted, too
+    if t.lengths and isinstance(config, AttentionHopperConfig):  # its rows include the batch's
         params["stats"]["batch"] -= (attention_hopper.rows_of_elements(t) or (0, 0))[0]
     for name in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v"):
         params[name] = getattr(t, name)
@@ -360,7 +365,7 @@ def attention_plan(
         mask[name] = value
     mask["block_stride_b"], mask["block_stride_h"] = m.block_strides
     mask["causal_offset"] = m.causal_offset
-    capped = t.options.softcap != 0  # which scales, too
+    capped = t.options.softcap != 0  # the cap scales scores itself
     params["prescale"] = t.prescale and not capped
     params["score_scale"] = t.scale if t.prescale else 1.0
     params["exponent_scale"] = (1.0 if t.prescale else t.scale) * _LOG2_E
@@ -417,7 +422,7 @@ def _naive_step(kernel: Kernel, grid: int, values: tuple[Any, ...], number: int)
 
 
 def _page_params(task: AttentionTask, config: AnyConfig) -> np.ndarray:
-    """PageParams of a paged task."""
+    """The PageParams of a paged task."""
     pages = task.pages
     assert pages is not None
     params = zeros("attention/pages.cuh", "PageParams")
@@ -431,7 +436,7 @@ def _page_params(task: AttentionTask, config: AnyConfig) -> np.ndarray:
 
 
 def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> None:
-    """ScoreParams of a general task."""
+    """Fill the ScoreParams of a general task."""
     options = task.options
     params["left"], params["right"] = options.left, options.right
     params["slope_batch"], params["slope_head"] = options.slopes or (0, 0)
@@ -443,7 +448,7 @@ def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> 
 
 
 def order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
-    """The tiles of queries of causal tasks in the order of attention/work_tile.cuh."""
+    """The tiles of queries of a causal task, in the order of attention/work_tile.cuh."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)
     sections = np.tile(np.repeat(long_first, heads_per_section), whole)
@@ -451,8 +456,8 @@ def order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray
 
 
 def _heads_per_section(task: AttentionTask) -> int:
-    """Of tasks with tiles of different lengths, causal ones and those of blocks, whose long tiles
-    come first, as many heads as the L2 cache holds the keys of."""
+    """Heads of a section, within which long tiles come first.  If tiles differ in length (causal,
+    block masks), as many heads as have their keys and values in L2; else 1."""
     if task.offset is None and task.mask.kind != BLOCK_MASK:
         return 1
     group = task.heads // task.kv_heads

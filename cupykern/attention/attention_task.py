@@ -1,4 +1,4 @@
-"""What attention is asked for, without its arrays."""
+"""AttentionTask: a call of attention without its arrays."""
 
 from __future__ import annotations
 
@@ -9,38 +9,43 @@ import numpy as np
 from .cache_scales import KvScales
 from .formulas import Formulas
 
-HEAD_DIMS = (64, 128, 256)  # what the portable kernel pads head sizes to in shared memory
+HEAD_DIMS = (64, 128, 256)  # padded head sizes of the portable kernel in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention/mask.cuh: MaskKind
 
-GENERAL_MODE = 3  # in place of mask_mode's: scores have options, with any mask
+GENERAL_MODE = 3  # replaces mask_mode's if scores have options, with any mask
 
-_SMALLEST_SCALE = 2.0**-64  # by which sinks are divided
+_SMALLEST_SCALE = 2.0**-64  # smallest scale by which sinks are divided
 
 
 def prescales(kind: int, scale: float | None) -> bool:
-    """Whether scores are scaled before the largest is found: the sign of the scale matters there, a
-    bias is added after it, and a sink over a tiny scale may overflow.  scale: None, the default, is
-    positive."""
+    """Whether scores are scaled before the row maximum is found.
+
+    The sign of the scale matters for the maximum, a bias is added after scaling, and a sink divided
+    by a tiny scale can overflow.  scale: None stands for the default, which is positive.
+    """
     return kind == BIAS_MASK or (scale is not None and scale < _SMALLEST_SCALE)
 
 
 def mask_mode(kind: int, scale: float | None) -> int:
-    """kMaskMode of attention_hopper.cu: 2 for blocks, 1 for arrays and for scores that are scaled
-    before the softmax, else 0; attention.cu tells only 0 from the others."""
+    """The mask mode: 2 for block masks, 1 for mask arrays and for scores that are scaled before the
+    softmax, else 0.  attention.cu only distinguishes 0 from the others."""
     if kind == BLOCK_MASK:
         return 2
     return int(kind != NO_MASK or prescales(kind, scale))
 
 
 def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
-    """The size that the portable kernel pads heads to in shared memory."""
+    """The head size after padding in the portable kernel's shared memory."""
     return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
 
 
 class MaskPlace(NamedTuple):
-    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: the
-    logarithms of their sizes, how many there are along the keys, and the strides of b and h in rows
-    of blocks."""
+    """A mask without its arrays.
+
+    dtype, strides: of a mask array (B, H, Sq, Sk), strides in elements.
+    blocks: of a block mask, (log2 of q_block, log2 of kv_block, blocks along the keys).
+    block_strides: strides of b and h, in rows of blocks.
+    """
 
     kind: int = NO_MASK
     dtype: np.dtype | None = None
@@ -53,9 +58,9 @@ class MaskPlace(NamedTuple):
 class ScoreOptions(NamedTuple):
     """Options of a score without their arrays.
 
-    left, right: of a window: keys from i + offset - left to i + offset + right; -1: any.
-    softcap: 0: none.  slopes: strides of alibi_slopes, of the batch and the head; None: none.
-    sinks: whether there are any.
+    left, right: the window, keys from i + offset - left to i + offset + right; -1: unbounded.
+    softcap: 0: none.  slopes: strides of alibi_slopes along batch and head; None: none.
+    sinks: whether there are sinks.
     """
 
     left: int = -1
@@ -66,8 +71,10 @@ class ScoreOptions(NamedTuple):
 
 
 class PagePlace(NamedTuple):
-    """Pages of keys and values: how many there are, keys of one, and the stride of the block table
-    from a sequence to the next, in elements."""
+    """Pages of keys and values.
+
+    number: pages.  size: keys per page.  table_stride: row stride of the block table, in elements.
+    """
 
     number: int
     size: int
@@ -75,17 +82,19 @@ class PagePlace(NamedTuple):
 
 
 class AttentionTask(NamedTuple):
-    """A call without its arrays.  Strides, in elements: of the batch (or 0), the head and the row.
+    """A call without its arrays.
 
+    q, k, v, out: strides of the batch (or 0), the head and the row, in elements.
     totals: (rows of q, rows of k) of varlen sequences, whose sq and sk are the longest; else None.
-    offset: causal queries i keep keys j <= i + offset; None: not causal.  bottom_right: of varlen
-    sequences, where each has an offset of its own, and of lengths.  General tasks have an offset
-    always; whether they are causal is in options.right.
-    options: what a general variant does.  lengths: of a padded batch, whose sk is the most.
-    formulas: of the score and the mask.
-    pages: of varlen queries over paged caches, whose k and v have the stride of a page in place of
-    the batch's, and sk the most keys of a sequence.
-    codes, scales: of pages of 8 bits.
+    offset: causal query i keeps keys j <= i + offset; None: not causal.  General tasks always have
+        an offset; options.right says whether they are causal.
+    bottom_right: each varlen or padded sequence has its own offset.
+    options: options of general variants.
+    lengths: whether a padded batch has lengths; sk is then the longest.
+    formulas: expressions of the score and the mask.
+    pages: varlen queries attend to paged caches; k and v have a page stride in place of the batch
+        stride, and sk is the most keys of a sequence.
+    codes, scales: dtype and scales of 8-bit pages.
     """
 
     dtype: np.dtype
@@ -116,15 +125,15 @@ class AttentionTask(NamedTuple):
 
     @property
     def general(self) -> bool:
-        """Whether it needs a general variant (attention/score.cuh: GeneralScore).  Paged
-        variants that scale scores before the softmax, and those of 8 bits, are general ones."""
+        """Whether the task needs a general variant (attention/score.cuh: GeneralScore).  So do
+        paged tasks that scale scores before the softmax, and 8-bit pages."""
         has_options = self.lengths or self.options != ScoreOptions() or self.codes is not None
         scales = self.pages is not None and prescales(self.mask.kind, self.scale)
         return has_options or scales or self.formulas is not None
 
     @property
     def head_dims(self) -> tuple[int, int]:
-        """Of q and k, of v and out."""
+        """(head size of q and k, of v and out)."""
         return self.head_dim, self.head_dim_v
 
     @property

@@ -31,21 +31,22 @@ class BlockMask:
     >>> cupykern.attention(q, q, q, mask=mask).shape
     (1, 2, 256, 64)
 
-    Masked blocks are skipped: neither loaded nor computed.  `from_dense` classifies a bool array;
-    `causal`, `document` and `interleaved` make the usual masks.  The constructor takes the arrays.
+    Masked blocks are skipped: neither loaded nor computed.  `from_dense` classifies a bool array,
+    `from_expression` a formula; `causal`, `document` and `interleaved` make the usual masks.  The
+    constructor takes the arrays.
 
     Attributes.  B and H are 1 or those of the call; Q = ceil(seq_len_q / q_block) and
-    K = ceil(seq_len_k / kv_block); q_block and kv_block are 64 or 128.  The arrays are all
-    numpy's or all cupy's, also where those given were another library's:
+    K = ceil(seq_len_k / kv_block); q_block and kv_block are 64 or 128.  The arrays are all NumPy
+    or all CuPy arrays, even if another library's arrays were given:
 
     block_mask_types: uint8 (B, H, Q, K).  0: masked, 1: causal, 2: full, 3: partial.  In a causal
         block query i keeps keys j <= i + causal_offset, i and j counted from the sequence's start.
-    kv_num_blocks: int32 (B, H, Q), the number of blocks in a row of blocks that are not masked.
+    kv_num_blocks: int32 (B, H, Q), the number of unmasked blocks in each row of blocks.
     kv_indices: int32 (B, H, Q, K), their indices in ascending order; the rest is undefined.
     partial_tiles: bool (P, q_block, kv_block), True = keep.
     partial_indices: int32 (B, H, Q, K), the index of a partial block's tile; otherwise undefined.
 
-    The idea is that of FlexAttention's BlockMask (Dong et al., arXiv:2412.05496).
+    The design follows FlexAttention's BlockMask (Dong et al., arXiv:2412.05496).
     """
 
     seq_len_q: int
@@ -74,10 +75,10 @@ class BlockMask:
         """Make a mask from its arrays; kv_num_blocks and kv_indices follow from block_mask_types.
 
         block_mask_types: uint8 (B, H, Q, K).  partial_indices: int32 of the same shape.
-        partial_tiles: bool (P, q_block, kv_block).  Shapes as in the class's description.
+        partial_tiles: bool (P, q_block, kv_block).  The class's description explains the shapes.
 
-        The contents of numpy arrays are checked.  Those of cupy arrays are not read: unknown types,
-        and partial blocks where there are no tiles, become masked; tile indices are clamped.
+        The contents of NumPy arrays are checked.  Those of CuPy arrays are not read: unknown types,
+        and partial blocks without tiles, become masked; tile indices are clamped.
 
         Raises TypeError (dtypes, kinds of arrays) and ValueError (shapes, block sizes, contents).
         """
@@ -115,7 +116,7 @@ class BlockMask:
         types = xp.ascontiguousarray(block_mask_types)
         masked = types == MASKED
         numbers = xp.broadcast_to(xp.arange(shape[3], dtype=np.int32), shape)
-        # Masked ones last, the others in order.
+        # Unmasked blocks in order, masked blocks last.
         order = xp.sort(xp.where(masked, numbers + shape[3], numbers), axis=-1)
         vars(self).update(
             seq_len_q=seq_len_q,
@@ -134,7 +135,7 @@ class BlockMask:
         raise AttributeError(f"a BlockMask cannot be changed: make another one for another {name}")
 
     def arrays(self) -> tuple[Any, ...]:
-        """What it holds, its numbers too."""
+        """The values of all attributes: arrays and numbers."""
         return tuple(vars(self).values())
 
     @property
@@ -143,12 +144,12 @@ class BlockMask:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The lengths, block sizes and causal_offset: all but the arrays."""
+        """(seq_len_q, seq_len_k, q_block, kv_block, causal_offset): all attributes but arrays."""
         return self.seq_len_q, self.seq_len_k, self.q_block, self.kv_block, self.causal_offset
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks that are not masked.  Synchronises."""
+        """Number of unmasked blocks.  Synchronises."""
         return int(self.kv_num_blocks.sum())
 
     def __repr__(self) -> str:
@@ -170,9 +171,10 @@ class BlockMask:
 
         mask: bool (Sq, Sk) or (B, H, Sq, Sk), True = keep.  q_block, kv_block: 64 or 128.
 
-        A block that keeps exactly the keys j <= i becomes causal; one that keeps some others,
-        partial.  The blocks' types are read on the host, which synchronises.  Raises TypeError and
-        ValueError.
+        A block that keeps exactly the keys j <= i becomes causal; other mixed blocks become
+        partial.  The host reads the blocks' types, which synchronises.
+
+        Raises TypeError (not bool) and ValueError (shape, block sizes).
         """
         arguments.target_of("mask", mask)
         if mask.dtype != np.bool_:
@@ -196,15 +198,16 @@ class BlockMask:
         kv_block: int = 128,
         target: str | None = None,
     ) -> BlockMask:
-        """Query i keeps keys j <= i + causal_offset.
+        """A mask in which query i keeps keys j <= i + causal_offset.
 
         >>> mask = cupykern.BlockMask.causal(256, 256, target="host")
         >>> mask.block_mask_types[0, 0].tolist()
         [[1, 0], [2, 1]]
 
         causal_offset: an integer; seq_len_k - seq_len_q aligns the last query with the last key.
-        target: "cuda", "hip", "host" or None, the GPU if there is one.  Raises TypeError,
-        ValueError and targets.UnavailableError.
+        target: "cuda", "hip", "host", or None for the GPU if there is one.
+
+        Raises TypeError, ValueError and targets.UnavailableError.
         """
         seq_len_q, seq_len_k, q_block, kv_block, causal_offset = _sizes(
             seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset
@@ -231,18 +234,18 @@ class BlockMask:
         kv_block: int = 128,
         target: str | None = None,
     ) -> BlockMask:
-        """The blocks of a formula, "(j <= i) & (i - j < 1024)".
+        """Classify the blocks of a formula such as "(j <= i) & (i - j < 1024)".
 
         >>> mask = cupykern.BlockMask.from_expression("j <= i", 256, 256, target="host")
         >>> mask.block_mask_types[0, 0].tolist()
         [[1, 0], [2, 1]]
 
         mask: see `expression`, kind "mask"; query i is at position i + input_pos.
-        operands: by name: numbers, and arrays with a dim for each index, read on the host.
+        operands: by name, numbers and arrays with one dim per index; the host reads them.
         batch, heads: sizes of the mask, for formulas of b and h.
-        target: as for `causal`; None: that of the operands, if there are arrays.
+        target: see `causal`; None: the target of the operands, if there are arrays.
 
-        Blocks that interval arithmetic finds empty or full take no time of their elements; those of
+        Blocks that interval arithmetic shows to be empty or full cost nothing more; the elements of
         the others are computed in FP64.  `attention(mask="...")` needs no blocks in memory.
 
         Raises SyntaxError, NameError, TypeError, ValueError and targets.UnavailableError.
@@ -285,15 +288,17 @@ class BlockMask:
         q_block: int = 128,
         kv_block: int = 128,
     ) -> BlockMask:
-        """Query i keeps key j if both belong to one document and, if causal, j <= i.
+        """A mask in which query i keeps key j of the same document; if causal, only with j <= i.
 
         >>> ids = np.repeat([0, 1], 128)  # two documents of 128 tokens
         >>> cupykern.BlockMask.document(ids).block_mask_types[0, 0].tolist()
         [[2, 0], [0, 2]]
 
-        document_ids: integers (S,) or (B, S), the document of each position; the mask belongs to
-        their target.  The blocks' types are read on the host, which synchronises.  Raises TypeError
-        and ValueError.
+        document_ids: integers (S,) or (B, S), the document of each position.  The mask is made on
+            their target.
+
+        The host reads the blocks' types, which synchronises.
+        Raises TypeError (not integers) and ValueError (shape, block sizes).
         """
         arguments.target_of("document_ids", document_ids)
         xp = namespace(document_ids)
@@ -325,14 +330,15 @@ class BlockMask:
         kv_block: int = 128,
         target: str | None = None,
     ) -> BlockMask:
-        """Keep block (i, j) if i - j is a multiple of `stride`; if causal, only its keys j <= i.
+        """A mask of blocks (i, j) with i - j a multiple of `stride`; if causal, only keys j <= i.
 
         >>> mask = cupykern.BlockMask.interleaved(512, 512, stride=2, target="host")
         >>> mask.block_mask_types[0, 0].tolist()
         [[2, 0, 2, 0], [0, 2, 0, 2], [2, 0, 2, 0], [0, 2, 0, 2]]
 
-        stride: a positive integer.  target: as for `causal`.  Raises TypeError, ValueError and
-        targets.UnavailableError.
+        stride: a positive integer.  target: see `causal`.
+
+        Raises TypeError, ValueError and targets.UnavailableError.
         """
         (stride,) = arguments.integers(stride=stride)
         if stride < 1:
@@ -346,7 +352,7 @@ class BlockMask:
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block)
 
     def to_dense(self, xp: Any = None) -> Any:
-        """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` or its own namespace.
+        """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` (None: its own namespace).
 
         >>> cupykern.BlockMask.causal(128, 128, target="host").to_dense()[0, 0, 1, :3].tolist()
         [True, True, False]
@@ -365,7 +371,7 @@ class BlockMask:
 
 
 def _types_of(found: Blocks, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
-    """(types of the blocks whose elements are known, which of them are partial)."""
+    """(types of the blocks `found.where`, which of them are partial)."""
     s, (_, _, row, col) = sizes, found.where.T.reshape(4, -1, 1, 1)
     i = row * s.q_block + np.arange(s.q_block)[:, None]
     j = col * s.kv_block + np.arange(s.kv_block)
@@ -379,7 +385,7 @@ def _types_of(found: Blocks, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sizes(seq_len_q: Any, seq_len_k: Any, q_block: Any, kv_block: Any, **others: Any) -> Any:
-    """All of them as Python's integers."""
+    """All arguments as Python ints.  Raises TypeError and ValueError."""
     of_mask = {"seq_len_q": seq_len_q, "seq_len_k": seq_len_k}
     found = arguments.integers(**of_mask, q_block=q_block, kv_block=kv_block, **others)
     if found[2] not in SIZES or found[3] not in SIZES:
@@ -390,7 +396,8 @@ def _sizes(seq_len_q: Any, seq_len_k: Any, q_block: Any, kv_block: Any, **others
 
 
 def _check_operands(formula: Expression, given: dict[str, Any]) -> None:
-    """As for `attention`'s formulas: finite numbers, arrays of real numbers, no others."""
+    """Check that operands are finite numbers or real arrays whose names the formula uses, like
+    `attention`'s.  Raises TypeError and ValueError."""
     if not isinstance(given, dict):
         raise TypeError(f"operands must be a dict; got {type(given).__name__}")
     for name in given:
@@ -413,7 +420,7 @@ def _block_ends(size: int, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_types(types: np.ndarray, target: str | None, *sizes: int) -> BlockMask:
-    """A mask without partial blocks, of types (Q, K)."""
+    """A mask without partial blocks, from types (Q, K)."""
     xp = targets.get(target).xp
     types = xp.asarray(types[None, None])
     tiles = xp.zeros((0, *sizes[2:4]), bool)
@@ -429,7 +436,7 @@ def _classify(
     q_block: int,
     kv_block: int,
 ) -> BlockMask:
-    """Classify the mask with rows [i, j) given by `rows(i, j)`, bool (B, H, j - i, Sk)."""
+    """Classify the mask whose rows [i, j) are `rows(i, j)`, bool (B, H, j - i, Sk)."""
     sq, sk, q_block, kv_block = _sizes(sq, sk, q_block, kv_block)
     num_q, num_k = -(-sq // q_block), -(-sk // kv_block)
     shape = (*batch_shape, num_q, num_k)

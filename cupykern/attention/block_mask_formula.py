@@ -1,4 +1,4 @@
-"""The blocks of a mask that a formula gives: interval arithmetic first, elements of the others."""
+"""Classify the blocks of a mask formula: by interval arithmetic, else by their elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_ONCE = 64  # blocks whose elements are computed together
 
 
 class Sizes(NamedTuple):
-    """Of a mask.  first: the position of query 0."""
+    """The sizes of a mask.  first: the position of query 0."""
 
     batch: int
     heads: int
@@ -34,8 +34,9 @@ class Sizes(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """keep: bool (P, q_block, kv_block) of the blocks that are neither empty nor full by intervals.
-    where: their (b, h, row, column).  full: bool (B, H, Q, K), by intervals."""
+    """keep: bool (P, q_block, kv_block), the blocks that intervals show neither empty nor full.
+    where: their (b, h, row, column).  full: bool (B, H, Q, K), the blocks that intervals show
+    full."""
 
     keep: np.ndarray
     where: np.ndarray
@@ -43,13 +44,13 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(formula: Expression, operands: Mapping[str, Any], sizes: Sizes) -> Blocks:
-    """operands: FP64 arrays, or numbers, in numpy."""
+    """The blocks of a mask formula.  operands: NumPy FP64 arrays or numbers, by name."""
     s = sizes
     numbers = [operands[n] if np.ndim(operands[n]) == 0 else None for n in formula.names]
     arrays = [np.asarray(operands[name]) for name in formula.names]
 
     def load(node: Node, indices: Any) -> Interval:
-        """Of elements that one index alone reaches."""
+        """The interval of a loaded element where every index is a single value; else UNKNOWN."""
         known = np.asarray(True)
         for index in indices:
             known = known & (index.lo == index.hi)
@@ -85,7 +86,8 @@ def blocks_of(formula: Expression, operands: Mapping[str, Any], sizes: Sizes) ->
 
 
 def _elements(formula: Expression, operands: Any, sizes: Sizes, where: np.ndarray) -> np.ndarray:
-    """bool (n, q_block, kv_block); False where there is no query or key."""
+    """The elements of the blocks `where`: bool (n, q_block, kv_block), False beyond the last query
+    or key."""
     b, h, row, col = (x.reshape(-1, 1, 1) for x in where.T)
     i = row * sizes.q_block + np.arange(sizes.q_block)[:, None]
     j = col * sizes.kv_block + np.arange(sizes.kv_block)

@@ -14,9 +14,9 @@ from ..param_structs import zeros
 
 
 class ScalePlace(NamedTuple):
-    """The scale of an 8-bit K or V cache: a number, or an array of tokens or of KV heads.
+    """The scale of an 8-bit K or V cache: a number, or an array per token or per KV head.
 
-    strides: of an array's batch or page, KV head and token, in elements.
+    strides: an array's strides along batch or page, KV head and token, in elements.
     """
 
     number: float = 1.0
@@ -24,11 +24,11 @@ class ScalePlace(NamedTuple):
     per_token: bool = False
 
 
-KvScales = tuple[ScalePlace, ScalePlace]  # of k, of v
+KvScales = tuple[ScalePlace, ScalePlace]  # (of k, of v)
 
 
 def place_of(scale: Any) -> ScalePlace:
-    """scale: a number, or an array as "hnd"."""
+    """The ScalePlace of a number, or of an array in "hnd" layout."""
     if not hasattr(scale, "ndim"):
         return ScalePlace(scale)
     steps = tuple(step // 4 for step in steps_of(scale))
@@ -43,12 +43,12 @@ def array_of(scale: Any) -> Any:
 
 
 def walkable_scale(scale: Any) -> Any:
-    """A copy of an array that lies between elements."""
+    """`scale`, or a packed copy of an array whose address or strides are not whole elements."""
     return packed(scale) if hasattr(scale, "ndim") and not in_elements(scale) else scale
 
 
 def scale_params(scales: KvScales) -> np.ndarray:
-    """CacheScaleParams."""
+    """The CacheScaleParams of `scales`."""
     params = zeros("attention/cache_scales.cuh", "CacheScaleParams")
     for name, scale in zip("kv", scales, strict=True):
         params[f"{name}_strides"] = scale.strides

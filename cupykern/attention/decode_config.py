@@ -17,35 +17,35 @@ from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, mu
 from .decode_estimate import Blocks, estimate_us
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
-CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # besides q's
-LAYOUTS = ("hnd", "nhd")  # of caches, by dims
+CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # besides q's dtype
+LAYOUTS = ("hnd", "nhd")  # order of the caches' dims
 MAX_QUERIES = 64
 MAX_DIM = 256
 MAX_KEYS = 2**30
 _PADDED_DIMS = (64, 128, MAX_DIM)
-MAX_CHUNKS = 256  # of a sequence
+MAX_CHUNKS = 256  # per sequence
 CHUNKS_PER_GROUP = 8
 NUM_THREADS = 128
 _BLOCKS_PER_SM = 2  # resident at once
-_GROUPS = (8, 16, 32)  # chunks of a block of whole groups
+_GROUPS = (8, 16, 32)  # chunks per block, for blocks of whole groups
 
 
 @config_class
 class DecodeConfig:
     """A block computes `tile_m` rows of a KV head: tiles of `tile_n` keys, loaded in `stages`.
 
-    chunk: keys of a chunk, of sequences of up to 256 chunks; it doubles with each further doubling
-        of the length.
-    min_chunk: keys of a chunk of short sequences, chunk divided by a power of two; it doubles
-        before a sequence has more than 8 chunks.
-    chunks_per_block: adjacent chunks that a block computes one after another: 1, 2 or 4, or a
-        multiple of the 8 of a group.
-    tile_m: 8 halves the products and registers where there are no more rows.
-    threads: of a block.  256 halve the accumulators of a thread where D is above 64.
-    cluster: 1, or 2 blocks that compute the two groups that a sequence has at most and merge them
-        through distributed shared memory.
+    chunk: keys per chunk, for sequences of up to 256 chunks; it doubles for each doubling of the
+        length beyond that.
+    min_chunk: keys per chunk of short sequences: chunk divided by a power of two.  It doubles, up
+        to chunk, instead of a sequence having more than 8 chunks.
+    chunks_per_block: adjacent chunks that a block computes in sequence: 1, 2 or 4, or a multiple of
+        the 8 of a group.
+    tile_m: 8, for up to 8 rows, halves products and registers.
+    threads: threads per block.  256 halve the accumulators of a thread; for D above 64.
+    cluster: 1; or 2: two blocks compute the two groups of a sequence and merge them through
+        distributed shared memory.
 
-    stages, chunks_per_block and cluster change no bit of a result.
+    stages, chunks_per_block and cluster do not change any bit of a result.
     """
 
     tile_m: int
@@ -59,35 +59,35 @@ class DecodeConfig:
 
     @property
     def has_merge_kernel(self) -> bool:
-        """Whether decode_merge.cu merges the partial results: kHasMergeKernel."""
+        """Whether decode_merge.cu merges the partial results (kHasMergeKernel)."""
         return self.tile_m > 16
 
     @property
     def blocks_per_sm(self) -> int:
-        """Resident at once."""
+        """Blocks that are resident on an SM at once."""
         return _BLOCKS_PER_SM if self.threads == NUM_THREADS else 1
 
     def merges(self, num_chunks: int) -> int:
-        """How often partial results of a sequence of so many chunks are merged through memory:
-        those of a group's chunks, those of groups."""
+        """Number of merges of partial results through memory, for a sequence of `num_chunks`
+        chunks: one of the chunks of a group, one of the groups."""
         return self.stores_chunks(num_chunks) + (num_chunks > CHUNKS_PER_GROUP)
 
     def stores_chunks(self, num_chunks: int) -> bool:
-        """Whether the partial results of blocks are chunks (decode/work_tile.cuh)."""
+        """Whether blocks store partial results of chunks, not of groups (decode/work_tile.cuh)."""
         return self.chunks_per_block < min(CHUNKS_PER_GROUP, num_chunks)
 
     def shared_bytes(
         self, dim: int, dtype: np.dtype = dtypes.float16, cache_dtype: np.dtype | None = None
     ) -> int:
-        """sizeof(DecodeStorage) of 32-thread warps; with 64 it is less."""
+        """sizeof(DecodeStorage) for 32-thread warps; 64-thread warps need less."""
         itemsize = (cache_dtype or dtype).itemsize
         warps, max_groups = self.threads // 32, MAX_CHUNKS // CHUNKS_PER_GROUP
         warp_owns_rows = self.tile_m >= 16 * warps
         key_warps = min(warps, self.tile_n // (16 if itemsize == 2 else 32))
-        scales = 4 if itemsize == 1 else 0  # bytes a key
+        scales = 4 if itemsize == 1 else 0  # bytes per key
         size = self.stages * 2 * self.tile_n * (dim * itemsize + scales)
         if not self.has_merge_kernel:
-            partial = 16 * self.threads  # of MergeValues
+            partial = 16 * self.threads  # bytes of MergeValues per partial result
             whole_groups = size // partial // CHUNKS_PER_GROUP * CHUNKS_PER_GROUP
             size = max(size, partial * min(max(whole_groups, CHUNKS_PER_GROUP), max_groups))
         size += self.tile_m * 2 * dim
@@ -110,11 +110,13 @@ def merge_states_bytes(dim: int, threads: int) -> int:
 
 
 class DecodeTask(NamedTuple):
-    """All that decides how a call is computed.
+    """Everything that determines how a call is computed.
 
-    rows: of a KV head, its query heads times the queries.  max_keys: of a sequence, in its window.
-    general: scores have options (attention/decode/score.cuh).  formulas: of the score and the mask.
-    cache_dtype: of 8 bits; None: dtype.
+    rows: rows per KV head: its query heads times the queries.
+    max_keys: the most keys of a sequence, within its window.
+    general: scores have options (attention/decode/score.cuh).
+    formulas: code of the score's and the mask's formulas.
+    cache_dtype: an 8-bit dtype; None: dtype.
     """
 
     dtype: np.dtype
@@ -134,16 +136,16 @@ class DecodeTask(NamedTuple):
 
     @property
     def padded_dim(self) -> int:
-        """kDim: D and Dv in shared memory."""
+        """kDim: the padded size of D and Dv in shared memory."""
         return next(dim for dim in _PADDED_DIMS if dim >= max(self.dim, self.dim_v))
 
     def max_chunks(self, config: DecodeConfig) -> int:
-        """The most chunks of a sequence of any length up to max_keys."""
+        """The most chunks that a sequence of up to max_keys keys can have."""
         short = min(-(-self.max_keys // config.min_chunk), CHUNKS_PER_GROUP)
         return max(1, short, min(-(-self.max_keys // config.chunk), MAX_CHUNKS))
 
     def chunks_of_longest(self, config: DecodeConfig) -> tuple[int, int]:
-        """(keys of a chunk, chunks) of a sequence of max_keys (decode/work_tile.cuh: Chunks)."""
+        """(keys per chunk, chunks) of a sequence of max_keys (decode/work_tile.cuh: Chunks)."""
         size, keys = config.min_chunk, max(self.max_keys, 1)
         while size < config.chunk and keys > size * CHUNKS_PER_GROUP:
             size *= 2
@@ -152,10 +154,10 @@ class DecodeTask(NamedTuple):
         return size, -(-keys // size)
 
     def blocks(self, config: DecodeConfig, num_sms: int) -> Blocks:
-        """Of sequences of max_keys each, on a device with `num_sms` SMs."""
+        """The blocks if all sequences have max_keys keys, on a device with `num_sms` SMs."""
         size, count = self.chunks_of_longest(config)
         splits = -(-count // config.chunks_per_block)
-        row_tiles = max(1, -(-self.rows // config.tile_m))  # which find their keys in L2
+        row_tiles = max(1, -(-self.rows // config.tile_m))  # row tiles share keys through L2
         keys = self.max_keys / splits
         return Blocks(
             number=self.batch * self.num_kv_heads * row_tiles * splits,
@@ -168,14 +170,16 @@ class DecodeTask(NamedTuple):
         )
 
     def num_work_tiles(self, config: DecodeConfig) -> int:
-        """The blocks of the launch."""
+        """Number of blocks of the launch."""
         splits = -(-self.max_chunks(config) // config.chunks_per_block)
         return self.batch * self.num_kv_heads * splits * -(-self.rows // config.tile_m)
 
 
 def _tiles_8bit(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
-    """For caches of 8 bits, and up to 8 rows, for more: as many bytes in flight as for 16 bits; 32
-    keys a warp at least."""
+    """Tiles for 8-bit caches: (for up to 8 rows, for more).
+
+    As many bytes are in flight as with 16 bits; a warp has at least 32 keys.
+    """
     tile = _tiles(arch, dim)[0]
     if 2 * tile.tile_n <= tile.min_chunk:
         tile = replace(tile, tile_n=2 * tile.tile_n)
@@ -183,15 +187,15 @@ def _tiles_8bit(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
         tile = replace(tile, stages=2 * tile.stages)
     if not is_measured(arch):
         return tile, tile
-    # On 30 drawn shapes of e4m3 (H200) 11% faster than 16 rows; longer chunks are no faster.
+    # 11% faster than 16 rows on 30 random shapes of e4m3 (H200); longer chunks are not faster.
     return replace(tile, tile_m=8), tile
 
 
 @cache
 def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
-    """(for up to 16 rows, for more).  Two blocks fit on an SM of an H200.
+    """Tiles for 16-bit caches: (for up to 16 rows, for more).  Two blocks fit on an SM of an H200.
 
-    Where nothing is measured more rows are further blocks, which find the keys in the L2 cache.
+    Without measurements both are equal: more rows are further blocks, which find the keys in L2.
     """
     if arch.startswith("gfx"):
         # More rows would exceed the registers of gfx11.
@@ -212,9 +216,9 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
 
 
 def _full_sm_tiles(arch: str, dim: int, is_8bit: bool) -> tuple[DecodeConfig, ...]:
-    """For few rows where SMs have more than one block each: in clusters, which not all tasks allow,
-    and without.  Two stages: with more blocks fewer loads in flight are enough.  Measured on an
-    H200."""
+    """Tiles for few rows if SMs have more than one block each: with clusters, which not all tasks
+    allow, and without.  They have two stages, because more blocks need fewer loads in flight each.
+    Measured on an H200."""
     if arch != "sm_90a" or dim != 128:
         return ()
     if is_8bit:
@@ -225,25 +229,25 @@ def _full_sm_tiles(arch: str, dim: int, is_8bit: bool) -> tuple[DecodeConfig, ..
 
 def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[DecodeConfig, ...]:
     """The configs of `task` on `arch`, the default first.  Their results agree bit for bit, so the
-    batch may decide which is used.
+    choice can depend on the batch size.
 
-    num_sms: of the device; None: as most devices of `arch`.
+    num_sms: SMs of the device; None: the usual number of `arch`.
     """
     small, large = _tiles(arch, task.padded_dim)
     if task.cache_dtype:
         small, large = _tiles_8bit(arch, task.padded_dim)
     elif task.general:
-        large = small  # decode_merge.cu, for more than 16 rows, knows no windows
+        large = small  # decode_merge.cu, for more than 16 rows, does not support windows
     tile = small if task.rows <= small.tile_m else large
     if task.rows > tile.tile_m and arch == "sm_90a":
-        # Row tiles of a KV head read the same keys; smaller chunks give more blocks with keys of
-        # their own.  Measured on an H200.
+        # Row tiles of a KV head read the same keys; smaller chunks give more blocks with different
+        # keys.  Measured on an H200.
         tile = replace(tile, chunk=tile.min_chunk)
     sms = num_sms or multiprocessors(arch)
     plain = tile is small and not task.general
     full = _full_sm_tiles(arch, task.padded_dim, task.cache_itemsize == 1) if plain else ()
     found: dict[DecodeConfig, None] = {}
-    # Groups, few of them, where nothing else is faster by 2%.
+    # Prefer blocks of whole groups, the fewest first, unless another config is 2% faster.
     tiles = [replace(tile, chunks_per_block=n) for n in (*_GROUPS, 1)]
     us = {config: estimate_us(task.blocks(config, sms)) for config in tiles}
     least = 1.02 * min(us.values())
@@ -266,7 +270,7 @@ def choose_config(task: DecodeTask, arch: str, num_sms: int | None = None) -> De
 
 
 def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
-    """Why `config` cannot compute `task` on `arch`; None: it can."""
+    """Why `config` cannot compute `task` on `arch`; None if it can."""
     reason = (
         _size_refusal(config)
         or _tile_refusal(config, task, arch)
@@ -353,9 +357,9 @@ def variant(
     formulas: FormulaCode | None = None,
     cache_dtype: np.dtype | None = None,
 ) -> Variant:
-    """The kernel of `config` for padded dims of `dim`, of contiguous and paged caches.
+    """The variant of `config` for heads padded to `dim`, for contiguous and paged caches.
 
-    general: scores have options, and perhaps formulas.  cache_dtype: of 8 bits.
+    general: scores have options; required by formulas.  cache_dtype: an 8-bit dtype, or None.
     """
     constants = {
         "kTileM": config.tile_m,
@@ -376,7 +380,7 @@ def variant(
         config.threads,
         cluster_size=config.cluster,
         min_blocks=config.blocks_per_sm,
-        # E4M3 of 256 dims spills up to 24 bytes on sm_80, that of 128 dims with a formula 8 (32 on
+        # E4M3 with 256 dims spills up to 24 bytes on sm_80; with 128 dims and a formula 8 (32 on
         # sm_90a).
         tuned=not (cache_dtype and (dim == 256 or formulas)),
     )
@@ -392,7 +396,7 @@ def _types(dtype: np.dtype, cache_dtype: np.dtype | None = None) -> tuple[tuple[
 
 
 def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
-    """The kernel that merges the partial results of `config`, if it `has_merge_kernel`."""
+    """The variant that merges the partial results of `config`, if it `has_merge_kernel`."""
     constants = {
         "kTileM": config.tile_m,
         "kDim": dim,
@@ -431,7 +435,8 @@ def variants(arch: str) -> tuple[Variant, ...]:
 
 
 def where_tuned(found: tuple[Variant, ...], arch: str) -> tuple[Variant, ...]:
-    """clang spills registers of some on RDNA, where nothing is measured."""
+    """`found`, marked as not tuned on RDNA: nothing is measured there, and clang spills registers
+    of some variants."""
     rdna = arch.startswith(("gfx11", "gfx12"))
     return tuple(replace(v, tuned=False) for v in found) if rdna else found
 

@@ -1,8 +1,9 @@
-"""How long a config of decode attention takes: what `chunks_per_block` is chosen by.
+"""Estimate the time of a decode-attention config, to choose `chunks_per_block`.
 
-Blocks run in rounds of as many as an SM holds at once.  A round takes as long as DRAM needs for its
-keys and values, or as the longest block needs alone, whichever is longer; near each other both
-count, as in a norm of the order below.  The constants are an H200's, on every device.
+Blocks run in waves of resident blocks.  A wave takes the DRAM time of its keys and values or the
+time of its longest block alone, whichever is longer.  If the two are close, both count: they are
+combined by a norm of order `_ORDER`.  The constants were fitted on an H200 and apply to every
+device.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from typing import NamedTuple
 from .. import tuned
 
 _C = tuned.constants("sm_90a", "decode_attention")
-_ORDER = 2.09  # of the norm, fitted too
+_ORDER = 2.09  # order of the norm, also fitted
 
 
 class Blocks(NamedTuple):
-    """Of a launch: `number` blocks, of which `resident` run at once.
+    """The blocks of a launch: `number` in all, of which `resident` run at once.
 
-    longest: keys of the longest block.  read: bytes that one reads from DRAM, on average.
-    merges: of partial results through memory, one after the other.  dim: of padded heads.  is_8bit:
-    of the caches.
+    longest: keys of the longest block.  read: bytes that a block reads from DRAM, on average.
+    merges: sequential merges of partial results through memory.  dim: padded head size.
+    is_8bit: caches are 8-bit.
     """
 
     number: int

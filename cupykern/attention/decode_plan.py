@@ -1,4 +1,4 @@
-"""Plans of decode attention: kernel parameters, grid, and memory of partial results."""
+"""Plans of decode attention: kernel parameters, grids, and memory for partial results."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class DecodeCall(NamedTuple):
 
     q, out: (B, H, Sq, D).  k, v: (B or num_pages, Hkv, keys, D).  Rows of q, k and v are contiguous
     and 16-byte aligned.
-    table_stride: of the block table, in elements; None: contiguous caches.
-    options: right 0 is causal.
-    scales: of k and v, in caches of 8 bits; else None.
+    table_stride: row stride of the block table, in elements; None: contiguous caches.
+    options: right = 0 is causal.
+    cache_dtype, scales: dtype and scales of 8-bit caches; else None.
     """
 
     dtype: np.dtype
@@ -62,13 +62,13 @@ class DecodeCall(NamedTuple):
 
     @property
     def general(self) -> bool:
-        """Whether it is more than causal."""
+        """Whether the call has formulas, or options other than a causal mask."""
         has_options = self.options._replace(right=-1) != ScoreOptions() or self.options.right > 0
         return has_options or self.formulas is not None
 
     @property
     def most_seen(self) -> int:
-        """Keys that the queries of a sequence may see."""
+        """The most keys that the queries of a sequence can attend to."""
         if self.options.left < 0:
             return self.max_keys
         return min(self.max_keys, self.options.left + self.q_shape[2])
@@ -77,8 +77,8 @@ class DecodeCall(NamedTuple):
 class DecodePlan(NamedTuple):
     """The launches of a call.
 
-    merge: the second kernel's, if any.  shape: of the result.  partial_bytes, num_counters: scratch
-    memory of partial results and counters.
+    merge: the launch of the second kernel, if any.  shape: shape of the result.
+    partial_bytes, num_counters: scratch memory for partial results, and counters.
     """
 
     target: Target
@@ -92,8 +92,8 @@ class DecodePlan(NamedTuple):
         self, places: Any, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
         slopes: Any, sinks: Any, k_scale: Any, v_scale: Any, operands: tuple[Any, ...],
     ) -> None:  # fmt: skip
-        """places: what the addresses of these arrays follow from, or None.  operands: of
-        formulas."""
+        """places: the addresses that determine those of all arrays, or None.  operands: the
+        formulas' arrays."""
         partials: Any = None
         counters: Any = None
         if self.partial_bytes:
@@ -108,14 +108,15 @@ class DecodePlan(NamedTuple):
 
 
 def has_aligned_rows(x: Operand, shape: tuple[int, ...]) -> bool:
-    """Whether rows are contiguous and 16-byte aligned, as async copies of 16 bytes need."""
+    """Whether rows are contiguous and 16-byte aligned, as 16-byte async copies require."""
     outer = zip(shape[:-1], x.strides[:-1], strict=True)
     aligned = x.offset % 16 == 0 and all(n <= 1 or stride % 16 == 0 for n, stride in outer)
     return aligned and x.strides[-1] == x.itemsize
 
 
 def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> DecodePlan:
-    """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
+    """The plan of `call`.  Raises TypeError or ValueError if `given` does not fit, ValueError if
+    the grid is too large."""
     batch, num_heads, num_queries, dim = call.q_shape
     num_kv_heads, page_size = call.k_shape[1:3]
     rows = num_heads // num_kv_heads * num_queries
@@ -134,7 +135,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     groups = -(-max_chunks // CHUNKS_PER_GROUP)
     chunk_partials = max_chunks if config.stores_chunks(max_chunks) else 0
     partials = chunk_partials + groups
-    # None where one block computes a whole sequence.
+    # False if one block computes a whole sequence.
     has_partials = config.merges(max_chunks) > 0
     counters = 0
     if has_partials and not config.has_merge_kernel and config.cluster == 1:
@@ -215,7 +216,7 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
 
 
 def _general_values(call: DecodeCall) -> dict[str, Any]:
-    """What GeneralDecodeParams has besides."""
+    """The values of GeneralDecodeParams that differ from, or are not in, DecodeParams."""
     options = call.options
     batch, head = options.slopes or (0, 0)
     values = {
@@ -244,11 +245,12 @@ def run(
     operands: tuple[Any, ...] = (),
     scales: tuple[Any, Any] | None = None,
 ) -> DecodePlan | None:
-    """Launch a call whose arguments are checked; contents of lengths and block table are not.
+    """Launch a call whose arguments are checked, except the contents of lengths and block table.
 
-    arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
-    options: those of a score, slopes and sinks.  operands: arrays of formulas.  scales: of caches
-    of 8 bits as "hnd", numbers or arrays.  Returns the plan, None where arrays had to be copied.
+    arrays: q, both caches as "hnd", lengths and block table (int32 of the target, or None).
+    options: the score's options, slopes and sinks.  operands: the formulas' arrays.
+    scales: of 8-bit caches as "hnd", numbers or arrays.
+    Returns the plan, or None if arrays had to be copied.
     """
     *inputs, lens, table = arrays
     is_copy = False
@@ -257,7 +259,7 @@ def run(
         is_copy = any(x is not y for x, y in zip(given, scales, strict=True))
     places = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):
-        # Also of empty caches: a tile of zeros issues copies of 0 bytes, with aligned addresses.
+        # Empty caches too: a tile of zeros issues 0-byte copies, whose addresses must be aligned.
         if not has_aligned_rows(places[i], x.shape):
             inputs[i], is_copy = packed(x), True
             places[i] = operand(inputs[i])

@@ -1,4 +1,4 @@
-"""Formulas of a score and a mask, without their arrays."""
+"""Formulas of the score and the mask, without their arrays."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAX_OPERANDS = 8  # expression/operands.cuh: kMaxOperands
 
 
 class OperandPlace(NamedTuple):
-    """An operand that is an array: its strides in elements, and its shape."""
+    """An array operand: its strides in elements, and its shape."""
 
     strides: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 class Formulas(NamedTuple):
-    """What variants with formulas, and their launches, differ by.
+    """The formulas of a variant and their operands.
 
-    code: the struct Formulas.  score, mask: whether there are such.
-    operands: numbers, and arrays in the order of their pointers.
+    code: the struct Formulas.  score, mask: whether each has a formula.
+    operands: numbers and arrays, the arrays in the order of their pointers.
     """
 
     code: FormulaCode
@@ -34,7 +34,7 @@ class Formulas(NamedTuple):
     operands: tuple[float | OperandPlace, ...]
 
     def fill(self, params: np.ndarray) -> None:
-        """params: OperandParams, zeros."""
+        """params: a zeroed OperandParams."""
         for k, x in enumerate(self.operands):
             if isinstance(x, OperandPlace):
                 params["strides"][k, : len(x.strides)] = x.strides
@@ -43,16 +43,17 @@ class Formulas(NamedTuple):
                 params["numbers"][k] = x
 
     def pointers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The kernel's arguments; None in place of numbers, and of operands that are not there."""
+        """The kernel's MAX_OPERANDS pointers; None for numbers and for missing operands."""
         there = iter(arrays)
         found = [next(there) if isinstance(x, OperandPlace) else None for x in self.operands]
         return (*found, *(None,) * (MAX_OPERANDS - len(found)))
 
 
 class Ranges(NamedTuple):
-    """The largest numbers that indices are made of: all are from 0 on.
+    """The sizes of the index variables, which start at 0.
 
-    positions: of queries, but those before the first key, which read the ends of arrays.
+    positions: query positions.  Positions before the first key are not counted: they read the ends
+        of arrays.
     """
 
     batch: int
@@ -67,14 +68,18 @@ class Ranges(NamedTuple):
 
 
 def check_indices(formula: Expression, arrays: Mapping[str, Any], ranges: Ranges) -> None:
-    """arrays: the operands that are such.  Raises ValueError for indices that one does not have."""
+    """Check the formula's indices.  arrays: the array operands by name.
+
+    Raises ValueError if an index can leave its array, an array has the wrong number of dims, or an
+    indexed operand is not an array.
+    """
     found = evaluate(formula.nodes, ranges.names())
     for node in formula.nodes:
         if node.op not in ("load", "operand"):
             continue
         name = formula.names[int(node.value)]
         there = f"operands[{name!r}]"
-        if name in arrays and 0 not in ranges:  # else no index is ever taken
+        if name in arrays and 0 not in ranges:  # with an empty range nothing is indexed
             _check_indices(there, [found[arg] for arg in node.args], arrays[name].shape)
         elif name not in arrays and node.op == "load":
             raise ValueError(f"{there} must be an array, as {formula.scope} indexes it")

@@ -1,4 +1,7 @@
-"""Configs and plans of merge_attention: the Python half of kernels_cu/merge_attention.cu."""
+"""Configs and plans of merge_attention.
+
+The Python half of kernels_cu/merge_attention.cu.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from ..targets.repeated import Repeated
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _THREADS = 128
-_LANES = 32  # of a row, at most
-_WAVES = 4  # of blocks of several rows a thread, at least
+_LANES = 32  # the most threads per row
+_WAVES = 4  # the fewest waves of blocks for several rows per thread
 
 
 @config_class
 class MergeConfig:
-    """rows: that each thread loads a part of before it merges them."""
+    """rows: rows of which a thread loads its parts before it merges them."""
 
     rows: int
 
@@ -34,8 +37,9 @@ class MergeConfig:
 class MergeTask(NamedTuple):
     """A call without its arrays.
 
-    shape: of out, and the operands, in the order of out's dims; those of log-sum-exps have three.
-    The resulting one is contiguous, and swaps: in another order than out, of heads and rows.
+    shape: shape of out.  The operands have their dims in the order of out's; log-sum-exps have the
+        first three.  The resulting log-sum-exp is contiguous.
+    swaps: its heads and rows are in the opposite order to out's.
     """
 
     dtype: np.dtype
@@ -53,7 +57,7 @@ class MergeTask(NamedTuple):
 
     @property
     def width(self) -> int:
-        """kWidth: elements of a load."""
+        """kWidth: elements per load."""
         width = VECTOR_BYTES // self.dtype.itemsize
         by_vectors = self.shape[3] % width == 0 and all(
             x.strides[3] == x.itemsize
@@ -71,7 +75,7 @@ class MergeTask(NamedTuple):
 
 
 def lanes_of(dim: int, width: int) -> int:
-    """The threads of a row: a power of two."""
+    """Threads per row, a power of two."""
     return 1 << (min(-(-dim // width), _LANES) - 1).bit_length()
 
 
@@ -84,8 +88,11 @@ def configs_on(arch: str, width: int) -> tuple[MergeConfig, ...]:
 
 
 def configs(num_rows: int, dim: int, width: int, device: Device) -> tuple[MergeConfig, ...]:
-    """The default first.  Two rows a thread have more loads in flight, (16384, 32, 128) of BF16
-    takes 112 us instead of 124 (H200); few blocks leave SMs idle."""
+    """The legal configs, the default first.
+
+    Two rows per thread keep more loads in flight: (16384, 32, 128) of BF16 takes 112 us instead of
+    124 (H200).  Too few blocks would leave SMs idle.
+    """
     found, lanes = configs_on(device.arch, width), lanes_of(dim, width)
     least = _WAVES * device.multiprocessors
     full = [c for c in found if _num_blocks(num_rows, lanes, c) >= least]
@@ -133,7 +140,8 @@ FAMILY: Family[MergeTask, MergeConfig] = Family(
 
 @plans.cached
 def plan(target: Target, task: MergeTask, config: MergeConfig | None) -> Repeated:
-    """Raises TypeError and ValueError for a config that does not fit, or too many rows."""
+    """The launch of `task`.  Raises TypeError or ValueError if `config` does not fit, ValueError
+    for 2^31 rows or more."""
     t, chosen = task, FAMILY.config(task, target, config)
     if t.num_rows >= 2**31:
         raise ValueError(f"merge_attention takes less than 2^31 rows; got {t.num_rows}")

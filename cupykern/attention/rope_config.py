@@ -1,4 +1,4 @@
-"""Configs of rope_and_cache: how many head vectors a thread loads at once."""
+"""Configs of rope_and_cache: the number of head vectors that a thread loads at once."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ..targets import Device
 from ..targets.limits import is_measured
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # beside q's own
-LAYOUTS = ("hnd", "nhd")  # of caches, by dims
+CACHE_DTYPES = (dtypes.float8_e4m3fn, dtypes.int8)  # besides q's dtype
+LAYOUTS = ("hnd", "nhd")  # order of the caches' dims
 MAX_DIM = 512
 VECTOR_BYTES = 16
 _THREADS = 128
-_LANES = 32  # of a head vector, at most
-_SCALAR_PAIRS = MAX_DIM // 2 // _LANES  # of a thread
+_LANES = 32  # the most threads per head vector
+_SCALAR_PAIRS = MAX_DIM // 2 // _LANES  # pairs per thread
 TABLE_FLOATS, MAX_TOKENS = 3072, 64  # rope_and_cache.cu: kTableFloats, kMaxTokens
-_WAVES = 4  # of blocks of several vectors a thread, at least
+_WAVES = 4  # the fewest waves of blocks for several vectors per thread
 
 
 @config_class
 class RopeConfig:
-    """vectors: of heads, that each thread loads a part of before it goes on."""
+    """vectors: head vectors of which a thread loads its parts before it computes."""
 
     vectors: int = 1
 
 
 class RopeTask(NamedTuple):
-    """All that decides which kernel is launched.
+    """Everything that determines which kernel is launched.
 
-    num_heads: of q, k and, with a cache, v.  half: pairs that are rotated.  by_vectors: all arrays
-    have rows that vectors can walk.
+    num_heads: heads of q, k and, with a cache, v.  half: pairs that are rotated.
+    by_vectors: vectors can walk the rows of all arrays.
     """
 
     dtype: np.dtype
@@ -58,11 +58,12 @@ class RopeTask(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """The threads of a head vector: a power of two."""
+        """Threads per head vector, a power of two."""
         return 1 << (min(-(-self.num_pairs // self.width), _LANES) - 1).bit_length()
 
     def vectors_per_block(self, config: RopeConfig) -> int:
-        """Whole tokens, if few threads are idle then, and not more than the tables hold."""
+        """Head vectors per block: whole tokens if that leaves at most 1/8 of the threads idle, and
+        no more than the tables hold."""
         count = most = _THREADS // self.lanes * config.vectors
         whole = most // self.num_heads * self.num_heads
         if 8 * whole >= 7 * most:
@@ -83,13 +84,16 @@ class RopeTask(NamedTuple):
 
 
 def takes_vectors(dtype: np.dtype, dim: int, half: int) -> bool:
-    """Whether pairs of whole vectors make up a head, of no more than a warp's lanes have."""
+    """Whether a head consists of pairs of whole vectors, at most one pair per lane of a warp."""
     width = VECTOR_BYTES // dtype.itemsize
     return dim % (2 * width) == 0 and half % width == 0 and dim <= 2 * width * _LANES
 
 
 def configs(task: RopeTask, device: Device) -> tuple[RopeConfig, ...]:
-    """Several vectors a thread have more loads in flight; few blocks leave SMs idle."""
+    """The legal configs, the default first: the most vectors per thread that leave _WAVES waves.
+
+    Several vectors per thread keep more loads in flight; too few blocks leave SMs idle.
+    """
     found = _configs(device.arch, task.by_vectors)
     full = [c for c in found if task.num_blocks(c) >= _WAVES * device.multiprocessors]
     best = full[-1] if full else found[0]

@@ -33,25 +33,26 @@ def rope_inv_freq(
     *,
     target: str | None = None,
 ) -> tuple[Any, float]:
-    """(inv_freq, attention_factor) of `rope_and_cache`, for heads of which `dim` numbers rotate.
+    """(inv_freq, attention_factor) for `rope_and_cache`, for heads with `dim` rotated elements.
 
     >>> inv_freq, attention_factor = cupykern.rope_inv_freq(8, 10000.0, target="host")
     >>> print(inv_freq, attention_factor)
     [1.    0.1   0.01  0.001] 1.0
 
-    dim: even; with partial_rotary_factor that part of head_dim.
-    theta: positive base of the frequencies theta^(-2 i / dim), rope_theta in config.json.
+    dim: even; with a partial_rotary_factor, head_dim times that factor.
+    theta: positive base of the frequencies theta^(-2 i / dim); rope_theta in config.json.
     scaling: rope_scaling or rope_parameters of Hugging Face's config.json; None: "default".  Its
         rope_type (or type) is "default"; "linear", with factor; "llama3", with factor,
         low_freq_factor, high_freq_factor and original_max_position_embeddings; or "yarn", with
-        factor and original_max_position_embeddings, and if given beta_fast (32), beta_slow (1),
+        factor and original_max_position_embeddings, and optionally beta_fast (32), beta_slow (1),
         attention_factor, mscale, mscale_all_dim and truncate (True).
-    target: "cuda", "hip", "host" or None, the GPU if there is one.
+    target: "cuda", "hip", "host", or None for the GPU if there is one.
 
-    Returns inv_freq, float32 (dim / 2,) of `target`, and attention_factor, 1.0 but for yarn: what
-    Hugging Face's `ROPE_INIT_FUNCTIONS` return, computed in FP64 and rounded once.  YaRN's factor
-    multiplies cosines and sines of q and k, as there: attention_factor if given; else, with mscale
-    and mscale_all_dim, m(mscale) / m(mscale_all_dim); else m(1), m(s) = 0.1 s log(factor) + 1.
+    Returns inv_freq, float32 (dim / 2,) on `target`, and attention_factor, which is 1.0 except for
+    yarn.  They are what Hugging Face's `ROPE_INIT_FUNCTIONS` return, computed in FP64 and rounded
+    once.  YaRN's factor multiplies cosines and sines of q and k, as in Hugging Face: it is
+    attention_factor if given; else, with mscale and mscale_all_dim, m(mscale) / m(mscale_all_dim);
+    else m(1), where m(s) = 0.1 s log(factor) + 1.
 
     Raises TypeError and ValueError (dim, theta, unknown, missing or illegal scaling).  YaRN: Peng
     et al., arXiv:2309.00071.
@@ -83,7 +84,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _checked(scaling: Any, theta: float) -> dict[str, Any]:
-    """`scaling` with its rope_type, and its numbers as floats.  Raises TypeError, ValueError."""
+    """`scaling` with its rope_type, and numbers as floats.  Raises TypeError and ValueError."""
     if scaling is None:
         return {"rope_type": "default"}
     if not isinstance(scaling, Mapping):
@@ -93,7 +94,7 @@ def _checked(scaling: Any, theta: float) -> dict[str, Any]:
         raise ValueError(f"scaling's rope_type must be one of {', '.join(_NEEDED)}; got {kind!r}")
     given = {name: x for name, x in scaling.items() if x is not None}
     for name in ("mscale", "mscale_all_dim"):
-        if given.get(name) == 0:  # not given, as to Hugging Face
+        if given.get(name) == 0:  # counts as not given, as in Hugging Face
             del given[name]
     needed, optional = _NEEDED[kind], _OPTIONAL.get(kind, ())
     if missing := [name for name in needed if name not in given]:
@@ -123,7 +124,7 @@ def _yarn(frequencies: np.ndarray, dim: int, theta: float, s: dict[str, Any]) ->
         raise ValueError("theta must not be 1 with YaRN")
 
     def pair_of(turns: float) -> float:
-        """Which pair turns so often in the context."""
+        """Index of the pair that makes `turns` turns within the context."""
         context = s["original_max_position_embeddings"]
         return dim * math.log(context / (2 * math.pi * turns)) / (2 * math.log(theta))
 

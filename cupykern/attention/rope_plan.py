@@ -1,4 +1,4 @@
-"""Plans of rope_and_cache: the kernel's parameters and its one launch."""
+"""Plans of rope_and_cache: the kernel's parameters and its launch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from .rope_config import FAMILY, VECTOR_BYTES, RopeConfig, RopeTask, takes_vecto
 class RopeCall(NamedTuple):
     """A checked call: shapes, strides and options.
 
-    q, k, v, out: (B, S, heads, D); v None without a cache.  k_out, v_out: of caches (B or
-    num_pages, slots, Hkv, D), else k_out is like out, and v_out None.  positions: (B, S).
-    block_table None: contiguous caches.  num_slots: of a sequence.  weights: (dtype, stride in
-    elements) of q's and k's.  scales: strides of k's and v's by batch or page, slot and head, in
-    elements; a number: 0.  numbers: k's and v's scales, if they are no arrays.  rotation:
-    frequencies (half,), or cosines and sines (num_rows, 2 * half), num_rows 0 of frequencies.
+    q, k, v, out: (B, S, heads, D); v is None without a cache.
+    k_out, v_out: caches (B or num_pages, slots, Hkv, D); without a cache k_out is like out, and
+        v_out is None.
+    positions: (B, S).  block_table: None for contiguous caches.  num_slots: slots per sequence.
+    rotation: frequencies (half,), with num_rows = 0; or cosines and sines (num_rows, 2 * half).
+    weights: (dtype, stride in elements) of q's and k's weight, or None.
+    scales: strides of k's and v's scales along batch or page, slot and head, in elements; 0 for
+        numbers.  numbers: k's and v's scales if they are numbers.
     """
 
     dtype: np.dtype
@@ -69,14 +71,15 @@ class RopeCall(NamedTuple):
 
 
 def _has_vectors(x: Operand, num_bytes: int) -> bool:
-    """Whether heads are contiguous and begin at multiples of `num_bytes`."""
+    """Whether head vectors are contiguous and begin at multiples of `num_bytes`."""
     starts = (x.offset, *x.strides[:-1])
     return x.strides[-1] in (x.itemsize, 0) and not any(n % num_bytes for n in starts)
 
 
 @plans.cached
 def plan(target: Target, call: RopeCall, config: RopeConfig | None) -> Repeated:
-    """Raises TypeError and ValueError for a config that does not fit, or too many head vectors."""
+    """The launch of `call`.  Raises TypeError or ValueError if `config` does not fit, ValueError
+    for 2^31 head vectors or more."""
     c, task = call, call.task()
     num_vectors = task.num_tokens * task.num_heads
     if num_vectors >= 2**31:

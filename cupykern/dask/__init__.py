@@ -1,23 +1,23 @@
-"""The ops over dask arrays: lazily, chunk by chunk, for arrays larger than memory and many GPUs.
+"""Ops on dask arrays: lazy, chunk by chunk, for arrays larger than memory and for many GPUs.
 
     import cupykern.dask
 
     y = cupykern.dask.softmax(x)  # nothing runs yet
     y.sum().compute()
 
-Functions of the same names and arguments as cupykern's, but for `out` and `config`, of dask arrays
-whose chunks are numpy arrays (computed on the host target) or CuPy arrays (on their GPU).  The
-first argument is a dask array; the others may be arrays too, which then travel with the graph.
-Arguments are checked when the graph is built, with the errors of the plain ops; ValueError too for
-chunks of unknown sizes.  Results have `_meta` of the chunks' kind and the result's dtype, and names
-that follow from the arguments.
+Functions have the names and arguments of cupykern's, without `out` and `config`.  Chunks are numpy
+arrays (computed on the host target) or CuPy arrays (computed on their GPU).  The first argument is
+a dask array; other arguments may also be plain arrays, which are embedded in the graph.  Arguments
+are checked when the graph is built, with the errors of the plain ops; chunks of unknown sizes raise
+ValueError.  Results have a `_meta` of the chunks' kind and the result's dtype, and deterministic
+names.
 
-What must lie in one chunk is rechunked to one: the axis of softmax, the last one of norms and of
-quantization by rows, tiles that a boundary would cut.  Other chunks stay as they are.
+Dims that an op needs in one chunk are rechunked: the axis of softmax, the last axis of norms and of
+row-wise quantization, and chunk boundaries inside quantization tiles.  Other chunks are kept.
 
-Each block of a result has the bits that the plain op gives for that block in C order, aligned to 64
-bytes: blocks that lie otherwise, such as slices and transposes, are copied first, so that it does
-not matter where a block comes from.
+Each block of a result is bitwise the plain op's result for that block in C order, aligned to 64
+bytes.  Other blocks, e.g. slices and transposes, are copied first, so that bits do not depend on
+the memory layout.
 """
 
 from __future__ import annotations

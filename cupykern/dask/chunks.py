@@ -1,5 +1,4 @@
-"""Dask arrays as arguments and results: what they must be, how they are rechunked, and ops that are
-applied block by block."""
+"""Dask arrays as arguments and results: checks, rechunking, and block-wise application of ops."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Chunks = tuple[tuple[int, ...], ...]
 
 
 def chunked(name: str, x: Any) -> Any:
-    """x, if it is a dask array that ops take.  Raises TypeError and ValueError."""
+    """Check that x is a dask array that ops take; return it.  Raises TypeError and ValueError."""
     if not isinstance(x, da.Array):
         raise TypeError(f"{name} must be a dask array; got {kind(x)}")
     arguments.target_of(f"{name}'s chunks", x._meta)
@@ -38,7 +37,10 @@ def kind(x: Any) -> str:
 
 
 def lazy(name: str, x: Any) -> Any:
-    """x as a dask array, an array in one chunk; None as it is.  Raises TypeError and ValueError."""
+    """x as a dask array; a plain array becomes one chunk, None stays None.
+
+    Raises TypeError and ValueError.
+    """
     if x is None or isinstance(x, da.Array):
         return x if x is None else chunked(name, x)
     arguments.target_of(name, x)
@@ -46,8 +48,8 @@ def lazy(name: str, x: Any) -> Any:
 
 
 def standing_for(x: Any) -> Any:
-    """An array of x's kind, shape and dtype, but of one number's memory, for an op's checks; None
-    for None."""
+    """A stand-in for x in an op's checks: its kind, shape and dtype, with the memory of one
+    element.  None for None."""
     if x is None:
         return None
     xp = namespace(x._meta)
@@ -55,15 +57,15 @@ def standing_for(x: Any) -> Any:
 
 
 def meta(x: Any, ndim: int, dtype: Any) -> Any:
-    """A result's, whose blocks are arrays of the kind of x's."""
+    """The `_meta` of a result whose blocks are arrays of the same kind as x's blocks."""
     xp = namespace(x._meta)
-    if ndim == 0:  # dask's names depend on what it holds
+    if ndim == 0:  # defined contents, as dask's names depend on them
         return xp.zeros((), f"u{np.dtype(dtype).itemsize}").view(dtype)
     return arrays.empty_of(xp, (0,) * ndim, dtype)
 
 
 def rechunked(x: Any, chunks: Chunks) -> Any:
-    """x with these chunks, but along dims that broadcast to them; None of None."""
+    """x with these chunks; dims that broadcast become one chunk.  None for None."""
     if x is None:
         return None
     pairs = zip(x.shape, chunks[len(chunks) - x.ndim :], strict=True)
@@ -71,7 +73,7 @@ def rechunked(x: Any, chunks: Chunks) -> Any:
 
 
 def ending_at(x: Any, multiples: dict[int, int]) -> Any:
-    """x with the boundaries of its chunks moved on to multiples, by dim."""
+    """x with chunk boundaries rounded up to multiples, given by dim."""
     moved = {}
     for dim, step in multiples.items():
         ends = (min(-(-end // step) * step, x.shape[dim]) for end in accumulate(x.chunks[dim]))
@@ -80,22 +82,22 @@ def ending_at(x: Any, multiples: dict[int, int]) -> Any:
 
 
 def aligned(x: Any) -> Any:
-    """A block as a call's bits are to depend on it: in C order, aligned; None of None."""
+    """The block in C order and aligned, so that bits do not depend on its layout; None for None."""
     if x is None or (x.flags.c_contiguous and arrays.address_of(x) % plans.ALIGNMENT == 0):
         return x
     return arrays.packed(x)
 
 
 def common(*sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The chunks between the boundaries of all."""
+    """The chunks between the union of all boundaries."""
     ends = sorted({end for of_one in sizes for end in accumulate(of_one)} - {0})
     return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False)) or (0,)
 
 
 class Output(NamedTuple):
-    """A result of x's blocks, one for one.
+    """A result with one block per block of x.
 
-    chunks: of x's dims, or of all but the last, which then is one chunk.
+    chunks: for all dims of x, or for all but the last, which then is one chunk in x.
     """
 
     dtype: np.dtype
@@ -103,7 +105,7 @@ class Output(NamedTuple):
 
 
 def like(x: Any, dtype: np.dtype, changed: dict[int, tuple[int, ...]] | None = None) -> Output:
-    """Of x's chunks but for those of some dims."""
+    """An Output with x's chunks, except along the dims in `changed`."""
     chunks = list(x.chunks)
     for dim, sizes in (changed or {}).items():
         chunks[dim] = sizes
@@ -113,7 +115,7 @@ def like(x: Any, dtype: np.dtype, changed: dict[int, tuple[int, ...]] | None = N
 def apply(
     op: str, x: Any, others: dict[str, Any], outputs: list[Output], options: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """`map_blocks` of an op by its name.  others: arrays, by the op's names, or None."""
+    """`map_blocks` of the op named `op`.  others: array arguments by name, or None."""
     given = {key: rechunked(y, x.chunks) for key, y in others.items() if y is not None}
     function = partial(_run, op=op, names=tuple(given), options=options)
     return map_blocks(op, function, [x, *given.values()], outputs)
@@ -122,9 +124,10 @@ def apply(
 def map_blocks(
     token: str, function: Any, operands: list[Any], outputs: list[Output]
 ) -> tuple[Any, ...]:
-    """The dask arrays of function(*operands), block by block.
+    """Apply function(*blocks) block by block; return the outputs as dask arrays.
 
-    operands: x, and arrays that broadcast to it, of its chunks.  Several outputs: a tuple's.
+    operands: x, and arrays that broadcast to it, in x's chunks.  For several outputs the function
+    returns a tuple.
     """
     x, first = operands[0], outputs[0]
     dims = tuple(range(x.ndim))
@@ -146,13 +149,13 @@ def map_blocks(
 
 
 def _changed(x: Any, output: Output) -> dict[int, tuple[int, ...]]:
-    """The output's chunks along dims where they are not x's."""
+    """The output's chunks along dims where they differ from x's."""
     pairs = enumerate(zip(output.chunks, x.chunks, strict=False))
     return {dim: sizes for dim, (sizes, of_x) in pairs if sizes != of_x}
 
 
 def item(outputs: Any, i: int) -> Any:
-    while isinstance(outputs, list):  # along a dim that the result lacks
+    while isinstance(outputs, list):  # blockwise wraps blocks along dims that the result lacks
         (outputs,) = outputs
     return outputs[i]
 

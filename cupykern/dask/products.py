@@ -1,4 +1,4 @@
-"""matmul of dask arrays."""
+"""matmul for dask arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..ops.checks.formulas import NO_FORMULA, read_formula
 from ..ops.checks.vectors import Vectors, read_vectors
 from .chunks import Chunks, aligned, common, item, kind, lazy, meta, rechunked, standing_for
 
-_SUM = "the sum of other chunks"  # an operand's name that no formula has
+_SUM = "the sum of other chunks"  # an operand name that cannot occur in a formula
 
 
 def matmul(
@@ -38,34 +38,36 @@ def matmul(
     operands: dict[str, Any] | None = None,
     split_every: int = 8,
 ) -> Any:
-    """`cupykern.matmul` of two dask arrays, or of one and an array of its chunks' kind.
+    """`cupykern.matmul` for two dask arrays, or one dask array and an array of its chunks' kind.
 
     >>> a = da.ones((4, 100), chunks=(2, 30), dtype=np.float16)
     >>> c = cupykern.dask.matmul(a, a.T, activation="relu")
     >>> c.chunks, c[0, 0].compute().item()
     (((2, 2), (2, 2)), 100.0)
 
-    The result has a's chunks along M and b's along N.  Where the chunks of a and b differ along K
-    or along a dim of the batch, both are cut at the boundaries of either; bias, residual and arrays
-    among `operands` are rechunked to the result's chunks.
+    The result has a's chunks along M and b's along N.  If the chunks of a and b differ along K or
+    a batch dim, both are split at the boundaries of either.  bias, residual and arrays among
+    `operands` are rechunked to the result's chunks.
 
-    Where K is one chunk, a block is the plain op's.  Else the products of its chunks are added in
-    FP32 (int32 results: in int32, exactly; complex64: in complex64), and in a fixed order: those of
-    chunks 0 to split_every - 1 one after another; at the same time those of the next split_every
-    chunks, and so on, but for the last chunk; then these sums; then the last chunk's product, with
-    activation, residual and the rounding to out_dtype, or with the formula of all.  Each product is
-    one call, whose bias is the sum so far.  Error bound: `reference.chunked_matmul_bound`.
+    If K is one chunk, each block is one call of the plain op.  Otherwise the products of K's chunks
+    are added in FP32 (exactly in int32 for int32 results, in complex64 for complex64), in a fixed
+    order.  All chunks but the last form groups of split_every consecutive chunks.  Groups are
+    independent tasks; within a group products are added one after another.  Then the groups' sums
+    are added, and last the final chunk's product, with activation, residual and the rounding to
+    out_dtype, or with the formula.  Each product is one call whose bias is the sum so far.  Error
+    bound: `reference.chunked_matmul_bound`.
 
-    split_every: at least 1.  Fewer let more tasks run at the same time, more keep fewer FP32 sums
-        in memory.
-    bias, residual: (dask) arrays that broadcast to the result.
-    epilogue, operands: a formula of numbers and (dask) arrays.  Several results are a tuple of dask
-        arrays.  Where K is several chunks the sum so far takes the place of one operand.  Blocks
-        count i, j and b from 0, so these are for results of one chunk along that dim: else
-        NotImplementedError, and an operand of np.arange says the same.  row_max and row_sum: of
-        results of one chunk along N.
+    split_every: at least 1.  Smaller groups run more tasks in parallel, larger ones keep fewer FP32
+        sums in memory.
+    bias, residual: arrays or dask arrays that broadcast to the result.
+    epilogue, operands: a formula of numbers, arrays and dask arrays.  Several results are a tuple
+        of dask arrays.  If K has several chunks, the sum so far takes the slot of one operand.  i,
+        j and b count within a block: a formula that uses them raises NotImplementedError if the
+        result has several chunks along that dim; pass np.arange as an operand instead.  row_max and
+        row_sum require one chunk along N.
+    activation, alpha, out_dtype, accumulate, precision: as for `cupykern.matmul`.
 
-    CuPy joins no FP8 arrays: FP8 chunks on a GPU can be cut, not merged.
+    CuPy cannot concatenate FP8 arrays: FP8 chunks on a GPU can be split, but not merged.
     """
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
     if not (isinstance(a, da.Array) or isinstance(b, da.Array)):
@@ -114,14 +116,14 @@ def matmul(
 
 
 class _Formula(NamedTuple):
-    """An epilogue.  operands: dask arrays and numbers, by name.  kinds: the results' dtypes."""
+    """An epilogue formula.  operands: dask arrays and numbers by name.  kinds: result dtypes."""
 
     expression: Expression
     operands: dict[str, Any]
     kinds: tuple[np.dtype, ...]
 
     def check_chunks(self, chunks: Chunks, k_chunks: int) -> None:
-        """Raises NotImplementedError and ValueError."""
+        """Raises NotImplementedError and ValueError for chunks that the formula does not allow."""
         names = {node.value for node in self.expression.nodes if node.op == "name"}
         *batch, of_i, of_j = (len(sizes) > 1 for sizes in chunks)
         for name, cut in (("i", of_i), ("j", of_j), ("b", any(batch))):
@@ -148,15 +150,15 @@ def _is_lazy(x: Any) -> bool:
 
 
 def _operand(name: str, x: Any) -> Any:
-    """Numbers as they are, arrays as dask arrays."""
+    """Numbers unchanged, arrays as dask arrays."""
     if not _is_lazy(x) and not getattr(x, "ndim", 0):
         return x
     x = lazy(f"operands[{name!r}]", x)
-    return x if x.ndim else x.reshape(1)  # whose number is not known yet
+    return x if x.ndim else x.reshape(1)  # a 0-d dask array: its value is not known yet
 
 
 def _lifted(vectors: Vectors, name: str, x: Any) -> Any:
-    """As vectors.lift has arrays, of a dask array."""
+    """vectors.lift for a dask array."""
     if not _is_lazy(x):
         return x
     vectors.lift(name, standing_for(x))
@@ -164,7 +166,7 @@ def _lifted(vectors: Vectors, name: str, x: Any) -> Any:
 
 
 def _dropped(vectors: Vectors, y: Any) -> Any:
-    """Without the dims of one element that a vector adds."""
+    """y without the dims of size 1 that vectors add."""
     axes = tuple(dim + y.ndim for dim in vectors.dims)
     kept = tuple(dim for dim in range(y.ndim) if dim not in axes)
     return da.blockwise(
@@ -174,7 +176,7 @@ def _dropped(vectors: Vectors, y: Any) -> Any:
 
 
 def _without(x: Any, axes: tuple[int, ...]) -> Any:
-    while isinstance(x, list):  # along dims that the result lacks
+    while isinstance(x, list):  # blockwise wraps blocks along dims that the result lacks
         (x,) = x
     return x.reshape(tuple(n for dim, n in enumerate(x.shape) if dim not in axes))
 
@@ -186,8 +188,8 @@ def _product(
     split_every: int,
     formula: _Formula | None,
 ) -> Any:
-    """operands: a, b, bias and residual.  options: of the products of K's chunks; last: of the last
-    one, which has the epilogue, or the formula."""
+    """Build the graph.  operands: a, b, bias and residual.  options: of the products of K's chunks;
+    last: of the last one, which applies the epilogue or the formula."""
     a, b, bias, residual = operands
     of_k, batch = common(a.chunks[-1], b.chunks[-2]), _common_batch(a, b)
     chunks = (*batch, a.chunks[-2], b.chunks[-1])
@@ -250,7 +252,7 @@ def _product(
 
 
 def _common_batch(a: Any, b: Any) -> Chunks:
-    """The chunks of the dims that a's batch and b's broadcast to."""
+    """The chunks of the batch dims to which a and b broadcast."""
     found = []
     for dim in range(-max(a.ndim, b.ndim), -2):
         both = [x for x in (a, b) if x.ndim >= -dim]
@@ -260,7 +262,7 @@ def _common_batch(a: Any, b: Any) -> Chunks:
 
 
 def _block(x: Any, place: tuple[int, ...]) -> Any:
-    """The block of x for the one at `place` of what x broadcasts to; None of None."""
+    """The key of x's block for the result's block at `place`; None for None."""
     if x is None:
         return None
     numbers = zip(place[len(place) - x.ndim :], x.numblocks, strict=True)
@@ -286,7 +288,7 @@ def _finish(
     epilogue: Expression,
     **options: Any,
 ) -> Any:
-    """The formula of the sum of a @ b and `total`.  names: of `arrays`."""
+    """Apply the formula to a @ b + total.  names: of `arrays`."""
     operands = {**numbers, **dict(zip(names, map(aligned, arrays), strict=True))}
     if _SUM in epilogue.names:
         operands[_SUM] = aligned(total)

@@ -1,7 +1,7 @@
-"""quantize and quantize_nvfp4 of dask arrays.
+"""quantize and quantize_nvfp4 for dask arrays.
 
-Where all chunks share a scale, the largest number of all becomes one more of each chunk, which
-makes its scale that of all.
+If all chunks share a scale, the largest magnitude of the whole array is appended to each chunk, so
+that every chunk gets the scale of the whole array.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ from .chunks import (
 def quantize(
     x: Any, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
 ) -> tuple[Any, Any]:
-    """`cupykern.quantize` of a dask array: two of them, values and scale.
+    """`cupykern.quantize` for a dask array: two dask arrays, values and scale.
 
     >>> x = da.from_array(np.float32([[1, -2], [4, 0]]), chunks=(1, 2))
     >>> q, scale = cupykern.dask.quantize(x, "int8")
     >>> q.compute().tolist(), (scale.compute() * 127).round(3).item()
     ([[32, -64], [127, 0]], 4.0)
 
-    "row" and "column": x is rechunked to one chunk along the last axis, the last but one.  "block":
-    boundaries of chunks within a tile move to its end.  "tensor": x is read twice, first for its
-    largest magnitude, and keeps its chunks.  The codes and scales are those of the plain op on the
-    whole array, whatever the chunks.
+    granularity: "row", "column": x is rechunked to one chunk along the last axis, or the last but
+        one.  "block": chunk boundaries inside a tile move to its end.  "tensor": x keeps its chunks
+        and is read twice, first for its largest magnitude.
+    dtype, block: as for `cupykern.quantize`.
+
+    Codes and scales are those of the plain op on the whole array, for any chunks.
     """
     x = chunked("x", x)
     _, code = _quantize.check(standing_for(x), dtype, granularity, block)
@@ -72,8 +74,8 @@ def quantize(
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
-    """`cupykern.quantize_nvfp4` of a dask array: an NvFp4 of dask arrays, which `dask.compute`
-    makes one of the chunks' kind.
+    """`cupykern.quantize_nvfp4` for a dask array: an NvFp4 of dask arrays.  `dask.compute` turns it
+    into an NvFp4 of arrays of the chunks' kind.
 
     >>> x = da.ones((4, 64), chunks=(2, 32), dtype=np.float32)
     >>> p = cupykern.dask.quantize_nvfp4(x)
@@ -85,9 +87,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
 
     layout: of the scales, "plain" or "blocked".
 
-    x is read twice, first for its largest magnitude; boundaries of chunks within 16 numbers of a
-    row move to their end.  With blocked scales rows are one chunk, and boundaries within 128 rows
-    move to their end.  The numbers are those of the plain op on the whole array.
+    x is read twice, first for its largest magnitude.  Chunk boundaries inside a group of 16 columns
+    move to its end.  With blocked scales each row becomes one chunk, and boundaries inside a block
+    of 128 rows move to its end.  Codes and scales are those of the plain op on the whole array.
     """
     x = chunked("x", x)
     _nvfp4.check(standing_for(x), layout)
@@ -112,8 +114,8 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
 
 
 def _largest(x: Any, finite: bool) -> Any:
-    """The largest |x|, a dask array of shape (): NaN if a number is not finite; finite: of those
-    that are."""
+    """The largest |x|, a dask array of shape ().  finite: ignore non-finite elements; otherwise
+    they make it NaN."""
     return da.reduction(
         x, partial(_largest_in, finite=finite), _largest_of, dtype=np.float64,
         meta=meta(x, 0, np.float64), name="largest",
@@ -123,14 +125,14 @@ def _largest(x: Any, finite: bool) -> Any:
 def _largest_in(x: Any, axis: Any, keepdims: bool, finite: bool) -> Any:
     counts, statistics = _nonfinite.nonfinite_arrays(aligned(x))
     xp = namespace(counts)
-    found = xp.fmax(xp.fmax(-statistics[:1], statistics[1:2]), 0)  # NaN where none is finite
+    found = xp.fmax(xp.fmax(-statistics[:1], statistics[1:2]), 0)  # NaN min, max if none is finite
     if not finite:
         found = xp.where(counts[:3].any(), np.nan, found)
     return found.reshape((1,) * x.ndim)
 
 
 def _largest_of(x: Any, axis: Any, keepdims: bool) -> Any:
-    return namespace(x).asarray(x.max(axis=axis, keepdims=keepdims))  # numpy's may be a scalar
+    return namespace(x).asarray(x.max(axis=axis, keepdims=keepdims))  # numpy may return a scalar
 
 
 def _of_largest(token: str, function: Any, x: Any, largest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""softmax, log_softmax, layer_norm, rms_norm and nonfinite_report of dask arrays."""
+"""softmax, log_softmax, layer_norm, rms_norm and nonfinite_report for dask arrays."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..ops import softmax as _softmax
 from ..ops.nonfinite_report import NonfiniteReport, merge_reports
 from .chunks import Output, aligned, apply, chunked, lazy, like, standing_for
 
-_REPORTS = 64  # that one task merges
+_REPORTS = 64  # reports merged by one task
 
 
 def softmax(
     x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, dtype: Any = None
 ) -> Any:
-    """`cupykern.softmax` of a dask array.  x is rechunked to one chunk along `axis`.
+    """`cupykern.softmax` for a dask array.  x is rechunked to one chunk along `axis`.
 
     >>> x = da.zeros((4, 8), chunks=(2, 8), dtype=np.float32)
     >>> y = cupykern.dask.softmax(x, dtype="float16")
@@ -33,7 +33,8 @@ def softmax(
     >>> y[3, :2].compute().tolist()
     [0.125, 0.125]
 
-    mask: a bool array, dask's or not, that broadcasts to x's shape; rechunked to x's chunks.
+    mask: a bool array or dask array that broadcasts to x's shape; rechunked to x's chunks.
+    axis, scale, dtype: as for `cupykern.softmax`.
     """
     return _softmax_of("softmax", x, axis, mask, scale, dtype)
 
@@ -41,7 +42,7 @@ def softmax(
 def log_softmax(
     x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, dtype: Any = None
 ) -> Any:
-    """`cupykern.log_softmax` of a dask array; arguments as for `softmax`.
+    """`cupykern.log_softmax` for a dask array; arguments as for `softmax`.
 
     >>> x = da.zeros((4, 8), chunks=(2, 4), dtype=np.float32)
     >>> print(cupykern.dask.log_softmax(x)[0, 0].compute().round(4))  # -log(8)
@@ -61,7 +62,7 @@ def layer_norm(
     return_stats: bool = False,
     dtype: Any = None,
 ) -> Any:
-    """`cupykern.layer_norm` of a dask array.  x is rechunked to one chunk along the last axis.
+    """`cupykern.layer_norm` for a dask array.  x is rechunked to one chunk along the last axis.
 
     >>> x = da.arange(12, chunks=4, dtype=np.float32).reshape(3, 4)
     >>> y, mean, rstd = cupykern.dask.layer_norm(x, return_stats=True)
@@ -87,7 +88,7 @@ def rms_norm(
     return_stats: bool = False,
     dtype: Any = None,
 ) -> Any:
-    """`cupykern.rms_norm` of a dask array.  x is rechunked to one chunk along the last axis.
+    """`cupykern.rms_norm` for a dask array.  x is rechunked to one chunk along the last axis.
 
     >>> x = da.ones((4, 8), chunks=(2, 4), dtype=np.float32)
     >>> q, scale = cupykern.dask.rms_norm(x, quantize="int8")
@@ -101,15 +102,16 @@ def rms_norm(
 
 
 def nonfinite_report(x: Any) -> Any:
-    """`cupykern.nonfinite_report` of a dask array: a Delayed of the NonfiniteReport.
+    """`cupykern.nonfinite_report` for a dask array: a Delayed of a NonfiniteReport.
 
     >>> x = da.from_array(np.float32([[1, 2], [np.inf, 4]]), chunks=(1, 2))
     >>> report = cupykern.dask.nonfinite_report(x).compute()
     >>> report.first_index, report.max
     ((1, 0), 4.0)
 
-    Each chunk is read once.  The mean is that of the chunks' means by their sizes, in FP64 and in
-    the order of the chunks; `reference.nonfinite_bound` of the whole array bounds its error.
+    Each chunk is read once.  The mean is the mean of the chunks' means, weighted by their numbers
+    of finite elements, in FP64 and in the order of the chunks.  Its error bound is
+    `reference.nonfinite_bound` of the whole array.
     """
     x = chunked("x", x)
     _nonfinite.check(standing_for(x))
@@ -144,7 +146,7 @@ def _norm(
     dtype: Any,
     options: dict[str, Any],
 ) -> Any:
-    """columns: weight and, of layer_norm, bias.  options: the others."""
+    """columns: weight and, for layer_norm, bias.  options: the remaining arguments of the op."""
     x, residual = chunked("x", x), lazy("residual", residual)
     columns = {key: lazy(key, column) for key, column in columns.items()}
     centered = "bias" in columns
@@ -171,7 +173,7 @@ def _norm(
 
 
 def _report(x: Any, begin: tuple[int, ...]) -> NonfiniteReport:
-    """Of one block, whose first element is the whole array's at `begin`."""
+    """The report of one block whose first element is at `begin` in the whole array."""
     found = cupykern.nonfinite_report(aligned(x))
     if found.first_index is None:
         return found

@@ -1,7 +1,7 @@
-"""Users' formulas: one typed tree that is C++ in a kernel, FP64 in the reference, and its error.
+"""User formulas: one typed tree gives the kernel's C++, the FP64 reference and the error bound.
 
-`parse` makes trees of Python's expression syntax, `trace` of a Python callable, `cpp` C++ of a
-tree.  reference/expression.py computes trees in FP64 and bounds their errors.
+`parse` builds a tree from Python expression syntax, `trace` from a Python callable; `cpp` writes a
+tree as C++.  reference/expression.py evaluates trees in FP64 and bounds their errors.
 """
 
 from .expression import Expression, expression, read

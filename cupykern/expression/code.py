@@ -1,4 +1,4 @@
-"""The C++ of formulas as part of a variant."""
+"""The C++ of a formula as part of a variant."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..kernels import Variant
 
 @dataclass(frozen=True)
 class FormulaCode:
-    """The C++ of an expression and its operands' types, by which kernels with it differ.
+    """The C++ of an expression and its operands' types; part of the identity of its kernels.
 
-    reduces_rows: whether there are results that are reductions of rows.
+    reduces_rows: whether a result is a row reduction.
     """
 
     text: str
@@ -24,5 +24,5 @@ class FormulaCode:
     __repr__ = __str__
 
     def variant(self, plain: Variant, kernel: str) -> Variant:
-        """`plain`'s of kernels_cu/<kernel>.cu, which has the expression."""
+        """The variant of kernels_cu/<kernel>.cu that applies the expression, else like `plain`."""
         return replace(plain, kernel=kernel, text=f'{self.text}#include "{kernel}.cu"\n')

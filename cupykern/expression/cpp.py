@@ -1,7 +1,6 @@
 """C++ of a tree: the struct Expression, which kernels_cu/expression/apply.cuh applies.
 
-Names and text of users are no part of it: operands are x0, x1, ..., and every number is written
-anew.
+The C++ contains no user text: operands are named x0, x1, ..., and all numbers are reformatted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ OF_INTEGER_ARRAYS = {
     np.dtype(np.int64): "int64_t",
     np.dtype(np.bool_): "uint8_t",
 }
-"""The C++ types of elements that to_float does not take."""
+"""C++ element types that to_float does not convert."""
 _TYPES = {REAL: "float", INTEGER: "int64_t", BOOLEAN: "bool"}
 OF_REALS = {
     "add": "{0} + {1}",
@@ -42,10 +41,10 @@ OF_REALS = {
     "floor": "whole_below({0})",
     "float16": "to_float(from_float<half>({0}))",
     "bfloat16": "to_float(from_float<bf16>({0}))",
-    **dict.fromkeys(REDUCTIONS, "{0}"),  # RowResults reduce it
+    **dict.fromkeys(REDUCTIONS, "{0}"),  # reduced by RowResults
 }
 ROWS = {"row_max": "RowMax", "row_sum": "RowSum"}  # expression/row_results.cuh
-OF_INTEGERS = {  # whose arithmetic wraps, as numpy's
+OF_INTEGERS = {  # arithmetic wraps, like numpy's
     "add": "wrap(uint64_t({0}) + uint64_t({1}))",
     "subtract": "wrap(uint64_t({0}) - uint64_t({1}))",
     "multiply": "wrap(uint64_t({0}) * uint64_t({1}))",
@@ -73,8 +72,8 @@ OF_BOTH = {
 class OperandCode(NamedTuple):
     """How an operand is read.
 
-    cpp: the C++ type of its elements; None: it is a number.
-    rows, cols: whether it varies along them.
+    cpp: the C++ type of its elements; None for a number.
+    rows, cols: whether it varies along rows and columns.
     """
 
     cpp: str | None = None
@@ -92,13 +91,13 @@ def source(
 ) -> str:
     """The struct Expression, with its includes.
 
-    scope: "epilogue" or "gate".  roots: of several results, their nodes.  more: the C++ types of
-    those after the first, which are in the places after the operands: reductions' partials, in
-    FP32.  narrow: that of a first result of 8 bits, else void.
+    scope: "epilogue" or "gate".  roots: the result nodes if there are several.  more: the C++ types
+    of results after the first, which take the slots after the operands; for reductions FP32
+    partials.  narrow: the C++ type of an 8-bit first result, else void.
     """
     products = ", ".join(f"float {x}" for x, kind in SCOPES[scope].names.items() if kind == REAL)
     first = len(operands) - 1
-    matrices = [  # prefetched as elements of up to 4 bytes
+    matrices = [  # the kernel prefetches matrices with elements of up to 4 bytes
         f"        f({k}, int(sizeof({x.cpp})));"
         for k, x in enumerate(operands)
         if x.rows and x.cols and x.cpp != "int64_t"

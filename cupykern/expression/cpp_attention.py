@@ -1,5 +1,5 @@
-"""C++ of the formulas of a score and a mask: the struct Formulas, which
-kernels_cu/attention/formula.cuh applies to elements, and the mask to tiles.
+"""C++ of score and mask formulas: the struct Formulas.  kernels_cu/attention/formula.cuh applies
+both to elements, and the mask also to tiles, in interval arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .interval import EXACT, Interval, evaluate
 from .tree import BOOLEAN, INTEGER, REAL, SCOPES, Node
 
 _MOST = 2**29
-"""Of positions and keys, those beyond the end of a tile too; numbers of heads have 31 bits."""
+"""Limit of positions and keys, also beyond the end in the last tile; heads have 31 bits."""
 _RANGES = {
     **dict.fromkeys(("b", "h", "hkv"), Interval(0.0, 2.0**31 - 1)),
     **dict.fromkeys(("i", "j"), Interval(-float(_MOST), float(_MOST))),
@@ -23,7 +23,7 @@ _PARAMETERS = "const X& x, {s}int b, int h, int hkv, int i, int j"
 
 
 class FormulaOperand(NamedTuple):
-    """slot: its number in the kernel.  cpp: the C++ type of its elements; None: it is a number."""
+    """slot: the operand's number in the kernel.  cpp: C++ element type; None for a number."""
 
     slot: int
     cpp: str | None = None
@@ -74,7 +74,7 @@ def _function(
 
 
 def _types(nodes: Sequence[Node]) -> list[str]:
-    """The C++ types of nodes: integers that 32 bits hold are such."""
+    """The C++ types of nodes; integers whose range fits 32 bits are int."""
     names = {**dict.fromkeys(SCOPES["score"].names, Interval(-np.inf, np.inf)), **_RANGES}
     found = []
     for node, at in zip(nodes, evaluate(nodes, names), strict=True):
@@ -129,14 +129,14 @@ def _pointwise(code: Code) -> tuple[list[str], str]:
     return body, values[-1]
 
 
-OF_SMALL = {  # of integers that do not overflow 32 bits
+OF_SMALL = {  # for integers that do not overflow 32 bits
     **{name: OF_REALS[name] for name in ("add", "subtract", "multiply", "negative")},
     "abs": "({0} < 0 ? -{0} : {0})",
 }
 
 
 def _over(code: Code) -> tuple[list[str], str]:
-    """(statements, the result) in intervals."""
+    """(statements, the result) in interval arithmetic."""
     nodes, types = code.nodes, _types(code.nodes)
     names = {**dict.fromkeys(SCOPES["mask"].names, Interval(-np.inf, np.inf)), **_RANGES}
     known = evaluate(nodes, names)

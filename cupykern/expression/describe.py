@@ -1,4 +1,4 @@
-"""What an expression prints: its C++, its reference and the bound of its error."""
+"""The printed form of an expression: its C++, its reference and its error bound."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from . import cpp, cpp_attention
 from .tree import REAL, Node
 
-_ERRORS = {  # of reals, where e(x) is the error of an argument and u = 2^-24
+_ERRORS = {  # error of a real operation t; e(x) is the error of an argument and u = 2^-24
     "add": "e({0}) + e({1}) + u |{t}|",
     "subtract": "e({0}) + e({1}) + u |{t}|",
     "multiply": "|{0}| e({1}) + |{1}| e({0}) + e({0}) e({1}) + u |{t}|",
@@ -43,8 +43,8 @@ _SIGNS = {
 
 
 def text(nodes: Sequence[Node], names: Sequence[str], scope: str, roots: Sequence[int] = ()) -> str:
-    """C++ for operands that are numbers, or arrays with indices, the reference and the bound line
-    by line."""
+    """The C++ for numbers or indexed arrays as operands, the reference and the error bound, line by
+    line."""
     operands = ", ".join(f"x{k} = {name}" for k, name in enumerate(names)) or "none"
     return (
         f"operands: {operands}\n\nC++:\n{_code(nodes, names, scope, roots)}\nReference, in FP64:\n"
@@ -69,7 +69,7 @@ def _code(nodes: Sequence[Node], names: Sequence[str], scope: str, roots: Sequen
 
 
 def reference(nodes: Sequence[Node], names: Sequence[str], roots: Sequence[int] = ()) -> list[str]:
-    """t = ... of every operation, in Python."""
+    """A Python line `t = ...` for every operation."""
     values = _values(nodes, names)
     return [
         f"    {values[n]} = "
@@ -87,7 +87,7 @@ _GIVEN = {
 
 
 def errors(nodes: Sequence[Node], names: Sequence[str], scope: str) -> list[str]:
-    """e(t) <= ... of every operation on reals."""
+    """A line `e(t) <= ...` for every operation on reals."""
     values = _values(nodes, names)
     found = list(_GIVEN.get(scope, []))
     for n, node in enumerate(nodes):
@@ -114,7 +114,7 @@ def _values(nodes: Sequence[Node], names: Sequence[str]) -> list[str]:
 
 
 def _written(node: Node, args: list[str], value: str) -> str:
-    """value: the name of an operand that it loads."""
+    """The operation as Python text.  value: the name of the operand of a load."""
     if node.op in _SIGNS:
         return f"{args[0]} {_SIGNS[node.op]} {args[1]}"
     if node.op in ("negative", "not"):

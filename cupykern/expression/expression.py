@@ -1,4 +1,4 @@
-"""Expressions as users have them: of text or a callable, and what they print."""
+"""The public Expression: built from text or a callable, printable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tree import REDUCTIONS, SCOPES, Node, with_addend
 
 @dataclass(frozen=True)
 class Expression:
-    """A formula of an epilogue, a gate, a score or a mask, by `cupykern.expression`.
+    """A formula for an epilogue, a gate, a score or a mask; made by `cupykern.expression`.
 
     >>> f = cupykern.expression("acc * s, maximum(acc, 0)")
     >>> f.names, f.scope, len(f.results)
@@ -24,10 +24,11 @@ class Expression:
     >>> f.digest == cupykern.expression("acc * t, maximum(acc, 0)").digest
     True
 
-    nodes: its tree; operands have numbers, in the order of their first use.
+    nodes: the tree; operands are numbered in the order of their first use.
     names: the operands' names in that order.
-    scope: where it stands, one of SCOPES.
-    roots: of several results, their nodes; of one, which is the last node, none.
+    scope: the kind of formula, a key of SCOPES.
+    roots: the result nodes if there are several; empty for one result, which is the last node.
+    places: position of each name in the text, for error messages.
     """
 
     nodes: tuple[Node, ...]
@@ -38,22 +39,22 @@ class Expression:
 
     @cached_property
     def digest(self) -> str:
-        """Of the tree: equal ones are equal formulas, whatever their operands' names."""
+        """SHA-256 of the tree.  Formulas that differ only in operand names have equal digests."""
         tree = [*map(tuple, self.nodes), *self.roots]
         return hashlib.sha256(repr(tree).encode()).hexdigest()
 
     @property
     def results(self) -> tuple[int, ...]:
-        """Their nodes."""
+        """The result nodes."""
         return self.roots or (len(self.nodes) - 1,)
 
     @property
     def reductions(self) -> tuple[str | None, ...]:
-        """Of each result: one of REDUCTIONS, or None of a matrix."""
+        """For each result its reduction, one of REDUCTIONS, or None for a matrix."""
         return reductions(self.nodes, self.results)
 
     def plus(self, name: str) -> Expression:
-        """Of the sum of acc, where it stands, and another operand."""
+        """The expression with acc replaced by acc + operand `name`."""
         nodes, places = with_addend(self.nodes, len(self.names))
         if len(nodes) == len(self.nodes):
             return self
@@ -74,7 +75,7 @@ class Expression:
 
 
 def reductions(nodes: Sequence[Node], results: Sequence[int]) -> tuple[str | None, ...]:
-    """Of each of these results: one of REDUCTIONS, or None of a matrix.
+    """For each of these results its reduction, one of REDUCTIONS, or None for a matrix.
 
     >>> f = cupykern.expression("acc, row_max(abs(acc))")
     >>> f.reductions
@@ -90,13 +91,13 @@ def _of_text(text: str, scope: str) -> Expression:
 
 
 def read(formula: Any, scope: str = "epilogue") -> Expression:
-    """Of text, a callable or an Expression.
+    """Read an Expression from text, a callable or an Expression.
 
     >>> from cupykern.expression import read
     >>> read("acc + t") is read(read("acc + t"))
     True
 
-    Raises SyntaxError (text) and TypeError.
+    Raises SyntaxError (text) and TypeError (another kind, a callable's errors).
     """
     if isinstance(formula, Expression):
         if formula.scope != scope:
@@ -123,31 +124,37 @@ def expression(formula: str | Callable[..., Any], kind: str = "epilogue") -> Exp
     >>> cupykern.matmul(a, a, epilogue=f, operands={"s": 0.5, "t": np.float32([[1], [0]])}).tolist()
     [[4.5, 0.0], [0.0, 11.0]]
 
-    formula: an expression in Python's syntax, or a callable whose parameters are names of one.
-        Names: acc, the FP32 product with alpha and scales applied; i, j, b, the row, column and
-        matrix of the batch; others are operands.  + - * /, comparisons, & | ~ of booleans,
-        x if condition else y (of numbers or booleans), // and % of integers by a literal; abs, exp,
-        exp2, log, log2, sqrt, rsqrt, tanh, erf, sigmoid, sin, cos, floor, minimum, maximum, where,
-        isnan; float, an integer or a boolean as FP32; float16, bfloat16, a number rounded to such.
-        As a condition an operand is whether it is not 0.  A callable may use numpy's functions too,
-        and where() in place of `if`.  Of products, a tuple is up to 4 results: "maximum(acc, 0),
-        acc".  Those after the first may be row_max(...) or row_sum(...) of an expression: the
-        largest value of each row, or the sum, in FP32, of shape (..., M, 1).
+    formula: an expression in Python syntax, or a callable whose parameters are names of the formula
+        (operands, scope names and functions).
+        Names: acc, the FP32 product with alpha and scales applied; i, j, b, the row, the column and
+        the matrix index in the batch.  Other names are operands.
+        Operators: + - * /, comparisons, & | ~ of booleans, x if condition else y (numbers or
+        booleans), // and % of integers by an integer literal.
+        Functions: abs, exp, exp2, log, log2, sqrt, rsqrt, tanh, erf, sigmoid, sin, cos, floor,
+        minimum, maximum, where, isnan; float converts an integer or boolean to FP32; float16 and
+        bfloat16 round a number to that format.
+        An operand as a condition means operand != 0.  A callable may also use numpy functions, and
+        must use where() in place of `if`.
+        For products, a tuple gives up to 4 results: "maximum(acc, 0), acc".  Results after the
+        first may be row_max(...) or row_sum(...) of an expression: the maximum or the sum of each
+        row in FP32, of shape (..., M, 1).
 
-    kind: "epilogue", of `matmul` and `scaled_mm`; "gate", of `dual_gemm_silu`: acc1 and acc2, the
-        products of b1 and b2, in place of acc; "score", for `score` of attention's ops: a formula
-        of s, the scaled score, of b, h, hkv, the batch element, query head and KV head, of i, the
-        query's position, and j, the key; or "mask", for `mask`: a boolean of b, h, i, j.  In these
-        two, operands that are arrays have indices, which are integers: slope[h], bias[b, j],
+    kind: the place of the formula:
+        "epilogue": `matmul` and `scaled_mm`.
+        "gate": `dual_gemm_silu`; acc1 and acc2, the products of b1 and b2, in place of acc.
+        "score": `score` of the attention ops, a formula of s, the scaled score; b, h, hkv, the
+        batch element, query head and KV head; i, the query's position; and j, the key.
+        "mask": `mask` of the attention ops, a boolean of b, h, i, j.
+        In "score" and "mask" array operands are indexed by integers: slope[h], bias[b, j],
         table[minimum(abs(i - j), 127)].
 
     >>> print(cupykern.expression("s - slope[h] * abs(i - j)", "score").names)
     ('slope',)
 
-    Arithmetic is FP32, of i, j, b and integer literals int64.  sin and cos are for arguments up to
-    2^16.  print(...) shows the C++, the reference and the error bound.
+    Arithmetic is FP32; i, j, b, h, hkv and integer literals are int64.  sin and cos are accurate
+    for arguments up to 2^16.  print(expression) shows the C++, the reference and the error bound.
 
-    Raises SyntaxError with the place and the reason, TypeError (a callable) and ValueError (kind).
+    Raises SyntaxError (text, with place and reason), TypeError (callable) and ValueError (kind).
     """
     if kind not in SCOPES:
         raise ValueError(f"kind must be one of {', '.join(SCOPES)}; got {kind!r}")

@@ -1,8 +1,8 @@
-"""Interval arithmetic of trees: what a formula can be over ranges of its names.
+"""Interval arithmetic on trees: the range of a formula over ranges of its names.
 
-An interval contains every value that the formula has, in FP32 too: of reals it is widened with each
-operation by more than its rounding.  An interval without ends may hold NaN.  cpp_interval.py writes
-the same for kernels (kernels_cu/expression/interval.cuh).
+An interval contains every value of the formula, also as computed in FP32: each operation on reals
+widens it by more than the rounding error.  An unbounded interval may contain NaN.
+cpp_attention.py writes the same arithmetic for kernels (kernels_cu/expression/interval.cuh).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from .tree import BOOLEAN, INTEGER, Node
 
-_WIDER, _LEAST = 2.0**-20, 2.0**-120  # of a real, relative and absolute
+_WIDER, _LEAST = 2.0**-20, 2.0**-120  # relative and absolute widening of reals
 _LARGEST = float(np.finfo(np.float32).max) * (1 - 2.0**-20)
-EXACT = 2.0**53  # integers beyond have no interval
+EXACT = 2.0**53  # integers beyond it get an unbounded interval
 
 
 class Interval(NamedTuple):
-    """From lo to hi, FP64 arrays or numbers; of booleans 0 and 1."""
+    """[lo, hi], FP64 arrays or numbers; booleans are 0 and 1."""
 
     lo: Any
     hi: Any
@@ -31,7 +31,7 @@ UNKNOWN = Interval(-np.inf, np.inf)
 
 
 def unknown(node: Node, indices: Sequence[Interval]) -> Interval:
-    """Of elements that are not looked at."""
+    """The interval of array elements that are not read: unbounded."""
     return UNKNOWN
 
 
@@ -41,7 +41,8 @@ def evaluate(
     load: Load = unknown,
     numbers: Sequence[float | None] = (),
 ) -> list[Interval]:
-    """The interval of every node.  load: of elements of arrays; numbers: operands that are such."""
+    """The interval of every node.  load: gives the interval of array elements.  numbers: values of
+    operands, None for arrays."""
     found: list[Interval] = []
     with np.errstate(all="ignore"):
         for node in nodes:
@@ -68,12 +69,12 @@ def evaluate(
 
 
 def _wild(x: Interval) -> Any:
-    """Where a real may be anything, NaN too."""
+    """Whether a real is unbounded on both sides: it can have any value, also NaN."""
     return ~((x.lo > -np.inf) | (x.hi < np.inf))
 
 
 def _checked(x: Interval, most: float) -> Interval:
-    """Without ends where one is NaN, or as far away as `most`."""
+    """x, made unbounded where an end is NaN or reaches `most` in magnitude."""
     bad = ~((x.lo > -most) & (x.hi < most))
     return Interval(np.where(bad, -np.inf, x.lo), np.where(bad, np.inf, x.hi))
 
@@ -81,13 +82,13 @@ def _checked(x: Interval, most: float) -> Interval:
 def _corners(function: Any, a: Interval, b: Interval) -> Interval:
     corners = [function(x, y) for x in a for y in b]
     lo, hi = corners[0], corners[0]
-    for x in corners[1:]:  # NaN stays
+    for x in corners[1:]:  # np.minimum and np.maximum propagate NaN
         lo, hi = np.minimum(lo, x), np.maximum(hi, x)
     return Interval(lo, hi)
 
 
 def _monotone(op: str, args: Sequence[Interval]) -> Interval | None:
-    """Of what integers and reals have alike."""
+    """The interval of an operation defined for both integers and reals; None for others."""
     a, b = args[0], args[-1]
     if op == "add":
         return Interval(a.lo + b.lo, a.hi + b.hi)
@@ -157,7 +158,7 @@ def _real(op: str, args: Sequence[Interval]) -> Interval:
 
 
 def _boolean(op: str, args: Sequence[Interval]) -> Interval:
-    """lo: certainly true; hi: perhaps."""
+    """lo is 1 if certainly true, hi is 1 if possibly true."""
     a, b = args[0], args[-1]
     if op == "where":
         chosen = _monotone(op, args)
@@ -170,7 +171,7 @@ def _boolean(op: str, args: Sequence[Interval]) -> Interval:
         return Interval(choose(a.lo, b.lo), choose(a.hi, b.hi))
     if op == "isnan":
         return Interval(np.zeros_like(a.lo), np.where(_wild(a), 1.0, 0.0))
-    wild = _wild(a) | _wild(b)  # NaN compares as false, and differs
+    wild = _wild(a) | _wild(b)  # NaN compares false, except that != is true
     if op == "less":
         sure, never = a.hi < b.lo, a.lo >= b.hi
     elif op == "less_equal":

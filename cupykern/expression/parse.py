@@ -1,4 +1,4 @@
-"""Trees of Python's expression syntax: what is not on the list is a SyntaxError."""
+"""Build trees from Python expression syntax; unsupported syntax raises SyntaxError."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INSTEAD: dict[type[ast.AST], str] = {
 
 
 class Place(NamedTuple):
-    """Where something stands in the text, as SyntaxError takes it; columns from 1 on."""
+    """A position in the text, as SyntaxError takes it; columns count from 1."""
 
     line: int
     column: int
@@ -48,8 +48,8 @@ class Place(NamedTuple):
 def parse(
     text: str, scope: Scope = SCOPES["epilogue"]
 ) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...], dict[str, Place]]:
-    """(nodes, the operands' names, Builder.finish's results, where each name stands first).  A
-    tuple has several results.  Raises SyntaxError."""
+    """(nodes, operand names, result nodes, place of each name's first use).  The first three are
+    those of Builder.finish; a tuple gives several results.  Raises SyntaxError."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         raise SyntaxError(f"an expression has at most {MAX_LENGTH} characters; got {len(text)}")
@@ -66,10 +66,10 @@ def parse(
 
 
 def is_operand_name(name: object, scope: str) -> bool:
-    """Whether an expression of one of SCOPES can name it."""
+    """Whether `name` can be an operand's name in a formula of kind `scope`."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         return False
-    if unicodedata.normalize("NFKC", name) != name:  # as Python reads an expression's names
+    if unicodedata.normalize("NFKC", name) != name:  # Python's parser normalizes names to NFKC
         return False
     return name not in SCOPES[scope].names and name not in FUNCTIONS
 
@@ -84,7 +84,7 @@ class _Reader:
         return _At(self, node)
 
     def place(self, node: ast.expr) -> Place:
-        def column(line: int | None, offset: int | None) -> int:  # offsets are of UTF-8
+        def column(line: int | None, offset: int | None) -> int:  # ast offsets count UTF-8 bytes
             return len(self._lines[(line or 1) - 1].encode()[: offset or 0].decode()) + 1
 
         end_line = node.end_lineno or node.lineno
@@ -164,7 +164,7 @@ class _Reader:
 
 
 class _At:
-    """What is illegal within the block is a SyntaxError at `node`."""
+    """Context that turns an IllegalError into a SyntaxError at `node`."""
 
     def __init__(self, reader: _Reader, node: ast.expr) -> None:
         self._reader, self._node = reader, node

@@ -1,4 +1,4 @@
-"""Trees of Python callables, which are called with symbols in place of numbers."""
+"""Build trees from Python callables by calling them with symbols in place of numbers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _UFUNCS = {
     "logical_or": "or",
     "logical_not": "not",
 }
-"""numpy's functions by name, as operations."""
+"""Operations by the name of the numpy function."""
 
 
 def trace(
     function: Callable[..., Any], scope: Scope = SCOPES["epilogue"]
 ) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...]]:
-    """(nodes, the operands' names, Builder.finish's results) of what `function` returns, which may
-    be a tuple.
+    """(nodes, operand names, result nodes) of the value or tuple that `function` returns.
 
-    Its parameters are names of an expression: those of the scope, operands, functions.  Raises
-    TypeError for what no expression has.
+    Its parameters are names of an expression: scope names, operands and functions.  Raises
+    TypeError for unsupported operations.
     """
     builder = Builder(scope)
     given: dict[str, Any] = {}
@@ -81,10 +80,10 @@ def _unary(op: str) -> Any:
 
 
 class Symbol:
-    """A number of an expression that is traced."""
+    """A value of a traced expression."""
 
     __slots__ = ("builder", "index")
-    __hash__ = None  # type: ignore[assignment]  # as == makes a symbol
+    __hash__ = None  # type: ignore[assignment]  # == returns a Symbol
 
     def __init__(self, builder: Builder, index: int) -> None:
         self.builder, self.index = builder, index
@@ -124,10 +123,10 @@ class Symbol:
         except IllegalError as error:
             raise TypeError(f"{node.value}[...]: {error}") from None
 
-    __iter__ = None  # as [] would be tried without an end
+    __iter__ = None  # otherwise iteration would call __getitem__ endlessly
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """numpy's functions of symbols: np.exp(acc), np.maximum(acc, 0)."""
+        """numpy functions of symbols: np.exp(acc), np.maximum(acc, 0)."""
         op = _UFUNCS.get(ufunc.__name__)
         if op is None or method != "__call__" or options:
             raise TypeError(f"an expression has no numpy.{ufunc.__name__}")

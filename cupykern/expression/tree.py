@@ -1,4 +1,4 @@
-"""Typed trees of expressions, as lists of nodes in which equal parts stand once."""
+"""Typed expression trees, stored as lists of nodes without duplicate subexpressions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ REAL, INTEGER, BOOLEAN = "real", "integer", "boolean"
 
 
 class Scope(NamedTuple):
-    """What formulas of one place know beside their operands.
+    """The rules of one kind of formula.
 
-    names: with their kinds.  result: REAL or BOOLEAN.  arrays: operands that are arrays have
-    indices, as name[b, h]; else they broadcast.  results: how many there may be.
+    names: the predefined names and their kinds.  result: REAL or BOOLEAN.  arrays: whether array
+    operands are indexed, e.g. name[b, h]; otherwise they broadcast.  results: how many are allowed.
     """
 
     names: dict[str, str]
@@ -33,9 +33,9 @@ SCOPES = {
     "score": Scope({"s": REAL, **_PAIR, "hkv": INTEGER}, arrays=True),
     "mask": Scope(_PAIR, BOOLEAN, arrays=True),
 }
-"""epilogue: of a product: it, its row, column and matrix of the batch; gate: of two products.
-score, mask: of attention: the scaled score, the batch element, query head, query's position, key
-and KV head."""
+"""epilogue: the product, its row, column and matrix in the batch; gate: the same for two products.
+score, mask: for attention, the scaled score, the batch element, query head, query position, key and
+KV head."""
 
 MAX_INDICES = 4
 
@@ -49,11 +49,11 @@ FUNCTIONS = {
     "row_max": 1,
     "row_sum": 1,
 }
-"""How many arguments each function takes.  float: as FP32, a boolean as 0 or 1; float16, bfloat16:
-FP32 rounded to such a number."""
+"""The number of arguments of each function.  float: convert to FP32, a boolean to 0 or 1; float16,
+bfloat16: round FP32 to that format."""
 
 REDUCTIONS = ("row_max", "row_sum")
-"""Functions that are a whole result: of a row's columns, of which it leaves one."""
+"""Functions that must be a whole result: they reduce the columns of a row to one value."""
 
 MAX_NODES = 256
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
@@ -72,7 +72,7 @@ _KEEP_INTEGERS = ("add", "subtract", "multiply", "negative", "abs", "minimum", "
 
 
 class IllegalError(Exception):
-    """Why there is no such expression; `parse` and `trace` say where."""
+    """The reason an expression is illegal; `parse` and `trace` add the place."""
 
 
 class Node(NamedTuple):
@@ -80,8 +80,9 @@ class Node(NamedTuple):
 
     op: a function, an operation, "literal", "name", "operand", "load" (an element of an operand)
         or "real" (an integer as FP32).
-    args: the indices of earlier nodes; of a load, those of its indices.
-    value: of a literal, in decimal or hexadecimal; of a name, itself; of operands, their number.
+    args: indices of earlier nodes, the operation's arguments; for a load its indices.
+    value: of a literal, the number in decimal or hexadecimal; of a name, the name; of an operand or
+        load, the operand's number.
     """
 
     op: str
@@ -91,17 +92,17 @@ class Node(NamedTuple):
 
     @property
     def number(self) -> int | float:
-        """A literal's."""
+        """The value of a literal."""
         return int(self.value) if self.kind == INTEGER else float.fromhex(self.value)
 
 
 class Builder:
-    """Makes nodes, each once."""
+    """Builds nodes, without duplicates."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.nodes: list[Node] = []
-        self._exact: list[bool] = []  # integers, and what is decided by integers alone
+        self._exact: list[bool] = []  # per node: integers, and booleans of integers only
         self._known: dict[Node, int] = {}
 
     def _node(self, op: str, kind: str, args: tuple[int, ...] = (), value: str = "") -> int:
@@ -116,7 +117,7 @@ class Builder:
         return self._known[node]
 
     def name(self, name: str) -> int:
-        """One of the scope's, or an operand."""
+        """A name of the scope, or an operand."""
         return self._node("name", self.scope.names.get(name, REAL), value=name)
 
     def load(self, name: str, indices: tuple[int, ...]) -> int:
@@ -147,7 +148,7 @@ class Builder:
         return self._node("literal", REAL, value=x.hex())
 
     def real(self, index: int) -> int:
-        """The node as FP32."""
+        """The node converted to FP32."""
         node = self.nodes[index]
         if node.kind == BOOLEAN:
             raise IllegalError("a boolean is no number: write where(condition, 1, 0)")
@@ -158,7 +159,7 @@ class Builder:
         return self._node("real", REAL, (index,))
 
     def apply(self, op: str, *args: int) -> int:
-        """A function or an operation of nodes.  Raises IllegalError."""
+        """Apply a function or an operation to nodes.  Raises IllegalError."""
         kinds = [self.nodes[arg].kind for arg in args]
         if op in FUNCTIONS and len(args) != FUNCTIONS[op]:
             raise IllegalError(f"{op} takes {FUNCTIONS[op]} arguments; got {len(args)}")
@@ -202,12 +203,12 @@ class Builder:
             x, y = self._condition(x), self._condition(y)
             if self.nodes[x].kind == self.nodes[y].kind:
                 return self._node("where", BOOLEAN, (condition, x, y))
-        # Integers have no errors.
+        # The result stays integer, which has no error, only if the condition has none.
         kind, chosen = self._common((x, y), self._exact[condition])
         return self._node("where", kind, (condition, *chosen))
 
     def _condition(self, index: int) -> int:
-        """An operand, or a choice of operands, as whether it is not 0; others as they are."""
+        """Convert an operand, or a `where` of operands, to `!= 0`; other nodes stay unchanged."""
         node = self.nodes[index]
         if node.op == "load" or (node.op == "name" and node.value not in self.scope.names):
             return self.apply("not_equal", index, self.literal(0))
@@ -220,14 +221,14 @@ class Builder:
     def _common(
         self, args: tuple[int, ...], may_be_integers: bool = True
     ) -> tuple[str, tuple[int, ...]]:
-        """Integers, or all as FP32."""
+        """(kind, nodes): all integers, or all converted to FP32."""
         if may_be_integers and all(self.nodes[arg].kind == INTEGER for arg in args):
             return INTEGER, args
         return REAL, tuple(map(self.real, args))
 
     def _compared(self, op: str, x: int, y: int) -> tuple[str, tuple[int, int]]:
-        """The same by less, less_equal, equal or not_equal, as Python has it too, which asks the
-        second one where the first is a literal."""
+        """The comparison with less, less_equal, equal or not_equal only.  A literal comes second in
+        equal and not_equal: in a traced callable Python calls the symbol's reflected method."""
         if op.startswith("greater"):
             return op.replace("greater", "less"), (y, x)
         swapped = op.endswith("equal") and op != "less_equal" and self.nodes[x].op == "literal"
@@ -242,16 +243,16 @@ class Builder:
             raise IllegalError(f"{sign} is by an integer literal that is not 0")
 
     def _folded(self, op: str, args: tuple[int, ...]) -> int:
-        """Of literals, as Python computes it."""
+        """Fold an operation on literals with Python's arithmetic."""
         try:
             return self.literal(_FOLDED[op](*(self.nodes[arg].number for arg in args)))
         except (ZeroDivisionError, OverflowError) as error:
             raise IllegalError(str(error)) from None
 
     def finish(self, *roots: int) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...]]:
-        """(the nodes that make the results `roots`, in the order of their first use; the operands'
-        names in theirs; where the results are, if there are several: one is the last).  Raises
-        IllegalError."""
+        """(nodes, operand names, results): the nodes that the results `roots` need and the operand
+        names, both in order of first use; the result nodes if there are several, else (), as a
+        single result is the last node.  Raises IllegalError."""
         if not 1 <= len(roots) <= self.scope.results:
             most = (
                 f"at most {self.scope.results} results" if self.scope.results > 1 else "one result"
@@ -273,7 +274,7 @@ class Builder:
         open_nodes = list(reversed(roots))
         while open_nodes:
             index = open_nodes[-1]
-            if index in order:  # of several results
+            if index in order:  # shared by several results
                 open_nodes.pop()
                 continue
             node = self.nodes[index]
@@ -298,7 +299,7 @@ class Builder:
 
 
 def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The same of the transposed product."""
+    """The nodes for the transposed product: i and j exchanged."""
     swapped = {"i": "j", "j": "i"}
     return tuple(
         node._replace(value=swapped.get(node.value, node.value)) if node.op == "name" else node
@@ -307,7 +308,7 @@ def transposed(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def with_addend(nodes: tuple[Node, ...], operand: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """(the same of acc + the operand, where each node is now); all stay if there is no acc."""
+    """(nodes with acc replaced by acc + operand, the new index of each node)."""
     found: list[Node] = []
     places: list[int] = []
     for node in nodes:
@@ -320,7 +321,7 @@ def with_addend(nodes: tuple[Node, ...], operand: int) -> tuple[tuple[Node, ...]
 
 
 def of_first(nodes: tuple[Node, ...], second: int) -> tuple[Node, ...]:
-    """A gate as the epilogue of its first product; the second one is the operand `second`."""
+    """A gate as the epilogue of its first product; the second product is the operand `second`."""
     acc2 = Node("operand", REAL, value=str(second))
     own = {"acc1": Node("name", REAL, value="acc"), "acc2": acc2}
     return tuple(own.get(node.value, node) if node.op == "name" else node for node in nodes)

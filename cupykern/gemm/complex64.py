@@ -1,7 +1,7 @@
-"""Products of complex64 matrices as products of FP32 ones, of twice as many columns and depth.
+"""Products of complex64 matrices as FP32 products with twice the columns and twice the depth.
 
-A and the result are read as FP32 where they lie, with real and imaginary parts in turn; B is
-embedded in memory by kernels_cu/embed_complex64.cu.
+A and the result are viewed in place as FP32, with interleaved real and imaginary parts.
+kernels_cu/embed_complex64.cu writes B to memory as an FP32 matrix of 2 x 2 blocks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .copied_plan import CopiedPlan
 from .gemm import AnyConfig
 from .product import ARRAYS, merge_batch
 
-_BLOCKS = 8  # of a multiprocessor
-_PITCH = 32  # floats: rows of whole 128 bytes
+_BLOCKS = 8  # per multiprocessor
+_PITCH = 32  # floats: rows are padded to multiples of 128 bytes
 EMBED = Variant("embed_complex64", (), (), 256)
 _B = ARRAYS["gemm"].index("b")
 
@@ -41,10 +41,10 @@ def run(
     key: Any,
     **options: Any,
 ) -> Any:
-    """The product, whose arguments are checked.
+    """Launch the product and return its result.  The caller has checked the arguments.
 
-    addends: bias and residual, of the result's shape, or None.  key: that of plans.find.  options:
-    those of launch.run.
+    addends: bias and residual, of the result's shape, or None.  key: the key of plans.find.
+    options: passed on to launch.run.
     """
     with arguments.on_device(target):
         given = {"a": a, "b": b, **addends}
@@ -80,8 +80,8 @@ def run(
 
 
 def real_view(x: Any) -> Any:
-    """(..., 2 n) of FP32, real and imaginary parts in turn, of (..., n); None where these do not
-    lie side by side."""
+    """The FP32 view (..., 2 n) of a complex x (..., n), with interleaved real and imaginary parts;
+    None unless the last dim is contiguous."""
     if not in_elements(x) or (x.shape[-1] > 1 and x.strides[-1] != x.itemsize):
         return None
     shape, strides = (*x.shape[:-1], 2 * x.shape[-1]), (*x.strides[:-1], 4)
@@ -92,11 +92,11 @@ def real_view(x: Any) -> Any:
 
 
 class Embedding(NamedTuple):
-    """What makes memory of the embedded B of an array that begins where B does."""
+    """Allocates and fills the embedded B, from any array that begins at B's address."""
 
     empty: Callable[..., Any]
     shape: tuple[int, ...]
-    near_size: int  # of a row, without its padding
+    near_size: int  # length of a row, without its padding
     k_major: bool
     launch: Callable[..., None] | None  # None: B is empty
 
@@ -107,14 +107,16 @@ class Embedding(NamedTuple):
         return made
 
     def view(self, made: Any) -> Any:
-        """(..., 2 K, 2 N) of FP32."""
+        """The FP32 matrices (..., 2 K, 2 N) in the memory that the call returned."""
         found = made[..., : self.near_size]
         return found.swapaxes(-1, -2) if self.k_major else found
 
 
 def embedding_of(target: Target, b: Any) -> Any:
-    """The Embedding of (..., K, N); None where its batch does not merge, or strides are of no whole
-    elements: then of a packed copy."""
+    """The Embedding of b (..., K, N), or None: then the caller embeds a packed copy.
+
+    None if the batch does not merge into one dim or a stride is not a multiple of the itemsize.
+    """
     steps = steps_of(b)
     dims = merge_batch(b.shape[:-2], (steps[:-2],))
     if not in_elements(b) or len(dims) > 1:

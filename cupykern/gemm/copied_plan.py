@@ -1,4 +1,4 @@
-"""Products of misaligned or strided operands: these are first copied into aligned memory."""
+"""Products of misaligned or strided operands, which are first copied into aligned memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from .product import (
     merge_batch,
 )
 
-_LINE = 128  # bytes, that L2 reads at once
-MANY = 2**24  # multiplications; copies for fewer cost more than they save
-_LONG = 64  # k that mainloops reading by elements take at once
+_LINE = 128  # bytes of an L2 line
+MANY = 2**24  # multiplications
+_LONG = 64  # tile_k of the mainloops that read by elements
 ALIGN_ROWS = Variant("align_rows", (), (), 256)
 FEW_ROWS, _FEW_CODES = 256, 64
 
 
 class Copy(NamedTuple):
-    """An operand's name, shape, byte strides, and whether its columns become the copy's rows.
+    """One operand to copy: name, dtype, shape and byte strides.
 
-    to: the copy's dtype, if it is another one.
+    columns: the operand's columns become the rows of the copy.
+    to: the copy's dtype; None: the operand's.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Copy(NamedTuple):
 
     @property
     def pitch(self) -> int:
-        """From a row to the next in bytes."""
+        """Row stride of the copy in bytes."""
         size = self.shape[-2 if self.columns else -1] * self.made.itemsize
         return -(-size // _LINE) * _LINE
 
@@ -71,7 +72,7 @@ class Copy(NamedTuple):
 
     @property
     def in_memory(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides, rows before their elements."""
+        """Shape and strides in the copy's order: its rows, then the elements of a row."""
         if not self.columns:
             return self.shape, self.strides
         shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (self.shape, self.strides))
@@ -79,7 +80,7 @@ class Copy(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, int] | None:
-        """How many there are and the bytes from one to the next, if align_rows.cu copies them."""
+        """(number of rows, row stride in bytes) if align_rows.cu can copy them; else None."""
         shape, strides = self.in_memory
         dims = merge_batch(shape[:-1], (strides[:-1],))
         count, (step,) = dims[0] if dims else (1, (0,))
@@ -88,7 +89,8 @@ class Copy(NamedTuple):
         return (count, step) if known and count * self.pitch < 2**36 else None
 
     def copier(self, target: Target) -> Callable[[Any], Any]:
-        """What makes the copy's memory of an array that begins where the operand does."""
+        """A function that allocates and fills the copy, from any array that begins at the operand's
+        address."""
         xp, itemsize, rows = target.xp, self.dtype.itemsize, self.rows
         shape, strides = self.in_memory
         bits, size = np.dtype(f"u{itemsize}"), shape[-1] * itemsize
@@ -133,12 +135,14 @@ def copies(
     block_scales: bool,
     fp16_accumulate: bool,
 ) -> tuple[Copy, ...]:
-    """Of which operands of a product copies are made, so that all can be read by vectors.
+    """The operands to copy first, so that the mainloop reads all of them by vectors.
 
-    None of small products: where align_rows.cu makes the copies an eighth is small.  FP16 (128,
-    129, 131) takes 19 us so instead of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25
-    instead of 133 (H200).  Also of a few rows of a that lie in columns, for which there are no
-    tiles: (32, 4096, 4096) 20.4 instead of 31.7 us, but (304, 4096, 4096) 52.8 instead of 48.2.
+    Small products copy nothing.  Small is below MANY multiplications; if align_rows.cu makes the
+    copies, below MANY / 8 with k <= _LONG.  With copies, FP16 (128, 129, 131) takes 19 us instead
+    of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25 instead of 133 (H200).
+
+    An MN-major a of at most FEW_ROWS rows is copied too, because no tiles exist for it:
+    (32, 4096, 4096) takes 20.4 us instead of 31.7, but (304, 4096, 4096) 52.8 instead of 48.2.
     """
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}
     b = others["b"]
@@ -154,7 +158,7 @@ def copies(
         for name, x in others.items():
             if layout_of(x, x.row, x.col, k, n) != to_b:
                 found[name] = to_b == K_MAJOR
-        if a.dtype == dtypes.float32:  # read by elements, unless these are far apart
+        if a.dtype == dtypes.float32:  # FP32 is read by elements if one dim is contiguous
             near = {"a": 1 in (a.row, a.col), "b": 1 in (b.row, b.col)}
             found = {name: columns for name, columns in found.items() if not near[name]}
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
@@ -165,8 +169,10 @@ def copies(
 
 
 def conversions(arrays: dict[str, Any], matrices: dict[str, Matrix]) -> tuple[Copy, ...]:
-    """The copy to FP32 of the 16-bit operand that an FP32 one is multiplied with, if there is one:
-    along the dim that is contiguous."""
+    """The copy that converts a 16-bit operand to FP32, if the other operand is FP32; else none.
+
+    The copy keeps the operand's contiguous dim.
+    """
     kinds = {matrices[name].dtype for name in ("a", "b")}
     if dtypes.float32 not in kinds or len(kinds) == 1:
         return ()
@@ -176,7 +182,8 @@ def conversions(arrays: dict[str, Any], matrices: dict[str, Matrix]) -> tuple[Co
 
 
 def _copies_of_codes(arrays: dict[str, Any], b: Matrix, m: int, n: int, k: int) -> tuple[Copy, ...]:
-    """Of NVFP4 codes, that few rows of a are multiplied with: more are decoded in memory first."""
+    """The copy of NVFP4 codes for up to _FEW_CODES rows of a; with more rows the codes are decoded
+    in memory first."""
     if b.dtype != FP4 or m > _FEW_CODES or layout_of(b, b.row, b.col, k // 2, n) == K_MAJOR:
         return ()
     copy = _copy_of("b", arrays["b"], True)._replace(dtype=FP4)
@@ -184,7 +191,7 @@ def _copies_of_codes(arrays: dict[str, Any], b: Matrix, m: int, n: int, k: int) 
 
 
 def _copy_of(name: str, x: Any, columns: bool) -> Copy:
-    """Of a batch that is broadcast each matrix once."""
+    """A broadcast batch dim is copied once."""
     steps = steps_of(x)
     batch = zip(x.shape[:-2], steps[:-2], strict=True)
     shape = *(1 if step == 0 else size for size, step in batch), *x.shape[-2:]
@@ -192,14 +199,17 @@ def _copy_of(name: str, x: Any, columns: bool) -> Copy:
 
 
 class CopiedPlan(NamedTuple):
-    """The launch of a product, and where its arrays are that are copied before, and by what."""
+    """The launch of a product, preceded by copies of some of its arrays.
+
+    copiers: (index among the kernel's arrays, the function that copies) of each.
+    """
 
     copiers: tuple[tuple[int, Callable[[Any], Any]], ...]
     plan: Any
-    launches: tuple[Any, ...] = ()  # each call takes memory
+    launches: tuple[Any, ...] = ()  # empty: each call allocates memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: the kernel's, of which copied ones need only begin where the operands do."""
+        """arrays: the kernel's arrays; a copied one need only begin at the operand's address."""
         made = list(arrays)
         for place, copy in self.copiers:
             made[place] = copy(made[place])

@@ -1,4 +1,4 @@
-"""NVFP4 weights that are decoded to 16-bit elements in memory before their product."""
+"""Products whose NVFP4 weights are first decoded to 16-bit elements in memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .sm90_gemm_config import Sm90GemmConfig
 
 @config_class
 class DecodeFirst:
-    """NVFP4 weights are decoded to 16-bit elements in memory, by a launch of their own;
-    then `config`, whose epilogue has their scales.
+    """One launch decodes the NVFP4 weights to 16-bit elements in memory; a second one, by `config`,
+    multiplies them.  Its epilogue applies the scales of all elements.
 
-    For many rows of a: the mainloop of 16-bit operands is faster than the mixed-input one.
+    It is for many rows of a: there the 16-bit mainloop is faster than the mixed-input one.
     """
 
     config: Sm90GemmConfig | Sm90DualGemmConfig
@@ -28,14 +28,14 @@ class DecodeFirst:
         return self.config.num_threads
 
     def decoded(self, task: GemmTask) -> GemmTask:
-        """The second launch's."""
+        """The task of the second launch."""
         return replace(task.decoded, tma_store_epilogue=task.tma_store_decoded)
 
     def shared_bytes(self, task: GemmTask) -> int:
         return self.config.shared_bytes(self.decoded(task))
 
     def variant(self, task: GemmTask) -> Variant:
-        """Of the second launch."""
+        """The variant of the second launch."""
         return self.config.variant(self.decoded(task))
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:

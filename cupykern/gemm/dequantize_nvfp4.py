@@ -1,4 +1,4 @@
-"""NVFP4 operands as 16-bit numbers in memory, for mainloops that do not decode them.
+"""Decode NVFP4 operands to 16-bit elements in memory, for mainloops that take only these.
 
 The Python half of kernels_cu/dequantize_nvfp4.cu.
 """
@@ -29,13 +29,13 @@ from .product import (
 )
 
 _CODES, _GROUPS = 0, 7  # gemm/work_tile.cuh: Operand
-_NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
-_PER_THREAD = 4 * 8  # numbers that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
+_NUM_THREADS, _BLOCKS = 256, 8  # per block; per multiprocessor
+_PER_THREAD = 4 * 8  # elements that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
 _MOST = 3  # operands; dequantize_nvfp4.cu: kMostDecoded
 
 
 def variant(dtype: np.dtype) -> Variant:
-    """To numbers of `dtype`, float16 or bfloat16."""
+    """The variant that decodes to `dtype`, float16 or bfloat16."""
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
     return Variant("dequantize_nvfp4", types, (), _NUM_THREADS)
 
@@ -45,12 +45,13 @@ def variants() -> tuple[Variant, ...]:
 
 
 class DecodedPlan(NamedTuple):
-    """A product's launch after the one that decodes operands into memory of their own.
+    """A launch that decodes operands into new memory, then the product's launch.
 
-    operands: the names of their codes and scales.  sizes: how many numbers of `dtype` each has.
+    operands: the names of each operand's codes and scales.  sizes: its number of decoded elements.
+    names: the names of the product's arrays, in their order.
     """
 
-    decode: Repeated  # of codes, scales and result of each operand
+    decode: Repeated  # takes codes, scales and result of each operand
     dtype: np.dtype
     operands: tuple[tuple[str, str], ...]
     sizes: tuple[int, ...]
@@ -72,10 +73,10 @@ class DecodedPlan(NamedTuple):
 def decoded_plan(
     target: Target, product: Product, names: tuple[str, ...], plan_of: Any
 ) -> DecodedPlan:
-    """plan_of(product): the plan of a product with those of the operands `names` that are NVFP4
-    decoded.
+    """The plan of `product` that first decodes the NVFP4 operands among `names`.
 
-    Raises ValueError for too many rows.
+    plan_of(product): the plan of the product of the decoded operands.
+    Raises ValueError if an operand has 2^32 rows or more, over its whole batch.
     """
     p = product
     dtype = compute_dtype(p.a.dtype, p.b.dtype)
@@ -123,8 +124,11 @@ def _fill_operand(
     shape: tuple[int, int],
     dtype: np.dtype,
 ) -> tuple[Matrix, int]:
-    """(what is made, how many numbers) of a batch of (rows, k) numbers; of one that is broadcast
-    each is decoded once.  operand: DequantizeOperand, zeros.  Raises ValueError."""
+    """Fill `operand` (a zeroed DequantizeOperand) for x, a batch of (rows, k) elements.
+
+    Returns the decoded operand and its number of elements.  A broadcast batch dim is decoded once.
+    Raises ValueError for 2^32 rows or more.
+    """
     rows, k = shape
     own = [
         i

@@ -1,9 +1,10 @@
-"""How a product of FP32 operands is computed: the estimated fastest of what its precision allows.
+"""Choose how FP32 operands are multiplied: the estimated fastest way that the precision allows.
 
-By multiply-adds (fma_heuristic.py; of few rows or columns skinny_gemm.py), or by 16-bit parts on
-tensor cores.  The model of the latter: launches, the split's bytes, and waves of tiles.  Numbers
-are data: of Hopper tuned/sm_90a.json, measured; of other architectures the data sheets' rates
-(targets/rates.py), of which the portable mainloop is taken to reach `_SHARE`.
+Either by multiply-adds (fma_heuristic.py; skinny_gemm.py for few rows or columns), or by 16-bit
+parts on tensor cores.  The model of the latter adds launches, the split's bytes, and waves of
+tiles.  Its constants are data.  On Hopper they are measured (tuned/sm_90a.json).  On other
+architectures they are data-sheet rates (targets/rates.py); the portable mainloop is assumed to
+reach `_SHARE` of these.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _C = tuned.constants("sm_90a", "float32")
 _CLUSTERS = (NO_CLUSTER, Multicast(2), SplitK(2))
 _FMA_C = tuned.constants("sm_90a", "fma")
 _SHARE = 0.6
-_FMAS = 128  # of a cycle of an SM of Hopper
+_FMAS = 128  # per cycle of a Hopper SM
 FmaConfig = FmaGemmConfig | SkinnyGemmConfig
 Float32Config = FmaConfig | SplitFloat32
 
@@ -39,10 +40,10 @@ Float32Config = FmaConfig | SplitFloat32
 def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
     """The legal configs of `task` on `device`, the estimated fastest first.
 
-    The task and the architecture alone decide about the order of accumulation.
+    The order of accumulation depends on the task and the architecture alone.
     """
     fma = _of_fma(task, device)
-    if task.precision in SPLITS:  # multiply-adds of what has no parts: K = 0
+    if task.precision in SPLITS:  # K = 0 has no parts: multiply-adds
         return _of_parts(SPLITS[task.precision], task, device) or fma
     if task.precision == "fma":
         return fma
@@ -53,10 +54,11 @@ def configs(task: GemmTask, device: Device) -> tuple[Float32Config, ...]:
 def _parts_pay(
     parts: tuple[SplitFloat32, ...], fma: tuple[FmaConfig, ...], task: GemmTask, device: Device
 ) -> bool:
-    """On as many SMs as most GPUs of the architecture have; not on the host.
+    """Whether parts are estimated faster than multiply-adds, on the architecture's usual SM count.
 
-    Not of few rows or columns: multiply-adds of up to 16 take no longer than DRAM takes for the
-    other operand, of which the split would read 4 and write 4 more bytes a number.
+    False for up to 16 rows or columns: there multiply-adds take no longer than DRAM takes to read
+    the other operand.  The split would read 4 and write 4 more bytes per element of it.  Also False
+    if the architecture has no rates (the host).
     """
     if not parts or min(task.m, task.n) <= skinny_gemm.ROWS:
         return False
@@ -80,13 +82,13 @@ def _of_fma(task: GemmTask, device: Device) -> tuple[FmaConfig, ...]:
 
 
 def _least_us(configs: tuple[FmaConfig, ...], task: GemmTask, device: Device) -> float:
-    """On as many SMs as most GPUs of the architecture have."""
+    """The shortest estimate in us, on the architecture's usual SM count."""
     sms = multiprocessors(device.arch)
     return min((_fma_estimate(config, task, sms) for config in configs), default=math.inf)
 
 
 def _fma_estimate(config: FmaConfig, task: GemmTask, sms: int) -> float:
-    """Us on so many SMs."""
+    """Estimated us on `sms` SMs."""
     if isinstance(config, FmaGemmConfig):
         return fma_heuristic.estimate(config, task, sms)
     rows, cols = (task.n, task.m) if config.swap_ab else (task.m, task.n)
@@ -97,10 +99,10 @@ def _fma_estimate(config: FmaConfig, task: GemmTask, sms: int) -> float:
 
 
 def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
-    """Hopper's mainloop, where it can, else the portable one."""
+    """Configs of Hopper's mainloop if it can compute the task; else of the portable one."""
     parts = parts.of(task.stored_a, task.stored_b)
     portable = _portable(parts, task, device)
-    # Few for what is rare.
+    # Rare parts have fewer clusters, hence fewer variants.
     few = 2 if parts.count_a == parts.count_b or isinstance(parts, Fp16x3) else 1
     clusters = _CLUSTERS if parts == Fp16x3() else _CLUSTERS[:few]
     all_configs = (SplitFloat32(Sm90PartsGemmConfig(parts, cluster=c)) for c in clusters)
@@ -114,14 +116,14 @@ def _of_parts(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFlo
         other = _split_k(config) != _split_k(best)
         return other, estimate(config, task, device.multiprocessors)
 
-    # On the host the portable one too.
+    # The host also has the portable mainloop.
     return (*sorted(found, key=order), *(portable if device.arch == "host" else ()))
 
 
 def _portable(parts: AnyParts, task: GemmTask, device: Device) -> tuple[SplitFloat32, ...]:
-    """At most one, of as large a tile as shared memory and registers hold."""
+    """At most one config, with the largest tile that fits shared memory and registers."""
     arch, count = device.arch, parts.count_a + parts.count_b
-    room = max_shared_bytes(arch) // (2 * 32 * count)  # rows of all stages
+    room = max_shared_bytes(arch) // (2 * 32 * count)  # rows that fit, over all stages
     tile = GemmConfig(128, 128, 32, 2, 4, stages=min(4, room // 128))
     if arch.startswith("gfx"):
         tile = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
@@ -137,7 +139,7 @@ def _split_k(config: SplitFloat32) -> int:
 
 
 def estimate(config: SplitFloat32, task: GemmTask, sms: int) -> float:
-    """Us of the three launches on so many SMs of Hopper."""
+    """Estimated us of the three launches on `sms` Hopper SMs."""
     c, t = config.config, task
     assert isinstance(c, Sm90PartsGemmConfig)
     parts = c.parts
@@ -150,7 +152,7 @@ def estimate(config: SplitFloat32, task: GemmTask, sms: int) -> float:
 
 
 def portable_estimate(config: SplitFloat32, task: GemmTask, sms: int, of: Rates) -> float:
-    """Us of the three launches on so many multiprocessors of these rates."""
+    """Estimated us of the three launches on `sms` multiprocessors with the rates `of`."""
     c, t = config.config, task
     assert isinstance(c, PartsGemmConfig)
     tile, parts = c.tile, c.parts

@@ -32,18 +32,18 @@ from .split_plan import SplitPlan, partials_pitch, reduced_plan
 
 _VECTORS, _ALONG_MN, _ALONG_K = range(3)  # mainloop_fma.cuh: Copy
 _VECTOR = 4  # elements
-_SPLIT = 32  # of k, of which a split is a multiple: whole stages
+_SPLIT = 32  # k of a split is a multiple of this, so that it has whole stages
 
 
 @config_class
 class FmaGemmConfig:
     """A tile of the FP32 mainloop and how it is computed.
 
-    A block computes tile_m x tile_n accumulators, thread_m x thread_n a thread, tile_k of k at a
-    time, through `stages` buffers.
+    A block computes tile_m x tile_n accumulators, each thread thread_m x thread_n of them.  The
+    mainloop advances by tile_k elements of k, through `stages` buffers.
 
-    splits: so many blocks share the k of a tile; a second launch adds their partial accumulators.
-    min_blocks: that an SM is to hold at once.
+    splits: blocks that share the k of a tile; a second launch adds their partial accumulators.
+    min_blocks: blocks that an SM must hold at once (launch bounds).
     """
 
     tile_m: int
@@ -61,8 +61,8 @@ class FmaGemmConfig:
 
     @property
     def lanes_m(self) -> int:
-        """Of 32 threads, along m.  Eight along n store 128 contiguous bytes of a row: four, of 64
-        bytes, take twice the time for (4096, 4096, 64) (H200)."""
+        """Threads along m of 32.  Eight along n store 128 contiguous bytes of a row; four store 64
+        bytes and take twice the time for (4096, 4096, 64) (H200)."""
         return 8 if self.tile_n < 8 * self.thread_n else 4
 
     def shared_bytes(self, task: GemmTask) -> int:
@@ -76,7 +76,7 @@ class FmaGemmConfig:
         return max(stages, staged * size)
 
     def copies(self, task: GemmTask) -> tuple[int, int]:
-        """How the mainloop copies a and b (mainloop_fma.cuh: Copy)."""
+        """The Copy of a and of b (mainloop_fma.cuh)."""
 
         def copy_of(layout: int, extent: int) -> int:
             if layout == MN_MAJOR and extent % _VECTOR == 0:
@@ -84,12 +84,12 @@ class FmaGemmConfig:
             return _ALONG_K if layout == K_MAJOR else _ALONG_MN
 
         a, b = copy_of(task.layout_a, task.m), copy_of(task.layout_b, task.n)
-        if _ALONG_MN in (a, b):  # fewer variants of what is rare
+        if _ALONG_MN in (a, b):  # rare: fewer variants
             a, b = (_ALONG_MN if copy == _VECTORS else copy for copy in (a, b))
         return a, b
 
     def copies_per_k(self, task: GemmTask) -> float:
-        """Copies of a and b for one of k, by the whole block."""
+        """Copy instructions of a block for a and b, per unit of k."""
         copies = zip((self.tile_m, self.tile_n), self.copies(task), strict=True)
         return sum(tile / (_VECTOR if copy == _VECTORS else 1) for tile, copy in copies)
 
@@ -114,7 +114,7 @@ class FmaGemmConfig:
         )
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
+        """Why this config cannot compute `task` on `device`; None if it can."""
         t = task
         if t.kernel != "gemm" or not t.a == t.b == dtypes.float32:
             return "multiply-adds are of one product of FP32 operands"
@@ -148,7 +148,7 @@ class FmaGemmConfig:
         return shared_memory_refusal(self.shared_bytes(task), device)
 
     def k_per_split(self, k: int) -> int:
-        """The same for all tiles, so that they add in the same order."""
+        """K of a split, equal for all tile shapes so that they accumulate in the same order."""
         return max(1, math.ceil(k / self.splits / _SPLIT)) * _SPLIT
 
 
@@ -156,7 +156,7 @@ class FmaGemmConfig:
 
 
 class FmaGemmPlan(NamedTuple):
-    """The launch of a product, as shapes, strides and config decide it."""
+    """The launch of a product, determined by its shapes, strides and config."""
 
     repeated: Repeated
 
@@ -192,8 +192,10 @@ def fma_gemm_plan(
 def fill_fma_params(
     params: np.ndarray, product: Product, task: GemmTask, config: FmaGemmConfig
 ) -> int:
-    """params: GemmFmaParams, zeros, of which the epilogue is left.  Returns the number of tiles,
-    once for each split.  Raises ValueError for too many."""
+    """Fill `params`, a zeroed GemmFmaParams, except its epilogue.
+
+    Returns the number of tiles times splits.  Raises ValueError if it is 2^31 or more.
+    """
     p, c = product, config
     tiles_m, tiles_n = math.ceil(p.m / c.tile_m), math.ceil(p.n / c.tile_n)
     count = task.batch * tiles_m * tiles_n * c.splits

@@ -1,9 +1,9 @@
-"""Which FmaGemmConfig computes a product of FP32 operands: the estimated fastest.
+"""Choose the FmaGemmConfig of a product of FP32 operands: the estimated fastest.
 
 The model: an SM computes its tiles `min_blocks` at a time, at a rate that grows with the resident
-warps, then stores them; the product is not faster than DRAM reads and writes its matrices, nor than
-L2 feeds the tiles.  Split-K adds a launch and its partial accumulators.  The numbers are data,
-tuned/sm_90a.json; other GPUs' times differ, but rarely the order of tiles.
+warps, then stores them.  DRAM traffic of the matrices and L2 traffic of the tiles bound the time
+from below.  Split-K adds a launch and its partial accumulators.  The constants are data
+(tuned/sm_90a.json).  Times differ on other GPUs, but the order of tiles rarely does.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ TILES = (
     FmaGemmConfig(128, 16, 32, 4, 4, 4, 2),
 )
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_FMAS = 128  # of a cycle of an SM
+_FMAS = 128  # per cycle of an SM
 _C = tuned.constants("sm_90a", "fma")
 
 
 def configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
     """The legal configs of `task` on `device`, the estimated fastest first.
 
-    Tiles do not change the order of accumulation, splits of k do: the task and the architecture
-    alone decide about them.
+    Splits of k change the order of accumulation, tiles do not.  So the splits depend on the task
+    and the architecture alone, not on the SM count.
     """
     return _configs(task, device)
 
@@ -58,7 +58,7 @@ def _configs(task: GemmTask, device: Device) -> tuple[FmaGemmConfig, ...]:
 
 
 def _is_open(tile: FmaGemmConfig, task: GemmTask, splits: int, arch: str) -> bool:
-    """Whether SMs have room for so many splits of each tile, or nearly."""
+    """Whether the blocks of `splits` splits fit in at most 1.1 waves."""
     tiles = math.ceil(task.m / tile.tile_m) * math.ceil(task.n / tile.tile_n)
     return tiles * splits <= 1.1 * tile.min_blocks * multiprocessors(arch)
 
@@ -66,16 +66,16 @@ def _is_open(tile: FmaGemmConfig, task: GemmTask, splits: int, arch: str) -> boo
 def estimate(
     config: FmaGemmConfig, task: GemmTask, sms: int, slower: float = 1.0, slower_dram: float = 1.0
 ) -> float:
-    """Us of the product on so many SMs.
+    """Estimated us of the product on `sms` SMs.
 
-    slower, slower_dram: how many times as long an SM takes for multiply-adds, and DRAM for bytes.
+    slower, slower_dram: time factors of an SM's multiply-adds and of DRAM, relative to sm_90a.
     """
     c, t = config, task
     k = min(t.k, c.k_per_split(t.k)) if c.splits > 1 else t.k
     tiles = t.batch * math.ceil(t.m / c.tile_m) * math.ceil(t.n / c.tile_n) * c.splits
 
     def round_us(blocks: int) -> float:
-        """Of so many tiles of an SM at once."""
+        """Us of `blocks` tiles that an SM computes at once."""
         size = blocks * c.tile_m * c.tile_n
         stores = _C["store"] * 4 * size * multiprocessors("sm_90a") / _C["dram_bytes"]
         us = slower * size * k / _FMAS / _C["cycles"] / _rate(c, t, blocks)
@@ -93,7 +93,7 @@ def estimate(
 
 
 def _rate(config: FmaGemmConfig, task: GemmTask, blocks: int) -> float:
-    """The share of an SM's multiply-adds that so many resident blocks issue."""
+    """The fraction of an SM's multiply-add rate that `blocks` resident blocks reach."""
     c = config
     warps = blocks * c.num_threads / 32
     copies = _C["copy"] * c.copies_per_k(task) / c.num_threads

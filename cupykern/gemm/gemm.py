@@ -1,7 +1,7 @@
-"""How products are launched: by which mainloop and config, and the portable mainloop's plans.
+"""Choose mainloop and config of a product and make its plan.
 
-The Python half of kernels_cu/gemm.cu, dual_gemm.cu and dequant_softmax.cu; sm90_plan.py is that of
-Hopper's kernels.
+The Python half of kernels_cu/gemm.cu, dual_gemm.cu and dequant_softmax.cu, the portable kernels.
+sm90_plan.py is the Python half of Hopper's kernels.
 """
 
 from __future__ import annotations
@@ -64,41 +64,47 @@ AnyConfig = GemmConfig | FmaGemmConfig | SplitFloat32 | SkinnyGemmConfig | Sm90A
 
 
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
-    """Why `config` cannot compute `task` on `arch`; None: it can."""
+    """Why `config` cannot compute `task` on `arch`; None if it can."""
     return config.refusal(task, device_named(arch))
 
 
 def slow_activation(activation: str | None) -> bool:
-    """Whether it takes many instructions (GemmTask)."""
+    """Whether `activation` takes many instructions (GemmTask.slow_activation)."""
     return activation not in (None, "relu")
 
 
 def fp16_accumulate_task(task: GemmTask) -> GemmTask:
-    """`task` with FP16 accumulators, which is rare: only K-major operands are read by vectors."""
+    """`task` with FP16 accumulators.  These are rare, so only K-major operands are read by
+    vectors."""
     k_major = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
     layout = K_MAJOR if k_major else STRIDED
     return replace(task, fp16_accumulate=True, layout_a=layout, layout_b=layout)
 
 
 def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyConfig, ...]:
-    """The configs of `task` on `arch` with `blocks` SMs (None: as most of `arch` have), the
-    measured one first."""
+    """The legal configs of `task` on `arch`, the preferred one first.
+
+    blocks: number of SMs; None: the usual number of `arch`.
+    """
     return _configs(task, device_named(arch, blocks))
 
 
 def choose_config(task: GemmTask, arch: str, blocks: int | None = None) -> AnyConfig:
-    """The fastest measured config for `task` on `arch` with `blocks` SMs (`configs`)."""
+    """The preferred config of `task` on `arch`: the first of `configs`."""
     return configs(task, arch, blocks)[0]
 
 
 def variant(task: GemmTask, config: AnyConfig) -> Variant:
-    """What computes `task`: of several launches, the product's."""
+    """The variant that computes `task`; of several launches, the product's."""
     return config.variant(task)
 
 
 def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
-    """The number of SMs decides between tiles, whose accumulators agree bit for bit, but not about
-    splits of k."""
+    """The legal configs, the preferred one first.
+
+    The number of SMs can change the tile, since all tiles give the same bits, but not the splits of
+    k.
+    """
     if task.a == dtypes.float32:
         return float32_heuristic.configs(task, device)
     portable = portable_heuristic.configs(task, device)
@@ -143,10 +149,10 @@ _FORMULA_PARAMS = {
 
 
 class GemmPlan(NamedTuple):
-    """The launches of a product, as shapes, strides, dtypes and config decide them."""
+    """The launches of a product, determined by its shapes, strides, dtypes and config."""
 
-    passes: tuple[Repeated, ...]  # one; of split K, those of the splits and of their sum
-    partial_size: int  # partial accumulators; 0: K is not split
+    passes: tuple[Repeated, ...]  # one; with split-K a second one that reduces the partials
+    partial_size: int  # number of partial accumulators; 0 without split-K
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, None where absent."""
@@ -158,7 +164,7 @@ class GemmPlan(NamedTuple):
 
     @property
     def launches(self) -> tuple[Repeated, ...]:
-        """None where each call takes memory for partial accumulators."""
+        """Empty if each call allocates partial accumulators."""
         return () if self.partial_size else self.passes
 
 
@@ -188,14 +194,15 @@ def task_of(product: Product) -> GemmTask:
 
 
 def streams(target: Target, product: Product) -> bool:
-    """Whether a skinny GEMM computes `product`, without copies of its operands."""
+    """Whether a skinny GEMM computes `product` with its operands as they are."""
     return isinstance(FAMILY.config(task_of(product), target), SkinnyGemmConfig)
 
 
 def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> AnyPlan | None:
-    """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
+    """The plan of `product`; None if its batch merges into more than MAX_BATCH_DIMS dims.
 
-    Raises TypeError and ValueError for a config that does not fit, or too large a grid.
+    Raises TypeError or ValueError if `config` cannot compute it, ValueError if the grid is too
+    large.
     """
     if len(product_dims(product)) > MAX_BATCH_DIMS:
         return None
@@ -210,7 +217,7 @@ def gemm_plan(target: Target, product: Product, config: AnyConfig | None) -> Any
 
 
 def _plan_of(target: Target, product: Product, task: GemmTask, config: AnyConfig) -> LaunchPlan:
-    """`gemm_plan`'s, but for the softmax of logits."""
+    """The plan of the product alone, without the merge of row reductions and the softmax."""
     if isinstance(config, GemmConfig):
         return _portable_plan(target, product, task, config)
     whole = isinstance(config, SplitFloat32)
@@ -285,7 +292,7 @@ def _portable_plan(
     if p.formula is not None:
         fill_formula(params["expression"], p)
     struct = target.by_value(params)
-    # Of logits the result is another launch's; parts have no groups.
+    # The logits kernel does not take the result, the parts kernel no groups.
     without: tuple[str, ...] = ("out",) if p.kernel == "dequant_softmax" else ()
     without = GROUPS if isinstance(config, PartsGemmConfig) else without
     places = tuple(i for i, name in enumerate(p.array_names) if name not in without)

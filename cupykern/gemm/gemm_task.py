@@ -1,4 +1,4 @@
-"""What decides how a product is computed."""
+"""GemmTask: everything that determines how a product is computed."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from .product import (
     misaligned_layout,
 )
 
-_LINE = 128  # bytes, that L2 reads at once
+_LINE = 128  # bytes of an L2 line
 
 
 @dataclass(frozen=True)
 class GemmTask:
-    """All that decides how a product is computed.  Equal tasks have equal configs.
+    """Everything that determines how a product is computed.  Equal tasks have equal configs.
 
-    batch, m, n, k: sizes; of dual_gemm, n is one product's.
+    batch, m, n, k: sizes; for dual_gemm, n is the size of one product.
     a, b: dtypes of the operands.
     layout_a, layout_b: K_MAJOR or MN_MAJOR; or both STRIDED: read element by element.
     block_scales: scales of 128 of k (and 128 columns of b) multiply partial accumulators.
-    tma: TMA can load the operands, and Hopper's epilogues know all scales.
+    tma: TMA can load the operands, and Hopper's epilogues support all scales.
     kernel: "gemm", "dual_gemm" or "dequant_softmax".
     fp16_accumulate: accumulators are FP16.
     nvfp4_tma: TMA can load b's NVFP4 codes.
-    scale_vectors: a product with an NVFP4 b has scales of rows or columns, not of all elements.
-    slow_activation: the activation takes many instructions (any but relu).
-    tma_store_epilogue: the TMA-store epilogue does: at most a bias of columns and an activation,
-        and a 16-bit result that TMA can store (sm90_epilogue.py: fits_tma_store).
-    tma_store_decoded: so it does where NVFP4 operands are decoded before.
-    aligned_128: rows of 16-bit K-major operands are 128-byte aligned; of others L2 reads two lines
-        for one.
-    aligned_16: FP32 operands are read by vectors of 16 bytes: also rows of K-major ones are
-        aligned.
-    misaligned_b: how 16-bit operands lie whose rows are misaligned, so that their layouts are
-        STRIDED: K_MAJOR: both are K-major; MN_MAJOR: b alone is misaligned, and MN-major; STRIDED:
-            neither.
-    precision: of FP32 operands, one of PRECISIONS.  stored_a, stored_b: the dtypes of which these
-        are copies: one part holds a 16-bit number.
-    formula: the expression in the epilogue, as code, which says whether it reduces rows.
+    scale_vectors: a product with an NVFP4 b has a scale per row or column, not one of all elements.
+    slow_activation: the activation takes many instructions (any but relu), or there is a formula.
+    tma_store_epilogue: the TMA-store epilogue suffices: at most a bias per column and an
+        activation, and a 16-bit result that TMA can store (sm90_epilogue.py: fits_tma_store).
+    tma_store_decoded: the same if NVFP4 operands are decoded in memory first.
+    aligned_128: rows of 16-bit K-major operands are 128-byte aligned; else L2 reads two lines
+        instead of one.
+    aligned_16: FP32 operands are read by 16-byte vectors: rows of K-major ones are aligned too.
+    misaligned_b: the layout of 16-bit operands with misaligned rows, whose layouts are STRIDED.
+        K_MAJOR: both are K-major.  MN_MAJOR: only b is misaligned, and it is MN-major.  STRIDED:
+        neither.
+    precision: for FP32 operands, one of PRECISIONS.
+    stored_a, stored_b: the dtypes from which FP32 operands were converted; one part holds a 16-bit
+        element.
+    formula: the code of the epilogue's expression and whether it reduces rows; None: no expression.
     """
 
     batch: int
@@ -89,7 +89,7 @@ class GemmTask:
 
     @property
     def decoded(self) -> GemmTask:
-        """With operands of fewer bits as 16-bit elements in memory."""
+        """The task with narrower operands replaced by 16-bit elements in memory."""
         if self.b != FP4 and not self.mixed_input:
             return self
         dtype = compute_dtype(self.a, self.b)
@@ -107,8 +107,8 @@ class GemmTask:
 
     @property
     def a_decoded(self) -> GemmTask:
-        """With an NVFP4 a as 16-bit elements in memory, as the mainloops multiply it with an NVFP4
-        b."""
+        """The task with an NVFP4 a replaced by 16-bit elements in memory, which the mainloops
+        multiply with an NVFP4 b."""
         return replace(self, a=compute_dtype(self.a, self.b)) if self.a == FP4 else self
 
 
@@ -124,7 +124,10 @@ def make_task(
     b2: Matrix | None = None,
     scaled: bool = False,
 ) -> GemmTask:
-    """scaled: whether there are arrays of scales of more than one element."""
+    """The task of a @ b, or for two products of a @ b and a @ b2.
+
+    scaled: True if any scale array has more than one element.
+    """
     layout_a, layout_b = layouts(a, b, k, m, n, block_scales)
     if b2 is not None and b2.dtype != FP4:
         same = layouts(a, b2, k, m, n, block_scales) == (layout_a, layout_b)
@@ -133,9 +136,9 @@ def make_task(
     tma = (a.dtype == FP4 or _tma_walks(a, layout_a, m, k)) and all(
         _tma_walks(x._replace(row=x.col, col=x.row), layout_b, n, k)
         for x in (b, b2)
-        if x is not None and x.dtype != FP4  # which is decoded before
+        if x is not None and x.dtype != FP4  # nvfp4_tma covers NVFP4
     )
-    # Hopper's epilogue of 16-bit operands takes one scale of all.
+    # Hopper's epilogue of 16-bit operands takes one scale of all elements.
     tma = tma and not (scaled and b.dtype in FLOAT16S)
     task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
     if layout_b == STRIDED and b2 is None:
@@ -158,7 +161,7 @@ def make_task(
 
 
 def _tma_walks(x: Matrix, layout: int, mn: int, k: int) -> bool:
-    """x: (mn, k), of which layout_of says so."""
+    """Whether TMA can walk x (mn, k), whose layout layout_of returned: sizes and strides fit."""
     step = x.row if layout == K_MAJOR else x.col
     most = max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize
     return max(mn, k) < 2**31 and most < 2**40

@@ -1,4 +1,4 @@
-"""Products whose arguments are checked: their plans and launches, first and later ones."""
+"""Launch products whose arguments are checked: plan the first call, reuse its plan later."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .row_reductions import IDENTITIES
 
 
 def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
-    """The result of a call that plans.find knows.
+    """Launch a call whose plan plans.find returned as `known`, and return its result.
 
-    given: the arrays, in the order that `run` was told.
+    given: the arrays, in the order of `run`'s argument `given`.
     """
     target, plan, pick, shape, out_dtype, more = known
     y = maker(target.xp)(shape, out_dtype) if out is None else out
@@ -45,10 +45,10 @@ def run_step(
     key: Any,
     **options: Any,
 ) -> Any:
-    """`run`, of a call that takes other launches too: later ones use what the first one found.
+    """`run` for a product that is one step of a call with several launches.
 
-    key: that of plans.find and the step's name, if the operands follow from the arrays' layouts and
-    alignment, as that key does; or None.
+    key: the key of plans.find with the step's name.  A later call with an equal key reuses the plan
+    of the first one.  None if that key's array layouts and alignment do not determine the operands.
     """
     known = plans.recall(key)
     if known is not None:
@@ -61,7 +61,7 @@ def run_step(
 def _picker(
     names: tuple[str, ...], given: tuple[str, ...], arrays: dict[str, Any]
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What picks the kernel's arrays `names` of those given, None and the result."""
+    """A function that picks the kernel's arrays `names` from (*given, None, result)."""
     places = {name: i for i, name in enumerate(given) if arrays.get(name) is not None}
     places["out"] = len(given) + 1
     return itemgetter(*(places.get(name, len(given)) for name in names))
@@ -81,13 +81,16 @@ def run(
 ) -> Any:
     """Launch a product whose arguments are checked.
 
-    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of
-    plans.find, if these are the arrays that it was given, or views that begin where they do; given:
-    their names, in the order in which `launch_known` will get them.  more: the dtypes of the
-    formula's results after the first; then all of them are returned.  options: the other fields of
-    Product, `formula` with None in place of arrays, which `operands` has; `blocked`, the names of
-    operands that are scales in blocks; `k`, if a's columns are not K; `complete`, (product, config)
-    -> the whole product, and other arrays that the kernel takes, by name.
+    operands: the arrays of `product.ARRAYS` by name; missing or None if absent.
+    key: the key of plans.find, if it was given these arrays or arrays that begin at their
+        addresses; else None.
+    given: the names of the arrays, in the order in which `launch_known` will get them.
+    more: the dtypes of the formula's results after the first; if not empty, all results are
+        returned as a tuple.
+    options: the other fields of Product (`formula` has None for each array in `operands`), and
+        `blocked`: the names of scale operands in blocked layout;
+        `k`: K, if a does not have K columns;
+        `complete`: (product, config) -> (complete product, further kernel arrays by name).
     """
     if out is not None:
         arguments.check_new_out(out, shape, out_dtype, operands)
@@ -115,7 +118,7 @@ def run(
         complete = fields.pop("complete", None)
         k = arrays["a"].shape[-1] if k is None else k
         for name, found in reversed(matrices.items()):  # b before a
-            # Rare: a stride of some odd number of bytes, and odd strides beside NVFP4.
+            # Rare: a stride of partial elements, or, with an NVFP4 b, an a that needs a copy.
             if found is None or (
                 name == "a" and product.must_be_copied(found, matrices["b"], k, shape[-2])
             ):
@@ -152,7 +155,7 @@ def run(
             config = gemm.FAMILY.config(gemm.task_of(call), target, config)
             call, extra = complete(call, config)
         plan = _plan(target, call, config)
-        if plan is None:  # rare: a batch of many dims that do not merge
+        if plan is None:  # rare: too many batch dims that do not merge
             for i in range(shape[0]):
                 part = {
                     name: x[i if x.shape[0] > 1 else 0] if x.ndim == len(shape) else x
@@ -176,7 +179,7 @@ def run(
 
 
 def _fill_rows(formula: Formula | None, others: list[Any]) -> None:
-    """The reductions of rows without columns, of the results after the first."""
+    """Fill the row reductions among `others` with their identities: the rows have no columns."""
     if formula is None or not others:
         return
     first = len(formula.operands) - len(others)

@@ -1,5 +1,5 @@
-"""Logits on their way to a softmax: where they and the statistics of their columns lie, and the
-launch that makes the softmax of them."""
+"""Logits of a softmax: the memory of logits and column statistics, and the launch that normalizes
+them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..targets.repeated import Repeated
 from .product import Matrix, Product, fill_epilogue
 
 SET_COLUMNS, _PIECE_COLUMNS = 64, 2048  # logits/statistics.cuh, logits/normalize.cuh
-_THREADS, _BLOCKS = 256, 8  # of a block; of a multiprocessor
+_THREADS, _BLOCKS = 256, 8  # per block; per multiprocessor
 NORMALIZE_LOGITS = Variant("normalize_logits", (), (), _THREADS)
 
 
 def fill_logits(params: np.ndarray, product: Product) -> None:
-    """The field `epilogue` of params, zeros, which stores the logits."""
+    """Fill the zeroed field `epilogue` of params, which stores the logits."""
     p = product
     fill_epilogue(params["epilogue"], p._replace(out=p.out if p.logits is None else p.logits))
 
 
 class NormalizedPlan(NamedTuple):
-    """The product's launches, and the one that makes the softmax of what they leave."""
+    """The product's launches, and the launch that normalizes their logits."""
 
     product: Any
     normalize: Repeated
@@ -41,13 +41,13 @@ class NormalizedPlan(NamedTuple):
 
     @property
     def launches(self) -> tuple[Repeated, ...]:
-        """None where each call takes memory for partial accumulators."""
+        """Empty if each call allocates partial accumulators."""
         launches = self.product.launches
         return (*launches, self.normalize) if launches else ()
 
 
 def normalized_plan(target: Target, product: Product, plan: Any) -> NormalizedPlan:
-    """plan: of `product`'s logits and statistics."""
+    """plan: computes `product`'s logits and statistics."""
     p = product
     logits = p.out if p.logits is None else p.logits
     params = zeros("logits/normalize.cuh", "NormalizeParams")
@@ -66,18 +66,20 @@ def normalized_plan(target: Target, product: Product, plan: Any) -> NormalizedPl
 
 
 class LogitsMemory(NamedTuple):
-    """What a call has beside its result, in bytes: statistics, a multiple of 16, and FP32 logits, 0
-    where they lie in the result or in no memory."""
+    """A call's workspace in bytes: statistics, a multiple of 16, and FP32 logits.
+
+    logits is 0 if the logits are in the result or are not stored.
+    """
 
     statistics: int
     logits: int
 
     def take(self, target: Target) -> Any:
-        """The memory, for one call on the current stream."""
+        """The workspace of one call on the current stream."""
         return workspace.take(target, self.statistics + self.logits, 0)[0]
 
     def parts(self, memory: Any) -> tuple[Any, Any]:
-        """(logits or None, statistics) of what `take` gave."""
+        """(logits or None, statistics) in the memory that `take` returned."""
         if isinstance(memory, np.ndarray):
             logits = memory[self.statistics :].view(np.float32)
             return (logits if self.logits else None), memory
@@ -89,5 +91,5 @@ def logits_memory(rows: int, n: int, num_sets: int, own_logits: bool) -> LogitsM
 
 
 def contiguous(n: int) -> Matrix:
-    """Rows of n FP32 logits that follow each other."""
+    """A matrix of FP32 logits with contiguous rows of n."""
     return Matrix(dtypes.float32, (), n, 1, True)

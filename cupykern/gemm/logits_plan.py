@@ -1,4 +1,4 @@
-"""Plans of a product and the softmax of its rows: where logits lie, and later launches."""
+"""Plans of a product and the softmax of its rows: where logits are stored, and warm launches."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class LogitsPlan(NamedTuple):
 
     target: Target
     product: Any
-    launches: tuple[Repeated, ...]  # none where each call takes more memory
-    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # matmul.run's
+    launches: tuple[Repeated, ...]  # empty if each call allocates more memory
+    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # launch.run's
     memory: LogitsMemory
-    in_place: bool  # logits lie in the result
+    in_place: bool  # logits are in the result
     shape: tuple[int, ...]
     dtype: np.dtype
 
     def launch(
         self, places: tuple[Any, ...], a: Any, w: Any, bias: Any, scale: Any, out: Any
     ) -> Any:
-        """Of CuPy's arrays; places: where they lie."""
+        """Launch with CuPy arrays, and return the result.  places: the arrays' addresses."""
         target = self.target
         y = maker(target.xp)(self.shape, self.dtype) if out is None else out
         memory = self.memory.take(target)
@@ -48,7 +48,7 @@ class LogitsPlan(NamedTuple):
         return y
 
     def arrays(self, a: Any, w: Any, bias: Any, scale: Any, y: Any, memory: Any) -> tuple[Any, ...]:
-        """product.ARRAYS of the kernels."""
+        """The kernels' arrays, in the order of product.ARRAYS."""
         logits, statistics = self.memory.parts(memory)
         if self.in_place:
             logits = y
@@ -58,9 +58,10 @@ class LogitsPlan(NamedTuple):
 def memory_of(
     target: Target, config: AnyConfig, y: Any, place: Matrix, bias: Any
 ) -> tuple[LogitsMemory, Matrix | None, int]:
-    """(what the call takes, where logits lie in memory, of how many sets of columns there are
-    statistics);
-    place: y's."""
+    """(the call's workspace, the matrix of stored logits or None, sets of columns with statistics).
+
+    place: the matrix of y.
+    """
     rows, n = y.shape
     num_sets = -(-n // SET_COLUMNS)
     stays = isinstance(config, Sm90LogitsConfig) and _takes_shares(y, bias)
@@ -72,7 +73,7 @@ def memory_of(
 
 
 def _takes_shares(y: Any, bias: Any) -> bool:
-    """Whether Hopper's epilogue can write exponentials to y, of 16 bits, instead of logits."""
+    """Whether Hopper's epilogue can write exponentials to a 16-bit y instead of storing logits."""
     place = product.matrix(y, ())
     of_cols = bias is None or is_row(bias)
     return of_cols and place is not None and tma_stores(place, *y.shape)

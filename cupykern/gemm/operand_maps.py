@@ -1,4 +1,4 @@
-"""Tensor maps of operands and results: which boxes, and whether TMA walks their strides."""
+"""Tensor maps of operands and results: their boxes, and whether TMA supports their strides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sm90_config import SWIZZLE_BYTES
 
 
 def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
-    """(a stride that all strides of the batch are multiples of, how many of it the batch spans)."""
+    """(greatest common divisor of the batch strides, how many of these units the batch spans)."""
     strides = [s for s, size in zip(x.batch_strides, sizes, strict=True) if size > 1]
     unit = math.gcd(*strides) or 1
     spanned = sum(
@@ -46,7 +46,8 @@ def operand_map(
     tile_mn: int,
     tile_k: int,
 ) -> MapPlan:
-    """Boxes as gemm/stage_operand.cuh: StageOperand loads them, of a slice of tile_mn."""
+    """The map with the boxes that StageOperand (gemm/stage_operand.cuh) loads, of a slice of
+    tile_mn."""
     if x.dtype == FP4:
         x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
     box_row = min(SWIZZLE_BYTES // x.dtype.itemsize, tile_k if layout == K_MAJOR else tile_mn)
@@ -56,14 +57,17 @@ def operand_map(
 
 
 def edge_map(whole: MapPlan, layout: int) -> MapPlan | None:
-    """Of `whole`'s last groups of 8 rows alone, if they do not fill a box (StageOperand::map)."""
+    """The map of a K-major operand whose boxes have only the last rows, in groups of 8, which do
+    not fill a box of `whole`; None if they do (StageOperand::map)."""
     rows = -(-(whole.shape[1] % whole.box[1]) // 8) * 8
     return whole._replace(box=(1, rows, whole.box[2])) if layout == K_MAJOR and rows else None
 
 
 def tma_stores(out: Matrix, m: int, n: int, dtypes: tuple[np.dtype, ...] = FLOAT16S) -> bool:
-    """Whether m x n elements of one of these dtypes can be stored by TMA, which writes 16 bytes
-    whole, also beyond the end of a row within them."""
+    """Whether TMA can store m x n elements of one of `dtypes`.
+
+    TMA writes whole 16-byte vectors, even past the end of a row, so n must be a multiple of one.
+    """
     per_vector = ALIGNMENT // out.dtype.itemsize
     return (
         out.dtype in dtypes

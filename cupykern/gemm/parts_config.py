@@ -21,9 +21,9 @@ _PROMOTED_K = 32  # mainloop_parts.cuh: kPromoteK
 
 @config_class
 class PartsGemmConfig:
-    """The 16-bit parts of two FP32 operands, by the portable mainloop; see SplitFloat32.
+    """The product of two FP32 operands' 16-bit parts by the portable mainloop; see SplitFloat32.
 
-    tile: a stage has all parts of both operands.
+    tile: its stages hold all parts of both operands.
     """
 
     parts: AnyParts
@@ -51,7 +51,7 @@ class PartsGemmConfig:
         return replace(plain, kernel="gemm_parts", constants=(*constants, *of_parts))
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task`, of parts, on `device`; None: it can."""
+        """Why this config cannot compute `task`, of parts, on `device`; None if it can."""
         tile = self.tile
         if tile.tile_k != _PROMOTED_K or tile.warps_k != 1:
             got = f"tile_k = {tile.tile_k} and {tile.warps_k} slices"

@@ -17,7 +17,7 @@ from ..targets.limits import max_shared_bytes
 from .gemm_task import GemmTask
 from .product import BLOCK, FP4, FP8, MN_MAJOR, STRIDED, compute_dtype
 
-_ALL_OF_K = 2**30  # no accumulator is promoted before its end
+_ALL_OF_K = 2**30  # accumulators are promoted only at the end of k
 FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
 
@@ -25,17 +25,17 @@ FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 class GemmConfig:
     """A tile of the portable mainloop and how it is computed.
 
-    A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n accumulators, tile_k of k
-    at a time, through `stages` buffers.
+    A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n accumulators.  The
+    mainloop advances by tile_k elements of k, through `stages` buffers.
 
-    splits: so many blocks share the k of a tile; a second launch adds their partial accumulators.
-    finish_rounds: in how many rounds a warp's accumulators go through shared memory to the
-        epilogue.
-    fp8: FP8 operands are multiplied as they are, with accumulators promoted every 128 of k; else
-        as FP16.
+    splits: blocks that share the k of a tile; a second launch adds their partial accumulators.
+    finish_rounds: rounds in which a warp passes its accumulators to the epilogue through shared
+        memory.
+    fp8: FP8 operands are multiplied as FP8, with accumulators promoted every 128 of k; else they
+        are converted to FP16.
     scalar_loads: both operands are read element by element, whatever their layouts.
-    promotes: accumulators are promoted as block scales need it, whether there are any: one variant
-        for both.
+    promotes: accumulators are promoted every 128 of k even without block scales, so that one
+        variant serves both cases.
     """
 
     tile_m: int
@@ -56,7 +56,8 @@ class GemmConfig:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (gemm/tile.cuh: GemmStorage), at either warp size."""
+        """Dynamic shared memory of a block (gemm/tile.cuh: GemmStorage), enough for either warp
+        size."""
         row_a, row_b = (_row_bytes(dtype, self.tile_k) for dtype in self.elements(task))
         stages = self.stages * (self.tile_m * row_a + task.products * self.tile_n * row_b)
         accumulators = self.tile_m * self.tile_n * self.warps_k * task.products
@@ -65,21 +66,22 @@ class GemmConfig:
         return max(stages, fragments * 16 * 20 * 4, exchange)
 
     def layouts(self, task: GemmTask) -> tuple[int, int]:
-        """How the mainloop reads a and b."""
+        """The layouts in which the mainloop reads a and b."""
         return (STRIDED, STRIDED) if self.scalar_loads else (task.layout_a, task.layout_b)
 
     def computes(self, task: GemmTask) -> tuple[np.dtype, np.dtype]:
-        """a and b as they are multiplied."""
+        """The dtypes in which a and b are multiplied."""
         return (task.a, task.b) if self.fp8 else (compute_dtype(task.a, task.b),) * 2
 
     def elements(self, task: GemmTask) -> tuple[np.dtype, np.dtype]:
-        """a and b as they lie in shared memory: STRIDED operands are converted on the way there."""
+        """The dtypes of a and b in shared memory.  STRIDED operands are converted on the way
+        there."""
         operands = zip(self.layouts(task), self.computes(task), (task.a, task.b), strict=True)
         a, b = (wide if layout == STRIDED else x for layout, wide, x in operands)
         return a, b
 
     def promote_k(self, task: GemmTask) -> int:
-        """Every how many of k accumulators are promoted; 0: never."""
+        """Elements of k between promotions of the accumulators; 0: never promoted."""
         if task.fp16_accumulate:
             return _ALL_OF_K
         return BLOCK if self.fp8 or self.promotes or task.block_scales else 0
@@ -113,7 +115,7 @@ class GemmConfig:
         return task.formula.variant(plain, f"{task.kernel}_expression")
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
+        """Why this config cannot compute `task` on `device`; None if it can."""
         sizes = (self.tile_m, self.tile_n, self.tile_k, self.warps_m, self.warps_n, self.warps_k)
         if min(*sizes, self.splits, self.finish_rounds) < 1:
             return "tiles, warps, splits and finish_rounds must be positive"
@@ -178,7 +180,7 @@ class GemmConfig:
         return None
 
     def _row_refusal(self, task: GemmTask) -> str | None:
-        """Of the rows of a stage in shared memory, which are swizzled."""
+        """Why a stage's rows in shared memory cannot be swizzled; None if they can."""
         operands = zip(
             self.layouts(task), (self.tile_m, self.tile_n), self.elements(task), strict=True
         )
@@ -201,5 +203,5 @@ class GemmConfig:
 
 
 def _row_bytes(dtype: np.dtype, elements: int) -> int:
-    """Of so many elements along k in shared memory; FP4's with their scales."""
+    """Bytes of a row of `elements` in shared memory; FP4 rows include their scales."""
     return elements // 2 + elements // 16 if dtype == FP4 else elements * dtype.itemsize

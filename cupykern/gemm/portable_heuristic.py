@@ -1,4 +1,4 @@
-"""Which configs of the portable mainloop compute a task, by what was measured."""
+"""Choose the configs of the portable mainloop, by measurements."""
 
 from __future__ import annotations
 
@@ -31,17 +31,20 @@ def _tiles(
 ) -> tuple[GemmConfig, ...]:
     """The tiles for operands of these dtypes and layouts, the largest first.
 
-    Few for what is rare: each is a variant for every pair of dtypes and layouts.  What Hopper's
-    mainloops multiply is read by scalar loads there, as operands of any strides are: TMA cannot
-    load it.  Left are those of which k is split (sm90_heuristic.is_profitable), and logits, which
-    have so many columns that several small blocks on an SM stream them.  Where nothing is measured,
-    tiles of 16 rows are left out: the tensor cores' idle rows of a tile of 64 are hidden by the
-    reading of b; and what is rare is read by scalar loads.
+    Rare cases have few tiles, because each tile is one more variant per pair of dtypes and layouts.
+
+    On sm_90a, operands that Hopper's mainloops support are read by scalar loads, like strided ones:
+    they get here only if TMA cannot load them.  Exceptions are products with split-K
+    (sm90_heuristic.is_profitable) and logits, whose many columns several small blocks per SM
+    stream.
+
+    Architectures without measurements have no 16-row tiles: reading b hides the cost of the idle
+    rows of a 64-row tile.  They read rare cases by scalar loads.
     """
     few_rows = is_measured(arch)
     compute = compute_dtype(a, b)
     gfx = arch.startswith("gfx")
-    gfx11 = arch.startswith("gfx11")  # whose fragments take twice as many registers
+    gfx11 = arch.startswith("gfx11")  # its fragments take twice as many registers
     large_shared = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
@@ -67,8 +70,8 @@ def _tiles(
         cols = 64 if gfx else 128
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if large_shared else few)
         if arch == "sm_90a":
-            # Hopper's mainloop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in
-            # 52.9 (H200).
+            # Hopper's mainloop computes more rows.  (16, 8192, 8192) takes 47.7 us, with tile_k =
+            # 128 52.9 (H200).
             return (replace(small, tile_k=256, stages=3),)
         return (large, small) if few_rows else (large,)
     if a.itemsize == b.itemsize == 1:
@@ -87,16 +90,16 @@ def _tiles(
         if gfx11:
             return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
         promotes = kernel == "gemm" and layout_b == K_MAJOR and not is_measured(arch)
-        promotes = promotes and not e5m2  # which has no scales of blocks
-        # Block scales need accumulators twice, of the products and of the blocks.
+        promotes = promotes and not e5m2  # E5M2 has no block scales
+        # Block scales need two sets of accumulators: of one block of k, and the scaled ones.
         cols = 64 if gfx or (block_scales and is_measured(arch)) else 128
         warps_n = 4 if promotes and cols == 128 else 2
         large = GemmConfig(
             64, cols, 64, 2, warps_n, stages=4 if large_shared else few, promotes=promotes
         )
-        if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
+        if kernel == "dequant_softmax":  # (16, 128256, 4096) takes 155 us instead of 173 (H200)
             small = replace(small, tile_k=256, stages=3)
-            if arch == "sm_90a" and layout_b == MN_MAJOR:  # Hopper's mainloop takes more rows
+            if arch == "sm_90a" and layout_b == MN_MAJOR:  # Hopper's mainloop computes more rows
                 return (small,)
         few_rows = few_rows and not (e5m2 or block_scales)
         return (large, small) if few_rows else (large,)
@@ -113,15 +116,15 @@ def _tiles(
 def _dual_tiles(
     arch: str, a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool
 ) -> tuple[GemmConfig, ...]:
-    """As `_tiles`, for two products: a block has tile_n columns of each."""
+    """`_tiles` for two products: a block has tile_n columns of each."""
     gfx, gfx11 = arch.startswith("gfx"), arch.startswith("gfx11")
     large_shared = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3
     strided = STRIDED in (layout_a, layout_b)
     on_hopper = (
         a == b and a not in (dtypes.int8, FP4) and not block_scales
-    )  # sm90_heuristic has them
-    converted_blocks = gfx and block_scales and a in FLOAT16S  # 100 bytes of spills on gfx1151
+    )  # sm90_heuristic has configs for these
+    converted_blocks = gfx and block_scales and a in FLOAT16S  # spills 100 bytes on gfx1151
     if strided or converted_blocks or (on_hopper and arch == "sm_90a"):
         wide = dtypes.int8 not in (a, b) or a != b
         promotes = wide and not is_measured(arch)
@@ -146,20 +149,20 @@ def _dual_tiles(
     small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
     keeps_small = is_measured(arch) and (b == FP4 or (arch == "host" and b != dtypes.int8))
     if arch == "sm_90a" and b == FP4 and keeps_small:
-        # As above: (16, 14336, 4096) in 77 us instead of 84.
+        # As in `_tiles`: (16, 14336, 4096) takes 77 us instead of 84.
         return (replace(small, tile_k=256, stages=3),)
     return (large, small) if keeps_small else (large,)
 
 
 @cache
 def configs(task: GemmTask, device: Device) -> tuple[GemmConfig, ...]:
-    """The legal configs of `task` on `device`, the measured one first."""
+    """The legal configs of `task` on `device`, the preferred one first."""
     kinds = (device.arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
     if task.products == 2:
         tiles = _dual_tiles(*kinds)
     else:
         tiles = _tiles(*kinds, task.kernel, task.fp16_accumulate)
-    if task.fp16_accumulate:  # few variants for what is rare
+    if task.fp16_accumulate:  # rare: few variants
         tiles = tiles[:1]
     fitting = [tile for tile in tiles if tile.refusal(task, device) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
@@ -168,14 +171,16 @@ def configs(task: GemmTask, device: Device) -> tuple[GemmConfig, ...]:
 
 
 def _fills(tile: GemmConfig, task: GemmTask) -> bool:
-    """Whether there are enough rows, and of the largest tile also columns, for a tile as large."""
+    """Whether the task has enough rows for the tile, and columns if the tile exceeds 64 rows."""
     wide_enough = tile.tile_m <= 64 or task.n > tile.tile_n // 2
     return task.m > tile.tile_m // 2 and wide_enough
 
 
 def split(tile: GemmConfig, task: GemmTask, arch: str) -> GemmConfig:
-    """`tile` with so many splits, each of at least 512 of k, that every multiprocessor has a
-    block, or two of 64 rows: (64, 8192, 8192) of FP16 by E4M3 takes 50 us, not 58 (H200).
+    """`tile` with splits of at least 512 of k, as many as multiprocessors have blocks for.
+
+    A multiprocessor has one block, or two of 64 rows, with which (64, 8192, 8192) of FP16 by E4M3
+    takes 50 us instead of 58 (H200).
     """
     tiles = task.batch * math.ceil(task.m / tile.tile_m) * math.ceil(task.n / tile.tile_n)
     blocks = multiprocessors(arch) * (2 if tile.tile_m == 64 else 1)

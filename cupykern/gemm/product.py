@@ -1,4 +1,4 @@
-"""Products as their launches see them: operands, batches and what kernels take of both.
+"""Products at launch: operands, batches, and the kernel parameters of both.
 
 Shared by every mainloop and every op that multiplies matrices.
 """
@@ -21,8 +21,8 @@ MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
 _NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
 # Contiguous along k, along m or n, or neither.  gemm/mainloop_portable.cuh: Layout
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
-BLOCK = 128  # of scales along k and n; gemm/mainloop_portable.cuh, mainloop_sm90.cuh: kBlockK
-ALIGNMENT = 16  # bytes, of what asynchronous copies move
+BLOCK = 128  # scale block along k and n; gemm/mainloop_portable.cuh, mainloop_sm90.cuh: kBlockK
+ALIGNMENT = 16  # bytes of an asynchronous copy
 ACTIVATIONS = (
     None,
     "relu",
@@ -33,12 +33,12 @@ ACTIVATIONS = (
 
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
-FP4 = dtypes.float4_e2m1fn  # of NVFP4, with scales
-NARROW = *FP8, dtypes.int8  # of results of formulas, which saturate
+FP4 = dtypes.float4_e2m1fn  # NVFP4, with scales
+NARROW = *FP8, dtypes.int8  # dtypes of formula results that saturate
 
 
 def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
-    """The dtype that a and b can be multiplied as, which holds every number of both.
+    """The dtype in which a and b are multiplied.  It represents every value of both.
 
     Raises TypeError for a pair that is not supported.
     """
@@ -62,10 +62,10 @@ def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
 
 
 class Matrix(NamedTuple):
-    """A batch of matrices as a plan sees it: strides in elements, 0 along dims of one element.
+    """A batch of matrices in a plan: strides in elements, 0 along dims of size 1.
 
-    aligned: every matrix begins at a multiple of 16 bytes.  uint8 is FP4: an element is two
-        numbers.
+    aligned: every matrix begins at a multiple of 16 bytes.
+    Two FP4 codes share a byte; strides count bytes.
     """
 
     dtype: np.dtype
@@ -84,7 +84,8 @@ def transposed(x: Matrix) -> Matrix:
 
 
 def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
-    """`array` broadcast to `batch` matrices; None if a stride is no whole number of elements."""
+    """`array` broadcast to `batch` matrices; None unless address and strides are multiples of the
+    itemsize.  uint8 arrays hold NVFP4 codes."""
     itemsize, strides = array.dtype.itemsize, steps_of(array)
     address = address_of(array)
     if any(step % itemsize for step in (address, *strides)):
@@ -96,7 +97,7 @@ def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
 
 
 class Groups(NamedTuple):
-    """Where the scales of an NVFP4 operand lie (nvfp4.cuh: GroupScales), in elements."""
+    """The strides of an NVFP4 operand's scales in elements (nvfp4.cuh: GroupScales)."""
 
     batch_strides: tuple[int, ...]
     block: int
@@ -106,16 +107,17 @@ class Groups(NamedTuple):
 
 
 def must_be_copied(a: Matrix, b: Matrix, k: int, m: int) -> bool:
-    """Whether the mainloops cannot read NVFP4's other operand by vectors along k."""
+    """Whether b is NVFP4 and the mainloops cannot read the other operand a by vectors along k."""
     return b.dtype == FP4 != a.dtype and layout_of(a, a.col, a.row, k, m) != K_MAJOR
 
 
 def layouts(
     a: Matrix, b: Matrix, k: int, m: int, n: int, block_scales: bool = False
 ) -> tuple[int, int]:
-    """How the mainloop reads the operands: both by vectors, or both element by element.
+    """The layouts in which the mainloop reads the operands: both by vectors, or both STRIDED.
 
-    FP32's reads each by itself, and K-major ones by elements that may be misaligned.
+    The FP32 mainloop reads each operand by its own layout, and K-major ones, which need not be
+    aligned, by elements.
     """
     if b.dtype == FP4:
         return K_MAJOR, K_MAJOR
@@ -131,7 +133,7 @@ def by_vectors(
 ) -> bool:
     """Whether there are variants that read operands of these layouts by vectors.
 
-    The mainloop could read FP32 of every layout so, and E5M2 with scales of blocks.
+    The mainloop could also read FP32 of every layout and E5M2 with block scales by vectors.
     """
     if STRIDED in (layout_a, layout_b) or (block_scales and dtypes.float8_e5m2 in (a, b)):
         return False
@@ -143,7 +145,7 @@ def by_vectors(
 def dual_by_vectors(
     a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool = False
 ) -> bool:
-    """`by_vectors` of two products: of fewer pairs and layouts, since each is a variant."""
+    """`by_vectors` for two products, with fewer pairs and layouts, since each is a variant."""
     if layout_a != K_MAJOR or not by_vectors(a, b, layout_a, layout_b, block_scales):
         return False
     if b in FLOAT16S:
@@ -154,8 +156,9 @@ def dual_by_vectors(
 
 
 def layout_of(x: Matrix, k_step: int, mn_step: int, k: int, mn: int) -> int:
-    """How the mainloop can read an operand alone: by vectors along k or along its other dim, at
-    positive steps, or not.
+    """The layout in which the mainloop could read one operand: K_MAJOR (by vectors along k),
+    MN_MAJOR (by vectors along the other dim), or STRIDED.  Vectors need alignment and positive
+    strides.
     """
     if not x.aligned or min(x.batch_strides, default=0) < 0:
         return STRIDED
@@ -176,7 +179,7 @@ def _layout_of_fp32(x: Matrix, k_step: int, mn_step: int, k: int, mn: int) -> in
 
 
 def misaligned_layout(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
-    """GemmTask.misaligned_b of operands that begin at multiples of 16 bytes; else STRIDED."""
+    """GemmTask.misaligned_b; STRIDED unless the operands begin at multiples of 16 bytes."""
     aligned = a.dtype == b.dtype in FLOAT16S and a.aligned and b.aligned
     if not aligned or not (a.col == 1 or k == 1) or a.row < 0:
         return STRIDED
@@ -187,7 +190,7 @@ def misaligned_layout(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
 
 
 def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
-    """scales: a batch of (rows, K / 16), or, blocked, of (1, all of them)."""
+    """scales: a batch of (rows, K / 16); if blocked, of (1, number of scales)."""
     if blocked:
         return Groups(scales.batch_strides, -(-k // 64) * 512, 4, 16, 512)
     return Groups(scales.batch_strides, 128 * scales.row, 32 * scales.row, scales.row, 4)
@@ -197,7 +200,7 @@ def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
 
 
 GROUPS = ("groups_a", "groups_b", "groups_b2")
-ARRAYS = {  # what kernels take, in their order
+ARRAYS = {  # each kernel's arrays, in order
     "gemm": ("a", "b", "out", "bias", "residual", "scale_a", "scale_b", "groups_a", "groups_b"),
     "dual_gemm": (
         *("a", "b", "b2", "out", "scale_a", "scale_b", "scale_b2"),
@@ -210,17 +213,19 @@ ARRAYS = {  # what kernels take, in their order
 }
 
 
-OPERANDS = tuple(f"x{k}" for k in range(MAX_OPERANDS))  # of expressions, among arrays
+OPERANDS = tuple(f"x{k}" for k in range(MAX_OPERANDS))  # names of an expression's arrays
 OPERAND_CPP = {**dtypes.CPP_NAMES, **OF_INTEGER_ARRAYS}
 
 
 class Formula(NamedTuple):
     """An expression as the epilogue.
 
-    nodes: its tree.  operands: arrays and numbers; None: an array of OPERANDS.
-    scope: "epilogue", or "gate": of two products.  first_matrix: of the batch.
-    roots: of several results, their nodes; the operands are followed by those after the first,
-        FP32 (..., M, 1) where they are reductions of rows.
+    nodes: its tree.
+    operands: matrices and numbers; None stands for the array of that position in OPERANDS.
+    scope: "epilogue", or "gate" for two products.
+    roots: the nodes of the results, if there are several.  Then `operands` ends with the results
+        after the first; row reductions are FP32 (..., M, 1).
+    first_matrix: index of the batch's first matrix.
     """
 
     nodes: tuple[Node, ...]
@@ -230,14 +235,14 @@ class Formula(NamedTuple):
     first_matrix: int = 0
 
     def of(self, matrices: dict[str, Matrix]) -> Formula:
-        """With the arrays, by name."""
+        """The formula with `matrices`, by name, in place of None."""
         found = zip(OPERANDS, self.operands, strict=False)
         return self._replace(
             operands=tuple(matrices[name] if x is None else x for name, x in found)
         )
 
     def code(self, out: np.dtype) -> FormulaCode:
-        """out: the first result's dtype."""
+        """The C++ code.  out: the first result's dtype."""
         count = len(self.operands) - max(0, len(self.roots) - 1)
         kinds = [
             OperandCode(OPERAND_CPP[x.dtype], x.row != 0, x.col != 0)
@@ -253,12 +258,12 @@ class Formula(NamedTuple):
 
     @property
     def reductions(self) -> tuple[tuple[int, str], ...]:
-        """(the number of its operand, one of tree.REDUCTIONS) of each result that is of rows."""
+        """(operand index, one of tree.REDUCTIONS) of each result that is a row reduction."""
         found = enumerate(reductions(self.nodes, self.roots), len(self.operands) - len(self.roots))
         return tuple((k, reduction) for k, reduction in found if reduction is not None)
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Of the results after the first, which has `shape`."""
+        """The shapes of the results after the first, whose shape is `shape`."""
         return tuple(
             shape if reduction is None else (*shape[:-1], 1)
             for reduction in reductions(self.nodes, self.roots[1:])
@@ -266,19 +271,21 @@ class Formula(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A launch without its arrays: out = activation(alpha * (scale_a * a) @ (scale_b * b) + bias) +
-    residual, or of the kernel dual_gemm: silu(alpha * (scale_a * a) @ (scale_b * b)) *
+    """A launch without its arrays.
+
+    Computes out = activation(alpha * (scale_a * a) @ (scale_b * b) + bias) + residual.
+    The kernel dual_gemm computes out = silu(alpha * (scale_a * a) @ (scale_b * b)) *
     (alpha2 * (scale_a * a) @ (scale_b2 * b2)).
 
-    block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
+    block_scales: scale_a and scale_b hold one scale per 128 of k (and per 128 columns of b).
     fp16_accumulate: accumulators of FP16 products are FP16.
-    groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
-    logits: of dequant_softmax, where they are in memory (logits.py); num_sets: of columns that a
-    row has statistics of.
-    precision: of FP32 operands.  stored: the dtypes of which these are copies.  num_parts,
-    part_steps: of operands that are parts of FP32 ones (split_float32.py), and how far a part lies
-    from the next.
-    formula: in place of bias, activation and residual, or of silu and the product with the other.
+    groups_a, groups_b, groups_b2: the scales of NVFP4 operands.  policy: see dual_gemm.cu.
+    logits: the matrix of dequant_softmax's stored logits (logits.py); None: the epilogue stores
+        exponentials to the result instead.  num_sets: sets of columns with statistics, per row.
+    precision: for FP32 operands.  stored: the dtypes from which FP32 operands were converted.
+    num_parts, part_steps: for operands that are parts of FP32 ones (split_float32.py): number of
+        parts, and stride from a part to the next.
+    formula: replaces bias, activation and residual; for dual_gemm, silu and the gating product.
     """
 
     batch: tuple[int, ...]
@@ -314,7 +321,7 @@ class Product(NamedTuple):
 
     @property
     def array_names(self) -> tuple[str, ...]:
-        """Those of ARRAYS, and of an expression's operands."""
+        """The names in ARRAYS, then those of the expression's operands."""
         return ARRAYS[self.kernel] + (OPERANDS if self.formula else ())
 
     @property
@@ -326,13 +333,13 @@ class Product(NamedTuple):
         return self._replace(m=self.n, n=self.m, a=a, b=b, **others)
 
 
-# --- what kernels take -------------------------------------------------------------------------
+# --- kernel parameters -------------------------------------------------------------------------
 
 
 def merge_batch(
     sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(size, strides of each operand) of the fewest dims that walk the batch, innermost first."""
+    """Merge the batch into the fewest dims: (size, strides of each operand), innermost first."""
     dims: list[tuple[int, tuple[int, ...]]] = []
     for size, *steps in reversed(list(zip(sizes, *strides, strict=True))):
         if size == 1:
@@ -362,7 +369,7 @@ def _all_dims(p: Product) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
-    """batch: a BatchLayout, zeros."""
+    """batch: a zeroed BatchLayout."""
     batch["num_dims"] = len(dims)
     for d, (size, strides) in enumerate(dims):
         batch["sizes"][d] = size
@@ -372,7 +379,7 @@ def fill_batch(batch: np.ndarray, dims: Sequence[tuple[int, Any]]) -> None:
 def fill_operand(
     operand: np.ndarray, x: Matrix, scale: Matrix | None, groups: Groups | None
 ) -> None:
-    """operand: OperandParams, zeros.  scale: of blocks."""
+    """operand: a zeroed OperandParams.  scale: block scales."""
     operand["strides"] = (x.row, x.col)
     operand["dtype"] = dtypes.CODES[x.dtype]
     if scale is not None:
@@ -382,7 +389,8 @@ def fill_operand(
 
 
 def fill_block_scales(params: np.ndarray, p: Product) -> None:
-    """params: of a kernel, with block_scales_a and block_scales_b, an array of a dual GEMM's."""
+    """params: a kernel's struct with block_scales_a and block_scales_b (for a dual GEMM, an array
+    of two)."""
     scales = {"a": (p.scale_a,), "b": (p.scale_b, p.scale_b2)[: params["block_scales_b"].size]}
     for name, of_operand in scales.items() if p.block_scales else ():
         places = np.atleast_1d(params[f"block_scales_{name}"])
@@ -392,7 +400,7 @@ def fill_block_scales(params: np.ndarray, p: Product) -> None:
 
 
 def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
-    """epilogue: EpilogueParams, zeros."""
+    """epilogue: a zeroed EpilogueParams."""
     p = product
     epilogue["m"], epilogue["n"] = p.m, p.n
     for name, x in (("out", p.out), ("bias", p.bias), ("residual", p.residual)):
@@ -406,7 +414,7 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
 
 
 def fill_formula(params: np.ndarray, product: Product) -> None:
-    """params: ExpressionParams, zeros."""
+    """params: a zeroed ExpressionParams."""
     assert product.formula is not None
     formula = product.formula
     params["first_matrix"] = formula.first_matrix
@@ -421,6 +429,6 @@ def fill_formula(params: np.ndarray, product: Product) -> None:
 
 
 def fill_epilogues(epilogues: np.ndarray, product: Product) -> None:
-    """epilogues: two EpilogueParams, zeros: those of both products."""
+    """epilogues: two zeroed EpilogueParams, one per product."""
     fill_epilogue(epilogues[0], product)
     fill_epilogue(epilogues[1], product._replace(scale_b=product.scale_b2, alpha=product.alpha2))

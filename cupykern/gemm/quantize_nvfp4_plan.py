@@ -1,4 +1,4 @@
-"""Tasks and plans of quantize_nvfp4: the walk through groups of 16, in one or two launches."""
+"""Configs, tasks and plans of quantize_nvfp4."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 @config_class
 class NvFp4Config:
-    """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through
-    groups of 16 elements; each thread loads at_once of them before it goes on.  cached_groups: how
-    many of its groups a thread keeps in shared memory from one pass to the other; a multiple of
-    at_once."""
+    """Blocks that loop over groups of 16 elements.
+
+    num_threads: threads per block.  num_blocks: most blocks per multiprocessor.
+    at_once: groups that a thread loads before it computes.
+    cached_groups: groups that a thread keeps in shared memory from one pass to the other; a
+        multiple of at_once.
+    """
 
     num_threads: int = 256
     num_blocks: int = 4
@@ -44,22 +47,22 @@ class NvFp4Config:
 
 @dataclass(frozen=True)
 class NvFp4Task:
-    """All that decides how an array is quantized.  Equal tasks have equal plans."""
+    """Everything that determines how an array is quantized.  Equal tasks have equal plans."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    x: Matrix  # of the array with one batch dim
+    x: Matrix  # the array, with one batch dim
     layout: str
 
 
 def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
-    """Of inputs of `dtype`."""
-    at_once = 2 if dtype.itemsize == 2 and is_measured(arch) else 1  # else it spills
+    """The configs for inputs of `dtype`, the preferred one first."""
+    at_once = 2 if dtype.itemsize == 2 and is_measured(arch) else 1  # 2 spills elsewhere
     if arch == "host":
         return (NvFp4Config(256, 1, at_once, cached_groups=2),)
     one = NvFp4Config(1024, 1, at_once)
     most = (max_shared_bytes(arch) - _STATIC_BYTES) // one.shared_bytes(1)
-    if most < 8:  # vectors: little room
+    if most < 8:  # vectors per thread: too little shared memory for a cache
         return (NvFp4Config(256, 4, at_once),)
     return (replace(one, cached_groups=most // dtype.itemsize // at_once * at_once),)
 
@@ -123,7 +126,7 @@ def plan(target: Target, task: NvFp4Task, given: NvFp4Config | None) -> NvFp4Pla
 
 
 class NvFp4Plan(NamedTuple):
-    """The launch of a call, as x's shape, strides and dtype and the config decide it."""
+    """The launch of a call, determined by x's shape, strides and dtype and by the config."""
 
     target: Target
     repeated: Repeated
@@ -134,7 +137,7 @@ class NvFp4Plan(NamedTuple):
     places: tuple[int, int, int]  # _places'
 
     def launch(self, x: Any, places: Any) -> NvFp4:
-        """places: where x lies."""
+        """Quantize x.  places: (x's address,) for CuPy arrays."""
         target = self.target
         xp = target.xp
         if xp is np:
@@ -143,7 +146,7 @@ class NvFp4Plan(NamedTuple):
             global_scale = arrays.empty_of(np, (), np.float32)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
             places = None
-        else:  # in one piece of memory: they are used together
+        else:  # one allocation: the three are used together
             first, second, size = self.places
             memory = xp.cuda.alloc(size)
             make = arrays.maker(xp)
@@ -157,7 +160,7 @@ class NvFp4Plan(NamedTuple):
 
 
 def _places(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Where scales and the scale of all begin behind the codes, and the bytes of all."""
+    """Offsets of the scales and the global scale behind the codes, and the total size, in bytes."""
     codes, scales = (-(-math.prod(sizes) // 512) * 512 for sizes in (shape, scale_shape))
     return codes, codes + scales, codes + scales + 4
 

@@ -1,5 +1,5 @@
-"""Results of formulas that are reductions of rows: FP32 partials of slices of columns, in a
-workspace, and the launches that merge them.
+"""Row reductions of formulas: kernels store FP32 partials per slice of columns; further launches
+merge them.
 
 The Python half of kernels_cu/merge_row_slices.cu.
 """
@@ -26,13 +26,13 @@ from .portable_config import GemmConfig
 from .product import ARRAYS, Matrix, Product
 from .sm90_config import Sm90Config
 
-_THREADS, _BLOCKS = 256, 8  # of a block; of a multiprocessor
+_THREADS, _BLOCKS = 256, 8  # per block; per multiprocessor
 IDENTITIES = {"row_max": -math.inf, "row_sum": 0.0}
-"""Of a row without columns."""
+"""The reduction of a row without columns."""
 
 
 def merge_variant(reduction: str) -> Variant:
-    """Of one of expression.tree.REDUCTIONS."""
+    """The variant that merges the partials of `reduction`, one of expression.tree.REDUCTIONS."""
     types = (("Reduction", ROWS[reduction]),)
     return Variant(
         "merge_row_slices", types, (), _THREADS, includes=("expression/row_results.cuh",)
@@ -43,30 +43,30 @@ MERGES = tuple(map(merge_variant, REDUCTIONS))
 
 
 def slice_columns(config: Any) -> int:
-    """Columns of a slice, by the kernel that has the formula."""
+    """Columns of a slice, which depend on the kernel that evaluates the formula."""
     if isinstance(config, DecodeFirst):
         config = config.config
     if isinstance(config, GemmConfig):
         return 16  # gemm/tile.cuh: kPositionCols
     if isinstance(config, Sm90Config):
-        return config.tile_n // config.products // config.split_k  # of a block
+        return config.tile_n // config.products // config.split_k  # columns of a block
     return 4  # reduce_split_k_expression.cu: kRun
 
 
 class MergedRowsPlan(NamedTuple):
-    """The launches of a product whose formula stores partials of rows, and those that merge them.
+    """The launches of a product whose formula stores row partials, and those that merge them.
 
-    places: of the results in Product.array_names.  sizes: of their partials.
+    places: indices of the results in Product.array_names.  sizes: number of their partials.
     """
 
     product: Any
     places: tuple[int, ...]
     sizes: tuple[int, ...]
     merges: tuple[Repeated, ...]
-    launches: tuple[Repeated, ...] = ()  # each call takes memory
+    launches: tuple[Repeated, ...] = ()  # empty: each call allocates memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: Product.array_names."""
+        """arrays: the arrays of Product.array_names."""
         taken = list(arrays)
         for place, size in zip(self.places, self.sizes, strict=True):
             taken[place] = maker(xp)((size,), dtypes.float32)
@@ -78,7 +78,7 @@ class MergedRowsPlan(NamedTuple):
 def merged_rows_plan(
     target: Target, product: Product, config: Any, plan_of: Callable[[Product], Any]
 ) -> MergedRowsPlan:
-    """plan_of(product): the plan of one with partials in place of the reductions' results."""
+    """plan_of(product): the plan of the product with partials in place of row reductions."""
     p, formula = product, product.formula
     assert formula is not None
     slices = math.ceil(p.n / slice_columns(config))
@@ -96,7 +96,7 @@ def merged_rows_plan(
 
 
 def contiguous_steps(batch: Sequence[int], size: int) -> tuple[int, ...]:
-    """Strides of a batch of `size` elements each."""
+    """Strides of a contiguous batch of matrices of `size` elements."""
     return tuple(size * math.prod(batch[i + 1 :]) for i in range(len(batch)))
 
 

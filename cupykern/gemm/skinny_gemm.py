@@ -1,4 +1,4 @@
-"""Products of up to 16 rows, in the time of reading b: configs and plans.
+"""Products of up to 16 rows, bound by reading b: configs and plans.
 
 The Python half of kernels_cu/skinny_gemm.cu and dual_gemm_skinny.cu.
 """
@@ -48,16 +48,16 @@ _FORMULA_PARAMS = {
 
 @config_class
 class SkinnyGemmConfig:
-    """tile_n columns for a block, of a dual GEMM of both products, whose warps slice k and have no
-    block barrier before the epilogue.
+    """A block computes tile_n columns (of a dual GEMM, tile_n of each product).  Its warps slice k
+    and do not wait for each other before the epilogue.
 
-    tile_k: elements along k of a warp's stage; each has every warps-th of them.
+    tile_k: elements along k of a warp's stage; a warp computes every warps-th tile_k of k.
     warps: an even number.
-    stages: of each warp's own cp.async pipeline.
-    min_blocks: that an SM is to hold at once.
-    rows: of a, that are read and multiplied, 8 or 16; the accumulators do not depend on it.  Of
-        FP32, whose lanes share k, 4 or 16.
-    swap_ab: few columns of FP32, as the transposed product.
+    stages: stages of each warp's own cp.async pipeline.
+    min_blocks: blocks that an SM must hold at once (launch bounds).
+    rows: rows of a that are read and multiplied, 8 or 16; the accumulators do not depend on it.
+        For FP32, whose lanes share k, 4 or 16.
+    swap_ab: compute the transposed product, for few columns of FP32.
     """
 
     tile_n: int
@@ -73,9 +73,9 @@ class SkinnyGemmConfig:
         return 32 * self.warps
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (SkinnyGemmStorage), at either warp size."""
+        """Dynamic shared memory of a block (SkinnyGemmStorage), enough for either warp size."""
         task = self._computed(task)
-        misaligned = ALIGNMENT if is_misaligned(task) else 0  # bytes of a row besides its own
+        misaligned = ALIGNMENT if is_misaligned(task) else 0  # extra bytes of a row
         bytes_a = self.rows * (_row_bytes(task.a, self.tile_k) + misaligned * (not _mn_major(task)))
         rows_b, size = self._rows_of_b(task)
         size += misaligned * _mn_major(task) + (self.tile_k // GROUP if task.b == FP4 else 0)
@@ -86,7 +86,7 @@ class SkinnyGemmConfig:
         return task.swapped if self.swap_ab else task.a_decoded
 
     def _rows_of_b(self, task: GemmTask) -> tuple[int, int]:
-        """Of a stage, and the bytes of each."""
+        """(rows of b in a stage, bytes of a row)."""
         sizes = (self.tile_k, self.tile_n) if _mn_major(task) else (self.tile_n, self.tile_k)
         return sizes[0], _row_bytes(task.b, sizes[1])
 
@@ -115,7 +115,7 @@ class SkinnyGemmConfig:
         return task.formula.variant(plain, f"{plain.kernel}_expression")
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
+        """Why this config cannot compute `task` on `device`; None if it can."""
         if self.swap_ab and task.a != dtypes.float32:
             return "a skinny GEMM swaps a and b of FP32"
         task = self._computed(task)
@@ -190,7 +190,7 @@ def _layout_refusal(t: GemmTask) -> str | None:
         return "a skinny GEMM reads K-major a, and K-major or MN-major b, by vectors"
     if not (t.k and t.aligned_16 and (is_misaligned(t) or _has_aligned_rows(t))):
         return f"a skinny GEMM reads rows that are multiples of {ALIGNMENT} bytes"
-    if t.k > 2**30:  # they step past its end
+    if t.k > 2**30:  # warps step past the end of k
         return f"a skinny GEMM counts k in 32 bits; got {t.k}"
     if t.b == FP4 and (t.k % 64 or not t.nvfp4_tma):
         return "a skinny GEMM reads NVFP4's codes by vectors, and four scales at once"
@@ -203,16 +203,18 @@ def _has_aligned_rows(t: GemmTask) -> bool:
 
 
 def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
-    """Those of `task` on `arch`, the measured one first: two blocks on a multiprocessor, each with
-    as many stages as fit; or, of few columns of 8 bits that are converted, one with twice the
-    warps: (1, 4096, 7168) of FP16 by E4M3 takes 13.2 us so instead of 14.0 (H200); or, of few by
-    NVFP4 and fewer by 16 bits, one of 16 columns, so that more multiprocessors have some: (1, 1024,
-    8192) of BF16 11.0 us instead of 14.5, (2, 4096, 4096) by NVFP4 9.9 instead of 10.6.
+    """The legal configs of `task` on `device`, the preferred one first.
+
+    By default a multiprocessor holds two blocks, each with as many stages as fit.  With few columns
+    (at most one block per multiprocessor, NVFP4 two) a block has twice the warps (H200):
+    - 8-bit weights that are converted: (1, 4096, 7168) of FP16 by E4M3 takes 13.2 us, not 14.0.
+    - NVFP4 and 16-bit weights: the block has 16 columns, so that more multiprocessors have one.
+      (2, 4096, 4096) by NVFP4 takes 9.9 us, not 10.6; (1, 1024, 8192) of BF16 11.0, not 14.5.
     """
     arch = device.arch
     if task.a == dtypes.float32:
         return _fp32_configs(task, device)
-    if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
+    if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # E5M2 is rare
         return ()
     mn_major, sms = _mn_major(task), multiprocessors(arch)
     if mn_major and task.b == dtypes.int8 and is_measured(arch):
@@ -220,14 +222,14 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     tile_n, tile_k = (64, 64 // task.b.itemsize) if mn_major else (32, 128 // task.b.itemsize)
     converts = task.b == FP4 or task.a.itemsize > task.b.itemsize
     by_vectors = not mn_major and not is_misaligned(task)
-    # Of 8-bit operands it gains little.
+    # 8-bit operands gain little.
     few_16_bit = task.b.itemsize == 2 and by_vectors and arch == "sm_90a" and task.m <= 8
     halves = few_16_bit or (task.m <= 8 and converts and is_measured(arch) and not mn_major)
     task, rows = task.a_decoded, 8 if halves else ROWS
-    most = 3 if task.b == FP4 else 4  # 48.4 to 47.1 us (1 x 28672 x 8192, NVFP4)
+    most = 3 if task.b == FP4 else 4  # NVFP4, 1 x 28672 x 8192: 47.1 us, with 4 48.4
     if few_16_bit:
-        # 15.5 to 13.6 us (1 x 6144 x 4096): of 32 columns there are blocks for 3 of 4 places, of
-        # which an SM has two.  1 x 8192 x 8192, with blocks for all: 34.8 us by 32, 40.0 by 16.
+        # An SM holds two blocks.  1 x 6144 x 4096 fills 3/4 of the places with 32 columns per
+        # block: 15.5 us; 13.6 with 16.  1 x 8192 x 8192 fills all: 34.8 us with 32, 40.0 with 16.
         tile_n = 32 if task.products > 1 or math.ceil(task.n / 32) > 1.6 * sms else 16
         most = 6
     tile_n //= task.products
@@ -235,17 +237,17 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
     stages = max(2, min(most, (max_shared_bytes(arch) // 2 - 1024) // stage))
     found = [SkinnyGemmConfig(tile_n, tile_k, 4, stages, 2, rows)]
     if is_misaligned(task) and is_measured(arch):
-        # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 MN-major (16 x 4097 x 4096).
+        # 16 x 8191 x 8191: 68.1 to 56.7 us; MN-major 16 x 4097 x 4096: 32.1 to 23.2.
         found = [SkinnyGemmConfig(64, 32, 8, 2, 2) if mn_major else SkinnyGemmConfig(32, 128, 8, 2)]
     is_single = task.products == 1
     fp8_blocks = task.block_scales and task.a.itemsize == 1
     if fp8_blocks and is_single and arch == "sm_90a" and math.ceil(task.n / tile_n) > 2 * sms:
-        # (1, 14336, 4096) takes 22.6 us in two waves, on Hopper's mainloop 21.7; in one wave (1,
-        # 6144, 4096) 12.5 and 14.4.
+        # (1, 14336, 4096), two waves: 22.6 us; Hopper's mainloop 21.7.  (1, 6144, 4096), one wave:
+        # 12.5 us; Hopper's mainloop 14.4.
         return ()
     more_warps = halves or task.b.itemsize == 2 or fp8_blocks
     if arch == "sm_90a" and is_single and not mn_major and more_warps:
-        alone, most_blocks = None, sms  # where each multiprocessor has a block, of NVFP4 two
+        alone, most_blocks = None, sms  # at most one block per multiprocessor; NVFP4: two
         if by_vectors and (task.b == FP4 or task.b.itemsize == 2):
             alone = SkinnyGemmConfig(16, tile_k, 8, 4, rows=rows)
             most_blocks = 2 * sms if task.b == FP4 else sms
@@ -258,7 +260,7 @@ def configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
 
 
 def _fp32_configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...]:
-    """At most one: of few rows, or else of few columns."""
+    """At most one config: for few rows, or else for few columns (swap_ab)."""
     if device.arch.startswith("gfx"):
         return ()
     for swap_ab, few, many in ((False, task.m, task.n), (True, task.n, task.m)):
@@ -274,7 +276,7 @@ def _fp32_configs(task: GemmTask, device: Device) -> tuple[SkinnyGemmConfig, ...
 
 
 class SkinnyGemmPlan(NamedTuple):
-    """The launch of a product, as shapes, strides, dtypes and config decide it."""
+    """The launch of a product, determined by its shapes, strides, dtypes and config."""
 
     repeated: Repeated
 
@@ -286,7 +288,7 @@ class SkinnyGemmPlan(NamedTuple):
 def skinny_gemm_plan(
     target: Target, product: Product, task: GemmTask, config: SkinnyGemmConfig
 ) -> SkinnyGemmPlan:
-    """product: of a task that `refusal` does not refuse, an NVFP4 a decoded."""
+    """product: its task is one that `refusal` accepts; an NVFP4 a is already decoded."""
     variant, shared = config.variant(task), config.shared_bytes(task)
     if config.swap_ab:
         product, task = product.swapped, task.swapped

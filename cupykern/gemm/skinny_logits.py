@@ -20,12 +20,13 @@ from .sm90_plan import PLACES, Sm90Plan, mapped_launch
 
 
 def skinny_blocks(n: int, target: Target) -> int:
-    """How many blocks share n columns of logits, each as many sets of SET_COLUMNS, but for one."""
+    """Number of blocks that share n columns of logits.  Their numbers of sets of SET_COLUMNS differ
+    by at most one."""
     return min(math.ceil(n / SET_COLUMNS), target.multiprocessors)
 
 
 def _rows(m: int) -> int:
-    """Rows that are not there take TMA as long as others: they are left out."""
+    """Rows of a in a box.  TMA takes as long for rows beyond m as for others, so skip them."""
     return 8 if m <= 8 else 16
 
 

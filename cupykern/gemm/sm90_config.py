@@ -1,8 +1,8 @@
-"""What the configs of Hopper's GEMM kernels share: sizes, variants and why one is refused.
+"""Base classes of the configs of Hopper's GEMM kernels: sizes, variants and refusals.
 
-A kernel is a mainloop with an epilogue, and so is its config: a dataclass that inherits one of SS,
-Fp8 and MixedInput (here), and an epilogue (sm90_gemm_config.py, sm90_dual_config.py,
-sm90_logits_config.py).
+A kernel combines a mainloop and an epilogue, and so does its config.  It is a dataclass that
+inherits from one mainloop class of this file (SS, Fp8 or MixedInput) and from one epilogue class
+(sm90_gemm_config.py, sm90_dual_config.py, sm90_logits_config.py).
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ SWIZZLE_BYTES = 128  # bytes of a row of a stage; gemm/stage_operand.cuh: kSwizz
 _MAX_TILES, _MAX_SIZE = 2**30, 2**31 - 512  # int32 coordinates
 
 
-# --- what every config has -----------------------------------------------------------------------
+# --- all configs ---------------------------------------------------------------------------------
 
 
 class Sm90Config:
     """A warp-specialised kernel: one producer warpgroup, and the consumers of `schedule`.
 
-    tile_m, tile_n: of the result; of a dual GEMM tile_n has the columns of both products.
+    tile_m, tile_n: rows and columns of a tile of the result; for a dual GEMM tile_n counts the
+        columns of both products.
     tile_k: elements along k of a stage.
-    stages: of the TMA pipeline.
-    swap_ab: the accumulators are the transposed product, so that few rows of a fill wgmma's
+    stages: stages of the TMA pipeline.
+    swap_ab: the accumulators are the transposed product, so that few rows of a map to wgmma's
         columns.
     """
 
@@ -54,10 +55,10 @@ class Sm90Config:
     cluster: Multicast | SplitK = NO_CLUSTER
     swap_ab: bool = False
 
-    # of the mainloop
-    mainloop: ClassVar[tuple[str, str]]  # its C++ name and its file's
-    consumers: ClassVar[tuple[int, ...]] = (2,)  # warpgroups
-    # of the epilogue
+    # Set by the mainloop.
+    mainloop: ClassVar[tuple[str, str]]  # suffixes of its C++ name and its file name
+    consumers: ClassVar[tuple[int, ...]] = (2,)  # legal numbers of consumer warpgroups
+    # Set by the epilogue.
     kernel: ClassVar[str]
     products: ClassVar[int] = 1
     scheduler: ClassVar[str] = "PersistentScheduler"
@@ -68,12 +69,12 @@ class Sm90Config:
 
     @property
     def rows(self) -> int:
-        """Of the accumulators of a tile."""
+        """Rows of a tile's accumulators."""
         return self.tile_n if self.swap_ab else self.tile_m
 
     @property
     def cols(self) -> int:
-        """Of the accumulators of a tile."""
+        """Columns of a tile's accumulators."""
         return self.tile_m if self.swap_ab else self.tile_n
 
     @property
@@ -82,7 +83,7 @@ class Sm90Config:
 
     @property
     def split_k(self) -> int:
-        """Over how many blocks of a cluster k is split."""
+        """Number of a cluster's blocks that share k; 1 without SplitK."""
         return self.cluster.size if isinstance(self.cluster, SplitK) else 1
 
     @property
@@ -98,7 +99,7 @@ class Sm90Config:
         return (self.tile_m, cols * tiles) if self.swap_ab else (self.tile_m * tiles, cols)
 
     def cluster_tiles(self, m: int, n: int) -> tuple[int, int]:
-        """How many cluster tiles cover an (m, n) result, along m and along n."""
+        """Number of cluster tiles of an (m, n) result along m and along n."""
         rows, cols = self.cluster_tile
         return math.ceil(m / rows), math.ceil(n / cols)
 
@@ -119,11 +120,11 @@ class Sm90Config:
         return self.staging_bytes(task) + round_up(pipeline + self.epilogue_bytes(task), 1024)
 
     def staging_bytes(self, task: GemmTask) -> int:
-        """Of the epilogue's staging, which overlaps no stage."""
+        """Bytes of the epilogue's staging, which does not overlap the stages."""
         raise NotImplementedError
 
     def epilogue_bytes(self, task: GemmTask) -> int:
-        """Of the epilogue's scales, bias and barriers."""
+        """Bytes of the epilogue's scales, bias and barriers."""
         return 0
 
     # --- the variant ---
@@ -166,18 +167,18 @@ class Sm90Config:
         return f"gemm::MainloopSm90{name}<{types}>", (*files, f"gemm/mainloop_sm90_{file}.cuh")
 
     def converter(self, task: GemmTask) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The type that converts b in registers, or scales of partial accumulators, and its file;
-        none where nothing does."""
+        """The C++ types that convert b in registers or scale partial accumulators, and the files
+        that declare them; empty if there are none."""
         return (), ()
 
     def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
         """The epilogue's C++ type and its file in gemm/epilogue/."""
         raise NotImplementedError
 
-    # --- why it cannot compute a task ---
+    # --- refusals ---
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
+        """Why this config cannot compute `task` on `device`; None if it can."""
         given, task = task, task.a_decoded
         if task.kernel != self.kernel:
             return f"{type(self).__name__} is for {self.kernel}; got {task.kernel}"
@@ -197,15 +198,15 @@ class Sm90Config:
         )
 
     def operands_refusal(self, task: GemmTask) -> str | None:
-        """Of their dtypes, by the mainloop and the epilogue."""
+        """Why the mainloop or the epilogue does not support the operands; None if they do."""
         raise NotImplementedError
 
     def column_unit(self, task: GemmTask) -> int:
-        """What the columns of the accumulators are a multiple of."""
+        """The columns of the accumulators must be a multiple of this."""
         return 64
 
     def most_accumulators(self, task: GemmTask) -> int:
-        """Of 64 rows, in columns, that a warpgroup's registers hold."""
+        """Accumulators that a warpgroup's registers hold, in columns of 64 rows."""
         return 256
 
     def tile_refusal(self, task: GemmTask) -> str | None:
@@ -226,8 +227,7 @@ class Sm90Config:
         return None
 
     def split_k_unit(self) -> int:
-        """What the columns of the accumulators that a block of a SplitK cluster finishes are a
-        multiple of."""
+        """The columns that each block of a SplitK cluster finishes must be a multiple of this."""
         return 16 if self.swap_ab and self.cols // self.split_k in (16, 32) else 64
 
     def cluster_refusal(self, task: GemmTask) -> str | None:
@@ -264,7 +264,7 @@ class Sm90Config:
 
 
 def _scaling(task: GemmTask) -> str:
-    """What multiplies partial accumulators."""
+    """The C++ type that scales partial accumulators."""
     return "gemm::BlockScaled" if task.block_scales else "gemm::NoScales"
 
 
@@ -304,7 +304,7 @@ def tma_refusal(task: GemmTask) -> str | None:
 
 
 def _tma_refusal(config: Sm90Config, task: GemmTask, device: Device) -> str | None:
-    """What no mainloop can."""
+    """Why no Hopper mainloop can compute `task` with `config`'s tiles; None if they can."""
     if reason := device_refusal(device) or tma_refusal(task):
         return reason
     if task.fp16_accumulate:
@@ -321,7 +321,7 @@ def _tma_refusal(config: Sm90Config, task: GemmTask, device: Device) -> str | No
 
 
 class SS(Sm90Config):
-    """Both operands from shared memory: two of float16, bfloat16 or int8."""
+    """wgmma reads both operands from shared memory: both float16, bfloat16 or int8."""
 
     mainloop = "SS", "ss"
 
@@ -333,8 +333,8 @@ class SS(Sm90Config):
 
 
 class Fp8(Sm90Config):
-    """Two FP8 operands from shared memory, partial accumulators promoted to FP32 every tile_k =
-    128."""
+    """wgmma reads two FP8 operands from shared memory.  Partial accumulators are promoted to FP32
+    every tile_k = 128."""
 
     mainloop = "SSFp8", "ss_fp8"
     consumers: ClassVar[tuple[int, ...]] = (2, 3)
@@ -349,7 +349,7 @@ class Fp8(Sm90Config):
         return (_scaling(task),), ()
 
     def block_scale_bytes(self, task: GemmTask) -> int:
-        """Of two times eight stages (MainloopSm90SSFp8::ScaledStorage)."""
+        """Bytes of the block-scale stages (MainloopSm90SSFp8::ScaledStorage)."""
         return 2 * (8 * 4 * self.tile_m * self.products + 16) if task.block_scales else 0
 
     def column_unit(self, task: GemmTask) -> int:
@@ -376,8 +376,11 @@ class Fp8(Sm90Config):
 
 
 class MixedInput(Sm90Config):
-    """16-bit a with 8-bit or NVFP4 b, which is converted in registers (wgmma's A: swap-AB
-    always).  With block scales a stage is a block along k, whose products are promoted to FP32."""
+    """16-bit a with 8-bit or NVFP4 b, which is converted in registers.
+
+    wgmma takes only its A from registers, so swap_ab is always True.  With block scales a stage is
+    one block along k, whose products are promoted to FP32.
+    """
 
     mainloop = "RS", "rs"
     swap_ab = True
@@ -406,5 +409,5 @@ class MixedInput(Sm90Config):
         return (f"gemm::Convert{name}", _scaling(task)), (f"gemm/convert_{file}.cuh",)
 
     def most_accumulators(self, task: GemmTask) -> int:
-        """With block scales there are partial ones."""
+        """Fewer with block scales, which need partial accumulators too."""
         return 176 if task.block_scales else super().most_accumulators(task)

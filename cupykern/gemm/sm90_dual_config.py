@@ -1,4 +1,4 @@
-"""Configs of Hopper's dual GEMM kernels, silu(a @ b1) * (a @ b2), a class a mainloop.
+"""Configs of Hopper's dual GEMM kernels, silu(a @ b1) * (a @ b2), one class per mainloop.
 
 The Python half of kernels_cu/dual_gemm_hopper.cu's types; the epilogue is
 kernels_cu/gemm/epilogue/gated.cuh.
@@ -24,14 +24,14 @@ from .sm90_policies import (
 
 
 class GatedEpilogue(Sm90Config):
-    """Half of the columns of a tile are of a @ b1, the others of a @ b2."""
+    """Half of a tile's columns belong to a @ b1, the other half to a @ b2."""
 
     kernel = "dual_gemm"
     products = 2
 
     @property
     def own_columns(self) -> int:
-        """Columns of the result that a block finishes (GatedEpilogue::kOwnCols)."""
+        """Columns of the result that a block computes (GatedEpilogue::kOwnCols)."""
         return self.tile_n // 2 // self.split_k
 
     def staging_bytes(self, task: GemmTask) -> int:
@@ -39,8 +39,7 @@ class GatedEpilogue(Sm90Config):
 
     @property
     def store_box(self) -> tuple[int, int]:
-        """Rows and columns of the result that TMA stores at once (GatedEpilogue: kBoxRows,
-        kBoxCols)."""
+        """Rows and columns of a TMA store's box (GatedEpilogue: kBoxRows, kBoxCols)."""
         return 16, math.gcd(self.own_columns, 64)
 
     def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
@@ -61,7 +60,7 @@ class GatedEpilogue(Sm90Config):
 
 
 class SameOperands(GatedEpilogue):
-    """Both operands from shared memory."""
+    """wgmma reads both operands from shared memory."""
 
     def column_unit(self, task: GemmTask) -> int:
         return 64 if task.layout_b == MN_MAJOR else 32
@@ -97,7 +96,7 @@ class Sm90DualGemmConfig(SS, SameOperands):
 
 @config_class
 class Sm90Fp8DualGemmConfig(Fp8, SameOperands):
-    """FP8 operands, tile_k = 128.  One warpgroup is for up to 64 rows."""
+    """FP8 operands, tile_k = 128.  One warpgroup suffices for up to 64 rows."""
 
     consumers = (1, 2, 3)
     tile_m: int

@@ -1,4 +1,4 @@
-"""Which epilogue of Hopper's matmul kernels a product needs (gemm/epilogue/matmul.cuh:
+"""Choose the epilogue of a product in Hopper's matmul kernels (gemm/epilogue/matmul.cuh:
 EpilogueKind)."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from .operand_maps import tma_stores
 from .product import FP4, Product
 
 GENERAL, TMA_STORE, TMA_RESIDUAL = range(3)
-_SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
+_SMALLEST_HALVED = 2.0**-125  # half of it is not flushed to zero in FP32
 
 
 def epilogue_kind(product: Product, swap_ab: bool) -> int:
-    """The cheapest that does."""
+    """The cheapest epilogue that computes `product`."""
     if product.formula is not None:
         return GENERAL
     if fits_tma_store(product, swap_ab):
@@ -21,8 +21,10 @@ def epilogue_kind(product: Product, swap_ab: bool) -> int:
 
 
 def fits_tma_store(product: Product, swap_ab: bool) -> bool:
-    """Whether kernels with TmaStore do: 16-bit results without a residual; of 16-bit operands at
-    most one scale, in alpha's place."""
+    """Whether the TmaStore epilogue can compute `product`: a 16-bit result without a residual.
+
+    16-bit operands have at most one scale, which takes the place of alpha.
+    """
     p = product
     if p.residual is not None or p.formula is not None or _are_parts(p):
         return False
@@ -32,21 +34,24 @@ def fits_tma_store(product: Product, swap_ab: bool) -> bool:
 
 
 def with_a_decoded(product: Product) -> Product:
-    """With FP16 in the place of an NVFP4 a, which every mainloop on Hopper takes decoded."""
+    """`product` with FP16 in place of an NVFP4 a: every Hopper mainloop takes it decoded."""
     if product.a.dtype != FP4:
         return product
     return product._replace(a=product.a._replace(dtype=dtypes.float16))
 
 
 def fits_tma_store_decoded(product: Product) -> bool:
-    """fits_tma_store of 16-bit operands in the place of NVFP4 ones."""
+    """fits_tma_store for 16-bit operands in place of NVFP4 ones."""
     b = product.b._replace(dtype=dtypes.float16)
     return fits_tma_store(with_a_decoded(product)._replace(b=b), False)
 
 
 def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
-    """Whether TMA stores in kernels with General: with a residual of the result's dtype, FP32
-    results or scales of 16-bit operands."""
+    """Whether the TMA_RESIDUAL epilogue, in kernels with General, can compute `product`.
+
+    With a residual, of the result's dtype; without one, an FP32 result, or a 16-bit result of
+    16-bit operands with scales or of parts.
+    """
     p, scaled = product, _has_scalar_scales(product)
     if p.residual is None:
         floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
@@ -59,12 +64,12 @@ def _fits_tma_residual(product: Product, swap_ab: bool) -> bool:
 
 
 def _has_scalar_scales(p: Product) -> bool:
-    """Of 16-bit operands, which have no others."""
+    """Whether 16-bit operands have scales; theirs are always of all elements."""
     return p.b.dtype.itemsize > 1 and (p.scale_a, p.scale_b) != (None, None)
 
 
 def _are_parts(p: Product) -> bool:
-    """Of FP32 operands, with block scales."""
+    """Whether the operands are parts of FP32 ones, which have block scales."""
     return p.block_scales and p.b.dtype.itemsize > 1
 
 
@@ -80,5 +85,5 @@ def _is_short(p: Product, swap_ab: bool) -> bool:
 
 
 def _is_halved_exactly(p: Product) -> bool:
-    """Whether half of what stands in alpha's place is."""
+    """Whether half of the factor in alpha's place is exact in FP32."""
     return not _has_scalar_scales(p) and (p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)

@@ -1,4 +1,4 @@
-"""Configs of Hopper's matmul kernels, a class a mainloop.
+"""Configs of Hopper's matmul kernels, one class per mainloop.
 
 The Python half of kernels_cu/gemm_hopper.cu's types; the epilogue is
 kernels_cu/gemm/epilogue/matmul.cuh.
@@ -25,13 +25,14 @@ from .sm90_policies import (
     SplitK,
 )
 
-_BOX_BYTES = 4 * 2048  # of a warpgroup's warps, one each; EpilogueTile::Staging
+_BOX_BYTES = 4 * 2048  # one box per warp of a warpgroup; EpilogueTile::Staging
 
 
 class MatmulEpilogue(Sm90Config):
-    """alpha, scales, bias, activation and residual: stored by TMA, or by threads in general.
+    """alpha, scales, bias, activation and residual; TMA or, in general, threads store the result.
 
-    general: one variant, of the general epilogue, which stores by TMA as well: for what is rare.
+    general: always use the general epilogue, which can also store by TMA.  Rare tasks then need
+        only one variant.
     """
 
     kernel = "gemm"
@@ -49,9 +50,9 @@ class MatmulEpilogue(Sm90Config):
         return (factors + 32) * buffers + residual_barriers
 
     def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
-        """A kernel has one epilogue: its code is fetched from memory.  (64, 8192, 256) of FP16 by
-        E4M3 takes 10.1 us instead of 12.9 with both, (32, 4096, 4096) of BF16 16.6 instead of 17.6
-        (H200)."""
+        """One epilogue per kernel, because its code must be fetched from memory.  (64, 8192, 256)
+        of FP16 by E4M3 takes 10.1 us instead of 12.9 with both epilogues, (32, 4096, 4096) of BF16
+        16.6 instead of 17.6 (H200)."""
         if task.formula is not None:
             return "gemm::MatmulEpilogue<Mainloop, gemm::General>", "expression"
         kind = "TmaStore" if self._is_tma_store(task) else "General"
@@ -61,8 +62,8 @@ class MatmulEpilogue(Sm90Config):
         return task.tma_store_epilogue and not self.general
 
     def column_unit(self, task: GemmTask) -> int:
-        """wgmma's 8 where the epilogue's last chunk may overlap the one before
-        (EpilogueTile::chunk_col): not where it adds a residual that its result overwrites."""
+        """wgmma's unit of 8 if the epilogue's last chunk can overlap the previous one
+        (EpilogueTile::chunk_col).  It cannot with a residual that the result overwrites."""
         k_major = (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR
         least = 16 if self.swap_ab else 64  # EpilogueTile::kChunk
         overlaps = self._is_tma_store(task) and self.split_k == 1 and self.cols >= least
@@ -134,7 +135,7 @@ class Sm90MixedGemmConfig(MixedInput, MatmulEpilogue):
 class Sm90PartsGemmConfig(SS, MatmulEpilogue):
     """The 16-bit parts of two FP32 operands (MainloopSm90SSParts); see SplitFloat32.
 
-    stages: each has one part of both operands.
+    stages: each holds one part of both operands.
     """
 
     parts: AnyParts
@@ -149,7 +150,8 @@ class Sm90PartsGemmConfig(SS, MatmulEpilogue):
         return (self.parts.cpp,), ()
 
     def variant(self, task: GemmTask) -> Variant:
-        """With SplitK ptxas spills two registers outside of the mainloop, once a tile."""
+        """With SplitK ptxas spills two registers outside the mainloop, once per tile.  tuned=False
+        exempts the variant from the compile gate on local memory."""
         return replace(super().variant(task), tuned=self.split_k == 1)
 
     def stages_refusal(self, task: GemmTask) -> str | None:

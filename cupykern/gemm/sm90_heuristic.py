@@ -1,9 +1,9 @@
-"""Which of Hopper's configs computes a task: the estimated fastest.
+"""Choose the Hopper config of a task: the estimated fastest.
 
-The model: time = launches before and after + waves x (us x k / 4096 + tile_us), where a tile's us
-is its mainloop's and tile_us its prologue's and epilogue's, of which ping-pong hides a part behind
-the next tile.  Its numbers are data: cupykern/tuned/sm_90a.json, which says what each means and was
-measured on.
+The model: time = launches before and after + waves x (us x k / 4096 + tile_us).  us is the time of
+a tile's mainloop; tile_us is the time of its prologue and epilogue, a part of which ping-pong hides
+behind the next tile.  The constants are data: cupykern/tuned/sm_90a.json says what each one means
+and what it was measured on.
 """
 
 from __future__ import annotations
@@ -41,20 +41,19 @@ _NAMED = {
 _C = tuned.constants(ARCH, "gemm")
 _SMS = multiprocessors(ARCH)
 FEW_ROWS = _C["few_rows"]
-_K = 4096  # of the times of tiles
-_ACCUMULATORS = 128 * 256  # of the times of epilogues
+_K = 4096  # k that a tile's us refers to
+_ACCUMULATORS = 128 * 256  # tile size that the activation's us refers to
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A config and how long one SM takes for its tile: us for k = 4096, and tile_us whatever k.
+    """A config and the time of its tile on one SM: us for k = 4096, and tile_us for any k.
 
-    tile_us: None where that is not known, but part of `us`; then tasks of few rows take sliced-K.
-    epilogues: for tasks with which it is chosen.
-    rows: of the file, of which the times are, as "16-bit[0]", and their shares: two for a width
-        between theirs.
-    on_call: it is one of many widths, compiled where it is chosen; the widest stands for them.
-    cold_us: once, with the general epilogue, whose code comes from memory.
+    tile_us: None if it is not known apart from `us`; then _slices_k decides about sliced-K.
+    epilogues: the tasks' epilogues for which it can be chosen.
+    rows: the file's rows of these times ("16-bit[0]") and their shares; two if interpolated.
+    on_call: one of many widths, compiled when it is chosen; only the widest is compiled ahead.
+    cold_us: added once for the general epilogue, whose code is fetched from memory.
     """
 
     config: Sm90AnyConfig
@@ -72,7 +71,7 @@ class Tile:
 
 
 def from_json(value: Any) -> Any:
-    """{"PingPong": {}} is PingPong(); lists are tuples; anything else is itself."""
+    """Convert JSON: {"PingPong": {}} to PingPong(), lists to tuples; other values stay."""
     if isinstance(value, dict):
         ((name, fields),) = value.items()
         return _NAMED[name](**{field: from_json(x) for field, x in fields.items()})
@@ -81,7 +80,7 @@ def from_json(value: Any) -> Any:
 
 @cache
 def table(name: str) -> tuple[Tile, ...]:
-    """Of gemm_tiles in tuned/sm_90a.json, with the widths between two rows of it."""
+    """A table of gemm_tiles in tuned/sm_90a.json, with interpolated widths between its rows."""
     entry = tuned.load(ARCH)["gemm_tiles"][name]
     rows = entry["tiles"]
     made = [_from_row(row, f"{name}[{i}]") for i, row in enumerate(rows)]
@@ -102,8 +101,9 @@ def _from_row(row: Mapping[str, Any], name: str) -> Tile:
 def _between(
     narrow: Tile, wide: Tile, field: str, step: int, bits: tuple[int, ...]
 ) -> Iterator[Tile]:
-    """Every `step` of the config's `field`, tile_m or tile_n: times by interpolation, and as many
-    stages as the larger of their pipelines holds.  bits: of elements of A and B."""
+    """Tiles between `narrow` and `wide`, every `step` of `field` (tile_m or tile_n): interpolated
+    times, and as many stages as fit the larger of the two pipelines.  bits: per element of A and B.
+    """
 
     def stage(config: Any) -> int:
         return config.tile_m * bits[0] + config.tile_n * bits[1]
@@ -115,7 +115,7 @@ def _between(
         share = (size - first) / (last - first)
         config: Any = replace(cast(Any, wide.config), **{field: size})
         stages = held // stage(config)
-        if isinstance(config.schedule, SlicedK):  # each warpgroup has every second one
+        if isinstance(config.schedule, SlicedK):  # each warpgroup takes every second stage
             stages -= stages % 2
         config = replace(config, stages=stages)
         us, tile_us = (
@@ -128,7 +128,7 @@ def _between(
 
 @cache
 def _decoded_first(name: str) -> tuple[Tile, ...]:
-    """The tiles of a table of 16-bit operands, for NVFP4 weights that are decoded before."""
+    """The tiles of a table of 16-bit operands, for NVFP4 weights that are decoded first."""
     return tuple(replace(tile, config=DecodeFirst(cast(Any, tile.config))) for tile in table(name))
 
 
@@ -140,13 +140,13 @@ def tiles_of(task: GemmTask) -> tuple[Tile, ...]:
 
 
 def compiled_ahead(task: GemmTask, configs: Iterable[Any]) -> Iterator[Any]:
-    """Those of `configs` that are not compiled where they are chosen."""
+    """Those of `configs` that are compiled ahead, not when they are chosen."""
     on_call = {tile.config for tile in tiles_of(task) if tile.on_call}
     return (config for config in configs if config not in on_call)
 
 
 def tables_of(task: GemmTask) -> tuple[str, ...]:
-    """Those of a task.  Few for what is rare."""
+    """The names of the tables for a task.  Rare tasks share tables or have none."""
     a, b = task.a, task.b
     k_major = (task.layout_a, task.layout_b) == (K_MAJOR, K_MAJOR)
     if task.kernel == "dequant_softmax":
@@ -195,8 +195,8 @@ def _dual_tables(task: GemmTask) -> tuple[str, ...]:
 def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     """The legal configs of `task` on `device`, the estimated fastest first.
 
-    Sliced-K, SplitK and SplitKWorkspace change the order of accumulation: the task alone decides
-    about them, not the number of SMs.
+    Sliced-K, SplitK and SplitKWorkspace change the order of accumulation.  So the task alone
+    decides about them, not the number of SMs.
     """
     fitting = [
         tile
@@ -206,7 +206,7 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
     few = None if is_modelled(task) else _slices_k(task)
 
     def other(tile: Tile) -> bool:
-        """Whether it is not for such a task: the last ones."""
+        """Whether `tile` does not suit the task; it is then sorted behind the others."""
         is_other = few is not None and _is_for_few_rows(tile.kernel) != few
         return is_other or not _splits_few_tiles(tile, task)
 
@@ -224,8 +224,8 @@ def configs(task: GemmTask, device: Device) -> tuple[Sm90AnyConfig, ...]:
 
 
 def _accumulators_first(task: GemmTask, device: Device) -> tuple[SplitKWorkspace, ...]:
-    """Of formulas that reduce rows, where all configs swap A and B, as those of mixed input: the
-    product in memory, whose formula is that of SplitKWorkspace's second launch."""
+    """Configs for a formula that reduces rows if all others use swap-AB, as mixed input does:
+    SplitKWorkspace's second launch evaluates the formula on accumulators in memory."""
     if task.formula is None or not task.formula.reduces_rows:
         return ()
     configs = (
@@ -242,8 +242,8 @@ def _accumulators_first(task: GemmTask, device: Device) -> tuple[SplitKWorkspace
 
 
 def _splits_few_tiles(tile: Tile, task: GemmTask) -> bool:
-    """Cluster split-K is not persistent: a second wave begins anew, and its loads wait for the
-    first one's epilogue.  (128, 7168, 16384) of BF16 takes 78.8 us in two waves, 66.6 without."""
+    """False for cluster split-K in several waves.  It is not persistent: a wave's loads wait for
+    the previous epilogue.  BF16 (128, 7168, 16384): two waves 78.8 us, without split-K 66.6."""
     c = tile.kernel
     return isinstance(c, SkinnyLogitsConfig) or c.split_k == 1 or _num_tiles(tile, task) <= _SMS
 
@@ -261,16 +261,16 @@ def _is_for_few_rows(config: Sm90Config | SkinnyLogitsConfig) -> bool:
 
 
 def _accumulation(config: Sm90Config | SkinnyLogitsConfig) -> tuple[bool, int]:
-    """What the order of accumulation depends on."""
+    """(sliced-K, split_k): the order of accumulation depends on these."""
     if isinstance(config, SkinnyLogitsConfig):
         return False, 1
     return isinstance(config.schedule, SlicedK), config.split_k
 
 
 def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[SplitKWorkspace, ...]:
-    """The fastest config that splits k between blocks, if it is faster than `whole` us.
+    """The fastest split-K config with a workspace, if it is faster than `whole` us; else none.
 
-    Of up to as many splits of tiles as there are SMs; they are FP32 and so of the general epilogue.
+    Tiles times splits do not exceed the SMs.  FP32 partial accumulators need the general epilogue.
     """
     if not task.aligned_128:
         return ()
@@ -293,8 +293,8 @@ def _with_workspace(task: GemmTask, device: Device, whole: float) -> tuple[Split
 
 
 def _slices_k(task: GemmTask) -> bool:
-    """Whether warpgroups slice k where no model says it: of few rows, and of int8 where tiles of
-    64 x 64 are one wave: (128, 4096, 7168) takes 20.7 us instead of 24.2 (H200)."""
+    """Whether a task that is not modelled uses sliced-K: few rows, or at most one wave of 64 x 64
+    tiles.  (128, 4096, 7168) of int8 then takes 20.7 us instead of 24.2 (H200)."""
     if task.kernel == "dual_gemm":
         return False
     if task.m <= _C["sliced_k_rows"]:
@@ -305,17 +305,17 @@ def _slices_k(task: GemmTask) -> bool:
 
 
 def _has_epilogue(tile: Tile, task: GemmTask) -> bool:
-    """16-bit kernels have one epilogue each.  The general one is rarer and slower, so it has few
-    configs: ping-pong hides it, and for few rows there is another."""
+    """Whether `tile` has the task's epilogue.  Each kernel has one.  The general one is rarer and
+    slower, so few configs have it: ping-pong, which hides it, and one for few rows."""
     if isinstance(tile.config, DecodeFirst):
         task = tile.config.decoded(task)
     if task.formula is not None and (task.kernel == "dual_gemm" or tile.kernel.tile_m <= 64):
-        return True  # variants of their own
+        return True  # formulas have their own variants
     return ("tma_store" if task.tma_store_epilogue else "general") in tile.epilogues
 
 
 def _num_tiles(tile: Tile, task: GemmTask) -> int:
-    """Of what a block computes at a time."""
+    """Number of block tiles of the task."""
     c = tile.kernel
     if isinstance(c, SkinnyLogitsConfig):
         return task.batch * math.ceil(task.n / c.tile_n)
@@ -325,8 +325,8 @@ def _num_tiles(tile: Tile, task: GemmTask) -> int:
 def estimate(
     tile: Tile, task: GemmTask, blocks: int, splits: int = 1, constants: Mapping[str, Any] = _C
 ) -> float:
-    """Us until the busiest of `blocks` blocks has computed its tiles; of a SplitKWorkspace with so
-    many splits, until their sum is in memory.  Linear in the tile's time and the constants."""
+    """Estimated us until the busiest of `blocks` blocks is done; with splits > 1, of a
+    SplitKWorkspace with its reduction.  Linear in the tile's times and the constants."""
     if splits > 1:
         first = estimate(
             tile,
@@ -341,7 +341,7 @@ def estimate(
             + splits * task.m * task.n * constants["split_element"]
         )
     c, before, num_tiles = tile.kernel, 0.0, _num_tiles(tile, task)
-    if task.a == FP4:  # decoded by all of them
+    if task.a == FP4:  # every config decodes a first
         before += task.batch * task.m * task.k * constants["decode_element"][task.kernel]
     if isinstance(tile.config, DecodeFirst):
         per_element = constants["decode_element"][task.kernel]
@@ -352,16 +352,16 @@ def estimate(
         before += tile.cold_us
     if isinstance(c, SkinnyLogitsConfig):
         return math.ceil(num_tiles / blocks) * tile.us * task.k / _K
-    if c.cluster.size == 4:  # not all processing clusters have a multiple of 4 SMs
+    if c.cluster.size == 4:  # not every GPC has a multiple of 4 SMs
         blocks = max(1, int(blocks * constants["cluster_of_4_sms"]))
     waves = math.ceil(num_tiles / blocks)
     k = task.k
-    if tile.tile_us is not None:  # a block's own, in whole stages
+    if tile.tile_us is not None:  # k of one block, in whole stages
         k = math.ceil(math.ceil(k / c.tile_k) / c.split_k) * c.tile_k
     us = waves * tile.us * k / _K
     if tile.tile_us is None:
         return before + us
-    # Ping-pong hides a part of it, and activations, of all tiles but one of a warpgroup alone.
+    # Ping-pong exposes tile_us fully once and partly in later waves, and two activations in all.
     ping_pong = isinstance(c.schedule, PingPong)
     exposed = 1 + constants["ping_pong_exposed"] * (waves - 1) if ping_pong else waves
     us += exposed * tile.tile_us
@@ -373,9 +373,9 @@ def estimate(
 
 
 def is_profitable(task: GemmTask, best: Sm90AnyConfig, portable: GemmConfig) -> bool:
-    """Whether `best` is faster than `portable`, which reads by vectors: where configs for few tiles
-    are among the modelled ones, or tiles keep most of a GPU busy."""
-    if isinstance(best, SplitKWorkspace):  # instead of the portable mainloop's
+    """Whether `best` is faster than `portable`, a config that reads by vectors.  In general: if the
+    task is modelled (then some configs suit few tiles) or its tiles occupy half of the SMs."""
+    if isinstance(best, SplitKWorkspace):  # replaces the portable mainloop's split-K
         return True
     if task.kernel == "gemm" and task.b == FP4:
         tile = next(tile for tile in tiles_of(task) if tile.config == best)
@@ -392,7 +392,7 @@ def is_profitable(task: GemmTask, best: Sm90AnyConfig, portable: GemmConfig) -> 
 
 
 def _of_portable_nvfp4(task: GemmTask, config: GemmConfig) -> float:
-    """As `estimate`, of the portable mainloop with NVFP4 weights."""
+    """`estimate` for the portable mainloop with NVFP4 weights."""
     times, c = _C["portable_nvfp4"], config
     tiles = task.batch * c.splits * math.ceil(task.m / c.tile_m) * math.ceil(task.n / c.tile_n)
     k = math.ceil(task.k / (c.splits * c.tile_k)) * c.tile_k

@@ -1,5 +1,5 @@
-"""Configs of Hopper's dequant_softmax kernels: tiles of wgmma, and a stream of weights for few
-rows.
+"""Configs of Hopper's dequant_softmax kernels: wgmma tiles, and a skinny kernel that streams the
+weights for few rows.
 
 The Python half of the types of kernels_cu/dequant_softmax_hopper.cu and dequant_softmax_skinny.cu.
 """
@@ -17,8 +17,8 @@ from .sm90_config import MixedInput, device_refusal, round_up, shared_memory_ref
 
 @config_class
 class Sm90LogitsConfig(MixedInput):
-    """int8 weights converted in registers; a set of columns' statistics from the epilogue
-    (gemm/epilogue/partial_softmax.cuh)."""
+    """int8 weights are converted in registers; the epilogue stores the statistics of each set of
+    columns (gemm/epilogue/partial_softmax.cuh)."""
 
     tile_m: int
     tile_n: int
@@ -28,7 +28,7 @@ class Sm90LogitsConfig(MixedInput):
     kernel = "dequant_softmax"
 
     def staging_bytes(self, task: GemmTask) -> int:
-        """gemm/epilogue/partial_softmax.cuh: Staging, aligned."""
+        """Bytes of the aligned Staging (gemm/epilogue/partial_softmax.cuh)."""
         rows = min(self.tile_m, 128)  # PassStorage
         exponentials = (2 if self.tile_m > 64 else 1) * 8192 + 9 * 4 * rows
         logits = 8 * (32 * 20 * 4 + 8 * self.tile_m)
@@ -40,7 +40,7 @@ class Sm90LogitsConfig(MixedInput):
 
 @config_class
 class SkinnyLogitsConfig:
-    """Up to 16 rows by mma: each warp has 32 of tile_n columns."""
+    """Up to 16 rows by mma: each warp computes 32 of tile_n columns."""
 
     tile_n: int
     stages: int
@@ -59,7 +59,7 @@ class SkinnyLogitsConfig:
         return self.stages * (self.tile_n * self.tile_k + rows * self.tile_k * 2 + 16) + staged
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
+        """Why this config cannot compute `task` on `device`; None if it can."""
         if task.kernel != "dequant_softmax" or (task.layout_a, task.layout_b) != (K_MAJOR, K_MAJOR):
             return "SkinnyLogitsConfig is for dequant_softmax of K-major operands"
         if task.m > self.rows:

@@ -39,19 +39,20 @@ from .sm90_gemm_config import MatmulEpilogue
 
 _C = tuned.constants("sm_90a", "gemm")
 _A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm/work_tile.cuh: Operand
-PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
+PLACES = {  # indices in product.ARRAYS of the arrays that kernels take besides tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),
     "dequant_softmax": (3, 4, 5, 6),
 }
-_MAPPED = {  # the same of the tensor maps
+_MAPPED = {  # indices of the tensor maps' arrays
     "gemm": (0, 0, 1, 1, 2, 4),
     "dual_gemm": (0, 0, 1, 1, 2, 2, 3),
     "dequant_softmax": (0, 0, 1, 1, 2),
 }
 
 
-_WITHOUT_FORMULA = {"gemm": "matmul", "dual_gemm": "gated"}  # fields of those with one
+# The field of _FORMULA_PARAMS' structs that holds the parameters without a formula.
+_WITHOUT_FORMULA = {"gemm": "matmul", "dual_gemm": "gated"}
 _FORMULA_PARAMS = {
     "gemm": ("expression", "ExpressionMatmulParams"),
     "dual_gemm": ("gate_expression", "ExpressionGatedParams"),
@@ -59,12 +60,12 @@ _FORMULA_PARAMS = {
 
 
 class Sm90Plan(NamedTuple):
-    """The launch of a product, as shapes, strides, dtypes and config decide it."""
+    """The launch of a product, determined by its shapes, strides, dtypes and config."""
 
     repeated: Repeated
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
+        """arrays: product.ARRAYS, None where absent."""
         self.repeated.launch(arrays)
 
     @property
@@ -81,8 +82,8 @@ def mapped_launch(
     params: Any,
     mapped: Sequence[int],
 ) -> Sm90Plan:
-    """sizes: blocks, and the bytes of their shared memory.  places: of PLACES.  mapped: where the
-    arrays of the maps are."""
+    """sizes: blocks, and bytes of shared memory per block.  places: an entry of PLACES.  mapped:
+    indices of the maps' arrays."""
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         others = [arrays[i] for i in places]
@@ -92,7 +93,8 @@ def mapped_launch(
 
 
 def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Config) -> Sm90Plan:
-    """The plan of `product`, of `task`, whose NVFP4 operands are decoded as `config` needs them."""
+    """The plan of `product` with its `task`; NVFP4 operands are already decoded as `config`
+    requires."""
     p, c = product, config
     kind = GENERAL
     if p.kernel == "gemm":
@@ -122,7 +124,7 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
         dual = p.kernel == "dual_gemm"
         params = _dual_params(p) if dual else _matmul_params(p, task, c, kind)
         _fill_common(params, p, task, {**operands, **results})
-    # The kernels' order: each operand's map and that of its edge, then the results'.
+    # Kernel order: each operand's map and edge map, then the results' maps.
     layouts = {_A: task.layout_a, _B: task.layout_b, _B2: task.layout_b}
     maps: list[MapPlan | None] = []
     for operand, of_operand in operands.items():
@@ -143,14 +145,14 @@ def sm90_plan(target: Target, product: Product, task: GemmTask, config: Sm90Conf
 
 
 def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPlan]:
-    """Of slices of a tile, which a cluster's blocks multicast."""
+    """The operands' maps; a box is the slice of a tile that a block of a cluster multicasts."""
     parts = c.cluster.size if c.split_k == 1 else 1
     slices_a = parts if c.swap_ab and task.layout_a == K_MAJOR else 1
     slices_b = parts if not c.swap_ab and task.layout_b == K_MAJOR else 1
     cols = c.tile_n // task.products // slices_b
     (a, batch_a), (b, batch_b) = (
         (x, p.batch)
-        if count == 1  # else the innermost dim of the maps' batch
+        if count == 1  # else parts are the innermost dim of the map's batch
         else (x._replace(batch_strides=(*x.batch_strides, step)), (*p.batch, count))
         for x, count, step in zip((p.a, p.b), p.num_parts, p.part_steps, strict=True)
     )
@@ -164,7 +166,7 @@ def _operand_maps(p: Product, task: GemmTask, c: Sm90Config) -> dict[int, MapPla
 
 
 def _output_maps(p: Product, c: Sm90Config, kind: int) -> dict[int, MapPlan | None]:
-    """Of the result and the residual; None where threads store."""
+    """The maps of the result and the residual; None where threads access memory instead."""
     maps: dict[int, MapPlan | None] = {_OUT: None}
     if p.kernel == "gemm":
         maps[_RESIDUAL] = None
@@ -199,9 +201,9 @@ def _dual_params(p: Product) -> np.ndarray:
 def _fill_common(
     params: np.ndarray, p: Product, task: GemmTask, maps: dict[int, MapPlan | None]
 ) -> None:
-    """What matmul's and the dual GEMM's parameters share."""
+    """Fill the parameters that matmul and the dual GEMM share."""
     fill_batch(params["batch"], product_dims(p))
-    for operand, plan in maps.items():  # of mapped operands in units of the maps' batch
+    for operand, plan in maps.items():  # strides of mapped operands in units of the map's batch
         if plan is not None:
             params["batch"]["strides"][operand] //= plan.strides[0] // plan.dtype.itemsize
     params["batch_size"], params["tma_stores"] = task.batch, maps[_OUT] is not None

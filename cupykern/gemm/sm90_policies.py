@@ -1,4 +1,4 @@
-"""How the warpgroups and blocks of Hopper's GEMM kernels share work.
+"""Policies by which the warpgroups and blocks of Hopper's GEMM kernels share work.
 
 The Python half of kernels_cu/gemm/policies.cuh.
 """
@@ -12,7 +12,7 @@ from ..config_class import config_class
 
 @config_class
 class Cooperative:
-    """Each of one to four consumer warpgroups has a slice of the rows of every tile."""
+    """One to four consumer warpgroups each compute a slice of the rows of every tile."""
 
     warpgroups: int = 2
 
@@ -23,8 +23,7 @@ class Cooperative:
 
 @config_class
 class PingPong:
-    """Each of two warpgroups has every second tile: one's epilogue runs beside the other's
-    mainloop."""
+    """Two warpgroups alternate tiles: one's epilogue overlaps the other's mainloop."""
 
     warpgroups: ClassVar[int] = 2
     cpp: ClassVar[str] = "gemm::PingPong"
@@ -32,7 +31,7 @@ class PingPong:
 
 @config_class
 class SlicedK:
-    """Each of two warpgroups has every second stage of a tile; their accumulators are added."""
+    """Two warpgroups alternate stages of one tile; their accumulators are added."""
 
     warpgroups: ClassVar[int] = 2
     cpp: ClassVar[str] = "gemm::SlicedK"
@@ -40,7 +39,7 @@ class SlicedK:
 
 @config_class
 class Multicast:
-    """The blocks of a cluster have tiles with the same columns of the accumulators.  Each loads a
+    """The tiles of a cluster's blocks share the columns of the accumulators.  Each block loads a
     slice of these columns' operand and multicasts it.  Multicast(1): no cluster."""
 
     size: int = 1
@@ -52,8 +51,8 @@ class Multicast:
 
 @config_class
 class SplitK:
-    """The blocks of a cluster have one tile, each a range of k; they exchange accumulators on the
-    chip."""
+    """The blocks of a cluster share one tile, each with a range of k.  They exchange accumulators
+    through distributed shared memory."""
 
     size: int = 2
 

@@ -1,7 +1,7 @@
 """Products of FP32 matrices as sums of products of their 16-bit parts, on tensor cores.
 
-The Python half of kernels_cu/split_float32.cu and gemm_flagged.cu; the products of the parts are
-kernels_cu/gemm_hopper.cu's and gemm_parts.cu's.
+The Python half of kernels_cu/split_float32.cu and gemm_flagged.cu.  kernels_cu/gemm_hopper.cu and
+gemm_parts.cu multiply the parts.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from .product import (
 )
 from .sm90_gemm_config import Sm90PartsGemmConfig
 
-_NUM_THREADS, _BLOCKS = 512, 2  # of a multiprocessor
+_NUM_THREADS, _BLOCKS = 512, 2  # per block; per multiprocessor
 _BLOCK_MN, _BLOCK_K = 128, 64  # split_float32.cu: kBlockMn, kBlockK
-_STAGE_BYTES = 4 * (_BLOCK_MN + 4) * _BLOCK_K  # SplitStorage, with 2 numbers of each warp
-_PITCH = 64  # elements: rows of whole 128 bytes
+_STAGE_BYTES = 4 * (_BLOCK_MN + 4) * _BLOCK_K  # a stage of SplitStorage
+_PITCH = 64  # elements: rows are padded to multiples of 128 bytes
 _FLAGGED = FmaGemmConfig(128, 128, 8, 16, 8, stages=4, min_blocks=2)
-# The other one, measured on Hopper, spills on sm_80 and RDNA 4.
+# _FLAGGED, measured on Hopper, spills on sm_80 and RDNA 4.
 _FLAGGED_ELSEWHERE = FmaGemmConfig(128, 128, 8, 8, 8, stages=4)
 
 
 @config_class
 class SplitFloat32:
-    """Both operands are split into 16-bit parts in memory, by a launch of their own; `config`
-    multiplies these; a last launch computes tiles that the parts cannot stand for."""
+    """Split both operands into 16-bit parts in memory, multiply these by `config`, then recompute
+    by multiply-adds the tiles that the parts cannot represent.  Each step is a launch."""
 
     config: Sm90PartsGemmConfig | PartsGemmConfig
 
@@ -61,11 +61,11 @@ class SplitFloat32:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Parts of a and b."""
+        """Number of parts of a and of b."""
         return self.config.parts.count_a, self.config.parts.count_b
 
     def of_parts(self, task: GemmTask) -> GemmTask:
-        """The second launch's."""
+        """The task of the second launch."""
         dtype = self.config.parts.dtype
         return replace(
             task, a=dtype, b=dtype, layout_a=K_MAJOR, layout_b=K_MAJOR, tma=True,
@@ -76,11 +76,11 @@ class SplitFloat32:
         return self.config.shared_bytes(self.of_parts(task))
 
     def variant(self, task: GemmTask) -> Variant:
-        """Of the second launch."""
+        """The variant of the second launch."""
         return self.config.variant(self.of_parts(task))
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
+        """Why this config cannot compute `task` on `device`; None if it can."""
         if task.kernel != "gemm" or not task.a == task.b == dtypes.float32:
             return f"SplitFloat32 is for two FP32 operands of matmul; got {task.a} and {task.b}"
         parts = self.config.parts
@@ -99,13 +99,13 @@ class SplitFloat32:
 
 
 def flushes_parts(parts: AnyParts, arch: str) -> bool:
-    """Whether matrix cores of `arch` take subnormal parts for zeros: FP16's on MI200, which lose
-    more than bounds allow.  BF16's are normal."""
+    """Whether matrix cores of `arch` flush subnormal parts to zero: MI200 does so with FP16 parts,
+    which then lose more than the bounds allow.  BF16 parts are normal numbers."""
     return arch == "gfx90a" and parts.dtype == dtypes.float16
 
 
 def split_variant(parts: AnyParts, count: int, arch: str) -> Variant:
-    """Of an operand with `count` parts."""
+    """The variant that splits an operand into `count` parts."""
     shift = parts.shift if count > 1 else 0
     return Variant(
         "split_float32",
@@ -121,12 +121,12 @@ def _split_stages(arch: str) -> int:
 
 
 def _split_bytes(stages: int) -> int:
-    """Dynamic shared memory (SplitStorage)."""
+    """Dynamic shared memory (SplitStorage): the stages, and two numbers per warp."""
     return stages * _STAGE_BYTES + 2 * 4 * _NUM_THREADS // 32
 
 
 def flagged_config(arch: str) -> FmaGemmConfig:
-    """Of the last launch."""
+    """The config of the last launch."""
     return _FLAGGED if arch in ("sm_90a", "host") else _FLAGGED_ELSEWHERE
 
 
@@ -135,7 +135,7 @@ def flagged_variant(task: GemmTask, arch: str) -> Variant:
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """Of the launches before and after the products of parts."""
+    """The variants of the launches before and after the products of parts."""
     f32 = dtypes.float32
     both = (K_MAJOR, MN_MAJOR)
     tasks = (GemmTask(1, 4096, 4096, 4096, f32, f32, a, b) for a in both for b in both)
@@ -155,15 +155,15 @@ class _Split(NamedTuple):
 
 
 class PartsPlan(NamedTuple):
-    """The launches: of the split one or two, of the parts' product and of the last one."""
+    """The launches: one or two that split, the product of the parts, and the last one."""
 
-    splits: tuple[tuple[int, Repeated], ...]  # with the first of `lossy` that each writes
-    sizes: tuple[tuple[int, int], tuple[int, int]]  # of parts and scales, of a and b
+    splits: tuple[tuple[int, Repeated], ...]  # (first index in `lossy` that it writes, launch)
+    sizes: tuple[tuple[int, int], tuple[int, int]]  # elements of parts and scales, for a and b
     num_lossy: int
     dtype: np.dtype
     product: Any
     flagged: Repeated
-    launches: tuple[Any, ...] = ()  # each call takes memory
+    launches: tuple[Any, ...] = ()  # empty: each call allocates memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
@@ -186,7 +186,7 @@ def parts_plan(
     config: SplitFloat32,
     plan_of: Callable[[Product], Any],
 ) -> PartsPlan:
-    """plan_of(product): the plan of a product of parts."""
+    """plan_of(product): the plan of the product of the parts."""
     p, kind, counts = product, config.config.parts, config.counts
     filled = zeros("split_float32.cu", "SplitParams")["operands"]
     operands = zip(filled, (p.a, transposed(p.b)), (p.m, p.n), counts, strict=True)
@@ -214,9 +214,11 @@ def parts_plan(
 def _splits(
     target: Target, task: GemmTask, config: SplitFloat32, operands: np.ndarray
 ) -> tuple[tuple[tuple[int, Repeated], ...], int]:
-    """The launches that split `operands`, each with the first number of `lossy` that it writes, and
-    how many these are: one for both operands if these have as many parts and lose as much, else one
-    for each."""
+    """The launches that split `operands`, each after the first index in `lossy` that it writes, and
+    the size of `lossy`.
+
+    One launch splits both operands if their variants and tolerances are equal; else there are two.
+    """
     kind, kinds = config.config.parts, (task.stored_a, task.stored_b)
     tolerances = [kind.tolerance(task.k, dtype) for dtype in kinds]
     kernels = [split_variant(kind, count, target.arch) for count in config.counts]
@@ -263,7 +265,7 @@ def _flagged(target: Target, product: Product, task: GemmTask, num_lossy: int) -
 def _fill_operand(
     operand: np.ndarray, x: Matrix, batch: tuple[int, ...], mn: int, k: int, count: int
 ) -> _Split:
-    """operand: SplitOperand, zeros.  x: (mn, k); a matrix that is broadcast is split once."""
+    """Fill `operand`, a zeroed SplitOperand, for x (mn, k).  A broadcast matrix is split once."""
     own = [i for i, size in enumerate(batch) if size > 1 and x.batch_strides[i]]
     matrices = math.prod(batch[i] for i in own)
     pitch = math.ceil(k / _PITCH) * _PITCH

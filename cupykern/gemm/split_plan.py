@@ -1,5 +1,5 @@
-"""Split-K with a workspace, for few tiles and long K: a batch of partial accumulators, which
-another launch adds.
+"""Split-K with a workspace, for few tiles and long K: one launch computes a batch of partial
+accumulators, another adds them.
 
 The Python half of kernels_cu/reduce_split_k.cu.
 """
@@ -34,16 +34,16 @@ from .product import (
 from .sm90_gemm_config import Sm90Fp8GemmConfig, Sm90GemmConfig, Sm90MixedGemmConfig
 
 REDUCE_SPLIT_K = Variant("reduce_split_k", (), (), 256)
-_RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks of a multiprocessor
-_OUT, _GROUPS = 2, (7, 8)  # in product.ARRAYS
-_WORD_K = 64  # k of a word of scales; nvfp4.cuh: kWordK
+_RUN, _BLOCKS = 4, 8  # reduce_split_k.cu: kRun; blocks per multiprocessor
+_OUT, _GROUPS = 2, (7, 8)  # indices in product.ARRAYS
+_WORD_K = 64  # k that a 32-bit word of scales covers; nvfp4.cuh: kWordK
 SplitConfig = Sm90GemmConfig | Sm90Fp8GemmConfig | Sm90MixedGemmConfig
 
 
 @config_class
 class SplitKWorkspace:
-    """K split `splits` times, into whole stages, by `config`; a second launch adds the partial
-    accumulators and has the epilogue."""
+    """`config` computes `splits` ranges of K, each of whole stages.  A second launch adds the
+    partial accumulators and applies the epilogue."""
 
     config: SplitConfig
     splits: int
@@ -68,11 +68,11 @@ class SplitKWorkspace:
         return self.config.shared_bytes(self.split(task))
 
     def variant(self, task: GemmTask) -> Variant:
-        """Of the first launch."""
+        """The variant of the first launch."""
         return self.config.variant(self.split(task))
 
     def refusal(self, task: GemmTask, device: Device) -> str | None:
-        """Why this config cannot compute `task` on `device`; None: it can."""
+        """Why this config cannot compute `task` on `device`; None if it can."""
         t, splits = task, self.splits
         if splits < 1:
             return f"splits must be positive; got {splits}"
@@ -88,12 +88,12 @@ class SplitKWorkspace:
 
 
 class SplitPlan(NamedTuple):
-    """The launch of the splits, to a workspace, and the one that adds them."""
+    """The launch that stores the splits to a workspace, and the one that adds them."""
 
     splits: Any
     partial_size: int
-    reduction: Repeated  # of the partial accumulators, and arrays of Product.array_names
-    launches: tuple[Repeated, ...] = ()  # each call takes memory
+    reduction: Repeated  # takes the partial accumulators and the arrays of Product.array_names
+    launches: tuple[Repeated, ...] = ()  # empty: each call allocates memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
@@ -105,12 +105,12 @@ class SplitPlan(NamedTuple):
 
 
 def partials_pitch(n: int) -> int:
-    """Elements from a row of partial accumulators to the next."""
+    """Row stride of the partial accumulators in elements."""
     return -(-n // _RUN) * _RUN
 
 
 def _elements(x: Matrix, k: int) -> int:
-    """Of memory that hold k numbers."""
+    """Elements of memory along k: two FP4 codes share one."""
     return k // 2 if x.dtype == FP4 else k
 
 
@@ -141,7 +141,8 @@ def split_plan(target: Target, product: Product, splits: int, plan_of: Any) -> S
 
 
 def formula_plan(target: Target, product: Product, plan_of: Any) -> SplitPlan:
-    """Of FP32 operands, whose kernels have no formulas: the accumulators go to memory first.
+    """The plan of a formula of FP32 operands, whose kernels have none: they store the accumulators,
+    and a second launch evaluates the formula.
 
     plan_of(product): the plan of the accumulators.
     """
@@ -153,7 +154,7 @@ def formula_plan(target: Target, product: Product, plan_of: Any) -> SplitPlan:
 
 
 def reduced_plan(target: Target, product: Product, num_splits: int, splits: Any) -> SplitPlan:
-    """splits: the plan of what stores the partial accumulators."""
+    """splits: the plan that stores the partial accumulators."""
     p = product
     struct, variant = ("reduce_split_k.cu", "SplitKParams"), REDUCE_SPLIT_K
     names: tuple[str, ...] = ("out", "bias", "residual", "scale_a", "scale_b")

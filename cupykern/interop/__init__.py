@@ -1,1 +1,1 @@
-"""Arrays of other libraries: torch, JAX, any with DLPack or `__cuda_array_interface__`."""
+"""Arrays of other libraries: torch, JAX, others with DLPack or `__cuda_array_interface__`."""

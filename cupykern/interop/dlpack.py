@@ -1,7 +1,7 @@
-"""DLPack capsules as cupy and numpy arrays of every dtype that kernels take, and back.
+"""Convert DLPack capsules to cupy and numpy arrays of every dtype that kernels take, and back.
 
-CuPy and numpy read and write no capsules of FP8, numpy none of bfloat16 either.  The struct in a
-capsule says all that an array needs, so it is read here.  Source: dlpack.h, version 1.1.
+CuPy and numpy do not support capsules of FP8, and numpy none of bfloat16, so this module reads the
+struct in a capsule itself.  Source: dlpack.h, version 1.1.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def take(name: str, x: Any) -> Any:
-    """The cupy or numpy array of x's memory, ready on CuPy's current stream.
+    """A cupy or numpy array of x's memory, ready on CuPy's current stream.
 
-    It keeps x's capsule, which keeps the memory.  Raises TypeError (dtype, device) naming `name`.
+    It keeps x's capsule, and thereby the memory, alive.  Raises TypeError (dtype, device) naming
+    `name`, ValueError (a read-only `out`) and BufferError (another major version of DLPack).
     """
     kind, device_id = (int(i) for i in x.__dlpack_device__())
     if kind in CPU:
@@ -83,7 +84,7 @@ def take(name: str, x: Any) -> Any:
     with on_device(cupy, device_id):
         stream = cupy.cuda.get_current_stream().ptr
         if stream == 0 and kind in _CUDA:
-            stream = 1  # the array API's name of CUDA's default stream
+            stream = 1  # CUDA's default stream in the array API
         capsule = _capsule(x, stream=stream)
     tensor, read_only = _struct(capsule)
     if name == "out" and read_only:
@@ -92,7 +93,7 @@ def take(name: str, x: Any) -> Any:
 
 
 def on_device(cupy: Any, device_id: int) -> AbstractContextManager[object]:
-    """A context in which the device is CuPy's current one."""
+    """A context in which `device_id` is CuPy's current device."""
     is_current = device_id == cupy.cuda.runtime.getDevice()
     return nullcontext() if is_current else cupy.cuda.Device(device_id)
 
@@ -100,7 +101,7 @@ def on_device(cupy: Any, device_id: int) -> AbstractContextManager[object]:
 def _capsule(x: Any, **stream: int) -> Any:
     try:
         return x.__dlpack__(max_version=_VERSION, **stream)
-    except TypeError:  # of a version before 1.0
+    except TypeError:  # DLPack before 1.0
         return x.__dlpack__(**stream)
 
 
@@ -133,7 +134,7 @@ def _layout(
 
 
 class _Interface:
-    """What numpy makes an array of; keeps `owner`."""
+    """An object that numpy converts to an array, which keeps `owner` alive."""
 
     def __init__(self, owner: Any, **interface: Any):
         self.owner, self.__array_interface__ = owner, {"version": 3, **interface}
@@ -163,14 +164,14 @@ def cupy_at(
     owner: Any,
     device_id: int,
 ) -> Any:
-    """The cupy array of memory that `owner` keeps.  strides: in bytes; None: C order."""
+    """A cupy array of memory that `owner` keeps alive.  strides: in bytes; None: C order."""
     cuda = cupy.cuda
     memory = cuda.UnownedMemory(address, extent(shape, dtype, strides), owner, device_id)
     return maker(cupy)(shape, dtype, cuda.MemoryPointer(memory, 0), strides)
 
 
 def extent(shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None) -> int:
-    """How many bytes from the first element on an array spans."""
+    """The number of bytes that an array spans from its first element on."""
     size = math.prod(shape) * dtype.itemsize
     if strides is None or not size:
         return size
@@ -182,9 +183,9 @@ def extent(shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | N
 
 
 class Exported:
-    """A cupy or numpy array as other libraries read it by DLPack, of every dtype.
+    """Export a cupy or numpy array of any dtype by DLPack.
 
-    Of bfloat16 and FP8 the capsule is that of unsigned integers, with the dtype's own code.
+    For bfloat16 and FP8, the code in a capsule of unsigned integers is replaced by the dtype's.
     """
 
     def __init__(self, array: Any):

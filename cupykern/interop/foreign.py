@@ -1,15 +1,15 @@
-"""Calls with arrays of other libraries: which arguments they are, and how an op takes them.
+"""Calls with arrays of other libraries: find and convert these arguments, convert the results.
 
-The rules, for every public function:
+The rules for every public function:
 
 - An array argument, `out` and the arrays of an NvFp4 included, may be a torch tensor, a JAX array,
-  or an object with `__dlpack__` or `__cuda_array_interface__`.  Its memory is used where it is, in
-  its strides.
-- Results are of the library of the first array among the arguments, in the order of the signature.
-  `out` comes back as the object that was given.
-- Arrays of several libraries may be mixed where cupy's or numpy's could: on one device.
-- The call runs on torch's current stream if the first array is a tensor, else on CuPy's.  Where
-  arrays come from another stream, the two wait for each other.
+  or an object with `__dlpack__` or `__cuda_array_interface__`.  It is used in place, with its
+  strides.
+- Results belong to the library of the first array among the arguments, in the order of the
+  signature.  `out` is returned as the given object.
+- Arrays of several libraries may be mixed if all are on one device.
+- The call runs on torch's current stream if the first array is a tensor, else on CuPy's.  If arrays
+  come from another stream, the two streams wait for each other.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ class Library(Protocol):
     name: str
 
     def running(self, x: Any, mixed: bool) -> AbstractContextManager[object]:
-        """The context of a call whose first array is x.  mixed: some arrays may be CuPy's own."""
+        """The context of a call whose first array is x.  mixed: some arrays can be CuPy's own."""
 
     def instead(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any] | None:
-        """What is to be called in place of `function`, where calls are traced."""
+        """The function to call in place of `function` if calls are traced; None: `function`."""
 
     def native(self, name: str, x: Any) -> Any:
         """x, the argument `name`, as a cupy or numpy array of the same memory."""
 
     def before(self, natives: Sequence[Any]) -> None:
-        """CuPy's current stream waits for `natives`: in calls that another library runs."""
+        """Make CuPy's current stream wait for `natives`, in a call that another library runs."""
 
     def after(self, natives: Sequence[Any], runs: bool) -> None:
-        """After the launch.  runs: whether the call was this library's."""
+        """Called after the launch.  runs: whether this library ran the call."""
 
     def place(self, x: Any) -> str:
-        """The device, for messages."""
+        """The device of x, for messages."""
 
     def back(self, array: Any, like: Any) -> Any:
-        """A cupy or numpy array as this library's, of like's kind."""
+        """Convert a cupy or numpy array to this library's, of like's kind."""
 
 
 class _Kind(Enum):
-    """What else an argument may be: a cupy or numpy array, one that holds arrays, torch.dtype."""
+    """Arguments that are not foreign arrays: cupy or numpy arrays, holders of arrays, dtypes."""
 
     OTHER, NATIVE, HOLDER, DTYPE = range(4)
 
 
-_OTHER, _NATIVE, _HOLDER, _DTYPE = _Kind  # sooner found than a class's attributes
+_OTHER, _NATIVE, _HOLDER, _DTYPE = _Kind  # faster to look up than attributes of the class
 
 libraries: dict[type, Library] = {}
-"""Of the classes of foreign arrays that were seen so far."""
+"""The library of each class of foreign arrays seen so far."""
 _kinds: dict[type, Library | _Kind] = {}
 
 
@@ -83,7 +83,7 @@ def _classify(x: Any) -> Library | _Kind:
 
 
 def register(kind: type, library: Library) -> None:
-    """Arrays of the class `kind` are the library's."""
+    """Register the class `kind` as arrays of `library`."""
     _kinds[kind] = libraries[kind] = library
 
 
@@ -109,13 +109,13 @@ def _find(kind: type, x: Any) -> Library | _Kind:
 
 
 def library_of(x: Any) -> Library | None:
-    """The library of a foreign array; None for anything else, cupy and numpy arrays among it."""
+    """The library of a foreign array; None for anything else, including cupy and numpy arrays."""
     _kind_of(x)
     return libraries.get(type(x))
 
 
 def _held(holder: Any) -> Iterable[Any]:
-    """What a dictionary holds, or what has `arrays()`: an NvFp4, a BlockMask."""
+    """The contents of a holder: a dict, or an object with `arrays()` (NvFp4, BlockMask)."""
     return holder.values() if type(holder) is dict else holder.arrays()
 
 
@@ -132,7 +132,7 @@ def is_foreign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def takes_foreign(function: Function) -> Function:
-    """`function`, of cupy and numpy arrays, for those of other libraries too."""
+    """Decorate a function of cupy and numpy arrays to take those of other libraries too."""
 
     @functools.wraps(function)
     def taking(*args: Any, **kwargs: Any) -> Any:
@@ -144,15 +144,15 @@ def takes_foreign(function: Function) -> Function:
 
 
 def native(name: str, x: Any) -> Any:
-    """x as a cupy or numpy array of the same memory; itself if it is no foreign array."""
+    """x as a cupy or numpy array of the same memory; unchanged unless it is a foreign array."""
     library = library_of(x)
     return x if library is None else library.native(name, x)
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """function(*args, **kwargs), a function of cupy and numpy arrays, where some are foreign.
+    """Call a function of cupy and numpy arrays with arguments of which some are foreign arrays.
 
-    Raises what the function raises, TypeError for arrays that kernels cannot read or write, and
+    Raises the function's exceptions, TypeError for arrays that kernels cannot read or write, and
     RuntimeError for tensors that require grad.
     """
     names = _names(function)
@@ -199,14 +199,14 @@ class _Taken:
     """The arguments of one call."""
 
     def __init__(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]):
-        if len(args) > len(names):  # the last one takes all that follow
+        if len(args) > len(names):  # the last name is that of *args
             names += names[-1:] * (len(args) - len(names))
         self._labels, self._args, self._kwargs = names, args, kwargs
         self._foreign: dict[int, Any] = {}  # by the id of the native array
         self._natives: dict[Library, list[Any]] = {}
 
     def mixed(self) -> bool:
-        """Whether some arrays are native, or held."""
+        """Whether some arguments are native arrays or holders."""
         for values in (self._args, self._kwargs.values()):
             for value in values:
                 kind = _kind_of(value)
@@ -215,7 +215,7 @@ class _Taken:
         return False
 
     def run(self, function: Callable[..., Any], library: Library | None, first: Any) -> Any:
-        """The results as `library`'s; first: its array."""
+        """Call `function`; return the results as arrays of `library`, of first's kind."""
         args = [self._native(name, x) for name, x in zip(self._labels, self._args, strict=False)]
         kwargs = {name: self._native(name, x) for name, x in self._kwargs.items()}
         for used, natives in self._natives.items():
@@ -234,7 +234,7 @@ class _Taken:
 
         return self._back(library, first, outputs)
 
-    # No closure that calls itself: such a cycle would keep the arrays until it is collected.
+    # Not a recursive closure: its reference cycle would keep the arrays until it is collected.
     def _back(self, library: Library | None, first: Any, value: Any) -> Any:
         if id(value) in self._foreign:
             return self._foreign[id(value)]
@@ -261,8 +261,8 @@ class _Taken:
         if kind is _DTYPE:
             from .tensors import DTYPES
 
-            return DTYPES.get(value, str(value))  # of which the op says that it is none of its own
-        if kind is not _HOLDER:  # of a library that was not known before
+            return DTYPES.get(value, str(value))  # the op refuses the name
+        if kind is not _HOLDER:  # the first array of its class
             return self._native(name, value)
         if type(value) is dict:
             return {key: self._native(f"{name}[{key!r}]", x) for key, x in value.items()}
@@ -271,7 +271,7 @@ class _Taken:
         return value.map_arrays(functools.partial(self._native, name))
 
     def _places(self) -> dict[str, str]:
-        """What the arrays are and where, for messages."""
+        """The kinds and devices of the arrays by argument, for messages."""
         found = {}
         for name, value in (*zip(self._labels, self._args, strict=False), *self._kwargs.items()):
             for x in _held(value) if _kind_of(value) is _HOLDER else (value,):

@@ -1,4 +1,4 @@
-"""Arrays that are known by DLPack or `__cuda_array_interface__` alone, JAX's among them."""
+"""Arrays that are accessed only by DLPack or `__cuda_array_interface__`, including JAX's."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ import numpy as np
 from . import dlpack
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
-# (an event, arrays that kernels launched before it may read).  Who exported them does not know
-# CuPy's stream, so they must not be freed before.
+# (event, arrays that kernels launched before it may read).  The exporting library does not know
+# CuPy's stream, so the arrays are kept until the event is done.
 in_use: deque[tuple[Any, Sequence[Any]]] = deque()
 
 
 class Protocols:
-    """One class of arrays.  Calls run on CuPy's current stream, which waits for what they read."""
+    """The Library of one class of arrays.
+
+    Calls run on CuPy's current stream, which waits until the arrays are ready.
+    """
 
     def __init__(self, kind: type):
         root = kind.__module__.partition(".")[0]
@@ -46,7 +49,7 @@ class Protocols:
         return dlpack.take(name, x) if self._has_dlpack else _of_interface(name, x)
 
     def before(self, natives: Sequence[Any]) -> None:
-        """`native` has made the stream wait."""
+        """Nothing: `native` already made the stream wait."""
 
     def after(self, natives: Sequence[Any], runs: bool) -> None:
         there = [x for x in natives if not isinstance(x, np.ndarray)]
@@ -54,14 +57,14 @@ class Protocols:
             _keep(there)
 
     def place(self, x: Any) -> str:
-        """For messages."""
+        """The device of x, for messages."""
         if not self._has_dlpack:
             return "gpu"
         kind, device_id = x.__dlpack_device__()
         return "cpu" if int(kind) in dlpack.CPU else f"gpu {int(device_id)}"
 
     def back(self, array: Any, like: Any) -> Any:
-        """`array` by the from_dlpack of like's namespace or module; itself where there is none."""
+        """Convert `array` by from_dlpack of like's namespace or module; unchanged without one."""
         find = getattr(like, "__array_namespace__", None)
         space = sys.modules.get(self.name) if find is None else find()
         make = getattr(space, "from_dlpack", None)
@@ -91,7 +94,7 @@ def _device_of(cupy: Any, address: int) -> int:
 
 
 class ForeignStream:
-    """A stream's handle, as CuPy takes it."""
+    """A stream's handle with the protocol that CuPy takes, `__cuda_stream__`."""
 
     def __init__(self, handle: int):
         self._handle = handle
@@ -101,7 +104,7 @@ class ForeignStream:
 
 
 def _wait(cupy: Any, handle: int, device_id: int) -> None:
-    """CuPy's current stream of the device waits for all work of another stream."""
+    """Make CuPy's current stream of the device wait for all work of another stream."""
     with dlpack.on_device(cupy, device_id):
         current = cupy.cuda.get_current_stream()
         if current.ptr != handle:
@@ -109,19 +112,22 @@ def _wait(cupy: Any, handle: int, device_id: int) -> None:
 
 
 def join(cupy: Any, stream: Any, other: Any) -> None:
-    """`stream` waits for what `other` has been given so far."""
+    """Make `stream` wait for the work submitted to `other` so far."""
     stream.wait_event(other.record(cupy.cuda.Event(disable_timing=True)))
 
 
 @functools.cache
 def release_at_exit() -> None:
-    """Registered when the first array is kept, so after the exit handlers of its library, and
-    called before them: JAX's ends its clients, after which a capsule's deleter may crash."""
+    """Register `_release` when the first array is kept.
+
+    It then follows the exit handlers of the array's library, and runs before them.  JAX's ends its
+    clients, after which a capsule's deleter can crash.
+    """
     atexit.register(_release)
 
 
 def _release() -> None:
-    """Wait for the kernels and let go of what they may have read."""
+    """Wait for the kernels, then release the arrays that they may have read."""
     while in_use:
         in_use[0][0].synchronize()
         in_use.popleft()
@@ -134,7 +140,7 @@ def _keep(arrays: Sequence[Any]) -> None:
 
     with dlpack.on_device(cupy, arrays[0].device.id):
         stream = cupy.cuda.get_current_stream()
-        if stream.is_capturing():  # the graph's launches come later: its owner keeps what they read
+        if stream.is_capturing():  # launches come later: the graph's owner keeps the arrays
             return
         while in_use and in_use[0][0].done:
             in_use.popleft()

@@ -1,4 +1,4 @@
-"""torch's tensors as cupy and numpy arrays, and back, without copies."""
+"""Convert torch tensors to cupy and numpy arrays, and back, without copies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ DTYPES = {
 TORCH = {dtype: of_torch for of_torch, dtype in DTYPES.items()}
 if hasattr(torch, "float4_e2m1fn_x2"):  # NvFp4's data: two codes in a byte
     DTYPES[torch.float4_e2m1fn_x2] = np.dtype(np.uint8)
-# Of dtypes that numpy lacks: the tensor's view that becomes an array, and the array's that becomes
-# a tensor.
+# For dtypes that numpy lacks, by item size: the dtypes to view a tensor as, and an array, before
+# converting it.
 _VIEWS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 
 
@@ -38,19 +38,22 @@ _VIEWED = {d for d in DTYPES if DTYPES[d].isbuiltin != 1 or d not in TORCH.value
 
 
 class Tensors:
-    """Calls run on torch's current stream of the device, with torch's allocator."""
+    """The Library of tensors.  Calls run on torch's current stream, with torch's allocator."""
 
     name = "torch"
 
     def __init__(self) -> None:
-        # Set by cupykern.torch: by their functions' names, and what runs a function untraced.
+        # Set by cupykern.torch: the operators by name, and a function that calls one untraced.
         self.operators: dict[str, Callable[..., Any]] = {}
         self.untraced: Callable[..., Any] | None = None
 
     def instead(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any] | None:
-        """While torch.compile traces: the operator that is the function, if it is one."""
+        """While torch.compile traces: the function's operator, or the function untraced.
+
+        Raises RuntimeError if cupykern.torch was not imported.
+        """
         if not torch.compiler.is_compiling():
             return None
         if self.untraced is None:
@@ -74,8 +77,10 @@ class Tensors:
         return _Running(x.get_device(), mixed) if x.is_cuda else _NOTHING
 
     def native(self, name: str, x: Any) -> Any:
-        """The array of x's memory, ready on CuPy's current stream.  Raises TypeError and
-        RuntimeError (a tensor that requires grad)."""
+        """An array of x's memory, ready on CuPy's current stream.
+
+        Raises TypeError (dtype, layout, device) and RuntimeError (a tensor that requires grad).
+        """
         if x.requires_grad:
             if torch.is_grad_enabled():
                 raise RuntimeError(
@@ -110,7 +115,7 @@ class Tensors:
                 _order(device_id, torch_waits=True)
 
     def place(self, x: Any) -> str:
-        """For messages."""
+        """The device of x, for messages."""
         return f"gpu {x.get_device()}" if x.is_cuda else str(x.device)
 
     def back(self, array: Any, like: Any) -> Any:
@@ -123,7 +128,7 @@ class Tensors:
         storage = getattr(data.mem, "_owner", None)
         if isinstance(storage, torch.Tensor):
             storage = storage.untyped_storage()
-        elif not isinstance(storage, torch.UntypedStorage):  # of CuPy's own pool
+        elif not isinstance(storage, torch.UntypedStorage):  # memory of CuPy's own pool
             return torch.from_dlpack(dlpack.Exported(array))
         offset = data.ptr - storage.data_ptr() if array.size else 0
         return _tensor(storage, offset // array.itemsize, array, torch_device(data.device_id))
@@ -132,7 +137,7 @@ class Tensors:
 def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
     """A tensor of array's shape, strides and dtype at an offset, in elements, in a storage.
 
-    It is no view of another tensor: it may require grad and be written to like any other.
+    It is not a view of another tensor, so it can require grad and be written to.
     """
     itemsize = array.itemsize
     strides = [stride // itemsize for stride in array.strides]
@@ -161,7 +166,7 @@ def _cupy(name: str, x: Any, dtype: np.dtype) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def cupy_stream(handle: int) -> Any:
-    """CuPy's stream of a CUDA stream's handle."""
+    """Return CuPy's stream for a CUDA stream handle."""
     import cupy
 
     if handle == 0:
@@ -170,12 +175,12 @@ def cupy_stream(handle: int) -> Any:
 
 
 def current_stream(device_id: int) -> int:
-    """The handle of torch's current stream, without a Stream: as torch's generated code asks."""
+    """The handle of torch's current stream, without a Stream object, as in torch's own code."""
     return torch._C._cuda_getCurrentRawStream(device_id)
 
 
 def _order(device_id: int, torch_waits: bool) -> None:
-    """If torch's and CuPy's current streams of a device are two: one waits for the other."""
+    """Make CuPy's current stream of a device wait for torch's, or torch's for CuPy's."""
     import cupy
 
     handle = current_stream(device_id)
@@ -188,10 +193,12 @@ def _order(device_id: int, torch_waits: bool) -> None:
 
 
 class _Running:
-    """CuPy's device, current stream and allocator are torch's.
+    """Within the block, CuPy uses torch's device, current stream and allocator.
 
-    Memory of torch's allocator stays right in torch's CUDA graphs, whose pools are their own, and
+    Memory of torch's allocator stays valid in torch's CUDA graphs, which have private pools, and
     there is one pool of free memory instead of two.
+
+    others: some arrays can be CuPy's own; the two streams then wait for each other.
     """
 
     def __init__(self, device_id: int, others: bool):
@@ -229,7 +236,7 @@ class _Running:
 
 
 def _allocate(device_id: int, size: int) -> Any:
-    """CuPy's pointer to memory of torch's allocator, on a device and torch's current stream."""
+    """Allocate with torch's allocator on torch's current stream; return CuPy's pointer."""
     import cupy
 
     storage = torch.UntypedStorage(size, device=torch_device(device_id))

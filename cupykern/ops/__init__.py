@@ -1,4 +1,4 @@
-"""The public ops, one module each: checks of arguments, the function, and its record as an `Op`."""
+"""The public ops, one module each: argument checks, the function, and its `Op` record."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ OPS = (
     rope_and_cache.OP,
     nonfinite_report.OP,
 )
-"""Every op: what check, bench, compile and the property tests go through."""
+"""All ops, for check, bench, compile and the property tests."""

@@ -94,72 +94,74 @@ def attention(
     Arguments:
 
     q: (B, H, Sq, D), float16 or bfloat16.
-    k, v: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), of q's dtype.  H is a multiple of Hkv; query head h
-        uses KV head h // (H // Hkv) (grouped-query attention).  D and Dv are 1 to 256; arrays with
-        other sizes than multiples of 8 are copied, and padded to one.
-    causal: query i sees keys j <= i + offset; default: every query sees all keys.
-    causal_align, input_pos: the offset.  causal_align="top_left": 0; "bottom_right": Sk - Sq, the
-        last query sees all keys.  input_pos, an integer >= 0, is added: the number of keys before
-        query 0.  Where Sq == Sk both may be None (offset 0); where Sq != Sk one of them is
-        required, also by window, alibi_slopes, and formulas of i.
+    k, v: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), of q's dtype.  H must be a multiple of Hkv; query
+        head h uses KV head h // (H // Hkv) (grouped-query attention).  D and Dv are 1 to 256;
+        arrays whose D or Dv is not a multiple of 8 are copied and zero-padded to one.
+    causal: True: query i sees keys j <= i + offset.  False: every query sees all keys.
+    causal_align, input_pos: the offset.  causal_align="top_left": 0; "bottom_right": Sk - Sq, so
+        that the last query sees all keys.  input_pos, an integer >= 0, is the number of keys before
+        query 0 and is added to the offset.  If Sq == Sk both may be None (offset 0).  If Sq != Sk,
+        causal, window, alibi_slopes and formulas of i require one of them.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
     mask: combined with causal.  One of:
         a bool array that broadcasts to (B, H, Sq, Sk), True = keep;
-        a float16, bfloat16 or float32 array that broadcasts alike, added to the scaled scores; -inf
-        masks the key;
+        a float16, bfloat16 or float32 bias that broadcasts to (B, H, Sq, Sk) and is added to the
+        scaled scores; -inf masks the key;
         a `BlockMask` for Sq queries and Sk keys, whose masked blocks are skipped;
-        a formula, "(j <= i) & (i - j < 64)": see `expression`, kind "mask".  b and h are the batch
-        element and the query head, i is the query's position i + offset, j the key.  Tiles that
-        interval arithmetic of the formula finds empty are not visited.
-    seq_lens: int32 (numpy: also int64) (B,), the number of keys of each sequence of a padded batch;
-        what k and v hold after them never reaches a result.  "bottom_right" is then the sequence's
-        length minus Sq.
-    window: (left, right): query i sees keys i + offset - left <= j <= i + offset + right, -1: any.
-        Combined with causal.  Tiles of keys outside are not visited.
+        a formula, e.g. "(j <= i) & (i - j < 64)": see `expression`, kind "mask".  b is the batch
+        element, h the query head, i the query's position (query index + offset), j the key.  Tiles
+        that interval arithmetic proves fully masked are skipped.
+    seq_lens: int32 (numpy: also int64) (B,), the number of keys of each sequence of a padded batch.
+        Elements of k and v beyond that length never reach a result.  The "bottom_right" offset is
+        then the sequence's length minus Sq.
+    window: (left, right): query i sees keys i + offset - left <= j <= i + offset + right; -1 means
+        unlimited.  Combined with causal.  Key tiles outside the window are skipped.
     softcap: a positive number c up to 2^64: scaled scores s become c tanh(s / c).
-    score: a formula of the new score: see `expression`, kind "score"; s is the scaled and capped
-        score, b, h, i and j are as in a mask's formula, hkv is the KV head.
-    operands: of both formulas, up to 8 by name: numbers, and float16, bfloat16, float32, FP8, int8,
-        int32, int64 or bool arrays, converted to FP32.  An array has a dim for each index; queries
-        before the first key (i < 0) read the nearest element.
-    alibi_slopes: float32 (H,) or (B, H): slope * |i + offset - j| is subtracted from a score.
-    sinks: float32 (H,), finite: a key of this score whose value is 0 joins the softmax of each row
-        of head h; log-sum-exp, row_max and row_sum include it.
+    score: a formula for the new score: see `expression`, kind "score".  s is the scaled and capped
+        score; b, h, i and j are as in a mask formula; hkv is the KV head.
+    operands: named operands of both formulas, at most 8: numbers, or float16, bfloat16, float32,
+        FP8, int8, int32, int64 or bool arrays, converted to FP32.  An array has one dim per index;
+        queries before the first key (i < 0) read the nearest element.
+    alibi_slopes: float32 (H,) or (B, H): slope * |i + offset - j| is subtracted from each score.
+    sinks: float32 (H,), finite.  An extra key with score sinks[h] and value 0 joins the softmax of
+        every row of head h; log-sum-exp, row_max and row_sum include it.
     layout: "bhsd", the shapes above, or "bshd": q (B, Sq, H, D), k and v (B, Sk, Hkv, ...), result
         (B, Sq, H, Dv).
     return_lse: also return the log-sum-exp (natural log) of the scaled and biased scores of the
         keys that a query sees.
-    return_row_stats: also return row_max, the largest of these scores that is not NaN, and row_sum,
+    return_row_stats: also return row_max, the largest of these scores (NaN ignored), and row_sum,
         the sum of exp(score - row_max); lse = row_max + log(row_sum).
     out: array of the result's shape and dtype to write into; must not overlap an input.
-    qk_accumulate: "float16" accumulates q k^T in FP16: for float16 on NVIDIA GPUs and the CPU.
-        Less exact; scores beyond 65504 before the scale overflow.
+    qk_accumulate: "float16" accumulates q k^T in FP16, for float16 on NVIDIA GPUs and the CPU.
+        Less accurate; unscaled scores beyond 65504 overflow.
     algorithm: "flash", or "naive": three kernels that store all scores, for comparison.
-    config: AttentionConfig or AttentionHopperConfig; None: chosen for the shape.  Not with "naive".
+    config: AttentionConfig or AttentionHopperConfig; None: chosen for the shape.  Must be None for
+        algorithm="naive".
 
     Returns out, (B, H, Sq, Dv) of q's dtype, or a tuple: out, lse if return_lse, then row_max and
     row_sum if return_row_stats.  Statistics are float32 (B, H, Sq) in both layouts.
 
-    A score is scaled, capped, then come `score`, ALiBi, a bias, masks and sinks.  Scores, softmax
-    and accumulators are FP32; probabilities are rounded to q's dtype before the product with v.  A
-    query that sees no key gives zeros, and without sinks lse and row_max -inf, row_sum 0.
+    Each score is scaled and capped; then `score`, ALiBi, bias, masks and sinks apply in this order.
+    Scores, softmax and accumulators are FP32; probabilities are rounded to q's dtype before the
+    product with v.  The output of a query that sees no key is 0; without sinks its lse and row_max
+    are -inf and its row_sum is 0.
 
-    NaN and infinities of k reach only queries that see the key.  Those of v may also make NaN of
-    other queries of a tile that is computed (0 * NaN), but never from a skipped block.
+    NaN and infinities in k reach only queries that see the key.  In v they can also turn other
+    queries of the same computed tile into NaN (0 * NaN), but never from a skipped block.
 
-    Arrays may have any strides.  Those with rows that are not contiguous or not 16-byte aligned are
+    Arrays may have any strides.  Arrays whose rows are not contiguous or not 16-byte aligned are
     copied first.
 
     Raises TypeError (wrong kind of argument or dtype), ValueError (shape, value, overlap, device,
-    config; causal, window, alibi_slopes or formulas with Sq != Sk and no alignment; an operand that
-    an index reaches beyond), SyntaxError and NameError (formulas) and NotImplementedError (float32
+    config; causal, window, alibi_slopes or formulas of i with Sq != Sk and no alignment; an index
+    outside its operand), SyntaxError and NameError (formulas), and NotImplementedError (float32
     inputs, qk_accumulate="float16" where it is not supported).
 
     Formula: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.  Algorithm: Dao,
     FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
     """
     arrays: tuple[Any, ...]
-    if window is not None:  # before the key: (3, 0) == (3.0, False)
+    if window is not None:  # checked before the key is built: (3, 0) == (3.0, False)
         window = check_window(window, False)
     formulas = NONE
     if score is not None or operands is not None or (mask is not None and is_formula(mask)):
@@ -178,7 +180,7 @@ def attention(
         arrays = (*arrays, None)[:5] + (None, *options)
     key, known, places = plans.find(call, out, *arrays)
     if known is not None:
-        # Where its arrays lie decides about all checks: one look-up.
+        # The key covers all that the checks depend on: one look-up replaces them.
         target, out_shape, stats_shape, plan, more, placed = known
         y = maker(target.xp)(out_shape, q.dtype) if out is None else out
         if not (return_lse or return_row_stats or sizes or more):
@@ -274,8 +276,8 @@ def attention(
 def kept_attention(
     q: Any, k: Any, v: Any, *, scale: Any = None, softcap: Any = None
 ) -> Callable[..., None] | None:
-    """launch(places, q, k, v, out, lse) as `attention` has kept it of a call with these arguments
-    and return_lse, if it has.  places: what the addresses of these arrays follow from."""
+    """The cached launch(places, q, k, v, out, lse) of `attention` with these arguments and
+    return_lse=True, or None.  places: a key that determines the arrays' addresses."""
     call = ("attention", False, None, None, scale, "bhsd", "float32", True, False, "flash", None,
             None, None, softcap)  # fmt: skip
     known = plans.find(call, None, q, k, v, None)[1]
@@ -294,8 +296,9 @@ def kept_attention(
 def _simplified(
     options: ScoreOptions, offset: int | None, general: bool, sq: int, sk: int
 ) -> tuple[ScoreOptions, int | None]:
-    """What a plain variant can do becomes causal attention or none: (no options, its offset).
-    general: no plain variant can, for other reasons."""
+    """(options, offset).  Reduce windows that a plain variant handles to causal or full attention:
+    no options and the causal offset, None for full.  general: a general variant is needed anyway.
+    """
     position = offset or 0
     if options.left >= sq - 1 + position:  # the last query sees the first key
         options = options._replace(left=-1)
@@ -305,7 +308,7 @@ def _simplified(
         return options, position
     if right < 0:
         return ScoreOptions(), None
-    return ScoreOptions(), min(max(position + right, -sq), sk)  # beyond: none, or all
+    return ScoreOptions(), min(max(position + right, -sq), sk)  # at the limits: no key, all keys
 
 
 def scaled_dot_product_attention(
@@ -326,11 +329,13 @@ def scaled_dot_product_attention(
 
     query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv); Hkv = H without
         enable_gqa.
-    attn_mask: bool array, True = keep, or a bias, added to the scores; None with is_causal.
-    is_causal: query i sees keys j <= i, as in torch also where Sq != Sk ("top_left").
+    attn_mask: a bool array (True = keep), or a bias added to the scores; must be None if is_causal.
+    dropout_p: must be 0.
+    is_causal: query i sees keys j <= i, like in torch also if Sq != Sk ("top_left").
+    scale: factor of the scores; None: 1 / sqrt(D).
 
-    Raises NotImplementedError for dropout_p other than 0, ValueError for unequal numbers of heads
-    without enable_gqa and for attn_mask with is_causal, and what `attention` raises.
+    Raises NotImplementedError if dropout_p is not 0, ValueError for unequal numbers of heads
+    without enable_gqa and for attn_mask with is_causal, and the errors of `attention`.
     """
     if dropout_p != 0:
         raise NotImplementedError(f"there is no dropout; got dropout_p = {dropout_p}")
@@ -351,7 +356,7 @@ _NO_STATS = None, None, None
 
 
 def _empty_stats(xp: Any, shape: tuple[int, ...], lse: bool, row_stats: bool) -> tuple[Any, ...]:
-    """lse, row_max and row_sum; None where not wanted."""
+    """(lse, row_max, row_sum), None for those not requested."""
     if not lse and not row_stats:
         return _NO_STATS
     wanted = lse, row_stats, row_stats

@@ -1,5 +1,5 @@
-"""attention_varlen: attention of sequences of different lengths, concatenated without padding, also
-of queries over paged KV caches."""
+"""attention_varlen: attention for concatenated sequences of different lengths, without padding;
+keys can be in paged KV caches."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def attention_varlen(
     ... ).shape
     (5, 8, 64)
 
-    Or with their keys in pages (chunked prefill, beside sequences that decode):
+    With keys in pages (chunked prefill, mixed with decoding sequences):
 
     >>> pages = np.ones((9, 2, 16, 64), np.float16)  # 9 pages of 16 keys of 2 KV heads
     >>> table = np.array([[4, 0, 7], [2, 0, 0]], np.int32)  # the pages of each sequence
@@ -100,46 +100,47 @@ def attention_varlen(
 
     Arguments:
 
-    q: (total_q, H, D), float16 or bfloat16.  k, v: (total_k, Hkv, D) and (total_k, Hkv, Dv) of q's
-        dtype; with block_table caches of pages, (num_pages, Hkv, page, D) and
-        (num_pages, Hkv, page, Dv), also of 8 bits.  H, Hkv, D and Dv as for `attention`.
-    cu_seqlens_q, cu_seqlens_k: int32 (B + 1,), the first row of each sequence, and at the end the
-        number of rows: sequence i has rows cu_seqlens[i]:cu_seqlens[i + 1].
-    max_seqlen_q, max_seqlen_k: integers, upper limits of the sequences' lengths; max_seqlen_k of
-        pages may be None: what the block table has room for.
+    q: (total_q, H, D), float16 or bfloat16.
+    k, v: (total_k, Hkv, D) and (total_k, Hkv, Dv) of q's dtype.  With block_table: paged caches
+        (num_pages, Hkv, page, D) and (num_pages, Hkv, page, Dv) of q's dtype, float8_e4m3fn or
+        int8.  H, Hkv, D and Dv as for `attention`.
+    cu_seqlens_q, cu_seqlens_k: int32 (B + 1,): sequence i has rows
+        cu_seqlens[i]:cu_seqlens[i + 1]; the last element is the number of rows.
+    max_seqlen_q, max_seqlen_k: integers, upper limits of the sequence lengths.  With block_table
+        max_seqlen_k may be None: the capacity of the table.
     block_table: int32 (numpy: also int64) (B, max_pages), for paged caches, in place of
         cu_seqlens_k: key j of sequence b is key j % page of page block_table[b, j // page]; any
         page size.  The keys of the new tokens are in the cache already.
-    seq_lens_k: int32 (numpy: also int64) (B,), with block_table: the keys of each sequence.  What
-        pages hold after them never reaches a result.
+    seq_lens_k: int32 (numpy: also int64) (B,), required with block_table: the number of keys of
+        each sequence.  Page contents beyond it never reach a result.
     layout: order of the pages' dims.  "hnd": as above.  "nhd": (num_pages, page, Hkv, D), as vLLM
         and FlashInfer store them.  Neither is copied.
-    k_scale, v_scale: what pages of 8 bits, float8_e4m3fn or int8, are multiplied with: numbers
-        (None: 1), or float32 arrays of shape (), (Hkv,), or, a scale for each token and head, of
-        the caches' shape without D, as `rope_and_cache` fills them.
+    k_scale, v_scale: factors of 8-bit pages: numbers (None: 1), or float32 arrays of shape (),
+        (Hkv,), or, one scale per token and head, of the caches' shape without D, as
+        `rope_and_cache` fills them.
     causal: query i of a sequence sees its keys j <= i + offset.  causal_align="bottom_right":
-        offset is the sequence's keys minus its queries; "top_left": 0.
-    scale, window, softcap, score, operands, alibi_slopes, sinks, out, config: as for `attention`,
-        the window and the distance of ALiBi from query i's position i + offset; alibi_slopes is
-        (H,) or (B, H).
+        offset is the sequence's number of keys minus its number of queries; "top_left": 0.
+    scale, window, softcap, score, operands, alibi_slopes, sinks, out, config: as for `attention`.
+        Windows and ALiBi distances count from query i's position i + offset; alibi_slopes is (H,)
+        or (B, H).
     mask: a formula, as for `attention`; b is the sequence, i and j count from its beginning.
     return_lse: also return the log-sum-exp, float32 (H, total_q).
 
     Returns out, (total_q, H, Dv) of q's dtype, or (out, lse).
 
-    Sequences may have any number of queries, none too, and of keys: with "bottom_right" the first
-    queries of a sequence that has more queries than keys see none, and give zeros.
+    A sequence may have any number of queries and keys, also 0.  With "bottom_right", the first
+    queries of a sequence that has more queries than keys see no key and give zeros.
 
     Offsets, lengths and block tables in numpy arrays are checked: offsets must rise from 0 to the
-    number of rows, with no sequence longer than its limit; a table up to each length.  In cupy
-    arrays they are not read on the host: the kernel clamps offsets to the rows there are, lengths
-    to the limits, and pages to those there are.  Rows that belong to no sequence are not written.
+    number of rows, sequences must not exceed their limits, and a table is checked up to each
+    length.  cupy arrays are not read on the host: the kernel clamps offsets to [0, rows], lengths
+    to the limits, and page numbers to [0, num_pages).  Rows of no sequence are not written.
     Accuracy, masked keys and strides as for `attention`.
 
-    Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets,
-    lengths and pages that fail the checks.  Error bound: `reference.attention_varlen_bound`.
+    Raises the errors of `attention`, and ValueError for offsets, lengths and pages that fail the
+    checks.  Error bound: `reference.attention_varlen_bound`.
     """
-    if window is not None:  # before the key: (3, 0) == (3.0, False)
+    if window is not None:  # checked before the key is built: (3, 0) == (3.0, False)
         window = check_window(window, False)
     of_keys: tuple[Any, ...] = (cu_seqlens_k,)
     refused = seq_lens_k is not None
@@ -184,7 +185,7 @@ def attention_varlen(
         q, batch, heads, causal, scale, window, softcap, alibi_slopes, sinks
     )
     longest_q, longest_k = check_length("max_seqlen_q", max_seqlen_q), keys.longest
-    # Queries of the kernel are at positions up to the longest sequence's last key, or query.
+    # The kernel's query positions reach the last key, or the last query, of the longest sequence.
     ranges = Ranges(batch, heads, kv_heads, max(longest_q, longest_k), longest_k)
     placed, given = check_formulas(formulas, q, ranges)
     cu_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, rows, longest_q)
@@ -249,9 +250,9 @@ def attention_varlen(
 class _Keys(NamedTuple):
     """Keys and values, checked.
 
-    k, v: (1, Hkv, total_k, D), of pages (num_pages, Hkv, page, D).  longest: limit of a sequence's
-    keys.  total: rows of k; of pages the most keys of a sequence.  steering: offsets, or lengths
-    and block table, by name.  scales: of pages of 8 bits, numbers or arrays as "hnd".
+    k, v: (1, Hkv, total_k, D), or pages (num_pages, Hkv, page, D).  longest: limit of a sequence's
+    number of keys.  total: rows of k; for pages the most keys of a sequence.  steering: offsets, or
+    lengths and block table, by name.  scales: of 8-bit pages, numbers or arrays as "hnd".
     """
 
     k: Any
@@ -266,7 +267,7 @@ class _Keys(NamedTuple):
 def _scales(
     q: Any, k: Any, keys: _Keys, k_scale: Any, v_scale: Any, layout: str
 ) -> tuple[Any, Any] | None:
-    """_Keys.scales.  Raises TypeError and ValueError."""
+    """The value of _Keys.scales.  Raises TypeError and ValueError."""
     cache = None if keys.pages is None else k
     found = check_scales(q, cache, keys.k.shape[1], k_scale, v_scale, "of tokens")
     return None if keys.k.dtype == q.dtype else as_hnd(*found, layout)
@@ -275,7 +276,7 @@ def _scales(
 def _contiguous(
     q: Any, k: Any, v: Any, cu_seqlens_k: Any, longest: Any, seq_lens_k: Any, layout: Any
 ) -> _Keys:
-    """Raises TypeError and ValueError."""
+    """Check concatenated keys and values.  Raises TypeError and ValueError."""
     if cu_seqlens_k is None or longest is None:
         raise TypeError(
             "attention_varlen needs cu_seqlens_k and max_seqlen_k, or block_table and seq_lens_k "
@@ -295,7 +296,7 @@ def _paged(
     q: Any, k: Any, v: Any, cu_seqlens_k: Any, longest: Any, block_table: Any, seq_lens_k: Any,
     layout: Any, batch: int,
 ) -> _Keys:  # fmt: skip
-    """Raises TypeError and ValueError."""
+    """Check paged keys and values.  Raises TypeError and ValueError."""
     if seq_lens_k is None:
         raise TypeError("block_table needs seq_lens_k, the number of keys of each sequence")
     if cu_seqlens_k is not None:
@@ -310,15 +311,15 @@ def _paged(
 
 
 def _as_steering(target: Target, x: Any) -> Any:
-    """Offsets, lengths or a block table as kernels read them: int32, contiguous, on `target`."""
+    """Offsets, lengths or a block table for the kernel: int32, contiguous, on `target`."""
     x, xp = as_int32(target, x), target.xp
     there = namespace(x) is xp and x.flags.c_contiguous and in_elements(x)
     return x if there else packed(xp.asarray(x))
 
 
 def _packed(task: AttentionTask, *given: Any) -> tuple[Any, ...]:
-    """As AttentionPlan.launch takes them: without statistics of rows, or a mask's arrays.  given:
-    q, k, v, out, lse, the steering arrays, slopes, sinks, both scales, and operands of formulas."""
+    """The arguments of AttentionPlan.launch, without row statistics and mask arrays.  given: q, k,
+    v, out, lse, the steering arrays, slopes, sinks, both scales, and the operands of formulas."""
     last = 10 if task.pages else 9
     scales, operands = given[last : last + 2], given[last + 2 :]
     operands = task.formulas.pointers(operands) if task.formulas else ()

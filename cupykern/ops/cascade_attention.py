@@ -1,4 +1,4 @@
-"""cascade_attention: queries of sequences that share their first keys, which are read once."""
+"""cascade_attention: decoding of sequences that share a prefix of keys, which is read once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cascade_attention(
     return_lse: bool = False,
     out: Any = None,
 ) -> Any:
-    """`decode_attention` of sequences that share their first keys, which are read once.
+    """`decode_attention` for sequences that share a prefix of keys, which is read once.
 
     >>> q = np.ones((4, 8, 1, 64), np.float16)  # one new token for each of 4 sequences
     >>> shared_k = shared_v = np.ones((1, 2, 300, 64), np.float16)  # 300 keys that all of them see
@@ -48,13 +48,12 @@ def cascade_attention(
 
     q: (B, H, Sq, D), float16 or bfloat16, Sq at most 64; the new tokens' keys are in the cache
         already.
-    shared_k, shared_v: (1, Hkv, S, D) and (1, Hkv, S, Dv), of q's dtype: keys and values that come
-        before those of each sequence.  Every query sees all of them; there may be none.
+    shared_k, shared_v: (1, Hkv, S, D) and (1, Hkv, S, Dv), of q's dtype: keys and values that
+        precede those of each sequence.  Every query sees all of them; S may be 0.
     k_cache, v_cache: each sequence's own keys and values, (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) or
-        pages, also of 8 bits, as for `decode_attention`.
-    seq_lens, block_table, k_scale, v_scale: of the own keys, as for `decode_attention`.  A length
-        does not count the shared keys, and may be 0.  Query i sees the own keys
-        j <= seq_len - Sq + i.
+        paged, of q's dtype or 8 bits, as for `decode_attention`.
+    seq_lens, block_table, k_scale, v_scale: for the own keys, as for `decode_attention`.  A length
+        excludes the shared keys and may be 0.  Query i sees its own keys j <= seq_len - Sq + i.
     layout: order of the dims of caches and shared keys.  "hnd": as above.  "nhd":
         (B, Sk, Hkv, D) and (1, S, Hkv, D), pages (num_pages, page, Hkv, D).
     scale: finite real factor of the scores; None: 1 / sqrt(D).
@@ -64,21 +63,21 @@ def cascade_attention(
 
     Returns out, (B, H, Sq, Dv) of q's dtype, or (out, lse).
 
-    Three calls: the queries of all sequences are the rows of one problem over the shared keys, of
-    `decode_attention` for up to 64 rows B Sq, else of `attention`; `decode_attention` reads the own
-    keys; `merge_attention` makes one result of both.  They read the shared keys once for all
-    sequences, not once for each.  Both results are rounded to q's dtype before they are merged.
-    How many sequences there are may change last bits, unlike `decode_attention`'s: the shared keys
-    are added up in another order for more rows.
-    q is copied where B and Sq exceed 1 and its memory is not in the order (B, Sq, H, D) in which
-    `rope_and_cache` leaves it.  Nothing is read on the host but seq_lens and block_table in numpy
-    arrays, which are checked.
+    The call makes three calls.  The queries of all sequences become the rows of one problem over
+    the shared keys: `decode_attention` for B Sq <= 64, else `attention`.  `decode_attention` reads
+    the own keys.  `merge_attention` merges both results, each rounded to q's dtype before.  The
+    shared keys are read once for all sequences, not once per sequence.
 
-    Windows, ALiBi, formulas and sinks go with the three calls themselves.  NaN, infinities and
-    strides as for these; a query that sees no key gives zeros and lse -inf.
+    Unlike in `decode_attention`, the last bits may depend on the number of sequences: the order of
+    summation over the shared keys depends on the number of rows.  q is copied if B and Sq exceed 1
+    and its memory order is not (B, Sq, H, D), the order that `rope_and_cache` writes.  The host
+    reads only seq_lens and block_table in numpy arrays, which are checked.
 
-    Raises TypeError, NotImplementedError and ValueError as `decode_attention`, and ValueError for
-    shared keys that do not fit the caches.
+    For windows, ALiBi, formulas and sinks, make the three calls directly.  NaN, infinities and
+    strides as for these calls; a query that sees no key gives zeros and lse -inf.
+
+    Raises the errors of `decode_attention`, and ValueError for shared keys that do not fit the
+    caches.
 
     Formula: Ye et al., "Cascade Inference" (FlashInfer, 2024).  Error bound:
     `reference.cascade_attention_bound`.
@@ -93,13 +92,13 @@ def cascade_attention(
         call = *call, *numbers
         key, known, places = plans.find(call, out, q, shared_k, shared_v, *own_arrays, *of_8_bits)
     if known is not None:
-        # Equal keys pass the same checks of all three calls, and have the same plans.
+        # Calls with equal keys pass the same checks in all three calls and have the same plans.
         make, own_plan, launch_shared, merge, is_copied = known
         shape, dtype = own_plan.shape, q.dtype
         of_rows = shape[:3]
         own, own_lse = make(shape, dtype), make(of_rows, np.float32)
         at_own = places, own.data.ptr, own_lse.data.ptr
-        # Plans may be those of other calls, too: names keep their packed launches apart.
+        # Other calls may share these plans: the names keep their packed launches apart.
         own_plan.launch(("own", at_own), q, *own_arrays, own, own_lse, None, None, *of_8_bits, ())
         rows = packed(q.swapaxes(0, 1)) if is_copied else q
         found, lse = make(shape, dtype), make(of_rows, np.float32)
@@ -142,7 +141,7 @@ def cascade_attention(
         y = own if out is None else out
         _, merged_lse = merge_attention(found, lse, own, own_lse, out=y)
         if key is not None:
-            # None where arrays were copied that are to be copied again.
+            # A plan is None if its arrays were copied: every call must copy them again.
             own_plan = kept_decode(q, k_cache, v_cache, **own_options)
             launch_shared = _kept_shared(rows, keys, values, **options)
             merge = kept_merge(found, lse, own, own_lse, y)
@@ -163,7 +162,7 @@ def _check_shared(
     heads = 2 if layout == "nhd" else 1
     for name, x, cache in zip(names, (k, v), (k_cache, v_cache), strict=True):
         if getattr(cache, "ndim", 0) != 4:
-            continue  # decode_attention says what is wrong
+            continue  # decode_attention raises the error
         if (x.shape[heads], x.shape[3]) != (cache.shape[heads], cache.shape[3]):
             raise ValueError(
                 f"{name} must have the caches' KV heads and last dim, {cache.shape[heads]} and "
@@ -173,8 +172,7 @@ def _check_shared(
 
 
 def _has_rows(q: Any) -> bool:
-    """Whether all queries of a head are rows at one stride, those of one sequence after the
-    other."""
+    """Whether the queries of a head, sequence after sequence, are rows at one stride."""
     batch, _, count, _ = q.shape
     return batch <= 1 or count <= 1 or q.strides[0] == count * q.strides[2]
 
@@ -186,7 +184,7 @@ def _as_rows(by_head: Any) -> Any:
 
 
 def _kept_shared(rows: Any, keys: Any, values: Any, **options: Any) -> Callable[..., None] | None:
-    """launch(places, rows, keys, values, out, lse) as the call over the shared keys has kept it."""
+    """The cached launch(places, rows, keys, values, out, lse) over the shared keys, or None."""
     if rows.shape[2] > MAX_QUERIES:
         return kept_attention(rows, keys, values, **options)
     plan = kept_decode(rows, keys, values, causal=False, **options)

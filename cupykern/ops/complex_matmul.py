@@ -1,4 +1,4 @@
-"""The record of matmul's products of complex64 matrices."""
+"""The Op record of matmul for complex64 matrices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZES, _DEPTHS = (0, 1, 7, 16, 33, 65), (0, 1, 8, 31, 64, 100, 257)
 
 @dataclass(frozen=True)
 class ComplexProblem:
-    """One call, without its numbers."""
+    """One call, without data."""
 
     m: int
     n: int
@@ -104,7 +104,7 @@ def _work(problem: ComplexProblem) -> Work:
 
 
 def _task(problem: ComplexProblem) -> GemmTask:
-    """Of the real product."""
+    """The task of the equivalent real product."""
     p, f32 = problem, dtypes.float32
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     layout_b = K_MAJOR if p.layout_b == "F" else MN_MAJOR
@@ -115,7 +115,7 @@ def _task(problem: ComplexProblem) -> GemmTask:
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
-    """Beside those of real products."""
+    """The variants in addition to those of real products."""
     return (EMBED,)
 
 

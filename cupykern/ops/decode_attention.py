@@ -1,4 +1,4 @@
-"""decode_attention: the newest queries of each sequence against contiguous or paged KV caches."""
+"""decode_attention: the newest queries of each sequence against a contiguous or paged KV cache."""
 
 from __future__ import annotations
 
@@ -71,51 +71,52 @@ def decode_attention(
     q: (B, H, Sq, D), float16 or bfloat16, Sq at most 64; the new tokens' keys are in the cache
         already.
     k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype, float8_e4m3fn or int8.  H
-        is a multiple of Hkv; query head h uses KV head h // (H // Hkv).  D and Dv are 1 to 256;
-        caches with other sizes than multiples of 8, of 8 bits than multiples of 16, are copied.
+        must be a multiple of Hkv; query head h uses KV head h // (H // Hkv).  D and Dv are 1 to
+        256; caches whose D or Dv is not a multiple of 8 (8-bit caches: of 16) are copied.
     seq_lens: int32 (numpy: also int64) (B,), the number of valid keys of each sequence; None: Sk.
-        What the cache holds after them never reaches a result.
-    block_table: int32 (numpy: also int64) (B, max_pages), for paged caches, which are
+        Cache contents beyond it never reach a result.
+    block_table: int32 (numpy: also int64) (B, max_pages), for paged caches of shape
         (num_pages, Hkv, page, D): key j of sequence b is key j % page of page
         block_table[b, j // page].  Sk is max_pages * page; any page size.
     layout: order of the caches' dims.  "hnd": as above.  "nhd": (B, Sk, Hkv, D), paged
         (num_pages, page, Hkv, D), as vLLM and FlashInfer store them.  Neither is copied.
-    k_scale, v_scale: what 8-bit caches are multiplied with: numbers (None: 1), or float32 arrays of
-        shape (), (Hkv,), or, a scale for each token and head, of the cache's shape without D, as
+    k_scale, v_scale: factors of 8-bit caches: numbers (None: 1), or float32 arrays of shape (),
+        (Hkv,), or, one scale per token and head, of the cache's shape without D, as
         `rope_and_cache` fills them.
-    causal: the queries are the last Sq tokens of the sequence: query i sees keys
+    causal: True: the queries are the last Sq tokens of the sequence, and query i sees keys
         j <= seq_len - Sq + i.  False: each query sees all keys.
     scale: finite real factor of the scores; None: 1 / sqrt(D).
     window, softcap, score, operands, alibi_slopes, sinks: as for `attention`; query i is at
-        position seq_len - Sq + i.  What lies before the window is not read.
-    mask: a formula, as for `attention`, of which i is the position.  Tiles that it empties are not
-        read.
+        position seq_len - Sq + i.  Keys before the window are not read.
+    mask: a formula, as for `attention`, where i is the query's position.  Tiles that it masks
+        fully are not read.
     return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
     out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
     config: DecodeConfig; None: chosen for the shape.
 
     Returns out, (B, H, Sq, Dv) of q's dtype, or (out, lse).
 
-    The result of a sequence depends on its queries, keys and length alone: it is the same bit for
-    bit in any batch, in contiguous and paged caches, and in a cache of any size.
+    The result of a sequence depends only on its own queries, keys and length.  It is bitwise the
+    same in any batch, in contiguous and paged caches, and in a cache of any size.
 
     seq_lens and block_table in numpy arrays are checked (the table up to each length) and copied to
-    the GPU.  On the GPU they are not read on the host: the kernel clamps lengths to [0, Sk] and
-    pages to those there are.
+    the GPU.  GPU arrays are not read on the host: the kernel clamps lengths to [0, Sk] and page
+    numbers to [0, num_pages).
 
-    A query that sees no key gives zeros and lse -inf.  NaN and infinities of k_cache reach only
-    queries that see the key; those of v_cache may also make NaN of earlier queries of the same
-    sequence and, at keys that a formula hides, of all its queries (0 * NaN).  q and caches may have
-    any strides; those with rows that are not contiguous or not 16-byte aligned are copied first.
+    A query that sees no key gives zeros and lse -inf.  NaN and infinities in k_cache reach only
+    queries that see the key.  In v_cache they can also turn earlier queries of the same sequence
+    into NaN (0 * NaN) and, at keys masked by a formula, all its queries.  q and caches may have any
+    strides; those whose rows are not contiguous or not 16-byte aligned are copied first.
 
-    Raises TypeError (wrong kind of argument or dtype), NotImplementedError (float32, float64) and
-    ValueError (shape, layout, value, overlap, device, config).
+    Raises TypeError (wrong kind of argument or dtype), NotImplementedError (float32, float64),
+    ValueError (shape, layout, value, overlap, device, config), and SyntaxError and NameError
+    (formulas).
 
-    Formula: Vaswani et al., arXiv:1706.03762.  The keys are split over blocks as in Flash-Decoding;
-    pages are those of PagedAttention (Kwon et al., arXiv:2309.06180).  Error bound:
+    Formula: Vaswani et al., arXiv:1706.03762.  Keys are split over blocks as in Flash-Decoding;
+    paged caches follow PagedAttention (Kwon et al., arXiv:2309.06180).  Error bound:
     `reference.decode_attention_bound`.
     """
-    if window is not None:  # before the key: (3, 0) == (3.0, False)
+    if window is not None:  # checked before the key is built: (3, 0) == (3.0, False)
         window = check_window(window, False)
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
     call: tuple[Any, ...] = (
@@ -141,7 +142,7 @@ def decode_attention(
     else:
         key, known, places = plans.find(call, out, *arrays, *more)
     if known is not None:
-        # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
+        # Equal keys pass the same checks.  numpy arrays, whose contents are checked, have no key.
         make, plan = known
         y = make(plan.shape, q.dtype) if out is None else out
         lse = make(plan.shape[:3], np.float32) if return_lse else None
@@ -190,7 +191,7 @@ def decode_attention(
         lse = make(shape[:3], np.float32) if return_lse else None
         if y.size:
             lens, table = as_int32(target, seq_lens), as_int32(target, block_table)
-            step = 16 // k.itemsize  # elements that are loaded at once
+            step = 16 // k.itemsize  # elements per 16-byte vector
             padded = any(x.shape[3] % step for x in (q, v))
             into = y if in_elements(y) and not padded else None
             if into is None:
@@ -229,7 +230,7 @@ def kept_decode(
     scale: Any = None,
     softcap: Any = None,
 ) -> DecodePlan | None:
-    """What `decode_attention` has kept of a call with these arguments and return_lse, if it has."""
+    """The cached plan of `decode_attention` with these arguments and return_lse=True, or None."""
     call: tuple[Any, ...]
     call = "decode_attention", layout, causal, scale, True, None, None, softcap
     arrays: tuple[Any, ...] = (q, k_cache, v_cache, seq_lens, block_table)
@@ -241,7 +242,7 @@ def kept_decode(
 
 
 def _check_arrays(q: Any, k: Any, v: Any, table: Any, layout: Any) -> tuple[Any, Any, int]:
-    """(k and v as "hnd", maximum keys of a sequence).  Raises TypeError, ValueError."""
+    """(k as "hnd", v as "hnd", most keys per sequence).  Raises TypeError and ValueError."""
     names = "k_cache", "v_cache"
     k, v = check_caches(q, k, v, layout, table is not None, ndim=4, names=names)
     if q.shape[2] > MAX_QUERIES:

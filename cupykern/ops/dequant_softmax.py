@@ -1,4 +1,4 @@
-"""dequant_softmax: softmax of the logits of int8 weights, which are decoded inside the product."""
+"""dequant_softmax: softmax of a product with int8 weights, which are decoded in the kernel."""
 
 from __future__ import annotations
 
@@ -42,22 +42,26 @@ def dequant_softmax(
     >>> print(cupykern.dequant_softmax(a, w, 1.0, dtype="float32").round(3))
     [[0.333 0.333 0.333]]
 
-    a: float16 or bfloat16 (..., M, K).  w: int8 (K, N), of either order, N up to 2^31 - 1.
-    scale_w: a finite number, or a float32 array of one element, (N,) or (1, N): of w's columns.
+    a: float16 or bfloat16 (..., M, K).
+    w: int8 (K, N), K-major or N-major, N up to 2^31 - 1.
+    scale_w: a finite number, a float32 array of one element, or one scale per column of w: float32
+        (N,) or (1, N).
     bias: float16, bfloat16 or float32 array that broadcasts to (..., M, N).
-    dtype: float16, bfloat16 or float32, of the result; None: a's.
-    out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig of the product, tile_n a multiple of 64, a Sm90LogitsConfig or a
+    dtype: dtype of the result, float16, bfloat16 or float32; None: a's.
+    out: array to write into, of the result's shape and dtype; must not overlap an operand.
+    config: a GemmConfig of the product with tile_n a multiple of 64, a Sm90LogitsConfig or a
         SkinnyLogitsConfig; None: the default one.
 
-    w is converted inside the kernel and accumulators are FP32, as in `scaled_mm`.  The logits stay
-    in FP32, in `out` if that is FP32, else in memory of their own; their largest and their sums of
-    exponentials come from the product's epilogue, so that a second launch reads them once.  On
-    Hopper, logits of more than 16 rows, with results of 16 bits and no bias but one of columns,
-    stay in registers: the result gets their exponentials over the largest of 64 columns, which are
-    then scaled.  A row that holds NaN or +inf, or -inf alone, gives NaN.  a and bias are copied if
-    they do not merge to a matrix of all rows, and the result is if `out` does not; a and w also
-    where `matmul` copies operands.
+    w is converted inside the kernel and accumulators are FP32, as in `scaled_mm`.  Logits are
+    stored in FP32, in `out` if that is FP32, else in a workspace.  The product's epilogue computes
+    partial row maxima and sums of exponentials, so that a second launch reads the logits once.  On
+    Hopper, with more than 16 rows, 16-bit results and no bias or a column bias, logits stay in
+    registers: the epilogue stores exponentials relative to the maximum of 64 columns, and the
+    second launch rescales them.
+
+    A row whose logits hold NaN or +inf, or only -inf, gives NaN.  a and bias are copied if their
+    batch and row dims do not merge to one; the result is copied to an `out` whose dims do not.  a
+    and w are also copied where `matmul` copies operands.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices) and
     NotImplementedError (float64).  Error bound: `reference.dequant_softmax_bound`.
@@ -99,7 +103,7 @@ def dequant_softmax(
         flat = _matrix_view(y, rows, n)
         result = maker(xp)((rows, n), y_dtype) if flat is None else flat
         flat_a = a.reshape(rows, a.shape[-1])
-        taken: list[Any] = []  # the call's memory, and whether logits are in the result
+        taken: list[Any] = []  # the call's workspace, and whether the result holds the logits
 
         def complete(call: Product, config: AnyConfig) -> tuple[Product, dict[str, Any]]:
             memory, place, num_sets = memory_of(target, config, result, call.out, bias)
@@ -135,7 +139,7 @@ _GIVEN = ("a", "b", "bias", "scale_b", "logits", "statistics")
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
-    """(a number, an array that broadcasts to (1, n)), of which one is 1 or None."""
+    """(number, array of shape (1, 1) or (1, n)); the unused one is 1 or None."""
     if arguments.is_number(scale, a):
         if scale is None:
             raise TypeError("scale_w must be a number or a float32 array; got None")
@@ -153,7 +157,7 @@ def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
 
 
 def _matrix_view(y: Any, rows: int, n: int) -> Any:
-    """y as a view of (rows, n) whose strides are whole elements; None if there is none."""
+    """y as a (rows, n) view with strides in whole elements, or None if there is no such view."""
     view = y.reshape(rows, n)
     same = address_of(view) == address_of(y) and arguments.overlap(view, y)
     return view if same and product.matrix(view, ()) is not None else None
@@ -164,7 +168,7 @@ def _matrix_view(y: Any, rows: int, n: int) -> Any:
 
 @dataclass(frozen=True)
 class LogitsProblem:
-    """One call, without its numbers.  scale: "number", "tensor", "row" or "flat"."""
+    """One call, without data.  scale: "number", "tensor", "row" or "flat"."""
 
     m: int
     n: int
@@ -213,7 +217,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 def _inputs(problem: LogitsProblem, seed: int, xp: Any) -> Call:
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     rng = np.random.default_rng(seed + 9)
-    # Logits of a variance of about 4.
+    # Logits with a variance of about 4.
     unit = 2 / 75 / max(p.k, 1) ** 0.5 * (2.4 if p.kind == "bench" else 1.0)
     if p.kind == "bench":
         a = inputs.bench_values((p.m, p.k), dtype, seed, xp)
@@ -285,7 +289,7 @@ def _task(problem: LogitsProblem) -> GemmTask:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Rows of a: of the first and the last tile, and seeded ones."""
+    """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, w, scale = call.args
     keep = max(4, max_elements // max(w.shape[1], 1))
     if a.ndim != 2 or keep >= a.shape[0]:

@@ -75,28 +75,31 @@ def dual_gemm_silu(
     >>> cupykern.dual_gemm_silu(a, gate, up, epilogue="maximum(acc1, 0) * acc2 + j").tolist()
     [[3.0, 7.0]]
 
-    a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16, bfloat16
-        or float32; a or the others float32 beside float16 or bfloat16; or a pair of `scaled_mm`:
-        both FP8, both int8, a float16 or bfloat16 and b1, b2 FP8, int8 or NvFp4, or all NvFp4.
+    a: (..., M, K), b1 and b2: (..., K, N) of one dtype; batches broadcast.  dtypes, one of:
+        all float16, all bfloat16 or all float32;
+        a float32 and b1, b2 float16 or bfloat16, or the reverse;
+        a pair of `scaled_mm`: all FP8, all int8, a float16 or bfloat16 and b1, b2 FP8, int8 or
+        NvFp4, or all NvFp4.
     scale_a, scale_b1, scale_b2: as scale_a and scale_b of `scaled_mm`; None: 1.
-    policy: how far the epilogue stays in FP32.  "fp32": up to the result.  "hybrid": SiLU in FP32,
-        its product with the other one in FP16.  "fp16": every operation in FP16, so that a sum
-        below -65504 gives NaN and one below -11.1 zero.
-    out_dtype: float16, bfloat16 or float32; None: a's for these three, float32 where one operand
-        is, else float16.  Of a formula's results as for `matmul`, also of 8 bits.
-    out: array to write into, of the result's shape and dtype and apart from all operands.
-    precision: of float32 operands, as that of `matmul`.
-    config: a GemmConfig or one of the dual GEMM configs of Hopper, of float32 operands one of
-        `matmul`, for both products; None: the default one.
+    policy: precision of the epilogue.  "fp32": FP32 up to the result.  "hybrid": SiLU in FP32, its
+        product with the other accumulator in FP16.  "fp16": every operation in FP16, so that a gate
+        accumulator below -65504 gives NaN and one below -11.1 gives 0.
+    out_dtype: float16, bfloat16 or float32.  None: float32 if an operand is float32, else a's dtype
+        for float16 and bfloat16, else float16.  For a formula's results as for `matmul`, 8-bit
+        dtypes included.
+    out: array to write into, of the result's shape and dtype; must not overlap an operand.
+    precision: of float32 operands, as for `matmul`.
+    config: a GemmConfig or one of Hopper's dual GEMM configs; for float32 operands a config of
+        `matmul`, used for both products.  None: the default one.
     epilogue: another gate in place of silu(acc1) * acc2, with policy "fp32": a formula of acc1 and
-        acc2, the products of b1 and b2 with their scales; see `expression`, kind "gate".  A tuple
-        gives several results, as that of `matmul`.
-    operands: of the formula, up to 7 by name, as those of `matmul`.
+        acc2, the scaled products of b1 and b2; see `expression`, kind "gate".  A tuple gives
+        several results, as for `matmul`.
+    operands: named operands of the formula, at most 7, as for `matmul`.
 
-    Neither product is written to memory: a block computes the same tile of both.  Sums in FP32,
-    int8 exactly in int32.  Layouts and copies as for `scaled_mm`; b1 and b2 of different layouts
-    count as read element by element.  float32 operands, which have no scales and policy "fp32", are
-    multiplied twice; the second product has the gate as its epilogue.
+    Neither product is written to memory: a block computes the same tile of both.  Accumulators are
+    FP32, for int8 exact int32.  Layouts and copies as for `scaled_mm`; b1 and b2 of different
+    layouts are read by scalar loads.  float32 operands take no scales and only policy "fp32"; they
+    run as two products, the second with the gate as its epilogue.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, policy, config, devices),
     NotImplementedError (float64), SyntaxError and NameError (epilogue).  Error bound:
@@ -180,7 +183,7 @@ def dual_gemm_silu(
 def result_dtype(
     a: np.dtype, b: np.dtype, out_dtype: Any, of_formula: tuple[np.dtype, ...] = ()
 ) -> np.dtype:
-    """As products.result_dtype."""
+    """The result's dtype, see products.result_dtype."""
     product.compute_dtype(a, b)
     if out_dtype is None:
         found = dtypes.of_product(a, b, False)
@@ -189,7 +192,7 @@ def result_dtype(
 
 
 def _check_float32(policy: str, **scales: Any) -> None:
-    """Raises ValueError."""
+    """Raises ValueError for a policy or scales that float32 operands do not take."""
     if policy != "fp32":
         raise ValueError(f"policy must be 'fp32' for float32 operands; got {policy!r}")
     for name, scale in scales.items():
@@ -211,7 +214,7 @@ def _of_float32(
     precision: str,
     more: tuple[np.dtype, ...],
 ) -> Any:
-    """Two products: no kernel has the accumulators of both."""
+    """Run two products: no FP32 kernel holds the accumulators of both."""
 
     def step(name: str, operands: dict[str, Any], dtype: np.dtype, to: Any, **options: Any) -> Any:
         own_key = None if key is None else (key, name)
@@ -226,7 +229,7 @@ def _of_float32(
 
 
 def _check_shapes(a: ReadOperand, b1: ReadOperand, b2: ReadOperand) -> tuple[int, ...]:
-    """Of the result.  Raises ValueError."""
+    """The result's shape.  Raises ValueError."""
     batch1, m, n = check_shapes(a, b1)
     batch2, _, n2 = check_shapes(a, b2)
     if n != n2:
@@ -254,24 +257,24 @@ PAIRS = (
     *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
 )
 FLOAT32 = ("float32", "float32"), ("float32", "bfloat16"), ("float16", "float32")
-"""Without scales and policies, unlike PAIRS."""
-SCALES = ("none", "numbers", "tensor", "rows", "blocks", "blocks of b")  # of b: a has none
+"""Pairs that take no scales and only policy "fp32", unlike PAIRS."""
+SCALES = ("none", "numbers", "tensor", "rows", "blocks", "blocks of b")  # last: a has no scales
 GATES = (
     "(minimum(maximum(acc2 + s, -7), 7) + 1) * minimum(acc1, 7)"
-    " * sigmoid(1.702 * minimum(acc1, 7))",  # SwiGLU as gpt-oss has it, with a bias of columns
+    " * sigmoid(1.702 * minimum(acc1, 7))",  # the SwiGLU of gpt-oss, with a column bias
     "0.5 * acc1 * (1 + erf(acc1 * 0.7071067811865476)) * acc2 * k + t",
     "maximum(acc1, 0) * acc1 * z + r if (i + j + b) % 3 != 0 else acc2 - acc1",
 )
 RESULTS = "maximum(acc1, 0) * acc2 * s, acc1 + t, acc2"
 ROWS = "maximum(acc1, 0) * acc2 * s, row_max(acc1 + t), acc2, row_sum(acc1 * acc2)"
-"""With reductions of rows."""
+"""Results with row reductions."""
 
 
 @dataclass(frozen=True)
 class DualProblem:
-    """One call, without its numbers.  kind: matmul's, or "unit": products of variance 1, "codes":
-    codes of NVFP4 up to 1.5 and scales in [0, 1).  epilogue: one of GATES, or None.  out_dtype: as
-    MatmulProblem's."""
+    """One call, without data.  kind: matmul's, or "unit": products of variance 1, "codes": NVFP4
+    codes up to 1.5 and scales in [0, 1).  epilogue: a formula such as GATES, or None.  out_dtype:
+    as for MatmulProblem."""
 
     m: int
     n: int
@@ -309,7 +312,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         kind = "normal"  # FP16 epilogues overflow where FP64 does not
     scales = draw.choice(SCALES[:-2] if fp4 else SCALES)
     if dtype == "int8" and scales == "none" and policy != "fp32":
-        scales = "tensor"  # the same
+        scales = "tensor"  # for the same reason
     if "float32" in (dtype, dtype_b):
         policy, scales = "fp32", "none"
     epilogue = draw.choice((*[None] * 3, ROWS, *GATES, RESULTS)) if policy == "fp32" else None
@@ -331,8 +334,8 @@ def _draw_problem(draw: Draw) -> DualProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> DualProblem:
-    """dtype: of a and the weights, or a*b; of 8-bit weights after a colon "rows" or "blocks", of
-    scales, otherwise one a tensor.  A 16-bit a has no blocks."""
+    """dtype: one name for a and the weights, or a*b.  For 8-bit weights ":rows" or ":blocks" names
+    the scales; the default is per tensor.  A 16-bit a has no block scales."""
     if len(shape) != 3:
         raise ValueError(f"dual_gemm_silu needs a shape (M, N, K); got {shape}")
     names, options = inputs.bench_options("dual_gemm_silu", dtype, ("rows", "blocks"))
@@ -404,7 +407,7 @@ def _inputs(problem: DualProblem, seed: int, xp: Any) -> Call:
 
 
 def _scales(p: DualProblem, seed: int, xp: Any) -> dict[str, Any]:
-    """Such that products have a variance of about 1, if the operands have."""
+    """Scales that give products a variance of about 1 if the operands have variance 1."""
     if p.scales == "none":
         return {}
     rng = np.random.default_rng(seed + 9)
@@ -445,14 +448,14 @@ def _work(problem: DualProblem) -> Work:
 
 
 def _result_dtypes(p: DualProblem) -> tuple[np.dtype, ...]:
-    """Of each result."""
+    """The dtype of each result."""
     kinds, of_formula = products.each_of(p.out_dtype, p.epilogue, "gate")
     pair = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b]
     return tuple(result_dtype(*pair, kind, of_formula) for kind in kinds)
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
-    """Every variant, but for formulas, of which there are two of each kernel."""
+    """Every variant without a formula, and two gate formulas per kernel."""
     found: dict[Variant, None] = {}
     for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
         for blocks in (False, True) if b not in (*product.FLOAT16S, product.FP4) else (False,):
@@ -473,7 +476,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 
 
 def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int], ...]:
-    """What product.layouts gives of two products of a and b."""
+    """The layouts that product.layouts returns for two products of a and b."""
     if b == product.FP4:
         return ((K_MAJOR, K_MAJOR),)
     return tuple(
@@ -514,7 +517,7 @@ def task_of(problem: DualProblem) -> GemmTask:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Rows of a: of the first and the last tile, and seeded ones."""
+    """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, b1, b2 = call.args
     (*batch, m, _), n = a.shape, b1.shape[-2 if isinstance(b1, NvFp4) else -1]
     keep = max(4, max_elements // max(n, 1))
@@ -522,7 +525,7 @@ def _sample(
         return call, outputs
     rows = products.sampled_rows(m, keep, seed)
     kwargs = dict(call.kwargs)
-    if "epilogue" in kwargs:  # of rows i
+    if "epilogue" in kwargs:  # a formula may use the row index i
         return call, outputs
     scale: Any = kwargs.get("scale_a")
     if getattr(scale, "size", 1) > 1:

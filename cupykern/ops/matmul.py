@@ -1,4 +1,4 @@
-"""matmul: matrix products with a fused epilogue, for every pair of dtypes that kernels take."""
+"""matmul: matrix products with a fused epilogue, for every supported pair of dtypes."""
 
 from __future__ import annotations
 
@@ -61,55 +61,61 @@ def matmul(
     >>> largest.tolist()
     [[10.0], [22.0]]
 
-    a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8,
-        one float32 and the other float16 or bfloat16, of which the call makes a float32 copy, both
-        FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.  Or both
-        complex64, with the result, bias and residual: as float32 products of 2 K and 2 N, which
-        `precision` and `config` are of; without activation and epilogue.
-        As in numpy a (K,) is a row and b (K,) a column; the result, and what broadcasts to it,
-        lacks that dim.
+    a: (..., M, K), b: (..., K, N); batches broadcast.  dtypes, one of:
+        both float16, both bfloat16, both float32 or both int8;
+        one float32, the other float16 or bfloat16 (the call makes a float32 copy of the latter);
+        both FP8 (float8_e4m3fn, float8_e5m2);
+        a float16 or bfloat16, and b FP8 or int8;
+        both complex64, with complex64 result, bias and residual, without activation and epilogue.
+        `precision` and `config` then apply to the float32 product that computes it, of 2 K and 2 N.
+        Like in numpy, a of shape (K,) is a row and b of shape (K,) a column; the result, and arrays
+        that broadcast to it, lack that dim.
     bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of
-        shape (N,) is one per column.
-    activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
+        shape (N,) has one element per column.
+    activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu".
     alpha: a finite real number.  A 0-d cupy array is read back, which synchronises.
-    out_dtype: float16, bfloat16 or float32 of the result, or int32 of an int8 product with no other
-        operand and alpha 1.  None: a's for float16 and bfloat16 unless b is float32, bfloat16 for
+    out_dtype: float16, bfloat16 or float32; int32 for an int8 product without other operands and
+        with alpha 1.  None: a's dtype for float16 and bfloat16 unless b is float32, bfloat16 for
         FP8, int32 for int8 where it is allowed, else float32.
-        A formula's results may also be float8_e4m3fn, float8_e5m2 or int8: rounded to nearest even,
-        and to +-448, +-57344, -128 or 127 from beyond these; NaN stays NaN, but is 0 in int8.
-        Several results may have one each, as a tuple; row_max and row_sum are float32.
-    out: array to write the first result into, of its shape and dtype and apart from all operands.
+        Results of a formula may also be float8_e4m3fn, float8_e5m2 or int8: rounded to nearest even
+        and saturated to +-448, +-57344 or -128 and 127.  NaN stays NaN in FP8 and becomes 0 in
+        int8.  A tuple gives each of several results its dtype; row_max and row_sum are float32.
+    out: array to write the first result into, of its shape and dtype; must not overlap an operand.
     config: a GemmConfig, FmaGemmConfig, SplitFloat32, SkinnyGemmConfig, Sm90GemmConfig,
         Sm90Fp8GemmConfig, Sm90MixedGemmConfig or SplitKWorkspace; None: the measured one.
-    precision: of float32 operands, one or both.  "float32": errors are at most those of FP32
-        multiply-adds; from K = 128 on by FP16 parts on tensor cores where that is faster: measured
-        on Hopper, elsewhere by the data sheets' rates.  "fma": FP32 multiply-adds.  "tf32": numbers
-        are rounded to TF32's 11 bits, to nearest.  "fp16x3" or "tf32x3", "bf16x3", "bf16x6",
-        "bf16x9": so many products of 16-bit parts on tensor cores, fewer with a 16-bit operand that
-        is one part.  Tiles whose numbers these cannot stand for (infinities, NaN, numbers beyond
-        2^78, exponents too far apart) are computed by multiply-adds.
-    accumulate: "float16": FP16 accumulators of float16 products, faster on GeForce-class chips; a
-        partial sum beyond 65504 is infinite.  Not on AMD.
-    epilogue: the result as a formula in place of bias, activation and residual: see `expression`.
-        A tuple of up to 4, as "maximum(acc, 0), acc", gives a tuple of results of one pass.  Those
-        after the first may be row_max(...) or row_sum(...), float32 (..., M, 1): without columns
-        -inf and 0.
-    operands: of the formula, up to 8 by name (fewer by each further result): numbers, or float16,
-        bfloat16, float32, FP8, int8, int32, int64 or bool arrays that broadcast to (..., M, N).
-        They become FP32: integers beyond 2^24 are rounded to nearest, booleans are 0 and 1.
+    precision: for products with a float32 operand.  "float32": errors are at most those of FP32
+        multiply-adds; from K = 128 on the product uses FP16 parts on tensor cores where that is
+        faster (measured on Hopper, elsewhere estimated from data-sheet rates).  "fma": FP32
+        multiply-adds.  "tf32": operands are rounded to nearest to TF32's 11 bits.  "fp16x3" or
+        "tf32x3", "bf16x3", "bf16x6", "bf16x9": this many products of 16-bit parts on tensor cores,
+        fewer if a 16-bit operand is a single part.  Tiles that the parts cannot represent
+        (infinities, NaN, numbers beyond 2^78, exponents too far apart) use multiply-adds.
+    accumulate: "float16": FP16 accumulators for float16 products, faster on GeForce-class GPUs; a
+        partial accumulator beyond 65504 becomes infinite.  Not on AMD.
+    epilogue: a formula for the result, in place of bias, activation and residual: see `expression`.
+        A tuple of up to 4, e.g. "maximum(acc, 0), acc", gives a tuple of results in one pass.
+        Results after the first may be row_max(...) or row_sum(...), float32 (..., M, 1); for N = 0
+        they are -inf and 0.
+    operands: named operands of the formula, at most 8, and one less for each result after the
+        first: numbers, or float16, bfloat16, float32, FP8, int8, int32, int64 or bool arrays that
+        broadcast to (..., M, N).  They are converted to FP32: integers beyond 2^24 are rounded to
+        nearest, booleans become 0 and 1.
 
-    Accumulators are FP32 (int8: int32, exact, so K is at most 131071), FP32 inputs without TF32;
-    the epilogue is FP32, with one rounding at the end.  K = 0 gives the epilogue of zero; K must be
-    less than 2^31.  Any strides: K-major or MN-major operands (8-bit ones and those of FP16
-    accumulators: K-major) whose rows are aligned to 16 bytes are read by vectors, others by scalar
-    loads.  From 2^24 multiplications on (2^21 where only the alignment is wrong) these others are
-    first copied into aligned memory, which the call frees again, except misaligned 16-bit ones of
-    up to 16 rows in an aligned array; so are up to 256 rows of an MN-major a, and an operand whose
-    byte strides are no multiples of its itemsize.
+    Accumulators are FP32, for FP32 inputs without TF32, or exact int32 for int8 (K at most 131071).
+    The epilogue is FP32 with one rounding at the end.  K = 0 gives the epilogue of zero; K must be
+    less than 2^31.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
-    NotImplementedError (float64, complex128, what a GPU lacks).  Error bound:
-    `reference.matmul_bound`.
+    Operands may have any strides.  K-major or MN-major operands with rows aligned to 16 bytes are
+    read by vector loads (8-bit operands and FP16 accumulators: K-major only), others by scalar
+    loads.  Products of 2^24 multiplications or more first copy these others into aligned temporary
+    memory; if only the alignment is wrong, products of 2^21 or more, or with K > 64.  The copy also
+    covers an MN-major a of up to 256 rows.  It is not made for misaligned 16-bit operands that
+    begin at 16 bytes if M <= 16.  Operands whose byte strides are not multiples of the itemsize are
+    always copied.
+
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices),
+    SyntaxError and NameError (epilogue) and NotImplementedError (float64, complex128, features that
+    the GPU lacks).  Error bound: `reference.matmul_bound`.
     """
     formula = NO_FORMULA
     if epilogue is not None or operands is not None:
@@ -124,7 +130,7 @@ def matmul(
     options = {"activation": activation, "accumulate": accumulate, "precision": precision}
     try:
         of_vectors = 1 in (a.ndim, b.ndim)
-    except AttributeError:  # `check` says what is no array
+    except AttributeError:  # `check` raises TypeError for it
         of_vectors = False
     if of_vectors:
         vectors = read_vectors(a, b)
@@ -154,8 +160,8 @@ def matmul(
 
 
 class Checked(NamedTuple):
-    """What follows from legal arguments.  addends: bias and residual, broadcast to `shape`.
-    precision: its canonical name.  more: the dtypes of a formula's further results."""
+    """Values derived from legal arguments.  addends: bias and residual, broadcast to `shape`.
+    precision: its canonical name.  more: dtypes of a formula's results after the first."""
 
     target: Target
     addends: dict[str, Any]
@@ -181,7 +187,7 @@ def check(
     accumulate: Any,
     precision: Any,
 ) -> Checked:
-    """The arguments of `matmul`, checked.  formula: what epilogue and operands were read as.
+    """Check the arguments of `matmul`.  formula: epilogue and operands, as read.
 
     Raises TypeError, ValueError and NotImplementedError.
     """

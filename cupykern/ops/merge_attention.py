@@ -1,4 +1,4 @@
-"""merge_attention: attention over two disjoint sets of keys, from its results over each."""
+"""merge_attention: attention over two disjoint sets of keys, from the results over each set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def merge_attention(
     out: Any = None,
     config: MergeConfig | None = None,
 ) -> tuple[Any, Any]:
-    """Attention over two disjoint sets of keys, from its results over each of them.
+    """Attention over two disjoint sets of keys, from the results over each set.
 
     >>> q, k, v = np.ones((3, 1, 4, 64, 32), np.float16)
     >>> first = cupykern.attention(q, k[:, :, :20], v[:, :, :20], return_lse=True)
@@ -42,25 +42,26 @@ def merge_attention(
 
     Arguments:
 
-    out1, out2: results of the same queries, float16, bfloat16 or float32, both of one dtype and
-        shape: (B, H, S, Dv), with layout="bshd" (B, S, H, Dv), or (rows, H, Dv), that of
-        `attention_varlen`.
-    lse1, lse2: their log-sum-exps (natural), float32 (B, H, S), of `attention_varlen` (H, rows).
-    layout: order of the dims of results with four.
-    out: array to write into, of out1's shape and dtype: out1 or out2 itself, or apart from all
-        arguments.
+    out1, out2: results for the same queries, float16, bfloat16 or float32, of one dtype and shape:
+        (B, H, S, Dv), with layout="bshd" (B, S, H, Dv), or (rows, H, Dv), the shape that
+        `attention_varlen` returns.
+    lse1, lse2: their log-sum-exps (natural log), float32 (B, H, S); for `attention_varlen`
+        (H, rows).
+    layout: order of the dims of out1 and out2 if they have four.
+    out: array to write into, of out1's shape and dtype.  May be out1 or out2 itself; must not
+        overlap an argument otherwise.
     config: MergeConfig; None: chosen for the shape.
 
     Returns (out, lse), of the shapes and dtypes of out1 and lse1: lse = log(exp(lse1) + exp(lse2)),
     out = exp(lse1 - lse) out1 + exp(lse2 - lse) out2, in FP32, with one rounding at the end.
 
-    A result whose lse is -inf, of a row without keys, is not used, whatever it holds; if both are,
-    out is 0 and lse -inf.  An lse of NaN or +inf makes NaN of its row.  Results of other rows keep
-    their NaN and infinities, however small their share.
+    A row whose lse is -inf has no keys: its result is ignored, NaN included.  If both lse are -inf,
+    out is 0 and lse -inf.  An lse of NaN or +inf makes the row NaN.  In other rows NaN and
+    infinities of the results propagate, however small their weight.
 
-    Arrays may have any strides; they are read in vectors of 16 bytes where Dv is contiguous and
-    rows are aligned, and copied where a stride is no multiple of the itemsize.  Merging is
-    associative but for rounding: more than two sets are merged one after the other.
+    Arrays may have any strides.  They are read in vectors of 16 bytes where Dv is contiguous and
+    rows are aligned, and copied if a byte stride is not a multiple of the itemsize.  Merging is
+    associative up to rounding: merge more than two sets one after the other.
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, layout,
     overlap, config, devices).
@@ -80,7 +81,7 @@ def merge_attention(
     _check_arrays(out1, lse1, out2, lse2, layout)
     given = {"lse1": lse1, "out2": out2, "lse2": lse2}
     if out is not None:
-        # Exactly in place of either.
+        # Only exact aliasing with out1 or out2 is allowed.
         if out is out2 or (
             getattr(out, "shape", None) == out2.shape and arguments.same_elements(out, out2)
         ):
@@ -90,7 +91,7 @@ def merge_attention(
     with arguments.on_device(target):
         make = maker(target.xp)
         y = make(out1.shape, out1.dtype) if out is None else out
-        if lse1.size and not out1.size:  # a row's first thread writes its log-sum-exp
+        if lse1.size and not out1.size:  # Dv = 0: a row needs a thread that writes its lse
             column = target.xp.zeros((*out1.shape[:-1], 1), out1.dtype)
             return y, merge_attention(column, lse1, column, lse2, layout=layout)[1]
         lse = make(lse1.shape, np.float32)
@@ -107,13 +108,13 @@ def merge_attention(
 
 
 def kept_merge(out1: Any, lse1: Any, out2: Any, lse2: Any, out: Any) -> Repeated | None:
-    """What `merge_attention` has kept of a call with these arguments, if it has."""
+    """The cached launch of `merge_attention` with these arguments, or None."""
     known = plans.find(("merge_attention", "bhsd", None), out, out1, lse1, out2, lse2)[1]
     return None if known is None else known[1]
 
 
 def _check_arrays(out1: Any, lse1: Any, out2: Any, lse2: Any, layout: Any) -> None:
-    """Raises TypeError and ValueError."""
+    """Check dtypes, shapes and layout.  Raises TypeError and ValueError."""
     dtypes.resolve(out1.dtype, "out1's dtype", DTYPES)
     for name, x, dtype in (
         *(("lse1", lse1, np.dtype(np.float32)), ("out2", out2, out1.dtype)),
@@ -157,8 +158,8 @@ def _task(arrays: tuple[Any, ...], layout: str) -> MergeTask:
 
 @dataclass(frozen=True)
 class MergeProblem:
-    """One call, without its numbers.  shape: of out1, of three or four dims.  empty: the share of
-    rows without keys in each set.  distance: the largest difference of both lse."""
+    """One call, without data.  shape: of out1, three or four dims.  empty: the fraction of rows
+    without keys in each set.  distance: the largest difference between the two lse."""
 
     shape: tuple[int, ...]
     dtype: str = "float16"
@@ -230,7 +231,7 @@ def _work(problem: MergeProblem) -> Work:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """One head of some rows of three dims."""
+    """Sample one head of some rows if the results have three dims."""
     out1, lse1, out2, lse2 = call.args
     if out1.size <= max_elements or out1.ndim != 3:
         return call, outputs

@@ -1,4 +1,4 @@
-"""nonfinite_report: NaN, infinities, and statistics of the other elements, in one read."""
+"""nonfinite_report: counts of NaN and infinities, statistics of finite elements, in one read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ..targets.limits import is_measured
 
 @dataclass(frozen=True)
 class NonfiniteReport:
-    """What an array holds.
+    """Counts of non-finite elements of an array, and statistics of its finite ones.
 
     >>> print(cupykern.nonfinite_report(np.array([1.0, np.nan], np.float32)).num_nonfinite)
     1
 
-    size: of its elements, num_nan are NaN, num_posinf and num_neginf infinite.
-    first_index: of the first of these in C order, a tuple of an int for each dim; None: all are
+    size: number of elements.  num_nan, num_posinf, num_neginf: how many are NaN, +inf and -inf.
+    first_index: index of the first non-finite element in C order, one int per dim; None if all are
         finite.
     min, max, mean: of the finite elements; NaN if there are none.
     """
@@ -57,7 +57,7 @@ class NonfiniteReport:
 
 
 def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> NonfiniteReport:
-    """Count x's NaN and infinities, and measure its finite elements, in one read of its memory.
+    """Count NaN and infinities of x and compute min, max and mean of its finite elements.
 
     >>> x = np.array([[1.0, np.inf], [np.nan, -2.0]], np.float32)
     >>> report = cupykern.nonfinite_report(x)
@@ -68,13 +68,14 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
 
     x: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2 array of any shape and strides
         (cupy: on its GPU, on the current stream; numpy: on the host target).  It is copied only if
-        a stride is no multiple of the itemsize, or more than 8 dims cannot be merged.
+        a byte stride is not a multiple of the itemsize, or if more than 8 dims remain after
+        merging.
     config: a NonfiniteConfig; None: the measured one.
 
-    Reads the result back, which waits for the stream: this synchronises.  Counts, the index, min
-    and max are exact, subnormals included; the mean is a sum in FP32 of up to 64 numbers at a time,
-    added up in FP64, so that nothing overflows.  The same bits for the same array, whenever it is
-    called.
+    x is read once.  The call reads the result back, which synchronises with the stream.  Counts,
+    index, min and max are exact, subnormals included.  The mean sums up to 64 elements in FP32 at a
+    time and adds these sums in FP64, so that nothing overflows.  Results are deterministic: the
+    same array always gives the same bits.
 
     Raises TypeError (x's type and dtype), NotImplementedError (float64), ValueError (config) and
     RuntimeError while the current stream is captured.  Error bound: `reference.nonfinite_bound`.
@@ -96,10 +97,11 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
 
 
 def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
-    """nonfinite_report's figures, where x is and without waiting for them.
+    """The figures of nonfinite_report as arrays on x's device, without synchronising.
 
-    Returns int64 (4,): NaN, +inf, -inf, the first's number in C order (2^63 - 1: none), and float64
-    (3,): min, max, mean.  Raises TypeError and ValueError (config).
+    Returns int64 (4,): the counts of NaN, +inf and -inf, and the flat C-order index of the first
+    non-finite element (2^63 - 1: none); and float64 (3,): min, max, mean.  Raises TypeError and
+    ValueError (config).
     """
     xp, buffer = _run(x, config)
     if xp is np:
@@ -109,8 +111,8 @@ def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[
 
 
 def merge_reports(reports: Sequence[NonfiniteReport]) -> NonfiniteReport:
-    """That of all elements, from those of disjoint parts of an array; indices are of the whole
-    array.  The mean is a sum in FP64, in the order of the reports."""
+    """The report of an array, from the reports of its disjoint parts, whose first_index must be in
+    the whole array.  The mean is summed in FP64, in the order of the reports."""
     some = [(r, r.size - r.num_nonfinite) for r in reports if r.size > r.num_nonfinite]
     num_finite = sum(count for _, count in some)
     places = [r.first_index for r in reports if r.first_index is not None]
@@ -127,7 +129,7 @@ def merge_reports(reports: Sequence[NonfiniteReport]) -> NonfiniteReport:
 
 
 def is_capturing(target: Target) -> bool:
-    """Whether the current stream of the target's device records a graph."""
+    """Whether the current stream of the target's device is being captured into a graph."""
     if target.name == "host":
         return False
     with arguments.on_device(target):
@@ -135,14 +137,14 @@ def is_capturing(target: Target) -> bool:
 
 
 def check(x: Any) -> Target:
-    """x's target, of a legal call.  Raises TypeError."""
+    """Check x's type and dtype; return its target.  Raises TypeError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES, "cupy.isfinite")
     return target
 
 
 def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
-    """(numpy or CuPy, the kernel's figures): int64 of numpy, or CuPy's pointer to them."""
+    """(numpy or cupy, the kernel's figures): an int64 numpy array, or a CuPy pointer to int64."""
     key, known, places = plans.find(("nonfinite_report", config), None, x)
     if known is not None:
         return nonfinite_plan.launch(known[0], known[1], x, places)
@@ -157,7 +159,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
         if walk is None or not (
             walk.plain or config or is_measured(target.arch)
         ):  # rare: strides that the kernel can't walk, or has no variant for
-            codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
+            codes = x.view(f"u{x.itemsize}")  # CuPy cannot copy FP8
             return _run(arrays.packed(codes).view(x.dtype), config)
         plan = nonfinite_plan.plan(target, NonfiniteTask(walk, x.dtype), config)
         plans.remember(key, (target, plan))
@@ -169,7 +171,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class NonfiniteProblem:
-    """One call, without its numbers."""
+    """One call, without data."""
 
     shape: tuple[int, ...]
     dtype: str = "float16"
@@ -210,7 +212,7 @@ def _inputs(problem: NonfiniteProblem, seed: int, xp: Any) -> Call:
     if problem.kind == "bench":
         return Call((inputs.bench_values(problem.shape, dtype, seed, xp),))
     x = np.asarray(inputs.values(problem.kind, problem.shape, dtype, seed))
-    codes = x.view(f"u{dtype.itemsize}")  # CuPy moves no FP8
+    codes = x.view(f"u{dtype.itemsize}")  # CuPy cannot copy FP8
     return Call((inputs.with_layout(codes, problem.layout, xp).view(dtype),))
 
 

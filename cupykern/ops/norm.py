@@ -57,19 +57,21 @@ def layer_norm(
 
     x: float16, bfloat16 or float32 array of at least one dim and any strides (cupy: on its GPU, on
         the current stream; numpy: on the host target).
-    weight, bias: arrays of shape (x.shape[-1],), each of any of the three dtypes; None: 1 and 0.
-    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32, where
-        squares below 2^-126 are 0 and those from 2^128 on infinite.
+    weight, bias: arrays of shape (x.shape[-1],), each of any of these three dtypes; None: 1 and 0.
+    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32.  In
+        FP32, squares below 2^-126 are 0 and squares from 2^128 on are infinite.
     residual: array of x's shape and dtype.  s is not rounded before it is normalised.
-    compensated: the mean in two parts, for rows whose mean is over a thousand times their spread.
+    compensated: compute the mean in two parts, for rows whose mean exceeds 1000 times their spread.
     return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
-    dtype: float16, bfloat16 or float32, of the result; None: x's.
-    out: array for the result, of x's shape: x itself, or apart from the other arrays.
-    config: one of norm_plan.FAMILY's; None: the tuned or the measured one.
+    dtype: dtype of y, float16, bfloat16 or float32; None: x's.
+    out: array to write y into, of x's shape and y's dtype.  May be x itself; must not overlap x
+        otherwise, nor the other arrays.
+    config: a config of norm_plan.FAMILY; None: the tuned or the measured one.
 
-    Returns y; (y, s rounded to x's dtype) with a residual; mean and rstd follow.  A row with a NaN
-    or an infinity is NaN throughout, its statistics too.  Means are taken first and squares about
-    them, in FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
+    Returns y, then s rounded to x's dtype if there is a residual, then mean and rstd if
+    return_stats; a tuple if more than one.  A row that holds a NaN or an infinity becomes NaN
+    throughout, its statistics included.  The mean is computed first, then squares about it, in
+    FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, overlap,
     eps, config, devices).  Error bound: `reference.layer_norm_bound`.
@@ -107,16 +109,16 @@ def rms_norm(
 
     x, weight, residual, dtype, out, config: as for `layer_norm`.
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
-    quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by scales: a
-        group's largest magnitude over the format's largest number (1 where that is below 2^-126,
-        NaN for a row with a NaN and a group with an infinity, beside which other groups are 0).
-        `dtype` must be None.
-    granularity: of scales, "row" or "block": one for each row, or for every 128 columns of it.
+    quantize: "e4m3", "e5m2" or "int8": divide the result by scales and round it to that format.  A
+        scale is the group's largest magnitude over the format's largest number, 1 where that is
+        below 2^-126.  It is NaN in a row with a NaN and for a group with an infinity; the other
+        groups of that row are 0.  `dtype` must be None.
+    granularity: scales per "row", or per "block" of 128 columns of a row.
     return_stats: also return rstd = 1 / sqrt(mean(s^2) + eps), float32 of shape x.shape[:-1].
 
-    Returns y, or (q, scale) with y = q * scale and scale float32 of shape (*x.shape[:-1], 1), by
-    blocks (*x.shape[:-1], ceil(x.shape[-1] / 128)); with a residual, s rounded to x's dtype
-    follows, then rstd.
+    Returns y, or with quantize (q, scale): y = q * scale, and scale is float32 of shape
+    (*x.shape[:-1], 1), for blocks (*x.shape[:-1], ceil(x.shape[-1] / 128)).  With a residual, s
+    rounded to x's dtype follows, then rstd if return_stats.
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, overlap,
     eps, config, devices, formats).  Error bound: `reference.rms_norm_bound`.
@@ -228,7 +230,7 @@ def _run_checked(
             else:
                 arrays.assign(y, first)
             return (y, *rest) if rest else y
-        if contiguous:  # else the strides of the results are CuPy's choice
+        if contiguous:  # else CuPy chooses the strides of the results
             plans.remember(key, (target, norm))
         return _launch(target, norm, x, weight, bias, residual, y, total)
 
@@ -236,9 +238,10 @@ def _run_checked(
 def check(
     x: Any, weight: Any, bias: Any, eps: Any, residual: Any, options: tuple[Any, ...], dtype: Any
 ) -> tuple[Target, Options, float, np.dtype]:
-    """(x's target, options, eps, y's dtype) of a legal call.  Raises TypeError and ValueError.
+    """Check the arguments; return x's target, the options, eps and y's dtype.
 
-    options: the arguments of `_checked_options`.
+    options: the arguments of `_checked_options`.  Raises TypeError, ValueError and
+    NotImplementedError.
     """
     target = arguments.target_of("x", x)
     for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
@@ -280,9 +283,9 @@ def _run_otherwise(
     dtype: Any,
     config: RowConfig | None,
 ) -> Any:
-    """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
-    quantised in one go, or of blocks that are not whole, by way of FP32."""
-    # By its strides, not its flags: where a size is 1, any stride counts as contiguous.
+    """Copy arrays that the kernel cannot walk.  For rows too long to be quantised in one launch, or
+    with partial blocks, write an FP32 result and quantise it in a second launch."""
+    # Compare strides, not flags: flags count any stride as contiguous where a size is 1.
     walkable = all(
         a.strides == contiguous_operand(a.shape, a.itemsize).strides
         and operand(a).offset % a.itemsize == 0
@@ -303,7 +306,7 @@ def _run_otherwise(
 def _launch(
     target: Target, norm: Norm, x: Any, weight: Any, bias: Any, residual: Any, y: Any, total: Any
 ) -> Any:
-    """Launch a plan whose results, but for y, are new; returns them all."""
+    """Allocate the results beside y, launch the plan and return them all."""
     xp, options = target.xp, norm.options
     if norm.has_residual and total is None:
         total = arrays.maker(xp)(x.shape, x.dtype)
@@ -318,13 +321,13 @@ def _launch(
 
 
 def _outputs(*arrays: Any) -> Any:
-    """Those that are there, in the order in which they are returned; one alone is no tuple."""
+    """The arrays that are not None as a tuple, or the single one itself."""
     present = tuple(array for array in arrays if array is not None)
     return present if len(present) > 1 else present[0]
 
 
 def _of_nothing(target: Target, x: Any, residual: Any, options: Options, y: Any) -> Any:
-    """The results for no elements: the statistics of rows without columns are 0 / 0."""
+    """The results for an empty x: the statistics of rows without columns are NaN (0 / 0)."""
     xp = target.xp
     stats = xp.full(x.shape[:-1], np.nan, np.float32) if options.return_stats else None
     return _outputs(
@@ -365,7 +368,7 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
 
 
 def _in_two_launches(problem: NormProblem) -> NormProblem:
-    """The first launch where no kernel quantizes the blocks (_run_otherwise)."""
+    """The first of two launches, where no kernel quantizes the blocks (`_run_otherwise`)."""
     return replace(problem, quantize=None, granularity="row", out_dtype="float32")
 
 

@@ -1,4 +1,4 @@
-"""quantize: FP8 and int8 codes with scales for a tensor, its rows, columns or blocks."""
+"""quantize: FP8 and int8 codes with scales per tensor, row, column or block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quantize(
     block: tuple[int, int] = (1, 128),
     config: RowConfig | None = None,
 ) -> tuple[Any, Any]:
-    """(values, scale) with x = values * scale, but for rounding, in a narrow format.
+    """Quantize x to a narrow format: (values, scale) with x = values * scale up to rounding.
 
     >>> x = np.array([[1.0, -2.0, 4.0], [0.5, 0.25, 0.0]], np.float32)
     >>> q, scale = cupykern.quantize(x, "int8", granularity="row")
@@ -44,22 +44,24 @@ def quantize(
     x: float16, bfloat16 or float32 array of any shape and strides; "row" needs at least one dim,
         "column" and "block" two.
     dtype: "e4m3", "e5m2", "int8", or the dtype float8_e4m3fn, float8_e5m2 or int8.
-    granularity: what shares a scale: everything ("tensor"), what differs only along the last axis
-        ("row") or the last but one ("column"), or tiles of `block` = (rows, columns).
-    config: one of the FAMILY of quantize_rows, quantize_columns or quantize_tiles; None: the tuned
-        or the measured one.
+    granularity: the elements that share a scale: "tensor": all; "row": along the last axis;
+        "column": along the last but one axis; "block": tiles of `block`.
+    block: (rows, columns) of a tile for granularity "block", at most 2^20 elements.
+    config: a config of the FAMILY of quantize_rows, quantize_columns or quantize_tiles; None: the
+        tuned or the measured one.
 
-    values: of x's shape.  scale: float32 of shape (), (..., M, 1), (..., 1, N) or
-    (..., ceil(M / rows), ceil(N / columns)): the group's largest magnitude over the format's
-    largest number, 448, 57344 or 127; 1 where that is below 2^-126.  Values are rounded to nearest
-    even and saturate.  A group with a NaN or an infinity has scale NaN and values NaN (int8: 0).
+    Returns values, of x's shape, and scale, float32 of shape (), (..., M, 1), (..., 1, N) or
+    (..., ceil(M / rows), ceil(N / columns)).  A scale is the group's largest magnitude over the
+    format's largest number (448, 57344 or 127), 1 where that is below 2^-126.  Values are rounded
+    to nearest even and saturate.  A group with a NaN or an infinity has scale NaN and values NaN
+    (int8: 0).
 
-    x is read once (twice where a group is longer than a block's or cluster's shared memory).
+    x is read once, or twice if a group exceeds the shared memory of a block or cluster.
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (dims,
     granularity, block, config).  Error bound: `reference.quantize_bound`.
     """
-    if granularity == "block":  # before the key: (1, 128) == (1.0, 128.0)
+    if granularity == "block":  # checked before the key is built: (1, 128) == (1.0, 128.0)
         check_block(block)
     key, known, _ = plans.find(("quantize", dtype, granularity, block, config), None, x)
     if known is not None:
@@ -77,13 +79,13 @@ def quantize(
         else:
             found = run_columns(target, x, code, config) if granularity == "column" else None
             values, scale, launch = found or run_rows(target, x, code, granularity, config)
-        if x.flags.c_contiguous and arrays.in_elements(x):  # else there may have been a copy
+        if x.flags.c_contiguous and arrays.in_elements(x):  # else x may have been copied
             plans.remember(key, (target, code, scale.shape, launch))
         return values, scale
 
 
 def check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> tuple[Target, np.dtype]:
-    """(x's target, the format) of a legal call.  Raises TypeError and ValueError."""
+    """Check the arguments; return x's target and the format.  Raises TypeError and ValueError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     if isinstance(dtype, str) and dtype in dtypes.QUANTIZED:
@@ -102,7 +104,7 @@ def check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> tuple
 
 
 def check_block(block: Any) -> None:
-    """Raises ValueError."""
+    """Raises ValueError unless block is two positive integers of a product up to _MAX_TILE."""
     legal = (
         isinstance(block, tuple)
         and len(block) == 2
@@ -149,7 +151,7 @@ def _draw_problem(draw: Draw) -> QuantizeProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> QuantizeProblem:
-    """dtype: and after a colon options, with plus signs: a format, a granularity."""
+    """dtype: a dtype, then after a colon options joined by "+": a format, a granularity."""
     if len(shape) < 2:
         raise ValueError("quantize needs a shape of at least two dims")
     options = (*dtypes.QUANTIZED, *GRANULARITIES)

@@ -1,4 +1,4 @@
-"""quantize_nvfp4: e2m1 codes with an e4m3 scale for every 16 of a row and an FP32 scale of all."""
+"""quantize_nvfp4: e2m1 codes, an e4m3 scale per 16 elements of a row and a global FP32 scale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..targets import Target
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
-    """x as an NvFp4: x = code * scale * global_scale, but for rounding.
+    """Quantize x to an NvFp4: x = code * scale * global_scale up to rounding.
 
     >>> x = np.linspace(-6, 6, 16, dtype=np.float32)[None]
     >>> p = cupykern.quantize_nvfp4(x)
@@ -32,16 +32,16 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     [-6. -6. -4. -4.]
 
     x: float16, bfloat16 or float32 (..., rows, K), K a multiple of 16, of any strides.
-    layout: of the scales, "plain" or "blocked" (`NvFp4`).
+    layout: of the scales, "plain" or "blocked" (see `NvFp4`).
     config: an NvFp4Config; None: the default one.
 
-    global_scale, a float32 array of shape (): the largest finite |x| over 2688 = 6 * 448, 1 where
-    that is below 2^-126.  scale: the largest |x| of 16 over 6 * global_scale, NaN for a group with
-    a NaN or an infinity, whose codes are 0.  All are rounded to nearest even, codes beyond 6
-    saturate.  (NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv 2509.25149, two-level
-    scaling.)
+    global_scale, a float32 array of shape (), is the largest finite |x| over 2688 = 6 * 448, or 1
+    where that is below 2^-126.  scale is the largest |x| of 16 elements over 6 * global_scale; it
+    is NaN for a group with a NaN or an infinity, whose codes are 0.  All are rounded to nearest
+    even; codes beyond 6 saturate.  (Two-level scaling: NVIDIA, "Pretraining Large Language Models
+    with NVFP4", arXiv 2509.25149.)
 
-    x is read twice; it is copied if its batch's dims do not merge to one stride.
+    x is read twice.  It is copied if its batch dims do not merge to one stride.
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shape, layout,
     config).  Error bound: `reference.quantize_nvfp4_bound`.
@@ -62,7 +62,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         batch = math.prod(outer)
         if batch * (rows + 127) >= 2**32:
             raise ValueError(f"x must have less than 2^32 rows; got {batch * rows}")
-        # Rarely of a stride of some odd number of bytes.
+        # Rare: byte strides that are not multiples of the itemsize.
         flat = (x if arrays.in_elements(x) else arrays.packed(x)).reshape(batch, rows, k)
         task = NvFp4Task(x.shape, x.dtype, cast(Matrix, matrix(flat, (batch,))), layout)
         plan = quantize_nvfp4_plan.plan(target, task, config)
@@ -71,7 +71,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
 
 
 def check(x: Any, layout: str) -> Target:
-    """x's target, of a legal call.  Raises TypeError and ValueError."""
+    """Check the arguments; return x's target.  Raises TypeError and ValueError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     if layout not in nvfp4.LAYOUTS:
@@ -86,7 +86,7 @@ def check(x: Any, layout: str) -> Target:
 
 @dataclass(frozen=True)
 class NvFp4Problem:
-    """One call, without its numbers.  memory: inputs.LAYOUTS."""
+    """One call, without data.  memory: one of inputs.LAYOUTS."""
 
     shape: tuple[int, ...]
     dtype: str = "float16"
@@ -138,9 +138,10 @@ def _work(problem: NvFp4Problem) -> Work:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Some rows of one matrix, with the one of the largest number, which decides every scale.
+    """Sample rows of one matrix, among them the row of the largest magnitude, which determines
+    global_scale.
 
-    outputs: NvFp4.outputs', which stand in plain order.
+    outputs: of NvFp4.outputs, scales in plain order.
     """
     x = call.args[0]
     rows = inputs.sample_rows(x, max_elements, seed) if x.ndim == 2 and x.size else None

@@ -1,4 +1,4 @@
-"""rope_and_cache: norms of heads, rotary positions and the KV cache in one launch."""
+"""rope_and_cache: per-head RMS norm, rotary embedding and KV-cache writes in one launch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rope_and_cache(
     out: Any = None,
     config: RopeConfig | None = None,
 ) -> Any:
-    """Rotate q and k by their positions, and write k and v to the KV cache, in one launch.
+    """Apply rotary embedding to q and k and write k and v to the KV cache, in one launch.
 
     >>> qkv = np.ones((2, 5, 8 + 2 + 2, 64), np.float16)  # of one product: 8 heads, 2 KV heads
     >>> q, k, v = qkv[:, :, :8], qkv[:, :, 8:10], qkv[:, :, 10:]
@@ -55,40 +55,40 @@ def rope_and_cache(
 
     q: (B, S, H, D), float16, bfloat16 or float32, D up to 512.
     k, v: (B, S, Hkv, D) of q's dtype.  Without a cache v is not used.
-    positions: int32 (B, S) or (S,): of the rotation, and where k and v go in the cache.  A token
-        whose position is negative, or beyond the cache, is not written; its q is rotated all the
-        same.
+    positions: int32 (B, S) or (S,): each token's position for the rotation and its slot in the
+        cache.  A token with a negative position, or one beyond the cache, is not written; its q is
+        still rotated.
     k_cache, v_cache: (B, Hkv, Smax, D) of q's dtype, float8_e4m3fn or int8; both or neither.
-        Slots of other tokens stay as they are.  They must not overlap each other, which is refused,
-        nor other arguments, which is not looked for.
-    inv_freq: float32 (R,), 2 R at most D: the angle of pair i is position * inv_freq[i]
-        (`rope_inv_freq`).  The first 2 R numbers of a head are rotated, the others kept.
-    cos_sin: in place of inv_freq, float32 (P, 2 R): row p has the R cosines and then the R sines of
-        position p (vLLM's and FlashInfer's cos_sin_cache).  Positions beyond it count as the last
-        one, negative ones as the first.
-    interleaved: pairs are numbers 2 i and 2 i + 1 (GPT-J); False: i and i + R (NeoX, Llama).
-    attention_factor: finite number that cosines and sines are multiplied with (YaRN's).
-    q_weight, k_weight: (D,) of any of the three dtypes: each head is first divided by
-        sqrt(mean(x^2) + eps) and multiplied with them (Qwen 3, Gemma 3); None: it is not.
+        Other slots are not changed.  The caches must not overlap each other (raises ValueError) nor
+        other arguments (not checked).
+    inv_freq: float32 (R,), 2 R <= D: the angle of pair i is position * inv_freq[i] (see
+        `rope_inv_freq`).  The first 2 R elements of a head are rotated, the others copied.
+    cos_sin: in place of inv_freq, float32 (P, 2 R): row p holds the R cosines, then the R sines of
+        position p (the cos_sin_cache of vLLM and FlashInfer).  Positions are clamped to [0, P - 1].
+    interleaved: True: pairs are elements 2 i and 2 i + 1 (GPT-J); False: i and i + R (NeoX, Llama).
+    attention_factor: finite factor of cosines and sines (as in YaRN).
+    q_weight, k_weight: (D,), float16, bfloat16 or float32, weights of a per-head RMS norm before
+        the rotation: x / sqrt(mean(x^2) + eps) * weight (Qwen 3, Gemma 3).  None: no norm.
     eps: a finite number of at least 0.
-    block_table: int32 (B, max_pages), for paged caches, which are (num_pages, Hkv, page, D):
-        position i of sequence b is slot i % page of page block_table[b, i // page].  Tokens of
-        pages that there are not (-1) are not written.
+    block_table: int32 (B, max_pages), for paged caches of shape (num_pages, Hkv, page, D): position
+        i of sequence b is slot i % page of page block_table[b, i // page].  Tokens whose page does
+        not exist (e.g. -1) are not written.
     layout: order of the caches' dims.  "hnd": as above.  "nhd": (B, Smax, Hkv, D), paged
         (num_pages, page, Hkv, D), as vLLM and FlashInfer store them.
-    k_scale, v_scale: what 8-bit caches are divided by: numbers (None: 1), float32 arrays of shape
-        () or (Hkv,), or outputs: float32 arrays of the cache's shape without D, both, whose slots
-        take the head vector's largest magnitude over the format's largest number (1 where that is
-        below 2^-126, NaN for a vector with a NaN or an infinity).
-    out: array for the rotated q: q itself, or apart from all arguments.
+    k_scale, v_scale: divisors for 8-bit caches: numbers (None: 1) or float32 arrays of shape () or
+        (Hkv,).  Or both are outputs, float32 arrays of the cache's shape without D: each written
+        slot receives the head vector's largest magnitude over the format's largest number (1 where
+        that is below 2^-126, NaN for a vector with a NaN or an infinity).
+    out: array for the rotated q, of q's shape and dtype.  May be q itself; must not overlap an
+        argument otherwise.
     config: RopeConfig; None: chosen for the shape.
 
     Returns the rotated q, of q's shape and dtype; without a cache (q, k), both rotated.
 
-    The arithmetic is in FP32, with one rounding at the end; angles by inv_freq are FP64, exact at
-    any position.  8-bit codes saturate.  Heads are read and written in vectors where their numbers
-    are adjacent and 16-byte aligned (in 8-bit caches 8-byte), and R and D / 2 are multiples of 8
-    (of float32 of 4); other strides, in elements, work without a copy too, but slower.
+    Arithmetic is FP32 with one rounding at the end; angles from inv_freq are FP64, exact at any
+    position.  8-bit codes saturate.  Heads are read and written in vectors if their elements are
+    contiguous and 16-byte aligned (8-bit caches: 8-byte), and R and D / 2 are multiples of 8
+    (float32: of 4).  Other strides in whole elements also need no copy, but are slower.
 
     Raises TypeError (types, dtypes), NotImplementedError (float64) and ValueError (shapes, layout,
     overlap, scales, config, devices).  Formula: Su et al., arXiv:2104.09864.  Error bound:
@@ -164,8 +164,8 @@ def rope_and_cache(
 def rope_and_cache_arrays(
     q: Any, k: Any, v: Any, positions: Any, k_cache: Any = None, v_cache: Any = None, **options: Any
 ) -> tuple[Any, ...]:
-    """rope_and_cache's results with all that it writes: (q, k), or (q, k_cache, v_cache) and scales
-    that are outputs."""
+    """rope_and_cache with every written array returned: (q, k), or (q, k_cache, v_cache) followed
+    by output scales."""
     y = rope_and_cache(q, k, v, positions, k_cache, v_cache, **options)
     if k_cache is None:
         return y
@@ -176,7 +176,7 @@ def rope_and_cache_arrays(
 
 
 class _Arrays(NamedTuple):
-    """The kernel's, in the order of its arguments; out and k_out follow."""
+    """The kernel's arrays, in the order of its arguments; those it writes begin at out."""
 
     q: Any
     k: Any
@@ -193,7 +193,7 @@ class _Arrays(NamedTuple):
     v_scale: Any
 
 
-_WRITTEN = _Arrays._fields.index("out")  # from here on
+_WRITTEN = _Arrays._fields.index("out")  # the first array that the kernel writes
 
 
 def _call(
@@ -221,7 +221,7 @@ def _call(
         cache_dtype=k_out.dtype,
         q_shape=a.q.shape,
         kv_heads=a.k.shape[2],
-        half=a.rotation.shape[-1] // a.rotation.ndim,  # cosines and sines
+        half=a.rotation.shape[-1] // a.rotation.ndim,  # cos_sin: half cosines, half sines
         q=operand(a.q),
         k=operand(a.k),
         v=operand(a.v) if has_cache else None,
@@ -249,7 +249,7 @@ def _call(
 
 
 def _scale_strides(scale: Any) -> tuple[int, ...]:
-    """Of a page, slot and head, in elements."""
+    """The strides of page, slot and head, in elements."""
     if scale is None:
         return (0, 0, 0)
     steps = tuple(step // 4 for step in steps_of(scale))

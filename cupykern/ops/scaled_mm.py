@@ -43,7 +43,7 @@ from .checks.scales import (
 from .problems import products
 from .problems.products import NVFP4
 
-_PRODUCT = "the product"  # an operand's name that no formula has
+_PRODUCT = "the product"  # an operand name that cannot occur in a formula
 QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 
 
@@ -68,7 +68,7 @@ def scaled_mm(
     >>> cupykern.scaled_mm(x, w.T, scale_b=np.array([[0.5, 0.25]], np.float32)).tolist()
     [[25.0, -12.5]]
 
-    The first of two FP8 products, whose result has a scale that is known before: 2 for a code.
+    Two chained FP8 products; the FP8 result of the first has a scale known in advance, 2 per code.
 
     >>> x, w1, w2 = (cupykern.asarray(v, "float8_e4m3fn") for v in ([[4, -8]], [[3], [1]], [[5]]))
     >>> h = cupykern.scaled_mm(
@@ -77,27 +77,33 @@ def scaled_mm(
     >>> h.dtype.name, cupykern.scaled_mm(h, w2, 2.0, out_dtype="float32").tolist()
     ('float8_e4m3fn', [[20.0]])
 
-    a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
-        int8, or a float16 or bfloat16 and b FP8 or int8.  Or an NvFp4 with an NvFp4 or with float16
-        or bfloat16 on either side; its global scale is part of the epilogue.  8-bit and NvFp4
-        weights, exact in FP16 and BF16, are converted inside the kernel; on Hopper NvFp4 ones of
-        many rows of a, and an NvFp4 a, in temporary memory before, two bytes a number.
-    scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a
-        float32 array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks
-        of 128 of k (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128),
-        ceil(N / 128)).  Blocks go with blocks, a number or None.  An NvFp4 has its
-        own, and the other operand no blocks.
+    a: (..., M, K), b: (..., K, N); batches broadcast.  dtypes, one of:
+        both FP8 (float8_e4m3fn, float8_e5m2), or both int8;
+        a float16 or bfloat16, and b FP8 or int8;
+        both NvFp4, or one NvFp4 and the other float16 or bfloat16, on either side.
+        8-bit and NvFp4 weights, exact in FP16 and BF16, are converted inside the kernel.  On
+        Hopper, an NvFp4 b with many rows of a, and an NvFp4 a, are first decoded into temporary
+        memory of two bytes per element.
+    scale_a, scale_b: factors of the stored values; None: 1.  One of:
+        a finite number, or a float32 array of one element;
+        float32 per row, (..., M, 1) for a, and per column, (..., 1, N) for b;
+        float32 per block of 128 along k (and 128 columns of b), (..., M, ceil(K / 128)) for a and
+        (..., ceil(K / 128), ceil(N / 128)) for b.  The other scale is then per block, a number or
+        None.
+        Must be None for an NvFp4, which holds its own scales (its global scale is applied in the
+        epilogue); the other operand then takes no block scales.
     bias, activation, out_dtype, out, config, epilogue, operands: as for `matmul`.  out_dtype None:
-        a's for float16 and bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for
-        int8 without scales, bias, activation and epilogue.
+        a's dtype for float16 and bfloat16, bfloat16 for FP8, float32 for NvFp4; for int8 float32,
+        or int32 without scales, bias, activation and epilogue.
 
-    Sums in FP32, int8 exactly in int32 (blocks: each block); the scales and the epilogue in FP32,
-    one rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any
-    strides.  Of an NvFp4, data whose rows do not begin at multiples of 8 bytes, and arrays with a
-    step between bytes of a row, are copied.
+    Accumulators are FP32; for int8 exact int32 (with block scales, within each block).  Scales and
+    epilogue are FP32 with one rounding at the end.  Layouts and copies as for `matmul`; scale
+    arrays may have any strides.  NvFp4 data whose rows do not begin at multiples of 8 bytes, and
+    NvFp4 arrays whose rows are not contiguous, are copied.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices) and
-    NotImplementedError (float64).  Error bound: `reference.scaled_mm_bound`.
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices),
+    SyntaxError and NameError (epilogue) and NotImplementedError (float64).  Error bound:
+    `reference.scaled_mm_bound`.
     """
     formula = NO_FORMULA
     if epilogue is not None or operands is not None:
@@ -132,7 +138,7 @@ def scaled_mm(
             f"others)"
         )
     alpha = product_of_scales(x, y)
-    # By what is given, not by its value: it decides about the result's dtype.
+    # Test for None, not for the value 1: the result's dtype depends on which arguments are given.
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))
     given = each_dtype(formula, out_dtype)
     out_dtype, *more = (
@@ -176,7 +182,7 @@ def _transposed(
     config: Any,
     formula: ReadFormula,
 ) -> Any:
-    """a NvFp4, b float16 or bfloat16: by the kernels for a's and b's places exchanged."""
+    """The product of an NvFp4 a and a float16 or bfloat16 b, as the transpose of b^T a^T."""
     arguments.same_place("b", b, a.data, "a")
     if b.dtype not in product.FLOAT16S:
         raise TypeError(f"b must be NvFp4, float16 or bfloat16 where a is NvFp4; got {b.dtype}")
@@ -201,7 +207,7 @@ def _transposed(
 
 
 def _apply(formula: ReadFormula, total: Any, out_dtype: Any, out: Any) -> Any:
-    """The formula of an FP32 product that is there: of a product of no k, to which it is added."""
+    """Apply the formula to a finished FP32 product: run a product of K = 0 and add `total`."""
     expression, operands = formula.given()
     empty = maker(namespace(total))
     dtype = tuple("float32" if one is None else one for one in each_dtype(formula, out_dtype))
@@ -230,7 +236,7 @@ def _turn_bias(bias: Any) -> Any:
 
 @dataclass(frozen=True)
 class ScaledProblem:
-    """One call, without its numbers.  scales: one of SCALES; "blocks of b": a has none."""
+    """One call, without data.  scales: one of SCALES; "blocks of b": a has no scales."""
 
     product: products.MatmulProblem
     scales: str = "tensor"
@@ -266,9 +272,9 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
-    """dtype: as products.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not
-    named.  Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own.  A 16-bit a
-    has no blocks."""
+    """dtype: see products.bench_product; b defaults to int8 or NvFp4 if a is that, else to
+    float8_e4m3fn.  Scales are per tensor, or by the option "rows" or "blocks"; NvFp4 holds its own.
+    A 16-bit a has no block scales."""
     if NVFP4 in dtype.partition(":")[0].split("*"):
         return ScaledProblem(_nvfp4_bench_product(shape, dtype), "none")
     default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"
@@ -296,7 +302,7 @@ def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> products.MatmulP
 
 
 def _operands(p: products.MatmulProblem, seed: int, xp: Any) -> Call:
-    """matmul's, but NvFp4 where the problem says so."""
+    """The operands of matmul, with NvFp4 where the problem names it."""
     if NVFP4 not in (p.dtype, p.dtype_b):
         return products.make_inputs(p, seed, xp)
     dtype, dtype_b = ("float16" if name == NVFP4 else name for name in (p.dtype, p.dtype_b))
@@ -355,7 +361,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 
 
 def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
-    """Of products with NvFp4."""
+    """The variants of products with NvFp4."""
     fp4 = product.FP4
     found: dict[Variant, None] = {}
     for a in (fp4, *product.FLOAT16S):
@@ -390,7 +396,7 @@ def _task(problem: ScaledProblem) -> GemmTask:
 def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
     a, b, *scales = call.args
     bias, dtype = call.kwargs.get("bias"), p.out_dtype
-    if not isinstance(b, NvFp4):  # as _transposed
+    if not isinstance(b, NvFp4):  # see _transposed
         a, b, bias, dtype = _turn(b), a, _turn_bias(bias), p.out_dtype or "float32"
     x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
     batch, m, n = check_shapes(x, y)
@@ -429,7 +435,7 @@ def _sample(
 def _sample_nvfp4(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Of a call without scales, bias and activation: rows of a; else all."""
+    """Sample rows of a if the call has no scales, bias or activation; else keep all."""
     a, b = call.args[:2]
     m, n = a.shape[-2], b.shape[-2 if isinstance(b, NvFp4) else -1]
     keep = max(4, max_elements // max(n, 1))

@@ -50,16 +50,18 @@ def softmax(
 
     x: float16, bfloat16 or float32 array of any shape and strides (cupy: on its GPU, on the current
         stream; numpy: on the host target).
-    mask: bool array that broadcasts to x's shape, True = keep.  What it hides counts as absent,
-        whatever it holds.
+    axis: the axis along which results sum to 1.
+    mask: bool array that broadcasts to x's shape, True = keep.  Masked elements count as absent,
+        NaN and infinities included.
     scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
-    dtype: float16, bfloat16 or float32, of the result; None: x's.
-    out: array to write into, of x's shape and the result's dtype: x, or apart from x and mask.
-    config: one of softmax_plan.FAMILY's; None: the tuned or the measured one.
+    dtype: dtype of the result, float16, bfloat16 or float32; None: x's.
+    out: array to write into, of x's shape and the result's dtype.  May be x itself; must not
+        overlap x otherwise, nor mask.
+    config: a config of softmax_plan.FAMILY; None: the tuned or the measured one.
 
-    A row of which nothing is kept gives zeros; one that keeps a NaN or an infinite score, or only
-    scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride
-    is no multiple of the itemsize, or more than 6 dims cannot be merged.
+    A fully masked row gives zeros.  A row gives NaN if it keeps a NaN or +inf score, or only -inf
+    scores.  Sums are FP32 for all dtypes.  x is copied only if a byte stride is not a multiple of
+    the itemsize, or if more than 6 dims remain beside `axis` after merging.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices),
     NotImplementedError (float64) and numpy.exceptions.AxisError.  Error bound:
@@ -83,8 +85,8 @@ def log_softmax(
     >>> print(cupykern.log_softmax(np.zeros((1, 4), np.float32)).round(4))  # -log(4)
     [[-1.3863 -1.3863 -1.3863 -1.3863]]
 
-    Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing
-    is kept too.  Error bound: `reference.log_softmax_bound`.
+    Arguments and errors as for `softmax`.  Masked elements give -inf, also in a fully masked
+    row.  Error bound: `reference.log_softmax_bound`.
     """
     return _run(x, axis, mask, scale, dtype, out, True, config)
 
@@ -92,7 +94,7 @@ def log_softmax(
 def check(
     x: Any, axis: Any, mask: Any, scale: Any, dtype: Any
 ) -> tuple[Target, int, float, Any, np.dtype]:
-    """(x's target, axis, scale, the mask broadcast to x, the result's dtype) of a legal call.
+    """Check the arguments; return x's target, axis, scale, the broadcast mask and the result dtype.
 
     Raises TypeError, ValueError, NotImplementedError and numpy.exceptions.AxisError.
     """
@@ -154,7 +156,7 @@ def _run_checked(
         if task is None:  # rare: strides that the kernel can't walk
             return _run_on_copies(x, axis, mask, scale, y_dtype, y, log, config)
         plan = softmax_plan.plan(target, task, config)
-        if contiguous or out is not None:  # else the strides of the result are CuPy's choice
+        if contiguous or out is not None:  # else CuPy chooses the strides of the result
             plans.remember(key, (target, y_dtype, plan))
         plan.launch(target.xp, (x, mask, y))
     return y

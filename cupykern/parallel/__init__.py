@@ -1,8 +1,8 @@
-"""Steps of models over several ranks, each with a part of the weights, rows, keys or experts.
+"""Model layers over several ranks; each rank holds a part of the weights, rows, keys or experts.
 
-Functions over a communicator that the user has, of mpi4py or NCCL: `MpiCommunicator`,
-`NcclCommunicator`, or `SelfCommunicator` for one rank.  Sums over ranks are FP32, in the order of
-ranks.  All ranks compare their arguments first, and raise the same error where these differ.
+The functions take a communicator over the user's mpi4py or NCCL communicator: `MpiCommunicator`,
+`NcclCommunicator`, or `SelfCommunicator` for one rank.  Sums over ranks are FP32, in rank order.
+All ranks compare their arguments first and raise the same error if these differ.
 """
 
 from .attention import ring_attention, zigzag

@@ -1,7 +1,7 @@
-"""Agreement: before any data move, all ranks compare their arguments, and raise the same error.
+"""Agreement: before data transfers all ranks compare their arguments and raise the same error.
 
-Each rank sends a digest of its call and a few integers of its own.  Only where digests differ are
-the arguments themselves exchanged, as text.
+Each rank sends a digest of its call and a few integers of its own.  The arguments themselves are
+exchanged, as text, only if digests differ or a rank has an error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class Facts(NamedTuple):
-    """same: what must be the same on all ranks, by the argument's name, as text.
-    own: up to 6 integers that may differ from rank to rank, as the rows of a shard."""
+    """same: argument name -> text that must be equal on all ranks.
+    own: up to 6 integers that may differ between ranks, e.g. the rows of a shard."""
 
     same: Mapping[str, str]
     own: Sequence[int] = ()
 
 
 class _Answer(NamedTuple):
-    """function, what it was given by argument, and (type, message) of an error or None."""
+    """The function's name, its Facts.same, and (type, message) of an error or None."""
 
     function: str
     same: dict[str, str]
@@ -42,11 +42,11 @@ class _Answer(NamedTuple):
 
 @contextmanager
 def agreed(comm: Communicator, function: str, facts: Callable[[], Facts]) -> Iterator[np.ndarray]:
-    """Within the block all ranks are in the same call; gives their own integers, (size, n).
+    """Context in which all ranks are in the same call; yields all ranks' own integers, (size, n).
 
     facts: checks this rank's arguments.  If it raises TypeError, ValueError or NotImplementedError
-    on any rank, all ranks raise that error (RuntimeError for one of another type).  If the block
-    fails halfway, later calls raise CommunicationError.
+    on any rank, all ranks raise that error (RuntimeError for other types).  If the block fails
+    after its first exchange, or with another type of error, later calls raise CommunicationError.
 
     Raises TypeError, ValueError, NotImplementedError and CommunicationError.
     """
@@ -55,14 +55,14 @@ def agreed(comm: Communicator, function: str, facts: Callable[[], Facts]) -> Ite
     try:
         yield own
     except BaseException as error:
-        # What all ranks raise alike, before they send anything, does no harm.
+        # Argument errors before the first exchange are raised by all ranks: nothing is pending.
         if comm.exchanges > begin or not isinstance(error, _OF_ARGUMENTS):
             comm.fail(f"{function} failed on rank {comm.rank}: {error!r}")
         raise
 
 
 def agree(comm: Communicator, function: str, facts: Callable[[], Facts]) -> np.ndarray:
-    """As `agreed`."""
+    """`agreed` without the block: compare arguments and return all ranks' own integers."""
     comm.check()
     cause: Exception | None = None
     found = Facts({})
@@ -91,14 +91,14 @@ def agree(comm: Communicator, function: str, facts: Callable[[], Facts]) -> np.n
         texts = comm.gather_bytes(text, table[:, 0].tolist())
     except CommunicationError as error:
         raise CommunicationError(f"{function}: {error}", error.ranks) from cause
-    except BaseException as error:  # Ctrl-C, say
+    except BaseException as error:  # e.g. KeyboardInterrupt
         comm.fail(f"{function} failed on rank {comm.rank}: {error!r}")
         raise
     raise _disagreement([_Answer(*json.loads(x)) for x in texts]) from cause
 
 
 def _as_before(comm: Communicator, function: str, packet: bytes) -> np.ndarray:
-    """What other ranks gave when this one gave the same last, outside a graph that is captured."""
+    """All ranks' integers from the last equal call outside of graph capture."""
     if packet not in comm.tables:
         raise NotImplementedError(
             f"{function}: a CUDA graph is captured, in which ranks cannot compare their arguments: "
@@ -112,7 +112,7 @@ def _kind(error: Exception) -> str:
 
 
 def _disagreement(answers: list[_Answer]) -> Exception:
-    """The error that every rank raises; it depends on the answers alone."""
+    """The error that every rank raises; it depends only on the answers."""
     for rank, answer in enumerate(answers):
         if answer.error is not None:
             kind, message = answer.error
@@ -130,7 +130,7 @@ def _disagreement(answers: list[_Answer]) -> Exception:
 
 
 def by_rank(given: Sequence[object]) -> str:
-    """What each rank gave: "5 (ranks 0, 2), 6 (rank 1)"."""
+    """The ranks' values as text: "5 (ranks 0, 2), 6 (rank 1)"."""
     ranks: dict[object, list[int]] = {}
     for rank, value in enumerate(given):
         ranks.setdefault(value, []).append(rank)

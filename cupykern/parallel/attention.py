@@ -1,4 +1,4 @@
-"""Attention over a sequence that is split over ranks: keys and values pass around a ring."""
+"""Ring attention: the sequence is split over ranks; keys and values pass around a ring."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _AXIS = {"bhsd": 2, "bshd": 1}
 
 
 def zigzag(total: int, size: int) -> tuple[tuple[slice, slice], ...]:
-    """The two pieces of a causal sequence that each rank has, for `ring_attention`.
+    """The two slices of a causal sequence that each rank holds, for `ring_attention`.
 
     >>> parallel.zigzag(8, 2)
     ((slice(0, 2, None), slice(6, 8, None)), (slice(2, 4, None), slice(4, 6, None)))
 
-    Of 2 * size pieces of `total` tokens, rank r has piece r and piece 2 * size - 1 - r, so that all
-    ranks have as much work: queries near the end see many keys, those near the beginning few.
-    Pieces have total // (2 * size) tokens or one more.  Raises ValueError.
+    `total` tokens are cut into 2 * size pieces; rank r holds pieces r and 2 * size - 1 - r.  This
+    balances the work: queries near the end see many keys, queries near the beginning few.  Pieces
+    have total // (2 * size) tokens or one more.  Raises ValueError.
     """
     if total < 0 or size < 1:
         raise ValueError(f"total must be at least 0 and size at least 1; got {total} and {size}")
@@ -47,7 +47,7 @@ def ring_attention(
     layout: str = "bhsd",
     return_lse: bool = False,
 ) -> Any:
-    """`attention` of this rank's queries over the keys of all ranks (context parallelism).
+    """`attention` of this rank's queries against the keys of all ranks (context parallelism).
 
     >>> q = np.ones((1, 8, 128, 64), np.float16)
     >>> k = v = np.ones((1, 2, 128, 64), np.float16)
@@ -55,15 +55,14 @@ def ring_attention(
     (1, 8, 128, 64)
 
     q, k, v: as for `attention`, this rank's tokens of the sequence.  Their number may differ
-        between ranks; with `causal` it must be that of `zigzag`: the rank's two pieces, one after
-        the other.
-    causal: a query sees the keys up to its own place in the whole sequence.
+        between ranks; with `causal` they must be the rank's two pieces of `zigzag`, concatenated.
+    causal: a query sees the keys up to its own position in the whole sequence.
     scale, softcap, layout, return_lse: as for `attention`.
 
-    In step i a rank has the keys and values of rank - i, while those of the next step are under
-    way.  Results of a step are merged in FP32 with those before (`merge_attention`): the order
-    depends on the rank alone, whatever arrives first, and so do the bits.  One rounding at the end.
-    Sends k and v of (size - 1) / size of the sequence.
+    In step i a rank processes the keys and values of rank - i while those of the next step are
+    transferred.  Each step's results are merged in FP32 with the earlier ones (`merge_attention`).
+    The order depends only on the rank, so that bits do not depend on the order of arrival.  The
+    merged result is rounded once at the end.  Sends k and v of (size - 1) / size of the sequence.
 
     Returns out, or (out, lse), of this rank's queries.  Raises TypeError and ValueError, the same
     on all ranks, and CommunicationError.  Source: Liu, Zaharia, Abbeel, Ring Attention
@@ -98,7 +97,7 @@ def ring_attention(
 
 
 def _check_zigzag(own: np.ndarray) -> None:
-    """Raise the same ValueError on all ranks."""
+    """Raise ValueError, the same on all ranks, unless token counts are those of `zigzag`."""
     total, size = int(own[:, 0].sum()), len(own)
     wanted = [length(first) + length(last) for first, last in zigzag(total, size)]
     for name, counts in (("q", own[:, 0].tolist()), ("k", own[:, 1].tolist())):
@@ -146,7 +145,8 @@ def _around_the_ring(
 
 
 class _Block(NamedTuple):
-    """Which of a rank's queries see which of another's keys; causal: each those up to its own."""
+    """The queries of a rank that see keys of another rank, and these keys.  causal: masked causally
+    (the rank's own keys)."""
 
     queries: slice
     keys: slice
@@ -158,7 +158,7 @@ class _Block(NamedTuple):
         if not causal or source == rank:
             return cls(every, every, causal)
         first, _ = zigzag(int(own[:, 0].sum()), len(own))[min(rank, source)]
-        if source < rank:  # its second piece is behind all queries
+        if source < rank:  # source's second piece comes after all queries
             return cls(every, slice(0, length(first)), False)
         return cls(slice(length(first), None), every, False)
 
@@ -168,14 +168,14 @@ def _along(axis: int, x: Any, part: slice) -> Any:
 
 
 class _Merged:
-    """Attention over the keys so far, in FP32."""
+    """Accumulated attention over the keys so far, in FP32."""
 
     def __init__(self, found: tuple[Any, Any], axis: int, layout: str):
         self.out, self.lse = found[0].astype(np.float32), found[1]
         self._axis, self._layout = axis, layout
 
     def add(self, found: tuple[Any, Any], queries: slice) -> None:
-        """Results of these queries over other keys."""
+        """Merge the results of these queries over further keys."""
         out, lse = found
         so_far, so_far_lse = _along(self._axis, self.out, queries), self.lse[..., queries]
         _, merged = cupykern.merge_attention(

@@ -1,5 +1,5 @@
-"""Gathers and sums over ranks.  Sums are FP32, in the order of ranks: their bits depend on the
-call alone, not on which rank is fast."""
+"""Gathers and sums over ranks.  Sums are FP32, in rank order: their bits depend only on the call,
+not on the order of arrival."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .communicator import Communicator
 
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _MOST_SENT = 2**20
-"""Bytes to all other ranks, up to which an exchange of all rows takes less than two, of each rank's
-rows and of their sums: what a link sends in a few latencies."""
+"""Bytes to all other ranks up to which one exchange of all rows is faster than a reduce-scatter and
+an all-gather: about what a link sends in a few latencies."""
 
 
 def shares(total: int, size: int) -> tuple[slice, ...]:
-    """Which of `total` rows, columns or experts each rank has, where a function splits them.
+    """The slice of `total` rows, columns or experts of each rank, as functions split them.
 
     >>> parallel.shares(7, 3)
     (slice(0, 2, None), slice(2, 4, None), slice(4, 7, None))
@@ -37,8 +37,8 @@ def shares(total: int, size: int) -> tuple[slice, ...]:
 
 
 def rows_to_add(comm: Communicator, rows: int, columns: int, replicated: bool) -> tuple[slice, ...]:
-    """Of which rows of a sum over ranks each rank adds up all ranks' addends: its share, or all of
-    them, where every rank wants all and they are few."""
+    """The rows that each rank sums over all ranks: its share, or all rows if the result is
+    replicated and small."""
     if replicated and 4 * rows * columns * (comm.size - 1) <= _MOST_SENT:
         return (slice(0, rows),) * comm.size
     return shares(rows, comm.size)
@@ -49,18 +49,18 @@ def length(part: slice) -> int:
 
 
 def consecutive(counts: Sequence[int]) -> tuple[slice, ...]:
-    """Slices of these lengths, one after the other."""
+    """Consecutive slices of these lengths."""
     ends = list(accumulate(counts, initial=0))
     return tuple(slice(a, b) for a, b in pairwise(ends))
 
 
 def contiguous(x: Array) -> Array:
-    """x itself, or a copy in C order."""
+    """x itself if it is C-contiguous, else a copy in C order."""
     return x if x.flags.c_contiguous else arrays.packed(x)
 
 
 def gather(comm: Communicator, x: Array, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Every rank's array, of `shapes`; its own is x itself."""
+    """The arrays of all ranks, of `shapes`; this rank's is x itself, or its contiguous copy."""
     x, xp = contiguous(x), namespace(x)
     found: list[Any] = [arrays.empty_of(xp, shape, x.dtype) for shape in shapes]
     others = [rank for rank in range(comm.size) if rank != comm.rank]
@@ -73,7 +73,7 @@ def gather(comm: Communicator, x: Array, shapes: Sequence[tuple[int, ...]]) -> l
 
 
 def gather_rows(comm: Communicator, x: Array, parts: Sequence[slice]) -> Any:
-    """The rows of all ranks; `parts` says which each rank has, perhaps all."""
+    """The rows of all ranks.  parts: each rank's rows; x itself if every rank has all rows."""
     if parts[0] == parts[-1]:
         return x
     whole = arrays.empty_of(namespace(x), (parts[-1].stop, *x.shape[1:]), x.dtype)
@@ -89,8 +89,8 @@ def gather_rows(comm: Communicator, x: Array, parts: Sequence[slice]) -> Any:
 def reduce_rows(comm: Communicator, parts: Sequence[slice], partial: Callable[[slice], Any]) -> Any:
     """This rank's rows of the sum over all ranks of FP32 partial results.
 
-    partial(rows): what this rank adds to these rows, C-contiguous, float32.  It is called for each
-    rank in turn, this one last, while the results before are under way.
+    partial(rows): this rank's addend for these rows, C-contiguous, float32.  It is called for each
+    rank in turn, this one last; earlier results are sent meanwhile.
     """
     rank, size, waiting = comm.rank, comm.size, []
     addends: dict[int, Any] = {}
@@ -109,7 +109,7 @@ def reduce_rows(comm: Communicator, parts: Sequence[slice], partial: Callable[[s
 
 
 def add_rows(comm: Communicator, parts: Sequence[slice], x: Any) -> Any:
-    """The same of an array that is there whole: one exchange."""
+    """This rank's rows of the sum of all ranks' x, in one exchange."""
     rank = comm.rank
     x = contiguous(x.astype(np.float32, copy=comm.size == 1))
     shape = (length(parts[rank]), *x.shape[1:])
@@ -121,7 +121,7 @@ def add_rows(comm: Communicator, parts: Sequence[slice], x: Any) -> Any:
 
 
 def in_order(addends: dict[int, Any]) -> Any:
-    """The sum of the ranks' addends, rank 0's first."""
+    """The sum of the ranks' addends in rank order."""
     if len(addends) == 1:
         return addends[0]
     with np.errstate(all="ignore"):
@@ -135,7 +135,7 @@ def in_order(addends: dict[int, Any]) -> Any:
 
 
 def check_float(comm: Communicator, name: str, x: Any, ndim: int | None = None) -> Namespace:
-    """x's namespace.  Raises TypeError, ValueError, NotImplementedError."""
+    """Check x; return its namespace.  Raises TypeError, ValueError and NotImplementedError."""
     arguments.target_of(name, x)
     dtypes.resolve(x.dtype, f"{name}'s dtype", FLOATS)
     comm.check_array(name, x)
@@ -146,15 +146,16 @@ def check_float(comm: Communicator, name: str, x: Any, ndim: int | None = None) 
 
 
 def all_gather(comm: Communicator, x: Any) -> Any:
-    """All ranks' rows, one rank's after the other's; ranks may have different numbers of rows.
+    """Concatenate the rows of all ranks, in rank order; numbers of rows may differ.
 
     >>> x = np.ones((2, 3), np.float16)
     >>> parallel.all_gather(parallel.SelfCommunicator(), x).shape
     (2, 3)
 
-    x: (rows, ...), float16, bfloat16 or float32.
+    x: (rows, ...), float16, bfloat16 or float32; trailing dims and dtype equal on all ranks.
 
-    Sends x to each other rank.  Raises TypeError, ValueError, CommunicationError.
+    Returns (all ranks' rows, ...) of x's dtype; x itself for one rank.  Sends x to every other
+    rank.  Raises TypeError, ValueError and CommunicationError.
     """
 
     def facts() -> Facts:
@@ -166,7 +167,7 @@ def all_gather(comm: Communicator, x: Any) -> Any:
 
 
 def reduce_scatter(comm: Communicator, x: Any) -> Any:
-    """This rank's share (`shares`) of the rows of the sum of all ranks' x, float32.
+    """This rank's rows (see `shares`) of the sum of all ranks' x, float32.
 
     >>> x = np.ones((2, 3), np.float16)
     >>> parallel.reduce_scatter(parallel.SelfCommunicator(), x).dtype
@@ -174,25 +175,26 @@ def reduce_scatter(comm: Communicator, x: Any) -> Any:
 
     x: (rows, ...), float16, bfloat16 or float32, of one shape on all ranks.
 
-    The sum is x_0 + x_1 + ... in FP32.  Sends 4 bytes for each number of the other ranks' rows.
-    Raises TypeError, ValueError, CommunicationError.
+    The sum is x_0 + x_1 + ... in FP32.  Sends 4 bytes per element of the other ranks' rows.
+    Raises TypeError, ValueError and CommunicationError.
     """
     with agreed(comm, "reduce_scatter", _same(comm, x)):
         return add_rows(comm, shares(x.shape[0], comm.size), x)
 
 
 def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
-    """The sum of all ranks' x: FP32 sums in the order of ranks, rounded once.
+    """The sum of all ranks' x on every rank: summed in FP32 in rank order, rounded once.
 
     >>> x = np.ones((2, 3), np.float32)
     >>> parallel.all_reduce(parallel.SelfCommunicator(), x, dtype="float16").dtype
     dtype('float16')
 
-    x: as for `reduce_scatter`.  dtype: float16, bfloat16 or float32, of the result; None: x's.
+    x: as for `reduce_scatter`.
+    dtype: dtype of the result, float16, bfloat16 or float32; None: x's.
 
-    Sends 4 bytes a number to be added, and the result's itemsize to be gathered: (4 + itemsize)
-    (size - 1) / size bytes for each number; of few numbers 4 (size - 1), in one exchange.
-    Raises TypeError, ValueError, CommunicationError.  Error bound:
+    Sends (4 + itemsize) (size - 1) / size bytes per element: 4 for the FP32 addends and the
+    result's itemsize for the gather.  Small arrays use one exchange of 4 (size - 1) bytes per
+    element.  Raises TypeError, ValueError and CommunicationError.  Error bound:
     `reference.parallel.all_reduce_bound`.
     """
 

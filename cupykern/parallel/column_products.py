@@ -1,4 +1,4 @@
-"""Products whose weights are split over ranks by columns."""
+"""Column-parallel products: the columns of the weights are split over ranks."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ def column_parallel_matmul(
     input: str = "replicated",
     output: str = "columns",
 ) -> Any:
-    """`matmul` of a and the ranks' columns of b: activation(alpha * (a @ b) + bias) + residual.
+    """`matmul` with b's columns split over ranks: activation(alpha * (a @ b) + bias) + residual.
 
     >>> comm = parallel.SelfCommunicator()
     >>> a = np.array([[1, 2], [3, 4]], np.float16)
     >>> parallel.column_parallel_matmul(comm, a, a).tolist()
     [[7.0, 10.0], [15.0, 22.0]]
 
-    a: (M, K), the same on all ranks; with input="rows" each rank has some rows, which are gathered
-        while products of those that have arrived are computed.
-    b: (K, N_rank), this rank's columns; their number may differ.
-    bias, residual: of this rank's columns, (N_rank,) and (M, N_rank), all rows.
+    a: (M, K).
+    b: (K, N_rank), this rank's columns; N_rank may differ between ranks.
+    bias, residual: for this rank's columns and all rows, (N_rank,) and (M, N_rank).
     activation, alpha, out_dtype, precision: as for `matmul`.
-    output: "columns": the result is (M, N_rank); "replicated": (M, N), gathered, the columns of
-        rank 0 first.
+    input: "replicated": a is the same on all ranks; "rows": a holds this rank's rows.  The rows are
+        gathered while products of the rows that have arrived are computed.
+    output: "columns": the result is (M, N_rank); "replicated": (M, N), the columns of all ranks in
+        rank order.
 
-    Sends a's own rows to each other rank with input="rows", and the own columns with
-    output="replicated".
+    With input="rows" this rank's rows of a are sent to every other rank, with output="replicated"
+    its columns of the result.
 
     Raises TypeError, ValueError and NotImplementedError, the same on all ranks, and
     CommunicationError.  Error bound: `reference.matmul_bound`.
@@ -89,7 +90,7 @@ def column_parallel_scaled_mm(
     input: str = "replicated",
     output: str = "columns",
 ) -> Any:
-    """`scaled_mm` of a and the ranks' columns of b: activation((scale_a a) @ (scale_b b) + bias).
+    """`scaled_mm` with b's columns split over ranks: activation((scale_a a) @ (scale_b b) + bias).
 
     >>> a, scale_a = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
     >>> b, scale_b = cupykern.quantize(np.ones((128, 3), np.float32), "e4m3", granularity="column")
@@ -97,12 +98,13 @@ def column_parallel_scaled_mm(
     >>> parallel.column_parallel_scaled_mm(comm, a, b, scale_a, scale_b)[0].tolist()
     [128.0, 128.0, 128.0]
 
-    a, b, bias, input, output: as for `column_parallel_matmul`, of `scaled_mm`'s dtypes (not NvFp4).
-    scale_a: a number, (M, 1) or (M, ceil(K / 128)): with input="rows" of this rank's rows.
+    a, b, bias, input, output: as for `column_parallel_matmul`, with the dtypes of `scaled_mm` (not
+        NvFp4).
+    scale_a: a number, (M, 1) or (M, ceil(K / 128)); with input="rows" for this rank's rows.
     scale_b: a number, or as `scaled_mm` takes it for this rank's columns.
     activation, out_dtype: as for `scaled_mm`.
 
-    Raises as `column_parallel_matmul`.  Error bound: `reference.scaled_mm_bound`.
+    Raises the errors of `column_parallel_matmul`.  Error bound: `reference.scaled_mm_bound`.
     """
 
     def facts() -> Facts:
@@ -135,7 +137,7 @@ def column_parallel_dual_gemm_silu(
     input: str = "replicated",
     output: str = "columns",
 ) -> Any:
-    """`dual_gemm_silu` of a and the ranks' columns of b1 and b2: silu(a @ b1) * (a @ b2).
+    """`dual_gemm_silu` with the columns of b1 and b2 split over ranks: silu(a @ b1) * (a @ b2).
 
     >>> a = np.ones((2, 3), np.float16)
     >>> b = np.ones((3, 4), np.float16)
@@ -144,9 +146,10 @@ def column_parallel_dual_gemm_silu(
 
     a, input, output: as for `column_parallel_matmul`.
     b1, b2: (K, N_rank), this rank's columns.
-    scale_a, scale_b1, scale_b2, policy, out_dtype: as for `dual_gemm_silu`, of this rank's columns.
+    scale_a, scale_b1, scale_b2, policy, out_dtype: as for `dual_gemm_silu`, for this rank's
+        columns; with input="rows" scale_a is for this rank's rows.
 
-    Raises as `column_parallel_matmul`.  Error bound: `reference.dual_gemm_silu_bound`.
+    Raises the errors of `column_parallel_matmul`.  Error bound: `reference.dual_gemm_silu_bound`.
     """
 
     def facts() -> Facts:
@@ -176,7 +179,8 @@ def _by_columns(
     input: str,
     output: str,
 ) -> Any:
-    """given: the arrays whose rows are those of the result.  product(rows, *their rows)."""
+    """given: arrays with one row per row of the result.  product(rows, *given): the product of
+    these rows."""
     counts, columns = own.T.tolist()
     parts = consecutive(counts)
     if input == "replicated" or comm.size == 1:
@@ -195,8 +199,7 @@ def _of_arriving_rows(
     product: Callable[..., Any],
     parts: Sequence[slice],
 ) -> Any:
-    """The product of all ranks' rows: this rank's own first, then in the order of arrival that the
-    ranks' numbers give."""
+    """The product of all ranks' rows: this rank's first, then those of rank - 1, rank - 2, ..."""
     given, (rank, size), rows = [contiguous(x) for x in given], (comm.rank, comm.size), parts
     xp, steps = namespace(given[0]), []
     for step in range(1, size):

@@ -1,7 +1,7 @@
-"""Communicator: the ranks that compute together, over MPI, NCCL or alone.
+"""Communicator: the interface to the ranks that compute together, over MPI, NCCL or alone.
 
-All that moves is bytes from one rank to another: `exchange`.  Nothing is added up on the way, so
-that sums are made here, in FP32 and in the order of ranks (collectives.py).
+`exchange` is point-to-point and moves only bytes.  No reduction of MPI or NCCL is used: sums are
+computed in collectives.py, in FP32 and in rank order.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TIMEOUT = 30.0  # seconds
 
 
 class CommunicationError(RuntimeError):
-    """A rank did not answer in time, or a call failed halfway: the communicator is of no more use.
+    """A rank did not answer in time, or a call failed halfway; the communicator is unusable.
 
     >>> error = parallel.CommunicationError("no answer in 30 s", [2])
     >>> error.ranks
     (2,)
 
-    ranks: those that did not answer.
+    ranks: the ranks that did not answer.
     """
 
     def __init__(self, message: str, ranks: Iterable[int] = ()):
@@ -37,7 +37,7 @@ class CommunicationError(RuntimeError):
 
 
 class Tables(dict[bytes, np.ndarray]):
-    """What all ranks gave in calls that they agreed on: the last MOST of them."""
+    """All ranks' integers of the last MOST calls on which they agreed, by this rank's packet."""
 
     MOST = 4096
 
@@ -49,24 +49,25 @@ class Tables(dict[bytes, np.ndarray]):
 
 
 class Pending(Protocol):
-    """Messages under way."""
+    """Pending messages of one exchange."""
 
     def wait(self) -> None:
-        """Until all arrays can be used: by the caller (numpy), by the current stream (cupy).
+        """Wait until arrays can be used, by the caller (numpy) or by the current stream (cupy).
 
         Raises CommunicationError after the communicator's time limit (numpy).
         """
 
 
 class Communicator(ABC):
-    """The ranks of a program; MpiCommunicator, NcclCommunicator and SelfCommunicator are some.
+    """Base class of MpiCommunicator, NcclCommunicator and SelfCommunicator: a group of ranks.
 
     >>> comm = parallel.SelfCommunicator()
     >>> isinstance(comm, parallel.Communicator), comm.rank, comm.size
     (True, 0, 1)
 
-    rank: of this process, in [0, size).
-    timeout: in seconds, of waiting for another rank.
+    rank: this process's rank, in [0, size).
+    size: number of ranks.
+    timeout: longest wait for another rank, in seconds.
     """
 
     def __init__(self, rank: int, size: int, timeout: float = TIMEOUT):
@@ -74,15 +75,15 @@ class Communicator(ABC):
             raise ValueError(f"timeout must be positive; got {timeout}")
         self.rank, self.size, self.timeout = rank, size, float(timeout)
         self.exchanges = 0  # calls of `exchange` so far
-        self.bytes_sent = 0  # in them
+        self.bytes_sent = 0  # by `exchange` so far
         self.tables = Tables()
         self._failure: str | None = None
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        """Begin to send and to receive; all ranks do so with matching messages.
+        """Begin sends and receives; the messages of all ranks must match.
 
-        Two ranks that both send in one call both receive in it.  Empty arrays are not sent.
-        Arrays must not change, nor be read if they are received, before `Pending.wait`.
+        Two ranks that send to each other in one call also receive in it.  Empty arrays are not
+        sent.  Before `Pending.wait`, arrays must not be modified, and received ones not be read.
         """
         self.check()
         self.exchanges += 1
@@ -95,8 +96,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def gather_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
-        """Every rank's `data`, of `sizes` bytes; waits for all ranks.  Raises
-        CommunicationError."""
+        """The `data` of all ranks, of `sizes` bytes; blocks until all have arrived.
+
+        Raises CommunicationError.
+        """
 
     @abstractmethod
     def check_array(self, name: str, x: Array) -> None:
@@ -104,11 +107,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def split(self, color: int, key: int = 0) -> Communicator:
-        """A communicator of the ranks with the same color, in the order of key, then of rank."""
+        """A communicator of the ranks with the same color, ordered by key, then by rank."""
 
     @property
     def agrees(self) -> bool:
-        """Whether calls can be compared now: not while a CUDA graph is captured."""
+        """Whether ranks can compare calls now: False for one rank and during graph capture."""
         return self.size > 1
 
     def check(self) -> None:
@@ -117,11 +120,11 @@ class Communicator(ABC):
             raise CommunicationError(f"the communicator is broken: {self._failure}")
 
     def fail(self, why: str) -> None:
-        """Let all later calls raise: messages of a call that failed may still be under way."""
+        """Make all later calls raise, because messages of the failed call may still be pending."""
         self._failure = self._failure or why
 
     def missing(self, ranks: Iterable[int]) -> CommunicationError:
-        """The error of ranks that did not answer; the communicator is broken from now on."""
+        """The error for ranks that did not answer; marks the communicator as broken."""
         late = sorted(set(ranks))
         names = ", ".join(map(str, late))
         what = f"rank{'s' * (len(late) > 1)} {names} did not answer within {self.timeout:g} s"
@@ -131,11 +134,11 @@ class Communicator(ABC):
 
 class _Done:
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Return at once: no message is pending."""
 
 
 class SelfCommunicator(Communicator):
-    """One rank: every function of `cupykern.parallel` computes what its op does.
+    """A single rank: functions of `cupykern.parallel` compute the same as their ops.
 
     >>> comm = parallel.SelfCommunicator()
     >>> comm.rank, comm.size
@@ -152,21 +155,22 @@ class SelfCommunicator(Communicator):
         return [data]
 
     def check_array(self, name: str, x: Array) -> None:
-        """Any array."""
+        """Accept any array."""
 
     def split(self, color: int, key: int = 0) -> SelfCommunicator:
         return SelfCommunicator()
 
 
 class Deadline:
-    """Polls: without a pause at first, then with pauses, since cores may be shared by ranks."""
+    """A deadline for polling loops: polls without sleeping at first, then sleeps between polls,
+    because ranks may share cores."""
 
     def __init__(self, seconds: float):
         self._begin = time.monotonic()
         self._end = self._begin + seconds
 
     def passed(self) -> bool:
-        """Whether time is up; else it pauses."""
+        """Whether the time is up; may sleep up to 1 ms before it returns."""
         now = time.monotonic()
         if now - self._begin > 2e-4:
             time.sleep(min(1e-3, (now - self._begin) / 10))
@@ -174,5 +178,5 @@ class Deadline:
 
 
 def bytes_of(x: Array) -> Any:
-    """The memory of a C-contiguous array as uint8: no communicator knows BF16 or FP8."""
+    """A C-contiguous array viewed as uint8, as MPI has no BF16 or FP8 types."""
     return x.reshape(-1).view(np.uint8)

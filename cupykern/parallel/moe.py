@@ -1,4 +1,4 @@
-"""A mixture of experts that are split over ranks: rows travel to their experts and back."""
+"""Mixture of experts split over ranks (expert parallelism): rows are sent to experts and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def expert_parallel_moe(
     w_up: Any,
     w_down: Any,
 ) -> Any:
-    """sum over a token's experts e of gate * (silu(x @ w_gate[e]) * (x @ w_up[e])) @ w_down[e].
+    """Sum over a token's experts e of gate * (silu(x @ w_gate[e]) * (x @ w_up[e])) @ w_down[e].
 
     >>> x = np.ones((3, 8), np.float16)
     >>> w = np.ones((2, 8, 8), np.float16) / 8
@@ -37,21 +37,22 @@ def expert_parallel_moe(
     ... ).shape
     (3, 8)
 
-    x: (tokens, n), float16 or bfloat16, this rank's tokens; their number may differ.
-    experts: integers (tokens, k): the experts of each token, numbered over all ranks, rank 0's
-        first.  A token may come twice to one.
-    gates: float32 (tokens, k): the factor of each.
-    w_gate, w_up: (experts of this rank, n, inner), of x's dtype; their number may differ.
-    w_down: (experts of this rank, inner, n).
+    x: (tokens, n), float16 or bfloat16, this rank's tokens; their number may differ between ranks.
+    experts: integers (tokens, k): the experts of each token, numbered over all ranks in rank order.
+        A token may name the same expert twice.
+    gates: float32 (tokens, k): the factor of each expert's result.
+    w_gate, w_up: (experts of this rank, n, inner), of x's dtype; the number of experts may differ
+        between ranks.
+    w_down: (experts of this rank, inner, n), of x's dtype.
 
-    Each token is sent to its experts' ranks, sorted by expert, all rows of an expert are multiplied
-    together (`dual_gemm_silu`, `matmul`), results of x's dtype come back, and are added up in FP32
-    in the order of `experts`: bits do not depend on what arrives first.  Numbers of rows are read
-    on the host, which waits for the GPU.  Sends 2 n itemsize bytes for each token and expert on
-    another rank.
+    Each token is sent to the ranks of its experts.  All rows of an expert are multiplied together
+    (`dual_gemm_silu`, `matmul`).  Results of x's dtype are sent back and summed in FP32 in the
+    order of `experts`, so that bits do not depend on the order of arrival.  Row counts are read on
+    the host, which synchronises with the GPU.  Sends 2 n itemsize bytes in total for each token and
+    expert on another rank.
 
-    Returns (tokens, n) of x's dtype.  Raises TypeError and ValueError (shapes, an expert that is
-    not there), the same on all ranks, NotImplementedError while a CUDA graph is captured, and
+    Returns (tokens, n) of x's dtype.  Raises TypeError and ValueError (shapes, an expert number out
+    of range), the same on all ranks, NotImplementedError while a CUDA graph is captured, and
     CommunicationError.  Error bound: `reference.parallel.expert_parallel_moe_bound`.
     """
 
@@ -68,7 +69,7 @@ def expert_parallel_moe(
         chosen = to_numpy(experts).reshape(-1).astype(np.int64)
         parts = consecutive(own[:, 1].tolist())
         agree(comm, "expert_parallel_moe", lambda: _check_experts(chosen, parts[-1].stop))
-        copies = np.argsort(chosen, kind="stable")  # of token i // k, sorted by expert
+        copies = np.argsort(chosen, kind="stable")  # sorted by expert; copy i is of token i // k
         counts = _gathered_counts(comm, np.bincount(chosen, minlength=parts[-1].stop))
         xp, k = namespace(x), experts.shape[1]
         sent = take(x, xp.asarray(copies // k))
@@ -84,7 +85,7 @@ def expert_parallel_moe(
 def _check(
     comm: Communicator, x: Any, experts: Any, gates: Any, weights: tuple[Any, Any, Any]
 ) -> None:
-    """Raises TypeError, ValueError, NotImplementedError."""
+    """Check the arguments.  Raises TypeError, ValueError and NotImplementedError."""
     arguments.target_of("x", x)
     comm.check_array("x", x)
     dtypes.resolve(x.dtype, "x's dtype", (dtypes.float16, dtypes.bfloat16))
@@ -121,28 +122,28 @@ def _check_experts(chosen: np.ndarray, count: int) -> Facts:
 
 
 def _gathered_counts(comm: Communicator, counts: np.ndarray) -> np.ndarray:
-    """(size, experts): how many rows each rank has for each expert."""
+    """(size, experts): the number of rows that each rank sends to each expert."""
     data = counts.astype(np.int64).tobytes()
     found = comm.gather_bytes(data, [len(data)] * comm.size)
     return np.array([np.frombuffer(x, np.int64) for x in found])
 
 
 def _exchanged(comm: Communicator, sent: Any, counts: np.ndarray, parts: Sequence[slice]) -> Any:
-    """The rows of this rank's experts: rank 0's first, each rank's sorted by expert."""
+    """The rows for this rank's experts: by source rank, then by expert."""
     to = consecutive([int(counts[comm.rank, part].sum()) for part in parts])
     of = consecutive(counts[:, parts[comm.rank]].sum(axis=1).tolist())
     return _moved(comm, sent, to, of)
 
 
 def _returned(comm: Communicator, done: Any, counts: np.ndarray, parts: Sequence[slice]) -> Any:
-    """The way back."""
+    """Send the experts' results back to the tokens' ranks."""
     to = consecutive(counts[:, parts[comm.rank]].sum(axis=1).tolist())
     of = consecutive([int(counts[comm.rank, part].sum()) for part in parts])
     return _moved(comm, done, to, of)
 
 
 def _moved(comm: Communicator, x: Any, to: Sequence[slice], of: Sequence[slice]) -> Any:
-    """Rows to[r] of x go to rank r, rows of[r] of the result come from it."""
+    """All-to-all: rows to[r] of x go to rank r, rows of[r] of the result come from rank r."""
     found = arrays.empty_of(namespace(x), (of[-1].stop, *x.shape[1:]), x.dtype)
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     pending = comm.exchange(
@@ -154,7 +155,7 @@ def _moved(comm: Communicator, x: Any, to: Sequence[slice], of: Sequence[slice])
 
 
 def _by_expert(counts: np.ndarray) -> np.ndarray:
-    """The order that sorts rows by expert, of rows by rank and then by expert."""
+    """The permutation that sorts rows by expert, if they are ordered by rank, then by expert."""
     expert = np.arange(counts.shape[1])
     return np.argsort(np.concatenate([expert.repeat(of) for of in counts]), kind="stable")
 
@@ -169,7 +170,7 @@ def _experts(rows: Any, counts: np.ndarray, w_gate: Any, w_up: Any, w_down: Any)
 
 
 def _combined(found: Any, gates: Any, x: Any) -> Any:
-    """The sums over the experts of each token, in FP32."""
+    """The gated sums over each token's experts: FP32, rounded to x's dtype."""
     tokens, k = gates.shape
     found = found.reshape(tokens, k, x.shape[1])
     with np.errstate(all="ignore"):

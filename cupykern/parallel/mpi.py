@@ -1,4 +1,4 @@
-"""MpiCommunicator: over an mpi4py communicator."""
+"""MpiCommunicator: a Communicator over mpi4py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONTROL, _DATA, _FAILED = 1, 2, 3  # tags
 
 
 class MpiCommunicator(Communicator):
-    """Over an mpi4py communicator, of which a duplicate is made: all of its ranks call this.
+    """A communicator over a duplicate of an mpi4py communicator; all its ranks must construct it.
 
     >>> from mpi4py import MPI
     >>> comm = parallel.MpiCommunicator(MPI.COMM_WORLD)
@@ -33,9 +33,9 @@ class MpiCommunicator(Communicator):
     True
 
     comm: an mpi4py.MPI.Intracomm.
-    timeout: seconds to wait for another rank; then the call raises CommunicationError, and when the
-        process ends it aborts the MPI job, which MPI_Finalize would keep waiting for.
-    cuda_aware: whether MPI takes pointers to GPU memory; only then cupy arrays can be moved.
+    timeout: seconds to wait for another rank; then the call raises CommunicationError.  After a
+        failure the process aborts the MPI job at exit, because MPI_Finalize would hang.
+    cuda_aware: whether MPI accepts GPU pointers; required for cupy arrays.
     """
 
     def __init__(self, comm: Any, *, timeout: float = TIMEOUT, cuda_aware: bool = False):
@@ -54,7 +54,7 @@ class MpiCommunicator(Communicator):
         if gpu is not None:
             import cupy
 
-            cupy.cuda.get_current_stream().synchronize()  # MPI knows no streams
+            cupy.cuda.get_current_stream().synchronize()  # MPI is not stream-ordered
         return self._begin(sends, receives, _DATA)
 
     def _begin(self, sends: list[Message], receives: list[Message], tag: int) -> _Requests:
@@ -94,16 +94,16 @@ class MpiCommunicator(Communicator):
             part.Free()
 
     def fail(self, why: str) -> None:
-        """And tell the others, who may be waiting for this rank."""
+        """Also notify the other ranks, which may be waiting for this rank."""
         if self._failure is None and self.size > 1:
             atexit.register(self._mpi.COMM_WORLD.Abort, 1)
             text = np.frombuffer(why.encode(), np.uint8)
             others = [(rank, text) for rank in range(self.size) if rank != self.rank]
-            self._told = self._begin(others, [], _FAILED)  # nobody waits for it
+            self._told = self._begin(others, [], _FAILED)  # kept alive, never waited for
         super().fail(why)
 
     def finish(self, requests: Sequence[tuple[int, Any]]) -> None:
-        """Wait for requests with the ranks that they depend on.  Raises CommunicationError."""
+        """Wait for (rank, request) pairs.  Raises CommunicationError."""
         left, deadline = [request for _, request in requests], Deadline(self.timeout)
         try:
             while not self._mpi.Request.Testall(left):
@@ -117,7 +117,7 @@ class MpiCommunicator(Communicator):
             raise CommunicationError(f"MPI failed on rank {self.rank}: {error}") from error
 
     def _check_others(self) -> None:
-        """Raise CommunicationError if a rank has told that it failed."""
+        """Raise CommunicationError if another rank has sent notice that it failed."""
         status, byte = self._mpi.Status(), self._mpi.BYTE
         if self._comm.Iprobe(self._mpi.ANY_SOURCE, _FAILED, status):
             text, rank = np.empty(status.Get_count(byte), np.uint8), status.Get_source()

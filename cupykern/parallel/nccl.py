@@ -1,4 +1,4 @@
-"""NcclCommunicator: over a communicator of CuPy's, on a stream of its own."""
+"""NcclCommunicator: a Communicator over CuPy's NCCL, on its own CUDA stream."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from cupykern.typing import Array
 
 from .communicator import TIMEOUT, CommunicationError, Communicator, Deadline, Message, Pending
 
-_PRIORITY = -5  # CUDA takes the highest that there is
+_PRIORITY = -5  # CUDA clamps it to the highest priority
 
 
 class NcclCommunicator(Communicator):
-    """Over a cupy.cuda.nccl.NcclCommunicator or a cupyx.distributed.NCCLBackend.
+    """A communicator over a cupy.cuda.nccl.NcclCommunicator or a cupyx.distributed.NCCLBackend.
 
     >>> from cupy.cuda import nccl  # doctest: +SKIP
     >>> raw = nccl.NcclCommunicator(size, unique_id, rank)  # doctest: +SKIP
     >>> comm = parallel.NcclCommunicator(raw)  # doctest: +SKIP
 
-    Messages go through NCCL on a stream of this communicator, so that products on the current
-    stream overlap with them.  Before a call's data move, all ranks compare their arguments, which
-    waits for the GPU; not while a CUDA graph is captured: there the call must have been made once
-    before with the same arguments, whose sizes on other ranks are taken.
+    Messages are sent on the communicator's own CUDA stream, so that they overlap with products on
+    the current stream.  Before a call sends data all ranks compare arguments, which synchronises
+    with the GPU.  During CUDA graph capture they cannot: the same call must have been made once
+    before, and its sizes on other ranks are reused.
 
-    control: a communicator of the same ranks that compares arguments on the host instead, as an
-        MpiCommunicator: then no call waits for the GPU.
-    timeout: seconds to wait for another rank's arguments; then NCCL's communicator is aborted and
-        the call raises CommunicationError.  Data that a rank does not send are found missing by the
-        next call, or by `synchronize`; CuPy's own synchronize would wait for ever.  So would the
-        first call between two ranks that NCCL has not connected yet, if one of them does not come.
+    control: a communicator of the same ranks, e.g. an MpiCommunicator, to compare arguments on the
+        host; then no call synchronises with the GPU.
+    timeout: seconds to wait for another rank's arguments; then the NCCL communicator is aborted and
+        the call raises CommunicationError.  Missing data are detected by the next call or by
+        `synchronize`; CuPy's own synchronize would hang.  The first call between two ranks that
+        NCCL has not connected yet also hangs if one of them does not make it.
 
-    A CUDA graph that has messages must be deleted before the communicator is.
+    Delete CUDA graphs that contain messages before the communicator.
     """
 
     def __init__(self, comm: Any, *, control: Communicator | None = None, timeout: float = TIMEOUT):
@@ -57,7 +57,7 @@ class NcclCommunicator(Communicator):
                 f"{control.rank} of {control.size}"
             )
         self._cuda, self._xp, self._comm, self._control = cupy.cuda, cupy, raw, control
-        # Of high priority, so that messages do not queue behind the blocks of the next product.
+        # High priority, so that messages do not queue behind the blocks of the next product.
         self._stream = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
 
     @property
@@ -82,12 +82,12 @@ class NcclCommunicator(Communicator):
         return _Event(self._cuda, self._event(stream), (sends, receives))
 
     def _event(self, stream: Any) -> Any:
-        """Of what the stream has been told so far; within a capture, a node of the graph."""
+        """An event after all work on the stream so far; during capture a node of the graph."""
         return stream.record(self._cuda.Event(disable_timing=True))
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """NCCL's errors as CommunicationError, as of a rank that has died."""
+        """Convert NCCL errors, e.g. after a rank has died, to CommunicationError."""
         try:
             yield
         except self._cuda.nccl.NcclError as error:
@@ -110,14 +110,13 @@ class NcclCommunicator(Communicator):
             [(rank, found[rank]) for rank in others],
         )
         self._exchange(sends, receives).wait()
-        self.synchronize()  # so that no array is given out again before
+        self.synchronize()  # before the arrays' memory can be reused
         found[self.rank] = mine
         return [to_numpy(x).tobytes() for x in found]
 
     def fail(self, why: str) -> None:
-        """And tell the others, if there is a host's communicator to do so.  NCCL is aborted: else
-        the GPU might wait for ever, and messages under way might reach memory that others have by
-        now."""
+        """Also notify the other ranks, through `control` if there is one, and abort NCCL: otherwise
+        the GPU could hang, and pending messages could write to memory that has been reused."""
         if self._failure is None:
             super().fail(why)
             if self._control is not None:
@@ -135,7 +134,7 @@ class NcclCommunicator(Communicator):
         self._check_nccl()
 
     def _check_nccl(self) -> None:
-        """Raise CommunicationError if NCCL has seen a rank die, say."""
+        """Raise CommunicationError for asynchronous NCCL errors, e.g. a rank that has died."""
         with self._errors():
             self._comm.check_async_error()
 
@@ -159,7 +158,7 @@ class NcclCommunicator(Communicator):
 
 
 class _Event:
-    """arrays: kept until the current stream waits, so that their memory is not given out before."""
+    """A pending exchange.  arrays: kept alive until `wait`, so that their memory is not reused."""
 
     def __init__(self, cuda: Any, event: Any, arrays: Any):
         self._cuda, self._event, self._arrays = cuda, event, arrays

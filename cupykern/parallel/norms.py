@@ -1,4 +1,4 @@
-"""Norms of rows that are split over ranks, and of sums over ranks."""
+"""Norms of rows split over ranks, and of sums over ranks."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ def sequence_parallel_rms_norm(
     >>> print(parallel.sequence_parallel_rms_norm(parallel.SelfCommunicator(), x).round(3))
     [[ 1.2 -1.6  0.   0. ]]
 
-    x, residual: (rows, n), this rank's rows; their number may differ.  weight, eps: as for
-        `rms_norm`, the same on all ranks.
-    output: of the norm.  "rows": of this rank; "replicated": of all ranks, gathered, rank 0's
-        first.
+    x, residual: (rows, n), this rank's rows; their number may differ between ranks.
+    weight, eps: as for `rms_norm`, the same on all ranks.
+    output: "rows": y of this rank's rows; "replicated": y of all ranks' rows in rank order.
 
-    Returns y, with a residual (y, x + residual of this rank's rows).  Sends nothing, or
-    (output="replicated") y to each other rank.
+    Returns y, with a residual (y, x + residual for this rank's rows).  Sends nothing, with
+    output="replicated" y to every other rank.
 
     Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Error bound:
     `reference.rms_norm_bound`.
@@ -74,7 +73,8 @@ def sequence_parallel_layer_norm(
     >>> print(parallel.sequence_parallel_layer_norm(parallel.SelfCommunicator(), x).round(3))
     [[-1.342 -0.447  0.447  1.342]]
 
-    bias: as for `layer_norm`.  All else as for `sequence_parallel_rms_norm`.
+    bias, eps: as for `layer_norm`.  Other arguments, results and errors are those of
+    `sequence_parallel_rms_norm`.
     """
     options = {"eps": eps, "residual": residual}
     given = (x, weight, bias)
@@ -92,7 +92,7 @@ def all_reduce_rms_norm(
     residual: Any = None,
     output: str = "replicated",
 ) -> Any:
-    """`rms_norm` of the sum of all ranks' x, and of a residual, in one call.
+    """`rms_norm` of the sum of all ranks' x and a residual, in one call.
 
     >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)
     >>> comm = parallel.SelfCommunicator()
@@ -100,18 +100,18 @@ def all_reduce_rms_norm(
     >>> print(y.round(3), s[0, 0])
     [[ 1.2 -1.6  0.   0. ]] 6.0
 
-    x: (M, n), float16, bfloat16 or float32, what this rank adds: the product of its part of k, best
-        as float32 (`matmul(..., out_dtype="float32")`).
+    x: (M, n), float16, bfloat16 or float32, this rank's addend: the product of its part of K, most
+        accurate as float32 (`matmul(..., out_dtype="float32")`).
     weight: as for `rms_norm`, the same on all ranks.
     eps: as for `rms_norm`; None: the machine epsilon of the result's dtype.
-    residual: (M, n), the same on all ranks, float16, bfloat16 or float32; its dtype is that of the
-        results (without it x's).  With output="rows" of this rank's rows.
+    residual: (M, n), float16, bfloat16 or float32, the same on all ranks; with output="rows" this
+        rank's rows.  The results have its dtype, without a residual x's.
     output: "replicated": all rows on all ranks; "rows": this rank's share (`shares`).
 
-    Each rank adds up its share of the rows in FP32 in the order of ranks, adds the residual,
-    normalises the unrounded sum, and rounds once; then rows are gathered.  Returns y, with a
-    residual (y, sum).  Sends 4 n (size - 1) / size bytes a row, and with "replicated" as much again
-    of y, and of the sum.
+    Each rank sums its share of the rows in FP32 in rank order, adds the residual, normalises the
+    unrounded sum and rounds once; with "replicated" the rows are then gathered.  Returns y, with a
+    residual (y, sum).  Sends 4 n (size - 1) / size bytes per row, and with "replicated" the same
+    share of y, and of the sum, in the results' dtype.
 
     Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Error bound:
     `reference.parallel.all_reduce_norm_bound`.
@@ -130,13 +130,14 @@ def all_reduce_layer_norm(
     residual: Any = None,
     output: str = "replicated",
 ) -> Any:
-    """`layer_norm` of the sum of all ranks' x, and of a residual, in one call.
+    """`layer_norm` of the sum of all ranks' x and a residual, in one call.
 
     >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
     >>> print(parallel.all_reduce_layer_norm(parallel.SelfCommunicator(), x).round(3))
     [[-1.342 -0.447  0.447  1.342]]
 
-    bias, eps: as for `layer_norm`.  All else as for `all_reduce_rms_norm`.
+    bias, eps: as for `layer_norm`.  Other arguments, results and errors are those of
+    `all_reduce_rms_norm`.
     """
     norm, given = cupykern.layer_norm, (weight, bias)
     return _of_sums(comm, "all_reduce_layer_norm", norm, x, given, eps, residual, output)
@@ -214,7 +215,7 @@ def _of_sums(
 
 
 def _check_rows(x: Any, weights: tuple[Any, ...]) -> None:
-    """Raises TypeError and ValueError."""
+    """Check weight and bias.  Raises TypeError and ValueError."""
     for name, weight in zip(("weight", "bias"), weights, strict=False):
         if weight is None:
             continue

@@ -1,4 +1,4 @@
-"""Arguments of products that are split over ranks: what is checked, and what ranks compare."""
+"""Arguments of products split over ranks: their checks, and the facts that ranks compare."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_operands(
     precision: Any = "float32",
     alpha: Any = 1.0,
 ) -> None:
-    """Raises TypeError, ValueError, NotImplementedError."""
+    """Check operands and options.  Raises TypeError, ValueError and NotImplementedError."""
     target = arguments.target_of("a", a)
     arguments.same_place(name, b, a, "a")
     for of, x in (("a", a), (name, b)):
@@ -47,7 +47,7 @@ def check_operands(
 
 
 def is_number(scale: Any) -> bool:
-    """Whether it is the same for all rows, or None."""
+    """Whether a scale is None, a number or an array of fewer than 2 dims: equal for all rows."""
     return getattr(scale, "ndim", 0) < 2
 
 
@@ -117,7 +117,7 @@ def row_facts(
 
 
 def described_scale(x: Any, *free: int) -> str:
-    """Numbers may differ from rank to rank as arrays' elements may."""
+    """A scale's description; the values of numbers and arrays may differ between ranks."""
     if is_number(x):
         return "None" if x is None else "a number"
     return described(x, *free)

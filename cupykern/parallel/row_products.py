@@ -1,4 +1,4 @@
-"""Products whose k is split over ranks: by rows of the weights."""
+"""Row-parallel products: K, the rows of the weights, is split over ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .communicator import Communicator
 from .product_facts import is_number, result_of, row_facts
 
 _LEAST_ROWS = 1024
-"""Rows of a step of a product that overlaps with messages: each step reads all weights.  Of fewer
-rows the product is one, and messages follow it."""
+"""Least rows per rank to overlap products with messages, as each step reads all weights.  With
+fewer rows one product runs first, then one exchange."""
 
 
 def row_parallel_matmul(
@@ -35,27 +35,28 @@ def row_parallel_matmul(
     precision: str = "float32",
     output: str = "replicated",
 ) -> Any:
-    """`matmul` whose k is split over ranks: activation(alpha * sum(a @ b) + bias) + residual.
+    """`matmul` with K split over ranks: activation(alpha * sum(a @ b) + bias) + residual.
 
     >>> comm = parallel.SelfCommunicator()
     >>> a = np.array([[1, 2], [3, 4]], np.float16)
     >>> parallel.row_parallel_matmul(comm, a, a, bias=np.ones(2, np.float16)).tolist()
     [[8.0, 11.0], [16.0, 23.0]]
 
-    a: (M, K_rank), this rank's columns, as column-parallel products give them.
-    b: (K_rank, N), this rank's rows; K_rank may differ.
+    a: (M, K_rank), this rank's columns, as column-parallel products return them.
+    b: (K_rank, N), this rank's rows; K_rank may differ between ranks.
     bias: (N,), the same on all ranks; added once.
-    residual: the same on all ranks, (M, N), added once; with output="rows" of this rank's rows.
-    activation, alpha, precision: as for `matmul`.  out_dtype: float16, bfloat16 or float32; None:
-        a's if it is one of these, else bfloat16 (FP8) or float32.
-    output: "replicated": all rows on all ranks; "rows": this rank's share of them (`shares`), for
-        norms and residuals that are split by rows.
+    residual: (M, N), the same on all ranks; added once.  With output="rows" this rank's rows.
+    activation, alpha, precision: as for `matmul`.
+    out_dtype: float16, bfloat16 or float32; None: a's if it is one of these, bfloat16 for FP8, else
+        float32.
+    output: "replicated": all rows on all ranks; "rows": this rank's share of the rows (`shares`),
+        for norms and residuals split by rows.
 
-    The ranks' products are FP32; they are sent to the rank whose rows they are, while the next ones
-    are computed, and added in the order of ranks, whatever arrives first: the result's bits depend
-    on the arguments alone.  Then the activation and the residual follow, with one rounding.  Sends
-    4 N (size - 1) / size bytes a row; "replicated" as much again of the result's dtype, or of few
-    rows 4 N (size - 1) in one exchange.
+    The ranks' products are FP32.  Each part is sent to the rank that owns its rows while the next
+    part is computed.  Parts are summed in rank order, not in order of arrival, so that bits depend
+    only on the arguments.  Activation and residual follow, with one rounding.  Sends
+    4 N (size - 1) / size bytes per row; "replicated" also itemsize N (size - 1) / size bytes of the
+    result, or, for few rows, only 4 N (size - 1) bytes per row in one exchange.
 
     Raises TypeError, ValueError and NotImplementedError, the same on all ranks, and
     CommunicationError.  Error bound: `reference.parallel.row_parallel_matmul_bound`.
@@ -87,7 +88,7 @@ def row_parallel_scaled_mm(
     out_dtype: Any = None,
     output: str = "replicated",
 ) -> Any:
-    """`scaled_mm` whose k is split over ranks: activation(sum((scale_a a) @ (scale_b b)) + bias) +
+    """`scaled_mm` with K split over ranks: activation(sum((scale_a a) @ (scale_b b)) + bias) +
     residual.
 
     >>> a, scale_a = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
@@ -96,12 +97,12 @@ def row_parallel_scaled_mm(
     >>> parallel.row_parallel_scaled_mm(comm, a, b, scale_a, scale_b)[0].tolist()
     [128.0, 128.0, 128.0]
 
-    a, b, bias, residual, activation, out_dtype, output: as for `row_parallel_matmul`, of
-        `scaled_mm`'s dtypes (not NvFp4).
-    scale_a, scale_b: as `scaled_mm` takes them for this rank's a and b: ranks may have scales of
-        their own.
+    a, b, bias, residual, activation, out_dtype, output: as for `row_parallel_matmul`, with the
+        dtypes of `scaled_mm` (not NvFp4).
+    scale_a, scale_b: as `scaled_mm` takes them for this rank's a and b; their values may differ
+        between ranks.
 
-    Raises as `row_parallel_matmul`.  Error bound:
+    Raises the errors of `row_parallel_matmul`.  Error bound:
     `reference.parallel.row_parallel_scaled_mm_bound`.
     """
 
@@ -134,20 +135,20 @@ def row_parallel_dual_gemm_silu(
     precision: str = "float32",
     output: str = "replicated",
 ) -> Any:
-    """silu(sum(a @ b1)) * sum(a @ b2), k split over ranks.
+    """silu(sum(a @ b1)) * sum(a @ b2), with K split over ranks.
 
     >>> a = np.ones((2, 3), np.float16)
     >>> b = np.ones((3, 4), np.float16)
     >>> parallel.row_parallel_dual_gemm_silu(parallel.SelfCommunicator(), a, b, b).shape
     (2, 4)
 
-    a: (M, K_rank), b1, b2: (K_rank, N), this rank's part of k, of `matmul`'s dtypes.
+    a: (M, K_rank), b1, b2: (K_rank, N), this rank's part of K, with the dtypes of `matmul`.
     out_dtype, precision, output: as for `row_parallel_matmul`.
 
-    Both sums are needed before SiLU, so that this sends twice what `row_parallel_matmul` does:
-    where b1 and b2 can be split by columns, `column_parallel_dual_gemm_silu` sends nothing.
+    SiLU needs both sums, so that twice the FP32 data of `row_parallel_matmul` are sent.  If b1 and
+    b2 can be split by columns instead, `column_parallel_dual_gemm_silu` sends nothing.
 
-    Raises as `row_parallel_matmul`.  Error bound:
+    Raises the errors of `row_parallel_matmul`.  Error bound:
     `reference.parallel.row_parallel_dual_gemm_silu_bound`.
     """
 
@@ -182,7 +183,7 @@ def _sum_of_products(
     products: int = 1,
 ) -> tuple[Any, tuple[slice, ...]]:
     """(this rank's rows of the sum of all ranks' products, the rows of each rank).  Rank 0 adds the
-    bias to its product."""
+    bias in its product."""
     m, mine = a.shape[0], bias if comm.rank == 0 else None
     parts = rows_to_add(comm, m, products * b.shape[1], output == "replicated")
     if m >= _LEAST_ROWS * comm.size and parts[0] != parts[-1]:
@@ -202,7 +203,7 @@ def _own_rows(residual: Any, rows: slice, output: str) -> Any:
 
 
 def _finish(total: Any, activation: str | None, residual: Any, out_dtype: Any) -> Any:
-    """The epilogue of an FP32 product that is there: of a product of no k, to which it is added."""
+    """Apply the epilogue to a finished FP32 product, as the bias of a product with K = 0."""
     if activation is None and residual is None and out_dtype == np.float32:
         return total
     options = {"bias": total, "activation": activation, "residual": residual}

@@ -1,4 +1,4 @@
-"""Softmax, cross entropy and tokens of logits whose columns are split over ranks."""
+"""Softmax, cross entropy, argmax and sampling of logits whose columns are split over ranks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .communicator import Communicator
 def vocabulary_parallel_softmax(
     comm: Communicator, x: Any, *, scale: Any = None, dtype: Any = None
 ) -> Any:
-    """`softmax` along the columns of all ranks: of this rank's columns.
+    """This rank's columns of `softmax` along the columns of all ranks.
 
     >>> x = np.zeros((1, 4), np.float32)
     >>> parallel.vocabulary_parallel_softmax(parallel.SelfCommunicator(), x).tolist()
     [[0.25, 0.25, 0.25, 0.25]]
 
-    x: (rows, V_rank), float16, bfloat16 or float32, this rank's columns, at least one; their
-        number may differ.  A rank's row may be -inf throughout.
+    x: (rows, V_rank), float16, bfloat16 or float32, this rank's columns; V_rank is at least 1 and
+        may differ between ranks.  A row may be all -inf on some ranks.
     scale, dtype: as for `softmax`.
 
-    Each rank's softmax of its own columns is FP32; the log-sum-exps of its rows are gathered, and
-    added up in FP64 in the order of ranks.  Sends 8 bytes a row to each other rank.
+    Each rank computes the softmax of its own columns in FP32.  The log-sum-exps of its rows are
+    gathered and summed in FP64 in rank order.  Sends 8 bytes per row to every other rank.
 
     Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Error bound:
     `reference.parallel.vocabulary_parallel_softmax_bound`.
@@ -46,14 +46,14 @@ def vocabulary_parallel_softmax(
 def vocabulary_parallel_log_softmax(
     comm: Communicator, x: Any, *, scale: Any = None, dtype: Any = None
 ) -> Any:
-    """`log_softmax` along the columns of all ranks: of this rank's columns.
+    """This rank's columns of `log_softmax` along the columns of all ranks.
 
     >>> x = np.zeros((1, 4), np.float32)
     >>> y = parallel.vocabulary_parallel_log_softmax(parallel.SelfCommunicator(), x)
     >>> print(y.round(3))
     [[-1.386 -1.386 -1.386 -1.386]]
 
-    All else as for `vocabulary_parallel_softmax`.  Error bound:
+    Arguments and errors are those of `vocabulary_parallel_softmax`.  Error bound:
     `reference.parallel.vocabulary_parallel_log_softmax_bound`.
     """
     with _call(comm, "vocabulary_parallel_log_softmax", x, scale, dtype=dtype):
@@ -74,10 +74,10 @@ def vocabulary_parallel_cross_entropy(
     [1.386]
 
     x, scale: as for `vocabulary_parallel_softmax`.
-    targets: integers (rows,), the same on all ranks: columns of all ranks' x, rank 0's first.  The
-        loss of one that no rank has is inf.
+    targets: integers (rows,), the same on all ranks: column numbers over all ranks in rank order.
+        The loss of a target out of range is inf.
 
-    The result is the same on all ranks.  Sends 16 bytes a row to each other rank; logits are not
+    The result is the same on all ranks.  Sends 16 bytes per row to every other rank; logits are not
     gathered.
 
     Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Error bound:
@@ -107,7 +107,7 @@ def vocabulary_parallel_cross_entropy(
 
 
 def vocabulary_parallel_argmax(comm: Communicator, x: Any) -> Any:
-    """The column of the largest logit of each row, among all ranks' columns: int64 (rows,).
+    """The column of each row's largest logit over all ranks' columns: int64 (rows,).
 
     >>> x = np.array([[1, 5, 2], [7, 7, 0]], np.float16)
     >>> parallel.vocabulary_parallel_argmax(parallel.SelfCommunicator(), x).tolist()
@@ -115,8 +115,8 @@ def vocabulary_parallel_argmax(comm: Communicator, x: Any) -> Any:
 
     x: as for `vocabulary_parallel_softmax`.
 
-    As numpy's argmax of all columns, rank 0's first: the first of equal ones, or the first NaN.
-    The same on all ranks.  Sends 16 bytes a row to each other rank.
+    Like numpy.argmax over the columns of all ranks in rank order: the first of equal logits, or the
+    first NaN.  The result is the same on all ranks.  Sends 16 bytes per row to every other rank.
 
     Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Exact.
     """
@@ -134,7 +134,7 @@ def vocabulary_parallel_argmax(comm: Communicator, x: Any) -> Any:
 def vocabulary_parallel_sample(
     comm: Communicator, x: Any, draws: Any, *, temperature: float = 1.0
 ) -> Any:
-    """A column for each row, drawn with the probabilities softmax(x / temperature): int64 (rows,).
+    """Sample a column per row with probabilities softmax(x / temperature): int64 (rows,).
 
     >>> x = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
     >>> comm = parallel.SelfCommunicator()
@@ -145,16 +145,16 @@ def vocabulary_parallel_sample(
     2
 
     x: as for `vocabulary_parallel_softmax`.
-    draws: float32 or float64 (rows,), the same on all ranks: uniform random numbers in (0, 1], as
+    draws: float32 or float64 (rows,), the same on all ranks: uniform random numbers in (0, 1], e.g.
         1 - rng.random(rows).
-    temperature: a positive number; for 0 see `vocabulary_parallel_argmax`.
+    temperature: a positive number; for 0 use `vocabulary_parallel_argmax`.
 
-    The first column whose probability, with those of all columns before, rank 0's first, adds up to
-    the draw: probabilities are FP32, sums FP64.  The same on all ranks.  Sends 24 bytes a row to
-    each other rank.
+    Returns the first column, over all ranks in rank order, where the cumulative probability reaches
+    the draw.  Probabilities are FP32, sums FP64.  The result is the same on all ranks.  Sends 24
+    bytes per row to every other rank.
 
-    Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Error bound, of
-    the sums that draws are compared with: `reference.parallel.vocabulary_parallel_sample_bound`.
+    Raises TypeError and ValueError, the same on all ranks, and CommunicationError.  Error bound of
+    the cumulative probabilities: `reference.parallel.vocabulary_parallel_sample_bound`.
     """
 
     def check() -> dict[str, str]:
@@ -186,7 +186,7 @@ def vocabulary_parallel_sample(
         return column.astype(np.int64)
 
 
-# --- what all of them do -------------------------------------------------------------------------
+# --- shared steps --------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def _call(
     check: Callable[[], dict[str, str]] = dict,
     dtype: Any = None,
 ) -> Iterator[tuple[slice, ...]]:
-    """`agreed` on logits; gives the columns of each rank."""
+    """`agreed` for logits; yields the columns of each rank."""
 
     def facts() -> Facts:
         check_float(comm, "x", x, 2)
@@ -215,7 +215,7 @@ def _call(
 class _Rows(NamedTuple):
     """softmax or log_softmax of this rank's columns, FP32, and their log-sum-exp, FP64 (rows,).
 
-    The log-sum-exp is that of the largest element: scale * x - log_softmax(x) there.
+    The log-sum-exp is scale * x - log_softmax(x) at the row's largest element.
     """
 
     values: Any
@@ -234,7 +234,7 @@ class _Rows(NamedTuple):
         return cls(values, lse)
 
     def share(self, total: Any) -> Any:
-        """Of this rank's columns in exp(total)."""
+        """The share of this rank's columns in exp(total)."""
         with np.errstate(all="ignore"):
             return namespace(total).exp(self.shift(total))
 
@@ -250,7 +250,7 @@ def _at(x: Any, places: Any) -> Any:
 
 
 def _factor(scale: Any) -> float:
-    """The scale as kernels have it."""
+    """The scale, rounded to FP32 like in the kernels."""
     return float(np.float32(arguments.finite_float("scale", scale, 1.0)))
 
 
@@ -259,7 +259,7 @@ def _gathered(comm: Communicator, x: Any) -> list[Any]:
 
 
 def _total(lses: list[Any]) -> Any:
-    """The log-sum-exp of all ranks' columns, added up in the order of ranks."""
+    """The log-sum-exp of all ranks' columns, summed in rank order."""
     xp = namespace(lses[0])
     with np.errstate(all="ignore"):
         top = lses[0]

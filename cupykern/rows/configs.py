@@ -1,8 +1,8 @@
-"""How blocks share rows: a dataclass for each family of row kernels.
+"""Configs of row kernels: one dataclass per family.
 
-A config is the shape of a block's work.  `refusal` says why it cannot walk the rows of a task,
-`shared_bytes` what it takes of shared memory, `constants` how a variant spells it.  Families of one
-op alone stand beside it (softmax_configs.py, norm_configs.py, quantize_*.py).
+A config is the shape of a block's work.  `refusal` returns why it cannot walk the rows of a task,
+`shared_bytes` its shared memory, `constants` the constants of its variant.  Families of a single op
+are in softmax_configs.py, norm_configs.py and quantize_*.py.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..kernels import EITHER, Variant
 from ..targets.limits import max_cluster_size, max_shared_bytes
 from .row_layout import VECTOR_BYTES, RowLayout
 
-MAX_CLUSTER = 16  # blocks, of kernels that are launched in clusters of all sizes
-_STATIC_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
+MAX_CLUSTER = 16  # blocks; for kernels that are launched in clusters of all sizes
+_STATIC_BYTES = 20 * 1024  # upper bound: exchange between the warps and blocks of 32 rows
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that a config must walk, and where.
+    """The rows that a config must walk, on `arch`.
 
-    itemsize: of x's elements.  has_options: the call has options that kernels of even rows lack.
-    num_arrays: how many rows a block holds of each; 2 with a residual.
+    itemsize: itemsize of x.  has_options: the call has options that the kernels of even rows lack.
+    num_arrays: arrays whose rows a block holds; 2 with a residual.
     """
 
     arch: str
@@ -43,14 +43,14 @@ class Rows:
 
 
 class RowConfig:
-    """What all families have.
+    """Base class of all families.
 
-    num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
-    vector_width elements, vectors_per_thread each; cluster_size blocks share one row.
-    min_blocks: blocks per SM, a cap on registers.
-    rows_per_thread: neighbouring rows of which a thread has the same columns.
-    even, chunked, lanes_across_rows: as of EvenRows and SharedRows.
-    suffix: of the kernel's name, after the op's.
+    A block has num_threads threads, threads_per_row of them per row.  A thread holds
+    vectors_per_thread vectors of vector_width elements.  cluster_size blocks share one row.
+    min_blocks: blocks per SM, which caps registers.
+    rows_per_thread: adjacent rows of which a thread has the same columns.
+    even, chunked, lanes_across_rows: see EvenRows and SharedRows.
+    suffix: the kernel's name is the op's name with this suffix.
     """
 
     num_threads: int
@@ -70,17 +70,17 @@ class RowConfig:
         return self.num_threads // self.threads_per_row * self.rows_per_thread
 
     def rows_at_once(self, num_cols: int) -> int:
-        """The rows of a block, if they have so many columns."""
+        """Rows of a block if a row has `num_cols` columns."""
         return self.rows_per_block
 
     @property
     def chunk(self) -> int:
-        """The elements of a row that one block or cluster holds."""
+        """Elements of a row that a block or cluster holds."""
         vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
         return vectors * self.vector_width
 
     def is_unpredicated(self, layout: RowLayout) -> bool:
-        """Whether all vectors of all threads have elements, in all rows of all blocks."""
+        """Whether rows and columns fill all vectors of all threads of all blocks."""
         return layout.num_cols == self.chunk and layout.num_rows % self.rows_per_block == 0
 
     def shared_bytes(self, itemsize: int) -> int:
@@ -89,7 +89,7 @@ class RowConfig:
         return vectors * self.vector_width * itemsize
 
     def has_room(self, arch: str, itemsize: int, num_arrays: int = 1) -> bool:
-        """Whether a block's shared memory on `arch` holds the rows of so many arrays."""
+        """Whether a block's shared memory on `arch` holds the rows of `num_arrays` arrays."""
         return num_arrays * self.shared_bytes(itemsize) <= max_shared_bytes(arch) - _STATIC_BYTES
 
     @property
@@ -98,10 +98,7 @@ class RowConfig:
         return self.num_threads
 
     def num_stages(self, arch: str, stage_bytes: int) -> int:
-        """Of PersistentRows: how many stages a block has, whose `shared_bytes` are of one.
-
-        0: of others.
-        """
+        """Stages of a block of PersistentRows, whose `shared_bytes` are of one stage; else 0."""
         return 0
 
     @property
@@ -118,7 +115,7 @@ class RowConfig:
     def variant(
         self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()
     ) -> Variant:
-        """The variant of the family's kernel for `op`; constants: those of that kernel alone."""
+        """The variant of the family's kernel for `op`.  constants: further constants of it."""
         return Variant(
             op + self.suffix,
             (("Element", dtypes.CPP_NAMES[x_dtype]),),
@@ -129,11 +126,11 @@ class RowConfig:
         )
 
     def refusal(self, rows: Any) -> str | None:
-        """Why the config cannot walk `rows`; None: it can."""
+        """Why the config cannot walk `rows`; None if it can."""
         return self._block_refusal(rows.arch) or self._rows_refusal(rows)
 
     def _block_refusal(self, arch: str) -> str | None:
-        """What no block of `arch` is."""
+        """Why `arch` cannot launch such blocks; None if it can."""
         sizes = (self.num_threads, self.threads_per_row, self.vectors_per_thread)
         if min(*sizes, self.cluster_size, self.min_blocks, self.rows_per_thread) < 1:
             return "threads, vectors, rows, blocks and clusters must be positive"
@@ -158,7 +155,7 @@ class RowConfig:
         return self.threads_per_row, self.num_threads, self.cluster_size
 
     def _rows_refusal(self, rows: Any) -> str | None:
-        """Rows of another kind, longer ones, or without room in shared memory."""
+        """Why strides, length or shared memory of the rows do not fit; None if they do."""
         width = VECTOR_BYTES // rows.itemsize if rows.layout.vectors else 1
         if self.vector_width != width:
             return f"vector_width must be {width} for these strides; got {self.vector_width}"
@@ -179,11 +176,11 @@ class RowConfig:
 class SharedRows(RowConfig):
     """Rows of any strides and alignment, with any options, in shared memory.
 
-    One variant for whole and for chunked rows, and for both norms: such calls are rare.
+    Such calls are rare, so whole and chunked rows share a variant, and so do both norms.
 
-    lanes_across_rows: neighbouring threads on neighbouring rows: where x's rows are closer together
-        than the elements of one.
-    chunked: rows of any length, cut into chunks, in three launches.
+    lanes_across_rows: adjacent threads take adjacent rows, because x's rows are closer together
+        than the elements of a row.
+    chunked: three launches walk rows of any length in chunks.
     """
 
     num_threads: int
@@ -213,7 +210,7 @@ class SharedRows(RowConfig):
 
 
 class BlockRows(RowConfig):
-    """Families of which all threads of a block may share one row."""
+    """Families without a field threads_per_row: all threads of a block can share one row."""
 
     @property
     def threads_per_row(self) -> int:  # type: ignore[override]  # a field of the base
@@ -224,7 +221,7 @@ class BlockRows(RowConfig):
 class SpanRows(BlockRows):
     """Contiguous rows of up to `chunk` elements, without options: a block's rows are one span.
 
-    A row has as many threads as its length takes.
+    The length of a row determines its number of threads.
     """
 
     num_threads: int
@@ -234,8 +231,8 @@ class SpanRows(BlockRows):
     suffix = "_span"
 
     def threads_log2(self, num_cols: int) -> int:
-        """Of the threads that share a row.  Two threads at least of 16 bits: a row has up to two
-        elements that share their 32-bit words with other rows."""
+        """log2 of the threads that share a row.  At least two threads for 16-bit elements: up to
+        two elements of a row share their 32-bit words with other rows."""
         elements = self.vectors_per_thread * self.vector_width
         return max((-(-num_cols // elements) - 1).bit_length(), int(self.vector_width == 8))
 
@@ -262,7 +259,7 @@ def fitting(configs: Iterable[Config], rows: Any) -> tuple[Config, ...]:
 def row_traits(
     layout: RowLayout, dtype: np.dtype, has_options: bool, num_arrays: int = 1, **options: Any
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """choice.Family's traits of rows.  options: what else decides which config is fast."""
+    """choice.Family's traits of rows.  options: further traits that affect which config is fast."""
     kinds = {
         "dtype": dtype.name,
         "even": layout.even and not has_options,

@@ -1,4 +1,4 @@
-"""The configs that several row ops share, in order of preference: measured numbers."""
+"""Configs that several row ops share, in order of preference, from measurements."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .row_layout import VECTOR_BYTES
 
 Table = tuple[tuple[int, int, int, int], ...]
 
-# (num_threads, threads_per_row, elements_per_thread, cluster_size), by the elements' bytes and
-# rising length of the row: the first that holds it wins.
+# (num_threads, threads_per_row, elements_per_thread, cluster_size), by itemsize and rising row
+# length; the first that holds the row wins.
 CLUSTERS: dict[int, Table] = {
     2: (
         (256, 256, 64, 2),
@@ -28,13 +28,13 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# The fewer threads have a row, the more rows are under way.  Few: rows without options have other
-# families.
+# Fewer threads per row keep more rows in flight.  There are few entries, because rows without
+# options have other families.
 _VECTORS: dict[int, Table] = {
     2: ((128, 8, 32, 1), (128, 32, 32, 1), (128, 128, 64, 1), (256, 256, 64, 1)),
     4: ((128, 8, 16, 1), (128, 32, 16, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
 }
-# Where nothing is measured.
+# For architectures without measurements.
 FEW_VECTORS: dict[int, Table] = {
     2: ((128, 32, 32, 1), (128, 128, 64, 1)),
     4: ((128, 32, 16, 1), (128, 128, 32, 1)),
@@ -47,7 +47,7 @@ _ACROSS: Table = ((512, 16, 32, 1),)
 
 @cache
 def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
-    """SharedRows on `arch` for elements of `itemsize` bytes, in the order of preference."""
+    """SharedRows on `arch` for elements of `itemsize` bytes, in order of preference."""
     vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][3:4]
     scalars = _SCALARS
     across = _ACROSS
@@ -76,7 +76,7 @@ def _shared(
 def _of_any_length(
     arch: str, itemsize: int, configs: tuple[SharedRows, ...]
 ) -> tuple[SharedRows, ...]:
-    """`configs`, and for longer rows the largest of one block, in chunks, of which two fit."""
+    """`configs`, and for longer rows the largest one-block config with chunks of which two fit."""
     block = [
         config
         for config in configs
@@ -88,7 +88,8 @@ def _of_any_length(
 def span_configs(
     arch: str, itemsize: int, table: tuple[tuple[int, int, int], ...]
 ) -> tuple[SpanRows, ...]:
-    """SpanRows of (num_threads, elements of a thread, min_blocks); none on unmeasured devices."""
+    """SpanRows from a table of (num_threads, elements per thread, min_blocks); none without
+    measurements."""
     width = VECTOR_BYTES // itemsize
     return tuple(
         SpanRows(threads, width, elements // width, register_cap(arch, blocks))
@@ -98,5 +99,6 @@ def span_configs(
 
 
 def register_cap(arch: str, min_blocks: int) -> int:
-    """min_blocks, a cap on registers measured on Hopper; 1 elsewhere, where it may spill."""
+    """min_blocks, which caps registers and was measured on Hopper; 1 elsewhere, where the cap could
+    cause spills."""
     return min_blocks if arch == "sm_90a" else 1

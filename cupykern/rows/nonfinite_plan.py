@@ -1,4 +1,4 @@
-"""Tasks and plans of nonfinite_report: how an array is walked, and where its figures go."""
+"""Tasks and plans of nonfinite_report."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ DTYPES = (
     dtypes.float8_e4m3fn,
     dtypes.float8_e5m2,
 )
-# rows/nonfinite.cuh: figures, and the words of a block
+# rows/nonfinite.cuh: figures of the report, words per block
 FIGURES, WORDS = 7, 6
 NOWHERE = 2**63 - 1
-_MOST_OF_BLOCK = 2**31  # elements, which a block counts in 32 bits
+_MOST_OF_BLOCK = 2**31  # elements per block: it counts in 32 bits
 
 
 class NonfinitePlan(NamedTuple):
     repeated: Repeated
-    num_counters: int  # two for each word of its blocks
+    num_counters: int  # 2 * (1 + words of all blocks)
 
 
 @dataclass(frozen=True)
 class NonfiniteTask:
-    """All that decides how an array is walked.  Equal tasks have equal plans."""
+    """Everything that determines how an array is walked.  Equal tasks have equal plans."""
 
     walk: Walk
     dtype: np.dtype
@@ -86,14 +86,17 @@ def plan(target: Target, task: NonfiniteTask, given: NonfiniteConfig | None) -> 
 
 @cache
 def _max_blocks(target: Target, config: NonfiniteConfig) -> int:
-    """As many as run at once, so that none waits for another."""
+    """Number of blocks that run at once, so that the grid is one wave."""
     if target.name == "host":
         return 6
     return target.multiprocessors * config.min_blocks
 
 
 def launch(target: Target, plan: NonfinitePlan, x: Any, places: tuple[Any, ...]) -> tuple[Any, Any]:
-    """places: where x lies."""
+    """Launch, and return (array module, the figures: an array on the host, else device memory).
+
+    places: (x's address,).
+    """
     words = workspace.take_counters(target, plan.num_counters)
     if target.name == "host":
         figures = arrays.empty_of(np, FIGURES, np.int64)

@@ -1,4 +1,4 @@
-"""How nonfinite_report walks an array: the order of its elements, and the kernel's configs."""
+"""The order in which nonfinite_report reads an array's elements, and the kernel's configs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ MAX_DIMS = 8
 
 @config_class
 class NonfiniteConfig:
-    """num_threads threads per block, each with `batch` vectors of vector_width elements under way;
-    min_blocks blocks on a multiprocessor.  plain: the elements fill one contiguous span.
+    """A block has num_threads threads, each with `batch` vectors in flight.
+
+    vector_width: elements of a vector.  plain: the elements fill one contiguous span.
+    min_blocks: blocks per multiprocessor.
     """
 
     num_threads: int
@@ -32,12 +34,13 @@ class NonfiniteConfig:
 
 
 class Walk(NamedTuple):
-    """The order in which an array's elements are read: rows/nonfinite.cuh: NonfiniteParams.
+    """The order in which an array's elements are read (rows/nonfinite.cuh: NonfiniteParams).
 
-    dims: (size, stride, weight) innermost first, strides in elements and not negative; `start` is
-    the first element's place, `first` its number in C order, weights the steps of that number.
-    plain: the elements fill one contiguous span, whose ends need not be whole vectors.  whole: the
-    innermost dim is of whole vectors.
+    dims: (size, stride, weight), innermost first; strides are in elements and not negative.
+    start: offset of the first element read.  first: its index in C order; a dim's weight is the
+    step of that index.
+    plain: the elements fill one contiguous span, whose ends can be partial vectors.
+    whole: the innermost dim consists of whole, aligned vectors.
     """
 
     num_elements: int
@@ -49,8 +52,8 @@ class Walk(NamedTuple):
 
 
 def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
-    """The walk over an array of `shape`; None where a kernel cannot go: a stride or an address that
-    is no whole number of elements, or too many dims that don't merge.
+    """The walk over an array of `shape`, or None if the kernel cannot walk it: a stride or the
+    address is not a multiple of the itemsize, or more than MAX_DIMS dims do not merge.
     """
     if any(step % x.itemsize for step in (x.offset, *x.strides)):
         return None
@@ -67,7 +70,7 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
             first += (size - 1) * its_weight
             step, its_weight = -step, -its_weight
         dims.append((size, step, its_weight))
-    # As they lie in memory; what is repeated (a stride of 0) outermost.
+    # Memory order, with broadcast dims (stride 0) outermost.
     dims.sort(key=lambda dim: (dim[1] == 0, dim[1]))
     merged: list[tuple[int, int, int]] = []
     reach = 1
@@ -95,17 +98,17 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
 
 
 def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
-    """The config for elements of `itemsize` bytes."""
+    """The preferred config for elements of `itemsize` bytes."""
     one_span, *several_dims = configs_of(arch, itemsize)
     return one_span if walk.plain else several_dims[walk.whole]
 
 
 @cache
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
-    """For one span of vectors; where configs are measured also for single elements, and for
-    vectors, of several dims."""
+    """A config for one contiguous span; on measured architectures also one for several dims by
+    elements and one for several dims by vectors."""
     width = VECTOR_BYTES // itemsize
-    # Elsewhere NVRTC wants a few registers more than two blocks leave.
+    # Elsewhere NVRTC needs a few more registers than two blocks per SM leave.
     blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1
     configs = (
         NonfiniteConfig(512, 4, width, True, blocks),
@@ -116,7 +119,7 @@ def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
 
 
 def refusal(config: NonfiniteConfig, itemsize: int, walk: Walk) -> str | None:
-    """Why `config` cannot walk the array; None: it can."""
+    """Why `config` cannot walk the array; None if it can."""
     c, width = config, VECTOR_BYTES // itemsize
     if c.plain and not walk.plain:
         return "the array is not one contiguous span"
@@ -125,7 +128,7 @@ def refusal(config: NonfiniteConfig, itemsize: int, walk: Walk) -> str | None:
         return f"these strides allow vector_width 1{wide}" + (
             ", if it is plain" if wide and not walk.whole else ""
         )
-    if c.num_threads not in (64, 128, 256, 512):  # a warp of AMD's; with 1024 it is slower
+    if c.num_threads not in (64, 128, 256, 512):  # 64 is a warp on AMD; 1024 is slower
         return "num_threads must be a power of two from 64 to 512"
     if c.batch not in (1, 2, 4, 8, 16, 32):
         return "batch must be a power of two up to 32"

@@ -1,4 +1,4 @@
-"""The config families of the norms alone."""
+"""Config families that only the norms use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..kernels import EITHER, Variant
 from ..targets.limits import max_shared_bytes
 from .configs import MAX_CLUSTER, BlockRows, RowConfig, Rows
 
-_STATIC_BYTES = 8 * 1024  # including what the system takes of each block's
+_STATIC_BYTES = 8 * 1024  # static and system-reserved shared memory of a block
 _ARCHS = ("sm_90a", "host")
 MAX_STAGES, _MAX_ROWS = 32, 6  # rows/persistent.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
@@ -23,20 +23,20 @@ QUANTIZED_BLOCK = 128  # columns that share a scale
 
 @dataclass(frozen=True)
 class NormRows(Rows):
-    """centered: of layer_norm.  quantized: NOT_QUANTIZED, or with which scales."""
+    """centered: layer_norm.  quantized: NOT_QUANTIZED, BY_ROW or BY_BLOCK."""
 
     centered: bool = False
     quantized: int = NOT_QUANTIZED
 
 
 class EvenNormRows(RowConfig):
-    """Even rows without options, of which a thread has rows_per_thread neighbouring ones.
+    """Even rows without options.  A thread takes rows_per_thread adjacent rows.
 
-    weights_first: weights are loaded together with the row, into registers: for small matrices,
-        which wait for memory once.
-    generic: one variant with and without a residual: where nothing is measured, and of quantized
-        rows whose variants are listed.
-    in_registers: whether rows are, as kernels spell it.
+    weights_first: weights are loaded into registers together with the row, so that small matrices
+        wait for memory once.
+    generic: one variant serves calls with and without a residual.  For architectures without
+        measurements, and for quantized rows with listed variants.
+    in_registers: rows are in registers (kInRegisters), not in shared memory.
     """
 
     weights_first: bool
@@ -48,7 +48,7 @@ class EvenNormRows(RowConfig):
     def norm_constants(
         self, centered: bool, quantized: int, has_residual: bool
     ) -> tuple[tuple[str, int], ...]:
-        """Those that the kernel has besides `constants`."""
+        """The kernel's constants besides `constants`."""
         return (
             ("kCentered", centered),
             ("kQuantized", quantized),
@@ -60,7 +60,8 @@ class EvenNormRows(RowConfig):
 
     @property
     def _powers_of_two(self) -> tuple[int, ...]:
-        """Of a block that has one row, whose warps are whole at either size, not the threads."""
+        """A block with one row need not have a power of two of threads: whole warps of either size
+        suffice."""
         if self.threads_per_row == self.num_threads and self.num_threads % 64 == 0:
             return (self.cluster_size,)
         return super()._powers_of_two
@@ -80,7 +81,7 @@ class EvenNormRows(RowConfig):
 
 @config_class
 class NormRegisterRows(EvenNormRows):
-    """Even rows of one block in registers."""
+    """Even rows, each in the registers of one block."""
 
     num_threads: int
     threads_per_row: int
@@ -98,9 +99,11 @@ class NormRegisterRows(EvenNormRows):
 
 @config_class
 class NormSharedRows(EvenNormRows):
-    """Even rows of a block or cluster in shared memory: one variant for clusters of all sizes, but
-    for those of two blocks without `generic` (H200, FP16 of 20480 columns: rms_norm 13% faster,
-    layer_norm 9%)."""
+    """Even rows in the shared memory of a block or cluster.
+
+    Clusters of all sizes share one variant.  Only clusters of two blocks without `generic` have
+    their own: it makes rms_norm of 20480 FP16 columns 13% faster, layer_norm 9% (H200).
+    """
 
     num_threads: int
     threads_per_row: int
@@ -125,11 +128,11 @@ class NormSharedRows(EvenNormRows):
 
 @config_class
 class PersistentRows(BlockRows):
-    """Even rows by persistent, warp-specialised blocks or clusters, which take rows by a counter;
-    neither quantized nor of layer_norm with a residual, for want of registers.
+    """Even rows by persistent, warp-specialised blocks or clusters, which take rows from a counter.
 
-    stages: at most so many, of a vector of each consumer, as shared memory holds.
-    num_threads write results, half as many take statistics, others load.
+    Quantized rows, and layer_norm with a residual, are refused: registers do not suffice.
+    stages: the most stages, each with one vector per consumer; shared memory can hold fewer.
+    num_threads threads write results, half as many compute statistics, others load.
     """
 
     num_threads: int
@@ -145,7 +148,7 @@ class PersistentRows(BlockRows):
         return self.num_threads * 3 // 2 + _OTHER_THREADS
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Of one stage."""
+        """Shared memory of one stage."""
         return self.num_threads * self.vector_width * itemsize
 
     def num_stages(self, arch: str, stage_bytes: int) -> int:

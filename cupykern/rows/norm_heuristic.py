@@ -1,4 +1,4 @@
-"""Which configs walk the rows of a norm, the fastest measured first."""
+"""Choose the configs of a norm, the fastest measured first."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .row_layout import VECTOR_BYTES
 _Table = tuple[tuple[int, int, int, int, int, str], ...]
 _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 
-# Even rows without a residual, by `centered`, the elements' bytes and rising length of the row:
+# Even rows without a residual, by `centered`, itemsize and rising row length:
 # (num_threads, threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first
-# that holds a row wins.  Several rows of a thread share its loads of weights, and their reductions.
+# that holds a row wins.  The rows of a thread share its loads of weights and its reductions.
 # where: NormRegisterRows (R) or NormSharedRows (S); W: weights_first.
-_SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # rows, of any of these
+_SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # short rows, in all of these tables
 _BLOCKS: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
@@ -71,11 +71,11 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
         ),
     },
 }
-# Of rms_norm's FP32 rows of 4096 columns, up to which the first of two configs is the faster one:
+# rms_norm of FP32 rows of 4096 columns has two configs; the first is faster up to this many rows:
 # 32.3 instead of 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5
 # instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
-# The same with a residual.
+# Even rows with a residual.
 _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
@@ -110,14 +110,14 @@ _WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
         ),
     },
 }
-# Where nothing is measured, of both norms, with and without a residual.
+# Both norms, with and without a residual, on architectures without measurements.
 _FEW: dict[int, _Table] = {
     2: ((128, 32, 1, 1, 4, "R"), (128, 128, 4, 1, 2, "S"), (512, 512, 4, 1, 1, "R")),
     4: ((128, 32, 1, 1, 4, "R"), (256, 256, 4, 1, 1, "R"), (1024, 1024, 4, 1, 1, "R")),
 }
-# Of longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
-# min_blocks, rows_per_thread, weights_first).  Many bytes must be under way: weights, which come
-# with the row, wait in registers, of which few large blocks leave enough.
+# Longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
+# min_blocks, rows_per_thread, weights_first).  Many bytes must be in flight: weights are loaded
+# with the row and wait in registers, which suffice with few large blocks.
 _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
     (False, False): {
         2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8, 16)),
@@ -136,7 +136,7 @@ _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
         4: (*((512, 4, size, 2, 1, False) for size in (8, 16)), (1024, 4, 16, 1, 1, False)),
     },
 }
-# PersistentRows, of rows that take more than half of a chunk: (num_threads, vectors_per_thread,
+# PersistentRows, for rows longer than half a chunk: (num_threads, vectors_per_thread,
 # cluster_size).
 _PERSISTENT: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] = {
     (False, False): {2: (), 4: ((512, 8, 16),)},
@@ -144,9 +144,9 @@ _PERSISTENT: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]
     (False, True): {2: ((512, 4, 16),), 4: ((512, 8, 16),)},
     (True, True): {2: (), 4: ()},
 }
-# SpanRows: (num_threads, elements of a thread, min_blocks).
+# SpanRows: (num_threads, elements per thread, min_blocks).
 _SPANS = {2: ((128, 32, 9),), 4: ((256, 32, 4),)}
-# To FP8 and int8.
+# Results quantized to FP8 or int8.
 _QUANTIZED: dict[int, _Table] = {
     2: (
         (128, 8, 1, 8, 1, "R"),
@@ -170,7 +170,8 @@ _QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
 def norm_configs(
     arch: str, itemsize: int, centered: bool, has_residual: bool
 ) -> tuple[RowConfig, ...]:
-    """Every config on `arch` for elements of `itemsize` bytes, without quantized results."""
+    """All configs on `arch` for elements of `itemsize` bytes and unquantized results, except those
+    made for a row length (_of_length)."""
     persistent = _PERSISTENT[centered, has_residual][itemsize] if arch == "sm_90a" else ()
     width = VECTOR_BYTES // itemsize
     blocks = (_WITH_RESIDUAL if has_residual else _BLOCKS)[centered]
@@ -191,7 +192,7 @@ def norm_configs(
 
 @cache
 def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """The same for results of rms_norm that are quantized by rows."""
+    """`norm_configs` for rms_norm with results quantized by row."""
     if not is_measured(arch):
         return _with_options(arch, itemsize)
     return (
@@ -202,8 +203,11 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where
-    nothing is measured, rows that are closer together than their elements are copied."""
+    """Configs for calls with options and for any strides: few, because such calls are rare.
+
+    Without measurements there are none for rows closer together than their elements: make_norm
+    returns None for these.
+    """
     return tuple(
         config
         for config in shared_configs(arch, itemsize)
@@ -236,8 +240,8 @@ def _clusters(
 ) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         return ()
-    # Of 16 bits rms_norm has the same configs with and without a residual: one variant, but for
-    # clusters of two blocks without one, whose size is known to the compiler (NormSharedRows).
+    # 16-bit rms_norm has the same configs with and without a residual, hence one variant.  Only
+    # clusters of two blocks without one have a size known at compile time (NormSharedRows).
     of_16_bits = itemsize == 2 and not centered
     return tuple(
         NormSharedRows(
@@ -249,23 +253,25 @@ def _clusters(
     )
 
 
-# A thread's vectors of rows that fill their threads, the fastest first.
+# Vectors per thread of rows that fill their threads, the fastest first.
 _VECTORS_EACH = (4, 5, 3, 6, 7, 8, 2, 1)
 _MOST_THREADS, _MOST_COLUMNS = 512, 8192  # longer rows are faster in shared memory
-# Quantized by rows up to here from tables: (4096, 4096) of BF16 with a residual takes 31.8 us, as
-# without quantization; (4096, 8192) 89 instead of 62.
+# Up to this many columns, rows quantized by row use the tables: (4096, 4096) of BF16 with a
+# residual takes 31.8 us, as without quantization; (4096, 8192) 89 instead of 62.
 _QUANTIZED_COLUMNS = 4096
-# Few rows: up to _FEW_PER_SM for each SM, one of long rows; of fewer vectors a warp is faster.
+# Few rows: at most _FEW_PER_SM per SM, or one per SM if rows have more than _LONG vectors.  Rows
+# with fewer vectors than _LEAST_VECTORS are faster with one warp.
 _FEW_PER_SM, _LONG = 2, 1024
 _LEAST_VECTORS = {False: 32, True: 192}  # by `centered`
 
 
 def _of_length(rows: NormRows) -> tuple[RowConfig, ...]:
-    """Those made for the length of the rows, not in `norm_configs`; compiled when they are called.
+    """Configs made for the length of the rows.  They are not in `norm_configs` and are compiled
+    when they are called.
 
-    Few rows wait for memory and barriers, not for bandwidth: the more threads, the shorter.  H200,
-    3 x 3584 of BF16 with a residual: 5.8 to 4.5 us.  Of many rows, those that fill no table's
-    config: 6144 x 7168 of BF16 47 to 42 us.
+    Few rows are bound by memory latency and barriers, not bandwidth, so more threads help:
+    3 x 3584 of BF16 with a residual takes 4.5 us instead of 5.8 (H200).  Many rows use them if the
+    rows do not fill a table's config: 6144 x 7168 of BF16 takes 42 us instead of 47.
     """
     layout, width = rows.layout, VECTOR_BYTES // rows.itemsize
     if not rows.even or not is_measured(rows.arch):
@@ -282,7 +288,7 @@ def _of_length(rows: NormRows) -> tuple[RowConfig, ...]:
         if rest or not (threads in (8, 16, 32) or (threads % 64 == 0 and threads <= _MOST_THREADS)):
             continue
         block = max(threads, 128 if threads < 32 else 64)
-        # Registers: of x, of the weights and biases that come with it or of the residual, others.
+        # Registers: x, the weights and biases loaded with it or the residual, and others.
         first = rows.num_arrays == 1
         registers = 4 * each * (2 + rows.centered) + (34 if first else 46)
         registers += 14 * (rows.quantized == BY_ROW)
@@ -297,7 +303,7 @@ def _are_few(rows: NormRows) -> bool:
 
 
 def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
-    """The legal configs, the fastest measured first; none of some rows quantized by blocks."""
+    """The legal configs, the fastest measured first; can be empty for rows quantized by block."""
     arch, itemsize, layout = rows.arch, rows.itemsize, rows.layout
     if rows.quantized == BY_BLOCK:
         return tuple(fitting(_of_length(rows), rows))

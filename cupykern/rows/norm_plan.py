@@ -1,4 +1,4 @@
-"""Tasks and plans of the norms: which kernel normalizes a call's rows, with which parameters."""
+"""Tasks and plans of the norms."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from .rows import RowPlan, evicts_last, row_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-# The strides of the operands of a layout.
+# The fields of a layout's operand strides.
 _STRIDES = ("x_stride", "residual_stride", "y_stride", "sum_stride", "statistic_stride")
 
 _MOMENTS_BYTES = 16  # moments.cuh: Moments
 
 
 class Options(NamedTuple):
-    """granularity: of quantized results, "row" or "block"."""
+    """granularity: scales of quantized results are per "row" or per "block"."""
 
     centered: bool
     compensated: bool
@@ -66,13 +66,16 @@ class Options(NamedTuple):
         return BY_BLOCK if self.granularity == "block" else BY_ROW
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of quantized results of this shape."""
+        """Shape of the scales of quantized results of `shape`."""
         blocks = -(-shape[-1] // QUANTIZED_BLOCK) if self.scales == BY_BLOCK else 1
         return (*shape[:-1], blocks)
 
 
 class Column(NamedTuple):
-    """A weight or bias as a plan sees it: its stride in elements, and whether it is aligned."""
+    """A weight or bias in a plan.
+
+    stride: in elements.  aligned: contiguous and 16-byte aligned.
+    """
 
     dtype: np.dtype
     stride: int
@@ -89,7 +92,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class NormTask:
-    """All that decides how rows are normalised.  Equal tasks have equal plans."""
+    """Everything that determines how rows are normalised.  Equal tasks have equal plans."""
 
     layout: RowLayout  # of x, the residual, y, the sum and the statistics
     x_dtype: np.dtype
@@ -110,7 +113,8 @@ class NormTask:
 
     @property
     def has_options(self) -> bool:
-        """Options but `quantize`, or columns that are not aligned vectors of x's dtype."""
+        """Whether the call has options other than `quantize`, or weights that are not aligned or
+        not of x's dtype."""
         converts = self.y_dtype != self.x_dtype and not self.quantized
         columns = all(c.dtype == self.x_dtype and c.aligned for c in self.columns)
         return converts or self.options.compensated or not columns
@@ -123,8 +127,10 @@ class NormTask:
 def norm_task(
     x: Any, weight: Any, bias: Any, eps: float, residual: Any, options: Options, y: Any, total: Any
 ) -> NormTask | None:
-    """None where the kernels cannot walk the arrays.  total: where the sum goes; None: to a new
-    C-contiguous array."""
+    """The task of a call; None if the kernels cannot walk the arrays.
+
+    total: the array of the sum; None: a new C-contiguous array.
+    """
     place = operand(x)
     total_place = contiguous_operand(x.shape, x.itemsize) if total is None else operand(total)
     statistics = contiguous_operand((*x.shape[:-1], 1), 4)
@@ -151,7 +157,7 @@ def of_layout(
     options: Options,
     has_residual: bool,
 ) -> NormTask:
-    """The task of rows of `layout`, for contiguous-span kernels too if they have its options."""
+    """The task of rows of `layout`.  It is not contiguous if SpanRows kernels lack its options."""
     task = NormTask(layout, x_dtype, y_dtype, *columns, eps, options, has_residual)
     span = (
         y_dtype == x_dtype
@@ -169,7 +175,7 @@ def _rows(task: NormTask, device: Device) -> NormRows:
 
 
 def configs(task: NormTask, device: Device) -> tuple[RowConfig, ...]:
-    """The legal configs, the fastest measured first; none of some rows quantized by blocks."""
+    """The legal configs, the fastest measured first; can be empty for rows quantized by block."""
     return norm_configs_of(_rows(task, device))
 
 
@@ -204,8 +210,11 @@ FAMILY = Family(
 
 @dataclass(frozen=True)
 class Norm:
-    """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is
-    one.  twins: both of these, if they are small."""
+    """A call's plan and its results.
+
+    simple: the results are only y and, with a residual, the sum.
+    twins: allocates y and the sum together if they are small.
+    """
 
     plan: RowPlan
     y_dtype: np.dtype
@@ -218,15 +227,15 @@ class Norm:
 def make_norm(
     target: Target, task: NormTask, shape: tuple[int, ...], given: RowConfig | None
 ) -> Norm | None:
-    """The plan for arrays of `shape`; None where no kernel computes the task in one go."""
+    """The plan for arrays of `shape`; None if no single kernel computes the task."""
     layout, options = task.layout, task.options
     if layout.lanes_across_rows and given is None and not is_measured(target.arch):
-        return None  # which is rare
+        return None  # rare
     if task.quantized == BY_BLOCK and given is None and not configs(task, device_of(target)):
         return None
     config = FAMILY.config(task, target, given)
     if config.chunked and task.quantized:
-        return None  # a row's scale is known only when all of it has been normalised
+        return None  # a row's scale is known only after the whole row is normalised
     even = isinstance(config, EvenNormRows)
     if even:
         params = zeros("rows/load_even.cuh", "EvenParams")
@@ -242,7 +251,7 @@ def make_norm(
         params["blocks_log2"] = config.cluster_size.bit_length() - 1
         cold["num_rows"], cold["num_cols"] = layout.num_rows, layout.num_cols
         cold["dtype"] = dtypes.CODES[task.y_dtype]
-        for _, strides in layout.outer:  # one dim, or there is one row
+        for _, strides in layout.outer:  # at most one dim; none for one row
             for name, stride in zip(_STRIDES, strides, strict=True):
                 (cold if name == "statistic_stride" else params)[name] = stride
     else:
@@ -269,7 +278,7 @@ def make_norm(
 
 
 def _even_arguments(params: Any, cold: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """The arguments of EvenNormRows' kernel, of normalize's arrays."""
+    """A function from normalize's arrays to the arguments of EvenNormRows' kernel."""
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, weight, bias, y, total, mean, rstd, row_scale = arrays

@@ -1,4 +1,4 @@
-"""quantize with a scale for each column of matrices in C order: kernels_cu/quantize_columns.cu."""
+"""quantize with one scale per column of C-ordered matrices: kernels_cu/quantize_columns.cu."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .quantize_rows import Launch, scale_shape
 from .quantize_tiles import in_vectors, tile_params
 from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 
-_STATIC_BYTES = 12 * 1024  # at most: what warps and blocks exchange
+_STATIC_BYTES = 12 * 1024  # upper bound: exchange between warps and blocks
 
 
 @config_class
 class SharedColumns(RowConfig):
-    """Columns of matrices in C order, in shared memory: threads_per_column threads under each other
-    on a vector of columns.  One variant for clusters of all sizes.
+    """Columns of C-ordered matrices in shared memory.  threads_per_column threads share a vector of
+    columns.  Clusters of all sizes share one variant.
 
-    register_vectors: of a thread's vectors, those in registers.
+    register_vectors: how many of a thread's vectors are in registers instead.
     """
 
     num_threads: int
@@ -51,12 +51,12 @@ class SharedColumns(RowConfig):
 
     @property
     def rows_held(self) -> int:
-        """The rows of a matrix that a block or cluster holds."""
+        """Rows of a matrix that a block or cluster holds."""
         return self.cluster_size * self.threads_per_column * self.vectors_per_thread
 
     @property
     def columns(self) -> int:
-        """The columns of a block."""
+        """Columns of a block."""
         return self.num_threads // self.threads_per_column * self.vector_width
 
     def shared_bytes(self, itemsize: int) -> int:
@@ -64,8 +64,8 @@ class SharedColumns(RowConfig):
         return self.num_threads * stored * self.vector_width * itemsize
 
 
-# SharedColumns but for vector_width, by rising length of the columns: the first that holds them
-# wins.
+# (num_threads, threads_per_column, vectors_per_thread, cluster_size, min_blocks, register_vectors),
+# by rising column length; the first that holds a column wins.
 _TABLE = (
     *((256, 32, 16, size, 1, 0) for size in (1, 4, 8)),
     *((512, 64, 16, size, 2, 4) for size in (8, 16)),
@@ -74,8 +74,8 @@ _TABLE = (
 
 
 def column_configs(arch: str, itemsize: int) -> tuple[SharedColumns, ...]:
-    """Every config on `arch`, those of the shortest columns first; where nothing is measured that
-    of the longest."""
+    """All configs on `arch`, those of the shortest columns first; without measurements only that of
+    the longest."""
     limit = max_cluster_size(arch) if is_measured(arch) else 1
     width = VECTOR_BYTES // itemsize
     configs = tuple(
@@ -99,7 +99,7 @@ def column_variant(dtype: np.dtype, config: SharedColumns) -> Variant:
 
 @dataclass(frozen=True)
 class ColumnTask:
-    """All that decides how the columns of matrices in C order are quantized."""
+    """Everything that determines how the columns of C-ordered matrices are quantized."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -109,7 +109,7 @@ class ColumnTask:
 
 
 def configs(task: ColumnTask, device: Device) -> tuple[SharedColumns, ...]:
-    """The legal configs, the fastest first; none for matrices that this kernel does not walk."""
+    """The legal configs, the fastest first; empty if this kernel cannot walk the matrices."""
     if len(task.shape) - 2 > MAX_OUTER_DIMS or not in_vectors(task.shape[-1], task.x, task.y):
         return ()
     listed = column_configs(device.arch, task.dtype.itemsize)
@@ -153,9 +153,9 @@ def _plan(target: Target, task: ColumnTask, given: SharedColumns | None) -> Laun
 def run_columns(
     target: Target, x: Any, code: np.dtype, config: RowConfig | None
 ) -> tuple[Any, Any, Launch] | None:
-    """As `run_rows`; None where matrices or `config` are not for this kernel.
+    """`run_rows` by this kernel; None if it is not for these matrices or this `config`.
 
-    Raises TypeError and ValueError.
+    Raises TypeError if `config` is not a config of quantize, ValueError if it is not legal.
     """
     if config is not None:
         check_config(config, SharedColumns, *ROW_FAMILY.config_types)

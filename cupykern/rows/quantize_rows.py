@@ -1,4 +1,4 @@
-"""quantize with a scale for each row or column, or one for all: kernels_cu/quantize_shared.cu."""
+"""quantize with one scale per row, column or tensor: kernels_cu/quantize_shared.cu."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scale_shape(
 
 @config_class
 class EvenRows(RowConfig):
-    """Even rows in shared memory.  chunked: as of SharedRows."""
+    """Even rows in shared memory.  chunked: see SharedRows."""
 
     num_threads: int
     threads_per_row: int
@@ -51,8 +51,8 @@ class EvenRows(RowConfig):
     even = True
 
 
-# (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row.
-_EVEN: dict[int, Table] = {  # by the elements' bytes
+# (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising row length.
+_EVEN: dict[int, Table] = {  # by itemsize
     2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
     4: ((128, 8, 4, 1), (256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
 }
@@ -66,7 +66,7 @@ def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
     return tuple(
         EvenRows(
             *(threads, threads_per_row, width, elements // width, cluster_size),
-            register_cap(arch, 1536 // threads),  # 40 registers: 1536 threads at once
+            register_cap(arch, 1536 // threads),  # 40 registers: 1536 threads per SM
         )
         for threads, threads_per_row, elements, cluster_size in table
         if cluster_size <= max_cluster_size(arch)
@@ -74,9 +74,11 @@ def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
 
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize_shared.cu on `arch`; clusters only of even rows.
-    Where nothing is measured one of even rows, and one variant for a tensor and for other rows in
-    vectors."""
+    """All configs of quantize_shared.cu on `arch`; only even rows have clusters.
+
+    Without measurements there is one config of even rows, and one variant for tensors and other
+    rows in vectors.
+    """
     tensor, even = tensor_config(arch, itemsize), _even_configs(arch, itemsize)
     shared = shared_configs(arch, itemsize)
     if not is_measured(arch):
@@ -87,7 +89,8 @@ def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def quantize_configs(rows: Rows, granularity: str) -> tuple[RowConfig, ...]:
-    """The fastest first; a tensor that one block cannot hold is spread over all of them."""
+    """The legal configs, the fastest first.  A tensor that one block cannot hold is spread over
+    blocks in chunks."""
     tensor = tensor_config(rows.arch, rows.itemsize)
     configs = fitting(all_row_configs(rows.arch, rows.itemsize), rows)
     whole = [c for c in configs if not c.chunked]
@@ -99,7 +102,7 @@ def quantize_configs(rows: Rows, granularity: str) -> tuple[RowConfig, ...]:
 
 
 def tensor_config(arch: str, itemsize: int) -> RowConfig:
-    """For a contiguous tensor: chunks of 32 KB, in three launches."""
+    """The config of a contiguous tensor: chunks of 32 KB, three launches."""
     if not is_measured(arch):
         return _tensor_config(itemsize, chunked=True)
     return EvenRows(256, 256, VECTOR_BYTES // itemsize, 8, min_blocks=4, chunked=True)
@@ -110,7 +113,7 @@ def _tensor_config(itemsize: int, chunked: bool) -> SharedRows:
 
 
 def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
-    """The rows of x, y and, along with them, their scales (stride 0 along the row)."""
+    """The rows of x, y and their scales, which have stride 0 along the row."""
     axis = x.ndim - 2 if granularity == "column" else x.ndim - 1
     scales = operand(scale)
     strides = (*scales.strides[:axis], 0, *scales.strides[axis + 1 :])
@@ -120,7 +123,8 @@ def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
 
 @dataclass(frozen=True)
 class QuantizeRowsTask:
-    """All that decides how rows, columns or a tensor are quantized; equal tasks, equal plans."""
+    """Everything that determines how rows, columns or a tensor are quantized.  Equal tasks have
+    equal plans."""
 
     layout: RowLayout  # of x, the values and their scales
     dtype: np.dtype
@@ -162,7 +166,7 @@ def _plan(target: Target, task: QuantizeRowsTask, given: RowConfig | None) -> Ro
 def run_rows(
     target: Target, x: Any, code: np.dtype, granularity: str, config: RowConfig | None
 ) -> tuple[Any, Any, Launch]:
-    """(values, scale, how they were made of x)"""
+    """Quantize x: (values, scale, the launch that computed them from x)."""
     xp = target.xp
     if x.flags.c_contiguous or granularity == "tensor":
         y = arrays.empty_of(xp, x.shape, code)

@@ -1,4 +1,4 @@
-"""quantize with a scale for each tile: kernels_cu/quantize_*_tiles.cu."""
+"""quantize with one scale per tile: kernels_cu/quantize_*_tiles.cu."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 
 @dataclass(frozen=True)
 class TileTask:
-    """All that decides how tiles of `block` = (rows, columns) of a matrix are quantized.
+    """Everything that determines how tiles of `block` = (rows, columns) of a matrix are quantized.
 
-    x, y: of the matrix and its values.  vectors: rows of the matrix and of tiles are whole, aligned
-        vectors.
+    x, y: the matrix and its quantized values.
+    vectors: rows of the matrix and of tiles consist of whole, aligned vectors.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class TileTask:
 
 
 class _Tiles(RowConfig):
-    """Families whose rows are tiles: threads_per_tile threads on each."""
+    """Families that walk tiles instead of rows: threads_per_tile threads share a tile."""
 
     threads_per_tile: int
 
@@ -55,11 +55,11 @@ class _Tiles(RowConfig):
 
     @property
     def tiles_per_thread(self) -> int:
-        """Tiles of x, one under the other, that the kernel takes for one."""
+        """Vertically adjacent tiles of x that the kernel treats as one."""
         return 1
 
     def refusal(self, task: TileTask) -> str | None:
-        """Why the config cannot walk the tiles of `task`, in vectors or by elements, or None."""
+        """Why the config cannot walk the tiles of `task`; None if it can."""
         if not 32 <= self.num_threads <= 1024:
             return f"num_threads must be 32 to 1024; got {self.num_threads}"
         if min(self.threads_per_tile, self.vectors_per_thread, self.min_blocks) < 1:
@@ -82,7 +82,7 @@ class _Tiles(RowConfig):
 
 @config_class
 class GlobalTiles(_Tiles):
-    """Tiles of any size and strides, read from global memory twice (quantize_global_tiles.cu)."""
+    """Tiles of any size and strides, read twice from global memory (quantize_global_tiles.cu)."""
 
     num_threads: int
     threads_per_tile: int
@@ -94,7 +94,8 @@ class GlobalTiles(_Tiles):
 @config_class
 class RegisterTiles(_Tiles):
     """Tiles of up to threads_per_tile * vectors_per_thread vectors, in registers
-    (quantize_register_tiles.cu); of one vector a thread has eight tiles, one under the other."""
+    (quantize_register_tiles.cu).  With vectors_per_thread = 1 a thread takes eight vertically
+    adjacent tiles."""
 
     num_threads: int
     threads_per_tile: int
@@ -133,7 +134,7 @@ _MAX_REGISTER_VECTORS = 16
 
 
 def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
-    """By rising size."""
+    """RegisterTiles on `arch`, by rising tile size."""
     factor = itemsize // 2
     table = (
         (256, 4 * factor, 1, 3),
@@ -149,7 +150,7 @@ def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
 
 
 def global_tiles() -> tuple[GlobalTiles, ...]:
-    """Tiles that are not RegisterTiles are rare, and read element by element."""
+    """Tiles that RegisterTiles cannot hold are rare and are read element by element."""
     return (GlobalTiles(256, 64, 1),)
 
 
@@ -203,7 +204,7 @@ def _plan(target: Target, task: TileTask, given: RowConfig | None) -> Launch:
 def run_tiles(
     target: Target, x: Any, code: np.dtype, block: tuple[int, int], config: RowConfig | None
 ) -> tuple[Any, Any, Launch]:
-    """As `run_rows`."""
+    """`run_rows` for tiles of `block`."""
     xp = target.xp
     y = arrays.empty_of(xp, x.shape, code)
     scale = arrays.empty_of(xp, scale_shape(x.shape, "block", block), np.float32)
@@ -220,10 +221,10 @@ def run_tiles(
 
 
 def in_vectors(num_cols: int, x: Operand, y: Operand) -> bool:
-    """Whether matrices' rows are whole, aligned vectors of x's elements, in both arrays; y's
-    elements are bytes.
+    """Whether the rows of both arrays consist of whole, aligned vectors of x's elements.
 
-    A single row has no step from which that would follow.
+    y's elements are bytes.  num_cols is checked too, because a single row has no stride that shows
+    it.
     """
     width = VECTOR_BYTES // x.itemsize
     return (
@@ -237,7 +238,8 @@ def in_vectors(num_cols: int, x: Operand, y: Operand) -> bool:
 def tile_params(
     shape: tuple[int, ...], x: Operand, y: Operand, code: np.dtype, tile: tuple[int, int]
 ) -> np.ndarray:
-    """QuantizeTileParams of `shape`, without what follows from the number of tiles and scales."""
+    """QuantizeTileParams of `shape`, except the fields that depend on the number of tiles and
+    scales."""
     params = zeros("rows/tiles.cuh", "QuantizeTileParams")
     params["num_rows"], params["num_cols"] = shape[-2:]
     params["tile_rows"], params["tile_cols"] = tile

@@ -1,4 +1,4 @@
-"""Rows of strided arrays: how a row op walks them.
+"""The layout of the rows that a row op walks in strided arrays.
 
 The Python half of kernels_cu/rows/tile.cuh.
 """
@@ -18,7 +18,7 @@ MAX_OUTER_DIMS = 6  # rows/tile.cuh: kMaxOuterDims
 
 
 class Operand(NamedTuple):
-    """An array as a layout sees it: byte strides (`steps_of`), and its offset in a 64-byte line."""
+    """An array in a layout: byte strides (`steps_of`), address modulo 64, and itemsize."""
 
     strides: tuple[int, ...]
     offset: int
@@ -26,13 +26,13 @@ class Operand(NamedTuple):
 
 
 def operand(array: Any) -> Operand:
-    """`array` as an Operand."""
+    """The Operand of `array`."""
     address = address_of(array)
     return Operand(steps_of(array), address % 64, array.dtype.itemsize)
 
 
 def contiguous_operand(shape: Sequence[int], itemsize: int) -> Operand:
-    """A new C-contiguous array as an Operand."""
+    """The Operand of a new C-contiguous array."""
     strides = [itemsize]
     for size in shape[:0:-1]:
         strides.append(strides[-1] * size)
@@ -43,12 +43,12 @@ def contiguous_operand(shape: Sequence[int], itemsize: int) -> Operand:
 class RowLayout:
     """The rows of several operands of one shape.
 
-    outer: (size, strides of each operand) of the dims but `axis`, innermost first.
+    outer: (size, strides of each operand) of the merged dims other than the row's, innermost first.
     vectors: the operands can be walked in aligned vectors along the row.
-    max_head: how many elements a row's first vector may lack.
-    lanes_across_rows: x's rows are closer together than the elements of one.
-    even: rows at one stride, of whole, aligned vectors.
-    contiguous: of each operand that is walked in vectors a row begins where another one ends.
+    max_head: the most elements that can be missing at the start of a row's first vector.
+    lanes_across_rows: x's rows are closer together than the elements of a row.
+    even: rows at one stride, each of whole, aligned vectors.
+    contiguous: in every operand that is walked in vectors, rows follow each other without gaps.
     """
 
     num_rows: int
@@ -62,11 +62,11 @@ class RowLayout:
     contiguous: bool
 
     def for_options(self) -> RowLayout:
-        """The same for a call with options that the kernels of contiguous rows lack."""
+        """The layout for a call with options that the kernels of contiguous rows lack."""
         return replace(self, contiguous=False)
 
     def fill(self, struct: np.ndarray) -> None:
-        """struct: a RowLayout of rows/tile.cuh, zeros."""
+        """struct: a zeroed RowLayout of rows/tile.cuh."""
         struct["num_rows"], struct["num_cols"] = self.num_rows, self.num_cols
         struct["num_outer_dims"] = len(self.outer)
         for d, (size, strides) in enumerate(self.outer):
@@ -80,14 +80,15 @@ def row_layout(
 ) -> RowLayout | None:
     """The layout of `operands` (x first), all of `shape`.
 
-    None where a kernel can't walk them: a stride or an offset that is no whole number of elements,
-    or more than MAX_OUTER_DIMS dims that don't merge.
-    vectored: which operands must be walked in the same vectors as x (y, a residual; not a mask).
+    None if a kernel cannot walk them: a stride or an offset is not a multiple of the itemsize, or
+    more than MAX_OUTER_DIMS dims do not merge.
+    vectored: indices of the operands that are walked in the same vectors as x (y and a residual,
+        not a mask).
     """
     if any(step % op.itemsize for op in operands for step in (op.offset, *op.strides)):
         return None
     num_cols = shape[axis]
-    # A single column has no neighbours: call them adjacent, so that vectors may be used.
+    # A single column gets stride 1, so that vectors can be used.
     col_strides = tuple(1 if num_cols == 1 else op.strides[axis] // op.itemsize for op in operands)
     dims = [
         (size, tuple(op.strides[d] // op.itemsize for op in operands))
@@ -110,7 +111,8 @@ def row_layout(
     for size, _ in dims:
         num_rows *= size
 
-    # x's rows may start anywhere in a vector, but those of the other operands must start likewise.
+    # x's rows can start anywhere in a vector; those of the other operands must start at the same
+    # position.
     width = VECTOR_BYTES // operands[0].itemsize
     starts = [op.offset // op.itemsize for op in operands]
     vectors = all(

@@ -16,8 +16,8 @@ from ..targets.repeated import Repeated
 from .configs import RowConfig, SpanRows
 from .row_layout import RowLayout
 
-# Measured on an H200.  Below there is no gain.  Of stores only the last ones: L2 has room for no
-# more.
+# Measured on an H200; less data gains nothing.  Only the last stores are evicted last, because L2
+# cannot hold more.
 _LOADS_LAST_BYTES = 96 * 2**20
 _STORES_LAST_BYTES = 48 * 2**20
 
@@ -26,11 +26,11 @@ _WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # row
 
 
 class RowPlan(NamedTuple):
-    """A launch, as shapes, strides and dtypes decide it.
+    """The launches of a call, determined by its shapes, strides and dtypes.
 
-    passes: of whole rows one; of rows in chunks those of the statistics, their merge and the
-        result, which hand on `statistics`, (how many, bytes of each).
-    counted: blocks ask a counter for rows.
+    passes: one for whole rows; three for rows in chunks: statistics, their merge, the result.
+    statistics: (count, bytes of each) of the workspace between the three passes.
+    counted: blocks take rows from an atomic counter.
     """
 
     target: Target
@@ -39,8 +39,8 @@ class RowPlan(NamedTuple):
     statistics: tuple[int, int] | None
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """Launch the kernel on its arrays.  places: what addresses of all CuPy's arrays follow
-        from; None: their own."""
+        """Launch the kernel on its arrays.  places: the addresses that determine those of all CuPy
+        arrays; None: the arrays' own."""
         memory = None
         if self.counted:
             memory = workspace.take_counters(self.target, 1)
@@ -62,11 +62,12 @@ def row_plan(
     shared_bytes: int,
     arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
 ) -> RowPlan:
-    """The plan of a row kernel; sets the fields `layout`, `num_chunks`, `stages` and `threads_log2`
-    of `params`.  A kernel whose params have no layout has neither statistics nor passes.
+    """The plan of a row kernel.
 
-    shared_bytes: of a block; of PersistentRows, of one stage.  arguments: the kernel's, of its
-    arrays; None: these, and `params` after them.
+    params: the kernel's struct; its fields `layout`, `num_chunks`, `stages` and `threads_log2` are
+        set, as far as it has them.  Without a layout there are neither statistics nor passes.
+    shared_bytes: of a block; for PersistentRows, of one stage.
+    arguments: from the arrays to the kernel's arguments; None: the arrays, then `params`.
     """
     kernel = get_kernel(target, variant)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
@@ -78,7 +79,7 @@ def row_plan(
         layout.fill(params["layout"])
         params["num_chunks"] = num_chunks
     stages = config.num_stages(target.arch, shared_bytes)
-    if stages:  # no block waits for another to end
+    if stages:  # a persistent grid: one wave
         params["stages"] = stages
         shared_bytes *= stages
         num_groups = min(num_groups, kernel.blocks_at_once(shared_bytes) // config.cluster_size)
@@ -86,7 +87,7 @@ def row_plan(
     grid, chunked = num_groups * num_chunks * config.cluster_size, config.chunked
 
     def one_pass(number: np.int64, grid: int) -> Repeated:
-        # The counter, or the statistics, come behind the arrays.
+        # The counter or the statistics follow the arrays.
         rest: tuple[Any, ...] = (struct,)
         if passes or stages:
             rest = (struct, target.by_value(number))
@@ -104,10 +105,10 @@ def row_plan(
 
 
 def evicts_last(params: np.ndarray, layout: RowLayout, read: int, written: int) -> None:
-    """Set whether a call's loads are evicted last from L2 (cuda.cuh: load_policy), and from which
-    row on its stores are.
+    """Set whether L2 evicts a call's loads last (cuda.cuh: load_policy), and the first row whose
+    stores it evicts last.
 
-    read, written: bytes for each element.
+    read, written: bytes per element.
     """
     rows, row_bytes = layout.num_rows, layout.num_cols * written
     params["loads_last"] = rows * layout.num_cols * read >= _LOADS_LAST_BYTES

@@ -1,4 +1,4 @@
-"""The config families of softmax alone."""
+"""Config families that only softmax uses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..config_class import config_class
 from ..kernels import Variant
 from .configs import BlockRows, RowConfig, Rows
 
-MAX_CLUSTER_THREADS = 512  # of a block, at most
+MAX_CLUSTER_THREADS = 512  # per block
 
 
 @config_class
 class RegisterRows(RowConfig):
-    """Even rows of one block, without options, in registers."""
+    """Even rows without options, each in the registers of one block."""
 
     num_threads: int
     threads_per_row: int
@@ -31,11 +31,10 @@ class RegisterRows(RowConfig):
 
 @config_class
 class ClusterRows(BlockRows):
-    """Long rows at one stride, of any length and alignment, without options: a cluster a row.
+    """Long rows at one stride, of any length and alignment, without options: one cluster per row.
 
-    num_threads is any number of whole warps.  A kernel takes the numbers of threads and blocks at
-    run
-    time: all configs of a dtype are one variant.
+    num_threads: any multiple of the warp size.  The kernel reads the numbers of threads and blocks
+    at run time, so all configs of a dtype share one variant.
     """
 
     num_threads: int
@@ -47,7 +46,7 @@ class ClusterRows(BlockRows):
     def variant(
         self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()
     ) -> Variant:
-        """That of the largest blocks and clusters."""
+        """The variant of the largest blocks and clusters."""
         largest = ClusterRows(MAX_CLUSTER_THREADS, self.vector_width, 1, 16)
         variant = super(ClusterRows, largest).variant(op, x_dtype, constants)
         return replace(variant, min_blocks=3, launched=(self.num_threads, self.cluster_size))

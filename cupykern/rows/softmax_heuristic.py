@@ -1,4 +1,4 @@
-"""Which configs walk the rows of softmax, the fastest measured first."""
+"""Choose the configs of softmax, the fastest measured first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .heuristic import Table, register_cap, shared_configs, span_configs
 from .row_layout import VECTOR_BYTES
 from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 
-# RegisterRows, by the elements' bytes and rising length of the row:
+# RegisterRows, by itemsize and rising row length:
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
 _REGISTERS: dict[int, Table] = {
     2: (
@@ -31,17 +31,19 @@ _REGISTERS: dict[int, Table] = {
     ),
 }
 
-# SpanRows: (num_threads, elements of a thread, min_blocks).
+# SpanRows: (num_threads, elements per thread, min_blocks).
 _SPANS = {2: ((128, 32, 9),), 4: ((256, 40, 4),)}
 
-# The fewest vectors of ClusterRows' rows, by the elements' bytes: FP16 of 1500 columns 80% to 96%
-# of a copy, of 1001 90% to 85%, FP32 of 2047 97% to 103%, of 1500 104% to 103%.
+# The fewest vectors of a row for ClusterRows, by itemsize.  Speed relative to a copy without and
+# with them: FP16, 1500 columns 80% and 96%, 1001 columns 90% and 85%; FP32, 2047 columns 97% and
+# 103%, 1500 columns 104% and 103%.
 _FEWEST_VECTORS = {2: 161, 4: 385}
 
 
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """All configs but ClusterRows on `arch` for elements of `itemsize` bytes, preferred first."""
+    """All configs except ClusterRows on `arch` for elements of `itemsize` bytes, in order of
+    preference."""
     width, registers = VECTOR_BYTES // itemsize, _REGISTERS[itemsize]
     if not is_measured(arch):
         registers = registers[:1] + registers[-2:]
@@ -58,14 +60,15 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def _is_short(config: SharedRows) -> bool:
-    """Of few threads a row: others serve its rows, which are rare without RegisterRows."""
+    """Whether a row has few threads.  Such rows are rare outside RegisterRows; other configs walk
+    them."""
     return (
         not config.lanes_across_rows and config.threads_per_row <= (8, 32)[config.vector_width == 1]
     )
 
 
 def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
-    """Those for long rows, the fastest measured first; where nothing is measured none."""
+    """ClusterRows for long rows, the fastest measured first; none without measurements."""
     if not is_measured(rows.arch):
         return ()
     itemsize, layout = rows.itemsize, rows.layout
@@ -75,20 +78,20 @@ def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
     def config(threads: int, blocks: int) -> ClusterRows:
         return ClusterRows(threads, width, -(-num_vectors // (threads * blocks)), blocks)
 
-    warp = 64 if rows.arch == "host" else 32  # of 32 or 64 threads
+    warp = 64 if rows.arch == "host" else 32  # the host has warps of 32 or 64 threads
     found = []
     for blocks in (1, 2, 4, 8, 16):
         of_block = -(-num_vectors // blocks)
-        # At least eight vectors a thread, and of fewer threads than that takes a few more.
+        # At least eight vectors per thread; fewer threads are taken if they need only a few more.
         fewest = min(-(-of_block // (64 * 8)) * 64, MAX_CLUSTER_THREADS)
         some = (warp, 64, 128, 256, 384) if blocks == 1 else (256, 384)
         threads = next((t for t in some if t < fewest and of_block <= 12.5 * t), fewest)
         if of_block >= (_FEWEST_VECTORS[itemsize] if blocks == 1 else 513):
             found.append(config(threads, blocks))
-    # 16 bits: rows of 262144 by eight blocks of 384 threads instead of 16 of 256 98.0% to 101.2% of
-    # a copy, of 50257 by two of 256 instead of four 99.6% to 100.4%.  FP32, in 50 KB of a block
-    # instead of 80: of 151669 by 16 of 256 instead of eight of 384 100.2% to 101.3%, of 50257 by
-    # eight instead of four 100.7% to 101.5% (H200).
+    # Speed relative to a copy (H200).  16 bits: 262144 columns, 8 blocks of 384 threads 101.2%, 16
+    # of 256 98.0%; 50257 columns, 2 blocks of 256 100.4%, 4 blocks 99.6%.  FP32 (50 KB per block
+    # instead of 80): 151669 columns, 16 blocks of 256 101.3%, 8 of 384 100.2%; 50257 columns, 8
+    # blocks 101.5%, 4 blocks 100.7%.
     found.sort(
         key=lambda c: (
             c.num_threads > 384,
@@ -96,7 +99,8 @@ def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
             abs(c.num_threads - 256),
         )
     )
-    # Few rows by more SMs: one of 50257 in 16 bits 8.7 to 6.9 us, of 151936 8.4 to 7.7.
+    # Few rows use more SMs: one 16-bit row of 50257 columns takes 6.9 us instead of 8.7, of 151936
+    # 7.7 instead of 8.4.
     most = min(multiprocessors(rows.arch) // max(layout.num_rows, 1), num_vectors // 256)
     more = [b for b in (16, 8, 4, 2) if found and found[0].cluster_size < b <= most]
     return tuple(dict.fromkeys((*(config(256, blocks) for blocks in more[:1]), *found)))
@@ -106,12 +110,12 @@ def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest measured first."""
     configs = fitting(softmax_configs(rows.arch, rows.itemsize), rows)
     registers = [c for c in configs if isinstance(c, RegisterRows)]
-    # Of SpanRows the fewest threads a row: more bytes are under way (301 columns of 16 bits by 8
-    # instead of 16 threads 75% to 99% of a copy).
+    # SpanRows with the fewest threads per row first: more bytes are in flight (301 16-bit columns
+    # by 8 threads run at 99% of a copy, by 16 threads at 75%).
     spans = [c for c in configs if isinstance(c, SpanRows)]
     spans.sort(key=lambda c: c.threads_log2(rows.layout.num_cols))
     shared = [c for c in configs if isinstance(c, SharedRows)]
-    # Of clusters those first of which an SM holds three blocks; chunks last.
+    # Clusters of which an SM holds three blocks first; chunks last.
     shared.sort(
         key=lambda c: (
             c.chunked,

@@ -1,4 +1,4 @@
-"""Tasks and plans of softmax: which kernel takes the rows of a call, with which parameters."""
+"""Tasks and plans of softmax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 @dataclass(frozen=True)
 class SoftmaxTask:
-    """All that decides how a softmax is computed.  Equal tasks have equal plans."""
+    """Everything that determines how a softmax is computed.  Equal tasks have equal plans."""
 
     layout: RowLayout  # of x, y and the mask
     x_dtype: np.dtype
@@ -46,7 +46,7 @@ def softmax_task(
     scale: float,
     log: bool,
 ) -> SoftmaxTask | None:
-    """None if the arrays have too many dims to walk."""
+    """The task of a call; None if the kernels cannot walk the arrays (row_layout)."""
     layout = row_layout(shape, axis, (x, y, mask or x), vectored=(1,))
     if layout is None:
         return None
@@ -75,7 +75,7 @@ FAMILY = Family(
 
 @plans.cached
 def plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
-    """Config, kernel and parameters of a task."""
+    """The launches of a task, by config `given` or the preferred one."""
     config = FAMILY.config(task, target, given)
     layout, itemsize = task.layout, task.x_dtype.itemsize
     params = zeros("rows/softmax_params.cuh", "SoftmaxParams")

@@ -1,1 +1,1 @@
-"""What calls share at run time: loaded kernels, plans, chosen configs and workspace."""
+"""Run-time state shared by calls: loaded kernels, plans, chosen configs and workspace."""

@@ -1,11 +1,11 @@
-"""Which config a task gets: the caller's, else the tuned one, else the estimated fastest.
+"""The config of a task: the caller's, else the tuned one, else the estimated fastest.
 
-A *task* is one frozen, hashable value: all that decides how a call is computed.  A `Family` is the
-kernels that compute tasks of one type.  Which configs are legal, which one is chosen and the key of
-every cache are functions of the task and the device alone, so that no call depends on earlier ones.
+A *task* is one frozen, hashable value that determines how a call is computed.  A `Family` is the
+kernels that compute tasks of one type.  The legal configs, the choice and the keys of all caches
+depend only on the task and the device, so no call depends on earlier calls.
 
-CUPYKERN_TUNE: "readonly" (default) asks the store of tuned configs, "0" does not, "1" also tunes
-what it lacks at its first call (tuning/tune.py).
+CUPYKERN_TUNE: "readonly" (default) uses the store of tuned configs; "0" does not; "1" also tunes
+missing tasks at their first call (tuning/tune.py).  The package's built-in rows apply always.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class InternalError(RuntimeError):
 class Family(Generic[Task, Config]):
     """The kernels that compute tasks of one type.
 
-    A module-level constant: its functions see the task and the device, and nothing else of a call.
+    A module-level constant: its functions depend only on the task and the device.
 
-    name: in the keys of the store of tuned configs.
-    config_types: the dataclasses that `config=` may be.
+    name: part of the keys in the store of tuned configs.
+    config_types: the dataclasses that `config=` accepts.
     configs: (task, device) -> the legal configs, the estimated fastest first.
     refusal: (config, task, device) -> why the config cannot compute the task; None: it can.
     variant: (task, config) -> the variant that is launched (the first, if there are several).
@@ -55,12 +55,12 @@ class Family(Generic[Task, Config]):
     traits: Callable[[Task], tuple[Mapping[str, int], Mapping[str, Any]]]
 
     def config(self, task: Task, target: Target, given: Any = None) -> Config:
-        """`given` if it can compute `task`, or the tuned config, else the first of `configs`.
+        """`given`, else the tuned config, else the first of `configs`.
 
-        Raises TypeError and ValueError for a given config that cannot, InternalError for a chosen
-        one.
+        Raises TypeError or ValueError if `given` cannot compute `task`, InternalError if the chosen
+        config cannot.
         """
-        hash(task)  # a task is a value
+        hash(task)  # raises TypeError unless the task is hashable
         device = device_of(target)
         if given is not None:
             check_config(given, *self.config_types)
@@ -79,7 +79,7 @@ class Family(Generic[Task, Config]):
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan asks for: the config of a task on a target."""
+    """A plan's request for the config of a task on a target."""
 
     family: Family[Any, Any]
     task: Any
@@ -101,14 +101,14 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """Of the source of every kernel that the request may launch."""
+        """Digest of the sources of all kernels that the request can launch."""
         variants = [self.variant(config) for config in self.configs()]
         sources = sorted({(v.kernel, v.text or "") for v in variants})
         return store.digest(self.target.name, tuple(sources))
 
 
 def bucket(size: int) -> int:
-    """`size` rounded up to a multiple of a quarter of its power of two: 4 buckets an octave."""
+    """Round `size` up to a multiple of a quarter of the power of two below it: 4 per octave."""
     step = max(1, 1 << max(0, (size - 1).bit_length() - 3))
     return -(-size // step) * step
 
@@ -117,7 +117,7 @@ _recorder: ContextVar[list[Request] | None] = ContextVar("cupykern_requests", de
 
 
 def _tuned(request: Request) -> Any:
-    """The first legal config among the store's, the package's and the family's own."""
+    """The first legal config of the store's, the package's and the family's own."""
     configs = request.configs()
     found = []
     if mode() != "0" and store.rows():
@@ -131,7 +131,7 @@ def _tuned(request: Request) -> Any:
 
 
 def mode() -> str:
-    """CUPYKERN_TUNE.  Raises ValueError for what is none of MODES."""
+    """CUPYKERN_TUNE.  Raises ValueError unless it is one of MODES."""
     found = os.environ.get("CUPYKERN_TUNE", "readonly")
     if found not in MODES:
         raise ValueError(f"CUPYKERN_TUNE must be one of {', '.join(MODES)}; got {found!r}")
@@ -140,7 +140,7 @@ def mode() -> str:
 
 @contextmanager
 def recording() -> Iterator[list[Request]]:
-    """Within the block, the list of what this thread's calls ask for: of every new plan."""
+    """Within the block, a list that collects the Request of every new plan of this thread."""
     requests: list[Request] = []
     token = _recorder.set(requests)
     try:

@@ -16,7 +16,7 @@ from . import plans
 
 _kernels: dict[tuple[Target, Variant], Kernel] = {}
 _lock = threading.Lock()
-# A thread that compiles stays behind.
+# After fork, the thread that holds the lock while it compiles does not exist.
 _reinit = _lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own, not in typeshed
 os.register_at_fork(after_in_child=_reinit)
 
@@ -30,7 +30,7 @@ def get_kernel(target: Target, variant: Variant) -> Kernel:
     key = (target, variant)
     kernel = _kernels.get(key)
     if kernel is None:
-        with _lock:  # threads that ask at once compile once
+        with _lock:  # concurrent first uses compile once
             kernel = _kernels.get(key)
             if kernel is None:
                 kernel = _kernels[key] = target.compile(variant)
@@ -56,9 +56,12 @@ _recorded: ContextVar[dict[Variant, int] | None] = ContextVar("cupykern_recorded
 
 @contextmanager
 def recording() -> Iterator[dict[Variant, int]]:
-    """Within the block this thread's calls compile and launch nothing, and their results are
-    whatever was in memory; the dictionary has the variants that they would launch, each with its
-    number of threads over all launches.  All plans go."""
+    """Within the block, record the launches of this thread's calls instead of compiling and
+    launching.
+
+    The dictionary maps each variant to its number of threads over all launches.  The calls' results
+    are uninitialised.  Clears all plans before and after.
+    """
     variants: dict[Variant, int] = {}
     plans.clear()
     token = _recorded.set(variants)
@@ -66,7 +69,7 @@ def recording() -> Iterator[dict[Variant, int]]:
         yield variants
     finally:
         _recorded.reset(token)
-        plans.clear()  # some hold a kernel that is none
+        plans.clear()  # some hold a _NoKernel
 
 
 class Launch(NamedTuple):
@@ -96,7 +99,10 @@ _noted: ContextVar[list[Launch] | None] = ContextVar("cupykern_noted", default=N
 
 @contextmanager
 def noting() -> Iterator[list[Launch]]:
-    """Within the block this thread's launches are in the list too.  All plans go."""
+    """Within the block, a list that collects this thread's launches, which run as usual.
+
+    Clears all plans before and after.
+    """
     launches: list[Launch] = []
     plans.clear()
     token = _noted.set(launches)
@@ -104,10 +110,10 @@ def noting() -> Iterator[list[Launch]]:
         yield launches
     finally:
         _noted.reset(token)
-        plans.clear()  # some hold kernels that note
+        plans.clear()  # some hold a _NotedKernel
 
 
 def clear() -> None:
-    """Forget the kernels in memory; the disk caches are the targets'."""
+    """Forget the loaded kernels; the targets' disk caches stay."""
     with _lock:
         _kernels.clear()

@@ -1,4 +1,4 @@
-"""Plans of launches.  Everything that one call keeps for later ones is listed here.
+"""Caches of plans.  This list has everything that a call keeps for later calls.
 
 Two levels decide nothing and only save work:
 
@@ -8,9 +8,9 @@ Two levels decide nothing and only save work:
 - `cached` (plans).  Key: the target, the task (one frozen value, choice.py), and the config if the
   caller gives one.  Value: grid, shared memory, parameters, the loaded kernel.
 
-Below them lie resources, each by its whole content: loaded kernels by target and variant (jit.py),
-tensor maps by all of their fields (targets/tensor_map.py), workspace by device and stream
-(workspace.py).  `clear` empties both levels.  A call after it computes the same bits.
+Below them are resources, each keyed by its full content: loaded kernels by target and variant
+(jit.py), tensor maps by all of their fields (targets/tensor_map.py), workspace by device and stream
+(workspace.py).  `clear` empties both levels, and later calls compute the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _clears: list[Callable[[], None]] = [tensor_map.forget]
 
 
 def cached(function: Callable[..., Any]) -> Any:
-    """`function` of a target, a task and a given config, with a cache of MAX_PLANS results."""
+    """`function`(target, task, given config) with a cache of MAX_PLANS results."""
     wrapped = lru_cache(maxsize=MAX_PLANS)(function)
     _clears.append(wrapped.cache_clear)
     return wrapped
@@ -40,9 +40,9 @@ def clear() -> None:
 
 
 Found = tuple[tuple[Any, ...] | None, Any, Any]
-ALIGNMENT = 64  # bytes, the most that a plan asks about an address
-warm: dict[Any, Any] = {}  # what `remember` kept, by `find`'s key
-_cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
+ALIGNMENT = 64  # bytes, the largest alignment that plans depend on
+warm: dict[Any, Any] = {}  # what `remember` kept, by the key of `find`
+_cuda = SimpleNamespace(runtime=None)  # CuPy's, set by the first `remember`
 
 
 def find(
@@ -57,24 +57,23 @@ def find(
     g: Any = None,
     *others: Any,
 ) -> tuple[tuple[Any, ...] | None, Any, Any]:
-    """(key, what `remember` kept for such a call, or None, the addresses of its arrays and out).
+    """(key, value that `remember` kept for such a call or None, addresses of its arrays and out).
 
-    call: the name of the function, and all arguments that are no arrays.  a to others, out: its
-    arrays; all but a may be None.  What is found is for launches on the current device, where the
-    arrays are.  The key is None for calls that are not kept: those on arrays other than CuPy's
-    (numpy's run on the host target, which has settings), and those with arguments that cannot be
-    hashed.
+    call: the name of the function, and all arguments that are not arrays.  a to others, out: its
+    arrays; all but a may be None.  A value is returned only if the arrays are on the current
+    device.  The key is None for calls that are not kept: with arrays other than CuPy's (numpy's run
+    on the host target, which has settings), or with unhashable arguments.
 
-    What is asked of an array stands here seven times: loops and calls would take as long as all of
-    this, a tenth of a warm call.  The others, which few calls have, are asked in a loop.
+    The code for an array is repeated seven times: a loop or calls would double the time of this
+    function, a tenth of a warm call.  A loop reads the others, which few calls have.
     """
     key: tuple[Any, ...]
     places: tuple[Any, ...]
     try:
         data = a.data
         at_a = data.ptr
-        # Whether it is C-contiguous is known sooner than strides are; then arrays.steps_of follows
-        # from the shape.
+        # _c_contiguous is faster to read than strides; if true, the shape determines
+        # arrays.steps_of.
         steps = a._c_contiguous or a.strides
         device = data.device_id
         of_a = a.dtype, a.shape, steps, at_a % ALIGNMENT, device, a.__class__
@@ -130,7 +129,7 @@ def find(
             of_out = out.dtype, out.shape, steps, at % ALIGNMENT, data.device_id, out.__class__
             key = (
                 _same_call(*call), of_a, of_b, of_c, of_d, of_e, of_f, of_g, of_out,
-                at_a - at,  # overlaps follow from the distances
+                at_a - at,  # the distances determine overlaps
                 None if at_b is None else at_b - at,
                 None if at_c is None else at_c - at,
                 None if at_d is None else at_d - at,
@@ -159,18 +158,20 @@ def find(
             key += tuple(parts)
             places = places, tuple(more)
         known = _warm_get(key)
-        # Rare: on another device for a while, after all checks.
+        # Rare: another device is current.  The call then takes the path with all checks.
         if known is not None and device != _cuda.runtime.getDevice():
             known = None
         return key, known, places
-    except (AttributeError, TypeError, ValueError):  # no CuPy arrays; numpy's x.data
+    except (AttributeError, TypeError, ValueError):  # not CuPy arrays; numpy's x.data
         return None, None, None
 
 
 @lru_cache(maxsize=MAX_PLANS, typed=True)
 def _same_call(*call: Any) -> object:
-    """One object for equal arguments of the same types: 1, 1.0 and True are equal, but not all of
-    them are legal everywhere."""
+    """The same object for equal arguments of the same types.
+
+    1, 1.0 and True are equal, but an argument can allow only some of them.
+    """
     return object()
 
 
@@ -179,8 +180,10 @@ _warm_get = warm.get
 
 
 def distance(a: Any, b: Any) -> int | None:
-    """From b to a in bytes, for a key: whether they overlap follows from it.  None where there is
-    no key, since the arrays are not CuPy's."""
+    """The bytes from b to a, for a key: they determine whether the arrays overlap.
+
+    None unless the arrays are CuPy's: such calls have no key.
+    """
     try:
         found: int = a.data.ptr - b.data.ptr
         return found
@@ -189,12 +192,12 @@ def distance(a: Any, b: Any) -> int | None:
 
 
 def recall(key: tuple[Any, ...] | None) -> Any:
-    """What `remember` kept under `key`, or None."""
+    """The value that `remember` kept under `key`, or None."""
     return None if key is None else warm.get(key)
 
 
 def remember(key: tuple[Any, ...] | None, known: Any) -> None:
-    """Keep `known` for calls whose key `find` gave; None: for none."""
+    """Keep `known` for calls with this key of `find`; do nothing if it is None."""
     if key is not None:
         from cupy.cuda import runtime
 

@@ -1,7 +1,7 @@
-"""The store of tuned configs: a JSON file in the cache directory, and the rows that come with us.
+"""The store of tuned configs: a JSON file in the cache directory, and the package's own rows.
 
-The file's name holds the version of its format: cupykerns of two versions share a directory, each
-with a file of its own.
+The file's name contains the version of its format, so that different versions of cupykern can share
+a directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..kernels import file_text
 _VERSION = 1
 _NAME = f"tuned-{_VERSION}.json"
 BUILT_IN = Path(__file__).parents[1] / "tuned.json"
-_FIELDS = ("config", "digest")  # what every row must have, as strings
+_FIELDS = ("config", "digest")  # required in every row, as strings
 _lock = threading.Lock()
 _reinit = _lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own, not in typeshed
 os.register_at_fork(after_in_child=_reinit)
@@ -41,7 +41,7 @@ def _path(folder: Path) -> Path:
 
 
 def find(key: str) -> dict[str, Any] | None:
-    """The row of a key (choice.Request.key), as the file was when this process first asked."""
+    """The row of a key (choice.Request.key) or None, from the file as this process read it."""
     return rows().get(key)
 
 
@@ -57,13 +57,13 @@ def rows() -> dict[str, dict[str, Any]]:
 
 
 def reload() -> None:
-    """Read the file anew when it is next asked."""
+    """Read the file again at the next look-up."""
     global _loaded
     _loaded = None
 
 
 def put(new: Mapping[str, dict[str, Any]]) -> None:
-    """Add rows, in place of those with the same keys.  Processes may do so at once.
+    """Add rows, replacing those with the same keys.  Processes can do so concurrently.
 
     Raises OSError.
     """
@@ -71,7 +71,7 @@ def put(new: Mapping[str, dict[str, Any]]) -> None:
 
 
 def forget(op: str | None = None) -> int:
-    """Remove the rows that were tuned for an op, or all; how many there were.  Raises OSError."""
+    """Remove the rows of an op, or all rows; return how many were removed.  Raises OSError."""
     before = 0
 
     def remaining(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -96,7 +96,7 @@ def _change(
 
 
 def write(place: Path, all_rows: Mapping[str, dict[str, Any]]) -> None:
-    """Replace the file by one with these rows, in one step.  Raises OSError."""
+    """Replace the file atomically by one with these rows.  Raises OSError."""
     text = json.dumps({"version": _VERSION, "rows": dict(sorted(all_rows.items()))}, indent=1)
     descriptor, scratch = tempfile.mkstemp(dir=place.parent, prefix=place.name)
     try:
@@ -110,8 +110,11 @@ def write(place: Path, all_rows: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _read(place: Path) -> dict[str, dict[str, Any]]:
-    """The file's rows.  A file of something else is set aside, with a warning; one that another
-    user could have written is not read, with a warning too."""
+    """The file's rows.
+
+    An invalid file is renamed, and a file that another user could have written is not read, both
+    with a warning.
+    """
     try:
         text = disk_cache.read(place)
     except FileNotFoundError:
@@ -149,16 +152,16 @@ def _parse(text: bytes) -> dict[str, dict[str, Any]]:
 
 @cache
 def built_in() -> dict[str, dict[str, Any]]:
-    """The rows that come with the package; `cupykern tune --built-in` writes them from sweeps.
+    """The package's own rows; `cupykern tune --built-in` writes them from sweeps.
 
-    They belong to the kernels beside them, so their digests are not asked.
+    They match the package's kernels, so their digests are not checked.
     """
     return _parse(BUILT_IN.read_bytes()) if BUILT_IN.exists() else {}
 
 
 @cache
 def digest(target: str, kernels: tuple[tuple[str, str], ...]) -> str:
-    """Of the source of kernels, (name, text or "" for a file), with the platform under them."""
+    """Digest of the sources of kernels, (name, text or "" for a file), and of their platform."""
     found = hashlib.sha256(file_text(f"platform/{target}.cuh").encode())
     for name, text in kernels:
         found.update((text or file_text(f"{name}.cu")).encode())

@@ -1,9 +1,9 @@
-"""Memory that launches leave as they found it: partial results, and counters that are zero.
+"""Workspace of launches: partial results, and counters that are zero before and after a launch.
 
-Launches of one stream follow each other, so they share what that stream has.  What a graph launches
-may run at any time: it has memory of its own for as long as the process lives.  Its counters are
-zero before the capture, if a call outside of one came before: a graph would else set them to zero
-again in every launch, and the kernels around that could not overlap.
+Launches of one stream run in order and share the stream's workspace.  A graph can run at any time,
+so its launches have their own workspace as long as the process lives.  Its counters are zeroed
+before the capture if an uncaptured call came first.  Otherwise a memset in the graph zeroes them at
+every replay, and the kernels around the memset cannot overlap.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
 _NEVER_CAPTURED = (0, 1)  # the default stream
 _PER_THREAD_STREAM = 2  # CUDA's and HIP's handle: every thread's own stream
 _Key = int | tuple[int, int, int | None]  # of a stream
-# All memory that is kept.  Tests put their own in the place of each.
+# All memory that is kept.  Tests replace each of these.
 of_streams: dict[_Key, tuple[Array | None, Array]] = {}  # partial results, counters
-of_grids: dict[_Key, Array] = {}  # of streams too, for launches with a grid barrier
+of_grids: dict[_Key, Array] = {}  # by stream, for launches with a grid barrier
 of_graphs: list[tuple[Array, ...]] = []
-_SPARE, _LINE = 2**16, 32  # counters; those of a line of L2
-of_devices: dict[int, tuple[Array, int]] = {}  # zeros for graphs, how many are taken
+_SPARE, _LINE = 2**16, 32  # counters; counters per L2 line
+of_devices: dict[int, tuple[Array, int]] = {}  # by device: zeros for graphs, number taken
 _taking = threading.Lock()
 
 
 def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Array | None, Array | None]:
-    """(num_bytes of anything, num_counters uint32 zeros that the launch sets back to zero) for one
-    launch on the current stream of the current device, `target`'s; None for nothing."""
+    """(num_bytes of uninitialised uint8, num_counters uint32 zeros) for one launch; (None, None)
+    if both numbers are 0.
+
+    The launch must leave the counters zero, and run on the current stream of `target`'s device,
+    which must be current.
+    """
     if num_bytes == num_counters == 0:
         return None, None
     if target.name == "host":
-        # What an earlier call left there would hide a fault.
+        # Results of an earlier call could hide a fault.
         return np.full(num_bytes, 0xFF, np.uint8), np.zeros(num_counters, np.uint32)
     key = _stream(target)
     if key is None:
@@ -58,13 +62,13 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Array | Non
 
 
 def forget() -> None:
-    """Let go of what streams and devices keep; graphs keep theirs."""
+    """Release the workspace of all streams and devices; graphs keep theirs."""
     for kept in (of_streams, of_grids, of_devices):
         kept.clear()
 
 
 def take_counters(target: Target, num_counters: int) -> Array:
-    """`take`'s, without bytes."""
+    """The counters of `take`, without partial results."""
     if target.name != "host":
         key = _stream(target)
         kept = None if key is None else of_streams.get(key)
@@ -74,12 +78,14 @@ def take_counters(target: Target, num_counters: int) -> Array:
 
 
 MOST_BLOCKS = 4096  # of a launch with a grid barrier; platform/grid.cuh: GridBarrier
-GRID_WORDS = 4 + MOST_BLOCKS // 32  # of take_for_grid, before what is of anything
+GRID_WORDS = 4 + MOST_BLOCKS // 32  # 32-bit words of a GridBarrier
 
 
 def take_for_grid(target: Target, num_bytes: int) -> Array:
-    """uint32: a GridBarrier and num_bytes of anything, for one launch on the current stream of the
-    current device, `target`'s."""
+    """uint32 memory for one launch: a GridBarrier, then num_bytes of uninitialised memory.
+
+    The launch must run on the current stream of `target`'s device, which must be current.
+    """
     if target.name == "host":
         return _make_for_grid(target, num_bytes)
     key = _stream(target)
@@ -101,7 +107,7 @@ def _make_for_grid(target: Target, num_bytes: int) -> Array:
 
 
 def _stream(target: Target) -> _Key | None:
-    """The current stream, as what is kept for it is found; None while it is captured."""
+    """The key of the current stream's workspace; None while the stream is captured."""
     cuda = target.xp.cuda
     stream = cuda.get_current_stream().ptr
     if stream == 0:
@@ -113,10 +119,10 @@ def _stream(target: Target) -> _Key | None:
 
 
 def _make_spare(target: Target) -> None:
-    """While the current stream is not captured, once for each device.
+    """Allocate zeros for graphs, once per device, while the current stream is not captured.
 
-    Graphs run on any stream, so the zeros must be there; they have a stream of their own, so that
-    nothing is waited for but them.
+    Graphs run on any stream, so the zeros must be complete on return.  Their own stream avoids
+    waiting for anything else.
     """
     if target.device_id not in of_devices:
         with target.xp.cuda.Stream(non_blocking=True) as stream:
@@ -127,7 +133,7 @@ def _make_spare(target: Target) -> None:
 
 
 def _spare_counters(target: Target, count: int) -> Array:
-    """Zeros that no other launch has."""
+    """Zeroed counters that no other launch uses."""
     with _taking:
         spare, begin = of_devices.get(target.device_id, (None, 0))
         if spare is not None and begin + count <= spare.size:

@@ -1,6 +1,6 @@
 """Targets: where a kernel runs.  An array's type picks its target; each target is one short file.
 
-`cuda` and `hip` run cupy arrays, whichever CuPy was built for; `host` runs numpy arrays on the CPU.
+Cupy arrays run on `cuda` or `hip`, depending on CuPy's build; numpy arrays run on the CPU (`host`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def device_of(target: Target) -> Device:
 
 @cache
 def device_name(target: Target) -> str:
-    """The device's name (host: the CPU's) and architecture, as the tuned configs have them.
+    """The device's name (host: the CPU's) and architecture, as in the keys of tuned configs.
 
     >>> targets.device_name(targets.get("host")).startswith(targets.cpu_name())
     True
     """
     try:
         name = product_name(target)
-    except Exception:  # a driver that does not tell
+    except Exception:  # the driver does not report it
         name = target.name
     return f"{name}, {target.arch}" + (f"{target.warp_size}" if target.name == "host" else "")
 
@@ -67,7 +67,7 @@ def product_name(target: Target) -> str:
 
 
 def cpu_name() -> str:
-    """The CPU's name, as the system has it.
+    """The CPU's name, as the system reports it.
 
     >>> type(targets.cpu_name()).__name__
     'str'
@@ -109,7 +109,7 @@ def of_array(array: Array) -> Target:
 
 @cache
 def gpu_target(device_id: int) -> Target:
-    """CuPy's device as a target."""
+    """Return CuPy's device as a target."""
     import cupy
 
     if cupy.cuda.runtime.is_hip:
@@ -152,7 +152,7 @@ def _current_gpu() -> Target | None:
         if not cupy.cuda.is_available():
             return None
         return gpu_target(cupy.cuda.runtime.getDevice())
-    except Exception:  # a broken driver or CuPy: `doctor` says what is wrong with it
+    except Exception:  # a broken driver or CuPy: `doctor` reports the cause
         return None
 
 
@@ -162,7 +162,7 @@ def available() -> list[str]:
     >>> targets.available()[-1]
     'host'
 
-    Raises ValueError where CXX is set and is no compiler.
+    Raises ValueError if CXX is set but is not a compiler.
     """
     from . import host_compiler
 

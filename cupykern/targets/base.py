@@ -1,4 +1,4 @@
-"""What targets have in common: kernels, devices, arguments of launches, and errors."""
+"""Shared by the targets: protocols of kernels and targets, devices, launch arguments, errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CompileError(RuntimeError):
         self.variant, self.arch, self.log = variant, arch, log
         super().__init__(f"{variant} does not compile for {arch}:\n{log}")
 
-    def __reduce__(self) -> tuple[Any, ...]:  # of a worker process to the one that waits for it
+    def __reduce__(self) -> tuple[Any, ...]:  # to be raised across processes
         return CompileError, (self.variant, self.arch, self.log)
 
 
@@ -45,8 +45,8 @@ class UnavailableError(RuntimeError):
 
 
 class Usage(NamedTuple):
-    """What a loaded kernel takes: registers of a thread, local memory of a thread (spills and
-    arrays) and static shared memory of a block, both in bytes.
+    """Resources of a loaded kernel: registers per thread, local memory per thread (spills and
+    arrays) and static shared memory per block, both in bytes.
 
     >>> usage = targets.Usage(registers=64, local_bytes=0, shared_bytes=1024)
     >>> usage.local_bytes == 0  # nothing is spilled
@@ -59,7 +59,7 @@ class Usage(NamedTuple):
 
 
 class Kernel(Protocol):
-    """A compiled variant, loaded.
+    """A compiled and loaded variant.
 
     >>> from cupykern.kernels import Variant
     >>> text = "KERNEL void twice(float* x) { if (threadIdx.x < 3) x[threadIdx.x] *= 2; }"
@@ -69,7 +69,7 @@ class Kernel(Protocol):
     >>> x.tolist()
     [2.0, 4.0, 6.0]
 
-    CUDA's has also pack(grid, args, shared_bytes), which makes a launch ready
+    CUDA kernels also have pack(grid, args, shared_bytes), which prepares a launch
     (`repeated.Repeated`).
     """
 
@@ -80,15 +80,15 @@ class Kernel(Protocol):
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """Launch `grid` blocks with `shared_bytes` of dynamic shared memory each.
 
-        On a GPU: on CuPy's current stream, without waiting.
+        On a GPU: asynchronously, on CuPy's current stream.
 
-        args, in the kernel's order: arrays of the target (their pointer; of CuPy also a
-        MemoryPointer), None (a null pointer),
-        numpy scalars (by value, so the type is exact) and structs from `Target.by_value`.
+        args, in the kernel's order: arrays of the target (passed as pointers; with CuPy also
+        MemoryPointers), None (a null pointer), numpy scalars (by value, of the parameter's exact
+        type) and structs from `Target.by_value`.
         """
 
     def blocks_at_once(self, shared_bytes: int) -> int:
-        """How many blocks, in whole clusters, the device runs at once: at least one cluster."""
+        """The number of co-resident blocks, in whole clusters: at least one cluster."""
 
 
 class GpuKernel(Kernel, Protocol):
@@ -102,11 +102,11 @@ class GpuKernel(Kernel, Protocol):
     """
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
-        """The same launch by CuPy's RawKernel, as who has no wrapper does."""
+        """The same launch by CuPy's RawKernel, as in code without this wrapper."""
 
 
 class Target(Protocol):
-    """Where kernels run: a GPU by CuPy, or the host.
+    """A device that runs kernels: a GPU through CuPy, or the host.
 
     >>> host = targets.get("host")
     >>> host.name, host.arch, host.xp.__name__
@@ -130,7 +130,7 @@ class Target(Protocol):
     def warp_size(self) -> int: ...
     @property
     def multiprocessors(self) -> int:
-        """How many blocks run at once, if one fills a multiprocessor."""
+        """The number of multiprocessors: the co-resident blocks if one fills a multiprocessor."""
 
     @property
     def xp(self) -> Namespace:
@@ -140,11 +140,13 @@ class Target(Protocol):
         """Compile (or read from the disk cache) and load.  Raises CompileError."""
 
     def by_value(self, struct: np.ndarray | np.generic) -> Any:
-        """A kernel argument: `struct`'s bytes, passed by value.  Keep it for other launches."""
+        """A kernel argument: `struct`'s bytes, passed by value.  It can be used many times."""
 
 
 class Device(NamedTuple):
-    """All of a device that decides how a task is computed: equal devices have equal plans.
+    """The properties of a device that determine how a task is computed.
+
+    Equal devices have equal plans.
 
     >>> h200 = targets.Device("cuda", "sm_90a", 32, 132)
     >>> h200 == targets.Device("cuda", "sm_90a", 32, 132)
@@ -164,17 +166,17 @@ def by_value(struct: np.ndarray | np.generic) -> np.ndarray:
 
 
 def launch_argument(struct: np.ndarray) -> Any:
-    """`by_value`'s struct as CuPy's launch has it in the end.
+    """Convert a struct of `by_value` to the object that CuPy's launch makes of it.
 
-    Of a numpy array CuPy asks the address, which comes in a dictionary, at every launch: 1 to 2
-    microseconds for each struct.  It also takes the object that it makes of the answer.
+    CuPy accepts this object as well.  It reads a numpy array's address from a dictionary at every
+    launch, 1 to 2 microseconds per struct.
     """
     pointer = _launch_pointer()
     return struct if pointer is None else pointer(struct)
 
 
 def launch_argument_at(address: int, num_bytes: int, owner: Any) -> Any:
-    """As launch_argument, of a struct that lies at `address`, in memory that `owner` keeps."""
+    """Like launch_argument, for a struct at `address` in memory that `owner` keeps alive."""
     pointer = _launch_pointer()
     if pointer is None:
         return np.frombuffer(ctypes.string_at(address, num_bytes), f"V{num_bytes}")
@@ -182,7 +184,7 @@ def launch_argument_at(address: int, num_bytes: int, owner: Any) -> Any:
 
 
 class _Owned:
-    """Says where it lies as a numpy array does, but much sooner."""
+    """Memory with numpy's `__array_interface__` as a stored attribute, which is faster to read."""
 
     __slots__ = ("__array_interface__", "_owner")
 

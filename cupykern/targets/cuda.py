@@ -1,4 +1,4 @@
-"""The cuda target: one string per variant through cupy.RawModule, for NVIDIA GPUs from sm_80 on."""
+"""The cuda target: one source string per variant, compiled by cupy.RawModule, from sm_80 on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _ARCHS_WITH_OWN_INSTRUCTIONS = {
     "100": "sm_100a",
     "103": "sm_103a",
     "120": "sm_120a",
+    "121": "sm_121a",
 }
 _allowing = threading.Lock()
-_LAUNCHERS = 256  # that a kernel keeps
-_OVERLAP_DRIVER = 12030  # CUDA 12.3: in captured graphs too
+_LAUNCHERS = 256  # cached per kernel
+_OVERLAP_DRIVER = 12030  # CUDA 12.3: launches overlap in captured graphs too
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_*, for clusters of more than 8 blocks
 
 
@@ -46,7 +47,7 @@ class CudaTarget:
         capability = device.compute_capability
         self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.arch = _ARCHS_WITH_OWN_INSTRUCTIONS.get(capability, f"sm_{capability}")
-        # Whether a kernel that waits for the previous one may be launched while that one runs.
+        # Whether kernels that call wait_for_previous_grid can start while the previous one runs.
         self.overlaps = (
             int(capability) >= 90 and cupy.cuda.runtime.driverGetVersion() >= _OVERLAP_DRIVER
         )
@@ -88,7 +89,7 @@ class CudaKernel:
             )
         may_overlap = target.overlaps and overlaps(variant)
         self._launcher: Callable[[tuple[int, int, int]], Launcher] | None = None  # by sizes
-        cluster_size = self._cluster_size if variant.launched else 1  # else the source says it
+        cluster_size = self._cluster_size if variant.launched else 1  # else the source declares it
         if cluster_size > 1 or may_overlap:
             make = partial(
                 launcher, self._launch.ptr, cluster_size=cluster_size, overlaps=may_overlap
@@ -96,7 +97,7 @@ class CudaKernel:
             self._launcher = lru_cache(_LAUNCHERS)(make)
         self._launch_linear = function.kernel.linear_launch
         self.usage = Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
-        # More, static shared memory included, must be asked for.
+        # Above 48 KiB, static shared memory included, the function's limit must be raised.
         self._max_shared_bytes = 48 * 1024 - function.shared_size_bytes
 
     def blocks_at_once(self, shared_bytes: int) -> int:
@@ -111,22 +112,23 @@ class CudaKernel:
         return size * max(count, 1)
 
     def _allow(self, shared_bytes: int) -> None:
-        with _allowing:  # or another thread's smaller launch might take back what this one asks for
+        with _allowing:  # another thread must not lower the limit again
             if shared_bytes > self._max_shared_bytes:
                 self._function.max_dynamic_shared_size_bytes = shared_bytes
                 self._max_shared_bytes = shared_bytes
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
-        if self._launcher is not None:  # CuPy's launch has no attributes
+        if self._launcher is not None:  # CuPy's launch does not take attributes
             self.pack(grid, args, shared_bytes)()
             return
         if shared_bytes > self._max_shared_bytes:
             self._allow(shared_bytes)
-        # Sizes of one dim, without making tuples of them.
+        # Takes sizes of one dim as ints, without tuples.
         self._launch_linear(grid * self._num_threads, args, shared_bytes, self._num_threads)
 
     def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
-        """The same launch (targets.packed), to be called with arrays where those of `args` are."""
+        """Return a function that repeats this launch (repeated.pack), for arrays at the addresses
+        of those in `args`."""
         if shared_bytes > self._max_shared_bytes:
             self._allow(shared_bytes)
         sizes = grid, self._num_threads, shared_bytes
@@ -134,24 +136,26 @@ class CudaKernel:
         return pack(self._launch, self._device_id, sizes, args, launch_on)
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
-        """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
+        """The same launch by CuPy's RawKernel, as in code without this wrapper."""
         self._function((grid,), (self._num_threads,), args, shared_mem=shared_bytes)
 
 
 class ClusterCudaKernel(CudaKernel):
-    """One of which the launch says how many threads a block has and how many blocks a cluster."""
+    """A kernel whose block and cluster sizes are set by the launch."""
 
     def __init__(self, cupy: Any, function: Any, variant: Variant, target: CudaTarget):
         super().__init__(cupy, function, variant, target)
-        # CuPy loads a source once: what a function is allowed holds for the launches of all sizes.
+        # CuPy loads a source once: the function's limit applies to launches of all sizes.
         self._allow(max_shared_bytes(target.arch) - function.shared_size_bytes)
 
     launch_plainly = CudaKernel.__call__
 
 
 def checked_options() -> tuple[str, ...]:
-    """With CUPYKERN_CUDA_CHECKED=1, what compute-sanitizer's racecheck needs: every thread's own
-    arrival at barriers (platform/cuda/hopper.cuh), and lines for its reports."""
+    """Options for compute-sanitizer's racecheck, with CUPYKERN_CUDA_CHECKED=1.
+
+    Every thread arrives at barriers itself (platform/cuda/hopper.cuh); reports get line numbers.
+    """
     return ("-DEVERY_THREAD_ARRIVES", "-lineinfo") if environment.cuda_checked() else ()
 
 

@@ -1,6 +1,6 @@
-"""The hip target: the same strings through CuPy's ROCm build, whose RawModule calls hiprtc.
+"""The hip target: the same source strings, compiled by CuPy's ROCm build, which calls hiprtc.
 
-Compiled and emulated, never run: there is no AMD GPU behind this file's tests.
+Tested by compiling and by emulation, never on an AMD GPU.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class HipKernel:
         self.usage = _usage(function)
 
     def blocks_at_once(self, shared_bytes: int) -> int:
-        """One on each compute unit, which always has room for it."""
+        """One block per compute unit, which always fits."""
         return self._multiprocessors
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         self._launch((grid, 1, 1), self._block, args, shared_bytes)
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
-        """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
+        """The same launch by CuPy's RawKernel, as in code without this wrapper."""
         self._function((grid,), self._block, args, shared_mem=shared_bytes)
 
 
 def _usage(function: Any) -> Usage | None:
     try:
         return Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
-    except Exception:  # a HIP that does not tell
+    except Exception:  # this HIP does not report it
         return None

@@ -3,15 +3,15 @@
 Settings, by `use(...)` or the environment:
     warp_size   CUPYKERN_HOST_WARP_SIZE   32 (default) or 64
     schedule    CUPYKERN_HOST_SCHEDULE    thread order: fifo (default), lifo or sticky:<seed>
-    sanitizer   CUPYKERN_HOST_SANITIZER   build kernels with a checker: address (and undefined
+    sanitizer   CUPYKERN_HOST_SANITIZER   build kernels with a sanitizer: address (and undefined
                                           behaviour) or thread
-    late_producer                         False (default); True: what the previous kernel wrote is
-                                          poison until wait_for_previous_grid
+    late_producer                         False (default); True: arrays hold poison until
+                                          wait_for_previous_grid
 And by the environment alone:
-                CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels
-                                          that are somewhat slower, or 0: in less than half of it
+                CUPYKERN_HOST_OPTIMIZE    2 (default); 1: two thirds of the compile time, somewhat
+                                          slower kernels; 0: less than half of the compile time
 Schedules differ in the races that they expose.  A barrier or shuffle that not all threads reach
-ends in HostKernelError, never in a hang.
+raises HostKernelError instead of hanging.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .host_compiler import (
 _ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # platform/host/ready_list.h: Order
 _KERNEL_SYMBOLS = ("host_load", "host_parameters", "host_entry")
 _RUNTIME_SYMBOLS = ("host_runtime", "host_create", "host_run", "host_finish")
-_POLL_MS = 50  # how often a running launch lets Python see Ctrl-C
+_POLL_MS = 50  # between Python's checks for Ctrl-C during a launch
 
 
 class HostKernelError(RuntimeError):
@@ -56,7 +56,7 @@ class HostKernelError(RuntimeError):
 
 @dataclass(frozen=True)
 class HostTarget:
-    """The CPU with these settings.  Raises ValueError for others."""
+    """The CPU with these settings.  Raises ValueError for invalid ones."""
 
     warp_size: int = 32
     schedule: str = "fifo"
@@ -99,7 +99,7 @@ class HostTarget:
 
 
 def _parse_schedule(schedule: str) -> tuple[int, int]:
-    """(order, seed)"""
+    """(order, seed).  Raises ValueError."""
     order, _, seed = schedule.partition(":")
     if (
         order not in _ORDERS
@@ -110,7 +110,7 @@ def _parse_schedule(schedule: str) -> tuple[int, int]:
     return _ORDERS[order], int(seed or 0)
 
 
-# --- which target ------------------------------------------------------------------------------
+# --- the current target ------------------------------------------------------------------------
 
 _override: ContextVar[HostTarget | None] = ContextVar("cupykern_host_target", default=None)
 
@@ -127,7 +127,7 @@ _target = cache(HostTarget)
 
 @contextmanager
 def use(**settings: Any) -> Iterator[HostTarget]:
-    """Within the block, and this thread or task, `current()` has these settings of HostTarget."""
+    """Within the block, `current()` has these HostTarget settings in this thread or task."""
     target = replace(current(), **settings)
     token = _override.set(target)
     try:
@@ -169,7 +169,7 @@ class HostKernel:
         self._addresses = ctypes.c_uint64 * (2 * len(self._sizes))
 
     def _config_of(self, grid: int) -> tuple[Any, ...]:
-        """host_create's first arguments: blocks that wait for each other are one cluster."""
+        """The first arguments of host_create.  With a grid barrier all blocks form one cluster."""
         if not self._variant.waits:
             return self._config
         most = limits.max_cluster_size("host")
@@ -180,8 +180,8 @@ class HostKernel:
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """Run `grid` blocks with `shared_bytes` of dynamic shared memory; arguments as in Kernel.
 
-        Ctrl-C ends the kernel where a thread next meets others or a block starts, so not in a loop
-        without a barrier or shuffle.
+        Ctrl-C ends the kernel at the next barrier, shuffle or start of a block.  A loop without
+        these cannot be interrupted.
 
         Raises TypeError for arguments that do not fit the kernel's parameters, ValueError for a
         grid that is not a multiple of the cluster, and HostKernelError.
@@ -205,11 +205,11 @@ class HostKernel:
             raise HostKernelError(f"{self._variant.kernel}: {message.value.decode()}")
 
     def blocks_at_once(self, shared_bytes: int) -> int:
-        """A few clusters, so that blocks that stay for many rows have some."""
+        """A few clusters, so that each persistent block processes several rows."""
         return (4 if self._variant.waits else 2) * self._variant.launch_sizes[1]
 
     def _pack(self, args: tuple[Any, ...]) -> ctypes.Array[ctypes.c_uint64]:
-        """The arguments' addresses, then the values of pointers and scalars."""
+        """The addresses of the arguments, then the values of pointers and scalars."""
         n = len(self._sizes)
         if len(args) != n:
             raise TypeError(f"{self._variant.kernel} takes {n} arguments; got {len(args)}")
@@ -244,7 +244,7 @@ class _LateArray(ctypes.Structure):
 
 
 def _late_arrays(args: tuple[Any, ...]) -> ctypes.Array[_LateArray]:
-    """The memory of a launch's arrays, each byte once."""
+    """The memory ranges of a launch's arrays, merged where they touch."""
     spans = sorted(
         np.lib.array_utils.byte_bounds(arg)
         for arg in args
@@ -259,15 +259,15 @@ def _late_arrays(args: tuple[Any, ...]) -> ctypes.Array[_LateArray]:
     return (_LateArray * len(late))(*late)
 
 
-_runtime_lock = threading.Lock()  # in a forked process nobody releases it
+_runtime_lock = threading.Lock()  # reset after fork, where its owner does not exist
 _reinit = _runtime_lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own
 os.register_at_fork(after_in_child=_reinit)
 _RUNTIME_DEFINES = {"address": "-DHOST_ASAN", "thread": "-DHOST_TSAN"}
-runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}  # loaded, by compiler and sanitizer
+runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}  # by compiler and sanitizer
 
 
 def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
-    """platform/host/runtime.cpp, compiled and loaded; never itself instrumented."""
+    """Compile and load platform/host/runtime.cpp, which is never instrumented itself."""
     with _runtime_lock:
         runtime = runtimes.get((compiler, sanitizer))
         if runtime is None:

@@ -1,4 +1,4 @@
-"""The C++ compiler of the host target: which one, its flags, and the disk cache of its builds."""
+"""The C++ compiler of the host target: its choice, its flags, and the disk cache of builds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SANITIZERS = ("address", "thread")
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its command, its kind ("gcc", "clang" or "zig") and its version's text."""
+    """A C++ compiler: its command, its kind ("gcc", "clang" or "zig") and its version text."""
 
     command: tuple[str, ...]
     kind: str
@@ -33,15 +33,15 @@ class Compiler:
 
 
 def find_compiler() -> Compiler | None:
-    """$CXX, else g++, clang++ or ziglang's, whichever comes first; None: there is none.
+    """$CXX, else the first found of g++, clang++ and ziglang's; None: there is none.
 
-    Raises ValueError where CXX is set and is no compiler.
+    Raises ValueError if CXX is set but is not a compiler.
     """
     return own_compiler() or _find_compiler(os.environ.get("PATH", ""))
 
 
 def own_compiler() -> Compiler | None:
-    """$CXX; None where it is unset.  Raises ValueError for what is no compiler."""
+    """$CXX; None if it is unset.  Raises ValueError if it is not a compiler."""
     command = environment.compiler_command()
     return _own_compiler(command, os.environ.get("PATH", "")) if command else None
 
@@ -69,7 +69,7 @@ def _find_compiler(path: str) -> Compiler | None:
 
 
 def _ask(command: tuple[str, ...]) -> Compiler | None:
-    """The compiler of a command that answers --version; None: it does not."""
+    """The Compiler of a command; None unless its --version succeeds."""
     try:
         asked = subprocess.run(
             [*command, "--version"], capture_output=True, stdin=subprocess.DEVNULL
@@ -101,7 +101,7 @@ _FLAGS = [
     "-fno-math-errno",
     "-w",
 ]
-_NO_FORCED_INLINING = "-DDEVICE=inline"  # platform/host.cuh: compiled in half of the time
+_NO_FORCED_INLINING = "-DDEVICE=inline"  # platform/host.cuh; halves the compile time
 _OPTIMIZE_FLAGS = {
     "2": ("-O2",),
     "1": ("-O1", "-ftree-vectorize", _NO_FORCED_INLINING),
@@ -109,7 +109,7 @@ _OPTIMIZE_FLAGS = {
 }
 _SANITIZER_FLAGS = {
     "address": (
-        # Null pointers and the ends of objects are AddressSanitizer's.
+        # AddressSanitizer checks null pointers and object sizes itself.
         *("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize=vptr,null,object-size"),
         *("-fno-sanitize-recover=undefined", _NO_FORCED_INLINING),
     ),
@@ -120,7 +120,11 @@ _SANITIZER_FLAGS = {
 def kernel_flags(
     compiler: Compiler, sanitizer: str | None, level: str | None = None
 ) -> tuple[str, ...]:
-    """level: of optimization; None: CUPYKERN_HOST_OPTIMIZE's.  Raises ValueError."""
+    """The compiler's flags for kernels.
+
+    level: the optimization level without a sanitizer; None: CUPYKERN_HOST_OPTIMIZE.  Raises
+        ValueError.
+    """
     if sanitizer:
         return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
     level = level or environment.host_optimization()
@@ -133,9 +137,9 @@ def _flags(compiler: Compiler, sanitizer: str | None, more: tuple[str, ...]) -> 
     if has_x86_64_v3():
         flags.append("-mcpu=x86_64_v3" if compiler.kind == "zig" else "-march=x86-64-v3")
     elif compiler.kind == "zig":
-        flags.append("-mcpu=baseline")  # not the compiling machine's own
+        flags.append("-mcpu=baseline")  # zig's default is the compiling machine's CPU
     if compiler.kind == "zig":
-        # Nothing is taken from the C++ library, which zig would first have to build.
+        # Kernels do not use the C++ library, which zig would have to build first.
         flags += ["-fno-sanitize=undefined", "-nostdlib++"]
     if compiler.kind == "clang" and sanitizer == "address":
         flags.append("-shared-libsan")
@@ -144,7 +148,7 @@ def _flags(compiler: Compiler, sanitizer: str | None, more: tuple[str, ...]) -> 
 
 @cache
 def has_x86_64_v3() -> bool:
-    """Whether this machine's CPU has the instructions of x86-64-v3."""
+    """Return whether this machine's CPU has the instructions of x86-64-v3."""
     if platform.machine() != "x86_64":
         return False
     try:
@@ -158,21 +162,21 @@ def has_x86_64_v3() -> bool:
 
 
 class CompilerFailed(Exception):
-    """args[0]: what the compiler said."""
+    """A compile failed; args[0]: the compiler's output."""
 
 
-_FORMAT = "2"  # of the files: two versions of cupykern must not take them for their own
+_FORMAT = "2"  # of the cached files, which versions of cupykern share
 _DIGEST_BYTES = 32
 
 
 def build(
     compiler: Compiler, flags: tuple[str, ...], source: str, symbols: tuple[str, ...]
 ) -> ctypes.CDLL:
-    """The loaded library of `source`, which defines `symbols`, from the cache if it is whole there.
+    """The loaded library of `source`, which defines `symbols`, from the cache if it is intact.
 
-    Without a cache directory, or where a compile in it fails, as it does on a full disk, the
-    compile is repeated in a private directory.  Raises CompilerFailed if that fails too, and
-    OSError if there is no such directory.
+    Without a cache directory, or if a compile in it fails (on a full disk, say), compiles in a
+    private directory.  Raises CompilerFailed if that fails too, and OSError if the private
+    directory cannot be made.
     """
     key = hashlib.sha256()
     for part in (_FORMAT, *compiler.command, compiler.version, *flags, source):
@@ -192,19 +196,19 @@ def build(
     try:
         return build_in(disk_cache.folder(disk_cache.HOST))
     except (OSError, CompilerFailed) as error:
-        reason = str(error).strip().partition("\n")[0]  # the name goes when the block ends
+        reason = str(error).strip().partition("\n")[0]  # `error` is unbound after the block
     private = disk_cache.private_folder()
-    library = build_in(private, ZIG_GLOBAL_CACHE_DIR=str(private / "zig"))  # else in HOME
+    library = build_in(private, ZIG_GLOBAL_CACHE_DIR=str(private / "zig"))  # its default: in HOME
     disk_cache.warn_once(reason)
     return library
 
 
 def _load(path: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
-    """The library at `path`; None if it is missing, another one, damaged or cannot be loaded, or if
-    another user could have written it.
+    """Load the library at `path`; None if it is missing, damaged, another kernel's or not loadable,
+    or if another user could have written it.
 
-    A digest of its name and its bytes follows these in the file: loading a truncated library can
-    crash, and another kernel's would be launched.
+    The file ends with a digest of its name and the library's bytes.  Without that check a truncated
+    library could crash, and a renamed one would launch another kernel.
     """
     try:
         data = disk_cache.read(path)
@@ -215,7 +219,7 @@ def _load(path: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
         return None
     if all(hasattr(library, symbol) for symbol in symbols):
         return library
-    _ctypes.dlclose(library._handle)  # or the next load of this path would find it again
+    _ctypes.dlclose(library._handle)  # otherwise the next load of this path returns it again
     return None
 
 
@@ -226,7 +230,7 @@ def _digest(name: str, library: bytes) -> bytes:
 def _compile(
     compiler: Compiler, flags: tuple[str, ...], source: str, path: Path, added: dict[str, str]
 ) -> None:
-    """Compile into `path`, at once or not at all; added: to the environment of the compiler.
+    """Compile into `path` atomically.  added: variables for the compiler's environment.
 
     Raises CompilerFailed, OSError and KeyboardInterrupt.
     """
@@ -241,7 +245,7 @@ def _compile(
             errors="replace",
             env={**_environment(), **added},
         )
-        if done.returncode == -signal.SIGINT:  # a terminal's Ctrl-C is the compiler's, too
+        if done.returncode == -signal.SIGINT:  # Ctrl-C in a terminal also ends the compiler
             raise KeyboardInterrupt
         if done.returncode != 0 or not library.exists():
             said = done.stdout + done.stderr
@@ -254,7 +258,7 @@ def _compile(
 
 
 def _environment() -> dict[str, str]:
-    """The compiler's environment: no sanitizer, under which it would take three times as long."""
+    """The compiler's environment, without a preloaded sanitizer, which triples its time."""
     without = "LD_PRELOAD" if environment.host_sanitizer() else None
     return {name: value for name, value in os.environ.items() if name != without}
 
@@ -275,10 +279,10 @@ _OPTIONS = {
 
 
 def sanitizer_environment(name: str) -> dict[str, str]:
-    """What to add to the environment of a process that is to run kernels under sanitizer `name`.
+    """Variables to add to the environment of a process that runs kernels under sanitizer `name`.
 
-    The process ends with an exit code other than 0 after a report.  Raises ValueError for an
-    unknown name and UnavailableError where the compiler lacks the sanitizer.
+    After a report the process exits with a code other than 0.  Raises ValueError for an unknown
+    name and UnavailableError if the compiler lacks the sanitizer.
     """
     if name not in SANITIZERS:
         raise ValueError(f"sanitizer must be one of {', '.join(SANITIZERS)}; got {name!r}")

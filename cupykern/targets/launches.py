@@ -1,7 +1,6 @@
-"""What CuPy has no words for: launches with attributes, and how many clusters a CUDA device runs at
-once.
+"""Driver calls that CuPy lacks: launches with attributes, and the number of co-resident clusters.
 
-A launch may say how many blocks a cluster has, and that it may begin before the stream's previous
+Attributes set the blocks per cluster, and allow a launch to start before the stream's previous
 kernel has ended (programmatic dependent launch).  The latter is for kernels that call
 wait_for_previous_grid (platform/cuda.cuh).
 """
@@ -21,7 +20,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_*
 _UINT = ctypes.c_uint
 
 
-Launcher = Callable[[int, int], None]  # of a stream and the address of the arguments' addresses
+Launcher = Callable[[int, int], None]  # (stream, address of the array of argument addresses)
 
 
 class Attribute(ctypes.Structure):
@@ -50,13 +49,14 @@ _chosen: ContextVar[bool | None] = ContextVar("cupykern_overlap_launches", defau
 
 @contextmanager
 def overlap_launches(enabled: bool) -> Iterator[None]:
-    """Within the block, whether this thread's (or task's) kernels may begin while the stream's
-    previous kernel ends; by default what CUPYKERN_OVERLAP says.
+    """Within the block, set whether kernels of this thread (or task) may start before the stream's
+    previous kernel ends.  The default is CUPYKERN_OVERLAP.
 
-    enabled: False: a kernel begins when the previous one has ended.  True: on NVIDIA GPUs from
-        sm_90 on, its blocks may be there before, and wait before their first access to memory.
+    enabled: False: a kernel starts when the previous one has ended.  True: on NVIDIA GPUs from
+        sm_90 on, its blocks can be resident before, and wait before their first memory access.
 
-    Results are the same.  A CUDA graph keeps what held when it was captured.  Raises TypeError.
+    Results are the same.  A CUDA graph keeps the setting of its capture.  Raises TypeError if
+    enabled is not a bool.
 
     >>> x = np.ones((8, 1000), np.float16)
     >>> with cupykern.overlap_launches(False):
@@ -75,7 +75,7 @@ def overlap_launches(enabled: bool) -> Iterator[None]:
 
 
 def max_active_clusters(function: int, size: int, num_threads: int, shared_bytes: int) -> int:
-    """How many clusters of `size` blocks of the CUfunction run at once on the current device.
+    """The number of co-resident clusters of `size` blocks of a CUfunction on the current device.
 
     Raises RuntimeError with the driver's error.
     """
@@ -92,16 +92,17 @@ def max_active_clusters(function: int, size: int, num_threads: int, shared_bytes
 def launcher(
     function: int, sizes: tuple[int, int, int], cluster_size: int, overlaps: bool
 ) -> Launcher:
-    """What launches the CUfunction.
+    """Return a function that launches the CUfunction; it raises RuntimeError with driver errors.
 
-    sizes: blocks, threads of a block, bytes of dynamic shared memory.  cluster_size: 1 also where
-    the function itself says another.  overlaps: whether the function waits for the previous grid,
-    so that launches may overlap where that is on.  Raises RuntimeError with the driver's error.
+    sizes: blocks, threads per block, bytes of dynamic shared memory.
+    cluster_size: 1 also if the source declares the cluster's size.
+    overlaps: whether the kernel calls wait_for_previous_grid, so that launches can overlap if
+        enabled.
     """
     launch_kernel = driver().cuLaunchKernelEx
     launch_kernel.argtypes = [ctypes.c_void_p] * 4
     by_default = environment.overlaps()
-    # By stream: two threads may launch at once.
+    # By stream, because two threads can launch at once.
     serial: dict[int, _Launch] = {}
     overlapping: dict[int, _Launch] = {}
 
@@ -121,12 +122,12 @@ def launcher(
 
 @cache
 def driver() -> ctypes.CDLL:
-    """CUDA's driver library."""
+    """Return CUDA's driver library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 class _Launch:
-    """A CUlaunchConfig, at `address`, and the attributes that it names."""
+    """A CUlaunchConfig at `address`, and the attributes that it points to."""
 
     def __init__(
         self, sizes: tuple[int, int, int], stream: int | None, cluster_size: int, overlaps: bool

@@ -1,4 +1,4 @@
-"""Tensor maps planned once and encoded where arrays lie."""
+"""Tensor maps that are planned once and encoded for the addresses of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import Target
 
 
 class MapPlan(NamedTuple):
-    """A tensor map without its address (tensor_map.encode), swizzled by the box's rows."""
+    """A tensor map without its address (tensor_map.encode), swizzled over the box's row bytes."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ def _no_map(target: Target) -> Any:
 def encoded_maps(
     target: Target, plans: tuple[MapPlan | None, ...], arrays: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """The launch arguments of `plans` for the first of `arrays`."""
+    """Encode `plans` for the first of `arrays`, as launch arguments; None gives an empty map."""
     return tuple(
         [
             _no_map(target) if plan is None else plan.encode(target, address_of(x))

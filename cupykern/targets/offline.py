@@ -1,7 +1,4 @@
-"""Compiling for GPUs that are not here: NVRTC for sm_*, clang for gfx*.
-
-What the compile gates use.
-"""
+"""Compile for GPUs that are not present: NVRTC for sm_*, clang for gfx*.  For the compile gates."""
 
 from __future__ import annotations
 
@@ -36,11 +33,13 @@ class UnknownArchError(Exception):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a compiled variant needs.
+    """Resources of a compiled variant.
 
-    registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), local_bytes of its local
-    memory (the stack frame; AMD: scratch), spilled registers and arrays that are indexed at run
-    time among them, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
+    registers: per thread (AMD: VGPRs).  sgprs: AMD's scalar registers; NVIDIA: None.
+    local_bytes: local memory per thread (the stack frame; AMD: scratch), which holds spilled
+        registers and arrays that are indexed at run time.
+    shared_bytes: static shared memory (LDS) per block.
+    warnings: findings that mean a slower or wrong kernel.
     code: digest of the machine code (code_digest; AMD: of the assembly); equal digests are equal
         kernels.
     """
@@ -56,20 +55,20 @@ class Usage:
 def compile_offline(variant: Variant, arch: str) -> Usage:
     """Compile `variant` for `arch` ("sm_90a", "gfx942").
 
-    Raises CompileError, UnknownArchError (an older compiler) and UnavailableError (none).
+    Raises CompileError, UnknownArchError (compiler too old), UnavailableError (no compiler).
     """
     return (_compile_hip if arch.startswith("gfx") else _compile_cuda)(variant, arch)
 
 
 def options(arch: str) -> tuple[str, ...]:
-    """The compiler's, but for those that only make it say more."""
+    """The compiler's options for `arch`, without those that only add output."""
     if arch.startswith("gfx"):
         return (*CLANG_FLAGS, f"--offload-arch={arch}")
     return (*OPTIONS, f"-arch={arch}", "-ftz=true")
 
 
 def compiler_name(arch: str) -> str:
-    """What compile_offline compiles for `arch` with, as "NVRTC 13.0".  Raises UnavailableError."""
+    """The compiler that compile_offline uses for `arch`: "NVRTC 13.0".  Raises UnavailableError."""
     if not arch.startswith("gfx"):
         return f"NVRTC {'.'.join(map(str, _nvrtc().getVersion()))}"
     clang = find_clang()
@@ -84,12 +83,12 @@ def compiler_name(arch: str) -> str:
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STACK_FRAME = re.compile(r"(\d+) bytes stack frame")
 _SHARED = re.compile(r"(\d+) bytes smem")
-# setmaxnreg ignored; wgmma serialised, for which there are several numbers, or waited for.
+# setmaxnreg ignored (C7508); wgmma serialised (several numbers) or with injected waits.
 _WARNINGS = re.compile(r"C7508[^\n]*|C75\d\d[^\n]*(?:serialized|injected)[^\n]*")
 
 
 def _nvrtc() -> Any:
-    """CuPy's module, whose library is there.  Raises UnavailableError."""
+    """CuPy's nvrtc module, with its library loaded.  Raises UnavailableError."""
     try:
         from cupy.cuda import nvrtc
 
@@ -107,9 +106,9 @@ _BROKEN = (
 
 
 def broken_copies(cubin: bytes) -> int:
-    """How many `LDGSTS [R + UR + offset], desc[UR]` the code has, which no GPU can encode.
+    """The number of instructions `LDGSTS [R + UR + offset], desc[UR]`, which no GPU can encode.
 
-    Some versions of ptxas make them of cp.async with a cache policy (13.0), with 0 for the
+    Some versions of ptxas (13.0) generate them from cp.async with a cache policy, with 0 for the
     registers.
     """
     return sum(
@@ -120,8 +119,8 @@ def broken_copies(cubin: bytes) -> int:
 
 _EARLY = "{} accesses to global memory before the wait for the previous grid"
 _WAIT = 0x82E  # ACQBULK
-# LD, LDG, ST, STG, LDGSTS, ATOMG, RED, bulk copies and TMA; the address with a uniform register or
-# without.
+# LD, LDG, ST, STG, LDGSTS, ATOMG, RED, bulk copies and TMA, each with and without a uniform
+# register in the address.
 _GLOBAL_ACCESSES = (
     *(0x380, 0x980, 0x381, 0x981, 0x385, 0x985, 0x386, 0x986, 0xDAE, 0xFAE, 0x3A3, 0x9A3),
     *(0x3A6, 0x9A6, 0x3A8, 0x9A8, 0x3A9, 0x9A9, 0x38E, 0x98E, 0x3BA, 0x5BA, 0x3B4, 0x5B4),
@@ -130,10 +129,10 @@ _GLOBAL_ACCESSES = (
 
 
 def early_accesses(cubin: bytes) -> int:
-    """How many instructions before `griddepcontrol.wait` access global memory; 0 without a wait.
+    """The number of global memory accesses before `griddepcontrol.wait`; 0 without a wait.
 
-    The compiler keeps the order of asm statements and of accesses that memory clobbers hold, but
-    may move a read-only load (ld.global.nc) above the wait.
+    The compiler keeps the order of asm statements, and of accesses relative to memory clobbers.  It
+    can move a read-only load (ld.global.nc) above the wait.
     """
     found = 0
     for code in _instructions(cubin):
@@ -145,7 +144,7 @@ def early_accesses(cubin: bytes) -> int:
 
 
 def _instructions(cubin: bytes) -> Iterator[np.ndarray]:
-    """The 128-bit instructions of each function, as two integers, the opcode in the first."""
+    """Yield each function's 128-bit instructions as uint64 (n, 2); the first has the opcode."""
     for name, content in _sections(cubin):
         if name.startswith(".text."):
             yield np.frombuffer(content, "<u8", len(content) // 8).reshape(-1, 2)
@@ -159,14 +158,14 @@ _CODE_SECTIONS = (
     ".nv.info",
     ".nv.shared.",
 )
-# Attributes of .nv.info whose first four bytes are an index of the symbol table.
+# Attributes of .nv.info whose first four bytes are an index into the symbol table.
 _OF_SYMBOLS = (0x0A, 0x0F, 0x11, 0x12, 0x23, 0x2F)
 
 
 def code_digest(cubin: bytes) -> str:
-    """Of the sections that make a kernel: instructions, constants, resources, launch attributes.
+    """Digest of the sections that define a kernel: instructions, constants, resources, attributes.
 
-    Names of kernels and files, line numbers, symbol tables and addresses of variables do not count.
+    It excludes names of kernels and files, line numbers, symbol tables and variables' addresses.
     """
     digest = hashlib.sha256()
     for kind in _CODE_SECTIONS:
@@ -178,7 +177,10 @@ def code_digest(cubin: bytes) -> str:
 
 
 def _without_symbols(info: bytes) -> bytes:
-    """.nv.info: (format, attribute, size or value, payload) entries, in any order of symbols."""
+    """Clear the symbol indices in .nv.info, so that the order of symbols does not count.
+
+    Its entries are (format, attribute, size or value, payload).
+    """
     result, at = bytearray(info), 0
     while at < len(info):
         kind, attribute, size = struct.unpack_from("<2BH", info, at)
@@ -191,7 +193,7 @@ def _without_symbols(info: bytes) -> bytes:
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of an ELF file's sections."""
+    """Yield the names and contents of an ELF file's sections."""
     (headers,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<3H", cubin, 0x3A)
     # Section headers: name, type, flags, address, offset, size.
@@ -202,7 +204,7 @@ def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:
         yield text, b"" if kind == _NOBITS else cubin[offset : offset + length]
 
 
-_NOBITS = 8  # of sections without contents in the file, such as .nv.shared
+_NOBITS = 8  # the type of sections without contents in the file, such as .nv.shared
 
 
 def _compile_cuda(variant: Variant, arch: str) -> Usage:
@@ -210,14 +212,14 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
     asked = (
         *options(arch),
         "--ptxas-options=-v",
-        # What comes out of a cache comes without ptxas' words.
+        # A cached result lacks ptxas' log.
         *(("--no-cache",) if nvrtc.getVersion() >= (12, 8) else ()),
     )
     program = nvrtc.createProgram(source_text(variant, "cuda"), "variant.cu", (), ())
     try:
         nvrtc.compileProgram(program, asked)
         log = nvrtc.getProgramLog(program)
-        known = arch.startswith(("sm_8", "sm_9"))  # whose encoding broken_copies reads
+        known = arch.startswith(("sm_8", "sm_9"))  # encodings that broken_copies reads
         cubin = nvrtc.getCUBIN(program)
         copies, early = (broken_copies(cubin) if known else 0), early_accesses(cubin)
     except nvrtc.NVRTCError:
@@ -229,12 +231,12 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         nvrtc.destroyProgram(program)
     registers, frames = _REGISTERS.search(log), _STACK_FRAME.findall(log)
     shared = _SHARED.search(log)
-    if registers is None or not frames:  # of another version: no silence that passes for a zero
+    if registers is None or not frames:  # another version's log must not pass for zeros
         raise CompileError(variant, arch, f"its log has no registers or no stack frame:\n{log}")
     return Usage(
         registers=int(registers[1]),
         sgprs=None,
-        # Of the kernel and of each function that was not inlined.
+        # The kernel's and that of each function that was not inlined.
         local_bytes=sum(map(int, frames)),
         shared_bytes=int(shared[1]) if shared else 0,
         warnings=(
@@ -259,9 +261,9 @@ _DEFINITION = re.compile(r"^([A-Za-z_][\w.]*):", re.MULTILINE)
 
 
 def find_clang() -> tuple[str, ...] | None:
-    """The command of ziglang's clang, else of clang-19, clang-20 or clang; None: there is none."""
+    """The command for ziglang's clang, else clang-19, clang-20 or clang; None: there is none."""
     if zig := util.find_spec("ziglang"):
-        # What `python -m ziglang` runs, without a Python for each variant.
+        # What `python -m ziglang` runs, without starting Python for each variant.
         binary = Path(zig.origin or "").with_name("zig.exe" if os.name == "nt" else "zig")
         if binary.exists():
             return (str(binary), "clang")
@@ -276,7 +278,7 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
     clang = find_clang()
     if clang is None:
         raise UnavailableError("no clang for AMD GPUs: pip install 'cupykern[host]'")
-    # Through pipes: no scratch file can be left, or find the disk full.
+    # Pipes avoid scratch files, which could be left behind or fail on a full disk.
     done = subprocess.run(
         [*clang, *options(arch), "-", "-o", "-"],
         input=source_text(variant, "hip"),
@@ -288,12 +290,12 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
             raise UnknownArchError(f"this clang does not know {arch}")
         raise CompileError(variant, arch, done.stderr)
     text = done.stdout
-    # Without a linker nobody else notices a call to a function that does not exist.
+    # No linker runs, so calls to undefined functions are detected here.
     undefined = set(_REFERENCE.findall(text)) - set(_DEFINITION.findall(text))
     if undefined:
         raise CompileError(variant, arch, f"undefined symbols: {', '.join(sorted(undefined))}")
     metadata = {name: int(value) for name, value in _METADATA.findall(text)}
-    # SGPRs that are spilled into lanes of VGPRs leave a frame that nothing reads or writes.
+    # SGPRs that are spilled into lanes of VGPRs leave an unused frame.
     used = _SCRATCH_ACCESS.search(text) is not None
     return Usage(
         registers=metadata["vgpr_count"],

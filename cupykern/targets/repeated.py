@@ -1,6 +1,6 @@
-"""Launches that come again: with its arrays where they lay before, a launch is one that is packed.
+"""Repeated launches: a launch reuses packed arguments if its arrays have the same addresses.
 
-The arguments of a packed launch lie in memory as CUDA's driver takes them, read once.
+Packed arguments are stored as CUDA's driver takes them, and prepared once.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .base import Kernel
 from .launches import Launcher
 
 Packer = Callable[[int, tuple[Any, ...], int], Callable[[], None]]
-MOST_PACKED = 1024  # that one plan keeps
+MOST_PACKED = 1024  # launches kept per plan
 
 
 class Repeated:
-    """The launches of one plan, by where their arrays lie.
+    """The launches of one plan, by the addresses of their arrays.
 
-    CuPy looks at every argument of every launch, and tensor maps are of addresses.  When arrays lie
-    where they lay before, as results often do whose predecessors were freed, nothing is left to
-    look at: a launch that comes for the second time is packed, and later ones are that one.
+    CuPy examines every argument of every launch, and tensor maps depend on addresses.  Addresses
+    often recur: a result takes the memory of a freed one.  The second launch with the same
+    addresses is packed; later ones reuse it and examine nothing.
     """
 
     __slots__ = ("_arguments", "_grid", "_kernel", "_known", "_pack", "_shared_bytes")
@@ -36,26 +36,26 @@ class Repeated:
         shared_bytes: int,
         arguments: Callable[..., tuple[Any, ...]],
     ):
-        """arguments: the kernel's, of what is launched with."""
+        """arguments: maps the arguments of `launch` or `launch_at` to the kernel's arguments."""
         self._kernel, self._grid, self._shared_bytes = kernel, grid, shared_bytes
         self._arguments = arguments
         self._pack: Packer | None = getattr(kernel, "pack", None)
         self._known: dict[Any, Callable[[], None]] = {}
 
     def of(self, make: Callable[..., tuple[Any, ...]]) -> Repeated:
-        """The same launch, of arrays that `make` makes of what it is launched with."""
+        """The same launch, of arrays that `make` derives from the launch's arguments."""
         arguments = self._arguments
         return Repeated(
             self._kernel, self._grid, self._shared_bytes, lambda *given: arguments(make(*given))
         )
 
     def launch(self, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """With what `arguments` makes of `arrays`, of which some may be None.
+        """Launch with `arguments(arrays)`; some arrays may be None.
 
-        places: what the addresses of all of them follow from; None to look.
+        places: a key that determines the addresses of all of them; None: use their addresses.
         """
         if places is None:
-            # As places_of, without a call.
+            # places_of, inlined.
             try:
                 places = tuple([x if x is None else x.data.ptr for x in arrays])
             except (AttributeError, TypeError, ValueError):
@@ -67,7 +67,10 @@ class Repeated:
             known()
 
     def launch_at(self, places: Any, *given: Any) -> None:
-        """With what `arguments` makes of `given`; None: addresses do not follow from `places`."""
+        """Launch with `arguments(*given)`.
+
+        places: a key that determines the addresses; None: there is none, and nothing is kept.
+        """
         known = self._known.get(places)
         if known is None or known is _seen:
             self._launch(places, known, given)
@@ -88,11 +91,11 @@ class Repeated:
 
 
 def _seen() -> None:
-    """In place of a launch that has come once."""
+    """The placeholder of a launch that was seen once."""
 
 
 def places_of(arrays: tuple[Any, ...]) -> tuple[int | None, ...] | None:
-    """The addresses of CuPy's arrays, of which some may be None; None for numpy's."""
+    """The addresses of cupy arrays, None for an array that is None; None for numpy arrays."""
     try:
         return tuple([x if x is None else x.data.ptr for x in arrays])
     except (AttributeError, TypeError, ValueError):  # numpy's x.data
@@ -109,11 +112,12 @@ def pack(
     args: tuple[Any, ...],
     launch_on: Launcher | None = None,
 ) -> Callable[[], None]:
-    """What launches CuPy's `kernel` (a Function) on the stream that is current when it is called.
+    """Return a function that launches CuPy's `kernel` (a Function) on the then current stream.
 
-    sizes: blocks, threads of a block, bytes of dynamic shared memory.  args: as Kernel takes them;
-    of arrays the address alone is kept.  The current device is `device_id`.  launch_on: what
-    launches `kernel` with attributes (launches.launcher); None: without.
+    sizes: blocks, threads per block, bytes of dynamic shared memory.
+    args: as for Kernel; arrays are kept as addresses only.
+    device_id: the current device.
+    launch_on: launches `kernel` with attributes (launches.launcher); None: without attributes.
     """
     import cupy
 
@@ -125,7 +129,7 @@ def pack(
 
     def launch() -> None:
         if device_id not in _thread.devices:
-            memory_info()  # makes the device's context this thread's, as CuPy's own launches do
+            memory_info()  # makes the device's context current in this thread
             _thread.devices.add(device_id)
         launch_kernel(*launch_sizes, get_stream().ptr, arguments.address, 0)
 
@@ -143,14 +147,14 @@ def pack(
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.devices: set[int] = set()  # that have a context
+        self.devices: set[int] = set()  # with a context in this thread
 
 
 _thread = _Thread()
 
 
 class _Arguments:
-    """The addresses of arguments, at `address`, and what they are addresses of."""
+    """The array of argument addresses, at `address`, and the values that they point to."""
 
     def __init__(self, args: tuple[Any, ...]):
         self._values = (ctypes.c_uint64 * len(args))()

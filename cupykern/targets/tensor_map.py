@@ -1,7 +1,7 @@
-"""Tensor maps: what TMA needs to know of an array to move boxes of it, as a kernel's argument.
+"""Tensor maps: kernel arguments that describe an array to TMA, which copies boxes of it.
 
-A kernel takes it as `GRID_CONSTANT TensorMap map`.  Shapes, strides and boxes are in numpy's order,
-the innermost dimension last; the kernel's coordinates are in TMA's, the innermost first.
+A kernel declares one as `GRID_CONSTANT TensorMap map`.  Shapes, strides and boxes are in numpy's
+order, the innermost dimension last; the kernel's coordinates are in TMA's, the innermost first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_BOX = 256
 _MAX_KEPT = 4096
 _ALIGNMENT = 16  # bytes, of the array and its strides
 
-# cuda.h: CUtensorMapDataType.  The one-byte floats move as bytes; zeros outside are zeros in all.
+# cuda.h: CUtensorMapDataType.  FP8 is copied as bytes; a zero outside the array is 0 in all dtypes.
 _DATA_TYPES = {
     np.dtype(np.uint8): 0,
     dtypes.int8: 0,
@@ -47,7 +47,7 @@ _HOST_MAGIC = int.from_bytes(b"TnsorMap", "little")
 
 
 def of_array(array: Array, box: Sequence[int], swizzle: int) -> np.ndarray:
-    """The map of `array` (cupy or numpy), as `encode` makes it."""
+    """The map of `array` (cupy or numpy); box, swizzle and errors: see `encode`."""
     if is_cupy(array):
         name, address = "cuda", array.data.ptr
     else:
@@ -66,11 +66,11 @@ def encode(
 ) -> np.ndarray:
     """A kernel argument: the map of the array at `address` on `target` ("cuda" or "host").
 
-    strides: in bytes.  box: elements per dimension of what one instruction moves.  swizzle: 0, or
-    the bytes of the box's rows in shared memory, 32, 64 or 128, whose 16-byte chunks are then
-    permuted.
+    strides: in bytes.  box: elements per dimension that one instruction copies.
+    swizzle: 0, or the bytes of the box's rows in shared memory, 32, 64 or 128, whose 16-byte chunks
+        are then permuted.
 
-    Raises ValueError for what TMA cannot do, TypeError for a dtype that it cannot move, and
+    Raises ValueError beyond TMA's limits, TypeError for a dtype that it cannot copy, and
     UnavailableError without a CUDA driver.
     """
     key = dtype, shape, strides, box, swizzle
@@ -91,12 +91,12 @@ def encode(
     raise ValueError(f"a tensor map's target must be cuda or host; got {target!r}")
 
 
-_encoded: dict[Any, _CudaMap] = {}  # a map by all but its address: others follow from them sooner
+_encoded: dict[Any, _CudaMap] = {}  # by all but the address, which is faster to replace
 forget = _encoded.clear
 
 
 def argument_of(encoded: _CudaMap) -> Any:
-    """A map as a kernel's argument."""
+    """Return the map as a kernel argument."""
     return launch_argument_at(encoded.address, _MAP_BYTES, encoded)
 
 
@@ -112,7 +112,10 @@ def _check(
     box: tuple[int, ...],
     swizzle: int,
 ) -> tuple[int, ...]:
-    """The strides, those of dimensions of size 1 replaced by ones that TMA takes."""
+    """Check TMA's limits; return the strides, valid ones for dimensions of size 1.
+
+    Raises ValueError.
+    """
     rank = len(shape)
     if not 1 <= rank <= _MAX_RANK:
         raise ValueError(f"a tensor map has 1 to {_MAX_RANK} dimensions; got shape {shape}")
@@ -143,7 +146,7 @@ def _check(
     row_bytes = box[-1] * itemsize
     if row_bytes % 16:
         raise ValueError(f"a box's rows are multiples of 16 bytes; got {row_bytes}")
-    # TMA would take shorter rows than the swizzle's, and leave gaps between them.
+    # TMA accepts rows shorter than the swizzle, but leaves gaps between them.
     if swizzle and row_bytes != swizzle:
         raise ValueError(
             f"a box's rows must be as long as the swizzle, {swizzle} bytes; got {row_bytes}"
@@ -174,7 +177,7 @@ _Memory = ctypes.c_uint64 * ((_MAP_BYTES + _MAP_ALIGNMENT) // 8)
 
 
 class _CudaMap:
-    """Memory for a map, as aligned as the driver likes it."""
+    """Memory for a map, aligned to 64 bytes as the driver requires."""
 
     __slots__ = ("_memory", "address")
 
@@ -192,8 +195,8 @@ def encode_cuda(
     swizzle: int,
 ) -> _CudaMap:
     rank, made = len(shape), _CudaMap()
-    # Of long rows that are misaligned, boxes have parts of 128-byte lines, and the rest of 256
-    # bytes is another box's: (4096, 4096, 4104) in 190 us instead of 197 (bf16, H200).
+    # Boxes of long misaligned rows contain parts of 128-byte lines.  Promotion to 256 bytes would
+    # load more of other boxes: (4096, 4096, 4104) takes 190 us instead of 197 (bf16, H200).
     anywhere = rank > 1 and strides[-2] % 128 != 0 and shape[-1] * dtype.itemsize > 512
     error = _called(
         _driver().cuTensorMapEncodeTiled,
@@ -219,7 +222,7 @@ def encode_cuda(
 
 
 def replace_address(encoded: _CudaMap, address: int) -> _CudaMap:
-    """The map of `encoded` at another address, a multiple of 16."""
+    """Copy the map `encoded`, with another address, a multiple of 16."""
     made = _CudaMap()
     ctypes.memmove(made.address, encoded.address, _MAP_BYTES)
     error = _called(_driver().cuTensorMapReplaceAddress, made.address, address)
@@ -232,8 +235,11 @@ _INVALID_CONTEXT = 201  # cuda.h: CUDA_ERROR_INVALID_CONTEXT
 
 
 def _called(function: Any, *args: Any) -> int:
-    """The driver's error code.  A thread that has not used the runtime yet has no context: CuPy
-    makes the device's current."""
+    """Call the driver and return its error code.
+
+    A thread that has not used the runtime has no context; a call of CuPy makes the device's
+    current.
+    """
     error = function(*args)
     if error == _INVALID_CONTEXT:
         import cupy
@@ -245,7 +251,7 @@ def _called(function: Any, *args: Any) -> int:
 
 @cache
 def _driver() -> ctypes.PyDLL:
-    """It keeps Python's lock: what it does here takes less than to let go of that."""
+    """The CUDA driver, called with the GIL held: its calls take less time than releasing it."""
     try:
         driver = ctypes.PyDLL("libcuda.so.1")
         pointer, unsigned, signed = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int

@@ -28,6 +28,7 @@ from ..tuning.contender import (
 from ..tuning.protocol import Monitor
 from ..tuning.timing import FLUSH_BYTES, Clock, Function, time_rounds
 from .results import Row
+from .stored import plain_of
 
 _SPACER_STEP, _SPACER_STEPS = (
     2**21,
@@ -161,9 +162,9 @@ def bench_task(
 
 
 def _new_row(task: Task) -> Row:
-    """Make a row without results.  Rows that mostly read are compared with a plain read."""
+    """Make a row without results."""
     work = task.op.work(task.problem)
-    plain = "copy" if 4 * work.bytes_written >= work.bytes_read else "read"
+    plain = plain_of(work.bytes_read, work.bytes_written)
     return Row(task.op.name, task.shape, task.dtype, repr(task.problem), *work, plain)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +23,11 @@ _CLUSTER = 6.0  # a thread's time in a cluster over that in a block: its fibers 
 
 def spelt(seconds: float) -> str:
     """Format as "40 s", "3 min" or "2 h", rounded up."""
-    if seconds < 60:
-        return f"{max(5, -(-int(seconds) // 5) * 5)} s"
-    if seconds < 3600:
-        return f"{-(-int(seconds) // 60)} min"
-    return f"{-(-int(seconds) // 3600)} h"
+    if seconds <= 60:
+        return f"{5 * max(1, math.ceil(seconds / 5))} s"
+    if seconds <= 3600:
+        return f"{math.ceil(seconds / 60)} min"
+    return f"{math.ceil(seconds / 3600)} h"
 
 
 def _count(n: int, what: str) -> str:

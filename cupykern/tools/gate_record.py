@@ -1,8 +1,8 @@
 """The record of the compile gate: the sources that have passed it, and with which compiler.
 
 Compiling everything takes 25 to 50 minutes on one core, but a change leaves most variants' sources
-as they were.  The record is a text file with a line for each variant and architecture that passed,
-so that its diff shows how a change affects registers.
+as they were.  The record is a text file that lists, for each architecture and kernel, the variants
+that passed by their registers, so that its diff shows how a change affects these.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 import random
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -32,7 +33,7 @@ _UNSEEN = re.compile(r"^[ \t]*(//.*|#line .*)?\n", re.MULTILINE)
 _ASKED = {"sm_90a": 2}
 _SECONDS = 20.0  # between writes of the record
 _BYTES = 3  # of a digest: an architecture has fewer than 200 variants per kernel
-_HEADER = "# Architecture and kernel; a variant's digest of source and compiler, registers.\n"
+_HEADER = "# Architecture and kernel; registers, digests of its variants' source and compiler.\n"
 
 
 class Key(NamedTuple):
@@ -135,18 +136,22 @@ def _read(path: Path) -> dict[Key, int]:
     record: dict[Key, int] = {}
     arch, kernel = "", ""
     for line in path.read_text().splitlines()[1:] if path.exists() else ():
-        first, second = line.split()
-        if second.isdigit():  # no kernel name is a number
-            record[Key(arch, kernel, first)] = int(second)
+        first, *others = line.split()
+        if first.isdigit():  # no architecture's name is a number
+            record |= {Key(arch, kernel, digest): int(first) for digest in others}
         else:
-            arch, kernel = first, second
+            arch, (kernel,) = first, others
     return record
 
 
 def _write(path: Path, record: dict[Key, int]) -> None:
     lines = [_HEADER]
-    for (arch, kernel), group in itertools.groupby(sorted(record), key=lambda of: of[:2]):
-        lines += [f"{arch} {kernel}\n", *(f"{of.digest} {record[of]}\n" for of in group)]
+    for (arch, kernel), keys in itertools.groupby(sorted(record), key=lambda of: of[:2]):
+        digests: dict[int, list[str]] = defaultdict(list)
+        for of in keys:
+            digests[record[of]].append(of.digest)
+        lines.append(f"{arch} {kernel}\n")
+        lines += (f"{n} {' '.join(digests[n])}\n" for n in sorted(digests))
     whole = path.with_name(f"{path.name}.new")
     whole.write_text("".join(lines))
     whole.replace(path)

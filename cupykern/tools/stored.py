@@ -126,9 +126,11 @@ def _with_launches(
 
 def _pack_row(row: dict[str, Any]) -> dict[str, Any]:
     packed = {k: v for k, v in row.items() if k not in _DERIVED and v is not None}
+    if row["plain"] == plain_of(row["bytes_read"], row["bytes_written"]):
+        del packed["plain"]
     results = [result for result in row["results"] if result.get("note") != NO_SUCH_FUNCTION]
     packed["results"] = {
-        result["name"]: [result.get(name) for name in COLUMNS] for result in results
+        result["name"]: [_rounded(name, result.get(name)) for name in COLUMNS] for result in results
     }
     for name, field in (("notes", "note"), ("parts", "parts_us")):
         found = {r["name"]: r.get(field) for r in results if r.get(field) is not None}
@@ -141,6 +143,18 @@ def _pack_row(row: dict[str, Any]) -> dict[str, Any]:
     if row.get("repeats"):
         packed["repeats"] = row["repeats"]
     return packed
+
+
+def plain_of(bytes_read: int, bytes_written: int) -> str:
+    """Return what a row is compared with: a plain read for rows that mostly read."""
+    return "copy" if 4 * bytes_written >= bytes_read else "read"
+
+
+def _rounded(name: str, value: Any) -> Any:
+    """An error over its bound with 3 digits, all that is ever shown."""
+    if name != "error_over_bound" or not isinstance(value, float):
+        return value
+    return float(f"{value:.3g}")
 
 
 def _why(result: dict[str, Any]) -> str:
@@ -193,7 +207,8 @@ def _unpack_row(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
             "parts_us": parts.get(name),
         }
         results.append(result)
-    defaults: dict[str, Any] = {"plain_us": None, "clocks": None, "repeats": []}
+    plain = plain_of(row["bytes_read"], row["bytes_written"])
+    defaults: dict[str, Any] = {"plain": plain, "plain_us": None, "clocks": None, "repeats": []}
     return {**defaults, **row, "results": results}
 
 

@@ -1,15 +1,15 @@
-// The block of attention.cu and its kin: out = softmax(scale * q k^T + bias, masked) v of each
+// A block of the portable attention kernels: out = softmax(scale * q k^T + bias, masked) v of each
 // head, on any target.
 //
-// A block computes kTileM queries of one head, each warp its own rows.  It iterates over tiles of
-// kTileN keys from the last to the first.  The copy of a tile's values overlaps S = Q K^T, the copy
-// of the next tile's keys overlaps O += P V.  Scores stay in registers, where the online softmax
-// turns them into probabilities of type Element (attention/online_softmax.cuh).  Only tiles at the
-// end of a row's keys are masked, in a loop of their own.  Tiles that no query of the block keeps
-// are not loaded.
+// A block computes kTileM queries of one head; each warp has its own rows.  It iterates over tiles
+// of kTileN keys from the last to the first.  The copy of a tile's values overlaps S = Q K^T, the
+// copy of the next tile's keys overlaps O += P V.  Scores stay in registers, where the online
+// softmax turns them into probabilities of type Element (attention/online_softmax.cuh).  Only tiles
+// at the end of a row's keys are masked, in a separate loop.  Tiles that no query of the block
+// keeps are not loaded.
 // Constants: Element; kHeadDim, to which shared memory pads the head sizes with zeros; kTileM,
-// kTileN; kMasked: there may be a mask, and scores that are scaled before the softmax; kHalfScores:
-// FP16 accumulators for q k^T; kGeneral: scores have the options of GeneralScore, and kMasked.
+// kTileN; kMasked: calls can have a mask, and scores scaled before the softmax; kHalfScores: FP16
+// accumulators for q k^T; kGeneral: scores have the options of GeneralScore; needs kMasked.
 // Launch: grid (query tiles * heads * batch), block (kNumThreads), dynamic shared memory
 // sizeof(AttentionStorage).
 #pragma once
@@ -19,7 +19,7 @@
 using Score = Choose<kGeneral, GeneralPolicy<Element>::Type, PlainScore>::Type;
 using Params = Score::Params;
 
-// Calls f(score, row, col) for each score of this lane; row and col are of the head.
+// Calls f(score, row, col) for each score of this lane, with its row and column in the head.
 template <class F>
 DEVICE void for_each_score(Scores& scores, int first_row, int first_key, F f) {
     const int lane = lane_id();
@@ -39,19 +39,19 @@ struct AllScores {
     Scores& scores;
     int first_position, first_key;
 
-    // f(score, distance), of the key from the query's position.
+    // Calls f(score, distance); distance: the query's position minus the key.
     template <class F>
     DEVICE void operator()(const F& f) const {
         for_each_score(scores, first_position, first_key,
                        [&](float& x, int position, int key) { f(x, float(position - key)); });
     }
-    // f(score, position, key)
+    // Calls f(score, position, key).
     template <class F>
     DEVICE void at_positions(const F& f) const {
         for_each_score(scores, first_position, first_key, f);
     }
 };
-// Masked scores become -inf.  Applies the scale and the bias that the exponents do not include.
+// Sets masked scores to -inf.  Applies the scale and the bias that the exponents do not include.
 DEVICE void mask_scores(Scores& scores, const Params& params, const AttentionHead& head,
                         const HeadMask& mask, int first_row, int first_key, int block_type) {
     int limit = head.limit(params, first_row);
@@ -82,7 +82,7 @@ DEVICE void mask_scores(Scores& scores, const Params& params, const AttentionHea
         const int block_limit = mask.block_limit(first_row, block_type);
         limit = limit < block_limit ? limit : block_limit;
     }
-    // No row is masked if the first one, with the lowest limit, and the last one are not.
+    // No row is masked if neither the first row, which has the lowest limit, nor the last row is.
     if (first_key + kTileN <= limit &&
         (!kGeneral || first_key >= head.first_key(params, first_row + kWarpRows - 1)))
         return;
@@ -191,7 +191,7 @@ DEVICE void attend(AttentionStorage& storage, const Params& params, const Loader
 
 using Tiles = Score::Tiles<KeyTiles<kTileM, kTileN, kMasked, true, kGeneral>, kTileM, kTileN>::Type;
 
-// The mainloop over key tiles.  Copier: of a source of keys and values (attention/kv.cuh).
+// The mainloop over key tiles.  Copier: from a source of keys and values (attention/kv.cuh).
 template <class Copier> struct Walk {
     AttentionStorage& storage;
     const Params& params;
@@ -215,7 +215,8 @@ template <class Copier> struct Walk {
             if (blocks && more && row < head.sq) block_type = mask.block_type(row, tiles.key);
         }
     }
-    // One tile, whose keys are in flight.  kUnmasked: fully covered, and no row masks any key.
+    // Processes one tile, whose keys are in flight.  kUnmasked: the tile is fully covered, and no
+    // row masks any of its keys.
     template <bool kUnmasked>
     DEVICE void step() {
         const int key = tiles.key, type = block_type;
@@ -228,7 +229,7 @@ template <class Copier> struct Walk {
         bool seen = true;  // the warp's last row keeps some key
         if constexpr (!kUnmasked) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
-            // A vote tells the compiler that it is uniform.
+            // The vote tells the compiler that `seen` is uniform.
             bool keeps = type != kMaskedBlock && key < head.limit(params, last);
             if constexpr (kGeneral) {
                 const int first = first_row + first_row_of_warp();
@@ -358,15 +359,15 @@ DEVICE void attention_block(AttentionStorage& storage, const Params& params, con
     Walk<typename KvSource::Copier> walk{storage, params,       head, mask, copier,     tiles,
                                          loaders, rows_of_warp, row,  end,  keeps_tops, more};
     walk.look();
-    // What the first row sees, all see.
+    // All rows keep the keys that the first row keeps.
     const int whole_keys = kTwoLoops ? head.limit(params, row) : 0;
     while (walk.more && tiles.key + kTileN > whole_keys) walk.template step<false>();
     if constexpr (kTwoLoops) {
         while (walk.more) walk.template step<true>();
     }
     copy_async_wait<0>();
-    if (end <= 0 || kMasked) sync_block();  // no tile may have waited for the queries
-    // Worked out anew, so that the loop does not keep it in registers.
+    if (end <= 0 || kMasked) sync_block();  // without a tile, nothing has waited for the queries
+    // Recomputed, so that it is not live across the loop.
     const AttentionWorkTile here = AttentionWorkTile::of(params, uint32_t(opaque(int(blockIdx.x))));
     const AttentionHead same = kv.head(params, here.head);
     const int warp_row = first_row_of_warp();

@@ -1,19 +1,20 @@
-// Scales of 8-bit caches of keys and values: one number, one a KV head, or one a token and head.
+// Scales of 8-bit caches of keys and values: one number, one per KV head, or one per token and
+// head.
 //
-// The scale of a head multiplies all scores, or the results; scales of tokens multiply the scores
-// of their keys, or their probabilities.
+// A head's key scale multiplies all scores, its value scale the results.  Key scales of tokens
+// multiply the scores of their keys, value scales of tokens the probabilities.
 #pragma once
 #include "common/math.cuh"
 
 struct CacheScaleParams {
     int64_t k_strides[3], v_strides[3];  // of the batch or page, the KV head and the key
-    float k_number, v_number;            // where there are no arrays of them
+    float k_number, v_number;            // the scales if there are no arrays
     int32_t k_per_token, v_per_token;
 };
 
-// Those of keys or values of a block's KV head.
+// Scales of the keys or values of a block's KV head.
 struct CacheScales {
-    const float* tokens;  // those of tokens: of batch element or page 0; else null
+    const float* tokens;  // scales of tokens, in batch element or page 0; otherwise null
     int64_t page_stride, stride;
     float factor;  // of all tokens
 
@@ -36,11 +37,11 @@ struct KvScales {
           v(v, params.v_strides, params.v_number, params.v_per_token != 0, kv_head) {}
 };
 
-// Scales applied to a warp's scores of one tile of keys.  Layout: of a fragment's values; Rows:
+// Applies scales to a warp's scores of one tile of keys.  Layout: of a fragment's values; Rows:
 // RowsOfLane<Layout>.
 //
-// Probabilities times scales of tokens must fit Element, so they, and the output accumulators, are
-// in units of a power of two, at least the largest such scale so far.
+// Probabilities times scales of tokens must fit Element.  Therefore they and the output
+// accumulators are in units of a power of two, at least the largest such scale so far.
 template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct TileScales {
     static constexpr float kSmallestUnit = 0x1p-125f;
     float factor;  // of all scores
@@ -53,7 +54,7 @@ template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct
           of_values(scales.v.tokens != nullptr),
           unit(kSmallestUnit) {}
 
-    // f(n, i, scale) for each key of this lane's values.  scales: of the warp's keys.
+    // Calls f(n, i, scale) for each key of this lane's values.  scales: of the warp's keys.
     template <class F> DEVICE static void for_each(const float* scales, const F& f) {
 #pragma unroll
         for (int n = 0; n < kKeyFragments; ++n) {
@@ -69,7 +70,7 @@ template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct
             for (int m = 0; m < kRowFragments; ++m) scores.at(m, n).values[i] *= scale;
         });
     }
-    // The largest magnitude of a lane's keys, which all its rows have.
+    // The largest magnitude of the scales of a lane's keys, which are the same in all its rows.
     DEVICE static float largest_of(const float* scales) {
         float largest = 0.0f;
         for_each(scales, [&](int, int i, float scale) {
@@ -78,13 +79,13 @@ template <class Layout, class Rows, int kRowFragments, int kKeyFragments> struct
         return largest;
     }
     // If any lane's scales exceed the unit, the warp calls `grow` before `scale_probabilities`, and
-    // multiplies the output accumulators by what it returns.
+    // multiplies the output accumulators by its result.
     DEVICE bool exceeds(const float* scales) const {
         return of_values && largest_of(scales) > unit;
     }
     DEVICE float grow(const float* scales) {
         if (!of_values) return 1.0f;
-        // The keys of a row are those of the warp.
+        // The lanes of a row have all keys of the warp.
         const float largest = Rows::across_lanes(largest_of(scales), Max());
         if (largest <= unit) return 1.0f;
         const float before = unit;

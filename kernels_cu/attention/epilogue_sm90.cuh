@@ -26,7 +26,7 @@ template <class Traits> struct EpilogueSm90 {
     const TensorMap& out_map;
     const RowArrays& statistics;
 
-    // The warp's 16 rows.  top: their largest scores, of each lane.
+    // Stores the warp's 16 rows.  top: the largest scores of this lane in its rows.
     DEVICE void store(int query_stage, const QueryTile& tile, const Softmax& softmax,
                       const float (&top)[2], const Outputs& outputs) const {
         const int lane = opaque(lane_id());
@@ -86,7 +86,7 @@ template <class Traits> struct EpilogueSm90 {
             tma_store_commit();
         }
     }
-    // When the TMA store has read what `store` wrote there.
+    // Releases the query stage once TMA has read what `store` wrote there.
     DEVICE void release_queries(int query_stage) const {
         if (threadIdx.x % 32 == 0) {
             tma_store_wait_read<0>();

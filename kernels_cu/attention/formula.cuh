@@ -1,7 +1,7 @@
-// Users' formulas of a score and a mask, beside the options of GeneralScore.
+// User formulas for the score and the mask, in addition to the options of GeneralScore.
 //
-// Formulas: a struct that cupykern/expression/cpp_attention.py writes, before the kernel's own
-// text.
+// Formulas: a struct that cupykern/expression/cpp_attention.py generates and that precedes the
+// kernel's own source.
 #pragma once
 #include "attention/score.cuh"
 #include "expression/operands.cuh"
@@ -31,7 +31,7 @@ struct FormulaScore : GeneralScore {
     DEVICE static FormulaOperands operands(const Params& params, const Arrays& arrays) {
         return {params.operands, arrays.operands};
     }
-    // Also at_positions(change): change(score, position of the query, key) for each score.
+    // for_each.at_positions(change) calls change(score, query's position, key) for each score.
     template <class ForEach>
     DEVICE static void apply(const Params& params, const Arrays& arrays, const AttentionHead& head,
                              const ForEach& for_each) {
@@ -44,7 +44,7 @@ struct FormulaScore : GeneralScore {
         }
         add_alibi(params, arrays, head, for_each);
     }
-    // What the mask hides becomes -inf.
+    // Sets the scores that the mask hides to -inf.
     template <class ForEach>
     DEVICE static void mask(const Params& params, const Arrays& arrays, const AttentionHead& head,
                             const ForEach& for_each) {
@@ -70,7 +70,7 @@ struct FormulaScore : GeneralScore {
     }
 };
 
-// Of the key tiles of `Base`, those that the formula does not empty.
+// The key tiles of `Base` that the formula does not mask completely.
 template <class Base, class Score, int kTileM, int kTileN>
 struct FormulaTiles {
     using Params = typename Score::Params;
@@ -78,14 +78,14 @@ struct FormulaTiles {
     const Params* params;
     const Arrays* arrays;
     const AttentionHead* head;
-    int row;  // the query tile's first
+    int row;  // the query tile's first row
     Base base;
-    int key, type;            // the tile's first key
-    int next_key, next_type;  // of the next one, if it is not masked
+    int key, type;            // key: the tile's first key
+    int next_key, next_type;  // of the next tile; kMaskedBlock: no tile is left
 
     DEVICE FormulaTiles(const HeadMask& mask, int row, int sq, int begin, int end)
         : base(mask, row, sq, begin, end) {}
-    // Before the first call of `next`.
+    // Called before the first call of `next`.
     DEVICE void begin(const Params& all_params, const Arrays& all_arrays,
                       const AttentionHead& of_head, int first_row) {
         params = &all_params;

@@ -1,13 +1,13 @@
-// The warp-specialised role split of Hopper attention: one producer warpgroup, of which one thread
-// issues TMA loads, and consumer warpgroups of 64 queries each, persistently over the query tiles
-// of a scheduler.
+// The warp-specialised role split of Hopper attention, persistent over the query tiles of a
+// scheduler: one thread of the producer warpgroup issues TMA loads; consumer warpgroups have 64
+// queries each.
 #pragma once
 #include "attention/mainloop_sm90.cuh"
 #include "attention/producer_sm90.cuh"
 
 namespace attention {
 
-// cu_seqlens_k: of paged keys the sequences' lengths.
+// cu_seqlens_k: with paged keys the sequences' lengths.
 template <class Arrays, class Kv> struct ArgumentsSm90 {
     const TensorMap &q_map, &k_map, &v_map, &out_map;
     RowArrays statistics;
@@ -23,7 +23,7 @@ template <class Traits> struct KernelSm90 {
     using Storage = SharedStorage<Traits>;
     using Scheduler = TileScheduler<Traits>;
     static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
-    // Registers per thread, of an SM's 65536.
+    // Registers per thread; an SM has 65536.
     static constexpr bool kManyInProducer =
         Traits::kDivergent || (Traits::kGeneral && Traits::kDynamic);
     static constexpr int kProducerRegisters = kManyInProducer ? 56 : kConsumers == 2 ? 40 : 32;

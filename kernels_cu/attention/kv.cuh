@@ -1,25 +1,25 @@
-// Where the portable kernel's keys and values come from: a source gives the heads of a launch, and
-// the copier of a head's tiles.
+// Sources of the portable kernel's keys and values.  A source gives the heads of a launch, and the
+// copier of a head's tiles.
 #pragma once
 #include "attention/products.cuh"
 #include "attention/pages.cuh"
 
-// The steps of a copier that copies Element as it is (otherwise: attention/kv_8bit.cuh).
+// The steps of a copier that copies Element unchanged (with conversion: attention/kv_8bit.cuh).
 struct PlainTiles {
-    // Complete what was started, before the barrier that publishes the tile.
+    // Complete the copies that were started, before the barrier that publishes the tile.
     DEVICE void finish_keys(KeyTile&) const {}
     DEVICE void finish_values(KeyTile&) const {}
     DEVICE void scale_scores(Scores&) const {}
     // rescale(factor) multiplies the output accumulators.
     template <class Rescale> DEVICE void scale_probabilities(Scores&, const Rescale&) const {}
-    // Of the results.
+    // Factor of the results.
     DEVICE static constexpr float factor() { return 1.0f; }
 };
 
 // One array each of keys and values, batched or varlen.
 struct ContiguousKv {
     const Element *k, *v;
-    const int32_t *cu_seqlens_q, *cu_seqlens_k;  // as of AttentionHead
+    const int32_t *cu_seqlens_q, *cu_seqlens_k;  // see AttentionHead::of
 
     struct Copier : PlainTiles {
         TileCopier<Element, KeyTile> keys, values;
@@ -48,7 +48,7 @@ struct ContiguousKv {
     }
 };
 
-// A thread's part of the tiles of a sequence in pages: 8 elements of one row in each pass.
+// A thread's part of the tiles of a paged sequence: 8 elements of one row in each pass.
 class PagedTile {
   protected:
     static constexpr int kChunks = KeyTile::kChunks, kPerChunk = 16 / int(sizeof(Element));
@@ -72,9 +72,9 @@ class PagedTile {
     };
     const int32_t* table;  // of the sequence
     const PageParams& pages;
-    int row, index;  // this thread's in the first pass, and its chunk
-    // Pages of this thread's rows in the last tile of keys, which is the next one of values; if
-    // there are registers for them, else they are read again.
+    int row, index;  // this thread's row in the first pass; index of its chunk
+    // Pages of this thread's rows in the last tile of keys, which is also the next tile of values.
+    // Kept if registers suffice; otherwise they are read again.
     static constexpr bool kKeepsPages = kHeadDim <= 128;
     int numbers[kKeepsPages ? kPasses : 1];
 
@@ -96,7 +96,7 @@ class PagedTile {
             }
         }
     }
-    // Calls f(pass, address, the chunk in the tile) for this thread's chunks.
+    // Calls f(pass, address, index of the chunk in the tile) for this thread's chunks.
     template <class T, class F>
     DEVICE void for_each_chunk(const Cache<T>& from, int first_key, int num_rows,
                                const F& f) const {
@@ -116,7 +116,7 @@ class PagedTile {
     }
 };
 
-// Caches in pages, which a block table names.
+// Caches in pages, which a block table lists.
 struct PagedKv {
     const Element *k, *v;
     const int32_t *cu_seqlens_q, *seq_lens, *block_table;
@@ -137,7 +137,7 @@ struct PagedKv {
             : PagedTile(kv.block_table + head.batch * kv.pages.table_stride, kv.pages),
               keys(kv.k + head.kv_head * params.k.head, params.k, int(params.head_dim)),
               values(kv.v + head.kv_head * params.v.head, params.v, int(params.head_dim_v)) {}
-        // As ContiguousKv's; values are those of the keys that were started last.
+        // Like ContiguousKv's; values belong to the keys that were started last.
         template <bool kUnpredicated>
         DEVICE void start_keys(KeyTile& tile, int first_key, int num_rows) {
             const int rows = kUnpredicated ? KeyTile::kRows : clamp_to(num_rows, KeyTile::kRows);

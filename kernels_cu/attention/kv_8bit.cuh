@@ -1,9 +1,9 @@
-// Keys and values of the portable kernel in 8 bits, in pages, with scales
+// 8-bit keys and values of the portable kernel, in pages, with scales
 // (attention/cache_scales.cuh).
 //
-// Codes go through registers: they are loaded while the tile before is multiplied, if there are
-// registers for them, and stored to shared memory as Element, which holds them exactly.
-// Types: CacheElement: e4m3 or int8_t; otherwise attention/block.cuh.
+// Codes pass through registers.  They are loaded while the previous tile is multiplied, if
+// registers suffice, and stored to shared memory as Element, in which they are exact.
+// Types: CacheElement: e4m3 or int8_t; others: see attention/block.cuh.
 #pragma once
 #include "attention/cache_scales.cuh"
 #include "attention/kv.cuh"
@@ -34,7 +34,7 @@ struct ScaledPagedKv {
         Vector<CacheElement, kPerChunk> codes[kPasses];  // of its keys or values
         float k_scale, v_scale;                          // of this thread's key
 
-        // Made anew where they are needed: registers.
+        // Recomputed at each use, to save registers.
         DEVICE Cache<CacheElement> keys() const {
             return {kv.k + kv_head * params.k.head, params.k, int(params.head_dim)};
         }
@@ -59,7 +59,7 @@ struct ScaledPagedKv {
                 if (from.exists && has(i, num_rows)) codes[i].load(vector);
             });
         }
-        // Scales of keys past the end become zero: a probability of zero does not hide NaN.
+        // Scales of keys past the end become zero, because NaN times a zero probability is NaN.
         DEVICE void load_scales() {
             if (!scales.of_keys && !scales.of_values) return;
             const KvScales all = of_head();
@@ -95,7 +95,7 @@ struct ScaledPagedKv {
               params(params),
               kv_head(head.kv_head),
               scales(of_head()) {}
-        // As PagedKv's.
+        // Like PagedKv's.
         template <bool kUnpredicated>
         DEVICE void start_keys(KeyTile&, int first_key, int num_rows) {
             const int rows = kUnpredicated ? KeyTile::kRows : clamp_to(num_rows, KeyTile::kRows);
@@ -108,7 +108,7 @@ struct ScaledPagedKv {
             start(values(), first_key, rows);
             load_scales();
         }
-        // As PlainTiles'.
+        // Like PlainTiles'.
         DEVICE void finish_keys(KeyTile& to) { finish(keys(), to); }
         DEVICE void finish_values(KeyTile& to) {
             finish(values(), to);

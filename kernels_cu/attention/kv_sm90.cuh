@@ -1,5 +1,5 @@
-// Where the producer of Hopper attention loads key tiles from: load_keys and load_values issue the
-// TMA loads of the tile whose first key is `key`.
+// Sources of the key tiles of Hopper attention: load_keys and load_values issue the TMA loads of
+// the tile whose first key is `key`.
 #pragma once
 #include "attention/storage_sm90.cuh"
 #include "attention/pages.cuh"
@@ -20,8 +20,8 @@ struct ContiguousKv {
     }
 };
 
-// Caches in pages.  To the varlen tensor map a page is a sequence: what is in it after the last key
-// is out of bounds.  A tile has one load for each box_rows keys, which are of one page.
+// Caches in pages.  In the varlen tensor map a page is a sequence, so that its rows after the last
+// key are out of bounds.  A tile has one load per box_rows keys, which are in one page.
 struct PagedKv {
     const int32_t* block_table;
     const PageParams& pages;
@@ -36,8 +36,8 @@ struct PagedKv {
                             const AttentionHead& head, int key) const {
         load(to, map, full, head, key, pages.v_rows);
     }
-    // rows_of_page: of the map.  Not unrolled: the producer has few registers, and the table is in
-    // the L1 cache after its first load.
+    // rows_of_page: rows of the map per page.  Not unrolled: the producer has few registers, and
+    // the table is in the L1 cache after its first load.
     template <class Rows>
     DEVICE void load(Rows& to, const TensorMap& map, Barrier& full, const AttentionHead& head,
                      int key, int rows_of_page) const {

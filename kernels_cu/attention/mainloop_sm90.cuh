@@ -1,4 +1,4 @@
-// The mainloop of a consumer warpgroup of Hopper attention: 64 queries of a tile.
+// The mainloop of a consumer warpgroup in Hopper attention: 64 queries of a tile.
 //
 // S = Q K^T and O += P V by wgmma; P stays in registers, as wgmma's A.  The softmax of one key tile
 // overlaps O += P V of the previous one.
@@ -66,7 +66,7 @@ template <class Traits> struct MainloopSm90 {
         const auto& q = storage.queries[query_stage];
         const auto& k = storage.keys[stage];
         const uint64_t a = q.k_major(warpgroup * 64), b = k.k_major(0);
-        // Undefined: no register is kept or copied for them.
+        // The first wgmma ignores them; cleared, so that old values hold no registers.
 #pragma unroll
         for (int i = 0; i < kTileN / 2; ++i) scores[i] = 0.0f;
         wgmma_fence(scores);
@@ -88,7 +88,7 @@ template <class Traits> struct MainloopSm90 {
         }
         wgmma_commit();
     }
-    // Turns scores into the numerators of P; returns whether the outputs are to be rescaled by
+    // Turns scores into the numerators of P.  Returns whether the outputs must be rescaled by
     // `factors`.
     DEVICE bool exponentiate(const QueryTile& tile) {
         const ScoreMask<Traits> mask{params, arrays, keys, scores};
@@ -122,8 +122,8 @@ template <class Traits> struct MainloopSm90 {
         epilogue.store(query_stage, tile, softmax, top, outputs);
     }
     // Releases the values of a key tile that only other warpgroups keep, once they have arrived: a
-    // phase of `empty` has one arrival per warpgroup.  Warps that do not release do not wait, as
-    // they may be more than a phase late.
+    // phase of `empty` has one arrival per warpgroup.  Warps that do not release do not wait,
+    // because they can be more than a phase late.
     DEVICE void release_unused(KvState at) {
         if (kEveryThreadArrives || threadIdx.x % 128 == 0) {
             storage.values_full[at.stage].wait(at.phase);
@@ -131,15 +131,15 @@ template <class Traits> struct MainloopSm90 {
         }
         sync_warp();
     }
-    // The queries have arrived, and no sum is negative.  A possible loop that depends on all
-    // exponentials keeps the compiler from moving them below the wait for wgmma that follows, which
-    // writes none of their registers.
+    // The queries have already arrived, so this never waits.  Its loop keeps the compiler from
+    // moving the exponentials below the following wait for wgmma, which writes none of their
+    // registers.
     DEVICE void keep_order(QueryState query) {
         storage.queries_full[query.stage].wait(query.phase);
     }
 
-    // S of the keys at `next` beside O += P V of the values at `at`; then the softmax of S, beside
-    // which the others' products run if warpgroups take turns.
+    // Computes S of the keys at `next` together with O += P V of the values at `at`, then the
+    // softmax of S.  If warpgroups take turns, the others' products overlap this softmax.
     DEVICE void step(const QueryTile& tile, QueryState query, const KvState& at,
                      const KvState& next) {
         const WarpgroupTurns turns{warpgroup};
@@ -187,7 +187,7 @@ template <class Traits> struct MainloopSm90 {
             wgmma_wait<0>(scores);
 #pragma unroll 1
             for (;;) {
-                // These are the scores of the tile's first keys.
+                // `scores` are from the query tile's first key tile.
                 release(storage.keys_empty[KvState(index).stage]);
                 exponentiate(storage.tiles[count % Storage::kTiles]);
                 clear();

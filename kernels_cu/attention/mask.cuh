@@ -7,7 +7,7 @@ enum BlockType { kMaskedBlock, kCausalBlock, kFullBlock, kPartialBlock };
 
 struct MaskParams {
     int64_t strides[4];  // of a mask array: batch, head, query, key; in elements
-    int64_t block_stride_b, block_stride_h;  // of a block mask, in block rows
+    int64_t block_stride_b, block_stride_h;  // of a block mask: batch, head; in block rows
     int32_t kind, dtype;
     int32_t q_shift, kv_shift,
         kv_blocks;          // blocks of (1 << q_shift) queries x (1 << kv_shift) keys
@@ -15,7 +15,7 @@ struct MaskParams {
 };
 
 struct MaskArrays {
-    const void* mask;  // bool or bias; of a block mask the partial tiles
+    const void* mask;  // bool or bias; with a block mask the partial tiles
     const int32_t* kv_num_blocks;
     const int32_t* kv_indices;
     const uint8_t* block_types;
@@ -26,14 +26,14 @@ struct MaskArrays {
 struct HeadMask {
     const MaskParams& params;
     const MaskArrays& arrays;
-    int64_t offset, first_row;  // of the array's element (0, 0); the head's first block row
+    int64_t offset, first_row;  // offset: of element (0, 0); first_row: the head's first block row
 
     DEVICE static HeadMask of(const MaskParams& params, const MaskArrays& arrays, int batch,
                               int head) {
         return {params, arrays, batch * params.strides[0] + head * params.strides[1],
                 batch * params.block_stride_b + head * params.block_stride_h};
     }
-    // Index of a block in the arrays of all blocks.
+    // Index of a block in arrays with one element per block.
     DEVICE int64_t block(int q_block, int kv_block) const {
         return (first_row + q_block) * params.kv_blocks + kv_block;
     }
@@ -41,11 +41,11 @@ struct HeadMask {
     DEVICE int block_type(int row, int col) const {
         return arrays.block_types[block(row >> params.q_shift, col >> params.kv_shift)];
     }
-    // `row` keeps keys below this in a causal block.
+    // `row` keeps only keys below this in a causal block.
     DEVICE int block_limit(int row, int type) const {
         return type == kCausalBlock ? row + params.causal_offset + 1 : 0x7fffffff;
     }
-    // Index of the partial tile of the block of (row, col).
+    // Index of the partial tile that contains (row, col).
     DEVICE int partial_index(int row, int col) const {
         return arrays.partial_indices[block(row >> params.q_shift, col >> params.kv_shift)];
     }

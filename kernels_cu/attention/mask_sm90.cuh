@@ -1,5 +1,5 @@
 // Masks of a warpgroup's score accumulators on Hopper: arrays, block masks, causality, windows, and
-// the end of the keys.  Only tiles that need it are masked.
+// the end of the keys.  Tiles that need no mask are skipped.
 #pragma once
 #include "attention/storage_sm90.cuh"
 #include "common/dtype.cuh"
@@ -21,14 +21,14 @@ constexpr uint32_t kMore = 4;           // more than the number of block types
 DEVICE int warpgroup_row() { return opaque(int(threadIdx.x)) / 128 * 64; }
 DEVICE int warp_row() { return opaque(int(threadIdx.x)) / 32 * 16; }
 
-// The keys of the next scores, and how far the warpgroup's first row sees.
+// The keys of the next scores, and the limits of the warpgroup's first row.
 template <class Traits> struct KeyRange {
     using Mask = typename Traits::Mask;
-    int seen;       // the first row keeps keys below this, if causal; general: its position
-    int own_sk;     // the sequence's keys, if varlen
+    int seen;       // the first row keeps only keys below this, if causal; general: its position
+    int own_sk;     // number of the sequence's keys, if varlen
     int block_key;  // with a block mask: the first key of the block's tile
-    // Remaining key tiles; with a block mask: block type (2 bits), whether tiles remain (1), index
-    // of the partial tile (29).
+    // Number of remaining key tiles.  With a block mask: block type (2 bits), whether tiles remain
+    // (1 bit), index of the partial tile (29 bits).
     uint32_t state;
 
     DEVICE void begin(const typename Traits::Params& params, const QueryTile& tile) {
@@ -40,7 +40,7 @@ template <class Traits> struct KeyRange {
         seen = params.causal ? tile.row + warpgroup_row() + tile.head.offset + 1 : kUnlimited;
     }
     // remaining: key tiles including this one.  Called before the GEMM: once a warpgroup's GEMM is
-    // complete, all of its warps have begun it, and `steps` may change.
+    // complete, all of its warps have begun it, and `steps` can change.
     DEVICE void look_up(const SharedStorage<Traits>& storage, int stage, int remaining = 0) {
         if constexpr (Mask::kBlocks) {
             const KeyStep step = storage.steps[stage][threadIdx.x / 128];
@@ -56,7 +56,7 @@ template <class Traits> struct KeyRange {
     DEVICE int first_key(const typename Traits::Params& params) const {
         if constexpr (Mask::kBlocks) return block_key;
         int tile = int(state);
-        if constexpr (Traits::kGeneral) {  // from the first tile of the query tile on
+        if constexpr (Traits::kGeneral) {  // `state` counts from the query tile's first key tile
             const int begin = begin_of_first(params) - warpgroup_row();
             tile += begin > 0 ? begin / Traits::kTileN : 0;
         }
@@ -70,14 +70,14 @@ template <class Traits> struct KeyRange {
     DEVICE int begin_of_first(const GeneralParams& params) const {
         return params.options.left >= 0 ? seen - params.options.left : -kUnlimited;
     }
-    // Uniform in the warpgroup.
+    // Uniform over the warpgroup.
     DEVICE bool more() const { return Mask::kBlocks ? state & kMore : state > 0; }
     DEVICE int type() const { return int(state % kMore); }  // the block's type
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
 };
 
-// Calls f(score, distance) for each score of this thread; distance: of the key from the query's
-// position.
+// Calls f(score, distance) for each score of this thread; distance: the query's position minus the
+// key.
 template <class Traits> struct AllScores {
     float (&scores)[Traits::kTileN / 2];
     int position, key;  // of the first score
@@ -94,7 +94,7 @@ template <class Traits> struct AllScores {
             }
         }
     }
-    // f(score, position, key), both rows of a key together
+    // Calls f(score, position, key), for both rows of a key in succession.
     template <class F> DEVICE void at_positions(const F& f) const {
 #pragma unroll
         for (int n = 0; n < Traits::kTileN / 8; ++n) {
@@ -116,7 +116,7 @@ template <class Traits> struct ScoreMask {
     const KeyRange<Traits>& keys;
     Scores& scores;
 
-    // Replaces each score by change(score, element of the mask).
+    // Replaces each score by change(score, index of its element in the mask array).
     template <class Change> DEVICE void for_each(const QueryTile& tile,
                                                  const Change& change) const {
         const int lane = opaque(lane_id()), key = keys.first_key(params) + Layout::col(lane, 0);
@@ -153,12 +153,12 @@ template <class Traits> struct ScoreMask {
 #pragma unroll
         for (int i = 0; i < kTileN / 2; ++i) scores[i] *= params.score_scale;
     }
-    // The options of a general variant.
+    // Applies the score options of a general variant.
     DEVICE void apply_score(const QueryTile& tile) const {
         scale();
         Traits::Score::apply(params, arrays, tile.head, all_scores(tile));
     }
-    // The formula of a partial tile.
+    // Applies the mask formula to a partial tile.
     DEVICE void apply_formula(const QueryTile& tile) const {
         if (keys.type() == kPartialBlock)
             Traits::Score::mask(params, arrays, tile.head, all_scores(tile));
@@ -179,12 +179,13 @@ template <class Traits> struct ScoreMask {
             if (params.mask.dtype == kBf16) add_bias<bf16>(tile);
         }
     }
-    // Masked scores become -inf.  query_row: the tile's first row.
+    // Sets scores to -inf that causality, windows, block masks or the end of the keys mask.
+    // query_row: the tile's first row.
     DEVICE void apply_limits(const int& query_row) const {
         const int sk = keys.sk(params), key = keys.first_key(params);
         const int end =
             keys.end_of_first(params) < sk ? keys.end_of_first(params) : sk;  // of the first row
-        // In the window of the last row too.
+        // Whether the keys are also in the window of the last row.
         bool begun = true;
         if constexpr (Traits::kGeneral) begun = key >= keys.begin_of_first(params) + 63;
         const bool is_full = !Mask::kBlocks || Mask::kFormula || keys.type() == kFullBlock;

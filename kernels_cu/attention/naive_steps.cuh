@@ -1,9 +1,9 @@
-// Attention in three launches with all scores in memory, a baseline for attention/block.cuh.
+// Attention in three launches with all scores in global memory, a baseline for attention/block.cuh.
 //
-// Step 0: scores (B, H, Sq, Sk) = q k^T, scaled and masked; one thread a score.
-// Step 1: exp(score - row max) and the row statistics; 32 threads a row.
-// Step 2: out = scores v / row sum; one thread an element.
-// Constants: Element, kGeneral.  Launch: grid (32, 1 or 1 thread for each of these), block
+// Step 0: scores (B, H, Sq, Sk) = q k^T, scaled and masked; one thread per score.
+// Step 1: exp(score - row max) and the row statistics; 32 threads per row.
+// Step 2: out = scores v / row sum; one thread per element.
+// Constants: Element, kGeneral.  Launch: grid (ceil(threads of the step / kNumThreads)), block
 // (kNumThreads).
 #pragma once
 #include "attention/score.cuh"
@@ -11,7 +11,7 @@
 using Score = Choose<kGeneral, GeneralPolicy<Element>::Type, PlainScore>::Type;
 using Params = Score::Params;
 
-// The head of global row `row`; in_head: the row's index in it.
+// The head of global row `row`; in_head: index of the row in the head.
 DEVICE AttentionHead head_of(const Params& params, const int32_t* lengths, int64_t row,
                              int& in_head) {
     in_head = int(row % params.sq);
@@ -67,7 +67,7 @@ DEVICE float across_group(float x, Combine combine) {
     return x;
 }
 
-// Softmax of one row by 32 threads, which may be half a warp.  exists: false past the last row.
+// Softmax of one row by 32 threads, which can be half a warp.  exists: false past the last row.
 // sink: a score without a key; -inf: none.
 DEVICE void softmax_row(const Params& params, float* scores, float* total,
                         const Statistics& statistics, float sink, int64_t row, bool exists) {

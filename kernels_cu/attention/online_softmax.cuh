@@ -1,14 +1,14 @@
 // Online softmax of rows whose scores arrive tile by tile: the sum so far, and the factors that
 // rescale the outputs so far.
 //
-// Exponents are (score - origin) * scale + kShift, base 2: one FMA of score and scale each, from
-// the rounded origin * scale - kShift.  A row's origin is its largest score so far, but it moves
-// only when that has grown by more than kRescaleAbove, because every move rescales all outputs.
-// Probabilities are at most 2^(kShift + kRescaleAbove), which FP16 holds; kShift makes fewer of
-// them subnormal.  A row's origin depends on its own scores only.
+// Exponents are (score - origin) * scale + kShift, base 2: one FMA each, which subtracts the
+// rounded origin * scale - kShift from score * scale.  A row's origin is its largest score so far,
+// but it moves only when that has grown by more than kRescaleAbove, because every move rescales all
+// outputs.  Probabilities are at most 2^(kShift + kRescaleAbove), which FP16 represents; kShift
+// makes fewer of them subnormal.  A row's origin depends only on the row's own scores.
 //
-// Rounding origin * scale makes the same factor of all exponentials in a row.  Beyond kFar FP16
-// might not hold it: there the origin is subtracted before the FMA.
+// Rounding origin * scale multiplies all exponentials of a row by the same factor.  Beyond kFar
+// this factor can exceed FP16's range; there the origin is subtracted before the FMA.
 //
 // Functions take scores as score(n, i): value i of the n-th fragment along the row, a float&.
 #pragma once
@@ -87,10 +87,10 @@ struct RowsOfLane {
 constexpr float kRescaleAbove = 8.0f;
 // FP16's range ends at 2^16.
 template <class T> constexpr float kShift = kSame<T, half> ? 7.0f : 0.0f;
-constexpr float kFar = 0x1p23f;  // its rounding is at most a factor of 2^(1/2)
+constexpr float kFar = 0x1p23f;  // up to here rounding is a factor of at most 2^(1/2)
 
 // State of a lane's rows in one row of fragments.  T: type that probabilities are rounded to.
-// scale: of scores, positive, base 2.
+// scale: the positive factor of scores, base 2.
 template <class T, class Layout>
 struct OnlineSoftmax {
     using Rows = RowsOfLane<Layout>;
@@ -109,8 +109,8 @@ struct OnlineSoftmax {
         }
         any_far = false;
     }
-    // Begins all rows with a score of its own; -inf: none; +inf makes NaN of them.  owns: of the
-    // lanes that share a row's sum, this one counts it.
+    // Begins all rows with a score that belongs to no key; -inf: none; +inf: rows become NaN.
+    // owns: of the lanes that share a row's sum, this one adds the score.
     DEVICE void begin(float score, float scale, bool owns) {
         reset();
         if (score == -kInfinity) return;
@@ -122,14 +122,15 @@ struct OnlineSoftmax {
         any_far = is_far(score, scale);
     }
     // Updates the state with kFragments fragments of scores, before `exponentiate`.  largest: this
-    // lane's largest score of each row; -inf: none.  Returns, alike in the warp, whether outputs so
-    // far are to be multiplied by `factors`, which are undefined otherwise.
+    // lane's largest score of each row; -inf: none.  Returns, uniformly over the warp, whether the
+    // outputs so far must be multiplied by `factors`, which are undefined otherwise.
     template <int kFragments, class Score>
     DEVICE bool update(const Score& score, float scale, float (&largest)[kRows],
                        float (&factors)[kRows]) {
         look<kFragments>(score, largest);
         bool moves = any_far || exceeds(largest, scale), moved = false;
-        // At most once.  As a branch, ptxas moves the exponentials behind the next wait for wgmma.
+        // Runs at most once.  With a branch instead of the loop, ptxas moves the exponentials
+        // behind the next wait for wgmma.
 #pragma unroll 1
         while (vote_any(moves)) {
             move(largest, scale, factors);
@@ -160,7 +161,7 @@ struct OnlineSoftmax {
         for (int r = 0; r < kRows; ++r) any |= exceeds(r, scores[r], scale);
         return any;
     }
-    // False for NaN, from an infinite score or no score.
+    // False if the difference is NaN, because scores are infinite or there is none.
     DEVICE bool exceeds(int r, float score, float scale) const {
         return (score - origin[r]) * scale > kRescaleAbove;
     }
@@ -219,22 +220,22 @@ struct OnlineSoftmax {
     DEVICE static float shifted(float origin, float scale) {
         return multiply_add(origin, scale, 0.0f) - kShift<T>;
     }
-    // True of infinities.
+    // True for infinities.
     DEVICE static bool is_far(float origin, float scale) {
         return magnitude(origin * scale) > kFar;
     }
-    // That of a score, as `exponentiate` computes it.
+    // The exponent of a score, as `exponentiate` computes it.
     DEVICE float exponent(int r, float score, float scale) const {
         if (is_far(origin[r], scale)) score -= origin[r];
         return multiply_add(score, scale, -from[r]);
     }
-    // A row's origin as states are compared by: base 2, rounded, finite; -inf: no score yet.
+    // A row's origin for comparing states: base 2, rounded, finite; -inf: no score yet.
     DEVICE float rounded_origin(int r, float scale) const {
         const float x = shifted(origin[r], scale);
         return origin[r] == -kInfinity ? x : clamp_magnitude(x, kLargestFloat);
     }
-    // The logarithm of what multiplies sums and outputs of a far row for that: finite, and exact
-    // where scores are not coarser than it.
+    // Base-2 logarithm of the factor that makes sums and outputs of a far row relative to
+    // rounded_origin: finite, and exact unless scores are coarser.
     DEVICE float rounding_of_origin(int r, float scale) const {
         if (origin[r] == -kInfinity || !is_far(origin[r], scale)) return 0.0f;
         const float exact = multiply_add(origin[r], scale, -rounded_origin(r, scale));
@@ -244,8 +245,8 @@ struct OnlineSoftmax {
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }
 };
 
-// A row's statistics, base e.  top: the largest score; exponent: its own; total: of OnlineSoftmax;
-// unit: factor of scores to base e.
+// A row's statistics, base e.  top: the largest score; exponent: top's exponent; total:
+// OnlineSoftmax::total; unit: factor that converts scores to base e.
 struct RowStatistics {
     float top, sum, log_sum_exp;
 

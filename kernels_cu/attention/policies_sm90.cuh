@@ -1,16 +1,16 @@
-// Policy types that a variant of Hopper attention names: tile, stages, mask, sequences and score.
+// Policy types that define a variant of Hopper attention: tile, stages, mask, sequences and score.
 #pragma once
 #include "attention/score.cuh"
 
 namespace attention {
 
-// Head sizes of queries and keys, and of values: TMA pads them to these with zeros.  Tiles of kM
-// queries x kN keys.
+// Head sizes of queries and keys (kHeadDim) and of values (kHeadDimV); TMA pads to these with
+// zeros.  Tiles have kM queries x kN keys.
 template <int kHeadDim_, int kM_, int kN_, int kHeadDimV_ = kHeadDim_> struct Tile {
     static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_, kM = kM_, kN = kN_;
 };
-// Stages of keys (and of values), and of queries: with two, the first GEMM of the next query tile
-// overlaps the epilogue of this one.
+// Stages of keys (and of values), and of queries.  With two query stages, the first GEMM of the
+// next query tile overlaps the epilogue of this one.
 template <int kKeys_, int kQueries_> struct Stages {
     static constexpr int kKeys = kKeys_, kQueries = kQueries_;
 };
@@ -28,7 +28,7 @@ struct ArrayMask {
 template <bool kUniform_> struct BlockMask {
     static constexpr bool kArray = false, kBlocks = true, kUniform = kUniform_, kFormula = false;
 };
-// A formula, of which key tiles are masked, full or partial for all warpgroups alike.
+// A mask formula: a key tile is masked, full or partial for all warpgroups alike.
 struct FormulaMask {
     static constexpr bool kArray = false, kBlocks = true, kUniform = true, kFormula = true;
 };
@@ -36,8 +36,8 @@ struct FormulaMask {
 struct ContiguousKv;
 struct PagedKv;
 
-// Sequences and where their keys lie: batched ones of one length, varlen, or varlen queries over
-// pages of keys.  head: of head `number` of the call.  Kv: loads key tiles (kv_sm90.cuh).
+// Sequences and the storage of their keys: batched with one length, varlen, or varlen queries over
+// pages of keys.  head(): head `number` of the call.  Kv: loads key tiles (kv_sm90.cuh).
 struct Batched {
     static constexpr bool kVarlen = false;
     using Kv = ContiguousKv;
@@ -82,13 +82,13 @@ struct TraitsSm90 {
     static constexpr int kConsumers = kTileM / 64;  // warpgroups of 64 queries
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kVarlen = Sequences_::kVarlen;
-    // Query tiles take unknown times: blocks take the next one from an atomic counter.
+    // The times of query tiles are unknown: blocks take the next one from an atomic counter.
     static constexpr bool kDynamic = kVarlen || Mask::kBlocks;
     // Warpgroups skip different key tiles.
     static constexpr bool kDivergent = Mask::kBlocks && !Mask::kUniform;
-    // Warpgroups take turns to begin a step's products, where these take as long as the softmax:
-    // heads of 64 by three 575 to 511 us (4 x 16 x 4096, H200), by two 58 to 53 (4 x 16 x 1024), of
-    // 128, whose products take longer, 0.5% slower.
+    // Warpgroups take turns to begin a step's products if these take as long as the softmax.  H200,
+    // heads of 64: 575 to 511 us with three warpgroups (4 x 16 x 4096), 58 to 53 us with two
+    // (4 x 16 x 1024).  Heads of 128, whose products take longer: 0.5% slower.
     static constexpr bool kTurns = kHeadDim <= 64 && !kDivergent;
 
     static constexpr int kSwizzleBytes = 128, kBoxDims = kSwizzleBytes / 2;

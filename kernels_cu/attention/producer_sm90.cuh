@@ -1,7 +1,8 @@
 // The producer of Hopper attention: one thread issues the TMA loads of queries, keys and values.
 //
-// It iterates over the query tiles of its scheduler and the key tiles that each needs.  It alone
-// reads the lists of a block mask, and passes what consumers need through shared memory.
+// It iterates over the query tiles of its scheduler and the key tiles that each needs.  Only the
+// producer reads the lists of a block mask; it passes KeySteps to the consumers through shared
+// memory.
 #pragma once
 #include "attention/kv_sm90.cuh"
 
@@ -25,7 +26,7 @@ template <class Traits> struct ProducerSm90 {
     const typename Traits::Arrays& arrays;
     const typename Traits::Kv& kv;
 
-    // Loads the key tile that `keys` is at, and stores what consumers need of it.
+    // Loads the current key tile of `keys`, and stores its KeySteps.
     DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
                           const KeyTileIterator& keys, uint32_t index) {
         const KvState to(index);
@@ -58,7 +59,7 @@ template <class Traits> struct ProducerSm90 {
         }
         kv.load_keys(storage.keys[to.stage], k_map, storage.keys_full[to.stage], head, keys.key);
     }
-    // The first key tile of a query tile.
+    // Index of a query tile's first key tile.
     DEVICE int first_tile(const AttentionHead& head, int row) const {
         return Traits::kGeneral ? head.first_key(params, row) / Traits::kTileN : 0;
     }

@@ -1,5 +1,5 @@
-// A warp's two GEMMs in attention, S = Q K^T and O += P V, and their shared memory.  Constants:
-// those of attention/block.cuh.
+// A warp's two GEMMs in attention, S = Q K^T and O += P V, and their shared memory.  Constants: see
+// attention/block.cuh.
 #pragma once
 #include "attention/work_tile.cuh"
 #include "attention/online_softmax.cuh"
@@ -15,10 +15,10 @@ static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kMasked || 64 % kTileN
               "a warp's part of a tile lies in one block of a mask");
 static_assert(!kHalfScores || kHasHalfAccumulator, "FP16 accumulators");
 
-// Whether queries are the rows of the accumulators: so on targets where an accumulator repacks to
+// Whether queries are the rows of the accumulators: true on targets where an accumulator repacks to
 // an A operand.
 constexpr bool kRowsStay = kAccumulatorSide == kSideA;
-// Unmasked tiles have a loop of their own, unless registers are short.
+// Unmasked tiles have a separate loop, unless registers are short.
 constexpr bool kTwoLoops = !kMasked && (kHeadDim < 256 || kRowsStay);
 using RowFragment = Fragment<Element, kAccumulatorSide>;
 constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
@@ -33,8 +33,8 @@ struct Layout {
         return kRowsStay ? FloatAccumulator::col(lane, i) : FloatAccumulator::row(lane, i);
     }
 };
-// kRows x kCols accumulator fragments.  kGroup columns of them are multiplied at once: more take
-// more registers for operands.
+// kRows x kCols accumulator fragments.  kGroup columns of fragments are multiplied at once; more
+// would need more registers for operands.
 template <class AccumulatorFragment, int kRows, int kCols>
 struct TiledAccumulator {
     static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1,
@@ -66,7 +66,7 @@ using Rows = Softmax::Rows;
 using QueryTile = SharedTile<kTileM, int(sizeof(Element)) * kHeadDim>;
 using KeyTile = SharedTile<kTileN, int(sizeof(Element)) * kHeadDim>;
 struct AttentionStorage {
-    QueryTile queries;  // finally the warps' outputs
+    QueryTile queries;  // at the end the warps' outputs
     KeyTile keys, values;
     float tops[kTileM];  // each row's largest score so far, for statistics
 };
@@ -90,7 +90,7 @@ DEVICE void multiply_keys(
     TiledAccumulator<AccumulatorFragment, kRowFragments, kKeyFragments>& acc) {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
-        // k steps 64 apart share an address up to a constant: they are adjacent in the loop.
+        // Addresses of k steps 64 apart differ by a constant, so these are adjacent in the loop.
         constexpr int kSharing = kHeadDim / 64;
         const int k = step / kSharing * 16 + step % kSharing * 64;
         RowFragment rows[kRowFragments];
@@ -135,7 +135,7 @@ DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const 
     }
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
-        // Limits how far the compiler hoists loads: registers.
+        // Limits how far the compiler hoists loads, to save registers.
         if (!kHalfScores && n % 2 == 0) sync_warp();
         outputs.add(rows[n],
                     [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });

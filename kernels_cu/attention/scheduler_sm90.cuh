@@ -1,10 +1,10 @@
 // The persistent tile scheduler of Hopper attention: which query tiles a block computes, in which
 // order.
 //
-// Static: the times of all tiles are known; a block computes those that a schedule assigns, or
+// Static: the times of all tiles are known.  A block computes the tiles that a schedule assigns, or
 // every gridDim.x-th one.
-// Dynamic (block masks, varlen): a block takes the next tile from an atomic counter; tiles with
-// many keys come first as far as the order is known.
+// Dynamic (block masks, varlen): a block takes the next tile from an atomic counter.  Tiles with
+// many keys come first where the order is known.
 #pragma once
 #include "attention/policies_sm90.cuh"
 
@@ -14,13 +14,12 @@ constexpr int kMaxSequences = 384;  // varlen: one thread of a block per sequenc
 
 // Varlen: sequences sorted by their longest tile, descending.
 template <bool kVarlen> struct SequenceOrder {
-    int count;  // of all tiles
+    int count;  // number of all tiles
     uint16_t numbers[kVarlen ? kMaxSequences : 1];
     int first_tiles[kVarlen ? kMaxSequences
                             : 1];  // prefix sum of tiles over the sorted sequences, all heads
 
-    // By all threads; scratch: kMaxSequences of {longest, tiles}.  The caller synchronises
-    // afterwards.
+    // Called by all threads; scratch: kMaxSequences elements.  The caller synchronises afterwards.
     struct Length { int longest, tiles; };
     template <class Traits, class Params>
     DEVICE void make(const Params& params, const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
@@ -62,19 +61,19 @@ template <bool kVarlen> struct SequenceOrder {
     }
 };
 
-// By the producer thread.
+// Used by the producer thread.
 template <class Traits> struct TileScheduler {
     using Params = typename Traits::Params;
     using Order = SequenceOrder<Traits::kVarlen>;
-    const int32_t* schedule;  // null, or gridDim.x tiles per round, -1 after a block's last one
+    const int32_t* schedule;  // null, or gridDim.x tiles per round, -1 after a block's last tile
     uint32_t* counter;        // 0 before and after the launch
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
-    int count;       // of all tiles
+    int count;       // number of all tiles
     int index;       // next tile; dynamic: the first one
-    uint32_t taken;  // from the counter
+    uint32_t taken;  // value taken from the counter
     bool is_first;
 
-    // After SequenceOrder::make.
+    // Called after SequenceOrder::make.
     DEVICE static TileScheduler of(const Params& params, const Order& order,
                                    const int32_t* schedule, uint32_t* counter,
                                    const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k) {
@@ -82,13 +81,13 @@ template <class Traits> struct TileScheduler {
             Traits::kVarlen ? order.count : int(params.tiles * params.heads * params.batch);
         return {schedule, counter, cu_seqlens_q, cu_seqlens_k, count, int(blockIdx.x), 0, true};
     }
-    // Head and first query of the next tile; false: no tile is left.
+    // Finds head and first query of the next tile.  Returns false if no tile is left.
     DEVICE bool next(const Params& params, const Order& order, AttentionHead& head, int& row) {
         int tile = index;
         if constexpr (Traits::kDynamic) {
             if (!is_first) {
                 tile = int(gridDim.x + taken);
-                // One increment per tile: this was the last one.
+                // The counter gets one increment per tile; this was the last one.
                 if (taken == uint32_t(count - 1)) atomic_add(counter, 0u - uint32_t(count));
             }
             is_first = false;

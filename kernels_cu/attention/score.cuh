@@ -1,10 +1,10 @@
-// Policies of a score: what is done to scale * q k^T before masks, and where a row's softmax
-// begins.
+// Score policies: the changes of scale * q k^T before masks, and the score with which a row's
+// softmax begins.
 #pragma once
 #include "attention/work_tile.cuh"
 #include "common/clamp.cuh"
 
-// Without a mask's formula: iterators of key tiles as they are.
+// Without a mask formula, iterators of key tiles are unchanged.
 struct AnyKeyTiles {
     static constexpr bool kMask = false;
     template <class Base, int kTileM, int kTileN> struct Tiles { using Type = Base; };
@@ -20,7 +20,7 @@ struct PlainScore : AnyKeyTiles {
     using Arrays = MaskArrays;
     static constexpr bool kGeneral = false;
 
-    // Arrays of calls without a mask.
+    // The arrays of calls without a mask.
     DEVICE static Arrays without_mask(const float*, const float*) { return {}; }
     template <class ForEach>
     DEVICE static void apply(const Params&, const Arrays&, const AttentionHead&, const ForEach&) {}
@@ -30,12 +30,12 @@ struct PlainScore : AnyKeyTiles {
 };
 
 struct ScoreArrays : MaskArrays {
-    const float* slopes;  // of ALiBi: of heads, or of batch elements and heads
-    const float* sinks;   // of heads
+    const float* slopes;  // ALiBi: per head, or per batch element and head
+    const float* sinks;   // per head
 };
 
-// Soft caps, ALiBi, sinks, windows and lengths of padded batches.  Parameters decide which: they
-// are uniform over a launch.
+// Soft caps, ALiBi, sinks, windows and lengths of padded batches.  Parameters select them; the
+// branches are uniform over a launch.
 struct GeneralScore : AnyKeyTiles {
     using Params = GeneralParams;
     using Arrays = ScoreArrays;
@@ -44,13 +44,13 @@ struct GeneralScore : AnyKeyTiles {
     DEVICE static Arrays without_mask(const float* slopes, const float* sinks) {
         return {{}, slopes, sinks};
     }
-    // cap * tanh(y), where tanh(y) = 1 - 2 / (1 + e^2y) and 2y log2 e = x * exponent: to an
-    // absolute error of the cap's precision.
+    // cap * tanh(y), where tanh(y) = 1 - 2 / (1 + e^2y) and 2y log2 e = x * exponent.  The absolute
+    // error is that of rounding the cap.
     DEVICE static float capped(float x, float cap, float exponent) {
         const float power = exp2_approx(x * exponent);
         return multiply_add(-2.0f * cap, reciprocal_approx(1.0f + power), cap);
     }
-    // The same for caps that are much larger than most scores: small y by Taylor's polynomial,
+    // The same for caps that are much larger than most scores.  Small y use a Taylor polynomial,
     // whose next term is y^6 / 18 of the result.
     static constexpr float kLargeCap = 128.0f, kSmallY = 0.0625f;
     DEVICE static float capped_by_large(float x, float cap, float exponent) {
@@ -59,11 +59,11 @@ struct GeneralScore : AnyKeyTiles {
             multiply_add(multiply_add(2.0f / 15.0f, square, -1.0f / 3.0f), square, 1.0f);
         return magnitude(y) < kSmallY ? cap * y * ratio : capped(x, cap, exponent);
     }
-    // distance: of the key from the query's aligned position.
+    // distance: the query's aligned position minus the key.
     DEVICE static float with_alibi(float x, float slope, float distance) {
         return multiply_add(-slope, maximum(distance, -distance), x);
     }
-    // Caps scores, and adds ALiBi.  for_each(change): change(score, distance) for each score.
+    // Caps scores and adds ALiBi.  for_each(change) calls change(score, distance) for each score.
     template <class ForEach>
     DEVICE static void apply(const Params& params, const Arrays& arrays, const AttentionHead& head,
                              const ForEach& for_each) {
@@ -90,7 +90,7 @@ struct GeneralScore : AnyKeyTiles {
             for_each([&](float& x, float distance) { x = with_alibi(x, slope, distance); });
         }
     }
-    // The score of no key with which a row begins; -inf: none.  Finite if the sink is.
+    // The sink's score, with which a row begins; -inf: none.  Finite if the sink is finite.
     DEVICE static float sink(const Params& params, const Arrays& arrays,
                              const AttentionHead& head) {
         if (!arrays.sinks) return -kInfinity;
@@ -99,5 +99,5 @@ struct GeneralScore : AnyKeyTiles {
     }
 };
 
-// The policy of portable variants of kGeneral; kernels with formulas have another one.
+// The policy of portable variants with kGeneral; kernels with formulas specialise it.
 template <class Element> struct GeneralPolicy { using Type = GeneralScore; };

@@ -6,13 +6,13 @@
 
 namespace attention {
 
-// Varlen tensor maps cover the rows of all sequences, but rows past the end of one must be out of
-// bounds.  A start `length` rows further back makes a sequence's last row the map's last one, row
-// kRagged - 1.  Two more dimensions undo the shift: in one a step is a row, in the other kRagged
-// steps are the way back by kRagged rows, modulo 2^64.
+// Varlen tensor maps cover the rows of all sequences, but rows past the end of a sequence must be
+// out of bounds.  Row coordinates start at kRagged - length, so that a sequence's last row is the
+// map's last one, row kRagged - 1.  Two more dimensions undo the shift: a step in the first is one
+// row forward, kRagged steps in the second are kRagged rows back, modulo 2^64.
 constexpr int kRagged = 1 << 30;
 
-// Rows from `row` on of a head, of a batch element or of the sequence that begins at `first` and
+// Rows from `row` on of a head, in a batch element or in the sequence that begins at `first` and
 // has `length` rows.
 struct RowRange { int row, head, batch, first, length; };
 
@@ -30,7 +30,7 @@ template <bool kVarlen> struct Coordinates {
     }
 };
 
-// kRows rows of kDims elements, in boxes of kBoxDims, of which the last one may be used in part.
+// kRows rows of kDims elements, in boxes of kBoxDims; the last box can be used in part.
 template <class Traits, int kRows_, int kDims> struct SharedRows {
     static constexpr int kRows = kRows_;
     static constexpr int kRowBytes = Traits::kSwizzleBytes, kBoxDims = Traits::kBoxDims;
@@ -42,7 +42,7 @@ template <class Traits, int kRows_, int kDims> struct SharedRows {
         full.arrive_expect_tx(sizeof(bytes));
         load_rows(0, map, full, from);
     }
-    // The rows of a box of the map, from `row` of these on, a multiple of 8: the swizzle's period.
+    // Loads the rows of one box of the map to row `row` on, a multiple of 8 (the swizzle's period).
     DEVICE void load_rows(int row, const TensorMap& map, Barrier& full, const RowRange& from) {
 #pragma unroll
         for (int i = 0; i < kBoxes; ++i) {
@@ -63,13 +63,13 @@ template <class Traits, int kRows_, int kDims> struct SharedRows {
     DEVICE static int to_row(int row) { return row * kRowBytes; }
 };
 
-// num_steps: key tiles of a query tile, in descending order, of which a block mask may keep fewer;
-// kNoTile: the previous tile was the last one.
+// num_steps: number of the query tile's key tiles; a block mask can keep fewer.  They are processed
+// in descending order.  kNoTile: the previous tile was the last one.
 constexpr int kNoTile = -1;
 struct QueryTile {
     AttentionHead head;
     int row, num_steps;
-    int end;  // its last row keeps keys below this
+    int end;  // the tile's last row keeps only keys below this
 };
 // With a block mask, a warpgroup's view of a key tile: first key, block type, partial tile, and
 // whether it is the query tile's last one.
@@ -85,11 +85,11 @@ template <int kCount> struct PipelineState {
 
 // full: the bytes have arrived; empty: the consumers have read them.
 template <class Traits> struct SharedStorage {
-    // The producer writes a query tile before the consumers have left the last but one.
+    // The producer writes a query tile before the consumers have finished the last but one.
     static constexpr int kTiles = 4;
     static constexpr int kStages = Traits::kStages, kQueryStages = Traits::kQueryStages;
     static constexpr int kConsumers = Traits::kConsumers;
-    // Outputs overwrite their own queries; with two stages, the other one is loaded meanwhile.
+    // Outputs overwrite their own queries; with two stages, the other stage is loaded meanwhile.
     SharedRows<Traits, Traits::kTileM, Traits::kHeadDim> queries[kQueryStages];
     SharedRows<Traits, Traits::kTileN, Traits::kHeadDim> keys[kStages];
     SharedRows<Traits, Traits::kTileN, Traits::kHeadDimV> values[kStages];

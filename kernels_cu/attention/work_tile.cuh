@@ -11,18 +11,18 @@ struct AttentionParams {
     int64_t tiles, heads_per_section;
     int64_t total_q, total_k;  // varlen: total rows; else 0
     MaskParams mask;
-    // Scores are q k^T * score_scale if prescale; exponents are scores * exponent_scale, base 2;
-    // scores * unit are base e.
+    // If prescale, scores are q k^T * score_scale.  Exponents are scores * exponent_scale (base 2);
+    // scores * unit have base e.
     float score_scale, exponent_scale, unit;
     int32_t prescale, causal, offset, bottom_right, padding;
 };
 
-// What GeneralParams has besides: the options of a score and windows (attention/score.cuh).
+// The additional fields of GeneralParams: options of a score, and windows (attention/score.cuh).
 struct ScoreParams {
     int64_t slope_batch, slope_head;  // strides of alibi_slopes
-    int64_t q_rows, k_rows;           // padded batches in varlen tensor maps: rows of an element
+    int64_t q_rows, k_rows;           // padded batches in varlen tensor maps: rows per element
     int32_t left, right;              // keys from i + offset - left to i + offset + right; -1: any
-    float softcap, softcap_exponent;  // of exponents of tanh, of q k^T; softcap 0: none
+    float softcap, softcap_exponent;  // exponent: 2 log2(e) * scale / softcap; softcap 0: none
 };
 struct GeneralParams : AttentionParams { ScoreParams options; };
 
@@ -31,7 +31,7 @@ DEVICE int clamp_index(int64_t x, int64_t low, int64_t high) {
 }
 
 // Offsets of a head, in element `batch` of a batch or in sequence `batch` of a varlen call.  Varlen
-// arrays have a batch stride of 0; that of paged caches goes from a page to the next.
+// arrays have a batch stride of 0; the batch stride of paged caches is the stride of pages.
 struct AttentionHead {
     int batch, head, kv_head;
     int sq, sk, offset;        // query i keeps keys j <= i + offset, if causal
@@ -73,7 +73,7 @@ struct AttentionHead {
         }
         return h;
     }
-    // Of sequence `batch`, whose keys are in pages: seq_lens[batch] of them.
+    // Head of sequence `batch`, whose seq_lens[batch] keys are in pages.
     DEVICE static AttentionHead of_pages(const AttentionParams& params, const int32_t* cu_seqlens_q,
                                          const int32_t* seq_lens, int number) {
         AttentionHead h = of(params, nullptr, nullptr, number);
@@ -95,7 +95,7 @@ struct AttentionHead {
     DEVICE int64_t k_offset(const AttentionStrides& s) const {
         return batch * s.batch + kv_head * s.head + k_first * s.row;
     }
-    // `row` keeps keys below this.
+    // `row` keeps only keys below this.
     DEVICE int limit(const AttentionParams& params, int row) const {
         const int seen = row + offset + 1;
         return params.causal && seen < sk ? seen : sk;
@@ -112,8 +112,8 @@ struct AttentionHead {
     }
 };
 
-// Head and query tile of a block.  Heads whose keys and values fit L2 together are a section;
-// within it, tiles go from the last, which has the most keys if causal, to the first.
+// Head and query tile of a block.  Heads whose keys and values fit L2 together form a section.
+// Within a section, tiles go from the last, which has the most keys if causal, to the first.
 struct AttentionWorkTile {
     int head, tile;
 
@@ -132,17 +132,17 @@ struct AttentionWorkTile {
     }
 };
 
-// Iterates over the key tiles that a query tile needs, in descending order: those below `end`, and
-// with a block mask only tiles of blocks that one of its block rows keeps.  Only the first may
-// reach past `end`.  kWarps: uniform over warps, also for other masks.  kWindow: only tiles from
-// `begin` on, the first key of a tile; else it is 0.
+// Iterates over the key tiles that a query tile needs, in descending order: tiles below `end`, and
+// with a block mask only tiles of blocks that one of its block rows keeps.  Only the first tile can
+// reach past `end`.  kWarps: state is uniform over warps; serves other masks, too.  kWindow: only
+// tiles from `begin` on, the first key of a tile; otherwise `begin` is 0.
 template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false, bool kWindow = false>
 struct KeyTiles {
     int key, begin;  // key: the tile's first key
 
     DEVICE KeyTiles(const HeadMask&, int, int, int begin, int end)
         : key(end > 0 ? ((end - 1) / kTileN + 1) * kTileN : 0), begin(kWindow ? begin : 0) {}
-    // Advances; false: no tile is left.
+    // Advances.  Returns false if no tile is left.
     DEVICE bool next() {
         key -= kTileN;
         return key >= begin;
@@ -156,7 +156,7 @@ struct KeyTiles<kTileM, kTileN, true, kWarps, kWindow> {
     int key, begin, end, first_key;  // first_key: the block's first key, from `begin` on
     int kv_shift, list_step;
     const int32_t* indices;                // the first list
-    int left[kMaxLists], last[kMaxLists];  // blocks left of each list; the last of them, prefetched
+    int left[kMaxLists], last[kMaxLists];  // per list: blocks left; the last of these, prefetched
 
     // row: the tile's first query; sq: queries of the head.
     DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int begin, int end)
@@ -166,7 +166,7 @@ struct KeyTiles<kTileM, kTileN, true, kWarps, kWindow> {
           first_key(0x7fffffff),
           kv_shift(mask.params.kv_shift),
           list_step(mask.params.kv_blocks) {
-        if (kWarps && mask.params.kind != kBlockMask) {  // one block of all keys
+        if (kWarps && mask.params.kind != kBlockMask) {  // like one block of all keys
             key = end > 0 ? (end + kTileN - 1) & -kTileN : 0;
             first_key = kWindow ? begin : 0;
 #pragma unroll

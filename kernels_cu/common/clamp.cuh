@@ -1,8 +1,8 @@
-// Limits of magnitudes.
+// Clamping of magnitudes.
 #pragma once
 #include "common/math.cuh"
 
-// x, or +-most if that is closer to 0; NaN stays.
+// Limits the magnitude of x to `most`, which is at least 0; NaN stays.
 DEVICE float clamp_magnitude(float x, float most) {
     return magnitude(x) > most ? with_sign(most, x) : x;
 }

@@ -17,7 +17,7 @@ DEVICE int dtype_size(int dtype) {
     if (dtype == kFloat || dtype == kInt32) return 4;
     return dtype == kHalf || dtype == kBf16 ? 2 : 1;
 }
-// Address of element i; of kE2m1, byte i.
+// Address of element i; for kE2m1, of byte i.
 DEVICE const void* element_address(const void* p, int64_t i, int dtype) {
     return static_cast<const char*>(p) + i * dtype_size(dtype);
 }

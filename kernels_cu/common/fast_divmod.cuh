@@ -7,7 +7,7 @@ struct FastDivmod {
 
     // x becomes the quotient; returns the remainder.
     DEVICE int divide(int& x) const {
-        // At most 1 too small: 2^32 times the exact reciprocal is less than 1 + 1 / divisor larger.
+        // At most 1 too small: 2^32 / divisor exceeds `reciprocal` by less than 1 + 1 / divisor.
         int quotient = int(uint64_t(uint32_t(x)) * reciprocal >> 32);
         int remainder = x - quotient * divisor;
         if (remainder >= divisor) ++quotient, remainder -= divisor;

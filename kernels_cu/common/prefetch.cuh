@@ -1,5 +1,5 @@
-// Constant-bank prefetch: each warp reads other 64-byte lines of the kernel's parameters, so that
-// they are fetched concurrently instead of one after the other at their use.  The result is
+// Constant-bank prefetch: each warp reads a different 64-byte line of the kernel's parameters, so
+// that the lines are fetched concurrently instead of one after another at their use.  The result is
 // practically never true; it keeps the loads alive.
 #pragma once
 template <class Params>
@@ -8,7 +8,7 @@ DEVICE bool prefetch_params(const Params& params, int warp) {
     return reinterpret_cast<const int*>(&params)[warp % kLines * kLine] == 0x5ca1ab1e;
 }
 
-// Prefetches the parameters and, by warp `first`, the tensor maps.
+// Prefetches the parameters; warp `first` prefetches the tensor maps, too.
 template <class Params>
 DEVICE void prefetch_maps(const Params& params, int warp, int first, const TensorMap& a_map,
                           const TensorMap& b_map) {

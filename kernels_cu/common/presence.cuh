@@ -1,4 +1,4 @@
-// Whether calls of a variant have an option: never, always, or decided at run time
+// Whether a variant's calls have an option: never, always, or decided at run time
 // (cupykern/kernels.py: EITHER).
 #pragma once
 enum Presence { kNever, kAlways, kEither };

@@ -1,10 +1,10 @@
-// Tiles of operands in shared memory, and their loads.
+// Operand tiles in shared memory, and their loads.
 #pragma once
 #include "common/dtype.cuh"
 
 // kRows rows of kRowBytes, in 16-byte chunks.  Swizzle: a chunk's index in its row is XORed with
-// bits of the row, so that the same chunk of 8 rows is free of bank conflicts; so are half chunks
-// of 4 adjacent pairs, and 4 adjacent chunks of 2 rows.
+// bits of the row's index.  Accesses to the same chunk of 8 rows have no bank conflicts, nor have
+// half chunks of 4 adjacent pairs, nor 4 adjacent chunks of 2 rows.
 template <int kRows_, int kRowBytes>
 struct SharedTile {
     static constexpr int kRows = kRows_, kChunks = kRowBytes / 16;
@@ -12,7 +12,7 @@ struct SharedTile {
     static_assert(kRowBytes % 16 == 0 && (kChunks & (kChunks - 1)) == 0, "chunks: a power of two");
     Bytes<16> chunks[kRows * kChunks];
 
-    // Linear over XOR: of rows without common bits, the swizzle of the sum is the XOR of theirs.
+    // Linear over XOR: if two rows share no bits, the swizzle of their sum is the XOR of theirs.
     DEVICE static constexpr int swizzle(int row) {
         return kChunks >= 8   ? (row & 1) << 2 | (row & 2) | (row >> 2 & 1)
                : kChunks == 4 ? row >> 1 & 3
@@ -46,8 +46,8 @@ DEVICE void copy_tile(SharedTile<kRows, kRowBytes>& tile, const T* origin, int64
     }
 }
 
-// The same for a loop over tiles: keeps a thread's invariant addresses.  row_stride: 32 bits, so
-// that an address takes one instruction.  num_elements: a multiple of a chunk's.
+// copy_tile for a loop over tiles: keeps a thread's invariant addresses.  row_stride: 32 bits, so
+// that an address takes one instruction.  num_elements: a multiple of a chunk's elements.
 template <class T, class Tile>
 struct TileCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
@@ -73,7 +73,7 @@ struct TileCopier {
         if constexpr (!kUnpredicated) {
             if (num_rows >= Tile::kRows) return start<true>(tile, first_row, num_rows);
         }
-        const int stride = opaque(row_stride);  // or the loop would keep its multiples in registers
+        const int stride = opaque(row_stride);  // or the loop keeps its multiples in registers
         const T* from = origin + int64_t(first_row) * stride;
 #pragma unroll
         for (int first = 0; first < Tile::kRows; first += kAtOnce) {
@@ -86,7 +86,7 @@ struct TileCopier {
     }
 };
 
-// One element of an array of any dtype, converted to T, which holds it exactly.
+// Element i of an array of any dtype, converted to T, which holds it exactly.
 template <class T>
 DEVICE T load_as(const void* p, int64_t i, int dtype) {
     if constexpr (kSame<T, int8_t>) {
@@ -99,7 +99,8 @@ DEVICE T load_as(const void* p, int64_t i, int dtype) {
     }
 }
 
-// Loads num_rows rows of num_elements of any strides by scalar loads, converted to T.
+// Loads num_rows rows of num_elements at any strides with scalar loads, converted to T; the rest of
+// the tile becomes zero.
 template <class T, int kRows, int kRowBytes>
 DEVICE void load_tile_scalar(SharedTile<kRows, kRowBytes>& tile, const void* p, int dtype,
                              int64_t origin, int64_t row_stride, int64_t element_stride,

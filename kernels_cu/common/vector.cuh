@@ -1,4 +1,4 @@
-// kWidth contiguous elements of T in the widest accesses.
+// kWidth contiguous elements of T, moved in the widest accesses.
 #pragma once
 template <class T, int kWidth>
 struct Vector {
@@ -8,7 +8,7 @@ struct Vector {
 
     DEVICE float operator[](int i) const {
         if constexpr (sizeof(T) == 2 && kAccess >= 4) {
-            // Unpacks words: extracting a half word first takes two instructions.
+            // Unpacks whole words: to extract a half word first would take two instructions.
             constexpr int kPerAccess = kAccess / 2;
             float low, high;
             unpack<T>(bytes[i / kPerAccess].words[i % kPerAccess / 2], low, high);
@@ -69,7 +69,7 @@ struct Vector {
             bytes[i] = load_vector<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess, policy);
         }
     }
-    // Of memory that nothing writes to while the kernel runs.
+    // Loads memory that nothing writes to while the kernel runs.
     DEVICE void load_read_only(const T* p) {
 #pragma unroll
         for (int i = 0; i < kAccesses; ++i) {
@@ -115,7 +115,7 @@ struct Vector {
     }
 };
 
-// kRun contiguous columns of a row, `count` of them valid.
+// Loads kRun adjacent columns of a row at any stride; those from `count` on become zero.
 template <class T, int kRun>
 DEVICE void load_run(const T* p, int64_t stride, int count, float (&values)[kRun]) {
     constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;

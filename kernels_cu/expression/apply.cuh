@@ -1,9 +1,9 @@
 // A user's formula as the epilogue: Expression::of(operands, acc, i, j, b, results), in FP32 with
-// one rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).  results[0] is out,
-// those after it are in the places of operands.  Results of 8 bits saturate; NaN is 0 in int8.
+// one rounding at the end; acc: alpha * (scale_a * (scale_b * accumulator)).  results[0] goes to
+// out, later results to arrays among the operands.  8-bit results saturate; NaN is 0 in int8.
 // Expression::Rows: results that are reductions of rows (expression/row_results.cuh).
 //
-// Expression: a struct that cupykern/expression/cpp.py writes, before the kernel's own text.
+// cupykern/expression/cpp.py generates the struct Expression, before the kernel's own text.
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
 #include "expression/math.cuh"
@@ -12,13 +12,13 @@ constexpr int kMaxOperands = 8;
 
 // Strides in elements, 0 where an operand is broadcast.
 struct ExpressionParams {
-    int64_t first_matrix;  // of the batch
+    int64_t first_matrix;  // index of the launch's first matrix in the batch
     int64_t i_strides[kMaxOperands], j_strides[kMaxOperands];
     int64_t batch_strides[kMaxOperands][kMaxBatchDims];
-    float numbers[kMaxOperands];  // operands that are no arrays
+    float numbers[kMaxOperands];  // operands that are not arrays
 };
 
-// The operands of one matrix of a batch; null: absent, or a number.
+// The operands of one matrix of a batch.  arrays: null if absent or a number.
 struct ExpressionOperands {
     const void* arrays[kMaxOperands];
     int64_t offsets[kMaxOperands];
@@ -28,14 +28,14 @@ struct ExpressionOperands {
     template <class T> DEVICE const T* array(int k) const {
         return static_cast<const T*>(arrays[k]) + offsets[k];
     }
-    // A result of the formula.
+    // The array of a result of the formula.
     template <class T> DEVICE T* result(int k) const {
         return static_cast<T*>(const_cast<void*>(arrays[k])) + offsets[k];
     }
     template <class T> DEVICE float element(int k, int64_t index) const {
         return to_float(array<T>(k)[index]);
     }
-    // index: of a matrix of `batch`.
+    // The operands of matrix `index` of `batch`.
     DEVICE ExpressionOperands of_matrix(const BatchLayout& batch, int64_t index) const {
         ExpressionOperands found = *this;
         found.matrix = params.first_matrix + index;
@@ -52,14 +52,14 @@ struct ExpressionOperands {
     }
 };
 
-// The parameters of an epilogue without bias, activation and residual.
+// The parameters without activation, for an epilogue without bias and residual.
 DEVICE EpilogueParams without_addends(const EpilogueParams& params) {
     EpilogueParams found = params;
     found.activation = kNoActivation;
     return found;
 }
 
-// Stores the results after the first of a run of `count` columns.
+// Stores all results but the first, for a run of `count` columns.
 template <class Expression, int kRun> struct StoreMore {
     const ExpressionOperands& operands;
     int64_t row, col;
@@ -73,14 +73,15 @@ template <class Expression, int kRun> struct StoreMore {
     }
 };
 
-// In place of MatrixEpilogue.
+// Takes MatrixEpilogue's place.
 template <class Expression> struct ExpressionEpilogue {
     using Rows = typename Expression::Rows;
     const MatrixEpilogue& matrix;
     const ExpressionOperands& operands;
 
-    // Finishes and stores the accumulators of row `row`, columns [col, col + kRun); nothing outside
-    // of the matrix is accessed.  Returns the row's reductions of these columns.
+    // Applies the formula to the accumulators of row `row`, columns [col, col + kRun), and stores
+    // the results.  Accesses nothing outside of the matrix.  Returns the row's reductions of these
+    // columns.
     template <int kRun, class T>
     DEVICE Rows store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
         const EpilogueParams& params = matrix.params;
@@ -102,8 +103,8 @@ template <class Expression> struct ExpressionEpilogue {
         Expression::for_each_more(StoreMore<Expression, kRun>{operands, row, col, count, results});
         return rows;
     }
-    // By all lanes of a warp: stores the reductions of slices of kSlice columns, of which adjacent
-    // lanes have runs of kRun; (row, col): the lane's first.
+    // Called by all lanes of a warp: stores the reductions of slices of kSlice columns.  Adjacent
+    // lanes have runs of kRun columns of a slice; (row, col) is the lane's first element.
     template <int kSlice, int kRun>
     DEVICE void store_rows(Rows rows, int64_t row, int64_t col) const {
         if constexpr (Rows::kCount > 0) {
@@ -115,7 +116,7 @@ template <class Expression> struct ExpressionEpilogue {
     }
 };
 
-// A formula of both products of a dual GEMM: SiluRuns' place (gemm/epilogue/gate.cuh).
+// A formula of both products of a dual GEMM.  Takes SiluRuns' place (gemm/epilogue/gate.cuh).
 template <class Expression> struct ExpressionRuns {
     using Rows = typename Expression::Rows;
     ExpressionOperands operands;

@@ -1,14 +1,15 @@
-// Interval arithmetic of users' formulas: what a formula can be over a tile.  Written by
-// cupykern/expression/cpp_interval.py, which cupykern/expression/interval.py does in Python.
+// Interval arithmetic for users' formulas: bounds of a formula's values over a tile.
+// cupykern/expression/cpp_attention.py generates the calls; cupykern/expression/interval.py is the
+// same in Python.
 //
-// An interval contains every value that the formula has: of reals it is widened with each operation
-// by more than its rounding, as the compiler may fuse operations of one and not of the other.  A
-// real without ends may be NaN.  Integers do not overflow: where they could, the interval is that
-// of all integers, in place of an operation.
+// An interval contains every value that the formula has.  Each operation widens real intervals by
+// more than its rounding, because the compiler may fuse operations differently in the formula and
+// in the interval.  A real with infinite bounds may be NaN.  Integers do not overflow: where they
+// could, the generated code has any_integer() in place of the operation.
 #pragma once
 #include "expression/math.cuh"
 
-// Of booleans: lo is certain, hi is possible.
+// For bool: lo is whether the value is certainly true, hi whether it can be true.
 template <class T>
 struct Interval {
     T lo, hi;
@@ -27,7 +28,7 @@ template <class T> DEVICE T most(T a, T b) { return a < b ? b : a; }
 
 DEVICE bool is_wild(Interval<float> x) { return !(x.lo > -kInfinity || x.hi < kInfinity); }
 template <class T> DEVICE bool is_wild(Interval<T>) { return false; }
-// Without ends where one is NaN.
+// Infinite bounds if `wild` or if a bound is NaN.
 DEVICE Interval<float> checked(Interval<float> x, bool wild) {
     return wild || x.lo != x.lo || x.hi != x.hi ? any_real() : x;
 }

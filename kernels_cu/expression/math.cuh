@@ -1,12 +1,13 @@
-// What users' formulas (cupykern/expression) call beside common/math.cuh; the errors are stated in
-// cupykern/reference/elementary.py, tests/platform/test_expression_math.py measures them.
+// Functions for users' formulas (cupykern/expression) besides common/math.cuh.
+// cupykern/reference/elementary.py states their errors; tests/platform/test_expression_math.py
+// measures them.
 #pragma once
 #include "common/math.cuh"
 
-// e^x, within 4 + 1.25 |x| units of 2^-24 of it, because the exponent is rounded.
+// e^x, with a relative error of at most (4 + 1.25 |x|) 2^-24, because the exponent is rounded.
 DEVICE float exp_of(float x) { return exp2_approx(kLog2E * x); }
 
-// Within 1 ulp; NaN below 0, and a zero for a subnormal number.
+// Square root, within 1 ulp; NaN below 0; a subnormal number, which counts as zero, is returned.
 DEVICE float square_root(float x) {
     if (magnitude(x) < kSmallestNormal || x == kInfinity) return x;
     const bool tiny = x < 0x1p-90f;  // the residual must not be flushed to zero
@@ -15,12 +16,12 @@ DEVICE float square_root(float x) {
     return tiny ? root * 0x1p-24f : root;
 }
 
-// Within 4 ulp.
+// Hyperbolic tangent, within 4 ulp.
 DEVICE float tanh_accurate(float x) {
     constexpr float p[] = {-0.3333332f, 0.13332638f, -0.053857073f, 0.021089362f, -0.006297238f};
     const float t = magnitude(x);
     if (t < 0.55f) {
-        // x + x p(x^2), scaled because the product must not be flushed to zero where x is tiny.
+        // x + x p(x^2), scaled so that the product is not flushed to zero where x is tiny.
         const float scaled = x * 0x1p24f, z = x * x;
         return (scaled + scaled * (polynomial(p, z) * z)) * 0x1p-24f;
     }
@@ -28,10 +29,10 @@ DEVICE float tanh_accurate(float x) {
     return with_sign(1.0f - 2.0f * reciprocal_approx(1.0f + power), x);
 }
 
-// x = k pi / 2 + r, |r| <= pi / 4, for |x| up to 2^16: pi / 2 in three parts, of which the first
-// difference is exact.  The polynomials are Cephes' (sinf.c, S. Moshier).
+// x = k pi / 2 + r, |r| <= pi / 4, for |x| up to 2^16.  pi / 2 has three parts; the difference with
+// the first one is exact.  The polynomials are Cephes' (sinf.c, S. Moshier).
 struct Quadrant {
-    uint32_t k;  // its last two bits
+    uint32_t k;  // only the last two bits are those of k
     float r;
 
     DEVICE static Quadrant of(float x) {
@@ -66,20 +67,20 @@ DEVICE float cosine(float x) {
     return (q.k + 1) & 2 ? -y : y;
 }
 
-// The largest integer up to x.
+// The largest integer that is at most x.
 DEVICE float whole_below(float x) {
     if (!(magnitude(x) < 8388608.0f)) return x;  // an integer, or NaN
     const float whole = float(int(x));
     return whole > x ? whole - 1.0f : whole;
 }
 
-// Of which NaN is one if either is.
+// NaN if either argument is NaN.
 template <class T> DEVICE T larger_of(T a, T b) { return a > b || a != a ? a : b; }
 template <class T> DEVICE T smaller_of(T a, T b) { return a < b || a != a ? a : b; }
 
 // Integers wrap.
 DEVICE int64_t wrap(uint64_t x) { return int64_t(x); }
-// Python's // and %, of a divisor other than 0.
+// Python's // and %, for a divisor other than 0.
 DEVICE int64_t floor_divide(int64_t a, int64_t b) {
     if (b == -1) return wrap(-uint64_t(a));
     const int64_t quotient = a / b;

@@ -1,5 +1,4 @@
-// Operands of the formulas of a score and a mask: numbers, and arrays that indices of their own
-// read.
+// Operands of score and mask formulas: numbers, and arrays that the formula indexes.
 #pragma once
 #include "expression/interval.cuh"
 
@@ -10,13 +9,13 @@ constexpr int kMaxIndices = 4;
 struct OperandParams {
     int64_t strides[kMaxOperands][kMaxIndices];
     int32_t sizes[kMaxOperands][kMaxIndices];
-    float numbers[kMaxOperands];  // operands that are no arrays
+    float numbers[kMaxOperands];  // operands that are not arrays
 };
 struct OperandArrays { const void* arrays[kMaxOperands]; };
 
 DEVICE float operand_to_float(int32_t x) { return float(x); }
 DEVICE float operand_to_float(int64_t x) { return float(x); }
-DEVICE float operand_to_float(uint8_t x) { return float(x); }  // of a bool
+DEVICE float operand_to_float(uint8_t x) { return float(x); }  // bool
 template <class T> DEVICE float operand_to_float(T x) { return to_float(x); }
 
 struct FormulaOperands {
@@ -24,7 +23,7 @@ struct FormulaOperands {
     const OperandArrays& arrays;
 
     DEVICE float number(int k) const { return params.numbers[k]; }
-    // Indices are clamped to the array: queries and keys of a tile that there are not read, too.
+    // Clamps indices to the array: a tile's queries and keys past the end load elements, too.
     template <class T, class... Indices>
     DEVICE float load(int k, Indices... indices) const {
         int64_t offset = 0;
@@ -32,7 +31,7 @@ struct FormulaOperands {
         ((offset += at(k, d, indices), ++d), ...);
         return operand_to_float(static_cast<const T*>(arrays.arrays[k])[offset]);
     }
-    // Elements are looked at where the indices are numbers.
+    // Loads the element if every index is a single number; otherwise any real is possible.
     template <class T, class... Indices>
     DEVICE Interval<float> over(int k, Indices... indices) const {
         const bool known = (true && ... && (indices.lo == indices.hi));

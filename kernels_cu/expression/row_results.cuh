@@ -1,8 +1,8 @@
-// Results of a formula that are reductions of the columns of each row: RowResults is an epilogue's
-// partial results of one row, and no code if there are none.
+// Results of a formula that reduce the columns of each row.  RowResults holds an epilogue's partial
+// results of one row; if the formula has none, it generates no code.
 //
 // An epilogue reduces slices of contiguous columns, in an order that its tiles fix, and stores one
-// FP32 partial per row and slice, in the place of an operand of shape (..., m, slices).
+// FP32 partial per row and slice, to an array of shape (..., m, slices) among the operands.
 // merge_row_slices.cu merges the slices.
 #pragma once
 #include "expression/math.cuh"
@@ -17,7 +17,7 @@ struct RowSum {
     DEVICE static float merge(float a, float b) { return a + b; }
 };
 
-// Reduction kNumber of a formula, of its result kResult; partials in the place of operand kOperand.
+// Reduction kNumber of a formula: reduces its result kResult; partials go to operand kOperand.
 template <class Reduction, int kNumber_, int kResult_, int kOperand_>
 struct RowResult : Reduction {
     static constexpr int kNumber = kNumber_, kResult = kResult_, kOperand = kOperand_;
@@ -27,11 +27,11 @@ template <class... Rows> struct RowResults {
     static constexpr int kCount = sizeof...(Rows);
     float values[kCount > 0 ? kCount : 1] = {Rows::kIdentity...};
 
-    // results: those of the formula in the next column.
+    // results: the formula's results in the next column.
     template <int kResults> DEVICE void add(const float (&results)[kResults]) {
         ((values[Rows::kNumber] = Rows::merge(values[Rows::kNumber], results[Rows::kResult])), ...);
     }
-    // By all lanes of a warp: of the kLanes adjacent lanes that have columns of the same row.
+    // Called by all lanes of a warp: merges kLanes adjacent lanes, which have columns of one row.
     template <int kLanes> DEVICE void merge_lanes() {
 #pragma unroll
         for (int bit = 1; bit < kLanes; bit *= 2) {
@@ -40,7 +40,7 @@ template <class... Rows> struct RowResults {
              ...);
         }
     }
-    // operands: of the matrix.
+    // operands: the matrix's operands.
     template <class Operands>
     DEVICE void store(const Operands& operands, int64_t row, int64_t slice) const {
         ((operands.template result<float>(
@@ -50,8 +50,8 @@ template <class... Rows> struct RowResults {
     }
 };
 
-// By a warp with wgmma's accumulators: stores the partials of each lane's rows `row` and row + 8,
-// whose quad has the columns of a slice, and begins anew.
+// Called by a warp with wgmma's accumulators: stores the partials of each lane's rows `row` and
+// row + 8, and resets them.  A quad of lanes has a row's columns of a slice.
 template <class Rows, class Operands>
 DEVICE void store_quad_rows(Rows (&rows)[2], const Operands& operands, int row, int last_row,
                             int slice) {

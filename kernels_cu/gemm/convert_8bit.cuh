@@ -1,6 +1,6 @@
 // In-register dequantisation of 8-bit weights B^T, wgmma's A operand (gemm/mainloop_sm90_rs.cuh).
 //
-// Pair: as of ConvertNvfp4 (gemm/convert_nvfp4.cuh), K-major.
+// Pair: as in ConvertNvfp4 (gemm/convert_nvfp4.cuh); K-major only.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 
@@ -14,9 +14,9 @@ template <class Mainloop> struct Convert8Bit {
     static constexpr bool kMnMajor = Mainloop::kMnMajorRows;
     static constexpr bool kPair = Mainloop::Operands::B::kCount == 2;
     static_assert(!(kPair && kMnMajor), "a register would have rows of one matrix");
-    // K-major: from the first of a thread's two rows to its second.
+    // K-major: distance of a thread's two rows.
     static constexpr int kSecondRow = kPair ? Mainloop::kRows / 2 : 8;
-    // k of one conversion.  Four warpgroups have registers for 32 only.
+    // k per conversion.  Four consumer warpgroups have registers for only 32.
     static constexpr int kDepth = Mainloop::kTileK < 128 || Mainloop::kConsumers > 3 ? 32 : 64;
     using Fragment = uint32_t[kDepth / kMmaK][4];
     // Sliced-K: no gain, and wrong results on an H200 (docs/experiments.md).

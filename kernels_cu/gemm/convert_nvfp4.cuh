@@ -1,8 +1,8 @@
 // In-register dequantisation of NVFP4 weights B^T, wgmma's A operand (gemm/mainloop_sm90_rs.cuh):
 // codes from shared memory, times scales that are prefetched from global memory.
 //
-// Pair: the first half of a tile's rows are columns of one matrix B, the rest of the other.  A
-// thread's rows 0-7 of wgmma's 16 are of the first, rows 8-15 of the second.
+// Pair: the first half of a tile's rows are columns of one matrix B, the second half columns of the
+// other.  Rows 0-7 of wgmma's 16 are from the first half, rows 8-15 from the second.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/nvfp4.cuh"
@@ -14,7 +14,7 @@ template <class Mainloop> struct ConvertNvfp4 {
     using To = typename Mainloop::ColElement;
     static constexpr int kMmaK = Mainloop::kMmaK, kTileK = Mainloop::kTileK;
     static constexpr bool kPair = Mainloop::Operands::B::kCount == 2;
-    // k of one conversion: larger ones hide more latency.
+    // k per conversion; larger conversions hide more latency.
     static constexpr int kDepth = kTileK < 128 ? 32 : kTileK < 256 ? 64 : 128;
     using Fragment = uint32_t[kDepth / kMmaK][4];
     static constexpr bool kFetches = false;
@@ -29,7 +29,7 @@ template <class Mainloop> struct ConvertNvfp4 {
     const RowScales& scales;
     int first_row, second_row;  // the thread's first row in a stage; distance of its second
     int first;                  // first word of scales of the warpgroup's first stage
-    // Lane i of four: word i of kPrefetchedWords, as factors, and of the next ones.
+    // Lane i of four: word i of the current kPrefetchedWords, as factors, and of the next ones.
     uint32_t factors[2][2], prefetched[2];
 
     DEVICE ConvertNvfp4(const typename Mainloop::WorkTile& work, int row)

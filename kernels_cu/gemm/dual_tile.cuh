@@ -1,9 +1,9 @@
-// A dual GEMM's tile: the accumulators of both products, and their gate.
+// A dual GEMM's tile: computes the accumulators of both products and applies their gate.
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
 #include "gemm/tile.cuh"
 
-// What the kernels take besides their parameters.
+// The kernels' arguments except their parameters.
 struct DualOperands {
     const void *a, *b1, *b2;
     void* out;
@@ -12,8 +12,8 @@ struct DualOperands {
     ElementAccumulator* partials;
 };
 
-// epilogues: of each product; epilogues[0] has the output.  gate_of(matrix of the batch): SiluRuns
-// or ExpressionRuns.
+// epilogues: one per product; epilogues[0] has the output.  gate_of(matrix of the batch) returns
+// SiluRuns or ExpressionRuns.
 template <class GateOf>
 DEVICE void multiply_and_gate(GemmStorage& storage, const TileParams& params,
                               const EpilogueParams (&epilogues)[2], const DualOperands& x,
@@ -41,7 +41,7 @@ DEVICE void multiply_and_gate(GemmStorage& storage, const TileParams& params,
                      const int64_t at_row = work.row + row, at_col = work.col + col;
                      const int64_t cols = params.n - at_col;
                      const bool outside = at_row >= params.m || cols <= 0;
-                     if (Rows::kCount == 0 && outside) return;  // else lanes reduce together
+                     if (Rows::kCount == 0 && outside) return;  // otherwise all lanes reduce
                      Rows rows;
                      if (!outside) {
                          const int count = cols < kRun ? int(cols) : kRun;

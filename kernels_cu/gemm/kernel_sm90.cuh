@@ -4,12 +4,12 @@
 //
 // An Epilogue has Params (scalars, by value), Arguments (tensor maps and arrays), Loader, Staging
 // and SharedStorage, and
-//   load       loads the broadcasts of one tile, by the producer warpgroup's second warp, if
+//   load       loads the broadcasts of one tile; called by the producer warpgroup's second warp if
 //              loads()
 //   Consumer   state of a consumer warpgroup: begin before a tile's mainloop, reduce and store
 //              after it, finish after the last tile
-//   kClears    whether accumulators are cleared before the mainloop: otherwise ptxas serialises
-//              wgmma (C7517)
+//   kClears    clear accumulators before the mainloop, where ptxas would otherwise serialise wgmma
+//              (C7517)
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/reduce.cuh"
@@ -31,8 +31,8 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     static constexpr int kThreads = 128 * (kConsumers + 1);
     static constexpr bool kPingPong = Mainloop::kPingPong, kSplitK = Mainloop::kSplitK;
     static constexpr int kProducts = Mainloop::Operands::B::kCount;
-    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.  One
-    // consumer has all that a thread can have at launch.
+    // Registers per thread: at launch, and after setmaxnreg of producer and consumers.  With one
+    // consumer warpgroup, threads have the maximum at launch.
     static constexpr bool kReallocates = kConsumers > 1;
     static constexpr int kThreadRegisters = 65536 / kThreads / 8 * 8;
     static constexpr int kProducerRegisters = kConsumers > 2           ? 32
@@ -52,7 +52,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
     SharedStorage& storage;
 
     DEVICE void run() {
-        // A shuffle tells the compiler that they are uniform.
+        // The shuffle tells the compiler that warp and warpgroup are uniform.
         const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
         if (warp == 0 && elect_one()) {
             storage.epilogue.init();
@@ -60,7 +60,7 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         }
         const Scheduler scheduler(params);
         const int tile_offset = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
-        // Before the barrier: overlaps the initialisation of the pipeline.
+        // Computed before the barrier, to overlap the initialisation of the pipeline.
         const OutputTile first_tile =
             scheduler.tile(params, scheduler.first + tile_offset * scheduler.step);
         const Loader loader{arguments};

@@ -37,7 +37,7 @@ template <class Mainloop, class Arguments> struct PairLoader {
         return int(kSwapAB ? tile.row : tile.col);
     }
 
-    // Whether the matrix ends before this block's slice of the columns.
+    // First column of the slice that this block multicasts; is_col_edge: the matrix ends inside.
     DEVICE static int slice_begin() {
         return kMulticast ? StageB::template slice_begin<Mainloop::kClusterSize>(cluster_rank())
                           : 0;
@@ -48,7 +48,7 @@ template <class Mainloop, class Arguments> struct PairLoader {
     DEVICE int rows_left(const GemmWorkTile& tile) const { return int(arguments.m() - tile.row); }
     DEVICE int cols_left(const GemmWorkTile& tile) const { return int(arguments.n() - tile.col); }
 
-    // Of the block's first tile.
+    // Prefetches the tensor maps of the block's first tile.
     DEVICE void prefetch_maps(const GemmWorkTile& tile) const {
         const int a_left = rows_left(tile), b_left = cols_left(tile);
         const bool col_edge = is_col_edge(b_left);

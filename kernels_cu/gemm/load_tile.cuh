@@ -16,9 +16,8 @@ template <class Mainloop, class Arguments> struct TileLoader {
     static constexpr int kCols = Mainloop::kCols;
     const Arguments& arguments;
 
-    // 8-bit weights whose row stride equals their length: in lockstep, all blocks would hit the
-    // same few DRAM banks.  Tiles therefore start at different k, a function of their columns
-    // alone.
+    // For 8-bit weights whose row stride equals their length, blocks in lockstep would hit the same
+    // few DRAM banks.  Therefore tiles start at different k, which depends only on their columns.
     static constexpr bool kSpreads =
         Mainloop::kSlicedK && Mainloop::kMixedInput && !Mainloop::kMnMajorRows && kCols < 64 &&
         !kMulticast && !Mainloop::kBlockScales && !kSame<typename Mainloop::RowElement, e2m1x2>;
@@ -52,7 +51,7 @@ template <class Mainloop, class Arguments> struct TileLoader {
         return StageCols::map(cols.map, cols.edge, Mainloop::is_col_edge(cols));
     }
 
-    // Of the block's first tile.
+    // Prefetches the tensor maps of the block's first tile.
     DEVICE void prefetch_maps(const GemmWorkTile& tile) const {
         const Source row = rows(tile), col = cols(tile);
         if (row.left > 0) prefetch_tensor_map(row_map(row));
@@ -65,8 +64,8 @@ template <class Mainloop, class Arguments> struct TileLoader {
         if (row.left > 0) StageRows::prefetch(row_map(row), row.extent, row.batch);
         if (col.left > begin) StageCols::prefetch(col_map(col), col.extent + begin, col.batch);
     }
-    // A loop for each of four kinds of tiles: in one for all, maps would not be at constant
-    // addresses, and a stage of a small tile would take longer (FP8 64 x 64: 15%).
+    // One loop for each of four kinds of tiles.  In a shared loop the maps' addresses would not be
+    // constant, and a stage of a small tile would take longer (FP8 64 x 64: 15%).
     template <class Scheduler>
     DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,
                      const GemmWorkTile& tile) const {

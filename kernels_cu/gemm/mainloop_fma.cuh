@@ -1,10 +1,11 @@
-// The FP32 mainloop of multiply-adds: tiles of A and B by cp.async through kStages stages in shared
-// memory, outer products in registers.
+// The FP32 mainloop by multiply-adds: cp.async copies tiles of A and B to kStages stages in shared
+// memory; threads accumulate outer products in registers.
 //
-// Stages are MN-major whatever the operands' layouts are: a K-major operand is transposed by copies
-// of single elements.  A thread computes kThreadM x kThreadN accumulators as blocks of 4 x 4.  Of
-// 32 threads kLanesM share columns and kLanesN rows, so that they read 16 kLanesM contiguous bytes
-// of A and 16 kLanesN of B.  Each accumulator is one chain of multiply-adds in the order of k.
+// Stages are MN-major for all layouts of the operands: K-major operands are transposed by copies of
+// single elements.  A thread computes kThreadM x kThreadN accumulators as blocks of 4 x 4.  Of 32
+// threads kLanesM share columns and kLanesN share rows, so that they read 16 kLanesM contiguous
+// bytes of A and 16 kLanesN of B.  Each accumulator is one chain of multiply-adds in the order of
+// k.
 // Constants:
 //   kTileM, kTileN, kTileK, kThreadM, kThreadN, kStages
 //   kLanesM         4 or 8.
@@ -13,8 +14,8 @@
 
 namespace gemm {
 
-// kVectors: 16 bytes along m or n; rows are aligned and of whole vectors.  kAlongMn: elements of
-// any strides, coalesced along m or n.  kAlongK: elements, contiguous along k.
+// kVectors: 16 bytes along m or n; rows are aligned and whole vectors.  kAlongMn: single elements
+// with any strides, coalesced along m or n.  kAlongK: single elements, contiguous along k.
 enum Copy { kVectors, kAlongMn, kAlongK };
 
 constexpr int kLanesN = 32 / kLanesM;
@@ -27,14 +28,13 @@ static_assert(kNumThreads == 32 * kGroupsM * kGroupsN, "groups share a tile");
 
 DEVICE constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// An operand's stage.  kAlongK: the padding makes the copies of 8 of k and 4 rows free of bank
-// conflicts.
+// An operand's stage.  kAlongK: with the padding, copies of 8 of k x 4 rows have no bank conflicts.
 template <int kExtent_, int kCopy>
 struct OperandStage {
     static constexpr int kExtent = kExtent_, kPitch = kExtent + (kCopy == kAlongK ? 4 : 0);
     alignas(16) float elements[kTileK][kPitch];
 
-    // kCount elements of k, in blocks of 4 that are kStep apart.
+    // Loads kCount elements at `k`, in blocks of 4 that are kStep apart.
     template <int kStep, int kCount>
     DEVICE void load(float (&values)[kCount], int k, int first) const {
 #pragma unroll
@@ -46,8 +46,8 @@ struct OperandStage {
     }
 };
 
-// A thread's share of an operand's copies, stage by stage.  Rows past the operand's end repeat its
-// last ones: their accumulators are not stored, and copies need no predicate for them.
+// A thread's copies of an operand, stage by stage.  Rows past the operand's end repeat its last
+// rows: copies need no predicate, and the accumulators of these rows are not stored.
 template <class Tile, int kCopy>
 struct StageCopier {
     static constexpr int kWidth = kCopy == kVectors ? 4 : 1;  // elements of a copy
@@ -60,7 +60,7 @@ struct StageCopier {
     static constexpr int kThreads = kThreadsMn * kThreadsK;
     static_assert(kCountMn * kThreadsMn == kColumns && kCountK * kThreadsK == kTileK,
                   "whole copies");
-    const float* from[kCountMn];  // of the next copies
+    const float* from[kCountMn];  // sources of the next copies
     int64_t step;
     int k, mn;
 
@@ -77,7 +77,7 @@ struct StageCopier {
             from[i] = data + (row < last ? row : last) * mn_stride + k * k_stride;
         }
     }
-    // Issues the copies of the next stage, of which num_k of k exist; the rest becomes zero.
+    // Issues the copies of the next stage; num_k of its k are valid, the rest becomes zero.
     DEVICE void start(Tile& tile, int num_k) {
         if (kThreads < kNumThreads && int(threadIdx.x) >= kThreads) return;
 #pragma unroll
@@ -101,8 +101,8 @@ using CopierA = StageCopier<OperandStage<kTileM, kCopyA>, kCopyA>;
 using CopierB = StageCopier<OperandStage<kTileN, kCopyB>, kCopyB>;
 using Accumulators = float[kThreadM][kThreadN];
 
-// Of this thread's accumulators in the tile.  Lanes that differ in bit 0 or in bit 1 load the same
-// vector of one operand, so that half warps load 16 bytes in one pass.
+// Coordinates of this thread's accumulators in the tile.  Lanes that differ in bit 0 or in bit 1
+// load the same vector of one operand, so that half warps load 16 bytes in one pass.
 struct ThreadCoord {
     int first_m, first_n;
 
@@ -113,7 +113,7 @@ struct ThreadCoord {
         return {group / kGroupsN * kGroupM + (kLanesM == 4 ? two : three) * 4,
                 group % kGroupsN * kGroupN + (kLanesM == 4 ? three : two) * 4};
     }
-    // Of accumulator i along m or j along n.
+    // Coordinates in the tile of accumulator i along m and j along n.
     DEVICE int row(int i) const { return first_m + i / 4 * (4 * kLanesM) + i % 4; }
     DEVICE int col(int j) const { return first_n + j / 4 * (4 * kLanesN) + j % 4; }
 };
@@ -138,7 +138,7 @@ struct Fragments {
     }
 };
 
-// acc += A * B over num_k of k; all threads of the block take part.
+// acc += A * B over num_k of k.  Called by all threads of the block.
 DEVICE void multiply(Stage (&stages)[kStages], CopierA& a, CopierB& b, int num_k,
                      const ThreadCoord& thread, Accumulators& acc) {
     int to_copy = num_k;
@@ -153,7 +153,7 @@ DEVICE void multiply(Stage (&stages)[kStages], CopierA& a, CopierB& b, int num_k
     sync_block();
     Fragments fragments[2];
     fragments[0].load(stages[0], thread, 0);
-    int stage = 0, next = kStages - 1;  // that is read, and that is copied to
+    int stage = 0, next = kStages - 1;  // the stages that are read and copied to
 #pragma unroll 1
     for (int left = num_k; left > 0; left -= kTileK) {
 #pragma unroll

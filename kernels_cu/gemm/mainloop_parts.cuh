@@ -1,10 +1,9 @@
-// The portable mainloop of FP32 operands as 16-bit parts (split_float32.cu):
+// The portable mainloop for FP32 operands in 16-bit parts (split_float32.cu):
 //     A @ B = scale * sum over i, j of 2^(-kShift (i + j)) A_i @ B_j.
 // A stage has all parts of a tile of both operands.  Tensor cores truncate, so partial accumulators
-// are promoted to FP32 after each stage, every 32 of k.  They have the small products first, then
-// A_0 @ B_0 on top.
-// Constants: kPartsA, kPartsB, kShift, kOrder (gemm::Parts), and those of
-// gemm/mainloop_portable.cuh.
+// are promoted to FP32 after each stage, every 32 of k.  They accumulate the small products first,
+// then A_0 @ B_0.
+// Constants: kPartsA, kPartsB, kShift, kOrder (gemm::Parts); see also gemm/mainloop_portable.cuh.
 #pragma once
 #include "gemm/policies.cuh"
 #include "gemm/tile.cuh"
@@ -25,10 +24,11 @@ struct PartsStage {
     typename OperandB::Tile b[FloatParts::kCountB];
 };
 
-// An operand's parts in global memory, as of the first one, and the scales of its blocks along k.
+// An operand's parts in global memory, given by the first one, and the scales of its blocks along
+// k.
 struct PartsSource {
     OperandSource first;
-    int64_t part_step;  // in elements
+    int64_t part_step;  // from one part to the next, in elements
     const float* scales;
 
     template <class Operand, int kExtent, int kCount>
@@ -42,7 +42,7 @@ struct PartsSource {
     }
 };
 
-// acc += the products of one stage that are small, or A_0 @ B_0.
+// acc += one stage's small products, or its A_0 @ B_0.
 template <bool kSmall>
 DEVICE void multiply_parts(const PartsStage& stage, const WarpCoord& warp,
                            MmaAccumulatorTile& acc) {
@@ -71,7 +71,7 @@ DEVICE void multiply_parts(const PartsStage& stage, const WarpCoord& warp,
     }
 }
 
-// acc += A * B over k in [first_k, end_k).  All threads of the block take part.
+// acc += A * B over k in [first_k, end_k).  Called by all threads of the block.
 DEVICE void multiply(PartsStage (&stages)[kStages], const PartsSource& a, const PartsSource& b,
                      int64_t first_k, int64_t end_k, const WarpCoord& warp, AccumulatorTile& acc) {
     int64_t next_k = first_k;

@@ -1,18 +1,19 @@
-// The portable mainloop: tiles of A and B by cp.async through kStages stages in shared memory,
-// fragments, mma.
+// The portable mainloop: cp.async copies tiles of A and B to kStages stages in shared memory; warps
+// load fragments and multiply them by mma.
 //
 // A block computes a tile of kTileM x kTileN accumulators with kWarpsM x kWarpsN x kWarpsK warps;
 // the kWarpsK warps slice the k of every stage, and their accumulators are added in order.
 //   kProducts            matrices B: 1, or 2 for a dual GEMM, with kTileN columns of each.
 //   ElementA, ElementB   storage types; e2m1x2: NVFP4 (gemm/nvfp4.cuh).
-//   ComputeA, ComputeB   types of the multiplication, which hold every value of the storage types.
+//   ComputeA, ComputeB   types of the multiplication; they represent every value of the storage
+//                        types.
 //   kLayoutA, kLayoutB   kLayoutKMajor, kLayoutMnMajor: aligned to 16 bytes.  kLayoutStrided: any
-//                        strides and dtypes, by scalar loads, converted on the way to shared
+//                        strides and dtypes, by scalar loads, converted before the store to shared
 //                        memory.
 //   kPromoteK            0, or the k after which MMA accumulators are multiplied by block scales
-//                        and promoted to FP32: for scales along k, and because FP8's tensor cores
-//                        keep few bits of a long sum.
-//   kHalfSums            FP16 accumulators, until promotion; then kPromoteK is all of k.
+//                        and promoted to FP32: for scales along k, and for FP8, whose accumulators
+//                        keep few bits in tensor cores.
+//   kHalfSums            FP16 accumulators, promoted once, after all of k; needs kPromoteK > 0.
 #pragma once
 #include "common/dtype.cuh"
 #include "gemm/work_tile.cuh"
@@ -24,7 +25,7 @@ enum Layout { kLayoutKMajor, kLayoutMnMajor, kLayoutStrided };
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 static_assert(kNumThreads == 32 * kWarpsM * kWarpsN * kWarpsK,
               "warps are counted as if of 32 lanes");
-// A warp of 64 lanes does the work of two.
+// A warp of 64 lanes does the work of two warps of 32.
 constexpr bool kWide = kWarpSize == 64;
 constexpr int kGridK = kWide && kWarpsK % 2 == 0 ? kWarpsK / 2 : kWarpsK;
 constexpr int kGridN = kWide && kGridK == kWarpsK && kWarpsN % 2 == 0 ? kWarpsN / 2 : kWarpsN;
@@ -78,7 +79,7 @@ DEVICE float value_of(const P& products, int i) {
     else return float(products.values[i]);
 }
 
-// The accumulators of the MMA, and those that they are promoted to.
+// MMA accumulators, and the FP32 accumulators that they are promoted to.
 using MmaAccumulator = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
 static_assert(!kHalfSums || (kHasHalfAccumulator && kSame<ComputeA, half> && kPromoteK > 0),
               "FP16 accumulators are promoted");
@@ -108,7 +109,7 @@ struct WarpCoord {
         return {warp / kGridN % kGridM, warp % kGridN, warp / (kGridN * kGridM), lane_id()};
     }
     DEVICE int row(int fragment) const { return (m * kFragmentsM + fragment) * 16; }
-    // Of its product; the second product's columns follow.
+    // Column in its product; the second product's fragments follow the first's.
     DEVICE int col(int fragment) const {
         return (n * kColFragments + fragment % kColFragments) * 16;
     }
@@ -122,7 +123,7 @@ struct OperandSource {
     int64_t first_mn;    // first row of A or column of B
     GroupScales groups;  // NVFP4's scales
 
-    // Issues the loads of k [first_k, end_k), at most kTileK, into `tile`.
+    // Issues the loads of k in [first_k, end_k), at most kTileK, into `tile`.
     template <class Operand, int kLayout, int kExtent>
     DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         using Element = typename Operand::Stored;
@@ -147,7 +148,7 @@ struct Stage {
     typename OperandB::Tile b[kProducts];
 };
 
-// Loads kStep of k of an operand: one fragment, or two for mixed input.
+// Loads an operand's fragments of one step (kStep along k): one, or two for mixed input.
 template <class Operand, class Fragment>
 DEVICE void load_fragments(Fragment* fragments, int stride, const typename Operand::Tile& tile,
                            int first, int k) {
@@ -162,7 +163,7 @@ DEVICE void load_fragments(Fragment* fragments, int stride, const typename Opera
     }
 }
 
-// acc += the products of one stage.
+// acc += A * B of one stage.
 DEVICE void multiply_stage(const Stage& stage, const WarpCoord& warp, MmaAccumulatorTile& acc) {
 #pragma unroll(kUnrolledSteps)
     for (int step = 0; step < kStepsPerWarp; ++step) {
@@ -184,15 +185,15 @@ DEVICE void multiply_stage(const Stage& stage, const WarpCoord& warp, MmaAccumul
     }
 }
 
-// Block scales: of A one per row and kScaleBlock of k, of B one per kScaleBlock x kScaleBlock
-// block; null: 1.  From the tile's first row and column block on.
+// Block scales: A has one per row and kScaleBlock of k, from the tile's first row on; B has one per
+// kScaleBlock x kScaleBlock block.  Null: 1.
 struct BlockScales {
     const float* a;
     const float* b[kProducts];
     MatrixStrides a_strides, b_strides[kProducts];  // strides: rows and blocks of a, blocks of b
     int64_t rows, cols, first_col;  // valid rows of A and columns of B; the tile's first column
 
-    // Adds the scaled MMA accumulators of k's block to acc, and clears them.
+    // Adds the MMA accumulators, times the scales of k's block, to acc, and clears them.
     DEVICE void promote(int64_t k, const WarpCoord& warp, MmaAccumulatorTile& products,
                         AccumulatorTile& acc) const {
         const int64_t block = k / kScaleBlock;
@@ -220,7 +221,7 @@ struct BlockScales {
     }
 };
 
-// acc = A * B over k in [first_k, end_k); acc is zero before.  All threads of the block take part.
+// acc = A * B over k in [first_k, end_k); acc must be zero.  Called by all threads of the block.
 template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,

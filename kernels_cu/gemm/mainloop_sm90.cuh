@@ -1,14 +1,14 @@
 // Common parts of the Hopper mainloops: a producer loads tiles of A and B by TMA through a pipeline
 // of stages; consumer warpgroups multiply them by wgmma.
 //
-// Each mainloop is a class template Mainloop<Operands, Tile, Stages, Schedule, Cluster> (names of
+// Each mainloop is a class template Mainloop<Operands, Tile, Stages, Schedule, Cluster> (types of
 // gemm/policies.cuh) with a function `mma` that accumulates one tile:
 //   MainloopSm90SS      both operands from shared memory: 16-bit elements, or int8
 //   MainloopSm90SSFp8   the same for FP8, with partial accumulators promoted to FP32
 //   MainloopSm90SSParts the same for 16-bit parts of FP32
 //   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights, dequantised in registers; with block
 //                       scales a partial accumulator is promoted to FP32
-// Rows and columns are those of the accumulators; with SwapAB, the output's columns and rows.
+// Rows and columns refer to the accumulators; with SwapAB they are the output's columns and rows.
 #pragma once
 #include "gemm/policies.cuh"
 #include "gemm/stage_operand.cuh"
@@ -21,34 +21,34 @@ namespace gemm {
 
 constexpr int kWarpRows = 16;  // a warp's accumulator rows of a warpgroup's 64
 
-// What multiplies partial accumulators.
+// Scaling of partial accumulators.
 struct NoScales {};
 struct BlockScaled {};
 
-// Block scales of a tile: of A one per row and kScaleBlock of k, of each B one per kScaleBlock x
-// kScaleBlock block; null: 1.  From the tile's first row and block on.
+// Block scales of a tile, from its first row and block on: A has one per row and kScaleBlock of k,
+// each B one per kScaleBlock x kScaleBlock block.  Null: 1.
 struct BlockScales {
     const float* a;
     const float* b[2];
     int64_t a_row, a_k, b_k[2];  // strides of rows and blocks
-    int last_row;                // of A that exists
+    int last_row;                // index of A's last valid row
 
-    // k: in blocks.  Past the matrix the last row's.
+    // k: index of a block.  Rows past the matrix have the last row's scale.
     DEVICE const float* a_at(int row, int k) const {
         return a ? a + (row < last_row ? row : last_row) * a_row + k * a_k : nullptr;
     }
     DEVICE const float* b_at(int product, int k) const {
         return b[product] ? b[product] + k * b_k[product] : nullptr;
     }
-    // The tile that has a warpgroup's columns of B alone; past the matrix the last ones.
+    // The tile at the warpgroup's columns of B, from `first` on, clamped to the matrix.
     DEVICE static GemmWorkTile of_columns(GemmWorkTile tile, int first, int64_t n) {
         tile.col = tile.col + first < n ? tile.col + first : n - 1;
         return tile;
     }
 };
 
-// The e4m3 scales of a thread's two rows of an NVFP4 operand, in words of four; each scales 16 of
-// k.
+// The e4m3 scales of a thread's two rows of an NVFP4 operand, in words of four; each scales 16
+// elements along k.
 struct RowScales {
     const e4m3* rows[2];
     int64_t steps[2];  // stride of words
@@ -56,7 +56,7 @@ struct RowScales {
     bool aligned;      // words are aligned
 };
 
-// Of rows `first` and `second`; last: the matrix's last row.
+// Scales of rows `first` and `second`, clamped to the matrix's last row `last`.
 DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second, int last,
                                 int count) {
     const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) |
@@ -74,7 +74,7 @@ DEVICE void sync_cluster() {
     cluster_arrive();
     cluster_wait();
 }
-// Cluster barrier after init, which has fenced: orders mbarriers only.
+// Cluster barrier after init, which ends with a fence: orders mbarriers only.
 DEVICE void sync_cluster_barriers() {
     cluster_arrive_relaxed();
     cluster_wait();
@@ -130,8 +130,8 @@ struct MainloopSm90 {
     static_assert(!kSplitK || kExchangeBytes <= kStages * (StageRows::kBytes + StageCols::kBytes),
                   "the pipeline's stages hold what blocks exchange");
 
-    // wgmma's stages are released by one thread of a warpgroup; stages that threads read by one of
-    // each warp.
+    // One thread per warpgroup releases a stage; with mixed input, whose stages threads read, and
+    // with FP8 one thread per warp does.
     static constexpr int kThreadsPerArrival = kMixedInput || kFp8 ? 32 : 128;
     static constexpr int kArrivals = (kCooperative ? kConsumers : 1) * 128 / kThreadsPerArrival *
                                      (kMulticast ? kClusterSize : 1);
@@ -191,8 +191,8 @@ struct MainloopSm90 {
             accumulator[i / (kCols / 2)][i % (kCols / 2)] = 0;
     }
 
-    // What TMA loads of an operand: from row of A or column of B `extent` on, of which there are
-    // `left`.  edge: the map of the last ones (StageOperand::map).
+    // TMA source of an operand's tile: rows of A or columns of B from `extent` on, of which `left`
+    // are valid.  edge: the map for the last rows (StageOperand::map).
     struct Source {
         const TensorMap &map, &edge;
         int extent, left, batch;
@@ -209,7 +209,7 @@ struct MainloopSm90 {
     template <bool kEdge>
     DEVICE static void load_rows(unsigned char* stage, Barrier& full, int k, const Source& rows,
                                  int part = 0) {
-        // A cluster's last blocks may have none.
+        // The last blocks of a cluster can have no valid row.
         StageRows::template load<kEdge, kMulticast>(stage, rows.map, rows.edge, full, k,
                                                     rows.extent, rows.left, rows.batch + part);
     }
@@ -226,8 +226,8 @@ struct MainloopSm90 {
         }
     }
 
-    // By the producer thread: loads a tile, `num_k_tiles` of k from tile `first` on; the first
-    // `ahead` of them come last.
+    // Called by the producer thread.  Loads `num_k_tiles` k tiles from `first` on; the first
+    // `ahead` of them are loaded last.
     template <bool kRowEdge, bool kColEdge>
     DEVICE static void load(SharedStorage& storage, PipelineState& state, const Source& rows,
                             const Source& cols, int first, int num_k_tiles, int ahead = 0) {

@@ -3,12 +3,13 @@
 // register operand A, A^T its shared-memory operand B.
 //
 // Converter<Mainloop> (gemm/convert_*.cuh) loads and converts.  With kFetches its loads run another
-// kDepth ahead, so that wgmma waits for conversions only.  Where conversions dominate and schedules
-// are sliced-K, the warpgroups alternate: one converts a whole stage while the other multiplies.
+// kDepth ahead, so that wgmma waits for conversions only.  With sliced-K schedules in which
+// conversions dominate, the warpgroups alternate: one converts a whole stage while the other
+// multiplies.
 //
-// BlockScaled: a stage is a block of scales (kScaleBlock of k).  Its products are a partial
+// BlockScaled: a stage is a block of scales (kScaleBlock of k).  Its products form a partial
 // accumulator, which is multiplied by the scale of the warpgroup's block of B and promoted.  The
-// warpgroups alternate too: conversion and promotion of one overlap wgmma of the others.
+// warpgroups alternate here, too: conversion and promotion of one overlap wgmma of the others.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 
@@ -37,7 +38,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     static_assert(kBlockScales || kSame<Scaling, NoScales>, "scales of partial accumulators");
     static_assert(!kBlockScales || kTileK == kScaleBlock, "a stage is a block of scales");
 
-    // block_scales: from the warpgroup's block of each B and the block's first stage on.
+    // block_scales: from the warpgroup's block of each B and the CUDA block's first stage on.
     struct ScaledWorkTile : Base::WorkTile { BlockScales block_scales; };
     using WorkTile = typename Choose<kBlockScales, ScaledWorkTile, typename Base::WorkTile>::Type;
     static_assert(Base::kMixedInput && Base::kMmasM == 1 && !Base::kPingPong,
@@ -47,9 +48,10 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     using Fragment = typename Converter::Fragment;  // wgmma's A operand, kDepth of k
     static constexpr int kSteps = kTileK / kDepth;  // conversions per stage
     static_assert(kSteps % 2 == 0, "the steps alternate between two fragments");
-    // Whether the warpgroups alternate.  Not for E4M3 to FP16, which is one instruction; and more
-    // than two fragments take too many registers.  With block scales all do, so that one promotes
-    // while the other multiplies: but for cluster split-K, which needs their barriers.
+    // kOrdered: the warpgroups alternate.  At most two fragments, because more take too many
+    // registers.  Without block scales only for kConverts, which excludes E4M3 to FP16, a single
+    // instruction.  With block scales always, so that one promotes while the other multiplies,
+    // except with cluster split-K, which uses the warpgroups' barriers.
     static constexpr bool kConverts = kSlicedK && kCols == 64 && !kSame<RowElement, e2m1x2> &&
                                       !(kSame<RowElement, e4m3> && kSame<ColElement, half>);
     static constexpr bool kOrdered =
@@ -57,21 +59,21 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
 
     using Partial = float[kCols / 2];
 
-    // Of a stage's columns: the first stage's, and one multiplication.
+    // Descriptor of a stage's columns: the first stage's plus an offset, one multiplication.
     DEVICE static uint64_t descriptor(SharedStorage& storage, int stage) {
         return advance(StageCols::descriptor(storage.cols[0], 0, 0), stage * StageCols::kBytes);
     }
 
-    // Scales of a warpgroup's stages: one for all of its columns of a B.
+    // Block scales of a warpgroup's stages: one per stage and B.
     struct StageScales {
         static constexpr int kProducts = Base::Operands::B::kCount;
         const BlockScales& scales;
         int end;                // number of stages
-        float of_b[kProducts];  // lane i: of the i-th of kWarpSize stages
+        float of_b[kProducts];  // lane i: the scale of the i-th of kWarpSize stages
 
         DEVICE StageScales(const WorkTile& work)
             : scales(work.block_scales), end(work.num_k_tiles) {}
-        // index: of a stage.  Before its products, which hide the loads.
+        // Called before the products of stage `index`, which hide the loads.
         DEVICE void prefetch(int index) {
             if (index / kStride % kWarpSize != 0) return;
             const int k = index + int(threadIdx.x) % kWarpSize * kStride;
@@ -92,7 +94,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                     partial[i + 2] *= of_a;
                 }
             }
-            float factors[2];  // of wgmma's rows 0-7 and 8-15: a pair's are of different B
+            float factors[2];  // of wgmma's rows 0-7 and 8-15: a pair has a different B in each
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 factors[half] = shuffle(of_b[half % kProducts], index / kStride % kWarpSize);
@@ -102,7 +104,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                 accumulator[0][i] += partial[i] * factors[i / 2 % 2];
         }
     };
-    // Nothing to do: wgmma adds to the accumulators.
+    // Without block scales wgmma adds to the accumulators directly.
     struct NoStageScales {
         DEVICE NoStageScales(const WorkTile&) {}
         DEVICE void prefetch(int) {}
@@ -174,8 +176,8 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         storage.pipeline.consumer_release(before);
     }
 
-    // Ordered barrier of the warpgroups (storage.warpgroups): they alternate, the first one first,
-    // the same number of times.
+    // Ordered barrier of the warpgroups (storage.warpgroups): they take turns, warpgroup 0 first,
+    // and all have the same number of turns.
     struct Order {
         SharedStorage& storage;
         int consumer, next, end;
@@ -191,11 +193,11 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         }
         DEVICE void arrive() {
             sync_warp();
-            // Each warp waits, so that none falls a phase behind and sees the same parity again.
+            // Every warp waits: a warp that fell a phase behind would see the same parity again.
             if (threadIdx.x % kThreadsPerArrival == 0)
                 storage.warpgroups[(consumer + 1) % kConsumers].arrive();
         }
-        // Arrivals for the missing stages.
+        // Takes the turns of stages that this warpgroup does not have.
         DEVICE void finish() {
             while (next < end) {
                 wait();
@@ -228,7 +230,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
                     advance(cols, StageCols::step(i * kMmaK)), (!kBlockScales && !first) || i > 0);
             }
             wgmma_commit();
-            order.arrive();  // wgmma is issued; the other warpgroup's is queued behind it
+            order.arrive();  // wgmma is issued; the next warpgroup's is queued behind it
             wgmma_wait<0>(sums, a);
             storage.pipeline.consumer_release(stage);
             scales.promote(partial, stages.index, accumulator);
@@ -245,7 +247,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             Converter converter(work, row);
             return mma_ordered(converter, storage, order, Scales(work), stages, accumulator);
         }
-        // No stage: the only one is the other warpgroup's, or this block has none.
+        // No stage: the tile's only stage is the other warpgroup's, or this block has none.
         if ((kSlicedK || Base::kSplitK) && !stages.valid()) return clear(accumulator);
         if constexpr (kBlockScales) clear(accumulator);
         Converter converter(work, row);

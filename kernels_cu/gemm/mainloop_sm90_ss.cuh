@@ -23,15 +23,15 @@ struct MainloopSm90SS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     static_assert(!Base::kMixedInput && !Base::kFp8,
                   "mixed input and FP8 have their own mainloops");
 
-    // storage.warpgroups: with PingPong, a warpgroup has issued its last stage of a tile, so that
-    // the next full stages are the other's.
+    // storage.warpgroups: with PingPong, a warpgroup arrives when it has issued its last stage of a
+    // tile; the next full stages are the other's.
     DEVICE static void mma(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator) {
         const int consumer = work.consumer, count = work.count;
         if (kPingPong) storage.warpgroups[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
         bool first = true;
         int before = 0;
-        // Sliced-K: the only stage may be the other warpgroup's.  Cleared here: after the loop,
-        // every stage would wait for its own wgmma (ptxas: C7517).
+        // Sliced-K: the only stage can be the other warpgroup's.  With a clear after the loop
+        // instead, every stage would wait for its own wgmma (ptxas: C7517).
         if (kSlicedK) Base::clear(accumulator);
 #pragma unroll 1
         for (ConsumerStages stages(work); stages.valid(); stages.next()) {

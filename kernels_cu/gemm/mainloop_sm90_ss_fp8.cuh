@@ -1,10 +1,10 @@
 // The FP8 mainloop, both operands from shared memory.  Hopper's tensor cores keep 13 fractional
-// bits of an FP8 accumulator: after each stage (128 of k) partial accumulators are multiplied by
-// their block scales and promoted to FP32.
+// bits of an FP8 accumulator.  Therefore, after each stage (128 of k), partial accumulators are
+// multiplied by their block scales and promoted to FP32.
 //
 // With registers for two partial accumulators, a warpgroup promotes one while the tensor cores fill
-// the other: the next stage, or, for wide tiles, the other half of the columns.  With one,
-// promotion overlaps the other warpgroup's wgmma.
+// the other: the next stage, or, for wide tiles, the other half of the columns.  With one partial
+// accumulator, promotion overlaps the other warpgroup's wgmma.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 
@@ -48,10 +48,10 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     static_assert(kPartials * kPartialCols == kCols, "partial accumulators have all columns");
     using Partial = float[kPartialSize];
 
-    // Block scales of kScaleK stages: for each B, and each of the tile's rows of A, its scale times
-    // that of the block of B.  Two warps of the producer warpgroup store them through a pipeline of
-    // their own, which runs ahead, from one tile to the next too: beside the operands' TMA loads,
-    // others take as long as all of a pipeline's stages.
+    // Block scales of kScaleK stages: for each B and each of the tile's rows of A, the row's scale
+    // times the scale of the block of B.  Two warps of the producer warpgroup store them through a
+    // separate pipeline, which runs ahead, also across tiles: besides the operands' TMA loads,
+    // other loads take as long as all stages of a pipeline.
     static constexpr int kScaleK = 8, kScaleStages = 2, kScaleWarps = 2;
     static constexpr int kProducts = Base::Operands::B::kCount;
     static_assert(!kBlockScales || kScaleBlock % ((kSwapAB ? kRows : kCols) / kProducts) == 0,
@@ -73,13 +73,13 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
     };
     using SharedStorage =
         typename Choose<kBlockScales, ScaledStorage, typename Base::SharedStorage>::Type;
-    // Where the scale of a row of A is.  SwapAB: those of a lane's columns are side by side.
+    // Position of the scale of a row of A.  SwapAB: the scales of a lane's columns are adjacent.
     DEVICE static int scale_place(int row) {
         return kSwapAB ? row % 8 / 2 * (Base::kTileM / 4) + row / 8 * 2 + row % 2 : row;
     }
 
-    // By each of kScaleWarps warps.  Two lanes load the scales of a row, a sector of memory; beside
-    // scales of two B four, and at most four rows at once: they have fewer registers.
+    // Run by each of kScaleWarps warps.  Two lanes load the scales of a row, a sector of memory.
+    // With two B, four lanes do, and at most four rows at once, because there are fewer registers.
     struct ScaleLoader {
         static constexpr int kLanes = 2 * kProducts, kOfLane = kScaleK / kLanes;
         static constexpr int kRowsOfWarp = 32 / kLanes, kRowsAtOnce = kRowsOfWarp * kScaleWarps;
@@ -91,7 +91,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         int warp;
         ScaleState state;
 
-        // The first `there` scales, a step apart; 1 if there are none.
+        // Loads the first `there` scales, `step` apart; the rest, or all without `from`, become 1.
         DEVICE static void load(Scales& to, const float* from, int64_t step, int there) {
             using Vector = Bytes<4 * kOfLane>;
             if (from && step == 1 && reinterpret_cast<uint64_t>(from) % sizeof(Vector) == 0 &&
@@ -143,12 +143,13 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         }
     };
 
-    // A thread's block scales of a stage and a B: of its two rows.  SwapAB: of each of its columns.
+    // A thread's block scales of a stage and a B: one for each of its two rows.  SwapAB: one for
+    // each of its columns.
     static constexpr int kScalesOfThread = kSwapAB ? kCols / 4 : 2;
     struct BlockScaleFragment {
         float values[kScalesOfThread];
 
-        // row: the warp's first in the tile.
+        // row: the warp's first row in the tile.
         DEVICE void load(const float* scales, int row) {
             const int lane = threadIdx.x % 32;
             if constexpr (kSwapAB) {
@@ -168,12 +169,12 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             return values[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2];
         }
     };
-    // A warp's block scales of a tile, stage after stage.
+    // Reads a warp's block scales of a tile, stage by stage.
     struct ScaleReader {
         SharedStorage& storage;
         ScaleState state;
-        int k, end;  // the next stage, and the tile's number of them
-        int row;     // the warp's first in the tile
+        int k, end;  // the next stage, and the tile's number of stages
+        int row;     // the warp's first row in the tile
 
         DEVICE ScaleReader(SharedStorage& storage, const WorkTile& work, int first_stage)
             : storage(storage),
@@ -188,7 +189,8 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             storage.scales_empty[state.stage].template arrive_for<32>();
             state.advance();
         }
-        // Of the next stage and B `product`; the last one's are released.
+        // Loads the scales of the next stage and B `product`.  Releases a stage of scales after its
+        // last use.
         DEVICE void next(BlockScaleFragment& scales, int product) {
             const int at = k % kScaleK;
             if (product == 0 && at < kStride) storage.scales_full[state.stage].wait(state.phase);
@@ -196,7 +198,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
             if (product < kProducts - 1) return;
             k += kStride;
             if (k >= end || k % kScaleK < kStride) release();
-            // The last ones are of one stage, the other warpgroup's.
+            // The last stage of scales is only for the other warpgroup's stage.
             if (kStride > 1 && k == end && k % kScaleK == 1) release();
         }
     };
@@ -209,7 +211,7 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         DEVICE void operator()() const {}
     };
 
-    // One tile of a warpgroup.  before_last runs beside the last stage's wgmma.
+    // One tile of a warpgroup.  before_last runs during the last stage's wgmma.
     template <class BeforeLast> struct Promotion {
         const BeforeLast& before_last;
         SharedStorage& storage;
@@ -355,12 +357,12 @@ struct MainloopSm90SSFp8 : MainloopSm90<Operands, Tile, Stages, Schedule, Cluste
         clear(accumulator);
         const Nothing nothing;
         Promotion<Nothing> promotion(storage, work, accumulator, nothing);
-        // Otherwise the only stage is another warpgroup's, or another block's.
+        // Without a stage: the tile's only stage is another warpgroup's or another block's.
         if (promotion.issued.valid()) promotion.run();
     }
 
-    // A warpgroup's tiles back to back.  `before_last` is called for each beside its last stage,
-    // `finish` when its accumulators are complete.
+    // Computes a warpgroup's tiles back to back.  For each tile `before_last` is called during its
+    // last stage, and `finish` when its accumulators are complete.
     template <class BeforeLast, class Finish>
     DEVICE static void mma_tiles(SharedStorage& storage, WorkTile& work, int num_tiles,
                                  Accumulator& accumulator, const BeforeLast& before_last,

@@ -1,9 +1,9 @@
-// The mainloop of FP32 operands as 16-bit parts (split_float32.cu), both from shared memory:
+// The mainloop for FP32 operands in 16-bit parts (split_float32.cu), both from shared memory:
 //     A @ B = scale * sum over i, j of 2^(-kShift (i + j)) A_i @ B_j.
-// A k tile has kParts stages: the last parts of A and of B, ..., the first ones; the first stages
-// have none of an operand with fewer.  Tensor cores truncate, so partial accumulators are promoted
-// to FP32 every 32 of k.  One has the small products first, then A_0 @ B_0 on top.  The tensor
-// cores fill one partial accumulator while the warpgroup promotes the other.
+// A k tile has kParts stages, from the last parts of A and B to the first ones.  If an operand has
+// fewer parts, the first stages have only the other operand.  Tensor cores truncate, so partial
+// accumulators are promoted to FP32 every 32 of k.  Each accumulates the small products first, then
+// A_0 @ B_0.  The tensor cores fill one partial accumulator while the warpgroup promotes the other.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 
@@ -36,11 +36,11 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
                       kTileK == 64 && Base::kRows == 128 && kCols == 128,
                   "a tile's blocks of scales are the split's");
 
-    // Scales of A's row of blocks and B's column of blocks, one per k tile.
+    // Scales of A's block row and B's block column, one per k tile.
     struct WorkTile : Base::WorkTile { const float *scales_a, *scales_b; };
 
-    // A k tile's work on its two partial accumulators, each of half of k: the small products of
-    // either, if there are any, then A_0 @ B_0 of either.
+    // A k tile has two partial accumulators, each for half of its k.  Its chunks are the small
+    // products of each, if there are any, then A_0 @ B_0 of each.
     static constexpr int kSmallChunks = kOrder > 0 ? 2 : 0, kChunks = kSmallChunks + 2;
     static constexpr int kChunkK = kTileK / 2;
     using Partial = float[kCols / 2];
@@ -50,8 +50,8 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
         const WorkTile& work;
         Accumulator& accumulator;
         PipelineState arriving;          // the next stage to wait for
-        int stage;                       // the k tile's first
-        const float *scale_a, *scale_b;  // of the k tile after that of next_scale
+        int stage;                       // the k tile's first stage
+        const float *scale_a, *scale_b;  // scales of the k tile that follows next_scale's
         float scale, next_scale;
 
         DEVICE Consumer(SharedStorage& storage, const WorkTile& work, Accumulator& accumulator)
@@ -104,7 +104,7 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
             }
             wgmma_commit();
         }
-        // What follows a chunk's products.
+        // Releases the stages of a finished chunk, and scales or promotes its products.
         template <int kChunk> DEVICE void finish(Partial& partial) {
             if constexpr (kChunk == 1) {
 #pragma unroll
@@ -121,7 +121,7 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
                 for (int i = 0; i < kCols / 2; ++i) accumulator[0][i] += scale * partial[i];
             }
         }
-        // `partial` has been issued.  Issues the next chunk into `other`.
+        // Issues the next chunk into `other`, then finishes chunk kChunk, issued into `partial`.
         template <int kChunk, bool kLast> DEVICE void step(Partial& partial, Partial& other) {
             constexpr bool kEnd = kChunk + 1 == kChunks;
             if constexpr (!kEnd) issue<kChunk + 1>(stage, other);
@@ -155,7 +155,7 @@ struct MainloopSm90SSParts : MainloopSm90<Operands, Tile, Stages, Schedule, Clus
         Consumer(storage, work, accumulator).run();
     }
 
-    // Base::load, of each part, the last first.  Parts are adjacent in the maps' batch.
+    // Base::load for each part, from the last to the first.  Parts are adjacent in the maps' batch.
     template <bool kRowEdge, bool kColEdge>
     DEVICE static void load(SharedStorage& storage, PipelineState& state, const Source& rows,
                             const Source& cols, int first, int num_k_tiles, int) {

@@ -35,8 +35,8 @@ struct RowPhases {
     }
 };
 
-// A lane's share of the copies, stage by stage.  The operand itself is aligned to 16 bytes, or a
-// chunk would begin before it; nothing is read past a row's end, or before the operand.
+// A lane's copies, stage by stage.  The operand itself must be aligned to 16 bytes, because chunks
+// must not begin before it.  Nothing is read past a row's end or before the operand.
 template <class T, class Tile>
 struct MisalignedCopier {
     static constexpr int kChunks = Tile::kChunks, kAtOnce = kWarpSize / kChunks;
@@ -57,7 +57,7 @@ struct MisalignedCopier {
         copy_async_part(&tile.chunks[row][chunk], from,
                         row < rows && from >= begin ? clamp_to(bytes, 16) : 0);
     }
-    // Copies `rows` rows of `elements`; the rest of the tile becomes zero.
+    // Copies `rows` rows of `elements` elements; the rest of the tile becomes zero.
     DEVICE void start(Tile& tile, int rows, int elements) {
         elements = elements < Tile::kRowElements ? elements : Tile::kRowElements;
 #pragma unroll

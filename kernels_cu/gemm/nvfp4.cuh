@@ -1,4 +1,4 @@
-// NVFP4 operands: e2m1 elements, two to a byte along k, and one e4m3 scale per 16 of k.
+// NVFP4 operands: e2m1 elements, two per byte along k, and one e4m3 scale per 16 elements of k.
 #pragma once
 #include "common/shared_tile.cuh"
 #include "platform/nvfp4.cuh"
@@ -6,8 +6,8 @@
 constexpr int kGroup = 16;             // k per scale
 constexpr int kWord = 4, kWordK = 64;  // adjacent scales, and their k
 
-// Addresses of an operand's scales from row (of B: column) 0 on, by strides in bytes: plain scales,
-// and those in blocks of 128 rows x 4, in which row i is at i % 32 * 16 + i / 32 * 4.
+// Addresses of an operand's scales, from row (B: column) 0 on; strides in bytes.  Scales are plain,
+// or in blocks of 128 rows x 4 scales, in which row i is at i % 32 * 16 + i / 32 * 4.
 struct GroupScales {
     const e4m3* scales;
     int64_t block, quarter, row, word;  // strides of 128 rows, 32 rows, a row, 4 scales
@@ -18,8 +18,8 @@ struct GroupScales {
     }
 };
 
-// Calls f(row, i, next) for every i < count and every row < rows, kAtOnce rows per call:
-// `row`, `row` + `next`, ..., as far as they exist.  Adjacent threads have adjacent i; a thread
+// Calls f(row, i, next) for every i < count and every row < rows, kAtOnce rows per call: `row`,
+// `row` + `next`, ...; f must skip rows >= rows.  Adjacent threads have adjacent i; a thread
 // keeps its i, so that it divides only once.
 template <int kAtOnce = 1, class F>
 DEVICE void for_each_in_rows(uint32_t rows, uint32_t count, F f) {
@@ -45,8 +45,8 @@ struct ScaledTile {
 };
 
 // Issues the copies of num_rows rows of num_k elements, a multiple of 16, from (first_row,
-// first_k) on.  codes: of first_row; rows are aligned to 8 bytes.  The rest of the tile becomes
-// zero, scales included: nothing is read past the last group.
+// first_k) on.  codes: row first_row; rows are aligned to 8 bytes.  The rest of the tile, including
+// scales, becomes zero; nothing is read past the last group.
 template <int kRows, int kDepth>
 DEVICE void copy_scaled_tile(ScaledTile<kRows, kDepth>& tile, const uint8_t* codes,
                              int64_t row_stride, const GroupScales& groups, int64_t first_row,
@@ -55,7 +55,7 @@ DEVICE void copy_scaled_tile(ScaledTile<kRows, kDepth>& tile, const uint8_t* cod
     if ((uintptr_t(codes) | uintptr_t(row_stride)) % 16 == 0) {
         copy_tile(tile.codes, codes, row_stride, num_rows, num_k / 2);
     } else {
-        constexpr int kPieces = kDepth / 16;  // of 8 bytes
+        constexpr int kPieces = kDepth / 16;  // pieces of 8 bytes per row
 #pragma unroll 1
         for (int i = int(threadIdx.x); i < kRows * kPieces; i += kNumThreads) {
             const int row = i / kPieces, piece = i % kPieces;

@@ -1,4 +1,4 @@
-// Policy types that a variant of a GEMM names: operands, parts, tile, schedule and cluster.
+// Policy types that define a GEMM variant: operands, parts, tile, schedule and cluster.
 #pragma once
 
 namespace gemm {
@@ -14,11 +14,11 @@ template <class Element_> struct MnMajor {
     static constexpr bool kMnMajor = true;
     static constexpr int kCount = 1;
 };
-// Two matrices B of a dual GEMM: a tile has half of its columns from each.
+// Two matrices B of a dual GEMM: half of a tile's columns are from each.
 template <class Operand> struct Pair : Operand { static constexpr int kCount = 2; };
 
-// The operand of the accumulators' rows, wgmma's A.  Operands: A; the accumulators are A @ B.
-// SwapAB: B^T; the accumulators are transposed, so that few rows of A fill wgmma's N.
+// Which operand is wgmma's A and gives the accumulators' rows.  Operands: A; the accumulators are
+// A @ B.  SwapAB: B^T; the accumulators are transposed, so that few rows of A fill wgmma's N.
 template <class A_, class B_> struct Operands {
     using A = A_;
     using B = B_;
@@ -40,8 +40,8 @@ template <int kM_, int kN_, int kK_> struct Tile {
 };
 template <int kCount_> struct Stages { static constexpr int kCount = kCount_; };
 
-// A and B as kCountA and kCountB 16-bit parts (mainloop_sm90_ss_parts.cuh, mainloop_parts.cuh), of
-// which those products are computed whose parts' numbers add up to at most kOrder.
+// A and B as kCountA and kCountB 16-bit parts (mainloop_sm90_ss_parts.cuh, mainloop_parts.cuh).
+// Products A_i @ B_j with i + j <= kOrder are computed.
 template <int kCountA_, int kCountB_, int kShift_, int kOrder_> struct Parts {
     static constexpr int kCountA = kCountA_, kCountB = kCountB_;
     static constexpr int kCount = kCountA > kCountB ? kCountA : kCountB;
@@ -52,7 +52,8 @@ template <int kCountA_, int kCountB_, int kShift_, int kOrder_> struct Parts {
 
 // Schedules of the consumer warpgroups.
 // Cooperative: each computes a slice of the rows of every tile.
-// PingPong: each computes every second tile; one's epilogue overlaps the other's mainloop.
+// PingPong: each computes every second tile; the epilogue of one overlaps the mainloop of the
+// other.
 // SlicedK: each computes every second stage of a tile; their accumulators are added.
 template <int kConsumers_> struct Cooperative {
     static constexpr int kConsumers = kConsumers_;
@@ -67,9 +68,9 @@ struct SlicedK {
     static constexpr bool kPingPong = false, kSlicedK = true;
 };
 
-// Cluster: its blocks compute tiles with the same columns (of the accumulators); each loads a slice
-// of them and multicasts it.
-// SplitK: its blocks compute one tile, each a range of k.
+// Cluster: the blocks compute tiles with the same columns of accumulators; each block loads a slice
+// of these columns and multicasts it.
+// SplitK: the blocks compute one tile, each a range of k.
 template <int kSize_> struct Cluster {
     static constexpr int kSize = kSize_;
     static constexpr bool kMulticast = kSize > 1, kSplitK = false;

@@ -4,7 +4,7 @@
 
 namespace gemm {
 
-// Sliced-K: adds the second warpgroup's accumulators to the first's.  memory: sizeof(Slices).
+// Sliced-K: adds the second warpgroup's accumulators to the first's.  memory: a Slices.
 template <class Mainloop> struct SlicedKReduction {
     using Accumulator = typename Mainloop::Accumulator;
     static constexpr int kSize = Mainloop::kMmasM * Mainloop::kCols / 2, kRow = Mainloop::kCols / 2;
@@ -26,15 +26,15 @@ template <class Mainloop> struct SlicedKReduction {
 };
 
 // Cluster split-K: each block reduces and stores a range of the columns of each of kProducts
-// products.  kOwnMemory: accumulators are exchanged through memory of their own, otherwise through
-// the pipeline's stages.
+// products.  kOwnMemory: accumulators are exchanged through separate memory, otherwise through the
+// pipeline's stages.
 template <class Mainloop, bool kOwnMemory> struct SplitKReduction {
     using Accumulator = typename Mainloop::Accumulator;
     using ElementAccumulator = typename Mainloop::ElementAccumulator;
     static constexpr int kClusterSize = Mainloop::kClusterSize, kMmasM = Mainloop::kMmasM;
     static constexpr int kProducts = Mainloop::Operands::B::kCount;
     static constexpr int kThread = Mainloop::kCols / 2;  // a thread's accumulators in 64 rows
-    static constexpr int kOwn = kThread / kClusterSize;  // those of its block's columns
+    static constexpr int kOwn = kThread / kClusterSize;  // in its block's columns
     static_assert(kOwn / kProducts % 4 == 0, "four at once");
     // Indexed by block, warpgroup, four accumulators and thread.
     using Exchange = Bytes<16>[kClusterSize - 1][Mainloop::kConsumers][kMmasM * kOwn / 4][128];
@@ -44,7 +44,7 @@ template <class Mainloop, bool kOwnMemory> struct SplitKReduction {
         constexpr int kOfProduct = kOwn / kProducts;
         return i / kOfProduct * (kThread / kProducts) + rank * kOfProduct + i % kOfProduct;
     }
-    // By all threads of the cluster: at kernel start, and before the exchange.
+    // Called by all threads of the cluster: at kernel start, and before the exchange.
     DEVICE static void begin() {
         if constexpr (kOwnMemory) cluster_arrive();
     }
@@ -53,8 +53,8 @@ template <class Mainloop, bool kOwnMemory> struct SplitKReduction {
         else sync_cluster();                       // and all stages have been read
     }
     // This block's columns become the sum over the cluster's blocks, in the order of k.  With two
-    // products they are stored in the first block's columns.  full: the warpgroup's barrier, of one
-    // arrival, at which the other blocks' accumulators are counted.
+    // products the sums are placed in the first block's columns.  full: the warpgroup's barrier
+    // (one arrival), which counts the bytes of the other blocks' accumulators.
     DEVICE static void add(void* memory, Barrier& full, int warpgroup, Accumulator& accumulator) {
         Exchange& received = *static_cast<Exchange*>(memory);
         const int rank = cluster_rank(), thread = threadIdx.x % 128;

@@ -1,15 +1,15 @@
 // Tile schedulers: which output tiles a block computes, and which range of k.
 //
-// A block computes tiles `first`, `first` + `step`, ... below `end`; Params is the kernel's.
+// A block computes tiles `first`, `first` + `step`, ... below `end`.  Params: of the kernel.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/work_tile.cuh"
 
 namespace gemm {
 
-// Persistent: as many clusters as fit the GPU iterate over the tiles, rasterised in groups of
-// params.swizzle rows of tiles (GemmWorkTile::of_block).  With cluster split-K a cluster computes
-// one tile.
+// Persistent: as many clusters as fit the GPU iterate over the tiles, which are rasterised in
+// groups of params.swizzle rows of tiles (GemmWorkTile::of_block).  With cluster split-K a cluster
+// computes one tile.
 template <class Mainloop> struct PersistentScheduler {
     static constexpr int kClusterSize = Mainloop::kClusterSize;
     static constexpr bool kSplitK = Mainloop::kSplitK, kSwapAB = Mainloop::kSwapAB;

@@ -1,18 +1,18 @@
-// The parts of skinny GEMM, m <= 16: stages of A and B, their copies by lanes, the product of a
-// warp, and the mainloop.
+// Building blocks of skinny GEMM, m <= 16: stages of A and B, their copies by lanes, the product of
+// a warp, and the mainloop.
 //
-// A block computes kTileN columns, of one product or of two with the same A (kMatrices); its warps
-// split k, kDepth each of every kWarps * kDepth.  Each warp streams its share of A and B through
-// its own cp.async pipeline of kStages stages, without block barriers in the mainloop.  The loads
-// of the epilogue overlap the pipeline's prologue.  The code is short: with one wave of blocks,
-// every instruction cache miss shows.
-// The product is computed with swap-AB, because the second operand of mma.sync may have 8 columns:
+// A block computes kTileN columns of one product, or of two products with the same A (kMatrices).
+// Its warps split k: each takes kDepth of every kWarps * kDepth.  Each warp streams its part of A
+// and B through its own cp.async pipeline of kStages stages, without block barriers in the
+// mainloop.  The loads of the epilogue overlap the pipeline's prologue.  The code is kept short:
+// with one wave of blocks, no other work hides instruction cache misses.
+// The product is computed with swap-AB, because the second operand of mma.sync can have 8 columns:
 // m <= 8 costs 8 rows, not 16.
 // Constants: ElementA, ElementB; Compute, the type of the multiplication; kRows, 8 or 16 (FP32: 4
 // or 16), the largest m; kTileN, kDepth, kStages, kMatrices; kMnMajorB: B is MN-major, otherwise
-// K-major as A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned:
+// K-major like A.  Rows are aligned to 16 bytes and are whole 16-byte chunks.  kMisaligned:
 // misaligned rows of 16-bit elements and any length; only the operands themselves are aligned.
-// kBlockScales: kScaleBlock of k of a row of A share a scale, and of kScaleBlock columns of B.
+// kBlockScales: A has a scale per row and kScaleBlock of k, B per kScaleBlock x kScaleBlock block.
 #pragma once
 #include "gemm/skinny_fma.cuh"
 #include "gemm/misaligned_tile.cuh"
@@ -24,7 +24,7 @@ struct SkinnyGemmParams {
     int64_t a_row, b_row;  // row strides of A and of B (MN-major: of k), in elements
     int32_t k, padding;
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales of NVFP4
-    MatrixStrides block_scales_a, block_scales_b;          // of scale_a and scale_b, kBlockScales
+    MatrixStrides block_scales_a, block_scales_b;          // of scale_a, scale_b, if kBlockScales
     EpilogueParams epilogue;
 };
 
@@ -40,16 +40,16 @@ constexpr LaneOrder kLaneOrder =
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kMixedInput ? 32 : kFragmentK<Compute>;
-// Of misaligned K-major rows of 16-bit elements every eighth has the same alignment.  A block
-// computes such columns: it reads B's chunks from their aligned start, and A from as many elements
-// before its own.
+// Every eighth of misaligned K-major rows of 16-bit elements has the same alignment.  A block
+// computes columns of equal alignment: it reads B from the aligned start of each row's first chunk,
+// and A from the same number of elements before its first one.
 constexpr int kPhases = kMisaligned && !kMnMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kMatrices == 1 || (kMatrices == 2 && !kMisaligned && !kMnMajorB),
               "one product or two");
 static_assert(kRows == 8 || kRows == 16 || (kRows == 4 && kSame<Compute, float>),
               "one fragment, or half of one");
-template <class T> struct SkinnyMma;  // a warp's share, by tensor cores
+template <class T> struct SkinnyMma;  // a warp's product, by tensor cores
 using WarpProduct =
     typename Choose<kSame<Compute, float>, gemm::SkinnyFma<Compute>, SkinnyMma<Compute>>::Type;
 static_assert(!kBlockScales || (kScaleBlock % kDepth == 0 && kScaleBlock % kTileN == 0),
@@ -62,7 +62,7 @@ struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     }
 };
 constexpr int kPerElement = kScaled ? 2 : 1;  // values of an element of B
-constexpr int kStepK = kWarps * kDepth;       // from one stage of a warp to the next
+constexpr int kStepK = kWarps * kDepth;       // k from one stage of a warp to the next
 constexpr int kRowsB = kMnMajorB ? kDepth : kTileN,
               kRowB = kMnMajorB ? kTileN : kDepth / kPerElement;
 using TileA =
@@ -82,7 +82,7 @@ struct SkinnyStage {
     TileA a;
     TileB b[kMatrices];
 };
-// A lane's share of an operand's copies, stage by stage.
+// A lane's copies of an operand, stage by stage.
 template <class T, class Tile>
 struct LaneCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
@@ -123,7 +123,7 @@ template <class T, class Tile>
 using CopierOf =
     typename Choose<kIsMisaligned<Tile>, MisalignedCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
 
-// A lane's share of the copies of NVFP4's scales, in words of four.
+// A lane's copies of NVFP4's scales, in words of four.
 template <class Tile>
 struct ScaleCopier {
     static constexpr int kRowWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kRowWords;
@@ -145,8 +145,8 @@ struct ScaleCopier {
                                 first_k + word % kRowWords * int64_t(kWordK));
         }
     }
-    // Copies the scales of `rows` rows and `elements` of k, a multiple of a word's; the
-    // rest of the tile becomes zero.
+    // Copies the scales of `rows` rows and `elements` of k, a multiple of kWordK; the rest of the
+    // tile becomes zero.
     DEVICE void start(Tile& tile, int rows, int elements) {
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) {
@@ -228,22 +228,22 @@ struct SkinnyMma {
         }
     }
 };
-// The block scales of the matrices, in memory; null: 1.
+// Block scales of the matrices, in global memory; null: 1.
 struct SkinnyScales {
     const float* a;
     const float* b[kMatrices];
     MatrixStrides of_a, of_b[kMatrices];
-    int64_t first_col;  // the block's
+    int64_t first_col;  // the block's first column
 
     // The scales that the epilogue applies.
     DEVICE static const float* of_epilogue(const float* scale) {
         return kBlockScales ? nullptr : scale;
     }
 };
-// The product of a stage, times its scales, is added to totals in FP32.
+// Adds the product of each stage, times its scales, to totals in FP32.
 //
-// Lane i has B's scales of every kWarpSize-th stage from the i-th on: one load, long before.  A's,
-// which the last kernel wrote, are fetched from L2 one stage ahead.
+// Lane i holds B's scales of every kWarpSize-th stage from the i-th on: one load, long before use.
+// A's scales, which the previous kernel wrote, are fetched from L2 one stage ahead.
 template <class Product> struct BlockPromotion {
     using Fragment = typename Product::Fragment;
     const SkinnyScales& scales;
@@ -251,12 +251,12 @@ template <class Product> struct BlockPromotion {
     Fragment totals[kColFragments] = {};
     float a[Fragment::kCount], b[kMatrices];
 
-    // [k, last_k): the warp's.
+    // [k, last_k): the warp's range of k.
     DEVICE BlockPromotion(const SkinnyScales& scales, int rows, int k, int last_k)
         : scales(scales), rows(rows), last_k(last_k) {
         fetch(k);
     }
-    // Scales of the stage from k on.
+    // Loads the scales of the stage that begins at k.
     DEVICE void fetch(int k) {
         if (stage % kWarpSize == 0) fetch_b(k + lane_id() * kStepK);
         if (!scales.a || k >= last_k) return;
@@ -277,7 +277,7 @@ template <class Product> struct BlockPromotion {
                        : 1.0f;
         }
     }
-    // k: of the stage that follows.
+    // k: where the next stage begins.
     DEVICE void promote(Product& product, int k) {
         float of_b[kMatrices], of_a[Fragment::kCount];
 #pragma unroll
@@ -316,7 +316,7 @@ struct SkinnyGemmStorage {
         ElementAccumulator acc[kRows][kCols + 4];
     } warps[kWarps];
 
-    // The sums over the warps of kRun adjacent accumulators.
+    // Adds kRun adjacent accumulators of all warps to totals.
     DEVICE void add(int row, int col, ElementAccumulator (&totals)[kRun]) const {
 #pragma unroll
         for (int from = 0; from < kWarps; ++from) {
@@ -330,7 +330,7 @@ struct SkinnyGemmStorage {
     }
 };
 
-// Zeroes the `count` elements that the first stage has before its rows.
+// Zeros the `count` elements that precede each row in the first stage.
 template <class Stage>
 DEVICE void clear_heads(Stage& stage, const RowPhases& of_a, int count) {
     for (int row = lane_id(); row < kTileN; row += kWarpSize) {
@@ -342,12 +342,12 @@ DEVICE void clear_heads(Stage& stage, const RowPhases& of_a, int count) {
     }
 }
 
-// A lane's share of the copies of a matrix B.
+// A lane's copies of a matrix B.
 struct MatrixCopier {
     CopierOf<ElementB, CodesB> codes;
     ScalesOf<kScaled> scales;
 
-    // begin: the operand.  columns: the first of the block, from the warp's first k on.
+    // begin: the operand.  columns: the block's first column, at the warp's first k.
     template <class Groups>
     DEVICE MatrixCopier(const ElementB* begin, const ElementB* columns, int64_t row,
                         const e4m3* group_scales, const Groups& groups, int64_t first_col,
@@ -362,20 +362,21 @@ struct MatrixCopier {
     }
 };
 
-// The block's first column of B, from the warp's first k on.
+// Address of the block's first column of B, at the warp's first k.
 DEVICE const ElementB* own_columns(const ElementB* b, int64_t row, int64_t first_col, int first_k) {
     return b + (kMnMajorB ? first_col + first_k * row : first_col * row + first_k / kPerElement);
 }
 
-// What a warp has of the operands.
+// A warp's part of the operands.
 struct SkinnyOperands {
-    int rows, cols;       // that exist
+    int rows, cols;       // valid ones
     int first_k, last_k;  // of this warp
     int before;           // elements of a row's first chunk that precede the row
     RowPhases phases_a, phases_b;
 };
 
-// The block's accumulators, in storage.warps[...].acc; `prepare` loads what the epilogue needs.
+// Computes the block's accumulators in storage.warps[...].acc.  `prepare` loads the epilogue's
+// operands.
 template <class Prepare>
 DEVICE void multiply_columns(SkinnyGemmStorage& storage, const SkinnyOperands& x,
                              CopierOf<ElementA, TileA>& of_a, MatrixCopier (&of_b)[kMatrices],

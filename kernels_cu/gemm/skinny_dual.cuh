@@ -1,5 +1,5 @@
-// Skinny dual GEMM: a block computes the same columns of both products (gemm/skinny.cuh), and their
-// gate.
+// Skinny dual GEMM: a block computes the same columns of both products (gemm/skinny.cuh) and
+// applies their gate.
 #pragma once
 #include "gemm/skinny.cuh"
 
@@ -11,7 +11,7 @@ struct SkinnyDualParams {
     EpilogueParams epilogues[2];                              // epilogues[0] has the output
 };
 
-// What the kernels take besides their parameters.
+// The kernels' arguments except their parameters.
 struct SkinnyDualOperands {
     const ElementA* a;
     const ElementB *b1, *b2;

@@ -1,8 +1,8 @@
-// A warp's share of a skinny product of FP32 operands, by multiply-adds.
+// A warp's product of a skinny GEMM of FP32 operands, by multiply-adds.
 //
-// A lane computes 4 x 4 accumulators.  Lanes that share these take chunks of 4 of k in turn, whose
-// accumulators are added at the end.
-// Constants: those of skinny_gemm.cu.
+// A lane computes 4 x 4 accumulators.  Lanes with the same accumulators alternate over chunks of 4
+// of k; their partial accumulators are added at the end.
+// Constants: see skinny_gemm.cu.
 #pragma once
 #include "common/shared_tile.cuh"
 
@@ -18,7 +18,7 @@ struct SkinnyFma {
     int m, n, k;
 
     // As in mainloop_fma.cuh, lanes that differ in bit 0 or in bit 1 load the same vector of one
-    // operand, where they can.
+    // operand where possible.
     DEVICE SkinnyFma() {
         const int lane = lane_id(), two = (lane >> 1 & 1) | (lane >> 3 & 2),
                   three = (lane & 1) | (lane >> 1 & 6), place = three | two << 3 | (lane & 32);
@@ -27,7 +27,7 @@ struct SkinnyFma {
         k = place / kShared;
     }
     DEVICE int row(int i) const { return m + i * kLanesM; }
-    // MN-major: a vector.
+    // MN-major: a lane's columns are one vector.
     DEVICE int col(int j) const { return kMnMajorB ? 4 * n + j : n + j * kLanesN; }
 
     template <class Stage, class Phases>
@@ -73,9 +73,9 @@ struct SkinnyFma {
             }
         }
     }
-    // Of lanes whose k differs in the bit `apart`.
+    // XOR mask of lanes whose k differs in the bit `apart`.
     DEVICE static constexpr int distance(int apart) {
-        constexpr int kBits[] = {1, 4, 8, 2, 16, 32};  // of a lane, of those of its place
+        constexpr int kBits[] = {1, 4, 8, 2, 16, 32};  // the lane's bit for each bit of `place`
         int bit = 0;
         for (int place = apart * kShared; place > 1; place /= 2) ++bit;
         return kBits[bit];

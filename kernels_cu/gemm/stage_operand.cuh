@@ -27,27 +27,26 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     // Rows of A or columns of B in a box.
     static constexpr int kBoxExtent = kMnMajor ? kRowBytes * kPacked / kSize : kExtent;
 
-    // A tile of a matrix that ends `left` rows of A or columns of B after the tile begins.  Those
-    // out of bounds would take TMA several times as long as others (7 cycles for 128 bytes on an
-    // H200), so they are not loaded and keep stale data, which only accumulators out of bounds see.
-    // Boxes have whole groups of 8 rows, as the swizzle.
-    // Bytes that are loaded for a stage:
+    // Returns the bytes that are loaded for a stage of a tile with `left` valid rows of A or
+    // columns of B.  TMA would take several times as long for rows out of bounds as for others (7
+    // cycles for 128 bytes on an H200), so they are not loaded.  Their stale data affects only
+    // accumulators out of bounds.  Boxes have whole groups of 8 rows, the period of the swizzle.
     DEVICE static int bytes(int left) {
         if (left >= kExtent) return kBytes;
         if (left <= 0) return 0;
         if (kMnMajor) return (left + kBoxExtent - 1) / kBoxExtent * kBoxBytes;
         return (left + kGroup - 1) / kGroup * kGroup * (kBytes / kExtent);
     }
-    // The map of a tile, or a slice of one: at the edge boxes have the last rows alone, if K-major;
-    // MN-major tiles leave out whole boxes.
+    // The map of a tile, or of a slice of one.  K-major: the boxes of `edge` have only the last
+    // rows.  MN-major: tiles at the edge skip whole boxes of the same map.
     DEVICE static const TensorMap& map(const TensorMap& whole, const TensorMap& edge,
                                        bool is_edge) {
         return is_edge && !kMnMajor ? edge : whole;
     }
 
-    // extent: the first row of A or column of B.  step: from one box to the next, in bytes.
-    // kEdge: known to the compiler, so that the address of the map is, too.  kMayBeEmpty: there may
-    // be no row at all.
+    // extent: the first row of A or column of B.  step: bytes from one box to the next.
+    // kEdge: a compile-time constant, so that the map's address is constant, too.  kMayBeEmpty: the
+    // tile can have no valid row.
     template <bool kEdge, bool kMayBeEmpty>
     DEVICE static void load(unsigned char* stage, const TensorMap& whole, const TensorMap& edge,
                             Barrier& full, int k, int extent, int left, int batch,
@@ -63,8 +62,8 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
                       kMnMajor ? k : extent, batch});
         }
     }
-    // Multicasts block `rank`'s slice to the cluster: some of the boxes, or a part of each.  kEdge:
-    // of the slice.
+    // Multicasts block `rank`'s slice to the cluster: some of the boxes (MN-major), or a part of
+    // each box (K-major).  kEdge: the slice is at the edge.
     template <int kClusterSize, bool kEdge>
     DEVICE static void load_multicast(unsigned char* stage, const TensorMap& whole,
                                       const TensorMap& edge, Barrier& full, int k, int extent,
@@ -90,7 +89,7 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
     template <int kClusterSize> DEVICE static int slice_begin(int rank) {
         return rank * (kExtent / kClusterSize);
     }
-    // L2 prefetch of the first box at k = 0; `extent` may be that of a block's slice.
+    // L2 prefetch of the first box at k = 0; `extent` can be the start of a block's slice.
     DEVICE static void prefetch(const TensorMap& map, int extent, int batch) {
         tma_prefetch(map, {kMnMajor ? extent : 0, kMnMajor ? 0 : extent, batch});
     }
@@ -101,7 +100,7 @@ template <class Operand, int kExtent, int kTileK> struct StageOperand {
             stage + contiguous / kRowBytes * kBoxBytes + row * kRowBytes + contiguous % kRowBytes;
         return matrix_descriptor<kRowBytes>(p, kMnMajor ? kBoxBytes : 0, 8 * kRowBytes);
     }
-    // From there to the tile at k of the same stage, in bytes.
+    // Bytes from a descriptor at k = 0 to the one at `k` of the same stage.
     DEVICE static constexpr int step(int k) {
         if (kMnMajor) return k * kRowBytes;
         return k * kSize / kRowBytes * kBoxBytes + k * kSize % kRowBytes;

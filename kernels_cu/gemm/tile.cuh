@@ -1,9 +1,9 @@
 // A block's work tile: accumulators of its kProducts products, their reduction over split-K, and
-// their way through shared memory to an epilogue.
+// their staging through shared memory for an epilogue.
 //
 // Split-K: with fewer tiles than SMs, `splits` blocks compute ranges of k of one tile.  The pass
-// kStorePartials stores each block's partial accumulators as the lanes hold them, the pass
-// kReducePartials adds those of a tile in the order of k: bitwise reproducible.
+// kStorePartials stores each block's partial accumulators in the order of its lanes.  The pass
+// kReducePartials adds a tile's partial accumulators in the order of k: bitwise reproducible.
 #pragma once
 #include "gemm/work_tile.cuh"
 #include "gemm/mainloop_portable.cuh"
@@ -53,8 +53,8 @@ struct TileStorage {
 };
 using GemmStorage = TileStorage<Stage>;
 
-// Sliced-K: adds the accumulators of the warps that share k, in their order.  Warp k keeps every
-// kGridK-th position.
+// Sliced-K: adds the accumulators of the kGridK warps along k, in their order.  Each of these warps
+// keeps every kGridK-th position.
 DEVICE void add_slices(GemmStorage& storage, const WarpCoord& warp, AccumulatorTile& acc) {
     if constexpr (kGridK > 1) {
         const int index = warp.m * kGridN + warp.n;
@@ -121,7 +121,7 @@ DEVICE void exchange_partials(const TileParams& params, const GemmWorkTile& work
     }
 }
 
-// acc: the tile's accumulators; partial in the pass kStorePartials, which stores them.
+// Computes the tile's accumulators `acc`.  The pass kStorePartials stores partial ones instead.
 DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params,
                             const GemmWorkTile& work, const WarpCoord& warp, const OperandArrays& a,
                             const OperandArrays (&b)[kProducts], ElementAccumulator* partials,
@@ -180,8 +180,8 @@ DEVICE void accumulate_tile(GemmStorage& storage, const TileParams& params,
     if (pass != kSinglePass) exchange_partials(params, work, warp, partials, pass, acc);
 }
 
-// Calls f(row, col, runs) for the runs of kRun contiguous columns, one of each product, that this
-// lane stores; through shared memory.
+// Calls f(row, col, runs) for the runs of kRun contiguous columns that this lane stores; `runs` has
+// one run per product.  The accumulators pass through shared memory.
 template <class Stage, class F>
 DEVICE void for_each_run(TileStorage<Stage>& storage, const WarpCoord& warp,
                          const AccumulatorTile& acc, F f) {

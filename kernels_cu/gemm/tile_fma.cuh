@@ -1,4 +1,4 @@
-// An output tile of FP32 operands by multiply-adds: mainloop_fma.cuh and the epilogue.
+// Computes an output tile of FP32 operands by multiply-adds: mainloop_fma.cuh and the epilogue.
 #pragma once
 #include "gemm/mainloop_fma.cuh"
 #include "gemm/epilogue/linear_combination.cuh"
@@ -62,7 +62,7 @@ DEVICE void compute_tile(GemmFmaStorage& storage, const GemmFmaParams& params,
         }
         return;
     }
-    // Through shared memory of the thread's own, so that a loop has one instance of the code.
+    // Staged in the thread's own shared memory: a rolled loop has one instance of the epilogue.
 #pragma unroll
     for (int first = 0; first < kRuns; first += kStagedRuns) {
 #pragma unroll

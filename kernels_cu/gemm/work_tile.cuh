@@ -30,7 +30,7 @@ struct BatchLayout {
     int64_t sizes[kMaxBatchDims];
     int64_t strides[kOperands][kMaxBatchDims];
 
-    // index: of a matrix, less than 2^31.
+    // Offset of the operand's matrix `index`, less than 2^31.
     DEVICE int64_t offset(int operand, int64_t index) const {
         int64_t sum = 0;
         uint32_t rest = uint32_t(index);
@@ -55,8 +55,7 @@ struct GemmWorkTile {
                                         uint32_t batch, int tile_m, int tile_n,
                                         uint32_t height = 8) {
         if (height > tiles_m) height = tiles_m;
-        // Avoids divisions where a count is 1: the tensor cores are idle until a block knows its
-        // tile.
+        // Avoids divisions by 1: the tensor cores are idle until a block has computed its tile.
         const auto divide = [](uint32_t x, uint32_t by) {
             return x < by ? 0 : by == 1 ? x : x / by;
         };

@@ -1,5 +1,5 @@
-// The second half of a softmax of logits: y = exp(logit - max) / sum, from statistics of sets of
-// kSetColumns columns.  The logits are read once; y may alias them.
+// The second half of a softmax of logits: y = exp(logit - max) / sum, from the statistics of sets
+// of kSetColumns columns.  The logits are read once; y can alias them.
 #pragma once
 #include "common/dtype.cuh"
 #include "gemm/work_tile.cuh"
@@ -24,7 +24,7 @@ DEVICE MaxSum row_statistics(const MaxSum* sets, int64_t num_sets, MaxSum* of_wa
     MaxSum total{-kInfinity, 0.0f};
     for (int64_t i = threadIdx.x; i < num_sets; i += kNumThreads) total = merge(total, sets[i]);
     total = merge.across_lanes(total, 1, kWarpSize);
-    sync_block();  // the previous row's have been read
+    sync_block();  // the previous row's statistics have been read
     if (lane_id() == 0) of_warps[threadIdx.x / kWarpSize] = total;
     sync_block();
     total = of_warps[0];
@@ -41,7 +41,7 @@ DEVICE void normalize_run(const MaxSum& total, float (&values)[kNormalRun]) {
     }
 }
 
-// Columns [begin, end) of a row.
+// Normalises columns [begin, end) of a row.
 template <class Out>
 DEVICE void normalize_columns(const float* logits, Out* y, const NormalizeParams& p,
                               const MaxSum& total, int64_t begin, int64_t end) {
@@ -71,7 +71,7 @@ DEVICE void for_each_own_row(const NormalizeParams& p, F f) {
     }
 }
 
-// of_warps: kBlockWarps, in shared memory.
+// of_warps: kBlockWarps elements in shared memory.
 DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* y,
                            const NormalizeParams& p, MaxSum* of_warps) {
     for_each_own_row(p, [&](int64_t row, int64_t begin, int64_t end) {

@@ -1,13 +1,13 @@
-// The second half of a softmax whose y has exponentials over the maximum of each set of kSetColumns
-// columns (gemm/epilogue/partial_softmax.cuh): scales each set by the row's statistics.
+// The second half of a softmax whose y has exponentials relative to the maximum of each set of
+// kSetColumns columns (gemm/epilogue/partial_softmax.cuh): scales each set by the row's statistics.
 #pragma once
 #include "common/math.cuh"
 #include "common/max_sum.cuh"
 #include "logits/normalize.cuh"
 #include "common/vector.cuh"
 
-// Columns [begin, end) of one row, whole runs, as stored by TMA.  y: contiguous, aligned to 16
-// bytes.
+// Scales columns [begin, end) of one row, in whole runs, as TMA stored them.  y: contiguous,
+// aligned to 16 bytes.
 template <class Out>
 DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_warps, int64_t begin,
                       int64_t end) {
@@ -55,7 +55,7 @@ DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_w
     }
 }
 
-// All blocks of the grid.  of_warps: kBlockWarps, in shared memory.
+// Called by all blocks of the grid.  of_warps: kBlockWarps elements in shared memory.
 template <class Out>
 DEVICE void scale_probabilities(Out* y, const MaxSum* statistics, const NormalizeParams& p,
                                 MaxSum* of_warps) {

@@ -1,4 +1,4 @@
-// The parts of the skinny product of logits: its stages, and the product of a warp.
+// Building blocks of the skinny GEMM for logits: its stages, and the product of a warp.
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
 #include "gemm/work_tile.cuh"
@@ -7,7 +7,7 @@
 #include "common/max_sum.cuh"
 #include "common/prefetch.cuh"
 
-constexpr int kColumns = kSetColumns;  // of two consumer warps
+constexpr int kColumns = kSetColumns;  // columns of two consumer warps
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
 constexpr int kDepth = 128, kSwizzleBytes = 128;  // tile_k of a stage; bytes of a swizzled row of B
 constexpr int kRun = 16, kPitch = kWarpCols + 4;
@@ -17,7 +17,7 @@ static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's rows");
 struct SkinnyLogitsParams {
     int64_t num_k_tiles;
     int64_t rows;
-    EpilogueParams epilogue;  // its `out`: logits
+    EpilogueParams epilogue;  // `out`: the logits
 };
 
 // Rows of 128 bytes with TMA's 128-byte swizzle, in adjacent boxes of kRows rows.
@@ -53,7 +53,7 @@ struct PipelineState {
     }
 };
 
-// acc += the products of 16 rows and kWarpCols columns from `col` on.
+// acc += A * B of one stage, for 16 rows and kWarpCols columns from `col` on.
 DEVICE void multiply_stage(const SkinnyLogitsStage& stage, int col,
                            Accumulator<ElementA> (&acc)[1][2]) {
 #pragma unroll
@@ -71,7 +71,7 @@ DEVICE void multiply_stage(const SkinnyLogitsStage& stage, int col,
     }
 }
 
-// Epilogue of the warp's columns from `first_col` on, through `staged`.  Merges the statistics of
+// Epilogue of the warp's columns from `first_col` on, staged in `staged`.  Merges the statistics of
 // row lane / 2 into `seen`.
 DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& epilogue,
                          int64_t first_col, const Accumulator<ElementA> (&acc)[1][2],

@@ -6,7 +6,7 @@
 //     tma_load(..., full[state.stage], ...);   pipeline.consumer_release(state.stage);
 //     state.advance();                         state.advance();
 //
-// A producer whose barriers other blocks of the cluster arrive at ends with producer_tail.
+// If other blocks of the cluster arrive at the producer's barriers, it must end with producer_tail.
 #pragma once
 
 namespace pipeline {
@@ -28,9 +28,9 @@ template <int kStages> struct PipelineState {
     }
 };
 
-// full: a stage's bytes have arrived; empty: its consumers have read it.  kThreadsPerArrival: one
-// of so many threads arrives, kArrivals in all (over the blocks of a cluster of kMulticastSize,
-// which share their loads).
+// full: a stage's bytes have arrived; empty: its consumers have read it.  One of every
+// kThreadsPerArrival consumer threads arrives at `empty` in each of the kMulticastSize blocks that
+// share their loads; a stage is empty after kArrivals.
 template <int kStages, int kThreadsPerArrival, int kArrivals, int kMulticastSize>
 struct TmaPipeline {
     using State = PipelineState<kStages>;
@@ -45,7 +45,7 @@ struct TmaPipeline {
     // Waits until the consumers, in all blocks of the cluster, have released the stage.
     DEVICE void producer_acquire(const State& state) { empty[state.stage].wait(state.phase ^ 1); }
     DEVICE void consumer_wait(const State& state) { full[state.stage].wait(state.phase); }
-    // By a consumer that has read the stage.
+    // Called by consumers that have read the stage.
     DEVICE void consumer_release(int stage) {
         if (kThreadsPerArrival == 32) sync_warp();
         const int thread = threadIdx.x % kThreadsPerArrival;
@@ -55,8 +55,8 @@ struct TmaPipeline {
             empty[stage].arrive();
         }
     }
-    // By the producer, after its last load: waits until no other block will arrive at this block's
-    // barriers.
+    // Called by the producer after its last load: waits until no other block will arrive at this
+    // block's barriers.
     DEVICE void producer_tail(State state) {
 #pragma unroll 1
         for (int i = 0; i < kStages; ++i) {

@@ -4,7 +4,7 @@
 #pragma once
 
 // --- kernels ---------------------------------------------------------------------------------
-// KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads,
+// KERNEL void name(...): the module's only entry.  The variant's first lines define kNumThreads,
 // kMinBlocks and KERNEL_CLUSTER, which is empty or CLUSTER_DIMS(n).
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ KERNEL_CLUSTER __launch_bounds__(kNumThreads, kMinBlocks)
@@ -12,7 +12,8 @@
 #define REGISTER_KERNEL(name)
 
 // --- shared memory ---------------------------------------------------------------------------
-// SHARED(float, partials, [8][32]): static.  SHARED_STORAGE(Struct, s): the dynamic one, as `s`.
+// SHARED(float, partials, [8][32]): a static array.  SHARED_STORAGE(Struct, s): the dynamic shared
+// memory as a Struct, `s`.
 #define SHARED(T, name, dims) __shared__ T name dims
 #define SHARED_STORAGE(Struct, name)                                \
     extern __shared__ __align__(1024) unsigned char name##_bytes[]; \
@@ -24,17 +25,17 @@ using uintptr_t = unsigned long long;
 #include "platform/common.cuh"
 
 constexpr int kWarpSize = 32;
-// Whether one loop with a uniform branch replaces several specialised ones: where their gain is not
-// measured, they only cost compile time.
+// Whether one loop with a uniform branch replaces several specialised loops.  The specialised loops
+// are for sm_90, where their gain is measured; elsewhere they would only cost compile time.
 constexpr bool kCompact = __CUDA_ARCH__ != 900;
 
 // --- launches that overlap ------------------------------------------------------------------
-// Every thread of a kernel calls it once, before its first access to global memory and before it
-// may return: it returns when the stream's previous kernel has ended and what it wrote is visible.
-// Then it lets the next kernel's blocks start where there is room, as far as their own wait.  A
-// block triggers after its wait, not before it, so that a block that runs means that all kernels
-// before the previous one have ended.  Both do nothing in a launch without the attribute
-// (targets/launches.py), and nothing before sm_90.
+// Programmatic dependent launch.  Every thread of a kernel calls this once, before its first access
+// to global memory and before any return.  It waits until the stream's previous kernel has ended
+// and its writes are visible.  Then it lets the next kernel's blocks start where there is room;
+// they run up to their own wait.  The trigger follows the wait: when a block runs, all kernels
+// before the previous one have therefore ended.  No effect in a launch without the attribute
+// (targets/launches.py) or before sm_90.
 DEVICE void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -43,13 +44,14 @@ DEVICE void wait_for_previous_grid() {
 }
 
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
-// All threads of the block, warp or barrier take part; shuffles move any 4- or 8-byte type.
+// All threads of the block, warp or barrier must take part.  Shuffles move any 4- or 8-byte type.
 DEVICE int lane_id() { return threadIdx.x % kWarpSize; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
-// sync_block; returns whether any thread's `value` is true.
+// sync_block that returns whether any thread's `value` is true.
 DEVICE bool sync_block_or(bool value) { return __syncthreads_or(value) != 0; }
-// Named barrier `id`, 1 to 15, of `count` threads (whole warps); 0 is sync_block's.
+// Waits at named barrier `id` (1 to 15) for `count` threads (whole warps).  sync_block uses
+// barrier 0.
 DEVICE void named_barrier(int id, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
 }
@@ -61,18 +63,19 @@ template <class T>
 DEVICE T shuffle(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
-// x, opaque to the compiler: values that a loop derives from it are recomputed instead of kept in
-// registers.
+// Returns x, opaque to the compiler, which then recomputes values that a loop derives from it
+// instead of keeping them in registers.
 DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-// x, known to be uniform over the warp: derived values may use uniform registers.
+// Returns x, which must be uniform over the warp: derived values can use uniform registers.
 DEVICE int uniform(int x) { return int(__reduce_or_sync(0xffffffffu, unsigned(x))); }
 DEVICE bool vote_any(bool p) { return __any_sync(0xffffffffu, p); }
 // All-reduce over the warp.
 DEVICE uint32_t maximum_of_warp(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
-// The same by two matrix products with ones, in a third of the time of five shuffles and additions.
+// Sum over the warp by two matrix products with ones, in a third of the time of five shuffles and
+// additions.
 DEVICE double sum_of_warp(double x) {
     const auto multiply = [](double a, double b, double& low, double& high) {
         asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%4, %4};"
@@ -80,7 +83,7 @@ DEVICE double sum_of_warp(double x) {
             : "d"(a), "d"(b), "d"(0.0));
     };
     double low, high;
-    multiply(1.0, x, low, high);  // sums over lanes 4 i and on, i = 2 * (lane % 4) and the next
+    multiply(1.0, x, low, high);  // low: lanes 4 c to 4 c + 3, c = 2 * (lane % 4); high: c + 1
     multiply(low + high, 1.0, low, high);
     return low;
 }
@@ -92,8 +95,8 @@ template <class T>
 DEVICE void atomic_min(T* address, T value) {
     atomicMin(address, value);
 }
-// Release and acquire: this thread's earlier writes are visible to whoever reads the sum, and
-// theirs to this thread.
+// Release and acquire: a thread that acquires the sum sees this thread's earlier writes, and this
+// thread sees the writes before earlier additions.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     uint32_t old;
     asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
@@ -114,7 +117,7 @@ DEVICE uint64_t atomic_add_acq_rel(uint64_t* address, uint64_t value) {
 DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desired) {
     return atomicCAS(address, expected, desired) == expected;
 }
-// Acquire: what others wrote before they changed the value is visible to this thread.
+// Acquire: this thread sees the writes that others made before they released the value.
 DEVICE uint32_t load_acquire(const uint32_t* address) {
     uint32_t value;
     asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -125,7 +128,7 @@ DEVICE uint64_t load_acquire(const uint64_t* address) {
     asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
 }
-// Relaxed, for one word that another block writes: orders nothing else.
+// Relaxed, for one word that another block writes; does not order other accesses.
 DEVICE uint64_t load_relaxed(const uint64_t* address) {
     uint64_t value;
     asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -135,7 +138,7 @@ DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 DEVICE int count_bits(uint32_t x) { return __popc(x); }
-// Backs off between two polls of a value that another block changes.
+// Back-off between two polls of a value that another block changes: none on CUDA.
 DEVICE void yield() {}
 constexpr int kMostPolls = 4096;  // about 0.7 us each
 #include "platform/grid.cuh"
@@ -147,15 +150,15 @@ constexpr int kMostPolls = 4096;  // about 0.7 us each
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) { return __vminu2(a, b); }
 DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) { return __vmaxs2(a, b); }
-// Permutes bytes of a (0 to 3) and b (4 to 7) by the hexadecimal digits of `select`, the last digit
-// first.
+// Picks bytes of a (0 to 3) and b (4 to 7).  Each hexadecimal digit of `select` is a byte's index;
+// the last digit gives the result's lowest byte.
 DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
     return __byte_perm(a, b, select);
 }
 
 // The larger of two; ignores a NaN if the other is a number.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
-// a * b + c, rounded once, whatever the compiler contracts elsewhere.
+// a * b + c with one rounding, independent of the compiler's contraction.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // Within 2 ulps of 1 / sqrt(x).
 DEVICE float reciprocal_square_root(float x) {
@@ -177,9 +180,9 @@ DEVICE float exp2_approx(float x) {
 }
 
 // --- global memory ---------------------------------------------------------------------------
-// L2 eviction policy of loads.  evict_last is faster for a kernel that reads much once and writes
-// as much, although it never reads again: its writes then leave L2 soon and in order.  It is slower
-// where most of the data fits L2.
+// L2 eviction policy of loads.  evict_last is faster for a kernel that reads a large array once and
+// writes as much, although it never rereads the data: its writes then leave L2 early and in order.
+// It is slower where most of the data fits in L2.
 struct LoadPolicy { uint64_t bits; };
 DEVICE LoadPolicy load_policy(bool evict_last) {
     uint64_t last, normal;
@@ -187,15 +190,15 @@ DEVICE LoadPolicy load_policy(bool evict_last) {
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
     return {evict_last ? last : normal};
 }
-// L2 eviction policy of stores.  evict_last: for the last results of a kernel, about 48 MB that L2
-// may still hold at its end, which DRAM then need not take before it.
+// L2 eviction policy of stores.  evict_last is for a kernel's last results, about 48 MB: L2 can
+// still hold them at the kernel's end, so that they need not reach DRAM before it.
 struct StorePolicy { uint64_t bits; };
-// The results of createpolicy: constants take fewer registers.
+// The constants that createpolicy returns: constants take fewer registers.
 DEVICE StorePolicy store_policy(bool evict_last) {
     return {evict_last ? 0x14f0000000000000ull : 0x1000000000000000ull};
 }
-// N bytes in one access, aligned to N.  No other cache hints: no-allocate stores and evict_first
-// loads made row kernels slower.
+// One access of N bytes, aligned to N.  There are no other cache hints: no-allocate stores and
+// evict_first loads made row kernels slower.
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
@@ -209,10 +212,10 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy policy) {
                  : "l"(p), "l"(policy.bits));
     return b;
 }
-// Memory that the kernel does not write: before sm_90 the load may move above stores.  From sm_90
-// on launches overlap, so that the previous kernel may write the memory while this one is already
-// there: ld.global.nc does not allow that, and may move above the wait.  A volatile asm stays
-// behind it; without a memory clobber it leaves other accesses alone.
+// Loads memory that the kernel does not write.  Before sm_90 the load may move above stores.  From
+// sm_90 on launches overlap: the previous kernel can still write the memory while this one runs.
+// ld.global.nc does not allow that, and may move above the wait.  A volatile asm stays behind the
+// wait; without a memory clobber it does not order other accesses.
 constexpr bool kReadOnlyLoadsMove = __CUDA_ARCH__ < 900;
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
@@ -279,7 +282,7 @@ DEVICE void copy_async(void* shared, const void* global, LoadPolicy policy) {
                  "l"(global), "l"(policy.bits)
                  : "memory");
 }
-// Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
+// Copies the first `bytes` (0 to 16) of 16 bytes and zero-fills the rest, which is not read.
 template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -311,12 +314,12 @@ DEVICE int cluster_rank() {
 DEVICE void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// Orders only the arrival (and barriers, after fence_barrier_init): this thread's earlier writes
-// may be invisible to others.  Does not wait for memory, which takes hundreds of cycles.
+// Relaxed arrival: other blocks may not see this thread's earlier writes, except barriers after
+// fence_barrier_init.  It does not wait for memory, which would take hundreds of cycles.
 DEVICE void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-// Invalidates all of L1.
+// Acquires, and invalidates all of L1.
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Address of the same shared variable in block `rank`.
 template <class T>
@@ -329,5 +332,5 @@ DEVICE T* cluster_shared(T* shared, int rank) {
 // --- matrices --------------------------------------------------------------------------------
 #include "platform/cuda/mma.cuh"
 
-// Older architectures parse these, but assemble nothing that a kernel does not call.
+// Older architectures parse these primitives, but assemble only those that a kernel calls.
 #include "platform/cuda/hopper.cuh"

@@ -1,5 +1,5 @@
-// Small floating-point formats and their conversions by integer code, for targets without
-// instructions for them.
+// Small floating-point formats and their conversions in integer arithmetic, for targets without
+// conversion instructions.
 #pragma once
 struct half { uint16_t code; };
 struct bf16 { uint16_t code; };
@@ -7,8 +7,8 @@ struct e4m3 { uint8_t code; };
 struct e5m2 { uint8_t code; };
 
 namespace formats {
-// A format of sign, exponent and mantissa.  kSpecial: the first code of infinity and NaN;
-// kOverflow: the code of too large a magnitude.
+// A format with sign, exponent and mantissa.  kSpecial: the smallest code of infinity and NaN;
+// kOverflow: the code for magnitudes that are too large.
 template <int kExponent, int kMantissa, uint32_t kSpecial, uint32_t kOverflow, uint32_t kNan>
 struct Format {
     static constexpr int kBias = (1 << (kExponent - 1)) - 1;

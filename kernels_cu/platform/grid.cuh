@@ -1,24 +1,24 @@
 // A grid barrier for launches whose blocks need not be co-resident.
 //
-// A grid barrier that spins until the last block arrives deadlocks when blocks are not resident:
-// two launches of different streams may each hold a part of the GPU and wait for ever.  So a block
-// stops waiting after kMostPolls polls and leaves its work to the block that arrives last, which
-// never waits for a block that has yet to start.
+// A grid barrier that spins until the last block arrives deadlocks when some blocks are not
+// resident: two launches in different streams can each hold a part of the GPU and wait for ever.
+// Therefore a block stops waiting after kMostPolls polls and leaves its work to the block that
+// arrives last.  That block never waits for a block that has yet to start.
 #pragma once
 
 // All words are zero before and after a launch, except the upper bit of state.
 struct GridBarrier {
     static constexpr int kMostBlocks = 4096;
     uint64_t
-        state;  // blocks that have arrived: upper half, which flips its upper bit; that left: lower
+        state;  // upper half: arrivals, top bit flips every launch; lower half: blocks that left
     uint32_t padding[2];
     uint32_t left[kMostBlocks / 32];  // one bit per block that has left
 };
 
-// Waits for all blocks of the launch, gridDim.x <= kMostBlocks, then calls work(block) for this
-// block and, in the block that arrives last, for those that left.  All threads of a block call it
-// once a launch.  Earlier writes of all blocks are visible to `work`, whose results must not depend
-// on the block that computes them.
+// Waits for all blocks of the launch (gridDim.x <= kMostBlocks), then calls work(block) for this
+// block.  The block that arrives last also calls it for the blocks that left.  All threads of a
+// block call this function once per launch.  `work` sees the earlier writes of all blocks; its
+// results must not depend on the block that computes them.
 template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F work) {
     sync_block();
     bool leaves = false;
@@ -32,12 +32,12 @@ template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F work) {
         for (int polls = 0; (before ^ now) >> 63 == 0 && !leaves; ++polls) {
             yield();
             now = load_acquire(&barrier->state);
-            // Fails if the last block has arrived meanwhile: it counts the blocks that have left.
+            // The swap fails if the last block has arrived: it has counted the blocks that left.
             leaves = polls >= kMostPolls && (before ^ now) >> 63 == 0 &&
                      compare_and_swap(&barrier->state, now, now + 1);
         }
         if (leaves) atomic_add(&barrier->left[blockIdx.x / 32], 1u << blockIdx.x % 32);
-        for (uint32_t seen = 0; seen < num_left;) {  // they are about to set their bits
+        for (uint32_t seen = 0; seen < num_left;) {  // until all that left have set their bits
             seen = 0;
             for (uint32_t i = 0; i * 32 < gridDim.x; ++i) {
                 seen += count_bits(load_acquire(&barrier->left[i]));
@@ -46,13 +46,13 @@ template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F work) {
     }
     if (sync_block_or(leaves)) return;
     constexpr uint32_t kForOther = 1u << 31;
-    // The only value live across `work`, whose one call is inlined.
+    // The only value live across `work`, which is inlined at one call.
     uint32_t block = blockIdx.x | (sync_block_or(num_left != 0) ? kForOther : 0);
 #pragma unroll 1
     while (true) {
         work(block & ~kForOther);
         if (block < kForOther) return;
-        sync_block();  // shared memory is free; no thread looks for a bit any more
+        sync_block();  // shared memory is free; no thread still searches the bits
         if (threadIdx.x == 0 && block != (blockIdx.x | kForOther)) {
             atomic_add(&barrier->left[block % kForOther / 32], 0u - (1u << block % 32));
             atomic_add(&barrier->state, uint64_t(0) - 1);

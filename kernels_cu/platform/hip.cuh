@@ -1,6 +1,6 @@
-// Primitives on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  Attributes and builtins of
-// clang alone, so that hiprtc and an offline clang without headers or device library compile the
-// same string.
+// Primitives on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  They use only clang's
+// attributes and builtins, so that hiprtc and an offline clang without headers or a device library
+// compile the same string.
 #pragma once
 
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
@@ -15,7 +15,7 @@
     extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char name##_bytes[]; \
     Struct& name = *reinterpret_cast<Struct*>(name##_bytes)
 
-// The same types as in the header that hiprtc puts before every program.
+// The types of the header that hiprtc includes before every program.
 using int64_t = long long;
 using uint64_t = unsigned long long;
 using uintptr_t = unsigned long long;
@@ -26,7 +26,7 @@ constexpr int kWarpSize = 64;
 #else
 constexpr int kWarpSize = 32;
 #endif
-constexpr bool kCompact = true;  // cuda.cuh
+constexpr bool kCompact = true;  // see cuda.cuh
 
 namespace hip {
 struct Index { unsigned x, y, z; };
@@ -63,7 +63,7 @@ DEVICE void sync_block() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-// sync_block; returns whether any thread's `value` is true.
+// sync_block that returns whether any thread's `value` is true.
 DEVICE bool sync_block_or(bool value) {
     SHARED(uint32_t, any, [1]);
     if (threadIdx.x == 0) any[0] = 0;
@@ -103,7 +103,7 @@ template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
     return shuffle(value, lane_id() ^ mask);
 }
-// x, known to be uniform over the warp: derived values may use scalar registers.
+// Returns x, which must be uniform over the warp: derived values can use scalar registers.
 DEVICE int uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
 DEVICE bool vote_any(bool p) {
     if constexpr (kWarpSize == 64) {
@@ -134,8 +134,8 @@ template <class T>
 DEVICE void atomic_min(T* address, T value) {
     __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-// Release and acquire: this thread's earlier writes are visible to whoever reads the sum, and
-// theirs to this thread.
+// Release and acquire: a thread that acquires the sum sees this thread's earlier writes, and this
+// thread sees the writes before earlier additions.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -147,14 +147,14 @@ DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desi
     return __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED,
                                                 __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-// Acquire: what others wrote before they changed the value is visible to this thread.
+// Acquire: this thread sees the writes that others made before they released the value.
 DEVICE uint32_t load_acquire(const uint32_t* address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
 DEVICE uint64_t load_acquire(const uint64_t* address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
-// Relaxed, for one word that another block writes: orders nothing else.
+// Relaxed, for one word that another block writes; does not order other accesses.
 DEVICE uint64_t load_relaxed(const uint64_t* address) {
     return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -170,8 +170,9 @@ constexpr int kMostPolls = 4096;
 // --- elements -----------------------------------------------------------------------------
 #define half half_number  // the `half` of hiprtc's header is another type
 #include "platform/formats.cuh"
-// All targets convert FP16 (subnormals are kept, NaN stays NaN), and FP8 values are FP16 values,
-// those of e4m3 scaled by 2^-8.
+// All gfx targets convert FP16 by instructions (subnormals are kept, NaN stays NaN).  FP8 is
+// decoded as FP16: an e5m2 code is the upper byte of an FP16 code; an e4m3 code in FP16's fields is
+// 2^-8 times its value.
 template <> DEVICE float formats::Half::decode(uint32_t code) {
     return bit_cast<_Float16>(uint16_t(code));
 }
@@ -188,9 +189,9 @@ template <> DEVICE float formats::E4m3::decode(uint32_t code) {
 
 // The larger of two; ignores a NaN if the other is a number.
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
-// a * b + c, rounded once, whatever the compiler contracts elsewhere.
+// a * b + c with one rounding, independent of the compiler's contraction.
 DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-// The same for two pairs of 16-bit numbers (see pack).
+// Element-wise maximum of two pairs of 16-bit elements (see pack and maximum).
 template <class T>
 DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     const float low = maximum(to_float(T{uint16_t(a)}), to_float(T{uint16_t(b)}));
@@ -242,8 +243,7 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy) {
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
-// Plain loads and stores: the compiler waits for a load at its store, so that commit and wait do
-// nothing.
+// Plain loads and stores: each store waits for its load, so commit and wait do nothing.
 template <int N, int kL2Prefetch = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
@@ -255,7 +255,7 @@ template <int N>
 DEVICE void copy_async(void* shared, const void* global, LoadPolicy) {
     copy_async<N>(shared, global);
 }
-// Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
+// Copies the first `bytes` (0 to 16) of 16 bytes and zero-fills the rest, which is not read.
 template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     Bytes<16> b{};

@@ -13,8 +13,8 @@
 #define KERNEL static
 #define CLUSTER_DIMS(n)
 #define HOST_EXPORT extern "C" __attribute__((visibility("default")))
-// Exports an entry that takes the arguments' addresses, and the sizes of the parameters: -1 for a
-// pointer, 0 at the end.
+// Exports an entry that takes the arguments' addresses, and an array of the parameters' sizes (-1
+// for a pointer, 0 at the end).
 #define REGISTER_KERNEL(name)                                                                \
     HOST_EXPORT void host_entry(void* const* args) {                                         \
         host::Call<decltype(&name)>::call(name, args);                                       \
@@ -72,7 +72,7 @@ using uintptr_t = unsigned long long;
 
 constexpr int kWarpSize = HOST_WARP_SIZE;
 constexpr bool kCompact =
-    kWarpSize == 64;  // cuda.cuh: one warp size as on Hopper, one as elsewhere
+    kWarpSize == 64;  // see cuda.cuh: warp size 32 as on Hopper, 64 as elsewhere
 
 // --- launches that overlap ------------------------------------------------------------------
 DEVICE void wait_for_previous_grid(HOST_LOCATION) {
@@ -82,7 +82,7 @@ DEVICE void wait_for_previous_grid(HOST_LOCATION) {
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return host::runtime->thread()->lane; }
 DEVICE void sync_block(HOST_LOCATION) { host::runtime->sync_block(location); }
-// sync_block; returns whether any thread's `value` is true.
+// sync_block that returns whether any thread's `value` is true.
 DEVICE bool sync_block_or(bool value, HOST_LOCATION) {
     SHARED(uint32_t, any, [1]);
     if (threadIdx.x == 0) any[0] = 0;
@@ -180,8 +180,8 @@ DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desi
     return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_ACQUIRE);
 }
-// Release and acquire: this thread's earlier writes are visible to whoever reads the sum, and
-// theirs to this thread.
+// Release and acquire: a thread that acquires the sum sees this thread's earlier writes, and this
+// thread sees the writes before earlier additions.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
@@ -194,7 +194,7 @@ DEVICE uint32_t load_acquire(const uint32_t* address) {
 DEVICE uint64_t load_acquire(const uint64_t* address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
-// Relaxed, for one word that another block writes: orders nothing else.
+// Relaxed, for one word that another block writes; does not order other accesses.
 DEVICE uint64_t load_relaxed(const uint64_t* address) {
     return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
@@ -202,7 +202,7 @@ DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
 DEVICE int count_bits(uint32_t x) { return __builtin_popcount(x); }
-// Backs off between two polls of a value that another block changes; the schedule picks the next
+// Called between two polls of a value that another block changes: the schedule picks the next
 // fiber.
 DEVICE void yield() { host::runtime->yield(); }
 constexpr int kMostPolls = 3;  // blocks leave under some schedules and stay under others
@@ -212,9 +212,9 @@ constexpr int kMostPolls = 3;  // blocks leave under some schedules and stay und
 
 // The larger of two; ignores a NaN if the other is a number.
 DEVICE float maximum(float a, float b) { return a > b || b != b ? a : b; }
-// a * b + c, rounded once, whatever the compiler contracts elsewhere.
+// a * b + c with one rounding, independent of the compiler's contraction.
 DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-// The same for two pairs of 16-bit numbers (see pack).
+// Element-wise maximum of two pairs of 16-bit elements (see pack and maximum).
 template <class T>
 DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     const auto larger = [](uint32_t x, uint32_t y) {
@@ -263,7 +263,7 @@ DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_LOCATION) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
     return load_vector<N>(p, location);
 }
-constexpr bool kReadOnlyLoadsMove = kCompact;  // as on Hopper, and as elsewhere
+constexpr bool kReadOnlyLoadsMove = kCompact;  // false as on Hopper, true as elsewhere
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_LOCATION) {
     return load_vector<N>(p, location);
@@ -280,13 +280,13 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy, HOST_LOCATION)
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
-// The destination is poison (0xff) until the wait, which writes it.
+// The destination is poison (0xff) until the wait, which writes the data.
 template <int N, int kL2Prefetch = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_LOCATION) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     host::check_alignment(shared, N, location);
     host::check_alignment(global, N, location);
-    // Touched here, so that a sanitizer names this line.
+    // Touched inline, so that a sanitizer names this line.
     if (valid) (void)*static_cast<const volatile char*>(global);
     if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
     host::runtime->copy_async(shared, valid ? global : nullptr, N, location);
@@ -296,14 +296,14 @@ DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_LOCATI
     static_assert(N == 16, "policies are for loads of 16 bytes");
     copy_async<N>(shared, global, true, location);
 }
-// Copies the first `bytes` of 16, 0 to 16, and zero-fills the rest, which is not read.
+// Copies the first `bytes` (0 to 16) of 16 bytes and zero-fills the rest, which is not read.
 template <int kL2Prefetch = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_LOCATION) {
     // Checked for 0 bytes too: a GPU issues the instruction with this address.
     host::check_alignment(shared, 16, location);
     host::check_alignment(global, 16, location);
     if (bytes > 0) {
-        // Touched here, so that a sanitizer names this line.
+        // Touched inline, so that a sanitizer names this line.
         (void)*static_cast<const volatile char*>(global);
         (void)*(static_cast<const volatile char*>(global) + bytes - 1);
         host::runtime->copy_async(shared, global, bytes, location);

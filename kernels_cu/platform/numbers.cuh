@@ -1,6 +1,6 @@
-// Small floating-point formats for targets without instructions for them (host, HIP), by integer
-// code, because compilers' own types differ.  The results are the same everywhere, subnormals
-// included.
+// Conversions of small floating-point formats for targets without instructions for them (host,
+// HIP).  They use integer arithmetic, because compilers' own types differ: the results are the same
+// everywhere, subnormals included.
 #pragma once
 #include "platform/formats.cuh"
 
@@ -11,8 +11,8 @@ DEVICE float to_float(bf16 x) { return bit_cast<float>(uint32_t(x.code) << 16); 
 DEVICE float to_float(e4m3 x) { return formats::E4m3::decode(x.code); }
 DEVICE float to_float(e5m2 x) { return formats::E5m2::decode(x.code); }
 
-// Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
-// int8 saturates as well; NaN gives 0.
+// Rounds to nearest even.  FP8 formats saturate, infinities too, and NaN stays NaN.  int8 saturates
+// as well, and NaN gives 0.
 template <class T>
 DEVICE T from_float(float x) {
     if constexpr (kSame<T, half>) {
@@ -35,7 +35,7 @@ DEVICE uint32_t pack(float low, float high) {
     return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << (8 * sizeof(T));
 }
 
-// The two elements of a pack; e4m3 and e5m2: in the lower 16 bits.
+// Unpacks the two elements of a pack; e4m3 and e5m2 are in the lower 16 bits.
 template <class T>
 DEVICE void unpack(uint32_t pair, float& low, float& high) {
     if constexpr (sizeof(T) == 2) {
@@ -57,8 +57,8 @@ DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) {
     return max_unsigned_pair(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
 }
 
-// Permutes bytes of a (0 to 3) and b (4 to 7) by the hexadecimal digits of `select`, the last digit
-// first.
+// Picks bytes of a (0 to 3) and b (4 to 7).  Each hexadecimal digit of `select` is a byte's index;
+// the last digit gives the result's lowest byte.
 DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
     const uint64_t both = uint64_t(b) << 32 | a;
     uint32_t picked = 0;

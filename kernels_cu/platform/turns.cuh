@@ -1,10 +1,10 @@
-// Turns of warpgroups, by named barriers at which one warpgroup waits and another only arrives.
+// Warpgroups take turns at named barriers: at each, one warpgroup waits and another only arrives.
 //
 //     Turns<3, 8> turns{warpgroup};  // barriers 8, 9 and 10
 //     turns.begin();                 // once; the first turn is warpgroup 0's
 //     turns.take();  ...  turns.pass();
 //
-// All warpgroups take equally many turns.  A header of its own: only attention takes turns.
+// All warpgroups must take equally many turns.  A separate header, because only attention uses it.
 #pragma once
 
 #if defined(HOST_WARP_SIZE)
@@ -14,7 +14,7 @@
 #endif
 
 template <int kWarpgroups, int kFirstBarrier> struct Turns {
-    static constexpr int kThreads = 256;  // those that wait, and those that pass the turn to them
+    static constexpr int kThreads = 256;  // the warpgroup that waits and the one that passes
     int warpgroup;                        // uniform
 
     DEVICE void begin() const {

@@ -1,8 +1,8 @@
 // A thread's part of one head vector: load, RMS norm, rotation, store.
 //
-// Constants: kVectorWidth (elements of a load; 1: any strides), kLoads (of each of the two numbers
-// of a thread's pairs).  Thread `lane` of the 2^lanes_log2 of a vector has the pairs
-// (lane + i * lanes) * kVectorWidth and on, i < kLoads.
+// Constants: kVectorWidth (elements per load; 1: any strides), kLoads (a thread's loads of its
+// pairs' first elements, and of their second elements).  A vector has 2^lanes_log2 threads; thread
+// `lane` has kVectorWidth pairs from (lane + i * lanes) * kVectorWidth on, for each i < kLoads.
 #pragma once
 #include "rope/params.cuh"
 #include "rows/quantize.cuh"
@@ -11,10 +11,10 @@ namespace rope {
 
 constexpr int kPairs = kVectorWidth * kLoads;
 
-// Norm weights, cosines and sines of a block in shared memory, each in the order of pairs.
+// A block's norm weights, cosines and sines in shared memory, in the order of pairs.
 struct Tables {
-    const float* weights;  // of q, then of k: of the first and of the second numbers
-    const float* angles;   // of each of the block's tokens: cosines, then sines
+    const float* weights;  // for q, then for k: of the pairs' first elements, then of the second
+    const float* angles;   // for each token of the block: cosines, then sines
 
     DEVICE const float* weight(const RopeParams& p, bool of_k, int number) const {
         return weights + (2 * of_k + number) * p.num_pairs();
@@ -31,15 +31,15 @@ class HeadVector {
     Items first_[kLoads], second_[kLoads];
 
   public:
-    int kind, head, token;  // head: of its kind; token: of the block
+    int kind, head, token;  // head: index in its kind; token: index in the block
     bool exists;
-    float a[kPairs], b[kPairs];  // the pairs' numbers
+    float a[kPairs], b[kPairs];  // the pairs' first and second elements
 
     DEVICE int pair(const RopeParams& p, int lane, int load) const {
         return (lane + (load << p.lanes_log2)) * kVectorWidth;
     }
 
-    // from: the vector's element 0.
+    // from: address of the vector's element 0.
     DEVICE void load(const RopeParams& p, const Element* from, int64_t stride, int lane) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
@@ -69,7 +69,7 @@ class HeadVector {
         }
     }
 
-    // All lanes of the warp take part; has_weight: whether this vector is normalised.
+    // Called by all lanes of a warp.  has_weight: whether to normalise this vector.
     DEVICE void normalize(const RopeParams& p, const Tables& tables, int lane, bool has_weight) {
         float sum = 0.0f;
 #pragma unroll
@@ -110,7 +110,7 @@ class HeadVector {
             }
         }
     }
-    // The largest magnitude of the vector; NaN wins.  All lanes of the warp take part.
+    // Returns the vector's largest magnitude; NaN if it has one.  Called by all lanes of a warp.
     DEVICE float largest(const RopeParams& p) const {
         rows::Largest found;
 #pragma unroll
@@ -123,7 +123,7 @@ class HeadVector {
         return found.value();
     }
 
-    // factor: of numbers of 8 bits.
+    // factor: for 8-bit elements only.
     template <class T>
     DEVICE void store(const RopeParams& p, T* to, int64_t stride, int lane, float factor) const {
 #pragma unroll
@@ -152,7 +152,7 @@ class HeadVector {
             if (columns.has_second) items.store(to + columns.second * stride);
         }
     }
-    // What was loaded, bit for bit.
+    // Stores the loaded elements, bit for bit.
     DEVICE void store_loaded(const RopeParams& p, Element* to, int64_t stride, int lane) const {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {

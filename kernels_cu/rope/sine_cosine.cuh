@@ -4,11 +4,11 @@
 
 struct SineCosine { float sine, cosine; };
 
-// Of an angle in FP64 up to 2^32, in absolute errors of about 2^-24.
+// Sine and cosine of an FP64 angle up to 2^32, with absolute errors of about 2^-24.
 //
 // The angle is reduced in FP64 by multiples of pi / 2, which is split in two (Cody and Waite): the
 // product with the 26 bits of the first part is exact for up to 2^27 multiples, and off by 2^-22
-// for 2^31.  What is left, at most pi / 4, is rounded to FP32; the polynomials are minimax.
+// for 2^31.  The remainder, at most pi / 4, is rounded to FP32; the polynomials are minimax.
 DEVICE SineCosine sine_cosine(double angle) {
     constexpr double kTwoOverPi = 0.63661977236758134308;
     constexpr double kHigh = 0x1.921fb58p+0, kLow = -0x1.dde973dcb3b3ap-27;

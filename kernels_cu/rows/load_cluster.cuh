@@ -2,8 +2,8 @@
 //
 // The launch chooses the blocks of a cluster and their threads, so that one kernel serves all
 // lengths.  cp.async copies a row's aligned vectors to shared memory; each thread owns a column of
-// vectors.  The elements before and after them, fewer than two vectors, are in one register of as
-// many threads.
+// vectors.  The elements before and after them, fewer than two vectors, are in registers, at most
+// one per thread.
 // Constants: those of rows/tile.cuh; kNumThreads and kClusterSize are upper limits.
 #pragma once
 #include "rows/reduce.cuh"
@@ -13,8 +13,8 @@ namespace rows {
 using RowVector = Vector<Element, kVectorWidth>;
 constexpr int kVectorsOfLine = 128 / int(sizeof(RowVector));
 
-// A thread's part of a row: vectors first, first + step, ... of `num_vectors`, and perhaps a single
-// element.
+// A thread's part of a row: vectors first, first + step, ... of `num_vectors`, and at most one
+// single element.
 struct ClusterRow {
     RowVector* mine;
     int num_threads, first, step, num_vectors;
@@ -39,8 +39,8 @@ struct ClusterRow {
         const int at = tail + cluster_thread - kVectorWidth;
         if (at >= tail && at < num_cols) column = at;
     }
-    // body(vector in shared memory, row index of its first element).  Readers take a copy: through
-    // a reference NVRTC loses the alignment and loads FP32 byte by byte.
+    // Calls body(vector in shared memory, column of its first element).  Bodies that only read take
+    // a copy: through a reference NVRTC loses the alignment and loads FP32 byte by byte.
     template <class Body>
     DEVICE void for_vectors(Body body) const {
         RowVector* at = mine;
@@ -52,7 +52,7 @@ struct ClusterRow {
         }
         if (i < num_vectors) body(*at, head + i * kVectorWidth);
     }
-    // Waits for the copies.
+    // Copies this thread's vectors and waits for the copies.
     DEVICE void load(const Element* x_row, LoadPolicy policy) const {
         for_vectors(
             [&](RowVector& vector, int col) { copy_async<16>(&vector, x_row + col, policy); });
@@ -73,7 +73,7 @@ struct ClusterRow {
     }
 };
 
-// Merges the row's statistic: every warp sends its own to all blocks.
+// Merges the row's statistic: every warp sends its own statistic to all blocks.
 template <class Statistic, class Merge>
 DEVICE Statistic merge_cluster(const Statistic& of_warp, const Statistic& none, int rank,
                                int blocks, const Merge& merge) {

@@ -8,12 +8,12 @@
 namespace rows {
 
 // Parameters, interleaved with the arrays of normalize_even.cu.  The constant bank is fetched in
-// 64-byte lines, one after the other: the loads of rows need only the first line, which has room
-// for 48 bytes of these, their stores the second.
+// 64-byte lines, one after another.  Row loads need only the first line, which has room for 48
+// bytes of arguments; row stores need the second.
 struct EvenParams {
-    int64_t x_stride, residual_stride;  // of rows
+    int64_t x_stride, residual_stride;  // row strides
     uint8_t unpredicated;               // nonzero: all vectors, rows, weights and biases exist
-    uint8_t blocks_log2;                // of a cluster
+    uint8_t blocks_log2;                // per cluster
     uint16_t loads_last;                // nonzero: evict_last
     float eps;
     int64_t y_stride, sum_stride;
@@ -30,20 +30,20 @@ DEVICE EvenStorage* storage() {
 }
 
 // Unroll factors of loops over vectors, as registers allow; layer_norm with a residual takes the
-// most.  Register-resident rows are fully unrolled, by a larger factor: NVRTC 12.4 applies a factor
-// of one to the inner loop over rows too.
+// most registers.  Loops over register-resident rows are fully unrolled, by a factor above their
+// count: NVRTC 12.4 applies a factor of one to the inner loop over rows, too.
 constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
 template <bool kTight>
 constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 128 : 64) ? 4
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
-// Whether clusters of fewer blocks are launched, too.
+// Whether clusters of fewer than kClusterSize blocks are launched, too.
 constexpr bool kFewerBlocks = kClusterSize > 2;
 constexpr int kPartials = kClusterSize * kWarpsPerRow;  // at most
 constexpr int kBlockChunk = kChunk / kClusterSize;
-// Whether a register-resident row is unpacked to FP32 once: for one warp, and with a residual,
-// where the sum takes half the registers of its terms.
+// Whether a register-resident row is unpacked to FP32 once: if one warp has it, and with a
+// residual, because the sum takes half the registers of its terms.
 template <bool kHasResidual>
 constexpr bool kUnpackOnce =
     kInRegisters && kRowsPerThread == 1 && (kPartials == 1 || kHasResidual);
@@ -75,7 +75,7 @@ struct EvenTile {
     DEVICE int chunk() const { return t.blocks * kBlockChunk; }
     DEVICE int partials() const { return t.blocks * kWarpsPerRow; }
     DEVICE int warp() const { return t.lane / kWarpSize; }
-    // Elements of partial statistic `part`: of one warp of the cluster.
+    // Number of elements of partial statistic `part`, which one warp of the cluster computes.
     DEVICE float count_of(int part) const {
         if (kUnpredicated || num_cols == chunk()) return float(kBlockChunk / kWarpsPerRow);
         if (kPartials == 1) return float(num_cols);
@@ -104,8 +104,8 @@ struct EvenRows {
     RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
     EvenStorage* shared;
 
-    // p: of the first row, at position 0; rows from `live` on do not exist.  policy: a LoadPolicy
-    // or none.
+    // p: this thread's vector 0 of its first row; rows from `live` on do not exist.  policy: a
+    // LoadPolicy or none.
     template <bool kUnpredicated, class... Policy>
     DEVICE void start(const Element* p, int64_t stride, const EvenTile<kUnpredicated>& at, int live,
                       Policy... policy) {
@@ -156,7 +156,7 @@ struct EvenInput {
     }
 };
 
-// Weights or biases of vector i, or `otherwise`.
+// Weights or biases of vector i; `otherwise` without them.
 template <bool kUnpredicated>
 DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& at, int i,
                               float otherwise) {
@@ -169,9 +169,9 @@ DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& a
     return vector;
 }
 
-// A thread's weights and biases, loaded with the row (kWeightsFirst), or at their use: where the
-// compiler may not move these loads above the stores of the vector before, one vector ahead, unless
-// registers would be spilled.
+// A thread's weights and biases, loaded with the row (kWeightsFirst) or at their use.  Where the
+// compiler may not move these loads above the stores of the previous vector, they are loaded one
+// vector ahead (kWeightsAhead), unless registers would spill.
 constexpr bool kWeightsAhead = !kWeightsFirst && !kReadOnlyLoadsMove &&
                                !(kCentered && (kRowsPerThread > 1 || kRegisters < 48));
 template <bool kUnpredicated>
@@ -188,7 +188,7 @@ struct Affine {
             for (int i = 0; i < kVectorsPerThread; ++i) load(i, at, i);
         }
     }
-    // Keeps them packed.
+    // Keeps the loaded vectors packed.
     DEVICE void finish() {
         if constexpr (kWeightsFirst) {
 #pragma unroll
@@ -202,7 +202,7 @@ struct Affine {
             biases[to] = load_columns<kUnpredicated>(there ? bias : nullptr, at, i, 0.0f);
         }
     }
-    // Vectors 0, 1, ... in turn, to place 0, unless all are there; start_turns before vector 0.
+    // Loads vectors 0, 1, ... in turn to index 0, unless all are loaded; start_turns comes first.
     DEVICE void start_turns(const EvenTile<kUnpredicated>& at) {
         if constexpr (kWeightsAhead) load(1, at, 0);
     }
@@ -215,7 +215,7 @@ struct Affine {
             load(0, at, i);
         }
     }
-    // Vector i only.
+    // The weights of vector i, without its biases.
     DEVICE RowVector weights_of(const EvenTile<kUnpredicated>& at, int i) {
         if constexpr (kWeightsFirst) {
             keep_packed(weights[i]);

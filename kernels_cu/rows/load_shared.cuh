@@ -6,7 +6,7 @@
 
 namespace rows {
 
-// Vectors need contiguous rows.
+// Offset of an element.  Rows with vectors are contiguous.
 DEVICE int64_t step(int position, int64_t stride) {
     return kVectorWidth > 1 ? position : position * stride;
 }
@@ -64,7 +64,7 @@ struct SharedRow {
             }
             copy_async_commit();
         } else {
-            // Several loads in flight before the first store waits.
+            // Batches have several loads in flight before the first store waits.
             constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
 #pragma unroll 1
             for (int i = 0; i < kVectorsPerThread; i += kBatch) {

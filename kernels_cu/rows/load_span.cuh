@@ -1,15 +1,15 @@
 // Contiguous rows of any length, in the registers of a block.
 //
-// A block's rows are one contiguous span of memory.  Whole vectors move it to shared memory and
-// back, except the elements at its ends, whatever the alignment of its rows.  Threads load a row
-// from there into registers and store its results to the same positions.  The launch chooses the
-// threads of a row, so that one kernel serves all lengths.
+// A block's rows are one contiguous span of memory.  Whole vectors move the span to shared memory
+// and back, except elements at its ends, independent of the alignment of its rows.  Threads load a
+// row from there into registers and store its results to the same positions.  The launch chooses
+// the threads of a row, so that one kernel serves all lengths.
 //
 // Threads load 32-bit words of shared memory.  With 16-bit elements, a row's first and last element
-// may share a word with another row: one thread has the first beside its words, another one the
+// can share a word with another row: one thread has the first besides its words, another thread the
 // last.
-// Constants: those of rows/tile.cuh, kThreadsPerRow the block's; a thread holds kVectorsPerThread *
-// kVectorWidth elements and one 32-bit word.
+// Constants: those of rows/tile.cuh; kThreadsPerRow is kNumThreads; a thread holds
+// kVectorsPerThread * kVectorWidth elements and one 32-bit word.
 #pragma once
 #include "rows/tile.cuh"
 
@@ -24,7 +24,7 @@ constexpr int kPackedPerThread = kVectorsPerThread * kVectorWidth / kPack + 1;
 static_assert(kPackedPerThread % 2 == 1,
               "lanes with an odd number of 32-bit words each differ in their banks");
 
-// The block's rows, and 2^log2 threads of each.
+// The block's rows, with 2^log2 threads each.
 struct RowThreads {
     int log2, count;
     int row_in_block, lane;  // of this thread
@@ -65,7 +65,7 @@ struct RowThreads {
     }
 };
 
-// A block's span; positions count from the vector of its first element.
+// A block's span; positions count from the start of the vector with its first element.
 struct Span {
     using Vec = Vector<Element, kVectorWidth>;
     int begin, end;
@@ -79,7 +79,7 @@ struct Span {
         s.first -= s.begin;
         return s;
     }
-    // loaded() comes before the first use.
+    // loaded() must precede the first use.
     DEVICE void load(Vec* tile, const Element* x, LoadPolicy policy) const {
         const Element* from = x + first;
         for (int i = first_vector() + int(threadIdx.x); i < end_of_vectors(); i += kNumThreads) {
@@ -93,7 +93,7 @@ struct Span {
         copy_async_wait<0>();
         sync_block();
     }
-    // After a barrier.
+    // Must follow a barrier.
     DEVICE void store(const Vec* tile, Element* y, StorePolicy policy) const {
         Element* to = y + first;
         for (int i = first_vector() + int(threadIdx.x); i < end_of_vectors(); i += kNumThreads) {
@@ -131,11 +131,11 @@ template <int kStep>
 struct SpanRow {
     Packed* mine;
     int num_packed, most;  // words of this thread; most of any thread
-    int first_col;         // of the first word
+    int first_col;         // column of the first word
     Element* single;       // null: none
     int single_col;
 
-    // begin: position of the row.
+    // begin: position of the row's first element.
     DEVICE SpanRow(SpanStorage& storage, int begin, const RowThreads& t, int num_cols) {
         Element* elements = reinterpret_cast<Element*>(&storage);
         const int end = begin + num_cols;

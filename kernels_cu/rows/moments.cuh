@@ -1,6 +1,6 @@
 // Count, mean and sum of squared deviations of a set.  The mean has two parts, mean + mean_low, so
-// that a mean 1e4 times the spread loses nothing.  Chan, Golub, LeVeque, The American Statistician
-// 37 (1983); Welford's update is the case of one element.
+// that a mean 1e4 times the spread loses no accuracy.  Chan, Golub, LeVeque, The American
+// Statistician 37 (1983); Welford's update is the case of one element.
 #pragma once
 #include "common/math.cuh"
 

@@ -1,11 +1,11 @@
-// What nonfinite_report finds: counts, extremes and sums of a thread, a warp and a block.
+// Statistics for nonfinite_report: counts, extremes and sums of a thread, a warp and a block.
 #pragma once
 #include "common/vector.cuh"
 
 constexpr uint64_t kNowhere = 0x7fffffffffffffffull;
 
-// The array's dims in traversal order, innermost first.  The element with digits d is at start +
-// sum(d * strides) from x's first, and has C-order index first + sum(d * weights).
+// The array's dims in traversal order, innermost first.  The element with digits d is at offset
+// start + sum(d * strides) from x's first, and has C-order index first + sum(d * weights).
 struct NonfiniteParams {
     int64_t num_elements, start, first, num_dims;
     int64_t sizes[kMaxDims], strides[kMaxDims], weights[kMaxDims];
@@ -16,7 +16,7 @@ struct NonfiniteParams {
 #pragma unroll 1
         for (int d = 0; d + 1 < int(num_dims); ++d) {
             const uint64_t size = uint64_t(sizes[d]);
-            // A 64-bit division costs some hundred instructions, a 32-bit one twenty.
+            // A 64-bit division costs about a hundred instructions, a 32-bit one twenty.
             const uint64_t next =
                 (rest | size) >> 32 ? rest / size : uint32_t(rest) / uint32_t(size);
             index += int64_t(rest - next * size) * steps[d];
@@ -27,8 +27,8 @@ struct NonfiniteParams {
 };
 
 // --- codes -----------------------------------------------------------------------------------
-// A word has an element's code in its upper bits, or two codes of 16 bits each; below an 8-bit code
-// the bits are undefined.  Codes are sign and magnitude.
+// A 32-bit word holds one code in its upper bits, or one in the upper bits of each half; the bits
+// below an 8-bit code are undefined.  Codes are sign and magnitude.
 constexpr int kBits = 8 * int(sizeof(Element));
 constexpr bool kPairs = kBits < 32;
 
@@ -38,7 +38,7 @@ template <> struct CodeOf<2> { using Type = uint16_t; };
 template <> struct CodeOf<4> { using Type = uint32_t; };
 using Code = CodeOf<sizeof(Element)>::Type;
 
-// The first non-finite magnitude, and that of infinity (e4m3 has none).
+// The smallest non-finite magnitude, and infinity's (e4m3 has none).
 constexpr uint32_t kSpecial = kSame<Element, float>  ? 0x7f800000u
                               : kSame<Element, bf16> ? 0x7f80u
                               : kSame<Element, half> ? 0x7c00u
@@ -62,10 +62,10 @@ DEVICE double to_double(Code code) {
 }
 
 // Minimum and maximum of codes by three integer extremes.  As unsigned integers, negative codes are
-// the largest, those of larger magnitude first; as signed integers, all of them are below the
-// others.  So the minimum is the largest unsigned code if that is negative, otherwise the smallest
-// unsigned code; the maximum is the largest signed code if that is nonnegative, otherwise the
-// smallest unsigned code.
+// above all others and grow with their magnitude; as signed integers, they are below all others.
+// So the minimum is the largest unsigned code if that is negative, otherwise the smallest unsigned
+// code; the maximum is the largest signed code if that is nonnegative, otherwise the smallest
+// unsigned code.
 struct Extremes {
     uint32_t most, least, most_signed;
 
@@ -131,15 +131,15 @@ struct Finite {
     }
 };
 
-// Counts of the non-finite kinds, and index of the first: words of a block, and of all.
+// Words of a block, and of all blocks: counts per non-finite kind, and the index of the first.
 enum { kNan, kPositive, kNegative, kKinds, kFirst = kKinds, kSpecialWords };
-// A block's words: those, then the complement of the sum, which is not NaN, and two keys.
+// A block's words: the above, then the complement of the sum, which is not NaN, and two keys.
 enum { kSum = kSpecialWords, kKeys, kNumWords };
 
 // --- vectors ---------------------------------------------------------------------------------
 using Items = Vector<Element, kVectorWidth>;
 
-// values[0] + ... pairwise: log2(kCount) roundings for each.
+// Sum of kCount values, pairwise: log2(kCount) roundings per term.
 template <int kCount>
 DEVICE float sum_pairwise(const float* values) {
     if constexpr (kCount == 1) {

@@ -1,10 +1,12 @@
 // layer_norm and rms_norm of even rows without options, read once.
 //
-// One exchange between warps and blocks: each warp has the mean of its own elements and the squares
-// about it (two passes over registers), and all merge them (as rows/moments.cuh, without mean_low).
-//   kQuantized: rms_norm with FP8 or int8 y, decoded by row_scale: one of a row (kByRow), whose
-//   largest |s * weight| is reduced with the squares and is, times rstd, the largest |y|; or one of
-//   each kQuantizedBlock columns (kByBlock), which adjacent lanes have.
+// One exchange between warps and blocks: each warp computes the mean of its own elements and the
+// squares about it (two passes over registers); all merge them (like rows/moments.cuh, without
+// mean_low).
+//   kQuantized: rms_norm with FP8 or int8 y, decoded by row_scale.
+//     kByRow: one scale per row.  The largest |s * weight| is reduced with the squares; times rstd,
+//     it is the largest |y|.
+//     kByBlock: one scale per kQuantizedBlock columns, which adjacent lanes have.
 // Constants: those of normalize_even.cu.
 #pragma once
 #include "rows/load_even.cuh"
@@ -22,16 +24,16 @@ static_assert(!kQuantized || kRowsPerThread <= 2,
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
 static_assert(kQuantized != kByBlock || kThreadsPerRow % kBlockLanes == 0, "whole blocks");
 
-// A cache policy takes registers: none are left by two rows in shared memory with means and biases.
+// A cache policy takes registers; two rows in shared memory with means and biases leave none.
 constexpr bool kStoresHavePolicy =
     kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1);
 
-// Whether statistics are stored last, merged again from the partials: takes fewer registers.
+// Whether statistics are stored last, merged again from the partials, to take fewer registers.
 constexpr bool kStatisticsLast =
     kPartials > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
 
-// Statistic of a warp, block or row: the mean, or with kByRow the largest |s * weight|; the
-// squares about the mean, or about zero.
+// Statistic of a warp, block or row.  first: the mean, or with kByRow the largest |s * weight|;
+// squares: about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
 
 // The warp's partial statistic of row r.
@@ -99,7 +101,7 @@ DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicate
     return {mean, squares};
 }
 
-// The lanes that share the partial statistics: a power of two.
+// Number of lanes that share the partial statistics, a power of two.
 constexpr int kAllLanes = kPartials > 32   ? 64
                           : kPartials > 16 ? 32
                           : kPartials > 8  ? 16
@@ -107,17 +109,17 @@ constexpr int kAllLanes = kPartials > 32   ? 64
                           : kPartials > 2  ? 4
                                            : kPartials;
 constexpr int kPartialLanes = kAllLanes < kWarpSize ? kAllLanes : kWarpSize;
-// Whether some have partial statistics that do not exist.
+// Whether some of these lanes' partial statistics do not exist.
 constexpr bool kSomeAbsent = kFewerBlocks || kPartials % kPartialLanes != 0;
 
-// Combine the statistics of a row's warps and blocks.
+// Combines the statistics of a row's warps and blocks.
 template <bool kUnpredicated>
 DEVICE Statistic merge_row_partials(const Statistic* partials, const EvenTile<kUnpredicated>& at) {
     const int lane = lane_id() % kPartialLanes, count = at.partials();
     Statistic s{0.0f, 0.0f};
     float origin = 0.0f;
     if constexpr (kCentered) {
-        // Deviations from one of the means, so that a mean far from zero loses nothing.
+        // Deviations from one of the means, so that a mean far from zero loses no accuracy.
         origin = partials[0].first;
 #pragma unroll
         for (int i = lane; i - lane < kPartials; i += kPartialLanes) {
@@ -150,7 +152,7 @@ DEVICE RowPartials* row_partials() {
     return partials;
 }
 
-// Combine the rows' statistics across warps and blocks, in `s`.
+// Combines the rows' statistics across warps and blocks, in place.
 template <bool kUnpredicated>
 DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicated>& at) {
     if constexpr (kPartials > 1) {
@@ -181,7 +183,7 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicate
     }
 }
 
-// Recomputes the largest |y| of row r where the products with weights alone overflow or underflow.
+// Recomputes the largest |y| of row r, for products with weights that overflow or underflow.
 template <class EvenInput, bool kUnpredicated>
 DEVICE float largest_result(EvenInput& s, int r, const EvenTile<kUnpredicated>& at, float rstd,
                             Affine<kUnpredicated>& columns) {
@@ -212,12 +214,12 @@ DEVICE void store_statistic(const Statistic& s, int64_t row, const EvenTile<kUnp
     if (at.t.lane != 0 || at.t.rank != 0 || (!kUnpredicated && row >= cold.num_rows)) return;
     const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
     const int64_t to = row * cold.statistic_stride;
-    // A row with an infinity is NaN, whatever its sums are.
+    // The mean of a row with an infinity is NaN, whatever its sums are.
     if constexpr (kCentered) outputs.mean[to] = rstd != rstd ? rstd : s.first;
     outputs.rstd[to] = rstd;
 }
 
-// The scale of a block, of which this lane has `values`.  All lanes of a warp take part.
+// The scale of a block of columns, of which this lane has `values`.  Called by all lanes of a warp.
 DEVICE QuantizeScale block_scale(const float (&values)[kVectorWidth], int32_t dtype) {
     Largest largest;
 #pragma unroll
@@ -253,8 +255,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         if constexpr (kQuantized && kRegisters <= 64) {  // no registers are left
             loaded.start(p, stride, at, live);
         } else if constexpr (kInRegisters && kThreadsPerRow < 512) {
-            // No policy is faster for few short rows; with more threads there are no registers for
-            // it.
+            // Loads without a policy are faster for few short rows.  With more threads there are no
+            // registers for this branch.
             if (params.loads_last) {
                 loaded.start(p, stride, at, live, load_policy(true));
             } else {
@@ -265,8 +267,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
     };
     Affine<kUnpredicated> columns{weight, bias};
-    // Before the rows: their load policy is a branch, behind which ptxas would sink these loads to
-    // their first use.
+    // Before the rows' loads: their policy is a branch, behind which ptxas would sink these loads
+    // to their first use.
     if constexpr (kInRegisters) columns.start(at);
     start(s.x, x, params.x_stride);
     if constexpr (kHasResidual) start(s.residual, residual, params.residual_stride);
@@ -287,7 +289,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             vector.store(to);
         }
     };
-    // Overlaps the barrier.  With predicates at the end, where they would otherwise take registers.
+    // Storing the sum first overlaps the barrier.  With predicates, which would take registers, it
+    // is stored at the end.
     constexpr bool kStoreSumFirst = kHasResidual && kUnpredicated && kInRegisters && !kQuantized;
     const auto store_sum = [&](int r, int i, const float (&values)[kVectorWidth]) {
         RowVector vector;
@@ -321,7 +324,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             const float product = statistics[r].first;
             const bool safe = product >= 0x1p-60f && product < kInfinity;
             float largest = product * rstd;
-            // Uniform over the threads of a row, and of a warp whose rows share it.
+            // Uniform over a row's threads, and over a warp that several rows share.
             if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
                 const float of_warp = largest_result(s, r, at, rstd, columns);
                 const MergeFloats<Larger> merge;
@@ -395,7 +398,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     if (kStatisticsLast && outputs.rstd) {
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-            // Loaded again, so that it holds no registers until here.
+            // Merged again, so that the statistic takes no registers before this point.
             const int row_in_block = opaque(at.t.row_in_block);
             const Statistic s = merge_row_partials(row_partials()[row_in_block][r], at);
             store_statistic(s, row + r, at, outputs, params, cold);

@@ -1,4 +1,4 @@
-// Parameters of the layer_norm and rms_norm kernels except rows/norm_even.cuh.
+// Parameters of the layer_norm and rms_norm kernels, except for even rows (rows/norm_even.cuh).
 #pragma once
 #include "rows/tile.cuh"
 

@@ -1,7 +1,7 @@
 // layer_norm and rms_norm by persistent blocks (rows/persistent.cuh).
 //
-// layer_norm: each warp has the mean of its elements and the squares about it; blocks and rows
-// merge them (as rows/moments.cuh, without mean_low).
+// layer_norm: each warp computes the mean of its elements and the squares about it.  They are
+// merged over blocks and rows (like rows/moments.cuh, without mean_low).
 // Constants: those of rows/persistent.cuh, kCentered.
 #pragma once
 #include "rows/norm_params.cuh"
@@ -17,7 +17,7 @@ DEVICE float mean_of(const MeanAndSquares& s) { return s.mean; }
 DEVICE float squares_of(float squares) { return squares; }
 DEVICE float squares_of(const MeanAndSquares& s) { return s.squares; }
 
-// s = x + residual of a vector of a full stage.
+// Gets s = x + residual of a vector in a full stage.
 template <bool kHasResidual>
 DEVICE void get_input(const RowPipeline<1 + kHasResidual>& pipeline, const PipelineState& at,
                       int vector, float (&values)[kVectorWidth]) {
@@ -37,7 +37,7 @@ struct alignas(8) Count {
 
     DEVICE static Count of(float count) { return {count, count > 0.0f ? 1.0f / count : 0.0f}; }
 };
-// Counts of the reducer warps, the row's blocks, this block and the row.
+// Element counts of the reducer warps, the row's blocks, this block and the row.
 struct ElementCounts {
     const Count *of_warps, *of_blocks, *of_block, *of_row;
 
@@ -69,14 +69,14 @@ struct ElementCounts {
     }
 };
 
-// Merges partial(0 .. kCount).  all: their elements; counts: those of each.
+// Merges partial(i) for i < kCount.  counts: elements of each partial; all: of all partials.
 template <int kCount, class Partial>
 DEVICE void merge(Partial partial, const Count*, const Count*, float& merged) {
     merged = sum_over<kCount>(partial);
 }
 template <int kCount, class Partial>
 DEVICE void merge(Partial partial, const Count* counts, const Count* all, MeanAndSquares& merged) {
-    // Deviations from one of the means, so that a mean far from zero loses nothing.
+    // Deviations from one of the means, so that a mean far from zero loses no accuracy.
     const float origin = partial(0).mean;
     const auto distance = [&](int i) { return partial(i).mean - origin; };
     const float step =
@@ -138,7 +138,7 @@ struct PersistentAffine {
     }
 };
 
-// The merger's message to the consumers.  row: -1 after the last one.
+// The merger's message to the consumers.  row: -1 after the last row.
 struct alignas(16) RowScalars {
     float rstd, shift;
     int row, padding;

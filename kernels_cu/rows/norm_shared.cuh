@@ -1,5 +1,5 @@
-// layer_norm and rms_norm with all options, rows in shared memory: strides, conversion, weights of
-// any dtype, compensation, quantization.
+// layer_norm and rms_norm of rows in shared memory, with all options: strides, conversion, weights
+// of any dtype, compensation, quantization.
 #pragma once
 #include "rows/load_shared.cuh"
 #include "rows/moments.cuh"
@@ -34,7 +34,7 @@ struct SharedInput {
     }
 };
 
-// layer_norm of unchunked rows.
+// Whether layer_norm of unchunked rows computes the mean first, then the squares about it.
 constexpr bool kMeanFirst = kClusterSize == 1 && kChunked != kAlways;
 
 // The statistic that warps, blocks or chunks of a row exchange, and its merge.
@@ -52,7 +52,7 @@ struct StatisticOf<false> {
 // Moments of FP32 elements leave no registers for a second vector in flight.
 constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
 
-// The squares of the warp's deviations from `mean`; rest: null, or gets the sum of the deviations.
+// Sum of the warp's squared deviations from `mean`.  rest: null, or gets the sum of the deviations.
 DEVICE float warp_squares(const SharedInput& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
 #pragma unroll(kSquaresUnrolled)
@@ -154,7 +154,7 @@ struct ColumnOperand {
     }
 };
 
-// The epilogue: y from s.
+// The epilogue: computes y from s.
 template <bool kOfMeans>
 struct Normalizer {
     float mean, mean_low, rstd;
@@ -169,7 +169,7 @@ struct Normalizer {
         mean_low = m.mean_low;
         take(m.m2, count, eps);
     }
-    // A row in one block: its mean, then the squares about it.
+    // For a row in one block: computes the mean, then the squares about it.
     DEVICE void take_mean_first(const SharedInput& s, float count, float eps, bool compensated) {
         const RowThread& t = s.x.thread;
         const MergeFloats<Sum> merge;
@@ -214,7 +214,7 @@ struct Normalizer {
     }
 };
 
-// Results of a row, at position 0.  sum: s rounded to Element; null: not stored.
+// Where a row's results go, at position 0.  sum: s rounded to Element; null: not stored.
 struct Destination {
     void* y;
     int64_t y_offset, y_stride;
@@ -226,7 +226,7 @@ struct Destination {
     DEVICE void store(int position, const RowChunk& c, const float (&values)[kVectorWidth]) const {
         store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
     }
-    // y times `factor`.
+    // Stores s, and y times `factor`.
     template <bool kOfMeans>
     DEVICE void write(const SharedInput& s, const Normalizer<kOfMeans>& normalizer,
                       float factor) const {
@@ -329,7 +329,7 @@ DEVICE void normalize_shared_row(const SharedInput& s, const RowWork& work, cons
     float factor = 1.0f;
     const int64_t offset = row_offset(layout, NormParams::kStatistic, work.row);
     const bool writes = c.live && t.lane == 0 && t.rank == 0 && work.chunk == 0;
-    // A row with an infinity is NaN, whatever its sums are.
+    // The mean of a row with an infinity is NaN, whatever its sums are.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
     if (kChunked != kAlways && out.row_scale) {

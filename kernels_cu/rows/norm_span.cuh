@@ -23,11 +23,11 @@ struct SpanNormOptions {
     int32_t weight_dtype, bias_dtype;
     int num_cols;
     float eps;
-    float *mean, *rstd;  // of this row; null: not stored
+    float *mean, *rstd;  // this row's; null: not stored
     bool wants_sum;
 };
 
-// residual: null, or gets the sum.
+// residual: null, or the residual's row, which gets the sum if wants_sum.
 template <int kStep>
 DEVICE void normalize_span_row(const SpanRow<kStep>& row, const SpanRow<kStep>* residual,
                                const RowThreads& t, const SpanNormOptions& options) {
@@ -53,7 +53,7 @@ DEVICE void normalize_span_row(const SpanRow<kStep>& row, const SpanRow<kStep>* 
     squares = t.merge_across_warps<1>(t.combine_in_warp(squares, Sum()), merge);
     const float rstd = reciprocal_square_root(squares * one_over_count + options.eps);
     if (t.live() && t.lane == 0) {
-        // A row with an infinity is NaN, whatever its sums are.
+        // The mean of a row with an infinity is NaN, whatever its sums are.
         if (options.mean) *options.mean = rstd != rstd ? rstd : mean;
         if (options.rstd) *options.rstd = rstd;
     }

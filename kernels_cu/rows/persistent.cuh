@@ -1,19 +1,19 @@
-// Persistent, warp-specialised rows: a block or cluster processes one row after the other.  A block
-// per row would read the weights from L2 as often as the row, and have nothing in flight while it
-// starts and ends.
+// Persistent, warp-specialised rows: a block or cluster processes rows one after another.  With a
+// block per row, the weights would be read from L2 for every row, and nothing would be in flight
+// while a block starts and ends.
 //
-// Warps have roles, so that no stage of a row waits for another row:
+// Warps have roles, so that no step of a row waits for another row:
 //   producer   loads tiles of rows into the stages of a pipeline by bulk copies; the first block's
-//              publishes the rows to all blocks
+//              producer publishes the rows to all blocks
 //   reducers   kThreadsPerRow / 2 threads, compute a row's statistics as its tiles arrive; one of
-//              their warps sends the block's to all blocks of the cluster
+//              their warps sends the block's statistic to all blocks of the cluster
 //   merger     merges the statistics of all blocks for the consumers
 //   consumers  kThreadsPerRow threads, write results, with weights and biases in registers
 // The other threads are idle.
 //
 // A block owns the same kThreadsPerRow * kVectorsPerThread adjacent vectors of every row, its
 // slice; the blocks of a cluster own different slices.  A stage holds one vector per consumer.
-// Constants: Element and those of rows/tile.cuh, kEven; kNumThreads = 1.5 * kThreadsPerRow +
+// Constants: Element and those of rows/tile.cuh, with kEven; kNumThreads = 1.5 * kThreadsPerRow +
 // kOtherThreads.
 #pragma once
 #include "rows/reduce.cuh"
@@ -59,7 +59,7 @@ struct Slice {
     }
     // Whether tile i has vector `vector`.
     DEVICE bool holds(int i, int vector) const { return i * kConsumers + vector < count; }
-    // Its first element, from the row's start.
+    // Column of the first element of vector `vector` in tile i.
     DEVICE int position(int i, int vector) const {
         return (first + i * kConsumers + vector) * kVectorWidth;
     }
@@ -128,7 +128,7 @@ struct PersistentBarriers {
             fence_barrier_init();
         }
         if constexpr (kClusterSize > 1) {
-            // All blocks have started before one writes into another's shared memory.
+            // All blocks must have started before one writes into another's shared memory.
             cluster_arrive_relaxed();
             cluster_wait();
         } else {
@@ -138,7 +138,7 @@ struct PersistentBarriers {
     }
 };
 
-// Stages of the rows of kArrays arrays: a tile of x, then a tile of the other array.
+// Pipeline of the rows of kArrays arrays.  A stage has a tile of x, then one of the other array.
 template <int kArrays>
 struct RowPipeline {
     StageTile* tiles;
@@ -152,7 +152,7 @@ struct RowPipeline {
         SHARED(int, rows, [kSlots]);
         return {tiles, rows, barriers, slice, stages};
     }
-    // By the first block's producer: publishes the row of `iteration`.
+    // Called by the first block's producer: publishes the row of `iteration`.
     DEVICE void publish(int iteration, int row) const {
         const int slot = slot_of(iteration);
         if constexpr (kClusterSize > 1) {
@@ -164,18 +164,18 @@ struct RowPipeline {
             barriers.scheduled[slot].arrive();
         }
     }
-    // By the producer: expects the bytes of a published row.
+    // Called by the producer: expects the bytes of the published row's index.
     DEVICE void expect_row(int iteration) const {
         if constexpr (kClusterSize > 1) {
             barriers.scheduled[slot_of(iteration)].arrive_expect_tx(int(sizeof(int)));
         }
     }
-    // Waits until it is published.
+    // Waits until the row of `iteration` is published, and returns it.
     DEVICE int row(int iteration) const {
         barriers.scheduled[slot_of(iteration)].wait(phase_of(iteration));
         return rows[slot_of(iteration)];
     }
-    // By the producer: loads the next row.
+    // Called by the producer: loads the next row.
     DEVICE void load(PipelineState& at, const Element* const (&from)[kArrays],
                      LoadPolicy policy) const {
 #pragma unroll 1
@@ -193,7 +193,7 @@ struct RowPipeline {
         }
     }
     DEVICE void wait_full(const PipelineState& at) const { barriers.full[at.stage].wait(at.phase); }
-    // By each consumer warp, after its last read of a stage.
+    // Called by each consumer warp after its last read of a stage.
     DEVICE void release(const PipelineState& at) const {
         sync_warp();
         if (lane_id() == 0) barriers.empty[at.stage].arrive();
@@ -204,9 +204,9 @@ struct RowPipeline {
     }
 };
 
-// Dynamic scheduler: a cluster (or block) takes two rows at first, then one at a time by an atomic
-// counter, for load balance.  By the first block's producer, which waits for the counter while its
-// pipeline is full.
+// Dynamic scheduler: a cluster (or block) takes two rows at first, then one at a time from an
+// atomic counter, for load balance.  Used by the first block's producer, which waits for the
+// counter while its pipeline is full.
 template <class Pipeline>
 struct DynamicScheduler {
     static constexpr int kPrefetchedRows = 2;  // iterations published in advance
@@ -225,10 +225,11 @@ struct DynamicScheduler {
             publish(iteration, int64_t(blockIdx.x) / kClusterSize + iteration * groups());
         }
     }
-    // The row of `iteration` has been loaded.
+    // Called when the row of `iteration` has been loaded.
     DEVICE void advance(int iteration) {
         if (ended) return;
-        // A cluster that started with rows increments until no row is left.
+        // A cluster that started with two rows increments until no row is left: `asked` increments
+        // in all, of which the last one resets the counter.
         const int64_t asked = num_rows - (kPrefetchedRows - 1) * groups();
         const uint32_t taken = atomic_add(counter, 1u);
         if (taken + 1 == uint32_t(asked)) atomic_add(counter, 0u - uint32_t(asked));
@@ -236,8 +237,8 @@ struct DynamicScheduler {
     }
 };
 
-// One reducer warp, in rotation, merges the reducer warps' statistics and sends the block's to the
-// mergers of all blocks.
+// One reducer warp, in rotation, merges the reducer warps' statistics and sends the block's
+// statistic to the mergers of all blocks.
 template <class Statistic>
 struct Exchange {
     Statistic (*of_warps)[kReducerWarps];
@@ -250,7 +251,7 @@ struct Exchange {
         return {of_warps, of_blocks, barriers};
     }
     DEVICE static int reducer_warp() { return (int(threadIdx.x) - kConsumers) / kWarpSize; }
-    // By all reducers.  merge_warps(partials) merges kReducerWarps partials, in every lane.
+    // Called by all reducers.  merge_warps(partials) merges kReducerWarps partials, in every lane.
     template <class Merge>
     DEVICE void send(int iteration, const Statistic& of_warp, Merge merge_warps) const {
         const int slot = slot_of(iteration);
@@ -273,14 +274,14 @@ struct Exchange {
             all_here.arrive();
         }
     }
-    // Waits for the statistics of all blocks in `iteration`.
+    // Waits for the statistics of all blocks of `iteration`, and returns them.
     DEVICE const Statistic* receive(int iteration) const {
         barriers.exchanged[slot_of(iteration)].wait(phase_of(iteration));
         return of_blocks[slot_of(iteration)];
     }
 };
 
-// Sum of use(i) over kCount partials, dealt to the warp's lanes; every lane gets it.
+// Sum of use(i) for i < kCount, distributed over the warp's lanes; every lane gets the sum.
 template <int kCount, class Use>
 DEVICE float sum_over(Use use) {
     constexpr int kLanes = kCount < kWarpSize ? kCount : kWarpSize;

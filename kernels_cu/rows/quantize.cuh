@@ -1,6 +1,6 @@
-// Narrow formats with a scale: decoded = code * scale; scale = the group's largest |value| over the
-// format's largest value; 1 where that is not a normal number (a group of zeros), NaN for a group
-// with a NaN or an infinity.
+// Narrow formats with a scale: decoded = code * scale.  The scale is the group's largest |value|
+// over the format's largest value; 1 if that is not a normal number (a group of zeros), NaN for a
+// group with a NaN or an infinity.
 #pragma once
 #include "common/dtype.cuh"
 #include "common/math.cuh"
@@ -8,7 +8,7 @@
 
 namespace rows {
 
-// The largest |value| of a group.  NaN wins, because its code is the largest.
+// The largest |value| of a group; NaN if the group has one, because NaN's code is the largest.
 struct Largest {
     uint32_t code = 0;
     DEVICE void take(float x) {
@@ -17,7 +17,7 @@ struct Largest {
     }
     DEVICE float value() const { return bit_cast<float>(code); }
 };
-// The same, 32 bits at a time: one FP32 element or a pair of 16-bit elements.
+// Largest, 32 bits at a time: one FP32 element or a pair of 16-bit elements.
 template <class T>
 struct LargestPacked {
     static constexpr bool kPairs = sizeof(T) == 2;

@@ -29,7 +29,7 @@ struct alignas(16) LargestOfItems {
     }
 };
 
-// Statistics of the strip's blocks in rank order: LargestOfItems of each column of vectors.
+// Returns the statistics of the strip's blocks in rank order: LargestOfItems per column of vectors.
 using OfBlocks = Bytes<16>[kClusterSize][kRowsPerBlock];
 DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) {
     SHARED(Bytes<16>, of_warps, [kWarps][kRowsPerBlock]);
@@ -86,7 +86,7 @@ struct Column {
         }
         copy_async_wait<0>();
     }
-    // Calls use(index, items) for each.
+    // Calls use(index, items) for each valid vector.
     template <class Use>
     DEVICE void for_each(Use use) const {
 #pragma unroll

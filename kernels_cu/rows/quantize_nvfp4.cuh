@@ -14,8 +14,8 @@ struct QuantizeNvfp4Params {
 
 constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f, kLeastNormalScale = 0x1p-6f;
 
-// Bits of a group's elements.  The bits of |x| order as |x| does; of infinity and NaN they are at
-// least kInfinityBits.
+// Bits of a group's elements.  The bits of |x| have the order of |x|; those of infinity and NaN are
+// at least kInfinityBits.
 constexpr bool kPairs = sizeof(Element) == 2;
 constexpr uint32_t kInfinityBits = kSame<Element, half> ? 0x7c00u : kPairs ? 0x7f80u : 0x7f800000u;
 struct Group {
@@ -34,7 +34,7 @@ struct Group {
             memcpy(vectors, elements, sizeof(vectors));
         }
     }
-    // Keeps the group in shared memory, as the thread's `index`-th.
+    // Stores the group in shared memory, as the thread's `index`-th.
     template <class Cache> DEVICE void store_cached(Cache& cache, uint32_t index) const {
 #pragma unroll
         for (int i = 0; i < int(sizeof(Element)); ++i) {
@@ -104,11 +104,11 @@ DEVICE float block_largest(float value) {
     return value;
 }
 
-// Rounds x to the nearest e2m1 value times 2^-14, ties to even; past 6 times that, to more digits
-// than e2m1 has.
+// Rounds x to the nearest e2m1 value times 2^-14, ties to even.  Does not saturate at 6 * 2^-14
+// (see saturate_codes).
 DEVICE float round_code(float x) {
-    // The exponent of x, at least that of the smallest normal value: 2^22 times it has half of its
-    // ulp for the spacing of e2m1.  The 1.5 keeps the exponent for negative x.
+    // x's power of two, at least that of the smallest normal value.  A sum of size 2^22 * power has
+    // an ulp of power / 2, e2m1's spacing.  The factor 1.5 keeps its exponent for negative x.
     const float power = maximum(bit_cast<float>(bit_cast<uint32_t>(x) & 0x7f800000u), 0x1p-14f);
     const float shift = power * (1.5f * 0x1p22f);  // exact; only x + shift rounds
     return (x + shift) - shift;
@@ -117,7 +117,7 @@ DEVICE float round_code(float x) {
 // Codes, four bits each, of eight results of round_code, given as FP16 pairs.
 DEVICE uint32_t pack_codes(const uint32_t (&pairs)[4]) {
     // FP16's upper byte: sign, three zeros, the lower two exponent bits, the first mantissa bit,
-    // zero.  Gathers those of the first and of the second elements of all pairs.
+    // zero.  Gathers these bytes of the first and of the second elements of all pairs.
     const uint32_t left = pick_bytes(pairs[0], pairs[1], 0x7351),
                    right = pick_bytes(pairs[2], pairs[3], 0x7351);
     const uint32_t firsts = pick_bytes(left, right, 0x5410),
@@ -125,7 +125,7 @@ DEVICE uint32_t pack_codes(const uint32_t (&pairs)[4]) {
     return (firsts >> 1 & 0x07070707u) | (firsts >> 4 & 0x08080808u) |
            (seconds << 3 & 0x70707070u) | (seconds & 0x80808080u);
 }
-// Saturates at 6, which a scale that was rounded down may exceed.
+// Saturates at 6, which a quotient by a scale that was rounded down can exceed.
 DEVICE uint32_t saturate_codes(uint32_t pair) {
     return (pair & 0x80008000u) | min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u);
 }
@@ -134,9 +134,9 @@ struct CachedGroups {
     Bytes<16> vectors[kCachedGroups > 0 ? kCachedGroups * int(sizeof(Element)) : 1][kNumThreads];
 };
 
-// Calls f(row, next, group, index) for the batches of kAtOnce groups of each thread of `block`:
-// the groups `group` of the rows `row`, `row` + `next`, ...; index: of the batch's first group
-// among the thread's.  Adjacent threads have adjacent groups; a thread keeps its group's column.
+// Calls f(row, next, group, index) for each batch of kAtOnce groups of a thread of `block`.  A
+// batch is group `group` of rows `row`, `row` + `next`, ...; index: of the batch's first group
+// among the thread's groups.  Adjacent threads have adjacent groups.
 template <bool kBackwards, class F>
 DEVICE void for_each_batch(uint32_t block, uint32_t rows, uint32_t groups, F f) {
     const uint32_t threads = gridDim.x * kNumThreads, thread = block * kNumThreads + threadIdx.x;

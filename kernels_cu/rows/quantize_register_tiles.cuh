@@ -30,7 +30,7 @@ struct RegisterTiles {
     }
 };
 
-// largest[i] without local memory.
+// Returns largest[i].packed without local memory.
 DEVICE uint32_t select_packed(const LargestPacked<Element> (&largest)[kTiles], int i) {
     if constexpr (kTiles == 1) {
         return largest[0].packed;

@@ -1,4 +1,4 @@
-// quantize of rows in shared memory: largest elements and codes.
+// quantize for rows in shared memory: largest elements and codes.
 #pragma once
 #include "rows/quantize.cuh"
 #include "rows/load_shared.cuh"
@@ -27,7 +27,7 @@ struct LargestItem {
             for (int j = 0; j < kVectorWidth; ++j) elements.take(x[j]);
         }
     }
-    // The warp's part of the row.
+    // The largest |value| of the warp's part of the row.
     DEVICE float of_warp() const {
         const float mine = sizeof(Items) % 4 == 0 ? packed.value() : elements.value();
         return reduce_in_warp(mine, Larger());
@@ -40,8 +40,8 @@ DEVICE float warp_largest(const SharedRow<Element>& row) {
     for (int i = 0; i < kVectorsPerThread; ++i) largest.take(row[i]);  // zeros outside of the row
     return largest.of_warp();
 }
-// The same for a chunk that is read for its statistic only: bypasses shared memory.  p: at position
-// 0.
+// warp_largest of a chunk that is read for its statistic only: bypasses shared memory.  p: the
+// element at position 0.
 DEVICE float warp_largest(const Element* p, int64_t stride, const RowThread& t, const RowChunk& c) {
     constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
     LargestItem largest;

@@ -22,7 +22,7 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
 // Number of a row's elements in a warp.
 DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
     constexpr int kLanes = kLastLaneBit / kFirstLaneBit;
-    // All rows of a warp or none: every lane must take part in the shuffles.
+    // True for all rows of a warp or none: every lane must take part in the shuffles.
     if (kRowsPerBlock == 1 && c.low == 0 && c.high == kChunk) {
         return float(kLanes * kVectorsPerThread * kVectorWidth);
     }
@@ -37,7 +37,7 @@ constexpr int kWarpsPerRow = kLanesAcrossRows ? kThreadsPerRow * kRowsPerWarp / 
                              : kThreadsPerRow > kWarpSize ? kThreadsPerRow / kWarpSize
                                                           : 1;
 
-// Merges partials[0 .. kCount) pairwise, a tree of fixed shape: log2(kCount) merges per term.
+// Merges partials[0 .. kCount) pairwise, in a tree of fixed shape: log2(kCount) merges per term.
 template <int kCount, class Statistic, class Merge>
 DEVICE Statistic merge_tree(const Statistic* partials, Merge merge) {
     if constexpr (kCount == 1) {
@@ -49,7 +49,7 @@ DEVICE Statistic merge_tree(const Statistic* partials, Merge merge) {
     }
 }
 
-// kPartials statistics in shared memory, dealt to the lanes where the whole warp is on one row.
+// Merges kPartials statistics in shared memory, distributed over the lanes if a warp has one row.
 template <int kPartials, class Statistic, class Merge>
 DEVICE Statistic merge_partials(const Statistic* partials, Merge merge) {
     if constexpr (kRowsPerWarp == 1) {
@@ -64,7 +64,7 @@ DEVICE Statistic merge_partials(const Statistic* partials, Merge merge) {
     }
 }
 
-// One barrier per exchange of a cluster: complete when all warps' messages have arrived.
+// One barrier per exchange of a cluster; it completes when all warps' messages have arrived.
 constexpr int kMaxExchanges = 3;
 DEVICE Barrier* exchange_barriers() {
     SHARED(Barrier, barriers, [kMaxExchanges]);
@@ -123,8 +123,8 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
     }
 }
 
-// Merges `s`, this warp's statistic of the row's chunk, over the row.  False: the launch ends here.
-// statistics: num_rows * num_chunks, then one per row.
+// Merges `s`, this warp's statistic of the row's chunk, over the row.  Returns false if the launch
+// ends at this point.  statistics: num_rows * num_chunks, then one per row.
 template <class Statistic, class Merge>
 DEVICE bool merge_row(const RowWork& work, const RowThread& t, bool live, int64_t num_rows,
                       Statistic* statistics, Merge merge, Statistic& s) {
@@ -136,8 +136,8 @@ DEVICE bool merge_row(const RowWork& work, const RowThread& t, bool live, int64_
     }
     if (work.pass == kMerge) {
         for (int64_t i = t.lane; live && i < work.num_chunks; i += kThreadsPerRow) {
-            // Starts from the first one: merged with an empty set, a mean in two parts would become
-            // one.
+            // Starts from the first chunk: merged with an empty set, a two-part mean would become
+            // one part.
             s = i < kThreadsPerRow ? chunks[i] : merge(s, chunks[i]);
         }
         s = merge.across_lanes(s, kFirstLaneBit, kLastLaneBit);

@@ -1,5 +1,5 @@
-// Softmax and log_softmax of register-resident rows without options: each element is exponentiated
-// once, over the maximum of its warp, and multiplied by one factor once the row's maximum and sum
+// Softmax and log_softmax of register-resident rows without options.  Each element is exponentiated
+// once, relative to its warp's maximum, and multiplied by one factor when the row's maximum and sum
 // are known.  log_softmax keeps the elements instead.
 #pragma once
 #include "common/math.cuh"
@@ -22,13 +22,13 @@ template <bool kLog>
 struct SoftmaxEpilogue {
     float max, log_sum, factor;
 
-    // total: of the row.
+    // total: the row's statistic.
     DEVICE explicit SoftmaxEpilogue(const MaxSum& total)
         : max(total.max),
           log_sum(kLog ? log_accurate(total.sum) : 0.0f),
           factor(reciprocal_approx(total.sum)) {}
 
-    // from: the maximum that the values were exponentiated over.
+    // from: the maximum that the values were exponentiated relative to.
     DEVICE void rescale(float from, const MergeMaxSum& merge) {
         factor *= merge.rescale(from, max);
     }

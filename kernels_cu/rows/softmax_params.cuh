@@ -1,4 +1,4 @@
-// Parameters of the kernels of softmax and log_softmax.
+// Parameters of the softmax and log_softmax kernels.
 #pragma once
 #include "rows/tile.cuh"
 
@@ -14,9 +14,9 @@ struct SoftmaxParams {
     RowLayout<kOperands> layout;
     int64_t num_chunks;
     float scale;
-    int32_t dtype;         // of y
+    int32_t dtype;         // y's
     int32_t threads_log2;  // log2 of a row's threads in softmax_span.cu
-    int32_t blocks;        // of a cluster of softmax_cluster.cu
+    int32_t blocks;        // per cluster in softmax_cluster.cu
 };
 
 }  // namespace rows

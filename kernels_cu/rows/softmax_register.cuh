@@ -1,4 +1,4 @@
-// The functor of softmax of even rows in registers (rows/load_register.cuh).
+// Softmax's functor for even rows in registers (rows/load_register.cuh).
 #pragma once
 #include "rows/softmax.cuh"
 #include "rows/load_register.cuh"

@@ -1,4 +1,4 @@
-// Softmax and log_softmax with all options, of rows in shared memory: mask, scale, conversion.
+// Softmax and log_softmax of rows in shared memory, with all options: mask, scale, conversion.
 #pragma once
 #include "common/math.cuh"
 #include "common/max_sum.cuh"
@@ -9,7 +9,8 @@ namespace rows {
 
 static_assert(!kEven, "even rows are in registers (softmax_register.cu)");
 
-// Masked elements become `fill`; returns whether this thread keeps any.  mask: at position 0.
+// Replaces masked elements by `fill`; returns whether this thread keeps any element.  mask: address
+// of position 0.
 DEVICE bool hide(const SharedRow<Element>& row, const uint8_t* mask, int64_t stride, Element fill) {
     const bool aligned = stride == 1 && reinterpret_cast<uintptr_t>(mask) % kVectorWidth == 0;
     bool any = false;
@@ -33,7 +34,7 @@ DEVICE bool hide(const SharedRow<Element>& row, const uint8_t* mask, int64_t str
     return any;
 }
 
-// A scale of 0 makes equal scores of all finite x, and NaN of the rest.
+// Applies a scale of 0: all finite x get equal scores, the others NaN.
 DEVICE void multiply_by_zero(const SharedRow<Element>& row, Element fill) {
 #pragma unroll 1
     for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -77,8 +78,8 @@ DEVICE float warp_sum(const SharedRow<Element>& row, float x_max, float exponent
     return reduce_in_warp(sum, Sum());
 }
 
-// A row's epilogue.  All masked: zero, or -inf for log_softmax.  All kept scores -inf, or a NaN:
-// NaN.
+// A row's epilogue.  If all elements are masked, results are zero (log_softmax: -inf).  If all kept
+// scores are -inf or one is NaN, results are NaN.
 struct Normalizer {
     float x_max, scale, exponent_scale, factor, log_sum;
 

@@ -7,9 +7,9 @@
 //   are copied by scalar loads and stores.
 //   kLanesAcrossRows: adjacent threads have adjacent rows (softmax over axis 0 of a C array);
 //   otherwise adjacent threads have adjacent vectors of one row.
-//   kEven: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
-//   kernel's options.  The code is several times shorter than with all options, which are up to 25%
-//   slower by instruction cache misses.
+//   kEven: rows are at one stride, all vectors are whole and aligned, and the call has none of the
+//   kernel's options.  The code is several times shorter than with all options, which is up to 25%
+//   slower because of instruction cache misses.
 //   kChunked (common/presence.cuh): rows longer than a block or cluster holds are cut into chunks
 //   of kChunk elements.
 // Constants: kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kChunked, kEven.
@@ -25,12 +25,12 @@ constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
 constexpr int kChunk = kClusterSize * kThreadsPerRow * kVectorsPerThread * kVectorWidth;
 constexpr int kMaxOuterDims = 6;
 
-// Chunked rows take three launches: kStatistics computes each chunk's statistic, kMerge merges a
-// row's, kApply reads the row a second time.  All others take one, kSinglePass.
+// Chunked rows take three launches: kStatistics computes each chunk's statistic, kMerge merges
+// those of a row, kApply reads the row a second time.  All others take one, kSinglePass.
 enum Pass { kSinglePass, kStatistics, kMerge, kApply };
 
 // Sizes and strides, in elements, of the rows of kOperands arrays; outer dims innermost first.  The
-// fields of even rows are adjacent, because the constant bank is fetched line by line.
+// fields that even rows use are adjacent, because the constant bank is fetched line by line.
 template <int kOperands>
 struct RowLayout {
     int64_t num_rows, num_cols;
@@ -42,7 +42,7 @@ struct RowLayout {
 // A thread's row, and its vectors in it.
 struct RowThread {
     int row_in_block, lane, rank;
-    int blocks;  // of the cluster; a kernel that is launched in fewer than kClusterSize sets it
+    int blocks;  // of the cluster; a kernel launched with fewer than kClusterSize sets it
 
     DEVICE static RowThread here() {
         RowThread t;
@@ -112,7 +112,7 @@ struct RowChunk {
     }
 };
 
-// A 64-bit division costs some hundred instructions, a 32-bit one twenty.
+// a / b.  A 64-bit division costs about a hundred instructions, a 32-bit one twenty.
 DEVICE uint64_t quotient(uint64_t a, uint64_t b) {
     return (a | b) >> 32 ? a / b : uint32_t(a) / uint32_t(b);
 }

@@ -1,5 +1,5 @@
-// Tiles of matrices.  A tile of the launch is a tile of x with one scale, or several vertically
-// adjacent ones.
+// Tiles of matrices.  A tile of the launch is one tile of x with one scale, or several vertically
+// adjacent ones with a scale each.
 #pragma once
 #include "rows/tile.cuh"
 
@@ -8,7 +8,7 @@ namespace rows {
 struct QuantizeTileParams {
     int64_t num_tiles, row_tiles, col_tiles;  // of all matrices, and of one
     int64_t num_rows, num_cols, tile_rows, tile_cols;
-    int64_t scale_rows, scale_row_elements;              // of one matrix; rows of x for each
+    int64_t scale_rows, scale_row_elements;              // of one matrix; rows of x per scale
     int64_t num_outer_dims, outer_sizes[kMaxOuterDims];  // matrices, innermost dim first
     int64_t x_outer[kMaxOuterDims], x_row, x_col;
     int64_t y_outer[kMaxOuterDims], y_row, y_col;

@@ -1,6 +1,6 @@
-// Mean of a thread's vectors and squares about it, in one pass: squares of each vector about its
-// own mean, and of the means (Chan, Golub, LeVeque, The American Statistician 37, 1983).  All
-// vectors are whole.
+// Mean of a thread's vectors and squares about it, in one pass: the squares of each vector about
+// its own mean, plus those of the vectors' means (Chan, Golub, LeVeque, The American Statistician
+// 37, 1983).  All vectors are whole.
 #pragma once
 #include "common/math.cuh"
 
@@ -13,7 +13,7 @@ struct VectorMoments {
     // kUnrolled: `vectors` is a compile-time constant, in an unrolled loop.
     template <bool kUnrolled = false>
     DEVICE void take(const float (&values)[kWidth]) {
-        // Two dependency chains each: their latency is exposed.
+        // Two dependency chains per sum, because their latency is exposed.
         float sums[2] = {0.0f, 0.0f}, sums_of_squares[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) sums[j % 2] += values[j];

@@ -386,6 +386,9 @@ def test_asarray_and_empty_make_arrays_of_any_dtype_of_a_target():
     assert cupykern.empty((2, 3), "bfloat16", "host").dtype.name == "bfloat16"
     with pytest.raises(TypeError, match="dtype must be"):
         cupykern.empty(3, "complex64", "host")
+    for make in (cupykern.empty, cupykern.asarray):  # FP4 codes are an NvFp4's bytes
+        with pytest.raises(TypeError, match="dtype must be"):
+            make((3,), "float4_e2m1fn", "host")
     assert cupykern.empty(np.int64(3), "float16", "host").shape == (3,)
     with pytest.raises(ValueError, match="target must be"):
         cupykern.empty(3, "float16", "tpu")

@@ -12,7 +12,7 @@ from cupykern.tuning.sweep import first_request
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.1, "5 s"), (11.0, "15 s"), (59.0, "60 s"), (61.0, "2 min"), (4000.0, "2 h")],
+    [(0.1, "5 s"), (11.0, "15 s"), (5.9, "10 s"), (59.0, "60 s"), (60.9, "2 min"), (4000.0, "2 h")],
 )
 def test_times_are_rounded_up(seconds, text):
     assert estimates.spelt(seconds) == text

@@ -1,1 +1,1 @@
-"""Checks of arguments that several ops share."""
+"""Argument checks shared by several ops."""

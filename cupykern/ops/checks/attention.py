@@ -1,4 +1,4 @@
-"""What attention takes, checked, and how its arrays lie in memory."""
+"""Argument checks of attention, and the memory layout of its arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...numerics import namespace
 from ...targets import Target, is_cupy
 
 ALIGNMENTS = ("top_left", "bottom_right")
-_ALIGNED = 8  # elements, of which kernels load or copy vectors
+_ALIGNED = 8  # elements per vector that kernels load or copy
 _BIASES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_LARGEST_STEP = 2**31 - 1  # elements from a row to the next, 32 bits in kernels
-_LARGEST = 2**31 - 1024  # of lengths: positions are 32-bit numbers
+_LARGEST_STEP = 2**31 - 1  # row stride in elements, 32 bits in kernels
+_LARGEST = 2**31 - 1024  # sequence length: positions are 32-bit integers
 
 
 def check_operands(q: Any, k: Any, v: Any, ndim: int) -> None:
@@ -62,9 +62,9 @@ def check_causal_align(align: Any, *allowed: str | None) -> None:
 
 
 def check_offset(align: Any, input_pos: Any, sq: int, sk: int, needed_by: str | None) -> int | None:
-    """Query i is at position i + offset of the keys; None where that matters to nothing.
+    """The offset: query i is at position i + offset among the keys.  None if not needed.
 
-    needed_by: the argument that it matters to.  Raises TypeError and ValueError.
+    needed_by: the argument that depends on positions, or None.  Raises TypeError and ValueError.
     """
     check_causal_align(align, *ALIGNMENTS, None)
     if input_pos is not None:
@@ -85,7 +85,7 @@ def check_offset(align: Any, input_pos: Any, sq: int, sk: int, needed_by: str | 
 
 
 def _keys_seen(align: str, sq: int, sk: int) -> str:
-    """Which keys the first and the last query see if they are causal."""
+    """For error messages: the keys that the first and the last causal query see."""
     if not sq:
         return "(there are no queries)"
 
@@ -155,7 +155,7 @@ def check_length(name: str, value: Any) -> int:
 
 
 def check_cu_seqlens(name: str, cu: Any, q: Any, rows: int, longest: int) -> Any:
-    """Raises TypeError and ValueError; contents are looked at in numpy arrays only."""
+    """Check offsets; contents only of numpy arrays.  Raises TypeError and ValueError."""
     arguments.target_of(name, cu)
     if is_cupy(cu):
         arguments.same_place(name, cu, q, "q")
@@ -173,19 +173,19 @@ def check_cu_seqlens(name: str, cu: Any, q: Any, rows: int, longest: int) -> Any
 
 
 def arrays_of(q: Any, k: Any, v: Any, mask: Any) -> dict[str, Any]:
-    """What the result must not overlap."""
+    """The arrays that the result must not overlap."""
     if isinstance(mask, BlockMask):
         return {"q": q, "k": k, "v": v, "mask's tiles": mask.partial_tiles}
     return {"q": q, "k": k, "v": v, "mask": mask}
 
 
 def padded_size(dim: int, step: int = 8) -> int:
-    """The head size that kernels compute: a multiple of `step`."""
+    """The head size that kernels compute: dim rounded up to a multiple of `step`."""
     return -(-dim // step) * step
 
 
 def walks(x: Any) -> bool:
-    """Whether kernels can read or write (B, H, S, D) as it lies in memory."""
+    """Whether kernels can read or write the (B, H, S, D) array in place."""
     if x.shape[3] % 8:
         return False
     itemsize = x.dtype.itemsize
@@ -197,34 +197,34 @@ def walks(x: Any) -> bool:
 
 
 def starts_at(mask: Any, given: Any) -> bool:
-    """Whether a broadcast mask is the array that was given, and no copy."""
+    """Whether a broadcast mask is a view of the given array, not a copy."""
     return given is not None and address_of(mask) == address_of(given)
 
 
 def walkable(x: Any) -> Any:
-    """x as kernels read it: itself, or a copy, whose rows zeros pad to a multiple of 8 elements."""
+    """x if kernels can read it, else a copy with rows zero-padded to a multiple of 8 elements."""
     if x.shape[3] % 8:
         return padded_to(x, 8)
     return x if x.size == 0 or walks(x) else packed(x)
 
 
 def padded_to(x: Any, step: int) -> Any:
-    """x, or if its rows are not a multiple of `step` elements a copy, padded by zeros."""
+    """x, or a copy with rows zero-padded to a multiple of `step` elements."""
     if x.shape[3] % step == 0:
         return x
-    codes = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy moves no FP8
+    codes = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy cannot copy FP8
     made = namespace(x).zeros((*x.shape[:3], padded_size(x.shape[3], step)), codes.dtype)
     made[..., : x.shape[3]] = codes
     return made.view(x.dtype)
 
 
 def steps(x: Any) -> tuple[int, int, int]:
-    """Elements from a batch, head and row to the next; 0 along dims of one."""
+    """Strides of batch, head and row in elements; 0 along dims of size 1."""
     return tuple(step // x.dtype.itemsize for step in steps_of(x)[:3])
 
 
 def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
-    """What kernels take of a mask."""
+    """(the mask arrays in the order of the kernels' arguments, their MaskPlace)."""
     if mask is None:
         return (None,) * 5, MaskPlace()
     if not isinstance(mask, BlockMask):
@@ -243,6 +243,6 @@ def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
 
 
 def block_arrays(mask: BlockMask) -> tuple[Any, ...]:
-    """In the order of kernels' arguments."""
+    """The mask's arrays in the order of the kernels' arguments."""
     return (mask.partial_tiles, mask.kv_num_blocks, mask.kv_indices, mask.block_mask_types,
             mask.partial_indices)  # fmt: skip

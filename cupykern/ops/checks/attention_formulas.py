@@ -1,4 +1,4 @@
-"""Formulas of attention's scores and masks, and their operands, read from arguments and checked."""
+"""Score and mask formulas of attention and their operands: read from arguments and checked."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CPP = {
 
 
 class ReadFormulas(NamedTuple):
-    """A score and a mask with their operands.
+    """A score and a mask formula with their operands.
 
-    key: for plans.find, all but the arrays.  arrays: as given, in the order of `names`.
-    names, numbers: of all operands; None in place of an array's number.
+    key: for plans.find, everything but the arrays.  arrays: as given, in the order of `names`.
+    names, numbers: of all operands; the number is None for an array.
     """
 
     key: tuple[Any, ...] = ()
@@ -40,13 +40,13 @@ class ReadFormulas(NamedTuple):
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """The arrays."""
+        """The operand arrays by name."""
         named = zip(self.names, self.numbers, strict=True)
         return dict(zip((n for n, number in named if number is None), self.arrays, strict=True))
 
     @property
     def needs_positions(self) -> str | None:
-        """What needs the queries' alignment with the keys, by name."""
+        """The formula, "score" or "mask", that uses the query's position i; None if neither."""
         for name, formula in (("score", self.score), ("mask", self.mask)):
             if formula and any(n.op == "name" and n.value == "i" for n in formula.nodes):
                 return name
@@ -57,14 +57,17 @@ NONE = ReadFormulas()
 
 
 def is_formula(mask: Any) -> bool:
-    """Whether a mask is one, not an array or a BlockMask."""
+    """Whether a mask is a formula, not an array or a BlockMask."""
     return isinstance(mask, (str, Expression)) or (
         callable(mask) and not hasattr(mask, "dtype") and not hasattr(mask, "block_mask_types")
     )
 
 
 def read_formulas(score: Any, mask: Any, operands: Any, q: Any) -> ReadFormulas:
-    """Raises SyntaxError, NameError, TypeError, ValueError.  mask: None, or a formula."""
+    """Read both formulas and their operands.  mask: None, or a formula.
+
+    Raises SyntaxError, NameError, TypeError and ValueError.
+    """
     if score is None and mask is None:
         if operands is None:
             return NONE
@@ -103,7 +106,10 @@ def read_formulas(score: Any, mask: Any, operands: Any, q: Any) -> ReadFormulas:
 def check_formulas(
     formulas: ReadFormulas, q: Any, ranges: Ranges
 ) -> tuple[Formulas | None, tuple[Any, ...]]:
-    """(what a task has of them, arrays as kernels take them).  Raises TypeError and ValueError."""
+    """(Formulas for the task, the operand arrays as kernels take them).
+
+    Raises TypeError and ValueError.
+    """
     if formulas is NONE:
         return None, ()
     by_name = formulas.by_name
@@ -135,7 +141,7 @@ def check_formulas(
 def _code(
     formula: Expression, names: Sequence[str], arrays: Mapping[str, Any], ranges: Ranges
 ) -> Code:
-    """Raises ValueError for indices that an array does not have."""
+    """Raises ValueError for indices outside an operand array."""
     check_indices(formula, arrays, ranges)
     operands = tuple(
         FormulaOperand(names.index(name), CPP[arrays[name].dtype] if name in arrays else None)

@@ -12,7 +12,7 @@ _LARGEST = 2.0**126  # its reciprocal is a normal number
 
 
 def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
-    """`scale`, as one of both; beside q."""
+    """(number, None) or (None, array) of a scale, by arguments.is_number."""
     if not hasattr(scale, "dtype") or isinstance(scale, np.ma.MaskedArray):
         return scale, None
     return (scale.item(), None) if arguments.is_number(scale, q) else (None, scale)
@@ -21,14 +21,15 @@ def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
 def numbers_and_arrays(
     q: Any, k_scale: Any, v_scale: Any
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """The numbers and the arrays that two scales are; None where one is the other."""
+    """(numbers, arrays) of both scales; None in the place of the other kind."""
     k_number, k_array = _number_or_array(k_scale, q)
     v_number, v_array = _number_or_array(v_scale, q)
     return (k_number, v_number), (k_array, v_array)
 
 
 def as_hnd(arrays: tuple[Any, Any], numbers: tuple[float, float], layout: str) -> tuple[Any, Any]:
-    """check_scales' results, of k and v: a number, or an array with heads before keys."""
+    """(k's scale, v's scale) from the results of check_scales: a number, or an array with heads
+    before keys."""
     of_k, of_v = (
         number if x is None else x.swapaxes(1, 2) if x.ndim == 3 and layout == "nhd" else x
         for x, number in zip(arrays, numbers, strict=True)
@@ -39,9 +40,11 @@ def as_hnd(arrays: tuple[Any, Any], numbers: tuple[float, float], layout: str) -
 def check_scales(
     q: Any, cache: Any, kv_heads: int, k_scale: Any, v_scale: Any, of_tokens: str
 ) -> tuple[tuple[Any, Any], tuple[float, float]]:
-    """k's and v's scales that are arrays, and those that are numbers.
+    """(arrays, numbers) of k's and v's scales: an array is None for a number, a number 1.0 for an
+    array.
 
-    of_tokens: what messages call arrays of the cache's shape without D.
+    of_tokens: description of arrays of the cache's shape without D, for error messages.  Raises
+    TypeError and ValueError.
     """
     arrays: list[Any] = []
     numbers: list[float] = []

@@ -1,4 +1,4 @@
-"""Checks of KV caches, contiguous or in pages, that attention's ops share."""
+"""Checks of KV caches, contiguous or paged, shared by attention ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...attention.decode_config import CACHE_DTYPES, DTYPES, LAYOUTS, MAX_DIM, M
 from ...targets import is_cupy
 from .score_options import check_integers
 
-# Dims of a contiguous and of a paged cache.
+# Dims of a contiguous and of a paged cache, by layout.
 _DIMS = {
     "hnd": ("(B, Hkv, Sk, D)", "(num_pages, Hkv, page, D)"),
     "nhd": ("(B, Sk, Hkv, D)", "(num_pages, page, Hkv, D)"),
@@ -29,10 +29,10 @@ def check_caches(
     names: tuple[str, str],
     of_8_bits: bool = True,
 ) -> tuple[Any, Any]:
-    """k and v, which messages call `names`, as "hnd".  ndim: of q, whose dim 1 is of heads.
-    of_8_bits: whether they may be.
+    """Check k and v and return them as "hnd".
 
-    Raises TypeError, ValueError and NotImplementedError.
+    ndim: of q, whose dim 1 is the heads.  names: of k and v in error messages.  of_8_bits: whether
+    8-bit caches are allowed.  Raises TypeError, ValueError and NotImplementedError.
     """
     of_k, of_v = names
     for name, x in (("q", q), (of_k, k), (of_v, v)):
@@ -70,15 +70,15 @@ def check_caches(
 
 
 def check_keys(count: int) -> int:
-    """The most keys of a sequence.  Raises ValueError."""
+    """Return count, the most keys of a sequence.  Raises ValueError beyond MAX_KEYS."""
     if count > MAX_KEYS:
         raise ValueError(f"sequences may have at most {MAX_KEYS} keys; got {count}")
     return count
 
 
 def check_table(table: Any, q: Any, batch: int, k: Any) -> int:
-    """The most keys of a sequence of a block table over k, which is "hnd"; contents are not looked
-    at.  Raises TypeError, ValueError."""
+    """The most keys that a block table over k ("hnd") can hold per sequence; contents are not
+    checked.  Raises TypeError and ValueError."""
     check_integers("block_table", table, q)
     if table.ndim != 2 or table.shape[0] != batch:
         raise ValueError(f"block_table must have shape ({batch}, max_pages); got {table.shape}")
@@ -87,8 +87,8 @@ def check_table(table: Any, q: Any, batch: int, k: Any) -> int:
 
 
 def check_pages(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> None:
-    """Raises ValueError for a numpy table with a wrong page before a length; lengths on the GPU are
-    not read."""
+    """Raises ValueError if a numpy table has an invalid page within a sequence's length.  Arrays on
+    the GPU are not read."""
     if is_cupy(table) or is_cupy(seq_lens):
         return
     used = np.ones(table.shape, bool)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of products of complex64 matrices."""
+"""Argument checks of products of complex64 matrices."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .products import OF_DOUBLE, check_depth, check_shapes
 def check_complex(
     a: Any, b: Any, bias: Any, residual: Any, **options: Any
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """({"bias", "residual"} of the result's shape, that shape).
+    """({"bias", "residual"} broadcast to the result's shape, that shape).
 
-    options: the others of matmul, of which those of real products alone must be absent.  Raises
-    TypeError and ValueError.
+    options: other arguments of matmul; those for real products only must have their defaults.
+
+    Raises TypeError and ValueError.
     """
     for name, x in (("a", a), ("b", b)):
         if x.dtype in dtypes.DOUBLE:

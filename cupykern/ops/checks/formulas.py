@@ -1,4 +1,4 @@
-"""Formulas in the epilogue of products, and their operands, read from arguments and checked."""
+"""Epilogue formulas of products and their operands: read from arguments and checked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DTYPES = (
     *(dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8),
 )
 OPERAND_DTYPES = *DTYPES, *OF_INTEGER_ARRAYS
-"""Of operands of products' formulas, which become FP32."""
+"""Dtypes of formula operands; they are converted to FP32."""
 
 
 class ReadFormula(NamedTuple):
     """An expression with its operands.
 
-    key: for plans.find, all but the arrays.  arrays: as given, in the order of their use.
-    numbers: in that order too, None in place of an array.  scope, roots: of the expression.
+    key: for plans.find, everything but the arrays.  arrays: as given, in the order of first use.
+    numbers: in the order of `names`, None for an array.  scope, roots: see Expression.
     """
 
     key: tuple[Any, ...]
@@ -40,7 +40,7 @@ class ReadFormula(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """For launch.run."""
+        """The keyword arguments for launch.run."""
         if not self.nodes:
             return {}
         operands = *self.numbers, *(None for _ in self.roots[1:])
@@ -48,22 +48,22 @@ class ReadFormula(NamedTuple):
 
     @property
     def result_dtypes(self) -> tuple[np.dtype, ...]:
-        """Those that only a formula's results have."""
+        """The result dtypes that only a formula allows."""
         return NARROW if self.nodes else ()
 
     @property
     def array_names(self) -> tuple[str, ...]:
-        """Of product.OPERANDS."""
+        """The arrays' names in product.OPERANDS."""
         named = zip(OPERANDS, self.numbers, strict=False)
         return tuple(name for name, number in named if number is None)
 
     @property
     def reduces_rows(self) -> bool:
-        """Whether there are results that are reductions of rows."""
+        """Whether any result is a row reduction."""
         return any(reductions(self.nodes, self.roots))
 
     def given(self) -> tuple[Expression, dict[str, Any]]:
-        """epilogue and operands."""
+        """(epilogue, operands) as `matmul` takes them."""
         arrays = iter(self.arrays)
         operands = {
             name: next(arrays) if number is None else number
@@ -72,7 +72,7 @@ class ReadFormula(NamedTuple):
         return Expression(self.nodes, self.names, self.scope, self.roots), operands
 
     def transposed(self) -> tuple[Expression | None, dict[str, Any] | None]:
-        """epilogue and operands of the transposed product."""
+        """(epilogue, operands) for the transposed product."""
         if not self.nodes:
             return None, None
         _, given = self.given()
@@ -83,7 +83,7 @@ class ReadFormula(NamedTuple):
         return Expression(transposed(self.nodes), self.names, roots=self.roots), operands
 
     def with_second(self, product: Any) -> ReadFormula:
-        """Of a gate: the epilogue of the first product, with the second one as an operand."""
+        """The gate as the epilogue of the first product, with the second product as an operand."""
         return self._replace(
             arrays=(*self.arrays, product),
             nodes=of_first(self.nodes, len(self.names)),
@@ -93,7 +93,10 @@ class ReadFormula(NamedTuple):
         )
 
     def broadcast(self, a: Any, shape: tuple[int, ...]) -> dict[str, Any]:
-        """The arrays by their names of product.OPERANDS.  Raises TypeError and ValueError."""
+        """The arrays, broadcast to `shape`, by their names in product.OPERANDS.
+
+        Raises TypeError and ValueError.
+        """
         named = (n for n, number in zip(self.names, self.numbers, strict=True) if number is None)
         return {
             x_name: _broadcast(f"operands[{name!r}]", x, a, shape)
@@ -101,7 +104,7 @@ class ReadFormula(NamedTuple):
         }
 
     def check_alone(self, **others: Any) -> None:
-        """Raise ValueError if another part of an epilogue is given too."""
+        """Raise ValueError if another epilogue argument is given beside the formula."""
         for name, value in others.items():
             if self.nodes and value is not None:
                 raise ValueError(f"{name} must be None beside epilogue, which is a formula of it")
@@ -111,8 +114,10 @@ NO_FORMULA = ReadFormula((), ())
 
 
 def each_dtype(formula: ReadFormula, out_dtype: Any) -> tuple[Any, ...]:
-    """The out_dtype of each result; reductions of rows are float32.  Raises TypeError and
-    ValueError."""
+    """The out_dtype of each result; row reductions are float32.
+
+    Raises TypeError and ValueError.
+    """
     count = max(1, len(formula.roots))
     rows = reductions(formula.nodes, formula.roots) or (None,)
     if not isinstance(out_dtype, tuple):
@@ -131,7 +136,10 @@ def each_dtype(formula: ReadFormula, out_dtype: Any) -> tuple[Any, ...]:
 
 
 def read_formula(epilogue: Any, operands: Any, a: Any, scope: str = "epilogue") -> ReadFormula:
-    """Raises SyntaxError, NameError, TypeError, ValueError."""
+    """Read a formula and its operands.
+
+    Raises SyntaxError, NameError, TypeError and ValueError.
+    """
     if epilogue is None:
         raise ValueError("operands are those of epilogue, which is None")
     expression = read(epilogue, scope)

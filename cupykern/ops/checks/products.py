@@ -1,4 +1,4 @@
-"""Checks of the arguments of products of matrices."""
+"""Argument checks of matrix products."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ INPUTS = (
 )
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 OF_DOUBLE = "numpy.matmul or cupy.matmul"
-"""What multiplies matrices in double precision."""
+"""Functions to use for double precision, named in error messages."""
 
 _MAX_K = 2**31
 _MAX_INT8_K = (2**31 - 1) // 128**2
 
 
 def check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) -> bool:
-    """Whether to sum in FP16.  Raises ValueError, NotImplementedError."""
+    """Whether accumulators are FP16.  Raises ValueError and NotImplementedError."""
     if not isinstance(accumulate, str) or accumulate not in ("float32", "float16"):
         raise ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
     if accumulate == "float32":
@@ -46,7 +46,7 @@ def check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) 
 
 
 def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) -> str:
-    """The canonical name.  Raises ValueError, NotImplementedError."""
+    """The canonical name of the precision.  Raises ValueError and NotImplementedError."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
         names = ", ".join(map(repr, PRECISIONS))
         raise ValueError(f"precision must be one of {names}; got {precision!r}")
@@ -66,7 +66,8 @@ def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) ->
 def result_dtype(
     a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool, of_formula: tuple[np.dtype, ...] = ()
 ) -> np.dtype:
-    """The result's dtype.  of_formula: further legal ones, ReadFormula.result_dtypes.
+    """The result's dtype.  of_formula: dtypes that a formula also allows, result_dtypes of
+    ReadFormula.  plain: nothing is applied to the product.
 
     Raises TypeError, also for a pair of dtypes that cannot be multiplied.
     """
@@ -83,7 +84,8 @@ def result_dtype(
 def resolve_result(
     out_dtype: Any, allowed: tuple[np.dtype, ...], of_formula: tuple[np.dtype, ...], formula: str
 ) -> np.dtype:
-    """out_dtype as one of both.  formula: that of the op itself.  Raises TypeError."""
+    """out_dtype as one of `allowed` or `of_formula`.  formula: the epilogue formula of the op
+    itself, for the error message.  Raises TypeError."""
     try:
         return dtypes.resolve(out_dtype, "out_dtype", (*allowed, *of_formula))
     except TypeError as refusal:
@@ -97,7 +99,7 @@ def resolve_result(
 
 
 def check_depth(k: int) -> None:
-    """Raise ValueError for a K that Hopper's kernels, which count it in 32 bits, do not take."""
+    """Raise ValueError for K >= 2^31: Hopper's kernels count K in 32 bits."""
     if k >= _MAX_K:
         raise ValueError(f"K must be less than 2^31; got {k}")
 

@@ -1,4 +1,4 @@
-"""Checks of rope_and_cache's arguments."""
+"""Argument checks of rope_and_cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ... import arguments, dtypes
 from ...attention.rope_config import CACHE_DTYPES, DTYPES, LAYOUTS, MAX_DIM
 from . import cache_scales
 
-# Dims of a contiguous and of a paged cache.
+# Dims of a contiguous and of a paged cache, by layout.
 _DIMS = {
     "hnd": ("(B, Hkv, Smax, D)", "(num_pages, Hkv, page, D)"),
     "nhd": ("(B, Smax, Hkv, D)", "(num_pages, page, Hkv, D)"),
@@ -25,7 +25,7 @@ def check_eps(eps: Any) -> float:
 
 
 def check_arrays(given: dict[str, Any], layout: Any) -> None:
-    """The arguments that are arrays, by name, but for scales and out.
+    """Check the array arguments, by name, except scales and out.
 
     Raises TypeError and ValueError.
     """
@@ -36,7 +36,7 @@ def check_arrays(given: dict[str, Any], layout: Any) -> None:
 
 
 def _check_places(given: dict[str, Any]) -> None:
-    """Raises TypeError and ValueError for arrays that are not where q is."""
+    """Raises TypeError and ValueError for arrays that are not on q's device."""
     q = given["q"]
     for name in ("k", "v", "positions"):
         arguments.same_place(name, given[name], q, "q")
@@ -72,7 +72,7 @@ def _check_heads(given: dict[str, Any]) -> None:
 
 
 def _check_others(given: dict[str, Any]) -> None:
-    """positions, inv_freq or cos_sin, and weights."""
+    """Check positions, inv_freq or cos_sin, and weights.  Raises TypeError and ValueError."""
     q, positions = given["q"], given["positions"]
     if positions.dtype != np.int32:
         raise TypeError(f"positions must have dtype int32; got {positions.dtype}")
@@ -139,7 +139,7 @@ def _check_cache(given: dict[str, Any], layout: Any) -> None:
 def check_scales(
     given: dict[str, Any], k_scale: Any, v_scale: Any
 ) -> tuple[tuple[Any, Any], tuple[float, float]]:
-    """The scales that are arrays, and those that are numbers."""
+    """(arrays, numbers) of the scales, see cache_scales.check_scales."""
     q, cache, kv_heads = given["q"], given["k_cache"], given["k"].shape[2]
     arrays, numbers = cache_scales.check_scales(
         q, cache, kv_heads, k_scale, v_scale, "as an output"

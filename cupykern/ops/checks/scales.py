@@ -1,4 +1,4 @@
-"""Operands of scaled products and their scales, read from arguments and checked."""
+"""Operands of scaled products and their scales: read from arguments and checked."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .products import INPUTS, OF_DOUBLE, check_depth
 
 
 def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Of operands and their scales: the arrays, by the names of product.ARRAYS, and all that is
-    none, in an order of its own; None in place of what is an array."""
+    """Split operands and scales for the plan's key: the arrays, by the names of product.ARRAYS, and
+    the other values in a fixed order, with None in place of arrays."""
     arrays: dict[str, Any] = {}
     numbers: list[Any] = []
     for name, (x, scale) in operands.items():
         groups = None
         if isinstance(x, NvFp4):
-            numbers += [scale, x.layout]  # an array of scales, which it must not have, is no key
+            numbers += [scale, x.layout]  # scale must be None; an array prevents a key
             x, groups, scale = x.data, x.scale, x.global_scale
         arrays[name] = x
         if groups is not None:
@@ -35,7 +35,7 @@ def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tup
 
 
 def same_memory(*operands: tuple[Any, ReadOperand]) -> bool:
-    """Whether what was read of operands lies where they do; otherwise it was copied."""
+    """Whether the NvFp4 operands were read in place, not copied."""
     return all(
         address_of(x.data) == address_of(read.array)
         and address_of(x.scale) == address_of(read.groups)
@@ -47,9 +47,9 @@ def same_memory(*operands: tuple[Any, ReadOperand]) -> bool:
 class ReadOperand(NamedTuple):
     """An operand of a scaled product, read from its argument.
 
-    array: (..., M, K) or (..., K, N); of NvFp4 its bytes, K / 2 of them.  shape: with K numbers.
-    number, scale: what it is multiplied with, of which one is 1 or None.  groups: NvFp4's scales,
-    (..., rows, K / 16) or, blocked, (..., 1, all of them).
+    array: (..., M, K) or (..., K, N); for NvFp4 its bytes, K / 2 per row.  shape: with K elements.
+    number, scale: the factor as a number or an array; the unused one is 1 or None.  groups: the
+    scales of NvFp4, (..., rows, K / 16) or, blocked, (..., 1, number of scales).
     """
 
     name: str
@@ -66,7 +66,7 @@ class ReadOperand(NamedTuple):
         return len(self.shape)
 
     def arrays(self, name: str) -> dict[str, Any]:
-        """By the names of product.ARRAYS."""
+        """The arrays by the names of product.ARRAYS, for the operand `name`."""
         scale = self.scale
         if scale is not None and scale.size == 1:
             scale = scale.reshape(1, 1)
@@ -75,9 +75,9 @@ class ReadOperand(NamedTuple):
 
 
 def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
-    """An operand; `a` is the product's first one, whose place all share.
+    """Read an operand.  a: the product's first operand; all must be on its device.
 
-    Raises TypeError, ValueError.
+    Raises TypeError and ValueError.
     """
     first = a.data if isinstance(a, NvFp4) else a
     if not isinstance(x, NvFp4):
@@ -113,14 +113,15 @@ def _walks(x: Any, alignment: int) -> bool:
 
 
 def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:
-    """Of those that are numbers.  Raises ValueError if FP32 cannot hold it."""
+    """The product of the scales that are numbers.  Raises ValueError if FP32 cannot hold it."""
     return arguments.checked_float(f"scale_{a.name} * scale_{b.name}", a.number * b.number)
 
 
 def check_scales(operands: tuple[ReadOperand, ...], batch: tuple[int, ...], m: int, n: int) -> bool:
-    """Whether arrays of scales are of blocks; operands: a and all that it is multiplied with.
+    """Whether the scale arrays are block scales.  operands: a and its right-hand operands.
 
-    Raises ValueError for shapes that do not fit."""
+    Raises ValueError for shapes that do not fit.
+    """
     a, *others = operands
     k = a.shape[-1]
     blocks = any(by_block(a.scale, b.scale, m, n, k) for b in others)
@@ -137,9 +138,9 @@ def blocked_groups(operands: dict[str, ReadOperand]) -> tuple[str, ...]:
 
 
 def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
-    """`scale` as a number and an array, of which the other is 1 or None.
+    """(number, array) of a scale; the unused one is 1 or None.
 
-    Raises TypeError, ValueError.
+    Raises TypeError and ValueError.
     """
     if scale is None:
         return 1.0, None
@@ -154,9 +155,9 @@ def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
 
 
 def by_block(scale_a: Any, scale_b: Any, m: int, n: int, k: int) -> bool:
-    """Whether arrays of scales are for blocks, by their shapes.
+    """Whether scale arrays have the shapes of block scales.
 
-    Where one block is all of k, (M, 1) means the same either way.
+    If one block covers all of K, (M, 1) means the same for rows and blocks.
     """
     blocks_k, blocks_n = -(-k // BLOCK), -(-n // BLOCK)
     if scale_a is not None and scale_a.ndim >= 2 and scale_a.shape[-2:] == (m, blocks_k) != (m, 1):
@@ -167,7 +168,7 @@ def by_block(scale_a: Any, scale_b: Any, m: int, n: int, k: int) -> bool:
 
 
 def scale_shapes(m: int, n: int, k: int, blocks: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shapes of one matrix's scales, of rows and columns or of blocks."""
+    """The shapes of a's and b's scales without batch dims: by row and column, or by block."""
     if not blocks:
         return (m, 1), (1, n)
     return (m, -(-k // BLOCK)), (-(-k // BLOCK), -(-n // BLOCK))

@@ -1,4 +1,4 @@
-"""Options of a score that attention's ops share, checked: windows, caps, ALiBi, sinks, lengths."""
+"""Checks of score options that attention ops share: windows, caps, ALiBi, sinks, lengths."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from ...arrays import in_elements, packed, steps_of
 from ...attention.attention_task import ScoreOptions
 from ...targets import Target, is_cupy
 
-LARGEST = 2**28  # of lengths and positions: kernels add two of them and a window in 32 bits
-_WIDEST = 2**29  # a window that reaches any key
-CAUSAL = ScoreOptions(right=0)  # which plain variants do, too
+LARGEST = 2**28  # length or position: kernels add two of them and a window in 32 bits
+_WIDEST = 2**29  # a window of this size reaches every key
+CAUSAL = ScoreOptions(right=0)  # plain variants support it, too
 _MOST = float(np.finfo(np.float32).max)
-_LARGEST_CAP, _LEAST_FACTOR = 2.0**64, 2.0**-100  # of FP32's range: the rest is for scores
+_LARGEST_CAP, _LEAST_FACTOR = 2.0**64, 2.0**-100  # leave the rest of FP32's range to scores
 
 
 def check_window(window: Any, causal: bool) -> tuple[int, int]:
-    """(left, right) of a window, -1: any; causal attention has 0 on the right."""
+    """(left, right) of a window, -1: unlimited; right is 0 if causal.
+
+    Raises TypeError and ValueError.
+    """
     if window is None:
         return -1, 0 if causal else -1
     if isinstance(window, str) or not isinstance(window, Sequence):
@@ -38,7 +41,7 @@ def check_window(window: Any, causal: bool) -> tuple[int, int]:
 
 
 def check_softcap(softcap: Any, scale: float) -> float:
-    """0: none."""
+    """The cap, 0 for None.  Raises TypeError and ValueError."""
     if softcap is None:
         return 0.0
     softcap = arguments.finite_float("softcap", softcap, 0.0)
@@ -56,8 +59,8 @@ def check_softcap(softcap: Any, scale: float) -> float:
 def check_head_numbers(
     name: str, x: Any, q: Any, shapes: tuple[tuple[int, ...], ...]
 ) -> tuple[Any, tuple[int, int] | None]:
-    """(x with contiguous rows, strides of the batch and the head in elements) of a FP32 array of
-    one of `shapes`, (H,) or (B, H)."""
+    """(x, contiguous; its batch and head strides in elements) for an FP32 array of one of `shapes`,
+    (H,) or (B, H).  Raises TypeError and ValueError."""
     if x is None:
         return None, None
     arguments.same_place(name, x, q, "q")
@@ -84,7 +87,7 @@ def check_options(
 
 
 def check_positions(options: ScoreOptions, *numbers: int) -> None:
-    """Raises ValueError for lengths and offsets that a general variant does not take."""
+    """Raises ValueError for lengths or offsets too large for a general variant."""
     if max(map(abs, numbers)) > LARGEST:
         raise ValueError(
             f"lengths and offsets must be at most {LARGEST} with {options}; got {numbers}"
@@ -106,7 +109,10 @@ def check_integers(name: str, x: Any, q: Any) -> None:
 def check_lens(
     seq_lens: Any, q: Any, batch: int, most: int, whose: str, name: str = "seq_lens"
 ) -> Any:
-    """`seq_lens`; contents are looked at in numpy arrays only.  most: keys of a sequence."""
+    """Check `seq_lens`; contents only of numpy arrays.  most: the most keys of a sequence.
+
+    Raises TypeError and ValueError.
+    """
     if seq_lens is None:
         return None
     check_integers(name, seq_lens, q)
@@ -120,7 +126,7 @@ def check_lens(
 
 
 def as_int32(target: Target, x: Any) -> Any:
-    """Lengths or a block table on `target`."""
+    """Lengths or a block table as int32 on `target`."""
     if x is None or is_cupy(x) or (target.xp is np and x.dtype == np.int32):
         return x
     # Unused entries of a table may hold any integer.

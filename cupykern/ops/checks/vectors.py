@@ -1,4 +1,4 @@
-"""Products of vectors as numpy has them: a row before a matrix, a column behind one."""
+"""Products with vectors, like in numpy: a is a row, b is a column."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .products import check_shapes
 
 
 class Vectors(NamedTuple):
-    """a and b as matrices; the product has a dim of one element for each that is a vector."""
+    """a and b as matrices.  The product has a dim of size 1 for each operand that is a vector."""
 
     a: Any
     b: Any
-    shape: tuple[int, ...]  # of the result, without these dims
-    dims: tuple[int, ...]  # of the product: -2 for a, -1 for b
+    shape: tuple[int, ...]  # of the result, without dims of size 1
+    dims: tuple[int, ...]  # the product's dims of size 1: -2 for a, -1 for b
 
     def lift(self, name: str, x: Any) -> Any:
-        """`x`, an array that broadcasts to the result's shape, for the product; None, numbers and
-        0-d arrays as they are.  Raises TypeError and ValueError."""
+        """Broadcast `x` to the result's shape and expand it to the product's shape.  None, numbers
+        and 0-d arrays are returned as they are.  Raises TypeError and ValueError."""
         if not getattr(x, "ndim", 0):
             return x
         arguments.same_place(name, x, self.a, "a")
@@ -32,12 +32,12 @@ class Vectors(NamedTuple):
         return self.expand(x)
 
     def expand(self, x: Any) -> Any:
-        """An array of the result's shape as one of the product's: a view."""
+        """View an array of the result's shape in the product's shape."""
         index = (..., None, None) if len(self.dims) == 2 else (..., None)
         return x[..., None, :] if self.dims == (-2,) else x[index]
 
     def lift_out(self, out: Any) -> Any:
-        """Raises TypeError and ValueError."""
+        """View `out` in the product's shape.  Raises TypeError and ValueError."""
         if out is None:
             return None
         arguments.same_place("out", out, self.a, "a")
@@ -46,7 +46,7 @@ class Vectors(NamedTuple):
         return self.expand(out)
 
     def drop(self, y: Any, out: Any) -> Any:
-        """The product, or each of several, as the result; the first one is in `out` if given."""
+        """The product, or each of several, in the result's shape; the first is `out` if given."""
         if isinstance(y, tuple):
             return (self.drop(y[0], out), *(self.drop(x, None) for x in y[1:]))
         if out is not None:
@@ -56,7 +56,7 @@ class Vectors(NamedTuple):
 
 
 def read_vectors(a: Any, b: Any) -> Vectors:
-    """a, b: a vector at least one of them.  Raises TypeError and ValueError."""
+    """Vectors of a and b, at least one of which is a vector.  Raises TypeError and ValueError."""
     arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     x = a[None] if a.ndim == 1 else a

@@ -1,1 +1,1 @@
-"""What ops with many options share: problems for check, bench and tests, and their arrays."""
+"""Problems of ops with many options, for check, bench and tests, and their arrays."""

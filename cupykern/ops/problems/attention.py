@@ -1,4 +1,4 @@
-"""Problems of attention: what attention and attention_varlen share, and attention's own."""
+"""Problems of attention, and what attention_varlen and decode_attention share with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPES = ("float16", "bfloat16")
 KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "special")
 
 
-MASKS = (None, "bool", "bias", "block")  # in the order of attention_task's numbers
+MASKS = (None, "bool", "bias", "block")  # indices are the mask kinds of attention_task
 
 
 FORMULAS = (
@@ -39,18 +39,18 @@ FORMULAS = (
     (None, "(doc[minimum(i, 99) // 10] == doc[minimum(j, 99) // 10]) | (j // 16 == i // 16 + b)"),
     ("w * tanh(s / w) + 0.01 * (hkv - h)", "(j < 7) | ((i - j) * w < 60.5) & (j % 2 == h % 2)"),
 )
-"""Of a score and of a mask."""
+"""Pairs of a score and a mask formula."""
 
 BIAS_BY_DISTANCE = "s + bias[h, minimum(abs(i - j), 127)]"
-"""A benchmark's score: a learned table of biases by head and relative position, clipped."""
+"""A score for benchmarks: a learned bias by head and clipped relative position."""
 
 
 @dataclass(frozen=True)
 class ScoreChoice:
-    """Options of a score.
+    """Score options of a call.
 
-    slopes: dims of alibi_slopes, "h" or "bh"; or "geometric", those of ALiBi's paper, 2^(-8 / H),
-        2^(-16 / H), ... (Press et al., arXiv:2108.12409).  score, mask: formulas.
+    slopes: dims of alibi_slopes, "h" or "bh"; or "geometric", the slopes of the ALiBi paper,
+        2^(-8 / H), 2^(-16 / H), ... (Press et al., arXiv:2108.12409).  score, mask: formulas.
     """
 
     window: tuple[int, int] | None = None
@@ -72,7 +72,7 @@ class ScoreChoice:
         return self.sinks or any(x is not None for x in options)
 
     def operands(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
-        """Of those formulas of FORMULAS, or BIAS_BY_DISTANCE, that there are."""
+        """The operands that score and mask (of FORMULAS or BIAS_BY_DISTANCE) name."""
         rng = np.random.default_rng(seed)
         all_of_them = {
             "slope": xp.asarray(rng.uniform(0.01, 0.4, heads).astype(np.float32)),
@@ -85,7 +85,7 @@ class ScoreChoice:
         return {k: x for k, x in all_of_them.items() if re.search(rf"\b{k}\b", text)}
 
     def formulas(self, batch: int, heads: int, kv_heads: int) -> Formulas | None:
-        """As a task has them."""
+        """The Formulas of a task, or None."""
         q = np.zeros(1, np.float16)
         if self.score is None and self.mask is None:
             return None
@@ -93,7 +93,8 @@ class ScoreChoice:
         return check_formulas(given, q, Ranges(batch, heads, kv_heads, 1, 1))[0]
 
     def arguments(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
-        """Drawn slopes are of both signs, sinks are below, among and above scores."""
+        """The call's keyword arguments.  Drawn slopes have both signs; sinks are below, among and
+        above the scores."""
         rng = np.random.default_rng(seed)
         found: dict[str, Any] = {}
         if self.window is not None:
@@ -122,7 +123,7 @@ NO_OPTIONS = ScoreChoice()
 
 
 def draw_options(draw: Draw) -> ScoreChoice:
-    """None for most problems."""
+    """Draw score options; most problems get none."""
     if draw.choice((True, True, False)):
         return NO_OPTIONS
     windows = (None, None, (0, 0), (0, -1), (-1, 0), (-1, 5), (7, 0), (40, 3), (64, 64), (20, -1))
@@ -137,12 +138,12 @@ def draw_options(draw: Draw) -> ScoreChoice:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """One call, without its numbers.
+    """One call, without data.
 
-    mask: None, "bool", "bias" or "block"; mask_dims: which of (B, H, Sq, Sk) it has, the others are
-        1.
-    pattern: of a block mask one of _PATTERNS, instead of blocks of every type.
-    view: how q, k and v lie in memory: one of inputs.LAYOUTS, or "padded", rows of longer ones.
+    mask: None, "bool", "bias" or "block"; mask_dims: which of (B, H, Sq, Sk) the mask has; others
+        are 1.
+    pattern: of a block mask, one of _PATTERNS; None: random blocks of every type.
+    view: memory layout of q, k and v: one of inputs.LAYOUTS, or "padded", slices of longer rows.
     """
 
     b: int
@@ -184,20 +185,21 @@ class AttentionProblem:
 
     @property
     def position(self) -> int:
-        """Of the first query among the keys."""
+        """The position of the first query among the keys."""
         last = self.causal_align == "bottom_right"
         return (self.input_pos or 0) + last * (self.sk - self.sq)
 
     @property
     def general(self) -> bool:
-        """Whether it needs a general variant: windows that all queries see through do not."""
+        """Whether the call needs a general variant.  A window that hides no key does not."""
         left = -1 if self.options.window is None else self.options.window[0]
         cuts = 0 <= left < self.sq - 1 + self.position
         return self.lens is not None or self.options.changes_scores or cuts
 
 
 def draw_problem(draw: Draw) -> AttentionProblem:
-    """Few variants: bfloat16 and FP16 accumulators have small heads; other tests the largest."""
+    """Draw a problem.  To compile few variants, bfloat16 and FP16 accumulators use small heads;
+    other tests cover the largest heads."""
     dtype = draw.choice(("float16", "float16", "bfloat16"))
     wide = dtype == "float16" and draw.choice((False, False, True))
     dims = (72, 80, 128, 125) if wide else (8, 24, 40, 64, 33)
@@ -241,14 +243,14 @@ def draw_problem(draw: Draw) -> AttentionProblem:
     )  # fmt: skip
 
 
-# Of blocks of 128: causal, documents of an eighth of the length, every fourth block of a row.
+# Blocks of 128: causal, documents of an eighth of the length, every fourth block of a row.
 _PATTERNS = ("causal", "document", "interleaved")
 
 
 def bench_sizes(
     shape: tuple[int, ...], dtype: str, masks: int = 1
 ) -> tuple[int, int, int, int, int, int]:
-    """(B, H, Hkv, S, D, mask) of a shape (B, H, S, D[, mask[, Hkv]]); mask: 0 to `masks`."""
+    """(B, H, Hkv, S, D, mask) from a shape (B, H, S, D[, mask[, Hkv]]); mask is 0 to `masks`."""
     if not 4 <= len(shape) <= 6 or (len(shape) > 4 and not 0 <= shape[4] <= masks):
         raise ValueError(
             f"attention needs a shape (B, H, S, D), (B, H, S, D, causal) or (B, H, S, D, causal, "
@@ -267,14 +269,14 @@ _BENCH_OPTIONS = {
     8: ScoreChoice(score=BIAS_BY_DISTANCE),
     9: ScoreChoice(window=(4095, 0), sinks=True),
 }
-"""Of causal calls, by the fifth number of a shape; tools/shape_names.py has their names."""
+"""Options of causal calls by the fifth number of a shape, named in tools/shape_names.py."""
 
 _LEAST_WINDOW = 16
 
 
 def bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
-    """Fifth of a shape: 0, 2 to 4 block masks, of _PATTERNS, others of _BENCH_OPTIONS, causal; from
-    16 on causal with a window of so many keys."""
+    """The fifth number of a shape selects: 0 (default) no mask; 2 to 4 a block mask of _PATTERNS;
+    others of _BENCH_OPTIONS, causal; from 16 on causal with a window of that many keys."""
     b, h, h_kv, s, d, number = bench_sizes(shape, dtype, 2**28)
     problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, kind="bench")
     if number == 0:
@@ -303,22 +305,20 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     both = tuple((*size, *causal) for size in (*sizes, *more) for causal in ((), (1,)))
     masks = tuple((1, 16, 16384, 128, 2 + i) for i in range(len(_PATTERNS)))
     options = tuple((1, 16, 16384, 128, n) for n in (5, 6, 7, 8, 9, 1024, 4096))
-    # Of 4096 keys, windows of 4096 hide none.
+    # 4096 is left out: a window of 4096 hides none of 4096 keys.
     shorter = tuple((4, 16, 4096, 128, n) for n in (5, 6, 7, 8, 1024))
     return (*both, (2, 32, 8192, 128, 1, 8), *masks, *options, *shorter)
 
 
 def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
-    """peaked: scores of which some are far above the others.  subnormal: of q and v; k is normal.
-    special: NaN and infinities in a few rows of q and k."""
-    if kind == "subnormal" and name == "k":
-        kind = "normal"
+    """Values of q, k or v.  "peaked": a few scores far above the others.  "subnormal": q and v
+    are subnormal, k is normal.  "special": NaN and infinities in a few rows of q and k."""
     if kind == "peaked":
         x = inputs.values("normal", shape, dtype, seed)
         if name != "v" and shape[2]:
             x[:, :, seed % shape[2]] *= np.asarray(8, dtype)
         return x
-    if kind == "subnormal" and name == "k":  # so that scores are not
+    if kind == "subnormal" and name == "k":  # keep scores normal
         size = 2.0**110 if dtype == dtypes.bfloat16 else 1.0
         return inputs.values("normal", shape, dtype, seed) * np.asarray(size, dtype)
     if kind != "special":
@@ -332,7 +332,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: 
 
 
 def in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
-    """x (B, H, S, D) in the call's layout, in memory as `view` says."""
+    """x (B, H, S, D) in the call's layout, with the memory layout `view`."""
     if layout == "bshd":
         x = x.transpose(0, 2, 1, 3)
     if view != "padded":
@@ -350,7 +350,7 @@ _PATTERN_MASKS = {
 
 
 def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
-    """Blocks of every type, or of a pattern."""
+    """A block mask with random blocks of every type, or with the problem's pattern."""
     p = problem
     if p.pattern is not None:
         made = _PATTERN_MASKS[p.pattern](p.sq)
@@ -388,10 +388,10 @@ def _mask(problem: AttentionProblem, seed: int, xp: Any) -> Any:
 
 
 def _padded(problem: AttentionProblem, name: str, x: np.ndarray) -> np.ndarray:
-    """Keys and values after the lengths of a padded batch are NaN."""
+    """Set keys and values beyond the lengths of a padded batch to NaN."""
     if problem.lens is not None and name != "q":
         for b, length in enumerate(problem.lens):
-            # One element stands for all of a batch that is broadcast.
+            # A broadcast batch stores one element for all sequences: keep the longest.
             x[b, :, max(problem.lens) if problem.view == "broadcast" else length :] = np.nan
     return x
 
@@ -426,8 +426,8 @@ def make_inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
 
 
 def work(problem: AttentionProblem) -> Work:
-    """Causal attention counts half of all pairs of queries and keys, a block mask those of the
-    blocks that are computed."""
+    """Bytes and FLOP.  Causal attention counts half of all query-key pairs, a block mask the pairs
+    of computed blocks."""
     p = problem
     size = dtypes.NAMES[p.dtype].itemsize
     read = p.b * (p.h * p.sq * p.d + p.h_kv * p.sk * (p.d + p.dv)) * size
@@ -444,7 +444,7 @@ def work(problem: AttentionProblem) -> Work:
 
 
 def pairs_in_window(sq: int, sk: int, causal: bool, window: tuple[int, int]) -> int:
-    """Of queries that are the last ones of the keys."""
+    """Query-key pairs in a window; the queries are at the last sq positions of the keys."""
     left, right = window
     right = 0 if causal else right
     positions = np.arange(sq) + sk - sq
@@ -469,7 +469,7 @@ def configs(problem: Any, arch: str) -> tuple[Any, ...]:
 
 
 def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
-    """None where attention_hopper.cu cannot do it."""
+    """The kind of attention_hopper.cu for the problem; None where it does not apply."""
     p = problem
     varlen = hasattr(p, "lengths")
     fits = (p.algorithm, p.qk_accumulate) == ("flash", "float32") and p.view in ("C", "padded")
@@ -479,7 +479,7 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     of_mask = formulas is not None and formulas.mask
     if varlen:
         packs = tuple(zip(*p.lengths, strict=True))
-        if p.page is not None:  # there are always pages
+        if p.page is not None:  # caches are never empty: only queries count
             fits, packs = fits and p.page % 16 == 0, packs[:1]
         fits = fits and all(map(sum, packs))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
@@ -492,7 +492,7 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     mode = mask_mode(MASKS.index(p.mask), None if general else p.scale)
     uniform = mode == 2 and p.blocks == (128, 128)
     fits = fits and (general or not (mode == 2 and prescales(BLOCK_MASK, p.scale)))
-    if p.lens is not None:  # a batch in rows
+    if p.lens is not None:  # the batch must merge into rows
         whole = p.b == 1 or (min(p.sq, p.sk) > 1 and p.view == "C" and p.d == p.dv)
         fits = fits and whole
     mode = attention_hopper.FORMULA_MODE if of_mask else mode
@@ -521,7 +521,7 @@ def formulas_of(problem: Any) -> Formulas | None:
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """attention_plan's without pages, and those of a formula, with BF16 operands."""
+    """The unpaged variants of attention_plan, and those of a formula with BF16 operands."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
     problem = AttentionProblem(1, 4, 2, 512, 512, 128, 128, "bfloat16", options=choice)
     naive = replace(problem, algorithm="naive")
@@ -532,17 +532,17 @@ def variants(arch: str) -> tuple[Variant, ...]:
     return *plain, *found
 
 
-_SCORES_AN_ELEMENT = 4  # of a sample: that a head's queries may have for each element of outputs
+_SCORES_AN_ELEMENT = 4  # limit of a sample: scores per element of max_elements
 
 
 def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """A head of a batch, where there is no mask, or one that all heads share.  Without a mask some
-    of its queries, at their positions: scores of 20000 queries and keys in FP64 are 3 GB.
+    """Sample one head of one batch element, if there is no mask or all heads share it.  Without a
+    mask, keep only some of its queries, at their positions: FP64 scores of 20000 queries and keys
+    take 3 GB.
 
-    Operands of a score's formula may have an element for each head: it keeps all heads, and fewer
-    queries of each."""
+    With a score formula keep all heads, whose operands may differ, and fewer queries of each."""
     q, k, v = call.args
     kwargs, sk = call.kwargs, k.shape[2]
     mask, formula = kwargs.get("mask"), kwargs.get("score") is not None

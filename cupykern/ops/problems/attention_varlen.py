@@ -1,4 +1,4 @@
-"""Problems of attention_varlen: sequences of different lengths, packed or over pages of keys."""
+"""Problems of attention_varlen: sequences of different lengths, with packed or paged keys."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .decode_attention import CACHES, SCALES, codes, nothing, scale_values, stor
 
 @dataclass(frozen=True)
 class VarlenProblem:
-    """One call, without its numbers.
+    """One call, without data.
 
-    lengths: of queries and keys, of each sequence.  page: keys of a page, None: packed keys.
-    layout: of the pages' dims, one of LAYOUTS.  cache_dtype: of pages of 8 bits; scales: one of
-    SCALES, of these.
+    lengths: (queries, keys) of each sequence.  page: keys per page, None: packed keys.
+    layout: order of the pages' dims, one of LAYOUTS.  cache_dtype: of 8-bit pages, whose scales are
+    one of SCALES.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -103,8 +103,8 @@ def draw_problem(draw: Draw) -> VarlenProblem:
 
 
 def bench_problem(shape: tuple[int, ...], dtype: str) -> VarlenProblem:
-    """Lengths from S / 2 to 3 S / 2, S in the mean.  A seventh number of a shape, after Hkv: the
-    keys of a page."""
+    """Lengths are spread from S / 2 to 3 S / 2, with mean S.  A seventh number of a shape, after
+    Hkv, is the page size in keys."""
     page = shape[6] if len(shape) == 7 else None
     b, h, h_kv, s, d, causal = bench_sizes(shape[:6] if page is not None else shape, dtype)
     if page is not None and page < 1:
@@ -140,7 +140,7 @@ def make_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
         )
     lengths = (q_lengths, k_lengths) if p.page is None else (q_lengths,)
     cu = [np.cumsum((0, *each), dtype=np.int32) for each in lengths]
-    if seed % 2 or p.kind == "bench":  # else numpy's, which are checked
+    if seed % 2 or p.kind == "bench":  # else numpy arrays, whose contents are checked
         cu = [xp.asarray(x) for x in cu]
         steering = {
             name: x if isinstance(x, float) else xp.asarray(x) for name, x in steering.items()
@@ -163,9 +163,9 @@ def make_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
 def _paged(
     problem: VarlenProblem, q_shape: tuple[int, ...], seed: int, xp: Any
 ) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
-    """((q, k, v), lengths, block table and scales): pages in random order, two of them of nobody.
+    """((q, k, v), {lengths, block table, scales}).  Pages are in random order; two are unused.
 
-    NaN lies where there is no key; the table has no page after a sequence's last one.
+    Slots without a key hold `nothing`; table entries after a sequence's last page are invalid.
     """
     p, rng = problem, np.random.default_rng(seed + 5)
     assert p.page is not None
@@ -173,7 +173,7 @@ def _paged(
     cached = dtypes.NAMES[p.cache_dtype or p.dtype]
     lens = np.array([keys for _, keys in p.lengths], np.int32)
     pages_of = -(-lens // page)
-    room = max([*pages_of, 1]) + seed % 2  # of the table
+    room = max([*pages_of, 1]) + seed % 2  # columns of the table
     order = rng.permutation(int(pages_of.sum()) + 2)
     table = np.full((len(lens), room), -1 if seed % 3 else 2**31 - 1, np.int32)
     numbers = iter(order)
@@ -233,11 +233,11 @@ def work(problem: VarlenProblem) -> Work:
 def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """One head."""
+    """Sample one head."""
     q, k, v, *cu = call.args
     if q.size <= max_elements or {"alibi_slopes", "sinks", "score", "mask"} & set(call.kwargs):
         return call, outputs
-    # The dim of heads of k and v.
+    # The head dim of k and v.
     axis = 1 if "block_table" not in call.kwargs or call.kwargs.get("layout") != "nhd" else 2
     head = int(np.random.default_rng(seed).integers(q.shape[1]))
     keys = head // (q.shape[1] // k.shape[axis])
@@ -262,8 +262,8 @@ _KERNELS = (
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """Those of attention that compute varlen sequences, and those of a formula over pages, of 16
-    and of 8 bits, with BF16 operands."""
+    """The variants of attention for varlen sequences, and those of a formula over 16-bit and 8-bit
+    pages, with BF16 operands."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
     paged = VarlenProblem(((512, 512),), 4, 2, 128, 128, "bfloat16", options=choice, page=64)
     plain = dict.fromkeys((*problem_variants(arch), *attention_plan.variants(arch)))
@@ -283,5 +283,5 @@ def variants(arch: str) -> tuple[Variant, ...]:
 
 
 def is_varlen(traits: str) -> bool:
-    """Whether a TraitsSm90 is of packed or paged sequences."""
+    """Whether a TraitsSm90 is for varlen or paged sequences."""
     return "Varlen" in traits or "Paged" in traits

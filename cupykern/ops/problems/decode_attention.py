@@ -26,11 +26,11 @@ SCALES = (None, "number", "tensor", "heads", "tokens")
 class DecodeProblem:
     """Shapes and options of a call.
 
-    dim_v: None: dim.  lens: keys of each sequence, None: all; the caches hold NaN after them.
-    page: keys of a page, None: contiguous caches.  layout: the caches' dims, one of LAYOUTS.
-    view: how q and the caches are stored, one of VIEWS: "swapped" is contiguous with dims 1 and 2
+    dim_v: None: dim.  lens: keys of each sequence, None: all; beyond them caches hold `nothing`.
+    page: keys per page, None: contiguous caches.  layout: order of the caches' dims, one of
+    LAYOUTS.  view: storage of q and caches, one of VIEWS: "swapped" is contiguous with dims 1 and 2
     exchanged, "padded" has 8 more elements between rows, "offset" starts one element off alignment.
-    cache_dtype: of 8 bits, None: dtype.  scales: one of SCALES, of 8-bit caches.
+    cache_dtype: of an 8-bit cache, None: dtype.  scales: of 8-bit caches, one of SCALES.
     """
 
     batch: int
@@ -91,7 +91,7 @@ def draw_problem(draw: Draw) -> DecodeProblem:
 
 
 def bench_problem(shape: tuple[int, ...], text: str) -> DecodeProblem:
-    """text: a dtype, and after a colon the format of an 8-bit cache, with a scale a head."""
+    """text: a dtype, then after a colon the format of an 8-bit cache, with one scale per head."""
     dtype, options = inputs.bench_options("decode_attention", text, CACHES)
     if len(options) > 1:
         raise ValueError(f"formats of different caches: {', '.join(sorted(options))}")
@@ -123,7 +123,7 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 
 def stored(x: np.ndarray, view: str, xp: Any) -> Any:
     dtype = x.dtype
-    codes = dtype if x.itemsize > 1 else np.dtype(np.uint8)  # CuPy moves no FP8
+    codes = dtype if x.itemsize > 1 else np.dtype(np.uint8)  # CuPy cannot copy FP8
     if view == "swapped":
         made = xp.swapaxes(xp.asarray(x.view(codes)), 1, 2)
         return xp.swapaxes(xp.ascontiguousarray(made), 1, 2).view(dtype)
@@ -135,12 +135,12 @@ def stored(x: np.ndarray, view: str, xp: Any) -> Any:
 
 
 def nothing(dtype: np.dtype) -> float:
-    """What caches hold where no key is: NaN, in int8 its largest number."""
+    """The value of cache slots without a key: NaN, for int8 its largest number."""
     return 127 if dtype == dtypes.int8 else np.nan
 
 
 def codes(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Of an 8-bit cache, with all magnitudes of its format."""
+    """Values of an 8-bit cache that cover all magnitudes of its format."""
     if dtype == dtypes.int8:
         kind, most = "exact" if kind == "exact" else "uniform", 127 / 10
         x = inputs.values(kind, shape, dtypes.float32, seed)
@@ -149,7 +149,7 @@ def codes(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.n
 
 
 def scale_values(p: Any, shape: tuple[int, ...], rng: Any) -> np.ndarray:
-    """Of a cache of p.cache_dtype: most decode to numbers of size 1."""
+    """Scales for a cache of p.cache_dtype: most codes decode to magnitudes near 1."""
     size = 0.02 if p.cache_dtype == "int8" and p.kind != "exact" else 1.0
     if p.kind == "exact":  # powers of two
         found = np.exp2(rng.integers(-2, 3, shape))
@@ -212,7 +212,7 @@ def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
     scales = [scale_values(p, _scale_shape(p), rng) for _ in "kv"] if is_codes and p.scales else []
     by_token = p.scales == "tokens"
     caches += [x[..., None] for x in scales if by_token]
-    if p.kind == "subnormal":  # scores are not
+    if p.kind == "subnormal":  # keep scores normal
         q = inputs.values("normal", shapes[0], dtype, seed)
         q = q * np.asarray(
             2.0**110 if dtype == dtypes.bfloat16 and not p.cache_dtype else 1.0, dtype
@@ -251,7 +251,7 @@ def work(problem: DecodeProblem) -> Work:
     itemsize, per_key = dtypes.NAMES[p.cache_dtype or p.dtype].itemsize, p.dim + dim_v
     scales = 8 if p.scales == "tokens" else 0
     read = keys * p.kv_heads * (itemsize * per_key + scales) + 2 * queries * p.dim
-    # Bandwidth-bound: FLOP are not counted.
+    # Bandwidth-bound: FLOPs are not counted.
     return Work(read, queries * (2 * dim_v + 4 * p.return_lse))
 
 
@@ -278,7 +278,7 @@ def variant(problem: DecodeProblem, config: DecodeConfig) -> Variant:
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
-    """decode_config's, and those of a formula."""
+    """The variants of decode_config, and those of a formula."""
     choice = ScoreChoice(score=FORMULAS[0][0], mask=FORMULAS[0][1])
     plain = DecodeProblem(1, 8, 2, 1, 4096, 128, dtype="bfloat16", options=choice)
     problems = plain, replace(plain, cache_dtype="float8_e4m3fn", scales="tokens")
@@ -292,7 +292,8 @@ def variants(arch: str) -> tuple[Variant, ...]:
 def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """The first and last KV head of the first and last sequence; small or paged caches whole."""
+    """Sample the first and last KV head of the first and last sequence.  Calls with small or paged
+    caches, ALiBi, sinks or formulas are kept whole."""
     q, k, v = call.args
     whole = {"block_table", "alibi_slopes", "sinks", "score", "mask"} & set(call.kwargs)
     if k.size <= 4 * max_elements or whole:

@@ -22,7 +22,7 @@ _DTYPES = tuple(str(dtype) for dtype in DTYPES)
 class NormProblem:
     """The shapes, dtypes and options of one call, without data.
 
-    mean: added to x, before it is rounded.
+    mean: added to x before rounding.
     """
 
     shape: tuple[int, ...]
@@ -71,8 +71,8 @@ def draw_problem(draw: Draw, centered: bool, residual: bool | None) -> NormProbl
 def bench_problem(
     shape: tuple[int, ...], dtype: str, centered: bool, residual: bool
 ) -> NormProblem:
-    """dtype: and after a colon options, with plus signs: "shifted" (a mean of 1e4), "stats"; of
-    layer_norm "compensated", of rms_norm what it is quantized to, and "blocks".
+    """dtype: a dtype, then after a colon options joined by "+": "shifted" (a mean of 1e4), "stats";
+    for layer_norm "compensated"; for rms_norm a quantized format, and "blocks".
     """
     if not shape:
         raise ValueError("a norm needs a shape of at least one dim")
@@ -98,7 +98,7 @@ def bench_problem(
     )
 
 
-_LARGEST_SQUARED = 2.0**60  # of inputs: larger ones overflow in FP32 when a row of them is squared
+_LARGEST_SQUARED = 2.0**60  # largest input: sums of larger squares in a row overflow FP32
 
 
 def make_inputs(problem: NormProblem, seed: int, xp: Any) -> Call:

@@ -37,10 +37,10 @@ from ..checks.products import FLOATS, check_shapes, result_dtype
 
 @dataclass(frozen=True)
 class MatmulProblem:
-    """One call, without its numbers; dtype_b None: a's.
+    """One call, without data; dtype_b None: a's.
 
     epilogue: a formula whose operands are s (n,), t (m, 1), r (..., m, n), z (), and the number k.
-    out_dtype: of its results, also one for each, and of 8 bits.
+    out_dtype: with a formula also a tuple, one per result, and 8-bit dtypes.
     """
 
     m: int
@@ -65,7 +65,7 @@ class MatmulProblem:
         return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b or self.dtype}"
 
 
-NVFP4 = "float4_e2m1fn"  # an operand's dtype in a problem: NvFp4
+NVFP4 = "float4_e2m1fn"  # a problem's dtype for an NvFp4 operand
 PAIRS = (
     *(("float16", None), ("bfloat16", None), ("float32", None), ("int8", None)),
     *(("float32", "float16"), ("float32", "bfloat16")),
@@ -86,19 +86,19 @@ FORMULAS = (
 
 RESULTS = "maximum(acc * s + t, 0), acc * s, i - j + r"
 ROWS = "maximum(acc * s, 0), row_max(abs(acc * s)), acc - t, row_sum(acc * acc)"
-"""With reductions of rows."""
+"""Results with row reductions."""
 NARROW = tuple(dtype.name for dtype in product.NARROW)
 MIXED = ("int8", "float32", "float8_e4m3fn"), ("bfloat16", "float8_e5m2", "int8")
-"""The dtypes of RESULTS, or of a gate's."""
+"""Dtypes for RESULTS and for a gate's results."""
 
 
 def draw_result_dtype(draw: Draw, several: bool, given: Any) -> Any:
-    """The out_dtype of a formula's results: `given`, or of 8 bits.  several: of RESULTS."""
+    """Draw a formula's out_dtype: `given` or an 8-bit dtype.  several: also tuples, for RESULTS."""
     return draw.choice((given, given, *NARROW, *(MIXED if several else ())))
 
 
 def draw_formula(draw: Draw, problem: MatmulProblem) -> MatmulProblem:
-    """`problem`, now and then with a formula in place of its epilogue."""
+    """`problem`, for some draws with a formula in place of its epilogue."""
     formula = draw.choice((*[None] * 5, ROWS, *FORMULAS, RESULTS))
     if formula is None:
         return problem
@@ -136,8 +136,8 @@ def bench_product(
 ) -> tuple[MatmulProblem, set[str]]:
     """The product of a bench row, and its options.
 
-    text: the dtype of a; of a*b; and after a colon options, with plus signs: "kn" (b lies in memory
-    as (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, a precision of
+    text: the dtype of a, or a*b for both; then after a colon options joined by "+": "kn" (b is
+    stored as (K, N), not (N, K)), "bias" (per column, of a's dtype), an activation, a precision of
     float32, or one of `options`.
     Raises TypeError and ValueError.
     """
@@ -167,7 +167,7 @@ def bench_product(
 
 
 def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
-    """(M, N, K), of products by any operands."""
+    """(M, N, K) of products, for every pair of dtypes."""
     if target == "host":
         return ((128, 256, 512), (1, 1024, 1024))
     return (
@@ -184,14 +184,14 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 
 
 def second_kind(kind: str) -> str:
-    """Of the operands that those of `kind` are multiplied with."""
+    """The kind of b if a is of `kind`."""
     return {"special": "normal", "subnormal": "large"}.get(kind, kind)
 
 
 def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """inputs.values for any operand dtype, products of which FP32 can hold.  large: normal, where
-    FP32 has no smaller numbers 2^110 times as large, so that their products with subnormal ones are
-    not."""
+    """inputs.values for any operand dtype, with products that FP32 can represent.  "large": normal
+    values, for bfloat16 and float32 times 2^110, so that their products with subnormal values are
+    normal."""
     if dtype == dtypes.int8:
         return np.random.default_rng(seed).integers(-128, 128, shape).astype(dtype)
     if kind == "large":
@@ -246,7 +246,8 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
 def formula_operands(
     formula: str, scope: str, shape: tuple[int, ...], seed: int, xp: Any
 ) -> dict[str, Any]:
-    """Those that `formula` names.  shape: of the result, whose columns s has, t the rows, r all."""
+    """The operands that `formula` names.  shape: of the result; s varies by column, t by row, r by
+    both."""
     *_, m, n = shape
     shapes: dict[str, tuple[int, ...]] = {"s": (n,), "t": (m, 1), "r": shape, "z": ()}
     found: dict[str, Any] = {}
@@ -260,20 +261,20 @@ def formula_operands(
 
 
 def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
-    """inputs.with_layout, also of the FP8 arrays that CuPy cannot copy: as bytes."""
+    """inputs.with_layout; FP8 arrays, which CuPy cannot copy, as bytes."""
     if xp is np or x.dtype not in product.FP8:
         return inputs.with_layout(x, layout, xp)
     return inputs.with_layout(np.ascontiguousarray(x).view(np.uint8), layout, xp).view(x.dtype)
 
 
 def _is_product(p: MatmulProblem) -> bool:
-    """Whether nothing follows the product."""
+    """Whether the epilogue is the identity."""
     alone = p.bias is None and p.residual is None and p.activation is None and p.epilogue is None
     return alone and p.alpha == 1.0
 
 
 def result_dtypes(p: MatmulProblem) -> tuple[np.dtype, ...]:
-    """Of each result."""
+    """The dtype of each result."""
     pair = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
     kinds, of_formula = each_of(p.out_dtype, p.epilogue, "epilogue")
     return tuple(result_dtype(*pair, kind, _is_product(p), of_formula) for kind in kinds)
@@ -293,7 +294,7 @@ def each_of(
 
 
 def row_bytes(n: int, formula: str | None, scope: str, kinds: Sequence[np.dtype]) -> int:
-    """Of a row of n columns of all results, which have the dtypes `kinds`."""
+    """Bytes of one row of n columns in all results, whose dtypes are `kinds`."""
     rows = (None,) if formula is None else read_expression(formula, scope).reductions
     sizes = zip(rows, kinds, strict=True)
     return sum(kind.itemsize * (1 if reduction else n) for reduction, kind in sizes)
@@ -312,8 +313,7 @@ def work(problem: MatmulProblem) -> Work:
 def variants(
     arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
 ) -> tuple[Variant, ...]:
-    """Every variant of products of these pairs of dtypes, but for formulas, of which there are two
-    of each kernel."""
+    """Every variant without a formula for these pairs of dtypes, and two formulas per kernel."""
     found: dict[Variant, None] = {ALIGN_ROWS: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
@@ -346,7 +346,7 @@ def variants(
                 for m, n in ((1, 4096), (1, 2**16), (skinny_gemm.ROWS, 4096)):
                     for skinny in skinny_gemm.configs(replace(few_rows, m=m, n=n), device(arch)):
                         found[gemm.variant(few_rows, skinny)] = None
-                # Other layouts' rows count as aligned to 128 bytes.
+                # For other layouts rows always count as aligned to 128 bytes.
                 alignments = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
                 for tma_store, aligned in itertools.product((True, False), alignments):
                     general = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
@@ -362,12 +362,12 @@ def variants(
                     else ()
                 ):
                     found[gemm.variant(fp16_accumulate, config)] = None
-    splits = any(name == "float32" for name, _ in pairs)  # scaled_mm does not, with a formula
+    splits = any(name == "float32" for name, _ in pairs)  # scaled_mm has no split-K formulas
     return (*found, *_formula_variants(arch, splits))
 
 
 def _formula_variants(arch: str, splits: bool) -> tuple[Variant, ...]:
-    """Of BF16 operands, with and without reductions of rows."""
+    """Variants of formulas with BF16 operands, with and without row reductions."""
     found: dict[tuple[str, bool], Variant] = {}
     for formula in (FORMULAS[1], ROWS):
         problem = MatmulProblem(512, 512, 512, "bfloat16", layout_b="F", epilogue=formula)
@@ -381,7 +381,7 @@ def _formula_variants(arch: str, splits: bool) -> tuple[Variant, ...]:
 
 
 def sums_in_half(task: GemmTask, arch: str) -> bool:
-    """Whether `arch` has variants of the task that sum in FP16."""
+    """Whether `arch` has variants of the task with FP16 accumulators."""
     plain = task.a == task.b == dtypes.float16 and not task.block_scales
     return plain and not arch.startswith("gfx")
 
@@ -418,7 +418,7 @@ def task_of_product(
     residual: np.ndarray | None = None,
     **fields: Any,
 ) -> GemmTask:
-    """Of matrices `a` and `b`, where `out` is the library's.  fields: others of product.Product."""
+    """The task of a @ b with a newly allocated `out`.  fields: other fields of product.Product."""
     batch, (m, n) = shape[:-2], shape[-2:]
 
     def matrix(x: np.ndarray | None) -> Any:
@@ -433,7 +433,7 @@ def task_of_product(
 def formula_of(
     call: Call, shape: tuple[int, ...], kinds: tuple[np.dtype, ...], scope: str = "epilogue"
 ) -> product.Formula | None:
-    """That of a call whose results have this shape and these dtypes."""
+    """The formula of a call whose results have this shape and the dtypes `kinds`, or None."""
     if "epilogue" not in call.kwargs:
         return None
     a = call.args[0].data if isinstance(call.args[0], NvFp4) else call.args[0]
@@ -449,7 +449,7 @@ def formula_of(
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
-    """`count` of m rows: the first, the last and seeded ones."""
+    """Indices of `count` of m rows: the first, the last and seeded ones."""
     rows = np.sort(np.random.default_rng(seed).choice(m, count, replace=False))
     rows[0], rows[-1] = 0, m - 1
     return rows
@@ -458,11 +458,11 @@ def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
 def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Rows of a: of the first and the last tile, and seeded ones."""
+    """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, b = call.args
     m, n = a.shape[-2], b.shape[-1]
     keep = max(4, max_elements // max(n, 1))
-    if a.ndim != 2 or b.ndim != 2 or keep >= m or "epilogue" in call.kwargs:  # of rows i
+    if a.ndim != 2 or b.ndim != 2 or keep >= m or "epilogue" in call.kwargs:  # may use row i
         return call, outputs
     rows = sampled_rows(m, keep, seed)
     kwargs = {

@@ -1,4 +1,4 @@
-"""Problems of rope_and_cache: heads of one product, positions, contiguous and paged caches."""
+"""Problems of rope_and_cache: heads of one QKV array, positions, contiguous and paged caches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class RopeProblem:
     """Shapes and options of a call.
 
     half: rotated pairs, None: all.  slots: of a sequence in the cache, None: no cache.  cache_dtype
-    None: dtype.  page: slots of a page, None: contiguous.  first: position of the first token of
-    the first sequence; one token in eight gets -1 or one that the cache lacks, if `strays`.
-    rows: of cosines and sines, None: frequencies.
-    weight_dtype: of norms, None: without.  scales: one of SCALES.  view: how q, k and v are stored:
-    "packed": parts of one array, "swapped": contiguous with heads before tokens, "padded": 8 more
-    elements between heads, others as inputs.LAYOUTS.  one_row: positions (S,).  order: of the
-    caches' dims.
+    None: dtype.  page: slots per page, None: contiguous.  first: position of the first token of the
+    first sequence.  strays: one token in eight gets position -1 or one beyond the cache.
+    rows: rows of cos_sin, None: inv_freq.
+    weight_dtype: of the norms' weights, None: no norms.  scales: one of SCALES.  view: storage of
+    q, k and v: "packed": slices of one array, "swapped": contiguous with heads before tokens,
+    "padded": 8 more elements between heads, others as in inputs.LAYOUTS.  one_row: positions are
+    (S,).  layout: order of the caches' dims.
     """
 
     batch: int
@@ -75,7 +75,7 @@ def draw_problem(draw: Draw) -> RopeProblem:
     seq_len, slots = draw.choice((0, 1, 1, 2, 5, 17)), draw.choice((None, 1, 7, 24, 40, 64))
     cache_dtype = draw.choice((None, None, "float8_e4m3fn", "int8")) if slots else None
     weight_dtype = draw.choice((None, None, *_DTYPES))
-    # Only what FP32 can square goes through norms.
+    # Norms get only values whose squares FP32 can represent.
     kinds = ("normal", "uniform", "same_sign", "exact", "subnormal")
     first = draw.choice((0, 0, 1, slots - seq_len if slots and slots > seq_len else 5))
     return RopeProblem(
@@ -102,7 +102,7 @@ def draw_problem(draw: Draw) -> RopeProblem:
 
 
 def bench_problem(shape: tuple[int, ...], text: str) -> RopeProblem:
-    """text: a dtype, and after a colon options with plus signs: "nocache", "paged", "nhd", "norm",
+    """text: a dtype, then after a colon options joined by "+": "nocache", "paged", "nhd", "norm",
     "interleaved", and the format of an 8-bit cache."""
     dtype, options = inputs.bench_options("rope_and_cache", text, _OPTIONS)
     dtypes.resolve(dtype, "dtype", DTYPES)
@@ -185,7 +185,7 @@ def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
 
 
 def _positions(p: RopeProblem, rng: Any) -> np.ndarray:
-    """Each sequence's tokens one after the other from `first` on, up to 7 further in others."""
+    """Consecutive positions from `first` on, shifted by 0 to 7 per sequence unless one_row."""
     first = p.first + (0 if p.one_row else rng.integers(0, 8, (p.batch, 1)))
     positions = np.broadcast_to(first + np.arange(p.seq_len), (p.batch, p.seq_len)).astype(np.int32)
     if p.strays:
@@ -196,7 +196,7 @@ def _positions(p: RopeProblem, rng: Any) -> np.ndarray:
 
 
 def _caches(p: RopeProblem, rng: Any, seed: int, xp: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(k_cache, v_cache), full of other numbers, and the arguments that go with them."""
+    """(k_cache, v_cache), filled with random values, and the arguments that go with them."""
     kwargs: dict[str, Any] = {}
     assert p.slots is not None
     count, slots = p.batch, p.slots
@@ -218,7 +218,7 @@ def _caches(p: RopeProblem, rng: Any, seed: int, xp: Any) -> tuple[tuple[Any, ..
         caches = (inputs.bench_values(shape, dtype, seed + i, xp) for i in (4, 5))
     else:
         numbers = (rng.integers(-8, 9, shape).astype(dtype) for _ in range(2))
-        bits = (x.view(np.uint8) if x.itemsize == 1 else x for x in numbers)  # CuPy moves no FP8
+        bits = (x.view(np.uint8) if x.itemsize == 1 else x for x in numbers)  # CuPy cannot copy FP8
         caches = (inputs.with_layout(x, p.cache_view, xp).view(dtype) for x in bits)
     return tuple(caches), kwargs
 
@@ -247,7 +247,7 @@ def work(problem: RopeProblem) -> Work:
 
 
 def task_of(problem: RopeProblem) -> RopeTask:
-    """Of arrays in the order of bench problems."""
+    """The task, assuming the memory layouts of bench problems."""
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     num_heads = p.heads + p.kv_heads * (1 if p.slots is None else 2)
     by_vectors = takes_vectors(dtype, p.dim, p.pairs) and p.view not in ("sliced", "offset")
@@ -265,10 +265,10 @@ def configs_of(problem: RopeProblem, arch: str) -> tuple[RopeConfig, ...]:
 def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Some tokens of the first and the last sequence; their slots become pages of one slot.  Small
-    or paged calls whole.
+    """Sample tokens of the first and the last sequence; their slots become pages of one slot.
+    Small or paged calls are kept whole.
 
-    The reference starts from what the cache holds now, which is what the call has written.
+    The reference starts from the cache after the call.
     """
     q, k, v, positions, *caches = call.args
     if q.size <= max_elements or "block_table" in call.kwargs:
@@ -295,7 +295,7 @@ def sample(
     table[batch, rows[batch, token]] = np.arange(len(batch))
 
     def pages(x: Any) -> Any:
-        bits = x.view(f"u{x.itemsize}")  # CuPy indexes no FP8
+        bits = x.view(f"u{x.itemsize}")  # CuPy cannot index FP8
         found = (bits.swapaxes(1, 2) if by_head else bits)[places]
         return (found[:, :, None] if by_head else found[:, None]).view(x.dtype)
 

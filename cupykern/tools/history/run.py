@@ -24,7 +24,7 @@ from .sequences import FAMILIES, Call, defaults_of, draw_sequence
 
 _MOST_TRIES = 400  # to shrink a sequence
 _TOGETHER = 100  # sequences
-LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError, NameError)  # of a call
+LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError, NameError)
 _MOST_LAST_CALLS = 20  # of a sequence that broke the device
 
 
@@ -138,7 +138,7 @@ def as_arrays(outputs: Any) -> tuple[Any, ...]:
 
 
 def array_in(arena: Any, place: Place) -> Any:
-    """Return the array at `place` of the arena's memory."""
+    """Return the array at `place` in the arena's memory."""
     offset, shape, strides, dtype = place
     if isinstance(arena, np.ndarray):
         return np.ndarray(shape, dtype, arena, offset, strides)
@@ -147,7 +147,7 @@ def array_in(arena: Any, place: Place) -> Any:
 
 
 def to_host(x: Any) -> np.ndarray:
-    """Return x, or a copy of a CuPy array, FP8 as bytes."""
+    """Return x, or a copy of a CuPy array (FP8 as bytes)."""
     if isinstance(x, np.ndarray):
         return x
     return x.view(np.uint8).get() if x.dtype.itemsize == 1 else x.get()

@@ -1,20 +1,20 @@
-// Epilogue of a work tile: chunks are folded into groups in registers, groups are merged through
-// memory or the cluster, rows are normalised and written.
+// Epilogue of a work tile: folds chunks into groups in registers, merges groups through memory or
+// the cluster, normalises rows and writes them.
 //
-// A kernel gives a type Layout, a thread's kM x kN fragments of output accumulators:
+// A kernel provides a type Layout, a thread's kM x kN fragments of output accumulators:
 //   Layout::Fragment, with kCount values, and at(m, n), the fragment;
 //   Layout::row(m, i), col(n, i): the row and column in the work tile of value i of a fragment;
-//   Layout::kContiguous: each aligned run of that many values, of value ordered(i) for each i, is
-//       adjacent in a row;
-//   Layout::kSlots, slot(i), slot_row(m, s): the rows of a fragment that the thread has values of;
+//   Layout::kContiguous: in the order ordered(i), each aligned run of that many values is adjacent
+//       in a row;
+//   Layout::kSlots, slot(i), slot_row(m, s): the rows of a fragment of which the thread has values;
 //   Layout::is_row_leader(): whether this thread stores the states of its rows.
 #pragma once
 #include "attention/decode/merge.cuh"
 
-// Large row tiles only store partial results: the kernel decode_merge merges them with more blocks.
+// Large row tiles only store partial results; the kernel decode_merge merges them with more blocks.
 constexpr bool kHasMergeKernel = kTileM > 16;
 
-// The two blocks of a cluster compute the two groups that a sequence has at most.
+// The two blocks of a cluster compute the at most two groups of a sequence.
 constexpr bool kMergesInCluster = kClusterSize == 2;
 // The second block's group, in the shared memory of the first block.
 struct ClusterPartial {
@@ -43,7 +43,7 @@ struct OutputAccumulator {
     DEVICE void clear() {
         for_each([](int, int, int, float& value) { value = 0.0f; });
     }
-    // f(m, n, i, value) for each value.
+    // Calls f(m, n, i, value) for each value.
     template <class F>
     DEVICE void for_each(F f) {
 #pragma unroll
@@ -55,7 +55,7 @@ struct OutputAccumulator {
             }
         }
     }
-    // As the values of a partial result; rows from num_rows on do not exist.
+    // Stores the values of a partial result; rows from num_rows on do not exist.
     DEVICE void store(const Partials& partials, int64_t partial, int num_rows) {
         constexpr int kContiguous = Layout::kContiguous;
 #pragma unroll
@@ -98,7 +98,7 @@ struct DecodeEpilogue {
     Partials partials;
     RowStates<Layout> states;  // of the current group
     OutputAccumulator<Layout> output;
-    int chunk;                          // the current one
+    int chunk;                          // the current chunk
     bool stores_chunks, stores_groups;  // as partial results
 
     DEVICE DecodeEpilogue(const DecodeParams& params, const WorkTile& work, void* partial_results)
@@ -114,7 +114,7 @@ struct DecodeEpilogue {
         states.clear();
         output.clear();
     }
-    // state(row): that of a row of the work tile.
+    // Sets the state of each row of the work tile to state(row).
     template <class State>
     DEVICE void set_states(const State& state) {
 #pragma unroll
@@ -123,7 +123,8 @@ struct DecodeEpilogue {
             for (int s = 0; s < kSlots; ++s) states.rows[m][s] = state(Layout::slot_row(m, s));
         }
     }
-    // Folds the m-th row of fragments of the current chunk into the group.  added(n, i): a value.
+    // Folds the m-th row of fragments of the current chunk into the group.  added(n, i): value i of
+    // fragment n.
     template <class Added>
     DEVICE void fold(int m, const SoftmaxState (&added_states)[kSlots], const Added& added) {
         FoldFactors factors[kSlots];
@@ -139,7 +140,7 @@ struct DecodeEpilogue {
             }
         }
     }
-    // The current chunk has been folded.  is_last: of the work tile.
+    // Called after the current chunk has been folded.  is_last: it is the work tile's last chunk.
     DEVICE void end_chunk(bool is_last) {
         const bool ends_group = chunk % kChunksPerGroup == kChunksPerGroup - 1 || is_last;
         if (stores_chunks || (stores_groups && ends_group)) {
@@ -161,8 +162,8 @@ struct DecodeEpilogue {
             }
         }
     }
-    // After the last chunk.  memory, merge_states: MergeValues and MergeStates that no thread uses
-    // any more.  scale: of the results.
+    // Called after the last chunk.  memory, merge_states: MergeValues and MergeStates, in memory
+    // that no thread uses any more.  scale: factor of the results.
     template <class Memory, class States, class Cluster>
     DEVICE void finish(Memory& memory, States& merge_states, Cluster& cluster, int& flag,
                        uint32_t* counters, Element* out, float* lse, float scale) {
@@ -182,10 +183,10 @@ struct DecodeEpilogue {
             write(writer);
         } else if constexpr (!kHasMergeKernel) {
             constexpr int kBatch = sizeof(Memory) / sizeof(memory[0]);
-            // Up to that many chunks are merged at once, not by group.
+            // Up to this number, chunks are merged at once instead of by group.
             constexpr int kMaxChunksAtOnce = kMaxGroups;
             uint32_t* sequence_counter = counters + int64_t(work.row_tile) * params.counters;
-            int blocks;  // that store groups of this sequence
+            int blocks;  // number of blocks that store partial results of this sequence
             if (stores_chunks) {
                 const bool all = work.num_chunks <= kMaxChunksAtOnce;
                 const int group = all ? 0 : work.first_chunk / kChunksPerGroup;
@@ -223,7 +224,8 @@ struct DecodeEpilogue {
                 });
         }
     }
-    // store(valid, row, col, merge(row's partial results)) for this thread's quads of all rows.
+    // Calls store(valid, row, col, merge(row's partial results)) for this thread's quads of all
+    // rows.
     template <class Merge, class Store>
     DEVICE void merge_rows(MergeStates& merge_states, int64_t first, int count, const Merge& merge,
                            const Store& store) {
@@ -249,7 +251,8 @@ struct DecodeEpilogue {
             if (Layout::is_row_leader()) partial.states[row] = states.rows[m][0];
         }
     }
-    // The arithmetic of RowMerge::merge_groups for this block's group and the second block's.
+    // Merges this block's group and the second block's, with the arithmetic of
+    // RowMerge::merge_groups.
     DEVICE void merge_from_cluster(const ClusterPartial& partial) {
 #pragma unroll
         for (int m = 0; m < kM; ++m) {

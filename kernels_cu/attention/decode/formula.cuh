@@ -1,8 +1,8 @@
-// Users' formulas of a score and a mask in decode attention, beside the options of
+// User formulas for the score and the mask in decode attention, in addition to the options of
 // GeneralDecodeScore.
 //
-// Formulas: a struct that cupykern/expression/cpp_attention.py writes, before the kernel's own
-// text.
+// Formulas: a struct that cupykern/expression/cpp_attention.py generates and that precedes the
+// kernel's own source.
 #pragma once
 #include "attention/decode/score.cuh"
 #include "expression/operands.cuh"

@@ -1,17 +1,17 @@
 // Loads tiles of keys and values into shared memory by cp.async, from caches of any strides.
 //
-// Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
-// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys of a tile), kStages.
+// With kWarpOwnsKeys each warp loads its own keys; otherwise all threads load all keys.
+// Types: CacheElement.  Constants: kDim (D and Dv padded), kTileN (keys per tile), kStages.
 #pragma once
 #include "attention/decode/load_q.cuh"
 #include "attention/decode/scales.cuh"
 #include "attention/decode/warp_layout.cuh"
 #include "attention/pages.cuh"
 
-// The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
-// thread loads one vector of a key.
+// kLoadThreads threads load the same keys: kKeysPerPass keys in each of kPasses passes.  A thread
+// loads one vector of a key per pass.
 constexpr int kPerVector = 16 / int(sizeof(CacheElement));
-constexpr int kVectors = kDim / kPerVector;  // of a key or value
+constexpr int kVectors = kDim / kPerVector;  // per key or value
 constexpr int kLoadThreads = kWarpOwnsKeys ? kWarpSize : kNumThreads;
 constexpr int kKeysPerPass = kLoadThreads / kVectors;
 constexpr int kPasses = kTileN / (kNumThreads / kLoadThreads) / kKeysPerPass;
@@ -28,13 +28,13 @@ struct KvCache {
     const CacheElement* v;
 };
 
-// Loads the scales of tokens: a thread that of one key of each tile.
+// Loads the scales of tokens: each thread loads the scales of one key per tile.
 struct ScaleLoader {
     static constexpr int kKeys = kWarpOwnsKeys ? kTileN / kNumWarps : kTileN;
     static_assert(kKeys <= kLoadThreads, "a key a thread");
     CacheScales k, v;
     int index;  // of the thread's key in a tile; -1: none
-    int page;   // that the next tile's key is in; contiguous caches: the batch element
+    int page;   // of the thread's key in the next tile; contiguous caches: the batch element
 
     DEVICE ScaleLoader(const KvScales& scales, int batch) : k(scales.k), v(scales.v), page(batch) {
         const int thread = int(threadIdx.x) % kLoadThreads;
@@ -48,7 +48,7 @@ struct ScaleLoader {
         page_size.divide(key);
         page = valid ? table[key] : 0;
     }
-    // Scales of keys past the end become zero: a probability of zero does not hide NaN.
+    // Scales of keys past the end become zero, because NaN times a zero probability is NaN.
     template <class Stage>
     DEVICE void load(Stage& stage, FastDivmod page_size, bool paged, int last_page, int tile_key,
                      int end_key) const {
@@ -71,16 +71,16 @@ struct NoScaleLoader {
     DEVICE void load(KvStage&, FastDivmod, bool, int, int, int) const {}
 };
 
-// Loads tile after tile.
+// Loads keys and values tile by tile.
 struct KvLoader {
-    // Contiguous: this thread's first key of the next tile; paged: of page 0.
+    // Contiguous: address of this thread's first key of the next tile; paged: of key 0 of page 0.
     const CacheElement* k;
     const CacheElement* v;
     const int* table;  // block table of the sequence, or null
     int64_t k_page_stride, v_page_stride, k_stride, v_stride;
     FastDivmod page_size;
     int last_page, end_key;
-    int first_key, vector;  // this thread's, in a pass
+    int first_key, vector;  // this thread's key and vector in the first pass
     bool has_k, has_v;      // the vector is within D, within Dv
     int pages[kPasses];     // of this thread's keys in the next tile
     Choose<kScaledCache, ScaleLoader, NoScaleLoader>::Type scales;
@@ -108,7 +108,7 @@ struct KvLoader {
         }
     }
     DEVICE bool paged() const { return table != nullptr; }
-    // Read the block table one tile ahead, where registers allow it: copies do not wait for it.
+    // Reads the block table one tile ahead if registers suffice, so that copies do not wait for it.
     static constexpr bool kPrefetchPages = kDim <= 128;
     DEVICE void load_pages(int tile_key) {
 #pragma unroll
@@ -120,7 +120,7 @@ struct KvLoader {
         }
         scales.load_page(table, page_size, tile_key, end_key);
     }
-    // reads: false for a tile of keys that no query sees, which becomes zeros.
+    // reads: false for a tile that no query sees; it becomes zeros.
     DEVICE void load(KvStage& stage, int tile_key, bool reads) {
         // The swizzle repeats every kPeriod keys: kOffsets offsets serve all passes.
         constexpr int kPeriod = KvColumn::kPeriod;
@@ -133,7 +133,7 @@ struct KvLoader {
         const auto copy = [&](int i, const CacheElement* from_k, const CacheElement* from_v) {
             const int offset =
                 offsets[i % kOffsets] + i / kOffsets * kOffsets * kKeysPerPass * kVectors;
-            // Keys past the end become zero: a probability of zero does not hide NaN.
+            // Keys past the end become zero, because NaN times a zero probability is NaN.
             const bool valid = reads && tile_key + i * kKeysPerPass + first_key < end_key;
             copy_async<16>(&stage.k.columns[0].chunks[offset], from_k, has_k && valid);
             copy_async<16>(&stage.v.columns[0].chunks[offset], from_v, has_v && valid);
@@ -147,7 +147,7 @@ struct KvLoader {
             for (int i = 0; i < kPasses; ++i) {
                 const int page = clamp_page(pages[i], last_page);
                 int key = tile_key + i * kKeysPerPass + first_key;
-                // Divided again instead of kept, which saves eight registers.
+                // Divided again instead of kept: saves eight registers.
                 const int key_of_page = page_size.divide(key);
                 copy(i, k + page * k_page_stride + key_of_page * k_stride,
                      v + page * v_page_stride + key_of_page * v_stride);
@@ -165,11 +165,11 @@ struct KvLoader {
     }
 };
 
-// The producer side of the cp.async pipeline: loads of a work tile that has keys.
+// The producer side of the cp.async pipeline: issues the loads of a work tile.
 struct KvPipeline {
     KvLoader loader;
-    int next_key, end_key;  // of the next tile, and of the work tile
-    int stage;              // that the next tile goes to
+    int next_key, end_key;  // first key of the next tile; end of the work tile
+    int stage;              // of the next tile
 
     DEVICE KvPipeline(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
                       const int* block_table, const KvScales& scales)
@@ -178,7 +178,7 @@ struct KvPipeline {
           // A work tile without keys still has one tile, of zeros.
           end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1),
           stage(0) {}
-    // Issues the copies of the next tile, if there is one, and commits a group, which may be empty.
+    // Issues the copies of the next tile, if there is one, and commits a group, which can be empty.
     // reads: false for a tile that no query sees.  load_more() issues copies that belong to the
     // group of the first tile.
     template <class LoadMore>

@@ -7,11 +7,11 @@
 #include "common/shared_tile.cuh"
 #include "common/vector.cuh"
 
-constexpr int kQueryVectors = kDim / 8;  // of 16 bytes
+constexpr int kQueryVectors = kDim / 8;  // vectors of 16 bytes per query
 using QueryTile = SharedTile<kTileM, kDim * 2>;
 
-// Issues the async copies of all threads; rows that do not exist become zero.  Not unrolled: the
-// instructions must be fetched, too.
+// Called by all threads.  Issues async copies; rows that do not exist become zero.  Not unrolled,
+// because unrolled code takes longer to fetch.
 DEVICE void load_queries(QueryTile& tile, const DecodeParams& params, const Element* q,
                          const WorkTile& work) {
     q += work.batch * params.q_strides[0];
@@ -28,20 +28,20 @@ DEVICE void load_queries(QueryTile& tile, const DecodeParams& params, const Elem
     }
 }
 
-// Queries that are not Operand, BF16, are converted to it.  FP16's range is smaller, so each row is
-// in units of a power of two, in which its largest magnitude is in [2^14, 2^15); elements below
-// 2^-31 of that are rounded.
+// Converts BF16 queries to Operand, which is FP16.  FP16's range is smaller, so each row is in
+// units of a power of two, in which its largest magnitude is in [2^14, 2^15).  Elements below 2^-31
+// of that are rounded.
 struct QueryUnits {
     float rows[kTileM];
 
-    // The unit of rows whose largest magnitude is `largest`.  Clamped: the unit and its inverse are
-    // normal numbers.
+    // The unit of rows whose largest magnitude is `largest`.  Clamped, so that the unit and its
+    // inverse are normal numbers.
     DEVICE static float unit_of(float largest) {
         constexpr int kLargest = 14;
         const int exponent = bit_cast<int>(largest) >> 23;
         return bit_cast<float>((exponent < 2 * kLargest ? kLargest : exponent - kLargest) << 23);
     }
-    // In place; all threads call it, between barriers.
+    // In place; called by all threads, between barriers.
     DEVICE void convert(QueryTile& tile) {
         constexpr int kMost = kNumThreads / kTileM;  // threads of a row
         constexpr int kRowThreads = kMost < kQueryVectors ? kMost : kQueryVectors;

@@ -1,12 +1,12 @@
-// Mainloop of decode attention: a block streams the tiles of its work tile, its warps compute them
-// (attention/decode/mma.cuh); at the end of a chunk, attention/decode/epilogue.cuh folds it.
+// Mainloop of decode attention: a block streams the tiles of its work tile, and its warps compute
+// them (attention/decode/mma.cuh).  At the end of a chunk, attention/decode/epilogue.cuh folds it.
 //
 // Warps that share rows add their partial accumulators of a chunk in warp order, through shared
 // memory.  Constants: see decode_attention.cu.
 #pragma once
 #include "attention/decode/warp_scales.cuh"
 
-// Layout of the epilogue's accumulators where warps share the rows: a thread has a quad of each
+// Layout of the epilogue's accumulators if warps share the rows: a thread has a quad of every
 // kRowsPerPass-th row.
 struct QuadOutput {
     struct Fragment {
@@ -28,14 +28,15 @@ struct QuadOutput {
     DEVICE static bool has_rows(int m, int num_rows) { return m * kRowsPerPass < num_rows; }
 };
 
-// What the warps exchange at the end of a chunk: states of all rows, values of one pass.
+// Exchange between warps at the end of a chunk: states of all rows, values of one pass.
 struct WarpExchange {
     SoftmaxState states[kTileM][kKeyWarps];
     // Padded, so that adjacent rows start in different banks.
     alignas(16) float values[kKeyWarps][kRowsPerPass][kDim + 8];
 };
 
-// The merge reuses the memory of the stages for as many batches of values as fit, at least a group.
+// The merge reuses the stages' memory.  A batch has as many partial results as fit, but at least a
+// group.
 constexpr int kStageBatch =
     kStages * int(sizeof(KvStage)) / 16 / kNumThreads / kChunksPerGroup * kChunksPerGroup;
 constexpr int kMostBatch = kStageBatch < kMaxGroups ? kStageBatch : kMaxGroups;
@@ -59,10 +60,9 @@ struct DecodeStorage {
     WorkTile work;
 };
 
-// Adds the warps' partial accumulators of a chunk and folds the sum into the epilogue's group.  All
-// threads call it.
+// Adds the warps' partial accumulators of a chunk and folds the sum into the epilogue's group.
 struct WarpReduction {
-    // All threads call it.
+    // Called by all threads.
     template <class Epilogue>
     DEVICE static void run(Epilogue& epilogue, const RowStates<WarpOutput>& states,
                            OutputAccumulator<WarpOutput>& output, WarpExchange& memory,
@@ -88,7 +88,7 @@ struct WarpReduction {
             epilogue.fold(m, state, [&](int, int i) { return values[i]; });
         }
     }
-    // This thread's quad of a row, and the row's state, over all warps.
+    // Computes this thread's quad of a row, and the row's state, over all warps.
     DEVICE static void add(SoftmaxState& state, float (&values)[4], const WarpExchange& memory,
                            int row, int num_rows) {
         state = {-kInfinity, 0.0f};
@@ -168,8 +168,8 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
     output.clear();
 
     int stage = 0, issued = 0, key = work.first_key, chunk_end = 0;
-    // The prologue is the first kStages rounds of the same loop, which only issue loads: their code
-    // exists once.
+    // The prologue is the first kStages rounds of the same loop, which only issue loads, so that
+    // the code of the loads exists once.
 #pragma unroll 1
     for (;;) {
         if (issued < kStages) {
@@ -222,7 +222,7 @@ DEVICE void mainloop(DecodeStorage& storage, const typename Score::Params& param
     }
 }
 
-// scales_of(kv_head): those of the cache.
+// Computes a block's work tile.  scales_of(kv_head) returns the cache's scales.
 template <class Score, class ScalesOf = NoKvScales>
 DEVICE void decode_block(DecodeStorage& storage, const typename Score::Params& params,
                          const typename Score::Arrays& arrays, const KvCache& cache,

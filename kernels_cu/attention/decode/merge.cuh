@@ -1,8 +1,8 @@
 // Merges the partial results that blocks store in memory: chunks into groups, groups into rows.
 //
 // A thread adds four adjacent columns of a row, over all partial results in their order.  The lanes
-// of a row compute its factors together and exchange them by shuffles: no barriers.  Few blocks run
-// this, and instruction fetch is part of its latency: loops are unrolled little.
+// of a row compute its factors together and exchange them by shuffles, without barriers.  Few
+// blocks run this code, and instruction fetch is part of its latency, so loops are unrolled little.
 // Constants: kTileM, kDim, kMaxChunks, kChunksPerGroup, kNumThreads.
 #pragma once
 #include "attention/decode/work_tile.cuh"
@@ -12,13 +12,13 @@ constexpr int kQuadsPerRow = kDim / 4;
 constexpr int kRowsPerPass = kNumThreads / kQuadsPerRow;
 static_assert(kRowsPerPass * kQuadsPerRow == kNumThreads, "rows are covered by whole threads");
 struct ThreadQuad {
-    int row, col;  // row: of the first pass
+    int row, col;  // row: in the first pass
 
     DEVICE ThreadQuad()
         : row(int(threadIdx.x) / kQuadsPerRow), col(int(threadIdx.x) % kQuadsPerRow * 4) {}
 };
 
-// Factors of a fold: of what was accumulated before, and of what is added.
+// Factors of a fold: for the values accumulated before, and for the added values.
 struct FoldFactors { float before, added; };
 
 // Folds the next chunk's state of a row into `state`.
@@ -35,7 +35,7 @@ DEVICE float fold_value(float value, float added, const FoldFactors& factors) {
     return multiply_add(value, factors.before, product);
 }
 
-// Partial results in memory: of each chunk or group the values and the states of a row tile.
+// Partial results in memory: values and states of a row tile, per chunk or group.
 struct Partials {
     float* values;
     SoftmaxState* states;
@@ -54,8 +54,8 @@ struct Partials {
     }
 };
 
-// Whether this is the last of `count` blocks to arrive at the counter; it then sees what all of
-// them stored, and the counter is 0 again.  flag: shared.
+// Returns whether this is the last of `count` blocks to arrive at the counter.  The last block sees
+// the stores of all of them, and resets the counter to 0.  flag: in shared memory.
 DEVICE bool is_last_block(int& flag, uint32_t* counter, int count) {
     sync_block();  // all threads of this block have stored
     if (threadIdx.x == 0) {
@@ -67,11 +67,11 @@ DEVICE bool is_last_block(int& flag, uint32_t* counter, int count) {
     return flag;
 }
 
-// A quad of kBatch partial results, for each thread: shared memory.
+// A quad of kBatch partial results per thread, in shared memory.
 template <int kBatch>
 using MergeValues = Bytes<16>[kBatch][kNumThreads];
 
-// The lanes of a row share its groups.  States of a lane's groups: shared memory.
+// The lanes of a row share its groups.  MergeStates: states of a lane's groups, in shared memory.
 constexpr int kLanesPerRow = kQuadsPerRow < kWarpSize ? kQuadsPerRow : kWarpSize;
 constexpr int kGroupsPerLane = (kMaxGroups + kLanesPerRow - 1) / kLanesPerRow;
 using MergeStates = Bytes<8>[kGroupsPerLane * kChunksPerGroup][kNumThreads];
@@ -82,8 +82,8 @@ struct MergedRow {
     float values[4];
 };
 
-// Merges a row of `count` partial results from `first` on.  Whole warps; threads without a row
-// (has_row) take part in shuffles only.
+// Merges a row of `count` partial results from `first` on.  Called by whole warps; threads without
+// a row (has_row) only participate in shuffles.
 struct RowMerge {
     static constexpr int kLanes = kLanesPerRow, kGroups = kGroupsPerLane;
     static_assert(kGroups <= 2, "the lanes of a row share all groups");
@@ -93,8 +93,8 @@ struct RowMerge {
     bool has_row;
     MergeStates& states;
 
-    // Everything is read by async copies: a compiler would order the copies of values after plain
-    // loads of states, at twice the latency.
+    // Async copies read everything: a compiler would order the copies of values after plain loads
+    // of states, at twice the latency.
     DEVICE void copy_state(int i, int partial) const {
         const bool valid = has_row && partial < count;
         copy_async<8>(&states[i][threadIdx.x], partials.state(first + (valid ? partial : 0), row),
@@ -104,7 +104,7 @@ struct RowMerge {
         if (!has_row || partial >= count) return {-kInfinity, 0.0f};
         return bit_cast<SoftmaxState>(states[i][threadIdx.x]);
     }
-    // Quads of the partial results from `begin` on.
+    // Copies this thread's quads of the partial results from `begin` on.
     template <int kBatch>
     DEVICE void copy_values(MergeValues<kBatch>& memory, int begin) const {
         const int end = count - begin < kBatch ? count - begin : kBatch;
@@ -133,7 +133,8 @@ struct RowMerge {
         const float x = kGroups > 1 && group >= kLanes ? mine[kGroups - 1] : mine[0];
         return shuffle(x, lane_of(group));
     }
-    // The factors of this lane's groups; returns the merged state of all groups of the row.
+    // Computes the factors of this lane's groups.  Returns the merged state of all groups of the
+    // row.
     DEVICE SoftmaxState merge_states(const SoftmaxState (&groups)[kGroups],
                                      float (&factors)[kGroups]) const {
         float largest = -kInfinity, sum = 0.0f;
@@ -149,7 +150,7 @@ struct RowMerge {
         return {largest, reduce_row<Sum>(sum)};
     }
 
-    // The partial results are groups.
+    // Merges partial results that are groups.
     template <int kBatch>
     DEVICE MergedRow merge_groups(MergeValues<kBatch>& memory) const {
         const int lane = lane_id() % kLanes;
@@ -181,7 +182,7 @@ struct RowMerge {
         return result;
     }
 
-    // The partial results are chunks, the first of which is the first of a group.
+    // Merges partial results that are chunks; the first one is the first chunk of a group.
     template <int kBatch>
     DEVICE MergedRow merge_chunks(MergeValues<kBatch>& memory) const {
         static_assert(kBatch % kChunksPerGroup == 0, "a batch holds whole groups");
@@ -253,9 +254,9 @@ struct RowWriter {
     const WorkTile& work;
     Element* out;
     float* lse;
-    float scale;  // of the values of an 8-bit cache
+    float scale;  // value scale of an 8-bit cache
 
-    // A quad from column `col` on, where valid.
+    // Writes a quad from column `col` on, if valid.
     DEVICE void write(bool valid, int row, int col, const SoftmaxState& state,
                       const float (&values)[4]) const {
         const OutputOffsets offsets(params, work.batch, work.kv_head, work.first_row + row);

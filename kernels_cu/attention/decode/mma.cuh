@@ -30,7 +30,7 @@ struct AccumulatorLayout {
 using Softmax = OnlineSoftmax<Operand, AccumulatorLayout>;
 using Rows = Softmax::Rows;
 
-// kM x kN accumulator fragments.  An MMA step takes at most 2 of the kN: more would take more
+// kM x kN accumulator fragments.  An MMA step takes at most 2 of the kN; more would need more
 // registers for operands.
 template <int kM_, int kN_>
 struct AccumulatorTile {
@@ -42,7 +42,7 @@ struct AccumulatorTile {
         return kSwapAB ? fragments[n / kStepN][n % kStepN][m]
                        : fragments[n / kStepN][m][n % kStepN];
     }
-    // += a b; load(f, n): loads fragment n of b.
+    // Adds a b.  load(f, n) loads fragment n of b.
     template <class Load>
     DEVICE void accumulate(const QpFragment (&a)[kM], const Load& load) {
 #pragma unroll
@@ -53,7 +53,7 @@ struct AccumulatorTile {
             multiply(g, a, b);
         }
     }
-    // The same of twice as much of k, whose second half is added to `of_high`, which may be this;
+    // The same for twice as much of k.  The second half is added to `of_high`, which can be *this.
     // load(low, high, n) loads both fragments n of b.
     template <class Load>
     DEVICE void accumulate_two(AccumulatorTile& of_high, const QpFragment (&a_low)[kM],
@@ -79,8 +79,8 @@ struct OutputCols {
         return stored_column<CacheElement, Operand, true>(AccumulatorLayout::col(lane, i));
     }
     DEVICE static constexpr bool are_adjacent(int i, int j) { return col(0, j) == col(0, i) + 1; }
-    // Of 8-bit caches: values 0, 4, 1 and 5, then 2, 6, 3 and 7; of narrow accumulators 0 and 2,
-    // then 1 and 3.
+    // Whether adjacent columns alternate between the halves of the values.  8-bit caches: values
+    // 0, 4, 1 and 5, then 2, 6, 3 and 7.  Narrow accumulators: 0 and 2, then 1 and 3.
     DEVICE static constexpr bool alternate() {
         if constexpr (AccumulatorLayout::kCount == 8)
             return are_adjacent(0, 4) && are_adjacent(4, 1) && are_adjacent(1, 5);
@@ -127,7 +127,7 @@ struct FragmentLoaders {
     DEVICE FragmentLoaders() : queries(warp_first_row()), keys(warp_first_key()), values(0) {}
 };
 
-// What formulas know of a lane's rows: their heads, of all query heads.
+// Arguments of formulas for a lane's rows; heads: indices among all query heads.
 template <bool kFormula> struct RowHeads {};
 template <>
 struct RowHeads<true> {
@@ -144,11 +144,12 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
     int end_keys[kWarpRowFragments][Softmax::kRows];  // keys [0, end_key) are seen
     int positions[kWarpRowFragments][kOptionRows];
     float slopes[kWarpRowFragments][kOptionRows];
-    // Of scores, base 2.  OnlineSoftmax takes a positive scale: another is applied to scores.
+    // Scales of scores, base 2.  OnlineSoftmax needs a positive scale; any other scale is applied
+    // to the scores as score_scale.
     float scale, score_scale;
-    bool has_outputs;  // output accumulators that are not zero
+    bool has_outputs;  // output accumulators can be nonzero
 
-    // k_factor: of all scores.
+    // k_factor: factor of all scores.
     DEVICE void init(const Params& params, const Arrays& arrays, const WorkTile& work,
                      float k_factor) {
         scale = params.scale_log2 * (Score::kGeneral ? 1.0f : k_factor);
@@ -186,8 +187,8 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
         has_outputs = false;
     }
     // Masks the scores, replaces them by probabilities and rescales the output accumulators.
-    // first_key: of the warp's part of the tile.  type: the tile's, of a mask's formula.  scales:
-    // WarpScales of the stage.
+    // first_key: first key of the warp's part of the tile.  type: the tile's type under a mask
+    // formula.  scales: WarpScales of the stage.
     template <class Scales, class Stage>
     DEVICE void update(Scores& scores, OutputAccumulator<WarpOutput>& output, const Params& params,
                        const Arrays& arrays, int first_key, bool masked, int type, Scales& scales,
@@ -237,8 +238,8 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
                 }
             }
             Softmax::template look<kWarpKeyFragments>(at, largest[m]);
-            // Tiles of 8-bit caches have twice as many keys, and few move an origin: these wait for
-            // a vote, not for shuffles.
+            // Tiles of 8-bit caches have twice as many keys, and few of them move an origin.  They
+            // wait for a vote instead of shuffles.
             if constexpr (kScaledCache) rescales |= softmax[m].exceeds(largest[m], scale);
             else rescales |= softmax[m].move(largest[m], scale, factors[m]);
             rescales |= softmax[m].any_far;
@@ -268,8 +269,8 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
             softmax[m].template exponentiate<kWarpKeyFragments>(at, scale);
         }
     }
-    // Of the lane's rows, over all keys of the warp since the last reset.  Multiplies sums and
-    // output accumulators of far rows by what rounding their origins leaves.
+    // States of the lane's rows, over all keys of the warp since the last reset.  Multiplies sums
+    // and output accumulators of far rows by the factor that rounding their origins leaves.
     DEVICE RowStates<WarpOutput> states(OutputAccumulator<WarpOutput>& output) const {
         RowStates<WarpOutput> result;
         bool any_far = false;
@@ -298,7 +299,8 @@ struct WarpSoftmax : RowHeads<Score::kFormula> {
 };
 
 // The query operand: in registers for the whole work tile if it is small, otherwise loaded from
-// shared memory for each tile.  Options and units of converted queries leave no registers for it.
+// shared memory for each tile.  Score options with converted queries' units leave no registers for
+// it.
 template <class Score> struct QueryOperand {
     static constexpr bool kInRegisters =
         !kWarpOwnsRows && kWarpRowFragments * kDimFragments * int(sizeof(QpFragment)) <= 128 &&
@@ -324,9 +326,9 @@ template <class Score> struct QueryOperand {
             }
         }
     }
-    // Few fragments have two accumulators each, so that an MMA waits less for the one before.
+    // With few fragments each has two accumulators, so that an MMA waits less for the previous one.
     static constexpr int kChains = Scores::kM * Scores::kN <= (kIsNarrow ? 2 : 1) ? 2 : 1;
-    // In the order of dims that 8-bit keys have.
+    // Loads queries in the order of dims of 8-bit keys.
     DEVICE static void load_two(QpFragment (&low)[kWarpRowFragments],
                                 QpFragment (&high)[kWarpRowFragments], const QueryTile& q,
                                 int step) {
@@ -337,7 +339,7 @@ template <class Score> struct QueryOperand {
     }
     DEVICE void multiply_8bit_keys(Scores& scores, const QueryTile& q, const KvStage& stage) const {
         Scores chains[kChains] = {};
-        // Unrolled further, D = 256 spills.
+        // With more unrolling, D = 256 would spill.
         constexpr int kUnroll = kInRegisters ? kDimFragments / 2 : 2;
 #pragma unroll kUnroll
         for (int step = 0; step < kDimFragments; step += 2) {
@@ -360,7 +362,7 @@ template <class Score> struct QueryOperand {
     DEVICE void multiply_keys(Scores& scores, const QueryTile& q, const KvStage& stage,
                               const FragmentLoaders& loaders) const {
         Scores chains[kChains] = {};
-        // Unrolled further, AMD's compiler loads the keys of all steps first and runs out of
+        // With more unrolling, AMD's compiler loads the keys of all steps first and runs out of
         // registers.
         constexpr int kUnroll = kNumThreads > 128 && kDimFragments > 8 ? 4 : kDimFragments;
 #pragma unroll kUnroll
@@ -401,7 +403,7 @@ struct ConvertedQueries : QueryUnits {
     DEVICE void scale(Scores& scores) const {
 #pragma unroll
         for (int m = 0; m < kWarpRowFragments; ++m) {
-            float units[Softmax::kRows];  // loaded for each tile: registers
+            float units[Softmax::kRows];  // loaded for each tile, to save registers
 #pragma unroll
             for (int r = 0; r < Softmax::kRows; ++r)
                 units[r] = rows[warp_first_row() + m * kFragmentRows + Rows::row(lane_id(), r)];

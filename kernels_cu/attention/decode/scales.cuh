@@ -1,12 +1,12 @@
 // Scales of 8-bit caches (attention/cache_scales.cuh), which are loaded with the tile.
-// Types: Element, CacheElement: Element again in 16-bit caches, which have no scales.
+// Types: Element; CacheElement, the same as Element for 16-bit caches, which have no scales.
 #pragma once
 #include "attention/cache_scales.cuh"
 #include "attention/decode/work_tile.cuh"
 
 constexpr bool kScaledCache = sizeof(CacheElement) < sizeof(Element);
-// What queries, keys, probabilities and values are multiplied as.  FP16 holds all 8-bit codes, and
-// a conversion of two of them is one instruction; to BF16, through FP32, it is four.
+// Type of queries, keys, probabilities and values in products.  FP16 represents all 8-bit codes,
+// and converting two of them takes one instruction; BF16 takes four, through FP32.
 using Operand = Choose<kScaledCache, half, Element>::Type;
 
 struct NoKvScales {

@@ -3,10 +3,10 @@
 #include "attention/score.cuh"
 #include "attention/decode/work_tile.cuh"
 
-// Whose score it is; head: of all query heads.
+// The query of a score; head: index among all query heads.
 struct DecodeQuery { int batch, head, kv_head, position; };
 
-// Without formulas all tiles are seen.
+// Without formulas no tile is skipped.
 struct AnyDecodeTiles {
     static constexpr bool kFormula = false, kMask = false;
     template <class Params, class Arrays>
@@ -26,8 +26,8 @@ struct GeneralDecodeScore : AnyDecodeTiles {
     using Params = GeneralDecodeParams;
     static constexpr bool kGeneral = true;
     struct Arrays {
-        const float* slopes;  // of ALiBi: of heads, or of sequences and heads
-        const float* sinks;   // of heads
+        const float* slopes;  // ALiBi: per head, or per sequence and head
+        const float* sinks;   // per head
     };
     DEVICE static Arrays arrays(const float* slopes, const float* sinks) { return {slopes, sinks}; }
 
@@ -37,7 +37,7 @@ struct GeneralDecodeScore : AnyDecodeTiles {
         const int64_t i = work.batch * params.slope_batch + head * params.slope_head;
         return arrays.slopes ? arrays.slopes[i] : 0.0f;
     }
-    // Changes a score of a query at `position`.
+    // Applies scale, soft cap and ALiBi to a score of a query at `position`.
     DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
                               int position, int key) {
         if (params.softcap > GeneralScore::kLargeCap)

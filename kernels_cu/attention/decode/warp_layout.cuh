@@ -1,23 +1,24 @@
 // How the warps of a block share a tile: kTileM rows, kTileN keys and kDim columns of V.
 //
-// With many rows each warp has rows of its own.  With few rows all warps compute all rows, each for
-// keys of its own, and where a tile has fewer fragments of keys than warps, for columns of V.
+// With many rows each warp has its own rows.  With few rows all warps compute all rows, each for
+// its own keys.  If a tile has fewer fragments of keys than warps, warps also split the columns of
+// V.
 // Types: Element, CacheElement.  Constants: kTileM, kTileN, kDim, kNumThreads.
 #pragma once
 #include "attention/decode/scales.cuh"
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kRowWarps = kTileM >= 16 * kNumWarps ? kNumWarps : 1;
-// A tile of 8 rows: they are the columns of a B operand.
+// A tile of 8 rows, which are the columns of a B operand.
 constexpr bool kIsNarrow = kTileM == 8;
 constexpr int kFragmentRows = kIsNarrow ? 8 : 16;
 constexpr int kKeyFragments = kTileN / 16, kDimFragments = kDim / 16;
-constexpr int kWarpsPerRows = kNumWarps / kRowWarps;  // that compute the same rows
-// Fragments of 8-bit keys and values are loaded by two (load_mixed_input).
+constexpr int kWarpsPerRows = kNumWarps / kRowWarps;  // warps that compute the same rows
+// Fragments of 8-bit keys and values are loaded in pairs (load_mixed_input).
 constexpr int kKeyShares = kKeyFragments / (kScaledCache ? 2 : 1);
 constexpr int kKeyWarps = kWarpsPerRows < kKeyShares ? kWarpsPerRows : kKeyShares;
 constexpr int kColWarps = kWarpsPerRows / kKeyWarps;
-// Fragments of a warp.
+// Fragments per warp.
 constexpr int kWarpRowFragments = kTileM / kFragmentRows / kRowWarps;
 constexpr int kWarpKeyFragments = kKeyFragments / kKeyWarps;
 constexpr int kWarpColFragments = kDimFragments / kColWarps;
@@ -26,7 +27,7 @@ static_assert(kWarpRowFragments * kFragmentRows * kRowWarps == kTileM,
 static_assert(kWarpKeyFragments * kKeyWarps == kKeyFragments, "warps share the keys evenly");
 static_assert(kWarpColFragments * kColWarps == kDimFragments, "warps share the columns evenly");
 constexpr bool kWarpOwnsRows = kRowWarps == kNumWarps;
-// Each warp loads the keys that it alone reads: no block barrier before the end of a chunk.
+// Each warp loads keys that no other warp reads: no block barrier before the end of a chunk.
 constexpr bool kWarpOwnsKeys = kKeyWarps == kNumWarps;
 
 DEVICE int warp_index() { return int(threadIdx.x) / kWarpSize; }

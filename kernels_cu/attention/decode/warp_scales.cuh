@@ -28,7 +28,7 @@ struct WarpScales : KeyScales {
         unit = kSmallestUnit;
     }
 };
-// Of a 16-bit cache.
+// For a 16-bit cache, which has no scales.
 struct NoWarpScales {
     DEVICE NoWarpScales(const KvScales&) {}
     DEVICE static constexpr float k_factor() { return 1.0f; }

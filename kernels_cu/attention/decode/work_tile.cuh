@@ -13,24 +13,24 @@ static_assert(kMaxGroups * kChunksPerGroup == kMaxChunks, "groups are full");
 struct DecodeParams {
     // Strides in elements: of the batch, head, query and element.
     int64_t q_strides[4], out_strides[4];
-    // Of the batch (contiguous caches) or page, the head and the key.
+    // Strides of the batch (contiguous caches) or page, the head and the key.
     int64_t k_strides[3], v_strides[3];
     int64_t table_stride;
-    int64_t num_partials;  // of the whole launch
-    FastDivmod row_tiles;  // of a KV head
+    int64_t num_partials;  // in the whole launch
+    FastDivmod row_tiles;  // per KV head
     FastDivmod splits;     // blocks that share the keys of a row tile
     FastDivmod kv_heads, queries;
-    FastDivmod min_chunk;  // keys
-    FastDivmod page_size;  // of paged caches, as num_pages
+    FastDivmod min_chunk;  // in keys
+    FastDivmod page_size;  // paged caches only, like num_pages
     int32_t num_pages;
     int32_t heads_per_kv_head;
-    int32_t num_rows;  // of a KV head: heads_per_kv_head * queries, queries fastest
+    int32_t num_rows;  // per KV head: heads_per_kv_head * queries, queries fastest
     int32_t dim, dim_v;
-    int32_t max_keys;       // of a sequence
-    int32_t max_doublings;  // of the chunk size before a sequence may have more than a group
+    int32_t max_keys;       // per sequence
+    int32_t max_doublings;  // of the chunk size before a sequence can have more than one group
     int32_t chunks_per_block;
-    // Of a row tile: partial results of chunks, partial results in all, and counters (of the
-    // sequence, then of each group).
+    // Per row tile: partial results of chunks, all partial results, and counters (of the sequence,
+    // then of each group).
     int32_t chunk_partials, partials, counters;
     int32_t causal;
     float scale_log2;  // the scale of the scores times log2(e)
@@ -40,23 +40,23 @@ struct DecodeParams {
         const int length = seq_lens[batch];
         return length < 0 ? 0 : length < max_keys ? length : max_keys;
     }
-    // Of a sequence of num_keys keys: no query sees a key before begin_key, all see those before
-    // common_end.
+    // For a sequence of num_keys keys: no query sees a key before begin_key; no limit at the end
+    // hides a key before common_end.
     DEVICE int begin_key(int) const { return 0; }
     DEVICE int common_end(int num_keys) const {
         return num_keys - (causal ? queries.divisor - 1 : 0);
     }
 };
 
-// With the options of attention/decode/score.cuh.
+// Parameters with the options of attention/decode/score.cuh.
 struct GeneralDecodeParams : DecodeParams {
     int64_t slope_batch, slope_head;  // strides of alibi_slopes
     int32_t left, right;              // keys from position - left to position + right; -1: any
-    float score_scale;                // of capped scores, and those with ALiBi, base e
-    float softcap, softcap_exponent;  // of exponents of tanh, of q k^T; softcap 0: none
+    float score_scale;                // base e; for scores with ALiBi or a formula, but no cap
+    float softcap, softcap_exponent;  // exponent: 2 log2(e) * scale / softcap; softcap 0: none
     int32_t padding;
 
-    // Of query 0, if the queries are the last of num_keys.
+    // Position of query 0; the queries are at the last of num_keys positions.
     DEVICE int position(int num_keys) const { return num_keys - queries.divisor; }
     DEVICE int begin_key(int num_keys) const {
         const int begin = position(num_keys) - left;
@@ -68,11 +68,11 @@ struct GeneralDecodeParams : DecodeParams {
     }
 };
 
-// The chunks of a sequence, a function of its length alone (and of the window).  The chunk size
-// doubles from min_chunk so that a short sequence has at most one group of chunks and a long one at
-// most kMaxChunks.
+// The chunks of a sequence, a function of only its length (and the window).  The chunk size doubles
+// from min_chunk so that a short sequence has at most one group of chunks and a long one at most
+// kMaxChunks chunks.
 struct Chunks {
-    int size, count;  // keys of a chunk; at least one chunk, which may have no keys
+    int size, count;  // keys per chunk; at least one chunk, which can have no keys
 
     DEVICE Chunks(const DecodeParams& params, int num_keys) {
         int last = num_keys > 0 ? num_keys - 1 : 0, doublings = 0;
@@ -86,11 +86,11 @@ struct Chunks {
     }
 };
 
-// Online-softmax state of a row over some keys: the sum of its probabilities, and its output
-// accumulators, are in units of 2^exponent.  Without keys exponent is -inf.
+// Online-softmax state of a row over some keys: the sum of the row's probabilities.  The sum and
+// the row's output accumulators are in units of 2^exponent.  Without keys exponent is -inf.
 struct alignas(8) SoftmaxState { float exponent, sum; };
 
-// Offsets of a row of a batch and KV head in the output and in the log-sum-exp.
+// Offsets of a row of a batch element and KV head in the output and in the log-sum-exp.
 struct OutputOffsets {
     int64_t out, lse;
 
@@ -122,7 +122,7 @@ struct WorkTile {
     int first_chunk, first_key, end_key;
     bool exists;  // false beyond the last chunk of a shorter sequence
 
-    // Trivial: it is a member of shared memory.
+    // Trivial, because work tiles are in shared memory.
     WorkTile() = default;
     template <class Params>
     DEVICE WorkTile(const Params& params, const int* seq_lens, int index) {
@@ -144,7 +144,7 @@ struct WorkTile {
         first_key = exists ? first_chunk * chunk_size + begin : 0;
         end_key = last < num_keys ? int(last) : num_keys;
     }
-    // Whether the partial results of blocks are chunks.
+    // Whether blocks store chunks as partial results, instead of groups.
     DEVICE bool stores_chunks(const DecodeParams& params) const {
         const int run = params.chunks_per_block;
         return run < kChunksPerGroup && run < num_chunks;

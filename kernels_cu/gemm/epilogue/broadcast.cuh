@@ -1,5 +1,5 @@
-// Row and column broadcasts of a tile: bias and scales in shared memory, loaded by a warp of the
-// producer warpgroup beside the mainloop.  Rows and columns are the output's.
+// Row and column broadcasts of a tile: bias and scales in shared memory.  A warp of the producer
+// warpgroup loads them during the mainloop.  Rows and columns are the output's.
 #pragma once
 #include "gemm/epilogue/tile.cuh"
 #include "gemm/epilogue/linear_combination.cuh"
@@ -16,15 +16,15 @@ template <class Tile> struct TileBroadcast {
     static constexpr int kTileN = Mainloop::kTileN;
     // 16-bit operands: an optional scale per matrix, if there is no residual.
     static constexpr bool kMatrixScales = kGeneral && !Tile::kEightBits && !kSwapAB;
-    // Without the general epilogue: a scale of one matrix in alpha's place.
+    // Without the general epilogue: the scale of one matrix, instead of alpha.
     static constexpr bool kMatrixScale = !kGeneral && !Tile::kEightBits;
     static constexpr int kColVectors = kScales ? 2 : 1;
     static constexpr int kRowScales = kScales ? Mainloop::kTileM : 0;
     alignas(16) float cols[kColVectors][kTileN];  // scale_b (if kScales), bias
     // scale_a; with kMatrixScales scale_b and scale_a, with kMatrixScale alpha.
     float rows[kRowScales > 0 ? kRowScales : 2];
-    // The tile's row, column and matrix of the batch in the output, and the matrix of the residual,
-    // or, without one, whether there is a bias.
+    // The tile's row, column and batch index in the output.  Fourth word: with the general
+    // epilogue the batch index in the residual, otherwise whether there is a bias.
     Bytes<16> origin;
     Barrier full, empty;
 
@@ -33,8 +33,8 @@ template <class Tile> struct TileBroadcast {
         // One arrival per warp that stores the tile.
         empty.init(4 * (Mainloop::kCooperative ? Mainloop::kConsumers : 1), 32);
     }
-    // By one warp: loads a tile's broadcasts once the previous ones have been read.  An absent
-    // scale is 1.  gelu_of_twice takes half the bias.
+    // Called by one warp: loads a tile's broadcasts once the previous ones have been read.  An
+    // absent scale is 1.  The bias is halved for gelu_of_twice.
     DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmWorkTile& tile,
                      const float* scale_a, const float* scale_b, const void* bias, int count) {
         empty.wait((count & 1) ^ 1);
@@ -46,8 +46,8 @@ template <class Tile> struct TileBroadcast {
         }
         const int cols_there = int(p.n) - int(tile.col);
         if constexpr (kScales) {
-            // alpha replaces an absent scale, exactly (gemm_hopper.py): StoreTma multiplies by both
-            // alone.
+            // StoreTma multiplies only by the two scales, so alpha replaces an absent scale.  This
+            // is exact (sm90_epilogue.py).
             const float of_rows = !Tile::kRowScales || scale_a ? 1.0f : p.alpha;
             const float of_cols = !Tile::kRowScales || scale_b || !scale_a ? 1.0f : p.alpha;
             load_scales(cols[0], kTileN, scale_b, batch.offset(kScaleB, tile.batch), tile.col,
@@ -73,9 +73,9 @@ template <class Tile> struct TileBroadcast {
         sync_warp();
         full.arrive_for<32>();
     }
-    // Loads scales, of which `there` exist; the rest is undefined.  By TMA if contiguous and
-    // aligned: element by element takes longer than the mainloop of a small k, and batched loads or
-    // cp.async slow FP8's mainloop by 1% for large k.
+    // Loads scales; `there` of them exist, the rest is undefined.  Uses TMA if they are contiguous
+    // and aligned: element by element takes longer than the mainloop of a small k, and batched
+    // loads or cp.async slow FP8's mainloop by 1% for large k.
     DEVICE void load_scales(float* to, int count, const float* scales, int64_t offset,
                             int64_t first, int64_t stride, int there, float absent) {
         const int lane = threadIdx.x % 32;
@@ -93,7 +93,7 @@ template <class Tile> struct TileBroadcast {
 #pragma unroll 1
         for (int i = lane; i < count; i += 32)
             to[i] = any && stride != 0 && i < there ? from[i * stride] : one;
-        fence_async_proxy();  // the next tile's scales may be written by TMA
+        fence_async_proxy();  // TMA can write the next tile's scales
         sync_warp();
         full.arrive_for<32>();
     }
@@ -130,14 +130,14 @@ template <class Tile> struct TileBroadcast {
     DEVICE float alpha(const EpilogueParams& p) const { return kMatrixScale ? rows[0] : p.alpha; }
     // Whether to read the bias; false only where the general epilogue is not compiled in.
     DEVICE bool biased() const { return !Mainloop::kFp8 || kGeneral || origin.words[3] != 0; }
-    // By a warp, after its last read.
+    // Called by each warp after its last read.
     DEVICE void release() {
         sync_warp();
         empty.arrive_for<32>();
     }
 };
 
-// scale_a of a lane's rows, if they have one each.  row: the warp's first row in the tile.
+// scale_a of a lane's rows, if each row has one.  row: the warp's first row in the tile.
 template <class Tile> struct RowScaleFragment {
     float rows[Tile::kMmasM][2];
 

@@ -1,6 +1,6 @@
-// The epilogue of a user's formula on Hopper: the general epilogue's scales, then Expression
-// (expression/apply.cuh), in registers.  TMA stores 16-bit outputs that it can; others are stored
-// from the registers.
+// The epilogue with a user's formula on Hopper: the general epilogue's scales, then Expression
+// (expression/apply.cuh), in registers.  TMA stores 16-bit outputs where possible; others are
+// stored from the registers.
 #pragma once
 #include "gemm/epilogue/matmul.cuh"
 #include "gemm/epilogue/store_quad.cuh"
@@ -56,7 +56,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         }
     };
 
-    // L2 prefetch of operands that are matrices, beside the mainloop.
+    // L2 prefetch of operands that are matrices, during the mainloop.
     DEVICE void prefetch(const GemmWorkTile& tile, int row, int col) const {
         Expression::for_each_matrix([&](int k, int size) {
             const ExpressionOperands found = operands.of_matrix(this->params.batch, tile.batch);
@@ -68,8 +68,8 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             Ops::prefetch_residual({params, nullptr, nullptr, first, nullptr, nullptr}, row, col);
         });
     }
-    // The values of a lane whose first row and column are (row, col), in results[0], through the
-    // formula.  rows: reductions of the lane's two rows.
+    // Applies the formula to a lane's values in results[0].  (row, col): the slice's first element.
+    // rows: reductions of the lane's two rows.
     DEVICE void apply(const ExpressionOperands& found, int row, int col, Results& results,
                       Rows (&rows)[2]) const {
         const int m = int(this->params.epilogue.m), n = int(this->params.epilogue.n);
@@ -88,7 +88,7 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
             for (int r = 0; r < Expression::kResults; ++r) results[r][v] = of_element[r];
         }
     }
-    // Stores a lane's values from the registers: pairs where they are adjacent, of 8 bits all.
+    // Stores a lane's values from the registers: in pairs where adjacent, 8-bit ones all together.
     template <class T>
     DEVICE void store_values(T* out, const MatrixStrides& strides, int row, int col,
                              const Values& values) const {
@@ -138,7 +138,8 @@ template <class General, class Expression> struct ExpressionEpilogueSm90 : Gener
         typename Ops::Broadcasts broadcasts;
         broadcasts.load(matrix, work.first_row, work.first_col);
         const typename Tile::OwnChunks own;
-        // Of 64 rows: this block's columns, which are a slice of the reductions.
+        // This block's columns are slice `row_slice` of the row reductions; last_own: their last
+        // slice in 64 rows.
         const int last_own = (own.first + own.kCount) * Tile::kSlicesOfChunk - 1,
                   row_slice = work.first_col / Tile::kOwnCols + own.first / own.kCount;
         Rows rows[2];

@@ -8,11 +8,11 @@
 
 enum Policy { kAllFp32, kHybrid, kAllFp16 };
 
-// An FP16 operation: the FP32 operation on FP16 values, rounded, which is correctly rounded for
-// sums, products and quotients.
+// FP16 operations are FP32 operations on FP16 values, followed by this rounding.  Sums, products
+// and quotients are correctly rounded this way.
 DEVICE float round_to_half(float x) { return to_float(from_float<half>(x)); }
 
-// Policies: in FP32; SiLU in FP32 and its product with y in FP16; everything in FP16.
+// Policies: all in FP32; SiLU in FP32 and its product with y in FP16 (hybrid); all in FP16.
 DEVICE float gate(float x, float y, int policy) {
     if (policy == kAllFp32) return activate(x, kSilu) * y;
     if (policy == kHybrid)
@@ -50,7 +50,7 @@ struct SiluRuns {
     using Rows = RowResults<>;
     int policy;
 
-    // values, others: a run of both products, with their scales.
+    // values, others: a run of each product, scaled.
     template <int kRun>
     DEVICE Rows store(const MatrixEpilogue& out, int64_t row, int64_t col, int count,
                       float (&values)[kRun], float (&others)[kRun]) const {

@@ -1,4 +1,4 @@
-// The gate of a user's formula: Expression (expression/apply.cuh) of both products.
+// The gate by a user's formula: Expression (expression/apply.cuh) of both products.
 #pragma once
 #include "gemm/epilogue/gate_silu.cuh"
 #include "expression/apply.cuh"
@@ -24,7 +24,7 @@ template <class Expression> struct ExpressionGate {
         return {arguments.operands.of_matrix(params.batch, tile.batch),
                 int(params.epilogues[0].m) - 1, int(params.columns()) - 1};
     }
-    // Stores the results after the first of an element.
+    // Stores an element's results after the first one.
     struct StoreElement {
         const ExpressionOperands& operands;
         int64_t row, col;
@@ -57,7 +57,7 @@ template <class Expression> struct ExpressionGate {
             }
         }
     }
-    // Stores the reductions of a slice of columns.  row: the lane's first.
+    // Stores the reductions of a slice of columns.  row: the lane's first row.
     DEVICE void store_rows(Rows (&rows)[2], int row, int slice) const {
         store_quad_rows(rows, operands, row, last_row, slice);
     }

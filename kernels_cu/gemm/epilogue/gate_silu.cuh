@@ -1,4 +1,4 @@
-// The parameters of a dual GEMM on Hopper, and its own gate: silu(d1) * d2, under a policy
+// The parameters of a dual GEMM on Hopper, and its default gate: silu(d1) * d2, under a policy
 // (gemm/epilogue/gate.cuh).
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
@@ -12,8 +12,8 @@ struct GatedParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
     MatrixStrides block_scales_a, block_scales_b[2];  // of scale_a, scale_b1 and scale_b2, by block
-    EpilogueParams epilogues[2];  // of each product; epilogues[0] has the output
-    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
+    EpilogueParams epilogues[2];  // one per product; epilogues[0] has the output
+    int32_t tma_stores, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
     int64_t policy;
     int64_t num_groups;                                       // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
@@ -21,8 +21,8 @@ struct GatedParams {
     DEVICE int64_t columns() const { return epilogues[0].n; }
 };
 
-// Tensor maps as MatmulArguments', of both matrices B with boxes of half a tile's columns, of
-// the output with boxes of 16 x GatedEpilogue::kBoxCols.
+// Tensor maps as in MatmulArguments; the boxes of both matrices B have half a tile's columns, the
+// boxes of the output 16 x GatedEpilogue::kBoxCols elements.
 struct DualArguments {
     const TensorMap &a_map, &a_edge, &b1_map, &b1_edge, &b2_map, &b2_edge, &out_map;
     void* out;
@@ -61,7 +61,7 @@ struct DualArguments {
     DEVICE int64_t n() const { return params.columns(); }
 };
 
-// Of the output.  inside: of the work tile.
+// An element of the output.  inside: whether it is in the work tile.
 struct Element {
     int row, col;
     bool inside;
@@ -76,9 +76,9 @@ struct SiluGate {
     DEVICE static SiluGate of(const DualArguments& arguments, const GemmWorkTile&) {
         return {int(arguments.params.policy)};
     }
-    // Whether GatedEpilogue::store_scaled does.
+    // Whether GatedEpilogue::store_scaled computes this gate.
     DEVICE bool silu_in_fp32() const { return policy == kAllFp32; }
-    // values: d1, then the gated results; others: d2.  at(i): their element.
+    // values: d1, replaced by the gated results; others: d2.  at(i): the Element of value i.
     template <int kCount, class At>
     DEVICE void apply(float (&values)[kCount], float (&others)[kCount], At, Rows (&)[2]) const {
         gate_all(values, others, policy);

@@ -1,9 +1,9 @@
 // The gated epilogue of a dual GEMM: out = Gate(d1, d2) of the accumulators d1, d2 of both
-// products: silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
+// products.  Gate is silu(d1) * d2 (gate_silu.cuh) or a user's formula (gate_expression.cuh).
 //
 // A thread has both accumulators of an element in registers: d1 in kOwnCols columns from 0 on, d2
-// from kCols / 4 on.  With SwapAB, of mixed input, the columns are the rows of the accumulators:
-// the converters give a warp 8 rows of either matrix, so that a thread has both (gated_column.cuh).
+// from kCols / 4 on.  With mixed input (SwapAB) the output's columns are the accumulators' rows:
+// the converters give a warp 8 rows of each matrix, so that a thread has both (gated_column.cuh).
 #pragma once
 #include "gemm/epilogue/gate_silu.cuh"
 #include "gemm/epilogue/gated_column.cuh"
@@ -43,7 +43,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
 
     using Column = GatedColumn<Mainloop, Gate>;
     static constexpr int kStagingBytes =
-        kMixedInput ? Column::kStagingBytes / 4 : kWarpRows * 2 * kOwnCols;  // of a warp
+        kMixedInput ? Column::kStagingBytes / 4 : kWarpRows * 2 * kOwnCols;  // per warp
 
     struct Staging { alignas(128) unsigned char warps[4 * kConsumers][kStagingBytes]; };
     struct SharedStorage {
@@ -69,7 +69,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
             staging + column / kBoxColumns * kBoxBytes + (at ^ (at >> 3 & (kBoxRowBytes - 16))),
             packed);
     }
-    // By a warp: TMA store of its 16 staged rows at (row, col).
+    // Called by a warp: stores its 16 staged rows at (row, col) by TMA.
     DEVICE static void store_staged(const TensorMap& map, const unsigned char* staging, int row,
                                     int col, int batch) {
         fence_async_proxy();
@@ -88,8 +88,8 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         sync_warp();
     }
 
-    // One factor per product, in FP32 up to the output.  (row, col): the warp's first accumulator
-    // in the output.
+    // Stores silu(d1) * d2 with one factor per product, in FP32 up to the output.  (row, col): the
+    // warp's first accumulator in the output.
     template <class Out>
     DEVICE static void store_scaled(unsigned char* staging, const TensorMap& map,
                                     const float (&factors)[2], int row, int col, int batch,
@@ -115,7 +115,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         }
     }
 
-    // General: all scales, gates and outputs.  map: null where TMA cannot store the output.
+    // General: all scales, gates and outputs.  map: null if TMA cannot store the output.
     template <class AccumulatorArray>
     DEVICE static void store_general(unsigned char* staging, const TensorMap* map,
                                      const GatedScales& scales, const Gate& gate, int row, int col,
@@ -189,7 +189,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
         typename Mainloop::SharedStorage& mainloop;
         WorkTile& work;
         int warp, warpgroup;
-        float factors[2] = {1, 1};  // mixed input: scales of the thread's column, by product
+        float factors[2] = {1, 1};  // mixed input: scale of the thread's column per product
 
         template <class Storage>
         DEVICE Consumer(const GatedEpilogue& epilogue, Storage& storage, WorkTile& work, int warp,
@@ -231,7 +231,7 @@ template <class Mainloop_, class Gate_ = SiluGate> struct GatedEpilogue {
                 const GemmWorkTile own = BlockScales::of_columns(tile, work.row / 2, arguments.n());
                 work.block_scales = arguments.block_scales(own, work.first_k_tile);
             } else if constexpr (kMixedInput) {
-                load_factors(tile);  // before the mainloop: it hides them
+                load_factors(tile);  // the mainloop hides these loads
             }
         }
         DEVICE void load_factors(const GemmWorkTile& tile) {

@@ -1,5 +1,5 @@
-// The gated epilogue of mixed input: a thread has the accumulators of both products of one output
-// column, 4 of every 8 rows of the tile.
+// The gated epilogue of mixed input: a thread has the accumulators of both products for one output
+// column and 2 of every 8 rows of the tile.
 #pragma once
 #include "gemm/epilogue/gated_scales.cuh"
 #include "gemm/epilogue/gate_silu.cuh"
@@ -7,15 +7,16 @@
 
 namespace gemm {
 
-// out: with scale_a alone.  factors: scales of the column, alphas: of all elements, by product.
+// out: without scale_b.  factors: the column's scale per product.  alphas: alpha per product.
 template <class Mainloop, class Gate> struct GatedColumn {
     using Accumulator = typename Mainloop::Accumulator;
     static constexpr int kCols = Mainloop::kCols;
-    // TMA stores a warpgroup's columns in boxes of kBoxRows rows, two of which it has in turn.
+    // TMA stores a warpgroup's columns in boxes of kBoxRows rows; the warpgroup alternates between
+    // two boxes.
     static constexpr int kBoxRows = kCols % 32 == 0 ? 32 : 16, kBoxes = kCols / kBoxRows;
     static constexpr int kBoxRowBytes = 2 * 32, kBoxBytes = kBoxRows * kBoxRowBytes;
-    static constexpr int kStagingBytes = 2 * kBoxBytes;  // of a warpgroup
-    static constexpr int kCount = kBoxRows / 4;          // of a thread's results in a box
+    static constexpr int kStagingBytes = 2 * kBoxBytes;  // per warpgroup
+    static constexpr int kCount = kBoxRows / 4;          // results per thread and box
     using Values = float[kCount];
 
     const MatrixEpilogue& out;
@@ -23,12 +24,12 @@ template <class Mainloop, class Gate> struct GatedColumn {
     const float (&factors)[2];
     const float (&alphas)[2];
 
-    // In the warpgroup.  Rematerialised so that it is not live across the mainloop.
+    // Index in the warpgroup.  Rematerialised so that it is not live across the mainloop.
     DEVICE static int thread() { return opaque(threadIdx.x) & 127; }
-    // Of a thread's result `i` of a box; first: of its first.
+    // Row of a thread's result `i` in a box; first: row of result 0.
     DEVICE static int row_of(int first, int i) { return first + i / 2 * 8 + i % 2; }
 
-    // The results of the tile's box number `box`; (row, col): the thread's first.
+    // Computes a thread's results of the tile's box `box`; (row, col): the first one.
     DEVICE void results(const Accumulator& accumulator, int box, int row, int col,
                         Values& values) const {
         Values others;
@@ -62,11 +63,11 @@ template <class Mainloop, class Gate> struct GatedColumn {
         }
         typename Gate::Rows rows[2];  // none: a thread has one column
         static_assert(Gate::Rows::kCount == 0, "a lane has columns of a row");
-        // Captured by value: else the accumulators are in local memory.
+        // Captured by value: otherwise the accumulators would be in local memory.
         gate.apply(values, others, [=](int i) { return Element{row_of(row, i), col, true}; }, rows);
     }
 
-    // By threads.  row: of the tile.
+    // Stores from the registers, without TMA.  row: the tile's first row.
     DEVICE void store(int row, int col, const Accumulator& accumulator) const {
         row += thread() % 4 * 2;
 #pragma unroll 1
@@ -81,7 +82,7 @@ template <class Mainloop, class Gate> struct GatedColumn {
             }
         }
     }
-    // count: of the warpgroup's tiles before.
+    // count: tiles that the warpgroup has stored before.
     DEVICE void store_by_tma(unsigned char* staging, const TensorMap& map, int row, int col,
                              int batch, int count, const Accumulator& accumulator) const {
         const int thread = GatedColumn::thread(), barrier = 1 + int(threadIdx.x) / 128;
@@ -99,7 +100,7 @@ template <class Mainloop, class Gate> struct GatedColumn {
                                 : pack<bf16>(values[2 * i], values[2 * i + 1]);
             }
             unsigned char* to = staging + (count * kBoxes + box) % 2 * kBoxBytes;
-            if (thread == 0) tma_store_wait_read<1>();  // the box before may be on its way
+            if (thread == 0) tma_store_wait_read<1>();  // the previous box can be in flight
             named_barrier(barrier, 128);
             store_matrix<true>(to + swizzled, packed);
             fence_async_proxy();

@@ -8,8 +8,8 @@ namespace gemm {
 struct GatedScales {
     const MatrixEpilogue &first, &second;
 
-    // One factor per product, if there are no scale vectors and the order of the multiplications
-    // does not matter.
+    // Computes one factor per product.  Returns whether it can replace the scales: there are no
+    // scale vectors, and the order of the multiplications does not matter.
     DEVICE bool plain(float (&factors)[2]) const {
         const EpilogueParams& p = first.params;
         bool fits = true;

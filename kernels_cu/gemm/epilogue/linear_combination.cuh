@@ -36,7 +36,7 @@ DEVICE void activate_all(float (&values)[kCount], int activation) {
     }
 }
 
-// The same as a rolled loop, to save code: the values rotate through values[0].
+// The same in a rolled loop, to save code: the values rotate through values[0].
 template <int kCount>
 DEVICE void activate_compact(float (&values)[kCount], int activation) {
 #pragma unroll 1
@@ -129,7 +129,7 @@ struct MatrixEpilogue {
         }
     }
 
-    // T: of a result of 8 bits; void: the parameters say which.
+    // T: the output's 8-bit type; void: params.out_dtype selects the type.
     template <class T, int kRun>
     DEVICE void write_as(int64_t row, int64_t col, int count, const float (&values)[kRun]) const {
         if constexpr (kSame<T, void>) {
@@ -140,12 +140,12 @@ struct MatrixEpilogue {
         }
     }
 
-    // Whether the result is alpha * accumulator, FP32 and of contiguous columns.
+    // Whether the output is alpha * accumulator in FP32 with contiguous columns.
     DEVICE bool is_scaled_float() const {
         return !bias && !residual && !scale_a && !scale_b && params.activation == kNoActivation &&
                params.out_dtype == kFloat && params.out.col == 1;
     }
-    // Stores such a run: short code, for unrolled loops.
+    // Stores a run of such an output: short code, for unrolled loops.
     template <int kRun>
     DEVICE void store_float(int64_t row, int64_t col, const float (&values)[kRun]) const {
         if (row >= params.m || col >= params.n) return;
@@ -153,8 +153,8 @@ struct MatrixEpilogue {
         store_run(static_cast<float*>(out) + row * params.out.row + col, 1, count, values);
     }
 
-    // Finishes and stores the accumulators of row `row`, columns [col, col + kRun); nothing outside
-    // of the matrix is accessed.
+    // Finishes and stores the accumulators of row `row`, columns [col, col + kRun).  Accesses
+    // nothing outside of the matrix.
     template <int kRun, class T>
     DEVICE void store(int64_t row, int64_t col, const T (&acc)[kRun]) const {
         if (row >= params.m || col >= params.n) return;

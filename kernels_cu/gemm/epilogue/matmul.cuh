@@ -14,9 +14,9 @@
 
 namespace gemm {
 
-// The epilogue of a kernel: one alone, because instruction cache misses show.
+// The epilogue of a kernel.  A kernel has only one, to avoid instruction cache misses.
 // TmaStore: 16-bit outputs without residual.
-// General: everything; params.epilogue_kind selects a TMA store with a residual, FP32 outputs or
+// General: all others; params.epilogue_kind selects a TMA store with a residual, FP32 outputs or
 // scales per 16-bit matrix.
 struct TmaStore {};
 struct General {};
@@ -25,18 +25,18 @@ enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
 struct MatmulParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
-    MatrixStrides block_scales_a, block_scales_b;  // of scale_a and scale_b, if kByBlock
+    MatrixStrides block_scales_a, block_scales_b;  // strides of scale_a and scale_b, if kByBlock
     EpilogueParams epilogue;
-    int32_t tma_stores, swizzle;  // in tiles (GemmWorkTile::of_block)
+    int32_t tma_stores, swizzle;  // swizzle: in tiles (GemmWorkTile::of_block)
     int64_t epilogue_kind;
     int64_t num_groups;                                    // scale groups of NVFP4 along k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-// Tensor maps: (batch, m, k) of A and (batch, n, k) of B, the last two dims swapped if MN-major,
-// and with boxes of their last rows alone (StageOperand::map);
-// (batch, m, n) of the output, boxes of 16 x 64 (FP32: 32), with SwapAB up to 64 x 64; for
-// kTmaResidualEpilogue the same of the residual.  Their batch index is BatchLayout's offset.
+// Tensor maps: A is (batch, m, k) and B (batch, n, k), with the last two dims swapped if MN-major;
+// boxes of a_edge and b_edge have only the last rows (StageOperand::map).  The output is
+// (batch, m, n), in boxes of 16 x 64 (FP32: 16 x 32), with SwapAB up to 64 x 64.  The residual is
+// like the output, for kTmaResidualEpilogue.  The batch index is BatchLayout's offset.
 struct MatmulArguments {
     const TensorMap &a_map, &a_edge, &b_map, &b_edge, &out_map, &residual_map;
     void* out;
@@ -90,8 +90,8 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
     using Staging = typename Tile::Staging[4 * kConsumers];
     // Tiles back to back: the epilogue runs inside the mainloop's loop.
     static constexpr bool kBackToBack = kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB;
-    // One set of broadcasts per concurrent tile; for FP8's wide tiles also one for the next tile,
-    // whose mainloop may be shorter than its loads.
+    // One set of broadcasts per concurrent tile; FP8's wide tiles have another for the next tile,
+    // whose mainloop can be shorter than its loads.
     static constexpr int kBroadcasts = kPingPong                         ? kConsumers
                                        : kBackToBack && Tile::kBoxes > 2 ? 2
                                                                          : 1;
@@ -108,7 +108,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
             }
         }
     };
-    // Cluster split-K: through the staging, if large enough.
+    // Cluster split-K: accumulators are exchanged through the staging if it is large enough.
     static constexpr bool kSplitKInStaging = Mainloop::kExchangeBytes <= int(sizeof(Staging));
     using Reduction = SplitKReduction<Mainloop, kSplitKInStaging>;
 
@@ -166,7 +166,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                        storage.epilogue.residual[kGeneral ? first_warp(warp, warpgroup) : 0],
                        &storage.staging[first_warp(warp, warpgroup)]},
               adds(epilogue.is_tma_residual && epilogue.arguments.residual != nullptr) {}
-        // Index of the warps that share boxes.
+        // First of the warps that share this warp's boxes.
         DEVICE static int first_warp(int warp, int warpgroup) {
             return kSwapAB ? 4 * warpgroup : warp;
         }
@@ -179,7 +179,7 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
             if (!adds) store.template store<false>(accumulator);
             else if constexpr (kGeneral) store.template store<true>(accumulator);
         }
-        // Runs all tiles of the block if epilogue and mainloop can; otherwise returns false.
+        // Runs all tiles of the block if epilogue and mainloop allow it; otherwise returns false.
         template <class Scheduler>
         DEVICE bool run_back_to_back(const Scheduler& scheduler) {
             if (!epilogue.is_short) return false;
@@ -207,7 +207,8 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
             return true;
         }
 
-        // Tile coordinates take divisions, which the TMA-store epilogue does not need.
+        // Whether tile coordinates are needed; they take divisions, which the TMA-store epilogue
+        // avoids.
         DEVICE bool needs_tile() {
             if (Tile::kMmasM * Tile::kChunks % 2 == 0) box = 0;  // a constant: saves a register
             return kSwapAB || !epilogue.is_short || kByBlock || Mainloop::kMixedInput || adds;
@@ -245,10 +246,10 @@ template <class Mainloop_, class Kind> struct MatmulEpilogue {
                     EpilogueOps<Tile>::prefetch_residual(epilogue.of_matrix(tile), work.first_row,
                                                          work.first_col);
             }
-            // Not with split-K, where other blocks' accumulators come to the boxes first.
+            // Not with split-K, where the boxes first receive other blocks' accumulators.
             if (!kSplitK && !(kSlicedK && warpgroup > 0)) begin_residual(tile, work.count);
         }
-        // Reduces over warpgroups and blocks; false: this warpgroup has nothing to store.
+        // Reduces over warpgroups and blocks.  Returns false if this warpgroup stores nothing.
         DEVICE bool reduce(const GemmWorkTile& tile, int count, Accumulator& accumulator) {
             if constexpr (kSlicedK) {
                 using Reduction = SlicedKReduction<Mainloop>;

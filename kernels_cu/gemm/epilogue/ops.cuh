@@ -69,7 +69,7 @@ template <class Tile> struct EpilogueOps {
         }
     };
 
-    // L2 prefetch of the residual, beside the mainloop.  (row, col): the warp's first accumulator.
+    // L2 prefetch of the residual, during the mainloop.  (row, col): the warp's first accumulator.
     DEVICE static void prefetch_residual(const MatrixEpilogue& e, int row, int col) {
         if (!e.residual) return;
         const EpilogueParams& p = e.params;
@@ -129,7 +129,7 @@ template <class Tile> struct EpilogueOps {
         const EpilogueParams& params = epilogue.params;
         float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
         ElementAccumulator picked[kValues] =
-            {};  // cleared, or the previous tile's values would hold registers
+            {};  // cleared; otherwise the previous tile's values would hold registers
 #pragma unroll
         for (int p = 0; p < kMmasM * kSlices; ++p) {
             if (p != slice) continue;
@@ -147,7 +147,7 @@ template <class Tile> struct EpilogueOps {
         }
 #pragma unroll
         for (int i = 0; i < kValues; ++i) values[i] = float(picked[i]);
-        // The broadcast of value i's column, which is also value i + 2's.
+        // The broadcast of the column of values i and i + 2.
         const auto of_col = [&](const float (&pair)[2], int i) {
             const int lane = slice % kSlicesOfChunk * kSlice / 2 + i / 4 * 4 + threadIdx.x % 4;
             return shuffle(pair[i % 2], lane);
@@ -205,7 +205,7 @@ template <class Tile> struct EpilogueOps {
         }
     }
 
-    // TMA store of the warp's accumulators.  (row, col): the first one.  box: the next to fill.
+    // TMA store of the warp's accumulators.  (row, col): the first one.  box: the next one to fill.
     DEVICE static void store_boxes(Staging* warps, int& box, const TensorMap& map,
                                    const MatrixEpilogue& epilogue, const Broadcasts& broadcasts,
                                    int row, int col, int batch, const Accumulator& accumulator) {

@@ -1,8 +1,8 @@
 // The partial-softmax epilogue: the first half of y = softmax(A @ (scale_b * B) + bias).
 //
-// For each row and set of kSetColumns columns (a warpgroup's), `statistics` of (m, sets) gets
-// maximum and sum.  If TMA stores a 16-bit y, y gets the exponentials over the set's maximum, and
-// the FP32 logits stay in registers; otherwise FP32 `logits` are stored.
+// For each row and set of kSetColumns columns (a warpgroup's), `statistics` of (m, sets) gets the
+// maximum and the sum.  If TMA stores a 16-bit y, y gets the exponentials relative to the set's
+// maximum, and the FP32 logits stay in registers.  Otherwise FP32 `logits` are stored.
 #pragma once
 #include "gemm/load_tile.cuh"
 #include "gemm/mainloop_sm90.cuh"
@@ -20,8 +20,8 @@ struct PartialSoftmaxParams {
     EpilogueParams epilogue;                         // out: logits, or y
 };
 
-// Tensor maps: A and B as MatmulArguments', without batch; 16-bit y in boxes of 64 x 64.  logits:
-// null, or FP32.
+// Tensor maps: A and B as in MatmulArguments, without batch; 16-bit y in boxes of 64 x 64.  logits:
+// FP32, or null.
 template <class Mainloop> struct LogitsArguments {
     const TensorMap &a_map, &a_edge, &b_map, &b_edge, &y_map;
     const void* bias;
@@ -103,8 +103,8 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
     DEVICE bool loads() const { return false; }
     DEVICE void load(SharedStorage&, const GemmWorkTile&, int) const {}
 
-    // Scale and bias of a thread's two columns, loaded beside the mainloop.  Columns past the
-    // matrix count as -inf.
+    // Scale and bias of a thread's two columns, loaded during the mainloop.  Columns past the
+    // matrix become -inf.
     struct ColumnScales {
         float scale[2], added[2];
 
@@ -139,7 +139,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
         const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
         const int barrier = 1 + threadIdx.x / 128;
         constexpr int kValues = kPassValues / 2;
-        // The i-th of a lane's rows: before the merge, and after it.
+        // Row of a lane's i-th value: before and after merge_rows.
         const auto begun = [&](int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; };
         const auto merged = [&](int i) { return begun(lane / 4 * kOwnRows + i); };
         const int64_t set = first_col / 64;
@@ -222,7 +222,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
                 for (int i = 0; i < 4; ++i) sum += to.warp_sum[i][thread];
                 statistics[(row + thread) * num_sets + set] = {to.max[thread], sum};
             }
-            // Moves the next pass's values down: unrolled, the loop's code is long.
+            // Moves the next pass's values down, because an unrolled loop over passes is long.
 #pragma unroll
             for (int i = 0; i < kCols / 2 - kPassValues; ++i)
                 accumulator[0][i] = accumulator[0][i + kPassValues];
@@ -238,7 +238,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
         const int lane = threadIdx.x % 32, run = lane % 2, col = first_col + run * kRun;
         const int64_t rest = params.n - col;
         const int count = rest < 0 ? 0 : rest < kRun ? int(rest) : kRun;
-        // Broadcast along the rows.
+        // Whether all rows have the same bias.
         const bool same_bias = epilogue.bias_of_cols();
         float scales[kRun], added[kRun];
 #pragma unroll

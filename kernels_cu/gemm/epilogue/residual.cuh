@@ -5,8 +5,8 @@
 namespace gemm {
 
 // A warp's residual boxes, or with SwapAB a warpgroup's.  A box is loaded to the staging from which
-// its results are stored: a tile's first two boxes beside the mainloop, the others once TMA has
-// read the results that were there.
+// its results are stored.  A tile's first two boxes are loaded during the mainloop, the others once
+// TMA has read the previous results in the staging.
 template <class Tile> struct Residual {
     using OwnChunks = typename Tile::OwnChunks;
     using Staging = typename Tile::Staging;
@@ -17,9 +17,9 @@ template <class Tile> struct Residual {
     Barrier (&full)[2];
     Staging* staging;
 
-    // By the thread that also stores the boxes.
+    // Whether this thread loads the boxes; it also stores them.
     DEVICE static bool loads() { return threadIdx.x % (kSwapAB ? 128 : 32) == 0; }
-    // Box of a tile that has `chunk` of the columns of rows 64 * m on.
+    // Index of the tile's box with chunk `chunk` of rows 64 * m on.
     DEVICE static int box_of(int m, int chunk) {
         return m * OwnChunks::kCount + chunk - OwnChunks().first;
     }

@@ -12,8 +12,8 @@ template <class Tile> struct StoreBox {
     using Values = float[kValues];
     using Pairs = uint32_t[kValues / 2];
 
-    // Pair `i` of a lane's values, adjacent in the output: index of the first, distance of the
-    // second.
+    // Pair `i` of a lane's values, adjacent in the output: index of the first value; kApart:
+    // distance to the second.
     DEVICE static constexpr int first_of_pair(int i) {
         return kPairedRows ? i / 2 * 4 + i % 2 : 2 * i;
     }
@@ -30,7 +30,7 @@ template <class Tile> struct StoreBox {
                 packed[i] = pack<bf16>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
         }
     }
-    // Adds the same pairs to `values`.
+    // Adds pairs in the order of pack_pairs to `values`.
     template <class T> DEVICE static void add_pairs(const Pairs& added, Values& values) {
 #pragma unroll
         for (int i = 0; i < kValues / 2; ++i) {
@@ -53,7 +53,7 @@ template <class Tile> struct StoreBox {
         const auto address = [&](int box_row, int i) {
             return box + box_row * kSwizzleBytes + (i ^ box_row % 8) * 16;
         };
-        if constexpr (kPairedRows) {  // two rows of a column are one 32-bit word
+        if constexpr (kPairedRows) {  // two rows of a column share a 32-bit word
 #pragma unroll
             for (int i = 0; i < kValues / 2; ++i) {
                 const int box_row = slice * kSlice + wgmma_col(lane, i / 2 * 4 + i % 2);

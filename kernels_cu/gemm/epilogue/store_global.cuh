@@ -1,5 +1,5 @@
-// The epilogue for outputs that TMA cannot store: through shared memory, so that each lane stores
-// runs of contiguous columns (gemm/epilogue/linear_combination.cuh).
+// The epilogue for outputs that TMA cannot store: accumulators pass through shared memory, so that
+// each lane stores runs of contiguous columns (gemm/epilogue/linear_combination.cuh).
 #pragma once
 #include "gemm/epilogue/tile.cuh"
 #include "gemm/epilogue/linear_combination.cuh"
@@ -17,7 +17,7 @@ template <class Tile> struct StoreGlobal {
     DEVICE static void store(Staging& staging, const MatrixEpilogue& epilogue, int row, int col,
                              const Accumulator& accumulator) {
         constexpr int kRun = 8;
-        // A staged row is a row, or with SwapAB a column, in runs of contiguous elements.
+        // A staged row is a row of accumulators, or with SwapAB a column, in runs of kRun elements.
         constexpr int kRuns = (kSwapAB ? kWarpRows : kChunk) / kRun,
                       kStagedRows = kWarpRows * kChunk / kRun / kRuns;
         const int lane = Tile::lane();

@@ -1,12 +1,13 @@
-// Stores results of 8 bits from wgmma's accumulators: the four lanes of a quad, which have pairs of
-// columns, exchange them, so that each has a run of contiguous columns.
+// Stores 8-bit results from wgmma's accumulators.  The four lanes of a quad have pairs of columns;
+// they exchange these, so that each lane has a run of contiguous columns.
 #pragma once
 #include "gemm/epilogue/linear_combination.cuh"
 
 namespace gemm {
 
-// values: of groups of 8 columns in rows lane / 4 and lane / 4 + 8 (wgmma_col), kValues * 2 columns
-// in all.  Lane q of a quad gets row q / 2 of both, from column q % 2 * kValues on.
+// values: accumulators of rows lane / 4 and lane / 4 + 8 in groups of 8 columns (wgmma_col),
+// kValues * 2 columns in all.  Lane q of a quad gets row q / 2 of both, from column
+// q % 2 * kValues on.
 template <class T, int kValues>
 DEVICE Bytes<kValues> exchange_quad(const float (&values)[kValues]) {
     constexpr int kGroups = kValues / 8;  // of each lane's run
@@ -22,16 +23,16 @@ DEVICE Bytes<kValues> exchange_quad(const float (&values)[kValues]) {
     Bytes<kValues> run;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-        // The groups of even lanes' runs in the lower half, of odd lanes' in the upper one.
+        // Lower half: the groups of even lanes' runs.  Upper half: the groups of odd lanes' runs.
         const uint32_t first = pair(g, 0) | pair(g + kGroups, 0) << 16,
                        second = pair(g, 1) | pair(g + kGroups, 1) << 16;
         const uint32_t theirs = shuffle_xor(second_row ? first : second, 2);
-        // Of the row that this lane keeps, from the quad's first and last two lanes.
+        // The pairs of this lane's row from the quad's first two and last two lanes.
         const uint32_t left = second_row ? theirs : first, right = second_row ? second : theirs;
         const uint32_t of_even = pick_bytes(left, right, 0x5410),
                        of_odd = pick_bytes(left, right, 0x7632);
         const uint32_t others = shuffle_xor(odd ? of_even : of_odd, 1);
-        // From the quad's even and odd lanes.
+        // The pairs of this lane's run from the quad's even and odd lanes.
         const uint32_t from_even = odd ? others : of_even, from_odd = odd ? of_odd : others;
         run.words[2 * g] = pick_bytes(from_even, from_odd, 0x5410);
         run.words[2 * g + 1] = pick_bytes(from_even, from_odd, 0x7632);
@@ -39,7 +40,7 @@ DEVICE Bytes<kValues> exchange_quad(const float (&values)[kValues]) {
     return run;
 }
 
-// By a warp: 16 rows from `row` on, kValues * 2 columns from `col` on.
+// Called by a warp: stores 16 rows from `row` on, kValues * 2 columns from `col` on.
 template <class T, int kValues>
 DEVICE void store_quad(T* out, const EpilogueParams& params, const MatrixStrides& strides, int row,
                        int col, const float (&values)[kValues]) {

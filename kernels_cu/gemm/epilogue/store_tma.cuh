@@ -1,6 +1,6 @@
 // The TMA-store epilogue, in registers:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias of its column) + residual
-// for outputs that TMA stores; TMA loads the residual, if any.
+// for outputs that TMA can store; TMA loads the residual, if any.
 #pragma once
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/residual.cuh"
@@ -8,13 +8,13 @@
 
 namespace gemm {
 
-// For 16-bit outputs: gelu takes half of its argument.
+// For 16-bit outputs: with gelu, x is half of the argument.
 template <int kActivation> DEVICE float activate_16bit(float x) {
     return kActivation == kGelu ? gelu_of_twice(x) : activate(x, kActivation);
 }
 
-// values[2 i] and values[2 i + 1] += the two elements of word i; or packs them to it, except the
-// first 16 * kept columns.
+// add_words: values[2 i] and values[2 i + 1] += the two elements of word i.  pack_words: packs them
+// into word i, except the first 16 * kept columns.
 template <class T, int kWords>
 DEVICE void add_words(float (&values)[8 * kWords], const uint32_t (&added)[kWords][4]) {
 #pragma unroll
@@ -33,7 +33,7 @@ DEVICE void pack_words(const float (&values)[8 * kWords], uint32_t (&packed)[kWo
 }
 
 // Boxes have 16 rows of 128 bytes.  row: the warp's first row in the tile; count: index of the
-// tile; box: the next to fill.
+// tile; box: the next one to fill.
 template <class Tile> struct StoreTma {
     using Mainloop = typename Tile::Mainloop;
     using Accumulator = typename Tile::Accumulator;
@@ -53,10 +53,10 @@ template <class Tile> struct StoreTma {
     int row, count;
     const Residual<Tile>& residual;
 
-    // A lane's results of kCount columns from `first` on, of rows 64 * m on, before the residual
-    // and except the first 16 * kept columns.  For gelu, alpha and the bias are halved.  With a
-    // small k, shared memory delivers broadcasts no faster than accumulators consume them, so an
-    // absent bias is not read.
+    // Computes a lane's results of kCount columns from `first` on, of rows 64 * m on, before the
+    // residual and except the first 16 * kept columns.  For gelu, alpha and the bias are halved.
+    // With a small k, shared-memory bandwidth for broadcasts limits the epilogue, so an absent bias
+    // is not read.
     template <int kActivation, bool kScaled, int kCount>
     DEVICE void finish(const Accumulator& accumulator, int lane, int m, int first, float alpha,
                        float (&values)[kCount], int kept = 0) const {
@@ -92,15 +92,15 @@ template <class Tile> struct StoreTma {
             for (int i = 0; i < kCount; ++i) values[i] = activate_16bit<kActivation>(values[i]);
         }
     }
-    // 16-bit outputs.  If the boxes hold the whole tile, they are filled and stored together: one
-    // wait for TMA's reads, one proxy fence.
+    // Stores 16-bit outputs.  If the boxes hold the whole tile, they are filled and stored together
+    // with one wait for TMA's reads and one proxy fence.
     template <int kActivation, bool kAdds>
     DEVICE void store_pairs(const Accumulator& accumulator) const {
         constexpr int kTogether = kMmasM == 1 && !Tile::kSplitK && kCols == 2 * kChunk ? 2 : 1;
         constexpr bool kOwnBoxes = kBoxes > 2;  // a box per chunk
-        // Columns per iteration.  Beside the other warpgroup's mainloop, a long run of independent
+        // Columns per iteration.  During the other warpgroup's mainloop, a long run of independent
         // activation instructions would starve the tensor cores of register bandwidth.  The largest
-        // tiles leave no registers for more either.
+        // tiles also leave no registers for more.
         constexpr bool kFewAtOnce =
             Mainloop::kPingPong && kMmasM > 1 && (kActivation > kRelu || kMmasM * kCols >= 352);
         constexpr int kAtOnce = kFewAtOnce ? 16 : kChunk, kWords = kAtOnce / 16;
@@ -112,7 +112,7 @@ template <class Tile> struct StoreTma {
         const bool halves = params.out_dtype == kHalf;
         const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * broadcast.alpha(params);
         const typename Tile::OwnChunks own;
-        // Stores 16 x 16 elements of a box from its column `begin` on.
+        // This lane's address of the 16 x 16 elements of a box from its column `begin` on.
         const int lane_address = lane % 16 * kSwizzleBytes + (lane / 16 ^ lane % 8) * 16;
         const auto matrix = [&](unsigned char* from, int begin) {
             return from + (lane_address ^ begin * 2);
@@ -144,7 +144,7 @@ template <class Tile> struct StoreTma {
             if (!own.has(chunk)) continue;
             const int index = Residual<Tile>::box_of(m, chunk);
             unsigned char* to[kTogether];
-            // Groups of 16 columns that the previous chunk has too.
+            // Groups of 16 columns that the previous chunk also has.
             const int kept = Mainloop::kFp8 && kTogether == 1
                                  ? (chunk * kChunk - Tile::chunk_col(chunk)) / 16
                                  : 0;
@@ -186,7 +186,7 @@ template <class Tile> struct StoreTma {
             if (kTogether == 1 && !kOwnBoxes) box ^= 1;
         }
     }
-    // FP32 outputs, 32 columns per box.
+    // Stores FP32 outputs, 32 columns per box.
     DEVICE void store_floats(const Accumulator& accumulator) const {
         constexpr int kFloats = 32, kFloatBoxes = kCols / kFloats;
         static_assert(kCols % kFloats == 0, "whole boxes");

@@ -1,4 +1,4 @@
-// StoreTma for transposed accumulators (SwapAB), in boxes of a warpgroup.
+// StoreTma for transposed accumulators (SwapAB); a warpgroup shares its boxes.
 #pragma once
 #include "gemm/epilogue/broadcast.cuh"
 #include "gemm/epilogue/residual.cuh"
@@ -26,7 +26,7 @@ template <class Tile> struct StoreTmaSwapAB {
     int row, out_row, col, batch, count;
     const Residual<Tile>& residual;
 
-    // The scale_a of a slice's columns that are this lane's.
+    // scale_a of this lane's columns of a slice.
     struct ColumnScales {
         ColumnPair pairs[kValues / 4];
 
@@ -41,7 +41,7 @@ template <class Tile> struct StoreTmaSwapAB {
         }
         DEVICE float of(int i) const { return pairs[i / 4].values[i % 2]; }
     };
-    // Results before activation and residual, of slice `slice` of rows 64 * m on.
+    // Computes the results of slice `slice` of rows 64 * m on, before activation and residual.
     DEVICE void finish(const Picked& picked, int m, int slice, float alpha, Values& values) const {
         const int lane = threadIdx.x % 32;
         const ColumnScales scales(broadcast, Tile::slice_col(slice));
@@ -58,7 +58,7 @@ template <class Tile> struct StoreTmaSwapAB {
             }
         }
     }
-    // kTmaResidual: adds the residual and loads the next box's.
+    // kTmaResidual: adds the residual, and loads the residual of the next box.
     template <bool kTmaResidual> DEVICE void store(const Accumulator& accumulator) const {
         const typename Tile::OwnChunks own;
         const float alpha = broadcast.alpha(params);
@@ -102,7 +102,7 @@ template <class Tile> struct StoreTmaSwapAB {
                 const int m = i / kSlices, slice = i % kSlices;
                 if (!own.has(slice / kSlicesOfChunk)) continue;
                 pick(m, slice);
-                finish(picked, m, slice, 0.5f * alpha, values);  // the bias is halved too
+                finish(picked, m, slice, 0.5f * alpha, values);  // the bias is also halved
 #pragma unroll
                 for (int j = 0; j < kValues; ++j) values[j] = gelu_of_twice(values[j]);
                 store_slice(m, slice);

@@ -1,5 +1,5 @@
 // Partition of a warp's accumulators in the epilogues: chunks of up to 64 columns, slices of up to
-// 32, boxes of shared memory.  Rows and columns are those of the accumulators; with SwapAB, the
+// 32, boxes of shared memory.  Rows and columns refer to the accumulators; with SwapAB they are the
 // output's columns and rows.
 #pragma once
 #include "gemm/mainloop_sm90.cuh"
@@ -53,18 +53,18 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
         alignas(16) uint32_t chunk[kWarpRows * 64];
     };
 
-    // Lane id, rematerialised so that it is not live across the mainloop.  Known to be nonnegative:
-    // divisions become shifts.
+    // Lane id, rematerialised so that it is not live across the mainloop.  The mask makes it known
+    // to be nonnegative, so that divisions become shifts.
     DEVICE static int lane() { return opaque(threadIdx.x % 32) & 31; }
 
     // 8-bit MN-major weights: a register has a pair of columns (gemm/convert_8bit.cuh).
     static constexpr bool kPairedRows = Mainloop::kMixedInput && Mainloop::kMnMajorRows;
-    // A lane's row, of a warp's 16, in the first (half 0) or second 8.
+    // A lane's first (half 0) or second row of a warp's 16.
     DEVICE static int row_of_half(int lane, int half) {
         return kPairedRows ? lane / 4 * 2 + half : lane / 4 + half * 8;
     }
 
-    // Scales of A's rows and B's columns.  Other 16-bit operands have one scale per matrix, or
+    // kScales: scales of A's rows and B's columns.  16-bit operands have one scale per matrix, or
     // none; the mainloop applies block scales.
     static constexpr bool kEightBits = sizeof(typename Mainloop::ElementB) == 1;
     static constexpr bool kScales = kEightBits && !Mainloop::kBlockScales;

@@ -19,9 +19,9 @@ DEVICE uint32_t cluster_address(const void* p, int rank) {
 }  // namespace hopper
 
 // --- barriers in shared memory (mbarrier) ----------------------------------------------------
-// A phase completes when `count` arrivals and all expected bytes are in; then the next begins.
-// Phases have parity 0, 1, 0, ...: wait(parity) returns when the last phase of that parity is
-// complete, at once on a fresh barrier for parity 1.
+// A phase completes after `count` arrivals and all expected bytes; then the next phase begins.
+// Phases have parity 0, 1, 0, ...  wait(parity) returns when the last phase of that parity is
+// complete; on a fresh barrier, wait(1) returns at once.
 //
 // EVERY_THREAD_ARRIVES: for compute-sanitizer's racecheck, which does not see that accesses before
 // sync_warp or wgmma happen before the arrival of one thread.
@@ -33,7 +33,7 @@ constexpr bool kEveryThreadArrives = false;
 struct alignas(8) Barrier {
     uint64_t state;
 
-    // By one thread; then fence_barrier_init() and a barrier of the block or cluster.  threads:
+    // Called by one thread, before fence_barrier_init() and a block or cluster barrier.  threads:
     // threads per arrival (arrive_for).
     DEVICE void init(int count, int threads = 1) {
         if (kEveryThreadArrives) count *= threads;
@@ -43,19 +43,19 @@ struct alignas(8) Barrier {
     DEVICE void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
     }
-    // By a warp or warpgroup, synchronised since its accesses: one arrival for all.
+    // Called by a warp or warpgroup that has synchronised since its accesses: one arrival for all.
     template <int kThreads>
     DEVICE void arrive_for() {
         if (kEveryThreadArrives || threadIdx.x % kThreads == 0) arrive();
     }
-    // Arrives at this barrier of block `rank`, which waits by wait_cluster.
+    // Arrives at the same barrier in block `rank`, which waits with wait_cluster.
     DEVICE void arrive_remote(int rank) {
         asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
-    // The same after reads only, so that the data may be overwritten: no fence, which would wait
-    // for all of the thread's memory accesses; `wait` suffices.
+    // arrive_remote after reads only, to let the data be overwritten.  It has no fence, which would
+    // wait for all of the thread's memory accesses; the other block can use `wait`.
     DEVICE void release_remote(int rank) {
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                          hopper::cluster_address(this, rank))
@@ -79,7 +79,7 @@ struct alignas(8) Barrier {
                 : "memory");
         } while (!done);
     }
-    // The same, and acquires what other blocks of the cluster wrote before they arrived;
+    // wait that acquires the writes that other blocks of the cluster made before they arrived; it
     // invalidates L1.  Not needed for store_async.
     DEVICE void wait_cluster(int parity) {
         uint32_t done;
@@ -133,8 +133,8 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
 }
 
 // --- bulk copies -----------------------------------------------------------------------------
-// By one thread: copies `bytes`, a multiple of 16, from `global` to `shared`, both aligned to 16,
-// and counts them at `to`.
+// Called by one thread: copies `bytes`, a multiple of 16, from `global` to `shared` (both aligned
+// to 16 bytes) and counts them at `to`.
 DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -151,10 +151,10 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, 
 }
 
 // --- TMA -------------------------------------------------------------------------------------
-// A tensor map: array of 1 to 5 dimensions and the box of one TMA instruction, encoded by
-// cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; out of
-// bounds reads as zero and is not written.  The innermost coordinate must be a multiple of 16
-// bytes, and those of a store nonnegative: others are illegal instructions.
+// A tensor map: an array of 1 to 5 dimensions and the box of one TMA instruction, encoded by
+// cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements.  Elements
+// out of bounds are read as zero and not written.  The innermost coordinate must be a multiple of
+// 16 bytes, and a store's coordinates nonnegative: others are illegal instructions.
 struct alignas(64) TensorMap { uint64_t words[16]; };
 
 // L2 cache hints of loads: createpolicy's constants for the whole access.
@@ -164,7 +164,7 @@ enum CacheHint : uint64_t {
     kEvictLast = 0x14f0000000000000,
 };
 
-// L2 prefetch of the line of `address`.
+// Prefetches the cache line at `address` into L2.
 DEVICE void prefetch(const void* address) {
     asm volatile("prefetch.L2 [%0];" ::"l"(address) : "memory");
 }
@@ -210,16 +210,16 @@ DEVICE void prefetch_tensor_map(const TensorMap& map) {
     if constexpr (kRank == 4) INSTRUCTION(4);        \
     if constexpr (kRank == 5) INSTRUCTION(5)
 
-// By one thread: TMA load of the box at `at` to `shared` (aligned to 128 bytes; to 1024 with the
-// 128-byte swizzle), counted at `barrier`.
+// Called by one thread: TMA load of the box at `at` to `shared` (aligned to 128 bytes; to 1024 with
+// the 128-byte swizzle), counted at `to`.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int (&at)[kRank]) {
     const uint32_t address = hopper::shared_address(shared), barrier = to.address();
     const uint16_t mask = 0;
     TMA_BY_RANK(TMA_LOAD);
 }
-// The same, multicast to the blocks whose rank's bit is set in `ranks`: same offset and barrier in
-// each.
+// tma_load multicast to the blocks whose rank's bit is set in `ranks`, to the same offset and
+// barrier in each.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
                                const int (&at)[kRank], int ranks) {
@@ -227,14 +227,14 @@ DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
     const uint16_t mask = uint16_t(ranks);
     TMA_BY_RANK(TMA_LOAD_MULTICAST);
 }
-// By one thread: L2 prefetch of the box at `at`.
+// Called by one thread: L2 prefetch of the box at `at`.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_prefetch(const TensorMap& map, const int (&at)[kRank]) {
     const uint32_t address = 0, barrier = 0;
     const uint16_t mask = 0;
     TMA_BY_RANK(TMA_PREFETCH);
 }
-// By one thread, which then commits and waits: TMA store of the box from `shared` to `at`.
+// Called by one thread, which then commits and waits: TMA store of the box from `shared` to `at`.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[kRank]) {
     const uint32_t address = hopper::shared_address(shared), barrier = 0;
@@ -242,13 +242,13 @@ DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[
     TMA_BY_RANK(TMA_STORE);
 }
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until TMA has read shared memory of all but the last N committed groups of this thread.
-// Required before the thread exits, for all groups.
+// Waits until TMA has read the shared memory of all but this thread's last N committed groups.
+// Required for all groups before the thread exits.
 template <int N>
 DEVICE void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-// Waits until their writes are complete.
+// Waits until the writes of all but the last N groups are complete.
 template <int N>
 DEVICE void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");

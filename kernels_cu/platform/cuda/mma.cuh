@@ -37,12 +37,12 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
 
 // --- fragments and MMA -----------------------------------------------------------------------
 
-// A word: 8 rows x 16 bytes of k; a lane has 4 bytes of row lane / 4.  In the order of mma.sync's
-// registers: A's 16 rows x 32 bytes at once, B's 8 rows x 32 bytes twice.
+// A word covers 8 rows x 16 bytes of k; a lane has 4 bytes of row lane / 4.  Words are in the order
+// of mma.sync's registers: A's 16 rows x 32 bytes at once, B's 8 rows x 32 bytes twice.
 template <class T, Side kSide> struct Fragment {
     uint32_t words[4];
 
-    // Index of the word of a half of the rows and of k.
+    // Index of the word for one half of the rows and one half of k.
     DEVICE static constexpr int word(int row_half, int k_half) {
         return kSide == kSideA ? row_half + 2 * k_half : 2 * row_half + k_half;
     }
@@ -114,7 +114,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// Loads 16 of k by at(row or column, k), which a lane calls for its own elements.
+// Loads 16 of k element by element: a lane calls at(row or column, k) for its own elements.
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     static_assert(sizeof(T) == 2, "pairs of 16-bit numbers");
@@ -127,11 +127,11 @@ DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     }
 }
 
-// load_fragment for many fragments of one tile, with one swizzled base address per lane.  first: of
-// the first fragment, as in load_fragment; 0 if kMnMajor.  mn, k: offsets of other fragments,
-// multiples of 16.  Tile: Bytes<16> chunks[], aligned to 128 bytes; index(row, chunk); rows of
-// kChunks chunks, a power of two; the swizzle permutes groups of eight chunks and repeats every
-// eight rows.
+// load_fragment for many fragments of one tile, with one swizzled base address per lane.  first:
+// load_fragment's `first` of the first fragment; 0 if kMnMajor.  mn, k: offsets of the other
+// fragments, multiples of 16.  Tile has Bytes<16> chunks[], aligned to 128 bytes, index(row, chunk)
+// and kChunks chunks per row, a power of two.  Its swizzle permutes groups of eight chunks and
+// repeats every eight rows.
 template <bool kMnMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     static_assert(sizeof(T) == 2, "chunks of eight");
@@ -196,7 +196,7 @@ DEVICE void mma(NarrowAccumulator<T> (&acc)[kM][1], const FragmentA<T> (&a)[kM],
     for (int m = 0; m < kM; ++m)
         cuda::mma_16x8<T, T>(acc[m][0].values, a[m].words, b[0].words[0], b[0].words[1]);
 }
-// Rows of the accumulators become k.
+// The accumulators' rows become k.
 template <class T>
 DEVICE void accumulator_to_fragment(NarrowFragment<T>& f, const NarrowAccumulator<T>& d) {
 #pragma unroll
@@ -239,7 +239,7 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
 
 // --- mixed input: 8-bit operands multiplied as 16-bit elements -------------------------------
 namespace cuda {
-// Converts either half of the register by one instruction, where there is one.
+// Converts each half of the register with one instruction, where the architecture has it.
 DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
 #if __CUDA_ARCH__ >= 890
     asm("{ .reg .b16 first, second;\n"
@@ -257,13 +257,13 @@ DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     if constexpr (kSame<Stored, int8_t> && kSame<T, half>) {
-        // 0x6400 + u is 1024 + u in FP16, u = x + 128 the byte with its sign bit flipped.
+        // FP16 code 0x6400 + u is 1024 + u; u = x + 128 is the byte with its sign bit flipped.
         bytes ^= 0x80808080u;
         low = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4140), 0x64806480u);
         high = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4342), 0x64806480u);
     } else if constexpr (kSame<Stored, int8_t>) {
-        // In BF16 0x4300 + u is 128 + u for 7 bits u, and 0x4380 is 256: without the sign bit, x is
-        // 128 + u minus 128 or 256.
+        // BF16 code 0x4300 + u is 128 + u, where u is the byte without its sign bit; 0x4380 is 256.
+        // x is 128 + u minus 128, or minus 256 if x is negative.
         const auto subtract = [](uint32_t pair) {
             return subtract_bf16s(pair & 0xff7fff7fu, pair & 0xff80ff80u);
         };
@@ -282,18 +282,18 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
         high = pack<T>(low_float(high), high_float(high));
     }
 }
-// Of two columns, each of two adjacent k, which are a register of a transposed matrix of 16 bits.
+// Converts a register of a transposed 16-bit matrix: two columns of two adjacent k each.
 template <class Stored, class T>
 DEVICE void convert_columns(uint32_t bytes, uint32_t& even, uint32_t& odd) {
     convert_bytes<Stored, T>(__byte_perm(bytes, 0, 0x3120), even, odd);
 }
 }  // namespace cuda
 
-// Loads 32 of k as two fragments, converted from Stored.
-// mma.sync's lane t of four takes k = 2 t, 2 t + 1, 2 t + 8, 2 t + 9 (kPairs).  A K-major operand
-// has 4 adjacent bytes in a lane, or 8 half bytes: lane t takes 4 t to 4 t + 3 of each 16 (kFours),
-// or 16 t to 16 t + 7 of 64, and 8 more for the second fragment (kEights), as pairs of elements 0
-// and 4, 2 and 6, 1 and 5, 3 and 7.
+// Loads 32 of k as two fragments, converted from Stored.  The k of lane t of four:
+// - kPairs, mma.sync's order: 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each 16.
+// - kFours, for K-major bytes: 4 t to 4 t + 3 of each 16.
+// - kEights, for K-major half bytes: of 64, 16 t to 16 t + 7 in the first 32 and the next 8 in the
+//   second, as pairs of elements 0 and 4, 2 and 6 (low), 1 and 5, 3 and 7 (high).
 template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                              int first, int k) {
@@ -348,8 +348,8 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
                                            high.words[high.word(i, 1)]);
         }
     } else {
-        // A 16-bit element of the transposed matrix is a pair of columns: the even ones become the
-        // fragment's first 8 columns, the odd ones the others (stored_column).
+        // A 16-bit element of the transposed matrix holds two columns.  Even columns become the
+        // fragment's first 8 columns, odd columns the last 8 (stored_column).
         static_assert(kOrder == LaneOrder::kPairs, "mn is contiguous");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
         load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
@@ -377,7 +377,7 @@ DEVICE void load_mixed_input(NarrowFragment<T>& low, NarrowFragment<T>& high, co
     }
 }
 
-// The column of B at column `col` of a fragment.
+// The column of B that a fragment holds at column `col`.
 template <class Stored, class T, bool kMnMajor>
 DEVICE constexpr int stored_column(int col) {
     constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kMnMajor;

@@ -1,5 +1,5 @@
-// Small floating-point formats on CUDA, by instructions: NVIDIA's headers for them take NVRTC as
-// long as a small kernel.
+// Small floating-point formats on CUDA, converted by instructions.  NVIDIA's headers are not used:
+// NVRTC takes as long for them as for a small kernel.
 #pragma once
 #include "platform/formats.cuh"
 
@@ -41,7 +41,7 @@ DEVICE float high_float(uint32_t halves) {
     return y;
 }
 
-// Two FP8 elements, in the lower 16 bits, as FP16, exactly.
+// Converts two FP8 elements in the lower 16 bits to FP16, exactly.
 template <class T>
 DEVICE uint32_t halves_of(uint32_t bytes) {
     uint32_t halves;
@@ -54,7 +54,7 @@ DEVICE uint32_t halves_of(uint32_t bytes) {
 #else
     halves = __byte_perm(bytes, 0, 0x1404);  // e5m2: the upper half of an FP16 code
     if constexpr (kSame<T, e4m3>) {
-        // FP16, 2^8 too small, except the one code of NaN.
+        // In FP16's fields the magnitudes are 2^8 too small; NaN has one code.
         const uint32_t magnitudes = (halves & 0x7f007f00u) >> 1;
         const uint32_t nans = __vcmpeq2(magnitudes, 0x3f803f80u) & 0x7fff7fffu;
         halves = (halves & 0x80008000u) | multiply_halves(magnitudes, 0x5c005c00u) | nans;
@@ -83,7 +83,7 @@ DEVICE float to_float(bf16 x) {
 DEVICE float to_float(e4m3 x) { return cuda::low_float(cuda::halves_of<e4m3>(x.code)); }
 DEVICE float to_float(e5m2 x) { return cuda::low_float(cuda::halves_of<e5m2>(x.code)); }
 
-// Packs two elements into one register, `low` in the lower half; e4m3 and e5m2: in the lower 16
+// Packs two elements into one register, `low` in the lower half; e4m3 and e5m2 take the lower 16
 // bits.
 template <class T>
 DEVICE uint32_t pack(float low, float high) {
@@ -111,8 +111,8 @@ DEVICE uint32_t pack(float low, float high) {
     return pair;
 }
 
-// Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
-// int8 saturates as well; NaN gives 0.
+// Rounds to nearest even.  FP8 formats saturate, infinities too, and NaN stays NaN.  int8 saturates
+// as well, and NaN gives 0.
 template <class T>
 DEVICE T from_float(float x) {
     if constexpr (kSame<T, half>) {
@@ -134,7 +134,7 @@ DEVICE T from_float(float x) {
     }
 }
 
-// The two elements of a pack; e4m3 and e5m2: in the lower 16 bits.
+// Unpacks the two elements of a pack; e4m3 and e5m2 are in the lower 16 bits.
 template <class T>
 DEVICE void unpack(uint32_t pair, float& low, float& high) {
     if constexpr (kSame<T, bf16>) {

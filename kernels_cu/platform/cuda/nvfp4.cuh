@@ -1,16 +1,17 @@
-// NVFP4 on CUDA.  An element's sign, exponent and mantissa, moved to the fields of FP16, are 2^-14
-// times the element, of BF16 2^-126: fewer instructions than a table or a conversion.  With BF16
-// the scale has a factor of 2^119, the largest that no scale overflows with.
+// NVFP4 on CUDA.  An element's sign, exponent and mantissa, moved to FP16's fields, give 2^-14
+// times the element; in BF16's fields, 2^-126 times.  This takes fewer instructions than a table or
+// a conversion.  With BF16 the scale is multiplied by 2^119, the largest power of two with which no
+// scale overflows.
 #pragma once
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 0x1p-7f;
 
 namespace cuda {
-// Of eight elements, those of the bytes' lower halves and the others, as upper bytes of FP16.
+// Splits eight elements into the bytes' lower and upper halves, as upper bytes of FP16.
 DEVICE void spread_codes(uint32_t codes, uint32_t& lower, uint32_t& upper) {
     lower = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu);
     upper = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
 }
-// Either half twice: the multiplication selects its half without an instruction.
+// Repeats each half: the multiplication then selects its half without an instruction.
 DEVICE void repeat_halves(uint32_t halves, uint32_t& low, uint32_t& high) {
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }"
         : "=r"(low), "=r"(high)
@@ -21,7 +22,7 @@ DEVICE uint32_t multiply_bf16s(uint32_t a, uint32_t b) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
     return y;
 }
-// The elements' bits in T's fields, adjacent elements as pairs.
+// Moves the elements' bits to T's fields, as pairs of adjacent elements.
 template <class T>
 DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
     if constexpr (kSame<T, half>) {
@@ -29,7 +30,7 @@ DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
         spread_codes(codes, lower, upper);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            // Of two bytes: the lower and upper elements of the second, each behind the first's.
+            // From the lowest byte: lower elements of the second and first byte, then the upper.
             const uint32_t two = __byte_perm(lower, upper, i == 0 ? 0x4501 : 0x6723);
             pairs[2 * i] = two & 0xff00ff00u;
             pairs[2 * i + 1] = __byte_perm(two, 0, 0x2404);
@@ -37,13 +38,13 @@ DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
     } else {
         const uint32_t lower = codes << 4;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // both elements of byte i in the upper bits of 16
+        for (int i = 0; i < 4; ++i) {  // byte i's elements, each in the upper bits of 16
             const uint32_t pair = __byte_perm(lower, codes, 0x4400 + 0x1111 * i);
             pairs[i] = (pair & 0x80008000u) | (pair >> 6 & 0x01c001c0u);
         }
     }
 }
-// The same of byte `byte` of each word.
+// spread_pairs of byte `byte` of each word.
 template <class T>
 DEVICE void spread_bytes(const uint32_t (&words)[4], int byte, uint32_t (&pairs)[4]) {
     if constexpr (kSame<T, half>) {
@@ -54,16 +55,16 @@ DEVICE void spread_bytes(const uint32_t (&words)[4], int byte, uint32_t (&pairs)
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            // A multiplication by two powers of two moves a field of both elements.  It has a pipe
-            // of its own, beside the one of shifts and logic.
+            // Multiplying by a sum of two powers of two shifts a field of both elements, on another
+            // pipe than shifts and logic.
             const uint32_t two = __byte_perm(words[i], 0, 0x4440 + byte);
             const uint32_t signs = two * (1u << 12 | 1u << 24) & 0x80008000u;
             pairs[i] = signs | (two * (1u << 6 | 1u << 18) & 0x01c001c0u);
         }
     }
 }
-// Factors of spread_pairs: the lower 16 bits of `scales` as T, kUnits: so that products are in
-// kScaledUnit<T>.
+// Factors for spread_pairs' results: the two scales in the lower 16 bits of `scales`, as T.  With
+// kUnits, products come out times kScaledUnit<T>.
 template <class T, bool kUnits>
 DEVICE uint32_t scale_factors(uint32_t scales) {
     const uint32_t halves = halves_of<e4m3>(scales);
@@ -82,7 +83,8 @@ DEVICE uint32_t scaled_pair(uint32_t pair, uint32_t factor) {
     }
 }
 
-// Eight elements times a scale and kScaledUnit<T>, in kEights' pairs, which lie 16 bits apart.
+// Decodes eight elements times a scale and kScaledUnit<T>, in kEights' pairs of elements 16 bits
+// apart.
 template <class T>
 DEVICE void decode_apart(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     uint32_t factor, none;
@@ -138,7 +140,7 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
     const int row = first + lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        // A lane's elements in 64 of k have one scale: the next step loads the same one.
+        // A lane's elements in 64 of k share one scale: the next step loads it again.
         const char* chunk = static_cast<const char*>(tile.codes(row + 8 * i, k / 64 * 2 + t / 2));
         const auto two = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
         uint32_t pairs[4];

@@ -105,7 +105,7 @@ namespace hopper {
 template <int kN> struct WgmmaShape {
     static_assert(kAlwaysFalse<WgmmaShape>, "N is a multiple of 8 from 8 to 256");
 };
-// Numbers of the operands after D.
+// i0 to i7: numbers of the asm operands after D.
 #define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)                                            \
     template <> struct WgmmaShape<n> {                                                            \
         template <class A, class B, Major kA, Major kB, class D>                                  \
@@ -153,9 +153,9 @@ WGMMA_SHAPE(248, 124, 125, 126, 127, 128, 129, 130, 131)
 WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
 }  // namespace hopper
 
-// D = A B, plus D if `accumulate`.  A: a descriptor, or this thread's registers, of which register
-// i has, in row wgmma_row(thread, 2 (i % 2)), elements 2 (thread % 4) and the next one (8-bit: 4
-// (thread % 4) and the next three), plus half of K for i >= 2.
+// D = A B, plus D if `accumulate`.  A is a descriptor or this thread's four registers.  Register i
+// holds row wgmma_row(thread, 2 (i % 2)), elements 2 (thread % 4) and the next one (8-bit: 4
+// (thread % 4) and the next three), half of K further on for i >= 2.
 template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class Operand, class D,
           int kRegisters>
 DEVICE void wgmma(D (&d)[kRegisters], const Operand& a, uint64_t b, bool accumulate) {

@@ -1,9 +1,9 @@
 // Matrix primitives on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is
-// multiplied as FP16: gfx942 has its own format, and no other has both standard ones.
+// multiplied as FP16: gfx942's FP8 formats are not the standard ones.
 #pragma once
 #include "platform/fragments.cuh"
 
-// Row (of A; column of B) lane % 16, k from lane / 16 % kGroups * kCount on.
+// A lane has row lane % 16 of A (column of B), and k from lane / 16 % kGroups * kCount on.
 #if defined(__GFX9__)
 constexpr int kGroups = 4;
 #elif defined(__GFX12__)
@@ -94,7 +94,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// Loads 16 of k by at(row or column, k) (see cuda/mma.cuh).
+// Loads 16 of k element by element with at(row or column, k) (see cuda/mma.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -111,7 +111,7 @@ struct FragmentLoader {
     DEVICE explicit FragmentLoader(int first) : first(first) {}
     DEVICE void forget() {}
     DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int mn, int k) const {
-        // opaque: the compiler would keep the address of every element.
+        // Without opaque the compiler would keep every element's address.
         load_fragment<kMnMajor>(f, tile, opaque(first) + mn, k);
     }
 };
@@ -141,8 +141,8 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     }
 }
 
-// Accumulators as an operand (see cuda/mma.cuh).  Columns stay columns: on gfx9 and gfx12 a lane
-// has the rows that it needs as k, on gfx11 every second one.
+// Accumulators as an operand (see cuda/mma.cuh).  Columns stay columns.  On gfx9 and gfx12 a lane
+// already has the rows that it needs as k, on gfx11 every second one.
 constexpr Side kAccumulatorSide = kSideB;
 template <class T>
 DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f, const Accumulator<T>& acc) {
@@ -166,7 +166,7 @@ struct HalfAccumulator {
     DEVICE float value(int) const { return 0.0f; }
 };
 
-// Loads 32 of k as two fragments, converted from Stored.  kOrder: k keeps its order here.
+// Loads 32 of k as two fragments, converted from Stored.  kOrder has no effect: k keeps its order.
 template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                              int first, int k) {
@@ -183,7 +183,7 @@ DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, 
     }
 }
 
-// The column of B at column `col` of a fragment.
+// The column of B that a fragment holds at column `col`.
 template <class Stored, class T, bool kMnMajor>
 DEVICE constexpr int stored_column(int col) {
     return col;

@@ -11,7 +11,7 @@ void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.expected = expected;
 }
 
-// The first arrival says how many there will be; the others must agree.
+// The first arrival sets the expected count; the others must agree.
 void check_arrival(Barrier& b, int expected, const char* primitive, Location location,
                    Combine combine = nullptr) {
     if (b.arrived == 0) {
@@ -96,7 +96,7 @@ void named_barrier_arrive(int id, int count, Location location) {
 void exchange(const char* primitive, void* payload, Combine combine, Location location) {
     Warp& warp = *worker->current->warp;
     worker->current->payload = payload;
-    // Like a GPU's, an exchange orders no memory.
+    // As on a GPU, an exchange does not order memory.
     arrive_and_wait(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, primitive, location,
                     true, false, combine);
 }

@@ -11,7 +11,7 @@
 namespace host {
 namespace {
 
-// A fiber runs one thread of the kernel after the other.
+// A fiber runs threads of kernels, one after another.
 void fiber_main() {
     enter_context();
     for (;;) {
@@ -40,7 +40,7 @@ void fiber_main() {
         }
         if (--worker->cluster.live == 0) {
             while (deliver_one()) {
-            }  // stores
+            }  // the remaining stores
             switch_context(self.context, worker->context);
         } else {
             switch_to_next();
@@ -87,7 +87,7 @@ bool allocate(Worker& w, const Launch& launch) {
     return true;
 }
 
-// State common to all clusters of a launch.
+// Sets the state that all clusters of a launch share.  Returns false if memory runs out.
 bool prepare(Worker& w, const Launch& launch) {
     if (!allocate(w, launch)) return false;
     Cluster& c = w.cluster;

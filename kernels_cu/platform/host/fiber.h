@@ -1,5 +1,5 @@
-// Fibers: a stack, a context switch in assembly of a few ns, and the sanitizers' annotations.  The
-// runtime itself is never instrumented; HOST_ASAN and HOST_TSAN describe its kernels.
+// Fibers: a stack, a context switch in assembly that takes a few ns, and the sanitizers'
+// annotations.  HOST_ASAN and HOST_TSAN: the kernels are instrumented.  The runtime never is.
 #pragma once
 #include <stddef.h>
 #include <string.h>
@@ -19,7 +19,7 @@ constexpr size_t kRedzone = 128;  // around every shared array
 constexpr size_t kRedzone = 0;
 #endif
 
-#if defined(HOST_ASAN) || defined(HOST_TSAN)  // whose kernels are not optimized
+#if defined(HOST_ASAN) || defined(HOST_TSAN)  // their kernels are not optimized
 constexpr size_t kStackBytes = 512 << 10;
 #else
 constexpr size_t kStackBytes = 64 << 10;
@@ -39,12 +39,12 @@ void AnnotateIgnoreWritesBegin(const char*, int);
 void AnnotateIgnoreWritesEnd(const char*, int);
 }
 #define TSAN(...) __VA_ARGS__
-constexpr unsigned kNoSync = 1;  // a switch orders nothing: only barriers do
+constexpr unsigned kNoSync = 1;  // a switch does not order memory: only barriers do
 #else
 #define TSAN(...)
 #endif
 
-// The runtime's accesses on behalf of a kernel neither order nor race.
+// In this scope the runtime's accesses on behalf of a kernel neither order memory nor race.
 static thread_local int unobserved_depth;
 
 inline void begin_unobserved() {
@@ -62,7 +62,7 @@ struct Unobserved {
     ~Unobserved() { end_unobserved(); }
 };
 
-// Saves the callee-saved registers on the stack, its pointer in *from, and goes on with `to`.
+// Saves the callee-saved registers on the stack and its pointer in *from, then continues with `to`.
 extern "C" void cupykern_switch(void** from, void* to) __attribute__((visibility("hidden")));
 
 #if defined(__x86_64__)
@@ -89,10 +89,10 @@ cupykern_switch:
     ret
 .size cupykern_switch, . - cupykern_switch
 )");
-constexpr int kSavedWords = 8;  // six registers, where to return, and a word that aligns
+constexpr int kSavedWords = 8;  // six registers, the return address and a word for alignment
 constexpr int kReturnWord = 6;
 
-// FP32 subnormals are zero, as operands and as results.
+// Flushes FP32 subnormals to zero, both operands and results.
 static void flush_subnormals() {
     const unsigned mxcsr = 0x1f80 | 0x8000 | 0x0040;
     asm volatile("ldmxcsr %0" ::"m"(mxcsr));
@@ -147,16 +147,16 @@ static void flush_subnormals() {
 namespace host {
 namespace {
 
-// A context: a fiber's, or a worker's own stack.
+// The context of a fiber, or of a worker's own stack.
 struct Context {
     void* stack_pointer;
-    char* bottom;  // of the stack
+    char* bottom;  // the stack's
     size_t size;
     ASAN(void* fake_stack;)
     TSAN(void* tsan_fiber;)
 };
 
-// At a context's first run.
+// Called when a context first runs.
 inline void enter_context() { ASAN(__sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr)); }
 
 inline void switch_context(Context& from, Context& to) {
@@ -168,7 +168,7 @@ inline void switch_context(Context& from, Context& to) {
 
 constexpr unsigned long long kCanary = 0x5ca1ab1e0ddba11ull;
 
-// Restarts `c`, whose stack is set, with `main`.
+// Resets `c`, whose stack is set, to start at `main`.
 inline void reset_context(Context& c, void (*main)()) {
     ASAN(__asan_unpoison_memory_region(c.bottom, c.size));
     ASAN(c.fake_stack = nullptr);
@@ -184,8 +184,8 @@ inline void reset_context(Context& c, void (*main)()) {
 
 inline bool stack_overflowed(const Context& c) { return memcmp(c.bottom, &kCanary, 8) != 0; }
 
-// The stacks of `count` fibers.  Their tops lie in different cache sets: a plain power of two
-// between them would put every fiber's hot lines into the same one.
+// Bytes from one fiber's stack to the next.  The stacks' tops lie in different cache sets: with a
+// power of two as stride, the hot lines of all fibers would be in the same set.
 constexpr size_t kStackStride = kStackBytes + 9 * 64;
 
 inline char* allocate_stacks(size_t count) {

@@ -1,4 +1,4 @@
-// The formats of elements, for the runtime: those of the kernels.
+// The kernels' element formats, for the runtime.
 #pragma once
 #include <stdint.h>
 #include <string.h>

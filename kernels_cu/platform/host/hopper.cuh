@@ -115,7 +115,7 @@ DEVICE void tma_store_wait(HOST_LOCATION) {
 }
 
 // --- warps -----------------------------------------------------------------------------------
-// The last lane, to fail kernels that rely on the first.
+// Elects the last lane, so that kernels that rely on the first lane fail.
 DEVICE bool elect_one(HOST_LOCATION) {
     return host::shuffle_from("elect_one", lane_id(), kWarpSize - 1, location) == lane_id();
 }

@@ -1,4 +1,5 @@
-// The interface of host kernels and runtime.cpp.  Kernels include no system header, nor does this.
+// The interface between host kernels and runtime.cpp.  Kernels include no system headers, so this
+// header includes none.
 #pragma once
 namespace host {
 
@@ -25,7 +26,7 @@ struct SharedArray {
     Location location;
 };
 
-// An array and the box of it that TMA moves; dimensions from the innermost on.
+// An array and the box that TMA moves.  Dimensions start at the innermost.
 struct TensorMap {
     unsigned long long magic, address;
     unsigned long long shape[5], strides[4];  // elements; bytes, from the second dimension on
@@ -44,9 +45,9 @@ constexpr unsigned long long kTensorMapMagic = 0x70614d726f736e54;
 
 enum ElementType { kHalf, kBf16, kE4m3, kE5m2, kInt8 };
 
-// One lane's part of mma over all pairs of `counts` fragments of A and B (mma.cuh).  A
-// fragment is 16 rows of A or columns of B x 32 bytes of k: the lane has row (column) lane % 16,
-// and of k the lane / 16-th part.  accumulators: float or int.
+// One lane's part of mma over all pairs of `counts` fragments of A and B (mma.cuh).  A fragment is
+// 16 rows of A or columns of B x 32 bytes of k: the lane has row (column) lane % 16 and part
+// lane / 16 of k.  accumulators: float or int.
 struct Mma {
     ElementType types[2];
     int counts[2];
@@ -54,7 +55,7 @@ struct Mma {
     void* accumulators;
 };
 constexpr int kMaxFragments = 16;
-// Position of a lane's i-th accumulator of 16 x 16: mma.sync's in a warp of 32, MFMA's in one of
+// Position of a lane's i-th value in a 16 x 16 accumulator: mma.sync's with 32 lanes, MFMA's with
 // 64.
 constexpr int accumulator_row(int lanes, int lane, int i) {
     return lanes == 32 ? lane / 4 + i % 4 / 2 * 8 : lane / 16 * 4 + i;
@@ -87,7 +88,7 @@ using Combine = void (*)(void** payloads);
 // The runtime's functions.  A kernel's module gets the table when loaded, so that two runtimes
 // (with and without a sanitizer) never mix symbols.
 struct Runtime {
-    // Constant in a thread's life, so calls may be merged.
+    // Constant during a thread's life, so the compiler can merge calls.
     const ThreadView* (*thread)() __attribute__((const));
     void (*wait_for_previous_grid)(Location);
     void (*sync_block)(Location);
@@ -103,7 +104,7 @@ struct Runtime {
     void* (*shared)(const SharedArray*);
     void* (*dynamic_shared)(unsigned size, Location);
     void* (*cluster_shared)(const void* shared, int rank, Location);
-    // global null: zeros
+    // global: null for zeros
     void (*copy_async)(void* shared, const void* global, int bytes, Location);
     void (*copy_async_commit)();
     void (*copy_async_wait)(int groups);
@@ -121,7 +122,7 @@ struct Runtime {
                      Location);
     void (*tma_store)(const TensorMap*, const int* at, const void* shared, Location);
     void (*tma_store_commit)();
-    // The i-th source of the awaited transfers; null: no more.
+    // The i-th source of the awaited stores; null after the last.
     const void* (*tma_store_source)(int groups, int i, int* bytes);
     void (*tma_store_wait)(int groups, bool read, Location);
     unsigned (*shared_address)(const void* shared);
@@ -132,7 +133,8 @@ struct Runtime {
     void (*wgmma_commit)();
     void (*wgmma_wait)(int groups, Location);
     bool (*wgmma_under_way)(const void* d);
-    // The i-th 16 bytes that this thread checks, of `op` or (null) of the wait.
+    // The i-th 16 bytes that this thread checks for `op` or, if `op` is null, for the wait; null
+    // after the last.
     const void* (*wgmma_source)(const Wgmma* op, int groups, int i);
     void (*fail)(const char* message, Location) __attribute__((noreturn));
 };

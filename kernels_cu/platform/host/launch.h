@@ -21,13 +21,13 @@ struct Launch {
     unsigned shared_bytes;
     unsigned long long seed;
     bool overlaps;    // its threads call wait_for_previous_grid
-    LateArray* late;  // none: the previous kernel has ended
+    LateArray* late;  // empty if the previous kernel has ended
     int num_late;
     bool hidden;
 
     int next_cluster;  // atomic
     int stop;          // atomic; set by an error and by cancel
-    int num_workers;   // inside, under the pool's lock
+    int num_workers;   // that run it; under the pool's lock
     bool submitted, queued, finished;
     Launch* next;
     char error[2048];
@@ -39,7 +39,7 @@ struct Launch {
         int expected = 0;
         if (__atomic_compare_exchange_n(&stop, &expected, 1, false, __ATOMIC_ACQ_REL,
                                         __ATOMIC_RELAXED)) {
-            Unobserved unobserved;  // a fiber that is abandoned orders nothing
+            Unobserved unobserved;  // an abandoned fiber does not order memory
             snprintf(error, sizeof(error), "%s", message);
         }
     }

@@ -13,7 +13,7 @@ void poison(void* p, size_t bytes) {
     memset(p, 0xff, bytes);
 }
 
-// The variable of a SHARED, one per block.
+// Returns this block's array of a SHARED.
 void* shared(const SharedArray* array) {
     Cluster& c = worker->cluster;
     char* mine = worker->current->owner->shared;
@@ -50,7 +50,7 @@ void* cluster_shared(const void* pointer, int rank, Location location) {
     return c.blocks[rank].shared + offset;
 }
 
-// All shared memory of the block's kernel.
+// Poisons all shared memory of the block.
 void poison_block(Block& block) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_arrays; ++i) poison(block.shared + c.offsets[i], c.arrays[i]->size);

@@ -1,5 +1,5 @@
-// Matrix primitives on the host: each lane loads its own elements, and the last lane to arrive
-// multiplies for the warp (warp_mma.h), bit for bit as Hopper's tensor cores.
+// Matrix primitives on the host.  Each lane loads its own elements; the last lane to arrive
+// multiplies for the warp (warp_mma.h), bit for bit like Hopper's tensor cores.
 #pragma once
 #include "platform/fragments.cuh"
 
@@ -16,7 +16,7 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_LOCATION) {
 
 // --- fragments and MMA -----------------------------------------------------------------------
 
-// Row (of A; column of B) lane % 16, k from (lane / 16) * kCount on.
+// A lane has row lane % 16 of A (column of B), and k from lane / 16 * kCount on.
 template <class T, Side kSide> struct Fragment {
     static constexpr int kCount = 16 * kFragmentK<T> / kWarpSize;
     T values[kCount];
@@ -50,7 +50,7 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// Loads 16 of k by at(row or column, k) (see cuda/mma.cuh).
+// Loads 16 of k element by element with at(row or column, k) (see cuda/mma.cuh).
 template <class T, Side kSide, class At>
 DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
     constexpr int kCount = Fragment<T, kSide>::kCount;
@@ -122,7 +122,7 @@ DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
     host::runtime->exchange("sums_to_fragment", &payload, payload.combine, location);
 }
 
-// --- 8 columns of B: the first ones of a fragment, whose others are zeros --------------------
+// --- 8 columns of B: a fragment's first 8 columns; the others are zeros ----------------------
 template <class T> struct NarrowFragment { FragmentB<T> fragment; };
 template <class T> struct NarrowAccumulator {
     static constexpr int kCount = 128 / kWarpSize;
@@ -136,7 +136,7 @@ template <class T> struct NarrowAccumulator {
     }
 };
 namespace host {
-// All lanes' narrow accumulators, from one kind to the other.
+// Moves all lanes' accumulators from one layout to another.
 template <class From, class To> struct MoveAccumulators {
     const From* from;
     To* to;
@@ -160,7 +160,7 @@ DEVICE void move_accumulators(const From& from, To& to, const Location& location
     MoveAccumulators<From, To> payload{&from, &to};
     runtime->exchange("move_accumulators", &payload, payload.combine, location);
 }
-// An accumulator of a B operand: element i of a lane is its column's k.
+// Accumulators in the layout of a B operand: a lane's elements are k of its column.
 template <class T> struct Transposed {
     static constexpr int kCount = FragmentB<T>::kCount;
     float values[kCount];
@@ -169,7 +169,7 @@ template <class T> struct Transposed {
     static int col(int lane, int) { return lane % 16; }
 };
 }  // namespace host
-// Lanes of the other columns load what they replace by zeros.
+// Lanes of the other columns load elements of the first 8 columns and replace them by zeros.
 template <class T, class Tile>
 DEVICE void load_fragment(NarrowFragment<T>& f, const Tile& tile, int first, int k) {
     const int col = lane_id() % 16;
@@ -185,7 +185,7 @@ DEVICE void mma(NarrowAccumulator<T> (&acc)[kM][1], const FragmentA<T> (&a)[kM],
     mma(full, a, columns, location);
     for (int m = 0; m < kM; ++m) host::move_accumulators(full[m][0], acc[m][0], location);
 }
-// Rows of the accumulators become k.
+// The accumulators' rows become k.
 template <class T>
 DEVICE void accumulator_to_fragment(NarrowFragment<T>& f, const NarrowAccumulator<T>& d,
                                     HOST_LOCATION) {
@@ -214,7 +214,7 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
     }
 }
 
-// Loads 32 of k as two fragments, converted from Stored.  kOrder: k keeps its order here.
+// Loads 32 of k as two fragments, converted from Stored.  kOrder has no effect: k keeps its order.
 template <class Stored, bool kMnMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_mixed_input(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                              int first, int k) {
@@ -239,7 +239,7 @@ DEVICE void load_mixed_input(NarrowFragment<T>& low, NarrowFragment<T>& high, co
     if (col >= 8) low.fragment = high.fragment = {};
 }
 
-// The column of B at column `col` of a fragment.
+// The column of B that a fragment holds at column `col`.
 template <class Stored, class T, bool kMnMajor>
 DEVICE constexpr int stored_column(int col) {
     return col;

@@ -8,7 +8,7 @@
 namespace host {
 namespace {
 
-// The kernel's 8 bytes have this magic and the barrier's index, so that overwriting is detected.
+// The kernel's 8 bytes hold this number and the barrier's index, so that overwriting is detected.
 constexpr unsigned kPhaseBarrierMagic = 0xba441e40;
 
 PhaseBarrier& find_barrier(const void* address, Location location) {

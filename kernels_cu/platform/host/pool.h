@@ -15,7 +15,7 @@ namespace {
 class Pool {
   public:
     static void* operator new(size_t size) noexcept { return malloc(size); }
-    // Per process: threads do not survive a fork.
+    // One pool per process: threads do not survive a fork.
     static Pool& get() {
         static Pool* pool;
         Pool* p = __atomic_load_n(&pool, __ATOMIC_ACQUIRE);
@@ -40,7 +40,7 @@ class Pool {
         else pthread_cond_broadcast(&work_);
         pthread_mutex_unlock(&lock_);
     }
-    // False: not finished within `milliseconds`; negative: no limit.
+    // Returns whether the launch finishes within `milliseconds` (negative: no limit).
     bool wait(Launch* launch, int milliseconds) {
         timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
@@ -96,7 +96,7 @@ class Pool {
             while (!pool.queue_) pthread_cond_wait(&pool.work_, &pool.lock_);
             Launch* launch = pool.queue_;
             ++launch->num_workers;
-            if (launch->num_late > 0) pool.unlink(launch);  // its clusters share what is hidden
+            if (launch->num_late > 0) pool.unlink(launch);  // its clusters share hidden arrays
             pthread_mutex_unlock(&pool.lock_);
             run_clusters(*launch);
             pthread_mutex_lock(&pool.lock_);

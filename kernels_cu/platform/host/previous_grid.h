@@ -1,8 +1,8 @@
 // wait_for_previous_grid.
 //
-// A launch with late arrays behaves as if the previous kernel wrote them at the last moment: until
-// all threads of a cluster wait, they are poison (0xff), so that an earlier read gives another
-// result, and an earlier write is seen.  Clusters run one after the other, each from poison on.
+// A launch with late arrays behaves as if the previous kernel wrote them at the last moment.  They
+// are poison (0xff) until all threads of a cluster wait: an earlier read gives another result, and
+// an earlier write is detected.  Clusters run one after another; each starts with poison.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 namespace host {
 namespace {
 
-// A launch of an overlapping kernel: accesses to global memory, and the end, come after the wait.
+// In an overlapping kernel, accesses to global memory and a thread's end must follow the wait.
 void check_waited_for_grid(const char* message, Location location) {
     if (worker->launch->overlaps && !worker->current->waited_for_grid) fail_at(message, location);
 }
@@ -30,7 +30,7 @@ void hide_late_arrays(Launch& launch) {
     launch.hidden = launch.num_late > 0;
 }
 
-// Returns whether nobody has written to them.
+// Returns whether the arrays still held poison everywhere.
 bool show_late_arrays(Launch& launch) {
     bool untouched = true;
     if (!launch.hidden) return untouched;

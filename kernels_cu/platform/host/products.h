@@ -43,8 +43,8 @@ void multiply(const TypePair&, int* d, const int* a, const int* b, int rows, int
 // --- floating-point numbers ------------------------------------------------------------------
 constexpr int kExponentBias = 127;
 
-// Biased exponents of floats that hold values of `type`; subnormals have the type's least one.  A
-// product with a zero, infinite or NaN factor gets one out of FP32's range.
+// Biased exponents of floats that hold values of `type`; subnormals get the type's smallest one.
+// With a zero, infinite or NaN factor, a product's exponent is out of FP32's range.
 Ints exponents_of(ElementType type, const float* x) {
     const int least = type == kHalf || type == kE5m2 ? -14 : type == kE4m3 ? -6 : -126;
     const Ints e = *reinterpret_cast<const Ints*>(x) >> 23 & 0xff;
@@ -71,11 +71,11 @@ struct Columns {
     }
 };
 
-// `sum` plus a row of A times eight columns of B, as Hopper's tensor cores add them (arXiv
-// 2511.10909; bit for bit with tests/support/golden/hopper.npz).  The exponent of a product is the
-// sum of its factors' exponents; 2^e is that of the largest addend.  All addends are truncated to
-// multiples of 2^(e - kBits), added exactly, and the result is truncated to kFraction fractional
-// bits.
+// `sum` plus a row of A times eight columns of B, added like Hopper's tensor cores (arXiv
+// 2511.10909; bit for bit equal to tests/support/golden/hopper.npz).  A product's exponent is the
+// sum of its factors' exponents; e is the largest exponent of the addends.  All addends are
+// truncated to multiples of 2^(e - kBits) and added exactly; the result is truncated to kFraction
+// fractional bits.
 template <int kBits, int kFraction>
 Floats add_truncated(Floats sum, const float* a, const int* exponents, const Columns& b, int k) {
     Ints largest = (Ints)sum >> 23 & 0xff;
@@ -83,7 +83,7 @@ Floats add_truncated(Floats sum, const float* a, const int* exponents, const Col
         const Ints e = b.exponents[i] + (exponents[i] - kExponentBias);
         largest = e > largest ? e : largest;
     }
-    // Otherwise all is zero, some is infinite or NaN, or FP32 lacks the powers of two.
+    // Otherwise all addends are zero, one is infinite or NaN, or FP32 cannot hold scale and unit.
     const Ints usual = (largest > kBits) & (largest < 2 * kExponentBias - 1);
     Floats plain = sum;
     if (!all_of(usual)) {
@@ -91,7 +91,7 @@ Floats add_truncated(Floats sum, const float* a, const int* exponents, const Col
     }
     const Floats scale = (Floats)((2 * kExponentBias + kBits - largest) << 23);
     const Floats unit = (Floats)((largest - kBits) << 23);
-    // One int32 would overflow: 17 addends below 2^27.
+    // Two accumulators: one int32 would overflow with 17 addends below 2^27.
     Ints even = __builtin_convertvector(sum * scale, Ints), odd = {};
     for (int i = 0; i < k; i += 2) {
         even += __builtin_convertvector(a[i] * b.values[i] * scale, Ints);
@@ -105,7 +105,7 @@ Floats add_truncated(Floats sum, const float* a, const int* exponents, const Col
 template <int kBits, int kFraction>
 void multiply_truncated(const TypePair& types, float* d, const float* a, const float* b, int rows,
                         int n, int k) {
-    static thread_local int exponents[kMostRows * kMostK];  // a fiber has a small stack
+    static thread_local int exponents[kMostRows * kMostK];  // too large for a fiber's stack
     for (int i = 0; i < rows * k; i += 8)
         *reinterpret_cast<Ints*>(exponents + i) = exponents_of(types[0], a + i);
     for (int col = 0; col < n; col += 8) {

@@ -5,8 +5,8 @@
 namespace host {
 namespace {
 
-// The next ready fiber.  fifo: the longest waiting.  lifo: the last.  sticky: one warp as far as it
-// can go, then another at random.
+// Which ready fiber runs next.  fifo: the first that became ready.  lifo: the last.  sticky: those
+// of one warp until none is ready, then those of another warp, at random.
 enum Order { kFifo, kLifo, kSticky };
 
 class ReadyList {
@@ -27,7 +27,7 @@ class ReadyList {
         }
         ++count_;
     }
-    // Null: no fiber is ready.
+    // Returns null if no fiber is ready.
     Fiber* pop() {
         if (count_ == 0) return nullptr;
         --count_;

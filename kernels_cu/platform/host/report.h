@@ -28,7 +28,7 @@ bool same_location(const Location& a, const Location& b) {
     return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
 }
 
-// Two fibers in the same state: both done, or both waiting in one primitive at one line.
+// Whether two fibers are in the same state: both done, or both in one primitive at one line.
 bool alike(const Fiber& a, const Fiber& b) {
     if (a.done || b.done) return a.done == b.done;
     if (!a.waiting_for || !b.waiting_for) return a.waiting_for == b.waiting_for;
@@ -36,7 +36,7 @@ bool alike(const Fiber& a, const Fiber& b) {
     return strcmp(a.primitive, b.primitive) == 0 && same_location(a.location, b.location);
 }
 
-// The threads of [first, first + count) in the state of `like`: "32 threads (0-30, 63) ".
+// Adds the threads of [first, first + count) in the state of `like`: "32 threads (0-30, 63) ".
 void describe_threads(Text& text, const Fiber* first, int count, const Fiber& like,
                       bool with_indices) {
     int n = 0;
@@ -60,7 +60,7 @@ void describe_threads(Text& text, const Fiber* first, int count, const Fiber& li
     text.add(") ");
 }
 
-// Why the threads at `barrier` cannot continue.
+// Adds why the threads at `barrier` cannot continue.
 void describe_divergence(Text text, const Cluster& cluster, const Barrier& barrier) {
     const Fiber* first = cluster.fibers;
     int count = cluster.num_fibers();
@@ -104,7 +104,7 @@ void describe_divergence(Text text, const Cluster& cluster, const Barrier& barri
     }
 }
 
-// Of all barriers with waiting fibers, one of the smallest scope: the most specific message.
+// Returns a barrier of the smallest scope that has waiting fibers: its message is most specific.
 const Barrier* narrowest_barrier(const Cluster& cluster) {
     const Barrier* found = nullptr;
     for (int i = 0; i < cluster.num_fibers(); ++i) {
@@ -114,7 +114,7 @@ const Barrier* narrowest_barrier(const Cluster& cluster) {
     return found;
 }
 
-// What `f`'s phase lacks.
+// Adds what is missing in the phase that `f` waits for.
 void describe_phase(Text& text, const Fiber& f) {
     const PhaseBarrier& b = *static_cast<const PhaseBarrier*>(f.waiting_for);
     text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.location.file,
@@ -128,7 +128,7 @@ void describe_phase(Text& text, const Fiber& f) {
     if (b.bytes < 0) text.add(", %lld bytes more than expected", -b.bytes);
 }
 
-// Why no fiber can continue: every block's threads, those that wait at an mbarrier first.
+// Adds why no fiber can continue: all threads' states, first of those that wait at an mbarrier.
 void describe_stall(Text text, const Cluster& cluster) {
     int groups = 0;
     for (int pass = 0; pass < 2; ++pass) {

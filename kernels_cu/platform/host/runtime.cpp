@@ -59,7 +59,7 @@ const Runtime kRuntime = {
 
 }  // namespace
 
-// --- what cupykern/targets/host.py calls -----------------------------------------------------
+// --- called by cupykern/targets/host.py ------------------------------------------------------
 #pragma GCC visibility push(default)
 extern "C" {
 const void* host_runtime() { return &kRuntime; }
@@ -83,7 +83,7 @@ Launch* host_create(void* entry, int num_threads, int cluster_size, int warp_siz
     return launch;
 }
 
-// Starts the launch, if not started, and waits; 0: not finished after `milliseconds`.
+// Starts the launch, if not started, and waits; returns 0 if it is unfinished after `milliseconds`.
 int host_run(Launch* launch, int milliseconds) {
     Pool& pool = Pool::get();
     if (!launch->submitted) pool.submit(launch);

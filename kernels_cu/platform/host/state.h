@@ -12,7 +12,7 @@ struct Warpgroup;
 
 enum Scope { kWarp, kWarpgroup, kBlock, kCluster, kPhase, kStores };
 
-// A barrier.  location: of the first arrival.
+// A barrier.  location: the first arrival's.
 struct Barrier {
     Scope scope;
     int arrived, expected;
@@ -21,7 +21,7 @@ struct Barrier {
     Combine combine;
     unsigned phase;
     TSAN(long long
-             sync[2];)  // by phase, so that early arrivals at the next phase order nothing here
+             sync[2];)  // per phase, so that early arrivals at the next one do not order this one
 };
 
 struct Warp {
@@ -32,14 +32,14 @@ struct Warp {
     Fiber* ready[64];
 };
 
-// An mbarrier.  location: of its initialisation; arrived, expected: of this phase.
+// An mbarrier.  location: its initialisation; arrived, expected: in this phase.
 struct PhaseBarrier : Barrier {
     const void* address;
     Block* owner;
     long long bytes;  // expected and not arrived; negative: arrived and not expected
 };
 
-// A TMA transfer, asynchronous store or wgmma in flight.  A TMA store has two steps.
+// A TMA transfer, asynchronous store or wgmma in flight.  A TMA store is kRead, then kWrite.
 struct Transfer {
     enum Kind { kLoad, kRead, kWrite, kWord, kBulk, kProducts } kind;
     Fiber* issuer;
@@ -51,13 +51,14 @@ struct Transfer {
     PhaseBarrier* barrier;
     int bytes;
     int group;             // of the issuer's stores
-    char* data;            // copy of a store's source when issued; one word
+    char* data;            // copy of a store's source when issued, or store_async's value
     const char* global;    // a bulk copy's source
-    Warpgroup* warpgroup;  // of a wgmma
+    Warpgroup* warpgroup;  // a wgmma's
     void (*finish)(Warpgroup&);
 };
 
-// Last store_matrix to 16 bytes of shared memory: its thread, and its proxy fences so far.
+// The last store_matrix to 16 bytes of shared memory: its thread and the thread's proxy fences by
+// then.
 struct StoredChunk {
     const Fiber* by;
     int num_proxy_fences;
@@ -92,12 +93,12 @@ struct Fiber : ThreadView {
     bool waited_for_grid;
 };
 
-constexpr int kNumBarriers = 16;  // sync_block's and the named ones
+constexpr int kNumBarriers = 16;  // sync_block's and the named barriers
 
 struct Block : BlockView {
     Barrier barriers[kNumBarriers];
     Fiber* threads;
-    char* shared;  // kStaticBytes for the static arrays, and the dynamic struct behind them
+    char* shared;  // static arrays; from kDynamicOffset on the dynamic struct
     bool started;
     int live;
 };
@@ -105,7 +106,7 @@ struct Block : BlockView {
 constexpr int kMaxClusterSize = 16;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxArrays = 64;
-constexpr int kMaxPhaseBarriers = 1024;    // of a cluster
+constexpr int kMaxPhaseBarriers = 1024;    // per cluster
 constexpr size_t kStaticBytes = 48 << 10;  // as on CUDA
 constexpr size_t kDynamicOffset = kStaticBytes + 2 * kRedzone * kMaxArrays;
 

@@ -91,8 +91,8 @@ void tma_load(const TensorMap* map, const int* at, void* shared, void* barrier, 
     }
 }
 
-// TMA sees a thread's shared-memory stores after its proxy fence, before the barrier that the store
-// waits for.  Checked for store_matrix only: other stores are the compiler's.
+// TMA sees a thread's shared-memory stores only after the thread's proxy fence, which precedes the
+// barrier before tma_store.  Checked for store_matrix only: the runtime does not see other stores.
 StoredChunk* stored_chunks(const void* shared) {
     const Worker& w = *worker;
     return w.cluster.stored + (static_cast<const char*>(shared) - w.shared) / 16;
@@ -139,7 +139,8 @@ void tma_store(const TensorMap* map, const int* at, const void* shared, Location
 
 void tma_store_commit() { ++worker->current->num_store_groups; }
 
-// A store of this thread outside of the last `groups` groups; read: one that TMA has not read yet.
+// Whether `t` is a pending store of this thread outside of the last `groups` groups; read: one that
+// TMA has not read yet.
 bool waited_for(const Transfer& t, int groups, bool read) {
     const Fiber* self = worker->current;
     return (t.kind == Transfer::kRead || (t.kind == Transfer::kWrite && !read)) &&
@@ -167,7 +168,7 @@ void tma_store_wait(int groups, bool read, Location location) {
 }
 
 // --- the end ---------------------------------------------------------------------------------
-// Leftovers that a thread, or the last one of a block or cluster, must not have at exit.
+// Fail if transfers or expected bytes are pending when a thread, or a block's last thread, exits.
 void check_thread_end(const Fiber& self) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_transfers; ++i) {

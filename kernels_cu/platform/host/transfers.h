@@ -26,13 +26,13 @@ void complete_phase(PhaseBarrier& b) {
     wake(b, b.owner->threads, worker->cluster.num_threads);
 }
 
-// TMA's swizzle and wgmma's: bits 4 to 6 of an address, or fewer, change with the three bits above.
+// The swizzle of TMA and wgmma: bits 4 to 6 of an address (or fewer) are XORed with bits 7 to 9.
 uintptr_t swizzled(uintptr_t address, int swizzle_bytes) {
     const uintptr_t bits = swizzle_bytes == 0 ? 0 : swizzle_bytes - 16;
     return address ^ (address >> 3 & bits);
 }
 
-// Copies the box between the array and `image`, the shared memory from `shared` on.
+// Copies the box between the array and `image`: shared memory from t.shared on, or a copy of it.
 void copy_box(const Transfer& t, char* image, bool load) {
     const TensorMap& map = t.map;
     const int row_bytes = map.box[0] * map.item_bytes;
@@ -98,7 +98,7 @@ void deliver(int i) {
     complete_phase(*done.barrier);
 }
 
-// False: nothing is in flight.
+// Returns false if nothing is in flight.
 bool deliver_one() {
     Worker& w = *worker;
     const int count = w.cluster.num_transfers;

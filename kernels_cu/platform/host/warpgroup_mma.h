@@ -1,7 +1,7 @@
-// wgmma, from the bits of the descriptors, as in hardware.
+// wgmma on tiles located by the bits of their descriptors, as in hardware.
 //
-// Computed when the last of the 128 threads has called it.  Until the wait the accumulators are
-// poison; at the wait the tiles must be unchanged.
+// The last of the 128 threads to call it computes the products.  Until the wait the accumulators
+// are poison; at the wait the tiles must be unchanged.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr int kWarpgroupSize = 128;
 constexpr int kMaxInFlight = 16;
 
-// The wgmma in flight of one array of accumulators per thread.
+// The wgmma in flight on one array of accumulators per thread.
 struct InFlight {
     void* d[kWarpgroupSize];
     int n, last_group;
@@ -36,7 +36,7 @@ struct Issued {
     int group;
     Location location;
     unsigned long long checksum;
-    ARegisters a[kWarpgroupSize];  // where A is in registers
+    ARegisters a[kWarpgroupSize];  // if A is in registers
 };
 
 struct Warpgroup {
@@ -129,7 +129,7 @@ void combine_wgmma(void** payloads) {
     issued.checksum = checksum;
 }
 
-// All threads wait; their wgmma are complete.
+// Completes the awaited wgmma when all threads wait.
 void finish_wait(Warpgroup& g) {
     const int first_left = g.threads[0].num_wgmma_groups - g.groups_left;
     for (int i = 0; i < kWarpgroupSize; ++i) {

@@ -1,4 +1,4 @@
-// Operands of warpgroup_mma.h, from the bits of their descriptors, and their products.
+// Operands of warpgroup_mma.h, located by the bits of their descriptors, and their products.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -62,7 +62,7 @@ unsigned shared_address(const void* p) {
     return unsigned(offset);
 }
 
-// `image`: the operand's rows, kTileBytes each.  Returns a checksum of the bytes.
+// Copies the operand's rows, kTileBytes each, to `image`.  Returns a checksum of the bytes.
 unsigned long long read_operand(const Block& block, const Wgmma& op, int operand,
                                 unsigned char* image, Location location) {
     unsigned long long checksum = 0;

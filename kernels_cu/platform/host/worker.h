@@ -1,4 +1,4 @@
-// One CPU's worker: the cluster that it runs, errors of its fibers, and those that can run.
+// One CPU's worker: the cluster that it runs, its ready fibers and the errors of fibers.
 #pragma once
 #include <stdio.h>
 
@@ -19,7 +19,7 @@ struct Worker {
     int fiber_capacity;
     char* stacks;
     char* shared;
-    size_t shared_bytes, shared_capacity;  // of a block, of all
+    size_t shared_bytes, shared_capacity;  // of one block, of all blocks
     TSAN(long long start, end;)  // order the clusters that this worker runs, not a cluster's fibers
 };
 
