@@ -209,10 +209,10 @@ def test_warm_is_cold(fake, name, monkeypatch):
     given = arrays(fake)
     CALLS[name](*given)  # what is kept for a stream (workspace) is there
     plans.clear()
-    place = fake._next
+    place = fake.offset
     launches, outputs = [], []
     for _ in range(3):  # cold, warm, and packed
-        fake._next = place  # new arrays at the same addresses
+        fake.offset = place  # new arrays at the same addresses
         fake.launches.clear()
         outputs.append(described(CALLS[name](*given)))
         launches.append(list(fake.launches))
@@ -233,9 +233,9 @@ def test_warm_is_cold(fake, name, monkeypatch):
 def test_copied_complex_operands_are_copied_again(fake, operands):
     given = operands(*map(complex64, arrays(fake)[:2]))
     a, b, residual = (*given, None)[:3]
-    place, launches = fake._next, []
+    place, launches = fake.offset, []
     for _ in range(3):
-        fake._next = place
+        fake.offset = place
         fake.launches.clear()
         cupykern.matmul(a, b, residual=residual)
         launches.append(list(fake.launches))
@@ -260,10 +260,10 @@ def cost(fake, call) -> Cost:
         if event == "c_call" or event == "call":
             calls += frame.f_code.co_filename.startswith(here)
 
-    place = fake._next
+    place = fake.offset
     for _ in range(3):
         call()
-        fake._next = place
+        fake.offset = place
     fake.launches.clear()
     before = fake.num_allocations
     sys.setprofile(count)
@@ -359,7 +359,7 @@ def test_arrays_that_move_are_warm(fake, name, monkeypatch):
     for place in ("first", "moved", "cold"):
         if place == "cold":
             plans.clear()
-        fake._next = 0 if place == "first" else 2**22
+        fake.offset = 0 if place == "first" else 2**22
         x, residual, *_ = arrays(fake)
         fake.launches.clear()
         MAPPED[name](x, residual)
@@ -496,7 +496,7 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
     call, make, without = PACKED[name]
     given = {one: x for one, x in make(fake).items() if one not in without}
     elsewhere = {one: fake.array(x.shape, x.dtype) for one, x in given.items()}
-    place, made = fake._next, []
+    place, made = fake.offset, []
 
     def launches(arrays, moved=None):
         made.clear()
@@ -505,7 +505,7 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
             made.append(fake.allocate(size))
             return made[-1] + (2**20 if moved == len(made) else 0)
 
-        fake._next = place
+        fake.offset = place
         fake.launches.clear()
         fake.xp.cuda.set_allocator(allocate)
         call(**arrays)

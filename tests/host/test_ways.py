@@ -74,10 +74,10 @@ def calls_of(fake) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize(("name", "most"), [("softmax", 6), ("matmul", 7), ("attention", 6)])
 def test_way_of_a_warm_call(fake, name, most):
     """Results lie where earlier ones lay: the launch is packed."""
-    call, place = calls_of(fake)[name], fake._next
+    call, place = calls_of(fake)[name], fake.offset
     for _ in range(4):
         call()
-        fake._next = place
+        fake.offset = place
     way = way_of(call)
     assert len(way.modules) <= most, way.modules
     assert way.climbs == ()

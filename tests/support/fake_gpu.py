@@ -55,21 +55,21 @@ class FakeGpu:
         self._buffer = mmap.mmap(-1, size)  # pages of memory, that are there once they are touched
         self.begin = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
         self._memory = cupy.cuda.UnownedMemory(self.begin, size, self._buffer, 0)
-        self._next = 0
+        self.offset = 0  # of the next array; a test may set it back
         self.num_allocations = 0
         self.num_packed = 0  # of the launches
 
     def allocate(self, size: int) -> Any:
         self.num_allocations += 1
-        if self._next + size > self._size:
-            self._next = 0
-        pointer = self.xp.cuda.MemoryPointer(self._memory, self._next)
-        self._next += -(-max(size, 1) // _PAGE) * _PAGE
+        if self.offset + size > self._size:
+            self.offset = 0
+        pointer = self.xp.cuda.MemoryPointer(self._memory, self.offset)
+        self.offset += -(-max(size, 1) // _PAGE) * _PAGE
         return pointer
 
     def reuse(self) -> None:
         """Give out the memory again from its beginning: no array is needed any more."""
-        self._next = 0
+        self.offset = 0
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A CuPy array, of whatever was in memory: nothing reads it."""
