@@ -105,7 +105,7 @@ class GemmConfig:
                 ("kLayoutB", layout_b),
                 ("kFinishRounds", self.finish_rounds),
                 ("kPromoteK", self.promote_k(task)),
-                ("kHalfSums", task.fp16_accumulate),
+                ("kHalfAccumulator", task.fp16_accumulate),
                 ("kProducts", task.products),
             ),
             self.num_threads,

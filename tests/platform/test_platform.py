@@ -208,18 +208,19 @@ def test_shared_memory_and_barriers(target):
 
 @needs.named_barriers
 @pytest.mark.parametrize("warpgroups", [2, 3])
-def test_turns_come_round(target, warpgroups):
-    """Each sees what those before it wrote; the last turns are passed to nobody."""
+def test_an_ordered_barrier_lets_one_warpgroup_in_after_another(target, warpgroups):
+    """Each sees what those before it wrote; nobody waits for the last arrivals."""
     text = (
-        '#include "platform/turns.cuh"\n'
+        '#include "pipeline/ordered_barrier.cuh"\n'
         "KERNEL void word(int* log) {\n"
         "    SHARED(int, count, [1]);\n"
         "    if (threadIdx.x == 0) count[0] = 0;\n    sync_block();\n"
         "    const int warpgroup = threadIdx.x / 128;\n"
-        f"    const Turns<{warpgroups}, 3> turns{{warpgroup}};\n    turns.begin();\n"
-        "    for (int i = 0; i < 5; ++i) {\n        turns.take();\n"
+        f"    const pipeline::OrderedBarrier<{warpgroups}, 3> order{{warpgroup}};\n"
+        "    order.begin();\n"
+        "    for (int i = 0; i < 5; ++i) {\n        order.wait();\n"
         "        if (threadIdx.x % 128 == 64) log[count[0]++] = 10 * warpgroup + i;\n"
-        "        turns.pass();\n    }\n}\n"
+        "        order.arrive();\n    }\n}\n"
     )
     (log,) = run(target, text, np.zeros(5 * warpgroups, np.int32), threads=128 * warpgroups)
     np.testing.assert_array_equal(log, [10 * w + i for i in range(5) for w in range(warpgroups)])
