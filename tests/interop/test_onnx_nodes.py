@@ -192,7 +192,7 @@ def as_array(x: Any, kind: int) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.removeprefix("test_"))
-def test_node(case):
+def test_onnx_test_vectors_hold_within_the_bound(case):
     (node,) = case.model.graph.node
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     for given, expected in case.data_sets:

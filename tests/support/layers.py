@@ -16,6 +16,7 @@ LAYERS = (
         "dtypes",
         "environment",
         "cache",
+        "config_class",
         "op",
         "param_structs",
         "tuned",
