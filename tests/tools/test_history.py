@@ -244,10 +244,10 @@ def test_an_internal_error_is_a_failure(machine, monkeypatch):
 # Caches that `Machine.forget` leaves: of functions of an architecture, a dtype or a task alone, of
 # the environment and the machine, and of loaded code.
 KEPT = {
+    "arguments": {"field_kinds"},
     "arrays": {"maker"},
     "attention.decode_config": {"_tiles"},
     "cache": {"_private"},
-    "config_class": {"field_kinds"},
     "environment": {"_cache_dir"},
     "expression.expression": {"_of_text"},
     "gemm.float32_heuristic": {"configs"},
