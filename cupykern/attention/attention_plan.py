@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
+from ..arguments import config_class
 from ..arrays import maker
-from ..config_class import config_class
 from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..param_structs import zeros
@@ -397,7 +397,7 @@ def attention_plan(
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(dims)
         planned = None
         if attention_hopper.is_scheduled(t, grid, blocks):
-            order = _order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
+            order = order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
             planned = target.xp.asarray(attention_hopper.schedule(t, config, order, blocks))
         return attention_hopper.hopper_plan(
             target, t, config, kernel, (blocks, needed), planned, values
@@ -447,7 +447,7 @@ def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> 
         params["q_rows"], params["k_rows"] = attention_hopper.rows_of_elements(task) or (0, 0)
 
 
-def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
+def order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
     """The tiles of queries of a causal task, in the order of attention/work_tile.cuh."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..targets import Device
 from ..targets.limits import max_shared_bytes

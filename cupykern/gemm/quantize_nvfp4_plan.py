@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays, dtypes, nvfp4
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..nvfp4 import GROUP, NvFp4
 from ..param_structs import zeros

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
+from ..arguments import config_class
 from ..arrays import maker
-from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts

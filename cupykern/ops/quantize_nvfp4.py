@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, nvfp4, reference
+from ..arguments import check_config
 from ..arrays import address_of, take
-from ..config_class import check_config
 from ..gemm import quantize_nvfp4_plan
 from ..gemm.product import Matrix, matrix
 from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, variant_of

@@ -131,7 +131,7 @@ def _parse(
         and bias.ndim == 1
         and bias.dtype == a.dtype
     )
-    tensors = list(map(_tensor, arrays))
+    tensors = list(map(as_tensor, arrays))
     if blocks:
         tensors[2:4] = _block_scales(*tensors[2:4])
     if cast:
@@ -176,7 +176,7 @@ def _scale(a: Any, scale: Any) -> Any:
     return namespace(a).asarray(scale, np.float32)
 
 
-def _tensor(array: Any) -> Any:
+def as_tensor(array: Any) -> Any:
     """Return a tensor of the same memory; FP8 goes as bytes, because DLPack lacks it."""
     import torch
 

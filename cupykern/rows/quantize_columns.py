@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays
-from ..config_class import check_config, config_class
+from ..arguments import check_config, config_class
 from ..kernels import Variant
 from ..runtime import plans
 from ..runtime.choice import Family

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family

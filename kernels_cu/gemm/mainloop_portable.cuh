@@ -13,7 +13,7 @@
 //   kPromoteK            0, or the k after which MMA accumulators are multiplied by block scales
 //                        and promoted to FP32: for scales along k, and for FP8, whose accumulators
 //                        keep few bits in tensor cores.
-//   kHalfAccumulator            FP16 accumulators, promoted once, after all of k; needs kPromoteK > 0.
+//   kHalfAccumulator     FP16 accumulators, promoted once after all of k; needs kPromoteK > 0.
 #pragma once
 #include "common/dtype.cuh"
 #include "gemm/work_tile.cuh"

@@ -6,6 +6,7 @@
 //
 // All warpgroups must enter the section equally often.
 #pragma once
+#include "platform/named_barrier.cuh"
 
 namespace pipeline {
 

@@ -55,10 +55,6 @@ DEVICE bool sync_block_or(bool value) { return __syncthreads_or(value) != 0; }
 DEVICE void named_barrier(int id, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
 }
-// Arrives at named barrier `id` and does not wait.
-DEVICE void named_barrier_arrive(int id, int count) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
-}
 template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
     return __shfl_xor_sync(0xffffffffu, value, mask);

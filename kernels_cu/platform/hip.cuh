@@ -83,10 +83,6 @@ template <class T = void>
 DEVICE void named_barrier(int, int) {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no named barriers");
 }
-template <class T = void>
-DEVICE void named_barrier_arrive(int, int) {
-    static_assert(kAlwaysFalse<T>, "AMD GPUs have no named barriers");
-}
 DEVICE int opaque(int x) {
     asm volatile("" : "+v"(x));
     return x;

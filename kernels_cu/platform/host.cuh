@@ -97,9 +97,6 @@ DEVICE void sync_warp(HOST_LOCATION) { host::runtime->sync_warp(location); }
 DEVICE void named_barrier(int id, int count, HOST_LOCATION) {
     host::runtime->named_barrier(id, count, location);
 }
-DEVICE void named_barrier_arrive(int id, int count, HOST_LOCATION) {
-    host::runtime->named_barrier_arrive(id, count, location);
-}
 
 namespace host {
 template <class T> struct Shuffle {

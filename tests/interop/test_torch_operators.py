@@ -113,7 +113,7 @@ def test_operators_and_their_fakes_agree_with_functions(op, seed):
         ),
     ],
 )
-def test_opcheck(name, args, kwargs):
+def test_operators_pass_torchs_opcheck(name, args, kwargs):
     torch.library.opcheck(getattr(torch.ops.cupykern, name).default, args, kwargs)
 
 

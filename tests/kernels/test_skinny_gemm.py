@@ -91,7 +91,7 @@ def test_few_rows_and_columns_of_fp32_are_streamed(arch, few):
 
 @settings(max_examples=30)
 @given(data=st.data(), seed=st.integers(0, 2**20))
-def test_any_problem(target, data, seed):
+def test_any_problem_is_within_the_bound(target, data, seed):
     """Columns and rows that do not exist; k that is shared unevenly, and by fewer than there are;
     epilogues; scales of rows and columns."""
     dtype, dtype_b, layout_b, config = data.draw(st.sampled_from(PAIRS))

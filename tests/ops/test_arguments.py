@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import cupykern
 from cupykern import OPS, arguments
-from cupykern.config_class import field_kinds
+from cupykern.arguments import field_kinds
 from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config
 from cupykern.rows.configs import SharedRows
 from cupykern.tools.bench import tiny_problem

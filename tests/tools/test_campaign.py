@@ -166,7 +166,7 @@ def test_products_are_of_every_pair_of_dtypes():
 def test_configs_drawn_for_hopper_fit_their_products(subject, monkeypatch):
     name, *names = subject.split()
     op = BY_NAME[name]
-    monkeypatch.setattr(products, "_CONFIG_EVERY", 1)
+    monkeypatch.setattr(products, "CONFIG_EVERY", 1)
     on_hopper = SimpleNamespace(name="cuda", arch="sm_90a", xp=np)
     with fake_gpu(monkeypatch, 1 << 28) as gpu:
         for seed in range(20):

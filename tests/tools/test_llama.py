@@ -51,7 +51,7 @@ def fp8(config):
 
 
 @pytest.mark.parametrize(("weights", "kind"), [(None, Fp8Blocks), ("e4m3-blocks", Weights8)])
-def test_fp8_checkpoints(weights, kind):
+def test_fp8_checkpoints_are_read_with_their_block_scales(weights, kind):
     config = {**CONFIG, "hidden_size": 256, "head_dim": 128, "num_key_value_heads": 1}
     config["num_attention_heads"] = 2
     tensors = fp8(config)

@@ -196,7 +196,7 @@ def test_the_same_results_give_the_same_page(folder, text):
     assert page.make(folder) == text
 
 
-def test_no_results(tmp_path):
+def test_a_page_without_results_says_so(tmp_path):
     assert "Not measured yet." in page.make(tmp_path)
 
 
@@ -300,7 +300,7 @@ def test_the_collector_sees_every_case():
     assert row.quantiles[0] <= row.quantiles[-1] <= row.worst
 
 
-def test_policies():
+def test_the_policy_of_a_problem_is_named():
     class WithPolicy(Problem):
         policy = "fp16"
         compensated = False
@@ -309,7 +309,7 @@ def test_policies():
     assert precision.policy_of(Problem((2,))) == ""
 
 
-def test_the_command(capsys, tmp_path):
+def test_check_report_writes_rows_and_a_plot(capsys, tmp_path):
     paths = [str(tmp_path / name) for name in ("c.json", "c.svg")]
     arguments = ["--target", "host", "--cases", "3", "--report"]
     assert cli.main(["check", "softmax", *arguments, "--json", paths[0], "--plot", paths[1]]) == 0
