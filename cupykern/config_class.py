@@ -16,7 +16,7 @@ def config_class(cls: type[T]) -> type[T]:
     Caches look configs up by value, and 1, 1.0 and True are equal values.  Hence an instance with a
     field of another type raises TypeError when it is made, not when it is used.
     """
-    cls.__post_init__ = _check_fields  # type: ignore[attr-defined]
+    cls.__post_init__ = _check_fields  # type: ignore[attr-defined]  # of any class
     return dataclass(frozen=True)(cls)
 
 

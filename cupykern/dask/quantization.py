@@ -7,7 +7,7 @@ that every chunk gets the scale of the whole array.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
@@ -73,7 +73,7 @@ def quantize(
     return values, scale
 
 
-def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
+def quantize_nvfp4(x: Any, *, layout: Literal["plain", "blocked"] = "plain") -> NvFp4:
     """`cupykern.quantize_nvfp4` for a dask array: an NvFp4 of dask arrays.  `dask.compute` turns it
     into an NvFp4 of arrays of the chunks' kind.
 
@@ -155,7 +155,7 @@ def _scale_by(largest: Any, x_dtype: np.dtype, code: np.dtype) -> Any:
     return scale
 
 
-def _nvfp4_by(x: Any, largest: Any, layout: str) -> tuple[Any, Any]:
+def _nvfp4_by(x: Any, largest: Any, layout: Literal["plain", "blocked"]) -> tuple[Any, Any]:
     if not x.size:
         p = cupykern.quantize_nvfp4(x, layout=layout)
         return p.data, p.scale
