@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..expression.parse import is_operand_name
 from ..interop.foreign import takes_foreign
 from ..numerics import namespace
 from ..reference.expression import operand
+from ..typing import AnyArray, Array, FormulaLike, Namespace, Operands
 from .block_mask_formula import Blocks, Sizes, blocks_of
 from .formulas import Ranges, check_indices
 
@@ -53,18 +54,18 @@ class BlockMask:
     q_block: int
     kv_block: int
     causal_offset: int
-    block_mask_types: Any
-    partial_indices: Any
-    partial_tiles: Any
-    kv_num_blocks: Any
-    kv_indices: Any
+    block_mask_types: Array
+    partial_indices: Array
+    partial_tiles: Array
+    kv_num_blocks: Array
+    kv_indices: Array
 
     @takes_foreign
     def __init__(
         self,
-        block_mask_types: Any,
-        partial_indices: Any,
-        partial_tiles: Any,
+        block_mask_types: AnyArray,
+        partial_indices: AnyArray,
+        partial_tiles: AnyArray,
         seq_len_q: int,
         seq_len_k: int,
         q_block: int,
@@ -84,6 +85,8 @@ class BlockMask:
         seq_len_q, seq_len_k, q_block, kv_block, causal_offset = _sizes(
             seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset
         )
+        block_mask_types = cast(Array, block_mask_types)  # here they are native
+        partial_indices, partial_tiles = cast(Array, partial_indices), cast(Array, partial_tiles)
         arguments.target_of("block_mask_types", block_mask_types)
         shape = block_mask_types.shape
         wanted = -(-seq_len_q // q_block), -(-seq_len_k // kv_block)
@@ -133,13 +136,14 @@ class BlockMask:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a BlockMask cannot be changed: make another one for another {name}")
 
-    def arrays(self) -> tuple[Any, ...]:
+    def arrays(self) -> tuple[Array | int, ...]:
         """What it holds, its numbers too."""
         return tuple(vars(self).values())
 
     @property
     def batch_shape(self) -> tuple[int, int]:
-        return self.block_mask_types.shape[:2]
+        batch, heads, *_ = self.block_mask_types.shape
+        return batch, heads
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -160,7 +164,7 @@ class BlockMask:
 
     @classmethod
     @takes_foreign
-    def from_dense(cls, mask: Any, q_block: int = 128, kv_block: int = 128) -> BlockMask:
+    def from_dense(cls, mask: AnyArray, q_block: int = 128, kv_block: int = 128) -> BlockMask:
         """Classify the blocks of a dense mask.
 
         >>> keep = np.tril(np.ones((256, 256), bool))
@@ -174,6 +178,7 @@ class BlockMask:
         partial.  The blocks' types are read on the host, which synchronises.  Raises TypeError and
         ValueError.
         """
+        mask = cast(Array, mask)
         arguments.target_of("mask", mask)
         if mask.dtype != np.bool_:
             raise TypeError(f"mask must have dtype bool (True = keep); got {mask.dtype}")
@@ -219,11 +224,11 @@ class BlockMask:
     @classmethod
     def from_expression(
         cls,
-        mask: Any,
+        mask: FormulaLike,
         seq_len_q: int,
         seq_len_k: int,
         *,
-        operands: dict[str, Any] | None = None,
+        operands: Operands | None = None,
         batch: int = 1,
         heads: int = 1,
         input_pos: int = 0,
@@ -255,7 +260,8 @@ class BlockMask:
             raise ValueError(f"batch and heads must be positive; got {batch}, {heads}, {input_pos}")
         formula, given = read(mask, "mask"), operands or {}
         _check_operands(formula, given)
-        arrays = [x for x in given.values() if hasattr(x, "dtype") and x.ndim]
+        values: list[Any] = list(given.values())
+        arrays = [x for x in values if hasattr(x, "dtype") and x.ndim]
         xp = targets.get(target).xp if target or not arrays else namespace(arrays[0])
         on_host = {
             name: operand(np.zeros(0), x.get() if hasattr(x, "get") else x)
@@ -279,7 +285,7 @@ class BlockMask:
     @takes_foreign
     def document(
         cls,
-        document_ids: Any,
+        document_ids: AnyArray,
         *,
         causal: bool = False,
         q_block: int = 128,
@@ -295,6 +301,7 @@ class BlockMask:
         their target.  The blocks' types are read on the host, which synchronises.  Raises TypeError
         and ValueError.
         """
+        document_ids = cast(Array, document_ids)
         arguments.target_of("document_ids", document_ids)
         xp = namespace(document_ids)
         if document_ids.dtype.kind not in "iu":
@@ -305,7 +312,7 @@ class BlockMask:
         batch, size = ids.shape
         positions = xp.arange(size)
 
-        def rows(first: int, end: int) -> Any:
+        def rows(first: int, end: int) -> Array:
             keep = ids[:, None, first:end, None] == ids[:, None, None, :]
             if causal:
                 keep = keep & (positions[None] <= positions[first:end, None])
@@ -345,7 +352,7 @@ class BlockMask:
         types = np.where((i - j) % stride == 0, types, np.uint8(MASKED))
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block)
 
-    def to_dense(self, xp: Any = None) -> Any:
+    def to_dense(self, xp: Namespace | None = None) -> Array:
         """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` or its own namespace.
 
         >>> cupykern.BlockMask.causal(128, 128, target="host").to_dense()[0, 0, 1, :3].tolist()
@@ -389,7 +396,7 @@ def _sizes(seq_len_q: Any, seq_len_k: Any, q_block: Any, kv_block: Any, **others
     return found
 
 
-def _check_operands(formula: Expression, given: dict[str, Any]) -> None:
+def _check_operands(formula: Expression, given: Operands) -> None:
     """As for `attention`'s formulas: finite numbers, arrays of real numbers, no others."""
     if not isinstance(given, dict):
         raise TypeError(f"operands must be a dict; got {type(given).__name__}")
@@ -421,9 +428,9 @@ def _of_types(types: np.ndarray, target: str | None, *sizes: int) -> BlockMask:
 
 
 def _classify(
-    xp: Any,
-    rows: Callable[[int, int], Any],
-    batch_shape: tuple[int, int],
+    xp: Namespace,
+    rows: Callable[[int, int], Array],
+    batch_shape: tuple[int, ...],
     sq: int,
     sk: int,
     q_block: int,
