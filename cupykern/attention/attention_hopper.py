@@ -18,6 +18,7 @@ from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .attention_task import NO_MASK, AttentionTask
 
 
@@ -401,7 +402,7 @@ class AttentionHopperPlan(NamedTuple):
     num_counters: int  # that tiles are taken by
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...], places: Any = None) -> None:
         """As AttentionPlan.launch."""
         if self.num_counters:
             counter = workspace.take_counters(self.target, self.num_counters)
@@ -409,7 +410,9 @@ class AttentionHopperPlan(NamedTuple):
             places = places and (*places, counter.data.ptr)
         self.repeated.launch(arrays, places)
 
-    def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+    def launcher(
+        self, xp: Namespace, arrays: Callable[..., tuple[Any, ...]]
+    ) -> Callable[..., None]:
         """launch(places, *given): `launch` of arrays(*given), made only where places are new."""
         if not self.num_counters:
             return self.repeated.of(arrays).launch_at

@@ -24,6 +24,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan, Queries
 from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask, padded_head_dim
@@ -308,7 +309,7 @@ class AttentionPlan(NamedTuple):
     steps: tuple[Repeated, ...]  # one; of the naive algorithm three
     scores: int = 0  # and sums of rows, of the naive algorithm
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five
         and both cu_seqlens, of padded batches the lengths in place of the second; of general tasks
         slopes and sinks, of formulas their eight pointers; None where absent.  Of paged tasks: q,
@@ -320,7 +321,9 @@ class AttentionPlan(NamedTuple):
         for step in self.steps:
             step.launch(arrays, places)
 
-    def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+    def launcher(
+        self, xp: Namespace, arrays: Callable[..., tuple[Any, ...]]
+    ) -> Callable[..., None]:
         """launch(places, *given): `launch` of arrays(*given), made only where places are new."""
         return self.steps[0].of(arrays).launch_at
 

@@ -14,6 +14,7 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .product import (
     ALIGNMENT,
     FP4,
@@ -198,7 +199,7 @@ class CopiedPlan(NamedTuple):
     plan: Any
     launches: tuple[Any, ...] = ()  # each call takes memory
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: the kernel's, of which copied ones need only begin where the operands do."""
         made = list(arrays)
         for place, copy in self.copiers:

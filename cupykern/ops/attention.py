@@ -169,9 +169,9 @@ def attention(
         own = mask if is_formula(mask) else None
         formulas = read_formulas(score, own, operands, q)
         mask = mask if own is None else None
-    array_mask, arrays, sizes, blocks = mask, (q, k, v, mask), None, None
+    array_mask, arrays, sizes = mask, (q, k, v, mask), None
     if isinstance(mask, BlockMask):
-        array_mask, sizes, blocks = None, mask.sizes, mask
+        array_mask, sizes = None, mask.sizes
         arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
     call = ("attention", causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
             return_row_stats, algorithm, config, sizes, window, softcap, *formulas.key)  # fmt: skip
@@ -192,7 +192,7 @@ def attention(
                 plan.launch(target.xp, (q, k, v, y, *nothing))
             return y
         stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
-        arrays = (array_mask, None, None, None, None) if blocks is None else block_arrays(blocks)
+        arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
         rest: tuple[Any, ...]
         rest = (None, seq_lens, alibi_slopes, sinks) if more else (None, None)
         rest += placed.pointers(formulas.arrays) if placed else ()

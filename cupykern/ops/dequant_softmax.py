@@ -288,8 +288,8 @@ def _task(problem: LogitsProblem) -> GemmTask:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, w, scale = call.args
     keep = max(4, max_elements // max(w.shape[1], 1))

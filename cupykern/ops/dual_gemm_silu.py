@@ -528,8 +528,8 @@ def task_of(problem: DualProblem) -> GemmTask:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, b1, b2 = call.args
     (*batch, m, _), n = a.shape, b1.shape[-2 if isinstance(b1, NvFp4) else -1]

@@ -232,8 +232,8 @@ def _work(problem: MergeProblem) -> Work:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample one head of some rows if the results have three dims."""
     out1, lse1, out2, lse2 = call.args
     if out1.size <= max_elements or out1.ndim != 3:

@@ -248,8 +248,8 @@ def _variant(problem: QuantizeProblem, config: RowConfig) -> Variant:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     x = call.args[0]
     if call.kwargs["granularity"] != "row" or x.ndim < 2:
         return call, outputs

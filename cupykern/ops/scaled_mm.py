@@ -430,8 +430,8 @@ def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     if any(isinstance(x, NvFp4) for x in call.args):
         return _sample_nvfp4(call, outputs, max_elements, seed)
     part, outputs = products.sample(Call(call.args[:2], call.kwargs), outputs, max_elements, seed)
@@ -445,8 +445,8 @@ def _sample(
 
 
 def _sample_nvfp4(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of a if the call has no scales, bias or activation; else keep all."""
     a, b = call.args[:2]
     m, n = a.shape[-2], b.shape[-2 if isinstance(b, NvFp4) else -1]

@@ -294,8 +294,8 @@ def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[Row
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     x = call.args[0]
     rows = None
     if x.ndim > 1 and call.kwargs.get("axis", -1) not in (0, -x.ndim):

@@ -244,7 +244,7 @@ def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
     return block_arrays(mask), place
 
 
-def block_arrays(mask: BlockMask) -> tuple[Any, ...]:
-    """The mask's arrays in the order of the kernels' arguments."""
+def block_arrays(mask: Any) -> tuple[Array, ...]:
+    """The arrays of a BlockMask in the order of the kernels' arguments."""
     return (mask.partial_tiles, mask.kv_num_blocks, mask.kv_indices, mask.block_mask_types,
             mask.partial_indices)  # fmt: skip
