@@ -14,6 +14,7 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .product import (
     ALIGNMENT,
     FP4,
@@ -208,7 +209,7 @@ class CopiedPlan(NamedTuple):
     plan: Any
     launches: tuple[Any, ...] = ()  # empty: each call allocates memory
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: the kernel's arrays; a copied one need only begin at the operand's address."""
         made = list(arrays)
         for place, copy in self.copiers:

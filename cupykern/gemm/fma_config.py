@@ -17,6 +17,7 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .gemm_task import GemmTask
 from .product import (
     K_MAJOR,
@@ -160,7 +161,7 @@ class FmaGemmPlan(NamedTuple):
 
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS["gemm"], None where absent."""
         self.repeated.launch(arrays[:5])
 

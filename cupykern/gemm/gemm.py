@@ -21,6 +21,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from . import float32_heuristic, portable_heuristic, skinny_gemm, sm90_heuristic
 from .decode_first import DecodeFirst
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
@@ -150,7 +151,7 @@ class GemmPlan(NamedTuple):
     passes: tuple[Repeated, ...]  # one; with split-K a second one that reduces the partials
     partial_size: int  # number of partial accumulators; 0 without split-K
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, None where absent."""
         if self.partial_size:
             partials = maker(xp)((self.partial_size,), np.uint32)  # FP32 or int32

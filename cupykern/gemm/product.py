@@ -16,6 +16,7 @@ from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OF_INTEGER_ARRAYS, OperandCode, source
 from ..expression.expression import reductions
 from ..expression.tree import Node
+from ..typing import Array
 
 MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
 _NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
@@ -97,7 +98,7 @@ def transposed(x: Matrix) -> Matrix:
     return x._replace(row=x.col, col=x.row)
 
 
-def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
+def matrix(array: Array, batch: tuple[int, ...]) -> Matrix | None:
     """`array` broadcast to `batch` matrices; None unless address and strides are multiples of the
     itemsize.  uint8 arrays hold NVFP4 codes."""
     itemsize, strides = array.dtype.itemsize, steps_of(array)

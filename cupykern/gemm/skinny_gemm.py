@@ -19,6 +19,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .gemm_task import GemmTask
 from .product import (
     ALIGNMENT,
@@ -280,7 +281,7 @@ class SkinnyGemmPlan(NamedTuple):
 
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, None where absent."""
         self.repeated.launch((*arrays[:7], *arrays[8:]))  # without groups_a
 

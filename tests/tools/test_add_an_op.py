@@ -45,6 +45,13 @@ def test_it_is_listed(copy):
     assert re.search(r"^\W*scale_shift\b", run(copy, "cli.py", "list"), re.MULTILINE)
 
 
+def test_type_checkers_know_it(copy):
+    run(copy, "-m", "cupykern.tools.stubs")
+    assert "def scale_shift(x: np.ndarray" in (copy / "cupykern/__init__.pyi").read_text().replace(
+        "(\n    ", "("
+    )
+
+
 def test_it_is_checked(copy):
     printed = run(copy, "cli.py", "check", "scale_shift", "--target", "host", "--cases", "40")
     assert "scale_shift" in printed
