@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
-
-if TYPE_CHECKING:
-    from .expression import Expression
 
 __all__ = [
     "Activation",
@@ -30,6 +27,7 @@ __all__ = [
     "Namespace",
     "Operands",
     "Precision",
+    "ReadyFormula",
     "ResultDTypes",
     "Results",
     "Shape",
@@ -159,6 +157,17 @@ class CudaArray(Protocol):
     def __cuda_array_interface__(self) -> Any: ...
 
 
+class ReadyFormula(Protocol):
+    """An Expression: what `cupykern.expression` returns."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+
+
 class TorchDType(Protocol):
     """A torch.dtype."""
 
@@ -172,8 +181,8 @@ class TorchDType(Protocol):
 
 Factor: TypeAlias = float | np.number | Array
 """A Python or numpy number, or an array that broadcasts."""
-FormulaLike: TypeAlias = "str | Expression | Callable[..., Any]"
-"""See `cupykern.expression`."""
+FormulaLike: TypeAlias = str | ReadyFormula | Callable[..., Any]
+"""Text, the result of `cupykern.expression`, or a function."""
 Operands: TypeAlias = Mapping[str, Factor]
 """The named operands of a formula, in a dict."""
 Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]

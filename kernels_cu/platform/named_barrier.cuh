@@ -1,4 +1,4 @@
-// named_barrier_arrive(id, count): arrives at named barrier `id` of `count` threads and does not wait.
+// named_barrier_arrive(id, count): arrives at barrier `id` of `count` threads and does not wait.
 #pragma once
 
 #if defined(HOST_WARP_SIZE)
