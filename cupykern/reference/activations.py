@@ -141,4 +141,4 @@ ACTIVATIONS: dict[str | None, Activation] = {
         lambda x: x, lambda x: 1.0, 1.1, (SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT), roundings=1
     ),
 }
-"""By the names of cupykern/gemm/activations.py."""
+"""By name, like those of cupykern/gemm/product.py."""
