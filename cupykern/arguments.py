@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast, dataclass_transform, get_args, get_type_h
 
 import numpy as np
 
-from .arrays import address_of
-from .targets import Target, is_cupy, of_array
+from .targets import Target, address_of, is_cupy, of_array
 from .typing import Array
 
 T = TypeVar("T")

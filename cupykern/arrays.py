@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from . import dtypes, targets
+from .targets import address_of
 from .typing import Array, DTypeLike, Namespace
 
 ALIGNMENT = 512  # bytes, of every array that the library allocates, like CuPy's
@@ -17,7 +18,7 @@ ONE_BYTE = frozenset((dtypes.float8_e4m3fn, dtypes.float8_e5m2))
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike, target: str | None = None) -> Array:
-    """An uninitialised array of `shape` and `dtype` (one of dtypes.NAMES, by name or dtype).
+    """An uninitialised array of `shape` and `dtype` (one of dtypes.OF_ARRAYS, by name or dtype).
 
     >>> x = cupykern.empty((2, 3), "bfloat16", target="host")
     >>> x.shape, x.dtype
@@ -151,11 +152,6 @@ def empty_like_of(xp: Namespace, x: Array, dtype: np.dtype) -> Array:
     if dtype in ONE_BYTE:
         return xp.empty_like(x, dtype=np.uint8, order="K").view(dtype)
     return xp.empty_like(x, dtype=dtype, order="K")
-
-
-def address_of(array: Array) -> int:
-    """The address of the first element of a cupy or numpy array."""
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def steps_of(array: Array) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import cupykern
 from .. import arguments, arrays
 from ..numerics import namespace
 from ..runtime import plans
+from ..targets import address_of
 from ..typing import Array, DTypeLike
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -84,7 +85,7 @@ def ending_at(x: da.Array, multiples: dict[int, int]) -> da.Array:
 
 def aligned(x: Any) -> Any:
     """The block in C order and aligned, so that bits do not depend on its layout; None for None."""
-    if x is None or (x.flags.c_contiguous and arrays.address_of(x) % plans.ALIGNMENT == 0):
+    if x is None or (x.flags.c_contiguous and address_of(x) % plans.ALIGNMENT == 0):
         return x
     return arrays.packed(x)
 

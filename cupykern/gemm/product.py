@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..arrays import address_of, steps_of
+from ..arrays import steps_of
 from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OF_INTEGER_ARRAYS, OperandCode, source
 from ..expression.expression import reductions
 from ..expression.tree import Node
+from ..targets import address_of
 from ..typing import Array
 
 MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims

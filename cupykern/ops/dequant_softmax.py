@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import arguments, dtypes, inputs, reference
-from ..arrays import address_of, assign, maker
+from ..arrays import assign, maker
 from ..gemm import gemm, launch, product
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
@@ -19,6 +19,7 @@ from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Matrix, Product
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
+from ..targets import address_of
 from ..typing import Array, DTypeLike, Factor, Namespace
 from .checks.products import OF_DOUBLE, check_addend, check_shapes
 from .problems import products

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, reference
-from ..arrays import address_of
 from ..op import Call, Draw, Op, Work
 from ..rows import nonfinite_plan
 from ..rows.nonfinite_plan import DTYPES, FIGURES, NOWHERE, NonfiniteTask
 from ..rows.nonfinite_walk import NonfiniteConfig, configs_of, make_walk, walk_variant
 from ..rows.row_layout import operand
 from ..runtime import plans
-from ..targets import Target
+from ..targets import Target, address_of
 from ..targets.limits import is_measured
 from ..typing import Array, Namespace
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, nvfp4, reference
 from ..arguments import check_config
-from ..arrays import address_of, take
+from ..arrays import take
 from ..gemm import quantize_nvfp4_plan
 from ..gemm.product import Matrix, matrix
 from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, variant_of
@@ -18,7 +18,7 @@ from ..numerics import as_float64, namespace
 from ..nvfp4 import GROUP, NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
-from ..targets import Target
+from ..targets import Target, address_of
 from ..typing import Array, Namespace
 
 

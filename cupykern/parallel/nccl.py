@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupykern.arrays import address_of
 from cupykern.numerics import to_numpy
-from cupykern.targets import is_cupy
+from cupykern.targets import address_of, is_cupy
 from cupykern.typing import Array
 
 from .communicator import TIMEOUT, CommunicationError, Communicator, Deadline, Message, Pending

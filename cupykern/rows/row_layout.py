@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import address_of, steps_of
+from ..arrays import steps_of
+from ..targets import address_of
 from ..typing import Array
 
 VECTOR_BYTES = 16

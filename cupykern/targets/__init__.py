@@ -11,7 +11,16 @@ from functools import cache
 import numpy as np
 
 from ..typing import Array
-from .base import CompileError, Device, GpuKernel, Kernel, Target, UnavailableError, Usage
+from .base import (
+    CompileError,
+    Device,
+    GpuKernel,
+    Kernel,
+    Target,
+    UnavailableError,
+    Usage,
+    address_of,
+)
 
 __all__ = [
     "CompileError",
@@ -21,6 +30,7 @@ __all__ = [
     "Target",
     "UnavailableError",
     "Usage",
+    "address_of",
     "available",
     "cpu_name",
     "device_name",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..kernels import Variant
-from ..typing import Namespace
+from ..typing import Array, Namespace
 
 
 class CompileError(RuntimeError):
@@ -181,6 +181,11 @@ def launch_argument_at(address: int, num_bytes: int, owner: Any) -> Any:
     if pointer is None:
         return np.frombuffer(ctypes.string_at(address, num_bytes), f"V{num_bytes}")
     return pointer(_Owned(address, owner))
+
+
+def address_of(array: Array) -> int:
+    """The address of the first element of a cupy or numpy array."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 class _Owned:

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import address_of
 from . import tensor_map
-from .base import Target
+from .base import Target, address_of
 
 
 class MapPlan(NamedTuple):

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..arrays import address_of
 from ..param_structs import zeros
 from ..typing import Array
 from . import is_cupy
-from .base import UnavailableError, by_value, launch_argument_at
+from .base import UnavailableError, address_of, by_value, launch_argument_at
 
 SWIZZLES = (0, 32, 64, 128)
 

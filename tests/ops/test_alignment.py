@@ -131,7 +131,7 @@ def test_results_are_aligned_as_cupy_aligns_them(call):
         outputs = as_arrays(FAMILIES[call.name].run(**arguments))
         if call.name in ("nonfinite_report", "rope_and_cache"):
             outputs = outputs[:1]  # int64 and float64 of one memory; caches that were given
-        assert not any(arrays.address_of(y) % arrays.ALIGNMENT for y in outputs)
+        assert not any(targets.address_of(y) % arrays.ALIGNMENT for y in outputs)
         kept += [outputs, np.empty(odd, np.uint8)]
 
 
@@ -149,4 +149,4 @@ def test_new_arrays_have_the_strides_that_numpy_gives(shape, dtype):
         assert type(made) is np.ndarray and made.flags.writeable
         assert (made.shape, made.dtype) == (like.shape, like.dtype)
         assert made.strides == like.strides or not made.size
-        assert arrays.address_of(made) % arrays.ALIGNMENT == 0
+        assert targets.address_of(made) % arrays.ALIGNMENT == 0

@@ -15,8 +15,9 @@ LAYERS = (
         *("kernels", "dtypes", "environment", "cache"),
         *("op", "param_structs", "tuned", "typing"),
     ),  # import no array and no device
+    ("targets",),
     (
-        *("targets", "arrays", "numerics", "precisions", "arguments", "inputs", "nvfp4"),
+        *("arrays", "numerics", "precisions", "arguments", "inputs", "nvfp4"),
         *("interop", "expression", "reference", "error_statistics", "check"),
     ),
     ("runtime",),  # what calls share at run time

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ... import arguments, dtypes
-from ...arrays import address_of, in_elements, packed, steps_of
+from ...arrays import in_elements, packed, steps_of
 from ...attention.attention_plan import DTYPES, has_half_scores
 from ...attention.attention_task import BIAS_MASK, BLOCK_MASK, BOOL_MASK, HEAD_DIMS, MaskPlace
 from ...attention.block_mask import BlockMask
 from ...numerics import namespace
-from ...targets import Target, is_cupy
+from ...targets import Target, address_of, is_cupy
 from ...typing import Array, Factor
 
 ALIGNMENTS = ("top_left", "bottom_right")

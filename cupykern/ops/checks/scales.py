@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import arguments, dtypes
-from ...arrays import address_of
 from ...gemm import product
 from ...gemm.product import BLOCK
 from ...nvfp4 import NvFp4
-from ...targets import of_array
+from ...targets import address_of, of_array
 from ...typing import Array
 from .products import INPUTS, OF_DOUBLE, check_depth
 
