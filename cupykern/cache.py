@@ -68,7 +68,7 @@ def read(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         _check_private(path, found)
         return file.read()
 
@@ -97,7 +97,7 @@ def _make(place: Path) -> None:
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
     if not place.is_dir():
-        raise NotADirectoryError(f"{place} is no directory")
+        raise NotADirectoryError(f"{place} is not a directory")
     check_private(place)
 
 

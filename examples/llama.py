@@ -82,7 +82,7 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         try:
             stored = safetensors.deserialize(path.read_bytes())
         except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from None
+            raise ValueError(f"{path} is not a safetensors file: {error}") from None
         for name, one in stored:
             if one["dtype"] not in _DTYPES:
                 raise ValueError(f"{name} is {one['dtype']}, not one of {', '.join(_DTYPES)}")

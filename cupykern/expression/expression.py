@@ -68,7 +68,8 @@ class Expression:
                 place = self.places.get(name)
                 where = f" (line {place.line}, column {place.column})" if place else ""
                 there = ", ".join((*SCOPES[self.scope].names, *known))
-                raise NameError(f"name {name!r}{where} is no operand; known: {there}", name=name)
+                said = f"name {name!r}{where} is not an operand; known: {there}"
+                raise NameError(said, name=name)
 
     def __str__(self) -> str:
         return describe.text(self.nodes, self.names, self.scope, self.roots)

@@ -145,7 +145,7 @@ class _Reader:
         name = node.func.id if isinstance(node.func, ast.Name) else None
         if name not in FUNCTIONS:
             known = ", ".join(FUNCTIONS)
-            raise self.fail(node.func, f"{name or 'this'} is no function; there are {known}")
+            raise self.fail(node.func, f"{name or 'this'} is not a function; there are {known}")
         if node.keywords:
             raise self.fail(node, f"{name} takes no keywords")
         return name

@@ -151,7 +151,7 @@ class Builder:
         """The node converted to FP32."""
         node = self.nodes[index]
         if node.kind == BOOLEAN:
-            raise IllegalError("a boolean is no number: write where(condition, 1, 0)")
+            raise IllegalError("a boolean is not a number: write where(condition, 1, 0)")
         if node.kind == REAL:
             return index
         if node.op == "literal":

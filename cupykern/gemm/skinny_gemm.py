@@ -151,7 +151,7 @@ class SkinnyGemmConfig:
             return "the tile has fewer products than a warp computes at once"
         for row in (_row_bytes(task.a, self.tile_k), self._rows_of_b(task)[1]):
             if not 64 <= row <= 512 or row & (row - 1):
-                return f"a row of {row} bytes in shared memory is no power of two from 64 to 512"
+                return f"a row of {row} bytes in shared memory is not a power of two from 64 to 512"
         return None
 
 

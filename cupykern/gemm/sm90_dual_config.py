@@ -55,7 +55,7 @@ class GatedEpilogue(Sm90Config):
                 f"got {self.tile_n}"
             )
         if self.own_columns % 16:
-            return f"{self.own_columns} columns of either product are no multiple of 16"
+            return f"{self.own_columns} columns of either product are not a multiple of 16"
         return None
 
 

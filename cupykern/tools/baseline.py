@@ -72,12 +72,12 @@ def load(path: Path, device: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """
     document = stored.read(path)
     if not isinstance(document, dict) or document.get("kind") not in KINDS:
-        raise ValueError(f"{path} is no benchmark's JSON")
+        raise ValueError(f"{path} is not a benchmark's JSON")
     try:
         there = document["machine"]["device"]
         rows = {(row["op"], tuple(row["shape"]), row["dtype"]): row for row in document["rows"]}
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no whole benchmark's JSON: {error!r}") from None
+        raise ValueError(f"{path} is not a complete benchmark's JSON: {error!r}") from None
     if there != device:
         raise ValueError(f"{path} was measured on {there}; this is {device}")
     return rows

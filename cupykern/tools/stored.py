@@ -169,7 +169,7 @@ def read(path: Path) -> Any:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no whole benchmark's JSON: {error!r}") from None
+        raise ValueError(f"{path} is not a complete benchmark's JSON: {error!r}") from None
 
 
 def unpack(document: Any) -> Any:

@@ -48,7 +48,7 @@ class Trace:
             for event in events:
                 trace._take(event.pop("kind"), from_record(event))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no trace of a sweep: {error}") from None
+            raise ValueError(f"{path} is not a trace of a sweep: {error}") from None
         if len(whole) < len(data):
             with path.open("r+b") as file:
                 file.truncate(len(whole))
@@ -107,5 +107,5 @@ def read(path: Path) -> tuple[dict[str, Any], list[Trial]]:
         trace = Trace.load(path)
         return trace.header, trace.trials
     if not isinstance(found, dict) or found.get("kind") != "sweep":
-        raise ValueError(f"{path} is no sweep")
+        raise ValueError(f"{path} is not a sweep")
     return found, [from_record(record) for record in found.get("trials", [])]

@@ -221,7 +221,7 @@ def test_a_fifo_in_the_place_of_tuned_configs(folder):
     cache.folder()
     os.mkfifo(store.path())
     store.reload()
-    with pytest.warns(RuntimeWarning, match=rf"{store.path()} is no regular file"):
+    with pytest.warns(RuntimeWarning, match=rf"{store.path()} is not a regular file"):
         assert store.rows() == {}
 
 

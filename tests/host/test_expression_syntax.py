@@ -22,13 +22,13 @@ ILLEGAL = [
     ("acc ** 2", 1, r"x \* x in place"),
     ("1 + (acc and s)", 6, "write & and"),
     ("not acc", 1, "write ~"),
-    ("acc + foo(acc)", 7, "foo is no function; there are abs, exp"),
+    ("acc + foo(acc)", 7, "foo is not a function; there are abs, exp"),
     ("acc + exp", 7, r"exp is a function: write exp\(...\)"),
     ("2 * acc.real", 5, "Attribute is not part"),
     ("acc[0]", 1, "acc has no indices"),
     ("acc + [acc]", 7, "List is not part"),
     ("lambda: 1", 1, "Lambda is not part"),
-    ("(lambda: 1)()", 2, "this is no function"),
+    ("(lambda: 1)()", 2, "this is not a function"),
     ("[x for x in acc]", 1, "ListComp is not part"),
     ("f'{acc}'", 1, "JoinedStr is not part"),
     ("acc @ acc", 1, "MatMult is not part"),
@@ -226,7 +226,7 @@ def test_branches_of_conditions_are_conditions():
     "text", ["i", "j - i", "m[j] + 1", "m[j] if i < 5 else 2", "where(i < 5, j < 3, 2)", "i & m[j]"]
 )
 def test_what_is_no_condition_is_no_mask(text):
-    with pytest.raises(SyntaxError, match=r"a mask is boolean|is no number|is for booleans"):
+    with pytest.raises(SyntaxError, match=r"a mask is boolean|is not a number|is for booleans"):
         read(text, "mask")
 
 

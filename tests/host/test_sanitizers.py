@@ -51,7 +51,7 @@ LARGE = {
     "merge_attention": (40, 6, 128),
 }
 # Skinny GEMMs that fill their stages again, whose rows and columns end within a tile; rows of a
-# number of warps that is no power of two.
+# number of warps that is not a power of two.
 SKINNY = 9, 75, 1104
 MORE = {
     "matmul": [

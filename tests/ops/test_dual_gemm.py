@@ -273,7 +273,7 @@ def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
     for config, says in (
         (Sm90DualGemmConfig(128, 144, 64, 4), "tile_n a multiple of 32"),
         (Sm90DualGemmConfig(128, 128, 64, 6, SlicedK()), "are a SkinnyGemmConfig's"),
-        (Sm90DualGemmConfig(128, 192, 64, 4, cluster=SplitK(4)), "no multiple of 16"),
+        (Sm90DualGemmConfig(128, 192, 64, 4, cluster=SplitK(4)), "not a multiple of 16"),
         (Sm90DualGemmConfig(128, 128, 64, 4, cluster=SplitK(2)), "less than a stage for each"),
         (Sm90DualGemmConfig(128, 128, 128, 6, cluster=Multicast(2)), "a tile_k of 128 bytes"),
     ):

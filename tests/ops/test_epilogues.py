@@ -366,7 +366,7 @@ def test_a_callable_is_traced_in_every_call(target):
 @pytest.mark.parametrize(
     ("kwargs", "error", "reason"),
     [
-        ({"epilogue": "acc + x"}, NameError, r"name 'x' \(line 1, column 7\) is no operand"),
+        ({"epilogue": "acc + x"}, NameError, r"name 'x' \(line 1, column 7\) is not an operand"),
         ({"epilogue": "acc", "operands": {"x": 1}}, ValueError, "does not name 'x'"),
         ({"operands": {"x": 1}}, ValueError, "epilogue, which is None"),
         ({"epilogue": "acc + x", "operands": [1]}, TypeError, "must be a dict; got list"),

@@ -211,7 +211,7 @@ def test_equal_columns_of_either_product_share_their_errors():
 @pytest.mark.parametrize(
     ("kwargs", "error", "reason"),
     [
-        ({"epilogue": "acc1 + x"}, NameError, r"name 'x' \(line 1, column 8\) is no operand"),
+        ({"epilogue": "acc1 + x"}, NameError, r"name 'x' \(line 1, column 8\) is not an operand"),
         ({"epilogue": "acc"}, NameError, "known: acc1, acc2, i, j, b"),
         ({"epilogue": "acc1", "operands": {"x": 1}}, ValueError, "does not name 'x'"),
         ({"epilogue": "acc1", "operands": {"acc2": 1}}, ValueError, "names that are free"),

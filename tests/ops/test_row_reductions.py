@@ -278,7 +278,7 @@ def test_levels_are_at_most_all_additions(n):
         ("acc, row_max(row_sum(acc))", (6, 27), r"row_sum\(...\) is a whole result"),
         ("acc, row_sum(acc) if acc > 0 else 1", (6, 36), r"row_sum\(...\) is a whole result"),
         ("acc, row_sum(acc) > 1", (6, 22), r"row_sum\(...\) is a whole result"),
-        ("acc, row_max(acc > 1)", (6, 22), "a boolean is no number"),
+        ("acc, row_max(acc > 1)", (6, 22), "a boolean is not a number"),
         ("acc, row_max(acc, j)", (6, 21), "row_max takes 1 arguments; got 2"),
         ("acc, row_max", (6, 13), r"row_max is a function: write row_max\(...\)"),
     ],

@@ -308,7 +308,7 @@ def test_a_planted_slowdown_is_right_but_for_its_time():
     [
         ("{", "not JSON"),
         ("[]", "no benchmark"),
-        ('{"kind": "bench", "rows": []}', "no whole benchmark"),
+        ('{"kind": "bench", "rows": []}', "not a complete benchmark"),
         ('{"kind": "bench", "machine": {"device": "NVIDIA H200"}, "rows": []}', "this is"),
     ],
 )

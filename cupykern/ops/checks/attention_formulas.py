@@ -72,7 +72,7 @@ def read_formulas(score: FormulaLike | None, mask: Any, operands: Any, q: Array)
     if score is None and mask is None:
         if operands is None:
             return NONE
-        raise ValueError("operands are those of score and mask, which are no formulas")
+        raise ValueError("operands need a score or mask that is a formula")
     given = {} if operands is None else operands
     if not isinstance(given, dict):
         raise TypeError(f"operands must be a dict; got {type(operands).__name__}")

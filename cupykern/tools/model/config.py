@@ -67,7 +67,7 @@ class ModelConfig:
         if self.gate not in GATES:
             raise ValueError(f"gate must be one of {', '.join(GATES)}; got {self.gate!r}")
         if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads are no multiple of {self.kv_heads} KV heads")
+            raise ValueError(f"{self.heads} heads are not a multiple of {self.kv_heads} KV heads")
 
     @property
     def q_width(self) -> int:
