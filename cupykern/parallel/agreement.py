@@ -141,10 +141,12 @@ def by_rank(given: Sequence[object]) -> str:
 
 
 def described(x: Any, *free: int) -> str:
-    """An array's dtype and shape; dims in `free` may differ between ranks.  None: "None"."""
+    """An array's dtype and shape; dims in `free`, if it has them, may differ between ranks.
+    None: "None"."""
     if x is None:
         return "None"
     shape = [str(n) for n in x.shape]
     for axis in free:
-        shape[axis] = "*"
+        if -x.ndim <= axis < x.ndim:
+            shape[axis] = "*"
     return f"{x.dtype} ({', '.join(shape)})"

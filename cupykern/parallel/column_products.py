@@ -11,11 +11,20 @@ import cupykern
 from cupykern import arrays
 from cupykern.numerics import namespace
 from cupykern.ops.checks.products import check_addend
+from cupykern.ops.checks.scales import check_quantized
 
 from .agreement import Facts, agreed
 from .collectives import consecutive, contiguous, gather, length
 from .communicator import Communicator
-from .product_facts import check_operands, column_facts, is_number
+from .product_facts import (
+    check_gated,
+    check_operands,
+    check_policy,
+    check_scaled,
+    check_ways,
+    column_facts,
+    is_number,
+)
 
 
 def column_parallel_matmul(
@@ -56,12 +65,14 @@ def column_parallel_matmul(
     """
 
     def facts() -> Facts:
+        check_ways(input, output)
+        plain = bias is None and residual is None
         check_operands(
-            comm, a, b, out_dtype=out_dtype, activation=activation, precision=precision, alpha=alpha
-        )
-        shape = (a.shape[0], b.shape[1])
+            comm, a, b, out_dtype=out_dtype, activation=activation, precision=precision,
+            alpha=alpha, plain=plain,
+        )  # fmt: skip
         if input == "replicated":
-            check_addend("residual", residual, a, shape)
+            check_addend("residual", residual, a, (a.shape[0], b.shape[1]))
         check_addend("bias", bias, a, (1, b.shape[1]))
         options = (activation, alpha, out_dtype, precision)
         return column_facts(a, b, options, input, output, {"bias": bias, "residual": residual})
@@ -108,7 +119,11 @@ def column_parallel_scaled_mm(
     """
 
     def facts() -> Facts:
-        check_operands(comm, a, b, out_dtype=out_dtype, activation=activation)
+        check_ways(input, output)
+        plain = bias is None and scale_a is None and scale_b is None
+        check_operands(comm, a, b, out_dtype=out_dtype, activation=activation, plain=plain)
+        check_quantized(b.dtype)
+        check_scaled(a, scale_a, {"b": (b, scale_b)})
         check_addend("bias", bias, a, (1, b.shape[1]))
         scales = {"scale_a": scale_a, "scale_b": scale_b}
         return column_facts(a, b, (activation, out_dtype), input, output, {"bias": bias}, scales)
@@ -153,11 +168,13 @@ def column_parallel_dual_gemm_silu(
     """
 
     def facts() -> Facts:
+        check_ways(input, output)
         for name, b in (("b1", b1), ("b2", b2)):
-            check_operands(comm, a, b, name, out_dtype=out_dtype)
-        if b1.shape != b2.shape:
-            raise ValueError(f"b2 must have b1's shape {b1.shape}; got {b2.shape}")
+            check_operands(comm, a, b, name)
+        check_gated(b1, b2)
         scales = {"scale_a": scale_a, "scale_b1": scale_b1, "scale_b2": scale_b2}
+        check_policy(policy, a, b1, out_dtype, scales)
+        check_scaled(a, scale_a, {"b1": (b1, scale_b1), "b2": (b2, scale_b2)})
         return column_facts(a, b1, (policy, out_dtype), input, output, {}, scales)
 
     def product(rows: slice, a: Any, scale: Any = scale_a) -> Any:
