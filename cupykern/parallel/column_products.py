@@ -24,6 +24,7 @@ from .product_facts import (
     check_ways,
     column_facts,
     is_number,
+    rows_of,
 )
 
 
@@ -71,20 +72,22 @@ def column_parallel_matmul(
             comm, a, b, out_dtype=out_dtype, activation=activation, precision=precision,
             alpha=alpha, plain=plain,
         )  # fmt: skip
-        if input == "replicated":
-            check_addend("residual", residual, a, (a.shape[0], b.shape[1]))
+        rows = rows_of(residual) if input == "rows" else a.shape[0]
+        check_addend("residual", residual, a, (rows, b.shape[1]))
         check_addend("bias", bias, a, (1, b.shape[1]))
         options = (activation, alpha, out_dtype, precision)
         return column_facts(a, b, options, input, output, {"bias": bias, "residual": residual})
 
-    def product(rows: slice, a: Any) -> Any:
-        added = None if residual is None else residual[rows]
-        return cupykern.matmul(
-            a, b, bias=bias, activation=activation, residual=added, alpha=alpha,
-            out_dtype=out_dtype, precision=precision,
-        )  # fmt: skip
-
     with agreed(comm, "column_parallel_matmul", facts) as own:
+        added = _of_all_rows(residual, int(own[:, 0].sum()) if input == "rows" else a.shape[0], b)
+
+        def product(rows: slice, a: Any) -> Any:
+            return cupykern.matmul(
+                a, b, bias=bias, activation=activation,
+                residual=None if added is None else added[rows], alpha=alpha,
+                out_dtype=out_dtype, precision=precision,
+            )  # fmt: skip
+
         return _by_columns(comm, (a,), product, own, input, output)
 
 
@@ -186,6 +189,18 @@ def column_parallel_dual_gemm_silu(
     given = (a,) if is_number(scale_a) else (a, scale_a)
     with agreed(comm, "column_parallel_dual_gemm_silu", facts) as own:
         return _by_columns(comm, given, product, own, input, output)
+
+
+def _of_all_rows(residual: Any, rows: int, b: Any) -> Any:
+    """The residual broadcast to all ranks' rows.  Raises ValueError, the same on all ranks."""
+    if residual is None:
+        return None
+    if rows_of(residual) not in (1, rows):
+        raise ValueError(
+            f"residual must have the {rows} rows of all ranks, or 1; got {rows_of(residual)}"
+        )
+    shape = rows, b.shape[1]
+    return residual if residual.shape == shape else namespace(b).broadcast_to(residual, shape)
 
 
 def _by_columns(

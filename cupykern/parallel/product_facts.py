@@ -88,6 +88,11 @@ def check_policy(policy: Any, a: Any, b: Any, out_dtype: Any, scales: Mapping[st
         dual_gemm_silu.check_float32(policy, **scales)
 
 
+def rows_of(addend: Any) -> int:
+    """The rows of an addend of two dims; 1 for those of fewer, and for what is no array."""
+    return int(addend.shape[-2]) if getattr(addend, "ndim", 0) > 1 else 1
+
+
 def is_number(scale: Any) -> bool:
     """Whether a scale is None, a number or an array of fewer than 2 dims: equal for all rows.
     True also for arguments that are no scales, which `check_scaled` refuses."""

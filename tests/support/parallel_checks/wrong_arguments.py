@@ -43,6 +43,7 @@ def wrong_values(call: Call, name: str) -> Iterator[Any]:
     yield np.ma.masked_array(good.astype(np.float32))
     yield good[None]
     yield good[..., 0]
+    yield np.array(1.0, np.float32)
     for axis in range(good.ndim):
         if axis != call.alone.get(name):
             yield np.concatenate((good, good.take([0], axis)), axis)
@@ -98,9 +99,16 @@ def _column_products(rank: int, size: int) -> Iterator[Call]:
     qa, by_row = cupykern.quantize(a.astype(np.float32), "e4m3", granularity="row")
     qb, by_column = cupykern.quantize(b.astype(np.float32), "e4m3", granularity="column")
     blocks_a, blocks_b = np.ones((m, 2), np.float32), np.ones((2, 1), np.float32)
+    options = {"activation": "gelu", "alpha": 2.0, "out_dtype": "float32", "precision": "float32"}
     for input, output in (("rows", "replicated"), ("replicated", "columns")):
         own = slice(None) if input == "replicated" else slice(M * rank, M * rank + M)
-        where = {"input": input, "output": output}
+        where, residual = {"input": input, "output": output}, numbers(4, m, N)
+        yield Call(
+            "column_parallel_matmul",
+            {"a": a[own], "b": b, "bias": bias, "residual": residual, **options, **where},
+            alone={"a": 0} if input == "rows" else {},
+            wrong={"residual": (residual[:3], residual[:, :3])},
+        )
         scales = {"scale_a": by_row[own], "scale_b": by_column}
         added = {"bias": bias, "activation": "silu", "out_dtype": "float16"}
         yield Call(
