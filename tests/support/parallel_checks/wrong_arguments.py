@@ -50,9 +50,12 @@ def wrong_values(call: Call, name: str) -> Iterator[Any]:
 
 
 def calls(rank: int, size: int) -> Iterator[Call]:
-    """Products, with every argument."""
+    """Functions, with every argument."""
     yield from _row_products(rank, size)
     yield from _column_products(rank, size)
+    yield from _norms(rank, size)
+    yield from _sums(size)
+    yield from _experts(size)
 
 
 M, K, N = 2, 256, 8
@@ -123,6 +126,31 @@ def _column_products(rank: int, size: int) -> Iterator[Call]:
             {"a": qa[own], "b1": qb, "b2": qb, **scales, **policy, **where},
             wrong={"b2": (b,), "scale_b1": (blocks_b,), "scale_b2": (by_column[:, :3],)},
         )
+
+
+def _norms(rank: int, size: int) -> Iterator[Call]:
+    x, weight, residual = numbers(5, M * size, N), numbers(6, N), numbers(4, M * size, N)
+    wrong = {"eps": (-1.0, float("nan"))}
+    for name, output in (("sequence_parallel", "replicated"), ("all_reduce", "rows")):
+        part = residual[M * rank : M * rank + M] if output == "rows" else residual
+        options = {"weight": weight, "eps": 1e-5, "residual": part, "output": output}
+        yield Call(f"{name}_rms_norm", {"x": x, **options}, wrong=wrong)
+        yield Call(f"{name}_layer_norm", {"x": x, "bias": weight, **options}, wrong=wrong)
+
+
+def _sums(size: int) -> Iterator[Call]:
+    x = numbers(5, M * size, N)
+    yield Call("all_gather", {"x": x}, alone={"x": 0})
+    yield Call("reduce_scatter", {"x": x})
+    yield Call("all_reduce", {"x": x, "dtype": "float32"}, wrong={"dtype": ("int8", "float64")})
+
+
+def _experts(size: int) -> Iterator[Call]:
+    m, x = M * size, numbers(5, M * size, N)
+    weights = {name: numbers(9, 2, N, N) for name in ("w_gate", "w_up", "w_down")}
+    experts, gates = np.arange(2 * m).reshape(m, 2) % (2 * size), np.ones((m, 2), np.float32)
+    given = {"x": x, "experts": experts, "gates": gates, **weights}
+    yield Call("expert_parallel_moe", given, wrong={"experts": (experts - 1, experts + 1)})
 
 
 def _outcome(comm: parallel.Communicator, call: Call, **changed: Any) -> Exception | None:
