@@ -11,7 +11,7 @@ from cupykern import arguments, arrays, dtypes
 from cupykern.numerics import namespace
 
 from .agreement import Facts, agreed, by_rank, described
-from .collectives import contiguous, length
+from .collectives import check_split, contiguous, length
 from .communicator import Communicator
 from .product_facts import check_option
 
@@ -26,10 +26,9 @@ def zigzag(total: int, size: int) -> tuple[tuple[slice, slice], ...]:
 
     `total` tokens are cut into 2 * size pieces; rank r holds pieces r and 2 * size - 1 - r.  This
     balances the work: queries near the end see many keys, queries near the beginning few.  Pieces
-    have total // (2 * size) tokens or one more.  Raises ValueError.
+    have total // (2 * size) tokens or one more.  Raises TypeError and ValueError.
     """
-    if total < 0 or size < 1:
-        raise ValueError(f"total must be at least 0 and size at least 1; got {total} and {size}")
+    check_split(total, size)
     count = 2 * size
     pieces = [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
     return tuple((pieces[r], pieces[-1 - r]) for r in range(size))

@@ -136,3 +136,16 @@ def arguments_that_are_wrong_together_raise_on_all(comm):
 def wrong_communicators_are_refused(comm):
     message = raises(TypeError, lambda: parallel.MpiCommunicator("world"))
     assert "comm must be an mpi4py.MPI.Intracomm; got builtins.str" in message, message
+
+
+def parts_are_of_integers(comm):
+    for function in (parallel.shares, parallel.zigzag):
+        for wrong, kind in (
+            (1.5, TypeError),
+            ("3", TypeError),
+            (True, TypeError),
+            (-1, ValueError),
+        ):
+            raises(kind, lambda function=function, wrong=wrong: function(wrong, 2))
+        raises(ValueError, lambda function=function: function(3, 0))
+        assert function(np.int64(4), 2) == function(4, 2)
