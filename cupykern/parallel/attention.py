@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cupykern
-from cupykern import arguments, arrays, dtypes
+from cupykern import arguments, arrays
 from cupykern.numerics import namespace
+from cupykern.ops.checks.attention import check_operands, check_scale, check_shapes
+from cupykern.ops.checks.score_options import check_softcap
 
 from .agreement import Facts, agreed, by_rank, described
 from .collectives import check_split, contiguous, length
@@ -72,16 +74,12 @@ def ring_attention(
     def facts() -> Facts:
         arguments.check_flags(causal=causal, return_lse=return_lse)
         check_option("layout", layout, tuple(_AXIS))
-        arguments.target_of("q", q)
+        check_operands(q, k, v, 4)
         for name, x in (("q", q), ("k", k), ("v", v)):
-            arguments.same_place(name, x, q, "q")
-            dtypes.resolve(x.dtype, f"{name}'s dtype", (dtypes.float16, dtypes.bfloat16))
             comm.check_array(name, x)
-            if x.ndim != 4:
-                raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
         axis = _AXIS[layout]
-        if k.shape[:3] != v.shape[:3]:
-            raise ValueError(f"k and v must have the same tokens; got {k.shape} and {v.shape}")
+        dim = check_shapes(*(x if axis == 2 else x.swapaxes(1, 2) for x in (q, k, v)))[3]
+        check_softcap(softcap, check_scale(scale, dim))
         same = {name: described(x, axis) for name, x in (("q", q), ("k", k), ("v", v))}
         same["options"] = repr((causal, scale, softcap, layout))
         return Facts(same, (q.shape[axis], k.shape[axis]))

@@ -55,6 +55,7 @@ def calls(rank: int, size: int) -> Iterator[Call]:
     yield from _column_products(rank, size)
     yield from _norms(rank, size)
     yield from _sums(size)
+    yield from _attention()
     yield from _experts(size)
 
 
@@ -143,6 +144,17 @@ def _sums(size: int) -> Iterator[Call]:
     yield Call("all_gather", {"x": x}, alone={"x": 0})
     yield Call("reduce_scatter", {"x": x})
     yield Call("all_reduce", {"x": x, "dtype": "float32"}, wrong={"dtype": ("int8", "float64")})
+
+
+def _attention() -> Iterator[Call]:
+    q, kv = numbers(7, 1, 4, 2, 16), numbers(8, 1, 2, 2, 16)
+    given = {"q": q, "k": kv, "v": kv, "scale": 0.5, "softcap": 3.0}
+    given |= {"layout": "bhsd", "return_lse": True}
+    wrong = {"scale": (float("nan"), 3.4e38), "softcap": (0.0, -1.0), "layout": ("bshd",)}
+    wrong["q"] = q[:, :3], q[..., :8], numbers(7, 1, 4, 2, 300)
+    for causal in (False, True):
+        alone = {} if causal else {"q": 2}
+        yield Call("ring_attention", {**given, "causal": causal}, alone, wrong)
 
 
 def _experts(size: int) -> Iterator[Call]:
