@@ -50,11 +50,12 @@ def wrong_values(call: Call, name: str) -> Iterator[Any]:
 
 
 def calls(rank: int, size: int) -> Iterator[Call]:
-    """Functions, with every argument."""
+    """Each function, with every argument."""
     yield from _row_products(rank, size)
     yield from _column_products(rank, size)
     yield from _norms(rank, size)
     yield from _sums(size)
+    yield from _vocabulary(size)
     yield from _attention()
     yield from _experts(size)
 
@@ -144,6 +145,20 @@ def _sums(size: int) -> Iterator[Call]:
     yield Call("all_gather", {"x": x}, alone={"x": 0})
     yield Call("reduce_scatter", {"x": x})
     yield Call("all_reduce", {"x": x, "dtype": "float32"}, wrong={"dtype": ("int8", "float64")})
+
+
+def _vocabulary(size: int) -> Iterator[Call]:
+    m, x = M * size, numbers(5, M * size, N)
+    options = {"alone": {"x": 1}, "wrong": {"x": (x[:, :0],), "scale": (1e39, float("nan"))}}
+    for name in ("softmax", "log_softmax"):
+        given = {"x": x, "scale": 0.5, "dtype": "float32"}
+        yield Call(f"vocabulary_parallel_{name}", given, **options)
+    entropy = {"x": x, "targets": np.arange(m), "scale": 0.5}
+    yield Call("vocabulary_parallel_cross_entropy", entropy, **options)
+    yield Call("vocabulary_parallel_argmax", {"x": x}, **options)
+    sample = {"x": x, "draws": np.full(m, 0.5), "temperature": 0.5}
+    wrong = {"temperature": (0.0, -1.0, 3e38, float("nan"), np.float32(2), np.array(0.25))}
+    yield Call("vocabulary_parallel_sample", sample, {"x": 1}, wrong)
 
 
 def _attention() -> Iterator[Call]:
