@@ -96,7 +96,7 @@ def _row_products(rank: int, size: int) -> Iterator[Call]:
     )
     options = {"out_dtype": "float32", "precision": "float32", "output": "replicated"}
     gated = {"a": a, "b1": b, "b2": b, **options}
-    yield Call("row_parallel_dual_gemm_silu", gated)
+    yield Call("row_parallel_dual_gemm_silu", gated, wrong={"b2": (qb,)})
 
 
 def _column_products(rank: int, size: int) -> Iterator[Call]:
