@@ -136,6 +136,11 @@ def arguments_that_are_wrong_together_raise_on_all(comm):
 def wrong_communicators_are_refused(comm):
     message = raises(TypeError, lambda: parallel.MpiCommunicator("world"))
     assert "comm must be an mpi4py.MPI.Intracomm; got builtins.str" in message, message
+    for other in (comm._comm, None):  # mpi4py's own
+        message = raises(TypeError, lambda other=other: parallel.all_reduce(other, numbers(1, 2)))
+        assert message.startswith("all_reduce: comm must be an MpiCommunicator, "), message
+    for wrong, kind in (("a", TypeError), (None, TypeError), (True, TypeError), (0, ValueError)):
+        raises(kind, lambda wrong=wrong: parallel.MpiCommunicator(comm._comm, timeout=wrong))
 
 
 def parts_are_of_integers(comm):
