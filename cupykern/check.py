@@ -22,8 +22,8 @@ GUARD_BYTES = 4096
 _GUARD, _POISON = 0xA5, 0xFF  # 0xFF... is NaN in every floating format
 # Elements of a call's arrays.  Up to this size the FP64 reference runs on the CPU.  CuPy would
 # compile each of its operations for every dtype and stride order, 0.25 s each.
-_SMALL = 1 << 24
-_REPEATS = 2  # runs with other inputs of a problem whose errors are biased
+SMALL = 1 << 24
+REPEATS = 2  # runs with other inputs of a problem whose errors are biased
 _FAR = 1 << 20  # between the seeds of these runs
 
 
@@ -237,22 +237,23 @@ def check_problem(
     observe: called with (op, problem, outputs, references, bounds).  Raises Violation, and the op's
         exceptions.
     """
-    result = _check_once(op, problem, seed, xp, observe)
-    for other in range(1, _REPEATS + 1):
+    result = check_once(op, problem, seed, xp, observe)
+    for other in range(1, REPEATS + 1):
         if result.bias_ratio <= 1 or not result.within_bound or result.rms_ratio > RMS_LIMIT:
             break
-        again = _check_once(op, problem, seed + other * _FAR, xp, None)
+        again = check_once(op, problem, seed + other * _FAR, xp, None)
         bias = min(result.bias_ratio, again.bias_ratio)
         result = replace(result.merge(again), bias_ratio=bias)
     return result
 
 
-def _check_once(
+def check_once(
     op: Op, problem: Any, seed: int, xp: Namespace, observe: Observer | None
 ) -> Comparison:
+    """Run `check_problem` with the inputs of one seed."""
     call = op.inputs(problem, seed, xp)
     arrays = (*call.args, *call.kwargs.values())
-    small = xp is not np and sum(getattr(x, "size", 0) for x in arrays) <= _SMALL
+    small = xp is not np and sum(getattr(x, "size", 0) for x in arrays) <= SMALL
     known = op.inputs(problem, seed, np) if small else call
     # Before the runs, to detect a kernel that writes to its inputs.
     references = op.reference(*known.args, **known.kwargs)
@@ -268,12 +269,13 @@ def _check_once(
         again = guarded_run(op, call, outputs[0])
         seen_again: Sequence[Array]
         seen_again = [to_numpy(output) for output in again] if small else again
-        if not all(map(_same_bits, seen, seen_again)):
+        if not all(map(same_bits, seen, seen_again)):
             result = result.merge(compare(seen_again, references, bounds))
     return result
 
 
-def _same_bits(x: Array, y: Array) -> bool:
+def same_bits(x: Array, y: Array) -> bool:
+    """Return whether shapes, dtypes and all bits are equal."""
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         return False
     return bool((x.view(f"u{x.itemsize}") == y.view(f"u{x.itemsize}")).all())

@@ -64,7 +64,7 @@ def with_layout(x: Array, layout: str, xp: Namespace) -> Array:
     axis (whose first entry is repeated).
     """
     if xp is not np and isinstance(x, np.ndarray) and x.ndim and layout != "C":
-        return _upload(with_layout(x, layout, np), xp)
+        return upload(with_layout(x, layout, np), xp)
     x = xp.asarray(x)
     if x.ndim == 0 or layout == "C":
         return x
@@ -89,7 +89,7 @@ def with_layout(x: Array, layout: str, xp: Namespace) -> Array:
     raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
 
 
-def _upload(x: Any, xp: Namespace) -> Array:
+def upload(x: Any, xp: Namespace) -> Array:
     """Copy x and its whole memory to CuPy's `xp` as bytes; keep its offset and strides.
 
     CuPy compiles a kernel per dtype and number of dims for each strided copy.

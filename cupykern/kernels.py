@@ -114,13 +114,13 @@ def source_text(variant: Variant, target: str) -> str:
     """
     if target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(TARGETS)}; got {target!r}")
-    already = frozenset(_files(f"platform/{target}.cuh"))
-    text = _resolve(f"platform/{target}.cuh") + f'#line 1 "variant of {variant.kernel}"\n'
+    already = frozenset(files_of(f"platform/{target}.cuh"))
+    text = resolve(f"platform/{target}.cuh") + f'#line 1 "variant of {variant.kernel}"\n'
     if variant.includes:
         text += "\n".join(variant.launch_lines()) + "\n"
         for name in variant.includes:
-            text += _resolve(name, already)
-            already |= frozenset(_files(name))
+            text += resolve(name, already)
+            already |= frozenset(files_of(name))
         text += f'#line 1 "types of {variant.kernel}"\n' + "\n".join(variant.type_lines()) + "\n"
     else:
         text += variant.header()
@@ -131,28 +131,30 @@ def source_text(variant: Variant, target: str) -> str:
 def overlaps(variant: Variant) -> bool:
     """Whether the kernel can start before the stream's previous kernel has ended, because its
     source calls wait_for_previous_grid (platform/cuda.cuh)."""
-    already = frozenset(_files("platform/cuda.cuh"))
+    already = frozenset(files_of("platform/cuda.cuh"))
     return _WAIT.search(_kernel_text(variant, already)) is not None
 
 
 def file_text(name: str) -> str:
     """The file kernels_cu/<name> with its quoted includes in place."""
-    return _resolve(name)
+    return resolve(name)
 
 
 def _kernel_text(variant: Variant, already: frozenset[str]) -> str:
     if variant.text is None:
-        return _resolve(f"{variant.kernel}.cu", already)
+        return resolve(f"{variant.kernel}.cu", already)
     return "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
 
 
 @cache
-def _resolve(name: str, already: frozenset[str] = frozenset()) -> str:
+def resolve(name: str, already: frozenset[str] = frozenset()) -> str:
+    """Return `file_text(name)` without the files that are `already` in place."""
     return "".join(_expand(name, set(already)))
 
 
 @cache
-def _files(name: str) -> tuple[str, ...]:
+def files_of(name: str) -> tuple[str, ...]:
+    """Return kernels_cu/<name> and the files that it includes."""
     seen: set[str] = set()
     list(_expand(name, seen))
     return tuple(seen)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from . import arguments, dtypes, inputs
 from .arrays import take
 from .interop.foreign import native, takes_foreign
 from .numerics import as_float64, namespace
+from .typing import AnyArray, AnyFactor, Array, Namespace
 
 GROUP = 16  # numbers that share a scale
+Layout: TypeAlias = Literal["plain", "blocked"]
 LAYOUTS = ("plain", "blocked")
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The e2m1 numbers of codes 0 to 7; codes 8 to 15 are their negatives."""
@@ -56,7 +58,7 @@ class NvFp4:
 
     data: Any
     scale: Any
-    layout: str = "plain"
+    layout: Layout = "plain"
     global_scale: Any = 1.0
 
     def __post_init__(self) -> None:
@@ -92,7 +94,9 @@ class NvFp4:
             arguments.finite_float("global_scale", scale, 1.0)
 
     @classmethod
-    def unchecked(cls, data: Any, scale: Any, layout: str, global_scale: Any) -> NvFp4:
+    def unchecked(
+        cls, data: AnyArray, scale: AnyArray, layout: str, global_scale: AnyFactor
+    ) -> NvFp4:
         """Construct without checks, from arrays that are known to be valid."""
         x = object.__new__(cls)
         x.__dict__.update(data=data, scale=scale, layout=layout, global_scale=global_scale)
@@ -117,7 +121,7 @@ class NvFp4:
         return math.prod(self.shape)
 
     @takes_foreign
-    def to(self, layout: str) -> NvFp4:
+    def to(self, layout: Layout) -> NvFp4:
         """The same numbers with scales in `layout`, "plain" or "blocked"; self if unchanged.
 
         >>> p = cupykern.quantize_nvfp4(np.ones((2, 16), np.float32))
@@ -142,7 +146,7 @@ class NvFp4:
         return NvFp4(plain.data[rows], scale, "plain", self.global_scale)
 
     @takes_foreign
-    def dequantize(self) -> Any:
+    def dequantize(self) -> Array:
         """The numbers in FP64.  Launches many small kernels: for checks, not for speed.
 
         >>> p = cupykern.quantize_nvfp4(np.full((1, 16), 3.0, np.float32))
@@ -157,7 +161,7 @@ class NvFp4:
             return unpack_e2m1(self.data).astype(np.float64) * xp.repeat(scale, GROUP, -1) * factor
 
     @takes_foreign
-    def outputs(self) -> tuple[Any, Any, Any]:
+    def outputs(self) -> tuple[Array, Array, Array]:
         """(numbers in FP32, scales in the layout "plain", global scale), which checks compare."""
         xp = namespace(self.data)
         scale = xp.asarray(self.global_scale, np.float32).reshape(())
@@ -184,7 +188,7 @@ def nbytes(dtype: str, k: int) -> int:
     return k // 2 + k // GROUP if numbers == dtypes.float4_e2m1fn else k * numbers.itemsize
 
 
-def pack_e2m1(x: Any) -> Any:
+def pack_e2m1(x: Array) -> Array:
     """Round numbers (..., K), K even, to e2m1 codes, two per byte: uint8 (..., K / 2).
 
     >>> nvfp4.pack_e2m1(np.float32([0.5, 1, 6, -6])).tolist()  # codes 1 and 2, 7 and 15
@@ -204,7 +208,7 @@ def pack_e2m1(x: Any) -> Any:
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
-def unpack_e2m1(data: Any) -> Any:
+def unpack_e2m1(data: Array) -> Array:
     """Decode the bytes of `pack_e2m1`, (..., K / 2), to float32 (..., K).
 
     >>> nvfp4.unpack_e2m1(np.uint8([33, 247])).tolist()
@@ -216,7 +220,7 @@ def unpack_e2m1(data: Any) -> Any:
     return numbers[pairs.reshape(*data.shape[:-1], 2 * data.shape[-1])]
 
 
-def blocked_scales(scale: Any) -> Any:
+def blocked_scales(scale: Array) -> Array:
     """Convert scales (..., rows, K / 16) to NvFp4's layout "blocked": flat, padded with zeros.
 
     >>> scale = cupykern.asarray(np.ones((130, 4), np.float32), "float8_e4m3fn", target="host")
@@ -232,7 +236,7 @@ def blocked_scales(scale: Any) -> Any:
     return _swap(xp, blocks, len(batch)).reshape(*batch, tall * wide * _BLOCK).view(scale.dtype)
 
 
-def plain_scales(flat: Any, rows: int, k: int) -> Any:
+def plain_scales(flat: Array, rows: int, k: int) -> Array:
     """Convert the result of `blocked_scales` back to scales (..., rows, K / 16).
 
     >>> scale = cupykern.asarray(np.ones((130, 4), np.float32), "float8_e4m3fn", target="host")
@@ -252,7 +256,7 @@ def plain_scales(flat: Any, rows: int, k: int) -> Any:
     return xp.ascontiguousarray(padded[..., :rows, : k // GROUP]).view(flat.dtype)
 
 
-def _swap(xp: Any, blocks: Any, dims: int) -> Any:
+def _swap(xp: Namespace, blocks: Array, dims: int) -> Array:
     """Move the axes of scales into the order of blocks.
 
     From (block of rows, quarter, row, block of groups, group) to (block of rows, block of groups,
@@ -262,7 +266,7 @@ def _swap(xp: Any, blocks: Any, dims: int) -> Any:
     return xp.ascontiguousarray(blocks.transpose(order))
 
 
-def random(kind: str, shape: tuple[int, ...], seed: int, xp: Any, layout: str) -> NvFp4:
+def random(kind: str, shape: tuple[int, ...], seed: int, xp: Namespace, layout: str) -> NvFp4:
     """A seeded NvFp4 of shape (..., rows, K) in the namespace `xp`.
 
     kind "codes": codes of 0, +-0.5, +-1 and +-1.5, scales uniform in [0, 1).  Others: any code,

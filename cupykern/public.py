@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from .config_class import check_complete
+from .arguments import check_complete
 from .interop import foreign
 from .op import Op
 from .tuning.tune import tuned_at_first

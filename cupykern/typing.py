@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Literal, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-__all__ = ["Array", "ArrayLike", "DTypeLike", "Factor", "Namespace"]
+if TYPE_CHECKING:
+    from .expression import Expression
+
+__all__ = [
+    "Activation",
+    "AnyArray",
+    "AnyDType",
+    "AnyFactor",
+    "AnyOperands",
+    "AnyResultDTypes",
+    "Array",
+    "ArrayLike",
+    "CudaArray",
+    "DLPackArray",
+    "DTypeLike",
+    "Factor",
+    "FormulaLike",
+    "GivenArray",
+    "Namespace",
+    "Operands",
+    "Precision",
+    "ResultDTypes",
+    "Results",
+    "Shape",
+    "TorchDType",
+]
 
 Namespace: TypeAlias = ModuleType
 """numpy or cupy.  Type checkers see Any as results of its functions: CuPy has no stubs."""
@@ -60,6 +85,7 @@ class Array(Protocol):
     def __eq__(self, other: Any, /) -> Any: ...
     def __ne__(self, other: Any, /) -> Any: ...
     def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
     def __bool__(self) -> bool: ...
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
@@ -111,5 +137,61 @@ class Array(Protocol):
     def any(self, axis: Any = None) -> Any: ...
 
 
+class DLPackArray(Protocol):
+    """What DLPack exports: a torch.Tensor, a jax.Array."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+class CudaArray(Protocol):
+    """What has `__cuda_array_interface__`: an array of Numba's."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+class TorchDType(Protocol):
+    """A torch.dtype."""
+
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def is_floating_point(self) -> bool: ...
+    @property
+    def is_complex(self) -> bool: ...
+
+
 Factor: TypeAlias = float | np.number | Array
 """A Python or numpy number, or an array that broadcasts."""
+FormulaLike: TypeAlias = "str | Expression | Callable[..., Any]"
+"""See `cupykern.expression`."""
+Operands: TypeAlias = Mapping[str, Factor]
+"""The named operands of a formula, in a dict."""
+Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Precision: TypeAlias = Literal[
+    "float32", "fma", "tf32", "tf32x3", "fp16x3", "bf16x3", "bf16x6", "bf16x9"
+]
+"""Of products of float32 operands."""
+ResultDTypes: TypeAlias = DTypeLike | tuple[DTypeLike | None, ...] | None
+"""One dtype, or that of each result of a formula."""
+Results: TypeAlias = Array | tuple[Array, ...]
+"""One array, or a tuple where the arguments ask for more."""
+Shape: TypeAlias = int | Sequence[int]
+
+# What users may pass where the library's own code, which sees the same memory, has an Array.
+AnyArray: TypeAlias = Array | DLPackArray | CudaArray
+AnyDType: TypeAlias = DTypeLike | TorchDType
+AnyFactor: TypeAlias = float | np.number | AnyArray
+AnyOperands: TypeAlias = Mapping[str, AnyFactor]
+AnyResultDTypes: TypeAlias = AnyDType | tuple[AnyDType | None, ...] | None
+GivenArray = TypeVar("GivenArray", bound=AnyArray)
+"""The class of a call's first array, which is that of its results."""

@@ -4,6 +4,8 @@
 ```     a section for each command of `cupykern`, with its --help
 ```{torch-operators}
 ```     the functions of cupykern.torch, of which it imports nothing: torch need not be there
+```{other-functions}
+```     the functions of cupykern, in a section each, that no page of reference/ has
 ```{result-figures}
 ```     the figures of results/*.json that `cupykern report` draws
 <!-- table of the site: softmax -->
@@ -18,6 +20,7 @@ import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,7 @@ RESULTS, NOTEBOOK = DOCS.parent / "results", DOCS / "notebook.ipynb"
 
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("other-functions", OtherFunctions)
     app.add_directive("result-figures", ResultFigures)
     app.add_directive("torch-operators", TorchOperators)
     app.connect("source-read", _fill_tables)
@@ -117,6 +121,26 @@ class TorchOperators(SphinxDirective):
             lines.append(f".. py:function:: cupykern.torch.{name}{signature}")
         text = "\n".join(lines)
         return self.parse_text_to_nodes(f"```{{eval-rst}}\n{text}\n```")
+
+
+class OtherFunctions(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        sections = []
+        for name in undocumented():
+            text = f"```{{eval-rst}}\n.. autofunction:: cupykern.{name}\n```"
+            content = self.parse_text_to_nodes(text)
+            sections.append(_section(name, nodes.Text(name), *content))
+        return sections
+
+
+def undocumented() -> list[str]:
+    """The public functions that no page of reference/ names: new ones."""
+    import cupykern
+
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    named = set(re.findall(r":: cupykern\.(\w+)$", pages, re.MULTILINE))
+    functions = (x for x in cupykern.__all__ if inspect.isfunction(getattr(cupykern, x)))
+    return [x for x in functions if x not in named]
 
 
 def registered(tree: ast.Module) -> list[str]:

@@ -9,10 +9,11 @@ The folder is Hugging Face's: config.json, *.safetensors (16 bits, or FP8 with s
 
     pip install -e '.[examples]'
 
-Prompts are read one after the other, then all sequences decode together, a token each in a step,
-which is one CUDA graph.  Their keys and values are in pages; where a sequence ends, the next prompt
-takes its slot and its pages.  The layers are those of cupykern/tools/model.  Without a GPU
-everything runs on numpy arrays, where times are those of an emulation.
+Prompts that find a slot are read together, in one call.  Then all sequences decode together, one
+token each per step, which is one CUDA graph.  Keys and values are in pages; where a sequence ends,
+the next prompt takes its slot and its pages.  The text of a single prompt is printed as it comes.
+The layers are those of cupykern/tools/model.  Without a GPU everything runs on numpy arrays, where
+times are those of an emulation.
 
 With --parallel tensor each rank of an MPI job has a part of the weights and of the caches
 (pip install -e '.[parallel]').  On GPUs, one a rank, data go through NCCL: not run yet.
@@ -53,6 +54,25 @@ _DTYPES = {
 }
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises OSError and ValueError."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object; got {type(found).__name__}")
+    return found
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The Tokenizer of a folder's tokenizer.json.  Raises OSError and ValueError."""
+    import tokenizers
+
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the package has no type of its own
+        raise ValueError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from None
+
+
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     """All tensors of a folder's *.safetensors.  Raises ValueError for other dtypes than _DTYPES."""
     import safetensors
@@ -82,7 +102,7 @@ def load(
 
     dtype, weights, target: as for `decoder_of`.
     """
-    found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found = read_json(folder / "config.json")
     config, tensors = config_of(found), read_tensors(folder)
     options = dtype, weights, target
     if comm is None:
@@ -95,7 +115,7 @@ def end_tokens(folder: Path) -> set[int]:
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         if (folder / name).exists():
-            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            found = read_json(folder / name).get("eos_token_id")
             if found is not None:
                 ends |= set(found) if isinstance(found, list) else {found}
     return ends
@@ -314,13 +334,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parallel", choices=("tensor",), help="split over the ranks of mpiexec")
     args = parser.parse_args(arguments)
     try:
-        import tokenizers
-
         if min(args.tokens, args.slots, args.room) < 1 or args.temperature < 0:
             raise ValueError("--tokens, --slots and --room must be positive, --temperature >= 0")
         comm = communicator(args.target) if args.parallel else None
         decoder = load(args.folder, args.dtype, args.weights, args.target, comm)
-        tokenizer = tokenizers.Tokenizer.from_file(str(args.folder / "tokenizer.json"))
+        tokenizer = read_tokenizer(args.folder)
         prompts = [tokenizer.encode(text).ids for text in args.prompt]
         how: dict[str, Any] = {} if comm is None else {"choose": chooser_of(comm)}
         how |= {"slots": args.slots, "room": args.room, "cache": args.cache}

@@ -1,7 +1,8 @@
 """Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here.
 
-What a target does not have, or a machine without a GPU, is deselected, not skipped: one line at the
-end counts it.  A skip means that a tool is missing here.
+What a target does not have, or a machine without a GPU, is deselected, not skipped, and so are fake
+GPUs on a machine with a GPU: one line at the end counts it.  A skip means that a tool is missing
+here.
 
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
 size of tests whose cases take the two in turn, cases of tests that take every second to eighth, and
@@ -89,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _without(item: pytest.Item) -> str | None:
     """What the item needs (tests/support/needs.py) and its target or this machine lacks."""
     target = None
+    if "no_gpu" in item.fixturenames and _gpu() is not None:
+        return "need a machine without a GPU"
     if _needs_gpu(item):
         target = None if item.config.getoption("target") == "host" else _gpu()
         if target is None:
@@ -227,6 +230,11 @@ def target(request: pytest.FixtureRequest):
 def exhaustive(request: pytest.FixtureRequest) -> bool:
     """Whether a test is to do all that it can (--exhaustive)."""
     return request.config.getoption("exhaustive")
+
+
+@pytest.fixture(scope="session")
+def no_gpu() -> None:
+    """For a fake GPU in the place of CuPy's; tests that ask for it are deselected with a GPU."""
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes, tuned
-from ..config_class import config_class
+from ..arguments import config_class
 from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..runtime import workspace
@@ -21,6 +21,7 @@ from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .attention_task import NO_MASK, AttentionTask
 
 
@@ -410,7 +411,7 @@ class AttentionHopperPlan(NamedTuple):
     num_counters: int  # atomic counters from which blocks take tiles
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...], places: Any = None) -> None:
         """See AttentionPlan.launch."""
         if self.num_counters:
             counter = workspace.take_counters(self.target, self.num_counters)
@@ -418,7 +419,9 @@ class AttentionHopperPlan(NamedTuple):
             places = places and (*places, counter.data.ptr)
         self.repeated.launch(arrays, places)
 
-    def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+    def launcher(
+        self, xp: Namespace, arrays: Callable[..., tuple[Any, ...]]
+    ) -> Callable[..., None]:
         """A function launch(places, *given) that launches arrays(*given); it calls `arrays` only
         for new places."""
         if not self.num_counters:

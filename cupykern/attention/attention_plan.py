@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
+from ..arguments import config_class
 from ..arrays import maker
-from ..config_class import config_class
 from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..param_structs import zeros
@@ -24,6 +24,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan, Queries
 from .attention_task import BLOCK_MASK, GENERAL_MODE, HEAD_DIMS, AttentionTask, padded_head_dim
@@ -310,7 +311,7 @@ class AttentionPlan(NamedTuple):
     steps: tuple[Repeated, ...]  # one; three for the naive algorithm
     scores: int = 0  # FP32 scores and row sums of the naive algorithm
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v, out, optionally followed by lse, row_max, row_sum, the mask's five
         arrays and both cu_seqlens (for padded batches the lengths replace the second); then slopes
         and sinks of general tasks, and eight pointers of formulas.  None where absent.
@@ -323,7 +324,9 @@ class AttentionPlan(NamedTuple):
         for step in self.steps:
             step.launch(arrays, places)
 
-    def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+    def launcher(
+        self, xp: Namespace, arrays: Callable[..., tuple[Any, ...]]
+    ) -> Callable[..., None]:
         """A function launch(places, *given) that launches arrays(*given); it calls `arrays` only
         for new places."""
         return self.steps[0].of(arrays).launch_at
@@ -397,7 +400,7 @@ def attention_plan(
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(dims)
         planned = None
         if attention_hopper.is_scheduled(t, grid, blocks):
-            order = _order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
+            order = order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
             planned = target.xp.asarray(attention_hopper.schedule(t, config, order, blocks))
         return attention_hopper.hopper_plan(
             target, t, config, kernel, (blocks, needed), planned, values
@@ -447,7 +450,7 @@ def _set_options(params: np.ndarray, task: AttentionTask, config: AnyConfig) -> 
         params["q_rows"], params["k_rows"] = attention_hopper.rows_of_elements(task) or (0, 0)
 
 
-def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
+def order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
     """The tiles of queries of a causal task, in the order of attention/work_tile.cuh."""
     long_first = np.arange(tiles)[::-1]
     whole, rest = divmod(heads, heads_per_section)

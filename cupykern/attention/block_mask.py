@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..expression.parse import is_operand_name
 from ..interop.foreign import takes_foreign
 from ..numerics import namespace
 from ..reference.expression import operand
+from ..typing import AnyArray, Array, FormulaLike, Namespace, Operands
 from .block_mask_formula import Blocks, Sizes, blocks_of
 from .formulas import Ranges, check_indices
 
@@ -54,18 +55,18 @@ class BlockMask:
     q_block: int
     kv_block: int
     causal_offset: int
-    block_mask_types: Any
-    partial_indices: Any
-    partial_tiles: Any
-    kv_num_blocks: Any
-    kv_indices: Any
+    block_mask_types: Array
+    partial_indices: Array
+    partial_tiles: Array
+    kv_num_blocks: Array
+    kv_indices: Array
 
     @takes_foreign
     def __init__(
         self,
-        block_mask_types: Any,
-        partial_indices: Any,
-        partial_tiles: Any,
+        block_mask_types: AnyArray,
+        partial_indices: AnyArray,
+        partial_tiles: AnyArray,
         seq_len_q: int,
         seq_len_k: int,
         q_block: int,
@@ -85,6 +86,8 @@ class BlockMask:
         seq_len_q, seq_len_k, q_block, kv_block, causal_offset = _sizes(
             seq_len_q, seq_len_k, q_block, kv_block, causal_offset=causal_offset
         )
+        block_mask_types = cast(Array, block_mask_types)  # here they are native
+        partial_indices, partial_tiles = cast(Array, partial_indices), cast(Array, partial_tiles)
         arguments.target_of("block_mask_types", block_mask_types)
         shape = block_mask_types.shape
         wanted = -(-seq_len_q // q_block), -(-seq_len_k // kv_block)
@@ -134,13 +137,14 @@ class BlockMask:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a BlockMask cannot be changed: make another one for another {name}")
 
-    def arrays(self) -> tuple[Any, ...]:
+    def arrays(self) -> tuple[Array | int, ...]:
         """The values of all attributes: arrays and numbers."""
         return tuple(vars(self).values())
 
     @property
     def batch_shape(self) -> tuple[int, int]:
-        return self.block_mask_types.shape[:2]
+        batch, heads, *_ = self.block_mask_types.shape
+        return batch, heads
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -161,7 +165,7 @@ class BlockMask:
 
     @classmethod
     @takes_foreign
-    def from_dense(cls, mask: Any, q_block: int = 128, kv_block: int = 128) -> BlockMask:
+    def from_dense(cls, mask: AnyArray, q_block: int = 128, kv_block: int = 128) -> BlockMask:
         """Classify the blocks of a dense mask.
 
         >>> keep = np.tril(np.ones((256, 256), bool))
@@ -176,6 +180,7 @@ class BlockMask:
 
         Raises TypeError (not bool) and ValueError (shape, block sizes).
         """
+        mask = cast(Array, mask)
         arguments.target_of("mask", mask)
         if mask.dtype != np.bool_:
             raise TypeError(f"mask must have dtype bool (True = keep); got {mask.dtype}")
@@ -222,11 +227,11 @@ class BlockMask:
     @classmethod
     def from_expression(
         cls,
-        mask: Any,
+        mask: FormulaLike,
         seq_len_q: int,
         seq_len_k: int,
         *,
-        operands: dict[str, Any] | None = None,
+        operands: Operands | None = None,
         batch: int = 1,
         heads: int = 1,
         input_pos: int = 0,
@@ -258,7 +263,8 @@ class BlockMask:
             raise ValueError(f"batch and heads must be positive; got {batch}, {heads}, {input_pos}")
         formula, given = read(mask, "mask"), operands or {}
         _check_operands(formula, given)
-        arrays = [x for x in given.values() if hasattr(x, "dtype") and x.ndim]
+        values: list[Any] = list(given.values())
+        arrays = [x for x in values if hasattr(x, "dtype") and x.ndim]
         xp = targets.get(target).xp if target or not arrays else namespace(arrays[0])
         on_host = {
             name: operand(np.zeros(0), x.get() if hasattr(x, "get") else x)
@@ -282,7 +288,7 @@ class BlockMask:
     @takes_foreign
     def document(
         cls,
-        document_ids: Any,
+        document_ids: AnyArray,
         *,
         causal: bool = False,
         q_block: int = 128,
@@ -300,6 +306,7 @@ class BlockMask:
         The host reads the blocks' types, which synchronises.
         Raises TypeError (not integers) and ValueError (shape, block sizes).
         """
+        document_ids = cast(Array, document_ids)
         arguments.target_of("document_ids", document_ids)
         xp = namespace(document_ids)
         if document_ids.dtype.kind not in "iu":
@@ -310,7 +317,7 @@ class BlockMask:
         batch, size = ids.shape
         positions = xp.arange(size)
 
-        def rows(first: int, end: int) -> Any:
+        def rows(first: int, end: int) -> Array:
             keep = ids[:, None, first:end, None] == ids[:, None, None, :]
             if causal:
                 keep = keep & (positions[None] <= positions[first:end, None])
@@ -351,7 +358,7 @@ class BlockMask:
         types = np.where((i - j) % stride == 0, types, np.uint8(MASKED))
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block)
 
-    def to_dense(self, xp: Any = None) -> Any:
+    def to_dense(self, xp: Namespace | None = None) -> Array:
         """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` (None: its own namespace).
 
         >>> cupykern.BlockMask.causal(128, 128, target="host").to_dense()[0, 0, 1, :3].tolist()
@@ -395,7 +402,7 @@ def _sizes(seq_len_q: Any, seq_len_k: Any, q_block: Any, kv_block: Any, **others
     return found
 
 
-def _check_operands(formula: Expression, given: dict[str, Any]) -> None:
+def _check_operands(formula: Expression, given: Operands) -> None:
     """Check that operands are finite numbers or real arrays whose names the formula uses, like
     `attention`'s.  Raises TypeError and ValueError."""
     if not isinstance(given, dict):
@@ -428,9 +435,9 @@ def _of_types(types: np.ndarray, target: str | None, *sizes: int) -> BlockMask:
 
 
 def _classify(
-    xp: Any,
-    rows: Callable[[int, int], Any],
-    batch_shape: tuple[int, int],
+    xp: Namespace,
+    rows: Callable[[int, int], Array],
+    batch_shape: tuple[int, ...],
     sq: int,
     sk: int,
     q_block: int,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..expression.code import FormulaCode
 from ..kernels import Variant
 from ..runtime.choice import Family

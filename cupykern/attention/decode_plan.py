@@ -14,6 +14,7 @@ from ..runtime import plans, workspace
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Array
 from .attention_task import ScoreOptions
 from .cache_scales import KvScales, array_of, place_of, scale_params, walkable_scale
 from .decode_config import (
@@ -89,8 +90,9 @@ class DecodePlan(NamedTuple):
     num_counters: int
 
     def launch(
-        self, places: Any, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any,
-        slopes: Any, sinks: Any, k_scale: Any, v_scale: Any, operands: tuple[Any, ...],
+        self, places: Any, q: Array, k: Array, v: Array, lens: Array | None, table: Array | None,
+        out: Array, lse: Array | None, slopes: Array | None, sinks: Array | None,
+        k_scale: Array | None, v_scale: Array | None, operands: tuple[Any, ...],
     ) -> None:  # fmt: skip
         """places: the addresses that determine those of all arrays, or None.  operands: the
         formulas' arrays."""
@@ -235,8 +237,8 @@ def _general_values(call: DecodeCall) -> dict[str, Any]:
 def run(
     target: Target,
     arrays: tuple[Any, Any, Any, Any, Any],
-    y: Any,
-    lse: Any,
+    y: Array,
+    lse: Array | None,
     max_keys: int,
     scale: float,
     config: DecodeConfig | None,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..rows.row_layout import VECTOR_BYTES, Operand

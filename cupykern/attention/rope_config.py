@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..runtime.choice import Family
 from ..targets import Device

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, targets
+from ..typing import Array
 
 _NEEDED = {
     "default": (),
@@ -32,7 +33,7 @@ def rope_inv_freq(
     scaling: Mapping[str, Any] | None = None,
     *,
     target: str | None = None,
-) -> tuple[Any, float]:
+) -> tuple[Array, float]:
     """(inv_freq, attention_factor) for `rope_and_cache`, for heads with `dim` rotated elements.
 
     >>> inv_freq, attention_factor = cupykern.rope_inv_freq(8, 10000.0, target="host")

@@ -15,11 +15,12 @@ import cupykern
 from .. import arguments, arrays
 from ..numerics import namespace
 from ..runtime import plans
+from ..typing import Array, DTypeLike
 
 Chunks = tuple[tuple[int, ...], ...]
 
 
-def chunked(name: str, x: Any) -> Any:
+def chunked(name: str, x: object) -> da.Array:
     """Check that x is a dask array that ops take; return it.  Raises TypeError and ValueError."""
     if not isinstance(x, da.Array):
         raise TypeError(f"{name} must be a dask array; got {kind(x)}")
@@ -32,11 +33,11 @@ def chunked(name: str, x: Any) -> Any:
     return x
 
 
-def kind(x: Any) -> str:
+def kind(x: object) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
 
 
-def lazy(name: str, x: Any) -> Any:
+def lazy(name: str, x: object) -> da.Array | None:
     """x as a dask array; a plain array becomes one chunk, None stays None.
 
     Raises TypeError and ValueError.
@@ -47,7 +48,7 @@ def lazy(name: str, x: Any) -> Any:
     return da.from_array(x, chunks=-1, asarray=False)
 
 
-def standing_for(x: Any) -> Any:
+def standing_for(x: da.Array | None) -> Any:
     """A stand-in for x in an op's checks: its kind, shape and dtype, with the memory of one
     element.  None for None."""
     if x is None:
@@ -56,7 +57,7 @@ def standing_for(x: Any) -> Any:
     return xp.broadcast_to(arrays.empty_of(xp, (), x.dtype), x.shape)
 
 
-def meta(x: Any, ndim: int, dtype: Any) -> Any:
+def meta(x: da.Array, ndim: int, dtype: DTypeLike) -> Array:
     """The `_meta` of a result whose blocks are arrays of the same kind as x's blocks."""
     xp = namespace(x._meta)
     if ndim == 0:  # defined contents, as dask's names depend on them
@@ -64,7 +65,7 @@ def meta(x: Any, ndim: int, dtype: Any) -> Any:
     return arrays.empty_of(xp, (0,) * ndim, dtype)
 
 
-def rechunked(x: Any, chunks: Chunks) -> Any:
+def rechunked(x: da.Array | None, chunks: Chunks) -> da.Array | None:
     """x with these chunks; dims that broadcast become one chunk.  None for None."""
     if x is None:
         return None
@@ -72,7 +73,7 @@ def rechunked(x: Any, chunks: Chunks) -> Any:
     return x.rechunk(tuple(sizes if sum(sizes) == n else (n,) for n, sizes in pairs))
 
 
-def ending_at(x: Any, multiples: dict[int, int]) -> Any:
+def ending_at(x: da.Array, multiples: dict[int, int]) -> da.Array:
     """x with chunk boundaries rounded up to multiples, given by dim."""
     moved = {}
     for dim, step in multiples.items():
@@ -104,7 +105,7 @@ class Output(NamedTuple):
     chunks: Chunks
 
 
-def like(x: Any, dtype: np.dtype, changed: dict[int, tuple[int, ...]] | None = None) -> Output:
+def like(x: da.Array, dtype: np.dtype, changed: dict[int, tuple[int, ...]] | None = None) -> Output:
     """An Output with x's chunks, except along the dims in `changed`."""
     chunks = list(x.chunks)
     for dim, sizes in (changed or {}).items():
@@ -113,8 +114,8 @@ def like(x: Any, dtype: np.dtype, changed: dict[int, tuple[int, ...]] | None = N
 
 
 def apply(
-    op: str, x: Any, others: dict[str, Any], outputs: list[Output], options: dict[str, Any]
-) -> tuple[Any, ...]:
+    op: str, x: da.Array, others: dict[str, Any], outputs: list[Output], options: dict[str, Any]
+) -> tuple[da.Array, ...]:
     """`map_blocks` of the op named `op`.  others: array arguments by name, or None."""
     given = {key: rechunked(y, x.chunks) for key, y in others.items() if y is not None}
     function = partial(_run, op=op, names=tuple(given), options=options)
@@ -122,8 +123,8 @@ def apply(
 
 
 def map_blocks(
-    token: str, function: Any, operands: list[Any], outputs: list[Output]
-) -> tuple[Any, ...]:
+    token: str, function: Any, operands: list[da.Array], outputs: list[Output]
+) -> tuple[da.Array, ...]:
     """Apply function(*blocks) block by block; return the outputs as dask arrays.
 
     operands: x, and arrays that broadcast to it, in x's chunks.  For several outputs the function
@@ -148,7 +149,7 @@ def map_blocks(
     )  # fmt: skip
 
 
-def _changed(x: Any, output: Output) -> dict[int, tuple[int, ...]]:
+def _changed(x: da.Array, output: Output) -> dict[int, tuple[int, ...]]:
     """The output's chunks along dims where they differ from x's."""
     pairs = enumerate(zip(output.chunks, x.chunks, strict=False))
     return {dim: sizes for dim, (sizes, of_x) in pairs if sizes != of_x}

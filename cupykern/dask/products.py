@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import dask.array as da
 import numpy as np
@@ -18,26 +19,27 @@ from ..gemm.product import OPERANDS
 from ..ops import matmul as _matmul
 from ..ops.checks.formulas import NO_FORMULA, read_formula
 from ..ops.checks.vectors import Vectors, read_vectors
+from ..typing import Activation, Array, Factor, FormulaLike, Precision, ResultDTypes
 from .chunks import Chunks, aligned, common, item, kind, lazy, meta, rechunked, standing_for
 
 _SUM = "the sum of other chunks"  # an operand name that cannot occur in a formula
 
 
 def matmul(
-    a: Any,
-    b: Any,
+    a: da.Array | Array,
+    b: da.Array | Array,
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    residual: Any = None,
-    alpha: Any = 1.0,
-    out_dtype: Any = None,
-    accumulate: str = "float32",
-    precision: str = "float32",
-    epilogue: Any = None,
-    operands: dict[str, Any] | None = None,
+    bias: da.Array | Array | None = None,
+    activation: Activation | None = None,
+    residual: da.Array | Array | None = None,
+    alpha: Factor | None = 1.0,
+    out_dtype: ResultDTypes = None,
+    accumulate: Literal["float32", "float16"] = "float32",
+    precision: Precision = "float32",
+    epilogue: FormulaLike | None = None,
+    operands: Mapping[str, da.Array | Factor] | None = None,
     split_every: int = 8,
-) -> Any:
+) -> da.Array | tuple[da.Array, ...]:
     """`cupykern.matmul` for two dask arrays, or one dask array and an array of its chunks' kind.
 
     >>> a = da.ones((4, 100), chunks=(2, 30), dtype=np.float16)
@@ -76,7 +78,8 @@ def matmul(
         raise TypeError(f"split_every must be an integer; got {type(split_every).__name__}")
     if split_every < 1:
         raise ValueError(f"split_every must be at least 1; got {split_every}")
-    a, b, bias, residual = arrays = tuple(lazy(name, x) for name, x in given.items())
+    arrays: tuple[Any, ...] = tuple(lazy(name, x) for name, x in given.items())
+    a, b, bias, residual = arrays
     if isinstance(operands, dict):
         operands = {name: _operand(name, x) for name, x in operands.items()}
     of_a, of_b, of_bias, of_residual = map(standing_for, arrays)
@@ -111,7 +114,7 @@ def matmul(
     of_k = {"alpha": checked.alpha, "accumulate": accumulate, "precision": precision}
     kinds = checked.out_dtype, *checked.more
     last = {**of_k, "activation": activation, "out_dtype": kinds if checked.more else kinds[0]}
-    end = None if epilogue is None else _Formula(epilogue, operands or {}, kinds)
+    end = None if epilogue is None else _Formula(epilogue, dict(operands or {}), kinds)
     return _product(arrays, of_k, last, int(split_every), end)
 
 

@@ -7,7 +7,7 @@ that every chunk gets the scale of the whole array.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
@@ -20,6 +20,7 @@ from ..nvfp4 import GROUP, NvFp4
 from ..ops import nonfinite_report as _nonfinite
 from ..ops import quantize as _quantize
 from ..ops import quantize_nvfp4 as _nvfp4
+from ..typing import Array, DTypeLike
 from .chunks import (
     Output,
     aligned,
@@ -34,8 +35,12 @@ from .chunks import (
 
 
 def quantize(
-    x: Any, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
-) -> tuple[Any, Any]:
+    x: da.Array,
+    dtype: DTypeLike,
+    *,
+    granularity: Literal["tensor", "row", "column", "block"] = "tensor",
+    block: tuple[int, int] = (1, 128),
+) -> tuple[da.Array, da.Array]:
     """`cupykern.quantize` for a dask array: two dask arrays, values and scale.
 
     >>> x = da.from_array(np.float32([[1, -2], [4, 0]]), chunks=(1, 2))
@@ -73,7 +78,7 @@ def quantize(
     return values, scale
 
 
-def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
+def quantize_nvfp4(x: da.Array, *, layout: Literal["plain", "blocked"] = "plain") -> NvFp4:
     """`cupykern.quantize_nvfp4` for a dask array: an NvFp4 of dask arrays.  `dask.compute` turns it
     into an NvFp4 of arrays of the chunks' kind.
 
@@ -99,7 +104,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
         x = ending_at(x, {-1: GROUP})
     largest = _largest(x, finite=True)
 
-    def parts(dtype: Any, count: int) -> Output:
+    def parts(dtype: np.dtype, count: int) -> Output:
         return like(x, dtype, {-1: tuple(size // count for size in x.chunks[-1])})
 
     of_scale = parts(dtypes.float8_e4m3fn, GROUP)
@@ -113,7 +118,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
     return NvFp4.unchecked(data, scale, layout, global_scale)
 
 
-def _largest(x: Any, finite: bool) -> Any:
+def _largest(x: da.Array, finite: bool) -> da.Array:
     """The largest |x|, a dask array of shape ().  finite: ignore non-finite elements; otherwise
     they make it NaN."""
     return da.reduction(
@@ -142,7 +147,7 @@ def _of_largest(token: str, function: Any, x: Any, largest: Any) -> Any:
     )  # fmt: skip
 
 
-def _quantize_by(x: Any, largest: Any, code: np.dtype) -> Any:
+def _quantize_by(x: Array, largest: Array, code: np.dtype) -> Any:
     longer = arrays.empty_of(namespace(x), x.size + 1, x.dtype)
     longer[:-1] = x.reshape(-1)
     longer[-1:] = largest.astype(x.dtype)
@@ -150,12 +155,12 @@ def _quantize_by(x: Any, largest: Any, code: np.dtype) -> Any:
     return values[:-1].reshape(x.shape)
 
 
-def _scale_by(largest: Any, x_dtype: np.dtype, code: np.dtype) -> Any:
+def _scale_by(largest: Array, x_dtype: np.dtype, code: np.dtype) -> Any:
     _, scale = cupykern.quantize(largest.astype(x_dtype), code)
     return scale
 
 
-def _nvfp4_by(x: Any, largest: Any, layout: str) -> tuple[Any, Any]:
+def _nvfp4_by(x: Array, largest: Array, layout: Literal["plain", "blocked"]) -> tuple[Any, Any]:
     if not x.size:
         p = cupykern.quantize_nvfp4(x, layout=layout)
         return p.data, p.scale
@@ -168,7 +173,7 @@ def _nvfp4_by(x: Any, largest: Any, layout: str) -> tuple[Any, Any]:
     return p.data, p.scale
 
 
-def _global_scale_by(largest: Any, x_dtype: np.dtype) -> Any:
+def _global_scale_by(largest: Array, x_dtype: np.dtype) -> Any:
     row = namespace(largest).zeros((1, GROUP), x_dtype)
     row[:, :1] = largest.astype(x_dtype)
     return cupykern.quantize_nvfp4(row).global_scale

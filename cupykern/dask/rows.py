@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import dask.array as da
 import numpy as np
-from dask.delayed import delayed
+from dask.delayed import Delayed, delayed
 
 import cupykern
 
@@ -16,14 +17,22 @@ from ..ops import nonfinite_report as _nonfinite
 from ..ops import norm as _norms
 from ..ops import softmax as _softmax
 from ..ops.nonfinite_report import NonfiniteReport, merge_reports
+from ..typing import Array, DTypeLike, Factor
 from .chunks import Output, aligned, apply, chunked, lazy, like, standing_for
+
+Results: TypeAlias = da.Array | tuple[da.Array, ...]
 
 _REPORTS = 64  # reports merged by one task
 
 
 def softmax(
-    x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, dtype: Any = None
-) -> Any:
+    x: da.Array,
+    axis: int = -1,
+    *,
+    mask: da.Array | Array | None = None,
+    scale: Factor | None = None,
+    dtype: DTypeLike | None = None,
+) -> da.Array:
     """`cupykern.softmax` for a dask array.  x is rechunked to one chunk along `axis`.
 
     >>> x = da.zeros((4, 8), chunks=(2, 8), dtype=np.float32)
@@ -40,8 +49,13 @@ def softmax(
 
 
 def log_softmax(
-    x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, dtype: Any = None
-) -> Any:
+    x: da.Array,
+    axis: int = -1,
+    *,
+    mask: da.Array | Array | None = None,
+    scale: Factor | None = None,
+    dtype: DTypeLike | None = None,
+) -> da.Array:
     """`cupykern.log_softmax` for a dask array; arguments as for `softmax`.
 
     >>> x = da.zeros((4, 8), chunks=(2, 4), dtype=np.float32)
@@ -52,16 +66,16 @@ def log_softmax(
 
 
 def layer_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: da.Array,
+    weight: da.Array | Array | None = None,
+    bias: da.Array | Array | None = None,
     *,
-    eps: Any = 1e-5,
-    residual: Any = None,
+    eps: Factor | None = 1e-5,
+    residual: da.Array | Array | None = None,
     compensated: bool = False,
     return_stats: bool = False,
-    dtype: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+) -> Results:
     """`cupykern.layer_norm` for a dask array.  x is rechunked to one chunk along the last axis.
 
     >>> x = da.arange(12, chunks=4, dtype=np.float32).reshape(3, 4)
@@ -78,16 +92,16 @@ def layer_norm(
 
 
 def rms_norm(
-    x: Any,
-    weight: Any = None,
+    x: da.Array,
+    weight: da.Array | Array | None = None,
     *,
-    eps: Any = None,
-    residual: Any = None,
-    quantize: str | None = None,
-    granularity: str = "row",
+    eps: Factor | None = None,
+    residual: da.Array | Array | None = None,
+    quantize: Literal["e4m3", "e5m2", "int8"] | None = None,
+    granularity: Literal["row", "block"] = "row",
     return_stats: bool = False,
-    dtype: Any = None,
-) -> Any:
+    dtype: DTypeLike | None = None,
+) -> Results:
     """`cupykern.rms_norm` for a dask array.  x is rechunked to one chunk along the last axis.
 
     >>> x = da.ones((4, 8), chunks=(2, 4), dtype=np.float32)
@@ -101,7 +115,7 @@ def rms_norm(
     return _norm("rms_norm", x, {"weight": weight}, eps, residual, dtype, options)
 
 
-def nonfinite_report(x: Any) -> Any:
+def nonfinite_report(x: da.Array) -> Delayed:
     """`cupykern.nonfinite_report` for a dask array: a Delayed of a NonfiniteReport.
 
     >>> x = da.from_array(np.float32([[1, 2], [np.inf, 4]]), chunks=(1, 2))
@@ -172,7 +186,7 @@ def _norm(
     return found if len(found) > 1 else found[0]
 
 
-def _report(x: Any, begin: tuple[int, ...]) -> NonfiniteReport:
+def _report(x: Array, begin: tuple[int, ...]) -> NonfiniteReport:
     """The report of one block whose first element is at `begin` in the whole array."""
     found = cupykern.nonfinite_report(aligned(x))
     if found.first_index is None:

@@ -29,14 +29,17 @@ def trace(
 ) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[int, ...]]:
     """(nodes, operand names, result nodes) of the value or tuple that `function` returns.
 
-    Its parameters are names of an expression: scope names, operands and functions.  Raises
-    TypeError for unsupported operations.
+    Its parameters are names of an expression: scope names, operands and functions.  A parameter
+    with a default is that number, also in a functools.partial.  Raises TypeError for unsupported
+    operations.
     """
     builder = Builder(scope)
     given: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"a formula's parameters have names; got {parameter}")
+        if parameter.default is not parameter.empty:
+            continue
         if name in FUNCTIONS:
             given[name] = _Function(builder, name)
         else:

@@ -19,6 +19,7 @@ from ..runtime import plans
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Array
 from . import launch
 from .copied_plan import CopiedPlan
 from .gemm import AnyConfig
@@ -32,15 +33,15 @@ _B = ARRAYS["gemm"].index("b")
 
 def run(
     target: Target,
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     addends: dict[str, Any],
     shape: tuple[int, ...],
-    out: Any,
+    out: Array | None,
     config: AnyConfig | None,
     key: Any,
     **options: Any,
-) -> Any:
+) -> Array:
     """Launch the product and return its result.  The caller has checked the arguments.
 
     addends: bias and residual, of the result's shape, or None.  key: the key of plans.find.
@@ -100,13 +101,13 @@ class Embedding(NamedTuple):
     k_major: bool
     launch: Callable[..., None] | None  # None: B is empty
 
-    def __call__(self, b: Any) -> Any:
+    def __call__(self, b: Array) -> Array:
         made = self.empty(self.shape, dtypes.float32)
         if self.launch is not None:
             self.launch((b, made))
         return made
 
-    def view(self, made: Any) -> Any:
+    def view(self, made: Array) -> Array:
         """The FP32 matrices (..., 2 K, 2 N) in the memory that the call returned."""
         found = made[..., : self.near_size]
         return found.swapaxes(-1, -2) if self.k_major else found

@@ -14,6 +14,7 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .product import (
     ALIGNMENT,
     FP4,
@@ -27,10 +28,10 @@ from .product import (
 )
 
 _LINE = 128  # bytes of an L2 line
-_MANY = 2**24  # multiplications
+MANY = 2**24  # multiplications
 _LONG = 64  # tile_k of the mainloops that read by elements
 ALIGN_ROWS = Variant("align_rows", (), (), 256)
-_FEW_ROWS, _FEW_CODES = 256, 64
+FEW_ROWS, _FEW_CODES = 256, 64
 
 
 class Copy(NamedTuple):
@@ -137,11 +138,11 @@ def copies(
 ) -> tuple[Copy, ...]:
     """The operands to copy first, so that the mainloop reads all of them by vectors.
 
-    Small products copy nothing.  Small is below _MANY multiplications; if align_rows.cu makes the
-    copies, below _MANY / 8 with k <= _LONG.  With copies, FP16 (128, 129, 131) takes 19 us instead
+    Small products copy nothing.  Small is below MANY multiplications; if align_rows.cu makes the
+    copies, below MANY / 8 with k <= _LONG.  With copies, FP16 (128, 129, 131) takes 19 us instead
     of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25 instead of 133 (H200).
 
-    An MN-major a of at most _FEW_ROWS rows is copied too, because no tiles exist for it:
+    An MN-major a of at most FEW_ROWS rows is copied too, because no tiles exist for it:
     (32, 4096, 4096) takes 20.4 us instead of 31.7, but (304, 4096, 4096) 52.8 instead of 48.2.
     """
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}
@@ -149,7 +150,7 @@ def copies(
     if FP4 in (a.dtype, b.dtype):
         return _copies_of_codes(arrays, b, m, n, k)
     vectors = dual_by_vectors if "b2" in others else by_vectors
-    own = MN_MAJOR if a.row == 1 and m > _FEW_ROWS else K_MAJOR, MN_MAJOR if b.col == 1 else K_MAJOR
+    own = MN_MAJOR if a.row == 1 and m > FEW_ROWS else K_MAJOR, MN_MAJOR if b.col == 1 else K_MAJOR
     k_major = K_MAJOR, K_MAJOR
     for to_a, to_b in (k_major,) if fp16_accumulate else (own, (K_MAJOR, own[1]), k_major):
         if not vectors(a.dtype, b.dtype, to_a, to_b, block_scales):
@@ -163,8 +164,8 @@ def copies(
             found = {name: columns for name, columns in found.items() if not near[name]}
         made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
         if all(copy.rows for copy in made):
-            return made if m * n * k >= _MANY // 8 or k > _LONG else ()
-        return made if m * n * k >= _MANY else ()
+            return made if m * n * k >= MANY // 8 or k > _LONG else ()
+        return made if m * n * k >= MANY else ()
     return ()
 
 
@@ -208,7 +209,7 @@ class CopiedPlan(NamedTuple):
     plan: Any
     launches: tuple[Any, ...] = ()  # empty: each call allocates memory
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: the kernel's arrays; a copied one need only begin at the operand's address."""
         made = list(arrays)
         for place, copy in self.copiers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..targets import Device
 from .gemm_task import GemmTask

@@ -17,6 +17,7 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .product import (
     FLOAT16S,
     FP4,
@@ -58,7 +59,7 @@ class DecodedPlan(NamedTuple):
     names: tuple[str, ...]
     product: Any
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         found = dict(zip(self.names, arrays, strict=True))
         args: list[Any] = []

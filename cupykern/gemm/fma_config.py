@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .gemm_task import GemmTask
 from .product import (
     K_MAJOR,
@@ -160,7 +161,7 @@ class FmaGemmPlan(NamedTuple):
 
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS["gemm"], None where absent."""
         self.repeated.launch(arrays[:5])
 

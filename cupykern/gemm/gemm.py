@@ -21,6 +21,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from . import float32_heuristic, portable_heuristic, skinny_gemm, sm90_heuristic
 from .decode_first import DecodeFirst
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
@@ -30,6 +31,7 @@ from .logits import NormalizedPlan, fill_logits, normalized_plan
 from .parts_config import PartsGemmConfig
 from .portable_config import GemmConfig
 from .product import (
+    ACTIVATIONS,
     BLOCK,
     FP4,
     GROUPS,
@@ -66,11 +68,6 @@ AnyConfig = GemmConfig | FmaGemmConfig | SplitFloat32 | SkinnyGemmConfig | Sm90A
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None if it can."""
     return config.refusal(task, device_named(arch))
-
-
-def slow_activation(activation: str | None) -> bool:
-    """Whether `activation` takes many instructions (GemmTask.slow_activation)."""
-    return activation not in (None, "relu")
 
 
 def fp16_accumulate_task(task: GemmTask) -> GemmTask:
@@ -154,7 +151,7 @@ class GemmPlan(NamedTuple):
     passes: tuple[Repeated, ...]  # one; with split-K a second one that reduces the partials
     partial_size: int  # number of partial accumulators; 0 without split-K
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, None where absent."""
         if self.partial_size:
             partials = maker(xp)((self.partial_size,), np.uint32)  # FP32 or int32
@@ -182,7 +179,7 @@ def task_of(product: Product) -> GemmTask:
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
     task = replace(
         task,
-        slow_activation=slow_activation(p.activation) or p.formula is not None,
+        slow_activation=ACTIVATIONS[p.activation].slow or p.formula is not None,
         tma_store_epilogue=fits_tma_store(with_a_decoded(p), task.mixed_input),
         tma_store_decoded=p.b.dtype != FP4 or fits_tma_store_decoded(p),
         precision=p.precision,

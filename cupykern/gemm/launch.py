@@ -13,6 +13,7 @@ from .. import arguments
 from ..arrays import assign, maker, packed
 from ..runtime import plans
 from ..targets import Target
+from ..typing import Array
 from . import gemm, product
 from .copied_plan import CopiedPlan, conversions, copies
 from .gemm import AnyConfig, AnyPlan
@@ -20,7 +21,7 @@ from .product import Formula, Product
 from .row_reductions import IDENTITIES
 
 
-def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
+def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Array | None) -> Any:
     """Launch a call whose plan plans.find returned as `known`, and return its result.
 
     given: the arrays, in the order of `run`'s argument `given`.
@@ -40,7 +41,7 @@ def run_step(
     operands: dict[str, Any],
     shape: tuple[int, ...],
     out_dtype: np.dtype,
-    out: Any,
+    out: Array | None,
     config: AnyConfig | None,
     key: Any,
     **options: Any,
@@ -72,7 +73,7 @@ def run(
     operands: dict[str, Any],
     shape: tuple[int, ...],
     out_dtype: np.dtype,
-    out: Any,
+    out: Array | None,
     config: AnyConfig | None,
     key: Any = None,
     given: tuple[str, ...] = (),

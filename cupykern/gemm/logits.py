@@ -15,6 +15,7 @@ from ..runtime import workspace
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .product import Matrix, Product, fill_epilogue
 
 SET_COLUMNS, _PIECE_COLUMNS = 64, 2048  # logits/statistics.cuh, logits/normalize.cuh
@@ -34,7 +35,7 @@ class NormalizedPlan(NamedTuple):
     product: Any
     normalize: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         self.product.launch(xp, arrays)
         self.normalize.launch(arrays)

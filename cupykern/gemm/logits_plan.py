@@ -11,6 +11,7 @@ from .. import dtypes
 from ..arrays import maker
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Array
 from . import product
 from .gemm import AnyConfig
 from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
@@ -33,8 +34,14 @@ class LogitsPlan(NamedTuple):
     dtype: np.dtype
 
     def launch(
-        self, places: tuple[Any, ...], a: Any, w: Any, bias: Any, scale: Any, out: Any
-    ) -> Any:
+        self,
+        places: tuple[Any, ...],
+        a: Array,
+        w: Array,
+        bias: Array | None,
+        scale: Any,
+        out: Array | None,
+    ) -> Array:
         """Launch with CuPy arrays, and return the result.  places: the arrays' addresses."""
         target = self.target
         y = maker(target.xp)(self.shape, self.dtype) if out is None else out
@@ -56,7 +63,7 @@ class LogitsPlan(NamedTuple):
 
 
 def memory_of(
-    target: Target, config: AnyConfig, y: Any, place: Matrix, bias: Any
+    target: Target, config: AnyConfig, y: Array, place: Matrix, bias: Array | None
 ) -> tuple[LogitsMemory, Matrix | None, int]:
     """(the call's workspace, the matrix of stored logits or None, sets of columns with statistics).
 
@@ -72,14 +79,14 @@ def memory_of(
     return logits_memory(rows, n, num_sets, own), logits, num_sets
 
 
-def _takes_shares(y: Any, bias: Any) -> bool:
+def _takes_shares(y: Any, bias: Array | None) -> bool:
     """Whether Hopper's epilogue can write exponentials to a 16-bit y instead of storing logits."""
     place = product.matrix(y, ())
     of_cols = bias is None or is_row(bias)
     return of_cols and place is not None and tma_stores(place, *y.shape)
 
 
-def is_row(bias: Any) -> bool:
+def is_row(bias: Array) -> bool:
     """Whether all rows of a broadcast bias are the same memory."""
     return all(
         size == 1 or step == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..precisions import AnyParts
 from ..targets import Device

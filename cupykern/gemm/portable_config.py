@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..targets import Device
 from ..targets.limits import max_shared_bytes
@@ -105,7 +105,7 @@ class GemmConfig:
                 ("kLayoutB", layout_b),
                 ("kFinishRounds", self.finish_rounds),
                 ("kPromoteK", self.promote_k(task)),
-                ("kHalfSums", task.fp16_accumulate),
+                ("kHalfAccumulator", task.fp16_accumulate),
                 ("kProducts", task.products),
             ),
             self.num_threads,

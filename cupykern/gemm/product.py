@@ -16,6 +16,7 @@ from ..expression.code import FormulaCode
 from ..expression.cpp import MAX_OPERANDS, OF_INTEGER_ARRAYS, OperandCode, source
 from ..expression.expression import reductions
 from ..expression.tree import Node
+from ..typing import Array
 
 MAX_BATCH_DIMS = 4  # gemm/work_tile.cuh: kMaxBatchDims
 _NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
@@ -23,13 +24,27 @@ _NUM_OPERANDS = 12  # gemm/work_tile.cuh: kOperands
 K_MAJOR, MN_MAJOR, STRIDED = range(3)
 BLOCK = 128  # scale block along k and n; gemm/mainloop_portable.cuh, mainloop_sm90.cuh: kBlockK
 ALIGNMENT = 16  # bytes of an asynchronous copy
-ACTIVATIONS = (
-    None,
-    "relu",
-    "gelu",
-    "gelu_tanh",
-    "silu",
-)  # gemm/epilogue/linear_combination.cuh: Activation
+
+
+class Activation(NamedTuple):
+    """code: of gemm/epilogue/linear_combination.cuh: Activation.  slow: takes many instructions.
+
+    halves: the kernels that store 16-bit results by TMA take half its argument, so of alpha.
+    """
+
+    code: int
+    slow: bool = True
+    halves: bool = False
+
+
+ACTIVATIONS: dict[str | None, Activation] = {
+    None: Activation(0, slow=False),
+    "relu": Activation(1, slow=False),
+    "gelu": Activation(2, halves=True),
+    "gelu_tanh": Activation(3),
+    "silu": Activation(4),
+}
+"""A new one is a line here, one in reference/activations.py, and a line of the kernels'."""
 
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
@@ -83,7 +98,7 @@ def transposed(x: Matrix) -> Matrix:
     return x._replace(row=x.col, col=x.row)
 
 
-def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
+def matrix(array: Array, batch: tuple[int, ...]) -> Matrix | None:
     """`array` broadcast to `batch` matrices; None unless address and strides are multiples of the
     itemsize.  uint8 arrays hold NVFP4 codes."""
     itemsize, strides = array.dtype.itemsize, steps_of(array)
@@ -410,7 +425,7 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
     epilogue["scale_a_stride"] = 0 if p.scale_a is None else p.scale_a.row
     epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
     epilogue["alpha"] = p.alpha
-    epilogue["activation"] = ACTIVATIONS.index(p.activation)
+    epilogue["activation"] = ACTIVATIONS[p.activation].code
 
 
 def fill_formula(params: np.ndarray, product: Product) -> None:

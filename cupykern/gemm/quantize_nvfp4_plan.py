@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import arrays, dtypes, nvfp4
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..nvfp4 import GROUP, NvFp4
 from ..param_structs import zeros
@@ -19,6 +19,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from ..targets.repeated import Repeated
+from ..typing import Array
 from .product import Groups, Matrix, groups
 
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
@@ -136,7 +137,7 @@ class NvFp4Plan(NamedTuple):
     layout: str
     places: tuple[int, int, int]  # _places'
 
-    def launch(self, x: Any, places: Any) -> NvFp4:
+    def launch(self, x: Array, places: Any) -> NvFp4:
         """Quantize x.  places: (x's address,) for CuPy arrays."""
         target = self.target
         xp = target.xp
@@ -166,7 +167,7 @@ def _places(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, 
 
 
 def _params(
-    batch: int, rows: int, k: int, x: Any, steps: Groups, matrix_scales: int, layout: str
+    batch: int, rows: int, k: int, x: Matrix, steps: Groups, matrix_scales: int, layout: str
 ) -> np.ndarray:
     params = zeros("rows/quantize_nvfp4.cuh", "QuantizeNvfp4Params")
     params["batch"], params["rows"], params["groups"] = batch, rows, k // GROUP

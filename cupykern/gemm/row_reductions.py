@@ -21,6 +21,7 @@ from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .decode_first import DecodeFirst
 from .portable_config import GemmConfig
 from .product import ARRAYS, Matrix, Product
@@ -65,7 +66,7 @@ class MergedRowsPlan(NamedTuple):
     merges: tuple[Repeated, ...]
     launches: tuple[Repeated, ...] = ()  # empty: each call allocates memory
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: the arrays of Product.array_names."""
         taken = list(arrays)
         for place, size in zip(self.places, self.sizes, strict=True):

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .gemm_task import GemmTask
 from .product import (
     ALIGNMENT,
@@ -280,7 +281,7 @@ class SkinnyGemmPlan(NamedTuple):
 
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, None where absent."""
         self.repeated.launch((*arrays[:7], *arrays[8:]))  # without groups_a
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from ..config_class import config_class
+from ..arguments import config_class
 from .gemm_task import GemmTask
 from .product import MN_MAJOR
 from .sm90_config import SS, SWIZZLE_BYTES, Fp8, MixedInput, Sm90Config

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .. import dtypes
 from .operand_maps import tma_stores
-from .product import FP4, Product
+from .product import ACTIVATIONS, FP4, Product
 
 GENERAL, TMA_STORE, TMA_RESIDUAL = range(3)
 _SMALLEST_HALVED = 2.0**-125  # half of it is not flushed to zero in FP32
@@ -80,7 +80,7 @@ def _is_short(p: Product, swap_ab: bool) -> bool:
         (swap_ab or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
         and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
         and (p.activation is None or p.a.dtype.itemsize == 2)
-        and (p.activation != "gelu" or _is_halved_exactly(p))
+        and (not ACTIVATIONS[p.activation].halves or _is_halved_exactly(p))
     )
 
 

@@ -70,12 +70,12 @@ class Tile:
         return self.config.config if isinstance(self.config, DecodeFirst) else self.config
 
 
-def _from_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
     """Convert JSON: {"PingPong": {}} to PingPong(), lists to tuples; other values stay."""
     if isinstance(value, dict):
         ((name, fields),) = value.items()
-        return _NAMED[name](**{field: _from_json(x) for field, x in fields.items()})
-    return tuple(map(_from_json, value)) if isinstance(value, list) else value
+        return _NAMED[name](**{field: from_json(x) for field, x in fields.items()})
+    return tuple(map(from_json, value)) if isinstance(value, list) else value
 
 
 @cache
@@ -94,7 +94,7 @@ def table(name: str) -> tuple[Tile, ...]:
 
 
 def _from_row(row: Mapping[str, Any], name: str) -> Tile:
-    fields = {field: _from_json(x) for field, x in row.items() if field != "step_to_next"}
+    fields = {field: from_json(x) for field, x in row.items() if field != "step_to_next"}
     return Tile(**fields, rows=((name, 1.0),), on_call="step_to_next" in row)
 
 

@@ -7,7 +7,7 @@ The Python half of the types of kernels_cu/dequant_softmax_hopper.cu and dequant
 from __future__ import annotations
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..targets import Device
 from .gemm_task import GemmTask

@@ -18,6 +18,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .gemm_task import GemmTask
 from .logits import fill_logits
 from .operand_maps import edge_map, map_plan, operand_map, tma_stores
@@ -64,7 +65,7 @@ class Sm90Plan(NamedTuple):
 
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, None where absent."""
         self.repeated.launch(arrays)
 

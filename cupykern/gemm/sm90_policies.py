@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..config_class import config_class
+from ..arguments import config_class
 
 
 @config_class

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
+from ..arguments import config_class
 from ..arrays import maker
-from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..precisions import FLOAT32_LEAST_K, SPLITS, AnyParts
@@ -23,6 +23,7 @@ from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .fma_config import FmaGemmConfig, fill_fma_params
 from .gemm_task import GemmTask
 from .parts_config import PartsGemmConfig
@@ -165,7 +166,7 @@ class PartsPlan(NamedTuple):
     flagged: Repeated
     launches: tuple[Any, ...] = ()  # empty: each call allocates memory
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         empty = maker(xp)
         a, b, out, bias, residual, *rest = arrays

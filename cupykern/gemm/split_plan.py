@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import dtypes
+from ..arguments import config_class
 from ..arrays import maker
-from ..config_class import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .gemm_task import GemmTask
 from .product import (
     ARRAYS,
@@ -95,7 +96,7 @@ class SplitPlan(NamedTuple):
     reduction: Repeated  # takes the partial accumulators and the arrays of Product.array_names
     launches: tuple[Repeated, ...] = ()  # empty: each call allocates memory
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         partials = maker(xp)((self.partial_size,), dtypes.float32)
         taken = [x if i in (0, 1, *_GROUPS) else None for i, x in enumerate(arrays)]

@@ -8,10 +8,11 @@ import numpy as np
 
 from .. import dtypes, targets
 from ..arrays import ONE_BYTE
+from ..typing import Array, DTypeLike
 from .foreign import native
 
 
-def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
+def asarray(x: Any, dtype: DTypeLike | None = None, target: str | None = None) -> Array:
     """Convert x (an array or nested sequence of numbers) to an array of `dtype` on `target`.
 
     >>> cupykern.asarray([0.1, 300.0, 500.0], "float8_e4m3fn", target="host").astype(float).tolist()

@@ -117,7 +117,7 @@ def join(cupy: Any, stream: Any, other: Any) -> None:
 
 
 @functools.cache
-def _release_at_exit() -> None:
+def release_at_exit() -> None:
     """Register `_release` when the first array is kept.
 
     It then follows the exit handlers of the array's library, and runs before them.  JAX's ends its
@@ -136,7 +136,7 @@ def _release() -> None:
 def _keep(arrays: Sequence[Any]) -> None:
     import cupy
 
-    _release_at_exit()
+    release_at_exit()
 
     with dlpack.on_device(cupy, arrays[0].device.id):
         stream = cupy.cuda.get_current_stream()

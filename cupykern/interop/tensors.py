@@ -131,7 +131,7 @@ class Tensors:
         elif not isinstance(storage, torch.UntypedStorage):  # memory of CuPy's own pool
             return torch.from_dlpack(dlpack.Exported(array))
         offset = data.ptr - storage.data_ptr() if array.size else 0
-        return _tensor(storage, offset // array.itemsize, array, _device(data.device_id))
+        return _tensor(storage, offset // array.itemsize, array, torch_device(data.device_id))
 
 
 def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
@@ -165,7 +165,8 @@ def _cupy(name: str, x: Any, dtype: np.dtype) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _stream(handle: int) -> Any:
+def cupy_stream(handle: int) -> Any:
+    """Return CuPy's stream for a CUDA stream handle."""
     import cupy
 
     if handle == 0:
@@ -173,7 +174,7 @@ def _stream(handle: int) -> Any:
     return cupy.cuda.Stream.from_external(ForeignStream(handle))
 
 
-def _current_stream(device_id: int) -> int:
+def current_stream(device_id: int) -> int:
     """The handle of torch's current stream, without a Stream object, as in torch's own code."""
     return torch._C._cuda_getCurrentRawStream(device_id)
 
@@ -182,12 +183,12 @@ def _order(device_id: int, torch_waits: bool) -> None:
     """Make CuPy's current stream of a device wait for torch's, or torch's for CuPy's."""
     import cupy
 
-    handle = _current_stream(device_id)
+    handle = current_stream(device_id)
     with dlpack.on_device(cupy, device_id):
         current = cupy.cuda.get_current_stream()
         if current.ptr == handle:
             return
-        pair = (_stream(handle), current)
+        pair = (cupy_stream(handle), current)
         join(cupy, *(pair if torch_waits else reversed(pair)))
 
 
@@ -210,11 +211,11 @@ class _Running:
         if self._device_id != cupy.cuda.runtime.getDevice():
             self._device = cupy.cuda.Device(self._device_id)
             self._device.__enter__()
-        handle = _current_stream(self._device_id)
+        handle = current_stream(self._device_id)
         before = cupy.cuda.get_current_stream()
         self._before = self._stream = None
         if before.ptr != handle:
-            self._stream = _stream(handle)
+            self._stream = cupy_stream(handle)
             if self._others and not self._stream.is_capturing():
                 self._before = before
                 join(cupy, self._stream, before)
@@ -238,11 +239,11 @@ def _allocate(device_id: int, size: int) -> Any:
     """Allocate with torch's allocator on torch's current stream; return CuPy's pointer."""
     import cupy
 
-    storage = torch.UntypedStorage(size, device=_device(device_id))
+    storage = torch.UntypedStorage(size, device=torch_device(device_id))
     memory = cupy.cuda.UnownedMemory(storage.data_ptr(), size, storage, device_id)
     return cupy.cuda.MemoryPointer(memory, 0)
 
 
 @functools.lru_cache
-def _device(device_id: int) -> Any:
+def torch_device(device_id: int) -> Any:
     return torch.device("cuda", device_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
+from ..typing import Array, Factor, FormulaLike, Namespace, Operands, Results
 from .checks.attention import (
     arrays_of,
     block_arrays,
@@ -52,30 +53,30 @@ from .problems import attention as problems
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
-    causal_align: str | None = None,
-    mask: Any = None,
-    seq_lens: Any = None,
+    causal_align: Literal["top_left", "bottom_right"] | None = None,
+    mask: Array | BlockMask | FormulaLike | None = None,
+    seq_lens: Array | None = None,
     input_pos: int | None = None,
-    scale: Any = None,
+    scale: Factor | None = None,
     window: tuple[int, int] | None = None,
-    softcap: Any = None,
-    score: Any = None,
-    operands: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    layout: str = "bhsd",
-    qk_accumulate: str = "float32",
+    softcap: Factor | None = None,
+    score: FormulaLike | None = None,
+    operands: Operands | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    layout: Literal["bhsd", "bshd"] = "bhsd",
+    qk_accumulate: Literal["float32", "float16"] = "float32",
     return_lse: bool = False,
     return_row_stats: bool = False,
-    algorithm: str = "flash",
-    out: Any = None,
+    algorithm: Literal["flash", "naive"] = "flash",
+    out: Array | None = None,
     config: AttentionConfig | AttentionHopperConfig | None = None,
-) -> Any:
+) -> Results:
     """Scaled dot-product attention, softmax(scale * q k^T) v, in one kernel.
 
     >>> q = np.ones((1, 8, 128, 64), np.float16)  # numpy: on the CPU; cupy: on the GPU
@@ -274,7 +275,7 @@ def attention(
 
 
 def kept_attention(
-    q: Any, k: Any, v: Any, *, scale: Any = None, softcap: Any = None
+    q: Array, k: Array, v: Array, *, scale: Factor | None = None, softcap: Factor | None = None
 ) -> Callable[..., None] | None:
     """The cached launch(places, q, k, v, out, lse) of `attention` with these arguments and
     return_lse=True, or None.  places: a key that determines the arrays' addresses."""
@@ -312,15 +313,15 @@ def _simplified(
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: Any = None,
+    scale: Factor | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Array:
     """`attention` with the signature of torch.nn.functional.scaled_dot_product_attention.
 
     >>> q = np.ones((1, 2, 16, 64), np.float16)
@@ -347,15 +348,18 @@ def scaled_dot_product_attention(
             "query and key must have as many heads unless enable_gqa is set; got "
             f"{shapes[0][1]} and {shapes[1][1]}"
         )
-    return attention(
+    out: Any = attention(
         query, key, value, causal=is_causal, causal_align="top_left", mask=attn_mask, scale=scale
     )
+    return out
 
 
 _NO_STATS = None, None, None
 
 
-def _empty_stats(xp: Any, shape: tuple[int, ...], lse: bool, row_stats: bool) -> tuple[Any, ...]:
+def _empty_stats(
+    xp: Namespace, shape: tuple[int, ...], lse: bool, row_stats: bool
+) -> tuple[Array | None, ...]:
     """(lse, row_max, row_sum), None for those not requested."""
     if not lse and not row_stats:
         return _NO_STATS
@@ -363,7 +367,7 @@ def _empty_stats(xp: Any, shape: tuple[int, ...], lse: bool, row_stats: bool) ->
     return tuple(maker(xp)(shape, np.float32) if one else None for one in wanted)
 
 
-def _results(y: Any, stats: tuple[Any, ...]) -> Any:
+def _results(y: Array, stats: tuple[Array | None, ...]) -> Results:
     if stats is _NO_STATS:
         return y
     results = (y, *(x for x in stats if x is not None))

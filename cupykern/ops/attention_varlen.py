@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..attention.formulas import Ranges
 from ..numerics import namespace
 from ..runtime import plans
 from ..targets import Target, is_cupy
+from ..typing import Array, Factor, FormulaLike, Operands, Results
 from .attention import OP as ATTENTION_OP
 from .checks.attention import (
     ALIGNMENTS,
@@ -49,33 +50,33 @@ from .problems import attention_varlen as problems
 
 
 def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array | None = None,
     *,
     max_seqlen_q: int,
     max_seqlen_k: int | None = None,
-    block_table: Any = None,
-    seq_lens_k: Any = None,
-    layout: str = "hnd",
-    k_scale: Any = None,
-    v_scale: Any = None,
+    block_table: Array | None = None,
+    seq_lens_k: Array | None = None,
+    layout: Literal["hnd", "nhd"] = "hnd",
+    k_scale: Factor | None = None,
+    v_scale: Factor | None = None,
     causal: bool = False,
-    causal_align: str = "bottom_right",
-    scale: Any = None,
+    causal_align: Literal["top_left", "bottom_right"] = "bottom_right",
+    scale: Factor | None = None,
     window: tuple[int, int] | None = None,
-    softcap: Any = None,
-    score: Any = None,
-    mask: Any = None,
-    operands: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
+    softcap: Factor | None = None,
+    score: FormulaLike | None = None,
+    mask: FormulaLike | None = None,
+    operands: Operands | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
     return_lse: bool = False,
-    out: Any = None,
+    out: Array | None = None,
     config: AttentionConfig | AttentionHopperConfig | None = None,
-) -> Any:
+) -> Results:
     """`attention` for a batch of sequences of different lengths, concatenated without padding.
 
     >>> q = k = v = np.ones((5, 8, 64), np.float16)  # sequences of 2 and 3 tokens
@@ -168,7 +169,7 @@ def attention_varlen(
         places = (*places, y.data.ptr, lse.data.ptr if lse is not None else None)
         launch(places, q, k, v, y, lse, cu_seqlens_q, *of_keys, alibi_slopes, sinks, *scales,
                *formulas.arrays)  # fmt: skip
-        return (y, lse) if return_lse else y
+        return y if lse is None else (y, lse)
     target = arguments.target_of("q", q)
     batch = cu_seqlens_q.shape[0] - 1 if getattr(cu_seqlens_q, "shape", ()) else 0
     if block_table is None:
@@ -244,7 +245,7 @@ def attention_varlen(
             elif all(a is b for a, b in zip(used, here, strict=True)):
                 launch = plan.launcher(target.xp, pack)
                 plans.remember(key, (maker(target.xp), out_shape, launch))
-    return (y, lse) if return_lse else y
+    return y if lse is None else (y, lse)
 
 
 class _Keys(NamedTuple):
@@ -255,8 +256,8 @@ class _Keys(NamedTuple):
     lengths and block table, by name.  scales: of 8-bit pages, numbers or arrays as "hnd".
     """
 
-    k: Any
-    v: Any
+    k: Array
+    v: Array
     longest: int
     total: int
     steering: dict[str, Any]
@@ -265,7 +266,7 @@ class _Keys(NamedTuple):
 
 
 def _scales(
-    q: Any, k: Any, keys: _Keys, k_scale: Any, v_scale: Any, layout: str
+    q: Array, k: Array, keys: _Keys, k_scale: Factor | None, v_scale: Factor | None, layout: str
 ) -> tuple[Any, Any] | None:
     """The value of _Keys.scales.  Raises TypeError and ValueError."""
     cache = None if keys.pages is None else k
@@ -274,7 +275,13 @@ def _scales(
 
 
 def _contiguous(
-    q: Any, k: Any, v: Any, cu_seqlens_k: Any, longest: Any, seq_lens_k: Any, layout: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_k: Array | None,
+    longest: Any,
+    seq_lens_k: Array | None,
+    layout: Any,
 ) -> _Keys:
     """Check concatenated keys and values.  Raises TypeError and ValueError."""
     if cu_seqlens_k is None or longest is None:
@@ -293,8 +300,8 @@ def _contiguous(
 
 
 def _paged(
-    q: Any, k: Any, v: Any, cu_seqlens_k: Any, longest: Any, block_table: Any, seq_lens_k: Any,
-    layout: Any, batch: int,
+    q: Array, k: Array, v: Array, cu_seqlens_k: Array | None, longest: Any, block_table: Array,
+    seq_lens_k: Array | None, layout: Any, batch: int,
 ) -> _Keys:  # fmt: skip
     """Check paged keys and values.  Raises TypeError and ValueError."""
     if seq_lens_k is None:
@@ -310,7 +317,7 @@ def _paged(
     return _Keys(k, v, longest, room, {"seq_lens_k": lens, "block_table": block_table}, pages)
 
 
-def _as_steering(target: Target, x: Any) -> Any:
+def _as_steering(target: Target, x: Array) -> Array:
     """Offsets, lengths or a block table for the kernel: int32, contiguous, on `target`."""
     x, xp = as_int32(target, x), target.xp
     there = namespace(x) is xp and x.flags.c_contiguous and in_elements(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from .. import arguments
 from ..arrays import maker, packed
 from ..attention.decode_config import MAX_QUERIES
 from ..runtime import plans
+from ..typing import Array, Factor, Results
 from .attention import attention, kept_attention
 from .checks.cache_scales import numbers_and_arrays
 from .checks.caches import check_caches, check_keys
@@ -19,22 +20,22 @@ from .merge_attention import kept_merge, merge_attention
 
 
 def cascade_attention(
-    q: Any,
-    shared_k: Any,
-    shared_v: Any,
-    k_cache: Any,
-    v_cache: Any,
+    q: Array,
+    shared_k: Array,
+    shared_v: Array,
+    k_cache: Array,
+    v_cache: Array,
     *,
-    seq_lens: Any = None,
-    block_table: Any = None,
-    layout: str = "hnd",
-    k_scale: Any = None,
-    v_scale: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
+    seq_lens: Array | None = None,
+    block_table: Array | None = None,
+    layout: Literal["hnd", "nhd"] = "hnd",
+    k_scale: Factor | None = None,
+    v_scale: Factor | None = None,
+    scale: Factor | None = None,
+    softcap: Factor | None = None,
     return_lse: bool = False,
-    out: Any = None,
-) -> Any:
+    out: Array | None = None,
+) -> Results:
     """`decode_attention` for sequences that share a prefix of keys, which is read once.
 
     >>> q = np.ones((4, 8, 1, 64), np.float16)  # one new token for each of 4 sequences
@@ -119,8 +120,8 @@ def cascade_attention(
         }  # fmt: skip
         others = {name: x for name, x in given.items() if isinstance(x, target.xp.ndarray)}
         arguments.check_new_out(out, (*q.shape[:3], values.shape[3]), q.dtype, others)
-    options = {"scale": scale, "softcap": softcap}
-    own_options = {
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap}
+    own_options: dict[str, Any] = {
         "seq_lens": seq_lens, "block_table": block_table, "layout": layout, "k_scale": k_scale,
         "v_scale": v_scale, **options,
     }  # fmt: skip
@@ -151,8 +152,8 @@ def cascade_attention(
 
 
 def _check_shared(
-    q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, layout: Any
-) -> tuple[Any, Any]:
+    q: Array, k: Array, v: Array, k_cache: Array, v_cache: Array, layout: Any
+) -> tuple[Array, Array]:
     """k and v as "hnd".  Raises TypeError, NotImplementedError and ValueError."""
     names = "shared_k", "shared_v"
     keys, values = check_caches(q, k, v, layout, False, ndim=4, names=names, of_8_bits=False)
@@ -171,19 +172,21 @@ def _check_shared(
     return keys, values
 
 
-def _has_rows(q: Any) -> bool:
+def _has_rows(q: Array) -> bool:
     """Whether the queries of a head, sequence after sequence, are rows at one stride."""
     batch, _, count, _ = q.shape
     return batch <= 1 or count <= 1 or q.strides[0] == count * q.strides[2]
 
 
-def _as_rows(by_head: Any) -> Any:
+def _as_rows(by_head: Array) -> Array:
     """(H, B, Sq, D) as (1, H, B Sq, D)."""
     heads, batch, count, dim = by_head.shape
     return by_head.reshape(1, heads, batch * count, dim)
 
 
-def _kept_shared(rows: Any, keys: Any, values: Any, **options: Any) -> Callable[..., None] | None:
+def _kept_shared(
+    rows: Array, keys: Array, values: Array, **options: Any
+) -> Callable[..., None] | None:
     """The cached launch(places, rows, keys, values, out, lse) over the shared keys, or None."""
     if rows.shape[2] > MAX_QUERIES:
         return kept_attention(rows, keys, values, **options)

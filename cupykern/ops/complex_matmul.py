@@ -16,6 +16,7 @@ from ..gemm.product import K_MAJOR, MN_MAJOR
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..precisions import PRECISIONS, canonical
+from ..typing import Namespace
 from .matmul import matmul
 from .problems import products
 
@@ -72,7 +73,7 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> ComplexProblem:
     return ComplexProblem(*shape, layout_b="F", kind="bench", precision=precision)
 
 
-def _inputs(problem: ComplexProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: ComplexProblem, seed: int, xp: Namespace) -> Call:
     p = problem
 
     def values(kind: str, shape: tuple[int, ...], seed: int) -> Any:

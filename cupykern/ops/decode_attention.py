@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ..attention.formulas import Ranges
 from ..op import Op
 from ..runtime import plans
 from ..targets import is_cupy
+from ..typing import Array, Factor, FormulaLike, Operands, Results
 from .checks.attention import padded_size, padded_to
 from .checks.attention_formulas import NONE, check_formulas, read_formulas
 from .checks.cache_scales import as_hnd, check_scales, numbers_and_arrays
@@ -34,28 +35,28 @@ from .problems.decode_attention import task_of
 
 
 def decode_attention(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
     *,
-    seq_lens: Any = None,
-    block_table: Any = None,
-    layout: str = "hnd",
-    k_scale: Any = None,
-    v_scale: Any = None,
+    seq_lens: Array | None = None,
+    block_table: Array | None = None,
+    layout: Literal["hnd", "nhd"] = "hnd",
+    k_scale: Factor | None = None,
+    v_scale: Factor | None = None,
     causal: bool = True,
-    scale: Any = None,
+    scale: Factor | None = None,
     window: tuple[int, int] | None = None,
-    softcap: Any = None,
-    score: Any = None,
-    mask: Any = None,
-    operands: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
+    softcap: Factor | None = None,
+    score: FormulaLike | None = None,
+    mask: FormulaLike | None = None,
+    operands: Operands | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
     return_lse: bool = False,
-    out: Any = None,
+    out: Array | None = None,
     config: DecodeConfig | None = None,
-) -> Any:
+) -> Results:
     """Attention of the newest queries of each sequence against its cache of keys and values.
 
     >>> q = np.ones((2, 8, 1, 64), np.float16)  # one new token for each of 2 sequences
@@ -148,7 +149,7 @@ def decode_attention(
         lse = make(plan.shape[:3], np.float32) if return_lse else None
         places = (*places, y.data.ptr, None if lse is None else lse.data.ptr)
         plan.launch(places, *arrays, y, lse, alibi_slopes, sinks, *scales, formulas.arrays)
-        return (y, lse) if return_lse else y
+        return y if lse is None else (y, lse)
     target = arguments.target_of("q", q)
     k, v, max_keys = _check_arrays(q, k_cache, v_cache, block_table, layout)
     shape = q.shape
@@ -213,22 +214,22 @@ def decode_attention(
                 )
             ):
                 plans.remember(key, (make, plan))
-    return (y, lse) if return_lse else y
+    return y if lse is None else (y, lse)
 
 
 def kept_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
     *,
-    seq_lens: Any = None,
-    block_table: Any = None,
+    seq_lens: Array | None = None,
+    block_table: Array | None = None,
     layout: str = "hnd",
-    k_scale: Any = None,
-    v_scale: Any = None,
+    k_scale: Factor | None = None,
+    v_scale: Factor | None = None,
     causal: bool = True,
-    scale: Any = None,
-    softcap: Any = None,
+    scale: Factor | None = None,
+    softcap: Factor | None = None,
 ) -> DecodePlan | None:
     """The cached plan of `decode_attention` with these arguments and return_lse=True, or None."""
     call: tuple[Any, ...]
@@ -241,7 +242,9 @@ def kept_decode(
     return None if known is None else known[1]
 
 
-def _check_arrays(q: Any, k: Any, v: Any, table: Any, layout: Any) -> tuple[Any, Any, int]:
+def _check_arrays(
+    q: Array, k: Array, v: Array, table: Array | None, layout: Any
+) -> tuple[Array, Array, int]:
     """(k as "hnd", v as "hnd", most keys per sequence).  Raises TypeError and ValueError."""
     names = "k_cache", "v_cache"
     k, v = check_caches(q, k, v, layout, table is not None, ndim=4, names=names)

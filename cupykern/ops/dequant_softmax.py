@@ -19,6 +19,7 @@ from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Matrix, Product
 from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
+from ..typing import Array, DTypeLike, Factor, Namespace
 from .checks.products import OF_DOUBLE, check_addend, check_shapes
 from .problems import products
 
@@ -26,15 +27,15 @@ _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 
 def dequant_softmax(
-    a: Any,
-    w: Any,
-    scale_w: Any,
+    a: Array,
+    w: Array,
+    scale_w: Factor,
     *,
-    bias: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    bias: Array | None = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     config: AnyConfig | None = None,
-) -> Any:
+) -> Array:
     """softmax(a @ (scale_w * w) + bias) along the last axis.
 
     >>> a = np.array([[1.0, 1.0]], np.float16)
@@ -66,7 +67,7 @@ def dequant_softmax(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices) and
     NotImplementedError (float64).  Error bound: `reference.dequant_softmax_bound`.
     """
-    scales = None if scale_w is None or isinstance(scale_w, (int, float)) else scale_w
+    scales: Any = None if scale_w is None or isinstance(scale_w, (int, float)) else scale_w
     factor = scale_w if scales is None else None
     key, known, places = plans.find(
         ("dequant_softmax", factor, dtype, config), out, a, w, bias, scales
@@ -138,7 +139,7 @@ def dequant_softmax(
 _GIVEN = ("a", "b", "bias", "scale_b", "logits", "statistics")
 
 
-def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
+def _check_scale(scale: Any, a: Array, n: int) -> tuple[float, Array | None]:
     """(number, array of shape (1, 1) or (1, n)); the unused one is 1 or None."""
     if arguments.is_number(scale, a):
         if scale is None:
@@ -156,7 +157,7 @@ def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
     return 1.0, scale.reshape(1, n)
 
 
-def _matrix_view(y: Any, rows: int, n: int) -> Any:
+def _matrix_view(y: Array, rows: int, n: int) -> Any:
     """y as a (rows, n) view with strides in whole elements, or None if there is no such view."""
     view = y.reshape(rows, n)
     same = address_of(view) == address_of(y) and arguments.overlap(view, y)
@@ -214,7 +215,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return (1, 128256, 4096), (16, 128256, 4096), (4096, 128256, 4096)
 
 
-def _inputs(problem: LogitsProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: LogitsProblem, seed: int, xp: Namespace) -> Call:
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     rng = np.random.default_rng(seed + 9)
     # Logits with a variance of about 4.
@@ -287,8 +288,8 @@ def _task(problem: LogitsProblem) -> GemmTask:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, w, scale = call.args
     keep = max(4, max_elements // max(w.shape[1], 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -29,6 +29,17 @@ from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets import Target
+from ..typing import (
+    Array,
+    DTypeLike,
+    Factor,
+    FormulaLike,
+    Namespace,
+    Operands,
+    Precision,
+    ResultDTypes,
+    Results,
+)
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import check_precision, check_shapes, resolve_result
 from .checks.scales import (
@@ -50,21 +61,21 @@ _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 
 def dual_gemm_silu(
-    a: Any,
-    b1: Any,
-    b2: Any,
+    a: Array | NvFp4,
+    b1: Array | NvFp4,
+    b2: Array | NvFp4,
     *,
-    scale_a: Any = None,
-    scale_b1: Any = None,
-    scale_b2: Any = None,
-    policy: str = "fp32",
-    out_dtype: Any = None,
-    out: Any = None,
-    precision: str = "float32",
+    scale_a: Factor | None = None,
+    scale_b1: Factor | None = None,
+    scale_b2: Factor | None = None,
+    policy: Literal["fp32", "hybrid", "fp16"] = "fp32",
+    out_dtype: ResultDTypes = None,
+    out: Array | None = None,
+    precision: Precision = "float32",
     config: AnyConfig | None = None,
-    epilogue: Any = None,
-    operands: dict[str, Any] | None = None,
-) -> Any:
+    epilogue: FormulaLike | None = None,
+    operands: Operands | None = None,
+) -> Results:
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)),
     with silu(x) = x sigmoid(x)
 
@@ -140,14 +151,16 @@ def dual_gemm_silu(
     if formula.nodes and policy != "fp32":
         raise ValueError(f"policy must be 'fp32' beside epilogue; got {policy!r}")
     shape = _check_shapes(x, y1, y2)
-    precision = check_precision(precision, x.dtype, y1.dtype, target)
+    chosen = check_precision(precision, x.dtype, y1.dtype, target)
     if dtypes.float32 in (x.dtype, y1.dtype):
         check_float32(policy, scale_a=scale_a, scale_b1=scale_b1, scale_b2=scale_b2)
         if out is not None:
-            arguments.check_new_out(out, shape, out_dtype, {"a": a, "b1": b1, "b2": b2})
-        gate = formula if formula.nodes else read_formula(SILU, None, a, "gate")
+            named = {"a": x.array, "b1": y1.array, "b2": y2.array}
+            arguments.check_new_out(out, shape, out_dtype, named)
+        gate = formula if formula.nodes else read_formula(SILU, None, place, "gate")
         return _of_float32(
-            target, a, b1, b2, gate, shape, out_dtype, out, config, key, precision, tuple(more)
+            *(target, x.array, y1.array, y2.array, gate, shape, out_dtype, out, config, key),
+            *(chosen, tuple(more)),
         )
     alpha, alpha2 = product_of_scales(x, y1), product_of_scales(x, y2)
     blocks = check_scales((x, y1, y2), shape[:-2], *shape[-2:])
@@ -179,7 +192,7 @@ def dual_gemm_silu(
 
 
 def result_dtype(
-    a: np.dtype, b: np.dtype, out_dtype: Any, of_formula: tuple[np.dtype, ...] = ()
+    a: np.dtype, b: np.dtype, out_dtype: DTypeLike | None, of_formula: tuple[np.dtype, ...] = ()
 ) -> np.dtype:
     """The result's dtype, see products.result_dtype."""
     product.compute_dtype(a, b)
@@ -206,13 +219,13 @@ def check_float32(policy: str, **scales: Any) -> None:
 
 def _of_float32(
     target: Target,
-    a: Any,
-    b1: Any,
-    b2: Any,
+    a: Array,
+    b1: Array,
+    b2: Array,
     gate: ReadFormula,
     shape: tuple[int, ...],
     out_dtype: np.dtype,
-    out: Any,
+    out: Array | None,
     config: AnyConfig | None,
     key: Any,
     precision: str,
@@ -369,7 +382,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: Any) -> Any:
+def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: Namespace) -> Any:
     """shape: (..., M, K) or (..., K, N)."""
     dtype, layout = (
         (p.dtype, p.layout_a) if name == "a" else (p.dtype_b, getattr(p, f"layout_{name}"))
@@ -392,7 +405,7 @@ def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: A
     return products.with_layout(x, layout, xp)
 
 
-def _inputs(problem: DualProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: DualProblem, seed: int, xp: Namespace) -> Call:
     p = problem
     a = _operand(p, "a", (*p.batch_a, p.m, p.k), seed, xp)
     b1, b2 = (
@@ -410,7 +423,7 @@ def _inputs(problem: DualProblem, seed: int, xp: Any) -> Call:
     return Call((a, b1, b2), kwargs)
 
 
-def _scales(p: DualProblem, seed: int, xp: Any) -> dict[str, Any]:
+def _scales(p: DualProblem, seed: int, xp: Namespace) -> dict[str, Any]:
     """Scales that give products a variance of about 1 if the operands have variance 1."""
     if p.scales == "none":
         return {}
@@ -519,8 +532,8 @@ def task_of(problem: DualProblem) -> GemmTask:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, b1, b2 = call.args
     (*batch, m, _), n = a.shape, b1.shape[-2 if isinstance(b1, NvFp4) else -1]

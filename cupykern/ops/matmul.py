@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,16 @@ from ..gemm.gemm import AnyConfig
 from ..op import Op
 from ..runtime import plans
 from ..targets import Target
+from ..typing import (
+    Activation,
+    Array,
+    Factor,
+    FormulaLike,
+    Operands,
+    Precision,
+    ResultDTypes,
+    Results,
+)
 from .checks.complex64 import check_complex
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import (
@@ -30,21 +40,21 @@ from .problems.products import MatmulProblem, task_of
 
 
 def matmul(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    residual: Any = None,
-    alpha: Any = 1.0,
-    out_dtype: Any = None,
-    out: Any = None,
-    accumulate: str = "float32",
-    precision: str = "float32",
+    bias: Array | None = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    alpha: Factor | None = 1.0,
+    out_dtype: ResultDTypes = None,
+    out: Array | None = None,
+    accumulate: Literal["float32", "float16"] = "float32",
+    precision: Precision = "float32",
     config: AnyConfig | None = None,
-    epilogue: Any = None,
-    operands: dict[str, Any] | None = None,
-) -> Any:
+    epilogue: FormulaLike | None = None,
+    operands: Operands | None = None,
+) -> Results:
     """activation(alpha * (a @ b) + bias) + residual
 
     >>> a = np.array([[1, 2], [3, 4]], np.float16)
@@ -144,17 +154,17 @@ def matmul(
             epilogue=epilogue, operands=named, **options,
         )  # fmt: skip
         return vectors.drop(y, out)
-    target, addends, shape, alpha, out_dtype, precision, more = check(
+    target, addends, shape, alpha, out_dtype, chosen, more = check(
         a, b, bias, residual, alpha, out_dtype, formula, epilogue, operands, **options
     )
     if out_dtype == dtypes.complex64:
         return complex64.run(
-            target, a, b, addends, shape, out, config, key, alpha=alpha, precision=precision
+            target, a, b, addends, shape, out, config, key, alpha=alpha, precision=chosen
         )
     given = {"a": a, "b": b, **addends, **formula.broadcast(a, shape)}
     return launch.run(
         target, given, shape, out_dtype, out, config, key, tuple(given), more, alpha=alpha,
-        activation=activation, fp16_accumulate=accumulate == "float16", precision=precision,
+        activation=activation, fp16_accumulate=accumulate == "float16", precision=chosen,
         **formula.options,
     )  # fmt: skip
 
@@ -164,7 +174,7 @@ class Checked(NamedTuple):
     precision: its canonical name.  more: dtypes of a formula's results after the first."""
 
     target: Target
-    addends: dict[str, Any]
+    addends: dict[str, Array | None]
     shape: tuple[int, ...]
     alpha: float
     out_dtype: np.dtype
@@ -173,14 +183,14 @@ class Checked(NamedTuple):
 
 
 def check(
-    a: Any,
-    b: Any,
-    bias: Any,
-    residual: Any,
-    alpha: Any,
-    out_dtype: Any,
+    a: Array,
+    b: Array,
+    bias: Array | None,
+    residual: Array | None,
+    alpha: Factor | None,
+    out_dtype: ResultDTypes,
     formula: ReadFormula = NO_FORMULA,
-    epilogue: Any = None,
+    epilogue: FormulaLike | None = None,
     operands: Any = None,
     *,
     activation: Any,

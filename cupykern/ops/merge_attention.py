@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,20 +17,21 @@ from ..rows.row_layout import VECTOR_BYTES, operand
 from ..runtime import plans
 from ..targets.limits import device
 from ..targets.repeated import Repeated
+from ..typing import Array, Namespace
 
 LAYOUTS = ("bhsd", "bshd")
 
 
 def merge_attention(
-    out1: Any,
-    lse1: Any,
-    out2: Any,
-    lse2: Any,
+    out1: Array,
+    lse1: Array,
+    out2: Array,
+    lse2: Array,
     *,
-    layout: str = "bhsd",
-    out: Any = None,
+    layout: Literal["bhsd", "bshd"] = "bhsd",
+    out: Array | None = None,
     config: MergeConfig | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Attention over two disjoint sets of keys, from the results over each set.
 
     >>> q, k, v = np.ones((3, 1, 4, 64, 32), np.float16)
@@ -107,13 +108,15 @@ def merge_attention(
     return y, lse
 
 
-def kept_merge(out1: Any, lse1: Any, out2: Any, lse2: Any, out: Any) -> Repeated | None:
+def kept_merge(
+    out1: Array, lse1: Array, out2: Array, lse2: Array, out: Array | None
+) -> Repeated | None:
     """The cached launch of `merge_attention` with these arguments, or None."""
     known = plans.find(("merge_attention", "bhsd", None), out, out1, lse1, out2, lse2)[1]
     return None if known is None else known[1]
 
 
-def _check_arrays(out1: Any, lse1: Any, out2: Any, lse2: Any, layout: Any) -> None:
+def _check_arrays(out1: Array, lse1: Array, out2: Array, lse2: Array, layout: Any) -> None:
     """Check dtypes, shapes and layout.  Raises TypeError and ValueError."""
     dtypes.resolve(out1.dtype, "out1's dtype", DTYPES)
     for name, x, dtype in (
@@ -205,7 +208,7 @@ def _lse_shape(problem: MergeProblem) -> tuple[int, ...]:
     return (*outer, second, first) if swaps else (*outer, first, second)
 
 
-def _inputs(problem: MergeProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: MergeProblem, seed: int, xp: Namespace) -> Call:
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     options = {} if p.layout == "bhsd" else {"layout": p.layout}
     rng = np.random.default_rng(seed)
@@ -229,8 +232,8 @@ def _work(problem: MergeProblem) -> Work:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample one head of some rows if the results have three dims."""
     out1, lse1, out2, lse2 = call.args
     if out1.size <= max_elements or out1.ndim != 3:

@@ -19,6 +19,7 @@ from ..rows.row_layout import operand
 from ..runtime import plans
 from ..targets import Target
 from ..targets.limits import is_measured
+from ..typing import Array, Namespace
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class NonfiniteReport:
         )
 
 
-def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> NonfiniteReport:
+def nonfinite_report(x: Array, *, config: NonfiniteConfig | None = None) -> NonfiniteReport:
     """Count NaN and infinities of x and compute min, max and mean of its finite elements.
 
     >>> x = np.array([[1.0, np.inf], [np.nan, -2.0]], np.float32)
@@ -96,7 +97,7 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
     return NonfiniteReport(x.size, num_nan, num_posinf, num_neginf, index, low, high, mean)
 
 
-def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
+def nonfinite_arrays(x: Array, *, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     """The figures of nonfinite_report as arrays on x's device, without synchronising.
 
     Returns int64 (4,): the counts of NaN, +inf and -inf, and the flat C-order index of the first
@@ -136,14 +137,14 @@ def is_capturing(target: Target) -> bool:
         return target.xp.cuda.get_current_stream().is_capturing()
 
 
-def check(x: Any) -> Target:
+def check(x: Array) -> Target:
     """Check x's type and dtype; return its target.  Raises TypeError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES, "cupy.isfinite")
     return target
 
 
-def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
+def _run(x: Array, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     """(numpy or cupy, the kernel's figures): an int64 numpy array, or a CuPy pointer to int64."""
     key, known, places = plans.find(("nonfinite_report", config), None, x)
     if known is not None:
@@ -207,7 +208,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return ((4096, 4096), (16384, 16384), (32768, 32768))
 
 
-def _inputs(problem: NonfiniteProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: NonfiniteProblem, seed: int, xp: Namespace) -> Call:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.kind == "bench":
         return Call((inputs.bench_values(problem.shape, dtype, seed, xp),))

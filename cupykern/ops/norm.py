@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -28,24 +28,25 @@ from ..rows.norm_plan import (
 from ..rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
 from ..runtime import plans
 from ..targets import Target, limits
+from ..typing import Array, DTypeLike, Factor, Results
 from .problems import norm as problems
 from .problems.norm import NormProblem
 from .quantize import quantize as _quantize
 
 
 def layer_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     *,
-    eps: Any = 1e-5,
-    residual: Any = None,
+    eps: Factor | None = 1e-5,
+    residual: Array | None = None,
     compensated: bool = False,
     return_stats: bool = False,
-    dtype: Any = None,
-    out: Any = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     config: RowConfig | None = None,
-) -> Any:
+) -> Results:
     """(s - mean) / sqrt(var + eps) * weight + bias over the last axis, with s = x + residual.
 
     >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -81,18 +82,18 @@ def layer_norm(
 
 
 def rms_norm(
-    x: Any,
-    weight: Any = None,
+    x: Array,
+    weight: Array | None = None,
     *,
-    eps: Any = None,
-    residual: Any = None,
-    quantize: str | None = None,
-    granularity: str = "row",
+    eps: Factor | None = None,
+    residual: Array | None = None,
+    quantize: Literal["e4m3", "e5m2", "int8"] | None = None,
+    granularity: Literal["row", "block"] = "row",
     return_stats: bool = False,
-    dtype: Any = None,
-    out: Any = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     config: RowConfig | None = None,
-) -> Any:
+) -> Results:
     """s / sqrt(mean(s^2) + eps) * weight over the last axis, with s = x + residual.
 
     >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)  # root mean square 2.5
@@ -144,16 +145,16 @@ def _checked_options(
 
 
 def _run(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    eps: Any,
-    residual: Any,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: Factor | None,
+    residual: Array | None,
     options: tuple[Any, ...],
-    dtype: Any,
-    out: Any,
+    dtype: DTypeLike | None,
+    out: Array | None,
     config: RowConfig | None = None,
-) -> Any:
+) -> Results:
     """options: the arguments of `_checked_options`."""
     key, known, places = plans.find(
         ("norm", *options, eps, dtype, config), out, x, weight, bias, residual
@@ -184,16 +185,16 @@ def _run(
 
 def _run_checked(
     key: tuple[Any, ...] | None,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    eps: Any,
-    residual: Any,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: Factor | None,
+    residual: Array | None,
     raw_options: tuple[Any, ...],
-    dtype: Any,
-    out: Any,
+    dtype: DTypeLike | None,
+    out: Array | None,
     config: RowConfig | None,
-) -> Any:
+) -> Results:
     target, options, eps, y_dtype = check(x, weight, bias, eps, residual, raw_options, dtype)
     if out is not None:
         others = {"weight": weight, "bias": bias, "residual": residual}
@@ -236,7 +237,13 @@ def _run_checked(
 
 
 def check(
-    x: Any, weight: Any, bias: Any, eps: Any, residual: Any, options: tuple[Any, ...], dtype: Any
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: Factor | None,
+    residual: Array | None,
+    options: tuple[Any, ...],
+    dtype: DTypeLike | None,
 ) -> tuple[Target, Options, float, np.dtype]:
     """Check the arguments; return x's target, the options, eps and y's dtype.
 
@@ -274,15 +281,15 @@ def check(
 
 
 def _run_otherwise(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
     eps: float,
-    residual: Any,
+    residual: Array | None,
     options: Options,
-    dtype: Any,
+    dtype: DTypeLike | None,
     config: RowConfig | None,
-) -> Any:
+) -> Results:
     """Copy arrays that the kernel cannot walk.  For rows too long to be quantised in one launch, or
     with partial blocks, write an FP32 result and quantise it in a second launch."""
     # Compare strides, not flags: flags count any stride as contiguous where a size is 1.
@@ -293,19 +300,28 @@ def _run_otherwise(
         if a is not None
     )
     if not walkable:
-        x, residual = (a if a is None else arrays.packed(a) for a in (x, residual))
+        x, residual = arrays.packed(x), None if residual is None else arrays.packed(residual)
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)
     plain = options._replace(quantize=None, granularity="row")
     outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)
     y, *rest = as_tuple(outputs)
     rows = y.reshape(-1, y.shape[-1])  # contiguous: y is new
-    q, scale = _quantize(rows, options.quantized, granularity=options.granularity)
+    code: Any = options.quantized
+    by: Any = options.granularity
+    q, scale = _quantize(rows, code, granularity=by)
     return (q.reshape(y.shape), scale.reshape(options.scale_shape(y.shape)), *rest)
 
 
 def _launch(
-    target: Target, norm: Norm, x: Any, weight: Any, bias: Any, residual: Any, y: Any, total: Any
-) -> Any:
+    target: Target,
+    norm: Norm,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    residual: Array | None,
+    y: Array,
+    total: Array | None,
+) -> Results:
     """Allocate the results beside y, launch the plan and return them all."""
     xp, options = target.xp, norm.options
     if norm.has_residual and total is None:
@@ -320,13 +336,15 @@ def _launch(
     return _outputs(y, row_scale, total, mean, rstd)
 
 
-def _outputs(*arrays: Any) -> Any:
+def _outputs(*arrays: Array | None) -> Results:
     """The arrays that are not None as a tuple, or the single one itself."""
     present = tuple(array for array in arrays if array is not None)
     return present if len(present) > 1 else present[0]
 
 
-def _of_nothing(target: Target, x: Any, residual: Any, options: Options, y: Any) -> Any:
+def _of_nothing(
+    target: Target, x: Array, residual: Array | None, options: Options, y: Array
+) -> Results:
     """The results for an empty x: the statistics of rows without columns are NaN (0 / 0)."""
     xp = target.xp
     stats = xp.full(x.shape[:-1], np.nan, np.float32) if options.return_stats else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -20,18 +20,19 @@ from ..rows.quantize_tiles import global_tiles, register_tiles, run_tiles, tile_
 from ..rows.row_layout import RowLayout, contiguous_operand, row_layout
 from ..runtime import plans
 from ..targets import Target, limits
+from ..typing import Array, DTypeLike, Namespace
 
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit integers
 
 
 def quantize(
-    x: Any,
-    dtype: Any,
+    x: Array,
+    dtype: DTypeLike,
     *,
-    granularity: str = "tensor",
+    granularity: Literal["tensor", "row", "column", "block"] = "tensor",
     block: tuple[int, int] = (1, 128),
     config: RowConfig | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Quantize x to a narrow format: (values, scale) with x = values * scale up to rounding.
 
     >>> x = np.array([[1.0, -2.0, 4.0], [0.5, 0.25, 0.0]], np.float32)
@@ -84,7 +85,9 @@ def quantize(
         return values, scale
 
 
-def check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> tuple[Target, np.dtype]:
+def check(
+    x: Array, dtype: DTypeLike | None, granularity: str, block: tuple[int, int]
+) -> tuple[Target, np.dtype]:
     """Check the arguments; return x's target and the format.  Raises TypeError and ValueError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
@@ -173,7 +176,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return ((4096, 4096), (32768, 1024), (32768, 4096), (16384, 16384), (8192, 65536))
 
 
-def _inputs(problem: QuantizeProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: QuantizeProblem, seed: int, xp: Namespace) -> Call:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.kind == "bench":
         x = inputs.bench_values(problem.shape, dtype, seed, xp)
@@ -245,8 +248,8 @@ def _variant(problem: QuantizeProblem, config: RowConfig) -> Variant:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     x = call.args[0]
     if call.kwargs["granularity"] != "row" or x.ndim < 2:
         return call, outputs

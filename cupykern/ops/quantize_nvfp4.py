@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Literal, cast
 
 import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, nvfp4, reference
+from ..arguments import check_config
 from ..arrays import address_of, take
-from ..config_class import check_config
 from ..gemm import quantize_nvfp4_plan
 from ..gemm.product import Matrix, matrix
 from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, variant_of
@@ -19,9 +19,12 @@ from ..nvfp4 import GROUP, NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets import Target
+from ..typing import Array, Namespace
 
 
-def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
+def quantize_nvfp4(
+    x: Array, *, layout: Literal["plain", "blocked"] = "plain", config: NvFp4Config | None = None
+) -> NvFp4:
     """Quantize x to an NvFp4: x = code * scale * global_scale up to rounding.
 
     >>> x = np.linspace(-6, 6, 16, dtype=np.float32)[None]
@@ -70,7 +73,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         return plan.launch(flat, (address_of(flat),))
 
 
-def check(x: Any, layout: str) -> Target:
+def check(x: Array, layout: str) -> Target:
     """Check the arguments; return x's target.  Raises TypeError and ValueError."""
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
@@ -120,7 +123,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return ((1024, 1024),) if target == "host" else ((4096, 4096), (16384, 16384))
 
 
-def _inputs(problem: NvFp4Problem, seed: int, xp: Any) -> Call:
+def _inputs(problem: NvFp4Problem, seed: int, xp: Namespace) -> Call:
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     if p.kind == "bench":
         x = inputs.bench_values(p.shape, dtype, seed, xp)
@@ -136,8 +139,8 @@ def _work(problem: NvFp4Problem) -> Work:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of one matrix, among them the row of the largest magnitude, which determines
     global_scale.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .. import arguments, dtypes, reference
 from ..arrays import assign, in_elements, maker, packed, steps_of
@@ -13,33 +13,34 @@ from ..attention.rope_plan import RopeCall
 from ..op import Op
 from ..rows.row_layout import operand
 from ..runtime import plans
+from ..typing import Array, Factor, Results
 from .checks.cache_scales import numbers_and_arrays
 from .checks.rope import check_arrays, check_eps, check_scales
 from .problems import rope as problems
 
 
 def rope_and_cache(
-    q: Any,
-    k: Any,
-    v: Any,
-    positions: Any,
-    k_cache: Any = None,
-    v_cache: Any = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    k_cache: Array | None = None,
+    v_cache: Array | None = None,
     *,
-    inv_freq: Any = None,
-    cos_sin: Any = None,
+    inv_freq: Array | None = None,
+    cos_sin: Array | None = None,
     interleaved: bool = False,
-    attention_factor: Any = 1.0,
-    q_weight: Any = None,
-    k_weight: Any = None,
-    eps: Any = 1e-6,
-    block_table: Any = None,
-    layout: str = "hnd",
-    k_scale: Any = None,
-    v_scale: Any = None,
-    out: Any = None,
+    attention_factor: Factor | None = 1.0,
+    q_weight: Array | None = None,
+    k_weight: Array | None = None,
+    eps: Factor | None = 1e-6,
+    block_table: Array | None = None,
+    layout: Literal["hnd", "nhd"] = "hnd",
+    k_scale: Factor | None = None,
+    v_scale: Factor | None = None,
+    out: Array | None = None,
     config: RopeConfig | None = None,
-) -> Any:
+) -> Results:
     """Apply rotary embedding to q and k and write k and v to the KV cache, in one launch.
 
     >>> qkv = np.ones((2, 5, 8 + 2 + 2, 64), np.float16)  # of one product: 8 heads, 2 KV heads
@@ -162,11 +163,17 @@ def rope_and_cache(
 
 @functools.wraps(rope_and_cache, assigned=())
 def rope_and_cache_arrays(
-    q: Any, k: Any, v: Any, positions: Any, k_cache: Any = None, v_cache: Any = None, **options: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    k_cache: Array | None = None,
+    v_cache: Array | None = None,
+    **options: Any,
 ) -> tuple[Any, ...]:
     """rope_and_cache with every written array returned: (q, k), or (q, k_cache, v_cache) followed
     by output scales."""
-    y = rope_and_cache(q, k, v, positions, k_cache, v_cache, **options)
+    y: Any = rope_and_cache(q, k, v, positions, k_cache, v_cache, **options)
     if k_cache is None:
         return y
     k_scale = options.get("k_scale")
@@ -248,7 +255,7 @@ def _call(
     )
 
 
-def _scale_strides(scale: Any) -> tuple[int, ...]:
+def _scale_strides(scale: Array | None) -> tuple[int, ...]:
     """The strides of page, slot and head, in elements."""
     if scale is None:
         return (0, 0, 0)

@@ -27,6 +27,16 @@ from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..runtime import plans
 from ..targets.limits import device
+from ..typing import (
+    Activation,
+    Array,
+    Factor,
+    FormulaLike,
+    Namespace,
+    Operands,
+    ResultDTypes,
+    Results,
+)
 from . import matmul
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
@@ -49,19 +59,19 @@ _PRODUCT = "the product"  # an operand name that cannot occur in a formula
 
 
 def scaled_mm(
-    a: Any,
-    b: Any,
-    scale_a: Any = None,
-    scale_b: Any = None,
+    a: Array | NvFp4,
+    b: Array | NvFp4,
+    scale_a: Factor | None = None,
+    scale_b: Factor | None = None,
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    out_dtype: Any = None,
-    out: Any = None,
+    bias: Array | None = None,
+    activation: Activation | None = None,
+    out_dtype: ResultDTypes = None,
+    out: Array | None = None,
     config: AnyConfig | None = None,
-    epilogue: Any = None,
-    operands: dict[str, Any] | None = None,
-) -> Any:
+    epilogue: FormulaLike | None = None,
+    operands: Operands | None = None,
+) -> Results:
     """activation((scale_a * a) @ (scale_b * b) + bias)
 
     >>> x = np.array([[1.0, 2.0]], np.float16)
@@ -169,13 +179,13 @@ def scaled_mm(
 
 def _transposed(
     a: NvFp4,
-    b: Any,
-    scale_a: Any,
-    scale_b: Any,
-    bias: Any,
+    b: Array,
+    scale_a: Factor | None,
+    scale_b: Factor | None,
+    bias: Array | None,
     activation: Any,
-    out_dtype: Any,
-    out: Any,
+    out_dtype: ResultDTypes,
+    out: Array | None,
     config: Any,
     formula: ReadFormula,
 ) -> Any:
@@ -189,7 +199,7 @@ def _transposed(
         raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
 
     if formula.reduces_rows:  # the transposed product would reduce columns
-        product_alone = scaled_mm(a, b, scale_a, scale_b, out_dtype="float32", config=config)
+        product_alone: Any = scaled_mm(a, b, scale_a, scale_b, out_dtype="float32", config=config)
         return _apply(formula, product_alone, out_dtype, out)
     options: dict[str, Any] = {"activation": activation, "config": config}
     options["bias"] = _turn_bias(bias)
@@ -203,7 +213,7 @@ def _transposed(
     return _turn(y) if out is None else out
 
 
-def _apply(formula: ReadFormula, total: Any, out_dtype: Any, out: Any) -> Any:
+def _apply(formula: ReadFormula, total: Array, out_dtype: ResultDTypes, out: Array | None) -> Any:
     """Apply the formula to a finished FP32 product: run a product of K = 0 and add `total`."""
     expression, operands = formula.given()
     empty = maker(namespace(total))
@@ -298,7 +308,7 @@ def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> products.MatmulP
     )
 
 
-def _operands(p: products.MatmulProblem, seed: int, xp: Any) -> Call:
+def _operands(p: products.MatmulProblem, seed: int, xp: Namespace) -> Call:
     """The operands of matmul, with NvFp4 where the problem names it."""
     if NVFP4 not in (p.dtype, p.dtype_b):
         return products.make_inputs(p, seed, xp)
@@ -314,7 +324,7 @@ def _operands(p: products.MatmulProblem, seed: int, xp: Any) -> Call:
     return Call((a, b), call.kwargs)
 
 
-def _inputs(problem: ScaledProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: ScaledProblem, seed: int, xp: Namespace) -> Call:
     p = problem.product
     call = _operands(p, seed, xp)
     if problem.scales == "none":
@@ -346,7 +356,8 @@ def _work(problem: ScaledProblem) -> Work:
     read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
     names = sorted((p.dtype, p.dtype_b or p.dtype), key=lambda name: name == NVFP4)
     a, b = (cast(np.dtype, dtypes.NAMES.get(name)) for name in names)
-    out = result_dtype(a, b, p.out_dtype, False)
+    dtype: Any = p.out_dtype
+    out = result_dtype(a, b, dtype, False)
     return Work(read, batch * p.m * p.n * out.itemsize, 2 * batch * p.m * p.n * p.k)
 
 
@@ -392,6 +403,7 @@ def _task(problem: ScaledProblem) -> GemmTask:
 
 def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
     a, b, *scales = call.args
+    dtype: Any
     bias, dtype = call.kwargs.get("bias"), p.out_dtype
     if not isinstance(b, NvFp4):  # see _transposed
         a, b, bias, dtype = _turn(b), a, _turn_bias(bias), p.out_dtype or "float32"
@@ -415,8 +427,8 @@ def _nvfp4_task(p: products.MatmulProblem, call: Call) -> GemmTask:
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     if any(isinstance(x, NvFp4) for x in call.args):
         return _sample_nvfp4(call, outputs, max_elements, seed)
     part, outputs = products.sample(Call(call.args[:2], call.kwargs), outputs, max_elements, seed)
@@ -430,8 +442,8 @@ def _sample(
 
 
 def _sample_nvfp4(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of a if the call has no scales, bias or activation; else keep all."""
     a, b = call.args[:2]
     m, n = a.shape[-2], b.shape[-2 if isinstance(b, NvFp4) else -1]

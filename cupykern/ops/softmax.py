@@ -27,18 +27,19 @@ from ..rows.softmax_plan import (
 from ..runtime import plans
 from ..targets import Target, limits, of_array
 from ..targets.limits import is_measured
+from ..typing import Array, DTypeLike, Factor, Namespace
 
 
 def softmax(
-    x: Any,
+    x: Array,
     axis: int = -1,
     *,
-    mask: Any = None,
-    scale: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    mask: Array | None = None,
+    scale: Factor | None = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     config: RowConfig | None = None,
-) -> Any:
+) -> Array:
     """exp(s - max s) / sum(exp(s - max s)) along `axis`, with s = scale * x.
 
     >>> x = np.array([[0.0, 0.0, np.log(2)], [1.0, 1.0, -np.inf]], np.float32)
@@ -71,15 +72,15 @@ def softmax(
 
 
 def log_softmax(
-    x: Any,
+    x: Array,
     axis: int = -1,
     *,
-    mask: Any = None,
-    scale: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    mask: Array | None = None,
+    scale: Factor | None = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     config: RowConfig | None = None,
-) -> Any:
+) -> Array:
     """s - max s - log(sum(exp(s - max s))) along `axis`, with s = scale * x.
 
     >>> print(cupykern.log_softmax(np.zeros((1, 4), np.float32)).round(4))  # -log(4)
@@ -92,8 +93,8 @@ def log_softmax(
 
 
 def check(
-    x: Any, axis: Any, mask: Any, scale: Any, dtype: Any
-) -> tuple[Target, int, float, Any, np.dtype]:
+    x: Array, axis: Any, mask: Array | None, scale: Factor | None, dtype: DTypeLike | None
+) -> tuple[Target, int, float, Array | None, np.dtype]:
     """Check the arguments; return x's target, axis, scale, the broadcast mask and the result dtype.
 
     Raises TypeError, ValueError, NotImplementedError and numpy.exceptions.AxisError.
@@ -109,15 +110,15 @@ def check(
 
 
 def _run(
-    x: Any,
+    x: Array,
     axis: Any,
-    mask: Any,
-    scale: Any,
-    dtype: Any,
-    out: Any,
+    mask: Array | None,
+    scale: Factor | None,
+    dtype: DTypeLike | None,
+    out: Array | None,
     log: bool,
     config: RowConfig | None = None,
-) -> Any:
+) -> Array:
     key, known, places = plans.find(("softmax", axis, scale, dtype, log, config), out, x, mask)
     if known is None:
         return _run_checked(key, x, axis, mask, scale, dtype, out, log, config)
@@ -129,15 +130,15 @@ def _run(
 
 def _run_checked(
     key: tuple[Any, ...] | None,
-    x: Any,
+    x: Array,
     axis: Any,
-    mask: Any,
-    scale: Any,
-    dtype: Any,
-    out: Any,
+    mask: Array | None,
+    scale: Factor | None,
+    dtype: DTypeLike | None,
+    out: Array | None,
     log: bool,
     config: RowConfig | None,
-) -> Any:
+) -> Array:
     target, axis, scale, mask, y_dtype = check(x, axis, mask, scale, dtype)
     if out is not None:
         arguments.check_out(out, x, x.shape, y_dtype, {"mask": mask})
@@ -162,7 +163,7 @@ def _run_checked(
     return y
 
 
-def _check_mask(mask: Any, x: Any) -> Any:
+def _check_mask(mask: Array, x: Array) -> Array:
     """`mask` broadcast to x's shape.  Raises TypeError and ValueError."""
     arguments.same_place("mask", mask, x)
     if mask.dtype != np.bool_:
@@ -176,15 +177,15 @@ def _check_mask(mask: Any, x: Any) -> Any:
 
 
 def _run_on_copies(
-    x: Any,
+    x: Array,
     axis: int,
-    mask: Any,
+    mask: Array | None,
     scale: float,
     y_dtype: np.dtype,
-    y: Any,
+    y: Array,
     log: bool,
     config: RowConfig | None,
-) -> Any:
+) -> Array:
     mask = None if mask is None else packed(mask)
     assign(y, _run(packed(x), axis, mask, scale, y_dtype, None, log, config))
     return y
@@ -238,7 +239,7 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> SoftmaxProblem:
     return SoftmaxProblem(shape=shape, dtype=dtype, kind="bench")
 
 
-def _inputs(problem: SoftmaxProblem, seed: int, xp: Any) -> Call:
+def _inputs(problem: SoftmaxProblem, seed: int, xp: Namespace) -> Call:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.kind == "bench":
         return Call((inputs.bench_values(problem.shape, dtype, seed, xp),))
@@ -293,8 +294,8 @@ def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[Row
 
 
 def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     x = call.args[0]
     rows = None
     if x.ndim > 1 and call.kwargs.get("axis", -1) not in (0, -x.ndim):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from cupykern.numerics import namespace
 from cupykern.ops.checks.attention import check_operands, check_scale, check_shapes
 from cupykern.ops.checks.score_options import check_softcap
 
+from ..typing import Array, Factor, Results
 from .agreement import Facts, agreed, by_rank, described
 from .collectives import check_split, contiguous, length
 from .communicator import Communicator
@@ -38,16 +39,16 @@ def zigzag(total: int, size: int) -> tuple[tuple[slice, slice], ...]:
 
 def ring_attention(
     comm: Communicator,
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
-    scale: Any = None,
-    softcap: Any = None,
-    layout: str = "bhsd",
+    scale: Factor | None = None,
+    softcap: Factor | None = None,
+    layout: Literal["bhsd", "bshd"] = "bhsd",
     return_lse: bool = False,
-) -> Any:
+) -> Results:
     """`attention` of this rank's queries against the keys of all ranks (context parallelism).
 
     >>> q = np.ones((1, 8, 128, 64), np.float16)
@@ -69,7 +70,7 @@ def ring_attention(
     on all ranks, and CommunicationError.  Source: Liu, Zaharia, Abbeel, Ring Attention
     (arXiv 2310.01889).  Error bound: `reference.parallel.ring_attention_bound`.
     """
-    options = {"scale": scale, "softcap": softcap, "layout": layout}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "layout": layout}
 
     def facts() -> Facts:
         arguments.check_flags(causal=causal, return_lse=return_lse)
@@ -107,7 +108,7 @@ def _check_zigzag(own: np.ndarray) -> None:
 
 def _around_the_ring(
     comm: Communicator,
-    q: Any,
+    q: Array,
     own_kv: tuple[Any, Any],
     own: np.ndarray,
     causal: bool,
@@ -160,14 +161,14 @@ class _Block(NamedTuple):
         return cls(slice(length(first), None), every, False)
 
 
-def _along(axis: int, x: Any, part: slice) -> Any:
+def _along(axis: int, x: Array, part: slice) -> Array:
     return x if part == slice(None) else x[(slice(None),) * axis + (part,)]
 
 
 class _Merged:
     """Accumulated attention over the keys so far, in FP32."""
 
-    def __init__(self, found: tuple[Any, Any], axis: int, layout: str):
+    def __init__(self, found: tuple[Any, Any], axis: int, layout: Literal["bhsd", "bshd"]):
         self.out, self.lse = found[0].astype(np.float32), found[1]
         self._axis, self._layout = axis, layout
 

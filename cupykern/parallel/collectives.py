@@ -14,6 +14,7 @@ from cupykern import arguments, arrays, dtypes
 from cupykern.numerics import namespace
 from cupykern.typing import Array, Namespace
 
+from ..typing import DTypeLike
 from .agreement import Facts, agreed, described
 from .communicator import Communicator
 
@@ -116,7 +117,7 @@ def reduce_rows(comm: Communicator, parts: Sequence[slice], partial: Callable[[s
     return in_order(addends)
 
 
-def add_rows(comm: Communicator, parts: Sequence[slice], x: Any) -> Any:
+def add_rows(comm: Communicator, parts: Sequence[slice], x: Array) -> Any:
     """This rank's rows of the sum of all ranks' x, in one exchange."""
     rank = comm.rank
     x = contiguous(x.astype(np.float32, copy=comm.size == 1))
@@ -142,7 +143,7 @@ def in_order(addends: dict[int, Any]) -> Any:
 # --- public --------------------------------------------------------------------------------------
 
 
-def check_float(comm: Communicator, name: str, x: Any, ndim: int | None = None) -> Namespace:
+def check_float(comm: Communicator, name: str, x: Array, ndim: int | None = None) -> Namespace:
     """Check x; return its namespace.  Raises TypeError, ValueError and NotImplementedError."""
     arguments.target_of(name, x)
     dtypes.resolve(x.dtype, f"{name}'s dtype", FLOATS)
@@ -153,7 +154,7 @@ def check_float(comm: Communicator, name: str, x: Any, ndim: int | None = None) 
     return namespace(x)
 
 
-def all_gather(comm: Communicator, x: Any) -> Any:
+def all_gather(comm: Communicator, x: Array) -> Array:
     """Concatenate the rows of all ranks, in rank order; numbers of rows may differ.
 
     >>> x = np.ones((2, 3), np.float16)
@@ -174,7 +175,7 @@ def all_gather(comm: Communicator, x: Any) -> Any:
         return gather_rows(comm, x, consecutive(own[:, 0].tolist()))
 
 
-def reduce_scatter(comm: Communicator, x: Any) -> Any:
+def reduce_scatter(comm: Communicator, x: Array) -> Array:
     """This rank's rows (see `shares`) of the sum of all ranks' x, float32.
 
     >>> x = np.ones((2, 3), np.float16)
@@ -190,7 +191,7 @@ def reduce_scatter(comm: Communicator, x: Any) -> Any:
         return add_rows(comm, shares(x.shape[0], comm.size), x)
 
 
-def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
+def all_reduce(comm: Communicator, x: Array, *, dtype: DTypeLike | None = None) -> Array:
     """The sum of all ranks' x on every rank: summed in FP32 in rank order, rounded once.
 
     >>> x = np.ones((2, 3), np.float32)
@@ -217,11 +218,11 @@ def all_reduce(comm: Communicator, x: Any, *, dtype: Any = None) -> Any:
         )
 
 
-def _result(x: Any, dtype: Any) -> np.dtype:
+def _result(x: Array, dtype: DTypeLike | None) -> np.dtype:
     return x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", FLOATS)
 
 
-def _same(comm: Communicator, x: Any) -> Callable[[], Facts]:
+def _same(comm: Communicator, x: Array) -> Callable[[], Facts]:
     def facts() -> Facts:
         check_float(comm, "x", x)
         return Facts({"x": described(x)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from cupykern.numerics import namespace
 from cupykern.ops.checks.products import check_addend
 from cupykern.ops.checks.scales import check_quantized
 
+from ..typing import Activation, Array, DTypeLike, Factor, Precision
 from .agreement import Facts, agreed
 from .collectives import consecutive, contiguous, gather, length
 from .communicator import Communicator
@@ -30,18 +31,18 @@ from .product_facts import (
 
 def column_parallel_matmul(
     comm: Communicator,
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    residual: Any = None,
-    alpha: Any = 1.0,
-    out_dtype: Any = None,
-    precision: str = "float32",
-    input: str = "replicated",
-    output: str = "columns",
-) -> Any:
+    bias: Array | None = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    alpha: Factor | None = 1.0,
+    out_dtype: DTypeLike | None = None,
+    precision: Precision = "float32",
+    input: Literal["replicated", "rows"] = "replicated",
+    output: Literal["columns", "replicated"] = "columns",
+) -> Array:
     """`matmul` with b's columns split over ranks: activation(alpha * (a @ b) + bias) + residual.
 
     >>> comm = parallel.SelfCommunicator()
@@ -81,7 +82,7 @@ def column_parallel_matmul(
     with agreed(comm, "column_parallel_matmul", facts) as own:
         added = _of_all_rows(residual, int(own[:, 0].sum()) if input == "rows" else a.shape[0], b)
 
-        def product(rows: slice, a: Any) -> Any:
+        def product(rows: slice, a: Array) -> Any:
             return cupykern.matmul(
                 a, b, bias=bias, activation=activation,
                 residual=None if added is None else added[rows], alpha=alpha,
@@ -93,17 +94,17 @@ def column_parallel_matmul(
 
 def column_parallel_scaled_mm(
     comm: Communicator,
-    a: Any,
-    b: Any,
-    scale_a: Any = None,
-    scale_b: Any = None,
+    a: Array,
+    b: Array,
+    scale_a: Factor | None = None,
+    scale_b: Factor | None = None,
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    out_dtype: Any = None,
-    input: str = "replicated",
-    output: str = "columns",
-) -> Any:
+    bias: Array | None = None,
+    activation: Activation | None = None,
+    out_dtype: DTypeLike | None = None,
+    input: Literal["replicated", "rows"] = "replicated",
+    output: Literal["columns", "replicated"] = "columns",
+) -> Array:
     """`scaled_mm` with b's columns split over ranks: activation((scale_a a) @ (scale_b b) + bias).
 
     >>> a, scale_a = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
@@ -131,7 +132,7 @@ def column_parallel_scaled_mm(
         scales = {"scale_a": scale_a, "scale_b": scale_b}
         return column_facts(a, b, (activation, out_dtype), input, output, {"bias": bias}, scales)
 
-    def product(rows: slice, a: Any, scale: Any = scale_a) -> Any:
+    def product(rows: slice, a: Array, scale: Factor | None = scale_a) -> Any:
         return cupykern.scaled_mm(
             a, b, scale, scale_b, bias=bias, activation=activation, out_dtype=out_dtype
         )
@@ -143,18 +144,18 @@ def column_parallel_scaled_mm(
 
 def column_parallel_dual_gemm_silu(
     comm: Communicator,
-    a: Any,
-    b1: Any,
-    b2: Any,
+    a: Array,
+    b1: Array,
+    b2: Array,
     *,
-    scale_a: Any = None,
-    scale_b1: Any = None,
-    scale_b2: Any = None,
-    policy: str = "fp32",
-    out_dtype: Any = None,
-    input: str = "replicated",
-    output: str = "columns",
-) -> Any:
+    scale_a: Factor | None = None,
+    scale_b1: Factor | None = None,
+    scale_b2: Factor | None = None,
+    policy: Literal["fp32", "hybrid", "fp16"] = "fp32",
+    out_dtype: DTypeLike | None = None,
+    input: Literal["replicated", "rows"] = "replicated",
+    output: Literal["columns", "replicated"] = "columns",
+) -> Array:
     """`dual_gemm_silu` with the columns of b1 and b2 split over ranks: silu(a @ b1) * (a @ b2).
 
     >>> a = np.ones((2, 3), np.float16)
@@ -180,7 +181,7 @@ def column_parallel_dual_gemm_silu(
         check_scaled(a, scale_a, {"b1": (b1, scale_b1), "b2": (b2, scale_b2)})
         return column_facts(a, b1, (policy, out_dtype), input, output, {}, scales)
 
-    def product(rows: slice, a: Any, scale: Any = scale_a) -> Any:
+    def product(rows: slice, a: Array, scale: Factor | None = scale_a) -> Any:
         return cupykern.dual_gemm_silu(
             a, b1, b2, scale_a=scale, scale_b1=scale_b1, scale_b2=scale_b2, policy=policy,
             out_dtype=out_dtype,

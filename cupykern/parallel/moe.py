@@ -12,6 +12,7 @@ from cupykern import arguments, arrays, dtypes
 from cupykern.numerics import namespace, to_numpy
 
 from ..arrays import take
+from ..typing import Array
 from .agreement import Facts, agree, agreed, described
 from .collectives import consecutive, length
 from .communicator import Communicator
@@ -19,13 +20,13 @@ from .communicator import Communicator
 
 def expert_parallel_moe(
     comm: Communicator,
-    x: Any,
-    experts: Any,
-    gates: Any,
-    w_gate: Any,
-    w_up: Any,
-    w_down: Any,
-) -> Any:
+    x: Array,
+    experts: Array,
+    gates: Array,
+    w_gate: Array,
+    w_up: Array,
+    w_down: Array,
+) -> Array:
     """Sum over a token's experts e of gate * (silu(x @ w_gate[e]) * (x @ w_up[e])) @ w_down[e].
 
     >>> x = np.ones((3, 8), np.float16)
@@ -83,7 +84,7 @@ def expert_parallel_moe(
 
 
 def _check(
-    comm: Communicator, x: Any, experts: Any, gates: Any, weights: tuple[Any, Any, Any]
+    comm: Communicator, x: Array, experts: Array, gates: Array, weights: tuple[Any, Any, Any]
 ) -> None:
     """Check the arguments.  Raises TypeError, ValueError and NotImplementedError."""
     arguments.target_of("x", x)
@@ -128,21 +129,21 @@ def _gathered_counts(comm: Communicator, counts: np.ndarray) -> np.ndarray:
     return np.array([np.frombuffer(x, np.int64) for x in found])
 
 
-def _exchanged(comm: Communicator, sent: Any, counts: np.ndarray, parts: Sequence[slice]) -> Any:
+def _exchanged(comm: Communicator, sent: Array, counts: np.ndarray, parts: Sequence[slice]) -> Any:
     """The rows for this rank's experts: by source rank, then by expert."""
     to = consecutive([int(counts[comm.rank, part].sum()) for part in parts])
     of = consecutive(counts[:, parts[comm.rank]].sum(axis=1).tolist())
     return _moved(comm, sent, to, of)
 
 
-def _returned(comm: Communicator, done: Any, counts: np.ndarray, parts: Sequence[slice]) -> Any:
+def _returned(comm: Communicator, done: Array, counts: np.ndarray, parts: Sequence[slice]) -> Any:
     """Send the experts' results back to the tokens' ranks."""
     to = consecutive(counts[:, parts[comm.rank]].sum(axis=1).tolist())
     of = consecutive([int(counts[comm.rank, part].sum()) for part in parts])
     return _moved(comm, done, to, of)
 
 
-def _moved(comm: Communicator, x: Any, to: Sequence[slice], of: Sequence[slice]) -> Any:
+def _moved(comm: Communicator, x: Array, to: Sequence[slice], of: Sequence[slice]) -> Any:
     """All-to-all: rows to[r] of x go to rank r, rows of[r] of the result come from rank r."""
     found = arrays.empty_of(namespace(x), (of[-1].stop, *x.shape[1:]), x.dtype)
     others = [rank for rank in range(comm.size) if rank != comm.rank]
@@ -160,7 +161,7 @@ def _by_expert(counts: np.ndarray) -> np.ndarray:
     return np.argsort(np.concatenate([expert.repeat(of) for of in counts]), kind="stable")
 
 
-def _experts(rows: Any, counts: np.ndarray, w_gate: Any, w_up: Any, w_down: Any) -> Any:
+def _experts(rows: Array, counts: np.ndarray, w_gate: Array, w_up: Array, w_down: Array) -> Any:
     found = arrays.empty_of(namespace(rows), rows.shape, rows.dtype)
     for expert, part in enumerate(consecutive(counts.tolist())):
         if length(part):
@@ -169,7 +170,7 @@ def _experts(rows: Any, counts: np.ndarray, w_gate: Any, w_up: Any, w_down: Any)
     return found
 
 
-def _combined(found: Any, gates: Any, x: Any) -> Any:
+def _combined(found: Array, gates: Array, x: Array) -> Any:
     """The gated sums over each token's experts: FP32, rounded to x's dtype."""
     tokens, k = gates.shape
     found = found.reshape(tokens, k, x.shape[1])

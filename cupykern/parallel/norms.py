@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ import cupykern
 from cupykern import arguments, dtypes, ops
 from cupykern.numerics import finfo
 
+from ..typing import Array, Factor, Results
 from .agreement import Facts, agreed, described
 from .collectives import (
     FLOATS,
@@ -28,13 +29,13 @@ from .product_facts import check_option
 
 def sequence_parallel_rms_norm(
     comm: Communicator,
-    x: Any,
-    weight: Any = None,
+    x: Array,
+    weight: Array | None = None,
     *,
-    eps: Any = None,
-    residual: Any = None,
-    output: str = "rows",
-) -> Any:
+    eps: Factor | None = None,
+    residual: Array | None = None,
+    output: Literal["rows", "replicated"] = "rows",
+) -> Results:
     """`rms_norm` of this rank's rows.
 
     >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)
@@ -59,14 +60,14 @@ def sequence_parallel_rms_norm(
 
 def sequence_parallel_layer_norm(
     comm: Communicator,
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     *,
-    eps: Any = 1e-5,
-    residual: Any = None,
-    output: str = "rows",
-) -> Any:
+    eps: Factor | None = 1e-5,
+    residual: Array | None = None,
+    output: Literal["rows", "replicated"] = "rows",
+) -> Results:
     """`layer_norm` of this rank's rows.
 
     >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -85,13 +86,13 @@ def sequence_parallel_layer_norm(
 
 def all_reduce_rms_norm(
     comm: Communicator,
-    x: Any,
-    weight: Any = None,
+    x: Array,
+    weight: Array | None = None,
     *,
-    eps: Any = None,
-    residual: Any = None,
-    output: str = "replicated",
-) -> Any:
+    eps: Factor | None = None,
+    residual: Array | None = None,
+    output: Literal["replicated", "rows"] = "replicated",
+) -> Results:
     """`rms_norm` of the sum of all ranks' x and a residual, in one call.
 
     >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)
@@ -122,14 +123,14 @@ def all_reduce_rms_norm(
 
 def all_reduce_layer_norm(
     comm: Communicator,
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
     *,
-    eps: Any = 1e-5,
-    residual: Any = None,
-    output: str = "replicated",
-) -> Any:
+    eps: Factor | None = 1e-5,
+    residual: Array | None = None,
+    output: Literal["replicated", "rows"] = "replicated",
+) -> Results:
     """`layer_norm` of the sum of all ranks' x and a residual, in one call.
 
     >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
@@ -174,10 +175,10 @@ def _of_sums(
     comm: Communicator,
     function: str,
     norm: Callable[..., Any],
-    x: Any,
+    x: Array,
     given: tuple[Any, ...],
-    eps: Any,
-    residual: Any,
+    eps: Factor | None,
+    residual: Array | None,
     output: str,
 ) -> Any:
     def facts() -> Facts:
@@ -222,7 +223,7 @@ def _check(norm: Callable[..., Any], given: tuple[Any, ...], eps: Any, residual:
     ops.norm.check(x, weight, bias, eps, residual, options, None)
 
 
-def _described(given: tuple[Any, ...], residual: Any, *free: int) -> dict[str, str]:
+def _described(given: tuple[Any, ...], residual: Array | None, *free: int) -> dict[str, str]:
     same = {
         name: described(x, *(free if name == "x" else ()))
         for name, x in zip(("x", "weight", "bias"), given, strict=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from cupykern.ops.checks.scales import (
     read_operand,
 )
 
+from ..typing import Array, DTypeLike, Factor
 from .agreement import Facts, described
 from .collectives import FLOATS, length, shares
 from .communicator import Communicator
@@ -30,14 +31,14 @@ from .communicator import Communicator
 
 def check_operands(
     comm: Communicator,
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     name: str = "b",
     *,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     activation: Any = None,
     precision: Any = "float32",
-    alpha: Any = 1.0,
+    alpha: Factor | None = 1.0,
     plain: bool = True,
 ) -> None:
     """Check operands and options.  plain: neither scales nor addends are given.
@@ -111,11 +112,11 @@ def check_ways(input: Any, output: Any) -> None:
 
 
 def column_facts(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     options: tuple[Any, ...],
-    input: str,
-    output: str,
+    input: Literal["replicated", "rows"],
+    output: Literal["columns", "replicated"],
     addends: Mapping[str, Any],
     scales: Mapping[str, Any] | None = None,
 ) -> Facts:
@@ -141,12 +142,12 @@ def column_facts(
 
 def row_facts(
     comm: Communicator,
-    a: Any,
+    a: Array,
     factors: Mapping[str, Any],
     addends: Mapping[str, Any],
     scales: Mapping[str, Any],
-    out_dtype: Any,
-    output: str,
+    out_dtype: DTypeLike | None,
+    output: Literal["replicated", "rows"],
     **options: Any,
 ) -> Facts:
     check_option("output", output, ("replicated", "rows"))
@@ -172,14 +173,14 @@ def row_facts(
     return Facts(same)
 
 
-def described_scale(x: Any, *free: int) -> str:
+def described_scale(x: Array, *free: int) -> str:
     """A checked scale's description; the values of numbers and arrays may differ between ranks."""
     if is_number(x):
         return "None" if x is None else "a number"
     return described(x, *free)
 
 
-def result_of(a: Any, out_dtype: Any) -> np.dtype:
+def result_of(a: Array, out_dtype: DTypeLike | None) -> np.dtype:
     if out_dtype is not None:
         return dtypes.resolve(out_dtype, "out_dtype", FLOATS)
     return dtypes.of_product(a.dtype, a.dtype, False)

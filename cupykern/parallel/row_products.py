@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,7 @@ import cupykern
 from cupykern import arrays, dtypes
 from cupykern.numerics import namespace
 
+from ..typing import Activation, Array, DTypeLike, Factor, Precision
 from .agreement import Facts, agreed
 from .collectives import add_rows, contiguous, gather_rows, length, reduce_rows, rows_to_add
 from .communicator import Communicator
@@ -24,17 +25,17 @@ fewer rows one product runs first, then one exchange."""
 
 def row_parallel_matmul(
     comm: Communicator,
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    residual: Any = None,
-    alpha: Any = 1.0,
-    out_dtype: Any = None,
-    precision: str = "float32",
-    output: str = "replicated",
-) -> Any:
+    bias: Array | None = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    alpha: Factor | None = 1.0,
+    out_dtype: DTypeLike | None = None,
+    precision: Precision = "float32",
+    output: Literal["replicated", "rows"] = "replicated",
+) -> Array:
     """`matmul` with K split over ranks: activation(alpha * sum(a @ b) + bias) + residual.
 
     >>> comm = parallel.SelfCommunicator()
@@ -77,17 +78,17 @@ def row_parallel_matmul(
 
 def row_parallel_scaled_mm(
     comm: Communicator,
-    a: Any,
-    b: Any,
-    scale_a: Any = None,
-    scale_b: Any = None,
+    a: Array,
+    b: Array,
+    scale_a: Factor | None = None,
+    scale_b: Factor | None = None,
     *,
-    bias: Any = None,
-    activation: str | None = None,
-    residual: Any = None,
-    out_dtype: Any = None,
-    output: str = "replicated",
-) -> Any:
+    bias: Array | None = None,
+    activation: Activation | None = None,
+    residual: Array | None = None,
+    out_dtype: DTypeLike | None = None,
+    output: Literal["replicated", "rows"] = "replicated",
+) -> Array:
     """`scaled_mm` with K split over ranks: activation(sum((scale_a a) @ (scale_b b)) + bias) +
     residual.
 
@@ -106,8 +107,10 @@ def row_parallel_scaled_mm(
     `reference.parallel.row_parallel_scaled_mm_bound`.
     """
 
-    def product(rows: slice, bias: Any) -> Any:
-        scale = scale_a if is_number(scale_a) or len(scale_a) == 1 else scale_a[rows]
+    of_rows: Any = scale_a  # where it is no number
+
+    def product(rows: slice, bias: Array | None) -> Any:
+        scale = scale_a if is_number(scale_a) or len(of_rows) == 1 else of_rows[rows]
         return cupykern.scaled_mm(a[rows], b, scale, scale_b, bias=bias, out_dtype=np.float32)
 
     addends = {"bias": bias, "residual": residual}
@@ -127,14 +130,14 @@ def row_parallel_scaled_mm(
 
 def row_parallel_dual_gemm_silu(
     comm: Communicator,
-    a: Any,
-    b1: Any,
-    b2: Any,
+    a: Array,
+    b1: Array,
+    b2: Array,
     *,
-    out_dtype: Any = None,
-    precision: str = "float32",
-    output: str = "replicated",
-) -> Any:
+    out_dtype: DTypeLike | None = None,
+    precision: Precision = "float32",
+    output: Literal["replicated", "rows"] = "replicated",
+) -> Array:
     """silu(sum(a @ b1)) * sum(a @ b2), with K split over ranks.
 
     >>> a = np.ones((2, 3), np.float16)
@@ -159,7 +162,7 @@ def row_parallel_dual_gemm_silu(
         check_gated(b1, b2)
         return found
 
-    def product(rows: slice, bias: Any) -> Any:
+    def product(rows: slice, bias: Array | None) -> Any:
         both = arrays.empty_of(namespace(a), (2, length(rows), b1.shape[1]), dtypes.float32)
         for i, b in enumerate((b1, b2)):
             cupykern.matmul(a[rows], b, out_dtype=np.float32, precision=precision, out=both[i])
@@ -175,9 +178,9 @@ def row_parallel_dual_gemm_silu(
 
 def _sum_of_products(
     comm: Communicator,
-    a: Any,
-    b: Any,
-    bias: Any,
+    a: Array,
+    b: Array,
+    bias: Array | None,
     product: Callable[[slice, Any], Any],
     output: str,
     products: int = 1,
@@ -192,31 +195,43 @@ def _sum_of_products(
     return add_rows(comm, parts, whole), parts
 
 
-def _product(a: Any, b: Any, rows: slice, bias: Any, *, alpha: Any, precision: str) -> Any:
+def _product(
+    a: Array,
+    b: Array,
+    rows: slice,
+    bias: Array | None,
+    *,
+    alpha: Factor | None,
+    precision: Precision,
+) -> Any:
     return cupykern.matmul(
         a[rows], b, bias=bias, alpha=alpha, out_dtype=np.float32, precision=precision
     )
 
 
-def _own_rows(residual: Any, rows: slice, output: str) -> Any:
+def _own_rows(residual: Array | None, rows: slice, output: str) -> Any:
     return residual if residual is None or output == "rows" else residual[rows]
 
 
-def _finish(total: Any, activation: str | None, residual: Any, out_dtype: Any) -> Any:
+def _finish(
+    total: Array, activation: str | None, residual: Array | None, out_dtype: DTypeLike | None
+) -> Any:
     """Apply the epilogue to a finished FP32 product, as the bias of a product with K = 0."""
     if activation is None and residual is None and out_dtype == np.float32:
         return total
-    options = {"bias": total, "activation": activation, "residual": residual}
+    options: dict[str, Any] = {"bias": total, "activation": activation, "residual": residual}
     return cupykern.matmul(*_no_product(total), out_dtype=out_dtype, **options)
 
 
-def _formula(total: Any, formula: str, operands: dict[str, Any], out_dtype: Any) -> Any:
+def _formula(
+    total: Array, formula: str, operands: dict[str, Any], out_dtype: DTypeLike | None
+) -> Any:
     return cupykern.matmul(
         *_no_product(total), out_dtype=out_dtype, epilogue=formula, operands=operands
     )
 
 
-def _no_product(total: Any) -> tuple[Any, Any]:
+def _no_product(total: Array) -> tuple[Any, Any]:
     empty = arrays.maker(namespace(total))
     return (
         empty((total.shape[0], 0), dtypes.float32),

@@ -12,14 +12,15 @@ import cupykern
 from cupykern import arguments, dtypes
 from cupykern.numerics import namespace
 
+from ..typing import Array, DTypeLike, Factor
 from .agreement import Facts, agreed, described
 from .collectives import FLOATS, check_float, consecutive, gather
 from .communicator import Communicator
 
 
 def vocabulary_parallel_softmax(
-    comm: Communicator, x: Any, *, scale: Any = None, dtype: Any = None
-) -> Any:
+    comm: Communicator, x: Array, *, scale: Factor | None = None, dtype: DTypeLike | None = None
+) -> Array:
     """This rank's columns of `softmax` along the columns of all ranks.
 
     >>> x = np.zeros((1, 4), np.float32)
@@ -44,8 +45,8 @@ def vocabulary_parallel_softmax(
 
 
 def vocabulary_parallel_log_softmax(
-    comm: Communicator, x: Any, *, scale: Any = None, dtype: Any = None
-) -> Any:
+    comm: Communicator, x: Array, *, scale: Factor | None = None, dtype: DTypeLike | None = None
+) -> Array:
     """This rank's columns of `log_softmax` along the columns of all ranks.
 
     >>> x = np.zeros((1, 4), np.float32)
@@ -64,8 +65,8 @@ def vocabulary_parallel_log_softmax(
 
 
 def vocabulary_parallel_cross_entropy(
-    comm: Communicator, x: Any, targets: Any, *, scale: Any = None
-) -> Any:
+    comm: Communicator, x: Array, targets: Array, *, scale: Factor | None = None
+) -> Array:
     """-log_softmax(x)[row, targets[row]] along the columns of all ranks, float32 (rows,).
 
     >>> x = np.zeros((1, 4), np.float32)
@@ -106,7 +107,7 @@ def vocabulary_parallel_cross_entropy(
             return (_total([lse for lse, _ in found]) - score).astype(np.float32)
 
 
-def vocabulary_parallel_argmax(comm: Communicator, x: Any) -> Any:
+def vocabulary_parallel_argmax(comm: Communicator, x: Array) -> Array:
     """The column of each row's largest logit over all ranks' columns: int64 (rows,).
 
     >>> x = np.array([[1, 5, 2], [7, 7, 0]], np.float16)
@@ -132,8 +133,8 @@ def vocabulary_parallel_argmax(comm: Communicator, x: Any) -> Any:
 
 
 def vocabulary_parallel_sample(
-    comm: Communicator, x: Any, draws: Any, *, temperature: float = 1.0
-) -> Any:
+    comm: Communicator, x: Array, draws: Array, *, temperature: float = 1.0
+) -> Array:
     """Sample a column per row with probabilities softmax(x / temperature): int64 (rows,).
 
     >>> x = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
@@ -191,10 +192,10 @@ def vocabulary_parallel_sample(
 def _call(
     comm: Communicator,
     function: str,
-    x: Any,
-    scale: Any,
+    x: Array,
+    scale: Factor | None,
     check: Callable[[], dict[str, str]] = dict,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Iterator[tuple[slice, ...]]:
     """`agreed` for logits; yields the columns of each rank."""
 
@@ -220,7 +221,7 @@ class _Rows(NamedTuple):
     lse: Any
 
     @classmethod
-    def of(cls, op: Callable[..., Any], x: Any, scale: Any) -> _Rows:
+    def of(cls, op: Callable[..., Any], x: Array, scale: Factor | None) -> _Rows:
         xp = namespace(x)
         with np.errstate(all="ignore"):
             values = op(x, mask=x != -np.inf, scale=scale, dtype=np.float32)
@@ -231,12 +232,12 @@ class _Rows(NamedTuple):
             lse = xp.where(log == -np.inf, log, _at(x, place) * _factor(scale) - log)
         return cls(values, lse)
 
-    def share(self, total: Any) -> Any:
+    def share(self, total: Array) -> Any:
         """The share of this rank's columns in exp(total)."""
         with np.errstate(all="ignore"):
             return namespace(total).exp(self.shift(total))
 
-    def shift(self, total: Any) -> Any:
+    def shift(self, total: Array) -> Any:
         with np.errstate(all="ignore"):
             return self.lse - total
 
@@ -249,7 +250,7 @@ def _inverse(temperature: Any) -> float:
     return arguments.checked_float("1 / temperature", 1 / number)
 
 
-def _at(x: Any, places: Any) -> Any:
+def _at(x: Array, places: Any) -> Any:
     """x[row, places[row]] in FP64."""
     xp = namespace(x)
     return xp.take_along_axis(x, places[:, None], axis=1)[:, 0].astype(np.float64)
@@ -260,7 +261,7 @@ def _factor(scale: Any) -> float:
     return float(np.float32(arguments.finite_float("scale", scale, 1.0)))
 
 
-def _gathered(comm: Communicator, x: Any) -> list[Any]:
+def _gathered(comm: Communicator, x: Array) -> list[Any]:
     return gather(comm, x, [x.shape] * comm.size)
 
 
@@ -278,5 +279,5 @@ def _total(lses: list[Any]) -> Any:
         return origin + xp.log(total)
 
 
-def _dtype(x: Any, dtype: Any) -> np.dtype:
+def _dtype(x: Array, dtype: DTypeLike | None) -> np.dtype:
     return x.dtype if dtype is None else dtypes.resolve(dtype, "dtype", FLOATS)

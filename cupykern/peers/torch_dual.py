@@ -14,7 +14,7 @@ import numpy as np
 from .. import dtypes
 from ..nvfp4 import NvFp4
 from ..op import Call
-from .torch_product import _tensor
+from .torch_product import as_tensor
 
 _Built = tuple[Callable[..., Any], tuple[Any, ...]]
 _SCALES = ("scale_a", "scale_b1", "scale_b2")
@@ -39,7 +39,7 @@ def steps_of_dual(call: Call) -> dict[str, _Built]:
     if any(getattr(scale, "size", 1) != 1 for scale in scales):
         return {}
     n = b1.shape[1]
-    x, left, right = map(_tensor, (a, b1, b2))
+    x, left, right = map(as_tensor, (a, b1, b2))
     # The columns are contiguous in memory, the fast layout of torch.
     weights = torch.cat([w.T.contiguous().view(_bits(w)) for w in (left, right)])
     weights = weights.view(left.dtype).T
@@ -79,13 +79,13 @@ def logits(call: Call) -> _Built | None:
     a, w, scale = call.args
     if call.kwargs:
         return None
-    x = _tensor(a)
+    x = as_tensor(a)
 
     def compute(x: Any, w: Any, scale: Any) -> Any:
         y = x @ (w.to(x.dtype) * scale.to(x.dtype))
         return torch.softmax(y.float(), -1).to(x.dtype)
 
-    return compute, (x, _tensor(w), _factor(scale, x))
+    return compute, (x, as_tensor(w), _factor(scale, x))
 
 
 def _factor(scale: Any, x: Any) -> Any:
@@ -93,7 +93,7 @@ def _factor(scale: Any, x: Any) -> Any:
     import torch
 
     if hasattr(scale, "dtype") and not isinstance(scale, np.generic):
-        return _tensor(scale)
+        return as_tensor(scale)
     return torch.tensor(
         1.0 if scale is None else float(scale), dtype=torch.float32, device=x.device
     )

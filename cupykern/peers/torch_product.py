@@ -4,6 +4,7 @@ torch._int_mm."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from ..nvfp4 import NvFp4
 from ..op import Call
 
 _OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype", "precision"}
+_ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gelu_tanh": ("gelu", {"approximate": "tanh"})
+}
+"""What torch.nn.functional has by another name."""
 
 
 def product(
@@ -126,7 +131,7 @@ def _parse(
         and bias.ndim == 1
         and bias.dtype == a.dtype
     )
-    tensors = list(map(_tensor, arrays))
+    tensors = list(map(as_tensor, arrays))
     if blocks:
         tensors[2:4] = _block_scales(*tensors[2:4])
     if cast:
@@ -171,7 +176,7 @@ def _scale(a: Any, scale: Any) -> Any:
     return namespace(a).asarray(scale, np.float32)
 
 
-def _tensor(array: Any) -> Any:
+def as_tensor(array: Any) -> Any:
     """Return a tensor of the same memory; FP8 goes as bytes, because DLPack lacks it."""
     import torch
 
@@ -265,19 +270,19 @@ def _torch_dtype(dtype: Any) -> Any:
     return getattr(torch, dtype if isinstance(dtype, str) else dtype.name)
 
 
-def _epilogue(a: Any, options: dict[str, Any]) -> Callable[..., Any]:
-    """Return (y, bias, residual) -> result, rounded to the op's output dtype."""
+def _activation(activation: str | None) -> Callable[[Any], Any]:
+    """Return torch's function of the same name, or of that in _ACTIVATIONS."""
     import torch
 
-    functional = torch.nn.functional
-    activation, alpha = options.get("activation"), options.get("alpha", 1.0)
-    functions = {
-        None: lambda y: y,
-        "relu": functional.relu,
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda y: functional.gelu(y, approximate="tanh"),
-        "silu": functional.silu,
-    }
+    if activation is None:
+        return lambda y: y
+    name, options = _ACTIVATIONS.get(activation, (activation, {}))
+    return partial(getattr(torch.nn.functional, name), **options)
+
+
+def _epilogue(a: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """Return (y, bias, residual) -> result, rounded to the op's output dtype."""
+    activate, alpha = _activation(options.get("activation")), options.get("alpha", 1.0)
     out_dtype = options.get("out_dtype")
     if out_dtype is None and a.dtype in (dtypes.float16, dtypes.bfloat16):
         out_dtype = a.dtype
@@ -288,7 +293,7 @@ def _epilogue(a: Any, options: dict[str, Any]) -> Callable[..., Any]:
             y = y * alpha
         if bias is not None:
             y = y + bias
-        y = functions[activation](y)
+        y = activate(y)
         if residual is not None:
             y = y + residual
         return y if wanted is None else y.to(wanted)

@@ -12,9 +12,10 @@ from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
 from ..typing import Array, Factor
+from .activations import ACTIVATIONS, activate, sigmoid
 from .approximate import Approximate
 from .elementary import EXP2_ULPS
-from .epilogue import activate, activated, sigmoid, slope
+from .epilogue import activated
 from .expression import gate
 from .expression_error import gate_bound
 from .matmul import exact_product, operand_dtype, operand_namespace, scaled_product, stored_as
@@ -170,7 +171,7 @@ def _half_silu(x: Approximate) -> Approximate:
         y**2 * ((rest * of_power) ** 2 + of_exponential**2 + of_sum**2) + (size * of_quotient) ** 2
     )
     expected = xp.where(exact < -10.9, y**2, expected)
-    steepness = slope(xp, exact, "silu")
+    steepness = ACTIVATIONS["silu"].slope(xp, exact)
     return Approximate(
         activate(xp, exact, "silu"),
         (SLOPE * x.worst + own) * (1 + 2.0**-10),

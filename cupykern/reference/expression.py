@@ -13,7 +13,7 @@ from ..expression import Expression, read
 from ..expression.tree import INTEGER, REDUCTIONS, Node
 from ..numerics import as_float64, finfo, gap, namespace
 from ..typing import Array, Namespace
-from .epilogue import erf, sigmoid
+from .activations import erf, sigmoid
 from .expression_rows import reduce_rows
 
 RANGES = {

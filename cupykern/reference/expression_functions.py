@@ -62,7 +62,7 @@ def _sigmoid_slope(xp: Namespace, x: Any) -> Any:
 
 
 def _sigmoid_rms(xp: Namespace, x: Any) -> Any:
-    """As reference/epilogue.py: activation_error's of silu, without the last product."""
+    """As reference/activations.py: silu's error, without the last product."""
     power = xp.hypot(EXP2_RMS * U, ROUNDING * x)
     share = 1 / (1 + xp.exp(x))
     return xp.sqrt((share * power) ** 2 + (RECIPROCAL_RMS * U) ** 2 + ROUNDING**2)

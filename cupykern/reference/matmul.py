@@ -15,8 +15,9 @@ from ..nvfp4 import NvFp4
 from ..op import Bound
 from ..typing import Array, Factor
 from .accumulation import PROMOTED_K, Products, product, products_of
+from .activations import activate
 from .approximate import FLOOR, Approximate
-from .epilogue import activate, epilogue_bound
+from .epilogue import epilogue_bound
 from .expression import expression
 from .expression_error import expression_bound
 from .vectors import takes_vectors

@@ -114,7 +114,7 @@ def _seen(groups: Any, shape: tuple[int, ...]) -> Any:
     return namespace(groups).repeat(groups, QUANTIZED_BLOCK, axis=-1)[..., : shape[-1]]
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """s, and the statistics of its rows (a last dim of 1)."""
 
     s: Array
@@ -124,7 +124,7 @@ class _Row(NamedTuple):
     eps: float
 
 
-def _row(x: Array, residual: Array | None, centered: bool, eps: float) -> _Row:
+def _row(x: Array, residual: Array | None, centered: bool, eps: float) -> Row:
     xp = namespace(x)
     s = x.astype(np.float64)
     if residual is not None:
@@ -135,7 +135,7 @@ def _row(x: Array, residual: Array | None, centered: bool, eps: float) -> _Row:
         mean = xp.sum(s, axis=-1, keepdims=True) / n
         mean = xp.where(xp.isfinite(mean), mean, np.nan)
     variance = xp.sum((s - mean) ** 2, axis=-1, keepdims=True) / n
-    return _Row(s, mean, variance, 1 / xp.sqrt(variance + eps), eps)
+    return Row(s, mean, variance, 1 / xp.sqrt(variance + eps), eps)
 
 
 def _affine(y: Array, weight: Array | None, bias: Array | None) -> Any:
@@ -147,7 +147,7 @@ def _affine(y: Array, weight: Array | None, bias: Array | None) -> Any:
 def _outputs(
     y: Array,
     scale: Factor | None,
-    row: _Row,
+    row: Row,
     residual: Array | None,
     return_stats: bool,
     centered: bool,
@@ -181,7 +181,7 @@ class _Errors(NamedTuple):
 
 
 def _errors(
-    row: _Row, x: Array, residual: Array | None, centered: bool, compensated: bool
+    row: Row, x: Array, residual: Array | None, centered: bool, compensated: bool
 ) -> _Errors:
     """What FP32 makes of the statistics.
 
@@ -193,8 +193,8 @@ def _errors(
 
     Expected: the roundings of the sums (rounding.sum_variance; of distances from the mean partial
     sums grow as the root of their terms' number), of the product with 1 / n and of the sum with eps
-    (_of_eps), half of them in rstd.  An error d of the mean makes the variance larger by d^2, to
-    first order not at all.
+    (errors_of_eps), half of them in rstd.  An error d of the mean makes the variance larger by d^2,
+    to first order not at all.
     """
     xp = namespace(row.s)
     n = row.s.shape[-1]
@@ -265,7 +265,7 @@ def _errors(
     off, off_by_mean = off / whole, mean_rms**2 / whole
     equal = _equal_squares(row, n) if centered else 0.0
     of_variance = sum_variance(concentration, n, equal=equal) + 1
-    of_eps, off_by_eps = (x / whole for x in _of_eps(row, ROUNDING * xp.sqrt(of_variance)))
+    of_eps, off_by_eps = (x / whole for x in errors_of_eps(row, ROUNDING * xp.sqrt(of_variance)))
     roundings = share**2 * of_variance + xp.maximum(1.0, (of_eps / ROUNDING) ** 2)
     if centered and not compensated:
         # Means of parts of a row, about which squares are taken, are rounded too.
@@ -281,7 +281,7 @@ def _errors(
     return _Errors(
         *(flushed, s, s_rms, mean, mean_rms, sum_rms, constant),
         *(rstd, rstd_rms, variance_rms, rstd_bias),
-        _U * min(RSQRT_TABLE_RMS * math.sqrt(_alike(whole)), RSQRT_TABLE_MAX / DEVIATIONS),
+        _U * min(RSQRT_TABLE_RMS * math.sqrt(alike_in_rsqrt(whole)), RSQRT_TABLE_MAX / DEVIATIONS),
     )
 
 
@@ -296,7 +296,7 @@ def _of_origin(n: int) -> float:
     return max(1 / 256 - 1 / max(n, 1), 0.0)
 
 
-def _equal_squares(row: _Row, n: int) -> Any:
+def _equal_squares(row: Row, n: int) -> Any:
     """The share of a row's squares about the mean that FP32 sums cannot tell from the mean's own:
     of elements so much smaller than a few of the row that they count as zeros.  None where that
     square is itself too small to be rounded by half a gap of the sum."""
@@ -307,7 +307,7 @@ def _equal_squares(row: _Row, n: int) -> Any:
     return share * (row.mean**2 > spacing / 2)
 
 
-def _of_eps(row: _Row, relative: Any) -> tuple[Any, Any]:
+def errors_of_eps(row: Row, relative: Any) -> tuple[Any, Any]:
     """(size, size of the mean) of the error of variance + eps, and of eps in FP32.
 
     It is no random one where the variance, as FP32 has it, lies on a grid as wide as the sum's: all
@@ -334,7 +334,7 @@ def _of_eps(row: _Row, relative: Any) -> tuple[Any, Any]:
     return size, mean
 
 
-def _alike(arguments: Any) -> float:
+def alike_in_rsqrt(arguments: Any) -> float:
     """The share of pairs of rows whose rsqrt has the same error, but for roundings: of arguments in
     one segment of its table, and, beyond chance, at the same place in their segments
     (RSQRT_SEGMENTS).
@@ -460,7 +460,7 @@ class YErrors(NamedTuple):
 
 
 def _y_errors(
-    row: _Row, errors: _Errors, weight: Array | None, bias: Array | None, compensated: bool
+    row: Row, errors: _Errors, weight: Array | None, bias: Array | None, compensated: bool
 ) -> YErrors:
     """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is
     the result's own."""
@@ -492,7 +492,7 @@ def _y_errors(
 def _bounds(
     y: Bound,
     scale: Bound | None,
-    row: _Row,
+    row: Row,
     errors: _Errors,
     x: Array,
     residual: Array | None,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import EITHER, Variant
 from ..targets.limits import max_cluster_size, max_shared_bytes
 from .row_layout import VECTOR_BYTES, RowLayout

@@ -15,6 +15,7 @@ from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Array, Namespace
 from .nonfinite_walk import (
     MAX_DIMS,
     NonfiniteConfig,
@@ -92,7 +93,9 @@ def _max_blocks(target: Target, config: NonfiniteConfig) -> int:
     return target.multiprocessors * config.min_blocks
 
 
-def launch(target: Target, plan: NonfinitePlan, x: Any, places: tuple[Any, ...]) -> tuple[Any, Any]:
+def launch(
+    target: Target, plan: NonfinitePlan, x: Array, places: tuple[Any, ...]
+) -> tuple[Namespace, Any]:
     """Launch, and return (array module, the figures: an array on the host, else device memory).
 
     places: (x's address,).

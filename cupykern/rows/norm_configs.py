@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import EITHER, Variant
 from ..targets.limits import max_shared_bytes
 from .configs import MAX_CLUSTER, BlockRows, RowConfig, Rows

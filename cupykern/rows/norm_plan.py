@@ -15,6 +15,7 @@ from ..param_structs import zeros
 from ..runtime.choice import Family
 from ..targets import Device, Target, device_of
 from ..targets.limits import is_measured
+from ..typing import Array
 from .configs import RowConfig, SharedRows, SpanRows, row_traits
 from .norm_configs import (
     BY_BLOCK,
@@ -82,7 +83,7 @@ class Column(NamedTuple):
     aligned: bool
 
     @staticmethod
-    def of(array: Any) -> Column | None:
+    def of(array: Array | None) -> Column | None:
         if array is None:
             return None
         place = operand(array)
@@ -125,7 +126,14 @@ class NormTask:
 
 
 def norm_task(
-    x: Any, weight: Any, bias: Any, eps: float, residual: Any, options: Options, y: Any, total: Any
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    residual: Array | None,
+    options: Options,
+    y: Array,
+    total: Array | None,
 ) -> NormTask | None:
     """The task of a call; None if the kernels cannot walk the arrays.
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from .. import arrays
-from ..config_class import check_config, config_class
+from ..arguments import check_config, config_class
 from ..kernels import Variant
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target, device_of
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
+from ..typing import Array
 from .configs import MAX_CLUSTER, RowConfig
 from .heuristic import register_cap
 from .quantize_rows import FAMILY as ROW_FAMILY
@@ -151,8 +151,8 @@ def _plan(target: Target, task: ColumnTask, given: SharedColumns | None) -> Laun
 
 
 def run_columns(
-    target: Target, x: Any, code: np.dtype, config: RowConfig | None
-) -> tuple[Any, Any, Launch] | None:
+    target: Target, x: Array, code: np.dtype, config: RowConfig | None
+) -> tuple[Array, Array, Launch] | None:
     """`run_rows` by this kernel; None if it is not for these matrices or this `config`.
 
     Raises TypeError if `config` is not a config of quantize, ValueError if it is not legal.

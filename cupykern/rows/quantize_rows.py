@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .. import arrays, dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_cluster_size
+from ..typing import Array
 from .configs import RowConfig, Rows, SharedRows, fitting, row_traits
 from .heuristic import CLUSTERS, FEW_VECTORS, Table, register_cap, shared_configs
 from .row_layout import VECTOR_BYTES, RowLayout, operand, row_layout
@@ -22,7 +22,7 @@ from .rows import RowPlan, row_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
-Launch = Callable[[tuple[Any, Any, Any]], None]
+Launch = Callable[[tuple[Array, Array, Array]], None]
 
 
 def scale_shape(
@@ -112,7 +112,7 @@ def _tensor_config(itemsize: int, chunked: bool) -> SharedRows:
     return SharedRows(256, 256, VECTOR_BYTES // itemsize, 8, chunked=chunked)
 
 
-def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
+def _layout(x: Array, y: Array, scale: Array, granularity: str) -> RowLayout | None:
     """The rows of x, y and their scales, which have stride 0 along the row."""
     axis = x.ndim - 2 if granularity == "column" else x.ndim - 1
     scales = operand(scale)
@@ -164,8 +164,8 @@ def _plan(target: Target, task: QuantizeRowsTask, given: RowConfig | None) -> Ro
 
 
 def run_rows(
-    target: Target, x: Any, code: np.dtype, granularity: str, config: RowConfig | None
-) -> tuple[Any, Any, Launch]:
+    target: Target, x: Array, code: np.dtype, granularity: str, config: RowConfig | None
+) -> tuple[Array, Array, Launch]:
     """Quantize x: (values, scale, the launch that computed them from x)."""
     xp = target.xp
     if x.flags.c_contiguous or granularity == "tensor":

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .. import arrays, dtypes
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from ..param_structs import zeros
 from ..runtime import plans
@@ -17,6 +16,7 @@ from ..runtime.choice import Family
 from ..runtime.jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured
+from ..typing import Array
 from .configs import RowConfig
 from .heuristic import register_cap
 from .quantize_rows import Launch, scale_shape
@@ -202,8 +202,8 @@ def _plan(target: Target, task: TileTask, given: RowConfig | None) -> Launch:
 
 
 def run_tiles(
-    target: Target, x: Any, code: np.dtype, block: tuple[int, int], config: RowConfig | None
-) -> tuple[Any, Any, Launch]:
+    target: Target, x: Array, code: np.dtype, block: tuple[int, int], config: RowConfig | None
+) -> tuple[Array, Array, Launch]:
     """`run_rows` for tiles of `block`."""
     xp = target.xp
     y = arrays.empty_of(xp, x.shape, code)

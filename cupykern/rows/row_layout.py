@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import address_of, steps_of
+from ..typing import Array
 
 VECTOR_BYTES = 16
 MAX_OUTER_DIMS = 6  # rows/tile.cuh: kMaxOuterDims
@@ -25,7 +26,7 @@ class Operand(NamedTuple):
     itemsize: int
 
 
-def operand(array: Any) -> Operand:
+def operand(array: Array) -> Operand:
     """The Operand of `array`."""
     address = address_of(array)
     return Operand(steps_of(array), address % 64, array.dtype.itemsize)

@@ -13,6 +13,7 @@ from ..runtime import workspace
 from ..runtime.jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
+from ..typing import Namespace
 from .configs import RowConfig, SpanRows
 from .row_layout import RowLayout
 
@@ -38,7 +39,7 @@ class RowPlan(NamedTuple):
     counted: bool
     statistics: tuple[int, int] | None
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+    def launch(self, xp: Namespace, arrays: tuple[Any, ...], places: Any = None) -> None:
         """Launch the kernel on its arrays.  places: the addresses that determine those of all CuPy
         arrays; None: the arrays' own."""
         memory = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..config_class import config_class
+from ..arguments import config_class
 from ..kernels import Variant
 from .configs import BlockRows, RowConfig, Rows
 

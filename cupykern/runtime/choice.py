@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ..config_class import check_config
+from ..arguments import check_config
 from ..kernels import Variant
 from ..targets import Device, Target, device_name, device_of
 from . import store

@@ -41,7 +41,7 @@ def clear() -> None:
 
 Found = tuple[tuple[Any, ...] | None, Any, Any]
 ALIGNMENT = 64  # bytes, the largest alignment that plans depend on
-_warm: dict[Any, Any] = {}
+warm: dict[Any, Any] = {}  # what `remember` kept, by the key of `find`
 _cuda = SimpleNamespace(runtime=None)  # CuPy's, set by the first `remember`
 
 
@@ -175,8 +175,8 @@ def _same_call(*call: Any) -> object:
     return object()
 
 
-_clears += [_warm.clear, _same_call.cache_clear]
-_warm_get = _warm.get
+_clears += [warm.clear, _same_call.cache_clear]
+_warm_get = warm.get
 
 
 def distance(a: Any, b: Any) -> int | None:
@@ -193,7 +193,7 @@ def distance(a: Any, b: Any) -> int | None:
 
 def recall(key: tuple[Any, ...] | None) -> Any:
     """The value that `remember` kept under `key`, or None."""
-    return None if key is None else _warm.get(key)
+    return None if key is None else warm.get(key)
 
 
 def remember(key: tuple[Any, ...] | None, known: Any) -> None:
@@ -202,6 +202,6 @@ def remember(key: tuple[Any, ...] | None, known: Any) -> None:
         from cupy.cuda import runtime
 
         _cuda.runtime = runtime
-        if len(_warm) >= MAX_PLANS:
-            _warm.clear()
-        _warm[key] = known
+        if len(warm) >= MAX_PLANS:
+            warm.clear()
+        warm[key] = known

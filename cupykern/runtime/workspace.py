@@ -20,11 +20,12 @@ MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
 _NEVER_CAPTURED = (0, 1)  # the default stream
 _PER_THREAD_STREAM = 2  # CUDA's and HIP's handle: every thread's own stream
 _Key = int | tuple[int, int, int | None]  # of a stream
-_kept: dict[_Key, tuple[Array | None, Array]] = {}  # partial results, counters
-_kept_for_grids: dict[_Key, Array] = {}
-_of_graphs: list[tuple[Array, ...]] = []
+# All memory that is kept.  Tests replace each of these.
+of_streams: dict[_Key, tuple[Array | None, Array]] = {}  # partial results, counters
+of_grids: dict[_Key, Array] = {}  # by stream, for launches with a grid barrier
+of_graphs: list[tuple[Array, ...]] = []
 _SPARE, _LINE = 2**16, 32  # counters; counters per L2 line
-_spare: dict[int, tuple[Array, int]] = {}  # by device: zeros for graphs, number taken
+of_devices: dict[int, tuple[Array, int]] = {}  # by device: zeros for graphs, number taken
 _taking = threading.Lock()
 
 
@@ -43,28 +44,34 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Array | Non
     key = _stream(target)
     if key is None:
         made = target.xp.empty(num_bytes, np.uint8), _spare_counters(target, num_counters)
-        _of_graphs.append(made)
+        of_graphs.append(made)
         return made
     partials: Array | None
     counters: Array | None
-    partials, counters = _kept.get(key, (None, None))
+    partials, counters = of_streams.get(key, (None, None))
     if counters is None or counters.size < num_counters:
         counters = target.xp.zeros(max(num_counters, 4096), np.uint32)
-        _kept[key] = partials, counters
+        of_streams[key] = partials, counters
         _make_spare(target)
     if num_bytes > MOST_KEPT:
         return target.xp.empty(num_bytes, np.uint8), counters
     if partials is None or partials.size < num_bytes:
         partials = target.xp.empty(num_bytes, np.uint8)
-        _kept[key] = partials, counters
+        of_streams[key] = partials, counters
     return partials, counters
+
+
+def forget() -> None:
+    """Release the workspace of all streams and devices; graphs keep theirs."""
+    for kept in (of_streams, of_grids, of_devices):
+        kept.clear()
 
 
 def take_counters(target: Target, num_counters: int) -> Array:
     """The counters of `take`, without partial results."""
     if target.name != "host":
         key = _stream(target)
-        kept = None if key is None else _kept.get(key)
+        kept = None if key is None else of_streams.get(key)
         if kept is not None and num_counters <= kept[1].size:
             return kept[1]
     return cast(Array, take(target, 0, num_counters)[1])
@@ -84,11 +91,11 @@ def take_for_grid(target: Target, num_bytes: int) -> Array:
     key = _stream(target)
     if key is None:
         made = _make_for_grid(target, num_bytes)
-        _of_graphs.append((made,))
+        of_graphs.append((made,))
         return made
-    kept = _kept_for_grids.get(key)
+    kept = of_grids.get(key)
     if kept is None or kept.nbytes < 4 * GRID_WORDS + num_bytes:
-        kept = _kept_for_grids[key] = _make_for_grid(target, num_bytes)
+        kept = of_grids[key] = _make_for_grid(target, num_bytes)
     return kept
 
 
@@ -117,19 +124,19 @@ def _make_spare(target: Target) -> None:
     Graphs run on any stream, so the zeros must be complete on return.  Their own stream avoids
     waiting for anything else.
     """
-    if target.device_id not in _spare:
+    if target.device_id not in of_devices:
         with target.xp.cuda.Stream(non_blocking=True) as stream:
             made = target.xp.zeros(_SPARE, np.uint32)
             stream.synchronize()
         with _taking:
-            _spare.setdefault(target.device_id, (made, 0))
+            of_devices.setdefault(target.device_id, (made, 0))
 
 
 def _spare_counters(target: Target, count: int) -> Array:
     """Zeroed counters that no other launch uses."""
     with _taking:
-        spare, begin = _spare.get(target.device_id, (None, 0))
+        spare, begin = of_devices.get(target.device_id, (None, 0))
         if spare is not None and begin + count <= spare.size:
-            _spare[target.device_id] = spare, begin + -(-count // _LINE) * _LINE
+            of_devices[target.device_id] = spare, begin + -(-count // _LINE) * _LINE
             return spare[begin : begin + count]
     return target.xp.zeros(count, np.uint32)

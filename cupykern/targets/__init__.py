@@ -104,11 +104,12 @@ def of_array(array: Array) -> Target:
         from . import host
 
         return host.current()
-    return _gpu(array.device.id)
+    return gpu_target(array.device.id)
 
 
 @cache
-def _gpu(device_id: int) -> Target:
+def gpu_target(device_id: int) -> Target:
+    """Return CuPy's device as a target."""
     import cupy
 
     if cupy.cuda.runtime.is_hip:
@@ -150,7 +151,7 @@ def _current_gpu() -> Target | None:
 
         if not cupy.cuda.is_available():
             return None
-        return _gpu(cupy.cuda.runtime.getDevice())
+        return gpu_target(cupy.cuda.runtime.getDevice())
     except Exception:  # a broken driver or CuPy: `doctor` reports the cause
         return None
 

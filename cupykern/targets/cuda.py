@@ -56,7 +56,7 @@ class CudaTarget:
         """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""
         cupy = self.xp
         # CuPy appends its own -arch=sm_90; the first one given wins, and wgmma needs the "a".
-        options = (*OPTIONS, f"-arch={self.arch}", *_checked_options())
+        options = (*OPTIONS, f"-arch={self.arch}", *checked_options())
         module = cupy.RawModule(code=source_text(variant, "cuda"), options=options)
         with cupy.cuda.Device(self.device_id):
             try:
@@ -151,7 +151,7 @@ class ClusterCudaKernel(CudaKernel):
     launch_plainly = CudaKernel.__call__
 
 
-def _checked_options() -> tuple[str, ...]:
+def checked_options() -> tuple[str, ...]:
     """Options for compute-sanitizer's racecheck, with CUPYKERN_CUDA_CHECKED=1.
 
     Every thread arrives at barriers itself (platform/cuda/hopper.cuh); reports get line numbers.

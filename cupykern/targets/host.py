@@ -263,13 +263,13 @@ _runtime_lock = threading.Lock()  # reset after fork, where its owner does not e
 _reinit = _runtime_lock._at_fork_reinit  # type: ignore[attr-defined]  # CPython's own
 os.register_at_fork(after_in_child=_reinit)
 _RUNTIME_DEFINES = {"address": "-DHOST_ASAN", "thread": "-DHOST_TSAN"}
-_runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}
+runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}  # by compiler and sanitizer
 
 
 def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
     """Compile and load platform/host/runtime.cpp, which is never instrumented itself."""
     with _runtime_lock:
-        runtime = _runtimes.get((compiler, sanitizer))
+        runtime = runtimes.get((compiler, sanitizer))
         if runtime is None:
             defines = [_RUNTIME_DEFINES[sanitizer]] if sanitizer else []
             flags = (*kernel_flags(compiler, None, "2"), *defines, "-pthread")
@@ -284,5 +284,5 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
             runtime.host_create.restype = c_void_p
             runtime.host_run.argtypes = (c_void_p, c_int)
             runtime.host_finish.argtypes = (c_void_p, ctypes.c_char_p, c_int)
-            _runtimes[compiler, sanitizer] = runtime
+            runtimes[compiler, sanitizer] = runtime
         return runtime

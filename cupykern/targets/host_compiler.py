@@ -134,7 +134,7 @@ def kernel_flags(
 @cache
 def _flags(compiler: Compiler, sanitizer: str | None, more: tuple[str, ...]) -> tuple[str, ...]:
     flags = [*_FLAGS, *more]
-    if _has_x86_64_v3():
+    if has_x86_64_v3():
         flags.append("-mcpu=x86_64_v3" if compiler.kind == "zig" else "-march=x86-64-v3")
     elif compiler.kind == "zig":
         flags.append("-mcpu=baseline")  # zig's default is the compiling machine's CPU
@@ -147,7 +147,8 @@ def _flags(compiler: Compiler, sanitizer: str | None, more: tuple[str, ...]) -> 
 
 
 @cache
-def _has_x86_64_v3() -> bool:
+def has_x86_64_v3() -> bool:
+    """Return whether this machine's CPU has the instructions of x86-64-v3."""
     if platform.machine() != "x86_64":
         return False
     try:

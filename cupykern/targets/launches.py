@@ -23,13 +23,13 @@ _UINT = ctypes.c_uint
 Launcher = Callable[[int, int], None]  # (stream, address of the array of argument addresses)
 
 
-class _Attribute(ctypes.Structure):
+class Attribute(ctypes.Structure):
     """cuda.h: CUlaunchAttribute."""
 
     _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", _UINT * 16))
 
 
-class _LaunchConfig(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     """cuda.h: CUlaunchConfig."""
 
     _fields_ = (
@@ -81,7 +81,7 @@ def max_active_clusters(function: int, size: int, num_threads: int, shared_bytes
     """
     config = _Launch((size, num_threads, shared_bytes), None, size, False)
     count = ctypes.c_int(0)
-    error = _driver().cuOccupancyMaxActiveClusters(
+    error = driver().cuOccupancyMaxActiveClusters(
         ctypes.byref(count), ctypes.c_void_p(function), ctypes.c_void_p(config.address)
     )
     if error:
@@ -99,7 +99,7 @@ def launcher(
     overlaps: whether the kernel calls wait_for_previous_grid, so that launches can overlap if
         enabled.
     """
-    launch_kernel = _driver().cuLaunchKernelEx
+    launch_kernel = driver().cuLaunchKernelEx
     launch_kernel.argtypes = [ctypes.c_void_p] * 4
     by_default = environment.overlaps()
     # By stream, because two threads can launch at once.
@@ -121,7 +121,8 @@ def launcher(
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """Return CUDA's driver library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -135,12 +136,12 @@ class _Launch:
         attributes = []
         if cluster_size > 1:
             value = (_UINT * 16)(cluster_size, 1, 1)
-            attributes.append(_Attribute(_CLUSTER_DIMENSION, 0, value))
+            attributes.append(Attribute(_CLUSTER_DIMENSION, 0, value))
         if overlaps:
             value = (_UINT * 16)(1)
-            attributes.append(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, value))
-        self._attributes = (_Attribute * len(attributes))(*attributes)
-        self._config = _LaunchConfig(
+            attributes.append(Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, value))
+        self._attributes = (Attribute * len(attributes))(*attributes)
+        self._config = LaunchConfig(
             (_UINT * 3)(grid, 1, 1),
             (_UINT * 3)(num_threads, 1, 1),
             shared_bytes,

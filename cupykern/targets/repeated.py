@@ -16,7 +16,7 @@ from .base import Kernel
 from .launches import Launcher
 
 Packer = Callable[[int, tuple[Any, ...], int], Callable[[], None]]
-_MOST = 1024  # launches kept per plan
+MOST_PACKED = 1024  # launches kept per plan
 
 
 class Repeated:
@@ -85,7 +85,7 @@ class Repeated:
             return
         self._kernel(self._grid, args, self._shared_bytes)
         if self._pack is not None and places is not None:
-            if len(self._known) >= _MOST:
+            if len(self._known) >= MOST_PACKED:
                 self._known.clear()
             self._known[places] = _seen
 

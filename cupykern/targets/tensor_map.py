@@ -75,7 +75,7 @@ def encode(
     """
     key = dtype, shape, strides, box, swizzle
     if target == "cuda" and (known := _encoded.get(key)) is not None and not address % _ALIGNMENT:
-        return _argument(_replace_address(known, address))
+        return argument_of(replace_address(known, address))
     dtype = np.dtype(dtype)
     if dtype not in _DATA_TYPES:
         raise TypeError(f"a tensor map's dtype must be one of {_names()}; got {dtype}")
@@ -83,11 +83,11 @@ def encode(
     if target == "host":
         return _encode_host(address, dtype.itemsize, shape, strides, box, swizzle)
     if target == "cuda":
-        found = _encode_cuda(address, dtype, shape, strides, box, swizzle)
+        found = encode_cuda(address, dtype, shape, strides, box, swizzle)
         if len(_encoded) >= _MAX_KEPT:
             _encoded.clear()
         _encoded[key] = found
-        return _argument(found)
+        return argument_of(found)
     raise ValueError(f"a tensor map's target must be cuda or host; got {target!r}")
 
 
@@ -95,7 +95,8 @@ _encoded: dict[Any, _CudaMap] = {}  # by all but the address, which is faster to
 forget = _encoded.clear
 
 
-def _argument(encoded: _CudaMap) -> Any:
+def argument_of(encoded: _CudaMap) -> Any:
+    """Return the map as a kernel argument."""
     return launch_argument_at(encoded.address, _MAP_BYTES, encoded)
 
 
@@ -185,7 +186,7 @@ class _CudaMap:
         self.address = -(-ctypes.addressof(self._memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
 
 
-def _encode_cuda(
+def encode_cuda(
     address: int,
     dtype: np.dtype,
     shape: tuple[int, ...],
@@ -220,7 +221,7 @@ def _encode_cuda(
     return made
 
 
-def _replace_address(encoded: _CudaMap, address: int) -> _CudaMap:
+def replace_address(encoded: _CudaMap, address: int) -> _CudaMap:
     """Copy the map `encoded`, with another address, a multiple of 16."""
     made = _CudaMap()
     ctypes.memmove(made.address, encoded.address, _MAP_BYTES)

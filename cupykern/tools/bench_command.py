@@ -106,7 +106,7 @@ def bench(
         if rows and outputs.suite is not None:
             _print_suite(outputs.suite, rows, target, len(tasks))
         elif rows:
-            _print(rows, target, host_time_us)
+            print_rows(rows, target, host_time_us)
         state["after"] = doctor.gpu_state(target)
         if outputs.json is not None:
             document = results.document(
@@ -267,7 +267,7 @@ def print_notes(rows: Sequence[results.Row]) -> None:
                 click.echo(f"{row.problem}, {result.name}: {one_line(result.note)}")
 
 
-def _print(
+def print_rows(
     rows: Sequence[results.Row], target: Target, host_time_us: dict[str, dict[str, float]]
 ) -> None:
     columns: tuple[str, ...] = results.COLUMNS

@@ -35,7 +35,7 @@ def reproduce(names: tuple[str, ...] | None, results: str, dry_run: bool) -> int
         steps = steps_of.chosen(names or ())
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    here = 0 if dry_run else _gpus()
+    here = 0 if dry_run else count_gpus()
     if not dry_run:
         Path(results).mkdir(parents=True, exist_ok=True)
     failed, left_out = [], []
@@ -57,7 +57,7 @@ def reproduce(names: tuple[str, ...] | None, results: str, dry_run: bool) -> int
     return 1 if failed or (names and left_out) else 0
 
 
-def _gpus() -> int:
+def count_gpus() -> int:
     target = targets.get()
     return 0 if target.name == "host" else int(target.xp.cuda.runtime.getDeviceCount())
 

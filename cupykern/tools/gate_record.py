@@ -26,8 +26,7 @@ from ..kernels import Variant, source_text
 from ..targets import offline
 from . import gate
 
-# Lines without effect on the code: comments, #line directives, empty lines.
-_UNSEEN = re.compile(r"^[ \t]*(//.*|#line .*)?\n", re.MULTILINE)
+_STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 # Increase this when gate.failure becomes stricter: everything is then compiled again.  sm_90a has 2
 # since the gate refuses serialised wgmma (C7517).
 _ASKED = {"sm_90a": 2}
@@ -55,8 +54,22 @@ def key(variant: Variant, arch: str) -> Key:
 
 @cache
 def _digest(variant: Variant, target: str) -> str:
-    text = _UNSEEN.sub("", source_text(variant, target))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(code_of(source_text(variant, target)).encode()).hexdigest()
+
+
+def code_of(text: str) -> str:
+    """Return a source without comments, #line directives and line breaks between tokens."""
+    text = _STRING_OR_COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
+    text = text.replace("\\\n", " ")
+    code: list[str] = []
+    for line in text.splitlines():
+        words = " ".join(line.split())
+        if words.startswith("#"):  # a directive ends with its line
+            if not words.startswith("#line "):
+                code += ["\n", words, "\n"]
+        elif words:
+            code += [words, " "]
+    return "".join(code)
 
 
 def compile_new(

@@ -57,7 +57,7 @@ def compare(target: Target, seed: int = 0) -> Iterator[PolicyRow]:
         call = OP.inputs(problem, seed, target.xp)
         references = OP.reference(*call.args, **call.kwargs)
         rounded = as_float64(references[0].astype(dtypes.float16))
-        arch, registers, occupancy = _usage(problem, target)
+        arch, registers, occupancy = usage_of(problem, target)
         for policy in POLICIES:
             kwargs = {**call.kwargs, "policy": policy, "out_dtype": "float16"}
             y = OP.run(*call.args, **kwargs)
@@ -75,7 +75,7 @@ def outside(y: Array, rounded: Any) -> float:
     return float(xp.mean(~(error <= TOLERANCE * (1 + xp.abs(rounded)))))
 
 
-def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float | None]:
+def usage_of(problem: DualProblem, target: Target) -> tuple[str, int | None, float | None]:
     """Return (arch, registers, occupancy) of the kernel on the GPU; on the host, of sm_90a's."""
     arch = "sm_90a" if target.name == "host" else target.arch
     task = task_of(problem)

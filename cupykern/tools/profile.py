@@ -43,7 +43,7 @@ class Figure:
     scale: float = 1.0
 
 
-_STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 _STALLS = {
     "long_scoreboard": "loads from global or local memory",
     "short_scoreboard": "shared memory, special functions",
@@ -148,7 +148,7 @@ def _from_values(cells: dict[str, str]) -> Profile:
     stalls = {
         reason: values[name]
         for kind, reason in _STALLS.items()
-        if (name := _STALL.format(kind)) in values
+        if (name := STALL.format(kind)) in values
     }
     total = sum(stalls.values())
     ranked = sorted(stalls.items(), key=lambda item: -item[1])
@@ -270,7 +270,7 @@ def _find(name: str) -> str:
     return found
 
 
-def _environment() -> dict[str, str]:
+def program_env() -> dict[str, str]:
     package = Path(__file__).parents[2]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -278,11 +278,11 @@ def _environment() -> dict[str, str]:
 
 def _run_ncu(kernel: str, program: list[str]) -> list[Profile]:
     metrics = [name for figure in NCU for name in figure.names]
-    metrics += [_STALL.format(kind) for kind in _STALLS]
+    metrics += [STALL.format(kind) for kind in _STALLS]
     command = [_find("ncu"), "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--kernel-name", kernel, "--launch-skip", str(WARMUPS), "--launch-count", "1"]
     command += ["--metrics", ",".join(metrics), *program]
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    done = subprocess.run(command, capture_output=True, text=True, env=program_env())
     try:
         return parse_ncu(done.stdout)
     except ValueError as error:
@@ -297,7 +297,7 @@ def _run_rocprof(kernel: str, program: list[str]) -> list[Profile]:
         with tempfile.TemporaryDirectory() as folder:
             command = [_find("rocprofv3"), "--pmc", figure.names[0], "--output-format", "csv"]
             command += ["--kernel-include-regex", f"^{kernel}$", "-d", folder, "--", *program]
-            done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+            done = subprocess.run(command, capture_output=True, text=True, env=program_env())
             texts += [path.read_text() for path in Path(folder).rglob("*counter_collection.csv")]
             said = _last_line(done.stderr) or said
     try:

@@ -99,7 +99,9 @@ def _figures(output: np.ndarray, reference: np.ndarray, bound: Bound, seed: int)
             planted = as_float64(np.asarray(y * (1 + 2.0**-s * signs)).astype(dtype))
         return not compare_numbers(np.where(inexact, planted, y), dtype, reference, bound).ok
 
-    planted = [_most(is_found, signs, 0 if in_ulps else MOST) for signs in (random, np.sign(y))]
+    planted = [
+        most_found(is_found, signs, 0 if in_ulps else MOST) for signs in (random, np.sign(y))
+    ]
     found = [np.abs(y + sign * ulp - reference) > bound.elementwise for sign in (-1, 1)]
     return (
         statistics(y - reference, reference, bound, dtype).rms,
@@ -109,7 +111,7 @@ def _figures(output: np.ndarray, reference: np.ndarray, bound: Bound, seed: int)
     )
 
 
-def _most(is_found: Any, signs: Array, most: int) -> int | None:
+def most_found(is_found: Any, signs: Array, most: int) -> int | None:
     """Return the largest s up to `most` that is found, by bisection; None: not even 0."""
     low, high = -1, most + 1  # found, not found
     while high - low > 1:

@@ -28,7 +28,7 @@ def lock(wait: bool) -> Iterator[None]:
     """Hold the machine's benchmark lock.  Raises UnavailableError if another process holds it."""
     import filelock
 
-    held = filelock.FileLock(_lock_path(), timeout=-1 if wait else 0)
+    held = filelock.FileLock(lock_path(), timeout=-1 if wait else 0)
     try:
         held.acquire()
     except filelock.Timeout:
@@ -41,7 +41,7 @@ def lock(wait: bool) -> Iterator[None]:
         held.release()
 
 
-def _lock_path() -> Path:
+def lock_path() -> Path:
     """Return a path in the cache directory, else in the temporary directory, with the user's id."""
     try:
         place = folder()
@@ -69,7 +69,7 @@ def other_processes(target: Target) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return parse_processes(done.stdout, (os.getpid(), *_ancestors()), _process_exists)
+    return parse_processes(done.stdout, (os.getpid(), *ancestors()), process_exists)
 
 
 def parse_processes(text: str, own: Sequence[int], exists: Any) -> list[str]:
@@ -92,7 +92,7 @@ def parse_processes(text: str, own: Sequence[int], exists: Any) -> list[str]:
     return [f"{name} (pid {pid}, {memory})" for pid, name, memory in others]
 
 
-def _ancestors() -> Iterator[int]:
+def ancestors() -> Iterator[int]:
     """Yield the ancestors of this process, nearest first, as far as /proc shows them."""
     pid = os.getppid()
     while pid > 0:
@@ -104,7 +104,7 @@ def _ancestors() -> Iterator[int]:
             return
 
 
-def _process_exists(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 

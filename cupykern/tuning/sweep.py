@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config_class import field_kinds
+from ..arguments import field_kinds
 from ..kernels import Variant
 from ..op import Call, Op
 from ..runtime import choice, jit, plans

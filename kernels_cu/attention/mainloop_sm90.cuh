@@ -4,7 +4,7 @@
 // overlaps O += P V of the previous one.
 #pragma once
 #include "attention/epilogue_sm90.cuh"
-#include "platform/turns.cuh"
+#include "pipeline/ordered_barrier.cuh"
 
 namespace attention {
 
@@ -25,7 +25,7 @@ template <class Traits> struct MainloopSm90 {
     using Scores = float[kTileN / 2];
     using Outputs = float[kHeadDimV / 2];
     using Probabilities = uint32_t[kSteps][4];
-    using WarpgroupTurns = Turns<Traits::kConsumers, 8>;
+    using Order = pipeline::OrderedBarrier<Traits::kConsumers, 8>;
 
     Storage& storage;
     const typename Traits::Params& params;
@@ -139,15 +139,15 @@ template <class Traits> struct MainloopSm90 {
     }
 
     // Computes S of the keys at `next` together with O += P V of the values at `at`, then the
-    // softmax of S.  If warpgroups take turns, the others' products overlap this softmax.
+    // softmax of S.  If warpgroups are ordered, the others' products overlap this softmax.
     DEVICE void step(const QueryTile& tile, QueryState query, const KvState& at,
                      const KvState& next) {
-        const WarpgroupTurns turns{warpgroup};
-        if constexpr (Traits::kTurns) turns.take();
+        const Order order{warpgroup};
+        if constexpr (Traits::kOrdered) order.wait();
         begin_scores(query.stage, next.stage);
         storage.values_full[at.stage].wait(at.phase);
         begin_outputs(at.stage);
-        if constexpr (Traits::kTurns) turns.pass();
+        if constexpr (Traits::kOrdered) order.arrive();
         wgmma_wait<1>(scores);
         release(storage.keys_empty[next.stage]);
         const bool grown = exponentiate(tile);
@@ -161,7 +161,7 @@ template <class Traits> struct MainloopSm90 {
     // All warpgroups visit the same key tiles.  The first GEMM of the next query tile overlaps this
     // one's epilogue.
     DEVICE void run_uniform() {
-        if constexpr (Traits::kTurns) WarpgroupTurns{warpgroup}.begin();
+        if constexpr (Traits::kOrdered) Order{warpgroup}.begin();
         uint32_t index = 0, count = 0;  // key tiles and query tiles so far
         int stored = -1;                // query stage that a TMA store still reads
 #pragma unroll 1

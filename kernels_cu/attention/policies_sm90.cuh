@@ -86,10 +86,10 @@ struct TraitsSm90 {
     static constexpr bool kDynamic = kVarlen || Mask::kBlocks;
     // Warpgroups skip different key tiles.
     static constexpr bool kDivergent = Mask::kBlocks && !Mask::kUniform;
-    // Warpgroups take turns to begin a step's products if these take as long as the softmax.  H200,
+    // Warpgroups begin a step's products in order if these take as long as the softmax.  H200,
     // heads of 64: 575 to 511 us with three warpgroups (4 x 16 x 4096), 58 to 53 us with two
     // (4 x 16 x 1024).  Heads of 128, whose products take longer: 0.5% slower.
-    static constexpr bool kTurns = kHeadDim <= 64 && !kDivergent;
+    static constexpr bool kOrdered = kHeadDim <= 64 && !kDivergent;
 
     static constexpr int kSwizzleBytes = 128, kBoxDims = kSwizzleBytes / 2;
     static constexpr int kStepK = 16, kSteps = kTileN / kStepK;  // k of one wgmma, along keys

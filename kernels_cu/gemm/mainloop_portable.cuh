@@ -13,7 +13,7 @@
 //   kPromoteK            0, or the k after which MMA accumulators are multiplied by block scales
 //                        and promoted to FP32: for scales along k, and for FP8, whose accumulators
 //                        keep few bits in tensor cores.
-//   kHalfSums            FP16 accumulators, promoted once, after all of k; needs kPromoteK > 0.
+//   kHalfAccumulator     FP16 accumulators, promoted once after all of k; needs kPromoteK > 0.
 #pragma once
 #include "common/dtype.cuh"
 #include "gemm/work_tile.cuh"
@@ -75,13 +75,14 @@ using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
 
 template <class P>
 DEVICE float value_of(const P& products, int i) {
-    if constexpr (kHalfSums) return products.value(i);
+    if constexpr (kHalfAccumulator) return products.value(i);
     else return float(products.values[i]);
 }
 
 // MMA accumulators, and the FP32 accumulators that they are promoted to.
-using MmaAccumulator = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
-static_assert(!kHalfSums || (kHasHalfAccumulator && kSame<ComputeA, half> && kPromoteK > 0),
+using MmaAccumulator =
+    typename Choose<kHalfAccumulator, HalfAccumulator, Accumulator<ComputeA>>::Type;
+static_assert(!kHalfAccumulator || (kHasHalfAccumulator && kSame<ComputeA, half> && kPromoteK > 0),
               "FP16 accumulators are promoted");
 struct PromotedAccumulator {
     using Scalar = float;
@@ -251,7 +252,7 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
         if constexpr (kPromoteK > 0) {
             multiply_stage(stages[stage], warp, products);
             const int64_t end = k + kTileK;
-            if (!kHalfSums && (end % kPromoteK == 0 || end >= end_k)) {
+            if (!kHalfAccumulator && (end % kPromoteK == 0 || end >= end_k)) {
                 scales.promote(k, warp, products, acc);
             }
         } else {
@@ -259,7 +260,7 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
         }
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
-    if constexpr (kHalfSums) scales.promote(first_k, warp, products, acc);
+    if constexpr (kHalfAccumulator) scales.promote(first_k, warp, products, acc);
     if constexpr (kAccumulatorScale != 1.0f) {
 #pragma unroll
         for (auto& row : acc) {

@@ -118,7 +118,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
         Fragment a[2];
         typename Converter::Fetched fetched;
         Partial partial;
-        Partial& sums = kBlockScales ? partial : accumulator[0];
+        Partial& target = kBlockScales ? partial : accumulator[0];
         const auto load = [&](Fragment& into, const ConsumerStages& from, int k) {
             const unsigned char* stage = storage.rows[from.state.stage];
             if constexpr (Converter::kFetches) converter.fetch(fetched, stage, k);
@@ -140,11 +140,11 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 Fragment &now = a[step % 2], &next = a[(step + 1) % 2];
-                wgmma_fence(sums);
+                wgmma_fence(target);
 #pragma unroll
                 for (int i = 0; i < kDepth / kMmaK; ++i) {
                     wgmma<ColElement, ColElement, kMajorK, StageCols::kMajor>(
-                        sums, now[i], advance(cols, StageCols::step(step * kDepth + i * kMmaK)),
+                        target, now[i], advance(cols, StageCols::step(step * kDepth + i * kMmaK)),
                         (!kBlockScales && !first) || step > 0 || i > 0);
                 }
                 wgmma_commit();
@@ -209,7 +209,7 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
     DEVICE static void mma_ordered(Converter& converter, SharedStorage& storage, Order& order,
                                    Scales scales, ConsumerStages stages, Accumulator& accumulator) {
         Partial partial;
-        Partial& sums = kBlockScales ? partial : accumulator[0];
+        Partial& target = kBlockScales ? partial : accumulator[0];
 #pragma unroll 1
         for (bool first = true; stages.valid(); stages.next(), first = false) {
             const int stage = stages.state.stage;
@@ -222,16 +222,16 @@ struct MainloopSm90RS : MainloopSm90<Operands, Tile, Stages, Schedule, Cluster> 
             }
             const uint64_t cols = descriptor(storage, stage);
             order.wait();
-            wgmma_fence(sums, a);
+            wgmma_fence(target, a);
 #pragma unroll
             for (int i = 0; i < kTileK / kMmaK; ++i) {
                 wgmma<ColElement, ColElement, kMajorK, StageCols::kMajor>(
-                    sums, a[i * kMmaK / kDepth][i % (kDepth / kMmaK)],
+                    target, a[i * kMmaK / kDepth][i % (kDepth / kMmaK)],
                     advance(cols, StageCols::step(i * kMmaK)), (!kBlockScales && !first) || i > 0);
             }
             wgmma_commit();
             order.arrive();  // wgmma is issued; the next warpgroup's is queued behind it
-            wgmma_wait<0>(sums, a);
+            wgmma_wait<0>(target, a);
             storage.pipeline.consumer_release(stage);
             scales.promote(partial, stages.index, accumulator);
         }

@@ -30,7 +30,7 @@ def test_what_is_written(tmp_path):
     assert len(document["rows"][0]["repeats"]) == 2
 
 
-def test_committed_results():
+def test_committed_results_hold_the_schema():
     documents = [json.loads(path.read_text()) for path in sorted((ROOT / "results").glob("*.json"))]
     benches = [document for document in documents if document.get("kind") == "bench"]
     assert len(benches) > 10

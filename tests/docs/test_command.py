@@ -66,11 +66,15 @@ def test_list_of_ops_has_the_default_configs(capsys, tmp_path):
     assert all(row["config"] in out for row in rows)
 
 
+def no_distribution(name):
+    raise doctor.metadata.PackageNotFoundError(name)
+
+
 def test_doctor_says_what_to_install(monkeypatch, capsys):
     """Of a machine without anything: each missing thing has a use and a remedy."""
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor, "_version", lambda distribution: None)
+    monkeypatch.setattr(doctor.metadata, "version", no_distribution)
     assert cli.main(["doctor"]) in (0, 1)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missing ")]
     for thing, remedy in (
@@ -102,7 +106,7 @@ def test_an_estimate_comes_when_the_number_is_known(monkeypatch, capsys):
     ]
 
 
-def test_python_m(tmp_path):
+def test_python_m_cupykern_is_the_command(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "cupykern", "--version"],
         capture_output=True,

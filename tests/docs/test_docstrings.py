@@ -98,7 +98,7 @@ def run_examples(name, documented, names):
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_example(name, tmp_path, monkeypatch):
+def test_example_of_a_public_name_runs(name, tmp_path, monkeypatch):
     if name == "tune":  # it writes to the store
         monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
     if name == "parallel.MpiCommunicator":

@@ -29,7 +29,7 @@ def test_it_is_a_notebook():
         ast.parse(source)
 
 
-def test_it_runs(tmp_path):
+def test_every_cell_runs_and_its_assertions_hold(tmp_path):
     """In a process and with a store of its own; a cell's assertions are part of it."""
     pytest.importorskip("matplotlib")
     script = tmp_path / "notebook.py"

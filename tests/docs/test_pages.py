@@ -54,7 +54,7 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_examples(page):
+def test_examples_of_a_page_run_on_the_host(page):
     """In one namespace, on the host target."""
     namespace = {"__name__": "example"}
     for block in _blocks(page):

@@ -15,7 +15,7 @@ from cupykern.cli import cli
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_site(tmp_path):
+def test_site_builds_with_every_public_name_and_no_warning(tmp_path):
     """One test, since the build takes longest."""
     for name in ("sphinx", "furo", "myst_parser", "matplotlib"):
         pytest.importorskip(name)

@@ -79,7 +79,6 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(found))
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(cache, "_warned", set())
     return found
 
 
@@ -158,10 +157,7 @@ def test_a_file_that_another_user_could_have_written_is_replaced(full, whose):
 
 
 @pytest.mark.parametrize("whose", ["file", "directory"])
-def test_tuned_configs_that_another_user_could_have_written_are_not_read(
-    folder, whose, monkeypatch
-):
-    monkeypatch.setattr(cache, "_warned", set())
+def test_tuned_configs_that_another_user_could_have_written_are_not_read(folder, whose):
     store.put({"a": {"config": "x", "digest": "y"}})
     place = store.path() if whose == "file" else folder
     place.chmod(0o770)
@@ -221,8 +217,7 @@ def test_what_is_no_file_in_a_kernels_place(full, kind):
     assert (str(path) in err) == (kind == "directory")
 
 
-def test_a_fifo_in_the_place_of_tuned_configs(folder, monkeypatch):
-    monkeypatch.setattr(cache, "_warned", set())
+def test_a_fifo_in_the_place_of_tuned_configs(folder):
     cache.folder()
     os.mkfifo(store.path())
     store.reload()
@@ -265,7 +260,7 @@ def test_a_user_without_a_name_or_a_home(tmp_path):
             f"import os\n{CALL}call(1)\n"  # what is imported late may be root's alone
             f"os.setgroups([]); os.setgid({ANOTHER_USER}); os.setuid({ANOTHER_USER})\n"
             "for name in ('HOME', 'CUPYKERN_CACHE_DIR'): del os.environ[name]\n"
-            "host._runtimes.clear()\n"
+            "host.runtimes.clear()\n"
             "call(1)\n"
         )
         out, err = run_python(code, TMPDIR=temporary, XDG_CACHE_HOME="")
@@ -511,7 +506,7 @@ def test_the_size_of_a_cache_that_another_process_fills(full, monkeypatch):
 def test_doctor_says_why_the_cache_is_not_used(folder):
     cache.folder()
     folder.chmod(0o777)
-    found = doctor._find_cache().found
+    (found,) = (one.found for one in doctor.find_all() if one.thing == "kernel cache")
     assert f"not used: {folder} can be written by other users" in found
 
 

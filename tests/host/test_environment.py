@@ -32,7 +32,7 @@ def _compile() -> None:
         ("CXX", "nonexistent -O1", targets.available),
         ("CXX", "false", _compile),
         ("CXX", "g++ '-O1", _compile),
-        ("CUPYKERN_CUDA_CHECKED", "maybe", cuda._checked_options),
+        ("CUPYKERN_CUDA_CHECKED", "maybe", cuda.checked_options),
         ("CUPYKERN_OVERLAP", "maybe", environment.overlaps),
         ("CUPYKERN_TUNE", "yes", choice.mode),
     ],
@@ -49,7 +49,7 @@ def test_an_empty_value_counts_as_unset(monkeypatch):
         monkeypatch.setenv(name, "")
     environment.check()
     assert host.current() == host.HostTarget()
-    assert environment.host_optimization() == "2" and not cuda._checked_options()
+    assert environment.host_optimization() == "2" and not cuda.checked_options()
     assert host_compiler.own_compiler() is None
 
 

@@ -30,7 +30,7 @@ def x(gpu):
     return gpu.xp.asarray(inputs.values("normal", (256, 1000), np.dtype(np.float16), 1))
 
 
-def test_graph_capture(gpu, x):
+def test_captured_graph_computes_at_its_launch(gpu, x):
     expected = cupykern.softmax(x)
     y = gpu.xp.empty_like(x)
     cupykern.softmax(x, out=y)  # compiled before the capture
@@ -46,7 +46,7 @@ def test_graph_capture(gpu, x):
     assert bool((y == expected).all())
 
 
-def test_another_stream(gpu, x):
+def test_launches_go_to_the_current_stream(gpu, x):
     stream = gpu.xp.cuda.Stream(non_blocking=True)
     gpu.xp.cuda.Device().synchronize()
     with stream:
@@ -55,9 +55,8 @@ def test_another_stream(gpu, x):
     assert bool((y == cupykern.softmax(x)).all())
 
 
+@needs.gpus(2)
 def test_an_array_of_another_device(gpu, x):
-    if gpu.xp.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("one device")
     with gpu.xp.cuda.Device(1):
         there = gpu.xp.asarray(x.get())
     y = cupykern.softmax(there)
@@ -66,7 +65,7 @@ def test_an_array_of_another_device(gpu, x):
         cupykern.softmax(there, out=x)
 
 
-def test_eight_threads(gpu, x):
+def test_eight_threads_get_the_same_bits(gpu, x):
     jit.clear()
     expected = cupykern.softmax(x).get()
     wrong: list[str] = []
@@ -88,7 +87,7 @@ def test_eight_threads(gpu, x):
 
 
 @pytest.mark.parametrize("shape", [(64, 4097), (4, 200_000), (2, 3_000_001)])
-def test_bitwise_repeatable(gpu, shape):
+def test_repeated_calls_give_the_same_bits(gpu, shape):
     x = gpu.xp.asarray(inputs.values("normal", shape, np.dtype(np.float32), 1))
     first = cupykern.softmax(x)
     for _ in range(100):

@@ -95,8 +95,8 @@ def driver(monkeypatch):
     made = []
 
     def launch(address, function, arguments, extra):
-        config = launches._LaunchConfig.from_address(address)
-        kept = (launches._Attribute * config.num_attributes).from_address(config.attributes)
+        config = launches.LaunchConfig.from_address(address)
+        kept = (launches.Attribute * config.num_attributes).from_address(config.attributes)
         attributes = {a.id: tuple(a.value[:3]) for a in kept}
         sizes = config.grid[0], config.block[0], config.shared_bytes
         made.append((function, arguments, config.stream, sizes, attributes))
@@ -105,7 +105,7 @@ def driver(monkeypatch):
     class Function:  # takes argtypes, as ctypes' functions do
         __call__ = staticmethod(launch)
 
-    monkeypatch.setattr(launches, "_driver", lambda: SimpleNamespace(cuLaunchKernelEx=Function()))
+    monkeypatch.setattr(launches, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=Function()))
     return made
 
 
@@ -159,5 +159,5 @@ def test_overlap_launches_takes_a_bool():
 
 
 def test_structs_are_those_of_the_driver():
-    assert ctypes.sizeof(launches._Attribute) == 72
-    assert ctypes.sizeof(launches._LaunchConfig) == 56
+    assert ctypes.sizeof(launches.Attribute) == 72
+    assert ctypes.sizeof(launches.LaunchConfig) == 56

@@ -103,7 +103,7 @@ def test_a_wheel_has_every_file(wheel):
     assert names == ours
 
 
-def test_without_cupy():
+def test_calls_on_numpy_arrays_work_without_cupy():
     done = _run(ROOT, "import sys; sys.modules['cupy'] = None\n" + ONE_CALL)
     assert " 2.0\n" in done.stdout, done.stderr
 

@@ -17,9 +17,7 @@ cupy = pytest.importorskip("cupy")
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
+def fake(monkeypatch, no_gpu):
     with fake_gpu(monkeypatch) as made:
         yield made
 
@@ -127,7 +125,7 @@ def test_kernels_that_cannot_pack_launch_plainly(fake):
 
 
 def test_not_all_is_kept_forever(fake, monkeypatch):
-    monkeypatch.setattr("cupykern.targets.repeated._MOST", 4)
+    monkeypatch.setattr("cupykern.targets.repeated.MOST_PACKED", 4)
     repeated = Repeated(Kernel(), 1, 0, lambda *given: given)
     for n in range(20):
         repeated.launch_at((n,), n)
@@ -144,6 +142,6 @@ def test_arrays_say_where_they_are(fake):
     assert kernel.made[3][2][0].data.ptr == x.data.ptr
 
 
-def test_places(fake):
+def test_places_are_addresses_or_none(fake):
     x = fake.array((4,), "float16")
     assert places_of((x, None, x[1:])) == (x.data.ptr, None, x.data.ptr + 2)

@@ -110,7 +110,7 @@ struct Everything {
 def root(tmp_path, monkeypatch) -> Iterator[Path]:
     """kernels_cu with files of the test's own."""
     (tmp_path / "platform").symlink_to(kernels.ROOT / "platform")
-    caches = struct_dtype, kernels._resolve, kernels._files
+    caches = struct_dtype, kernels.resolve, kernels.files_of
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "ROOT", tmp_path)
         yield tmp_path

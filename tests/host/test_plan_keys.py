@@ -9,7 +9,7 @@ import pytest
 from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
 
-from cupykern import arguments, targets
+from cupykern import arguments
 from cupykern.op import RandomDraw
 from cupykern.tools.history import FAMILIES, Call, check_sequence
 from cupykern.tools.history.sequences import PLAIN, call_of
@@ -24,10 +24,8 @@ OPTIONS = [
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, no_gpu):
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     with fake_gpu(monkeypatch, SIZE) as gpu:
         yield FakeMachine(gpu, monkeypatch)
 

@@ -13,7 +13,7 @@ from fake_gpu import fake_gpu
 
 import cupykern
 from cupykern import arrays as arrays_of_cupykern
-from cupykern import dtypes, targets
+from cupykern import dtypes
 from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
@@ -26,9 +26,7 @@ cupy = pytest.importorskip("cupy")
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
+def fake(monkeypatch, no_gpu):
     with fake_gpu(monkeypatch) as made:
         yield made
 
@@ -211,10 +209,10 @@ def test_warm_is_cold(fake, name, monkeypatch):
     given = arrays(fake)
     CALLS[name](*given)  # what is kept for a stream (workspace) is there
     plans.clear()
-    place = fake._next
+    place = fake.offset
     launches, outputs = [], []
     for _ in range(3):  # cold, warm, and packed
-        fake._next = place  # new arrays at the same addresses
+        fake.offset = place  # new arrays at the same addresses
         fake.launches.clear()
         outputs.append(described(CALLS[name](*given)))
         launches.append(list(fake.launches))
@@ -235,9 +233,9 @@ def test_warm_is_cold(fake, name, monkeypatch):
 def test_copied_complex_operands_are_copied_again(fake, operands):
     given = operands(*map(complex64, arrays(fake)[:2]))
     a, b, residual = (*given, None)[:3]
-    place, launches = fake._next, []
+    place, launches = fake.offset, []
     for _ in range(3):
-        fake._next = place
+        fake.offset = place
         fake.launches.clear()
         cupykern.matmul(a, b, residual=residual)
         launches.append(list(fake.launches))
@@ -262,10 +260,10 @@ def cost(fake, call) -> Cost:
         if event == "c_call" or event == "call":
             calls += frame.f_code.co_filename.startswith(here)
 
-    place = fake._next
+    place = fake.offset
     for _ in range(3):
         call()
-        fake._next = place
+        fake.offset = place
     fake.launches.clear()
     before = fake.num_allocations
     sys.setprofile(count)
@@ -296,6 +294,7 @@ COSTS = {
     "attention_varlen": Cost(12, 1, 1),
     "nonfinite_report": Cost(17, 1, 1),
 }
+_ANY = Cost(60, 2, 2)  # an op whose calls are not as short as that belongs above
 
 
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
@@ -309,9 +308,10 @@ def test_what_a_warm_call_costs(fake, op):
     kwargs = {
         k: fake.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()
     }
-    found, expected = cost(fake, lambda: op.run(*args, **kwargs)), COSTS[op.name]
-    assert found[1:] == expected[1:]
-    assert found.calls <= expected.calls + 2, found
+    found, expected = cost(fake, lambda: op.run(*args, **kwargs)), COSTS.get(op.name, _ANY)
+    if expected is not _ANY:
+        assert found[1:] == expected[1:]
+    assert found.calls <= expected.calls + 2 and found[1:] <= expected[1:], found
 
 
 CASCADES = {
@@ -361,7 +361,7 @@ def test_arrays_that_move_are_warm(fake, name, monkeypatch):
     for place in ("first", "moved", "cold"):
         if place == "cold":
             plans.clear()
-        fake._next = 0 if place == "first" else 2**22
+        fake.offset = 0 if place == "first" else 2**22
         x, residual, *_ = arrays(fake)
         fake.launches.clear()
         MAPPED[name](x, residual)
@@ -498,7 +498,7 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
     call, make, without = PACKED[name]
     given = {one: x for one, x in make(fake).items() if one not in without}
     elsewhere = {one: fake.array(x.shape, x.dtype) for one, x in given.items()}
-    place, made = fake._next, []
+    place, made = fake.offset, []
 
     def launches(arrays, moved=None):
         made.clear()
@@ -507,7 +507,7 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
             made.append(fake.allocate(size))
             return made[-1] + (2**20 if moved == len(made) else 0)
 
-        fake._next = place
+        fake.offset = place
         fake.launches.clear()
         fake.xp.cuda.set_allocator(allocate)
         call(**arrays)
@@ -523,7 +523,7 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
         first, *others = (launches(given) for _ in range(4))
         assert all(one == first for one in others)
         if moved not in given and moved > num_results:
-            workspace._kept.clear()
+            workspace.of_streams.clear()
         arrays = {**given, moved: elsewhere[moved]} if moved in given else given
         warm = launches(arrays, moved)
         plans.clear()
@@ -537,12 +537,12 @@ def test_a_packed_launch_is_of_the_arrays_given(fake, name):
 
 def test_other_arrays_are_cold_again(fake):
     x = fake.array((64, 4096), "float16")
-    known = len(plans._warm)
+    known = len(plans.warm)
 
     def added(call) -> int:
         nonlocal known
         call()
-        before, known = known, len(plans._warm)
+        before, known = known, len(plans.warm)
         return known - before
 
     assert added(lambda: cupykern.softmax(x)) == 1
@@ -582,9 +582,9 @@ def test_operands_that_are_copied_are_not_kept(fake, monkeypatch):
     x, w = fake.array((64, 1024), "float16"), fake.array((64, 2048), "uint8")
     scale = fake.array((64, 64), "uint8").view(dtypes.float8_e4m3fn)
     for data, kept in ((w[:, :512], 1), (w[:, :1024:2], 0)):
-        known = len(plans._warm)
+        known = len(plans.warm)
         cupykern.scaled_mm(x, cupykern.NvFp4.unchecked(data, scale, "plain", 1.0))
-        assert len(plans._warm) - known == kept
+        assert len(plans.warm) - known == kept
 
 
 def test_what_was_illegal_stays_so(fake):
@@ -705,4 +705,4 @@ def test_the_table_does_not_grow_forever(fake, monkeypatch):
     monkeypatch.setattr(plans, "MAX_PLANS", 3)
     for num_cols in range(1, 9):
         cupykern.softmax(fake.array((2, num_cols), "float16"))
-        assert len(plans._warm) <= 3
+        assert len(plans.warm) <= 3

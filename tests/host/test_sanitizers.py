@@ -190,7 +190,7 @@ def test_every_op_is_in_a_group():
     ],
 )
 @pytest.mark.parametrize("group", GROUPS, ids=",".join)
-def test_clean(group, sanitizer, warp_size, exhaustive):
+def test_no_sanitizer_reports_an_error_of_any_kernel(group, sanitizer, warp_size, exhaustive):
     count = "all" if exhaustive else "few"
     done = run(sanitizer, _CHECK, ",".join(group), str(warp_size), count)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -206,7 +206,7 @@ def test_clean(group, sanitizer, warp_size, exhaustive):
         ("undefined", "address", 2),
     ],
 )
-def test_planted(fault, sanitizer, line):
+def test_sanitizers_name_the_line_of_a_planted_fault(fault, sanitizer, line):
     done = run(sanitizer, _PLANTED, fault)
     assert done.returncode != 0
     assert f"planted.cu:{line}" in done.stderr, done.stderr[-3000:]

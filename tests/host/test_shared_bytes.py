@@ -11,7 +11,7 @@ from fake_gpu import FakeGpu, fake_gpu
 from fake_machine import SIZE, FakeMachine
 
 import cupykern
-from cupykern import kernels, targets
+from cupykern import kernels
 from cupykern.gemm.parts_config import PartsGemmConfig
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.gemm.split_float32 import SplitFloat32
@@ -109,10 +109,8 @@ def _run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 @pytest.fixture(scope="module")
-def launches() -> Launches:
+def launches(no_gpu) -> Launches:
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     with pytest.MonkeyPatch.context() as monkeypatch, fake_gpu(monkeypatch, SIZE) as gpu:
         return _run(gpu, monkeypatch)
 

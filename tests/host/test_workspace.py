@@ -27,10 +27,10 @@ class Stream:
 @pytest.fixture
 def fake(monkeypatch):
     """A target whose arrays are numpy's; `stream` is its current one."""
-    monkeypatch.setattr(workspace, "_kept", {})
-    monkeypatch.setattr(workspace, "_kept_for_grids", {})
-    monkeypatch.setattr(workspace, "_of_graphs", [])
-    monkeypatch.setattr(workspace, "_spare", {})
+    monkeypatch.setattr(workspace, "of_streams", {})
+    monkeypatch.setattr(workspace, "of_grids", {})
+    monkeypatch.setattr(workspace, "of_graphs", [])
+    monkeypatch.setattr(workspace, "of_devices", {})
     target = SimpleNamespace(name="cuda", device_id=0, stream=Stream(7), others=[])
     runtime = SimpleNamespace(streamIsCapturing=lambda ptr: target.stream.capturing)
 
@@ -87,7 +87,7 @@ def test_a_graph_has_its_own_for_good(fake):
     fake.stream.capturing = True
     captured = [workspace.take(fake, 100, 3) for _ in range(2)]
     assert captured[0][1] is not captured[1][1] and captured[0][1] is not counters
-    assert all(any(x is y for y in workspace._of_graphs) for x in captured)
+    assert all(any(x is y for y in workspace.of_graphs) for x in captured)
     fake.stream.capturing = False
     assert workspace.take(fake, 100, 3)[1] is counters
 
@@ -118,7 +118,7 @@ def test_threads_do_not_share_their_own_streams(fake):
     fake.stream, found = Stream(2), []
     for _ in range(2):
         thread = Thread(
-            target=lambda: found.append((workspace.take(fake, 100, 3), workspace._kept))
+            target=lambda: found.append((workspace.take(fake, 100, 3), workspace.of_streams))
         )
         thread.start()
         thread.join()

@@ -160,7 +160,7 @@ def test_files_that_are_none_are_refused(folder, tmp_path):
         llama.load(tmp_path, target="host")
 
 
-def test_end_tokens(tmp_path):
+def test_end_tokens_are_those_of_both_configs(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
     assert llama.end_tokens(tmp_path) == {2}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))

@@ -36,9 +36,9 @@ def fake(monkeypatch):
     with fake_gpu(monkeypatch) as fake:
         fake_streams(monkeypatch, fake)
         fake.of_torch = Stream(fake, 0)
-        monkeypatch.setattr(tensors, "_current_stream", lambda device_id: fake.of_torch.ptr)
-        monkeypatch.setattr(tensors, "_stream", lambda handle: fake.of_torch)
-        monkeypatch.setattr(tensors, "_device", lambda device_id: torch.device("cpu"))
+        monkeypatch.setattr(tensors, "current_stream", lambda device_id: fake.of_torch.ptr)
+        monkeypatch.setattr(tensors, "cupy_stream", lambda handle: fake.of_torch)
+        monkeypatch.setattr(tensors, "torch_device", lambda device_id: torch.device("cpu"))
         yield fake
 
 
@@ -59,7 +59,7 @@ def test_a_known_call_reads_and_writes_elsewhere(fake):
     assert y is out and (launch.args[0], launch.args[2]) == (second.data_ptr(), out.data_ptr())
 
 
-def test_strides_stay(fake):
+def test_the_result_has_the_strides_of_the_argument(fake):
     x = _on_gpu(_cuda(256, 8).t())
     here = fake.xp.ndarray((8, 256), np.float16, strides=(2, 16))
     wanted = launch_of(fake, lambda: cupykern.softmax(here))[1]
@@ -84,7 +84,7 @@ def test_results_that_share_an_allocation(fake):
     assert values.data_ptr() + 512 == scale.data_ptr() and scale.shape == (5, 1)
 
 
-def test_no_elements(fake):
+def test_a_tensor_without_elements_launches_nothing(fake):
     y = cupykern.softmax(_cuda(0, 5))
     assert y.shape == (0, 5) and not fake.launches
 

@@ -35,7 +35,7 @@ def test_scores_may_have_any_size(target, checked, dtype):
 
 @needs.hopper
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
-def test_right(target, number, exhaustive):
+def test_results_are_within_the_bound_under_every_schedule(target, number, exhaustive):
     problem = PROBLEMS[number]
     schedules = (None,)
     if target.name == "host":
@@ -57,7 +57,7 @@ def test_right(target, number, exhaustive):
         (80, AttentionHopperConfig(128, 112)),
     ],
 )
-def test_other_configs(target, head_dim, config):
+def test_every_config_is_within_the_bound(target, head_dim, config):
     problem = AttentionProblem(
         1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, input_pos=0, lse=True
     )
@@ -84,7 +84,7 @@ def test_causal_tiles_are_shared_out(target):
     task = AttentionTask(np.dtype(np.float16), 1, 2, 2, 650, 650, 16, 16, *(strides,) * 4, 0.25, 0)
     config = AttentionHopperConfig(128, 128)
     assert attention_hopper.schedule(task, config, np.arange(4), 4) is None
-    order = attention_plan._order_of_tiles(10, 15, 4)
+    order = attention_plan.order_of_tiles(10, 15, 4)
     assert len(order) == 150
     task = task._replace(sq=1800, sk=1800)
     made = attention_hopper.schedule(task, config, order, 8)

@@ -27,7 +27,7 @@ def compare(op, x, y) -> check.Comparison:
     return check.compare((y,), references, op.bound(x, reference=references))
 
 
-def test_which_rows():
+def test_plain_rows_of_vocabularies_are_shared_by_a_cluster():
     """The vocabularies of language models; not calls with options, nor what no vector can walk."""
     for arch, long in (("sm_90a", True), ("sm_80", False)):
         for num_cols in (32000, 32001, 50257, 50304, 128256, 151669, 151936, 256000, 262144):
@@ -78,7 +78,7 @@ OP_CPP = {"float16": "half", "bfloat16": "bf16", "float32": "float"}
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_any_length(target, op, dtype):
+def test_rows_of_any_length_are_within_the_bound(target, op, dtype):
     """By few threads and many, one block and several, also some that have nothing of the row."""
     itemsize = dtypes.NAMES[dtype].itemsize
     lengths = (1, 2, *(2**k + i for k in range(3, 14) for i in (-1, 1)), 8, 1024, 10_001)

@@ -31,8 +31,8 @@ def made(monkeypatch):
 
     original = copied_plan.Copy.copier
     monkeypatch.setattr(copied_plan.Copy, "copier", copier)
-    monkeypatch.setattr(copied_plan, "_MANY", 2)
-    monkeypatch.setattr(copied_plan, "_FEW_ROWS", 2)
+    monkeypatch.setattr(copied_plan, "MANY", 2)
+    monkeypatch.setattr(copied_plan, "FEW_ROWS", 2)
     return made
 
 
@@ -89,7 +89,7 @@ def test_few_rows_steps_that_are_not_positive_and_half_sums(made, monkeypatch):
     a, b = numbers((24, 24), np.float16, "C"), numbers((24, 16), np.float16, "F", 2)
     check(np.asfortranarray(a), b)
     assert not made
-    monkeypatch.setattr(copied_plan, "_FEW_ROWS", 24)
+    monkeypatch.setattr(copied_plan, "FEW_ROWS", 24)
     check(np.asfortranarray(a), b)
     check(a[::-1], b)
     check(np.broadcast_to(a[3], (24, 24)), b)
@@ -135,12 +135,12 @@ def test_scaled_products_too(made):
 def test_a_small_product_and_a_given_config_copy_nothing(made, monkeypatch):
     a, b = numbers((5, 9), np.float16, "C"), numbers((9, 7), np.float16, "C", 2)
     cupykern.matmul(a, b, config=GemmConfig(64, 64, 64, 2, 2, stages=2))
-    monkeypatch.setattr(copied_plan, "_MANY", 2**24)
+    monkeypatch.setattr(copied_plan, "MANY", 2**24)
     check(a, b)
     assert not made
 
 
-def test_logits_too(made):
+def test_misaligned_operands_of_logits_are_copied(made):
     x, w = numbers((5, 17), np.float16, "C"), numbers((17, 9), np.int8, "C", 2)
     wide = 0.25 * (x.astype(np.float64) @ w.astype(np.float64))
     wide = np.exp(wide - wide.max(1, keepdims=True))

@@ -58,7 +58,7 @@ def compute(target, problem: DualProblem, config: Sm90MixedDualGemmConfig, seed:
 @needs.hopper
 @given(data=st.data(), seed=st.integers(0, 2**20))
 @settings(max_examples=60)
-def test_any_problem(target, data, seed):
+def test_any_problem_is_within_the_bound(target, data, seed):
     """Rows of operands are multiples of 16 bytes; rows of the result, which TMA stores or threads,
     are not."""
 
@@ -95,7 +95,7 @@ def test_formulas_with_several_results(target):
     [*((c, "rows") for c in CONFIGS), *((c, "blocks of b") for c in BLOCK_CONFIGS)],
     ids=str,
 )
-def test_schedules_agree(config, scales):
+def test_every_schedule_gives_the_same_bits(config, scales):
     """Tiles of a block follow one another: of few blocks."""
     for n in (456, 300):  # by TMA, by threads
         problem = DualProblem(70, n, 400, "bfloat16", E4M3, scales=scales)
@@ -169,7 +169,7 @@ def test_rows_apart_from_each_other(target):
         (replace(CONFIGS[0], stages=8), {}, "bytes of shared memory"),
     ],
 )
-def test_refusals(config, change, says):
+def test_a_config_that_does_not_fit_is_refused_with_the_reason(config, change, says):
     task = task_of(replace(DualProblem(70, 75, 144, "float16", E4M3), **change))
     reason = gemm.refusal(config, task, "sm_90a")
     assert reason is not None and any(x in reason for x in says.split("|")), reason

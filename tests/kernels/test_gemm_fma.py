@@ -30,7 +30,7 @@ def task_of(m, n, k, batch=1, layout_a=K_MAJOR, layout_b=MN_MAJOR, **changes):
 
 @settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 2**20))
-def test_any_problem(target, data, seed):
+def test_any_problem_is_within_the_bound(target, data, seed):
     """Every layout, aligned or not, tails, batches, epilogues and splits."""
     pick = lambda *values: data.draw(st.sampled_from(values))  # noqa: E731
     m, n, k = (data.draw(st.integers(1, top)) for top in (150, 150, 200))

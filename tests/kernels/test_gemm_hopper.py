@@ -125,7 +125,7 @@ FAMILIES = (
 @needs.hopper
 @given(data=st.data())
 @settings(max_examples=40)
-def test_any_problem(target, data):
+def test_any_problem_is_within_the_bound(target, data):
 
     def pick(*options):
         return data.draw(st.sampled_from(options))
@@ -149,7 +149,7 @@ def test_any_problem(target, data):
 @needs.hopper
 @pytest.mark.parametrize("kind", ["normal", "same_sign"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family[0][0]}-{family[1]}")
-def test_gates(target, family, kind):
+def test_error_of_the_whole_product_is_small(target, family, kind):
     """Of the errors of a product as a whole, by both main loops."""
     (a, b), layout_b, recipes, config = family
     for out_dtype, most in (("float16", 5e-4), ("bfloat16", 4e-3)):

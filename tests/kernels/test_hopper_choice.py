@@ -298,7 +298,7 @@ LOGITS_CONFIG = Sm90LogitsConfig(256, 128, 64, 4)
         (replace(CONFIG, stages=5), {}, "sm_90a", "bytes of shared memory are more than"),
     ],
 )  # fmt: skip
-def test_refusals(config, changes, arch, said):
+def test_a_config_that_does_not_fit_is_refused_with_the_reason(config, changes, arch, said):
     reason = gemm.refusal(config, task(**changes), arch)
     assert reason is not None and any(x in reason for x in said.split("|"))
 

@@ -102,7 +102,7 @@ def test_the_same_bits_in_any_batch(target):
         ({"cluster_size": 32}, "up to 16 blocks"),
     ],
 )
-def test_refused(changes, says):
+def test_a_config_that_does_not_fit_is_refused_with_the_reason(changes, says):
     x = np.ones((3, 512), np.float16)
     with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
         cupykern.rms_norm(x, config=replace(SMALL, **changes))

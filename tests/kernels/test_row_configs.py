@@ -52,7 +52,7 @@ OPS = {op.name: op for op in cupykern.OPS}
         ({"vectors_per_thread": 512}, "shared memory"),
     ],
 )
-def test_refused(changes, says):
+def test_a_config_that_does_not_fit_is_refused_with_the_reason(changes, says):
     with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
         cupykern.softmax(X, config=replace(GOOD, **changes))
 
@@ -208,7 +208,7 @@ def test_every_variant_is_some_rows_choice(name, arch):
 
 
 @pytest.mark.parametrize("shape, whole", [((64, 256), 1), ((63, 256), 0), ((64, 248), 0)])
-def test_whole_rows(shape, whole):
+def test_rows_of_whole_tiles_are_unpredicated(shape, whole):
     layout = row_layout(shape, 1, (contiguous_operand(shape, 2),) * 3, (1,))
     assert GOOD.is_unpredicated(layout) == whole
 

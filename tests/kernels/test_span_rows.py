@@ -33,7 +33,7 @@ def _spans(op: Op, problem: object) -> bool:
     return isinstance(op.configs(problem, "sm_90a")[0], SpanRows)
 
 
-def test_which_rows():
+def test_short_contiguous_misaligned_rows_are_spans():
     """Whole vectors go to plain rows' kernels; long rows and options to the general ones."""
     for shape, spans in (((64, 301), True), ((64, 296), False), ((64, 5200), False)):
         assert _spans(OP, SoftmaxProblem(shape)) == spans, shape

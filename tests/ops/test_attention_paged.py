@@ -79,7 +79,7 @@ def test_every_head_size(dim):
 
 
 @pytest.mark.parametrize("number", range(len(FORMULAS)))
-def test_formulas(number):
+def test_formulas_of_scores_hold_on_pages(number):
     options = ScoreChoice(None, None, None, True, *FORMULAS[number])
     problem = VarlenProblem(MIX, 4, 2, 64, 64, causal=True, lse=True, page=16, options=options)
     assert check.check_problem(OP, problem, 1, np).ok

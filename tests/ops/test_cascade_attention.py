@@ -141,7 +141,7 @@ def test_what_reads_the_shared_keys(batch, reads):
 
 
 @pytest.mark.parametrize("shape", [(0, H, 1, D), (B, 0, 1, D), (B, H, 0, D)])
-def test_no_queries(shape):
+def test_empty_batches_heads_and_queries_give_empty_results(shape):
     q, k = np.zeros(shape, np.float16), np.zeros((shape[0], HKV, SK, D), np.float16)
     shared = SHARED_K
     if shape[1] == 0:

@@ -329,7 +329,7 @@ def test_the_command_compares_policies(monkeypatch, ratio):
 def test_usage_is_known_of_either_mainloop():
     with host.use() as target:
         for problem in (DualProblem(64, 64, 64, NVFP4, NVFP4), DualProblem(512, 4096, 64)):
-            arch, registers, share = policies._usage(problem, target)
+            arch, registers, share = policies.usage_of(problem, target)
             assert arch == "sm_90a" and registers > 64 and 0 < share <= 0.5
 
 

@@ -88,7 +88,7 @@ def test_every_way_of_fp32(target, batch, m, n, k):
 
 
 @needs.fp16_accumulators
-def test_fp16_accumulators(target):
+def test_a_formula_on_fp16_accumulators_is_within_the_bound(target):
     call = MATMUL.inputs(MatmulProblem(20, 40, 64, layout_b="F", epilogue=WHERE), 1, target.xp)
     assert compare(MATMUL, *call.args, **call.kwargs, accumulate="float16").within_bound
 
@@ -123,12 +123,12 @@ HOPPER = [
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("formula", [SQUARE, WHERE])
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
-def test_hoppers_mainloops(target, config, problem, formula):
+def test_a_formula_on_every_hopper_mainloop_is_within_the_bound(target, config, problem, formula):
     check_with(target, with_formula(problem, formula), config)
 
 
 @needs.hopper
-def test_schedules_agree():
+def test_every_schedule_gives_the_same_bits():
     config, problem = HOPPER[1]
     call = MATMUL.inputs(with_formula(problem, WHERE), 1, np)
     bits = set()
@@ -151,7 +151,7 @@ SKINNY = [
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("formula", [SQUARE, WHERE])
 @pytest.mark.parametrize(("config", "problem"), SKINNY)
-def test_skinny_gemm(target, config, problem, formula):
+def test_a_formula_on_a_skinny_gemm_is_within_the_bound(target, config, problem, formula):
     check_with(target, with_formula(problem, formula), config)
 
 
@@ -276,7 +276,7 @@ def test_strides_need_not_be_multiples_of_the_itemsize():
     np.testing.assert_array_equal(y, packed["x"] + 4)
 
 
-def test_numbers(target):
+def test_a_number_of_any_type_is_an_fp32_operand(target):
     a = target.xp.ones((4, 4), np.float16)
     for number, expected in ((2, 2), (0.5, 0.5), (np.float16(3), 3), (np.int8(-1), -1), (0.1, 0.1),
                              (np.float64(0.1), 0.1), (float("inf"), np.inf), (-np.inf, -np.inf),
@@ -285,7 +285,7 @@ def test_numbers(target):
         assert (to_numpy(y) == np.float32(expected)).all(), number
 
 
-def test_eight_operands(target):
+def test_operands_are_at_most_eight(target):
     a = target.xp.ones((4, 4), np.float16)
     operands = {f"x{k}": k if k % 2 else target.xp.full(4, k, np.float32) for k in range(8)}
     formula = " + ".join(f"{10**k}.0 * x{7 - k}" for k in range(8))
@@ -296,7 +296,7 @@ def test_eight_operands(target):
         cupykern.matmul(a, a, epilogue=f"{formula} + x8", operands=operands)
 
 
-def test_indices(target):
+def test_indices_are_those_of_batch_row_and_column(target):
     a, b = target.xp.ones((2, 3, 5, 4), np.float16), target.xp.ones((4, 70), np.float16)
     y = cupykern.matmul(a, b, epilogue="b * 1000 + i * 100 + j", out_dtype="float32")
     number = np.arange(6).reshape(2, 3, 1, 1) * 1000 + np.arange(5)[:, None] * 100 + np.arange(70)
@@ -388,7 +388,7 @@ def test_a_callable_is_traced_in_every_call(target):
         ({"epilogue": 3}, TypeError, "string or a callable"),
     ],
 )
-def test_errors(kwargs, error, reason):
+def test_wrong_formulas_and_operands_are_named(kwargs, error, reason):
     a = np.ones((4, 4), np.int8 if "out_dtype" in kwargs else np.float16)
     with pytest.raises(error, match=reason):
         cupykern.matmul(a, a, **kwargs)

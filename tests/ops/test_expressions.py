@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from expressions import UNARY, Computed, texts
@@ -149,6 +151,14 @@ def test_float_of_integers_and_booleans(target):
     assert read(lambda acc, s, t, float: float(acc > s) * t) == read("float(acc > s) * t")
     found = Computed(target, "float(acc > 0) + float16(i)", 1, "whole", 0.0)
     np.testing.assert_array_equal(found.y, found.reference)
+
+
+def test_a_parameter_with_a_default_is_that_number():
+    def scaled(acc, t, factor=2.0):
+        return acc * factor + t
+
+    assert read(scaled) == read("acc * 2.0 + t")
+    assert read(functools.partial(scaled, factor=3.0)) == read("acc * 3.0 + t")
 
 
 def test_integers_are_exact_and_wrap(target):

@@ -59,7 +59,7 @@ def test_every_pair_of_dtypes(target, dtype, dtype_b, m, out_dtype):
         (NVFP4,) * 2,
     ],
 )
-def test_gates(target, dtype, dtype_b):
+def test_several_results_of_a_gate_are_within_the_bound(target, dtype, dtype_b):
     problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm_silu.RESULTS)
     check_with(target, DUAL, problem)
     check_with(target, DUAL, problem, out_dtype=EACH)
@@ -75,21 +75,23 @@ def test_splits_of_k(target, splits):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", [{}, {"out_dtype": EACH}], ids=["one dtype", "each its own"])
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
-def test_hoppers_mainloops(target, config, problem, options):
+def test_several_results_of_every_hopper_mainloop_are_within_the_bound(
+    target, config, problem, options
+):
     op = SCALED if isinstance(problem, ScaledProblem) else MATMUL
     check_with(target, op, with_results(problem), config, **options)
 
 
 @needs.hopper
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
-def test_hoppers_gates(target, problem):
+def test_several_results_of_hopper_gates_are_within_the_bound(target, problem):
     own = replace(problem, epilogue=dual_gemm_silu.RESULTS)
     for config in hoppers_gate_configs(own):
         check_with(target, DUAL, own, config)
 
 
 @needs.hopper
-def test_schedules_agree():
+def test_every_schedule_gives_the_same_bits():
     check_schedules_agree(epilogue=RESULTS)
 
 
@@ -206,7 +208,7 @@ def test_as_many_operands_as_places_are_left(target):
         ({"epilogue": "acc, j", "out_dtype": ("float16", "int16")}, TypeError, "out_dtype"),
     ],
 )
-def test_errors(kwargs, error, reason):
+def test_wrong_formulas_and_results_are_named(kwargs, error, reason):
     a = np.ones((4, 4), np.float16)
     with pytest.raises(error, match=reason):
         cupykern.matmul(a, a, **kwargs)

@@ -71,7 +71,7 @@ HOPPER = (
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("gate", [GPT_OSS, WHERE])
 @pytest.mark.parametrize("problem", HOPPER, ids=str)
-def test_hoppers_mainloops(target, problem, gate):
+def test_a_gate_on_every_hopper_mainloop_is_within_the_bound(target, problem, gate):
     """As many configs as without a formula."""
     own = replace(problem, epilogue=gate)
     task = task_of(own)
@@ -83,7 +83,7 @@ def test_hoppers_mainloops(target, problem, gate):
 
 
 @needs.hopper
-def test_schedules_agree():
+def test_every_schedule_gives_the_same_bits():
     call = DUAL.inputs(replace(HOPPER[0], epilogue=WHERE), 1, np)
     bits = set()
     for schedule in ("fifo", "lifo", "sticky:1"):
@@ -226,7 +226,7 @@ def test_equal_columns_of_either_product_share_their_errors():
     ],
 )
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_errors(dtype, kwargs, error, reason):
+def test_wrong_gates_and_operands_are_named(dtype, kwargs, error, reason):
     a = np.ones((4, 4), dtype)
     with pytest.raises(error, match=reason):
         cupykern.dual_gemm_silu(a, a, a, **kwargs)

@@ -9,7 +9,6 @@ import needs
 import numpy as np
 import pytest
 from products import (
-    ACTIVATIONS,
     FP8,
     MATMUL,
     SIXTEEN,
@@ -26,7 +25,7 @@ from cupykern.gemm import gemm
 from cupykern.gemm.fma_config import FmaGemmConfig
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.product import K_MAJOR, MN_MAJOR, STRIDED
+from cupykern.gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
 from cupykern.numerics import finfo
 from cupykern.ops.problems.products import PAIRS, MatmulProblem, task_of, with_layout
 from cupykern.targets import host

@@ -74,7 +74,7 @@ def test_infinities_of_small_shares_stay():
 
 
 @pytest.mark.parametrize("name", ["out1", "out2"])
-def test_in_place(name):
+def test_out_may_be_either_operand(name):
     expected, expected_lse = merged()
     given = {"out1": OUT1.copy(), "out2": OUT2.copy()}
     y, lse = merged(**given, out=given[name])
@@ -96,6 +96,6 @@ def test_in_place(name):
         (ValueError, "exactly in place", {"out": OUT1[..., ::-1]}),
     ],
 )
-def test_wrong_calls(error, message, given):
+def test_wrong_arguments_are_named(error, message, given):
     with pytest.raises(error, match=message):
         merged(**given)

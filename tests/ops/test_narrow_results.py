@@ -100,7 +100,7 @@ def test_every_pair_of_dtypes(target, dtype, dtype_b, formula, kinds, m):
 
 @pytest.mark.parametrize("kinds", [*NARROW, *MIXED])
 @pytest.mark.parametrize("config", [None, GemmConfig(64, 64, 64, 2, 2, splits=3)])
-def test_every_result(target, kinds, config):
+def test_narrow_results_are_the_wide_ones_rounded(target, kinds, config):
     formula = SEVERAL if isinstance(kinds, tuple) else FORMULA
     assert_rounded(MATMUL, target, MatmulProblem(20, 75, 640), formula, kinds, config)
 
@@ -114,7 +114,7 @@ def test_every_result(target, kinds, config):
         (NVFP4,) * 2,
     ],
 )
-def test_gates(target, dtype, dtype_b, kinds, m):
+def test_narrow_results_of_gates_are_the_wide_ones_rounded(target, dtype, dtype_b, kinds, m):
     formula = OF_GATE if isinstance(kinds, tuple) else "acc1 * s"
     assert_rounded(DUAL, target, DualProblem(m, 43, 80, dtype, dtype_b), formula, kinds)
 
@@ -123,7 +123,9 @@ def test_gates(target, dtype, dtype_b, kinds, m):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("kinds", [*NARROW, *MIXED])
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
-def test_hoppers_mainloops(target, config, problem, kinds):
+def test_narrow_results_of_every_hopper_mainloop_are_the_wide_ones_rounded(
+    target, config, problem, kinds
+):
     op = SCALED if isinstance(problem, ScaledProblem) else MATMUL
     formula = SEVERAL if isinstance(kinds, tuple) else FORMULA
     assert_rounded(op, target, problem, formula, kinds, config)
@@ -132,7 +134,7 @@ def test_hoppers_mainloops(target, config, problem, kinds):
 @needs.hopper
 @pytest.mark.parametrize("kinds", [NARROW[0], MIXED[0]])
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
-def test_hoppers_gates(target, problem, kinds):
+def test_narrow_results_of_hopper_gates_are_the_wide_ones_rounded(target, problem, kinds):
     own = replace(problem, epilogue="acc1 * s", out_dtype=NARROW[0])
     for config in hoppers_gate_configs(own):
         formula = OF_GATE if isinstance(kinds, tuple) else "acc1 * s"
@@ -159,7 +161,7 @@ def test_hopper_writes_its_result_and_nothing_else(target, columns, offset):
 
 
 @needs.hopper
-def test_schedules_agree():
+def test_every_schedule_gives_the_same_bits():
     check_schedules_agree(epilogue=SEVERAL, out_dtype=MIXED[0])
 
 

@@ -86,7 +86,7 @@ def test_elements_may_lie_at_odd_bytes(target, op, before):
     xp = target.xp
 
     def move(x):
-        return inputs._upload(x, xp) if xp is not np and isinstance(x, np.ndarray) else x
+        return inputs.upload(x, xp) if xp is not np and isinstance(x, np.ndarray) else x
 
     for call, arguments, name in arrays_of(op, 2):
         options = arguments | {name: by_odd_bytes(arguments[name], before)}
@@ -111,7 +111,7 @@ def test_an_array_has_strides_and_an_alignment_of_its_own(target, op):
     xp, places = target.xp, itertools.cycle(PLACES)
 
     def move(x):
-        return inputs._upload(x, xp) if xp is not np and isinstance(x, np.ndarray) else x
+        return inputs.upload(x, xp) if xp is not np and isinstance(x, np.ndarray) else x
 
     def holds(call, arguments, out=None):
         options = dict(arguments)

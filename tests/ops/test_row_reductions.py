@@ -61,7 +61,7 @@ def test_every_pair_of_dtypes(target, dtype, dtype_b, m):
         (NVFP4,) * 2,
     ],
 )
-def test_gates(target, dtype, dtype_b):
+def test_reductions_of_a_gate_are_within_the_bound(target, dtype, dtype_b):
     problem = DualProblem(35, 43, 80, dtype, dtype_b, (2,), epilogue=dual_gemm_silu.ROWS)
     check_with(target, DUAL, problem)
     check_with(target, DUAL, replace(problem, m=3, batch_a=()), out_dtype="int8")
@@ -80,7 +80,7 @@ def reduces(config) -> bool:
 
 @needs.hopper
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
-def test_hoppers_mainloops(target, config, problem):
+def test_every_hopper_mainloop_reduces_rows_or_refuses(target, config, problem):
     """Those that swap A and B have columns in a thread, and are refused."""
     op = SCALED if isinstance(problem, ScaledProblem) else MATMUL
     plain = {"bias": None, "residual": None, "activation": None, "epilogue": ROWS}
@@ -95,14 +95,14 @@ def test_hoppers_mainloops(target, config, problem):
 
 @needs.hopper
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
-def test_hoppers_gates(target, problem):
+def test_reductions_of_hopper_gates_are_within_the_bound(target, problem):
     own = replace(problem, epilogue=dual_gemm_silu.ROWS)
     for config in hoppers_gate_configs(own):
         check_with(target, DUAL, own, config)
 
 
 @needs.hopper
-def test_schedules_agree():
+def test_every_schedule_gives_the_same_bits():
     check_schedules_agree(epilogue=ROWS)
 
 
@@ -160,7 +160,7 @@ def test_integers_are_exact(target, n):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_nan_propagates(target, dtype):
+def test_nan_propagates_to_the_maximum_and_the_sum(target, dtype):
     b = np.zeros((8, 70), dtype)
     b[0, 66] = np.nan
     a = np.zeros((3, 8), dtype)
@@ -202,7 +202,7 @@ def test_a_callable_names_them_as_parameters(target):
     assert "row_max(t3)" in str(cupykern.expression(formula))
 
 
-def test_vectors(target):
+def test_reductions_of_vector_products_have_one_number_a_row(target):
     a, b = random(target, (9, 16), "float16", 1), random(target, (16, 20), "float16", 2)
     formula = "acc, row_max(acc), row_sum(acc)"
     for x, y, shape in ((a[0], b, (1,)), (a, b[:, 0], (9,)), (a[0], b[:, 0], ())):
@@ -283,13 +283,13 @@ def test_levels_are_at_most_all_additions(n):
         ("acc, row_max", (6, 13), r"row_max is a function: write row_max\(...\)"),
     ],
 )
-def test_syntax_errors(formula, place, reason):
+def test_a_syntax_error_names_the_place_in_the_formula(formula, place, reason):
     with pytest.raises(SyntaxError, match=reason) as found:
         cupykern.expression(formula)
     assert (found.value.offset, found.value.end_offset) == place
 
 
-def test_errors():
+def test_wrong_reductions_are_named():
     a = np.ones((4, 4), np.float16)
     with pytest.raises(SyntaxError, match="row_max is for results of products"):
         cupykern.expression("row_max(s)", "score")

@@ -165,7 +165,7 @@ def test_nan_or_infinity_spoils_its_row_and_minus_infinity_is_zero(target):
     assert np.isfinite(y[3:]).all() and y[3, 1] == 0 and log_y[3, 1] == -inf
 
 
-def test_masks(target):
+def test_masked_elements_are_zero_whatever_they_hold(target):
     nan, inf = np.nan, np.inf
     x = array(target, [[1, nan, 2], [nan, nan, nan], [1, -inf, inf], [1, -inf, 5]])
     keep = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, 1, 0]], bool)

@@ -66,6 +66,6 @@ def test_what_is_written(done):
         (["softmax", "--parallel", "mlp"], "--parallel goes with"),
     ],
 )
-def test_wrong_usage(capsys, options, message):
+def test_wrong_options_are_named_with_exit_code_2(capsys, options, message):
     assert main(["bench", *options]) == 2
     assert message in capsys.readouterr().err

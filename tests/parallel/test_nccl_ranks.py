@@ -13,6 +13,6 @@ from parallel_checks import ON_GPUS
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [pytest.param(n, marks=needs.gpus(n)) for n in (2, 4)])
 @pytest.mark.parametrize("check", ON_GPUS)
-def test_on_gpus(checked, check, ranks):
+def test_check_holds_on_ranks_with_a_gpu_each(checked, check, ranks):
     failure = checked(ranks, "nccl")[check]
     assert not failure, failure

@@ -11,6 +11,6 @@ from parallel_checks import CHECKS
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("check", CHECKS)
-def test_on_ranks(checked, check, ranks):
+def test_check_holds_on_ranks_of_the_host(checked, check, ranks):
     failure = checked(ranks)[check]
     assert not failure, failure

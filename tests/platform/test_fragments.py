@@ -289,7 +289,7 @@ def test_products_summed_in_fp16(target):
 @pytest.mark.parametrize("mn_major", [0, 1])
 @pytest.mark.parametrize("stored", ["e4m3", "e5m2", "int8_t"])
 @pytest.mark.parametrize("a", ["half", "bf16"])
-def test_converted_fragments(target, a, stored, mn_major):
+def test_mixed_input_fragments_multiply_converted_bytes_exactly(target, a, stored, mn_major):
     """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
     body = f"""
     constexpr bool kMnMajor = {mn_major};
@@ -393,7 +393,7 @@ def test_both_operands_converted(target, a, b):
 
 @pytest.mark.parametrize("first", ["scaled", "plain"])
 @pytest.mark.parametrize("a", ["half", "bf16"])
-def test_scaled_fragments(target, a, first):
+def test_nvfp4_fragments_multiply_scaled_codes_exactly(target, a, first):
     """e2m1 numbers, two to a byte, with e4m3 scales, times each other or A's numbers."""
     body = """
     struct Scaled {

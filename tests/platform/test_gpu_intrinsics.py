@@ -141,7 +141,7 @@ SEEDS = {"one argument": 8325}  # of which all variances are much smaller than e
 @pytest.mark.parametrize("case", ALIKE)
 def test_errors_that_are_alike_are_expected_to_be(case, as_a_gpu, monkeypatch):
     """Of one input, not the least of three."""
-    monkeypatch.setattr(check, "_REPEATS", 0)
+    monkeypatch.setattr(check, "REPEATS", 0)
     name, problem = ALIKE[case]
     found = check.check_problem(BY_NAME[name], problem, SEEDS.get(case, 1), np)
     assert found.ok, found
@@ -162,8 +162,8 @@ def test_the_mean_error_of_adding_eps(eps, size):
     variance = (size * rng.uniform(0.99, 1.01, (20_000, 1))).astype(np.float32).astype(np.float64)
     summed = (variance.astype(np.float32) + np.float32(eps)).astype(np.float64)
     error = summed - (variance + eps)
-    row = norm._Row(variance, variance, variance, variance, eps)
-    size, mean = norm._of_eps(row, 0.0)
+    row = norm.Row(variance, variance, variance, variance, eps)
+    size, mean = norm.errors_of_eps(row, 0.0)
     assert np.abs(error.mean()) <= mean.mean() + 0.03 * np.abs(error).max()
     assert (size >= mean).all()
 
@@ -181,7 +181,7 @@ def test_the_mean_error_of_adding_eps(eps, size):
     ],
 )
 def test_arguments_of_rsqrt_that_share_its_error(arguments, low, high):
-    assert low <= norm._alike(arguments) <= high
+    assert low <= norm.alike_in_rsqrt(arguments) <= high
 
 
 def test_equal_terms_after_a_large_one_have_one_error():

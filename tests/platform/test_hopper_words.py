@@ -193,7 +193,7 @@ KERNEL void word(const uint16_t* x, uint32_t* registers, uint16_t* y) {{
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(256, 384, 640), (128, 128, 64), (200, 136, 200)])
-def test_matmul(target, m, n, k):
+def test_a_warp_specialised_matmul_is_exact(target, m, n, k):
     arrays, args, grid = matmul_problem(m, n, k)
     kernel = variant(MATMUL, threads=384)
     c = launch_all(target, kernel, arrays, args, grid, MATMUL_SHARED)["c"]

@@ -253,7 +253,7 @@ def test_values_at_special_arguments(target, name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("shift", [0, -2, 2])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_code(target, name, shift):
+def test_every_fp32_argument_is_within_the_stated_error(target, name, shift):
     kernels = list(builds(target, name, (shift,)))
     if not kernels or (target.name == "host" and target.warp_size == 64):
         pytest.skip("nothing that another of these does not measure")

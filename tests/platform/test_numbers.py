@@ -128,7 +128,7 @@ def test_extremes_of_integer_pairs(target):
     np.testing.assert_array_equal(got[2].view(np.int16), signed)
 
 
-def test_picked_bytes(target):
+def test_pick_bytes_selects_from_both_operands(target):
     rng = np.random.default_rng(1)
     (a, b), digits = rng.integers(0, 2**32, (2, 64), np.uint32), rng.integers(0, 8, (64, 4))
     select = (digits << 4 * np.arange(4)).sum(1).astype(U32)
@@ -146,7 +146,7 @@ def test_picked_bytes(target):
 
 
 @pytest.mark.parametrize("number", ["half", "bf16"])
-def test_decoded_codes(target, number):
+def test_every_e2m1_code_times_every_scale_is_decoded_exactly(target, number):
     """Eight e2m1 numbers, every code at every place, times every e4m3 scale."""
     text = (
         '#include "platform/nvfp4.cuh"\n'

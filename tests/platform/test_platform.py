@@ -47,7 +47,7 @@ def test_what_lanes_have_together(target):
     np.testing.assert_array_equal(sums, b.reshape(-1, warp).sum(1).repeat(warp))
 
 
-def test_atomic_min(target):
+def test_atomic_min_of_64_bits_in_shared_and_global_memory(target):
     text = (
         "KERNEL void word(const uint64_t* x, uint64_t* least) {\n"
         "    SHARED(uint64_t, of_block, [1]);\n"
@@ -208,25 +208,26 @@ def test_shared_memory_and_barriers(target):
 
 @needs.named_barriers
 @pytest.mark.parametrize("warpgroups", [2, 3])
-def test_turns_come_round(target, warpgroups):
-    """Each sees what those before it wrote; the last turns are passed to nobody."""
+def test_an_ordered_barrier_lets_one_warpgroup_in_after_another(target, warpgroups):
+    """Each sees what those before it wrote; nobody waits for the last arrivals."""
     text = (
-        '#include "platform/turns.cuh"\n'
+        '#include "pipeline/ordered_barrier.cuh"\n'
         "KERNEL void word(int* log) {\n"
         "    SHARED(int, count, [1]);\n"
         "    if (threadIdx.x == 0) count[0] = 0;\n    sync_block();\n"
         "    const int warpgroup = threadIdx.x / 128;\n"
-        f"    const Turns<{warpgroups}, 3> turns{{warpgroup}};\n    turns.begin();\n"
-        "    for (int i = 0; i < 5; ++i) {\n        turns.take();\n"
+        f"    const pipeline::OrderedBarrier<{warpgroups}, 3> order{{warpgroup}};\n"
+        "    order.begin();\n"
+        "    for (int i = 0; i < 5; ++i) {\n        order.wait();\n"
         "        if (threadIdx.x % 128 == 64) log[count[0]++] = 10 * warpgroup + i;\n"
-        "        turns.pass();\n    }\n}\n"
+        "        order.arrive();\n    }\n}\n"
     )
     (log,) = run(target, text, np.zeros(5 * warpgroups, np.int32), threads=128 * warpgroups)
     np.testing.assert_array_equal(log, [10 * w + i for i in range(5) for w in range(warpgroups)])
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_copies(target, size):
+def test_asynchronous_and_vector_copies_bring_every_byte(target, size):
     text = (
         f"struct Storage {{ Bytes<{size}> values[64]; }};\n"
         f"KERNEL void word(const Bytes<{size}>* x, Bytes<{size}>* y) {{\n"
@@ -269,7 +270,7 @@ def test_misaligned_copies_are_an_error_that_names_the_line(copy, offset):
 
 
 @pytest.mark.parametrize("evict_last", [False, True])
-def test_cache_policies(target, evict_last):
+def test_cache_policies_change_no_byte(target, evict_last):
     """They bring and leave the same bytes as loads and stores without one."""
     text = (
         "struct Storage { Bytes<16> values[64]; };\n"
@@ -289,7 +290,7 @@ def test_cache_policies(target, evict_last):
 
 
 @pytest.mark.parametrize("cluster", [pytest.param(n, marks=needs.clusters(n)) for n in (2, 8, 16)])
-def test_clusters(target, cluster):
+def test_blocks_of_a_cluster_write_to_each_others_shared_memory(target, cluster):
     text = (
         "KERNEL void word(int* y) {\n    SHARED(int, inbox, [kClusterSize]);\n"
         "    const int rank = cluster_rank();\n    cluster_arrive();\n    cluster_wait();\n"

@@ -52,7 +52,7 @@ def box_of(x: np.ndarray, at: tuple[int, ...], box: tuple[int, ...]) -> np.ndarr
 
 
 @pytest.mark.parametrize(("dtype", "shape", "box", "at", "span"), BOXES)
-def test_tma_load(target, dtype, shape, box, at, span):
+def test_a_tma_load_brings_the_swizzled_box(target, dtype, shape, box, at, span):
     image = np.frombuffer(box_of(values(shape, dtype), at, box).tobytes(), np.uint8)
     y = tma_image(target, dtype, shape, box, at, span)
     np.testing.assert_array_equal(y, swizzle(image, span))
@@ -66,7 +66,7 @@ def test_tma_load(target, dtype, shape, box, at, span):
         if shape[-1] * np.dtype(dtype).itemsize % 16 == 0  # which a store writes whole
     ],
 )
-def test_tma_store(target, dtype, shape, box, at, span):
+def test_a_tma_store_writes_the_box_and_nothing_else(target, dtype, shape, box, at, span):
     text = f"""
 struct Storage {{ alignas(1024) unsigned char box[8192]; }};
 KERNEL void word(GRID_CONSTANT TensorMap map, const unsigned char* image, int bytes) {{
@@ -124,7 +124,7 @@ KERNEL void word(GRID_CONSTANT TensorMap map, int number) {
 
 
 @pytest.mark.parametrize("cluster", [2, 4])
-def test_tma_multicast(target, cluster):
+def test_a_tma_multicast_reaches_every_block_of_the_cluster(target, cluster):
     """Every block brings one part of the tile to all blocks of its cluster."""
     text = """
 struct Storage { alignas(1024) uint32_t tile[kClusterSize * 256]; Barrier full; };

@@ -129,7 +129,7 @@ PRODUCTS = [
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(("a", "b", "n", "span", "major_a", "major_b", "registers"), PRODUCTS)
-def test_wgmma(target, a, b, n, span, major_a, major_b, registers):
+def test_wgmma_of_every_layout_is_exact(target, a, b, n, span, major_a, major_b, registers):
     size = NUMBERS[a].itemsize
     k, line = 128 // size, (span or 16) // size
     a_values, b_values = integers((64, k), NUMBERS[a]), integers((n, k), NUMBERS[b], seed=2)
@@ -275,7 +275,7 @@ def test_cut_sums_are_within_the_bound(target, a, b):
 def test_small_integers_are_not_cut(target):
     """Sums up to 2^13 have no bits to lose."""
     x = integers((2, 64 * 128), NUMBERS["e4m3"], limit=8)
-    text = record_golden._CUT
+    text = record_golden.CUT
     y = np.zeros((64, 64), np.float32)
     arrays = {"a": x[0].view(np.uint8), "b": x[1].view(np.uint8), "y": y}
     kernel = variant(text, A="e4m3", B="e4m3")

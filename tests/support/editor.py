@@ -42,7 +42,7 @@ def preceding() -> dict[str, str]:
         written = (variant.text or "").removesuffix(f'#include "{entry}"\n')
         found.setdefault(entry, lines + written)
         for name in (entry, *variant.includes):
-            for file in kernels._files(name):
+            for file in kernels.files_of(name):
                 if not file.startswith("platform/"):
                     # What `includes` declare takes the variant's types as template arguments.
                     own = lines if f'"{file}"' in written else lines + written

@@ -55,21 +55,21 @@ class FakeGpu:
         self._buffer = mmap.mmap(-1, size)  # pages of memory, that are there once they are touched
         self.begin = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
         self._memory = cupy.cuda.UnownedMemory(self.begin, size, self._buffer, 0)
-        self._next = 0
+        self.offset = 0  # of the next array; a test may set it back
         self.num_allocations = 0
         self.num_packed = 0  # of the launches
 
     def allocate(self, size: int) -> Any:
         self.num_allocations += 1
-        if self._next + size > self._size:
-            self._next = 0
-        pointer = self.xp.cuda.MemoryPointer(self._memory, self._next)
-        self._next += -(-max(size, 1) // _PAGE) * _PAGE
+        if self.offset + size > self._size:
+            self.offset = 0
+        pointer = self.xp.cuda.MemoryPointer(self._memory, self.offset)
+        self.offset += -(-max(size, 1) // _PAGE) * _PAGE
         return pointer
 
     def reuse(self) -> None:
         """Give out the memory again from its beginning: no array is needed any more."""
-        self._next = 0
+        self.offset = 0
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A CuPy array, of whatever was in memory: nothing reads it."""
@@ -141,18 +141,18 @@ def _move_map(encoded: bytes, address: int) -> bytes:
 def fake_gpu(monkeypatch: Any, size: int = _SIZE) -> Iterator[FakeGpu]:
     """Within the block, CuPy's arrays lie in the memory of the FakeGpu given, and run on it."""
     gpu = FakeGpu(size)
-    monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
+    monkeypatch.setattr(targets, "gpu_target", lambda device_id: gpu)
     monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(gpu.xp.cuda, "get_current_stream", lambda: _DEFAULT_STREAM)
     monkeypatch.setattr(gpu.xp.cuda, "Stream", lambda **options: nullcontext(_DEFAULT_STREAM))
     monkeypatch.setattr(gpu.xp, "zeros", gpu.array)
-    monkeypatch.setattr(workspace, "_kept", {})
-    monkeypatch.setattr(workspace, "_kept_for_grids", {})
-    monkeypatch.setattr(workspace, "_spare", {gpu.device_id: (np.zeros(0, np.uint32), 0)})
-    monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
-    monkeypatch.setattr(tensor_map, "_replace_address", _move_map)
+    monkeypatch.setattr(workspace, "of_streams", {})
+    monkeypatch.setattr(workspace, "of_grids", {})
+    monkeypatch.setattr(workspace, "of_devices", {gpu.device_id: (np.zeros(0, np.uint32), 0)})
+    monkeypatch.setattr(tensor_map, "encode_cuda", _note_map)
+    monkeypatch.setattr(tensor_map, "replace_address", _move_map)
     monkeypatch.setattr(
-        tensor_map, "_argument", lambda made: targets.base.by_value(np.frombuffer(made, np.uint8))
+        tensor_map, "argument_of", lambda made: targets.base.by_value(np.frombuffer(made, np.uint8))
     )
     replace_copies(monkeypatch, gpu)
     gpu.xp.cuda.set_allocator(gpu.allocate)

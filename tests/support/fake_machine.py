@@ -35,23 +35,23 @@ class FakeMachine(run.Machine):
         gpu, image = self.target, make_image(call.arguments)
         assert image.size <= _ARENA, call
         offset = _CALL * call.place
-        gpu._next = offset
+        gpu.offset = offset
         arena = gpu.array((image.size,), "uint8")
         for place, part in image.parts(MOST_COPIED):
             ctypes.memmove(arena.data.ptr + place, part.ctypes.data, part.size)
-        gpu._next = offset + _ARENA
+        gpu.offset = offset + _ARENA
         gpu.launches.clear()
         gpu.copies.clear()
-        arguments = image.build(lambda place: run._array(arena, place))
+        arguments = image.build(lambda place: run.array_in(arena, place))
         names = _Names(arena.data.ptr, arena.data.ptr + image.size, self._begin + _WORKSPACE)
         try:
             function = FAMILIES[call.name].run
             outputs = run.as_arrays(function(**self.with_config(call.name, arguments)))
-        except run._LEGAL_ERRORS as error:
+        except run.LEGAL_ERRORS as error:
             return run.Outcome(f"{type(error).__name__}: {error}")
         except Exception as error:
             return run.Outcome(fault=f"{type(error).__name__}: {error}")
-        assert gpu._next <= offset + _CALL, call
+        assert gpu.offset <= offset + _CALL, call
         launches = tuple(names.of_launch(launch) for launch in gpu.launches)
         found = tuple((y.shape, y.strides, str(y.dtype), names.of(y.data.ptr)) for y in outputs)
         return run.Outcome(outputs=found, launches=(*launches, *gpu.copies))
@@ -59,12 +59,12 @@ class FakeMachine(run.Machine):
     def _apart(self, function: Any) -> Any:
         def take(*args: Any) -> Any:
             gpu = self.target
-            saved, gpu._next = gpu._next, self._workspace_next
+            saved, gpu.offset = gpu.offset, self._workspace_next
             try:
                 return function(*args)
             finally:
                 # A new one at each take, until the memory for them ends.
-                self._workspace_next, gpu._next = gpu._next, saved
+                self._workspace_next, gpu.offset = gpu.offset, saved
                 if self._workspace_next > SIZE - _ARENA:
                     self._workspace_next = _WORKSPACE
 

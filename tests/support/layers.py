@@ -12,14 +12,8 @@ from typing import NamedTuple
 # From the bottom up.  A package stands for all of its modules.
 LAYERS = (
     (
-        "kernels",
-        "dtypes",
-        "environment",
-        "cache",
-        "op",
-        "param_structs",
-        "tuned",
-        "typing",
+        *("kernels", "dtypes", "environment", "cache"),
+        *("op", "param_structs", "tuned", "typing"),
     ),  # import no array and no device
     (
         *("targets", "arrays", "numerics", "precisions", "arguments", "inputs", "nvfp4"),

@@ -17,6 +17,8 @@ def _mark(what: str, has: Callable[[Target], bool]) -> pytest.MarkDecorator:
     return pytest.mark.needs(what, has)
 
 
+# A test that puts a fake GPU in the place of CuPy's.
+no_gpu = pytest.mark.usefixtures("no_gpu")
 host = _mark("the host target", lambda target: target.name == "host")
 bulk_copies = _mark("bulk copies", lambda target: target.arch in ("sm_90a", "host"))
 hopper = _mark(
@@ -28,6 +30,7 @@ fp8_products = _mark(
     "FP8 tensor cores",
     lambda target: target.name != "hip" and target.arch not in ("sm_80", "sm_86", "sm_87"),
 )
+cuda = _mark("CUDA", lambda target: target.name == "cuda")
 named_barriers = _mark("named barriers", lambda target: target.name != "hip")
 narrow_fragments = _mark("fragments of 8 columns", lambda target: target.name != "hip")
 

@@ -15,7 +15,6 @@ MATMUL, SCALED, DUAL = (
 )
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 SIXTEEN = ("float16", "bfloat16")
-ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
 
 
 def to_numpy(x) -> np.ndarray:

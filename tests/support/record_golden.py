@@ -60,7 +60,7 @@ KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weight
 """
 # Products of A's 64 rows of 128 bytes and B's in a tensor core: 32 bytes of k after the other, each
 # a tile without swizzle.
-_CUT = """
+CUT = """
 struct Storage { alignas(1024) unsigned char a[4][64 * 32], b[4][64 * 32]; };
 
 KERNEL void word(const uint32_t* a, const uint32_t* b, float* y) {
@@ -147,7 +147,7 @@ def products(
 
 
 def cut_operand(name: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes of _CUT's tiles, the matrix (64, k) in FP64): many exponents, FP8 of one sign."""
+    """(bytes of CUT's tiles, the matrix (64, k) in FP64): many exponents, FP8 of one sign."""
     if NUMBERS[name].itemsize == 1:
         tiles = rng.integers(0x20, 0x50, (4, 2, 8, 8, 16)).astype(np.uint8).view(NUMBERS[name])
     else:
@@ -162,7 +162,7 @@ def cut_sums(target: Target, a: str, b: str) -> tuple[np.ndarray, np.ndarray, np
     rng = np.random.default_rng(9)
     (a_tiles, a_matrix), (b_tiles, b_matrix) = cut_operand(a, rng), cut_operand(b, rng)
     arrays = {"a": a_tiles, "b": b_tiles, "y": np.zeros((64, 64), np.float32)}
-    kernel = variant(_CUT, A=a, B=b)
+    kernel = variant(CUT, A=a, B=b)
     y = launch_all(target, kernel, arrays, ("a", "b", "y"), shared=16384)["y"]
     return a_matrix, b_matrix, y
 

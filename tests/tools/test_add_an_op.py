@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from cupykern import targets
-
-ROOT = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"^```(?:py|cpp)\n(?:#|//) ([\w/]+\.\w+)(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def places() -> dict[str, str]:
-    """The files of the page's section, by their paths."""
-    page = (ROOT / "docs/kernels.md").read_text()
-    (section,) = re.findall(r"^## Add an op$(.*?)^## ", page, re.DOTALL | re.MULTILINE)
-    return {match[1]: match[2] for match in _BLOCK.finditer(section)}
-
-
-def insert(path: Path, marker: str, line: str) -> None:
-    """Before the first line that begins with `marker`."""
-    text = path.read_text()
-    assert f"\n{marker}" in text
-    path.write_text(text.replace(f"\n{marker}", f"\n{line}\n{marker}", 1))
+from package_copy import blocks, copied, insert, run
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
     """Of the package, with the op."""
-    try:
-        targets.host_compiler.find_compiler()
-    except ValueError as error:
-        pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("copy")
-    for name in ("cupykern", "kernels_cu"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-    shutil.copy(ROOT / "cli.py", folder)
-    files = places()
+    folder = copied(
+        tmp_path_factory.mktemp("copy"),
+        ("cupykern", "kernels_cu", "docs", "tests", "results", "cli.py", "pyproject.toml"),
+    )
+    files = blocks("Add an op")
     export = files.pop("cupykern/__init__.py")
     for name, text in files.items():
         path = folder / name
@@ -52,27 +25,14 @@ def copy(tmp_path_factory) -> Path:
         assert not path.exists()
         path.write_text(text if path.suffix == ".py" else f"// {name}{text}")
     insert(folder / "cupykern/ops/__init__.py", "    softmax,\n", "    scale_shift,")
-    insert(folder / "cupykern/ops/__init__.py", "    softmax.OP,", "    scale_shift.OP,")
+    insert(folder / "cupykern/ops/__init__.py", "    nonfinite_report.OP,", "    scale_shift.OP,")
     insert(folder / "cupykern/__init__.py", "softmax = ", export.strip())
     insert(folder / "cupykern/__init__.py", '    "softmax",', '    "scale_shift",')
     return folder
 
 
-def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_page_has_the_five_places():
-    assert list(places()) == [
+    assert list(blocks("Add an op")) == [
         "cupykern/reference/scale_shift.py",
         "kernels_cu/scale_shift.cu",
         "cupykern/ops/scale_shift.py",
@@ -83,6 +43,13 @@ def test_the_page_has_the_five_places():
 
 def test_it_is_listed(copy):
     assert re.search(r"^\W*scale_shift\b", run(copy, "cli.py", "list"), re.MULTILINE)
+
+
+def test_type_checkers_know_it(copy):
+    run(copy, "-m", "cupykern.tools.stubs")
+    assert "def scale_shift(x: np.ndarray" in (copy / "cupykern/__init__.pyi").read_text().replace(
+        "(\n    ", "("
+    )
 
 
 def test_it_is_checked(copy):
@@ -111,8 +78,27 @@ def test_it_is_benchmarked(copy, tmp_path):
     assert "scale_shift" in json.dumps(json.loads(file.read_text()))
 
 
-def test_its_own_tests_pass(copy):
-    printed = run(
-        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/test_scale_shift.py"
+def test_the_tests_of_all_ops_pass(copy):
+    """Those with the op's name in their own; and its own tests."""
+    files = (
+        *("docs/test_docstrings.py", "host/test_compute_sanitizer.py", "host/test_plans.py"),
+        *("host/test_public.py", "interop/test_protocols.py", "ops/test_arguments.py"),
+        *("ops/test_odd_strides.py", "ops/test_scale_shift.py", "ops/test_watch.py"),
+        *("tools/test_bench.py", "tools/test_campaign.py", "tools/test_history.py"),
+        "tools/test_sensitivity.py",
     )
-    assert "2 passed" in printed
+    printed = run(
+        *(copy, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "--target", "host"),
+        *(
+            "-k",
+            "scale_shift or every_op_has or every_public_op or test_the_record",
+            *(f"tests/{x}" for x in files),
+        ),
+    )
+    assert int(re.search(r"(\d+) passed", printed)[1]) > 20
+
+
+def test_it_has_a_section_in_the_reference(copy):
+    pytest.importorskip("sphinx")
+    printed = run(copy / "docs", "-c", "import generated; print(generated.undocumented())")
+    assert printed == "['scale_shift']\n"

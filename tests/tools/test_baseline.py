@@ -138,13 +138,13 @@ def test_what_is_not_sure_of_the_machine_is_not_sure_of_the_row():
     assert verdict.word == "noise" and not verdict.decided
 
 
-def test_looks():
+def test_looks_end_with_the_runs_asked_for():
     assert baseline.looks(None) == baseline.LOOKS
     assert baseline.looks(2) == (2,) and baseline.looks(10) == (6, 8, 10)
     assert baseline.looks(30) == (*baseline.LOOKS, 30)
 
 
-def test_student():
+def test_student_distribution_is_that_of_tables():
     """Against the tables of Abramowitz and Stegun, 26.10: P(|T| <= t) = 0.95, 0.99."""
     for freedom, t95, t99 in ((1, 12.706, 63.657), (2, 4.303, 9.925), (5, 2.571, 4.032),
                               (10, 2.228, 3.169), (29, 2.045, 2.756)):  # fmt: skip
@@ -206,7 +206,7 @@ def test_a_wrong_row_is_rejected_and_a_new_one_is_new():
     assert [v.word for v in baseline.verdicts([right], {})] == ["new"]
 
 
-def test_merged_runs():
+def test_merged_runs_have_the_median_and_keep_every_run():
     row = _row([10, 30, 20], [1, 2, 3])
     assert row.results[0].median_us == 20 and row.plain_us == 2
     assert [run["median_us"] for run in row.repeats] == [10, 30, 20]
@@ -246,7 +246,7 @@ def commands(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_the_command(commands, tmp_path):
+def test_bench_against_a_baseline_prints_and_writes_its_verdict(commands, tmp_path):
     path = tmp_path / "b.json"
     assert commands(None, "--json", path, "--repeats", "3")[0] == 0
     assert len(json.loads(path.read_text())["rows"][0]["repeats"]) == 3

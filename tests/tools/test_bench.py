@@ -185,7 +185,7 @@ def test_each_time_is_its_contenders(host):
     assert [result.median_us for result in row.results] == [10, 11, 12] and row.plain_us == 7
 
 
-def test_quantiles():
+def test_summary_has_median_and_quantiles():
     assert timing.summarize([3, 11, 1, 2, 4, 5, 10, 9, 8, 7, 6]) == (6, 3, 9, 11)
 
 

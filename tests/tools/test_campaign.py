@@ -166,7 +166,7 @@ def test_products_are_of_every_pair_of_dtypes():
 def test_configs_drawn_for_hopper_fit_their_products(subject, monkeypatch):
     name, *names = subject.split()
     op = BY_NAME[name]
-    monkeypatch.setattr(products, "_CONFIG_EVERY", 1)
+    monkeypatch.setattr(products, "CONFIG_EVERY", 1)
     on_hopper = SimpleNamespace(name="cuda", arch="sm_90a", xp=np)
     with fake_gpu(monkeypatch, 1 << 28) as gpu:
         for seed in range(20):
@@ -219,7 +219,14 @@ def test_products_find_an_element_written_too_many(ops):
 
 
 def test_every_op_has_large_calls():
-    assert set(large_calls.CALLS) == set(BY_NAME) == set(shapes.SHAPES)
+    assert {*large_calls.CALLS, *shapes.SHAPES} <= set(BY_NAME)
+    assert all(map(large_calls.calls, OPS)) and all(any(shapes.large(op)) for op in OPS)
+
+
+def test_large_calls_are_of_bench_shapes_by_default(monkeypatch):
+    monkeypatch.delitem(large_calls.CALLS, "softmax")
+    assert large.tasks([BY_NAME["softmax"]], 1, 0, 1) == [Task("large", "softmax rows", 0, 1, 0)]
+    assert large.run(Task("large", "softmax rows", 0, 1, 0), HOST).done == 1
 
 
 @pytest.mark.thinned(3)
@@ -258,8 +265,26 @@ def test_bad_calls_raise_typed_errors(op):
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_every_argument_has_bad_values(op):
-    known = {*bad_values.OPTIONS, *bad_values.SIZES, *bad_values.REQUIRED, "out", "config"}
-    assert set(inspect.signature(op.run).parameters) <= known
+    for name, parameter in inspect.signature(op.run).parameters.items():
+        has_own = bad_values.is_array(name) or name in ("out", "config")
+        assert has_own or bad_values.options(parameter)
+
+
+def test_configs_of_other_packages_are_bad_values():
+    drawn = bad_calls.draw(BY_NAME["softmax"], 1, HOST)
+    labels = {way.label for way in breaks.breaks(drawn, np.random.default_rng(0))}
+    assert any(label.startswith("config=GemmConfig(") for label in labels)
+
+
+def test_bad_values_of_an_argument_without_its_own_follow_from_its_default():
+    op = make_op()
+
+    def run(y, shift=1.0, *, wide=False, out=None):
+        return op.run(y, out=out)
+
+    drawn = bad_calls.draw(replace(op, run=run), 1, HOST)
+    labels = {way.label for way in breaks.breaks(drawn, np.random.default_rng(0))}
+    assert {"shift='1'", "wide=1.0", "y: float64"} <= labels and "shift=inf" not in labels
 
 
 def test_the_longest_length_of_paged_keys_may_be_none():

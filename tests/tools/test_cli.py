@@ -28,7 +28,7 @@ INTERRUPTED = replace(make_op("interrupt"), name="interrupted")
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch, tmp_path):
     """Tests run at once; none of them is a benchmark for another."""
-    monkeypatch.setattr(protocol, "_lock_path", lambda: tmp_path / "lock")
+    monkeypatch.setattr(protocol, "lock_path", lambda: tmp_path / "lock")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def _words(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
-def test_check_passes(fake_ops, capsys, tmp_path):
+def test_a_check_that_passes_prints_and_writes_a_row(fake_ops, capsys, tmp_path):
     path = tmp_path / "check.json"
     code, out, err = _run(
         capsys, "check", "third", "--target", "host", "--cases", "7", "--json", str(path)
@@ -220,7 +220,7 @@ def test_list_names_every_op(capsys):
         assert target in out
 
 
-def test_doctor(capsys):
+def test_doctor_names_every_component(capsys):
     code, out, _ = _run(capsys, "doctor")
     assert code == (0 if cupykern.targets.available() else 1)
     for thing in (
@@ -287,7 +287,7 @@ def test_compile_shows_what_fails(capsys, monkeypatch):
     assert code == 2 and "--again and --within need --record" in err
 
 
-def test_cache(capsys, monkeypatch, tmp_path):
+def test_cache_prints_its_size_and_clears(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
     kernel = tmp_path / "host" / f"{'0' * 40}.so"
     kernel.parent.mkdir()

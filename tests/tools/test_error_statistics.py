@@ -131,14 +131,12 @@ def test_quantiles_of_chi_square():
 )
 def test_errors_of_one_sign_must_be_so_for_other_inputs(monkeypatch, ratios, ok):
     found = iter(ratios)
-    monkeypatch.setattr(
-        check, "_check_once", lambda *args: check.Comparison(bias_ratio=next(found))
-    )
+    monkeypatch.setattr(check, "check_once", lambda *args: check.Comparison(bias_ratio=next(found)))
     assert check.check_problem(None, None, 0, np).ok is ok
     assert next(found, None) is None
 
 
 def test_an_error_beyond_the_bound_fails_at_once(monkeypatch):
     found = iter((check.Comparison(error_over_bound=2.0, bias_ratio=3.0),))
-    monkeypatch.setattr(check, "_check_once", lambda *args: next(found))
+    monkeypatch.setattr(check, "check_once", lambda *args: next(found))
     assert not check.check_problem(None, None, 0, np).ok

@@ -141,7 +141,7 @@ def test_the_file_is_written_as_it_is():
     assert other["gemm_tiles"]["int8"] == document["gemm_tiles"]["int8"]
 
 
-def test_command(tmp_path, capsys):
+def test_fit_writes_the_constants_of_a_sweep(tmp_path, capsys):
     header = {"kind": "sweep", "target": "cuda", "machine": {"device": "NVIDIA H200"}}
     sweep = tmp_path / "sweep.json"
     sweep.write_text(json.dumps({**header, "trials": [vars(t) for t in trials(planted())]}))

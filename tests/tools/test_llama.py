@@ -51,7 +51,7 @@ def fp8(config):
 
 
 @pytest.mark.parametrize(("weights", "kind"), [(None, Fp8Blocks), ("e4m3-blocks", Weights8)])
-def test_fp8_checkpoints(weights, kind):
+def test_fp8_checkpoints_are_read_with_their_block_scales(weights, kind):
     config = {**CONFIG, "hidden_size": 256, "head_dim": 128, "num_key_value_heads": 1}
     config["num_attention_heads"] = 2
     tensors = fp8(config)
@@ -193,6 +193,24 @@ def test_characters_of_several_tokens_come_whole():
     assert texts.texts == ["", "aé!"]
 
 
-def test_the_command_without_a_folder(capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "No such file"),
+        ({"config.json": "[1]"}, "must hold a JSON object; got list"),
+        ({"config.json": "{"}, "error: "),
+        ({"tokenizer.json": None}, "No such file"),
+        ({"tokenizer.json": "{}"}, "is not a tokenizer"),
+    ],
+    ids=["empty", "a list", "no JSON", "no tokenizer", "another tokenizer"],
+)
+def test_the_command_says_what_a_folder_lacks(files, said, capsys, tmp_path, monkeypatch):
+    if "tokenizer.json" in files:  # which is read after the model
+        pytest.importorskip("tokenizers")
+        monkeypatch.setattr(llama, "load", lambda *_: None)
+    for name, text in files.items():
+        if text is not None:
+            (tmp_path / name).write_text(text)
     assert llama.main([str(tmp_path), "--prompt", "a", "--target", "host"]) == 1
-    assert capsys.readouterr().err.startswith("error: ")
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and said in error

@@ -219,7 +219,7 @@ def test_a_cache_has_only_the_room_it_has():
         decoder.prefill(TOKENS, cache)
 
 
-def test_public_models():
+def test_public_models_are_known_and_wrong_configs_refused():
     assert {"llama3-8b", "llama3-70b", "qwen3-8b", "mistral-7b"} <= set(public_names())
     assert public("qwen3-8b", 3).head_norms and len(public("qwen3-8b", 3).kinds) == 3
     with pytest.raises(ValueError, match="llama3-8b"):
@@ -255,4 +255,4 @@ def test_numbers_are_rounded_to_e4m3_as_ml_dtypes_does():
     x = np.random.default_rng(0).uniform(-448, 448, 4000) * 2.0 ** -(np.arange(4000) ** 0.4)
     x = np.concatenate((x, np.array([0.0, 448.0, 2.0**-6, 2.0**-9, 2.0**-10, 3 * 2.0**-10, 17.0])))
     expected = x.astype(ml_dtypes.float8_e4m3fn).astype(float)
-    np.testing.assert_array_equal(reference._to_e4m3(x), expected)
+    np.testing.assert_array_equal(reference.to_e4m3(x), expected)

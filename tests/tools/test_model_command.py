@@ -24,7 +24,7 @@ COMMAND = ["bench", "--target", "host", "--warmup-ms", "0", *TINY, "--model"]
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch, tmp_path):
     """Other tests bench at the same time."""
-    monkeypatch.setattr(protocol, "_lock_path", lambda: tmp_path / "lock")
+    monkeypatch.setattr(protocol, "lock_path", lambda: tmp_path / "lock")
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_is_written(path):
     ]
 
 
-def test_the_table(path, tmp_path):
+def test_report_has_a_line_for_each_step(path, tmp_path):
     document = stored.read(path)
     decode, prefill = document["rows"]
     document["target"], document["machine"]["device"] = "cuda", "NVIDIA X"
@@ -98,18 +98,18 @@ def test_the_table(path, tmp_path):
         (["--model", "llama3-8b", "--target", "host", "--against", "torch.compile"], "a GPU"),
     ],
 )
-def test_wrong_arguments(arguments, message, capsys):
+def test_wrong_arguments_are_named_with_exit_code_2(arguments, message, capsys):
     assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_wrong_step_is_not_timed(monkeypatch, capsys):
-    original = measure._function
+    original = measure.function_of
 
     def wrong(decoder, step, tokens, cache):
         return lambda: original(decoder, step, tokens, cache)() * np.float32(1.02)
 
-    monkeypatch.setattr(measure, "_function", wrong)
+    monkeypatch.setattr(measure, "function_of", wrong)
     assert main([*COMMAND, "llama3-8b"]) == 1
     assert " NO" in capsys.readouterr().out
 

@@ -19,6 +19,7 @@ from cupykern.tools import bench, bench_command, results
 from cupykern.tuning import contender, timing
 
 HOST = targets.get("host")
+(CUPYX,), (NVMATH,) = cupyx.PEERS, nvmath.PEERS
 
 
 def bench_row(peer: Peer):
@@ -49,7 +50,7 @@ def test_the_steps_of_a_peer_are_timed(capsys):
     parts = row.results[1].parts_us
     assert set(parts) == {"cast", "product"} and parts["cast"] > parts["product"] >= 0
     assert row.results[0].parts_us is None and row.results[1].median_us > 0
-    bench_command._print([row], HOST, {})
+    bench_command.print_rows([row], HOST, {})
     assert "two steps, us: cast " in capsys.readouterr().out
 
 
@@ -68,7 +69,7 @@ def test_cupys_expressions_are_within_the_bound(name, dtype):
     """CuPy's arithmetic is numpy's here; a residual is rounded as ours is."""
     op = next(op for op in cupykern.OPS if op.name == name)
     call = op.inputs(op.bench_problem((8, 512), dtype), 0, np)
-    outputs = as_tuple(cupyx._build(name, call)())
+    outputs = as_tuple(CUPYX.build(name, call)())
     references = op.reference(*call.args, **call.kwargs)
     bounds = op.bound(*call.args, **call.kwargs, reference=references)
     assert check.compare(outputs, references, bounds).error_over_bound <= 1
@@ -76,8 +77,8 @@ def test_cupys_expressions_are_within_the_bound(name, dtype):
 
 def test_cupy_has_not_everything():
     x = np.ones((2, 8), np.float16)
-    assert cupyx._build("rms_norm", Call((x,), {"quantize": "e4m3"})) is None
-    assert cupyx._build("quantize", Call((x, "e4m3"))) is None
+    assert CUPYX.build("rms_norm", Call((x,), {"quantize": "e4m3"})) is None
+    assert CUPYX.build("quantize", Call((x, "e4m3"))) is None
 
 
 class _Matmul:
@@ -111,22 +112,22 @@ def library(monkeypatch):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_nvmath(library, bias, activation):
+def test_nvmath_computes_our_product(library, bias, activation):
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-4, 5, shape).astype(np.float16) for shape in ((8, 16), (16, 24)))
     kwargs = {"activation": activation, "alpha": 0.5}
     if bias:
         kwargs["bias"] = np.arange(24, dtype=np.float16)
     ours = cupykern.matmul(a, b, **kwargs)
-    np.testing.assert_array_equal(nvmath._build("matmul", Call((a, b), kwargs))(), ours)
+    np.testing.assert_array_equal(NVMATH.build("matmul", Call((a, b), kwargs))(), ours)
 
 
 def test_what_nvmath_has_not(library):
     a = np.ones((8, 8), np.float16)
     for kwargs in ({"residual": a}, {"activation": "silu"}, {"bias": np.ones((8, 1), np.float16)}):
-        assert nvmath._build("matmul", Call((a, a), kwargs)) is None
-    assert nvmath._build("matmul", Call((a, a.astype(dtypes.float8_e4m3fn)))) is None
-    assert nvmath._build("softmax", Call((a,))) is None
+        assert NVMATH.build("matmul", Call((a, a), kwargs)) is None
+    assert NVMATH.build("matmul", Call((a, a.astype(dtypes.float8_e4m3fn)))) is None
+    assert NVMATH.build("softmax", Call((a,))) is None
 
 
 class _Tensor(np.ndarray):

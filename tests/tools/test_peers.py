@@ -39,13 +39,13 @@ def operands(dtype: str, dtype_b: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
-def test_products(dtype):
+def test_torch_computes_our_product(dtype):
     check("torch", "matmul", Call(operands(dtype, dtype)))
 
 
 @pytest.mark.parametrize("residual", [None, 3.0])
 @pytest.mark.parametrize("activation", [None, "relu"])
-def test_linear_layers(activation, residual):
+def test_torch_computes_our_linear_layer(activation, residual):
     a, b = operands("float16", "float16")
     kwargs = {"bias": np.arange(-24, 24, dtype=np.float16), "activation": activation}
     if residual is not None:
@@ -54,7 +54,7 @@ def test_linear_layers(activation, residual):
 
 
 @pytest.mark.parametrize("dtype_b", ["float8_e4m3fn", "float8_e5m2", "int8"])
-def test_mixed_products(dtype_b):
+def test_torch_computes_our_mixed_product(dtype_b):
     a, b = operands("float16", dtype_b)
     check("torch", "scaled_mm", Call((a, b, None, 0.5)))
     rows = 2.0 ** np.arange(32)[:, None] % 3 + 1
@@ -136,7 +136,7 @@ def test_fp8_by_block(monkeypatch, shape):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention(causal):
+def test_torch_flash_attention_is_within_our_bound(causal):
     """Both within the bound of the same reference."""
     op = next(op for op in cupykern.OPS if op.name == "attention")
     call = op.inputs(op.bench_problem((1, 2, 64, 64, int(causal)), "float16"), 1, np)
@@ -288,7 +288,7 @@ def test_two_products_side_by_side(dtype):
     assert not steps_of_dual(Call(call.args, {"scale_a": blocks}))
 
 
-def test_logits():
+def test_torch_computes_our_softmax_of_logits():
     op = next(op for op in cupykern.OPS if op.name == "dequant_softmax")
     call = op.inputs(op.bench_problem((4, 300, 64), "float16"), 1, np)
     references = op.reference(*call.args, **call.kwargs)

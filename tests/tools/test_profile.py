@@ -12,7 +12,7 @@ import pytest
 from cupykern import OPS, cli, targets
 from cupykern.tools import profile, stored
 
-STALL = profile._STALL
+STALL = profile.STALL
 NCU = {
     "ID": ("", "0"),
     "Process ID": ("", "4711"),
@@ -43,7 +43,7 @@ def raw_page(launches: int = 1) -> str:
     )
 
 
-def test_ncu():
+def test_figures_and_stalls_are_read_from_ncus_page():
     launches = profile.parse_ncu(raw_page(2))
     assert len(launches) == 2 and launches[0] == launches[1]
     figures = {label: (value, unit) for label, value, unit in launches[0].figures}
@@ -81,7 +81,7 @@ def collection(counter: str, *values: float, kernel: str = "softmax") -> str:
     )
 
 
-def test_rocprof():
+def test_figures_are_read_from_rocprofs_collections():
     texts = [collection("MemUnitBusy", 10, 20, 87.5), collection("OccupancyPercent", 1, 2, 6.25e1)]
     (launch,) = profile.parse_rocprof(texts, "softmax")
     figures = {label: value for label, value, _ in launch.figures}
@@ -183,7 +183,7 @@ def test_what_runs_under_a_profiler():
         [sys.executable, "-c", "import cupykern.tools.profile"],
         capture_output=True,
         text=True,
-        env=profile._environment(),
+        env=profile.program_env(),
         cwd=Path("/"),
     )
     assert done.returncode == 0, done.stderr

@@ -33,15 +33,15 @@ PROCESSES = "123, /usr/bin/python3, 500 MiB\n4711, train, 70000 MiB\n"
         ("No running processes found\n", 7, {7}, []),
     ],
 )
-def test_other_processes(text, own, here, found):
+def test_other_processes_are_those_that_are_not_ours(text, own, here, found):
     assert protocol.parse_processes(text, (own,), here.__contains__) == found
 
 
 def test_those_who_started_this_process_do_not_count():
     assert protocol.parse_processes(PROCESSES, (7, 123, 4711), {7, 123, 4711}.__contains__) == []
-    parents = list(protocol._ancestors())
+    parents = list(protocol.ancestors())
     assert parents[0] == os.getppid() and os.getpid() not in parents
-    code = "from cupykern.tuning.protocol import _ancestors; print(*_ancestors())"
+    code = "from cupykern.tuning.protocol import ancestors; print(*ancestors())"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert list(map(int, done.stdout.split())) == [os.getpid(), *parents]
@@ -51,7 +51,7 @@ def _samples(*clocks: float) -> list[tuple[float, ...]]:
     return [(float(i), sm, 3201.0, 40.0 + i, 100.0 * i) for i, sm in enumerate(clocks)]
 
 
-def test_clocks():
+def test_clocks_that_fell_are_marked():
     steady = protocol.summarize_clocks(_samples(345, 1980, 1975, 1980), 1, 3)
     assert (steady["sm_mhz"], steady["temperature_c"], steady["fell"]) == (1980, 43, False)
     fallen = protocol.summarize_clocks(_samples(1980, 1500, 1500, 1980), 1, 2)
@@ -88,9 +88,9 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 
 def test_nvidia_smi_is_asked(nvidia_smi, monkeypatch):
-    monkeypatch.setattr(protocol, "_process_exists", lambda pid: True)
+    monkeypatch.setattr(protocol, "process_exists", lambda pid: True)
     assert len(protocol.other_processes(_Cuda)) == 2
-    monkeypatch.setattr(protocol, "_ancestors", lambda: iter((4711,)))
+    monkeypatch.setattr(protocol, "ancestors", lambda: iter((4711,)))
     (other,) = protocol.other_processes(_Cuda)
     assert "pid 123," in other
     start = time.monotonic()

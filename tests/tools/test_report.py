@@ -65,7 +65,7 @@ def test_the_headline_lists_ops_without_results():
     assert "| `matmul` | complex64 | - | not benchmarked | - | - |" in written
 
 
-def test_tables():
+def test_tables_have_times_rates_and_peers():
     (written,) = report.update([README], report.tables([DOCUMENT]))
     lines = written.splitlines()
     assert "NVIDIA H200, CuPy 14.2.0, NVRTC 13.0, 2026-01-02." in lines
@@ -242,7 +242,7 @@ def test_markers_that_do_not_fit(text, says):
         report.update([text], report.tables([DOCUMENT]))
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_report_writes_the_pages_and_check_finds_a_difference(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     Path("README.md").write_text("<!-- table: summary -->\n<!-- end -->\n")

@@ -54,7 +54,7 @@ def test_a_dry_run_prints_commands(capsys, tmp_path, monkeypatch):
 def test_steps_run_in_order_and_the_rest_after_a_failure(capsys, tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(reproduce, "run", lambda step, _: ran.append(step.name) or len(ran) == 1)
-    monkeypatch.setattr(commands_reproduce, "_gpus", lambda: 1)
+    monkeypatch.setattr(commands_reproduce, "count_gpus", lambda: 1)
     names = "parallel_mlp_2,report,matmul,softmax"
     assert cli.main(["reproduce", "--only", names, "--results", str(tmp_path)]) == 1
     assert ran == ["softmax", "matmul", "report"]
@@ -66,7 +66,7 @@ def test_steps_run_in_order_and_the_rest_after_a_failure(capsys, tmp_path, monke
 
 def test_a_step_that_was_asked_for_and_left_out_is_a_failure(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "run", lambda step, _: 0)
-    monkeypatch.setattr(commands_reproduce, "_gpus", lambda: 0)
+    monkeypatch.setattr(commands_reproduce, "count_gpus", lambda: 0)
     assert cli.main(["reproduce", "--only", "softmax", "--results", str(tmp_path)]) == 1
     assert cli.main(["reproduce", "--results", str(tmp_path)]) == 0
     assert "need more GPUs: check, campaign" in capsys.readouterr().err

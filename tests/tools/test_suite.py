@@ -10,11 +10,12 @@ from collections import Counter
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
+import needs
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu, on_fake_gpu
 
-from cupykern import OPS, cli, dtypes, inputs, targets
+from cupykern import OPS, cli, dtypes, inputs
 from cupykern.op import Work
 from cupykern.tools import baseline, bench, bench_command, options, stored
 from cupykern.tools.suite import choice, models, shapes, summary
@@ -30,7 +31,7 @@ OPS_OF_SUITES = {
 
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch, tmp_path):
-    monkeypatch.setattr(protocol, "_lock_path", lambda: tmp_path / "lock")
+    monkeypatch.setattr(protocol, "lock_path", lambda: tmp_path / "lock")
 
 
 def chosen(name="models", seed=0, rows=12, target="cuda", ops=OPS):
@@ -137,7 +138,7 @@ def test_rows_are_distinct_fit_and_are_as_many_as_asked_for(name):
     assert max(counts.values()) == 12
 
 
-def test_what_fits():
+def test_work_fits_up_to_the_limits_of_the_target():
     assert choice.fits(Work(10**9, 10**9), "cuda")
     assert not choice.fits(Work(4 * 10**9 + 1, 0), "cuda")
     assert not choice.fits(Work(0, 8 * 10**9 + 1), "cuda")
@@ -248,10 +249,9 @@ def _is_cheap(task):
 
 
 @pytest.mark.parametrize("name, seed", [("models", 0), ("models", 1), ("random:3:2", 0)])
+@needs.no_gpu
 def test_every_row_is_planned_on_a_fake_gpu(name, seed, monkeypatch):
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     monkeypatch.setattr(inputs, "bench_values", _without_values)
     tasks = [task for task in chosen(name, seed, rows=30) if _is_cheap(task)]
     groups = {}
@@ -270,11 +270,10 @@ def test_every_row_is_planned_on_a_fake_gpu(name, seed, monkeypatch):
             assert gpu.launches, key(task)
 
 
+@needs.no_gpu
 def test_kernels_of_a_gpus_rows_are_known_before_they_run(monkeypatch):
     """By calls that launch nothing."""
     pytest.importorskip("cupy")
-    if targets.get().name != "host":
-        pytest.skip("there is a GPU")
     some = [BY_NAME[name] for name in ("softmax", "matmul", "quantize", "decode_attention")]
     with fake_gpu(monkeypatch) as gpu:
         pool = SimpleNamespace(free_all_blocks=gpu.reuse)
@@ -373,7 +372,7 @@ def run(capsys, *args):
     return code, *capsys.readouterr()
 
 
-def test_the_command(capsys, tmp_path):
+def test_bench_of_a_suite_prints_and_writes_its_rows(capsys, tmp_path):
     path = tmp_path / "suite.json"
     ops = ("rms_norm", "softmax")
     code, out, _ = run(

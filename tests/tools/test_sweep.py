@@ -119,7 +119,7 @@ def test_known_trials_are_not_measured_again():
     assert any(t.final for t in rest)  # the new one against the best so far
 
 
-def test_the_command(op, capsys, tmp_path):
+def test_sweep_prints_and_writes_its_trials(op, capsys, tmp_path):
     op(Config(1), Config(2, "value"))
     paths = [str(tmp_path / name) for name in ("t.jsonl", "s.json", "s.csv")]
     code, out, err = command(
@@ -155,7 +155,7 @@ def test_ctrl_c_and_resume(op, capsys, tmp_path):
     assert after[:2] == before and len([t for t in after if not t.final]) == 4
 
 
-def test_wrong_traces(op, capsys, tmp_path):
+def test_a_trace_of_another_kind_or_device_is_refused(op, capsys, tmp_path):
     op(Config(1))
     path = tmp_path / "t.jsonl"
     path.write_text('{"kind": "bench"}\n')

@@ -54,7 +54,7 @@ def op(monkeypatch):
 def chosen(op, x=X) -> str:
     """The config that a call gets."""
     request = sweep.first_request(op, Call((x,)))
-    return repr(choice._tuned(request))
+    return repr(request.family.config(request.task, request.target))
 
 
 def test_the_winner_is_kept_and_used(op, monkeypatch):
@@ -262,7 +262,7 @@ def test_every_op_takes_a_config_and_asks_for_a_tuned_one(op):
 
 
 @given(st.integers(0, 10**9))
-def test_buckets(size):
+def test_buckets_are_at_most_a_quarter_larger(size):
     top = choice.bucket(size)
     assert size <= top <= max(size, 1.25 * size + 1)
     assert choice.bucket(top) == top
@@ -318,7 +318,7 @@ def test_two_processes_write_at_once(folder):
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_the_command(op, capsys, folder):
+def test_tune_keeps_and_lists_the_fastest_right_config(op, capsys, folder):
     arguments = ["--target", "host", "--shapes", "8,16", "--dtype", "float32", "--rep-ms", "0"]
     path = folder / "t.json"
     assert cli.main(["tune", "third", *arguments, "--json", str(path)]) == 0
@@ -384,7 +384,7 @@ def test_a_warm_call_does_not_ask(monkeypatch):
     x = np.ones((4, 64), np.float32)
     cupykern.softmax(x)
     asked = []
-    monkeypatch.setattr(choice, "_tuned", lambda request: asked.append(request))
+    monkeypatch.setattr(choice.Family, "config", lambda *given: asked.append(given))
     cupykern.softmax(x)
     cupykern.softmax(x, scale=1.0)
     assert not asked

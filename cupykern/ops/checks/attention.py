@@ -14,6 +14,7 @@ from ...attention.attention_task import BIAS_MASK, BLOCK_MASK, BOOL_MASK, HEAD_D
 from ...attention.block_mask import BlockMask
 from ...numerics import namespace
 from ...targets import Target, is_cupy
+from ...typing import Array, Factor
 
 ALIGNMENTS = ("top_left", "bottom_right")
 _ALIGNED = 8  # elements per vector that kernels load or copy
@@ -22,7 +23,7 @@ _LARGEST_STEP = 2**31 - 1  # row stride in elements, 32 bits in kernels
 _LARGEST = 2**31 - 1024  # sequence length: positions are 32-bit integers
 
 
-def check_operands(q: Any, k: Any, v: Any, ndim: int) -> None:
+def check_operands(q: Array, k: Array, v: Array, ndim: int) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         arguments.same_place(name, x, q, "q")
         if x.dtype == dtypes.float32:
@@ -36,7 +37,7 @@ def check_operands(q: Any, k: Any, v: Any, ndim: int) -> None:
             raise ValueError(f"{name} must have {ndim} dims; got shape {x.shape}")
 
 
-def check_shapes(q: Any, k: Any, v: Any) -> tuple[int, ...]:
+def check_shapes(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     """(B, H, Sq, D, Hkv, Sk, Dv) of (B, H, S, D) arrays.  Raises ValueError."""
     batch, heads, sq, dim = q.shape
     kv_heads, sk = k.shape[1:3]
@@ -97,7 +98,7 @@ def _keys_seen(align: str, sq: int, sk: int) -> str:
     return f"({', '.join(seen)})"
 
 
-def check_scale(scale: Any, dim: int) -> float:
+def check_scale(scale: Factor | None, dim: int) -> float:
     scale = arguments.finite_float("scale", scale, 1 / math.sqrt(dim))
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
@@ -116,7 +117,7 @@ def check_accumulate(qk_accumulate: Any, dtype: np.dtype, target: Target) -> boo
     return half_scores
 
 
-def check_array_mask(mask: Any, q: Any, shape: tuple[int, ...]) -> Any:
+def check_array_mask(mask: Any, q: Array, shape: tuple[int, ...]) -> Any:
     """`mask` broadcast to `shape`.  Raises TypeError and ValueError."""
     arguments.same_place("mask", mask, q, "q")
     if mask.dtype != np.bool_ and mask.dtype not in _BIASES:
@@ -134,7 +135,7 @@ def check_array_mask(mask: Any, q: Any, shape: tuple[int, ...]) -> Any:
     return mask
 
 
-def check_block_mask(mask: BlockMask, q: Any, shape: tuple[int, ...]) -> None:
+def check_block_mask(mask: BlockMask, q: Array, shape: tuple[int, ...]) -> None:
     arguments.same_place("mask", mask.kv_indices, q, "q")
     if (mask.seq_len_q, mask.seq_len_k) != shape[2:]:
         raise ValueError(
@@ -154,7 +155,7 @@ def check_length(name: str, value: Any) -> int:
     return int(value)
 
 
-def check_cu_seqlens(name: str, cu: Any, q: Any, rows: int, longest: int) -> Any:
+def check_cu_seqlens(name: str, cu: Array, q: Array, rows: int, longest: int) -> Array:
     """Check offsets; contents only of numpy arrays.  Raises TypeError and ValueError."""
     arguments.target_of(name, cu)
     if is_cupy(cu):
@@ -172,7 +173,7 @@ def check_cu_seqlens(name: str, cu: Any, q: Any, rows: int, longest: int) -> Any
     return cu
 
 
-def arrays_of(q: Any, k: Any, v: Any, mask: Any) -> dict[str, Any]:
+def arrays_of(q: Array, k: Array, v: Array, mask: Any) -> dict[str, Any]:
     """The arrays that the result must not overlap."""
     if isinstance(mask, BlockMask):
         return {"q": q, "k": k, "v": v, "mask's tiles": mask.partial_tiles}
@@ -184,7 +185,7 @@ def padded_size(dim: int, step: int = 8) -> int:
     return -(-dim // step) * step
 
 
-def walks(x: Any) -> bool:
+def walks(x: Array) -> bool:
     """Whether kernels can read or write the (B, H, S, D) array in place."""
     if x.shape[3] % 8:
         return False
@@ -201,14 +202,14 @@ def starts_at(mask: Any, given: Any) -> bool:
     return given is not None and address_of(mask) == address_of(given)
 
 
-def walkable(x: Any) -> Any:
+def walkable(x: Array) -> Array:
     """x if kernels can read it, else a copy with rows zero-padded to a multiple of 8 elements."""
     if x.shape[3] % 8:
         return padded_to(x, 8)
     return x if x.size == 0 or walks(x) else packed(x)
 
 
-def padded_to(x: Any, step: int) -> Any:
+def padded_to(x: Array, step: int) -> Array:
     """x, or a copy with rows zero-padded to a multiple of `step` elements."""
     if x.shape[3] % step == 0:
         return x
@@ -218,9 +219,10 @@ def padded_to(x: Any, step: int) -> Any:
     return made.view(x.dtype)
 
 
-def steps(x: Any) -> tuple[int, int, int]:
+def steps(x: Array) -> tuple[int, int, int]:
     """Strides of batch, head and row in elements; 0 along dims of size 1."""
-    return tuple(step // x.dtype.itemsize for step in steps_of(x)[:3])
+    batch, head, row = (step // x.dtype.itemsize for step in steps_of(x)[:3])
+    return batch, head, row
 
 
 def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
@@ -242,7 +244,7 @@ def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
     return block_arrays(mask), place
 
 
-def block_arrays(mask: BlockMask) -> tuple[Any, ...]:
-    """The mask's arrays in the order of the kernels' arguments."""
+def block_arrays(mask: Any) -> tuple[Array, ...]:
+    """The arrays of a BlockMask in the order of the kernels' arguments."""
     return (mask.partial_tiles, mask.kv_num_blocks, mask.kv_indices, mask.block_mask_types,
             mask.partial_indices)  # fmt: skip

@@ -14,6 +14,7 @@ from ...expression import Expression, read
 from ...expression.code import FormulaCode
 from ...expression.cpp_attention import Code, FormulaOperand, source
 from ...expression.parse import is_operand_name
+from ...typing import Array, FormulaLike
 from .formulas import DTYPES
 
 CPP = {
@@ -63,7 +64,7 @@ def is_formula(mask: Any) -> bool:
     )
 
 
-def read_formulas(score: Any, mask: Any, operands: Any, q: Any) -> ReadFormulas:
+def read_formulas(score: FormulaLike | None, mask: Any, operands: Any, q: Array) -> ReadFormulas:
     """Read both formulas and their operands.  mask: None, or a formula.
 
     Raises SyntaxError, NameError, TypeError and ValueError.
@@ -104,7 +105,7 @@ def read_formulas(score: Any, mask: Any, operands: Any, q: Any) -> ReadFormulas:
 
 
 def check_formulas(
-    formulas: ReadFormulas, q: Any, ranges: Ranges
+    formulas: ReadFormulas, q: Array, ranges: Ranges
 ) -> tuple[Formulas | None, tuple[Any, ...]]:
     """(Formulas for the task, the operand arrays as kernels take them).
 

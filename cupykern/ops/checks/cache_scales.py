@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from ... import arguments
+from ...typing import Array, Factor
 
 _LARGEST = 2.0**126  # its reciprocal is a normal number
 
 
-def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
+def _number_or_array(scale: Any, q: Array) -> tuple[Any, Any]:
     """(number, None) or (None, array) of a scale, by arguments.is_number."""
     if not hasattr(scale, "dtype") or isinstance(scale, np.ma.MaskedArray):
         return scale, None
@@ -19,7 +20,7 @@ def _number_or_array(scale: Any, q: Any) -> tuple[Any, Any]:
 
 
 def numbers_and_arrays(
-    q: Any, k_scale: Any, v_scale: Any
+    q: Array, k_scale: Factor | None, v_scale: Factor | None
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """(numbers, arrays) of both scales; None in the place of the other kind."""
     k_number, k_array = _number_or_array(k_scale, q)
@@ -38,7 +39,12 @@ def as_hnd(arrays: tuple[Any, Any], numbers: tuple[float, float], layout: str) -
 
 
 def check_scales(
-    q: Any, cache: Any, kv_heads: int, k_scale: Any, v_scale: Any, of_tokens: str
+    q: Array,
+    cache: Array | None,
+    kv_heads: int,
+    k_scale: Factor | None,
+    v_scale: Factor | None,
+    of_tokens: str,
 ) -> tuple[tuple[Any, Any], tuple[float, float]]:
     """(arrays, numbers) of k's and v's scales: an array is None for a number, a number 1.0 for an
     array.
@@ -48,6 +54,8 @@ def check_scales(
     """
     arrays: list[Any] = []
     numbers: list[float] = []
+    of_cache: Any = cache  # an array wherever a scale is one
+    scale: Any
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale is not None and (cache is None or cache.dtype == q.dtype):
             raise ValueError(f"{name} is for caches of 8 bits")
@@ -63,7 +71,7 @@ def check_scales(
             raise TypeError(
                 f"{name} must be a number or a float32 array; got an array of {scale.dtype}"
             )
-        allowed = ((), (kv_heads,), cache.shape[:3])
+        allowed = ((), (kv_heads,), of_cache.shape[:3])
         if scale.shape not in allowed:
             raise ValueError(
                 f"{name} must have shape {', '.join(map(str, allowed[:2]))} or, {of_tokens}, "

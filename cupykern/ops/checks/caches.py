@@ -9,6 +9,7 @@ import numpy as np
 from ... import arguments, dtypes
 from ...attention.decode_config import CACHE_DTYPES, DTYPES, LAYOUTS, MAX_DIM, MAX_KEYS
 from ...targets import is_cupy
+from ...typing import Array
 from .score_options import check_integers
 
 # Dims of a contiguous and of a paged cache, by layout.
@@ -19,9 +20,9 @@ _DIMS = {
 
 
 def check_caches(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     layout: Any,
     paged: bool,
     *,
@@ -76,7 +77,7 @@ def check_keys(count: int) -> int:
     return count
 
 
-def check_table(table: Any, q: Any, batch: int, k: Any) -> int:
+def check_table(table: Array, q: Array, batch: int, k: Array) -> int:
     """The most keys that a block table over k ("hnd") can hold per sequence; contents are not
     checked.  Raises TypeError and ValueError."""
     check_integers("block_table", table, q)
@@ -86,7 +87,7 @@ def check_table(table: Any, q: Any, batch: int, k: Any) -> int:
     return most if k.shape[0] else 0
 
 
-def check_pages(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> None:
+def check_pages(table: Array, seq_lens: Array | None, num_pages: int, page_size: int) -> None:
     """Raises ValueError if a numpy table has an invalid page within a sequence's length.  Arrays on
     the GPU are not read."""
     if is_cupy(table) or is_cupy(seq_lens):

@@ -6,12 +6,13 @@ from typing import Any
 
 from ... import arguments, dtypes
 from ...numerics import namespace
+from ...typing import Array
 from .products import OF_DOUBLE, check_depth, check_shapes
 
 
 def check_complex(
-    a: Any, b: Any, bias: Any, residual: Any, **options: Any
-) -> tuple[dict[str, Any], tuple[int, ...]]:
+    a: Array, b: Array, bias: Array | None, residual: Array | None, **options: Any
+) -> tuple[dict[str, Array | None], tuple[int, ...]]:
     """({"bias", "residual"} broadcast to the result's shape, that shape).
 
     options: other arguments of matmul; those for real products only must have their defaults.
@@ -40,7 +41,7 @@ def check_complex(
     }, shape
 
 
-def _check_addend(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
+def _check_addend(name: str, x: Array | None, a: Array, shape: tuple[int, ...]) -> Array | None:
     if x is None:
         return None
     arguments.same_place(name, x, a, "a")

@@ -14,6 +14,7 @@ from ...expression.parse import is_operand_name
 from ...expression.tree import Node, of_first, transposed
 from ...gemm.product import NARROW, OPERANDS, Formula
 from ...numerics import namespace
+from ...typing import Array, FormulaLike, ResultDTypes
 
 DTYPES = (
     *(dtypes.float16, dtypes.bfloat16, dtypes.float32),
@@ -82,7 +83,7 @@ class ReadFormula(NamedTuple):
         }
         return Expression(transposed(self.nodes), self.names, roots=self.roots), operands
 
-    def with_second(self, product: Any) -> ReadFormula:
+    def with_second(self, product: Array) -> ReadFormula:
         """The gate as the epilogue of the first product, with the second product as an operand."""
         return self._replace(
             arrays=(*self.arrays, product),
@@ -92,7 +93,7 @@ class ReadFormula(NamedTuple):
             scope="epilogue",
         )
 
-    def broadcast(self, a: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    def broadcast(self, a: Array, shape: tuple[int, ...]) -> dict[str, Array]:
         """The arrays, broadcast to `shape`, by their names in product.OPERANDS.
 
         Raises TypeError and ValueError.
@@ -113,7 +114,7 @@ class ReadFormula(NamedTuple):
 NO_FORMULA = ReadFormula((), ())
 
 
-def each_dtype(formula: ReadFormula, out_dtype: Any) -> tuple[Any, ...]:
+def each_dtype(formula: ReadFormula, out_dtype: ResultDTypes) -> tuple[Any, ...]:
     """The out_dtype of each result; row reductions are float32.
 
     Raises TypeError and ValueError.
@@ -135,7 +136,9 @@ def each_dtype(formula: ReadFormula, out_dtype: Any) -> tuple[Any, ...]:
     )
 
 
-def read_formula(epilogue: Any, operands: Any, a: Any, scope: str = "epilogue") -> ReadFormula:
+def read_formula(
+    epilogue: FormulaLike | None, operands: Any, a: Array, scope: str = "epilogue"
+) -> ReadFormula:
     """Read a formula and its operands.
 
     Raises SyntaxError, NameError, TypeError and ValueError.
@@ -179,7 +182,7 @@ def _transposed(x: Any) -> Any:
     return x.swapaxes(-1, -2) if getattr(x, "ndim", 0) else x
 
 
-def _broadcast(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
+def _broadcast(name: str, x: Array, a: Array, shape: tuple[int, ...]) -> Array:
     arguments.same_place(name, x, a, "a")
     if x.dtype not in OPERAND_DTYPES:
         allowed = ", ".join(str(dtype) for dtype in OPERAND_DTYPES)

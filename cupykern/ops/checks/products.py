@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ...gemm.split_float32 import flushes_parts
 from ...numerics import namespace
 from ...precisions import PRECISIONS, SPLITS, canonical
 from ...targets import Target
+from ...typing import Array, DTypeLike
 
 INPUTS = (
     dtypes.float16,
@@ -25,6 +26,18 @@ INPUTS = (
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 OF_DOUBLE = "numpy.matmul or cupy.matmul"
 """Functions to use for double precision, named in error messages."""
+
+
+class Shaped(Protocol):
+    """An array, or an operand that was read."""
+
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+
 
 _MAX_K = 2**31
 _MAX_INT8_K = (2**31 - 1) // 128**2
@@ -64,7 +77,11 @@ def check_precision(precision: Any, a: np.dtype, b: np.dtype, target: Target) ->
 
 
 def result_dtype(
-    a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool, of_formula: tuple[np.dtype, ...] = ()
+    a: np.dtype,
+    b: np.dtype,
+    out_dtype: DTypeLike | None,
+    plain: bool,
+    of_formula: tuple[np.dtype, ...] = (),
 ) -> np.dtype:
     """The result's dtype.  of_formula: dtypes that a formula also allows, result_dtypes of
     ReadFormula.  plain: nothing is applied to the product.
@@ -82,7 +99,10 @@ def result_dtype(
 
 
 def resolve_result(
-    out_dtype: Any, allowed: tuple[np.dtype, ...], of_formula: tuple[np.dtype, ...], formula: str
+    out_dtype: DTypeLike | None,
+    allowed: tuple[np.dtype, ...],
+    of_formula: tuple[np.dtype, ...],
+    formula: str,
 ) -> np.dtype:
     """out_dtype as one of `allowed` or `of_formula`.  formula: the epilogue formula of the op
     itself, for the error message.  Raises TypeError."""
@@ -104,7 +124,7 @@ def check_depth(k: int) -> None:
         raise ValueError(f"K must be less than 2^31; got {k}")
 
 
-def check_shapes(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
+def check_shapes(a: Shaped, b: Shaped) -> tuple[tuple[int, ...], int, int]:
     """(batch, M, N).  Raises ValueError."""
     for name, x in (("a", a), ("b", b)):
         if x.ndim < 2:
@@ -125,7 +145,7 @@ def check_shapes(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
     return batch, a.shape[-2], b.shape[-1]
 
 
-def check_addend(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
+def check_addend(name: str, x: Array | None, a: Array, shape: tuple[int, ...]) -> Array | None:
     """`x` broadcast to `shape`, or None.  Raises TypeError and ValueError."""
     if x is None:
         return None

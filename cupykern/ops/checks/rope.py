@@ -8,6 +8,7 @@ import numpy as np
 
 from ... import arguments, dtypes
 from ...attention.rope_config import CACHE_DTYPES, DTYPES, LAYOUTS, MAX_DIM
+from ...typing import Factor
 from . import cache_scales
 
 # Dims of a contiguous and of a paged cache, by layout.
@@ -17,7 +18,7 @@ _DIMS = {
 }
 
 
-def check_eps(eps: Any) -> float:
+def check_eps(eps: Factor | None) -> float:
     number = arguments.finite_float("eps", eps, 1e-6)
     if number < 0:
         raise ValueError(f"eps must be at least 0; got {number}")
@@ -137,7 +138,7 @@ def _check_cache(given: dict[str, Any], layout: Any) -> None:
 
 
 def check_scales(
-    given: dict[str, Any], k_scale: Any, v_scale: Any
+    given: dict[str, Any], k_scale: Factor | None, v_scale: Factor | None
 ) -> tuple[tuple[Any, Any], tuple[float, float]]:
     """(arrays, numbers) of the scales, see cache_scales.check_scales."""
     q, cache, kv_heads = given["q"], given["k_cache"], given["k"].shape[2]

@@ -12,6 +12,7 @@ from ...gemm import product
 from ...gemm.product import BLOCK
 from ...nvfp4 import NvFp4
 from ...targets import of_array
+from ...typing import Array
 from .products import INPUTS, OF_DOUBLE, check_depth
 
 QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
@@ -36,13 +37,13 @@ def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tup
     return arrays, tuple(numbers)
 
 
-def same_memory(*operands: tuple[Any, ReadOperand]) -> bool:
+def same_memory(*operands: tuple[Array | NvFp4, ReadOperand]) -> bool:
     """Whether the NvFp4 operands were read in place, not copied."""
     return all(
         address_of(x.data) == address_of(read.array)
         and address_of(x.scale) == address_of(read.groups)
         for x, read in operands
-        if isinstance(x, NvFp4)
+        if isinstance(x, NvFp4) and read.groups is not None
     )
 
 
@@ -55,12 +56,12 @@ class ReadOperand(NamedTuple):
     """
 
     name: str
-    array: Any
+    array: Array
     dtype: np.dtype
     shape: tuple[int, ...]
     number: float
-    scale: Any
-    groups: Any = None
+    scale: Array | None
+    groups: Array | None = None
     blocked: bool = False
 
     @property
@@ -76,7 +77,7 @@ class ReadOperand(NamedTuple):
         return {name: self.array, f"scale_{suffix}": scale, f"groups_{suffix}": self.groups}
 
 
-def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
+def read_operand(name: str, x: Array | NvFp4, scale: Any, a: Array | NvFp4) -> ReadOperand:
     """Read an operand.  a: the product's first operand; all must be on its device.
 
     Raises TypeError and ValueError.
@@ -106,7 +107,7 @@ def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
     return ReadOperand(name, data, product.FP4, shape, *factor, groups, blocked)
 
 
-def _walks(x: Any, alignment: int) -> bool:
+def _walks(x: Array, alignment: int) -> bool:
     """Whether rows are contiguous and begin at multiples of `alignment` bytes."""
     if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
         return False
@@ -147,7 +148,7 @@ def blocked_groups(operands: dict[str, ReadOperand]) -> tuple[str, ...]:
     return tuple(name for name, x in operands.items() if x.blocked)
 
 
-def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
+def _scale(name: str, scale: Any, a: Array) -> tuple[float, Array | None]:
     """(number, array) of a scale; the unused one is 1 or None.
 
     Raises TypeError and ValueError.
@@ -164,7 +165,7 @@ def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
     return 1.0, scale
 
 
-def by_block(scale_a: Any, scale_b: Any, m: int, n: int, k: int) -> bool:
+def by_block(scale_a: Array | None, scale_b: Array | None, m: int, n: int, k: int) -> bool:
     """Whether scale arrays have the shapes of block scales.
 
     If one block covers all of K, (M, 1) means the same for rows and blocks.
@@ -185,7 +186,7 @@ def scale_shapes(m: int, n: int, k: int, blocks: bool) -> tuple[tuple[int, int],
 
 
 def _check_scale_shape(
-    name: str, scale: Any, batch: tuple[int, ...], wanted: tuple[int, int]
+    name: str, scale: Array | None, batch: tuple[int, ...], wanted: tuple[int, int]
 ) -> None:
     if scale is None or scale.size == 1:
         return

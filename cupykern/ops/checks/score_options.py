@@ -12,6 +12,7 @@ from ... import arguments
 from ...arrays import in_elements, packed, steps_of
 from ...attention.attention_task import ScoreOptions
 from ...targets import Target, is_cupy
+from ...typing import Array, Factor
 
 LARGEST = 2**28  # length or position: kernels add two of them and a window in 32 bits
 _WIDEST = 2**29  # a window of this size reaches every key
@@ -40,7 +41,7 @@ def check_window(window: Any, causal: bool) -> tuple[int, int]:
     return left, 0 if causal else right
 
 
-def check_softcap(softcap: Any, scale: float) -> float:
+def check_softcap(softcap: Factor | None, scale: float) -> float:
     """The cap, 0 for None.  Raises TypeError and ValueError."""
     if softcap is None:
         return 0.0
@@ -57,8 +58,8 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
 
 def check_head_numbers(
-    name: str, x: Any, q: Any, shapes: tuple[tuple[int, ...], ...]
-) -> tuple[Any, tuple[int, int] | None]:
+    name: str, x: Array | None, q: Array, shapes: tuple[tuple[int, ...], ...]
+) -> tuple[Array | None, tuple[int, int] | None]:
     """(x, contiguous; its batch and head strides in elements) for an FP32 array of one of `shapes`,
     (H,) or (B, H).  Raises TypeError and ValueError."""
     if x is None:
@@ -75,9 +76,9 @@ def check_head_numbers(
 
 
 def check_options(
-    q: Any, batch: int, heads: int, causal: bool, scale: float, window: Any, softcap: Any,
-    slopes: Any, sinks: Any,
-) -> tuple[ScoreOptions, Any, Any]:  # fmt: skip
+    q: Array, batch: int, heads: int, causal: bool, scale: float, window: Any,
+    softcap: Factor | None, slopes: Array | None, sinks: Array | None,
+) -> tuple[ScoreOptions, Array | None, Array | None]:  # fmt: skip
     """(options, slopes, sinks) as kernels take them.  Raises TypeError and ValueError."""
     left, right = check_window(window, causal)
     cap = check_softcap(softcap, scale)
@@ -94,7 +95,7 @@ def check_positions(options: ScoreOptions, *numbers: int) -> None:
         )
 
 
-def check_integers(name: str, x: Any, q: Any) -> None:
+def check_integers(name: str, x: Array, q: Array) -> None:
     """Raises TypeError and ValueError unless x is int32 on q's device, or a numpy integer array."""
     arguments.target_of(name, x)
     if is_cupy(x):
@@ -107,7 +108,7 @@ def check_integers(name: str, x: Any, q: Any) -> None:
 
 
 def check_lens(
-    seq_lens: Any, q: Any, batch: int, most: int, whose: str, name: str = "seq_lens"
+    seq_lens: Array | None, q: Array, batch: int, most: int, whose: str, name: str = "seq_lens"
 ) -> Any:
     """Check `seq_lens`; contents only of numpy arrays.  most: the most keys of a sequence.
 

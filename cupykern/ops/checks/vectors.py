@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 from ... import arguments
 from ...numerics import namespace
+from ...typing import Array, Results
 from .products import check_shapes
 
 
 class Vectors(NamedTuple):
     """a and b as matrices.  The product has a dim of size 1 for each operand that is a vector."""
 
-    a: Any
-    b: Any
+    a: Array
+    b: Array
     shape: tuple[int, ...]  # of the result, without dims of size 1
     dims: tuple[int, ...]  # the product's dims of size 1: -2 for a, -1 for b
 
@@ -31,12 +32,12 @@ class Vectors(NamedTuple):
             raise ValueError(message) from None
         return self.expand(x)
 
-    def expand(self, x: Any) -> Any:
+    def expand(self, x: Array) -> Array:
         """View an array of the result's shape in the product's shape."""
         index = (..., None, None) if len(self.dims) == 2 else (..., None)
         return x[..., None, :] if self.dims == (-2,) else x[index]
 
-    def lift_out(self, out: Any) -> Any:
+    def lift_out(self, out: Array | None) -> Array | None:
         """View `out` in the product's shape.  Raises TypeError and ValueError."""
         if out is None:
             return None
@@ -45,7 +46,7 @@ class Vectors(NamedTuple):
             raise ValueError(f"out must have shape {self.shape}; got {out.shape}")
         return self.expand(out)
 
-    def drop(self, y: Any, out: Any) -> Any:
+    def drop(self, y: Results, out: Array | None) -> Any:
         """The product, or each of several, in the result's shape; the first is `out` if given."""
         if isinstance(y, tuple):
             return (self.drop(y[0], out), *(self.drop(x, None) for x in y[1:]))
@@ -55,7 +56,7 @@ class Vectors(NamedTuple):
         return y.reshape(tuple(n for axis, n in enumerate(y.shape) if axis not in dropped))
 
 
-def read_vectors(a: Any, b: Any) -> Vectors:
+def read_vectors(a: Array, b: Array) -> Vectors:
     """Vectors of a and b, at least one of which is a vector.  Raises TypeError and ValueError."""
     arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")

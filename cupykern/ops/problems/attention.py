@@ -23,6 +23,7 @@ from ...attention.formulas import Formulas, Ranges
 from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ...targets.limits import multiprocessors
+from ...typing import Array, Namespace
 from ..checks.attention import ALIGNMENTS
 from ..checks.attention_formulas import check_formulas, read_formulas
 
@@ -71,7 +72,7 @@ class ScoreChoice:
         options = self.softcap, self.slopes, self.score, self.mask
         return self.sinks or any(x is not None for x in options)
 
-    def operands(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
+    def operands(self, batch: int, heads: int, seed: int, xp: Namespace) -> dict[str, Any]:
         """The operands that score and mask (of FORMULAS or BIAS_BY_DISTANCE) name."""
         rng = np.random.default_rng(seed)
         all_of_them = {
@@ -92,7 +93,7 @@ class ScoreChoice:
         given = read_formulas(self.score, self.mask, self.operands(batch, heads, 0, np), q)
         return check_formulas(given, q, Ranges(batch, heads, kv_heads, 1, 1))[0]
 
-    def arguments(self, batch: int, heads: int, seed: int, xp: Any) -> dict[str, Any]:
+    def arguments(self, batch: int, heads: int, seed: int, xp: Namespace) -> dict[str, Any]:
         """The call's keyword arguments.  Drawn slopes have both signs; sinks are below, among and
         above the scores."""
         rng = np.random.default_rng(seed)
@@ -331,7 +332,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: 
     return x
 
 
-def in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
+def in_memory(x: np.ndarray, layout: str, view: str, xp: Namespace) -> Any:
     """x (B, H, S, D) in the call's layout, with the memory layout `view`."""
     if layout == "bshd":
         x = x.transpose(0, 2, 1, 3)
@@ -349,7 +350,7 @@ _PATTERN_MASKS = {
 }
 
 
-def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
+def _block_mask(problem: AttentionProblem, seed: int, xp: Namespace) -> BlockMask:
     """A block mask with random blocks of every type, or with the problem's pattern."""
     p = problem
     if p.pattern is not None:
@@ -372,7 +373,7 @@ def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
     return BlockMask(types, numbers, tiles, p.sq, p.sk, *p.blocks, causal_offset=offset)
 
 
-def _mask(problem: AttentionProblem, seed: int, xp: Any) -> Any:
+def _mask(problem: AttentionProblem, seed: int, xp: Namespace) -> Any:
     p = problem
     if p.mask == "block":
         return _block_mask(p, seed, xp)
@@ -396,7 +397,7 @@ def _padded(problem: AttentionProblem, name: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def make_inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: AttentionProblem, seed: int, xp: Namespace) -> Call:
     p = problem
     dtype = dtypes.NAMES[p.dtype]
     shapes = (p.b, p.h, p.sq, p.d), (p.b, p.h_kv, p.sk, p.d), (p.b, p.h_kv, p.sk, p.dv)
@@ -536,8 +537,8 @@ _SCORES_AN_ELEMENT = 4  # limit of a sample: scores per element of max_elements
 
 
 def sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample one head of one batch element, if there is no mask or all heads share it.  Without a
     mask, keep only some of its queries, at their positions: FP64 scores of 20000 queries and keys
     take 3 GB.

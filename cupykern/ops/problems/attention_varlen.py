@@ -13,6 +13,7 @@ from ...attention.attention_task import GENERAL_MODE, NO_MASK, mask_mode, presca
 from ...attention.decode_config import LAYOUTS
 from ...kernels import Variant
 from ...op import Call, Draw, Work
+from ...typing import Array, Namespace
 from .attention import (
     DTYPES,
     FORMULAS,
@@ -122,7 +123,7 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return ((16, 16, 1024, 128), (16, 16, 1024, 128, 1), (4, 16, 4096, 128, 1))
 
 
-def make_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: VarlenProblem, seed: int, xp: Namespace) -> Call:
     p = problem
     dtype = dtypes.NAMES[p.dtype]
     q_lengths, k_lengths = zip(*p.lengths, strict=True) if p.lengths else ((), ())
@@ -161,7 +162,7 @@ def make_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
 
 
 def _paged(
-    problem: VarlenProblem, q_shape: tuple[int, ...], seed: int, xp: Any
+    problem: VarlenProblem, q_shape: tuple[int, ...], seed: int, xp: Namespace
 ) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
     """((q, k, v), {lengths, block table, scales}).  Pages are in random order; two are unused.
 
@@ -231,8 +232,8 @@ def work(problem: VarlenProblem) -> Work:
 
 
 def sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample one head."""
     q, k, v, *cu = call.args
     if q.size <= max_elements or {"alibi_slopes", "sinks", "score", "mask"} & set(call.kwargs):

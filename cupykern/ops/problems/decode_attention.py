@@ -14,6 +14,7 @@ from ...attention import decode_config
 from ...attention.decode_config import CACHE_DTYPES, DTYPES, LAYOUTS, DecodeConfig, DecodeTask
 from ...kernels import Variant
 from ...op import Call, Draw, Work
+from ...typing import Array, Namespace
 from ..checks.attention import padded_size
 from .attention import FORMULAS, NO_OPTIONS, ScoreChoice, draw_options
 
@@ -121,7 +122,7 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def stored(x: np.ndarray, view: str, xp: Any) -> Any:
+def stored(x: np.ndarray, view: str, xp: Namespace) -> Any:
     dtype = x.dtype
     codes = dtype if x.itemsize > 1 else np.dtype(np.uint8)  # CuPy cannot copy FP8
     if view == "swapped":
@@ -186,7 +187,7 @@ def _paged(
     return pages, table
 
 
-def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: DecodeProblem, seed: int, xp: Namespace) -> Call:
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     shapes = (
         (p.batch, p.heads, p.queries, p.dim),
@@ -290,8 +291,8 @@ def variants(arch: str) -> tuple[Variant, ...]:
 
 
 def sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample the first and last KV head of the first and last sequence.  Calls with small or paged
     caches, ALiBi, sinks or formulas are kept whole."""
     q, k, v = call.args

@@ -14,6 +14,7 @@ from ...op import Call, Draw, Work
 from ...rows.norm_configs import QUANTIZED_BLOCK
 from ...rows.norm_plan import DTYPES
 from ...rows.rows import bench_shapes as row_shapes
+from ...typing import Array, Namespace
 
 _DTYPES = tuple(str(dtype) for dtype in DTYPES)
 
@@ -101,7 +102,7 @@ def bench_problem(
 _LARGEST_SQUARED = 2.0**60  # largest input: sums of larger squares in a row overflow FP32
 
 
-def make_inputs(problem: NormProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: NormProblem, seed: int, xp: Namespace) -> Call:
     dtype, num_cols = dtypes.NAMES[problem.dtype], problem.shape[-1]
 
     def make(seed: int) -> Any:
@@ -159,8 +160,8 @@ def work(problem: NormProblem) -> Work:
 
 
 def sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     x = call.args[0]
     if x.ndim < 2:
         return call, outputs

@@ -31,6 +31,7 @@ from ...nvfp4 import NvFp4
 from ...op import Call, Draw, Work
 from ...precisions import PRECISIONS, SPLITS, canonical
 from ...targets.limits import device
+from ...typing import Array, Namespace
 from ..checks.formulas import read_formula
 from ..checks.products import FLOATS, check_shapes, result_dtype
 
@@ -206,7 +207,7 @@ def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int
     return x
 
 
-def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: MatmulProblem, seed: int, xp: Namespace) -> Call:
     p = problem
     dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
     shape_a, shape_b = (*p.batch_a, p.m, p.k), (*p.batch_b, p.k, p.n)
@@ -244,7 +245,7 @@ def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
 
 
 def formula_operands(
-    formula: str, scope: str, shape: tuple[int, ...], seed: int, xp: Any
+    formula: str, scope: str, shape: tuple[int, ...], seed: int, xp: Namespace
 ) -> dict[str, Any]:
     """The operands that `formula` names.  shape: of the result; s varies by column, t by row, r by
     both."""
@@ -260,7 +261,7 @@ def formula_operands(
     return found
 
 
-def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
+def with_layout(x: np.ndarray, layout: str, xp: Namespace) -> Any:
     """inputs.with_layout; FP8 arrays, which CuPy cannot copy, as bytes."""
     if xp is np or x.dtype not in product.FP8:
         return inputs.with_layout(x, layout, xp)
@@ -456,8 +457,8 @@ def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
 
 
 def sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample rows of a: from the first and the last tile, and seeded ones."""
     a, b = call.args
     m, n = a.shape[-2], b.shape[-1]

@@ -12,6 +12,7 @@ from ...attention.rope_config import DTYPES, LAYOUTS, RopeConfig, RopeTask, conf
 from ...numerics import namespace, to_numpy
 from ...op import Call, Draw, Work
 from ...targets import limits
+from ...typing import Array, Namespace
 
 _DTYPES = tuple(str(dtype) for dtype in DTYPES)
 VIEWS = ("packed", "C", "swapped", "padded", "sliced", "offset")
@@ -133,7 +134,7 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return ((1, 4096, 32, 8, 128), (4, 4096, 32, 8, 128), (64, 1, 32, 8, 128))
 
 
-def make_inputs(problem: RopeProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: RopeProblem, seed: int, xp: Namespace) -> Call:
     p, rng = problem, np.random.default_rng(seed + 7)
     kwargs: dict[str, Any] = {"inv_freq": xp.asarray(_frequencies(p.pairs))}
     if p.rows is not None:
@@ -159,7 +160,7 @@ def _frequencies(half: int) -> np.ndarray:
     return (10_000.0 ** (-np.arange(half) / half)).astype(np.float32)
 
 
-def _heads(p: RopeProblem, seed: int, xp: Any) -> list[Any]:
+def _heads(p: RopeProblem, seed: int, xp: Namespace) -> list[Any]:
     """q, k and v."""
     counts, dtype = (p.heads, p.kv_heads, p.kv_heads), dtypes.NAMES[p.dtype]
     shape = p.batch, p.seq_len, sum(counts), p.dim
@@ -176,7 +177,7 @@ def _heads(p: RopeProblem, seed: int, xp: Any) -> list[Any]:
     return [_in_memory(np.ascontiguousarray(x), p.view, xp) for x in parts]
 
 
-def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
+def _in_memory(x: np.ndarray, view: str, xp: Namespace) -> Any:
     if view == "swapped":
         return xp.swapaxes(xp.asarray(np.ascontiguousarray(np.swapaxes(x, 1, 2))), 1, 2)
     if view == "padded":
@@ -195,7 +196,9 @@ def _positions(p: RopeProblem, rng: Any) -> np.ndarray:
     return np.array(positions[0] if p.one_row and p.batch else positions)
 
 
-def _caches(p: RopeProblem, rng: Any, seed: int, xp: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _caches(
+    p: RopeProblem, rng: Any, seed: int, xp: Namespace
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(k_cache, v_cache), filled with random values, and the arguments that go with them."""
     kwargs: dict[str, Any] = {}
     assert p.slots is not None
@@ -223,7 +226,7 @@ def _caches(p: RopeProblem, rng: Any, seed: int, xp: Any) -> tuple[tuple[Any, ..
     return tuple(caches), kwargs
 
 
-def _scales(p: RopeProblem, shape: tuple[int, ...], rng: Any, xp: Any) -> dict[str, Any]:
+def _scales(p: RopeProblem, shape: tuple[int, ...], rng: Any, xp: Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("k_scale", "v_scale"):
         sizes = {"tensor": (), "heads": (p.kv_heads,), "outputs": shape}.get(p.scales or "")
@@ -263,8 +266,8 @@ def configs_of(problem: RopeProblem, arch: str) -> tuple[RopeConfig, ...]:
 
 
 def sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
+    call: Call, outputs: tuple[Array, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Array, ...]]:
     """Sample tokens of the first and the last sequence; their slots become pages of one slot.
     Small or paged calls are kept whole.
 

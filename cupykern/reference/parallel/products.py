@@ -16,9 +16,10 @@ from ...numerics import as_float64, namespace
 from ...op import Bound
 from ...typing import Array
 from ..accumulation import Products, product
+from ..activations import activate
 from ..approximate import Approximate
 from ..dual_gemm import times
-from ..epilogue import activate, activated, epilogue_bound
+from ..epilogue import activated, epilogue_bound
 from ..matmul import exact_product, scaled_product
 
 

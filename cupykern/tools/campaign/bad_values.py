@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -68,6 +69,22 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "max_seqlen_k": _LENGTHS,
 }  # fmt: skip
 """Values of options, and of arguments that are a number or an array."""
+
+_OF_DEFAULTS = {bool: _FLAGS, float: _NO_NUMBERS, str: _NAMES}
+
+
+def options(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    """Return the bad values of an argument; by default what its default is not, or an object."""
+    if parameter.name in OPTIONS:
+        return OPTIONS[parameter.name]
+    if is_array(parameter.name) or parameter.name in ("out", "config"):
+        return ()
+    return _OF_DEFAULTS.get(type(parameter.default), (object(),))
+
+
+def is_array(name: str) -> bool:
+    return name in SIZES or name in REQUIRED
+
 
 ONLY_WHERE = {"block": ("granularity", "block")}
 """Options that are read only if another option has this value."""

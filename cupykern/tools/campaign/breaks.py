@@ -30,6 +30,8 @@ from .bad_values import (
     REQUIRED,
     SAME_DTYPE,
     SIZES,
+    is_array,
+    options,
 )
 from .bits import codes
 
@@ -88,12 +90,12 @@ def _is_array(x: Any) -> bool:
 
 
 def _options(drawn: Drawn) -> Iterator[Break]:
-    for name in inspect.signature(drawn.op.run).parameters:
+    for name, parameter in inspect.signature(drawn.op.run).parameters.items():
         other, value = ONLY_WHERE.get(name, (None, None))
         if other is not None and drawn.arguments.get(other) != value:
             continue
         may_be_none = drawn.arguments.get(MAY_BE_NONE_WITH.get(name, "")) is not None
-        for bad in OPTIONS.get(name, ()):
+        for bad in options(parameter):
             if bad is not None or not may_be_none:
                 yield _value(name, bad)
 
@@ -104,7 +106,7 @@ def _options(drawn: Drawn) -> Iterator[Break]:
 def _arrays(drawn: Drawn) -> Iterator[Break]:
     for name in inspect.signature(drawn.op.run).parameters:
         x = drawn.arguments.get(name)
-        if name not in SIZES and name not in REQUIRED:
+        if not is_array(name) and not (name not in ("out", *OPTIONS) and _is_array(x)):
             continue
         needed = name in REQUIRED and x is not None
         for bad in (object(), [[1.0]], {}, *((None,) if needed else ())):
@@ -268,31 +270,38 @@ def _configs(drawn: Drawn, rng: Any) -> Iterator[Break]:
     if not all(x.size for x in drawn.arrays()) or not drawn.size:
         return
     yield from (_value("config", bad) for bad in (object(), "fast", 1))
-    package = _package(drawn.op)
-    for other, config in _some_configs(drawn.target.arch):
-        if other != package:
-            yield _value("config", config)
     try:
         own = drawn.op.configs(drawn.problem, drawn.target.arch)
     except (ValueError, NotImplementedError):
         return
-    if own:
+    packages = set(map(_package, own))
+    for config in _some_configs(drawn.target.arch):
+        if _package(config) not in packages:
+            yield _value("config", config)
+    if own and own[0] is not None:
         config = own[rng.integers(len(own))]
         for field in dataclasses.fields(config):
             for bad in ("8", None, 1.5, -1, 2**31):
-                yield _value("config", dataclasses.replace(config, **{field.name: bad}))
+                if (changed := _changed_config(config, field.name, bad)) is not None:
+                    yield _value("config", changed)
+
+
+def _changed_config(config: Any, field: str, bad: Any) -> Any:
+    """Return None where a config's class refuses such a field."""
+    try:
+        return dataclasses.replace(config, **{field: bad})
+    except (TypeError, ValueError):
+        return None
 
 
 @cache
-def _some_configs(arch: str) -> tuple[tuple[str, Any], ...]:
-    """Return (package, config) for every op's first bench problem."""
-    found = []
-    for op in OPS:
-        problem = op.bench_problem(op.bench_shapes("host")[0], op.dtypes[0])
-        found.append((_package(op), op.configs(problem, arch)[0]))
-    return tuple(dict.fromkeys(found))
+def _some_configs(arch: str) -> tuple[Any, ...]:
+    """Return a config of every op's first bench problem."""
+    problems = ((op, op.bench_problem(op.bench_shapes("host")[0], op.dtypes[0])) for op in OPS)
+    found = (op.configs(problem, arch)[0] for op, problem in problems)
+    return tuple(dict.fromkeys(config for config in found if config is not None))
 
 
-def _package(op: Op) -> str:
-    """Return the package of an op; ops of one package share their configs."""
-    return op.run.__module__.rpartition(".")[0]
+def _package(config: Any) -> str:
+    """Return the package of a config's class: ops of one package share their configs."""
+    return type(config).__module__.rpartition(".")[0]

@@ -105,7 +105,8 @@ def _nvfp4_operand(shape: tuple[int, ...], unit: int, layout: str, rng: Any, xp:
     codes = rng.choice(_E2M1, shape) * rng.choice((-1, 1), shape)
     scale = unit * rng.choice((1.0, 2.0), (*shape[:-1], shape[-1] // GROUP))
     factor = float(rng.choice((1.0, 2.0)))
-    data = with_layout(nvfp4.pack_e2m1(codes), "C" if layout == "F" else layout, xp)
+    packed: Any = nvfp4.pack_e2m1(codes)
+    data = with_layout(packed, "C" if layout == "F" else layout, xp)
     in_memory = xp.asarray(scale.astype(dtypes.float8_e4m3fn).view(np.uint8))
     array = NvFp4(
         data, in_memory.view(dtypes.float8_e4m3fn),

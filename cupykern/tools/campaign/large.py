@@ -11,7 +11,7 @@ from ... import check
 from ...op import Op, as_tuple
 from ...targets import Target
 from .bits import to_host
-from .large_calls import CALLS, Large
+from .large_calls import Large, calls
 from .tally import Tally, Task, find_op
 
 _ELEMENTS = {"host": 2**13}  # small in NumPy, where the tests run them
@@ -25,7 +25,7 @@ def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
         Task("large", f"{op.name} {label}", i, 1, seed)
         for i in range(count)
         for op in ops
-        for label in CALLS.get(op.name, ())
+        for label in calls(op)
     ]
 
 
@@ -34,7 +34,7 @@ def run(task: Task, target: Target) -> Tally:
     op, seed, tally = find_op(name), task.seeds[0], Tally()
     elements = _ELEMENTS.get(target.name, _ELEMENTS_ON_GPU)
     try:
-        made = CALLS[name][label](op, elements, seed, target.xp)
+        made = calls(op)[label](op, elements, seed, target.xp)
         comparison = _compare(op, made, seed)
     except MemoryError as error:
         tally.note(f"{task.subject}: not run, {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -314,3 +315,13 @@ CALLS: dict[str, dict[str, Make]] = {
         "cache": _bench(lambda n: (2, n // (2 * 8 * _DIM) + 3, 8, 8, _DIM), "float16:nhd+int8"),
     },
 }
+
+
+def calls(op: Op) -> dict[str, Make]:
+    """Return the calls of an op by label; by default a bench problem of a longer first dim."""
+
+    def shape(elements: int) -> tuple[int, ...]:
+        rest = op.bench_shapes("host")[0][1:]
+        return elements // math.prod(rest) + 3, *rest
+
+    return CALLS.get(op.name) or {"rows": _bench(shape, op.dtypes[0])}

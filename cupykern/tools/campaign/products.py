@@ -56,7 +56,7 @@ _ADDENDS = Values(8, "signed")  # of bias and residual
 _LIMIT = 2**24 // 4 - 16  # alpha is at most 2, the product of two scales at most 4
 _HALF_LIMIT = 2**11 - 1  # FP16 accumulation
 _INT32_LIMIT = 2**31 - 1
-_CONFIG_EVERY, _HALF_EVERY = 3, 8  # products
+CONFIG_EVERY, _HALF_EVERY = 3, 8  # products
 
 
 class _Product(NamedTuple):
@@ -148,7 +148,7 @@ def draw(op: Op, names: tuple[str, str], seed: int, target: Target) -> _Product:
     base = _draw_base(draw, names, target)
     make = {"matmul": _matmul, "scaled_mm": _scaled, "dual_gemm_silu": _dual}[op.name]
     made = make(draw, base, rng, target.xp)
-    if draw.integer(1, _CONFIG_EVERY) > 1 or "accumulate" in made.call.kwargs:
+    if draw.integer(1, CONFIG_EVERY) > 1 or "accumulate" in made.call.kwargs:
         return made
     config = _draw_config(draw, _configs(op, made.problem, target.arch))
     return made._replace(call=Call(made.call.args, {**made.call.kwargs, "config": config}))

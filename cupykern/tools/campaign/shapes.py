@@ -30,7 +30,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "merge_attention": ((256, 32, 128), (2, 4, 300, 64)),
     "rope_and_cache": ((1, 2048, 32, 8, 128), (2, 300, 14, 2, 64), (16, 1, 8, 4, 256)),
 }
-"""Shapes for `Op.bench_problem`, used with all dtypes of the op."""
+"""Shapes for `Op.bench_problem`, used with all dtypes of the op.  Others: the host's own."""
 OTHERS = {"matmul": (((4096, 2048, 128), "float16*int8"),)}
 """(shape, dtype) of dtypes that the op's benchmarks do not have: weights converted first."""
 
@@ -38,7 +38,7 @@ OTHERS = {"matmul": (((4096, 2048, 128), "float16*int8"),)}
 def large(op: Op) -> Iterator[Any]:
     """Yield the op's problems of SHAPES, one dtype after the other."""
     for dtype in op.dtypes:
-        for shape in SHAPES.get(op.name, ()):
+        for shape in SHAPES.get(op.name) or op.bench_shapes("host"):
             try:
                 yield op.bench_problem(shape, dtype)
             except (ValueError, TypeError):  # a K that the dtype does not support

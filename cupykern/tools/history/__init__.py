@@ -1,6 +1,7 @@
 """Sequences of random calls: a call's result must not depend on the calls before it.
 
-`rows`, `products`, `attention` and `rope` define how each op's arguments are drawn, `memory` places
+`rows`, `products`, `attention` and `rope` define how each op's arguments are drawn, `others` those
+of any other op, `memory` places
 them in memory, `sequences` draws sequences of calls, `run` compares each call with the same call
 alone.
 """

@@ -94,7 +94,7 @@ class Fp4:
     """An NvFp4 of `shape`.  memory: layout of its data.  global_scale None: an array."""
 
     shape: Shape
-    layout: str = "plain"
+    layout: nvfp4.Layout = "plain"
     memory: str = "C"
     global_scale: float | None = 1.0
 

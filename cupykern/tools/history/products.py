@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...gemm.product import ACTIVATIONS
 from ...op import Draw
 from .draws import (
     BEGINS,
@@ -148,7 +149,7 @@ def _operands(draw: Draw, s: Setting) -> Operands | None:
 
 _EPILOGUE: dict[str, DrawValue] = {
     "bias": often_none(_addend),
-    "activation": one_of(None, None, "relu", "gelu", "gelu_tanh", "silu"),
+    "activation": one_of(None, *ACTIVATIONS),
     "out_dtype": one_of(None, None, *FLOATS),
     "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a"), Alias("bias")),
     "epilogue": one_of(

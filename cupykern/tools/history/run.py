@@ -24,7 +24,7 @@ from .sequences import FAMILIES, Call, defaults_of, draw_sequence
 
 _MOST_TRIES = 400  # to shrink a sequence
 _TOGETHER = 100  # sequences
-_LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError, NameError)
+LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError, NameError)
 _MOST_LAST_CALLS = 20  # of a sequence that broke the device
 
 
@@ -74,9 +74,7 @@ class Machine:
     def forget(self) -> None:
         """Empty every cache that a call reads, except that of loaded kernels."""
         plans.clear()
-        workspace._kept.clear()
-        workspace._kept_for_grids.clear()
-        workspace._spare.clear()
+        workspace.forget()
 
     def alone(self, call: Call) -> Outcome:
         """Return the outcome of `call` with empty caches."""
@@ -90,17 +88,17 @@ class Machine:
         before = image.content()
         arena = self._arena(call.place, image.size)
         self._write(arena[: image.size], before)
-        arguments = image.build(lambda place: _array(arena, place))
+        arguments = image.build(lambda place: array_in(arena, place))
         family = FAMILIES[call.name]
         try:
             outputs = as_arrays(family.run(**self.with_config(call.name, arguments)))
-        except _LEGAL_ERRORS as error:
+        except LEGAL_ERRORS as error:
             return Outcome(f"{type(error).__name__}: {error}")
         except Exception as error:  # inconsistent caches, or a kernel that fails
             return Outcome(fault=f"{type(error).__name__}: {error}")
         try:
-            numbers = [_to_numpy(y) for y in outputs]
-            after = _to_numpy(arena)
+            numbers = [to_host(y) for y in outputs]
+            after = to_host(arena)
         except Exception as error:
             self.broken = True
             raise DeviceBroken(f"{type(error).__name__}: {error}") from error
@@ -139,7 +137,8 @@ def as_arrays(outputs: Any) -> tuple[Any, ...]:
     return as_tuple(outputs)
 
 
-def _array(arena: Any, place: Place) -> Any:
+def array_in(arena: Any, place: Place) -> Any:
+    """Return the array at `place` in the arena's memory."""
     offset, shape, strides, dtype = place
     if isinstance(arena, np.ndarray):
         return np.ndarray(shape, dtype, arena, offset, strides)
@@ -147,7 +146,8 @@ def _array(arena: Any, place: Place) -> Any:
     return type(arena)(shape, bits, arena.data + offset, strides).view(dtype)
 
 
-def _to_numpy(x: Any) -> np.ndarray:
+def to_host(x: Any) -> np.ndarray:
+    """Return x, or a copy of a CuPy array (FP8 as bytes)."""
     if isinstance(x, np.ndarray):
         return x
     return x.view(np.uint8).get() if x.dtype.itemsize == 1 else x.get()

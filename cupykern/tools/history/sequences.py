@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
+from ... import OPS
 from ...op import Draw, Op
 from . import attention, products, rope, rows
 from .draws import DrawValue, Family, Setting, with_fitting_out
+from .others import family_of
 
 FAMILIES: dict[str, Family] = {
     **rows.FAMILIES,
@@ -18,6 +20,8 @@ FAMILIES: dict[str, Family] = {
     **attention.FAMILIES,
     **rope.FAMILIES,
 }
+_DESCRIBED = {family.op.run for family in FAMILIES.values()}
+FAMILIES |= {op.name: family_of(op) for op in OPS if op.run not in _DESCRIBED}
 _ARRAYS = {
     *("x", "a", "b", "b1", "b2", "w", "q", "k", "v", "k_cache", "v_cache", "shared_k", "shared_v"),
     "out",

@@ -88,8 +88,8 @@ class Quantized(NamedTuple):
         """x: an array, or activations that are Quantized already."""
         if isinstance(x, Quantized):
             return x
-        found = cupykern.quantize(x, "e4m3", granularity="block", block=(1, BLOCK))
-        return cls(*found, x.dtype)
+        codes, scale = cupykern.quantize(x, "e4m3", granularity="block", block=(1, BLOCK))
+        return cls(codes, scale, x.dtype)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ def norm_for(linear: Linear, x: Any, weight: Any, **options: Any) -> Any:
 
 def _by_row(dtype: str) -> Callable[[Any, Any], Linear]:
     def make(weight: Any, bias: Any) -> Linear:
-        return Weights8(*cupykern.quantize(weight, dtype, granularity="row"), bias)
+        codes, scale = cupykern.quantize(weight, dtype, granularity="row")
+        return Weights8(codes, scale, bias)
 
     return make
 
@@ -141,7 +142,8 @@ def _by_row(dtype: str) -> Callable[[Any, Any], Linear]:
 def _by_block(kind: Callable[[Any, Any, Any], Linear]) -> Callable[[Any, Any], Linear]:
     def make(weight: Any, bias: Any) -> Linear:
         block = (BLOCK, BLOCK)
-        return kind(*cupykern.quantize(weight, "e4m3", granularity="block", block=block), bias)
+        codes, scale = cupykern.quantize(weight, "e4m3", granularity="block", block=block)
+        return kind(codes, scale, bias)
 
     return make
 

@@ -104,7 +104,7 @@ def variants(
                 made_cache(decoder, step, target, contents=False),
                 tokens_of(config, step, 0),
             )
-            _function(decoder, step, target.xp.asarray(tokens), cache)()
+            function_of(decoder, step, target.xp.asarray(tokens), cache)()
         found |= recorded
         if target.name != "host":
             free_memory(target)
@@ -131,7 +131,7 @@ def measure(
     dtype = str(decoder.embedding.dtype)
     row = Row(f"{name} {step.kind}", step.shape, dtype, str(step), *moved, "read")
     try:
-        ours = Contender(OURS, Graph(_function(decoder, step, tokens, cache), target))
+        ours = Contender(OURS, Graph(function_of(decoder, step, tokens, cache), target))
         row.results.append(ours.result)
         expected = Expected.of(decoder, tokens, cache, [step.start] * step.batch)
         comparer = _Comparer(expected)
@@ -202,7 +202,8 @@ def made_cache(
     return cache
 
 
-def _function(decoder: Decoder, step: Step, tokens: Any, cache: Cache) -> Any:
+def function_of(decoder: Decoder, step: Step, tokens: Any, cache: Cache) -> Any:
+    """Return a function that runs the step."""
     if step.kind == DECODE:
         return lambda: decoder.decode(tokens[:, 0], cache)
     return lambda: decoder.prefill(tokens, cache)

@@ -67,10 +67,10 @@ class Rounded(Exact):
 def _quantized(x: Any, dtype: np.dtype) -> Any:
     """Quantise and dequantise x, with a scale per vector along its last axis."""
     scale = scale_of(abs(x).max(-1, keepdims=True), dtype)
-    return (namespace(x).rint if dtype == np.int8 else _to_e4m3)(x / scale) * scale
+    return (namespace(x).rint if dtype == np.int8 else to_e4m3)(x / scale) * scale
 
 
-def _to_e4m3(x: Any) -> Any:
+def to_e4m3(x: Any) -> Any:
     """Round values of magnitude up to 448 to e4m3: 4 bits above 2^-6.  CuPy has no FP8."""
     xp = namespace(x)
     quantum = xp.exp2(xp.maximum(xp.frexp(x)[1] - 1, -6) - 3.0)

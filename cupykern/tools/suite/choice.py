@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from ...gemm.product import ACTIVATIONS
 from ...op import Op, Work
 from ..bench import Task
 from .models import Model, by_suite
@@ -15,7 +16,7 @@ from .shapes import RANDOM, Entry, entries, random_entries, token_counts
 ALL = "models"
 ROWS = {"cuda": 12, "hip": 12, "host": 1}  # per op and dtype
 _RANDOM = re.compile(r"random:(\d{1,9}):([1-9]\d{0,4})")
-_EPILOGUE = {"bias", "relu", "gelu", "gelu_tanh", "silu"}  # options that `group` leaves out
+_EPILOGUE = {"bias", *ACTIVATIONS}  # options that `group` leaves out
 # Budget for an 80 GB GPU.  The reference takes 16 bytes per 8-bit element that it reads (its value
 # and its magnitude in FP64), and each of up to 8 implementations keeps its output.
 _MEMORY = 64e9

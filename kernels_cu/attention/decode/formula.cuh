@@ -20,11 +20,7 @@ struct FormulaDecodeScore : GeneralDecodeScore {
     }
     DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
                               const DecodeQuery& q, int key, int type) {
-        if (params.softcap > GeneralScore::kLargeCap)
-            x = GeneralScore::capped_by_large(x, params.softcap, params.softcap_exponent);
-        else if (params.softcap != 0.0f)
-            x = GeneralScore::capped(x, params.softcap, params.softcap_exponent);
-        else if (Formulas::kScore || arrays.slopes) x *= params.score_scale;
+        x = GeneralDecodeScore::cap_or_scale(params, x, Formulas::kScore || arrays.slopes);
         const FormulaOperands given = operands(params, arrays);
         if constexpr (Formulas::kScore)
             x = Formulas::score(given, x, q.batch, q.head, q.kv_head, q.position, key);

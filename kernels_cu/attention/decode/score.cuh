@@ -37,14 +37,17 @@ struct GeneralDecodeScore : AnyDecodeTiles {
         const int64_t i = work.batch * params.slope_batch + head * params.slope_head;
         return arrays.slopes ? arrays.slopes[i] : 0.0f;
     }
+    // Applies the soft cap, whose exponent has the scale, or the scale if `scales`.
+    DEVICE static float cap_or_scale(const Params& params, float x, bool scales) {
+        const float cap = params.softcap, exponent = params.softcap_exponent;
+        if (cap > GeneralScore::kLargeCap) return GeneralScore::capped_by_large(x, cap, exponent);
+        if (cap != 0.0f) return GeneralScore::capped(x, cap, exponent);
+        return scales ? x * params.score_scale : x;
+    }
     // Applies scale, soft cap and ALiBi to a score of a query at `position`.
     DEVICE static float apply(const Params& params, const Arrays& arrays, float x, float slope,
                               int position, int key) {
-        if (params.softcap > GeneralScore::kLargeCap)
-            x = GeneralScore::capped_by_large(x, params.softcap, params.softcap_exponent);
-        else if (params.softcap != 0.0f)
-            x = GeneralScore::capped(x, params.softcap, params.softcap_exponent);
-        else if (arrays.slopes) x *= params.score_scale;
+        x = cap_or_scale(params, x, arrays.slopes);
         return arrays.slopes ? GeneralScore::with_alibi(x, slope, float(position - key)) : x;
     }
     // The state of a row before its first key.

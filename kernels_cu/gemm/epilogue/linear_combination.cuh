@@ -1,14 +1,22 @@
 // The portable epilogue, in FP32 with one rounding at the end:
 //     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias) + residual
 // Mainloops call MatrixEpilogue::store for runs of contiguous columns.  A new activation is a line
-// in `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
+// in ACTIVATIONS and a name in cupykern/gemm/product.py: ACTIVATIONS.
 #pragma once
 #include "common/dtype.cuh"
 #include "gemm/work_tile.cuh"
 #include "common/math.cuh"
 #include "common/vector.cuh"
 
-enum Activation { kNoActivation, kRelu, kGelu, kGeluTanh, kSilu };
+// X(name, value of x), in the order of their codes.
+#define ACTIVATIONS(X)            \
+    X(kRelu, x < 0.0f ? 0.0f : x) \
+    X(kGelu, gelu(x))             \
+    X(kGeluTanh, gelu_tanh(x))    \
+    X(kSilu, sigmoid(x) * x)
+
+#define ACTIVATION_CODE(name, value) name,
+enum Activation { kNoActivation, ACTIVATIONS(ACTIVATION_CODE) kNumActivations };
 
 struct EpilogueParams {
     int64_t m, n;
@@ -19,17 +27,16 @@ struct EpilogueParams {
 };
 
 DEVICE float activate(float x, int activation) {
-    if (activation == kRelu) return x < 0.0f ? 0.0f : x;
-    if (activation == kGelu) return gelu(x);
-    if (activation == kGeluTanh) return gelu_tanh(x);
-    if (activation == kSilu) return x * sigmoid(x);
+#define ACTIVATION_CASE(name, value) \
+    if (activation == name) return value;
+    ACTIVATIONS(ACTIVATION_CASE)
     return x;
 }
 // Branches once, unrolled: takes more registers.
 template <int kCount>
 DEVICE void activate_all(float (&values)[kCount], int activation) {
 #pragma unroll
-    for (int known = kNoActivation + 1; known <= kSilu; ++known) {
+    for (int known = kNoActivation + 1; known < kNumActivations; ++known) {
         if (activation != known) continue;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) values[i] = activate(values[i], known);

@@ -231,10 +231,9 @@ template <class Tile> struct StoreTma {
             if (params.out_dtype == kFloat) return store_floats(accumulator);
         }
         if constexpr (kActivates) {
-            if (params.activation == kRelu) return store_pairs<kRelu, kAdds>(accumulator);
-            if (params.activation == kGelu) return store_pairs<kGelu, kAdds>(accumulator);
-            if (params.activation == kGeluTanh) return store_pairs<kGeluTanh, kAdds>(accumulator);
-            if (params.activation == kSilu) return store_pairs<kSilu, kAdds>(accumulator);
+#define ACTIVATION_STORE(name, value) \
+    if (params.activation == name) return store_pairs<name, kAdds>(accumulator);
+            ACTIVATIONS(ACTIVATION_STORE)
         }
         store_pairs<kNoActivation, kAdds>(accumulator);
     }

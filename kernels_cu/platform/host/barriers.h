@@ -50,9 +50,7 @@ void arrive_and_wait(Barrier& b, Fiber* fibers, int count, int expected, const c
             Unobserved unobserved;
             combine(payloads);
         }
-        b.arrived = 0;
-        ++b.phase;
-        wake(b, fibers, count);
+        complete(b, fibers, count);
     }
     TSAN(if (orders_memory) __tsan_acquire(sync));
 }
@@ -88,9 +86,7 @@ void named_barrier_arrive(int id, int count, Location location) {
     check_arrival(b, count, "named_barrier", location);
     TSAN(__tsan_release(&b.sync[b.phase % 2]));
     if (++b.arrived < count) return;
-    b.arrived = 0;
-    ++b.phase;
-    wake(b, worker->current->owner->threads, worker->cluster.num_threads);
+    complete(b, worker->current->owner->threads, worker->cluster.num_threads);
 }
 
 void exchange(const char* primitive, void* payload, Combine combine, Location location) {
@@ -110,9 +106,7 @@ void cluster_arrive(Location location) {
     self->cluster_phase = b.phase;
     TSAN(__tsan_release(&b.sync[b.phase % 2]));
     if (++b.arrived < b.expected) return;
-    b.arrived = 0;
-    ++b.phase;
-    wake(b, cluster.fibers, cluster.num_fibers());
+    complete(b, cluster.fibers, cluster.num_fibers());
 }
 
 void cluster_wait(Location location) {

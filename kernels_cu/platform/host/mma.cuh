@@ -119,7 +119,7 @@ template <class T>
 DEVICE void accumulator_to_fragment(Fragment<T, kAccumulatorSide>& f,
                                     const Accumulator<T>& accumulators, HOST_LOCATION) {
     host::AccumulatorToFragment<T> payload{&f, &accumulators};
-    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, location);
+    host::runtime->exchange("accumulator_to_fragment", &payload, payload.combine, location);
 }
 
 // --- 8 columns of B: a fragment's first 8 columns; the others are zeros ----------------------

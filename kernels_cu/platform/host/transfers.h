@@ -21,9 +21,7 @@ Block* block_of(const void* p) {
 
 void complete_phase(PhaseBarrier& b) {
     if (b.arrived < b.expected || b.bytes != 0) return;
-    b.arrived = 0;
-    ++b.phase;
-    wake(b, b.owner->threads, worker->cluster.num_threads);
+    complete(b, b.owner->threads, worker->cluster.num_threads);
 }
 
 // The swizzle of TMA and wgmma: bits 4 to 6 of an address (or fewer) are XORed with bits 7 to 9.

@@ -168,9 +168,7 @@ void finish_wait(Warpgroup& g) {
         g.in_flight[j] = g.in_flight[--g.num_in_flight];
         g.in_flight[g.num_in_flight] = f;
     }
-    g.waiting.arrived = 0;
-    ++g.waiting.phase;
-    wake(g.waiting, g.threads, kWarpgroupSize);
+    complete(g.waiting, g.threads, kWarpgroupSize);
 }
 
 // --- primitives ------------------------------------------------------------------------------

@@ -70,5 +70,12 @@ void wake(const Barrier& barrier, Fiber* fibers, int count) {
     }
 }
 
+// All have arrived: the barrier's next phase begins, and those of `fibers` that wait for it run.
+void complete(Barrier& barrier, Fiber* fibers, int count) {
+    barrier.arrived = 0;
+    ++barrier.phase;
+    wake(barrier, fibers, count);
+}
+
 }  // namespace
 }  // namespace host
