@@ -147,15 +147,13 @@ def dual_gemm_silu(
     out_dtype, *more = (
         result_dtype(x.dtype, y1.dtype, dtype, formula.result_dtypes) for dtype in dtype_of_each
     )
-    if policy not in POLICIES:
-        legal = ", ".join(map(repr, POLICIES))
-        raise ValueError(f"policy must be one of {legal}; got {policy!r}")
+    check_policy(policy)
     if formula.nodes and policy != "fp32":
         raise ValueError(f"policy must be 'fp32' beside epilogue; got {policy!r}")
     shape = _check_shapes(x, y1, y2)
     chosen = check_precision(precision, x.dtype, y1.dtype, target)
     if dtypes.float32 in (x.dtype, y1.dtype):
-        _check_float32(policy, scale_a=scale_a, scale_b1=scale_b1, scale_b2=scale_b2)
+        check_float32(policy, scale_a=scale_a, scale_b1=scale_b1, scale_b2=scale_b2)
         if out is not None:
             named = {"a": x.array, "b1": y1.array, "b2": y2.array}
             arguments.check_new_out(out, shape, out_dtype, named)
@@ -204,7 +202,13 @@ def result_dtype(
     return resolve_result(out_dtype, _OUTPUTS, of_formula, SILU)
 
 
-def _check_float32(policy: str, **scales: Any) -> None:
+def check_policy(policy: Any) -> None:
+    if not isinstance(policy, str) or policy not in POLICIES:
+        legal = ", ".join(map(repr, POLICIES))
+        raise ValueError(f"policy must be one of {legal}; got {policy!r}")
+
+
+def check_float32(policy: str, **scales: Any) -> None:
     """Raises ValueError for a policy or scales that float32 operands do not take."""
     if policy != "fp32":
         raise ValueError(f"policy must be 'fp32' for float32 operands; got {policy!r}")

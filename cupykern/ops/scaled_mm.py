@@ -41,9 +41,11 @@ from . import matmul
 from .checks.formulas import NO_FORMULA, ReadFormula, each_dtype, read_formula
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
 from .checks.scales import (
+    QUANTIZED,
     arrays_and_numbers,
     blocked_groups,
     by_block,
+    check_quantized,
     check_scales,
     product_of_scales,
     read_operand,
@@ -54,7 +56,6 @@ from .problems import products
 from .problems.products import NVFP4
 
 _PRODUCT = "the product"  # an operand name that cannot occur in a formula
-QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 
 
 def scaled_mm(
@@ -142,11 +143,7 @@ def scaled_mm(
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
     x = read_operand("a", a, scale_a, a)
     y = read_operand("b", b, scale_b, a)
-    if y.dtype not in QUANTIZED:
-        raise TypeError(
-            f"b must be float8_e4m3fn, float8_e5m2, int8 or NvFp4; got {y.dtype} (matmul takes "
-            f"others)"
-        )
+    check_quantized(y.dtype)
     alpha = product_of_scales(x, y)
     # Test for None, not for the value 1: the result's dtype depends on which arguments are given.
     plain = all(x is None for x in (scale_a, scale_b, bias, activation, epilogue))

@@ -63,6 +63,7 @@ def agreed(comm: Communicator, function: str, facts: Callable[[], Facts]) -> Ite
 
 def agree(comm: Communicator, function: str, facts: Callable[[], Facts]) -> np.ndarray:
     """`agreed` without the block: compare arguments and return all ranks' own integers."""
+    check_communicator(comm, function)
     comm.check()
     cause: Exception | None = None
     found = Facts({})
@@ -95,6 +96,15 @@ def agree(comm: Communicator, function: str, facts: Callable[[], Facts]) -> np.n
         comm.fail(f"{function} failed on rank {comm.rank}: {error!r}")
         raise
     raise _disagreement([_Answer(*json.loads(x)) for x in texts]) from cause
+
+
+def check_communicator(comm: Any, function: str) -> None:
+    """Raise TypeError for what is no Communicator, e.g. mpi4py's own."""
+    if not isinstance(comm, Communicator):
+        raise TypeError(
+            f"{function}: comm must be an MpiCommunicator, NcclCommunicator or SelfCommunicator; "
+            f"got {type(comm).__module__}.{type(comm).__qualname__}"
+        )
 
 
 def _as_before(comm: Communicator, function: str, packet: bytes) -> np.ndarray:
@@ -141,10 +151,12 @@ def by_rank(given: Sequence[object]) -> str:
 
 
 def described(x: Any, *free: int) -> str:
-    """An array's dtype and shape; dims in `free` may differ between ranks.  None: "None"."""
+    """An array's dtype and shape; dims in `free`, if it has them, may differ between ranks.
+    None: "None"."""
     if x is None:
         return "None"
     shape = [str(n) for n in x.shape]
     for axis in free:
-        shape[axis] = "*"
+        if -x.ndim <= axis < x.ndim:
+            shape[axis] = "*"
     return f"{x.dtype} ({', '.join(shape)})"

@@ -7,12 +7,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 import cupykern
-from cupykern import arguments, arrays, dtypes
+from cupykern import arguments, arrays
 from cupykern.numerics import namespace
+from cupykern.ops.checks.attention import check_operands, check_scale, check_shapes
+from cupykern.ops.checks.score_options import check_softcap
 
 from ..typing import Array, Factor, Results
 from .agreement import Facts, agreed, by_rank, described
-from .collectives import contiguous, length
+from .collectives import check_split, contiguous, length
 from .communicator import Communicator
 from .product_facts import check_option
 
@@ -27,10 +29,9 @@ def zigzag(total: int, size: int) -> tuple[tuple[slice, slice], ...]:
 
     `total` tokens are cut into 2 * size pieces; rank r holds pieces r and 2 * size - 1 - r.  This
     balances the work: queries near the end see many keys, queries near the beginning few.  Pieces
-    have total // (2 * size) tokens or one more.  Raises ValueError.
+    have total // (2 * size) tokens or one more.  Raises TypeError and ValueError.
     """
-    if total < 0 or size < 1:
-        raise ValueError(f"total must be at least 0 and size at least 1; got {total} and {size}")
+    check_split(total, size)
     count = 2 * size
     pieces = [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
     return tuple((pieces[r], pieces[-1 - r]) for r in range(size))
@@ -74,16 +75,12 @@ def ring_attention(
     def facts() -> Facts:
         arguments.check_flags(causal=causal, return_lse=return_lse)
         check_option("layout", layout, tuple(_AXIS))
-        arguments.target_of("q", q)
+        check_operands(q, k, v, 4)
         for name, x in (("q", q), ("k", k), ("v", v)):
-            arguments.same_place(name, x, q, "q")
-            dtypes.resolve(x.dtype, f"{name}'s dtype", (dtypes.float16, dtypes.bfloat16))
             comm.check_array(name, x)
-            if x.ndim != 4:
-                raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
         axis = _AXIS[layout]
-        if k.shape[:3] != v.shape[:3]:
-            raise ValueError(f"k and v must have the same tokens; got {k.shape} and {v.shape}")
+        dim = check_shapes(*(x if axis == 2 else x.swapaxes(1, 2) for x in (q, k, v)))[3]
+        check_softcap(softcap, check_scale(scale, dim))
         same = {name: described(x, axis) for name, x in (("q", q), ("k", k), ("v", v))}
         same["options"] = repr((causal, scale, softcap, layout))
         return Facts(same, (q.shape[axis], k.shape[axis]))

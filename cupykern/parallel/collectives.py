@@ -30,11 +30,19 @@ def shares(total: int, size: int) -> tuple[slice, ...]:
     >>> parallel.shares(7, 3)
     (slice(0, 2, None), slice(2, 4, None), slice(4, 7, None))
 
-    Raises ValueError.
+    Raises TypeError and ValueError.
     """
+    check_split(total, size)
+    return tuple(slice(total * i // size, total * (i + 1) // size) for i in range(size))
+
+
+def check_split(total: Any, size: Any) -> None:
+    """Check the arguments of `shares` and `zigzag`.  Raises TypeError and ValueError."""
+    for name, number in (("total", total), ("size", size)):
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise TypeError(f"{name} must be an integer; got {type(number).__name__}")
     if total < 0 or size < 1:
         raise ValueError(f"total must be at least 0 and size at least 1; got {total} and {size}")
-    return tuple(slice(total * i // size, total * (i + 1) // size) for i in range(size))
 
 
 def rows_to_add(comm: Communicator, rows: int, columns: int, replicated: bool) -> tuple[slice, ...]:

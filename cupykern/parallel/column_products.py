@@ -11,12 +11,22 @@ import cupykern
 from cupykern import arrays
 from cupykern.numerics import namespace
 from cupykern.ops.checks.products import check_addend
+from cupykern.ops.checks.scales import check_quantized
 
 from ..typing import Activation, Array, DTypeLike, Factor, Precision
 from .agreement import Facts, agreed
 from .collectives import consecutive, contiguous, gather, length
 from .communicator import Communicator
-from .product_facts import check_operands, column_facts, is_number
+from .product_facts import (
+    check_gated,
+    check_operands,
+    check_policy,
+    check_scaled,
+    check_ways,
+    column_facts,
+    is_number,
+    rows_of,
+)
 
 
 def column_parallel_matmul(
@@ -57,24 +67,28 @@ def column_parallel_matmul(
     """
 
     def facts() -> Facts:
+        check_ways(input, output)
+        plain = bias is None and residual is None
         check_operands(
-            comm, a, b, out_dtype=out_dtype, activation=activation, precision=precision, alpha=alpha
-        )
-        shape = (a.shape[0], b.shape[1])
-        if input == "replicated":
-            check_addend("residual", residual, a, shape)
+            comm, a, b, out_dtype=out_dtype, activation=activation, precision=precision,
+            alpha=alpha, plain=plain,
+        )  # fmt: skip
+        rows = rows_of(residual) if input == "rows" else a.shape[0]
+        check_addend("residual", residual, a, (rows, b.shape[1]))
         check_addend("bias", bias, a, (1, b.shape[1]))
         options = (activation, alpha, out_dtype, precision)
         return column_facts(a, b, options, input, output, {"bias": bias, "residual": residual})
 
-    def product(rows: slice, a: Array) -> Any:
-        added = None if residual is None else residual[rows]
-        return cupykern.matmul(
-            a, b, bias=bias, activation=activation, residual=added, alpha=alpha,
-            out_dtype=out_dtype, precision=precision,
-        )  # fmt: skip
-
     with agreed(comm, "column_parallel_matmul", facts) as own:
+        added = _of_all_rows(residual, int(own[:, 0].sum()) if input == "rows" else a.shape[0], b)
+
+        def product(rows: slice, a: Array) -> Any:
+            return cupykern.matmul(
+                a, b, bias=bias, activation=activation,
+                residual=None if added is None else added[rows], alpha=alpha,
+                out_dtype=out_dtype, precision=precision,
+            )  # fmt: skip
+
         return _by_columns(comm, (a,), product, own, input, output)
 
 
@@ -109,7 +123,11 @@ def column_parallel_scaled_mm(
     """
 
     def facts() -> Facts:
-        check_operands(comm, a, b, out_dtype=out_dtype, activation=activation)
+        check_ways(input, output)
+        plain = bias is None and scale_a is None and scale_b is None
+        check_operands(comm, a, b, out_dtype=out_dtype, activation=activation, plain=plain)
+        check_quantized(b.dtype)
+        check_scaled(a, scale_a, {"b": (b, scale_b)})
         check_addend("bias", bias, a, (1, b.shape[1]))
         scales = {"scale_a": scale_a, "scale_b": scale_b}
         return column_facts(a, b, (activation, out_dtype), input, output, {"bias": bias}, scales)
@@ -154,11 +172,13 @@ def column_parallel_dual_gemm_silu(
     """
 
     def facts() -> Facts:
+        check_ways(input, output)
         for name, b in (("b1", b1), ("b2", b2)):
-            check_operands(comm, a, b, name, out_dtype=out_dtype)
-        if b1.shape != b2.shape:
-            raise ValueError(f"b2 must have b1's shape {b1.shape}; got {b2.shape}")
+            check_operands(comm, a, b, name)
+        check_gated(b1, b2)
         scales = {"scale_a": scale_a, "scale_b1": scale_b1, "scale_b2": scale_b2}
+        check_policy(policy, a, b1, out_dtype, scales)
+        check_scaled(a, scale_a, {"b1": (b1, scale_b1), "b2": (b2, scale_b2)})
         return column_facts(a, b1, (policy, out_dtype), input, output, {}, scales)
 
     def product(rows: slice, a: Array, scale: Factor | None = scale_a) -> Any:
@@ -170,6 +190,18 @@ def column_parallel_dual_gemm_silu(
     given = (a,) if is_number(scale_a) else (a, scale_a)
     with agreed(comm, "column_parallel_dual_gemm_silu", facts) as own:
         return _by_columns(comm, given, product, own, input, output)
+
+
+def _of_all_rows(residual: Any, rows: int, b: Any) -> Any:
+    """The residual broadcast to all ranks' rows.  Raises ValueError, the same on all ranks."""
+    if residual is None:
+        return None
+    if rows_of(residual) not in (1, rows):
+        raise ValueError(
+            f"residual must have the {rows} rows of all ranks, or 1; got {rows_of(residual)}"
+        )
+    shape = rows, b.shape[1]
+    return residual if residual.shape == shape else namespace(b).broadcast_to(residual, shape)
 
 
 def _by_columns(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,9 +72,7 @@ class Communicator(ABC):
     """
 
     def __init__(self, rank: int, size: int, timeout: float = TIMEOUT):
-        if not timeout > 0:
-            raise ValueError(f"timeout must be positive; got {timeout}")
-        self.rank, self.size, self.timeout = rank, size, float(timeout)
+        self.rank, self.size, self.timeout = rank, size, _seconds(timeout)
         self.exchanges = 0  # calls of `exchange` so far
         self.bytes_sent = 0  # by `exchange` so far
         self.tables = Tables()
@@ -130,6 +129,16 @@ class Communicator(ABC):
         what = f"rank{'s' * (len(late) > 1)} {names} did not answer within {self.timeout:g} s"
         self.fail(what)
         return CommunicationError(f"{what} (waiting: rank {self.rank} of {self.size})", late)
+
+
+def _seconds(timeout: Any) -> float:
+    """Raises TypeError and ValueError."""
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"timeout must be a number of seconds; got {type(timeout).__name__}")
+    seconds = float(timeout)
+    if not seconds > 0:
+        raise ValueError(f"timeout must be positive; got {timeout}")
+    return seconds
 
 
 class _Done:

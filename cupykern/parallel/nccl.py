@@ -50,6 +50,11 @@ class NcclCommunicator(Communicator):
                     f"cupyx.distributed.NCCLBackend; got {type(comm).__qualname__}"
                 )
         super().__init__(raw.rank_id(), raw.size(), timeout)
+        if control is not None and not hasattr(control, "gather_bytes"):
+            raise TypeError(
+                "control must be a Communicator, e.g. an MpiCommunicator; got "
+                f"{type(control).__qualname__}"
+            )
         if control is not None and (control.rank, control.size) != (self.rank, self.size):
             raise ValueError(
                 f"control must have comm's rank and size, {self.rank} of {self.size}; got "

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 import cupykern
-from cupykern import arguments, dtypes
+from cupykern import arguments, dtypes, ops
 from cupykern.numerics import finfo
 
 from ..typing import Array, Factor, Results
@@ -157,9 +157,7 @@ def _of_rows(
     def facts() -> Facts:
         check_option("output", output, ("rows", "replicated"))
         check_float(comm, "x", x, 2)
-        _check_rows(x, given[1:])
-        if residual is not None and residual.shape != x.shape:
-            raise ValueError(f"residual must have x's shape {x.shape}; got {residual.shape}")
+        _check(norm, given, options["eps"], residual)
         same = _described(given, residual, 0) | {"options": repr((options["eps"], output))}
         return Facts(same, (x.shape[0],))
 
@@ -186,7 +184,7 @@ def _of_sums(
     def facts() -> Facts:
         check_option("output", output, ("replicated", "rows"))
         check_float(comm, "x", x, 2)
-        _check_rows(x, given)
+        _check(norm, (x, *given), eps, None)
         if residual is not None:
             arguments.same_place("residual", residual, x)
             dtypes.resolve(residual.dtype, "residual's dtype", FLOATS)
@@ -215,14 +213,14 @@ def _of_sums(
         return found if residual is not None else found[0]
 
 
-def _check_rows(x: Array, weights: tuple[Any, ...]) -> None:
-    """Check weight and bias.  Raises TypeError and ValueError."""
-    for name, weight in zip(("weight", "bias"), weights, strict=False):
-        if weight is None:
-            continue
-        arguments.same_place(name, weight, x)
-        if weight.shape != x.shape[1:]:
-            raise ValueError(f"{name} must have shape {x.shape[1:]}; got {weight.shape}")
+def _check(norm: Callable[..., Any], given: tuple[Any, ...], eps: Any, residual: Any) -> None:
+    """Check what the norm does.  given: x, weight and, for `layer_norm`, bias.
+
+    Raises TypeError, ValueError and NotImplementedError.
+    """
+    x, weight, bias = (*given, None)[:3]
+    options = norm is cupykern.layer_norm, False, False, None
+    ops.norm.check(x, weight, bias, eps, residual, options, None)
 
 
 def _described(given: tuple[Any, ...], residual: Array | None, *free: int) -> dict[str, str]:

@@ -8,11 +8,19 @@ from typing import Any, Literal
 import numpy as np
 
 from cupykern import arguments, dtypes
+from cupykern.ops import dual_gemm_silu
 from cupykern.ops.checks.products import (
     check_activation,
     check_addend,
     check_precision,
+    check_shapes,
     result_dtype,
+)
+from cupykern.ops.checks.scales import (
+    check_quantized,
+    check_scales,
+    product_of_scales,
+    read_operand,
 )
 
 from ..typing import Array, DTypeLike, Factor
@@ -31,8 +39,12 @@ def check_operands(
     activation: Any = None,
     precision: Any = "float32",
     alpha: Factor | None = 1.0,
+    plain: bool = True,
 ) -> None:
-    """Check operands and options.  Raises TypeError, ValueError and NotImplementedError."""
+    """Check operands and options.  plain: neither scales nor addends are given.
+
+    Raises TypeError, ValueError and NotImplementedError.
+    """
     target = arguments.target_of("a", a)
     arguments.same_place(name, b, a, "a")
     for of, x in (("a", a), (name, b)):
@@ -41,20 +53,62 @@ def check_operands(
             raise ValueError(f"{of} must have 2 dims; got shape {x.shape}")
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a's columns must be {name}'s rows; got shapes {a.shape} and {b.shape}")
-    result_dtype(a.dtype, b.dtype, out_dtype, plain=True)
+    check_shapes(a, b)
+    factor = arguments.finite_float("alpha", alpha, 1.0)
     check_activation(activation)
+    plain = plain and activation is None and factor == 1.0
+    result_dtype(a.dtype, b.dtype, out_dtype, plain)
     check_precision(precision, a.dtype, b.dtype, target)
-    arguments.finite_float("alpha", alpha, 1.0)
+
+
+def check_scaled(a: Any, scale_a: Any, factors: Mapping[str, tuple[Any, Any]]) -> None:
+    """Check scales as `scaled_mm` and `dual_gemm_silu` do.  factors: name -> (b, its scale).
+
+    Raises TypeError and ValueError.
+    """
+    x = read_operand("a", a, scale_a, a)
+    others = [read_operand(name, b, scale, a) for name, (b, scale) in factors.items()]
+    for y in others:
+        product_of_scales(x, y)
+    check_scales((x, *others), (), a.shape[0], others[0].shape[1])
+
+
+def check_gated(b1: Any, b2: Any) -> None:
+    """Raise TypeError and ValueError unless b1 and b2 have one shape and dtype."""
+    if b1.shape != b2.shape:
+        raise ValueError(f"b2 must have b1's shape {b1.shape}; got {b2.shape}")
+    if b1.dtype != b2.dtype:
+        raise TypeError(f"b1 and b2 must be of one dtype; got {b1.dtype} and {b2.dtype}")
+
+
+def check_policy(policy: Any, a: Any, b: Any, out_dtype: Any, scales: Mapping[str, Any]) -> None:
+    """Check the options of `dual_gemm_silu`.  Raises TypeError and ValueError."""
+    dual_gemm_silu.check_policy(policy)
+    dual_gemm_silu.result_dtype(a.dtype, b.dtype, out_dtype)
+    if dtypes.float32 in (a.dtype, b.dtype):
+        dual_gemm_silu.check_float32(policy, **scales)
+
+
+def rows_of(addend: Any) -> int:
+    """The rows of an addend of two dims; 1 for those of fewer, and for what is no array."""
+    return int(addend.shape[-2]) if getattr(addend, "ndim", 0) > 1 else 1
 
 
 def is_number(scale: Any) -> bool:
-    """Whether a scale is None, a number or an array of fewer than 2 dims: equal for all rows."""
+    """Whether a scale is None, a number or an array of fewer than 2 dims: equal for all rows.
+    True also for arguments that are no scales, which `check_scaled` refuses."""
     return getattr(scale, "ndim", 0) < 2
 
 
 def check_option(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+
+
+def check_ways(input: Any, output: Any) -> None:
+    """Check the options of column-parallel products.  Raises ValueError."""
+    check_option("input", input, ("replicated", "rows"))
+    check_option("output", output, ("columns", "replicated"))
 
 
 def column_facts(
@@ -66,8 +120,7 @@ def column_facts(
     addends: Mapping[str, Any],
     scales: Mapping[str, Any] | None = None,
 ) -> Facts:
-    check_option("input", input, ("replicated", "rows"))
-    check_option("output", output, ("columns", "replicated"))
+    """The facts of a column-parallel product whose arguments are checked, `check_ways` included."""
     by_rows = input == "rows"
     same = {"a": described(a, *([0] if by_rows else [])), "b": described(b, 1)}
     for name, x in addends.items():
@@ -110,6 +163,9 @@ def row_facts(
         check_addend("residual", residual, a, (rows, n))
         if residual.shape != (rows, n):
             raise ValueError(f"residual must have shape {(rows, n)}; got {residual.shape}")
+    if scales:
+        check_quantized(factors["b"].dtype)
+        check_scaled(a, scales["scale_a"], {"b": (factors["b"], scales["scale_b"])})
     same |= {"bias": described(addends.get("bias"))}
     same |= {"residual": described(residual, *([0] if output == "rows" else []))}
     same |= {name: described_scale(x, 1 if name == "scale_a" else 0) for name, x in scales.items()}
@@ -118,7 +174,7 @@ def row_facts(
 
 
 def described_scale(x: Array, *free: int) -> str:
-    """A scale's description; the values of numbers and arrays may differ between ranks."""
+    """A checked scale's description; the values of numbers and arrays may differ between ranks."""
     if is_number(x):
         return "None" if x is None else "a number"
     return described(x, *free)

@@ -16,7 +16,7 @@ from ..typing import Activation, Array, DTypeLike, Factor, Precision
 from .agreement import Facts, agreed
 from .collectives import add_rows, contiguous, gather_rows, length, reduce_rows, rows_to_add
 from .communicator import Communicator
-from .product_facts import is_number, result_of, row_facts
+from .product_facts import check_gated, is_number, result_of, row_facts
 
 _LEAST_ROWS = 1024
 """Least rows per rank to overlap products with messages, as each step reads all weights.  With
@@ -145,7 +145,8 @@ def row_parallel_dual_gemm_silu(
     >>> parallel.row_parallel_dual_gemm_silu(parallel.SelfCommunicator(), a, b, b).shape
     (2, 4)
 
-    a: (M, K_rank), b1, b2: (K_rank, N), this rank's part of K, with the dtypes of `matmul`.
+    a: (M, K_rank), b1, b2: (K_rank, N), this rank's part of K, with the dtypes of `matmul`; b1 and
+        b2 of one dtype.
     out_dtype, precision, output: as for `row_parallel_matmul`.
 
     SiLU needs both sums, so that twice the FP32 data of `row_parallel_matmul` are sent.  If b1 and
@@ -158,8 +159,7 @@ def row_parallel_dual_gemm_silu(
     def facts() -> Facts:
         factors = {"b1": b1, "b2": b2}
         found = row_facts(comm, a, factors, {}, {}, out_dtype, output, precision=precision)
-        if b1.shape != b2.shape:
-            raise ValueError(f"b2 must have b1's shape {b1.shape}; got {b2.shape}")
+        check_gated(b1, b2)
         return found
 
     def product(rows: slice, bias: Array | None) -> Any:

@@ -159,16 +159,14 @@ def vocabulary_parallel_sample(
     """
 
     def check() -> dict[str, str]:
-        if not arguments.finite_float("temperature", temperature, 1.0) > 0:
-            raise ValueError(f"temperature must be positive; got {temperature}")
         arguments.same_place("draws", draws, x)
         dtypes.resolve(draws.dtype, "draws' dtype", (dtypes.float32, np.dtype(np.float64)))
         if draws.shape != x.shape[:1]:
             raise ValueError(f"draws must have shape {x.shape[:1]}; got {draws.shape}")
-        return {"draws": described(draws)}
+        return {"draws": described(draws), "temperature": f"1 / {_inverse(temperature)}"}
 
-    scale = 1 / temperature if isinstance(temperature, (int, float)) and temperature else None
-    with _call(comm, "vocabulary_parallel_sample", x, scale, check) as columns:
+    with _call(comm, "vocabulary_parallel_sample", x, None, check) as columns:
+        scale = _inverse(temperature)
         xp, own = namespace(x), _Rows.of(cupykern.softmax, x, scale)
         share = own.share(_total(_gathered(comm, own.lse)))
         sums = own.values.cumsum(axis=-1, dtype=np.float64) * share[:, None]
@@ -242,6 +240,14 @@ class _Rows(NamedTuple):
     def shift(self, total: Array) -> Any:
         with np.errstate(all="ignore"):
             return self.lse - total
+
+
+def _inverse(temperature: Any) -> float:
+    """1 / temperature.  Raises TypeError and ValueError."""
+    number = arguments.finite_float("temperature", temperature, 1.0)
+    if not number > 0:
+        raise ValueError(f"temperature must be positive; got {temperature}")
+    return arguments.checked_float("1 / temperature", 1 / number)
 
 
 def _at(x: Array, places: Any) -> Any:

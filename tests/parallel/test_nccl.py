@@ -208,5 +208,7 @@ def test_what_is_no_communicator_is_refused(cupy):
         parallel.NcclCommunicator("nccl")
     raw = cupy.nccl.NcclCommunicator(2, cupy.nccl.get_unique_id(), 1)
     assert parallel.NcclCommunicator(SimpleNamespace(_comm=raw)).rank == 1
+    with pytest.raises(TypeError, match="control must be a Communicator"):
+        parallel.NcclCommunicator(raw, control="mpi")
     with pytest.raises(ValueError, match="timeout must be positive; got 0"):
         parallel.NcclCommunicator(raw, timeout=0)

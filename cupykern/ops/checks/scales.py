@@ -14,6 +14,8 @@ from ...targets import address_of, of_array
 from ...typing import Array
 from .products import INPUTS, OF_DOUBLE, check_depth
 
+QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
+
 
 def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """Split operands and scales for the plan's key: the arrays, by the names of product.ARRAYS, and
@@ -110,6 +112,14 @@ def _walks(x: Array, alignment: int) -> bool:
         return False
     steps = (s for n, s in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1)
     return not any(s % alignment for s in (address_of(x), *steps))
+
+
+def check_quantized(b: np.dtype) -> None:
+    """Raise TypeError unless b's dtype is one of `scaled_mm`'s."""
+    if b not in QUANTIZED:
+        raise TypeError(
+            f"b must be float8_e4m3fn, float8_e5m2, int8 or NvFp4; got {b} (matmul takes others)"
+        )
 
 
 def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import agreement, attention, linear, llama, moe, norms, vocabulary
+from . import agreement, attention, linear, llama, moe, norms, vocabulary, wrong_arguments
 
-MODULES = (linear, norms, attention, vocabulary, moe, llama, agreement)
+MODULES = (linear, norms, attention, vocabulary, moe, llama, agreement, wrong_arguments)
 
 
 def _of(module: ModuleType) -> dict[str, Callable[[Any], None]]:

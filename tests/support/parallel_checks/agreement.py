@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 
 import numpy as np
 
@@ -25,8 +26,11 @@ def other_shapes_raise_the_same_error(comm):
 
 def same_on_all_ranks(comm, message):
     """And the communicator is as good as before."""
-    said = comm.gather_bytes(message.ljust(300).encode(), [300] * comm.size)
-    assert len(set(said)) == 1, said
+    text = message.encode()
+    sizes = comm.gather_bytes(len(text).to_bytes(8, "big"), [8] * comm.size)
+    said = comm.gather_bytes(text, [int.from_bytes(size, "big") for size in sizes])
+    for lines in zip_longest(*(one.decode().splitlines() for one in said)):
+        assert len(set(lines)) == 1, lines
 
 
 def other_dtypes_options_and_functions_raise_the_same_error(comm):
@@ -114,6 +118,39 @@ def a_rank_that_fails_halfway_ends_the_others(comm):
     assert "the communicator is broken" in message, message
 
 
+def arguments_that_are_wrong_together_raise_on_all(comm):
+    """On one rank, whose part of K or whose scales may differ from the others'."""
+    last, limit = comm.rank == comm.size - 1, (2**31 - 1) // 128**2
+    k, scale = (limit + 1, 1e30) if last else (8, 1.0)
+    a, b = np.ones((1, k), np.int8), np.ones((k, 1), np.int8)
+    few = a[:, :8], b[:8]
+    for call, part in (
+        (lambda: parallel.row_parallel_matmul(comm, a, b), f"are exact up to K = {limit}; got"),
+        (lambda: parallel.row_parallel_scaled_mm(comm, *few, scale, scale), "scale_a * scale_b"),
+    ):
+        message = raises(ValueError, call)
+        assert f"rank {comm.size - 1}: " in message and part in message, message
+        same_on_all_ranks(comm, message)
+
+
 def wrong_communicators_are_refused(comm):
     message = raises(TypeError, lambda: parallel.MpiCommunicator("world"))
     assert "comm must be an mpi4py.MPI.Intracomm; got builtins.str" in message, message
+    for other in (comm._comm, None):  # mpi4py's own
+        message = raises(TypeError, lambda other=other: parallel.all_reduce(other, numbers(1, 2)))
+        assert message.startswith("all_reduce: comm must be an MpiCommunicator, "), message
+    for wrong, kind in (("a", TypeError), (None, TypeError), (True, TypeError), (0, ValueError)):
+        raises(kind, lambda wrong=wrong: parallel.MpiCommunicator(comm._comm, timeout=wrong))
+
+
+def parts_are_of_integers(comm):
+    for function in (parallel.shares, parallel.zigzag):
+        for wrong, kind in (
+            (1.5, TypeError),
+            ("3", TypeError),
+            (True, TypeError),
+            (-1, ValueError),
+        ):
+            raises(kind, lambda function=function, wrong=wrong: function(wrong, 2))
+        raises(ValueError, lambda function=function: function(3, 0))
+        assert function(np.int64(4), 2) == function(4, 2)

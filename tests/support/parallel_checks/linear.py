@@ -60,6 +60,21 @@ def columns_are_those_of_matmul(comm):
             np.testing.assert_array_equal(mine, shards(comm, found, 1)[comm.rank])
 
 
+def addends_broadcast(comm):
+    """To all ranks' rows, also where these are gathered."""
+    a, b = numbers(1, 5 + comm.size, 32), numbers(2, 32, 6)
+    rows = shards(comm, a, 0)[comm.rank]
+    for shape in ((), (1,), (6,), (1, 6), (len(a), 1)):
+        x = numbers(3, *shape) if shape else np.array(1.5, np.float16)
+        for name in ("bias", "residual"):
+            if name == "bias" and shape == (len(a), 1):
+                continue
+            whole = cupykern.matmul(a, b, **{name: x})
+            for given, input in ((a, "replicated"), (rows, "rows")):
+                found = parallel.column_parallel_matmul(comm, given, b, **{name: x}, input=input)
+                np.testing.assert_array_equal(found, whole)
+
+
 def k_is_summed_over_ranks(comm):
     """Odd sizes; fewer rows than ranks; rows enough for products that overlap with messages, and
     numbers enough to be added by one rank each."""

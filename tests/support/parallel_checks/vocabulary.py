@@ -96,6 +96,15 @@ def draws_find_their_columns(comm):
     assert not (found == 2).any() and len(set(found.tolist())) > 20
 
 
+def temperatures_are_any_numbers(comm):
+    x, draws = numbers(1, 40, 8, dtype=np.float32), 1 - np.random.default_rng(2).random(40)
+    sample = parallel.vocabulary_parallel_sample
+    found = sample(comm, x, draws, temperature=0.125)
+    assert (found != sample(comm, x, draws)).any()
+    for same in (np.float32(0.125), np.array(0.125), np.float16(0.125)):
+        np.testing.assert_array_equal(sample(comm, x, draws, temperature=same), found)
+
+
 def wrong_arguments_raise_on_all_ranks(comm):
     x = numbers(1, 3, 5)
     empty = x[:, :0] if comm.rank == 1 else x
