@@ -21,7 +21,7 @@ from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import FLOAT16S, FP4
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig
-from cupykern.gemm.sm90_policies import Multicast, SlicedK, SplitK
+from cupykern.gemm.sm90_policies import Multicast, SplitK
 from cupykern.numerics import finfo
 from cupykern.op import Call
 from cupykern.ops.dual_gemm_silu import PAIRS, POLICIES, DualProblem, task_layouts, task_of
@@ -272,7 +272,6 @@ def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
     task = task_of(HOPPER[0])
     for config, says in (
         (Sm90DualGemmConfig(128, 144, 64, 4), "tile_n a multiple of 32"),
-        (Sm90DualGemmConfig(128, 128, 64, 6, SlicedK()), "are a SkinnyGemmConfig's"),
         (Sm90DualGemmConfig(128, 192, 64, 4, cluster=SplitK(4)), "not a multiple of 16"),
         (Sm90DualGemmConfig(128, 128, 64, 4, cluster=SplitK(2)), "less than a stage for each"),
         (Sm90DualGemmConfig(128, 128, 128, 6, cluster=Multicast(2)), "a tile_k of 128 bytes"),

@@ -307,7 +307,7 @@ def test_a_planted_slowdown_is_right_but_for_its_time():
     "text, says",
     [
         ("{", "not JSON"),
-        ("[]", "no benchmark"),
+        ("[]", "not a benchmark"),
         ('{"kind": "bench", "rows": []}', "not a complete benchmark"),
         ('{"kind": "bench", "machine": {"device": "NVIDIA H200"}, "rows": []}', "this is"),
     ],

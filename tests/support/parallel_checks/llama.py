@@ -8,7 +8,7 @@ import sys
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -110,13 +110,11 @@ class _Tokenizer:
 
 
 def the_command_prints_on_rank_0(comm):
-    fake = ModuleType("tokenizers")
-    fake.Tokenizer = SimpleNamespace(from_file=lambda path: _Tokenizer())
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(printed):
         Path(folder, "config.json").write_text(json.dumps(_CONFIG), encoding="utf-8")
         with (
-            mock.patch.dict(sys.modules, tokenizers=fake),
+            mock.patch.object(llama, "read_tokenizer", lambda folder: _Tokenizer()),
             mock.patch.object(llama, "read_tensors", lambda path: tensors_of(_CONFIG)),
         ):
             options = ["--prompt", "AB", "--tokens", "2", "--room", "8", "--target", "host"]
