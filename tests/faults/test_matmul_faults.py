@@ -137,8 +137,8 @@ FAULTS = {
     ),
     "relu makes zero of NaN": Fault(
         "gemm/epilogue/linear_combination.cuh",
-        "return x < 0.0f ? 0.0f : x;",
-        "return x > 0.0f ? x : 0.0f;",
+        "X(kRelu, x < 0.0f ? 0.0f : x)",
+        "X(kRelu, x > 0.0f ? x : 0.0f)",
         "not a number",
     ),
     "the scale of a row on its column": Fault(

@@ -53,7 +53,9 @@ FAULTS = {
         "operand_to_float(uint8_t x) { return bit_cast<float>(uint32_t(x)); }",
         "cases",
     ),
-    "unscaled scores": Fault(DECODE, "x *= params.score_scale;", "x *= 1.0f;", "decode"),
+    "unscaled scores": Fault(
+        "attention/decode/score.cuh", "scales ? x * params.score_scale : x", "x", "decode"
+    ),
     "scales of keys and values exchanged": Fault(
         DECODE_8BIT,
         "KvScales(scale_params, k_scale, v_scale, kv_head)",
