@@ -235,15 +235,16 @@ def _alignment_error(aligned: int, depth: int, terms: Terms, sums: PartialSums) 
     some = xp.where(typical > 0, typical, 1.0)
     others = _LARGEST * (terms.k / xp.maximum(xp.asarray(terms.roots), 2.0**-200)) ** 4
     most = xp.minimum(4 * some, 2 * others)
-    covered = 2.0 ** (aligned + 2 - terms.significand)  # the addend that cuts a product of 1
-    # The largest addend is the accumulator, or a product, whose square is half of its step's.
+    covered = 2.0 ** (aligned + 2 - terms.significand)  # the addend that truncates a product of 1
+    # The largest addend is the accumulator or a product; the square of the largest product is half
+    # the sum of squares in its step.
     largest = sums.squares / sums.count + depth / 2 * terms.squares / terms.k
     share = xp.sqrt(_ULP_SQUARED * largest) / (most * covered)
     share = xp.minimum(xp.maximum(share, 2.0**-64), 1.0)
     variance = terms.k * share * (1 - xp.log(share)) * unit**2 / 3 * _ULP_SQUARED * largest
     last = 2 * xp.abs(sums.mean) / sums.count
     beyond = xp.maximum(last - typical * covered, 0.0)
-    cutting = beyond**2 / (2 * xp.where(last > 0, last, 1.0))  # the mean of accumulators that cut
+    cutting = beyond**2 / (2 * xp.where(last > 0, last, 1.0))  # the mean of that excess
     more_of_one_sign = xp.abs(terms.total) / some
     return unit / 2 * _ULP * more_of_one_sign * cutting, variance
 
@@ -393,7 +394,7 @@ class Products:
         return Approximate(total, worst, floor, square, bias, known=known)
 
     def _terms(self, a: Array, b: Array) -> Terms:
-        """Of finite arrays."""
+        """Return the Terms of the product of finite arrays."""
         sizes = product(abs(a), abs(b))
         bits = significand_bits(self.a) + significand_bits(self.b)
         squares, roots = product(a * a, b * b), product(inverse_root(a), inverse_root(b))

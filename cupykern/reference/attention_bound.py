@@ -228,7 +228,7 @@ class _QueryUnits(NamedTuple):
 
     @classmethod
     def of(cls, q: Array) -> _QueryUnits:
-        """q: magnitudes."""
+        """Return the units of the rows of |q|."""
         xp = namespace(q)
         largest = xp.maximum(xp.max(q, axis=-1, keepdims=True), 2.0**-99)
         units = xp.ldexp(xp.ones_like(largest), xp.frexp(largest)[1] - 15)
@@ -335,7 +335,7 @@ class _Bounds:
         if problem.slopes is not None:
             done = problem.softcap is not None or problem.formula is not None
             value = value if done else value.rounded()
-            # Distances are numbers of FP32 up to 2^24.
+            # Distances up to 2^24 are exact in FP32.
             far = 2 * _U * xp.where(part.alibi > 2.0**24 * xp.abs(problem.slopes), part.alibi, 0.0)
             finite = xp.where(xp.isfinite(part.score), part.formed - part.alibi, 0.0)
             value = value._replace(exact=finite, worst=value.worst + xp.abs(far)).rounded()
@@ -358,7 +358,7 @@ class _Bounds:
         shape = part.score.shape
         worst = xp.broadcast_to(xp.where(error.free, np.inf, error.worst), shape)
         floor, square = (xp.broadcast_to(x, shape) for x in (error.floor, square))
-        square = xp.where(error.unsure, np.nan, square)  # none is expected
+        square = xp.where(error.unsure, np.nan, square)  # no error is expected
         return Approximate(y, worst, floor, square, 0.0)
 
     def _capped(self, part: Rows, value: Approximate) -> Approximate:
@@ -531,7 +531,7 @@ class _Bounds:
         sizes = xp.abs(v)
         out = multiply(p, v)
         floor = flushed(p, sizes)
-        subnormal = xp.sum(sizes, axis=-2, keepdims=True)  # of values, times `lost`
+        subnormal = xp.sum(sizes, axis=-2, keepdims=True)  # the factor of `lost`
         if self.scales is not None:
             floor = floor * xp.maximum(2 * self.scales.largest_v, 1.0)
             subnormal = product(1 / self.scales.ratios, sizes)

@@ -160,7 +160,7 @@ def _bound(
     free, unsure = (xp.broadcast_to(z, shape) for z in (error.free, error.unsure))
     known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
     shared = xp.broadcast_to(xp.where(known, xp.maximum(shared, 0.0), 0.0), shape) if axes else 0.0
-    # A literal's error is known, that of a result at least its rounding.
+    # A literal's error is exact; a result's error is at least its rounding.
     square = xp.maximum(square, inexact_rms(reference) ** 2)
     square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
     y = Approximate(reference, worst, floor, square, math.inf, shared, axes)
@@ -174,7 +174,7 @@ def _bound(
 
 
 def _terms(xp: Namespace, values: Any, error: Error, square: Any, shape: tuple[int, ...]) -> Terms:
-    """What a reduction of rows is of."""
+    """Return the terms of a row reduction, broadcast to `shape`."""
     of_error = error.worst, error.floor, error.free, error.unsure
     found = Terms(values, *of_error, xp.where(xp.isfinite(square), square, 0.0))
     return Terms(*(xp.broadcast_to(x, shape) for x in found))
@@ -183,10 +183,10 @@ def _terms(xp: Namespace, values: Any, error: Error, square: Any, shape: tuple[i
 def _of_rows(
     xp: Namespace, reduction: str, terms: Terms, axes: tuple[int, ...], reference: Array
 ) -> Bound:
-    """Of a reduction of rows, in FP32."""
+    """Return the Bound of a row reduction in FP32."""
     rows = reduced(xp, reduction, terms)
     error = Error(rows.worst, rows.floor, rows.free, rows.unsure, rows.square)
-    # How much of the terms' errors rows have in common is not derived: all, if any.
+    # The part of the errors common to all rows is not derived: assume all of it.
     return _bound(error, rows.square, rows.square, axes, dtypes.float32, reference)
 
 
