@@ -107,11 +107,10 @@ def attention_bound(
     at most 1, and errors of its own: see `_capped`.
 
     scales: k and v are codes times these scales, in FP64.  Kernels multiply codes.  A scale adds a
-    rounding of the score, the probability or the result.  The flush to zero applies to products of
-    codes.  Subnormal FP16 probabilities include the scales of tokens (`ratios`).
-
+        rounding of the score, the probability or the result.  The flush to zero applies to products
+        of codes.  Subnormal FP16 probabilities include the scales of tokens (`ratios`).
     operand: the dtype in which queries and probabilities are multiplied, if it is not q's dtype:
-    float16.  BF16 queries are rounded to it in units of their row (`_QueryUnits`).
+        float16.  BF16 queries are rounded to it in units of their row (`_QueryUnits`).
 
     Expected: e also changes the row's sum, so it is weighted by V - O.  The error of rounding P to
     16 bits does not change the sum.  The errors of the sum over keys, of the row's sum and its
