@@ -1,7 +1,7 @@
-"""What each op computes in FP64, and the derived bound of its error.
+"""FP64 references of the ops, and derived bounds of the kernels' errors.
 
-References take an op's own arguments, in numpy or cupy, and return a tuple of FP64 arrays; bounds
-take the same and return a `Bound` per output.
+A reference takes the op's arguments, as numpy or CuPy arrays, and returns a tuple of FP64 arrays.
+A bound takes the same arguments and returns one `Bound` per output.
 """
 
 from .attention import attention, attention_varlen

@@ -1,4 +1,4 @@
-"""Activations of products in FP64, and how far the kernels' may be from them."""
+"""Activations of products in FP64, and the errors of the kernels' FP32 activations."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 class Activation(NamedTuple):
-    """value: (xp, x) -> the activation in FP64, by the kernel's formula.
+    """An activation function.
 
+    value: (xp, x) -> the activation in FP64, by the kernel's formula.
     slope: (xp, x) -> its derivative.  steepest: the largest |derivative|, rounded up.
-    error: (xp, x, narrow) -> (the largest, what flushed subnormals add, the expected) error of the
-        FP32 activation at x.  narrow: for results of 16 bits, which have a shorter gelu.
+    error: (xp, x, narrow) -> (largest error, error added by flushed subnormals, expected error) of
+        the FP32 activation at x.  narrow: the result has 16 bits, for which gelu is shorter.
     """
 
     value: Callable[[Namespace, Array], Any]
@@ -42,6 +43,7 @@ class Activation(NamedTuple):
 
 
 def activate(xp: Namespace, x: Array, activation: str | None) -> Any:
+    """Return the activation of x in FP64."""
     return ACTIVATIONS[activation].value(xp, x)
 
 
@@ -97,9 +99,10 @@ def _times_sigmoid(
     ulps: tuple[float, float],
     roundings: int,
 ) -> Activation:
-    """x times the sigmoid of exponent(x), whose derivative is growth(x).
+    """Return the activation x * sigmoid(exponent(x)).
 
-    ulps: of the sigmoid, and of it per unit of a negative exponent.  roundings: of the exponent.
+    growth: the derivative of exponent.  ulps: (error of the sigmoid, additional error per unit of
+    a negative exponent), in ulps.  roundings: the number of roundings in the exponent.
     """
 
     def value(xp: Namespace, x: Array) -> Any:
@@ -110,14 +113,17 @@ def _times_sigmoid(
         return share + x * growth(x) * share * (1 - share)
 
     def error(xp: Namespace, x: Array, narrow: bool) -> tuple[Any, Any, Any]:
-        """Expected: the error of its exponential 2^p weighs as much as 1 - sigmoid; p is rounded,
-        and so are the sum, its reciprocal and the product."""
+        """Return Activation.error.
+
+        Expected: the error of the exponential 2^p is weighted by 1 - sigmoid.  p, the sum, its
+        reciprocal and the product are rounded.
+        """
         u, p, y = UNIT_ROUNDOFF_32, exponent(x), xp.abs(value(xp, x))
         worst = ulps[0] + ulps[1] * xp.maximum(-p, 0)
         power = xp.sqrt((EXP2_RMS * u) ** 2 + roundings * (ROUNDING * p) ** 2)
         rest = (RECIPROCAL_RMS * u) ** 2 + 2 * ROUNDING**2
         expected = xp.sqrt((sigmoid(xp, -p) * power) ** 2 + rest)
-        # A sigmoid below 2^-126 is zero.
+        # A sigmoid below 2^-126 is flushed to zero.
         floor = 2 * FLOOR * (xp.abs(x) + 1)
         return y * (2 * worst + 1) * u, floor, xp.where(y > 0, y * expected, 0.0)
 
@@ -141,4 +147,4 @@ ACTIVATIONS: dict[str | None, Activation] = {
         lambda x: x, lambda x: 1.0, 1.1, (SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT), roundings=1
     ),
 }
-"""By name, like those of cupykern/gemm/product.py."""
+"""Activations by the names that cupykern/gemm/product.py uses."""

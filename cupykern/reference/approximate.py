@@ -1,4 +1,4 @@
-"""Values on their way through FP32 operations, and how far they may be from what they should be."""
+"""FP64 values with the errors that FP32 operations accumulate in them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from ..op import Bound
 from ..typing import Array, Factor
 from .rounding import inexact_rms, rounding_rms, stored
 
-FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
+FLOOR = 2.0**-126  # the largest loss by flushing an FP32 subnormal
 
 
 class Approximate(NamedTuple):
-    """exact: in FP64.
-    worst: the largest error, but for `floor`: what flushed subnormals may add to it.
+    """A value in FP64, and the error of its FP32 computation.
+
+    exact: the FP64 value.
+    worst: the largest error, without `floor`.
+    floor: the largest error that flushed subnormals add.
     square: the expected square of the error.
-    bias: how far the mean error may be from zero.
-    shared: the part of `square` that all elements along `axes` have in common.
-    known: a part of the error, counted in `square`, that follows from the operands; its mean may
-        not vanish.
+    bias: the largest |mean| of the error.
+    shared: the part of `square` that is common to all elements along `axes`.
+    known: the part of the error computed from the operands, included in `square`; its mean need not
+        be zero.
     """
 
     exact: Any
@@ -37,12 +40,12 @@ class Approximate(NamedTuple):
 
     @property
     def shared_part(self) -> Any:
-        """`shared` over `square`."""
+        """`shared` divided by `square`; 0 where `square` is 0."""
         xp = namespace(self.exact)
         return xp.where(self.square > 0, self.shared / self.square, 0.0)
 
     def scaled(self, factor: Any) -> Approximate:
-        """Times an exact factor."""
+        """Return the product with an exact factor, without a rounding."""
         size = abs(factor)
         return Approximate(
             self.exact * factor, self.worst * size, self.floor * size, self.square * size**2,
@@ -50,7 +53,7 @@ class Approximate(NamedTuple):
         )  # fmt: skip
 
     def rounded(self, count: int = 1) -> Approximate:
-        """Rounded to FP32 so many times, by factors or addends that `exact` has already."""
+        """Return the value with `count` more FP32 roundings; `exact` stays the same."""
         xp = namespace(self.exact)
         if count == 0:
             return self
@@ -63,9 +66,10 @@ class Approximate(NamedTuple):
         )
 
     def times_number(self, number: float) -> Approximate:
-        """Rounded by a factor, which `exact` has already, and which is rounded to FP32 itself.
+        """Add the errors of a factor that `exact` already includes: its own rounding to FP32 and
+        the rounding of the product.
 
-        Products of whole numbers with one factor have errors in a pattern, whose mean is not zero.
+        Products of integers with one factor have errors in a pattern, whose mean is not zero.
         """
         significand, rounded = math.frexp(number)[0], float(np.float32(number))
         if abs(significand) in (0.0, 0.5) and rounded == number:
@@ -79,11 +83,11 @@ class Approximate(NamedTuple):
         ).rounded()
 
     def plus(self, addend: Any) -> Approximate:
-        """And an exact addend; rounded."""
+        """Return the FP32 sum with an exact addend."""
         return self._replace(exact=self.exact + as_float64(addend)).rounded()
 
     def stored(self, reference: Array, dtype: np.dtype) -> Bound:
-        """The Bound of the value in memory: FP32 is not rounded again."""
+        """Return the Bound of the value stored as `dtype`; FP32 is not rounded again."""
         xp, rms, floor = namespace(reference), namespace(reference).sqrt(self.square), self.floor
         shared = xp.sqrt(self.shared) if self.axes else 0.0
         if dtype != dtypes.float32:

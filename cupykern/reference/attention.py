@@ -17,8 +17,8 @@ from .accumulation import product
 from .cache_scales import Caches, CacheScales
 from .expression import Environment, evaluate, operand
 
-_CHUNK = 2**24  # scores that are held at once
-_LOST = 2.0**-20  # probabilities that are smaller may round to 0 in FP16
+_CHUNK = 2**24  # scores in memory at a time
+_LOST = 2.0**-20  # smaller probabilities may round to 0 in FP16
 
 
 def attention(
@@ -36,7 +36,7 @@ def attention(
     return_row_stats: bool = False,
     **more: Any,
 ) -> tuple[Any, ...]:
-    """softmax(score(scale * q k^T) + bias, over the keys that are kept) v in FP64.
+    """Return softmax(score(scale * q k^T) + bias) v over the unmasked keys, in FP64.
 
     >>> q = k = np.zeros((1, 1, 2, 8), np.float16)  # all scores are 0
     >>> v = np.array([1, 3], np.float16).reshape(1, 1, 2, 1)
@@ -46,9 +46,9 @@ def attention(
     >>> bool(np.allclose(np.exp(lse), [1, 2]))
     True
 
-    A score of -inf counts as masked; a row with no key gives zeros, and -inf, 0, -inf as its
-    largest score, sum and log-sum-exp.  The largest score is that of those that are numbers.  A
-    sink is a score without a key.
+    The result is (out[, lse][, row_max, row_sum]).  A score of -inf counts as masked.  A row
+    without keys gives zeros; its largest score, sum and log-sum-exp are -inf, 0 and -inf.  The
+    largest score ignores NaN.  A sink is a score without a key.
     """
     options = ScoreOptions.of(more)
     problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout, options)
@@ -69,8 +69,10 @@ def attention_varlen(
     q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """`attention` of each sequence: rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D), or
-    the keys in its pages.
+    """Return `attention` of each sequence.
+
+    Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1] of (rows, H, D) arrays.  Without
+    cu_seqlens_k its keys are those in its pages.
 
     >>> q = k = np.zeros((3, 1, 8), np.float16)
     >>> v = np.array([1, 3, 7], np.float16).reshape(3, 1, 1)
@@ -93,6 +95,7 @@ def attention_varlen(
 
 
 def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `attention` from those of attention_varlen."""
     unused = (
         "max_seqlen_q",
         "max_seqlen_k",
@@ -109,7 +112,7 @@ def of_sequences(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
-    """`options` of sequence i alone: slopes of sequences and heads are its own."""
+    """Return the options of sequence i: it takes its row of 2-D alibi_slopes."""
     options = {**options, "element": i}
     slopes = options.get("alibi_slopes")
     return options if slopes is None or slopes.ndim < 2 else {**options, "alibi_slopes": slopes[i]}
@@ -118,7 +121,7 @@ def of_sequence(options: dict[str, Any], i: int) -> dict[str, Any]:
 def sequences(
     q: Array, cu_q: Any, keys: Iterator[tuple[Any, Any, CacheScales | None]]
 ) -> Iterator[tuple[Any, Any, Any, CacheScales | None]]:
-    """(q, k, v) of each sequence, (1, length, H, D), and the scales of caches of 8 bits."""
+    """Yield (q, k, v), (1, length, H, D), of each sequence, and the scales of 8-bit caches."""
     for (first, end), (k, v, scales) in zip(itertools.pairwise(cu_q.tolist()), keys, strict=True):
         yield q[None, first:end], k[None], v[None], scales
 
@@ -126,8 +129,10 @@ def sequences(
 def keys_of_sequences(
     q: Array, k: Array, v: Array, cu_k: Any, options: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Any, CacheScales | None]]:
-    """k and v of each sequence, (length, Hkv, D), of attention_varlen's options; those of 8 bits
-    are multiplied by their scales."""
+    """Yield (k, v, scales) of each sequence from attention_varlen's arguments.
+
+    k and v: (length, Hkv, D).  8-bit caches are multiplied by their scales.
+    """
     if cu_k is not None:
         for first, end in itertools.pairwise(cu_k.tolist()):
             yield k[first:end], v[first:end], None
@@ -145,8 +150,10 @@ def keys_of_sequences(
 
 
 def of_pages(cache: Array, pages: Any) -> Array:
-    """The keys (Hkv, max_pages * page, D) in `pages`, a row of a block table; cache: (num_pages,
-    Hkv, page, D)."""
+    """Return the keys (Hkv, max_pages * page, D) of `pages`, a row of a block table.
+
+    cache: (num_pages, Hkv, page, D).
+    """
     count, heads, page, dim = cache.shape
     table = namespace(cache).clip(namespace(cache).asarray(pages), 0, max(count - 1, 0))
     table = table if count else table[:0]
@@ -154,7 +161,7 @@ def of_pages(cache: Array, pages: Any) -> Array:
 
 
 def concatenated(xp: Namespace, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Outputs (rows, H, Dv) and statistics (H, rows) of all sequences."""
+    """Return the outputs (rows, H, Dv) and statistics (H, rows) of all sequences."""
     return tuple(
         xp.concatenate([x[0] for x in xs], axis=0 if i == 0 else 1)
         for i, xs in enumerate(zip(*parts, strict=True))
@@ -168,14 +175,14 @@ def outputs(
 
 
 def named(outputs: tuple[Any, ...], with_lse: bool, with_stats: bool) -> tuple[Any, ...]:
-    """(out, row_max, row_sum, lse) of `outputs`; None where absent."""
+    """Return (out, row_max, row_sum, lse) from `outputs`; None for absent ones."""
     rest = list(outputs[1:])
     lse = rest.pop(0) if with_lse else None
     return (outputs[0], *(rest if with_stats else (None, None)), lse)
 
 
 class ScoreOptions(NamedTuple):
-    """As `attention` takes them."""
+    """Options of `attention` that change scores."""
 
     window: tuple[int, int] | None = None
     softcap: float | None = None
@@ -184,7 +191,7 @@ class ScoreOptions(NamedTuple):
     seq_lens: Any = None
     score: Any = None
     operands: Any = None
-    element: int | None = None  # a batch of one's number in the call's
+    element: int | None = None  # for a batch of one: its index in the call's batch
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> ScoreOptions:
@@ -192,13 +199,13 @@ class ScoreOptions(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Some rows of scores: (B, Hkv, G, rows, Sk); what has no keys axis keeps it with size 1.
+    """Some rows of scores: (B, Hkv, G, rows, Sk).  Row statistics have size 1 along the last axis.
 
-    product: scale * q k^T.  capped: after the soft cap.  formed: after the score's formula.
-    alibi: what ALiBi subtracts, or 0.
-    score: after ALiBi and a bias.  weights: exp(score - top), 0 where nothing is kept.
-    sink: the sink's weight.
-    divisor: the sum, or 1 of an empty row.  finite_top: top, or 0 where it is not finite.
+    product: scale * q k^T.  capped: after the soft cap.  formed: after the score formula.
+    alibi: the ALiBi term that is subtracted, or 0.
+    score: after ALiBi and a bias.  weights: exp(score - top), 0 for masked keys.
+    sink: the weight of the sink.
+    divisor: the sum, or 1 for an empty row.  finite_top: top, or 0 where it is not finite.
     """
 
     first: int
@@ -224,10 +231,10 @@ class Problem:
     q: Array
     k: Array
     v: Array
-    mask: Any  # broadcasts to (B, H, Sq, Sk), bool or FP64; None
+    mask: Any  # broadcasts to (B, H, Sq, Sk), bool or FP64; or None
     offset: Any  # query i is at position i + offset, a number or (B, 1, 1, 1, 1)
-    window: tuple[int, int]  # keys from position - left to position + right; -1: any
-    lengths: Any  # keys of batch elements, (B, 1, 1, 1, 1), or None
+    window: tuple[int, int]  # keys from position - left to position + right; -1: unlimited
+    lengths: Any  # number of keys per batch element, (B, 1, 1, 1, 1), or None
     softcap: float | None
     slopes: Any  # (B or 1, Hkv, G, 1, 1), or None
     sinks: Any  # (1, Hkv, G, 1, 1), or None
@@ -281,24 +288,24 @@ class Problem:
 
     @property
     def has_options(self) -> bool:
-        """Whether scores are scaled, and perhaps more, before their softmax."""
+        """Whether scores have a soft cap, ALiBi slopes or a formula."""
         options = self.softcap, self.slopes, self.formula
         return any(x is not None for x in options)
 
     def of_no_keys(self, top: Array, total: Array) -> tuple[Array, Array]:
-        """(largest scores, sums) of rows without keys, of which `by_rows` gives zeros."""
+        """Return (largest scores, sums) of rows without keys; `by_rows` gives zeros for them."""
         if self.sinks is None or not top.size:
             return top - np.inf, total
         return top + self.sinks.reshape(1, -1, 1), total + 1.0
 
     def restore(self, out: Array) -> Any:
-        """(B, H, Sq, Dv) in the call's layout."""
+        """Return an output (B, H, Sq, Dv) in the call's layout."""
         return out.transpose(0, 2, 1, 3) if self.layout == "bshd" else out
 
     def by_rows(
         self, rows: Callable[[Rows], tuple[Any, ...]], matrices: int = 1, vectors: int = 2
     ) -> tuple[Any, ...]:
-        """The outputs of `rows` for all rows: matrices (B, H, Sq, Dv), then vectors (B, H, Sq)."""
+        """Return `rows` of all rows: `matrices` (B, H, Sq, Dv), then `vectors` (B, H, Sq)."""
         b, h_kv, groups, sq, _ = self.q.shape
         sk, step = self.k.shape[3], max(1, _CHUNK // max(1, b * h_kv * groups * self.k.shape[3]))
         if 0 in (b, h_kv, groups, sq, sk):
@@ -376,7 +383,7 @@ class Problem:
         )
 
     def environment(self, formula: Expression, first: int, end: int, capped: Any) -> Environment:
-        """The names and operands of a formula for some rows of scores."""
+        """Return the names and operands of a formula for rows first to end of the scores."""
         xp, (b, h_kv, groups, *_) = self.xp, self.q.shape
         heads = xp.arange(h_kv * groups, dtype=np.int64).reshape(1, h_kv, groups, 1, 1)
         names = {
@@ -393,9 +400,9 @@ class Problem:
         return product(weights, v)
 
     def times_v(self, part: Rows) -> Any:
-        """weights @ v, in which what a row does not keep does not matter."""
+        """Return weights @ v, in which masked keys' NaN and infinities have no effect."""
         xp, v = self.xp, self.v
-        out = product(part.weights, xp.where(xp.isfinite(v), v, 0.0))  # NaN where weights are
+        out = product(part.weights, xp.where(xp.isfinite(v), v, 0.0))  # NaN where a weight is NaN
         if not bool(xp.isfinite(v).all()):
             used = part.weights != 0
             for x, where, row in (
@@ -407,8 +414,8 @@ class Problem:
         return out
 
     def lost_infinities(self, part: Rows) -> Any:
-        """Where the result may be NaN in place of an infinity of V, whose probability may round to
-        0 in a kernel."""
+        """Return where a kernel may give NaN for an infinity of V: its probability may round to 0
+        in FP16."""
         small = part.keep & (part.weights < _LOST)
         infinite = self.xp.isinf(self.v).astype(np.float64)
         return product(small.astype(np.float64), infinite) > 0

@@ -1,4 +1,4 @@
-"""How far the kernels' attention may be, and is expected to be, from attention in FP64."""
+"""Worst-case and expected errors of the attention kernels, relative to attention in FP64."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ _U = UNIT_ROUNDOFF_32
 _LOG_2 = math.log(2)
 
 P_ERROR = 2.0**-25
-"""What an FP16 probability loses at most below FP16's smallest normal number, relative to the
+"""The largest loss of an FP16 probability below FP16's smallest normal number, relative to the
 row's largest."""
 
 LARGE_CAP = 128.0  # attention/score.cuh: kLargeCap
 
 _NEAR = 8
-"""Numbers an eighth of a gap apart have rounding errors that are alike (a correlation of 0.34)."""
+"""Numbers an eighth of a gap apart have similar rounding errors (a correlation of 0.34)."""
 
 P_SHIFT = 7
-"""Kernels make FP16 probabilities 2^7 times as large (online_softmax.cuh: kShift): that much less
-is expected."""
+"""Kernels scale FP16 probabilities by 2^7 (online_softmax.cuh: kShift).  The expected loss below
+the smallest normal number is 2^7 times smaller."""
 
 
 def attention_bound(
@@ -84,7 +84,7 @@ def attention_bound(
     reference: tuple[Any, ...],
     **more: Any,
 ) -> tuple[Bound, ...]:
-    """Elementwise bounds of the outputs, to first order.
+    """Return the Bounds of the outputs, to first order.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 1, 2, 32, 64)).astype(np.float16)
@@ -94,28 +94,27 @@ def attention_bound(
     >>> bool((abs(out - exact[0]) <= bound.elementwise).all())
     True
 
-    A probability exp(s - c) carries the relative error e of its exponent: the error of the score
-    (see `_scores`) and roundings of (s - c) * log2 e, of exp2 and of the factors that earlier sums
-    are rescaled by.  c is the same for a whole row, so that its own error cancels in the output.
-    With P the exact probabilities (their sum is 1) and u_P the unit roundoff of the format that is
-    fed to P V:
+    A probability exp(s - c) has the relative error e.  It includes the error of the score (see
+    `_scores`) and the roundings of (s - c) * log2 e, of exp2 and of the factors that rescale
+    earlier sums.  c is the same for a whole row, so its error cancels in the output.
+    With P the exact probabilities (their sum is 1) and u_P the unit roundoff of the operand format
+    of P V:
         |error of O| <= (P e) |V| + |O| sum(P e) + (u_P + gamma) P |V| + eta_P sum |V| / row_sum
                         + u_out |O|
-    gamma: of the sums over keys, on the tensor cores and in FP32 (as in accumulation.py).
+    gamma is the error of the sums over keys, on the tensor cores and in FP32 (see accumulation.py).
 
-    A sink is one more probability with an e of its own, and no V.  A soft cap has a derivative of
+    A sink is one more probability with its own e, and without V.  A soft cap has a derivative of
     at most 1, and errors of its own: see `_capped`.
 
-    scales: k and v are codes times these, in FP64.  Codes are multiplied; a scale rounds the score,
-    the probability or the result once more.  Products that FP32 flushes are those of codes, and the
-    subnormal probabilities of FP16 those that scales of tokens have multiplied (by `ratios`).
+    scales: k and v are codes times these scales, in FP64.  Kernels multiply codes.  A scale adds a
+        rounding of the score, the probability or the result.  The flush to zero applies to products
+        of codes.  Subnormal FP16 probabilities include the scales of tokens (`ratios`).
+    operand: the dtype in which queries and probabilities are multiplied, if it is not q's dtype:
+        float16.  BF16 queries are rounded to it in units of their row (`_QueryUnits`).
 
-    operand: what queries and probabilities are multiplied as, if not as q's dtype: float16.  BF16
-    queries are rounded to it in units of their row (`_QueryUnits`).
-
-    Expected: e is in the row's sum too, and weighs as V - O; what rounding P to 16 bits makes is
-    not.  Then the errors of the sum over keys, of the row's sum and its reciprocal, and the last
-    rounding.
+    Expected: e also changes the row's sum, so it is weighted by V - O.  The error of rounding P to
+    16 bits does not change the sum.  The errors of the sum over keys, of the row's sum and its
+    reciprocal, and of the last rounding are added.
     """
     options = ScoreOptions.of(more)
     problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout, options)
@@ -154,8 +153,8 @@ def attention_bound(
 
 
 def _with_ends(xp: Any, bound: Bound, ends: Any) -> Bound:
-    """Where `ends`, behind a pole or at a mask's jump, there is no bound; where a score's jump may
-    be taken, no error is expected."""
+    """Remove the bound where `ends` (beyond a pole, at a mask's jump).  Where a score's jump may be
+    taken, no error is expected."""
     unknown = ends | ~xp.isfinite(bound.rms)
     return Bound(
         xp.where(ends, np.inf, bound.elementwise),
@@ -172,7 +171,7 @@ def _of_stat(y: Array, worst: Any, rms: Any) -> Bound:
 
 
 def _of_lse(lse: Array, worst: Any, rms: Any, sk: int) -> Bound:
-    """A log-sum-exp: the logarithm and the largest score, which it is added to, are rounded."""
+    """Return the Bound of a log-sum-exp: its logarithm and largest score are rounded."""
     xp = namespace(lse)
     size = xp.where(xp.isfinite(lse), xp.abs(lse), 0.0)
     of_log = 2 * LOG_ULPS * _U * math.log(sk + 2)
@@ -181,7 +180,7 @@ def _of_lse(lse: Array, worst: Any, rms: Any, sk: int) -> Bound:
 
 
 class _Exponents(NamedTuple):
-    """Relative errors of the exponentials, before they are rounded to 16 bits, and their mean."""
+    """Relative errors of the exponentials, before the rounding to 16 bits, and their mean."""
 
     worst: Any
     square: Any
@@ -189,13 +188,13 @@ class _Exponents(NamedTuple):
 
 
 class _Probabilities(NamedTuple):
-    """What rounding them to 16 bits makes.
+    """Errors of rounding the probabilities to 16 bits.
 
-    rms: of the error that is expected.  error: what it is if the row's largest score is the origin
-        of its exponents; kernels keep an origin that is near.
-    likeliest: which are as large as the row's largest, and have its error.
-    values: equal ones have the same error, wherever they are; the imaginary part tells the origin
-        of the row's exponents.
+    rms: the expected error.  error: the error if the row's largest score is the origin of its
+        exponents; kernels may keep an origin close to it.
+    likeliest: the probabilities as large as the row's largest, which have its error.
+    values: equal values have the same error in all rows; the imaginary part encodes the origin of
+        the row's exponents.
     """
 
     rms: Any
@@ -204,8 +203,10 @@ class _Probabilities(NamedTuple):
     values: Any
 
     def in_common(self, weights: Any, of_rows: Any) -> float:
-        """The share of rows' errors (of squares of_rows), sums times `weights`, that all rows have
-        in common."""
+        """Return the share of the rows' errors that is common to all rows.
+
+        A row's error is the sum of its errors times `weights`; of_rows: its mean squares.
+        """
         sizes, values = to_numpy(self.rms * weights).ravel(), to_numpy(self.values).ravel()
         groups = np.unique(values[sizes != 0], return_inverse=True)[1]
         of_groups = np.bincount(groups, sizes[sizes != 0]) if groups.size else sizes[:0]
@@ -216,9 +217,9 @@ class _Probabilities(NamedTuple):
 
 
 class _QueryUnits(NamedTuple):
-    """BF16 queries as FP16 (QueryUnits of attention/decode/load_q.cuh).
+    """BF16 queries converted to FP16 (QueryUnits of attention/decode/load_q.cuh).
 
-    units: powers of two, of rows.  lost: by the rounding of each element.
+    units: a power of two per row.  lost: the rounding error of each element.
     """
 
     units: Any
@@ -226,7 +227,7 @@ class _QueryUnits(NamedTuple):
 
     @classmethod
     def of(cls, q: Array) -> _QueryUnits:
-        """q: magnitudes."""
+        """Return the units of the rows of |q|."""
         xp = namespace(q)
         largest = xp.maximum(xp.max(q, axis=-1, keepdims=True), 2.0**-99)
         units = xp.ldexp(xp.ones_like(largest), xp.frexp(largest)[1] - 15)
@@ -234,7 +235,7 @@ class _QueryUnits(NamedTuple):
 
 
 class _Bounds:
-    """Of the rows of a problem."""
+    """Errors of the rows of a problem."""
 
     def __init__(
         self,
@@ -253,8 +254,12 @@ class _Bounds:
         self.v = xp.where(xp.isfinite(problem.v), problem.v, 0.0)
 
     def of_rows(self, part: Rows) -> tuple[Any, ...]:
-        """(worst, expected square, bias, shared and common part) of the output; (worst, rms) of the
-        largest score; of the sum, relative; of the log-sum-exp, but for its last roundings."""
+        """Return the errors of some rows.
+
+        For the output: worst, expected square, bias, shared part, common part.  Then (worst, rms)
+        of the largest score, of the sum (relative), and of the log-sum-exp without its last
+        roundings.
+        """
         xp = self.problem.xp
         score = self._of_kept(part, self._scores(part))
         exponents = self._exponents(part, score)
@@ -266,7 +271,7 @@ class _Bounds:
         top, top_rms = self._top(part, score)
         origin = 4 * _U * xp.abs(part.finite_top)
         constant = self._gamma_sum() + (2 * EXP2_ULPS + 8) * _U
-        # The origin of the exponents is rounded, and so is what it is multiplied by.
+        # The origin of the exponents and its factor are rounded.
         of_sum = weighted + top + origin + constant
         of_lse = weighted + constant + origin
         own = xp.sum(p**2 * exponents.square, axis=-1, keepdims=True)
@@ -277,8 +282,7 @@ class _Bounds:
         return *output, *(x[..., 0] for x in stats)
 
     def _of_kept(self, part: Rows, score: Approximate) -> Approximate:
-        """With formulas: of keys that count; without a bound where the mask's may be the other
-        one."""
+        """With formulas: clear the errors of masked keys; an uncertain mask removes the bound."""
         problem, xp = self.problem, self.problem.xp
         if problem.formula is None and problem.mask_formula is None:
             return score
@@ -293,7 +297,8 @@ class _Bounds:
 
     # --- scores ----------------------------------------------------------------------------------
     def _scores(self, part: Rows) -> Approximate:
-        """Of finite operands: the sum, and with a bias its scale and that."""
+        """Return the scores of finite operands with the errors of the product, scale, soft cap,
+        formula, ALiBi and bias."""
         problem, xp = self.problem, self.problem.xp
         q = problem.q[:, :, :, part.first : part.first + part.score.shape[3]]
         q, k = (xp.where(xp.isfinite(x), xp.abs(x), 0.0) for x in (q, problem.k))
@@ -305,9 +310,9 @@ class _Bounds:
         adder = HALF if self.half else TENSOR_16
         square, bias = expected_error(adder, terms, max(depth, 1))
         steps = -(-depth // adder.depth)
-        lost = steps * 2.0**-23 * self.half  # FP16's smallest number, twice a step
+        lost = steps * 2.0**-23 * self.half  # two of FP16's smallest numbers per step
         floor = flushed(q, keys) + xp.zeros_like(total)
-        # Codes are never subnormal numbers of 16 bits.
+        # Codes are never subnormal in a 16-bit format.
         kv_dtype = self.dtype if self.scales is None else dtypes.int8
         if self.operand != self.dtype:
             units, of_queries = _QueryUnits.of(q)
@@ -329,7 +334,7 @@ class _Bounds:
         if problem.slopes is not None:
             done = problem.softcap is not None or problem.formula is not None
             value = value if done else value.rounded()
-            # Distances are numbers of FP32 up to 2^24.
+            # Distances up to 2^24 are exact in FP32.
             far = 2 * _U * xp.where(part.alibi > 2.0**24 * xp.abs(problem.slopes), part.alibi, 0.0)
             finite = xp.where(xp.isfinite(part.score), part.formed - part.alibi, 0.0)
             value = value._replace(exact=finite, worst=value.worst + xp.abs(far)).rounded()
@@ -340,7 +345,7 @@ class _Bounds:
         return value._replace(exact=finite).rounded()
 
     def _formed(self, part: Rows, value: Approximate) -> Approximate:
-        """A score's formula: the errors of its tree; where its bound ends, they are infinite."""
+        """Return the errors of the score formula; they are infinite where its bound ends."""
         problem, xp = self.problem, self.problem.xp
         formula = problem.formula
         assert formula is not None
@@ -352,19 +357,19 @@ class _Bounds:
         shape = part.score.shape
         worst = xp.broadcast_to(xp.where(error.free, np.inf, error.worst), shape)
         floor, square = (xp.broadcast_to(x, shape) for x in (error.floor, square))
-        square = xp.where(error.unsure, np.nan, square)  # none is expected
+        square = xp.where(error.unsure, np.nan, square)  # no error is expected
         return Approximate(y, worst, floor, square, 0.0)
 
     def _capped(self, part: Rows, value: Approximate) -> Approximate:
-        """c tanh(s / c) as c - 2 c r, r = 1 / (1 + e^(2 s / c)).
+        """Return the soft cap c tanh(s / c) = c - 2 c r, with r = 1 / (1 + e^(2 s / c)).
 
-        In units of 2^-24: the exponent's factor and its product are rounded, which moves the result
-        by 2 |y| at most, as x sech^2 x <= tanh x.  An error of the exponential counts 2 r (1 - r) c
-        times: 2 EXP2_ULPS; one of the sum or the reciprocal 2 r c times: 1 and 2.  The result is
-        rounded, and so is c.
+        In units of 2^-24: the exponent's factor and its product are rounded.  This moves the result
+        by at most 2 |y|, as x sech^2 x <= tanh x.  The exponential's error 2 EXP2_ULPS is
+        multiplied by 2 r (1 - r) c, those of the sum and the reciprocal, 1 and 2, by 2 r c.  The
+        result and c are rounded.
 
-        Caps above LARGE_CAP have |s / c| below 2^-4 by Taylor's polynomial, of which numbers are
-        rounded nine times; s / c below FP32's smallest normal number is lost.
+        Caps above LARGE_CAP use a Taylor polynomial for |s / c| below 2^-4, with nine roundings.
+        Below FP32's smallest normal number s / c is lost.
         """
         xp, cap = self.problem.xp, self.problem.softcap or 1.0
         y = xp.where(xp.isfinite(part.capped), part.capped, 0.0)
@@ -386,27 +391,27 @@ class _Bounds:
         return Approximate(y, value.worst + worst, floor, square, bias)
 
     def of_sink_alone(self) -> Any:
-        """(H, 1): the error of the statistics of rows whose only score is the sink."""
+        """Return (H, 1): the error of the statistics of rows whose only score is the sink."""
         return self._worst_of_sink(self._finite_sinks[0, ..., 0]).reshape(-1, 1)
 
     @property
     def _finite_sinks(self) -> Any:
-        """0 for the others: -inf has no share, and rows of other sinks are NaN."""
+        """Sinks, with 0 for non-finite ones: -inf has no weight, and other rows are NaN."""
         sinks, xp = self.problem.sinks, self.problem.xp
         return xp.where(xp.isfinite(sinks), sinks, 0.0)
 
     def _worst_of_sink(self, sinks: Any) -> Any:
-        """The relative error of exp(sink - origin), where the origin comes from the sink.
+        """Return the relative error of exp(sink - origin), with the origin computed from the sink.
 
-        log2(e) (twice), the factor of scores and its inverse, two products and the quotient are
-        rounded: 7 |sink|.  The origin has a shift of 7 in base 2, of which two differences are
-        rounded, and its exponential is multiplied: 8.
+        In units of 2^-24: log2(e) (twice), the factor of scores, its inverse, two products and the
+        quotient are rounded: 7 |sink|.  The origin has a shift of 7 in base 2.  Two differences
+        with it are rounded, and its exponential is multiplied: 8.
         """
         return (7 * self.problem.xp.abs(sinks) + 2 * EXP2_ULPS + 8) * _U
 
     def _sink(self, part: Rows) -> tuple[Any, Any]:
-        """(worst error, expected square) of the sink's share of a row's sum: of its exponent, and
-        of the exponentials by which it is rescaled."""
+        """Return (worst error, expected square) of the sink's share of a row's sum: from its
+        exponent and the exponentials that rescale it."""
         if self.problem.sinks is None:
             return 0.0, 0.0
         sinks, xp = self._finite_sinks, self.problem.xp
@@ -418,7 +423,7 @@ class _Bounds:
         return share * worst, share**2 * square
 
     def _top(self, part: Rows, score: Approximate) -> tuple[Any, Any]:
-        """(worst, rms) error of the largest score."""
+        """Return the (worst, rms) error of the largest score."""
         xp = self.problem.xp
         size = xp.abs(part.finite_top)
 
@@ -426,7 +431,7 @@ class _Bounds:
             return xp.max(xp.where(part.keep, x, 0.0), axis=-1, keepdims=True)
 
         is_top = part.weights == 1
-        if self.problem.sinks is not None:  # a score below the sink may come out above it
+        if self.problem.sinks is not None:  # an FP32 score may exceed a sink that is larger
             below = xp.where(part.keep, part.score, -np.inf) - part.finite_top
             is_top = is_top | (below**2 <= 16 * score.square)
         at_top = xp.where(is_top, score.square + score.floor**2, 0.0)
@@ -442,42 +447,45 @@ class _Bounds:
             part.keep, xp.abs(xp.where(part.keep, part.score - part.finite_top, 0)), 0
         )
         distance = xp.where(xp.isfinite(distance), distance, 0.0)
-        # log2 e * scale, the FMA before exp2, and twice what rescaling adds.
+        # log2 e * scale, the FMA before exp2, and the rescaling errors (twice).
         worst = score.worst + score.floor + 4 * _U * distance + (2 * EXP2_ULPS + 8) * _U
-        # The product, where it is not fused, and the difference.
+        # Roundings of the product, if it is not fused, and of the difference.
         size = xp.where(xp.isfinite(part.score), xp.abs(part.score), 0.0)
         roundings = (ROUNDING * size) ** 2 + (_LOG_2 * rounding_rms(distance / _LOG_2)) ** 2
         square = score.square + score.floor**2 + roundings + (EXP2_RMS * _U) ** 2
         return _Exponents(worst, square, self._constant_error() * distance + self._bias_of(score))
 
     def _bias_of(self, score: Approximate) -> Any:
-        """That of a soft cap; others are not counted."""
+        """Return the mean error of a soft cap; other mean errors are neglected."""
         return score.bias if self.problem.softcap is not None else 0.0
 
     def _constant_error(self) -> Any:
-        """The relative error of scale * log2 e in FP32."""
+        """Return the relative error of scale * log2 e in FP32."""
         if self.scales is not None:
             return self.scales.constant_error(self.problem.scale)
         exact = self.problem.scale / _LOG_2
         return abs(float(np.float32(exact)) / exact - 1) if exact else 0.0
 
     def _origin_rms(self, part: Rows) -> Any:
-        """What rounding the largest exponent makes of all exponentials."""
+        """Return the error of all exponentials from rounding the largest exponent."""
         return _LOG_2 * rounding_rms(self.problem.xp.abs(part.finite_top) / _LOG_2)
 
     # --- sums over keys --------------------------------------------------------------------------
     def _gamma_sum(self) -> float:
-        # A lane adds at most every second key of a row, then a few lanes merge.
+        # A lane adds at most every second key of a row; then up to 8 merges follow.
         return _U * min(self.sk, self.sk / 2 + 8)
 
     def _sum_variance(self, p: Array) -> Any:
-        """Of a row's sum, relative; a lane adds every fourth key."""
+        """Return the relative variance of a row's sum; a lane adds every fourth key."""
         concentration = self.problem.xp.sum(p**2, axis=-1, keepdims=True)
         return ROUNDING**2 * sum_variance(concentration, self.sk, max(16, self.sk // 4))
 
     def _rounding_of_p(self, part: Rows) -> _Probabilities:
-        """Scores in FP16 are whole gaps of FP16 apart, so that probabilities take few values, whose
-        roundings are alike in all rows."""
+        """Return the errors of rounding probabilities to 16 bits.
+
+        FP16 scores are multiples of a gap, so probabilities take few values, and their roundings
+        are similar in all rows.
+        """
         xp, info = self.problem.xp, finfo(self.operand)
         shift: Any = 2.0**P_SHIFT if self.operand == dtypes.float16 else 1.0
         if self.scales is not None:
@@ -494,13 +502,13 @@ class _Bounds:
         near = spacing / _NEAR
         kept = xp.where(part.keep & xp.isfinite(weights), weights, 0.0)
         likeliest = kept >= xp.max(kept, axis=-1, keepdims=True) - near
-        # In common with other rows only where these have the same origin.
+        # Only rows with the same origin share these errors.
         origins = xp.rint(part.finite_top * (_NEAR / info.eps))
         values = xp.rint(kept / near) * near + 1j * origins
         return _Probabilities(own[0], own[1], likeliest & (own[0] > 0), values)
 
     def _weights_of_half_scores(self, part: Rows) -> Any:
-        """part.weights of scores that are rounded to FP16 before they are scaled."""
+        """Return part.weights for scores rounded to FP16 before scaling."""
         xp, scale = self.problem.xp, self.problem.scale or 1.0
         total = xp.where(xp.isfinite(part.product), part.product, 0.0) / scale
         spacing = gap(total, dtypes.float16)
@@ -522,7 +530,7 @@ class _Bounds:
         sizes = xp.abs(v)
         out = multiply(p, v)
         floor = flushed(p, sizes)
-        subnormal = xp.sum(sizes, axis=-2, keepdims=True)  # of values, times `lost`
+        subnormal = xp.sum(sizes, axis=-2, keepdims=True)  # the factor of `lost`
         if self.scales is not None:
             floor = floor * xp.maximum(2 * self.scales.largest_v, 1.0)
             subnormal = product(1 / self.scales.ratios, sizes)
@@ -558,9 +566,9 @@ class _Bounds:
             + floor**2
             + out**2 * (of_row + (2 if self.scales is None else 3) * ROUNDING**2)
         )
-        # Probabilities' errors are in all elements of the row: the fewer of them count, the more
-        # alike are the elements' errors.  Nearly equal probabilities have the same error, which has
-        # a mean in the directions of their values.
+        # A probability's error changes all elements of the row.  The fewer probabilities dominate,
+        # the more similar are the elements' errors.  Nearly equal probabilities have the same
+        # error; its mean follows the direction of their values.
         few = xp.sqrt(xp.sum(of_p**2, axis=-1, keepdims=True)) / xp.maximum(
             xp.sum(of_p, axis=-1, keepdims=True), 1e-300
         )
@@ -585,7 +593,7 @@ def attention_varlen_bound(
     reference: tuple[Any, ...],
     **options: Any,
 ) -> tuple[Bound, ...]:
-    """`attention_bound` of every sequence by itself.
+    """Return `attention_bound` of every sequence.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 5, 2, 64)).astype(np.float16)
@@ -614,7 +622,7 @@ def attention_varlen_bound(
 def joined(
     parts: list[tuple[Bound, ...]], join: Callable[[list[Any]], tuple[Any, ...]]
 ) -> tuple[Bound, ...]:
-    """The Bounds of all sequences' outputs; join: of lists of arrays, one of each output."""
+    """Return the Bounds of all sequences' outputs; join concatenates lists of outputs."""
 
     def field(bound: Bound, name: str) -> Any:
         x = getattr(bound, name)

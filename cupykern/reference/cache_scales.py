@@ -1,4 +1,4 @@
-"""Scales of 8-bit KV caches in FP64, and what they add to the errors of attention."""
+"""Scales of 8-bit KV caches in FP64, and the errors that they add to attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..typing import Array
 
 
 def of_tokens(scale: Any, cache: Array, layout: str) -> Array:
-    """The scale of each token of `cache`, (B or num_pages, Hkv, keys, D): (..., 1) in FP64."""
+    """Return the scale of each token of `cache` (B or num_pages, Hkv, keys, D): FP64 (..., 1)."""
     xp = namespace(cache)
     if not hasattr(scale, "dtype"):
         scale = np.float32(1.0 if scale is None else scale)
@@ -26,8 +26,8 @@ def of_tokens(scale: Any, cache: Array, layout: str) -> Array:
 
 
 class Caches(NamedTuple):
-    """Keys and values, (B or num_pages, Hkv, keys, D), as they are stored, and of 8 bits the scale
-    of each token, (..., 1)."""
+    """Stored keys and values (B or num_pages, Hkv, keys, D); for 8 bits also the scale of each
+    token (..., 1)."""
 
     arrays: tuple[Array, ...]
     codes: np.dtype | None
@@ -37,7 +37,7 @@ class Caches(NamedTuple):
     def of(
         cls, dtype: np.dtype, k: Array, v: Array, layout: str, k_scale: Any, v_scale: Any
     ) -> Caches:
-        """dtype: of q."""
+        """Return the caches of a call; dtype: q's dtype."""
         scales = k_scale, v_scale
         per_token = getattr(k_scale, "ndim", 0) == 3, getattr(v_scale, "ndim", 0) == 3
         codes = k.dtype
@@ -52,8 +52,11 @@ class Caches(NamedTuple):
     def sequence(
         self, pick: Callable[[Array], Array], length: int
     ) -> tuple[Any, Any, CacheScales | None]:
-        """(k, v, scales) of a sequence, a batch of one; k and v end where it does.  pick: its keys,
-        (Hkv, keys, D).  Caches of 8 bits are multiplied by their scales."""
+        """Return (k, v, scales) of a sequence as a batch of one, cut to `length` keys.
+
+        pick: selects the sequence's keys (Hkv, keys, D) of an array.  8-bit caches are multiplied
+        by their scales.
+        """
         k, v, *scales = (pick(x)[None, :, :length] for x in self.arrays)
         if self.codes is None:
             return k, v, None
@@ -63,9 +66,10 @@ class Caches(NamedTuple):
 
 
 class CacheScales(NamedTuple):
-    """What bounds need of the scales of a call's keys and values.
+    """Magnitudes of the scales of keys and values, for bounds.
 
-    k, v: magnitudes, (B, Hkv, 1, 1, keys).  per_token: of k, of v.  codes: the caches' dtype.
+    k, v: (B, Hkv, 1, 1, keys).  per_token: whether k and v have a scale per token.
+    codes: the caches' dtype.
     """
 
     k: Array
@@ -75,7 +79,7 @@ class CacheScales(NamedTuple):
 
     @classmethod
     def of(cls, k: Array, v: Array, per_token: tuple[bool, bool], codes: np.dtype) -> CacheScales:
-        """k, v: (B, Hkv, keys, 1)."""
+        """Take k and v (B, Hkv, keys, 1); non-finite scales become 0."""
         xp = namespace(k)
 
         def sizes(x: Array) -> Array:
@@ -85,7 +89,7 @@ class CacheScales(NamedTuple):
         return cls(sizes(k), sizes(v), per_token, codes)
 
     def constant_error(self, scale: float) -> Any:
-        """The relative error of scale * log2 e * k's scale, of a head, in FP32."""
+        """Return the relative error of scale * log2 e * (k's scale of a head) in FP32."""
         exact = scale / math.log(2)
         if self.per_token[0] or not exact:
             return abs(float(np.float32(exact)) / exact - 1) if exact else 0.0
@@ -95,14 +99,14 @@ class CacheScales(NamedTuple):
 
     @property
     def largest_v(self) -> Any:
-        """Of a head's tokens: (B, Hkv, 1, 1, 1)."""
+        """The largest scale of v over a head's tokens: (B, Hkv, 1, 1, 1)."""
         xp, v = namespace(self.v), self.v
         return xp.max(v, axis=-1, keepdims=True) if v.shape[-1] else xp.zeros((*v.shape[:-1], 1))
 
     @property
     def ratios(self) -> Any:
-        """By what probabilities are multiplied before they are rounded to 16 bits: scales of
-        tokens over the power of two above the largest; (B, Hkv, 1, 1, keys)."""
+        """Factors of probabilities before the rounding to 16 bits, (B, Hkv, 1, 1, keys): scales of
+        tokens divided by the power of two above the largest."""
         xp = namespace(self.v)
         if not self.per_token[1]:
             return xp.ones_like(self.v)

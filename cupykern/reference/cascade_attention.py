@@ -1,4 +1,4 @@
-"""cascade_attention in FP64, and how far the kernels may be from it."""
+"""cascade_attention in FP64, and bounds of the kernels' errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def cascade_attention(
     out: Array | None = None,
     **own: Any,
 ) -> tuple[Any, ...]:
-    """softmax(scale * q k^T over the shared keys and those of the query's sequence that it sees) v,
-    and its log-sum-exp, in FP64.
+    """Return softmax(scale * q k^T) v in FP64, and with return_lse its log-sum-exp.
+
+    The softmax covers the shared keys and the visible keys of the query's own sequence.
 
     >>> q, shared = np.ones((2, 1, 1, 8), np.float16), np.ones((1, 1, 16, 8), np.float16)
     >>> own = np.full((2, 1, 16, 8), 3, np.float16)
@@ -62,7 +63,7 @@ def cascade_attention_bound(
     reference: tuple[Any, ...],
     **own: Any,
 ) -> tuple[Bound, ...]:
-    """Errors of both results, rounded to q's dtype, carried through the merge.
+    """Return the Bounds of both partial results, rounded to q's dtype, carried through the merge.
 
     >>> q, shared = np.ones((2, 1, 1, 8), np.float16), np.ones((1, 1, 16, 8), np.float16)
     >>> own = np.full((2, 1, 16, 8), 3, np.float16)
@@ -73,12 +74,12 @@ def cascade_attention_bound(
     >>> bool((error <= bound.elementwise).all())
     True
 
-    Over the shared keys they are decode_attention's: `attention`, which takes many rows, has fewer
-    sums to merge, and its bound is part of that.  A merge takes shares p of both results,
-    O = p_1 O_1 + p_2 O_2.  Errors e_i of O_i and d_i of their log-sum-exps make
-    p_1 e_1 + p_2 e_2 + p_1 p_2 |O_1 - O_2| (d_1 + d_2) of O's, to first order, and
-    p_1 d_1 + p_2 d_2 of the log-sum-exp's; then come the merge's own (`merge_attention_bound`), and
-    the last rounding.
+    The shared keys take decode_attention's bound.  It also covers `attention`, which computes many
+    rows and merges fewer sums.  A merge weights both results by shares p: O = p_1 O_1 + p_2 O_2.
+    With errors e_i of O_i and d_i of their log-sum-exps, the error of O is, to first order,
+    p_1 e_1 + p_2 e_2 + p_1 p_2 |O_1 - O_2| (d_1 + d_2), and that of the log-sum-exp is
+    p_1 d_1 + p_2 d_2.  The merge's own errors (`merge_attention_bound`) and the last rounding are
+    added.
     """
     options = _options(layout, scale, softcap)
     calls: tuple[tuple[tuple[Array, ...], dict[str, Any]], ...] = (
@@ -103,12 +104,12 @@ def _options(layout: str, scale: Factor | None, softcap: Factor | None) -> dict[
 
 
 def _as_rows(q: Array) -> Array:
-    """The queries of all sequences as those of one."""
+    """Return the queries of all sequences as rows of one sequence."""
     batch, heads, count, dim = q.shape
     return q.swapaxes(0, 1).reshape(1, heads, batch * count, dim)
 
 
 def _of_sequences(x: Any, q: Array) -> Any:
-    """What one sequence has of all queries, (1, H, B Sq, ...), as (B, H, Sq, ...)."""
+    """Return the results of `_as_rows` (1, H, B Sq, ...) as (B, H, Sq, ...)."""
     batch, heads, count, _ = q.shape
     return x.reshape(heads, batch, count, *x.shape[3:]).swapaxes(0, 1)

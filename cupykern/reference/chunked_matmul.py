@@ -1,4 +1,4 @@
-"""How far a product may be from FP64 whose K is cut into chunks: cupykern.dask.matmul's."""
+"""Error bound of a matrix product with K split into chunks (cupykern.dask.matmul)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def chunked_matmul_bound(
     operands: Mapping[str, Any] | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """The Bound of `cupykern.dask.matmul`; the reference is `reference.matmul` or
-    `reference.complex_matmul` of the whole arrays.
+    """Return the Bounds of `cupykern.dask.matmul`.
+
+    reference: the result of `reference.matmul` or `reference.complex_matmul` of the whole arrays.
 
     >>> a = np.random.default_rng(0).standard_normal((4, 100)).astype(np.float16)
     >>> exact = reference.matmul(a, a.T)
@@ -51,14 +52,14 @@ def chunked_matmul_bound(
     >>> bool((abs(c - exact[0]) <= bound.elementwise).all())
     True
 
-    k_chunks: the sizes of the chunks along K.  split_every: matmul's.
+    k_chunks: the chunk sizes along K.  split_every: the argument of `cupykern.dask.matmul`.
 
-    A chunk's product has the error of a sum of its own (accumulation.py), times alpha.  Each
-    addition to another sum, or to the bias, rounds to FP32: by at most u = 2^-24 of what the sum
-    should be and its error so far (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
-    section 4.2).  A number passes the additions of its chain, at most split_every, and those of the
-    chains' sums.  Expected: all errors are independent but for the means that tensor cores give by
-    truncating, which have the sign of their sum.
+    The product of a chunk has its own accumulation error (accumulation.py), times alpha.  Each
+    addition of another product or of the bias rounds to FP32.  Its error is at most u = 2^-24 of
+    the exact sum and its error so far (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
+    ed., section 4.2).  A product passes the additions of its chain, at most split_every, and those
+    of the chains' sums.  Expected: errors are independent, except the means from the tensor cores'
+    truncation, which have the sign of their sum.
     """
     dtype_a, dtype_b = a.dtype, b.dtype
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
@@ -81,10 +82,10 @@ def chunked_matmul_bound(
                 value = value.rounded()
             value = value.scaled(float(alpha)).times_number(float(alpha))
             values.append(of_repeated(value, a, b))
-        if out_dtype == dtypes.int32:  # exact, and so are their sums
+        if out_dtype == dtypes.int32:  # products and their sums are exact
             return (epilogue_bound(values[0], None, None, None, out_dtype, reference[0]),)
         *others, last = values
-        if bias is not None and others:  # the first product adds it
+        if bias is not None and others:  # the first chunk's product adds the bias
             others[0] = others[0].plus(bias)
             bias = None
         chains = [_sum(others[i : i + split_every]) for i in range(0, len(others), split_every)]
@@ -95,7 +96,7 @@ def chunked_matmul_bound(
 
 
 def _sum(values: Iterable[Approximate]) -> Approximate:
-    """From left to right, rounded after each but the first."""
+    """Return the sum from left to right, with one rounding per addition."""
     first, *others = values
     total = first
     for value in others:
@@ -104,8 +105,11 @@ def _sum(values: Iterable[Approximate]) -> Approximate:
 
 
 def _added(x: Approximate, y: Approximate) -> Approximate:
-    """The exact sum.  Means of errors have the signs of their values.  Equal ones add up; opposite
-    ones are not taken to cancel, as their sizes are estimates."""
+    """Return the exact sum.
+
+    Mean errors have the signs of their values.  Those of equal sign add up.  Those of opposite sign
+    are not assumed to cancel, as their sizes are estimates.
+    """
     xp = namespace(x.exact)
     alike = xp.nan_to_num(xp.sign(x.exact) * xp.sign(y.exact)) > 0
     in_common = xp.where(alike, 2 * x.bias * y.bias, 0.0) + 2 * x.known * y.known

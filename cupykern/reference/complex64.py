@@ -1,9 +1,10 @@
-"""complex64 products in FP64, and how far the kernels, which multiply real matrices, may be.
+"""complex64 products in complex128, and bounds of the kernels' errors; kernels multiply real
+matrices.
 
-With real and imaginary parts in turn, (a @ b) is a @ B, where B has for each element x + iy of b
-the block [[x, y], [-y, x]]: either part is a sum of 2 K real products, with the error of such a sum
-(4 multiplications; Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 23.2.4,
-has that of 3, which is not bounded by the part itself).
+With real and imaginary parts interleaved, a @ b is a @ B.  B has the block [[x, y], [-y, x]] for
+each element x + iy of b.  So each part is a sum of 2 K real products, with the error of that sum.
+This takes 4 real multiplications.  With 3, the error is not bounded relative to the part itself
+(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 23.2.4).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .vectors import takes_vectors
 
 @takes_vectors
 def complex_matmul(a: Array, b: Array, **options: Any) -> tuple[Any]:
-    """alpha * (a @ b) + bias + residual in complex128.
+    """Return alpha * (a @ b) + bias + residual in complex128.
 
     >>> a = np.array([[1 + 2j]], np.complex64)
     >>> reference.complex_matmul(a, a)[0].tolist()
@@ -47,7 +48,7 @@ def complex_matmul_bound(
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Of real and imaginary parts, in turn along the last dim: those of real products.
+    """Return the Bound of real and imaginary parts, interleaved along the last axis.
 
     >>> a = np.array([[1 + 2j, 3j], [0.1, 1]], np.complex64)
     >>> exact = reference.complex_matmul(a, a)
@@ -70,7 +71,7 @@ def complex_matmul_bound(
 
 
 def embedded(b: Array) -> Any:
-    """(..., 2 K, 2 N) in FP64, of (..., K, N)."""
+    """Return B, FP64 (..., 2 K, 2 N), for complex b (..., K, N)."""
     xp, (k, n) = namespace(b), b.shape[-2:]
     parts = as_float64(as_real(b)).reshape(*b.shape, 2)
     turned = xp.stack((-parts[..., 1], parts[..., 0]), axis=-1)
@@ -79,7 +80,8 @@ def embedded(b: Array) -> Any:
 
 
 def real_addends(b: Array, options: dict[str, Any]) -> dict[str, Any]:
-    """With bias and residual as real and imaginary parts in turn, of all columns."""
+    """Return options with bias and residual as interleaved real and imaginary parts of all
+    columns."""
     xp, found = namespace(b), dict(options)
     for name in ("bias", "residual"):
         if (x := found.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""decode_attention in FP64, and how far the kernels may be from it: attention by sequence."""
+"""decode_attention in FP64, and bounds of the kernels' errors, from attention by sequence."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .elementary import EXP2_ULPS
 from .rounding import rounding_rms
 
 _SMALLEST_TILE = 16  # keys
-_WARPS = 8  # that share a chunk's keys, at most
-_GROUP, _MOST_GROUPS = 8, 32  # chunks that are folded into one; of them in a sequence
+_WARPS = 8  # warps that share a chunk's keys, at most
+_GROUP, _MOST_GROUPS = 8, 32  # chunks merged into one group; groups of a sequence
 
 
 def decode_attention(
@@ -38,8 +38,9 @@ def decode_attention(
     return_lse: bool = False,
     **more: Any,
 ) -> tuple[Any, ...]:
-    """softmax(scale * q k^T over the keys that are seen) v, and its log-sum-exp, in FP64.  Keys and
-    values of 8 bits are what is stored, times k_scale and v_scale.
+    """Return softmax(scale * q k^T) v over the visible keys in FP64, and its log-sum-exp.
+
+    8-bit keys and values are the stored codes times k_scale and v_scale.
 
     >>> q, k = np.zeros((1, 1, 1, 8), np.float16), np.zeros((1, 1, 4, 8), np.float16)
     >>> v = np.array([1, 3, 7, 9], np.float16).reshape(1, 1, 4, 1)
@@ -70,7 +71,7 @@ def decode_attention_bound(
     reference: tuple[Any, ...],
     **more: Any,
 ) -> tuple[Bound, ...]:
-    """Elementwise: that of attention, and what chunks add to it.
+    """Return the Bounds of attention plus the errors of merging chunks of keys.
 
     >>> rng = np.random.default_rng(0)
     >>> q = rng.standard_normal((2, 8, 1, 64)).astype(np.float16)
@@ -80,10 +81,10 @@ def decode_attention_bound(
     >>> bool((abs(cupykern.decode_attention(q, k, v) - exact[0]) <= bound.elementwise).all())
     True
 
-    All sums so far are multiplied by a rounded exponential with every tile of a chunk, where its
-    warps' sums are added up, with every chunk of its group, and once more when groups are added up:
-    each time a relative error of 2 EXP2_ULPS + 2 units, at worst in the same direction for the
-    products and in the other for their sum.  Warps, chunks and groups are added one after another.
+    The partial sums are rescaled by a rounded exponential at every tile of a chunk, at the merge of
+    its warps, at every chunk of its group, and at the merge of groups.  Each rescaling has a
+    relative error of 2 EXP2_ULPS + 2 units.  In the worst case the errors of the products and of
+    their sum have opposite signs.  Warps, chunks and groups are added one after another.
     """
     all_options = _options(causal, scale, return_lse, more)
     parts = []
@@ -113,8 +114,10 @@ def decode_attention_bound(
 
 
 def _merged_lse(bound: Bound, lse: Array, k: Array, dtype: np.dtype) -> Bound:
-    """A log-sum-exp of the sum and the origin that chunks are merged in: both have FP16's shift, by
-    which they are larger."""
+    """Return the Bound of a log-sum-exp from the sum and the origin of merged chunks.
+
+    FP16's shift (P_SHIFT) makes both larger.
+    """
     xp = namespace(lse)
     size = math.log(k.shape[2] + 1) + P_SHIFT * math.log(2) * (dtype == np.float16)
     of_origin = rounding_rms(xp.where(xp.isfinite(lse), xp.abs(lse), 0.0) + size)
@@ -142,8 +145,10 @@ def _sequences(
     k_scale: Any,
     v_scale: Any,
 ) -> Iterator[tuple[Any, Any, Any, CacheScales | None]]:
-    """(q, k, v, scales) of each sequence, a batch of one; k and v end where it does.  Caches of 8
-    bits are multiplied by their scales."""
+    """Yield (q, k, v, scales) of each sequence as a batch of one, cut to its length.
+
+    8-bit caches are multiplied by their scales.
+    """
     caches = Caches.of(q.dtype, k_cache, v_cache, layout, k_scale, v_scale)
     page = caches.arrays[0].shape[2]
     for b in range(q.shape[0]):
@@ -157,7 +162,7 @@ def _sequences(
 
 
 def _stacked(q: Array, v: Array, return_lse: bool, parts: list[Any]) -> tuple[Any, ...]:
-    """The outputs of all sequences as those of a batch."""
+    """Return the outputs of all sequences as those of a batch."""
     xp = namespace(q)
     if parts:
         return tuple(xp.concatenate(xs, axis=0) for xs in zip(*parts, strict=True))

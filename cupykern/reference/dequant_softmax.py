@@ -1,4 +1,4 @@
-"""dequant_softmax in FP64, and how far the kernels may be from it."""
+"""dequant_softmax in FP64, and bounds of the kernels' errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .softmax import errors, softmax
 def dequant_softmax(
     a: Array, w: Array, scale_w: Factor | None, *, bias: Array | None = None, **_: Any
 ) -> tuple[Any]:
-    """softmax(a @ (scale_w * w) + bias) along the last axis in FP64.
+    """Return softmax(a @ (scale_w * w) + bias) along the last axis in FP64.
 
     >>> w = np.array([[1, 2, 3], [1, 0, -1]], np.int8)  # every logit is 2
     >>> (y,) = reference.dequant_softmax(np.ones((1, 2), np.float16), w, 1.0)
@@ -31,7 +31,7 @@ def dequant_softmax(
 
 
 def _logits(a: Array, w: Array, scale_w: Factor | None, bias: Array | None) -> Approximate:
-    """The logits in FP32."""
+    """Return the logits with the errors of FP32."""
     value = scaled_product(a, w, None, scale_w)
     return value if bias is None else value.plus(bias)
 
@@ -47,11 +47,13 @@ def dequant_softmax_bound(
     config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise, relative: a logit's error, and those of all weighted by their shares of the sum,
-    are relative errors of the result; beside them those of softmax itself (softmax_bound), whose
-    sums are at least as deep; one rounding, or two of 16 bits: of the exponential over the largest
-    of its columns, which loses least where it counts most, and of the result; underflow of both,
-    because the last factor is at most 1.  exp(r) - 1 for errors r that are not small.
+    """Return the Bound of the result.
+
+    The relative error adds up: the logit's error, the mean of all logits' errors weighted by their
+    shares of the sum, and softmax's own errors (softmax_bound, whose sums are at least as deep).
+    Errors r that are not small count as exp(r) - 1.  An FP32 result has one rounding.  A 16-bit
+    result has two: of the exponential, relative to the largest of its columns, and of the result.
+    Both can underflow, as the last factor is at most 1.
 
     >>> a = np.array([[1.0, 0.5]], np.float16)
     >>> w = np.array([[1, 2, 3], [1, 0, -1]], np.int8)
@@ -61,7 +63,7 @@ def dequant_softmax_bound(
     >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
     True
 
-    Expected: both roundings, of the first one as if all columns had the row's largest number.
+    Expected: both roundings, the first as if all columns had the largest number of the row.
     """
     xp, u = namespace(a), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
@@ -78,12 +80,12 @@ def dequant_softmax_bound(
         def of_sum(terms: Any) -> Any:
             return xp.sum(xp.where(y > 0, terms, 0.0), axis=-1, keepdims=True)
 
-        # Of the exponentials of both kinds, and the last factor.
+        # Errors of both exponentials and of the last factor.
         own = 4 * EXP2_ULPS * u + 4 * u + narrow * info.unit_roundoff
         relative = (e.exponent + e.total + own) * (1 + 2.0**-10)
         relative = xp.expm1(relative + worst + of_sum(y * worst))
         floor = 2 * 2.0**-126
-        # A logit of -inf is a zero, whatever its error.
+        # A logit of -inf gives 0 without an error.
         worst, rms = (xp.where(y > 0, part, 0.0) for part in (y * relative, rms))
         shared = xp.sqrt(e.total_rms**2 + of_sum((y * rms) ** 2) + (RECIPROCAL_RMS * u) ** 2)
         own = e.exponent_rms**2 + rms**2 + shared**2 + (EXP2_RMS * u) ** 2 + ROUNDING**2

@@ -1,4 +1,4 @@
-"""dual_gemm_silu in FP64, and how far the kernels may be from it under each policy."""
+"""dual_gemm_silu in FP64, and bounds of the kernels' errors for each policy."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def dual_gemm_silu(
     operands: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)), or the formula
-    `epilogue` of the two products, in FP64.
+    """Return silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)) in FP64.
+
+    With `epilogue`, return the results of that formula of the two products.
 
     >>> a, gate, up = np.float16([[1, 2]]), np.float16([[0], [0.5]]), np.float16([[1], [1]])
     >>> (y,) = reference.dual_gemm_silu(a, gate, up)  # silu(1) * 3
@@ -75,10 +76,12 @@ def dual_gemm_silu_bound(
     operands: Mapping[str, Any] | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """Elementwise: with d1 and d2 off by e1 and e2, |silu(d1 + e1) (d2 + e2) - silu(d1) d2| is at
-    most
-    1.1 |e1| (|d2| + |e2|) + |silu(d1)| |e2|; and the epilogue's roundings.  Infinite where a
-    policy's FP16 numbers overflow.  Of a formula: the errors of both products, followed through it.
+    """Return the Bounds of the results.
+
+    With errors e1 and e2 of the products d1 and d2, |silu(d1 + e1) (d2 + e2) - silu(d1) d2| is at
+    most 1.1 |e1| (|d2| + |e2|) + |silu(d1)| |e2|.  The epilogue's roundings are added.  The bound
+    is infinite where FP16 numbers of the policy overflow.  A formula propagates the errors of both
+    products.
 
     >>> a = np.array([[1.0, 2.0]], np.float16)
     >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)
@@ -116,8 +119,10 @@ def dual_gemm_silu_bound(
 
 
 def in_half(x: Approximate) -> Approximate:
-    """Rounded to FP16: with a mean error among its smallest numbers, and where few numbers come
-    often."""
+    """Return x rounded to FP16.
+
+    The mean error is not zero among FP16's smallest numbers and where few numbers are frequent.
+    """
     xp, size = namespace(x.exact), abs(x.exact)
     own = rounding_rms(x.exact, dtypes.float16)
     mean = xp.minimum(own**2 / xp.where(size > 0, size, 1.0), size) + own / 2
@@ -129,12 +134,12 @@ def in_half(x: Approximate) -> Approximate:
 
 
 def _overflows(x: Approximate) -> Any:
-    """Whether an FP16 number may be infinite where FP64 is not."""
+    """Return where an FP16 number may be infinite."""
     return abs(x.exact) + x.worst >= _HALF.max
 
 
 def times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
-    """Their product, before it is rounded; `exact` of what x and y should be."""
+    """Return the product before its rounding; exact: the FP64 product."""
     size_x, size_y = abs(x.exact), abs(y.exact)
     return Approximate(
         exact,
@@ -149,17 +154,17 @@ def times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
 
 
 def _half_silu(x: Approximate) -> Approximate:
-    """silu at an FP16 x in FP16 operations.
+    """Return silu of an FP16 x, computed by FP16 operations.
 
-    The power 2^p, p rounded to FP16, is rounded itself; its error weighs as much as 1 - sigmoid.
-    Then the sum with 1 and the quotient are rounded; the caller rounds the product.  From -10.9
-    down the exponential may overflow, which makes the sigmoid zero.
+    The exponent p and the power 2^p are rounded to FP16; the power's error is weighted by
+    1 - sigmoid.  The sum with 1 and the quotient are rounded; the caller rounds the product.  Below
+    -10.9 the exponential may overflow, which makes the sigmoid zero.
     """
     xp, half, tiny = namespace(x.exact), _HALF.unit_roundoff, _HALF.underflow_error
     exact, size = x.exact, abs(x.exact)
     y, share, rest = abs(activate(xp, exact, "silu")), sigmoid(xp, exact), sigmoid(xp, -exact)
     power = 1.1 * half * (size + 1) + 2 * EXP2_ULPS * UNIT_ROUNDOFF_32
-    # The exponential's floor counts relative to 1 + it, the sigmoid's is multiplied with x.
+    # The exponential's floor is relative to 1 + the exponential; x multiplies the sigmoid's floor.
     own = y * (rest * power + 2.2 * half) + 1.1 * size * 2 * tiny
     own = xp.where(exact < -10.9, y + size * tiny, own)
     log2_e = 1 / math.log(2)

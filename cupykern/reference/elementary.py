@@ -1,27 +1,28 @@
 """Largest errors of the FP32 elementary functions, in units in the last place of the exact result.
 
-kernels_cu/common/math.cuh has the functions, tests/platform/test_math.py measures them.  They hold
-on every target, whether or not a * b + c is contracted, as long as exp2_approx keeps EXP2_ULPS.
-One ulp is at most 2 * UNIT_ROUNDOFF_32, relatively.  Results below 2^-126 may be zero, and
-subnormal arguments count as zero.
+kernels_cu/common/math.cuh defines the functions; tests/platform/test_math.py measures them.  The
+bounds hold on every target, with and without contraction of a * b + c, if exp2_approx keeps
+EXP2_ULPS.  One ulp is a relative error of at most 2 * UNIT_ROUNDOFF_32.  Results below 2^-126 may
+be zero, and subnormal arguments count as zero.
 """
 
 EXP2_ULPS = 2
-"""exp2_approx on any platform: as the PTX ISA states for ex2.approx.ftz.f32, the weakest one."""
+"""exp2_approx on all platforms: the PTX ISA's bound of ex2.approx.ftz.f32, the least accurate."""
 
 EXP2_RMS, EXP2_BIAS = 0.98, 0.85
-"""exp2_approx's relative error in units of 2^-24: its root mean square, and how far its mean may be
-from 0.  ex2.approx.ftz.f32 on an H100, all mantissas of arguments in [-64, -1): 0.972 to 1.002,
-mean -0.830 to -0.865.  Nearer to 0 they are smaller, down to 0.50 and -0.09.  The host's exp2 is
-rounded to nearest: 0.43, 0."""
+"""Relative error of exp2_approx in units of 2^-24: root mean square, and largest |mean|.
+ex2.approx.ftz.f32 on an H100, all mantissas of arguments in [-64, -1): 0.972 to 1.002, mean -0.830
+to -0.865.  Closer to 0 the errors are smaller, down to 0.50 and -0.09.  The host's exp2 is rounded
+to nearest: 0.43, 0."""
 
 RECIPROCAL_RMS, RECIPROCAL_BIAS = 0.50, 0.07
-"""reciprocal_approx, likewise: rcp.approx.ftz.f32 on an H100, all mantissas: 0.502, mean +0.070."""
+"""The same of reciprocal_approx: rcp.approx.ftz.f32 on an H100, all mantissas: 0.502, mean
++0.070."""
 
 RSQRT_RMS, RSQRT_BIAS = 0.66, 0.09
-"""reciprocal_square_root, likewise: rsqrt.approx.ftz.f32 on an H100, all mantissas: 0.658 and 0.481
-by the exponent's parity, mean -0.077 and -0.091.  The host's square root and division:
-0.60, mean 0."""
+"""The same of reciprocal_square_root: rsqrt.approx.ftz.f32 on an H100, all mantissas: 0.658 and
+0.481 by the exponent's parity, mean -0.077 and -0.091.  The host's square root and division: 0.60,
+mean 0."""
 
 RSQRT_SEGMENTS, RSQRT_TABLE_RMS, RSQRT_TABLE_MAX = 64, 0.44, 1.64
 """Approximating units look up a polynomial by the leading bits of the argument's mantissa: rsqrt by
@@ -29,10 +30,10 @@ RSQRT_SEGMENTS, RSQRT_TABLE_RMS, RSQRT_TABLE_MAX = 64, 0.44, 1.64
 interpolator, ARITH-17 (2005)).  The rounding of the result is 0.490 of RSQRT_RMS where the result
 is in the lower half of a binade.  The rest is the polynomial's error: 0.658^2 - 0.490^2 = 0.44^2.
 
-That error is a function of the argument, so that arguments of one segment share it.  The best fit
-is furthest off at the ends of its segment, on the same side at both.  So arguments at the same
-place in their segments share it too.  The PTX ISA states 2^-22.9 = 2.14 * 2^-24 for the whole
-error.  The rounding has at least 0.5 of that where the polynomial is furthest off."""
+That error is a function of the argument, so arguments in one segment share it.  The best fit has
+its largest error at both ends of a segment, with the same sign.  So arguments at the same position
+in their segments also share it.  The PTX ISA states 2^-22.9 = 2.14 * 2^-24 for the whole error.
+Where the polynomial's error is largest, the rounding takes at least 0.5 of that."""
 
 LOG_ULPS = 1
 """log_accurate; 0.95 measured."""
@@ -54,30 +55,30 @@ GELU_RMS = 0.6
 what an exp2_approx of EXP2_RMS adds."""
 
 GELU_OF_TWICE = 2.0**-16
-"""gelu_of_twice, for results of 16 bits: this share of the result, besides GELU_ERROR.  Of
-the latter 1.47 was measured, with the worst exp2_approx too."""
+"""gelu_of_twice, for 16-bit results: an additional error relative to the result.  Of GELU_ERROR,
+1.47 was measured, also with the worst exp2_approx."""
 
 SIGMOID_ULPS = 7
 SIGMOID_ULPS_PER_UNIT = 1.25
-"""sigmoid: SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * max(-x, 0).  Besides the latter, 2.00 was
-measured with a division and 5.06 with the worst exp2_approx; reciprocal_approx adds at most 1.
+"""sigmoid: SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * max(-x, 0).  For SIGMOID_ULPS, 2.00 was measured
+with a division and 5.06 with the worst exp2_approx; reciprocal_approx adds at most 1.
 
-The exponent -x * log2 e takes the roundings of the product and of log2 e, 2^-24 and 0.23 * 2^-24 of
-it, which the exponential makes relative errors |x| times as large.
+The exponent -x * log2 e has the relative errors 2^-24 and 0.23 * 2^-24, from the roundings of the
+product and of log2 e.  The exponential turns them into relative errors |x| times as large.
 """
 
 GELU_TANH_ULPS = 9
 GELU_TANH_ULPS_PER_UNIT = 5
 """gelu_tanh: GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * max(-2 t, 0), where gelu_tanh is x times
-the sigmoid of 2 t.  The exponent takes up to five roundings of products, sums and constants."""
+the sigmoid of 2 t.  The exponent has up to five roundings of products, sums and constants."""
 
 SINE_COSINE_ERROR = 1.75
 SINE_COSINE_PER_ANGLE = 2.0**-51
-"""sine_cosine: absolute, SINE_COSINE_ERROR * 2^-24 + SINE_COSINE_PER_ANGLE * |angle|.  The former
-is 1.56 measured: a rounding of what is left of the angle, 2^-25, those of the result and of
-1 - x^2 / 2, and the polynomials.  An angle in FP64 has a rounding, and its reduction has one."""
+"""sine_cosine: absolute error SINE_COSINE_ERROR * 2^-24 + SINE_COSINE_PER_ANGLE * |angle|.  For
+the former 1.56 was measured: the roundings of the reduced angle (2^-25), of the result and of
+1 - x^2 / 2, and the polynomials.  The FP64 angle and its reduction have one rounding each."""
 
 SINE_COSINE_RMS, SINE_COSINE_BIAS = 0.36, 0.012
 SINE_COSINE_RMS_PER_ANGLE = 2.0**-54
-"""Likewise, in units of 2^-24, of angles that are as good as random: 0.354, and 0.0066 too small;
-up to pi / 4 0.433 of the cosine, and 0.0104 of the sine."""
+"""The same in units of 2^-24, root mean square and |mean|, for random angles: 0.354, and 0.0066 too
+small.  Up to pi / 4: root mean square 0.433 of the cosine, mean 0.0104 of the sine."""

@@ -1,5 +1,4 @@
-"""What follows a product, bias, activation, residual and the last rounding: in FP64, and how far
-the kernels may be from it."""
+"""Errors of a product's epilogue: bias, activation, residual and the last rounding."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from .activations import ACTIVATIONS, Activation
 from .approximate import Approximate
 from .rounding import over_normal
 
-_BENT = 2.0**-6  # within an error of so much slopes change little
+_BENT = 2.0**-6  # slopes change little within an error of this size
 
 
 def activated(value: Approximate, activation: str | None, narrow: bool = False) -> Approximate:
-    """The activation of a value; narrow: see Activation.error."""
+    """Return the activation of a value with its errors; narrow: see Activation.error."""
     if activation is None:
         return value
     xp, x, known = namespace(value.exact), value.exact, ACTIVATIONS[activation]
@@ -29,7 +28,7 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
     mean, square = _of_random(value, known, steepness)
     found = Approximate(
         known.value(xp, x),
-        # Its own error is that at an argument which is off.
+        # The factor covers the activation's own error at an inexact argument.
         (steepest * value.worst + worst) * (1 + 2.0**-10),
         steepest * value.floor + floor,
         square + own**2,
@@ -38,7 +37,7 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
         value.axes,
         steepness * value.known,
     )
-    # An infinite sum, which relu makes 0, has no error.
+    # An infinite argument has no error; relu gives 0 for -inf.
     infinite = xp.isinf(x)
     errors = {
         name: xp.where(infinite, 0.0, getattr(found, name))
@@ -48,11 +47,11 @@ def activated(value: Approximate, activation: str | None, narrow: bool = False) 
 
 
 def _of_random(value: Approximate, activation: Activation, steepness: Any) -> tuple[Any, Any]:
-    """(size of the mean, mean square) of what the activation makes of the value's errors.
+    """Return (|mean|, mean square) of the activation's error from the value's error.
 
-    To first order they are multiplied by the slope, `steepness`; not where they reach relu's kink,
-    or slopes that differ much (f'' is at most about 1 + |x| times the slope), as those of large
-    products that cancel do.
+    To first order the slope, `steepness`, multiplies the error.  This fails where the error reaches
+    relu's kink or slopes that differ much (f'' is at most about 1 + |x| times the slope).  Large
+    products that cancel have such errors.
     """
     xp, x, rms = namespace(value.exact), value.exact, namespace(value.exact).sqrt(value.square)
     mean, square = xp.zeros_like(x), steepness**2 * value.square + xp.zeros_like(x)
@@ -77,7 +76,7 @@ def epilogue_bound(
     out_dtype: np.dtype,
     reference: Array,
 ) -> Bound:
-    """The Bound of the output, for a product with its scales."""
+    """Return the Bound of the output for a scaled product `value`."""
     xp = namespace(reference)
     if out_dtype == dtypes.int32:  # no rounding at all
         return Bound(value.worst, xp.zeros_like(value.worst))

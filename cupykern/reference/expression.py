@@ -1,4 +1,4 @@
-"""Expressions in FP64, in the arrays' own namespace."""
+"""Evaluation of expressions in FP64, with numpy or CuPy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RANGES = {
     dtypes.float8_e5m2: (-57344.0, 57344.0),
     dtypes.int8: (-128.0, 127.0),
 }
-"""What results of formulas saturate to."""
+"""The ranges that results of formulas saturate to."""
 
 
 def rounded_to(xp: Namespace, x: Any, dtype: np.dtype) -> Any:
-    """x, in FP64, rounded to nearest even in `dtype`."""
+    """Return x (FP64) rounded to nearest even in `dtype`."""
     spacing = gap(x, dtype)
     y = xp.rint(x / spacing) * spacing
     y = xp.where(xp.abs(y) > finfo(dtype).max, xp.copysign(math.inf, x), y)
@@ -44,7 +44,7 @@ _OF_XP = {
 }
 _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
     "real": lambda xp, x: x.astype(np.float64),
-    **dict.fromkeys(REDUCTIONS, lambda xp, x: x),  # of the terms, which reduce_rows has
+    **dict.fromkeys(REDUCTIONS, lambda xp, x: x),  # of the terms; see reduce_rows
     "rsqrt": lambda xp, x: 1 / xp.sqrt(x),
     "sigmoid": sigmoid,
     "erf": erf,
@@ -54,7 +54,7 @@ _OTHERS: dict[str, Callable[[Namespace, Any], Any]] = {
 
 
 def saturated(x: Array, dtype: Any) -> Any:
-    """x, in FP64, as results of `dtype` saturate: those of 8 bits, and NaN is 0 in int8."""
+    """Return x (FP64) saturated to the range of an 8-bit `dtype`; NaN becomes 0 in int8."""
     xp, dtype = namespace(x), np.dtype(dtypes.NAMES.get(dtype, dtype))
     if dtype not in RANGES:
         return x
@@ -65,7 +65,7 @@ def saturated(x: Array, dtype: Any) -> Any:
 def expression(
     acc: Array, epilogue: Any, operands: Mapping[str, Any] | None, out_dtype: Any = None
 ) -> tuple[Any, ...]:
-    """The results of the formula of the product `acc`, in FP64, saturated as `out_dtype`."""
+    """Return the results of a formula of the product `acc` in FP64, saturated to `out_dtype`."""
     return of_products({"acc": acc}, read(epilogue), operands, out_dtype)
 
 
@@ -76,7 +76,7 @@ def gate(
     operands: Mapping[str, Any] | None,
     out_dtype: Any = None,
 ) -> tuple[Any, ...]:
-    """The results of the formula of two products, as expression's."""
+    """Return the results of a formula of two products, like `expression`."""
     return of_products({"acc1": acc1, "acc2": acc2}, read(epilogue, "gate"), operands, out_dtype)
 
 
@@ -86,7 +86,10 @@ def of_products(
     operands: Mapping[str, Any] | None,
     out_dtype: Any,
 ) -> tuple[Any, ...]:
-    """products: by their names, in FP64.  out_dtype: one, or one for each result."""
+    """Return the results of a formula of FP64 products by name.
+
+    out_dtype: one dtype, or a tuple with one per result.
+    """
     acc = next(iter(products.values()))
     given = [operand(acc, (operands or {})[name]) for name in formula.names]
     with np.errstate(all="ignore"):
@@ -103,12 +106,12 @@ def of_products(
 
 
 def each(out_dtype: Any, count: int) -> tuple[Any, ...]:
-    """The dtypes of `count` results: one, or one for each."""
+    """Return the dtypes of `count` results: a tuple, or one dtype repeated."""
     return out_dtype if isinstance(out_dtype, tuple) else (out_dtype,) * count
 
 
 def operand(acc: Array, x: Any) -> Any:
-    """An operand as FP32 holds it, integers rounded to nearest, in FP64."""
+    """Return an operand in FP64; integers and scalars are rounded to FP32 first."""
     xp = namespace(acc)
     if hasattr(x, "dtype") and x.ndim:
         return as_float64(x.astype(np.float32) if x.dtype.kind in "ib" else x)
@@ -116,7 +119,7 @@ def operand(acc: Array, x: Any) -> Any:
 
 
 class Environment(NamedTuple):
-    """What the leaves of a tree are: names, FP64 or int64, and operands, FP64."""
+    """Values of a tree's leaves: names (FP64 or int64) and operands (FP64)."""
 
     xp: Namespace
     names: Mapping[str, Any]
@@ -124,7 +127,7 @@ class Environment(NamedTuple):
 
     @classmethod
     def of_products(cls, products: Mapping[str, Array], operands: Sequence[Array]) -> Environment:
-        """products: FP64, (..., M, N), by name.  operands broadcast to them."""
+        """Take FP64 products (..., M, N) by name; operands broadcast to them."""
         acc = next(iter(products.values()))
         xp = namespace(acc)
         *batch, m, n = acc.shape
@@ -134,7 +137,7 @@ class Environment(NamedTuple):
 
 
 def evaluate(nodes: Sequence[Node], given: Environment) -> list[Any]:
-    """The value of every node."""
+    """Return the value of every node."""
     xp = given.xp
     values: list[Any] = []
     for node in nodes:

@@ -1,9 +1,9 @@
-"""How far FP32 may be from an expression's FP64 value: running error analysis of its tree.
+"""FP32 errors of an expression, by running error analysis of its tree.
 
-Forwards, the largest errors: each operation's rounding, and its arguments' errors times the largest
-slope within them.  Where an argument's error reaches a pole, or FP32 overflows, the bound ends;
-where it reaches a jump, the bound takes in both sides.  Backwards, the expected errors: the square
-of each rounding, times that of the result's slope there.
+A forward pass gives the largest errors: each operation's rounding, plus its arguments' errors times
+the largest slope within them.  The bound ends where an argument's error reaches a pole or FP32
+overflows.  Where the error reaches a jump, the bound includes both sides.  A backward pass gives
+the expected errors: the square of each rounding times the square of the result's slope.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _CASTS = {"float16": dtypes.float16, "bfloat16": dtypes.bfloat16}
 
 
 class Error(NamedTuple):
-    """Of one node.
+    """The error of one node.
 
-    worst, floor: as Approximate's.  free: where the bound ends.
-    unsure: where a boolean may be the other one, or a jump be taken: no error is expected.
-    square: the expected square of its own rounding.
+    worst, floor: see Approximate.  free: where the bound ends.
+    unsure: where a boolean may differ, or a jump may be taken; no error is expected there.
+    square: the expected square of the node's own rounding.
     """
 
     worst: Any
@@ -57,7 +57,10 @@ def expression_bound(
     out_dtype: Any,
     reference: tuple[Array, ...],
 ) -> tuple[Bound, ...]:
-    """The Bounds of the results of a product's formula, stored as `out_dtype`, or one each."""
+    """Return the Bounds of the results of a formula of a product.
+
+    out_dtype: the dtype of the results, or a tuple with one per result.
+    """
     return bound_of_products({"acc": acc}, read(epilogue), operands, out_dtype, reference)
 
 
@@ -69,7 +72,7 @@ def gate_bound(
     out_dtype: Any,
     reference: tuple[Array, ...],
 ) -> tuple[Bound, ...]:
-    """The Bounds of the results of a formula of two products, as expression_bound's."""
+    """Return the Bounds of the results of a formula of two products, like expression_bound."""
     products = {"acc1": acc1, "acc2": acc2}
     return bound_of_products(products, read(epilogue, "gate"), operands, out_dtype, reference)
 
@@ -81,7 +84,7 @@ def bound_of_products(
     out_dtype: Any,
     reference: tuple[Array, ...],
 ) -> tuple[Bound, ...]:
-    """products: by their names."""
+    """Return the Bounds of the results of a formula of products by name."""
     exact = {name: acc.exact for name, acc in products.items()}
     acc = next(iter(exact.values()))
     shape = acc.shape
@@ -91,7 +94,7 @@ def bound_of_products(
         nodes, environment = formula.nodes, Environment.of_products(exact, given)
         values, errors = propagate_all(nodes, environment, products)
         axes = tuple({axis for acc in products.values() for axis in acc.axes})
-        # The roundings apart, and what the products' errors make of the results.
+        # Separate the formula's roundings from the errors that come from the products.
         exact_products = {name: acc._replace(square=0.0) for name, acc in products.items()}
         _, roundings = propagate_all(nodes, environment, exact_products)
         of_products = [
@@ -127,7 +130,7 @@ def _of_product(
     name: str,
     acc: Approximate,
 ) -> list[Any]:
-    """The expected squares of what the errors of the product `name` make of the results."""
+    """Return the expected squares of the results' errors from the errors of product `name`."""
     xp = given.xp
     rms, worst = xp.sqrt(acc.square) + xp.zeros_like(acc.exact), acc.worst + acc.floor
     if not bool((rms > 0).any()):
@@ -148,14 +151,16 @@ def _bound(
     dtype: np.dtype,
     reference: Array,
 ) -> Bound:
-    """Of a result with this error, stored as `dtype`.  square: its expected square; shared: the
-    part of it that all elements along `axes` have in common."""
+    """Return the Bound of a result stored as `dtype`.
+
+    square: the expected square of its error.  shared: the part common to all elements along `axes`.
+    """
     xp, shape = namespace(reference), reference.shape
     worst, floor = (xp.broadcast_to(z, shape) for z in (error.worst, error.floor))
     free, unsure = (xp.broadcast_to(z, shape) for z in (error.free, error.unsure))
     known = xp.isfinite(square) & xp.isfinite(reference) & ~free & ~unsure
     shared = xp.broadcast_to(xp.where(known, xp.maximum(shared, 0.0), 0.0), shape) if axes else 0.0
-    # A literal's error is known, that of a result at least its rounding.
+    # A literal's error is exact; a result's error is at least its rounding.
     square = xp.maximum(square, inexact_rms(reference) ** 2)
     square = xp.broadcast_to(xp.where(known, square, 0.0), shape)
     y = Approximate(reference, worst, floor, square, math.inf, shared, axes)
@@ -169,7 +174,7 @@ def _bound(
 
 
 def _terms(xp: Namespace, values: Any, error: Error, square: Any, shape: tuple[int, ...]) -> Terms:
-    """What a reduction of rows is of."""
+    """Return the terms of a row reduction, broadcast to `shape`."""
     of_error = error.worst, error.floor, error.free, error.unsure
     found = Terms(values, *of_error, xp.where(xp.isfinite(square), square, 0.0))
     return Terms(*(xp.broadcast_to(x, shape) for x in found))
@@ -178,15 +183,18 @@ def _terms(xp: Namespace, values: Any, error: Error, square: Any, shape: tuple[i
 def _of_rows(
     xp: Namespace, reduction: str, terms: Terms, axes: tuple[int, ...], reference: Array
 ) -> Bound:
-    """Of a reduction of rows, in FP32."""
+    """Return the Bound of a row reduction in FP32."""
     rows = reduced(xp, reduction, terms)
     error = Error(rows.worst, rows.floor, rows.free, rows.unsure, rows.square)
-    # How much of the terms' errors rows have in common is not derived: all, if any.
+    # The part of the errors common to all rows is not derived: assume all of it.
     return _bound(error, rows.square, rows.square, axes, dtypes.float32, reference)
 
 
 def _saturated(bound: Bound, y: Any, error: Error, dtype: np.dtype) -> Bound:
-    """Of a result y, before it saturates: no error where it does, give or take its own."""
+    """Return the Bound of a saturated result; y is its value before saturation.
+
+    There is no error where y saturates with certainty.
+    """
     xp, (low, high), size = namespace(bound.elementwise), RANGES[dtype], error.size
     beyond = (y - size >= high) | (y + size <= low)
     return bound._replace(
@@ -198,7 +206,7 @@ def _saturated(bound: Bound, y: Any, error: Error, dtype: np.dtype) -> Bound:
 def propagate(
     nodes: Sequence[Node], given: Environment, inexact: Mapping[str, Approximate]
 ) -> tuple[Error, Any]:
-    """(the last node's error, its expected square).  inexact: the names that have errors."""
+    """Return (error, expected square) of the last node; inexact: the names with errors."""
     values, errors = propagate_all(nodes, given, inexact)
     return errors[-1], _expected(given.xp, nodes, values, errors, len(nodes) - 1)
 
@@ -206,7 +214,7 @@ def propagate(
 def propagate_all(
     nodes: Sequence[Node], given: Environment, inexact: Mapping[str, Approximate]
 ) -> tuple[list[Any], list[Error]]:
-    """(values, errors) of all nodes."""
+    """Return (values, errors) of all nodes."""
     xp, values = given.xp, evaluate(nodes, given)
     zero, no = xp.asarray(0.0), xp.asarray(False)
     none = Error(zero, zero, no, no, zero)
@@ -228,11 +236,11 @@ def _error(
     args: Sequence[Argument],
     inexact: Mapping[str, Approximate],
 ) -> Error:
-    """none: an Error of zeros."""
+    """Return the error of a node with value y; none: an Error of zeros."""
     if node.op == "name" and node.value in inexact:
         x = inexact[node.value]
         return none._replace(worst=x.worst, floor=x.floor, square=x.square)
-    if node.op in ("operand", "load"):  # subnormal numbers may count as zero
+    if node.op in ("operand", "load"):  # subnormals may be flushed to zero
         return none._replace(floor=xp.where(xp.abs(y) < FLOOR, xp.abs(y), 0.0))
     if node.kind == BOOLEAN:
         return none._replace(unsure=_unsure(xp, node, args))
@@ -248,7 +256,7 @@ def _error(
     before = none
     for _, error in args:
         before = before._replace(free=before.free | error.free, unsure=before.unsure | error.unsure)
-    if node.op in REDUCTIONS:  # of the terms
+    if node.op in REDUCTIONS:  # the error of the terms
         return args[0][1]._replace(square=none.square)
     if node.op in ("minimum", "maximum"):
         worst, floor = _extreme(xp, node.op, args)
@@ -286,7 +294,7 @@ def _error(
         before = before._replace(
             worst=(of_a.worst + xp.abs(y) * of_b.worst) / least,
             floor=(of_a.floor + xp.abs(y) * of_b.floor) / least,
-            free=before.free | (xp.abs(b) <= of_b.size),  # and at 0, whose sign is not known
+            free=before.free | (xp.abs(b) <= of_b.size),  # also at 0, whose sign is unknown
         )
         return _rounded(xp, y, before, U)
     f = FUNCTIONS[node.op]
@@ -302,7 +310,7 @@ def _error(
 
 
 def _rounded(xp: Namespace, y: Any, before: Error, relative: Any, rms: Any = None) -> Error:
-    """With the rounding of y, which had the errors `before`.  rms: None: of one rounding."""
+    """Return the errors `before` plus the rounding of y.  rms: relative; None: one rounding."""
     if rms is None:
         own = xp.where(before.worst > 0, rounding_rms(y), inexact_rms(y))
     else:
@@ -313,7 +321,7 @@ def _rounded(xp: Namespace, y: Any, before: Error, relative: Any, rms: Any = Non
 
 
 def _finite(xp: Namespace, node: Node, y: Any, error: Error) -> Error:
-    """No error where NaN and infinities are certain; the bound ends where FP32 overflows."""
+    """Clear the error where y is not finite; end the bound where FP32 overflows."""
     if node.kind != REAL:
         return error
     finite = xp.isfinite(y)
@@ -326,7 +334,7 @@ def _finite(xp: Namespace, node: Node, y: Any, error: Error) -> Error:
 
 
 def _unsure(xp: Namespace, node: Node, args: Sequence[Argument]) -> Any:
-    """Where a boolean may be the other one."""
+    """Return where a boolean may differ."""
     if node.op == "where":
         (chosen, of_choice), (x, of_x), (z, of_z) = args
         either = (x != z) | of_x.unsure | of_z.unsure
@@ -335,7 +343,7 @@ def _unsure(xp: Namespace, node: Node, args: Sequence[Argument]) -> Any:
     if node.op in ("isnan", "not"):
         return of_a.free if node.op == "isnan" else of_a.unsure
     if node.op in ("and", "or"):
-        # A certain False decides of `and`, a certain True of `or`.
+        # A certain False decides `and`; a certain True decides `or`.
         decides_a, decides_b = (~x if node.op == "and" else x for x in (a, b))
         return (of_a.unsure & ~(decides_b & ~of_b.unsure)) | (
             of_b.unsure & ~(decides_a & ~of_a.unsure)
@@ -364,7 +372,7 @@ def _chosen(xp: Namespace, none: Error, condition: Argument, a: Argument, b: Arg
 
 
 def _extreme(xp: Namespace, op: str, args: Sequence[Argument]) -> tuple[Any, Any]:
-    """(worst, floor) of minimum and maximum."""
+    """Return (worst, floor) of minimum and maximum."""
     (a, of_a), (b, of_b) = args
     if op == "minimum":
         a, b = -a, -b
@@ -392,8 +400,8 @@ def _expected(
     errors: Sequence[Error],
     root: int,
 ) -> Any:
-    """The expected square of the error of the node `root`."""
-    slopes = [xp.asarray(0.0)] * len(nodes)  # its slopes, by each node
+    """Return the expected square of the error of the node `root`."""
+    slopes = [xp.asarray(0.0)] * len(nodes)  # derivatives of the root by each node
     slopes[root] = slopes[root] + 1.0
     total: Any = 0.0
     for n in reversed(range(root + 1)):
@@ -408,7 +416,7 @@ def _expected(
 
 
 def _slopes(xp: Namespace, node: Node, y: Any, args: Sequence[Any]) -> list[Any]:
-    """The derivatives of one operation."""
+    """Return the derivatives of one operation by its arguments."""
     op = node.op
     if op in REDUCTIONS:
         return [1.0]

@@ -1,4 +1,4 @@
-"""The functions of expressions: slopes, and how far FP32 is from each (elementary.py)."""
+"""Functions of expressions: their slopes and FP32 errors (elementary.py)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Function(NamedTuple):
 
     slope: (xp, x, y) -> f'(x).
     steepest: (xp, x, y, e) -> the largest |f'| within e of x.
-    relative, rms: (xp, x) -> the largest and the expected error of y over |y|.
+    relative, rms: (xp, x) -> the largest and the expected relative error of y.
     ends: (xp, x, e) -> where the bound ends.
     """
 
@@ -45,7 +45,7 @@ class Function(NamedTuple):
 
 
 def _near(xp: Namespace, x: Any, e: Any) -> Any:
-    """The smallest |x| within e."""
+    """Return the smallest |z| with z within e of x."""
     return xp.maximum(xp.abs(x) - e, 0.0)
 
 
@@ -62,7 +62,7 @@ def _sigmoid_slope(xp: Namespace, x: Any) -> Any:
 
 
 def _sigmoid_rms(xp: Namespace, x: Any) -> Any:
-    """As reference/activations.py: silu's error, without the last product."""
+    """Return the expected error of sigmoid: silu's in activations.py without the last product."""
     power = xp.hypot(EXP2_RMS * U, ROUNDING * x)
     share = 1 / (1 + xp.exp(x))
     return xp.sqrt((share * power) ** 2 + (RECIPROCAL_RMS * U) ** 2 + ROUNDING**2)
@@ -119,7 +119,7 @@ FUNCTIONS = {
         lambda xp, x, y, e: 0.5 * (x - e) ** -1.5,
         _constant(4 * U),
         _constant(RSQRT_RMS * U),
-        lambda xp, x, e: xp.abs(x) <= e,  # at 0 too, whose sign is not known
+        lambda xp, x, e: xp.abs(x) <= e,  # also at 0, whose sign is unknown
     ),
     "tanh": Function(
         lambda xp, x, y: _tanh_slope(xp, x),

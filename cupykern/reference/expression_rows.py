@@ -1,15 +1,15 @@
-"""Reductions of rows among a formula's results: in FP64, and how far FP32 may be from that.
+"""Row reductions of a formula's results: in FP64, and bounds of their FP32 errors.
 
-Of terms t_j, the formula's values in the columns j of a row, with errors of at most e_j:
+The terms t_j are the formula's values in the columns j of a row, with errors of at most e_j.
 
-row_sum: the sum of the e_j, and of each of the d additions on a term's way to the result a
-rounding of the partial sum: gamma_d sum of (|t_j| + e_j), gamma_d = d u / (1 - d u).  d is that of
-the kernel with the most levels (`levels`).
+row_sum: the error is at most the sum of the e_j plus the rounding of the partial sum in each of the
+d additions that a term passes: gamma_d sum of (|t_j| + e_j), gamma_d = d u / (1 - d u).  d is the
+depth of the kernel with the most levels (`levels`).
 
-row_max: the largest e_j of the columns that may hold the maximum, those with
-t_j + e_j >= max over k of (t_k - e_k).  For the column that FP32 has as the largest is one of
-these, and so is that of the exact maximum: the first one's value is at most e_j above the exact
-maximum, and at least that of the second one.
+row_max: the error is at most the largest e_j of the columns that may contain the maximum: those
+with t_j + e_j >= max over k of (t_k - e_k).  Both the largest FP32 column and the column of the
+exact maximum are among them.  The FP32 value of the former is at most its e_j above the exact
+maximum, and at least the FP32 value of the latter.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _OF_TILE, _OF_SLICE = 72, 128
 
 
 class Terms(NamedTuple):
-    """What a reduction is of, arrays like the product: the values and their errors.
+    """The terms of a reduction and their errors, arrays like the product.
 
-    worst, floor, free, unsure: as expression_error.Error's.  square: expected.
+    worst, floor, free, unsure: see expression_error.Error.  square: the expected square.
     """
 
     values: Any
@@ -43,17 +43,18 @@ class Terms(NamedTuple):
 
 
 def levels(n: int) -> int:
-    """How many additions a term of a row of n columns passes at most.
+    """Return the largest number of additions that a term in a row of n columns passes.
 
-    A thread adds up to 64 columns of Hopper's tiles one after another, then 2 levels of a tree the
-    quad's; others, of slices of at least 4 columns, 8 and 2 levels.  A lane of the launch that
-    merges the slices adds every 32nd one, then 6 levels of a tree all lanes': n / 128 slices of 4.
+    On Hopper a thread adds up to 64 columns of a tile in sequence; 2 tree levels merge the quad.
+    Other kernels have slices of at least 4 columns: 8 additions and 2 levels.  In the kernel that
+    merges slices, a lane adds every 32nd slice (n / 128 with slices of 4); 6 tree levels merge the
+    lanes.
     """
     return max(0, min(n - 1, _OF_TILE + math.ceil(n / _OF_SLICE)))
 
 
 def reduce_rows(xp: Namespace, reduction: str, values: Any) -> Any:
-    """values: (..., M, N), in FP64.  NaN propagates.
+    """Return the reduction (..., M, 1) of FP64 values (..., M, N).  NaN propagates.
 
     >>> from cupykern.reference.expression_rows import reduce_rows
     >>> reduce_rows(np, "row_max", np.array([[1.0, 3.0], [np.nan, 2.0]])).tolist()
@@ -69,7 +70,7 @@ def reduce_rows(xp: Namespace, reduction: str, values: Any) -> Any:
 
 
 def reduced(xp: Namespace, reduction: str, terms: Terms) -> Terms:
-    """The reduction's errors; `values` is as it was."""
+    """Return the reduction's errors; `values` stays unchanged."""
     if terms.values.shape[-1] == 0:
         ends = xp.zeros((*terms.values.shape[:-1], 1))
         return Terms(terms.values, ends, ends, ends > 0, ends > 0, ends)
@@ -86,7 +87,7 @@ def _sum(xp: Namespace, t: Terms) -> Terms:
     gamma = depth * UNIT_ROUNDOFF_32 / (1 - depth * UNIT_ROUNDOFF_32)
     size = xp.where(xp.isfinite(t.values), xp.abs(t.values), 0.0)
     total, worst, floor = (_rows(xp, x) for x in (size, t.worst, t.floor))
-    # Whatever the terms' errors have in common: the triangle inequality of root mean squares.
+    # Holds for any correlation of the terms' errors: triangle inequality of root mean squares.
     square = _rows(xp, xp.sqrt(t.square)) ** 2
     return Terms(
         t.values,
@@ -94,7 +95,7 @@ def _sum(xp: Namespace, t: Terms) -> Terms:
         floor + n * FLOOR,
         xp.any(t.free, axis=-1, keepdims=True) | ~(total + worst + floor < _MOST),
         xp.any(t.unsure, axis=-1, keepdims=True),
-        # Each level's partial sums have squares that add up to at most the whole's.
+        # The squares of a level's partial sums add up to at most the square of the total.
         square + depth * (ROUNDING * total) ** 2,
     )
 
@@ -107,7 +108,7 @@ def _maximum(xp: Namespace, t: Terms) -> Terms:
     def largest(x: Any) -> Any:
         return xp.max(xp.where(may_be, x, xp.zeros_like(x)), axis=-1, keepdims=True)
 
-    # The error of the largest of several is not that of one of them.
+    # The error of a maximum of several candidates is not the error of one of them.
     several = _rows(xp, may_be.astype(np.int64)) > 1
     free = xp.any(t.free, axis=-1, keepdims=True)
     unsure = largest(t.unsure) | several

@@ -1,4 +1,4 @@
-"""matmul in FP64, and how far the kernels may be from it."""
+"""matmul and scaled_mm in FP64, and bounds of the kernels' errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def matmul(
     operands: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """activation(alpha * (a @ b) + bias) + residual, or the results of `epilogue`, in FP64.
+    """Return activation(alpha * (a @ b) + bias) + residual, or `epilogue`'s results, in FP64.
 
     >>> a = np.array([[1, 2], [3, -4]], np.float16)
     >>> (c,) = reference.matmul(a, a, bias=np.float16([1, 1]), activation="relu")
@@ -75,7 +75,7 @@ def matmul_bound(
     operands: Mapping[str, Any] | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """Elementwise: the error of the sum, carried through the epilogue, and a last rounding.
+    """Return the Bounds: the accumulation error through the epilogue, plus the last rounding.
 
     >>> rng = np.random.default_rng(0)
     >>> a, b = rng.standard_normal((2, 32, 32)).astype(np.float16)
@@ -115,7 +115,7 @@ def scaled_mm(
     operands: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """activation((scale_a * a) @ (scale_b * b) + bias), or the results of `epilogue`, in FP64.
+    """Return activation((scale_a * a) @ (scale_b * b) + bias), or `epilogue`'s results, in FP64.
 
     >>> a, b = np.array([[10, -20]], np.int8), np.array([[1], [3]], np.int8)
     >>> (c,) = reference.scaled_mm(a, b, 0.5, 0.25)
@@ -147,7 +147,7 @@ def scaled_mm_bound(
     operands: Mapping[str, Any] | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding.
+    """Return the Bounds: the scaled product's error through the epilogue, plus one rounding.
 
     >>> a, scale_a = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
     >>> exact = reference.scaled_mm(a, a.T, scale_a, scale_a.T)
@@ -167,14 +167,14 @@ def scaled_mm_bound(
 
 
 def stored_as(out_dtype: Any, default: np.dtype) -> Any:
-    """The dtype of the result, or of each of a formula's."""
+    """Return the dtype of the result, or a tuple of dtypes for a tuple; None: `default`."""
     if isinstance(out_dtype, tuple):
         return tuple(stored_as(dtype, default) for dtype in out_dtype)
     return default if out_dtype is None else dtypes.NAMES.get(out_dtype, out_dtype)
 
 
 def exact_product(a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None) -> Any:
-    """(scale_a * a) @ (scale_b * b) in FP64."""
+    """Return (scale_a * a) @ (scale_b * b) in FP64."""
     x, y, factor = operands(a, b, scale_a, scale_b)
     return product(x, y) * factor
 
@@ -187,19 +187,22 @@ def scaled_product(
     whole: bool = False,
     precision: str = "float32",
 ) -> Approximate:
-    """(scale_a * a) @ (scale_b * b) in FP32; whole: in int32, of int8.  precision: of FP32."""
+    """Return (scale_a * a) @ (scale_b * b) with the kernels' errors.
+
+    whole: the result stays int32 (int8 operands).  precision: of products of FP32 operands.
+    """
     x, y, factor = operands(a, b, scale_a, scale_b)
     blocks = by_block(scale_a, scale_b, y.shape[-1])
     kinds = operand_dtype(a), operand_dtype(b)
     products = Products(*kinds, by_block=blocks, precision=precision)
     value = products.of(x, y)
     if blocks:
-        # Subnormal operands, and the factor of a block, scale_a * scale_b, may count as zero.
+        # Subnormal operands and a subnormal block factor scale_a * scale_b may be flushed.
         xp, stored = namespace(x), operands(a, b, None, None)[:2]
         sizes = [xp.nan_to_num(xp.abs(z), posinf=0.0) for z in stored]
         scale = max(1.0, _largest(scale_a)) * max(1.0, _largest(scale_b))
         floor = value.floor * scale + FLOOR * product(*sizes)
-        # Of operands that are subnormal only without their scales.
+        # Operands that are subnormal only without their scales.
         scaled = [xp.nan_to_num(xp.abs(z), posinf=0.0) for z in (x, y)]
         grown = [(z < FLOOR) & (of >= FLOOR) for z, of in zip(sizes, scaled, strict=True)]
         value = value._replace(floor=floor + products_of(*scaled, *grown))
@@ -216,13 +219,13 @@ def scaled_product(
 
 
 def of_repeated(value: Approximate, *operands: Any) -> Approximate:
-    """Equal rows of a, columns of b and matrices have equal products, whose errors count once."""
+    """Mark errors as shared along axes where broadcast or single operands repeat products."""
     arrays = [x.data if isinstance(x, NvFp4) else x for x in operands]
     a, b = (
         [n == 1 or step == 0 for n, step in zip(x.shape, x.strides, strict=True)] for x in arrays
     )
     batch = itertools.zip_longest(reversed(a[:-2]), reversed(b[:-2]), fillvalue=True)
-    equal = (b[-1], a[-2], *(of_a and of_b for of_a, of_b in batch))  # from the last axis on
+    equal = (b[-1], a[-2], *(of_a and of_b for of_a, of_b in batch))  # starting at the last axis
     sizes = reversed(value.exact.shape)
     axes = tuple(
         -1 - i for i, (same, n) in enumerate(zip(equal, sizes, strict=True)) if same and n > 1
@@ -235,7 +238,7 @@ def _is_array(scale: Factor | None) -> bool:
 
 
 def _largest(scale: Any) -> float:
-    """The largest finite |scale|, a number or an array."""
+    """Return the largest finite |scale| of a number or an array."""
     if scale is None or not getattr(scale, "size", 1):
         return 0.0
     if not _is_array(scale):
@@ -245,7 +248,7 @@ def _largest(scale: Any) -> float:
 
 
 def by_block(scale_a: Factor | None, scale_b: Factor | None, n: int) -> bool:
-    """Whether scales are of blocks of PROMOTED_K of k."""
+    """Return whether there are block scales, for blocks of PROMOTED_K along K."""
 
     def shape(scale: Any) -> tuple[int, ...]:
         return scale.shape[-2:] if getattr(scale, "ndim", 0) >= 2 else (1, 1)
@@ -265,7 +268,7 @@ def operand_dtype(x: Array) -> np.dtype:
 def operands(
     a: Array, b: Array, scale_a: Factor | None, scale_b: Factor | None
 ) -> tuple[Any, Any, Any]:
-    """(a, b, a factor of their product), exact in FP64; a and b include scales of blocks."""
+    """Return (a, b, a factor of their product) in FP64; a and b include block scales."""
     xp = operand_namespace(a)
     a = a.dequantize() if isinstance(a, NvFp4) else as_float64(a)
     b = b.dequantize().swapaxes(-1, -2) if isinstance(b, NvFp4) else as_float64(b)
@@ -275,7 +278,7 @@ def operands(
         return a, b, of_a * of_b
 
     def expand(scale: Any, axis: int, size: int) -> Any:
-        """Blocks repeated to `size`, or as they are."""
+        """Return block scales repeated to `size`; others unchanged."""
         if getattr(scale, "ndim", 0) < 2 or scale.shape[axis] in (1, size):
             return scale
         whole = [slice(None)] * scale.ndim

@@ -1,4 +1,4 @@
-"""merge_attention: the reference in FP64, and the bound of its errors."""
+"""merge_attention in FP64, and the bound of the kernel's errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _TINY = 2.0**-126
 def merge_attention(
     out1: Array, lse1: Array, out2: Array, lse2: Array, *, layout: str = "bhsd", **_: Any
 ) -> tuple[Any, ...]:
-    """(out, lse) of both sets of keys: out1 and out2 by their shares in exp(lse1) + exp(lse2).
+    """Return (out, lse) over both sets of keys in FP64.
+
+    out1 and out2 are weighted by their shares of exp(lse1) + exp(lse2).
 
     >>> one, five = (np.full((1, 1, 1, 8), x, np.float32) for x in (1, 5))
     >>> lse = np.zeros((1, 1, 1), np.float32)
@@ -26,7 +28,7 @@ def merge_attention(
     >>> out[0, 0, 0, 0].round(6).item(), np.exp(both).round(6).item()
     (4.0, 4.0)
 
-    A result of no keys (lse -inf) counts as zero, whatever it holds.
+    A partial result without keys (lse -inf) counts as zero, whatever its values.
     """
     with np.errstate(all="ignore"):
         m = _Merge.of(out1, lse1, out2, lse2, layout)
@@ -44,11 +46,13 @@ def merge_attention_bound(
     reference: tuple[Any, ...],
     **_: Any,
 ) -> tuple[Bound, ...]:
-    """A weight exp(d), d = lse_i - max, has the relative error e_i = 2.25 u32 |d| (the rounding of
-    d, of its product with log2(e), and of that constant) and that of the exponential; their sum
-    e_s = p_1 e_1 + p_2 e_2 + u32.  A share p_i takes e_i + e_s and the roundings of the reciprocal
-    and of a product, and out the roundings of a product and of a sum.  Shares of finite
-    log-sum-exps are at least 2^-126.
+    """Return the Bounds of out and lse.
+
+    A weight exp(d), d = lse_i - max, has the relative error e_i: 2.25 u32 |d| (the roundings of d,
+    of its product with log2(e), and of that constant) plus the error of the exponential.  The sum
+    of weights has the error e_s = p_1 e_1 + p_2 e_2 + u32.  A share p_i has the error e_i + e_s
+    plus the roundings of the reciprocal and of a product.  The output adds the roundings of a
+    product and of a sum.  Shares of finite log-sum-exps are at least 2^-126.
 
     >>> one, five = (np.full((1, 1, 1, 8), x, np.float32) for x in (1, 5))
     >>> parts = one, np.zeros((1, 1, 1), np.float32), five, np.ones((1, 1, 1), np.float32)
@@ -73,7 +77,7 @@ def merge_attention_bound(
             xp.where(xp.isfinite(x) & keep[..., None], abs(x), 0.0)
             for x, keep in zip(m.outs, m.kept, strict=True)
         )
-        # The larger weight is 1; of the other one's error y takes that of both shares.
+        # The larger weight is exactly 1; the error of the smaller one changes both shares.
         smaller = xp.minimum(*m.shares)
         d = xp.minimum(abs(m.distances[0] - m.distances[1]), 128.0)
         roundings = xp.where(d == 0, 0.0, inexact_rms(d) ** 2 + (ROUNDING * d) ** 2)
@@ -119,8 +123,11 @@ def merge_attention_bound(
 
 
 class _Merge(NamedTuple):
-    """Rows as out has them.  distances: of lse1 and lse2 from `top`, the larger one; weights: their
-    exponentials; shares: weights over their sum; parts: shares times outs."""
+    """Intermediate values in out's row order.
+
+    top: the larger of lse1 and lse2.  distances: lse1 and lse2 minus top.  weights: exponentials of
+    the distances.  shares: weights over their sum.  parts: shares times outs.
+    """
 
     xp: Any
     outs: list[Any]
@@ -156,5 +163,5 @@ class _Merge(NamedTuple):
         return cls(xp, outs, kept, top, distances, weights, shares, parts, swaps)
 
     def restore(self, lse: Any) -> Any:
-        """Of rows, as lse has them."""
+        """Return a row statistic in the layout of lse."""
         return lse.swapaxes(-1, -2) if self.swaps else lse

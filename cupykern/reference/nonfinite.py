@@ -1,4 +1,4 @@
-"""nonfinite_report's figures in FP64, and how far the kernel's mean may be from them."""
+"""nonfinite_report's statistics in FP64, and the error bound of the kernel's mean."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from ..op import Bound
 from ..typing import Array
 from .rounding import ROUNDING
 
-_PART = 2**24  # elements that are converted to FP64 at once
+_PART = 2**24  # elements converted to FP64 at a time
 _NOWHERE = float(2**63 - 1)
 _FLUSHED = 2.0**-126
 _UNIT_ROUNDOFF_64 = 2.0**-53
-_BATCH = 4  # vectors of 16 bytes whose sum is in FP32
+_BATCH = 4  # 16-byte vectors summed in FP32
 
 
 class _Totals(NamedTuple):
-    """counts: NaN, +inf, -inf.  total, of_magnitudes, of_squares: sums of the finite elements.
-    gaps: how many of them, which are not zero, have a last place of 2^(i - 1023)."""
+    """Totals over all elements.
+
+    counts: NaN, +inf, -inf.  total, of_magnitudes, of_squares: sums over the finite elements.
+    gaps: item i counts the finite nonzero elements with a last place of 2^(i - 1023).
+    """
 
     counts: tuple[int, int, int]
     first: float
@@ -35,9 +38,9 @@ class _Totals(NamedTuple):
 
 
 def _totals(x: Array) -> _Totals:
-    """All of x's elements, in C order, a part after the other."""
+    """Return the totals of x, computed in parts in C order."""
     xp = namespace(x)
-    flat = x.view(f"u{x.itemsize}").reshape(-1).view(x.dtype)  # codes: CuPy copies no FP8
+    flat = x.view(f"u{x.itemsize}").reshape(-1).view(x.dtype)  # as codes: CuPy does not copy FP8
     counts, first, low, high = [0, 0, 0], _NOWHERE, np.inf, -np.inf
     sums, gaps = np.zeros(3), np.zeros(2048, np.int64)
     for begin in range(0, flat.size, _PART):
@@ -59,8 +62,11 @@ def _totals(x: Array) -> _Totals:
 
 
 def _copies(x: Array) -> float:
-    """How often 16 bytes of x's elements, in C order, occur in it: on average of those at each
-    element, or at a sample of them.  1 of random numbers, 8 of a row that is broadcast to 8."""
+    """Return how often a 16-byte sequence of x's elements, in C order, occurs in x.
+
+    The result is an average over all elements or a sample.  It is 1 for random numbers and 8 for a
+    row broadcast to 8 rows.
+    """
     flat = x.view(f"u{x.itemsize}").reshape(-1)
     width = 16 // x.itemsize
     count = flat.size - width + 1
@@ -77,7 +83,10 @@ def _copies(x: Array) -> float:
 
 
 def nonfinite(x: Array) -> tuple[Any, Any]:
-    """((NaN, +inf, -inf, the first's number in C order or 2^63 - 1), (min, max, mean)) in FP64.
+    """Return ((NaN, +inf, -inf, first), (min, max, mean)) in FP64.
+
+    The first three are counts.  first: the C-order index of the first non-finite element, or
+    2^63 - 1.  min, max and mean cover the finite elements.
 
     >>> (nan, inf, _, first), (low, high, mean) = reference.nonfinite(
     ...     np.array([[1.0, np.inf], [np.nan, -2.0]], np.float32)
@@ -95,7 +104,7 @@ def nonfinite(x: Array) -> tuple[Any, Any]:
 
 
 def nonfinite_bound(x: Array, *, reference: tuple[Any, Any]) -> tuple[Bound, Bound]:
-    """Counts, the first place, min and max are exact.
+    """Return the Bounds.  Counts, the first index, min and max are exact; the mean is not.
 
     >>> x = np.array([0.1, 0.2, np.nan], np.float32)
     >>> exact = reference.nonfinite(x)
@@ -104,15 +113,16 @@ def nonfinite_bound(x: Array, *, reference: tuple[Any, Any]) -> tuple[Bound, Bou
     >>> bool(error <= of_values.elementwise[2])  # the mean; min and max, 0 and 1, are exact
     True
 
-    A batch of R = 64 bytes' numbers is summed pairwise in FP32: each passes log2(R) roundings, u =
-    2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2); what is
-    flushed is less than 2^-126 of each number and of each sum of some, of which there are fewer
-    than numbers.  FP64 adds n roundings at most, here and in the reference, and the quotient.
+    A batch of 64 bytes, R elements, is summed pairwise in FP32: each element passes log2(R)
+    roundings, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section
+    4.2).  Flushed subnormals lose less than 2^-126 per element and per partial sum; there are fewer
+    partial sums than elements.  FP64 adds at most n roundings in the kernel and in the reference,
+    and the rounding of the quotient.
 
-    Expected: roundings of the partial sums (rounding.py).  At level l there are n / 2^l sums of 2^l
-    numbers, whose mean square is 2^l times the variance and 4^l times the squared mean.  A sum is
-    exact unless one of its numbers has a last place below the sum's.  Equal sums have equal errors:
-    of c copies of each, the mean's error is that of n / c independent ones, sqrt(c) times as large.
+    Expected: the roundings of the partial sums (rounding.py).  Level l has n / 2^l sums of 2^l
+    elements.  Their mean square is 2^l times the variance plus 4^l times the squared mean.  A sum
+    is exact unless one of its elements has a last place below the sum's.  Equal sums have equal
+    errors: with c copies of each, the error of the mean is sqrt(c) times as large.
     """
     xp = namespace(x)
     zeros = xp.zeros(4)
@@ -129,7 +139,7 @@ def nonfinite_bound(x: Array, *, reference: tuple[Any, Any]) -> tuple[Bound, Bou
         squares = 0.0
         for count in (2**level for level in range(1, levels + 1)):
             partial = count * variance + count**2 * square  # its mean square
-            # Of sums up to four times as large, and of one number more: few of either make much.
+            # Allow for sums up to four times as large and for one more element.
             place = max(math.frexp(4 * math.sqrt(partial))[1] - 1 - 23 + 1023, 0)
             share = min((totals.gaps[:place].sum() + 1) / n, 1.0)
             squares += (1 - (1 - share) ** count) * partial / count

@@ -1,8 +1,8 @@
-"""layer_norm and rms_norm in FP64, and how far the kernel may be from them.
+"""layer_norm and rms_norm in FP64, and bounds of the kernel's errors.
 
-The bounds sum first-order terms as normalize.cu makes them, u = 2^-24 the FP32 roundoff (Higham,
-Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 1.9 and 4.2; Chan, Golub, LeVeque,
-The American Statistician 37 (1983) for the merged moments).
+The bounds add up the first-order errors of the operations in normalize.cu, with the FP32 unit
+roundoff u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 1.9
+and 4.2; Chan, Golub, LeVeque, The American Statistician 37 (1983) for the merged moments).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def layer_norm(
     return_stats: bool = False,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """(s - mean) / sqrt(var + eps) * weight + bias[, s][, mean, rstd] in FP64, s = x + residual.
+    """Return ((s - mean) / sqrt(var + eps) * weight + bias[, s][, mean, rstd]) in FP64, with
+    s = x + residual.
 
     >>> y, mean, rstd = reference.layer_norm(
     ...     np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), eps=0.5, return_stats=True
@@ -77,13 +78,14 @@ def rms_norm(
     return_stats: bool = False,
     **_: Any,
 ) -> tuple[Any, ...]:
-    """(s / sqrt(mean(s^2) + eps) * weight[, scale][, s][, rstd]) in FP64, s = x + residual.
+    """Return (s / sqrt(mean(s^2) + eps) * weight[, scale][, s][, rstd]) in FP64, with
+    s = x + residual.
 
     >>> y, s = reference.rms_norm(np.float32([[1, -1]]), residual=np.float32([[2, 4]]), eps=0)
     >>> s.tolist(), y.tolist()  # s = x + residual has a root mean square of 3
     ([[3.0, 3.0]], [[1.0, 1.0]])
 
-    Quantised values are y / scale, not rounded.
+    Quantised values are y / scale, unrounded.
     """
     xp = namespace(x)
     with np.errstate(all="ignore"):
@@ -97,7 +99,7 @@ def rms_norm(
 
 
 def _of_groups(sizes: Array, granularity: str) -> Any:
-    """The largest of those that share a scale: of a row, or of its blocks."""
+    """Return the largest value of each group with one scale: a row, or blocks of a row."""
     if granularity == "row":
         return row_max(sizes)
     *outer, columns = sizes.shape
@@ -108,14 +110,14 @@ def _of_groups(sizes: Array, granularity: str) -> Any:
 
 
 def _seen(groups: Any, shape: tuple[int, ...]) -> Any:
-    """What each element of an array of this shape has of its group."""
+    """Broadcast values of groups to the elements of an array of this shape."""
     if groups.shape[-1] == 1:
         return groups
     return namespace(groups).repeat(groups, QUANTIZED_BLOCK, axis=-1)[..., : shape[-1]]
 
 
 class Row(NamedTuple):
-    """s, and the statistics of its rows (a last dim of 1)."""
+    """s and the statistics of its rows (last axis of size 1)."""
 
     s: Array
     mean: Array  # 0 for rms_norm
@@ -162,39 +164,41 @@ def _outputs(
 
 
 class _Errors(NamedTuple):
-    """Absolute errors of s and of the mean, relative ones of rstd: at most (worst, without what is
-    flushed in s) and expected (rms); those of the mean and rstd before their last rounding too.
+    """Absolute errors of s and of the mean, and relative errors of rstd.
+
+    Fields without a suffix are the largest errors, without flushed subnormals of s; rms fields are
+    the expected errors.  sum_rms and variance_rms exclude the last operations.
     """
 
-    flushed: float  # of s: what flushing subnormals to zero changes
+    flushed: float  # of s: the error of flushing subnormals to zero
     s: Array
     s_rms: Any
     mean: Array
     mean_rms: Any
-    sum_rms: Any  # of the mean: before it is rounded
+    sum_rms: Any  # of the mean: before its last rounding
     constant: float  # the relative error of 1 / n
     rstd: Array
     rstd_rms: Any
-    variance_rms: Any  # of rstd: without the square root's and quotient's
+    variance_rms: Any  # of rstd: without the errors of the square root and the quotient
     rstd_bias: Any
-    rstd_common: float  # of rstd: what all rows have in common
+    rstd_common: float  # of rstd: the part common to all rows
 
 
 def _errors(
     row: Row, x: Array, residual: Array | None, centered: bool, compensated: bool
 ) -> _Errors:
-    """What FP32 makes of the statistics.
+    """Return the FP32 errors of the statistics.
 
-    A thread adds up to 32 elements one after another, or merges the means of 8 vectors whose 8
-    elements it has added (3 roundings each); then 6 levels of lanes and 4 of warps.  Squares about
-    the mean of a vector, which is off by up to 9 u rms(s), are moved to the row's.  A warp merges
-    the moments of up to 256 warps: 4 by each lane, then 32 lanes (as distances from one of them) in
-    5 levels and at most 10 more roundings; a row's chunks are merged one after another before.
+    A thread adds up to 32 elements in sequence, or sums 8 vectors of 8 elements (3 roundings each)
+    and merges their means.  Then 6 tree levels merge lanes and 4 merge warps.  Squares about the
+    mean of a vector, which is off by up to 9 u rms(s), are moved to the row's mean.  One warp
+    merges the moments of up to 256 warps: 4 per lane, then 32 lanes (as distances from one of them)
+    in 5 levels and at most 10 more roundings.  Before that, chunks of a row are merged in sequence.
 
-    Expected: the roundings of the sums (rounding.sum_variance; of distances from the mean partial
-    sums grow as the root of their terms' number), of the product with 1 / n and of the sum with eps
-    (errors_of_eps), half of them in rstd.  An error d of the mean makes the variance larger by d^2,
-    to first order not at all.
+    Expected: the roundings of the sums (rounding.sum_variance), of the product with 1 / n and of
+    the sum with eps (errors_of_eps); half of them appear in rstd.  Partial sums of distances from
+    the mean grow with the square root of the number of terms.  An error d of the mean increases the
+    variance by d^2; it has no first-order effect.
     """
     xp = namespace(row.s)
     n = row.s.shape[-1]
@@ -206,22 +210,21 @@ def _errors(
     flushed = _flushed(x) + (0.0 if residual is None else _flushed(residual) + _flushed(x))
     s = s_rms = xp.zeros_like(row.s)
     if residual is not None:
-        # Known: of sums of two FP32 numbers of one binade, which are ties or exact, half a gap or
-        #     none.
+        # Known: sums of two FP32 numbers of one binade are ties or exact: half a gap or no error.
         s_rms = xp.where(
             row.s == row.s.astype(np.float32), 0.0, abs(row.s.astype(np.float32) - row.s)
         )
         s = math.sqrt(3) * inexact_rms(row.s)  # half a gap
     of_s = (_U * size if residual is not None else 0.0) + flushed
-    # The roundings of x + residual, of the mean of as many.
+    # The roundings of x + residual, averaged over n elements.
     of_squares = xp.sum(s_rms**2, axis=-1, keepdims=True) / max(n, 1) ** 2
     constant = abs(float(np.float32(1) / np.float32(n)) * n - 1) if n else 0.0
 
     mean = sum_rms = mean_rms = xp.zeros_like(size)
-    warp_mean = 0.0  # the error of a warp's mean, which its squares are about
+    warp_mean = 0.0  # the error of a warp's mean, the centre of its squares
     if centered:
         warp_mean = depth * _U * size
-        # The second part of the mean is dropped, and mean * rstd rounded.
+        # The mean's second part is dropped, and mean * rstd is rounded.
         lost = warp_mean + 2 * _U * xp.abs(row.mean)
         if compensated:
             lost = (depth + 2) * _U * (spread + warp_mean)
@@ -229,7 +232,7 @@ def _errors(
         squares = row.variance * ROUNDING**2 * sum_variance(1.0, n) / max(n, 1) + of_squares
         squares = squares + row.variance * _of_origin(n) * (4 * ROUNDING**2 + constant**2)
         if compensated:
-            # Distances from a mean that is no 16-bit number are off by the same in a binade.
+            # Distances from a mean that is not a 16-bit number have equal errors in a binade.
             squares = squares + ROUNDING**2 * row.variance
         else:
             of_sum = ROUNDING**2 * sum_variance(1 / max(n, 1), n) + constant**2
@@ -238,7 +241,7 @@ def _errors(
         if not compensated:
             mean_rms = xp.sqrt(squares + rounding_rms(row.mean) ** 2)
 
-    # Squares about a mean that is off by d are off by 2 d |s - mean| and d^2 (Cauchy-Schwarz).
+    # An error d of the mean changes squares by 2 d |s - mean| and d^2 (Cauchy-Schwarz).
     vector_mean = min(n, 9) * _U * size if centered and n > 1 else 0.0
     moved = warp_mean + vector_mean + of_s
     variance = (
@@ -249,16 +252,16 @@ def _errors(
     )
     whole = row.variance + row.eps
     ratio = variance / whole
-    # Whatever the variance is taken for, rstd is between 0 and 1 / sqrt(eps).
+    # For any computed variance, rstd is between 0 and 1 / sqrt(eps).
     most = xp.maximum(1.0, xp.sqrt(whole / row.eps)) if row.eps else np.inf
     rstd = xp.where(ratio < 0.5, xp.minimum(0.5 * ratio / (1 - ratio), most), most) + 4 * _U
-    rstd = xp.where(xp.isfinite(row.variance), rstd, 0.0)  # an infinity's row: exactly 0, or NaN
+    rstd = xp.where(xp.isfinite(row.variance), rstd, 0.0)  # row of an infinity: exactly 0, or NaN
 
     share = row.variance / whole
     terms = (row.s - row.mean) ** 2 / xp.where(row.variance > 0, n * row.variance, 1.0)
     concentration = xp.sum(terms**2, axis=-1, keepdims=True)
-    # What is no random rounding: of 16-bit squares, of the mean, of 1 / n, and of subnormals, those
-    # among squares and their sums too.
+    # Errors that are not random: of 16-bit squares, the mean, 1 / n and flushed subnormals, also
+    # among squares and their sums.
     biased = 0.0 if centered or x.dtype == dtypes.float32 else SQUARES_BIAS * row.variance
     off = biased + constant * row.variance + flushed * (2 * spread + flushed)
     off = off + (4 + merges) * _FLUSHED
@@ -268,7 +271,7 @@ def _errors(
     of_eps, off_by_eps = (x / whole for x in errors_of_eps(row, ROUNDING * xp.sqrt(of_variance)))
     roundings = share**2 * of_variance + xp.maximum(1.0, (of_eps / ROUNDING) ** 2)
     if centered and not compensated:
-        # Means of parts of a row, about which squares are taken, are rounded too.
+        # The means of parts of a row, the centres of their squares, are rounded too.
         of_squares = of_squares + 3 * rounding_rms(row.mean) ** 2 / max(n, 1)
     of_sums = 4 * share * of_squares / whole
     variance_rms = xp.sqrt(ROUNDING**2 * roundings + of_sums + off**2 + 3 * off_by_mean**2) / 2
@@ -286,20 +289,24 @@ def _errors(
 
 
 def _of_origin(n: int) -> float:
-    """The mean squared distance of the first warp's mean from the row's, over the variance.
+    """Return the mean squared distance of the first warp's mean from the row's, over the variance.
 
-    Warps' means are merged as distances from the first one's.  The distances (all alike where the
-    other means lie on one grid), their sums (twice the whole's rounding, over the levels of a tree)
-    and the quotient are rounded relative to it.  Warps that share a row have at least 256 elements
-    each (128 of short rows in FP32, which makes the mean's error at most 1.2 times as large).
+    Warps' means are merged as distances from the first warp's mean.  Relative to it three things
+    are rounded: the distances (equally where the other means lie on one grid), their sums (twice
+    the rounding of the total, over the levels of a tree) and the quotient.  Warps that share a row
+    have at least 256 elements each.  Short FP32 rows have 128, which makes the error of the mean at
+    most 1.2 times as large.
     """
     return max(1 / 256 - 1 / max(n, 1), 0.0)
 
 
 def _equal_squares(row: Row, n: int) -> Any:
-    """The share of a row's squares about the mean that FP32 sums cannot tell from the mean's own:
-    of elements so much smaller than a few of the row that they count as zeros.  None where that
-    square is itself too small to be rounded by half a gap of the sum."""
+    """Return the share of a row's squares about the mean that FP32 sums cannot distinguish from the
+    square of the mean.
+
+    Their elements are so much smaller than a few others of the row that they count as zeros.  The
+    share is 0 where the mean's square is at most half a gap of the sum.
+    """
     xp = namespace(row.s)
     spacing = gap(n * row.variance, np.float32)
     alike = 2 * xp.abs(row.s * row.mean) + row.s**2 <= spacing / 2
@@ -308,14 +315,14 @@ def _equal_squares(row: Row, n: int) -> Any:
 
 
 def errors_of_eps(row: Row, relative: Any) -> tuple[Any, Any]:
-    """(size, size of the mean) of the error of variance + eps, and of eps in FP32.
+    """Return (size, |mean|) of the error of variance + eps, including eps in FP32.
 
-    It is no random one where the variance, as FP32 has it, lies on a grid as wide as the sum's: all
-    variances of a binade have the same error, that of rounding eps to the grid; of half a gap one
-    of either sign.  On grids h 2^-i as wide that of the sum takes 2^i values; with e the remainder
-    of eps on such a grid, their mean is h / 2 - e.  Of a variance much smaller than eps the sum's
-    place between its neighbours is known, and so the error is, as far as the variance's own,
-    `relative` to it, does not smear it (error_statistics._of_rounding).
+    The error is not random where the FP32 variance lies on a grid as wide as the sum's.  Then all
+    variances of a binade have the same error, that of rounding eps to the grid; an error of half a
+    gap has either sign.  On a grid of width h 2^-i the error takes 2^i values; their mean is
+    h / 2 - e, with e the remainder of eps on that grid.  For a variance much smaller than eps, the
+    position of the sum between its neighbours is known, and so is the error.  The variance's own
+    error, `relative` to it, smears that position (error_statistics._of_rounding).
     """
     xp = namespace(row.s)
     if not row.eps:
@@ -335,9 +342,10 @@ def errors_of_eps(row: Row, relative: Any) -> tuple[Any, Any]:
 
 
 def alike_in_rsqrt(arguments: Any) -> float:
-    """The share of pairs of rows whose rsqrt has the same error, but for roundings: of arguments in
-    one segment of its table, and, beyond chance, at the same place in their segments
-    (RSQRT_SEGMENTS).
+    """Return the share of row pairs whose rsqrt has the same error, apart from roundings.
+
+    Their arguments lie in one segment of the table or, beyond chance, at the same position in their
+    segments (RSQRT_SEGMENTS).
     """
     xp, places = namespace(arguments), 16
     arguments = arguments[xp.isfinite(arguments) & (arguments > 0)]
@@ -350,7 +358,7 @@ def alike_in_rsqrt(arguments: Any) -> float:
 
 
 def _flushed(x: Array) -> float:
-    """What FP32 arithmetic that flushes subnormals may change of a number that x holds."""
+    """Return the largest change of an element of x by flushing FP32 subnormals."""
     return 0.0 if x is None or x.dtype == dtypes.float16 else _FLUSHED
 
 
@@ -367,8 +375,10 @@ def layer_norm_bound(
     out: Array | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """Elementwise: rstd |weight| times the errors of s, the mean and their difference, the relative
-    errors of rstd and the products, one rounding to the output.
+    """Return the Bounds of the outputs.
+
+    The error of y is rstd |weight| times the errors of s, the mean and their difference, plus the
+    relative errors of rstd and of the products, plus one rounding to the output.
 
     >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
     >>> exact = reference.layer_norm(x)
@@ -376,8 +386,8 @@ def layer_norm_bound(
     >>> bool((abs(cupykern.layer_norm(x) - exact[0]) <= bound.elementwise).all())
     True
 
-    Without `compensated` the mean is off by up to 52 u rms(s), with it by 52 u times the spread.
-    Expected: those of the mean, of -mean * rstd and of rstd are shared.
+    Without `compensated` the error of the mean is up to 52 u rms(s), with it 52 u times the spread.
+    Expected: the errors of the mean, of -mean * rstd and of rstd are shared by a row.
     """
     with np.errstate(all="ignore"):
         row = _row(x, residual, True, 1e-5 if eps is None else float(eps))
@@ -400,7 +410,7 @@ def rms_norm_bound(
     out: Array | None = None,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """Elementwise: as layer_norm_bound with a mean of exactly 0.
+    """Return the Bounds of the outputs: those of layer_norm_bound with a mean of exactly 0.
 
     >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)
     >>> exact = reference.rms_norm(x, residual=x)
@@ -411,8 +421,8 @@ def rms_norm_bound(
     >>> bool((abs(s - exact[1]) <= of_s.elementwise).all())
     True
 
-    A scale has the largest relative error of its group's largest magnitudes; a quantised value
-    those of y and the scale, and the format's rounding.
+    The error of a scale comes from the largest error of y in its group.  A quantised value has the
+    errors of y and of the scale, and the rounding of the format.
     """
     xp = namespace(x)
     with np.errstate(all="ignore"):
@@ -437,7 +447,7 @@ def rms_norm_bound(
 
 
 def rms_norm_errors(x: Array, weight: Array, eps: float) -> tuple[Array, YErrors]:
-    """(rms_norm in FP64, its errors), for what goes on with it in FP32."""
+    """Return (rms_norm in FP64, its errors), for FP32 operations that follow."""
     with np.errstate(all="ignore"):
         row = _row(x, None, False, eps)
         y = _y_errors(row, _errors(row, x, None, False, False), weight, None, False)
@@ -445,7 +455,7 @@ def rms_norm_errors(x: Array, weight: Array, eps: float) -> tuple[Array, YErrors
 
 
 class YErrors(NamedTuple):
-    """Of y before it is rounded."""
+    """Errors of y before its last rounding."""
 
     worst: Any
     rms: Any
@@ -462,8 +472,11 @@ class YErrors(NamedTuple):
 def _y_errors(
     row: Row, errors: _Errors, weight: Array | None, bias: Array | None, compensated: bool
 ) -> YErrors:
-    """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is
-    the result's own."""
+    """Return the errors of y.
+
+    Kernels subtract the mean (compensated) or add -mean * rstd to s * rstd.  The rounding of the
+    last operation is left to the result.
+    """
     xp = namespace(row.s)
     distance = xp.abs(row.s - row.mean)
     z = distance * row.rstd
@@ -499,13 +512,13 @@ def _bounds(
     return_stats: bool,
     centered: bool,
 ) -> tuple[Bound, ...]:
-    # With eps = 0 a variance may vanish that FP64 has: 0 * inf.
+    # With eps = 0 an FP32 variance may be 0 where the FP64 one is not: 0 * inf.
     free = namespace(row.s).isinf(errors.rstd) & (row.variance > 0)
     bounds = [y._replace(free=free)]
     if scale is not None:
         bounds.append(scale._replace(free=free))
     if residual is not None:
-        # FP32's sum is rounded once more to 16 bits.
+        # A 16-bit s has a second rounding, after the FP32 sum.
         twice = float(x.dtype != dtypes.float32)
         bounds.append(
             stored(row.s, x.dtype, twice * errors.s, twice * errors.s_rms, floor=errors.flushed)

@@ -1,4 +1,4 @@
-"""Results of attention over some of the keys, with their errors, and what merging makes of both."""
+"""Partial attention results over some of the keys, their errors, and the merge of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .merge_attention import merge_attention, merge_attention_bound
 
 
 class Partial(NamedTuple):
-    """A result and its log-sum-exp in FP64, and the errors of both: at most, and expected."""
+    """A result and its log-sum-exp in FP64, with their largest and expected errors."""
 
     out: Any
     lse: Any
@@ -24,12 +24,12 @@ class Partial(NamedTuple):
 
     @classmethod
     def of(cls, exact: tuple[Any, ...], bounds: tuple[Bound, ...]) -> Partial:
-        """exact: (out, lse) in FP64, of which `bounds` are."""
+        """Return the Partial of exact, (out, lse) in FP64, with their `bounds`."""
         (out, lse), (of_out, of_lse) = exact, bounds
         return cls(out, lse, of_out.elementwise, of_lse.elementwise, of_out.rms, of_lse.rms)
 
     def map(self, of_out: Callable[[Any], Any], of_lse: Callable[[Any], Any]) -> Partial:
-        """Views of both, and of their errors alike."""
+        """Apply of_out to out and its errors, and of_lse to lse and its errors."""
         return Partial(*(of_lse(x) if i % 2 else of_out(x) for i, x in enumerate(self)))
 
     def take(self, other: Partial) -> None:
@@ -37,10 +37,10 @@ class Partial(NamedTuple):
             mine[...] = new
 
     def merged(self, other: Partial, layout: str) -> Partial:
-        """Over the keys of both.
+        """Return the result over the keys of both, not yet rounded to its dtype.
 
-        `merge_attention_bound`, in FP32, and what both errors become (`cascade_attention_bound`).
-        The result is not rounded to its format yet.
+        The errors are those of an FP32 merge (`merge_attention_bound`) and both partial errors
+        carried through it (`cascade_attention_bound`).
         """
         xp = namespace(self.out)
         pair = self.out, self.lse, other.out, other.lse
@@ -55,7 +55,7 @@ class Partial(NamedTuple):
             return (x.swapaxes(1, 2) if layout == "bshd" else x)[..., None]
 
         def carried(a: Partial, b: Partial, i: int, add: Any) -> tuple[Any, Any]:
-            """The errors i and i + 1 of both, in the merged result."""
+            """Return errors i (out) and i + 1 (lse) of both, carried into the merged result."""
             first, second = (xp.where(share == 0, 0.0, x[i + 1]) for share, x in ((p, a), (q, b)))
             moved = of_row(p * q * add(first, second)) * abs(a.out - b.out)
             of_out = add(add(of_row(p) * a[i], of_row(q) * b[i]), moved)

@@ -1,4 +1,4 @@
-"""Narrow formats with a scale in FP64, and how far the kernels may be from them."""
+"""quantize and quantize_nvfp4 in FP64, and bounds of the kernels' errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LEAST_SCALE = 2.0**-126
 
 
 def scale_of(largest: Any, dtype: np.dtype) -> Any:
-    """The scale of groups whose largest magnitudes are `largest`: what decodes them.
+    """Return the decoding scale of groups with the largest magnitudes `largest`.
 
-    1 where the quotient is no normal FP32 number (zeros), NaN where `largest` is not finite.
+    The scale is 1 where the quotient is below the normal FP32 numbers (for zeros), and NaN where
+    `largest` is not finite.
     """
     xp = namespace(largest)
     scale = largest / LARGEST[dtype]
@@ -28,7 +29,7 @@ def scale_of(largest: Any, dtype: np.dtype) -> Any:
 
 
 def divide(y: Array, scale: Array, dtype: np.dtype) -> Any:
-    """y / scale, not rounded: what the codes decode to.  int8 has no NaN: 0."""
+    """Return y / scale, the unrounded codes.  int8 has no NaN: it becomes 0."""
     q = y / scale
     return namespace(y).where(namespace(y).isnan(q), 0.0, q) if dtype == dtypes.int8 else q
 
@@ -42,10 +43,10 @@ def scale_bound(
     dtype: np.dtype,
     common: Any = 0.0,
 ) -> Bound:
-    """Of a scale, from the errors of the group's largest magnitude; floor: what flushed subnormals
-    change of it; common: the part of `rms` that all groups have in common.
+    """Return the Bound of a scale from the errors of its group's largest magnitude.
 
-    Infinite where rounding decides whether the scale is 1.
+    floor: the change by flushed subnormals.  common: the part of `rms` common to all groups.
+    The bound is infinite where rounding decides whether the scale is 1.
     """
     xp = namespace(scale)
     limit = LARGEST[dtype]
@@ -62,7 +63,7 @@ def scale_bound(
 def codes_bound(
     q: Array, scale: Array, bound: Bound, worst: Any, rms: Any, floor: Any, dtype: np.dtype
 ) -> Bound:
-    """Of codes: the errors of y over the scale, the scale's, the format's rounding."""
+    """Return the Bound of codes: the errors of y and the scale, and the format's rounding."""
     xp = namespace(q)
     u = UNIT_ROUNDOFF_32
     relative = bound.elementwise / scale + 2 * u  # a reciprocal and a product
@@ -74,7 +75,7 @@ def codes_bound(
         nan, size = xp.isnan(scale), xp.abs(q)
         worst_code = xp.where(nan, 0.0, 0.5 + moved + floor)
         expected = xp.sqrt(1 / 12 + moved_rms**2)
-        # Less than half a unit becomes zero: no rounding that is as good as random.
+        # A code below half a unit becomes zero: its rounding is not random.
         random = ~nan & (size > 0.5) & (floor < expected)
         found = Bound(worst_code, xp.where(random, expected, 0.0), bias=moved_rms)
     else:
@@ -89,7 +90,7 @@ def _format(dtype: Any) -> np.dtype:
 
 
 def _groups(x: Array, granularity: str, block: tuple[int, int]) -> tuple[Any, Any]:
-    """The groups' largest magnitudes: in the scale's shape, and that each element of x sees."""
+    """Return the groups' largest magnitudes in the scale's shape, and broadcast to x's."""
     xp = namespace(x)
     size = xp.abs(x.astype(np.float64))
     if granularity != "block":
@@ -109,7 +110,7 @@ def _groups(x: Array, granularity: str, block: tuple[int, int]) -> tuple[Any, An
 def quantize(
     x: Array, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
 ) -> tuple[Any, Any]:
-    """(x / scale, not rounded, and the scale) in FP64.
+    """Return (x / scale, unrounded, and the scale) in FP64.
 
     >>> codes, scale = reference.quantize(np.float32([[1, -2, 4]]), "int8", granularity="row")
     >>> scale.item() * 127, codes.tolist()
@@ -145,8 +146,10 @@ def quantize_bound(
     block: tuple[int, int] = (1, 128),
     reference: tuple[Any, Any],
 ) -> tuple[Bound, Bound]:
-    """The scale: one rounding.  Codes: that, those of a reciprocal and a product, the format's;
-    subnormal numbers of x may count as zeros.
+    """Return the Bounds of the codes and the scale.
+
+    The scale has one rounding.  Codes have the scale's error, the roundings of a reciprocal and a
+    product, and the rounding of the format.  Subnormal elements of x may count as zeros.
 
     >>> x = np.array([[1.0, -2.0, 4.0], [0.5, 0.25, 0.0]], np.float32)
     >>> exact = reference.quantize(x, "int8", granularity="row")
@@ -176,7 +179,9 @@ _E4M3, _E2M1 = finfo(dtypes.float8_e4m3fn), finfo(dtypes.float4_e2m1fn)
 
 
 def quantize_nvfp4(x: Array, **_: Any) -> tuple[Any, Any, Any]:
-    """(x, NaN where its group of 16 has no finite sum; scales, not rounded; global scale).
+    """Return (x, unrounded scales, global scale) in FP64.
+
+    x is NaN in groups of 16 with a non-finite element, and so is their scale.
 
     >>> x = np.linspace(-6, 6, 16, dtype=np.float32)[None]
     >>> values, scales, global_scale = reference.quantize_nvfp4(x)
@@ -201,8 +206,10 @@ def quantize_nvfp4(x: Array, **_: Any) -> tuple[Any, Any, Any]:
 def quantize_nvfp4_bound(
     x: Array, *, layout: str = "plain", config: Any = None, reference: tuple[Any, Any, Any]
 ) -> tuple[Bound, Bound, Bound]:
-    """The numbers: half the gap of e2m1 at x over the scale, which itself is rounded to e4m3; a
-    scale that is rounded down makes the largest number saturate.  Infinite where rounding decides
+    """Return the Bounds of the values, the scales and the global scale.
+
+    The error of a value is half the e2m1 gap at x over the scale, which is rounded to e4m3.  With a
+    scale rounded down the largest number saturates.  The bound is infinite where rounding decides
     whether global_scale is 1.
 
     >>> x = np.linspace(-6, 6, 16, dtype=np.float32)[None]
@@ -217,7 +224,7 @@ def quantize_nvfp4_bound(
     with np.errstate(all="ignore"):
         unsure = (xp.abs(global_scale - LEAST_SCALE) <= 2**-20 * LEAST_SCALE) & (x.size > 0)
         of_global = xp.where(unsure, np.inf, 2 * u * global_scale)
-        # Three FP32 operations before the scale is rounded; flushed where they are subnormal.
+        # Three FP32 operations precede the rounding of the scale; subnormals are flushed.
         moved, floor = 4 * u * scale, 2.0**-126 / global_scale
         scales = stored(scale, dtypes.float8_e4m3fn, moved, ROUNDING * scale, floor=floor)
         of_scale = xp.where(unsure, np.inf, scales.elementwise)
@@ -225,14 +232,14 @@ def quantize_nvfp4_bound(
         low, high = xp.maximum(seen - error, 0), seen + error
         code = xp.abs(y) / low * (1 + 4 * u)
         half_gap = xp.where(code <= 2, 0.25, xp.where(code <= 4, 0.5, 1.0))
-        # Past 6 the code is 6, of a scale that may be lower than it should be.
+        # Above 6 the code is 6, with a scale that may be rounded down.
         beyond = xp.where(code >= _E2M1.max, xp.maximum(xp.abs(y) - _E2M1.max * low, 0), 0.0)
         worst = half_gap * high + beyond + 6 * u * (xp.abs(y) + high) + 4 * 2.0**-126
-        # As far as 6 times the scale reaches, which is all where the scale is zero.
+        # A scale of zero loses the whole value.
         worst = xp.where(low == 0, xp.maximum(xp.abs(y), worst), worst)
 
-        # Expected: a rounding to e2m1 by the scale as it was before it was rounded.  Less than half
-        # the least code becomes zero, and so do all numbers of a scale that does.
+        # Expected: a rounding to e2m1 with the unrounded scale.  Values below half the smallest
+        # code become zero, like all values with a scale of zero.
         size = xp.abs(y / seen)
         own = (xp.where(size <= 2, 0.5, xp.where(size <= 4, 1.0, 2.0)) * seen) ** 2 / 12
         random = (size > 0.25) & (low > 0) & (seen < np.inf) & ~unsure

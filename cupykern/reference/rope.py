@@ -1,6 +1,7 @@
-"""rope_and_cache in FP64, and how far the kernel may be from it.
+"""rope_and_cache in FP64, and bounds of the kernel's errors.
 
-Norms err as rms_norm's; the angles are FP64, of the FP32 frequencies, as the kernel's.
+Norms have rms_norm's errors.  Like the kernel, the reference computes FP64 angles from FP32
+frequencies.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def rope_and_cache(
     v_cache: Array | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """(q, k) rotated; with a cache (q, k_cache, v_cache) and the scales that are outputs.
+    """Return (q, k) rotated; with caches (q, k_cache, v_cache[, k_scale][, v_scale]).
 
     >>> q = np.array([1, 0], np.float32).reshape(1, 1, 1, 2)
     >>> rotated, _ = reference.rope_and_cache(
@@ -48,7 +49,8 @@ def rope_and_cache(
     >>> bool(np.allclose(rotated, [np.cos(1), np.sin(1)]))  # by position * inv_freq = 1
     True
 
-    What is written to caches of 8 bits is the number over its scale, saturated, not rounded.
+    Only scales per token are outputs.  Values in 8-bit caches are divided by their scale and
+    saturated, but not rounded.
     """
     o = _Options.of(q, positions, k_cache, **options)
     with np.errstate(all="ignore"):
@@ -77,10 +79,12 @@ def rope_and_cache_bound(
     reference: tuple[Any, ...],
     **options: Any,
 ) -> tuple[Bound, ...]:
-    """The norm's errors (rms_norm_bound's) are rotated; cosines and sines have absolute errors
-    (elementary.SINE_COSINE_ERROR), and one more rounding, of the product with attention_factor; the
-    products with them and the sum are rounded.  A table's own are exact.  Slots of other tokens,
-    and values in the format of the cache, have no error.
+    """Return the Bounds of the outputs.
+
+    The norm's errors (rms_norm_bound) are rotated.  Cosines and sines have absolute errors
+    (elementary.SINE_COSINE_ERROR), and one more rounding for attention_factor; those of a table are
+    exact.  The products with them and the sum are rounded.  Slots of other tokens, and values
+    copied in the cache's format, have no error.
 
     >>> x = np.random.default_rng(0).standard_normal((1, 3, 2, 8)).astype(np.float32)
     >>> inv_freq, _ = cupykern.rope_inv_freq(8, 10000.0, target="host")
@@ -111,11 +115,11 @@ def rope_and_cache_bound(
 
 
 class _Options(NamedTuple):
-    """Of a call, and where its tokens go: `places` of `tokens` in a cache."""
+    """The options of a call, and the `places` of its `tokens` in a cache."""
 
-    angles: Array  # (B, S, 1, R); of a table 0
+    angles: Array  # (B, S, 1, R); 0 with a table
     table: Array | None  # cosines and sines (B, S, 1, 2 R)
-    num_angles: int  # that differ
+    num_angles: int  # number of different angles
     interleaved: bool
     attention_factor: float
     weights: tuple[Array | None, Array | None]
@@ -166,14 +170,14 @@ class _Options(NamedTuple):
         )  # fmt: skip
 
     def written(self, cache: Array, values: Array) -> Array:
-        """A copy of a cache with the tokens' values (B, S, heads, ...) in their slots."""
+        """Return a copy of a cache with the tokens' values (B, S, heads, ...) in their slots."""
         cache = cache.copy()
         by_slot = cache.swapaxes(1, 2) if self.swaps else cache
         by_slot[self.places] = values[self.tokens]
         return cache
 
     def written_bound(self, bound: Bound, cache: Array, axis: int = -1) -> Bound:
-        """Of a cache whose other slots have no error."""
+        """Return the Bound of a cache; slots of other tokens have no error."""
         xp, shape = namespace(cache), cast(Array, bound.elementwise).shape
 
         def written(part: Any) -> Array:
@@ -190,7 +194,7 @@ class _Options(NamedTuple):
 def _places(
     positions: Array, shape: tuple[int, ...], table: Array | None, swaps: bool
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """(batch, token) of the tokens that are written, and (batch or page, slot) of where."""
+    """Return (batch, token) of the written tokens, and their (batch or page, slot)."""
     xp = namespace(positions)
     slots = shape[2 if swaps else 1]
     room = slots if table is None else slots * table.shape[1]
@@ -205,8 +209,10 @@ def _places(
 
 
 class _Head(NamedTuple):
-    """Numbers of heads in FP64, and their errors before they are rounded.  exact: they are copied
-    bit for bit to a cache of their format."""
+    """Values of heads in FP64, and their errors before the last rounding.
+
+    exact: a cache of their format takes a bitwise copy.
+    """
 
     y: Array
     errors: YErrors
@@ -222,7 +228,7 @@ class _Head(NamedTuple):
         )  # fmt: skip
 
     def stored_codes(self, scale: Array, dtype: np.dtype, per_token: bool) -> tuple[Bound, Bound]:
-        """Of the codes, and of the scales, (B, S, heads)."""
+        """Return the Bounds of the codes, and of the scales (B, S, heads)."""
         xp = namespace(self.y)
         e, nothing = self.errors, xp.zeros(self.y.shape)
         finite = xp.isfinite(self.y)
@@ -245,12 +251,13 @@ def _no_errors(y: Array) -> Bound:
 
 
 def _largest(y: Array) -> Array:
-    """Of each head vector; NaN and infinities count."""
+    """Return the largest magnitude of each head vector; NaN propagates."""
     return namespace(y).max(abs(y), axis=-1, keepdims=True)
 
 
 def _scale(y: Array, scale: Any, dtype: np.dtype, o: _Options) -> Any:
-    """What numbers (B, S, heads, D) are divided by, (B, S, heads, 1); None in caches of theirs."""
+    """Return the scales (B, S, heads, 1) of values y (B, S, heads, D); None for 16- and 32-bit
+    caches."""
     if dtype not in LARGEST:
         return None
     if o.per_token(scale):
@@ -274,7 +281,7 @@ def _heads(q: Array, k: Array, v: Array, o: _Options) -> tuple[_Head, ...]:
 
 
 def _as_given(x: Array) -> YErrors:
-    """Of numbers that no arithmetic went before: those that FP32 flushes."""
+    """Return the errors of inputs: only the flush of FP32 subnormals."""
     nothing = namespace(x).zeros(x.shape)
     return YErrors(nothing, nothing, _flushed(x), nothing, nothing, nothing)
 
@@ -287,7 +294,7 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
     xp = namespace(x)
     if weight is not None:
         y, errors = rms_norm_errors(x, weight, o.eps)
-        # Its last rounding is not the result's own here.
+        # The norm's last rounding is not the result's; add it here.
         rms = xp.sqrt(errors.rms**2 + rounding_rms(y) ** 2)
         errors = errors._replace(worst=errors.worst + _U * abs(y), rms=rms)
     else:
@@ -302,7 +309,7 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
     rounded_b = rounding_rms(b * rotation.cosine) ** 2 + rounding_rms(a * rotation.sine) ** 2
 
     def both(part: Array, join: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
-        """|cosine| of one number's and |sine| of the other's."""
+        """Join |cosine| times the part of one element and |sine| times that of the other."""
         of_a, of_b = _pairs(part, o)
         c, s = abs(rotation.cosine), abs(rotation.sine)
         return join(c * of_a, s * of_b), join(c * of_b, s * of_a)
@@ -319,7 +326,7 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
         + _U * (2 * rotation.largest * sizes + abs(y_part))
         for part, y_part in zip(both(worst, plus), (result_a, result_b), strict=True)
     ]
-    narrowed = x.dtype != dtypes.float32  # else the sum's rounding is the result's own
+    narrowed = x.dtype != dtypes.float32  # for FP32 the sum's rounding is the result's
     angle_rms = rotation.rms * size
     rmss = [
         xp.sqrt(part**2 + angle_rms**2 + products + narrowed * rounding_rms(y_part) ** 2)
@@ -343,9 +350,11 @@ def _rotated(x: Array, weight: Array | None, o: _Options) -> _Head:
 
 
 class _Rotation(NamedTuple):
-    """Cosines and sines with attention_factor, and the kernel's errors of them: the largest, root
-    mean square, and how far their mean may be from 0.  largest: what no |cosine| and |sine| of a
-    pair exceeds."""
+    """Cosines and sines times attention_factor, and the kernel's errors of them.
+
+    error, rms, bias: the largest error, root mean square, and largest |mean|.
+    largest: an upper bound of |cosine| and |sine| of a pair.
+    """
 
     cosine: Array
     sine: Array
@@ -380,7 +389,7 @@ class _Rotation(NamedTuple):
 
 
 def _parts(o: _Options) -> tuple[slice, slice]:
-    """Where the first and the second numbers of rotated pairs are."""
+    """Return slices of the first and the second elements of rotated pairs."""
     half = o.angles.shape[-1]
     if o.interleaved:
         return slice(0, 2 * half, 2), slice(1, 2 * half, 2)
@@ -393,7 +402,7 @@ def _pairs(y: Array, o: _Options) -> tuple[Array, Array]:
 
 
 def _joined(y: Array, pairs: Sequence[Array], o: _Options) -> Array:
-    """y with other numbers in the place of its pairs."""
+    """Return a copy of y with its pairs replaced."""
     y = y.copy()
     for part, numbers in zip(_parts(o), pairs, strict=True):
         y[..., part] = numbers

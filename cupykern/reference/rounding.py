@@ -1,9 +1,9 @@
-"""The errors that FP32 arithmetic makes expected: root mean squares and means.
+"""Expected errors of FP32 arithmetic: root mean squares and means.
 
-Errors of roundings are taken as independent random numbers of mean zero (Higham and Mary, A new
-approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41 (2019), model 2.1), each
-uniform over the gap between the neighbouring numbers of its result: gap / sqrt(12), root mean
-square.  What a GPU's intrinsics add is measured (elementary.py).
+Rounding errors are modelled as independent random numbers with mean zero (Higham and Mary, A new
+approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41 (2019), model 2.1).  Each
+is uniform over the gap between the result's neighbouring numbers: its root mean square is
+gap / sqrt(12).  Errors of GPU intrinsics are measured (elementary.py).
 """
 
 from __future__ import annotations
@@ -20,48 +20,52 @@ from ..op import Bound
 from ..typing import Array, Factor
 
 RELATIVE_RMS = math.sqrt(1 / (8 * math.log(2)))
-"""A rounding's relative error in units of u, of a result whose logarithm is uniform over a binade.
-The gap is 2 u / m of the result, m in [1, 2) of density 1 / (m log 2), and the mean of 1 / m^2 is
-3 / (8 log 2).  Where the result is known, rounding_rms is exact."""
+"""Root mean square of a rounding's relative error in units of u, for results with a logarithm
+uniform over a binade.  The relative gap is 2 u / m, with m in [1, 2) of density 1 / (m log 2); the
+mean of 1 / m^2 is 3 / (8 log 2).  For a known result use rounding_rms, which is exact."""
 
 ROUNDING = RELATIVE_RMS * UNIT_ROUNDOFF_32
-"""The same of FP32."""
+"""RELATIVE_RMS as a relative error of FP32."""
 
 
 SQUARES_BIAS = 1.25 * UNIT_ROUNDOFF_32
-"""How far the mean relative error of a sum of squares of 16-bit numbers may be from 0.  Odd squares
-are 1 modulo 8.  So additions that drop their last two or three bits round down more often than up:
-on average by 1 / 8 of a gap, in the few additions of a term that drop just these.  1.17 u measured
-(fp16 in [0.5, 1.5), rows of 257); sums of FP32 numbers' squares have none."""
+"""Largest |mean| of the relative error of a sum of squares of 16-bit numbers.  Odd squares are 1
+modulo 8.  So additions that drop their last two or three bits round down more often than up: on
+average by 1 / 8 of a gap, in the few additions of a term that drop just these bits.  Measured: 1.17
+u (FP16 in [0.5, 1.5), rows of 257).  Sums of squares of FP32 numbers have no such error."""
 
 
 def rounding_rms(x: Array, dtype: Any = np.float32) -> Any:
-    """The error of rounding x, in FP64, to `dtype`."""
+    """Return the root mean square error of rounding x (FP64) to `dtype`."""
     return gap(x, dtype) / math.sqrt(12)
 
 
 def inexact_rms(x: Array) -> Any:
-    """The same of FP32; 0 where x is an FP32 number, as most differences of 16-bit numbers are."""
+    """Return rounding_rms for FP32, but 0 where x is an FP32 number.
+
+    Most differences of 16-bit numbers are FP32 numbers.
+    """
     xp = namespace(x)
     with np.errstate(over="ignore"):
         return xp.where(x == x.astype(np.float32), 0.0, rounding_rms(x))
 
 
 def sum_variance(concentration: Any, num_terms: int, chain: int = 16, equal: Any = 0.0) -> Any:
-    """The variance of a sum's error over its square, for terms of one sign, in units of ROUNDING^2.
+    """Return the variance of a sum's error over the sum's square, in units of ROUNDING^2.
 
-    concentration: the sum of the terms' squared shares; 1, of terms of both signs, for the variance
-    over the sum of their squares.  A thread adds `chain` terms one after another (1 to 40), then
-    trees add up what threads and warps have.  Each addition's error is ROUNDING times its partial
-    sum.  m partial sums of a level, of terms in any order, have squares that add up to (1 -
-    concentration) / m + concentration of the whole's.  Over the levels of a tree that makes 2 and
-    the number of levels; along a chain of c terms c^2 / (3 n) and c / 2.  Partial sums that one
-    term dominates have its gap, which may be the largest of a
-    binade: 1 / (3 RELATIVE_RMS^2) times as much.
+    Terms have one sign.  concentration: the sum of the terms' squared shares.  For terms of both
+    signs pass 1: the result is then relative to the sum of the terms' squares.
 
-    equal: the share of terms that are equal.  Added to a partial sum that one term dominates, which
-    lies on the same grid each time, they have the same error: of the j that follow in the chain its
-    square is j^2 times, not j times, that of one, c^2 / 3 on average, not c / 2.
+    A thread adds `chain` terms in sequence (1 to 40); trees then merge threads and warps.  Each
+    addition's error is ROUNDING times its partial sum.  The squares of a level's m partial sums, of
+    terms in any order, add up to (1 - concentration) / m + concentration of the total's square.
+    Over the levels of a tree the two terms make 2 and the number of levels.  Along a chain of c
+    terms they make c^2 / (3 n) and c / 2.  A partial sum dominated by one term has the gap of that
+    term, which may be the largest of a binade: 1 / (3 RELATIVE_RMS^2) times as much.
+
+    equal: the share of equal terms.  A partial sum dominated by one term stays on one grid, so
+    equal terms added to it have equal errors.  The squared error of j such additions is j^2 times
+    that of one, not j times: c^2 / 3 on average, not c / 2.
     """
     if num_terms < 2:
         return 0.0 * concentration
@@ -79,10 +83,11 @@ _STEP = 0.5  # of the trapezoidal rule, in standard deviations
 def over_normal(
     change: Callable[[Any], Sequence[Any]], rms: Any, worst: Any
 ) -> list[tuple[Any, Any]]:
-    """(mean, mean square) of each of change(e), what an argument's error e makes of results.
+    """Return (mean, mean square) of each result of change(e) for a random argument error e.
 
-    Of normal numbers e of root mean square `rms`, none larger than `worst`, by the trapezoidal
-    rule: errors that reach a kink, or where the slope is another, do not follow the slope.
+    change(e) returns the changes of results.  e is normal with root mean square `rms`, clipped to
+    `worst`.  The integral uses the trapezoidal rule.  Unlike a slope, it also holds for errors that
+    reach a kink or another slope.
     """
     xp, weights, sums = namespace(rms), 1.0, None
     for deviations in np.arange(_STEP, DEVIATIONS + _STEP, _STEP):
@@ -114,18 +119,18 @@ def stored(
     common: Any = 0.0,
     known: Any = 0.0,
 ) -> Bound:
-    """The Bound of y, which had the errors worst, rms and so on, rounded to `dtype`.
+    """Return the Bound of y with the errors worst, rms and so on, rounded to `dtype`.
 
-    floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: it is
-    expected whole, as a mean too.  Where it may exceed the others, and where results are rounded to
-    zero, nothing is expected.  dtype: of an integer too.
+    floor: the error that flushing subnormals to zero may add to `worst`.  It is not random: it
+    counts in full in the expected error and in its mean.  No error is expected where floor may
+    exceed the others, or where results are rounded to zero.  dtype: floating-point or integer.
     """
     xp, size = namespace(y), abs(y)
-    least, flushed = 1.0, 0.0  # of integers
+    least, flushed = 1.0, 0.0  # for integers
     if np.dtype(dtype).kind != "i":
         info = finfo(dtype)
         least = info.min_subnormal
-        # Of formats whose subnormals are flushed.
+        # For formats whose subnormals are flushed.
         flushed = info.min_normal if info.underflow_error == info.min_normal else 0.0
     own = gap(y, dtype) ** 2 / 12
     expected = xp.sqrt(rms**2 + own)
@@ -144,6 +149,6 @@ def stored(
 
 
 def unless_flushed(bound: Bound, flushed: Any) -> Bound:
-    """bound, but no error is expected where flushing subnormals may change more than that."""
+    """Return bound with rms 0 where the error of flushed subnormals may exceed rms."""
     xp = namespace(bound.rms)
     return bound._replace(rms=xp.where(flushed > bound.rms, 0.0, bound.rms))

@@ -1,4 +1,4 @@
-"""softmax and log_softmax in FP64, and how far the kernels may be from them."""
+"""softmax and log_softmax in FP64, and bounds of the kernels' errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .rounding import ROUNDING, inexact_rms, rounding_rms, stored, sum_variance,
 def softmax(
     x: Array, axis: int = -1, *, mask: Array | None = None, scale: Factor | None = None, **_: Any
 ) -> tuple[Any]:
-    """exp(s - max s) / sum(exp(s - max s)), s = scale * x, in FP64 along `axis`.
+    """Return exp(s - max s) / sum(exp(s - max s)), s = scale * x, in FP64 along `axis`.
 
     >>> (y,) = reference.softmax(np.log(np.array([[1.0, 1.0, 2.0]], np.float32)))
     >>> y.dtype, y.round(6).tolist()
@@ -39,7 +39,7 @@ def softmax(
 def log_softmax(
     x: Array, axis: int = -1, *, mask: Array | None = None, scale: Factor | None = None, **_: Any
 ) -> tuple[Any]:
-    """s - max s - log(sum(exp(s - max s))), s = scale * x, in FP64 along `axis`.
+    """Return s - max s - log(sum(exp(s - max s))), s = scale * x, in FP64 along `axis`.
 
     >>> (y,) = reference.log_softmax(np.zeros((1, 4), np.float32))
     >>> bool((y == -np.log(4.0)).all())
@@ -54,7 +54,8 @@ def log_softmax(
 def _parts(
     x: Array, axis: int, mask: Array | None, scale: Factor | None
 ) -> tuple[Any, Any, Any, Any]:
-    """s - max s, what is kept, the sum of exp(s - max s) over it, and where nothing is (sum 1)."""
+    """Return s - max s, the mask of kept elements, the sum of exp(s - max s) over them, and a mask
+    of empty rows (their sum is 1)."""
     xp = namespace(x)
     score = x.astype(np.float64) * (1.0 if scale is None else float(scale))
     keep = xp.broadcast_to(xp.asarray(True if mask is None else mask), x.shape)
@@ -68,44 +69,44 @@ def _parts(
 
 
 def _depth(num_cols: int) -> tuple[int, int]:
-    """(additions, rescalings) that a term of a row's sum passes through, at most.
+    """Return the largest numbers of (additions, rescalings) of a term in a row's sum.
 
-    softmax.cu: a thread adds up to 64 elements of a batch, then merges 4 batches; trees merge up to
-    64 lanes, 16 warps and 16 blocks (6 + 4 + 4 levels), and for split rows once more chunks, one
-    after another when there are more of them than lanes.  Each merge may rescale.
+    In softmax.cu a thread adds up to 64 elements of a batch, then merges 4 batches.  Trees merge up
+    to 64 lanes, 16 warps and 16 blocks (6 + 4 + 4 levels).  Split rows also merge chunks, in
+    sequence if there are more chunks than lanes.  Each merge may rescale.
     """
     merges = min(num_cols, 4 + 2 * (6 + 4) + 4 + num_cols // 8192)
     return min(num_cols, 64) + merges, merges
 
 
 class Errors(NamedTuple):
-    """Relative errors of a row's exponentials and of their sum, as FP32 makes them."""
+    """Relative FP32 errors of a row's exponentials and of their sum."""
 
-    distance: Any  # |s - max s|; 0 where nothing is kept
+    distance: Any  # |s - max s|; 0 for masked elements
     log_sum: Any
-    exponent: Any  # of an exponential by its exponent: the largest
-    total: Array  # of the sum: the largest
+    exponent: Any  # largest error of an exponential from its exponent
+    total: Array  # largest error of the sum
     exponent_rms: Any
     total_rms: Any
     mean_distance: Any  # weighted by the terms' shares of the sum
-    constant: float  # the relative error of scale * log2 e, which all exponents have
-    flushed: float  # of an exponent, by flushed subnormals, at most; `exponent` has it too
-    rescaling: Any  # of the sum: the mean error that exponentials by which parts are rescaled make
+    constant: float  # relative error of scale * log2 e, common to all exponents
+    flushed: float  # largest error of an exponent by flushed subnormals; included in `exponent`
+    rescaling: Any  # mean error of the sum from the exponentials that rescale its parts
 
 
-_PART = 16  # elements of a row that a thread has at least, where several rows share a warp
+_PART = 16  # least number of elements per thread, where several rows share a warp
 
 
 def _rescaling(distance: Any, weights: Any, axis: int) -> Any:
-    """How much too small a row's sum is on average because parts of it are rescaled, relatively.
+    """Return by how much a row's sum is too small on average, relatively, because of rescaling.
 
-    Kernels sum parts over their own largest numbers and merge them pairwise: the part whose largest
-    is d smaller is multiplied by exp(-d), and has the mean error of that exponential; the other one
-    by exactly
-    1.  A row of n passes log2(n / 16) levels of that.  The exponential's mean error is EXP2_BIAS
-    for arguments from 1 on and falls to a tenth of it towards 0; it is taken as linear between.
+    Kernels sum parts of a row relative to each part's largest element and merge parts pairwise.
+    The part whose largest element is smaller by d is multiplied by exp(-d) and has the mean error
+    of that exponential.  The other part is multiplied by exactly 1.  A row of n elements passes
+    log2(n / 16) such levels.  The mean error of the exponential is EXP2_BIAS for arguments above 1
+    and falls to a tenth of that towards 0; it is modelled as linear in between.
 
-    distance: infinite where nothing is kept.  weights: shares of the sum.
+    distance: infinite for masked elements.  weights: shares of the sum.
     """
     xp, lost = namespace(distance), 0.0
     nearest = _of_parts(xp.min, xp.moveaxis(distance, axis, -1), _PART, np.inf)
@@ -120,7 +121,7 @@ def _rescaling(distance: Any, weights: Any, axis: int) -> Any:
 
 
 def _of_parts(reduce: Any, x: Any, size: int, fill: float) -> Any:
-    """reduce() of every `size` neighbours along the last axis; the last ones filled up."""
+    """Return reduce() of every `size` neighbours along the last axis, padded with `fill`."""
     xp, missing = namespace(x), -x.shape[-1] % size
     if missing:
         x = xp.concatenate([x, xp.full((*x.shape[:-1], missing), fill)], axis=-1)
@@ -128,13 +129,15 @@ def _of_parts(reduce: Any, x: Any, size: int, fill: float) -> Any:
 
 
 def errors(x: Array, axis: int, mask: Array | None, scale: Factor | None) -> Errors:
-    """An exponent (x - x_max) * (scale * log2 e) takes a rounding each in the subtraction, log2 e
-    and their product, two more with a scale, and what flushed subnormals lose; of two exponents
-    that are added up, the distances are too.
+    """Return the FP32 errors of a row's exponentials and of their sum.
 
-    Expected: the subtraction's rounding, if the difference is no FP32 number, the product's and the
-    exponential's; the constants' errors are known.  The sum has these weighted by the terms'
-    shares, and its additions' (rounding.sum_variance).
+    An exponent (x - x_max) * (scale * log2 e) has the roundings of the subtraction, of log2 e and
+    of their product, two more with a scale, and the loss by flushed subnormals.  Where two
+    exponents add up, so do their distances.
+
+    Expected: the roundings of the subtraction (if the difference is not an FP32 number), of the
+    product and of the exponential; the errors of constants are known.  The sum has these errors
+    weighted by the terms' shares, and those of its additions (rounding.sum_variance).
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     score, keep, sums, _ = _parts(x, axis, mask, scale)
@@ -178,7 +181,7 @@ def errors(x: Array, axis: int, mask: Array | None, scale: Factor | None) -> Err
 
 
 def _constant_error(scale: Factor | None) -> float:
-    """The relative error of scale * log2 e in FP32."""
+    """Return the relative error of scale * log2 e in FP32."""
     with np.errstate(over="ignore", under="ignore"):
         rounded = float(np.float32(1.0 if scale is None else scale) * np.float32(math.log2(math.e)))
     exact = (1.0 if scale is None else float(scale)) * math.log2(math.e)
@@ -195,9 +198,12 @@ def softmax_bound(
     out: Array | None = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise: relative errors of exp (where a row stays in registers as the product of two:
-    over the largest number of a part, and of that over the row's), of the sum, of its reciprocal (1
-    ulp) and the products with it, one rounding; underflow.
+    """Return the Bound of the result.
+
+    The relative error adds up those of exp, of the sum, of its reciprocal (1 ulp) and of the
+    products with it.  One rounding and underflow follow.  In register-resident rows exp is a
+    product of two exponentials: relative to a part's largest element, and of that element relative
+    to the row's.
 
     >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
     >>> exact = reference.softmax(x)
@@ -205,14 +211,14 @@ def softmax_bound(
     >>> bool((abs(cupykern.softmax(x) - exact[0]) <= bound.elementwise).all())
     True
 
-    First-order terms summed, then r / (1 - r) for the higher orders (Higham, Accuracy and Stability
-    of Numerical Algorithms, 2nd ed., lemma 3.1; Blanchard, Higham, Higham, IMA J. Numer. Anal. 41
-    (2021), for softmax).
+    First-order terms are summed to r; r / (1 - r) covers the higher orders (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2nd ed., lemma 3.1; Blanchard, Higham, Higham, IMA J. Numer.
+    Anal. 41 (2021), for softmax).
 
-    Expected: an exponential's, that of its part's largest number over the row's and the product
-    with it; the row's sum and reciprocal are shared.  EXP2_BIAS cancels where all exponentials have
-    it; nearer to 0 they have less, and those by which parts of the sum are rescaled only the sum
-    has: results are too small, or too large.
+    Expected: the errors of both exponentials and of their product.  The errors of the row's sum and
+    reciprocal are shared.  EXP2_BIAS cancels if all exponentials have it.  But exponentials of
+    arguments near 0 have less, and those that rescale parts change only the sum.  So results may be
+    too small or too large on average.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
@@ -220,8 +226,8 @@ def softmax_bound(
     with np.errstate(all="ignore"):
         e = errors(x, axis, mask, scale)
         relative = e.exponent + 4 * EXP2_ULPS * u + e.total + 4 * u
-        # Beyond the series: both are shares of 1, and exponentials at most those of the largest
-        # exponents; the sum has a term of 1.
+        # Where the series fails: both results are at most 1, and an exponential is at most that of
+        # the largest exponent; the sum has a term of 1.
         rounded = relative + finfo(dtype).unit_roundoff
         most = xp.minimum(2 * xp.exp(e.exponent - e.distance), 1.0)
         worst = xp.where(rounded < 1, y * relative / (1 - rounded), most)
@@ -247,8 +253,10 @@ def log_softmax_bound(
     out: Array | None = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise, absolute: s - max s and the logarithm rounded, the sum's relative error, one
-    rounding to the output.
+    """Return the Bound of the result.
+
+    The absolute error adds up the roundings of s - max s and the logarithm, the relative error of
+    the sum, and one rounding to the output.
 
     >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
     >>> exact = reference.log_softmax(x)
@@ -256,9 +264,9 @@ def log_softmax_bound(
     >>> bool((abs(cupykern.log_softmax(x) - exact[0]) <= bound.elementwise).all())
     True
 
-    Expected: the roundings of x - max x and, with a scale, of the product; the logarithm's and the
-    sum's relative error are shared, and EXP2_BIAS is the sum's too, with that of its rescaled
-    parts.
+    Expected: the roundings of x - max x and, with a scale, of the product.  The errors of the
+    logarithm and of the sum are shared.  The mean error of the sum is EXP2_BIAS plus that of its
+    rescaled parts.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])

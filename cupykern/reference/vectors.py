@@ -1,4 +1,4 @@
-"""Products of vectors by those of matrices, as numpy has them: a row before, a column behind."""
+"""Vector operands of matrix products, like numpy.matmul: a 1-D a is a row, a 1-D b a column."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes_vectors(function: Function) -> Function:
-    """A reference or a bound of matrices a and b, for vectors too.
+    """Extend a reference or a bound of matrices a and b to vectors.
 
-    The other arrays broadcast to the result, which lacks a vector's dim.
+    The result lacks the axis of a vector.  Other array arguments broadcast to the result.
     """
 
     @functools.wraps(function)
@@ -27,14 +27,14 @@ def takes_vectors(function: Function) -> Function:
         given = options if reference is None else {**options, "reference": reference}
         if 1 not in (a.ndim, b.ndim):
             return function(a, b, **given)
-        # The dims of the product that the result lacks.
+        # The axes of the matrix product that the result lacks.
         dims = (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1)
         x, y = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
         batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         shape = _without(dims, (*batch, x.shape[-2], y.shape[-1]))
 
         def lift(value: Any) -> Any:
-            if not getattr(value, "ndim", 0):  # None, and numbers
+            if not getattr(value, "ndim", 0):  # None or a scalar
                 return value
             return _with(dims, namespace(value).broadcast_to(value, shape))
 
@@ -62,9 +62,9 @@ def _without(dims: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _bound(dims: tuple[int, ...], bound: Bound, shape: tuple[int, ...]) -> Bound:
-    """The Bound of a result of this shape, by that of its product of matrices.
+    """Return the Bound of a result of this shape from the Bound of the matrix product.
 
-    Of a complex product with a column real and imaginary parts join the dim before.
+    In a complex product with a column, real and imaginary parts join the preceding axis.
     """
     whole: tuple[int, ...] = bound.elementwise.shape  # type: ignore[union-attr]  # an array
     is_complex = math.prod(whole) == 2 * math.prod(shape) > 0

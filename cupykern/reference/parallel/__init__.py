@@ -1,7 +1,7 @@
-"""What the functions of `cupykern.parallel` compute in FP64, by one process, and error bounds that
-include the order of sums over ranks.
+"""FP64 references of `cupykern.parallel`, computed by one process, and error bounds.
 
-Arguments that differ between ranks come as sequences, one item a rank.
+The bounds include the order of sums over ranks.  Arguments that differ between ranks are sequences
+with one item per rank.
 """
 
 from .attention import ring_attention, ring_attention_bound

@@ -1,4 +1,4 @@
-"""Attention over keys of all ranks in FP64, and how far ring attention may be from it."""
+"""Attention over the keys of all ranks in FP64, and bounds of ring attention's errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ring_attention(
     queries: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """(out, lse) of the queries of `rank` over the keys of all ranks, in FP64.
+    """Return (out, lse) of the queries of `rank` over the keys of all ranks, in FP64.
 
     >>> q = k = [np.zeros((1, 1, 2, 8), np.float16)] * 2  # two ranks with two tokens each
     >>> v = [np.float16(x).reshape(1, 1, 2, 1) for x in ([1, 7], [3, 5])]  # tokens 0, 3 and 1, 2
@@ -36,8 +36,8 @@ def ring_attention(
     >>> out.ravel().tolist()  # means of 1, 3 and of 1, 3, 5
     [2.0, 3.0]
 
-    causal: the tokens of rank r are pieces r and 2 size - 1 - r of 2 size pieces of the sequence.
-    queries: the numbers of some of the rank's queries, in order; None: all of them.
+    causal: rank r holds the tokens of pieces r and 2 size - 1 - r of 2 size pieces of the sequence.
+    queries: ascending indices of some of the rank's queries; None: all of them.
     """
     xp, axis = namespace(q[0]), _axis(layout)
     keys, values = xp.concatenate(k, axis=axis), xp.concatenate(v, axis=axis)
@@ -61,7 +61,7 @@ def _take(x: Any, axis: int, rows: np.ndarray) -> Any:
 
 
 def _places(total: int, size: int) -> list[np.ndarray]:
-    """Each rank's tokens of the sequence."""
+    """Return each rank's token indices in the sequence."""
     ends = [total * i // (2 * size) for i in range(2 * size + 1)]
     pieces = [np.arange(a, b) for a, b in pairwise(ends)]
     return [np.concatenate((pieces[r], pieces[-1 - r])) for r in range(size)]
@@ -79,8 +79,10 @@ def ring_attention_bound(
     reference: tuple[Any, Any],
     **options: Any,
 ) -> tuple[Bound, Bound]:
-    """Each step's errors (`attention_bound`), carried through the merges in their order, which
-    `reference.cascade_attention_bound` derives for one.  Out is rounded once.
+    """Return the Bounds of out and lse.
+
+    The errors of each step (`attention_bound`) are carried through the merges in order;
+    `reference.cascade_attention_bound` derives one merge.  Out is rounded once.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 1, 2, 32, 64)).astype(np.float16)
@@ -125,14 +127,14 @@ def _part(x: Any, axis: int, part: slice) -> Any:
 
 
 def _of_rows(state: Partial, axis: int, rows: slice) -> Partial:
-    """Views."""
+    """Return views of some rows."""
     return state.map(lambda x: _part(x, axis, rows), lambda x: x[..., rows])
 
 
 def _block(
     q: Sequence[Array], rank: int, source: int, causal: bool, axis: int
 ) -> tuple[int, slice, bool]:
-    """(first query, keys, causal) of one step."""
+    """Return (first query, keys, causal) of one step."""
     if not causal or source == rank:
         return 0, slice(None), causal
     total, count = sum(x.shape[axis] for x in q), 2 * len(q)

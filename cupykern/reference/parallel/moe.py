@@ -1,4 +1,4 @@
-"""A mixture of experts in FP64, and how far `expert_parallel_moe` may be from it."""
+"""A mixture of experts in FP64, and the bound of `expert_parallel_moe`'s error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..rounding import stored
 def expert_parallel_moe(
     x: Array, experts: Array, gates: Array, w_gate: Array, w_up: Array, w_down: Array
 ) -> tuple[Any]:
-    """Of all ranks' tokens and experts.
+    """Return the output of all ranks' tokens, by the experts of all ranks, in FP64.
 
     >>> x, w = np.ones((1, 2), np.float16), np.float16([[[0.5, 0], [0.5, 0]]])
     >>> experts, gates = np.array([[0]]), np.float32([[2]])
@@ -36,7 +36,7 @@ def expert_parallel_moe(
 
 
 def _rows(experts: Array, gates: Array, e: int) -> tuple[Any, Any]:
-    """(tokens, gates) of an expert."""
+    """Return (tokens, gates) of an expert."""
     token, place = (experts == e).nonzero()
     return token, as_float64(gates[token, place])
 
@@ -51,9 +51,12 @@ def expert_parallel_moe_bound(
     *,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """The error of the inner result (`dual_gemm_silu_bound`) times |w_down|, that of the second
-    product (`matmul_bound`, with its rounding), times the gates; then k products and k - 1 sums in
-    FP32, each at most u times the sum of the absolute values, and one rounding.
+    """Return the Bound of the output.
+
+    The error of the inner result (`dual_gemm_silu_bound`) times |w_down|, plus that of the second
+    product with its rounding (`matmul_bound`), is multiplied by the gates.  Then k products and
+    k - 1 sums follow in FP32, each with an error of at most u times the sum of the absolute values,
+    and one rounding.
 
     >>> x, w = np.ones((3, 8), np.float16), np.ones((2, 8, 8), np.float16) / 8
     >>> experts, gates = np.array([[0], [1], [0]]), np.ones((3, 1), np.float32)
@@ -74,7 +77,7 @@ def expert_parallel_moe_bound(
             (of_inner,) = dual_gemm_silu_bound(*given, reference=inner)
             rounded = inner[0].astype(x.dtype)
             y = matmul(rounded, w_down[e])
-            (own,) = matmul_bound(rounded, w_down[e], reference=y)  # of nearly the same numbers
+            (own,) = matmul_bound(rounded, w_down[e], reference=y)  # at nearly equal inputs
             weight = abs(as_float64(w_down[e]))
             moved = product(of_inner.elementwise + 0 * inner[0], weight)
             xp.add.at(worst, rows, abs(share)[:, None] * (own.elementwise + 1.01 * moved))

@@ -1,4 +1,4 @@
-"""Norms of sums over ranks in FP64, and how far the results may be from them."""
+"""Norms of sums over ranks in FP64, and bounds of the errors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def all_reduce_norm(
     residual: Array | None = None,
     centered: bool,
 ) -> tuple[Any, ...]:
-    """(norm of s[, s]) in FP64, s the sum of all ranks' x and the residual.
+    """Return (norm of s[, s]) in FP64, with s the sum of all ranks' x and the residual.
 
     >>> ranks = [np.float32([[1, -1]]), np.float32([[2, 4]])]  # the sum is 3, 3
     >>> reference.parallel.all_reduce_norm(ranks, eps=0, centered=False)[0].tolist()
     [[1.0, 1.0]]
 
-    centered: layer_norm, else rms_norm.
+    centered: True for layer_norm, False for rms_norm.
     """
     s: Any = sum(as_float64(part) for part in x)
     if residual is not None:
@@ -49,7 +49,8 @@ def all_reduce_norm_bound(
     centered: bool,
     reference: tuple[Any, ...],
 ) -> tuple[Bound, ...]:
-    """The norm's own errors, and those e of the sum that it normalises (`sum_in_order`).
+    """Return the Bounds: the norm's own errors, plus the effect of the error e of the sum s
+    (`sum_in_order`).
 
     >>> x, call = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32), {"eps": 1e-6, "centered": False}
     >>> exact = reference.parallel.all_reduce_norm([x], **call)
@@ -93,7 +94,7 @@ def all_reduce_norm_bound(
 def _moved(
     xp: Any, total: Approximate, s: Any, weight: Array | None, eps: float, centered: bool
 ) -> tuple[Any, Any]:
-    """What the sum's error may change of y: (at most, expected)."""
+    """Return the (largest, expected) change of y by the error of the sum."""
     mean = xp.mean(s, axis=-1, keepdims=True) if centered else 0.0
     distance = abs(s - mean)
     rstd = 1 / xp.sqrt(xp.mean(distance**2, axis=-1, keepdims=True) + eps)

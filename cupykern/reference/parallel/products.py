@@ -1,6 +1,6 @@
-"""Products whose k is split over ranks, in FP64, and how far the sum of the ranks' may be from it.
+"""Matrix products with K split over ranks in FP64, and bounds of the errors of their sums.
 
-Arguments that differ between ranks come as sequences, one item a rank.
+Arguments that differ between ranks are sequences with one item per rank.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..matmul import exact_product, scaled_product
 
 
 def sum_in_order(values: Iterable[Approximate]) -> Approximate:
-    """The FP32 sum of FP32 values, one after the other.
+    """Return the FP32 sum of FP32 values, added in sequence.
 
-    With e_r the error of value r and S_r the exact sum of the first r, the sum's error is at most
+    With e_r the error of value r and S_r the exact sum of values 0 to r, the sum's error is at most
     e_0 + sum over r >= 1 of (e_r + u |S_r|), to first order.
     """
     return reduce(_plus, values)
@@ -39,7 +39,7 @@ def _plus(a: Approximate, b: Approximate) -> Approximate:
 
 
 def all_reduce(x: Sequence[Array], **_: Any) -> tuple[Any]:
-    """The sum of all ranks' x.
+    """Return the sum of all ranks' x in FP64.
 
     >>> ranks = [np.float16([1, 2]), np.float16([0.5, 4])]
     >>> reference.parallel.all_reduce(ranks)[0].tolist()
@@ -51,7 +51,7 @@ def all_reduce(x: Sequence[Array], **_: Any) -> tuple[Any]:
 def all_reduce_bound(
     x: Sequence[Array], *, dtype: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
-    """FP32 additions in the order of ranks, and a rounding to the result's dtype.
+    """Return the Bound: FP32 additions in rank order, and a rounding to the result's dtype.
 
     >>> ranks = [np.float32([0.1, 2]), np.float32([0.2, 1e9])]
     >>> exact = reference.parallel.all_reduce(ranks)
@@ -66,7 +66,7 @@ def all_reduce_bound(
 
 
 def reduce_scatter_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[Bound]:
-    """The same without the last rounding; of all rows.
+    """Return the Bound of all_reduce in FP32, without the last rounding, for all rows.
 
     >>> ranks = [np.float16([[0.1, 2]]), np.float16([[0.2, 3000]])]
     >>> exact = reference.parallel.all_reduce(ranks)
@@ -81,6 +81,7 @@ def reduce_scatter_bound(x: Sequence[Array], *, reference: tuple[Any]) -> tuple[
 
 
 def of_numbers(x: Any) -> Approximate:
+    """Return x without errors."""
     zeros = namespace(x).zeros_like(x)
     return Approximate(x, zeros, zeros, zeros, zeros)
 
@@ -95,7 +96,7 @@ def row_parallel_matmul(
     alpha: float = 1.0,
     **_: Any,
 ) -> tuple[Any]:
-    """activation(alpha * sum(a @ b) + bias) + residual in FP64.
+    """Return activation(alpha * sum(a @ b) + bias) + residual in FP64.
 
     >>> a = np.array([[1, 2], [3, 4]], np.float16)
     >>> left, right = [a[:, :1], a[:, 1:]], [a[:1], a[1:]]  # of two ranks, a part of k each
@@ -120,8 +121,8 @@ def row_parallel_matmul_bound(
     precision: str = "float32",
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """The errors of the ranks' products, of rank 0's with the bias, of the sums in the order of
-    ranks (`sum_in_order`), and of the epilogue.
+    """Return the Bound: errors of the ranks' products, of the bias added by rank 0, of the sums in
+    rank order (`sum_in_order`), and of the epilogue.
 
     >>> a = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float16)
     >>> exact = reference.parallel.row_parallel_matmul([a], [a])
@@ -163,7 +164,7 @@ def row_parallel_scaled_mm(
     residual: Array | None = None,
     **_: Any,
 ) -> tuple[Any]:
-    """activation(sum((scale_a * a) @ (scale_b * b)) + bias) + residual in FP64.
+    """Return activation(sum((scale_a * a) @ (scale_b * b)) + bias) + residual in FP64.
 
     >>> a, b = np.array([[10, -20]], np.int8), np.array([[1], [3]], np.int8)
     >>> ranks = 2 * [a], 2 * [b], [0.5, 1.0], [0.25, 0.5]  # each rank has its own scales
@@ -187,7 +188,7 @@ def row_parallel_scaled_mm_bound(
     out_dtype: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """As `row_parallel_matmul_bound`.
+    """Return the Bound, like `row_parallel_matmul_bound`.
 
     >>> a, scale = cupykern.quantize(np.ones((2, 128), np.float32), "e4m3", granularity="row")
     >>> ranks = [a], [a.T], [scale], [scale.T]
@@ -211,7 +212,7 @@ def row_parallel_scaled_mm_bound(
 def row_parallel_dual_gemm_silu(
     a: Sequence[Array], b1: Sequence[Array], b2: Sequence[Array], **_: Any
 ) -> tuple[Any]:
-    """silu(sum(a @ b1)) * sum(a @ b2) in FP64.
+    """Return silu(sum(a @ b1)) * sum(a @ b2) in FP64.
 
     >>> a, gate, up = np.float16([[1]]), np.float16([[0.5]]), np.float16([[1.5]])
     >>> (y,) = reference.parallel.row_parallel_dual_gemm_silu(2 * [a], 2 * [gate], 2 * [up])
@@ -232,8 +233,10 @@ def row_parallel_dual_gemm_silu_bound(
     precision: str = "float32",
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Both sums as of `row_parallel_matmul_bound`, SiLU of the first and the product with the
-    second in FP32 (as `dual_gemm_silu_bound`).
+    """Return the Bound.
+
+    Both sums have the errors of `row_parallel_matmul_bound`.  SiLU of the first and the product
+    with the second are FP32 (see `dual_gemm_silu_bound`).
 
     >>> a = np.array([[1.0, 2.0]], np.float16)
     >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)

@@ -1,4 +1,4 @@
-"""Softmax, cross entropy and draws over the columns of all ranks in FP64, and error bounds."""
+"""Softmax, cross entropy and sampling over the columns of all ranks in FP64, and error bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TINY = 2.0**-126
 
 
 def vocabulary_parallel_softmax(x: Sequence[Array], *, scale: Any = None, **_: Any) -> tuple[Any]:
-    """Of all ranks' columns, rank 0's first.
+    """Return softmax over all ranks' columns, rank 0's first, in FP64.
 
     >>> ranks = [np.zeros((1, 1), np.float32), np.zeros((1, 3), np.float32)]
     >>> reference.parallel.vocabulary_parallel_softmax(ranks)[0].tolist()
@@ -35,7 +35,7 @@ def vocabulary_parallel_softmax(x: Sequence[Array], *, scale: Any = None, **_: A
 def vocabulary_parallel_log_softmax(
     x: Sequence[Array], *, scale: Any = None, **_: Any
 ) -> tuple[Any]:
-    """Of all ranks' columns, rank 0's first.
+    """Return log_softmax over all ranks' columns, rank 0's first, in FP64.
 
     >>> ranks = [np.zeros((1, 1), np.float32), np.zeros((1, 3), np.float32)]
     >>> (y,) = reference.parallel.vocabulary_parallel_log_softmax(ranks)
@@ -48,7 +48,7 @@ def vocabulary_parallel_log_softmax(
 def vocabulary_parallel_cross_entropy(
     x: Sequence[Array], targets: Array, *, scale: Any = None
 ) -> tuple[Any]:
-    """-log_softmax at the targets; inf for those outside.
+    """Return -log_softmax at the targets (rows,) in FP64; inf for targets outside all columns.
 
     >>> ranks = [np.zeros((2, 1), np.float32), np.zeros((2, 3), np.float32)]
     >>> (loss,) = reference.parallel.vocabulary_parallel_cross_entropy(ranks, np.array([3, 4]))
@@ -65,7 +65,7 @@ def vocabulary_parallel_cross_entropy(
 def vocabulary_parallel_softmax_bound(
     x: Sequence[Array], *, scale: Any = None, dtype: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
-    """A rank's softmax in FP32, off by e, times its share s = exp(lse_rank - lse), as FP32.
+    """Return the Bound: a rank's FP32 softmax times its FP32 share s = exp(lse_rank - lse).
 
     >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
     >>> exact = reference.parallel.vocabulary_parallel_softmax([x])
@@ -74,9 +74,9 @@ def vocabulary_parallel_softmax_bound(
     >>> bool((abs(y - exact[0]) <= bound.elementwise).all())
     True
 
-    With d the relative error of the rank's largest element, its log-sum-exp is off by d, that of
-    all columns by the mean of d over the ranks' shares; then come the roundings of the share and of
-    the product, and one to the dtype.  No error is expected: `elementwise` alone limits it.
+    With d the relative error of a rank's largest result, the rank's log-sum-exp has the error d.
+    That of all columns has the mean of d weighted by the ranks' shares.  The roundings of the
+    share, of the product and to the dtype follow.  rms is 0: only `elementwise` limits the error.
     """
     xp, u = namespace(x[0]), UNIT_ROUNDOFF_32
     dtype = x[0].dtype if dtype is None else dtype
@@ -95,7 +95,7 @@ def vocabulary_parallel_softmax_bound(
 def vocabulary_parallel_log_softmax_bound(
     x: Sequence[Array], *, scale: Any = None, dtype: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
-    """A rank's log_softmax in FP32, off by e, plus lse_rank - lse, rounded to FP32, in FP32.
+    """Return the Bound: a rank's FP32 log_softmax plus lse_rank - lse rounded to FP32.
 
     >>> x = np.array([[1.0, 2.0, 3.0]], np.float32)
     >>> exact = reference.parallel.vocabulary_parallel_log_softmax([x])
@@ -122,7 +122,7 @@ def vocabulary_parallel_log_softmax_bound(
 def vocabulary_parallel_cross_entropy_bound(
     x: Sequence[Array], targets: Array, *, scale: Any = None, reference: tuple[Any]
 ) -> tuple[Bound]:
-    """The error of the log-sum-exp of all columns; the difference is FP64, rounded to FP32.
+    """Return the Bound: the error of the log-sum-exp, plus the rounding of the FP64 result to FP32.
 
     >>> x, targets = np.array([[1.0, 2.0, 3.0]], np.float32), np.array([1])
     >>> exact = reference.parallel.vocabulary_parallel_cross_entropy([x], targets)
@@ -140,7 +140,7 @@ def vocabulary_parallel_cross_entropy_bound(
 
 
 def vocabulary_parallel_sample_bound(x: Sequence[Array], *, scale: Any = None) -> Any:
-    """How far a sum of probabilities, over the sum of all, may be from that in FP64: (rows,).
+    """Return the largest error of normalised cumulative probabilities: (rows,).
 
     >>> x = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
     >>> bound = reference.parallel.vocabulary_parallel_sample_bound([x])
@@ -149,7 +149,7 @@ def vocabulary_parallel_sample_bound(x: Sequence[Array], *, scale: Any = None) -
     [1]
 
     Errors of probabilities add up; those of shares are relative to sums of at most 1.  The sum of
-    all is off by as much.  n FP64 additions add n 2^-53.
+    all probabilities has the same error.  n FP64 additions add n 2^-53.
     """
     count = sum(part.shape[1] for part in x)
     with np.errstate(all="ignore"):
@@ -161,7 +161,7 @@ def vocabulary_parallel_sample_bound(x: Sequence[Array], *, scale: Any = None) -
 
 
 def _limit(bound: Bound) -> Bound:
-    """With no error expected."""
+    """Return the bound with rms 0."""
     return bound._replace(rms=0 * bound.rms)
 
 
@@ -170,8 +170,11 @@ def _whole(x: Sequence[Array]) -> Any:
 
 
 class _Rank(NamedTuple):
-    """One rank's columns.  lse: in FP64; of_lse: its error.  errors: of its softmax, or of its
-    log_softmax, in FP32."""
+    """One rank's columns.
+
+    lse: the FP64 log-sum-exp.  of_lse: the error of the rank's log-sum-exp.
+    errors: the errors of its FP32 softmax or log_softmax.
+    """
 
     lse: Any
     of_lse: Any
@@ -179,8 +182,11 @@ class _Rank(NamedTuple):
 
     @classmethod
     def of(cls, x: Array, scale: Any, log: bool) -> _Rank:
-        """The log-sum-exp is taken from the largest result, which is that of the largest element,
-        or of one that may come out as large."""
+        """Return the errors of one rank.
+
+        The kernel derives the log-sum-exp from its largest result.  That belongs to the largest
+        element, or to one whose FP32 result may be as large.
+        """
         xp, kept = namespace(x), x != -np.inf
         number = 1.0 if scale is None else float(scale)
         top = xp.max(xp.where(kept, as_float64(x) * number, -np.inf), axis=1)
@@ -203,7 +209,7 @@ class _Rank(NamedTuple):
 
 
 def _total(ranks: Sequence[_Rank]) -> Any:
-    """The log-sum-exp of all columns."""
+    """Return the FP64 log-sum-exp of all columns."""
     xp = namespace(ranks[0].lse)
     lses = xp.stack([r.lse for r in ranks])
     top = xp.max(lses, axis=0)
@@ -211,13 +217,13 @@ def _total(ranks: Sequence[_Rank]) -> Any:
 
 
 def _shares(ranks: Sequence[_Rank]) -> list[Any]:
-    """Of each rank's columns in the sum of exponentials."""
+    """Return each rank's share of the sum of exponentials."""
     xp, total = namespace(ranks[0].lse), _total(ranks)
     return [xp.where(r.lse == -np.inf, 0.0, xp.exp(r.lse - total)) for r in ranks]
 
 
 def _of_total(ranks: Sequence[_Rank]) -> Any:
-    """The error of `_total`."""
+    """Return the error of the log-sum-exp of all columns."""
     xp = namespace(ranks[0].lse)
     found: Any = sum(p * r.of_lse for p, r in zip(_shares(ranks), ranks, strict=True))
     return xp.where(xp.isfinite(found), found, 0.0)

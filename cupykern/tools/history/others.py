@@ -1,4 +1,4 @@
-"""Random calls of ops that the other modules do not describe: the calls of their own problems."""
+"""Random calls of ops without a module of their own, derived from the ops' problems."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OUT_LAYOUTS = ("C", "C", "gap", "gap of 8", "shifted", "F", "rows negative")
 
 
 def family_of(op: Op) -> Family:
-    """Return the calls of op's problems with other options, memory layouts, and results.
+    """Return the calls of op's problems with varied options, memory layouts and outputs.
 
-    An argument that is no array is drawn from what any of the problems have for it.
+    A non-array argument is drawn from its values in all problems.
     """
     parameters = inspect.signature(op.run).parameters.values()
     settings = tuple(_setting(op, seed) for seed in range(_PROBLEMS))
@@ -54,7 +54,7 @@ def _described(x: Any) -> Any:
         return Fp4(x.shape, x.layout)
     if not isinstance(x, np.ndarray):
         return x
-    if x.dtype == np.int32:  # of indices, which random numbers would not be
+    if x.dtype == np.int32:  # indices: random numbers are not valid ones
         return Integers(_nested(x.tolist()))
     return Array(x.shape, x.dtype.name)
 
