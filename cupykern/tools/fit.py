@@ -18,7 +18,7 @@ import numpy as np
 from .. import dtypes, tuned
 from ..gemm import sm90_heuristic
 from ..gemm.gemm_task import GemmTask
-from ..gemm.split_plan import SplitKWorkspace
+from ..gemm.split_plan import SplitConfig, SplitKWorkspace
 from ..targets.limits import multiprocessors
 from ..tuning.trials import Trial
 
@@ -141,11 +141,11 @@ def _by_config(tiles: tuple[sm90_heuristic.Tile, ...]) -> dict[str, list[tuple[A
     """Return (tile, splits) by the repr of their config, which trials contain."""
     found: dict[str, list[tuple[Any, int]]] = {}
     for tile in tiles:
-        for splits in (1, *tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]):
-            config: Any = tile.config
-            if splits > 1:
-                config = SplitKWorkspace(config, splits)
-            found.setdefault(repr(config), []).append((tile, splits))
+        found.setdefault(repr(tile.config), []).append((tile, 1))
+        if isinstance(tile.config, SplitConfig):
+            for splits in tuned.constants(sm90_heuristic.ARCH, "gemm")["splits"]:
+                config = SplitKWorkspace(tile.config, splits)
+                found.setdefault(repr(config), []).append((tile, splits))
     return found
 
 

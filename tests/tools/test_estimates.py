@@ -19,7 +19,7 @@ def test_times_are_rounded_up(seconds, text):
 
 
 def test_more_jobs_and_fewer_cases_take_less():
-    assert "15 s if none" in estimates.of_check(1, 100, "host", 2)
+    assert "20 s if none" in estimates.of_check(1, 100, "host", 2)
     assert "5 s if none" in estimates.of_check(1, 2, "host", 16)
     assert "1 op, 1 case each" in estimates.of_check(1, 1, "host", 2)
     assert "min" in estimates.of_tune(100, "cuda", 1, 25.0)
