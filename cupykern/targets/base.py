@@ -184,7 +184,12 @@ def launch_argument_at(address: int, num_bytes: int, owner: Any) -> Any:
 
 
 def address_of(array: Array) -> int:
-    """The address of the first element of a cupy or numpy array."""
+    """The address of the first element of a cupy or numpy array.
+
+    >>> x = np.zeros(4, np.float32)
+    >>> targets.address_of(x[1:]) - targets.address_of(x)
+    4
+    """
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
