@@ -158,7 +158,7 @@ def test_sequences_have_their_own_numbers_and_positions():
         ({"mask": "j < a", "operands": {"a": None}}, TypeError, "or an array; got None"),
         ({"score": "s", "operands": {"a": SLOPES}}, ValueError, "do not name 'a'"),
         ({"score": "a[h]", "operands": {"a": SLOPES.astype("f8")}}, TypeError, "dtype"),
-        ({"operands": {"a": SLOPES}}, ValueError, "no formulas"),
+        ({"operands": {"a": SLOPES}}, ValueError, "score or mask that is a formula"),
         ({"score": 3}, TypeError, "a score is"),
         ({"score": cupykern.expression("acc")}, TypeError, "kind 'score'"),
         ({"mask": "j <= i"}, ValueError, "Sq == Sk|causal_align|input_pos"),

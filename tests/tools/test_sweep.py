@@ -160,7 +160,7 @@ def test_a_trace_of_another_kind_or_device_is_refused(op, capsys, tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"kind": "bench"}\n')
     code, _, err = command(capsys, "--trace", str(path), "--resume")
-    assert code == 1 and "no trace of a sweep" in err
+    assert code == 1 and "not a trace of a sweep" in err
     path.write_text('{"kind": "sweep", "target": "cuda", "machine": {"device": "NVIDIA H200"}}\n')
     code, _, err = command(capsys, "--trace", str(path), "--resume")
     assert code == 1 and "measured on NVIDIA H200" in err
