@@ -18,7 +18,6 @@ from .sm90_policies import (
     Cooperative,
     Multicast,
     PingPong,
-    SlicedK,
     SplitK,
 )
 
@@ -67,9 +66,7 @@ class SameOperands(GatedEpilogue):
 
     def tile_refusal(self, task: GemmTask) -> str | None:
         unit = 128 if task.layout_b == MN_MAJOR else 32
-        sliced = "few rows of a dual GEMM are a SkinnyGemmConfig's, not sliced-K's"
-        reason = sliced if isinstance(self.schedule, SlicedK) else None
-        return reason or self.column_refusal(unit) or super().tile_refusal(task)
+        return self.column_refusal(unit) or super().tile_refusal(task)
 
     def cluster_refusal(self, task: GemmTask) -> str | None:
         wide = self.tile_k * task.a.itemsize > SWIZZLE_BYTES

@@ -21,7 +21,7 @@ from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.product import FLOAT16S, FP4
 from cupykern.gemm.skinny_gemm import SkinnyGemmConfig
 from cupykern.gemm.sm90_dual_config import Sm90DualGemmConfig
-from cupykern.gemm.sm90_policies import Multicast, SplitK
+from cupykern.gemm.sm90_policies import Multicast, SlicedK, SplitK
 from cupykern.numerics import finfo
 from cupykern.op import Call
 from cupykern.ops.dual_gemm_silu import PAIRS, POLICIES, DualProblem, task_layouts, task_of
@@ -277,6 +277,8 @@ def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
         (Sm90DualGemmConfig(128, 128, 128, 6, cluster=Multicast(2)), "a tile_k of 128 bytes"),
     ):
         assert says in gemm.refusal(config, replace(task, k=64), "sm_90a")
+    with pytest.raises(TypeError, match="schedule must be a Cooperative or PingPong; got SlicedK"):
+        Sm90DualGemmConfig(128, 128, 64, 6, SlicedK())
     mn_major = task_of(replace(HOPPER[0], n=192, layout_b1="C", layout_b2="C"))
     assert "of 128 where" in gemm.refusal(Sm90DualGemmConfig(128, 192, 64, 4), mn_major, "sm_90a")
 
