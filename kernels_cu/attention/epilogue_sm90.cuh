@@ -2,7 +2,7 @@
 // queries' shared memory; threads store log-sum-exp and row statistics.
 #pragma once
 #include "attention/mask_sm90.cuh"
-#include "attention/online_softmax.cuh"
+#include "attention/softmax_sm90.cuh"
 
 namespace attention {
 
@@ -17,7 +17,7 @@ struct RowArrays {
 template <class Traits> struct EpilogueSm90 {
     using Element = typename Traits::Element;
     using Layout = FragmentLayout;
-    using Softmax = OnlineSoftmax<Element, Layout>;
+    using Softmax = SoftmaxSm90<Element, Layout>;
     using Outputs = float[Traits::kHeadDimV / 2];
     static constexpr int kBoxDims = Traits::kBoxDims, kRowBytes = Traits::kSwizzleBytes;
     static constexpr int kBoxes = Traits::kHeadDimV / kBoxDims;

@@ -89,8 +89,8 @@ template <class Traits> struct MainloopSm90 {
         wgmma_commit();
     }
     // Turns scores into the numerators of P.  Returns whether the outputs must be rescaled by
-    // `factors`.
-    DEVICE bool exponentiate(const QueryTile& tile) {
+    // `factors`.  kFirst: of the query tile's first keys.
+    template <bool kFirst = false> DEVICE bool exponentiate(const QueryTile& tile) {
         const ScoreMask<Traits> mask{params, arrays, keys, scores};
         if constexpr (Traits::kGeneral) mask.apply_score(tile);
         if constexpr (Mask::kArray) mask.apply_array(tile);
@@ -98,8 +98,13 @@ template <class Traits> struct MainloopSm90 {
         mask.apply_limits(tile.row);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
         float largest[2];
-        const bool rescales =
-            softmax.template update<kFragments>(at, params.exponent_scale, largest, factors);
+        bool rescales = false;
+        if constexpr (kFirst) {
+            softmax.template start<kFragments>(at, params.exponent_scale, largest);
+        } else {
+            rescales =
+                softmax.template update<kFragments>(at, params.exponent_scale, largest, factors);
+        }
 #pragma unroll
         for (int r = 0; r < 2; ++r) top[r] = maximum(top[r], largest[r]);
         softmax.template exponentiate<kFragments>(at, params.exponent_scale);
@@ -189,7 +194,7 @@ template <class Traits> struct MainloopSm90 {
             for (;;) {
                 // `scores` are from the query tile's first key tile.
                 release(storage.keys_empty[KvState(index).stage]);
-                exponentiate(storage.tiles[count % Storage::kTiles]);
+                exponentiate<true>(storage.tiles[count % Storage::kTiles]);
                 clear();
                 to_fragments();
                 if (Traits::kQueryStages == 2 && stored >= 0) epilogue.release_queries(stored);

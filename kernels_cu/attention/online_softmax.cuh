@@ -121,26 +121,9 @@ struct OnlineSoftmax {
         }
         any_far = is_far(score, scale);
     }
-    // Updates the state with kFragments fragments of scores, before `exponentiate`.  largest: this
-    // lane's largest score of each row; -inf: none.  Returns, uniformly over the warp, whether the
-    // outputs so far must be multiplied by `factors`, which are undefined otherwise.
-    template <int kFragments, class Score>
-    DEVICE bool update(const Score& score, float scale, float (&largest)[kRows],
-                       float (&factors)[kRows]) {
-        look<kFragments>(score, largest);
-        bool moves = any_far || exceeds(largest, scale), moved = false;
-        // Runs at most once.  With a branch instead of the loop, ptxas moves the exponentials
-        // behind the next wait for wgmma.
-#pragma unroll 1
-        while (vote_any(moves)) {
-            move(largest, scale, factors);
-            subtract_far<kFragments>(score, scale);
-            moves = exceeds(largest, scale);
-            moved = true;
-        }
-        return moved;
-    }
-    // The steps of `update`.
+    // A step, before `exponentiate`: `look`; `move` and `subtract_far` if any_far or `exceeds` is
+    // true in any lane; then the outputs so far must be multiplied by `factors`.
+    // largest: this lane's largest score of each row; -inf: none.
     template <int kFragments, class Score>
     DEVICE static void look(const Score& score, float (&largest)[kRows]) {
 #pragma unroll

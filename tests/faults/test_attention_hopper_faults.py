@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+from attention_checks import check_far_scores
 from attention_hopper_checks import PROBLEMS, SIZES, check_scores_that_grow, compare, hopper
 from planted import Fault, fault_tests
 
-from cupykern import check
+from cupykern import check, dtypes
+from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.ops.problems.attention import AttentionProblem
 from cupykern.ops.problems.attention_varlen import VarlenProblem
 from cupykern.targets import host
 
-MAIN, MASK, EPILOGUE, PRODUCER, STORAGE, ORDER = (
+MAIN, MASK, EPILOGUE, PRODUCER, STORAGE, ORDER, SOFTMAX = (
     f"attention/{x}_sm90.cuh"
-    for x in ("mainloop", "mask", "epilogue", "producer", "storage", "scheduler")
+    for x in ("mainloop", "mask", "epilogue", "producer", "storage", "scheduler", "softmax")
 )
 NAMES = (
     "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "bool", "bias",
@@ -61,6 +64,19 @@ FAULTS = {
     ),
     "rows of the other half are rescaled": Fault(
         MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
+    ),
+    "origins stay until probabilities exceed FP16": Fault(
+        SOFTMAX, "(kRescaleAbove - 1.0f)", "(kRescaleAbove + 8.0f)", "growing"
+    ),
+    "far origins have a limit": Fault(
+        SOFTMAX, "this->is_far(origin, scale) ? -kInfinity : origin + grows", "origin + grows",
+        "far scores"
+    ),
+    "far origins are not subtracted from the first scores": Fault(
+        SOFTMAX, "if (vote_any(this->any_far))", "if (false)", "far scores"
+    ),
+    "a sink is as large as the first scores": Fault(
+        SOFTMAX, "exp2_approx(this->exponent(r, begun, scale))", "exp2_approx(kShift<T>)", "capped"
     ),
     "a tile at the end is not masked": Fault(
         MASK, "if (key + kTileN <= limit && key + kTileN <= sk && begun) return;", "return;",
@@ -204,6 +220,10 @@ CHECKED = (*zip(NAMES, PROBLEMS, strict=False), *zip(NAMES_OF_SIZES, SIZES, stri
 CHECKS = {name: partial(_check, problem) for name, problem in CHECKED}
 CHECKS["growing"] = lambda: (
     host.current().warp_size == 32 and check_scores_that_grow(host.current())
+)
+CHECKS["far scores"] = lambda: (
+    host.current().warp_size == 32
+    and check_far_scores(np, dtypes.float16, config=AttentionHopperConfig(128, 64))
 )
 
 
