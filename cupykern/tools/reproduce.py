@@ -63,7 +63,9 @@ def _profile(op: str, shape: str, dtype: str) -> Step:
 _OF_ROWS = "torch,torch.compile,quack,liger"
 _TORCH_ATTENTION = "torch.flash,torch.cudnn"
 _OPTIONS = ";".join(f"1,16,16384,128,{code}" for code in (1, 5, 6, 7, 8, 9, 1024, 4096))
-_PRECISIONS = "float32:fma,float32:bf16x6,float32:bf16x3"
+_PRECISIONS = ",".join(
+    ["float32", *(f"float32:{p}" for p in ("fma", "bf16x9", "bf16x6", "bf16x3", "tf32"))]
+)
 
 STEPS = (
     Step("compile", 15, ("compile", "--only-failures", "--record", "FOLDER/compiled.txt"),
@@ -83,7 +85,8 @@ STEPS = (
     _bench("matmul", 5, "torch,torch.tf32,cupy"),
     Step("matmul_precisions", 2,
          ("bench", "matmul", "--shapes", "1024,1024,1024;4096,4096,4096;8192,8192,8192",
-          "--dtype", _PRECISIONS, "--against", "torch", "--warmup-ms", "10", "--rep-ms", "20"),
+          "--dtype", _PRECISIONS, "--against", "torch,torch.tf32",
+          "--warmup-ms", "10", "--rep-ms", "20"),
          "matmul_precisions.json"),
     _bench("scaled_mm", 10, "torch,torch.compile,torch.fast,torch.cast"),
     _bench("dual_gemm_silu", 5, "torch,torch.compile"),
