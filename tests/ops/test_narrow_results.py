@@ -168,11 +168,10 @@ def test_every_schedule_gives_the_same_bits():
 @pytest.mark.parametrize("sides", ["a", "b", "ab"])
 def test_nvfp4_on_either_side(target, sides):
     """With an NvFp4 a alone it is the transposed product that is computed."""
-    xp = target.xp
     a, b = with_nvfp4(target, sides)
     kwargs = {"epilogue": "acc * s", "operands": {"s": random(target, (40,), "float32", 3)}}
     for name in NARROW:
-        out = xp.empty((24, 40), dtypes.NAMES[name])
+        out = cupykern.empty((24, 40), name, target=target.name)
         assert compare(SCALED, a, b, **kwargs, out_dtype=name).ok
         assert cupykern.scaled_mm(a, b, **kwargs, out_dtype=name, out=out) is out
 
