@@ -72,7 +72,10 @@ def _ask(command: tuple[str, ...]) -> Compiler | None:
     """The Compiler of a command; None unless its --version succeeds."""
     try:
         asked = subprocess.run(
-            [*command, "--version"], capture_output=True, stdin=subprocess.DEVNULL
+            [*command, "--version"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
         )
     except OSError:
         return None
