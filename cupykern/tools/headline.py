@@ -2,8 +2,9 @@
 
 The speedup of a row is the time of its fastest library over ours.  An op's speedup is the geometric
 mean over its rows.  FP32 products have a separate line: libraries compute them without tensor
-cores, so their speedups are not comparable with those of 16 and 8 bits.  The SVG is written by
-hand, so that it has the same bytes on every machine.
+cores, so their speedups are not comparable with those of 16 and 8 bits.  Rows of a named precision
+("float32:tf32") count in no line, since libraries compute them with other errors.  The SVG is
+written by hand, so that it has the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..precisions import PRECISIONS
 from . import stored
 from .tables import number
 
@@ -59,6 +61,7 @@ class Line:
 
 def lines(op: str, rows: Sequence[dict[str, Any]]) -> list[Line]:
     """Return one line, or two for an op with products both in FP32 and in fewer bits."""
+    rows = [row for row in rows if row["dtype"].partition(":")[2] not in PRECISIONS]
     full = [row for row in rows if row["flops"] and row["dtype"].partition(":")[0] == "float32"]
     rest = [row for row in rows if row not in full]
     kinds = ((rest, ""), (full, "FP32" if rest else ""))

@@ -59,6 +59,14 @@ def test_the_headline_has_products_of_fp32_apart():
     assert [one.label for one in headline.lines("matmul", rows[1:])] == ["matmul"]
 
 
+def test_the_headline_counts_no_rows_of_a_named_precision():
+    row = {**DOCUMENT["rows"][0], "flops": 2**30}
+    rows = [{**row, "dtype": dtype} for dtype in ("float32", "float32:tf32", "float32:fma")]
+    (line,) = headline.lines("matmul", rows)
+    assert len(line.speedups) == 1
+    assert headline.lines("matmul", rows[1:]) == []
+
+
 def test_the_headline_lists_ops_without_results():
     written = report.tables([DOCUMENT])[report.HEADLINE]
     assert "| `merge_attention` | FP16, BF16, FP32 | - | not benchmarked | - | - |" in written
