@@ -90,10 +90,10 @@ template <class Traits> struct EpilogueSm90 {
     DEVICE void release_queries(int query_stage) const {
         if (threadIdx.x % 32 == 0) {
             tma_store_wait_read<0>();
-            if (!kEveryThreadArrives) storage.queries_empty[query_stage].arrive();
+            if (!kEveryThreadArrives) storage.query_pipeline.empty[query_stage].arrive();
         }
         sync_warp();
-        if (kEveryThreadArrives) storage.queries_empty[query_stage].arrive();
+        if (kEveryThreadArrives) storage.query_pipeline.empty[query_stage].arrive();
     }
 };
 

@@ -8,16 +8,14 @@
 
 namespace attention {
 
-DEVICE void release(Barrier& empty) { empty.arrive_for<128>(); }
-
 template <class Traits> struct MainloopSm90 {
     using Element = typename Traits::Element;
     using Mask = typename Traits::Mask;
     using Storage = SharedStorage<Traits>;
     using Epilogue = EpilogueSm90<Traits>;
     using Softmax = typename Epilogue::Softmax;
-    using KvState = PipelineState<Traits::kStages>;
-    using QueryState = PipelineState<Traits::kQueryStages>;
+    using KvState = pipeline::PipelineState<Traits::kStages>;
+    using QueryState = pipeline::PipelineState<Traits::kQueryStages>;
     static constexpr int kHeadDim = Traits::kHeadDim, kHeadDimV = Traits::kHeadDimV;
     static constexpr int kTileN = Traits::kTileN;
     static constexpr int kSteps = Traits::kSteps, kStepK = Traits::kStepK;
@@ -131,17 +129,15 @@ template <class Traits> struct MainloopSm90 {
     // because they can be more than a phase late.
     DEVICE void release_unused(KvState at) {
         if (kEveryThreadArrives || threadIdx.x % 128 == 0) {
-            storage.values_full[at.stage].wait(at.phase);
-            release(storage.values_empty[at.stage]);
+            storage.value_pipeline.consumer_wait(at);
+            storage.value_pipeline.consumer_release(at.stage);
         }
         sync_warp();
     }
     // The queries have already arrived, so this never waits.  Its loop keeps the compiler from
     // moving the exponentials below the following wait for wgmma, which writes none of their
     // registers.
-    DEVICE void keep_order(QueryState query) {
-        storage.queries_full[query.stage].wait(query.phase);
-    }
+    DEVICE void keep_order(QueryState query) { storage.query_pipeline.consumer_wait(query); }
 
     // Computes S of the keys at `next` together with O += P V of the values at `at`, then the
     // softmax of S.  If warpgroups are ordered, the others' products overlap this softmax.
@@ -150,15 +146,15 @@ template <class Traits> struct MainloopSm90 {
         const Order order{warpgroup};
         if constexpr (Traits::kOrdered) order.wait();
         begin_scores(query.stage, next.stage);
-        storage.values_full[at.stage].wait(at.phase);
+        storage.value_pipeline.consumer_wait(at);
         begin_outputs(at.stage);
         if constexpr (Traits::kOrdered) order.arrive();
         wgmma_wait<1>(scores);
-        release(storage.keys_empty[next.stage]);
+        storage.key_pipeline.consumer_release(next.stage);
         const bool grown = exponentiate(tile);
         keep_order(query);
         wgmma_wait<0>(outputs);
-        release(storage.values_empty[at.stage]);
+        storage.value_pipeline.consumer_release(at.stage);
         if (grown) rescale();
         to_fragments();
     }
@@ -173,7 +169,7 @@ template <class Traits> struct MainloopSm90 {
         for (;;) {
             // The first tile, or one after a tile whose epilogue overlapped nothing.
             QueryState query(count);
-            storage.queries_full[query.stage].wait(query.phase);
+            storage.query_pipeline.consumer_wait(query);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
             const int left = tile.num_steps;
             if (left == kNoTile) return;
@@ -186,14 +182,14 @@ template <class Traits> struct MainloopSm90 {
                 continue;
             }
             const KvState at(index);
-            storage.keys_full[at.stage].wait(at.phase);
+            storage.key_pipeline.consumer_wait(at);
             keys.look_up(storage, at.stage, left);
             begin_scores(query.stage, at.stage);
             wgmma_wait<0>(scores);
 #pragma unroll 1
             for (;;) {
                 // `scores` are from the query tile's first key tile.
-                release(storage.keys_empty[KvState(index).stage]);
+                storage.key_pipeline.consumer_release(KvState(index).stage);
                 exponentiate<true>(storage.tiles[count % Storage::kTiles]);
                 clear();
                 to_fragments();
@@ -202,7 +198,7 @@ template <class Traits> struct MainloopSm90 {
 #pragma unroll 1
                 while (keys.more()) {
                     const KvState before(index), at(++index);
-                    storage.keys_full[at.stage].wait(at.phase);
+                    storage.key_pipeline.consumer_wait(at);
                     keys.look_up(storage, at.stage, keys.state);
                     step(storage.tiles[count % Storage::kTiles], query, before, at);
                 }
@@ -212,26 +208,26 @@ template <class Traits> struct MainloopSm90 {
                 const QueryState next(count);
                 int next_left = 0;
                 if (Traits::kQueryStages == 2) {
-                    storage.queries_full[next.stage].wait(next.phase);
+                    storage.query_pipeline.consumer_wait(next);
                     next_left = next_tile.num_steps;
                 }
-                storage.values_full[before.stage].wait(before.phase);
+                storage.value_pipeline.consumer_wait(before);
                 if (next_left <= 0) {
                     begin_outputs(before.stage);
                     wgmma_wait<0>(outputs);
-                    release(storage.values_empty[before.stage]);
+                    storage.value_pipeline.consumer_release(before.stage);
                     finish(query.stage, tile);
                     if (Traits::kQueryStages == 1 || next_left == 0)
                         epilogue.release_queries(query.stage);
                     break;
                 }
                 const KvState at(index);
-                storage.keys_full[at.stage].wait(at.phase);
+                storage.key_pipeline.consumer_wait(at);
                 keys.look_up(storage, at.stage, next_left);
                 begin_outputs(before.stage);
                 begin_scores(next.stage, at.stage);
                 wgmma_wait<1>(outputs);
-                release(storage.values_empty[before.stage]);
+                storage.value_pipeline.consumer_release(before.stage);
                 finish(query.stage, tile);
                 begin(next_tile);
                 stored = query.stage;
@@ -248,7 +244,7 @@ template <class Traits> struct MainloopSm90 {
 #pragma unroll 1
         for (uint32_t count = 0;; ++count) {
             const QueryState query(count);
-            storage.queries_full[query.stage].wait(query.phase);
+            storage.query_pipeline.consumer_wait(query);
             const QueryTile& tile = storage.tiles[count % Storage::kTiles];
             if (tile.num_steps == kNoTile) return;
             begin(tile);
@@ -258,25 +254,25 @@ template <class Traits> struct MainloopSm90 {
 #pragma unroll 1
             while (more) {
                 KvState at(index);
-                storage.keys_full[at.stage].wait(at.phase);
+                storage.key_pipeline.consumer_wait(at);
                 keys.look_up(storage, at.stage);
                 more = keys.more();
                 if (!keys.keeps()) {
                     named_barrier(1 + threadIdx.x / 128, 128);  // all warps have read the tile
-                    release(storage.keys_empty[at.stage]);
+                    storage.key_pipeline.consumer_release(at.stage);
                     release_unused(at);
                     ++index;
                     continue;
                 }
                 begin_scores(query.stage, at.stage);
                 wgmma_wait<0>(scores);
-                release(storage.keys_empty[at.stage]);
+                storage.key_pipeline.consumer_release(at.stage);
                 if (exponentiate(storage.tiles[count % Storage::kTiles])) rescale();
                 to_fragments();
 #pragma unroll 1
                 while (more) {
                     const KvState next(index + 1);
-                    storage.keys_full[next.stage].wait(next.phase);
+                    storage.key_pipeline.consumer_wait(next);
                     keys.look_up(storage, next.stage);
                     more = keys.more();
                     if (!keys.keeps()) {
@@ -287,15 +283,15 @@ template <class Traits> struct MainloopSm90 {
                     step(tile, query, at, next);
                     at = next;
                 }
-                storage.values_full[at.stage].wait(at.phase);
+                storage.value_pipeline.consumer_wait(at);
                 begin_outputs(at.stage);
                 wgmma_wait<0>(outputs);
-                release(storage.values_empty[at.stage]);
+                storage.value_pipeline.consumer_release(at.stage);
                 ++index;
                 if (pending) {
                     pending = false;
                     const KvState skipped(index++);
-                    release(storage.keys_empty[skipped.stage]);
+                    storage.key_pipeline.consumer_release(skipped.stage);
                     release_unused(skipped);
                 }
             }

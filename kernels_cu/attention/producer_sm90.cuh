@@ -17,8 +17,8 @@ template <class Traits> struct ProducerSm90 {
                               Mask::kBlocks && !Mask::kFormula, false, Traits::kGeneral>;
     using KeyTileIterator =
         typename Score::template Tiles<AllTiles, Traits::kTileM, Traits::kTileN>::Type;
-    using KvState = PipelineState<Traits::kStages>;
-    using QueryState = PipelineState<Traits::kQueryStages>;
+    using KvState = pipeline::PipelineState<Traits::kStages>;
+    using QueryState = pipeline::PipelineState<Traits::kQueryStages>;
     static constexpr int kConsumers = Traits::kConsumers;
     Storage& storage;
     const TensorMap &q_map, &k_map, &v_map;
@@ -52,12 +52,13 @@ template <class Traits> struct ProducerSm90 {
                 found[i] = {keys.key, type, partial, !keys.more()};
             }
         }
-        storage.keys_empty[to.stage].wait(to.phase ^ 1);
+        storage.key_pipeline.producer_acquire(to);
         if constexpr (Mask::kBlocks) {
 #pragma unroll
             for (int i = 0; i < kConsumers; ++i) storage.steps[to.stage][i] = found[i];
         }
-        kv.load_keys(storage.keys[to.stage], k_map, storage.keys_full[to.stage], head, keys.key);
+        kv.load_keys(storage.keys[to.stage], k_map, storage.key_pipeline.full[to.stage], head,
+                     keys.key);
     }
     // Index of a query tile's first key tile.
     DEVICE int first_tile(const AttentionHead& head, int row) const {
@@ -84,9 +85,9 @@ template <class Traits> struct ProducerSm90 {
         for (uint32_t count = 0;; ++count) {
             const QueryState query(count);
             QueryTile& tile = storage.tiles[count % Storage::kTiles];
-            storage.queries_empty[query.stage].wait(query.phase ^ 1);
+            storage.query_pipeline.producer_acquire(query);
             if (tile.num_steps == kNoTile) {
-                storage.queries_full[query.stage].arrive();
+                storage.query_pipeline.full[query.stage].arrive();
                 return;
             }
             const AttentionHead head = tile.head;
@@ -98,7 +99,7 @@ template <class Traits> struct ProducerSm90 {
             bool more = keys.next();
             if (Mask::kBlocks && !more) tile.num_steps = 0;
             storage.queries[query.stage].load(
-                q_map, storage.queries_full[query.stage],
+                q_map, storage.query_pipeline.full[query.stage],
                 {row, head.head, head.batch, int(head.q_first), head.sq});
             if (more) load_keys(head, mask, row, keys, index);
             // Overlaps the loads.
@@ -108,9 +109,9 @@ template <class Traits> struct ProducerSm90 {
                 more = keys.next();
                 if (more) load_keys(head, mask, row, keys, index + 1);
                 const KvState to(index);
-                storage.values_empty[to.stage].wait(to.phase ^ 1);
-                kv.load_values(storage.values[to.stage], v_map, storage.values_full[to.stage], head,
-                               key);
+                storage.value_pipeline.producer_acquire(to);
+                kv.load_values(storage.values[to.stage], v_map,
+                               storage.value_pipeline.full[to.stage], head, key);
             }
         }
     }

@@ -2,6 +2,7 @@
 // producer's messages to the consumers.
 #pragma once
 #include "attention/scheduler_sm90.cuh"
+#include "pipeline/tma_pipeline.cuh"
 #include "platform/wgmma.cuh"
 
 namespace attention {
@@ -75,15 +76,6 @@ struct QueryTile {
 // whether it is the query tile's last one.
 struct alignas(16) KeyStep { int key, type, partial, last; };
 
-// Stage and phase of the index-th tile in a pipeline of kCount stages.
-template <int kCount> struct PipelineState {
-    int stage, phase;
-
-    DEVICE explicit PipelineState(uint32_t index)
-        : stage(int(index % kCount)), phase(int(index / kCount & 1)) {}
-};
-
-// full: the bytes have arrived; empty: the consumers have read them.
 template <class Traits> struct SharedStorage {
     // The producer writes a query tile before the consumers have finished the last but one.
     static constexpr int kTiles = 4;
@@ -94,22 +86,16 @@ template <class Traits> struct SharedStorage {
     SharedRows<Traits, Traits::kTileN, Traits::kHeadDim> keys[kStages];
     SharedRows<Traits, Traits::kTileN, Traits::kHeadDimV> values[kStages];
     KeyStep steps[Traits::Mask::kBlocks ? kStages : 1][kConsumers];  // of `keys`
-    Barrier queries_full[kQueryStages], queries_empty[kQueryStages];
-    Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
+    // A stage of queries is free when each warp's outputs have left it.
+    pipeline::TmaPipeline<kQueryStages, 32, 4 * kConsumers> query_pipeline;
+    pipeline::TmaPipeline<kStages, 128, kConsumers> key_pipeline, value_pipeline;
     QueryTile tiles[kTiles];  // of `queries`, and the next one
     SequenceOrder<Traits::kVarlen> sequences;
 
     DEVICE void init() {
-        for (int i = 0; i < kQueryStages; ++i) {
-            queries_full[i].init(1);
-            queries_empty[i].init(4 * kConsumers, 32);
-        }
-        for (int i = 0; i < kStages; ++i) {
-            keys_full[i].init(1);
-            values_full[i].init(1);
-            keys_empty[i].init(kConsumers, 128);
-            values_empty[i].init(kConsumers, 128);
-        }
+        query_pipeline.init();
+        key_pipeline.init();
+        value_pipeline.init();
         fence_barrier_init();
     }
 };

@@ -15,6 +15,10 @@ namespace pipeline {
 template <int kStages> struct PipelineState {
     int stage = 0, phase = 0;
 
+    PipelineState() = default;
+    // After `count` stages.
+    DEVICE explicit PipelineState(uint32_t count)
+        : stage(int(count % kStages)), phase(int(count / kStages & 1)) {}
     DEVICE void advance() {
         if (++stage == kStages) {
             stage = 0;
@@ -31,7 +35,7 @@ template <int kStages> struct PipelineState {
 // full: a stage's bytes have arrived; empty: its consumers have read it.  One of every
 // kThreadsPerArrival consumer threads arrives at `empty` in each of the kMulticastSize blocks that
 // share their loads; a stage is empty after kArrivals.
-template <int kStages, int kThreadsPerArrival, int kArrivals, int kMulticastSize>
+template <int kStages, int kThreadsPerArrival, int kArrivals, int kMulticastSize = 1>
 struct TmaPipeline {
     using State = PipelineState<kStages>;
     Barrier full[kStages], empty[kStages];
@@ -39,7 +43,7 @@ struct TmaPipeline {
     DEVICE void init() {
         for (int i = 0; i < kStages; ++i) {
             full[i].init(1);
-            empty[i].init(kArrivals);
+            empty[i].init(kArrivals, kMulticastSize > 1 ? 1 : kThreadsPerArrival);
         }
     }
     // Waits until the consumers, in all blocks of the cluster, have released the stage.
@@ -48,11 +52,11 @@ struct TmaPipeline {
     // Called by consumers that have read the stage.
     DEVICE void consumer_release(int stage) {
         if (kThreadsPerArrival == 32) sync_warp();
-        const int thread = threadIdx.x % kThreadsPerArrival;
         if constexpr (kMulticastSize > 1) {
+            const int thread = threadIdx.x % kThreadsPerArrival;
             if (thread < kMulticastSize) empty[stage].release_remote(thread);
-        } else if (thread == 0) {
-            empty[stage].arrive();
+        } else {
+            empty[stage].template arrive_for<kThreadsPerArrival>();
         }
     }
     // Called by the producer after its last load: waits until no other block will arrive at this

@@ -28,17 +28,17 @@ NAMES_OF_SIZES = ("80", "96", "192 and 128")
 
 FAULTS = {
     "keys of one stage alone": Fault(
-        PRODUCER, "keys_empty[to.stage].wait(to.phase ^ 1);", "keys_empty[to.stage].wait(1);",
-        "full"
+        PRODUCER, "key_pipeline.producer_acquire(to);",
+        "key_pipeline.producer_acquire(KvState());", "full"
     ),
     "queries are loaded while outputs are there": Fault(
-        PRODUCER, "storage.queries_empty[query.stage].wait(query.phase ^ 1); if (tile", "if (tile",
+        PRODUCER, "storage.query_pipeline.producer_acquire(query); if (tile", "if (tile",
         "packed",
     ),
     "values are released before they are multiplied": Fault(
         MAIN,
-        "wgmma_wait<0>(outputs); release(storage.values_empty[at.stage]); if (grown)",
-        "release(storage.values_empty[at.stage]); wgmma_wait<0>(outputs); if (grown)",
+        "wgmma_wait<0>(outputs); storage.value_pipeline.consumer_release(at.stage); if (grown)",
+        "storage.value_pipeline.consumer_release(at.stage); wgmma_wait<0>(outputs); if (grown)",
         "full",
     ),
     "scores are read too early": Fault(
@@ -139,7 +139,10 @@ FAULTS = {
         MASK, "return vote_any(type() != kMaskedBlock);", "return true;", "blocks"
     ),
     "a skipped stage is released at once": Fault(
-        MAIN, "storage.values_full[at.stage].wait(at.phase); release(", "release(", "blocks"
+        MAIN,
+        "storage.value_pipeline.consumer_wait(at);"
+        "storage.value_pipeline.consumer_release(at.stage); }",
+        "storage.value_pipeline.consumer_release(at.stage); }", "blocks"
     ),
     "a block's causality is left out": Fault(
         MASK, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
