@@ -18,10 +18,7 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     const int warp = threadIdx.x / 32;
     prefetch_maps(params, warp, kWarps, a_map, b_map);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < kStages; ++i) {
-            storage.full[i].init(1);
-            storage.empty[i].init(kWarps);
-        }
+        storage.pipeline.init();
         fence_barrier_init();
     }
     sync_block();
@@ -33,7 +30,7 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
               last_set = int((blockIdx.x + 1) * num_sets / gridDim.x),
               num_own = last_set - first_set;
     const int num_k_tiles = int(params.num_k_tiles);
-    PipelineState state;
+    pipeline::PipelineState<kStages> state;
     if (warp == kWarps) {
         if (elect_one()) {
             for (int set = first_set; set < last_set; set += kTileSets) {
@@ -41,8 +38,8 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
 #pragma unroll 1
                 for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
                     SkinnyLogitsStage& stage = storage.stages[state.stage];
-                    Barrier& full = storage.full[state.stage];
-                    storage.empty[state.stage].wait(state.phase ^ 1);
+                    Barrier& full = storage.pipeline.full[state.stage];
+                    storage.pipeline.producer_acquire(state);
                     full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kSwizzleBytes);
                     for (int j = 0; j < sets; ++j) {
                         tma_load(stage.cols.bytes + j * kColumns * kSwizzleBytes, b_map, full,
@@ -65,10 +62,9 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
 #pragma unroll 1
             for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
                 const SkinnyLogitsStage& stage = storage.stages[state.stage];
-                storage.full[state.stage].wait(state.phase);
+                storage.pipeline.consumer_wait(state);
                 if (works) multiply_stage(stage, warp * kWarpCols, acc);
-                sync_warp();
-                if (threadIdx.x % 32 == 0) storage.empty[state.stage].arrive();
+                storage.pipeline.consumer_release(state.stage);
             }
             if (!works) continue;
             store_logits(storage.logits[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols,

@@ -6,6 +6,7 @@
 #include "common/math.cuh"
 #include "common/max_sum.cuh"
 #include "common/prefetch.cuh"
+#include "pipeline/tma_pipeline.cuh"
 
 constexpr int kColumns = kSetColumns;  // columns of two consumer warps
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
@@ -38,20 +39,9 @@ struct SkinnyLogitsStorage {
     SkinnyLogitsStage stages[kStages];
     float logits[kWarps][kTileM][kPitch];  // staging of each warp
     MaxSum of_warps[kWarps][kTileM];       // statistics of each warp's columns
-    Barrier full[kStages], empty[kStages];
+    pipeline::TmaPipeline<kStages, 32, kWarps> pipeline;
 };
 static_assert(sizeof(SkinnyLogitsStage) % 1024 == 0, "stages are aligned");
-
-struct PipelineState {
-    int stage = 0, phase = 0;
-
-    DEVICE void advance() {
-        if (++stage == kStages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
 
 // acc += A * B of one stage, for 16 rows and kWarpCols columns from `col` on.
 DEVICE void multiply_stage(const SkinnyLogitsStage& stage, int col,
