@@ -117,7 +117,8 @@ class Op:
     variant: Callable[[Any, Any], Variant]
     """(problem, config) -> the variant that launches (the first, if there are several)."""
     sample: Callable[[Call, tuple[Any, ...], int, int], tuple[Call, tuple[Any, ...]]]
-    """(call, outputs, max_elements, seed) -> a seeded part of both that can be verified alone."""
+    """(call, outputs, max_elements, seed) -> a seeded part of both that can be verified alone.
+    outputs may be (): the part of the call does not depend on them."""
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     """The input dtypes of `bench`, by name; for products see products.bench_product."""
 

@@ -240,10 +240,13 @@ def _sample(
         return call, outputs
     head = int(np.random.default_rng(seed).integers(out1.shape[1]))
     rows = slice(0, max(1, max_elements // out1.shape[2]))
-    y, lse = outputs
-    outs = [x[rows, head : head + 1] for x in (out1, out2, y)]
-    lses = [x[head : head + 1, rows] for x in (lse1, lse2, lse)]
-    return Call((outs[0], lses[0], outs[1], lses[1]), call.kwargs), (outs[2], lses[2])
+
+    def some(pair: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Of (out, lse)."""
+        at = (rows, slice(head, head + 1)), (slice(head, head + 1), rows)
+        return tuple(x[i] for x, i in zip(pair, at, strict=False))
+
+    return Call((*some((out1, lse1)), *some((out2, lse2))), call.kwargs), some(outputs)
 
 
 def _problem_width(problem: MergeProblem) -> int:

@@ -88,6 +88,7 @@ STEPS = (
           "--dtype", _PRECISIONS, "--against", "torch,torch.tf32",
           "--warmup-ms", "10", "--rep-ms", "20"),
          "matmul_precisions.json"),
+    _bench("complex_matmul", 1),
     _bench("scaled_mm", 10, "torch,torch.compile,torch.fast,torch.cast"),
     _bench("dual_gemm_silu", 5, "torch,torch.compile"),
     _bench("dequant_softmax", 1, "torch.compile"),

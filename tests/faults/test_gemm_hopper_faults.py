@@ -61,7 +61,7 @@ FAULTS = {
         "storage.pipeline.consumer_release(stage);", "shared tiles",
     ),
     "a stage free when one warpgroup is done": Fault(
-        PIPELINE, "empty[i].init(kArrivals);", "empty[i].init(1);", "shared tiles"
+        PIPELINE, "empty[i].init(kArrivals, ", "empty[i].init(1, ", "shared tiles"
     ),
     "the first stage of B for all": Fault(
         SS, "StageCols::descriptor(storage.cols[stage], 0, k)",

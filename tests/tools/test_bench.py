@@ -301,3 +301,16 @@ def test_the_hosts_plain_copy_and_read(nbytes, host, monkeypatch):
     (x, y, count), (z, seen, number) = launched
     assert count == x.size == max(nbytes // 8, 1) and number == z.size == max(nbytes // 4, 1)
     assert (y[:count] == x).all() and (seen[: min(number, 128)] == 1).all()
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_a_sample_of_a_call_needs_no_outputs(op):
+    """What a bench row verifies: the same part of the call, with its results and without."""
+    problem = op.bench_problem(op.bench_shapes("host")[0], op.dtypes[0])
+    call = op.inputs(problem, 0, np)
+    with np.errstate(all="ignore"):
+        outputs = op.reference(*call.args, **call.kwargs)
+    alone, none = op.sample(call, (), 64, 1)
+    part, some = op.sample(call, outputs, 64, 1)
+    assert none == () and len(some) == len(outputs)
+    assert repr(alone) == repr(part)

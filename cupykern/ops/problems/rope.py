@@ -287,7 +287,7 @@ def sample(
 
     rows = np.broadcast_to(to_numpy(positions), q.shape[:2])[batches][:, tokens]
     heads = tuple(map(some, (q, k, v)))
-    kwargs, (first, *others) = dict(call.kwargs), outputs
+    kwargs = dict(call.kwargs)
     if not caches:
         return Call((*heads, xp.asarray(rows)), kwargs), tuple(map(some, outputs))
     by_head = kwargs.get("layout", "hnd") == "hnd"
@@ -305,4 +305,4 @@ def sample(
     kwargs |= {n: pages(x) for n, x in kwargs.items() if getattr(x, "ndim", 0) == 3}
     kwargs["block_table"] = xp.asarray(table)
     part = Call((*heads, xp.asarray(rows), *map(pages, caches)), kwargs)
-    return part, (some(first), *map(pages, others))
+    return part, (*map(some, outputs[:1]), *map(pages, outputs[1:]))
