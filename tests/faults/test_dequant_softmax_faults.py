@@ -111,7 +111,8 @@ FAULTS = {
         STREAM, "{i * kDepth + 64, 0, 0}", "{i * kDepth, 0, 0}", "streams"
     ),
     "streams: stages are released by the first warp": Fault(
-        "logits/skinny.cuh", "TmaPipeline<kStages, 32, kWarps>", "TmaPipeline<kStages, 32, 1>", "streams"
+        "logits/skinny.cuh", "TmaPipeline<kStages, 32, kWarps>",
+        "TmaPipeline<kStages, 32, 1>", "streams"
     ),
     "streams: the last tile's statistics alone": Fault(
         PARTS, "seen = merge(seen, merge", "seen = (merge", "streams"
