@@ -61,7 +61,8 @@ class Line:
 
 def lines(op: str, rows: Sequence[dict[str, Any]]) -> list[Line]:
     """Return one line, or two for an op with products both in FP32 and in fewer bits."""
-    rows = [row for row in rows if row["dtype"].partition(":")[2] not in PRECISIONS]
+    named = {*PRECISIONS}
+    rows = [row for row in rows if named.isdisjoint(row["dtype"].partition(":")[2].split("+"))]
     full = [row for row in rows if row["flops"] and row["dtype"].partition(":")[0] == "float32"]
     rest = [row for row in rows if row not in full]
     kinds = ((rest, ""), (full, "FP32" if rest else ""))

@@ -61,7 +61,8 @@ def test_the_headline_has_products_of_fp32_apart():
 
 def test_the_headline_counts_no_rows_of_a_named_precision():
     row = {**DOCUMENT["rows"][0], "flops": 2**30}
-    rows = [{**row, "dtype": dtype} for dtype in ("float32", "float32:tf32", "float32:fma")]
+    names = "float32", "float32:tf32", "float32:fma", "float32:bias+tf32"
+    rows = [{**row, "dtype": name} for name in names]
     (line,) = headline.lines("matmul", rows)
     assert len(line.speedups) == 1
     assert headline.lines("matmul", rows[1:]) == []
