@@ -18,21 +18,22 @@ struct MergeParams {
     int32_t lanes_log2;             // threads per row
 };
 
-// Weights of both results in a row, and the row's log-sum-exp.
+// Weights of both results in a row.
 struct MergeWeights {
-    float first, second, lse;
+    float first, second;
+    float largest, sum;  // of the log-sum-exp
 
     DEVICE MergeWeights(float lse1, float lse2) {
-        const float largest = maximum(lse1, lse2);
+        largest = maximum(lse1, lse2);
         const float origin = largest == -kInfinity ? 0.0f : largest;
         const float weight1 = exp2_approx((lse1 - origin) * kLog2E);
         const float weight2 = exp2_approx((lse2 - origin) * kLog2E);
-        const float sum = weight1 + weight2;
+        sum = weight1 + weight2;
         const float inverse = 1.0f / sum;
         first = share(lse1, weight1 * inverse);
         second = share(lse2, weight2 * inverse);
-        lse = largest + log_accurate(sum);
     }
+    DEVICE float lse() const { return largest + log_accurate(sum); }
     DEVICE static float share(float lse, float x) {
         const float nonzero = x < kSmallestNormal ? kSmallestNormal : x;
         return lse == -kInfinity ? 0.0f : nonzero;
@@ -85,7 +86,7 @@ KERNEL void merge_attention(const Element* out1, const float* lse1, const Elemen
             Items result;
             result.from_floats(merged);
             result.store(out + to[i]);
-            if (first == 0) lse[to_lse[i]] = weights.lse;
+            if (first == 0) lse[to_lse[i]] = weights.lse();
         }
     }
 }

@@ -3,36 +3,66 @@
 //   y = x / sqrt(mean(x^2) + eps) * weight;  (a, b) = (a cos t - b sin t, b cos t + a sin t) for
 //   each pair of y, t = position * inv_freq[pair], or cos t and sin t read from row `position` of
 //   a table.  Results are rounded once; 8-bit caches divide by their scale before.
-// A block computes a run of head vectors, which can begin and end within a token.  Each token has
-// the heads of q, then k, then (with a cache) v.  A block computes each angle of its tokens once.
-// Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kVectors: per thread,
-// kTableFloats, kMaxTokens: per block.  Launch: grid (blocks), block (kNumThreads).
-#include "rope/sine_cosine.cuh"
+// Each token has the heads of q, then k, then (with a cache) v, numbered in a row.  A group of
+// 2^lanes_log2 threads has one head of kTokens tokens at a time.  So what depends on the head alone
+// is computed once for all of them.  A block computes each angle of its tokens once.
+// Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kTokens, kTableFloats.
+// Launch: grid (p.blocks_per_token * ceil(p.num_tokens / kTokens)), block (kNumThreads).
 #include "rope/head_vector.cuh"
 
 using namespace rope;
 
-// A token of the block, and the cache slot of its keys and values.
+// A token: its sequence and its index in the sequence.
 struct Token {
-    int32_t sequence, number;  // number: index in the sequence
-    int32_t page, slot;        // page: the sequence if the cache is contiguous
-    int32_t has_slot;
+    int32_t sequence, number;
 
-    Token() = default;  // trivial, because tokens are in shared memory
+    Token() = default;
     DEVICE Token(const RopeParams& p, int token) {
         sequence = token / p.seq_len, number = token - sequence * p.seq_len;
+    }
+    DEVICE Token next(const RopeParams& p) const {
+        const bool is_last = number + 1 == p.seq_len;
+        Token found;
+        found.sequence = is_last ? sequence + 1 : sequence;
+        found.number = is_last ? 0 : number + 1;
+        return found;
     }
     DEVICE int position(const RopeParams& p, const int* positions) const {
         return positions[sequence * p.position_strides[0] + number * p.position_strides[1]];
     }
-    DEVICE void find_slot(const RopeParams& p, const int* block_table, int position) {
-        page = sequence, slot = p.has_cache ? position : number;
-        has_slot = !p.has_cache || (position >= 0 && position < p.num_slots);
-        if (p.page_size == 0 || !has_slot) return;
+};
+
+// The place of a token's keys and values in the outputs.
+struct Slot {
+    int32_t page, number;  // page: the sequence if the cache is contiguous
+    int32_t exists;
+
+    Slot() = default;  // trivial, because slots are in shared memory
+    DEVICE Slot(const RopeParams& p, const Token& token, const int* block_table, int position) {
+        page = token.sequence, number = p.has_cache ? position : token.number;
+        exists = !p.has_cache || (position >= 0 && position < p.num_slots);
+        if (p.page_size == 0 || !exists) return;
         const int index = position / p.page_size;
-        page = block_table[sequence * p.table_strides[0] + index * p.table_strides[1]];
-        slot = position - index * p.page_size;
-        has_slot = page >= 0 && page < p.num_pages;
+        page = block_table[token.sequence * p.table_strides[0] + index * p.table_strides[1]];
+        number = position - index * p.page_size;
+        exists = page >= 0 && page < p.num_pages;
+    }
+};
+
+// A head of all kinds, numbered in a row.
+struct Head {
+    int number, index;  // index: in its kind
+    bool is_q, is_k;
+
+    DEVICE Head(const RopeParams& p, int number) : number(number) {
+        const int first_value = p.num_q_heads + p.num_kv_heads;
+        is_q = number < p.num_q_heads, is_k = !is_q && number < first_value;
+        index = is_q ? number : is_k ? number - p.num_q_heads : number - first_value;
+    }
+    // The kind's value.
+    template <class T>
+    DEVICE T of(const T& of_q, const T& of_k, const T& of_v) const {
+        return is_q ? of_q : is_k ? of_k : of_v;
     }
 };
 
@@ -42,125 +72,99 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
                            void* v_out, float* k_scale, float* v_scale, const RopeParams p) {
     wait_for_previous_grid();
     SHARED(float, floats, [kTableFloats]);
-    SHARED(Token, tokens, [kMaxTokens]);
+    SHARED(Slot, slots, [kTokens]);
     const int lane = threadIdx.x & ((1 << p.lanes_log2) - 1);
-    const int first_vector = blockIdx.x * p.vectors_per_block;
-    const int left = p.num_vectors - first_vector;
-    const int num_vectors = left < p.vectors_per_block ? left : p.vectors_per_block;
-    const int first_token = first_vector / p.num_heads;
-    const int first_head = first_vector - first_token * p.num_heads;
-    const int num_tokens = (first_head + num_vectors - 1) / p.num_heads + 1;
-    const Token first(p, first_token);
-
-    // Positions are loaded before the vectors, because slots and angles depend on them.
-    const bool has_token = int(threadIdx.x) < num_tokens;
-    Token mine(p, first_token + (has_token ? int(threadIdx.x) : 0));
-    const int position = mine.position(p, positions);
-
-    HeadVector vectors[kVectors];
+    const int run = blockIdx.x / p.blocks_per_token, part = blockIdx.x - run * p.blocks_per_token;
+    const int first_token = run * kTokens;
+    const int tokens_left = p.num_tokens - first_token;
+    const int num_tokens = tokens_left < kTokens ? tokens_left : kTokens;
+    Token tokens[kTokens];
+    tokens[0] = Token(p, first_token);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        HeadVector& x = vectors[i];
-        const int number = (int(threadIdx.x) + i * kNumThreads) >> p.lanes_log2;
-        x.exists = number < num_vectors;
-        x.head = first_head + number, x.token = 0;
-#pragma unroll 1
-        while (x.exists && x.head >= p.num_heads) x.head -= p.num_heads, ++x.token;
-        int token = first.number + x.token, sequence = first.sequence;
-#pragma unroll 1
-        while (token >= p.seq_len) token -= p.seq_len, ++sequence;
-        const int of_kv = x.head - p.num_q_heads;
-        x.kind = of_kv < 0 ? kQuery : of_kv < p.num_kv_heads ? kKey : kValue;
-        const bool is_q = x.kind == kQuery, is_k = x.kind == kKey;
-        x.head = is_q ? x.head : is_k ? of_kv : of_kv - p.num_kv_heads;
+    for (int i = 1; i < kTokens; ++i) tokens[i] = tokens[i - 1].next(p);
+    const int group = int(threadIdx.x) >> p.lanes_log2, groups = kNumThreads >> p.lanes_log2;
+    Head head(p, group + part * groups);
+
+    HeadVector vectors[kTokens];
+    const auto load = [&] {
         const auto stride = [&](int dim) {
-            return is_q ? p.q_strides[dim] : is_k ? p.k_strides[dim] : p.v_strides[dim];
+            return head.of(p.q_strides[dim], p.k_strides[dim], p.v_strides[dim]);
         };
-        const Element* const from = is_q ? q : is_k ? k : v;
-        x.load(p, from + sequence * stride(0) + token * stride(1) + x.head * stride(2),
-               kVectorWidth > 1 ? 1 : stride(3), lane);
-    }
+        const Element* const from = head.of(q, k, v) + head.index * stride(2);
+        const int64_t of_sequence = stride(0), of_token = stride(1);
+        const int64_t step = kVectorWidth > 1 ? 1 : stride(3);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            const bool exists = head.number < p.num_heads && i < num_tokens;
+            vectors[i].load(p,
+                            from + tokens[i].sequence * of_sequence + tokens[i].number * of_token,
+                            step, lane, exists);
+        }
+    };
+    load();
 
     const bool has_weights = q_weight || k_weight;
-    const int num_pairs = p.num_pairs();
-    if (has_weights) {
-        for (int i = threadIdx.x; i < num_pairs; i += kNumThreads) {
-            const Columns columns(p, i, 1);
-            const auto fill = [&](const void* weight, int64_t stride, int dtype, float* to) {
-                if (!weight) return;
-                to[i] = load_element(weight, columns.first * stride, dtype);
-                if (columns.has_second)
-                    to[num_pairs + i] = load_element(weight, columns.second * stride, dtype);
-                else to[num_pairs + i] = 0.0f;
-            };
-            fill(q_weight, p.q_weight_stride, p.q_weight_dtype, floats);
-            fill(k_weight, p.k_weight_stride, p.k_weight_dtype, floats + 2 * num_pairs);
-        }
+    const Tables tables{floats, floats + (has_weights ? 4 * p.num_pairs() : 0)};
+    if (has_weights) tables.fill_weights(p, q_weight, k_weight);
+    if (int(threadIdx.x) < num_tokens) {
+        const Token own(p, first_token + int(threadIdx.x));
+        slots[threadIdx.x] = Slot(p, own, block_table, own.position(p, positions));
     }
-    if (has_token) {
-        mine.find_slot(p, block_table, position);
-        tokens[threadIdx.x] = mine;
-    }
-    float* const angles = floats + (has_weights ? 4 * num_pairs : 0);
     for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_tokens * p.half; i += kNumThreads) {
-        const int of_block = i / p.half, pair = i - of_block * p.half;
-        const int turns = Token(p, first_token + of_block).position(p, positions);
-        const float* const from = rotation + pair * p.rotation_strides[1];
-        SineCosine found;
-        if (p.num_rows) {
-            const int last = p.num_rows - 1, row = turns < 0 ? 0 : turns < last ? turns : last;
-            const float* const cosines = from + row * p.rotation_strides[0];
-            found = {cosines[p.half * p.rotation_strides[1]], cosines[0]};
-        } else {
-            found = sine_cosine(double(turns) * double(*from));
-        }
-        float* const cosine = angles + 2 * of_block * p.half + pair;
-        cosine[0] = found.cosine * p.attention_factor;
-        cosine[p.half] = found.sine * p.attention_factor;
+        const int number = i / p.half, pair = i - number * p.half;
+        const int turns = Token(p, first_token + number).position(p, positions);
+        tables.fill_angle(p, rotation, number, pair, turns);
     }
     sync_block();
 
-    const Tables tables{floats, angles};
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        HeadVector& x = vectors[i];
-        const bool is_q = x.kind == kQuery, is_k = x.kind == kKey;
-        x.unpack_pairs(p, lane);
-        if (has_weights)
-            x.normalize(p, tables, lane, is_q ? q_weight != nullptr : is_k && k_weight);
-        if (x.exists && (is_q || is_k)) x.rotate(p, tables, lane);
-        const float largest = p.scales_per_token ? x.largest(p) : 0.0f;
-        if (!x.exists) continue;
-        const Token& token = tokens[x.token];
-        if (!is_q && !token.has_slot) continue;
+#pragma unroll 1
+    while (true) {
+        const bool is_q = head.is_q, is_k = head.is_k;
         const auto stride = [&](int dim) {
-            return is_q ? p.out_strides[dim] : is_k ? p.k_out_strides[dim] : p.v_out_strides[dim];
+            return head.of(p.out_strides[dim], p.k_out_strides[dim], p.v_out_strides[dim]);
         };
-        const int64_t offset = (is_q ? token.sequence : token.page) * stride(0) +
-                               (is_q ? token.number : token.slot) * stride(1) + x.head * stride(2);
+        const int64_t of_head = head.index * stride(2), of_outer = stride(0), of_inner = stride(1);
         const int64_t step = kVectorWidth > 1 ? 1 : stride(3);
         void* const to = is_q ? out : is_k ? k_out : v_out;
-        if (is_q || p.cache_dtype == dtype_of<Element>()) {
-            Element* const row = static_cast<Element*>(to) + offset;
-            if (is_q || is_k) x.store(p, row, step, lane, 1.0f);
-            else x.store_loaded(p, row, step, lane);
-            continue;
+        const bool has_norm = is_q ? q_weight != nullptr : is_k && k_weight;
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            HeadVector& x = vectors[i];
+            x.unpack_pairs(p, lane);
+            if (has_weights) x.normalize(p, tables, lane, is_k, has_norm);
+            if (is_q || is_k) x.rotate(p, tables, i, lane);
+            const float largest = p.scales_per_token ? x.largest(p) : 0.0f;
+            const Slot& slot = slots[i];
+            if (head.number >= p.num_heads || i >= num_tokens || !(is_q || slot.exists)) continue;
+            const int outer = is_q ? tokens[i].sequence : slot.page;
+            const int inner = is_q ? tokens[i].number : slot.number;
+            const int64_t offset = of_head + outer * of_outer + inner * of_inner;
+            if (is_q || p.cache_dtype == dtype_of<Element>()) {
+                Element* const row = static_cast<Element*>(to) + offset;
+                if (is_q || is_k) x.store(p, row, step, lane, 1.0f);
+                else x.store_loaded(p, row, step, lane);
+                continue;
+            }
+            const auto scale_stride = [&](int dim) {
+                return is_k ? p.k_scale_strides[dim] : p.v_scale_strides[dim];
+            };
+            const int64_t of_scale =
+                outer * scale_stride(0) + inner * scale_stride(1) + head.index * scale_stride(2);
+            float* const scales = is_k ? k_scale : v_scale;
+            float factor;
+            if (p.scales_per_token) {
+                const rows::QuantizeScale scale(largest, rows::largest_finite(p.cache_dtype));
+                if (lane == 0) scales[of_scale] = scale.decode;
+                factor = scale.encode;
+            } else {
+                factor = 1.0f / (scales ? scales[of_scale] : is_k ? p.k_scale : p.v_scale);
+            }
+            if (p.cache_dtype == kE4m3)
+                x.store(p, static_cast<e4m3*>(to) + offset, step, lane, factor);
+            else x.store(p, static_cast<int8_t*>(to) + offset, step, lane, factor);
         }
-        const int64_t of_scale =
-            is_k ? token.page * p.k_scale_strides[0] + token.slot * p.k_scale_strides[1] +
-                       x.head * p.k_scale_strides[2]
-                 : token.page * p.v_scale_strides[0] + token.slot * p.v_scale_strides[1] +
-                       x.head * p.v_scale_strides[2];
-        float* const scales = is_k ? k_scale : v_scale;
-        float factor;
-        if (p.scales_per_token) {
-            const rows::QuantizeScale scale(largest, rows::largest_finite(p.cache_dtype));
-            if (lane == 0) scales[of_scale] = scale.decode;
-            factor = scale.encode;
-        } else {
-            factor = 1.0f / (scales ? scales[of_scale] : is_k ? p.k_scale : p.v_scale);
-        }
-        if (p.cache_dtype == kE4m3) x.store(p, static_cast<e4m3*>(to) + offset, step, lane, factor);
-        else x.store(p, static_cast<int8_t*>(to) + offset, step, lane, factor);
+        head = Head(p, head.number + groups * p.blocks_per_token);
+        if (!vote_any(head.number < p.num_heads)) break;
+        load();
     }
 }

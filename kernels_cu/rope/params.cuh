@@ -18,11 +18,11 @@ struct RopeParams {
     int64_t rotation_strides[2];  // of a table's rows; of a row's elements, or frequencies
     int64_t q_weight_stride, k_weight_stride;
     int32_t seq_len;                    // tokens per sequence
-    int32_t num_vectors;                // of all tokens, num_heads each
+    int32_t num_tokens;                 // of all sequences
     int32_t num_q_heads, num_kv_heads;  // num_heads: of q, k and, with a cache, v
     int32_t num_heads, dim, half;       // half: rotated pairs
     int32_t lanes_log2;                 // threads per head vector
-    int32_t vectors_per_block;
+    int32_t blocks_per_token;           // blocks that share the heads of their tokens
     int32_t interleaved, has_cache;
     int32_t num_rows;                       // of the table of cosines and sines; 0: frequencies
     int32_t page_size, num_pages;           // page_size: 0 for a contiguous cache
@@ -32,7 +32,7 @@ struct RopeParams {
     float eps, inv_dim, attention_factor;
     float k_scale, v_scale;  // used if there are no arrays of scales
 
-    DEVICE bool splits(int pair) const { return !interleaved && pair < half; }
+    DEVICE bool has_halves(int pair) const { return !interleaved && pair < half; }
     DEVICE int num_pairs() const { return (dim + 1) / 2; }
 };
 
@@ -43,7 +43,7 @@ struct Columns {
     bool has_first, has_second;
 
     DEVICE Columns(const RopeParams& p, int pair, int width) {
-        const bool splits = p.splits(pair);
+        const bool splits = p.has_halves(pair);
         first = splits ? pair : 2 * pair;
         second = splits ? p.half + pair : 2 * pair + width;
         has_first = pair < p.num_pairs();

@@ -17,7 +17,7 @@ FAULTS = {
     ),
     "base 2": Fault(KERNEL, "(lse2 - origin) * kLog2E", "(lse2 - origin)", "rows"),
     "the larger log-sum-exp": Fault(
-        KERNEL, "lse = largest + log_accurate(sum);", "lse = largest;", "rows"
+        KERNEL, "return largest + log_accurate(sum);", "return largest;", "rows"
     ),
     "a rounded reciprocal": Fault(
         KERNEL, "inverse = 1.0f / sum;", "inverse = to_float(from_float<half>(1.0f / sum));",

@@ -17,7 +17,7 @@ HEAD = "rope/head_vector.cuh"
 PARAMS = "rope/params.cuh"
 ANGLES = "rope/sine_cosine.cuh"
 FAULTS = {
-    "angles in FP32": Fault(KERNEL, "double(turns) * double(", "float(turns) * float(",
+    "angles in FP32": Fault(HEAD, "double(position) * double(", "float(position) * float(",
         "large positions"),
     "a turn as its first part": Fault(ANGLES, "- multiple * kLow", "", "large positions"),
     "a quadrant further": Fault(
@@ -32,7 +32,7 @@ FAULTS = {
         "const float turned = x = x * cosine[j] - y * sine[j];", "halves",
     ),
     "no attention factor for sines": Fault(
-        KERNEL, "found.sine * p.attention_factor", "found.sine", "interleaved"
+        HEAD, "found.sine * p.attention_factor", "found.sine", "interleaved"
     ),
     "halves of the whole head": Fault(PARAMS, "p.half + pair", "p.dim / 2 + pair", "part of heads"),
     "rotations beyond their end": Fault(HEAD, "if (at >= p.half) break;", "", "part of heads"),
@@ -40,49 +40,50 @@ FAULTS = {
         HEAD, "2 * token * p.half", "2 * (token ^ 1) * p.half", "halves"
     ),
     "frequencies side by side": Fault(
-        KERNEL, "rotation + pair * p.rotation_strides[1]", "rotation + pair", "strided arguments"
+        HEAD, "rotation + pair * p.rotation_strides[1]", "rotation + pair", "strided arguments"
     ),
     "cosines for sines": Fault(
-        KERNEL, "{cosines[p.half * p.rotation_strides[1]], cosines[0]}",
-        "{cosines[0], cosines[0]}", "a table",
+        HEAD, "{cosine[p.half * p.rotation_strides[1]], cosine[0]}",
+        "{cosine[0], cosine[0]}", "a table",
     ),
     "rows of the first token": Fault(
-        KERNEL, "from + row * p.rotation_strides[0]", "from", "a table"
+        HEAD, "from + row * p.rotation_strides[0]", "from", "a table"
     ),
     "rows after the last": Fault(
-        KERNEL, "turns < 0 ? 0 : turns < last ? turns : last", "turns % p.num_rows", "a table"
+        HEAD, "position < 0 ? 0 : position < last ? position : last", "position % p.num_rows",
+        "a table",
     ),
     "positions of one sequence for all": Fault(
         KERNEL, "positions[sequence * p.position_strides[0] +", "positions[", "pages"
     ),
     "tables that others still fill": Fault(
-        KERNEL, "    sync_block();\n\n    const Tables", "\n    const Tables", "halves"
+        KERNEL, "    sync_block();\n\n#pragma", "\n#pragma", "halves"
     ),
     "slots that nobody has found yet": Fault(
-        KERNEL, "tokens[threadIdx.x] = mine;", "if (threadIdx.x == 0) tokens[0] = mine;", "pages"
+        KERNEL, "int(threadIdx.x) < num_tokens", "int(threadIdx.x) < 1", "pages"
     ),
     "no eps": Fault(HEAD, "sum * p.inv_dim + p.eps", "sum * p.inv_dim", "norms"),
     "the sum of one lane": Fault(HEAD, "sum += shuffle_xor(sum, bit);", ";", "norms"),
     "q's weights for k": Fault(HEAD, "(2 * of_k + number)", "number", "norms"),
     "weights in the order of numbers": Fault(
-        KERNEL, "columns.second * stride, dtype", "(2 * i + 1) * stride, dtype", "norms"
+        HEAD, "columns.second * stride, dtype", "(2 * i + 1) * stride, dtype", "norms"
     ),
     "values are normalised": Fault(
         KERNEL, ": is_k && k_weight", ": k_weight != nullptr", "8 bits"
     ),
-    "values are rotated": Fault(KERNEL, "x.exists && (is_q || is_k)", "x.exists", "8 bits"),
+    "values are rotated": Fault(KERNEL, "if (is_q || is_k) x.rotate", "x.rotate", "8 bits"),
     "the first page for all": Fault(KERNEL, "index * p.table_strides[1]", "0", "pages"),
     "pages that are not there": Fault(
-        KERNEL, "has_slot = page >= 0 && page < p.num_pages;",
+        KERNEL, "exists = page >= 0 && page < p.num_pages;",
         "page = page >= 0 && page < p.num_pages ? page : 0;", "pages",
     ),
     "negative positions are written": Fault(
         KERNEL, "(position >= 0 && position < p.num_slots);",
-        "position < p.num_slots; slot = slot < 0 ? 0 : slot;", "contiguous",
+        "position < p.num_slots; number = number < 0 ? 0 : number;", "contiguous",
     ),
     "a slot too many": Fault(
         KERNEL, "position < p.num_slots);",
-        "position <= p.num_slots); slot = slot == p.num_slots ? 0 : slot;", "contiguous",
+        "position <= p.num_slots); number = number == p.num_slots ? 0 : number;", "contiguous",
     ),
     "values where keys go": Fault(KERNEL, "is_q ? out : is_k ? k_out : v_out",
         "is_q ? out : k_out", "contiguous"),
@@ -90,7 +91,7 @@ FAULTS = {
         KERNEL, "factor = 1.0f / (scales ?", "factor = (scales ?", "8 bits"
     ),
     "one scale for all heads": Fault(
-        KERNEL, "x.head * p.k_scale_strides[2]", "0", "8 bits"
+        KERNEL, "head.index * scale_stride(2);", "0;", "8 bits"
     ),
     "the largest of one lane": Fault(
         HEAD, "found.code = other > found.code ? other : found.code;", "(void)other;", "outputs"
@@ -98,11 +99,18 @@ FAULTS = {
     "every lane writes the scale": Fault(
         KERNEL, "if (lane == 0) scales[of_scale]", "scales[of_scale + lane]", "outputs"
     ),
-    "the last vectors of a block are left out": Fault(
-        KERNEL, "x.exists = number < num_vectors", "x.exists = number + 1 < num_vectors", "halves"
+    "the last tokens are left out": Fault(
+        KERNEL, "head.number < p.num_heads && i < num_tokens;",
+        "head.number < p.num_heads && i + 1 < num_tokens;", "halves"
     ),
-    "a block's vectors beyond its own": Fault(
-        KERNEL, "left < p.vectors_per_block ? left : p.vectors_per_block", "left", "one head"
+    "tokens beyond the last": Fault(
+        KERNEL, "tokens_left < kTokens ? tokens_left : kTokens", "kTokens", "an odd token"
+    ),
+    "a pass of the first heads alone": Fault(
+        KERNEL, "if (!vote_any(head.number < p.num_heads)) break;", "break;", "many heads"
+    ),
+    "the next sequence's tokens in the last one": Fault(
+        KERNEL, "is_last ? sequence + 1 : sequence", "sequence", "many heads"
     ),
     "numbers that are not there": Fault(
         PARAMS, "has_second = has_first && second < p.dim;", "has_second = has_first;", "odd heads"
@@ -134,6 +142,8 @@ def _problems() -> Iterator[tuple[str, Op, RopeProblem]]:
         ),
         "outputs": RopeProblem(2, 5, 2, 2, 64, slots=16, cache_dtype="int8", scales="outputs"),
         "one head": RopeProblem(1, 200, 0, 1, 16, first=1),
+        "an odd token": RopeProblem(1, 1, 4, 2, 64, slots=8),
+        "many heads": RopeProblem(64, 33, 20, 10, 128, slots=34),
         "odd heads": RopeProblem(1, 5, 2, 1, 5, slots=8, view="padded"),
     }.items():  # fmt: skip
         yield name, OP, problem

@@ -13,12 +13,18 @@ from numpy.lib.stride_tricks import as_strided
 
 import cupykern
 from cupykern import check, dtypes
-from cupykern.attention.rope_config import MAX_TOKENS, TABLE_FLOATS, RopeConfig, RopeTask
+from cupykern.attention.rope_config import (
+    TABLE_FLOATS,
+    RopeConfig,
+    RopeTask,
+    configs,
+    takes_vectors,
+)
 from cupykern.numerics import as_float64, to_numpy
 from cupykern.op import RandomDraw
 from cupykern.ops.problems.rope import RopeProblem
 from cupykern.ops.rope_and_cache import OP
-from cupykern.targets import host
+from cupykern.targets import host, limits
 
 E4M3 = dtypes.float8_e4m3fn
 
@@ -218,9 +224,9 @@ def run(problem: RopeProblem, config: RopeConfig | None = None) -> list[bytes]:
 @pytest.mark.parametrize("heads", [(4, 2), (1, 1), (33, 3)])
 @pytest.mark.parametrize("dim", [16, 64, 256])
 def test_bits_do_not_depend_on_the_config(heads, dim):
-    """Blocks that begin and end within tokens, tokens of several sequences in a block."""
+    """Blocks with tokens of several sequences, and with some or all of their heads."""
     problem = RopeProblem(3, 5, *heads, dim, slots=40, weight_dtype="float32", view="packed")
-    first, *others = (run(problem, RopeConfig(vectors)) for vectors in (1, 2, 3))
+    first, *others = (run(problem, config) for config in OP.configs(problem, "host"))
     assert first == run(problem) and all(other == first for other in others)
 
 
@@ -247,16 +253,12 @@ def test_bits_do_not_depend_on_strides_without_norms(view):
     st.booleans(),
     st.booleans(),
 )
-def test_blocks_have_room_for_their_tokens(dtype, num_heads, dim, half, normalizes, by_vectors):
-    by_vectors = by_vectors and dim % 16 == 0 and half % 8 == 0 and dim <= 256
+def test_blocks_have_room_for_their_tables(dtype, num_heads, dim, half, normalizes, by_vectors):
+    by_vectors = by_vectors and takes_vectors(dtype, dim, half)
     task = RopeTask(dtype, 1000, num_heads, dim, min(half, dim // 2), normalizes, by_vectors)
-    for vectors in (1, 2, 3):
-        count = task.vectors_per_block(RopeConfig(vectors))
-        assert 1 <= count <= 128 // task.lanes * vectors
-        firsts = [block * count % num_heads for block in range(1000)]
-        tokens = max((first + count - 1) // num_heads + 1 for first in firsts)
-        floats = 2 * tokens * task.half + 4 * task.num_pairs * normalizes
-        assert tokens <= MAX_TOKENS and floats <= TABLE_FLOATS
+    for config in configs(task, limits.device("sm_90a")):
+        floats = 2 * config.tokens * task.half + 4 * task.num_pairs * normalizes
+        assert floats <= TABLE_FLOATS
 
 
 def test_bench_problems_check_out(target):
@@ -353,7 +355,7 @@ WRONG = {
     "out overlaps": (ValueError, "out must not overlap v",
                      {"v": Q[:, :, :2], "k": K, "out": Q, "q": Q[:, :, ::-1].copy()}),
     "out of another row": (ValueError, "out must not overlap q", {"out": Q[:, ::-1]}),
-    "config": (ValueError, "vectors must be 1 to 3", {"config": RopeConfig(4)}),
+    "config": (ValueError, "tokens must be one of", {"config": RopeConfig(3)}),
     "config's type": (TypeError, "config must be a RopeConfig", {"config": 3}),
 }  # fmt: skip
 
@@ -395,10 +397,10 @@ def heads(fake, batch, seq_len):
 
 
 @pytest.mark.parametrize(
-    ("batch", "seq_len", "vectors", "grid"), [(1, 4096, 3, 4096), (64, 1, 1, 192), (1, 1, 1, 3)]
+    ("batch", "seq_len", "tokens", "grid"), [(1, 4096, 2, 2048), (64, 1, 1, 192), (1, 1, 1, 3)]
 )
-def test_a_call_is_one_launch(fake, batch, seq_len, vectors, grid):
-    """A block has a whole token where there are many, a part of one in decoding; a warm call
+def test_a_call_is_one_launch(fake, batch, seq_len, tokens, grid):
+    """A block has two whole tokens where there are many, a part of one in decoding; a warm call
     launches the same."""
     cache = fake.array((2, batch, 8, seq_len, 128), "float16")
     positions, inv_freq = fake.array((seq_len,), "int32"), fake.array((64,), "float32")
@@ -408,7 +410,7 @@ def test_a_call_is_one_launch(fake, batch, seq_len, vectors, grid):
         (launch,) = fake.launches
         assert launch.grid == grid
         constants = dict(launch.variant.constants)
-        assert constants["kVectors"] == vectors and constants["kVectorWidth"] == 8
+        assert constants["kTokens"] == tokens and constants["kVectorWidth"] == 8
 
 
 def test_caches_that_overlap_are_refused_after_others(fake):
