@@ -11,7 +11,6 @@ from .interop.asarray import asarray
 from .numerics import finfo
 from .nvfp4 import NvFp4
 from .ops import OPS
-from .ops import cascade_attention as _cascade
 from .ops.nonfinite_report import NonfiniteReport
 from .public import public as _public
 from .targets.launches import overlap_launches
@@ -35,7 +34,7 @@ attention = _public(ops.attention.attention, ops.attention.OP)
 attention_varlen = _public(ops.attention_varlen.attention_varlen, ops.attention_varlen.OP)
 merge_attention = _public(ops.merge_attention.merge_attention, ops.merge_attention.OP)
 rope_and_cache = _public(ops.rope_and_cache.rope_and_cache, ops.rope_and_cache.OP)
-cascade_attention = _public(_cascade.cascade_attention)
+cascade_attention = _public(ops.cascade_attention.cascade_attention, ops.cascade_attention.OP)
 scaled_dot_product_attention = _public(ops.attention.scaled_dot_product_attention)
 nonfinite_report = _public(ops.nonfinite_report.nonfinite_report)
 tune = _public(_tune.tune)

@@ -226,7 +226,7 @@ def cascade_attention(
     layout: Literal["hnd", "nhd"] = "hnd", k_scale: AnyFactor | None = None,
     v_scale: AnyFactor | None = None, scale: AnyFactor | None = None,
     softcap: AnyFactor | None = None, return_lse: Literal[False] = False,
-    out: AnyArray | None = None,
+    out: AnyArray | None = None, config: DecodeConfig | None = None,
 ) -> np.ndarray: ...
 @overload
 def cascade_attention(
@@ -235,6 +235,7 @@ def cascade_attention(
     layout: Literal["hnd", "nhd"] = "hnd", k_scale: AnyFactor | None = None,
     v_scale: AnyFactor | None = None, scale: AnyFactor | None = None,
     softcap: AnyFactor | None = None, return_lse: Literal[True], out: AnyArray | None = None,
+    config: DecodeConfig | None = None,
 ) -> tuple[np.ndarray, np.ndarray]: ...
 @overload
 def cascade_attention(
@@ -243,7 +244,7 @@ def cascade_attention(
     layout: Literal["hnd", "nhd"] = "hnd", k_scale: AnyFactor | None = None,
     v_scale: AnyFactor | None = None, scale: AnyFactor | None = None,
     softcap: AnyFactor | None = None, return_lse: Literal[False] = False,
-    out: AnyArray | None = None,
+    out: AnyArray | None = None, config: DecodeConfig | None = None,
 ) -> GivenArray: ...
 @overload
 def cascade_attention(
@@ -252,6 +253,7 @@ def cascade_attention(
     layout: Literal["hnd", "nhd"] = "hnd", k_scale: AnyFactor | None = None,
     v_scale: AnyFactor | None = None, scale: AnyFactor | None = None,
     softcap: AnyFactor | None = None, return_lse: Literal[True], out: AnyArray | None = None,
+    config: DecodeConfig | None = None,
 ) -> tuple[GivenArray, GivenArray]: ...
 @overload
 def cascade_attention(
@@ -260,6 +262,7 @@ def cascade_attention(
     layout: Literal["hnd", "nhd"] = "hnd", k_scale: AnyFactor | None = None,
     v_scale: AnyFactor | None = None, scale: AnyFactor | None = None,
     softcap: AnyFactor | None = None, return_lse: bool = False, out: AnyArray | None = None,
+    config: DecodeConfig | None = None,
 ) -> Any: ...
 
 @overload

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     attention,
     attention_varlen,
+    cascade_attention,
     complex_matmul,
     decode_attention,
     dequant_softmax,
@@ -36,6 +37,7 @@ OPS = (
     decode_attention.OP,
     attention.OP,
     attention_varlen.OP,
+    cascade_attention.OP,
     merge_attention.OP,
     rope_and_cache.OP,
     nonfinite_report.OP,

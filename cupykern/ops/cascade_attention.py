@@ -7,16 +7,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import arguments
+from .. import arguments, reference
 from ..arrays import maker, packed
-from ..attention.decode_config import MAX_QUERIES
-from ..runtime import plans
+from ..attention.decode_config import MAX_QUERIES, DecodeConfig
+from ..op import Op
+from ..runtime import choice, plans
 from ..typing import Array, Factor, Results
 from .attention import attention, kept_attention
 from .checks.cache_scales import numbers_and_arrays
 from .checks.caches import check_caches, check_keys
 from .decode_attention import decode_attention, kept_decode
 from .merge_attention import kept_merge, merge_attention
+from .problems import cascade_attention as problems
 
 
 def cascade_attention(
@@ -35,6 +37,7 @@ def cascade_attention(
     softcap: Factor | None = None,
     return_lse: bool = False,
     out: Array | None = None,
+    config: DecodeConfig | None = None,
 ) -> Results:
     """`decode_attention` for sequences that share a prefix of keys, which is read once.
 
@@ -61,6 +64,7 @@ def cascade_attention(
     softcap: a positive number c: scaled scores s become c tanh(s / c).
     return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
     out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
+    config: DecodeConfig for the own keys; None: chosen for the shape, as for the shared keys.
 
     Returns out, (B, H, Sq, Dv) of q's dtype, or (out, lse).
 
@@ -83,7 +87,7 @@ def cascade_attention(
     Formula: Ye et al., "Cascade Inference" (FlashInfer, 2024).  Error bound:
     `reference.cascade_attention_bound`.
     """
-    call: tuple[Any, ...] = "cascade_attention", layout, scale, softcap, return_lse
+    call: tuple[Any, ...] = "cascade_attention", layout, scale, softcap, return_lse, config
     own_arrays = k_cache, v_cache, seq_lens, block_table
     of_8_bits: tuple[Any, Any] = None, None
     if k_scale is None and v_scale is None:
@@ -123,10 +127,11 @@ def cascade_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap}
     own_options: dict[str, Any] = {
         "seq_lens": seq_lens, "block_table": block_table, "layout": layout, "k_scale": k_scale,
-        "v_scale": v_scale, **options,
+        "v_scale": v_scale, "config": config, **options,
     }  # fmt: skip
     own, own_lse = decode_attention(q, k_cache, v_cache, return_lse=True, **own_options)
-    with arguments.on_device(target):
+    # Requests of the other two calls are not recorded: tuning passes what it tries as `config`.
+    with arguments.on_device(target), choice.recording():
         by_head = q.swapaxes(0, 1)
         is_copied = not _has_rows(q)
         rows = _as_rows(packed(by_head) if is_copied else by_head)
@@ -197,3 +202,24 @@ def _kept_shared(
     return lambda places, q, k, v, out, lse: plan.launch(
         places, q, k, v, None, None, out, lse, *absent
     )
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+OP = Op(
+    name="cascade_attention",
+    run=cascade_attention,
+    reference=reference.cascade_attention,
+    bound=reference.cascade_attention_bound,
+    draw_problem=problems.draw_problem,
+    bench_problem=problems.bench_problem,
+    bench_shapes=problems.bench_shapes,
+    inputs=problems.make_inputs,
+    work=problems.work,
+    variants=problems.variants,
+    configs=problems.configs,
+    variant=problems.variant,
+    sample=problems.sample,
+    dtypes=("float16", "bfloat16", "bfloat16:float8_e4m3fn", "bfloat16:int8"),
+)

@@ -230,10 +230,11 @@ def kept_decode(
     causal: bool = True,
     scale: Factor | None = None,
     softcap: Factor | None = None,
+    config: DecodeConfig | None = None,
 ) -> DecodePlan | None:
     """The cached plan of `decode_attention` with these arguments and return_lse=True, or None."""
     call: tuple[Any, ...]
-    call = "decode_attention", layout, causal, scale, True, None, None, softcap
+    call = "decode_attention", layout, causal, scale, True, config, None, softcap
     arrays: tuple[Any, ...] = (q, k_cache, v_cache, seq_lens, block_table)
     if k_scale is not None or v_scale is not None:
         numbers, scales = numbers_and_arrays(q, k_scale, v_scale)

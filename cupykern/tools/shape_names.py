@@ -8,6 +8,7 @@ _PRODUCTS = ("matmul", "complex_matmul", "scaled_mm", "dual_gemm_silu", "dequant
 _NAMES = {
     **dict.fromkeys(_PRODUCTS, ("M", "N", "K")),
     "decode_attention": ("B", "H", "Hkv", "Sk", "D"),
+    "cascade_attention": ("B", "H", "Hkv", "S", "Sk", "D"),
     "rope_and_cache": ("B", "S", "H", "Hkv", "D"),
 }
 _ATTENTION = ("attention", "attention_varlen")

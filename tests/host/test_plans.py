@@ -288,6 +288,7 @@ COSTS = {
     "dual_gemm_silu": Cost(19, 1, 1),
     "dequant_softmax": Cost(15, 1, 2),
     "decode_attention": Cost(10, 1, 1),
+    "cascade_attention": Cost(29, 5, 3),  # the results, of both calls and of the merge
     "merge_attention": Cost(9, 2, 1),
     "rope_and_cache": Cost(14, 1, 1),
     "attention": Cost(10, 1, 1),
@@ -315,7 +316,7 @@ def test_what_a_warm_call_costs(fake, op):
 
 
 CASCADES = {
-    "cascade_attention": Cost(29, 5, 3),  # the results, of both calls and of the merge
+    "cascade_attention": COSTS["cascade_attention"],
     "cascade_attention into": Cost(29, 5, 3),
     "cascade_attention of copied queries": Cost(48, 6, 3),
     "cascade_attention of many queries": Cost(27, 5, 3),

@@ -21,7 +21,7 @@ GROUPS = (
     ("matmul", "scaled_mm", "complex_matmul"),
     ("dual_gemm_silu", "dequant_softmax"),
     ("attention", "attention_varlen"),
-    ("decode_attention", "rope_and_cache", "merge_attention"),
+    ("decode_attention", "rope_and_cache", "merge_attention", "cascade_attention"),
 )
 
 _CHECK = """
@@ -49,6 +49,7 @@ LARGE = {
     "decode_attention": (1, 4, 2, 600, 128),
     "rope_and_cache": (2, 9, 6, 2, 128),
     "merge_attention": (40, 6, 128),
+    "cascade_attention": (40, 2, 1, 30, 16, 64),
 }
 # Skinny GEMMs that fill their stages again, whose rows and columns end within a tile; rows of a
 # number of warps that is not a power of two.

@@ -1,19 +1,22 @@
-"""cascade_attention: attention over shared keys and each sequence's own."""
+"""cascade_attention, beside the properties that hold for every op."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-import cascade_problems
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
 from cupykern import check, reference
-from cupykern.op import RandomDraw
+from cupykern.attention.decode_config import DecodeConfig
+from cupykern.attention.merge_plan import MergeConfig
+from cupykern.op import RandomDraw, as_tuple
+from cupykern.ops.cascade_attention import OP
 from cupykern.reference.partial_attention import Partial
-from cupykern.runtime import jit
+from cupykern.runtime import choice, jit, plans
 
 RNG = np.random.default_rng(5)
 B, H, HKV, S, SK, D, DV = 3, 4, 2, 40, 24, 64, 48
@@ -42,16 +45,96 @@ def cascade(q=Q, shared_k=SHARED_K, shared_v=SHARED_V, k_cache=K, v_cache=V, **o
     )
 
 
-@pytest.mark.parametrize("first", range(0, 60, 15))
-def test_errors_are_within_the_bound(first, target, exhaustive):
-    """And neither the bound nor the expected error is much larger than it need be."""
-    worst = check.Comparison()
-    for seed in range(first, first + (60 if exhaustive else 15)):
-        problem = cascade_problems.draw_problem(RandomDraw(seed))
-        comparison = check.check_problem(cascade_problems.OP, problem, seed, target.xp)
-        assert comparison.ok, f"{problem!r}: {comparison}"
-        worst = worst.merge(comparison)
-    assert worst.error_over_bound >= 0.3 and worst.rms_ratio >= 0.4, worst
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_a_sample_is_right_alone(first):
+    """Of paged and contiguous caches, with scales and without."""
+    for seed in range(first, first + 10):
+        problem = OP.draw_problem(RandomDraw(seed))
+        call = OP.inputs(problem, seed, np)
+        outputs = as_tuple(OP.run(*call.args, **call.kwargs))
+        part, some = OP.sample(call, outputs, 0, seed)
+        exact = OP.reference(*part.args, **part.kwargs)
+        bounds = OP.bound(*part.args, **part.kwargs, reference=exact)
+        assert check.compare(some, exact, bounds).ok, problem
+
+
+def test_a_sample_has_few_sequences_and_heads():
+    call = OP.inputs(OP.bench_problem((20, 12, 6, 8, 16, 8), "bfloat16:int8"), 1, np)
+    found = []
+    for seed in range(9):
+        part, _ = OP.sample(call, (), 64, seed)
+        q, shared_k, _, k, _ = part.args
+        assert 2 <= len(q) == len(k) <= 3 and shared_k.shape == (1, 2, 8, 8)
+        assert q.shape[1] == 4 and k.shape[1] == 2 and part.kwargs["k_scale"].shape == (2,)
+        assert (q[[0, -1]][:, [0, 3]] == call.args[0][[0, 19]][:, [0, 11]]).all()
+        found.append(q.tobytes())
+    assert len(set(found)) > 1
+
+
+# --- the config of the own keys ------------------------------------------------------------------
+
+CONFIG = DecodeConfig(16, 32, 2, chunk=64, min_chunk=32, chunks_per_block=8)
+
+
+def test_a_config_is_of_the_own_keys():
+    with jit.recording() as recorded:
+        cascade(config=CONFIG)
+    own, shared, merge = (dict(variant.constants) for variant in recorded)
+    assert own["kTileN"] == 32 != shared["kTileN"] and "kWidth" in merge
+    (exact,) = reference.cascade_attention(Q, SHARED_K, SHARED_V, K, V, seq_lens=LENS)
+    np.testing.assert_allclose(cascade(config=CONFIG).astype(float), exact, atol=2e-3)
+
+
+def test_a_config_that_does_not_fit_launches_nothing():
+    with jit.noting() as launches:
+        with pytest.raises(ValueError, match="config does not fit: chunk must be min_chunk"):
+            cascade(config=replace(CONFIG, chunk=96))
+        with pytest.raises(TypeError, match="config must be a DecodeConfig; got MergeConfig"):
+            cascade(config=MergeConfig(1))
+    assert not launches
+
+
+def test_plans_of_a_config_are_not_those_of_other_calls(monkeypatch):
+    pytest.importorskip("cupy")
+    with fake_gpu(monkeypatch) as gpu:
+        shared, own = (gpu.array((n, HKV, 64, D), np.float16) for n in (1, B))
+        q, lens = gpu.array((B, H, 1, D), np.float16), gpu.array((B,), np.int32)
+
+        def run(function, *args, config):
+            gpu.launches.clear()
+            function(*args, seq_lens=lens, return_lse=True, config=config)
+            return [launch.variant for launch in gpu.launches]
+
+        calls = [
+            (function, *args, config)
+            for function, *args in (
+                (cupykern.cascade_attention, q, shared, shared, own, own),
+                (cupykern.decode_attention, q, own, own),
+            )
+            for config in (None, CONFIG)
+        ]
+        alone = []
+        for *call, config in calls:
+            plans.clear()
+            alone.append(run(*call, config=config))
+        assert alone[0] != alone[1] and alone[2] == alone[0][:1] and alone[3] == alone[1][:1]
+        for order in itertools.permutations(range(4)):
+            plans.clear()
+            for number in (*order, *order):
+                *call, config = calls[number]
+                assert run(*call, config=config) == alone[number]
+
+
+def test_only_configs_of_the_own_keys_are_requested():
+    """Also where their plan is known: CUPYKERN_TUNE=1 tunes the first request, with config=."""
+    for known in (False, True):
+        plans.clear()
+        if known:
+            cupykern.decode_attention(Q, K, V, seq_lens=LENS, return_lse=True)
+        with choice.recording() as requests:
+            cascade()
+        assert [request.task.batch for request in requests] == ([] if known else [B])
+        assert all(request.task.dim_v == DV for request in requests)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

@@ -224,6 +224,11 @@ def test_stale_pages_are_found(folder, tmp_path, text):
             "B 4, H 8, mean S 100, D 64, pages of 16",
         ),
         ("decode_attention", (1, 32, 8, 8192, 128), "B 1, H 32, Hkv 8, Sk 8192, D 128"),
+        (
+            "cascade_attention",
+            (16, 32, 8, 2048, 256, 128),
+            "B 16, H 32, Hkv 8, S 2048, Sk 256, D 128",
+        ),
         ("merge_attention", (64, 32, 128), "rows 64, H 32, Dv 128"),
         ("matmul", (2, 3), "2 x 3"),
     ],
@@ -235,6 +240,7 @@ def test_shapes_are_spelt_out(op, shape, text):
 _NAMED = {
     *("matmul", "complex_matmul", "scaled_mm", "dual_gemm_silu", "dequant_softmax"),
     *("attention", "attention_varlen", "decode_attention", "merge_attention", "rope_and_cache"),
+    "cascade_attention",
 }
 
 

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 
 from ...op import Draw
-from ...ops.cascade_attention import cascade_attention
 from .draws import (
     BEGINS,
     FLOATS,
-    OPS_BY_NAME,
     DrawValue,
-    Family,
     Setting,
     ShapeOf,
     array,
@@ -376,13 +373,9 @@ FAMILIES = {
         *(_decode_settings(_LARGE_DECODE_SIZES, (None, 64)), _DECODE),
         (((1, 4, 2, 256, 64), "float16"), ((1, 4, 2, 4096, 64), "float16")),
     ),
-    # Not an op: it calls three ops.
-    "cascade_attention": Family(
-        op=OPS_BY_NAME["decode_attention"],
-        run=cascade_attention,
-        settings=_cascade_settings(_CASCADE_SIZES, (None, None, 16)),
-        large=_cascade_settings(_LARGE_CASCADE_SIZES, (None, 64)),
-        options=_CASCADE,
-        configs=lambda arch: (),
+    "cascade_attention": family(
+        *("cascade_attention", _cascade_settings(_CASCADE_SIZES, (None, None, 16))),
+        *(_cascade_settings(_LARGE_CASCADE_SIZES, (None, 64)), _CASCADE),
+        (((2, 4, 2, 64, 40, 64), "float16"), ((2, 4, 2, 64, 4096, 64), "float16")),
     ),
 }
