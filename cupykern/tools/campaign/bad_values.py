@@ -113,6 +113,8 @@ SIZES: dict[str, tuple[int, ...]] = {
     "v": ALL_AXES,
     "k_cache": ALL_AXES,
     "v_cache": ALL_AXES,
+    "shared_k": ALL_AXES,
+    "shared_v": ALL_AXES,
     "seq_lens": (0,),
     "seq_lens_k": (0,),
     "block_table": (0,),
@@ -137,12 +139,12 @@ SIZES: dict[str, tuple[int, ...]] = {
 EXTRA = 7919
 DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
         "cu_seqlens_k", "seq_lens", "seq_lens_k", "block_table", "inv_freq", "cos_sin",
-        "q_weight", "k_weight", "out1", "lse1", "out2", "lse2")  # fmt: skip
+        "q_weight", "k_weight", "out1", "lse1", "out2", "lse2", "shared_k", "shared_v")  # fmt: skip
 """Arrays with a fixed or minimum number of dims: () is illegal, and so is (1,) or (1, 1, 1)."""
 
 REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
             "cu_seqlens_q", "cu_seqlens_k", "seq_lens_k", "positions", "inv_freq", "cos_sin",
-            "out1", "lse1", "out2", "lse2")  # fmt: skip
+            "out1", "lse1", "out2", "lse2", "shared_k", "shared_v")  # fmt: skip
 """Arrays that cannot be None where the call has them."""
 
 MAY_BE_NUMPY = ("seq_lens", "seq_lens_k", "block_table", "cu_seqlens_q", "cu_seqlens_k")
@@ -152,5 +154,5 @@ ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex128, np.uint16)
 """Dtypes that no array argument accepts."""
 
 SAME_DTYPE = {"residual": "x", "k": "q", "v": "q", "k_cache": "q", "v_cache": "q",
-              "out2": "out1"}  # fmt: skip
+              "shared_k": "q", "shared_v": "q", "out2": "out1"}  # fmt: skip
 """Arrays that must have the dtype of another argument."""

@@ -237,6 +237,16 @@ def _caches(elements: int) -> DecodeProblem:
     return DecodeProblem(b, 2 * h, h, 1, length, _DIM, kind="bench")
 
 
+def _own_caches(elements: int) -> tuple[int, ...]:
+    b, h, length = _sizes(elements, 8, _BATCH)
+    return b, 2 * h, h, 64, length, _DIM
+
+
+def _shared_keys(elements: int) -> tuple[int, ...]:
+    h = 128 if elements >= 2**31 else 2  # many: a sample has two
+    return 4, 2 * h, h, elements // (h * _DIM) + 3, 16, _DIM
+
+
 def _pages(op: Op, elements: int, seed: int, xp: Any) -> Large:
     """Pages of 64 keys in random order.  The sample's cache is contiguous."""
     page = 64 if elements >= 2**31 else 4
@@ -309,6 +319,7 @@ CALLS: dict[str, dict[str, Make]] = {
     "attention": {"queries": _one_head(_queries), "keys": _one_head(_keys)},
     "attention_varlen": {"queries": _one_head(_varlen_queries), "keys": _one_head(_varlen_keys)},
     "decode_attention": {"caches": _of(_caches), "pages": _pages},
+    "cascade_attention": {"own": _bench(_own_caches), "shared": _bench(_shared_keys)},
     "merge_attention": {"rows": _bench(lambda n: (n // (8 * _DIM) + 3, 8, _DIM))},
     "rope_and_cache": {
         "heads": _bench(lambda n: (2, n // (2 * 32 * _DIM) + 3, 32, 8, _DIM)),
