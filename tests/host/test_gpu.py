@@ -175,11 +175,13 @@ def clock():
 
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_a_warm_call_costs_little(gpu, clock, op):
-    """At most 5 us of host time beyond RawKernel launches of its kernels and cupy.empty."""
+    """At most 5 us of host time beyond RawKernel launches of its kernels and cupy.empty of its
+    arrays."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         pytest.skip("host time is measured alone: without -n")
     tried = [bench.host_times((op,), gpu, clock, 1)[op.name] for _ in range(3)]
-    beyond = [times["call"] - times["own launches"] - times["cupy.empty"] for times in tried]
+    made = 5 if op.name == "cascade_attention" else 1  # the results of its three calls
+    beyond = [times["call"] - times["own launches"] - made * times["cupy.empty"] for times in tried]
     assert min(beyond) <= 5, tried  # what else the machine does only adds
 
 
