@@ -17,8 +17,10 @@ from typing import Any
 from ..peers.base import LESS_ACCURATE
 from ..tuning.contender import NO_SUCH_FUNCTION
 
+_WORK = ("bytes_read", "bytes_written", "flops")  # a list in the file, fields of a row
 COLUMNS = ("median_us", "q20_us", "q80_us", "error_over_bound")
-_DERIVED = ("problem", "results", "clocks", "repeats", "notes", "parts")  # of a row: made anew
+# Of a row: made anew.
+_DERIVED = ("problem", "results", "clocks", "repeats", "notes", "parts", *_WORK)
 
 
 def to_json(value: Any) -> str:
@@ -128,6 +130,7 @@ def _pack_row(row: dict[str, Any]) -> dict[str, Any]:
     packed = {k: v for k, v in row.items() if k not in _DERIVED and v is not None}
     if row["plain"] == plain_of(row["bytes_read"], row["bytes_written"]):
         del packed["plain"]
+    packed["work"] = [row[name] for name in _WORK]
     results = [result for result in row["results"] if result.get("note") != NO_SUCH_FUNCTION]
     packed["results"] = {
         result["name"]: [_rounded(name, result.get(name)) for name in COLUMNS] for result in results
@@ -190,7 +193,9 @@ def unpack(document: Any) -> Any:
     return {**document, "rows": rows}
 
 
-def _unpack_row(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+def _unpack_row(packed: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    row = packed | dict(zip(_WORK, packed["work"], strict=True))
+    del row["work"]
     notes, parts, plain_us = row.get("notes", {}), row.get("parts", {}), row.get("plain_us")
     results = []
     for name, values in row["results"].items():
