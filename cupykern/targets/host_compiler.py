@@ -81,6 +81,8 @@ def _ask(command: tuple[str, ...]) -> Compiler | None:
         return None
     version = asked.stdout.decode(errors="replace")
     kind = "clang" if "clang" in version else "gcc"
+    if any(Path(word).stem in ("zig", "ziglang") for word in command):
+        kind = "zig"  # its version is clang's
     return Compiler(command, kind, version) if asked.returncode == 0 else None
 
 

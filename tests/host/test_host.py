@@ -277,6 +277,15 @@ def test_ziglang_compiles_without_another_compiler(tmp_path):
 
 
 @needs_zig
+def test_ziglang_by_name_is_no_clang(monkeypatch):
+    """It takes other names of CPUs."""
+    monkeypatch.setenv("CXX", f"{sys.executable} -m ziglang c++")
+    compiler = host_compiler.find_compiler()
+    assert compiler is not None and compiler.kind == "zig"
+    assert not [x for x in host_compiler.kernel_flags(compiler, None) if x.startswith("-march")]
+
+
+@needs_zig
 def test_kernels_compile_for_aarch64(tmp_path, monkeypatch):
     """With the flags that the host target takes there.  Its fibers are assembly of their own."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")

@@ -75,6 +75,8 @@ def test_models_have_all_ops_of_suites():
     [
         ("llama3-8b", "matmul", (1, 6144, 4096), "bfloat16"),
         ("llama3-8b", "matmul", (777, 4096, 14336), "bfloat16"),
+        ("llama3-8b", "matmul", (777, 4096, 14336), "float32"),
+        ("llama3-8b", "dual_gemm_silu", (16, 14336, 4096), "float32"),
         ("llama3-8b", "dual_gemm_silu", (16, 14336, 4096), "float8_e4m3fn"),
         ("llama3-8b", "attention", (1, 32, 2048, 128, 1, 8), "bfloat16"),
         ("llama3-8b", "decode_attention", (64, 32, 8, 8192, 128), "bfloat16"),
@@ -168,6 +170,8 @@ EXPECTED_OF_RANDOM = [
     ("matmul", (1, 1154, 136), "float16"),
     ("matmul", (3, 5424, 41), "bfloat16"),
     ("matmul", (15, 273, 64), "float16"),
+    ("matmul", (357, 45, 1152), "float32"),
+    ("matmul", (1088, 144, 1928), "float32"),
     ("matmul", (2168, 1664, 14920), "bfloat16"),
     ("softmax", (1, 64), "bfloat16"),
     ("softmax", (3, 60888), "float32"),

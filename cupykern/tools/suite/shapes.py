@@ -47,7 +47,7 @@ def token_counts(model: Model) -> tuple[int, ...]:
 
 
 def entries(model: Model, tokens: int) -> Iterator[Entry]:
-    """Yield the calls of a forward pass of `tokens` tokens, for every quantisation.
+    """Yield the calls of a forward pass of `tokens` tokens, for every quantisation and in float32.
 
     Some calls come twice.
     """
@@ -82,7 +82,8 @@ def _products(tokens: int, layer: Linear, dtype: str) -> Iterator[Entry]:
     shape = tokens, layer.outputs, layer.inputs
     options = [*(["bias"] if layer.bias else []), *([layer.activation] if layer.activation else [])]
     after = ":" + "+".join(options) if options else ""
-    yield Entry("matmul", shape, dtype + after)
+    for whole in (dtype, "float32"):
+        yield Entry("matmul", shape, whole + after)
     for weights in (_FP8, _INT8):
         yield Entry("scaled_mm", shape, f"{dtype}*{weights}{after}")
     for pair in (*_SCALED, f"{dtype}*{_NVFP4}"):
@@ -92,7 +93,7 @@ def _products(tokens: int, layer: Linear, dtype: str) -> Iterator[Entry]:
 
 def _gated(model: Model, tokens: int, width: int) -> Iterator[Entry]:
     if model.gate == "silu" and width:
-        for dtype in (model.dtype, _FP8, _NVFP4):
+        for dtype in (model.dtype, "float32", _FP8, _NVFP4):
             if dtype != _NVFP4 or model.hidden % _NVFP4_GROUP == 0:
                 yield Entry("dual_gemm_silu", (tokens, width, model.hidden), dtype)
 
@@ -194,12 +195,12 @@ RANDOM: dict[str, tuple[tuple[str, ...], _Maker]] = {
         ("bfloat16",),
         lambda draw, dtype: (draw.size(0, 15), draw.size(4, 17, _NVFP4_GROUP)),
     ),
-    "matmul": (_HALVES, _product_shape),
+    "matmul": ((*_HALVES, "float32"), _product_shape),
     "scaled_mm": (
         (*_SCALED, *(f"bfloat16*{weights}" for weights in (_FP8, _INT8, _NVFP4))),
         _product_shape,
     ),
-    "dual_gemm_silu": (("bfloat16", _FP8, _NVFP4), _product_shape),
+    "dual_gemm_silu": (("bfloat16", "float32", _FP8, _NVFP4), _product_shape),
     "dequant_softmax": (("bfloat16",), _product_shape),
     "attention": (_HALVES, _attention_shape),
     "decode_attention": (_HALVES, _decode_shape),
