@@ -93,6 +93,30 @@ def test_causal_tiles_are_shared_out(target):
     assert max(work) < 1.05 * min(work)
 
 
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "tokens", "dim"),
+    [
+        *((4, 16, 16, 4096, 128), (1, 16, 16, 16384, 128), (4, 8, 8, 4096, 256)),
+        *((1, 32, 8, 16384, 128), (2, 14, 2, 3000, 128), (1, 40, 8, 4096, 128)),
+        *((1, 24, 24, 4608, 128), (16, 16, 16, 1024, 128), (2, 37, 37, 4096, 64)),
+    ],
+)
+def test_blocks_have_as_much_to_do(batch, heads, kv_heads, tokens, dim):
+    """Sections of heads, whose long tiles come first, end with no few long tiles."""
+    config = AttentionHopperConfig(128, 80 if dim == 256 else 128)
+    strides = (heads * tokens * dim, tokens * dim, dim)
+    shape = batch, heads, kv_heads, tokens, tokens, dim, dim
+    task = AttentionTask(np.dtype(np.float16), *shape, *(strides,) * 4, 0.25, 0)
+    tiles = -(-tokens // config.tile_m)
+    per_section = attention_plan.heads_per_section(task)
+    order = attention_plan.order_of_tiles(batch * heads, tiles, per_section)
+    made = attention_hopper.schedule(task, config, order, 132)
+    costs = np.ceil((order + 1) * config.tile_m / config.tile_n) + 1.5
+    work = np.array([costs[own[own >= 0]].sum() for own in made.T])
+    assert work.max() < 1.05 * work.mean()
+    assert per_section % (heads // kv_heads) == 0
+
+
 def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
     """TMA reads zeros beyond the end; a warpgroup multiplies no block that it does not keep."""
     q, k, v = (np.ones((1, 1, n, 64), np.float16) for n in (128, 190, 256))
