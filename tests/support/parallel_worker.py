@@ -33,6 +33,9 @@ def main() -> None:
             check(communicator())
         except BaseException:
             failure = f"rank {world.rank}:\n{traceback.format_exc()}"
+        meeting = world.Ibarrier()
+        while not meeting.Test():
+            time.sleep(1e-3)  # a blocking call would keep a core busy
         failures = world.gather(failure)
         if world.rank == 0:
             results[name] = "\n".join(filter(None, failures))
