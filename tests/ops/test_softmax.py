@@ -48,7 +48,7 @@ def test_every_config_is_within_the_bound(target, name, dtype, exhaustive):
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_every_axis_and_layout_is_within_the_bound(target, axis, layout):
-    problem = SoftmaxProblem((5, 33, 2, 70), axis=axis, dtype="bfloat16", layout=layout)
+    problem = SoftmaxProblem((3, 9, 2, 70), axis=axis, dtype="bfloat16", layout=layout)
     comparison = check.check_problem(OP, problem, 1, target.xp)
     assert comparison.ok, comparison
 
