@@ -84,9 +84,9 @@ def test_several_results_of_every_hopper_mainloop_are_within_the_bound(
 
 @needs.hopper
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
-def test_several_results_of_hopper_gates_are_within_the_bound(target, problem):
+def test_several_results_of_hopper_gates_are_within_the_bound(target, problem, exhaustive):
     own = replace(problem, epilogue=dual_gemm_silu.RESULTS)
-    for config in hoppers_gate_configs(own):
+    for config in hoppers_gate_configs(own, exhaustive):
         check_with(target, DUAL, own, config)
 
 

@@ -30,7 +30,7 @@ def check_gate(target, problem, config=None, **kwargs) -> None:
 # --- mainloops -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(("dtype", "dtype_b"), (*PAIRS, *FLOAT32))
 def test_every_pair_of_dtypes(target, dtype, dtype_b, gate):
@@ -71,14 +71,14 @@ HOPPER = (
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("gate", [GPT_OSS, WHERE])
 @pytest.mark.parametrize("problem", HOPPER, ids=str)
-def test_a_gate_on_every_hopper_mainloop_is_within_the_bound(target, problem, gate):
-    """As many configs as without a formula."""
+def test_a_gate_on_every_hopper_mainloop_is_within_the_bound(target, problem, gate, exhaustive):
+    """As many configs as without a formula; of these every second."""
     own = replace(problem, epilogue=gate)
     task = task_of(own)
     found = sm90_heuristic.compiled_ahead(task, gemm.configs(task, "sm_90a"))
     configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
     assert configs
-    for config in configs:
+    for config in configs[:: 1 if exhaustive else 2]:
         check_gate(target, own, config)
 
 
@@ -125,6 +125,7 @@ def test_interleaved_columns_are_views(target):
     np.testing.assert_array_equal(to_numpy(y), to_numpy(z))
 
 
+@pytest.mark.in_turn()
 def test_operands_of_every_dtype_and_shape(target):
     a = random(target, (3, 9, 16), "float16", 1)
     b1, b2 = (random(target, (16, 20), "float16", k) for k in (2, 3))

@@ -89,7 +89,7 @@ def test_cupy_makes_results_of_8_bits(monkeypatch):
 # --- mainloops -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("m", [1, 35])
 @pytest.mark.parametrize(("formula", "kinds"), [(FORMULA, NARROW[0]), (SEVERAL, MIXED[0])])
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
@@ -105,6 +105,7 @@ def test_narrow_results_are_the_wide_ones_rounded(target, kinds, config):
     assert_rounded(MATMUL, target, MatmulProblem(20, 75, 640), formula, kinds, config)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("m", [3, 35])
 @pytest.mark.parametrize("kinds", [NARROW[0], MIXED[0], MIXED[1]])
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_narrow_results_of_gates_are_the_wide_ones_rounded(target, dtype, dtype_
 
 
 @needs.hopper
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kinds", [*NARROW, *MIXED])
 @pytest.mark.parametrize(("config", "problem"), HOPPER)
 def test_narrow_results_of_every_hopper_mainloop_are_the_wide_ones_rounded(
@@ -132,11 +133,14 @@ def test_narrow_results_of_every_hopper_mainloop_are_the_wide_ones_rounded(
 
 
 @needs.hopper
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kinds", [NARROW[0], MIXED[0]])
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
-def test_narrow_results_of_hopper_gates_are_the_wide_ones_rounded(target, problem, kinds):
+def test_narrow_results_of_hopper_gates_are_the_wide_ones_rounded(
+    target, problem, kinds, exhaustive
+):
     own = replace(problem, epilogue="acc1 * s", out_dtype=NARROW[0])
-    for config in hoppers_gate_configs(own):
+    for config in hoppers_gate_configs(own, exhaustive):
         formula = OF_GATE if isinstance(kinds, tuple) else "acc1 * s"
         assert_rounded(DUAL, target, problem, formula, kinds, config)
 
@@ -301,6 +305,7 @@ def test_without_a_formula_they_are_refused(name):
 # --- compiled ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "gfx90a"])
 @pytest.mark.parametrize("kinds", [NARROW[0], MIXED[0]])
 def test_they_compile_without_local_memory(arch, kinds):

@@ -95,9 +95,9 @@ def test_every_hopper_mainloop_reduces_rows_or_refuses(target, config, problem):
 
 @needs.hopper
 @pytest.mark.parametrize("problem", HOPPER_GATES, ids=str)
-def test_reductions_of_hopper_gates_are_within_the_bound(target, problem):
+def test_reductions_of_hopper_gates_are_within_the_bound(target, problem, exhaustive):
     own = replace(problem, epilogue=dual_gemm_silu.ROWS)
-    for config in hoppers_gate_configs(own):
+    for config in hoppers_gate_configs(own, exhaustive):
         check_with(target, DUAL, own, config)
 
 

@@ -46,12 +46,12 @@ HOPPER_GATES = (
 )
 
 
-def hoppers_gate_configs(problem: DualProblem) -> list[Sm90AnyConfig]:
-    """problem: with its formula."""
+def hoppers_gate_configs(problem: DualProblem, all_configs: bool) -> list[Sm90AnyConfig]:
+    """Every second one but with all_configs.  problem: with its formula."""
     found = gemm.configs(dual_gemm_silu.task_of(problem), "sm_90a")
     configs = [c for c in found if isinstance(c, sm90_heuristic.CONFIGS)]
     assert configs
-    return configs
+    return configs if all_configs else configs[::2]
 
 
 def check_with(target: Target, op: Op, problem: Any, config: Any = None, **kwargs: Any) -> None:
