@@ -500,6 +500,7 @@ def formula_options(name):
     return {"epilogue": text, "operands": {n: given[n] for n in names}, "out_dtype": out_dtype}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("k_chunks", [CHUNKS, (sum(CHUNKS),)], ids=["chunks", "whole"])
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("product", ["fp16", "fp32", "int8", "fp8 weights"])

@@ -491,6 +491,7 @@ def test_8bit_pages_in_any_layout_give_the_bits_of_contiguous_caches(target, cac
         assert same_bits(on_host(OP.run(*call.args, **call.kwargs)), expected)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("scales", [None, "heads", "tokens"])
 @pytest.mark.parametrize("formula", ["score", "mask", "both"])
