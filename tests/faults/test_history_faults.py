@@ -287,7 +287,7 @@ def forget_argument(monkeypatch, name: str, kind: str, place: int) -> set[tuple[
     return patch_find(monkeypatch, name, forgetful)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize(("name", "kind", "place"), list(lacking_arguments()))
 def test_key_of_calls_without_an_argument(name, kind, place, monkeypatch):
     seen = forget_argument(monkeypatch, name, kind, place)
@@ -309,7 +309,7 @@ def test_key_of_calls_without_an_option(name, place, monkeypatch):
     assert found(monkeypatch, CALLS[name]) and seen
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in NOT_ALIGNED])
 def test_key_of_calls_without_alignment(name, monkeypatch):
     def without_alignment(find: Callable[..., Any], call: Any, out: Any, *arrays: Any) -> Any:

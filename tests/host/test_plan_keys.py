@@ -52,6 +52,7 @@ def kinds(option: str, *calls: Call) -> tuple[str, ...]:
     return tuple(sorted("number" if type(x) in (int, float) else type(x).__name__ for x in values))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_another_value_of_an_option_is_planned_anew(machine, name, option, monkeypatch):
     """Two legal values of any two kinds, where they decide what is launched: no option does nothing

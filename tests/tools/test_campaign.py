@@ -163,13 +163,13 @@ def test_products_are_of_every_pair_of_dtypes():
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_configs_drawn_for_hopper_fit_their_products(subject, monkeypatch):
+def test_configs_drawn_for_hopper_fit_their_products(subject, monkeypatch, exhaustive):
     name, *names = subject.split()
     op = BY_NAME[name]
     monkeypatch.setattr(products, "CONFIG_EVERY", 1)
     on_hopper = SimpleNamespace(name="cuda", arch="sm_90a", xp=np)
     with fake_gpu(monkeypatch, 1 << 28) as gpu:
-        for seed in range(20):
+        for seed in range(20 if exhaustive else 5):
             gpu.reuse()
             drawn = products.draw(op, tuple(names), seed, on_hopper)
             call = on_fake_gpu(drawn.call, gpu)
