@@ -112,6 +112,12 @@ _OPTIMIZE_FLAGS = {
     "1": ("-O1", "-ftree-vectorize", _NO_FORCED_INLINING),
     "0": ("-Og", _NO_FORCED_INLINING),
 }
+# Of level 0 by g++: without passes that take longer than they save, and without what a C library
+# starts with, which the linker would read.
+_FAST_GCC = (
+    *("-fno-forward-propagate", "-fno-guess-branch-probability", "-fno-tree-ccp"),
+    *("-fno-ira-share-save-slots", "-fira-region=one", "-nostartfiles", "-nodefaultlibs"),
+)
 _SANITIZER_FLAGS = {
     "address": (
         # AddressSanitizer checks null pointers and object sizes itself.
@@ -133,7 +139,8 @@ def kernel_flags(
     if sanitizer:
         return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
     level = level or environment.host_optimization()
-    return _flags(compiler, None, _OPTIMIZE_FLAGS[level])
+    fast = _FAST_GCC if level == "0" and compiler.kind == "gcc" else ()
+    return _flags(compiler, None, (*_OPTIMIZE_FLAGS[level], *fast))
 
 
 @cache
@@ -243,6 +250,8 @@ def _compile(
         source_path, library = scratch / "kernel.cpp", scratch / "kernel.so"
         source_path.write_text(source)
         command = [*compiler.command, *flags, str(source_path), "-o", str(library), "-lm"]
+        if compiler.kind == "gcc":
+            command.append("-lgcc")
         done = subprocess.run(
             command,
             capture_output=True,
