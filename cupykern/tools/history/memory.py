@@ -208,7 +208,7 @@ class Image:
         self.size = start + memory.nbytes + GUARD
 
         def content() -> np.ndarray:
-            found = np.resize(_pool(name, dtype), memory.shape)
+            found = np.resize(_pool(name, dtype)[: memory.size], memory.shape)  # it copies all of it
             if values is not None:
                 view(found, shape)[...] = values
             return found
