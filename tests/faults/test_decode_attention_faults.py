@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from decode_checks import (
     check_any_batch,
@@ -23,7 +24,8 @@ from decode_checks import (
 )
 from planted import Fault, fault_tests
 
-from cupykern import dtypes
+from cupykern import check, dtypes
+from cupykern.op import as_tuple
 from cupykern.ops.decode_attention import OP
 from cupykern.ops.problems.attention import ScoreChoice
 from cupykern.ops.problems.decode_attention import DecodeProblem
@@ -322,13 +324,13 @@ FAULTS = {
         MERGE_KERNEL,
         "const int begin = int(blockIdx.x) % kPasses * kRowsPerPass;",
         "const int begin = 0;",
-        "rows",
+        "two row tiles",
     ),
     "many rows: the first row tile for all": Fault(
         MERGE_KERNEL,
         "* params.row_tiles.divisor + row_tile_of_head;",
         "* params.row_tiles.divisor;",
-        "rows",
+        "two row tiles",
     ),
     "many rows: rows that do not exist": Fault(
         MERGE_KERNEL,
@@ -431,6 +433,18 @@ def _who_computes(chunks_per_block: int, rows: int) -> None:
     check_who_computes(host.current(), chunks_per_block, rows)
 
 
+def _two_row_tiles() -> None:
+    """Of a KV head, whose chunks are merged by the second kernel."""
+    problem = DecodeProblem(1, 70, 1, 1, 300, 64)
+    (config,) = (c for c in OP.configs(problem, "host") if c.chunks_per_block == 1)
+    assert config.has_merge_kernel and problem.heads > config.tile_m
+    call = OP.inputs(problem, 1, np)
+    found = OP.run(*call.args, **call.kwargs, config=config)
+    references = OP.reference(*call.args, **call.kwargs)
+    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+    assert check.compare(as_tuple(found), references, bounds).ok
+
+
 def _counters() -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         check_counters(monkeypatch)
@@ -442,6 +456,7 @@ CHECKS = {
     "single chunks": lambda: _who_computes(1, 16),
     "runs of chunks": lambda: _who_computes(2, 8),
     "many rows, who computes": lambda: _who_computes(16, 64),
+    "two row tiles": _two_row_tiles,
     "clusters": _on_host(check_clusters, 8),
     "keys behind": _on_host(check_keys_behind, 2),
     "tables": _on_host(check_strides_of_tables, "apart"),

@@ -8,7 +8,9 @@ import numpy as np
 from planted import Fault, fault_tests
 
 import cupykern
-from cupykern.op import Op
+from cupykern import check
+from cupykern.attention.rope_config import RopeConfig
+from cupykern.op import Call, Op, as_tuple
 from cupykern.ops.problems.rope import RopeProblem
 from cupykern.ops.rope_and_cache import OP
 
@@ -37,7 +39,7 @@ FAULTS = {
     "halves of the whole head": Fault(PARAMS, "p.half + pair", "p.dim / 2 + pair", "part of heads"),
     "rotations beyond their end": Fault(HEAD, "if (at >= p.half) break;", "", "part of heads"),
     "the next token's angles": Fault(
-        HEAD, "2 * token * p.half", "2 * (token ^ 1) * p.half", "halves"
+        HEAD, "tables.cosines(p, token) + at", "tables.cosines(p, token ^ 1) + at", "two tokens"
     ),
     "frequencies side by side": Fault(
         HEAD, "rotation + pair * p.rotation_strides[1]", "rotation + pair", "strided arguments"
@@ -104,7 +106,7 @@ FAULTS = {
         "head.number < p.num_heads && i + 1 < num_tokens;", "halves"
     ),
     "tokens beyond the last": Fault(
-        KERNEL, "tokens_left < kTokens ? tokens_left : kTokens", "kTokens", "an odd token"
+        KERNEL, "tokens_left < kTokens ? tokens_left : kTokens", "kTokens", "two tokens"
     ),
     "a pass of the first heads alone": Fault(
         KERNEL, "if (!vote_any(head.number < p.num_heads)) break;", "break;", "many heads"
@@ -142,7 +144,6 @@ def _problems() -> Iterator[tuple[str, Op, RopeProblem]]:
         ),
         "outputs": RopeProblem(2, 5, 2, 2, 64, slots=16, cache_dtype="int8", scales="outputs"),
         "one head": RopeProblem(1, 200, 0, 1, 16, first=1),
-        "an odd token": RopeProblem(1, 1, 4, 2, 64, slots=8),
         "many heads": RopeProblem(64, 33, 20, 10, 128, slots=34),
         "odd heads": RopeProblem(1, 5, 2, 1, 5, slots=8, view="padded"),
     }.items():  # fmt: skip
@@ -156,6 +157,25 @@ def _check_strided_arguments() -> None:
     assert (cupykern.rope_and_cache(*call.args, inv_freq=inv_freq) == expected).all()
 
 
+def _check_two_tokens() -> None:
+    """Of a block: of one sequence or of two, and an odd one at the end."""
+    for batch, count in ((1, 3), (3, 1)):
+        call = OP.inputs(RopeProblem(batch, count, 20, 10, 128, slots=8, first=2), 1, np)
+        q, *others = call.args
+        around, memory = (f((4, 4, 20, 128), q.dtype) for f in (np.ones, np.zeros))
+        around[:batch, :count] = q
+        call = Call((around[:batch, :count], *others), call.kwargs)
+        references = OP.reference(*call.args, **call.kwargs)
+        bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+        for passes in (1, 2):
+            options = {**call.kwargs, "config": RopeConfig(2, passes)}
+            found = OP.run(*call.args, **options, out=memory[:batch, :count])
+            assert check.compare(as_tuple(found), references, bounds).ok
+            assert not memory[batch:].any() and not memory[:, count:].any()
+
+
 test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
-    FAULTS, _problems, {"strided arguments": _check_strided_arguments}
+    FAULTS,
+    _problems,
+    {"strided arguments": _check_strided_arguments, "two tokens": _check_two_tokens},
 )

@@ -208,7 +208,8 @@ class Image:
         self.size = start + memory.nbytes + GUARD
 
         def content() -> np.ndarray:
-            found = np.resize(_pool(name, dtype)[: memory.size], memory.shape)  # it copies all of it
+            # resize copies all that it is given.
+            found = np.resize(_pool(name, dtype)[: memory.size], memory.shape)
             if values is not None:
                 view(found, shape)[...] = values
             return found
