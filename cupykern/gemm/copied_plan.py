@@ -110,7 +110,7 @@ class Copy(NamedTuple):
 
             return assign
         count, step = rows
-        params = zeros("align_rows.cu", "CopyParams")
+        params = zeros("gemm/align_rows.cuh", "CopyParams")
         params["source_row"], params["result_row"] = step, self.pitch
         params["source_bytes"] = (count - 1) * step + size
         params["row_chunks"] = chunks = -(-size // ALIGNMENT)

@@ -9,11 +9,12 @@ from planted import Fault, fault_tests
 from cupykern.targets import host
 
 FILE = "align_rows.cu"
+PARTS = "gemm/align_rows.cuh"
 FAULTS = {
-    "rows that begin at 8 bytes are not shifted": Fault(FILE, "first & 8", "first & 16", "rows"),
-    "whole words are not shifted": Fault(FILE, "first & 4", "first & 16", "rows"),
-    "parts of words are not shifted": Fault(FILE, "first % 4 * 0x1111", "0 * 0x1111", "rows"),
-    "the last chunk is not copied": Fault(FILE, "i < rest;", "i < 0;", "rows"),
+    "rows that begin at 8 bytes are not shifted": Fault(PARTS, "first & 8", "first & 16", "rows"),
+    "whole words are not shifted": Fault(PARTS, "first & 4", "first & 16", "rows"),
+    "parts of words are not shifted": Fault(PARTS, "first % 4 * 0x1111", "0 * 0x1111", "rows"),
+    "the last chunk is not copied": Fault(PARTS, "i < rest;", "i < 0;", "rows"),
     "chunks of the first blocks only": Fault(
         FILE, "number < params.num_chunks; number += step", "number < step; number += step", "rows"
     ),
