@@ -150,7 +150,7 @@ def plan(target: Target, task: MergeTask, config: MergeConfig | None) -> Repeate
     t, chosen = task, FAMILY.config(task, target, config)
     if t.num_rows >= 2**31:
         raise ValueError(f"merge_attention takes less than 2^31 rows; got {t.num_rows}")
-    params = zeros("merge_attention.cu", "MergeParams")
+    params = zeros("attention/merge_rows.cuh", "MergeParams")
     outs = t.out1, t.out2, t.out
     for name, x in (
         *zip(("strides1", "strides2", "out_strides"), outs, strict=True),

@@ -11,29 +11,30 @@ from cupykern.op import Op
 from cupykern.ops.merge_attention import OP, MergeProblem
 
 KERNEL = "merge_attention.cu"
+ROWS = "attention/merge_rows.cuh"
 FAULTS = {
     "shares of the other set": Fault(
-        KERNEL, "first = share(lse1, weight1", "first = share(lse1, weight2", "rows"
+        ROWS, "first = share(lse1, weight1", "first = share(lse1, weight2", "rows"
     ),
-    "base 2": Fault(KERNEL, "(lse2 - origin) * kLog2E", "(lse2 - origin)", "rows"),
+    "base 2": Fault(ROWS, "(lse2 - origin) * kLog2E", "(lse2 - origin)", "rows"),
     "the larger log-sum-exp": Fault(
-        KERNEL, "return largest + log_accurate(sum);", "return largest;", "rows"
+        ROWS, "return largest + log_accurate(sum);", "return largest;", "rows"
     ),
     "a rounded reciprocal": Fault(
-        KERNEL, "inverse = 1.0f / sum;", "inverse = to_float(from_float<half>(1.0f / sum));",
+        ROWS, "inverse = 1.0f / sum;", "inverse = to_float(from_float<half>(1.0f / sum));",
         "one precision",
     ),
     "two sets without keys": Fault(
-        KERNEL, "largest == -kInfinity ? 0.0f : largest", "largest", "sets without keys"
+        ROWS, "largest == -kInfinity ? 0.0f : largest", "largest", "sets without keys"
     ),
     "sets without keys are used": Fault(
-        KERNEL, "first == 0.0f ? 0.0f : x1", "x1", "sets without keys"
+        ROWS, "first == 0.0f ? 0.0f : x1", "x1", "sets without keys"
     ),
     "no smallest share": Fault(
-        KERNEL, "x < kSmallestNormal ? kSmallestNormal : x", "x", "far apart"
+        ROWS, "x < kSmallestNormal ? kSmallestNormal : x", "x", "far apart"
     ),
     "strides of the other dim": Fault(
-        KERNEL, "offset_of(p.lse2_strides, index)", "offset_of(p.lse_strides, index)", "strides"
+        KERNEL, "index.offset(p.lse2_strides)", "index.offset(p.lse_strides)", "strides"
     ),
     "steps of the first": Fault(KERNEL, "col * p.steps[1]", "col * p.steps[0] * 0", "strides"),
     "rows after the last": Fault(

@@ -1,0 +1,63 @@
+// Merges rows of two attention results: their weights, and their places.
+//
+// Constants: Element, kWidth (elements per load; 1: any strides).
+#pragma once
+#include "common/fast_divmod.cuh"
+#include "common/math.cuh"
+#include "common/vector.cuh"
+
+struct MergeParams {
+    // Strides of the three outer dims in elements; `steps`: strides of the last dim.
+    int64_t strides1[3], strides2[3], out_strides[3], lse1_strides[3], lse2_strides[3];
+    int64_t lse_strides[3], steps[3];
+    FastDivmod second, third;       // sizes of the outer dims
+    int32_t num_rows, num_vectors;  // num_vectors: per row
+    int32_t lanes_log2;             // threads per row
+};
+
+using MergeVector = Vector<Element, kWidth>;
+
+// Weights of both results in a row.
+struct MergeWeights {
+    float first, second;
+    float largest, sum;  // of the log-sum-exp
+
+    DEVICE MergeWeights(float lse1, float lse2) {
+        largest = maximum(lse1, lse2);
+        const float origin = largest == -kInfinity ? 0.0f : largest;
+        const float weight1 = exp2_approx((lse1 - origin) * kLog2E);
+        const float weight2 = exp2_approx((lse2 - origin) * kLog2E);
+        sum = weight1 + weight2;
+        const float inverse = 1.0f / sum;
+        first = share(lse1, weight1 * inverse);
+        second = share(lse2, weight2 * inverse);
+    }
+    DEVICE float lse() const { return largest + log_accurate(sum); }
+    DEVICE static float share(float lse, float x) {
+        const float nonzero = x < kSmallestNormal ? kSmallestNormal : x;
+        return lse == -kInfinity ? 0.0f : nonzero;
+    }
+    DEVICE void merge(const MergeVector& x1, const MergeVector& x2, MergeVector& result) const {
+        float merged[kWidth];
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) merged[j] = merge(x1[j], x2[j]);
+        result.from_floats(merged);
+    }
+    DEVICE float merge(float x1, float x2) const {
+        const float kept1 = first == 0.0f ? 0.0f : x1, kept2 = second == 0.0f ? 0.0f : x2;
+        return multiply_add(first, kept1, second * kept2);
+    }
+};
+
+// The index of a row in the three outer dims.
+struct RowIndex {
+    int index[3];
+
+    DEVICE RowIndex(const MergeParams& p, int row) : index{row, 0, 0} {
+        index[2] = p.third.divide(index[0]);
+        index[1] = p.second.divide(index[0]);
+    }
+    DEVICE int64_t offset(const int64_t (&strides)[3]) const {
+        return index[0] * strides[0] + index[1] * strides[1] + index[2] * strides[2];
+    }
+};
