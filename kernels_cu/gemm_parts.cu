@@ -5,15 +5,7 @@
 // their scales.  gemm_flagged.cu recomputes tiles that the parts do not represent.
 // Types and constants: see gemm/mainloop_parts.cuh and gemm/mainloop_portable.cuh.
 // Launch: see gemm.cu, dynamic shared memory sizeof(PartsStorage).
-#include "gemm/mainloop_parts.cuh"
-#include "gemm/epilogue/linear_combination.cuh"
-
-struct PartsGemmParams {
-    TileParams tile;  // block_scales: blocks of 128 rows or columns x 64 along k
-    EpilogueParams epilogue;
-    int64_t part_steps[2];  // strides of the parts of a and b, in elements
-};
-using PartsStorage = TileStorage<gemm::PartsStage>;
+#include "gemm/tile_parts.cuh"
 
 KERNEL void gemm_parts(const ElementA* a, const ElementB* b, void* out, const void* bias,
                        const void* residual, const float* scales_a, const float* scales_b,

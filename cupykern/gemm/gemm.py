@@ -138,7 +138,7 @@ _PARAMS = {
     "dual_gemm": ("dual_gemm.cu", "DualGemmParams"),
     "dequant_softmax": ("dequant_softmax.cu", "LogitsParams"),
 }
-_PARTS_PARAMS = ("gemm_parts.cu", "PartsGemmParams")
+_PARTS_PARAMS = ("gemm/tile_parts.cuh", "PartsGemmParams")
 _FORMULA_PARAMS = {
     "gemm": ("gemm_expression.cu", "ExpressionGemmParams"),
     "dual_gemm": ("dual_gemm_expression.cu", "ExpressionDualGemmParams"),

@@ -15,7 +15,7 @@ from ..targets.limits import max_shared_bytes
 from .gemm_task import GemmTask
 from .portable_config import GemmConfig
 
-_SPLIT_MN = 128  # split_float32.cu: kBlockMn
+_SPLIT_MN = 128  # gemm/split_float32.cuh: kBlockMn
 _PROMOTED_K = 32  # mainloop_parts.cuh: kPromoteK
 
 
@@ -34,7 +34,7 @@ class PartsGemmConfig:
         return self.tile.num_threads
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (gemm_parts.cu: PartsStorage)."""
+        """Dynamic shared memory of a block (gemm/tile_parts.cuh: PartsStorage)."""
         tile, parts = self.tile, self.parts
         row = tile.tile_k * parts.dtype.itemsize
         stage = row * (tile.tile_m * parts.count_a + tile.tile_n * parts.count_b)

@@ -41,7 +41,7 @@ from .product import (
 from .sm90_gemm_config import Sm90PartsGemmConfig
 
 _NUM_THREADS, _BLOCKS = 512, 2  # per block; per multiprocessor
-_BLOCK_MN, _BLOCK_K = 128, 64  # split_float32.cu: kBlockMn, kBlockK
+_BLOCK_MN, _BLOCK_K = 128, 64  # gemm/split_float32.cuh: kBlockMn, kBlockK
 _STAGE_BYTES = 4 * (_BLOCK_MN + 4) * _BLOCK_K  # a stage of SplitStorage
 _PITCH = 64  # elements: rows are padded to multiples of 128 bytes
 _FLAGGED = FmaGemmConfig(128, 128, 8, 16, 8, stages=4, min_blocks=2)
@@ -189,7 +189,7 @@ def parts_plan(
 ) -> PartsPlan:
     """plan_of(product): the plan of the product of the parts."""
     p, kind, counts = product, config.config.parts, config.counts
-    filled = zeros("split_float32.cu", "SplitParams")["operands"]
+    filled = zeros("gemm/split_float32.cuh", "SplitParams")["operands"]
     operands = zip(filled, (p.a, transposed(p.b)), (p.m, p.n), counts, strict=True)
     a, b = (_fill_operand(to, x, p.batch, mn, p.k, count) for to, x, mn, count in operands)
     parts = p._replace(
@@ -226,7 +226,7 @@ def _splits(
     same = kernels[0] == kernels[1] and tolerances[0] == tolerances[1]
     found, first = [], 0
     for i in (0,) if same else (0, 1):
-        params = zeros("split_float32.cu", "SplitParams")
+        params = zeros("gemm/split_float32.cuh", "SplitParams")
         params["operands"] = operands
         if not same:
             params["operands"]["num_blocks"][1 - i] = 0

@@ -11,7 +11,7 @@
 namespace gemm {
 
 using FloatParts = Parts<kPartsA, kPartsB, kShift, kOrder>;
-constexpr int kSplitMn = 128, kSplitK = 64;  // split_float32.cu: kBlockMn, kBlockK
+constexpr int kSplitMn = 128, kSplitK = 64;  // gemm/split_float32.cuh: kBlockMn, kBlockK
 static_assert(kPromoteK == 32 && kTileK == kPromoteK && kGridK == 1 && kProducts == 1,
               "accumulators are promoted after each stage");
 static_assert(kSplitMn % kTileM == 0 && kSplitMn % kTileN == 0,
