@@ -9,7 +9,7 @@
 // sizeof(SkinnyLogitsStorage).
 // Tensor maps without batch, K-major: A in boxes of `rows` (8 or 16) rows x 64 elements, B in boxes
 // of kColumns columns x 128 elements.  statistics: (m, gridDim.x), one per block.
-#include "logits/skinny.cuh"
+#include "logits/kernel_skinny.cuh"
 
 KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                                    const void* bias, const float* scale_b, float* logits,
@@ -24,7 +24,6 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     sync_block();
     wait_for_previous_grid();
     // The block's column sets, kTileSets to a tile.
-    constexpr int kTileSets = kTileN / kColumns;
     const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
     const int first_set = int(blockIdx.x * num_sets / gridDim.x),
               last_set = int((blockIdx.x + 1) * num_sets / gridDim.x),
@@ -33,22 +32,7 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     pipeline::PipelineState<kStages> state;
     if (warp == kWarps) {
         if (elect_one()) {
-            for (int set = first_set; set < last_set; set += kTileSets) {
-                const int sets = last_set - set < kTileSets ? last_set - set : kTileSets;
-#pragma unroll 1
-                for (int i = 0; i < num_k_tiles; ++i, state.advance()) {
-                    SkinnyLogitsStage& stage = storage.stages[state.stage];
-                    Barrier& full = storage.pipeline.full[state.stage];
-                    storage.pipeline.producer_acquire(state);
-                    full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kSwizzleBytes);
-                    for (int j = 0; j < sets; ++j) {
-                        tma_load(stage.cols.bytes + j * kColumns * kSwizzleBytes, b_map, full,
-                                 {i * kDepth, (set + j) * kColumns, 0});
-                    }
-                    tma_load(stage.rows[0].bytes, a_map, full, {i * kDepth, 0, 0});
-                    tma_load(stage.rows[1].bytes, a_map, full, {i * kDepth + 64, 0, 0});
-                }
-            }
+            load_stages(storage, params, a_map, b_map, first_set, last_set, state);
         }
         sync_warp();
     } else {
@@ -74,12 +58,5 @@ KERNEL void dequant_softmax_skinny(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         if (lane % 2 == 0) storage.of_warps[warp][lane / 2] = seen;
     }
     sync_block();
-    const MergeMaxSum merge{kLog2E};
-    const int m = int(params.epilogue.m);
-    if (threadIdx.x < m) {
-        MaxSum total = storage.of_warps[0][threadIdx.x];
-#pragma unroll
-        for (int i = 1; i < kWarps; ++i) total = merge(total, storage.of_warps[i][threadIdx.x]);
-        statistics[threadIdx.x * gridDim.x + blockIdx.x] = total;
-    }
+    store_statistics(storage, int(params.epilogue.m), statistics);
 }

@@ -136,7 +136,7 @@ FAMILY = Family(
 _PARAMS = {
     "gemm": ("gemm.cu", "GemmParams"),
     "dual_gemm": ("dual_gemm.cu", "DualGemmParams"),
-    "dequant_softmax": ("dequant_softmax.cu", "LogitsParams"),
+    "dequant_softmax": ("logits/epilogue.cuh", "LogitsParams"),
 }
 _PARTS_PARAMS = ("gemm/tile_parts.cuh", "PartsGemmParams")
 _FORMULA_PARAMS = {

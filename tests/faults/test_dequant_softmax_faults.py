@@ -15,26 +15,28 @@ from cupykern.targets import host
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
 PARTIAL = "gemm/epilogue/partial_softmax.cuh"
 SCALE = "logits/scale_probabilities.cuh"
+EPILOGUE = "logits/epilogue.cuh"
 STREAM = "dequant_softmax_skinny.cu"
+ROLES = "logits/kernel_skinny.cuh"
 PARTS = "logits/skinny.cuh"
 NORMALIZE = "logits/normalize.cuh"
 
 FAULTS = {
     "the ragged last set counts what is not there": Fault(
-        "dequant_softmax.cu", "if (i < count) run.sum +=", "run.sum +=", "softmax"
+        EPILOGUE, "if (i < count) run.sum +=", "run.sum +=", "softmax"
     ),
     "rows of a fragment share no statistics": Fault(
-        "dequant_softmax.cu", "run = merge.across_lanes(run, 1, 16 / kRun);", "", "softmax"
+        EPILOGUE, "run = merge.across_lanes(run, 1, 16 / kRun);", "", "softmax"
     ),
     "statistics before they are there": Fault(
-        "dequant_softmax.cu", "    sync_block();\n    constexpr int kSets",
+        EPILOGUE, "    sync_block();\n    constexpr int kSets",
         "    constexpr int kSets", "softmax"
     ),
     "a set's first fragment alone": Fault(
-        "dequant_softmax.cu", "j < kFragmentsOfSet;", "j < 1;", "softmax"
+        EPILOGUE, "j < kFragmentsOfSet;", "j < 1;", "softmax"
     ),
     "sets past the end": Fault(
-        "dequant_softmax.cu", " || set >= num_sets) continue;", ") continue;", "softmax"
+        EPILOGUE, " || set >= num_sets) continue;", ") continue;", "softmax"
     ),
     "a lane's statistics for all": Fault(
         NORMALIZE, "total = merge.across_lanes(total, 1, kWarpSize);", "", "softmax"
@@ -103,12 +105,12 @@ FAULTS = {
     ),
     "streams: warps without columns count": Fault(STREAM, "own < num_own;", "true;", "streams"),
     "streams: statistics of one warp": Fault(
-        STREAM, "for (int i = 1; i < kWarps; ++i) total",
+        ROLES, "for (int i = 1; i < kWarps; ++i) total",
         "for (int i = kWarps; i < kWarps; ++i) total", "streams"
     ),
     "streams: half of a row": Fault(PARTS, "merge.across_lanes(total, 1, 2)", "total", "streams"),
     "streams: the first half of k twice": Fault(
-        STREAM, "{i * kDepth + 64, 0, 0}", "{i * kDepth, 0, 0}", "streams"
+        ROLES, "{i * kDepth + 64, 0, 0}", "{i * kDepth, 0, 0}", "streams"
     ),
     "streams: stages are released by the first warp": Fault(
         "logits/skinny.cuh", "TmaPipeline<kStages, 32, kWarps>",
