@@ -31,8 +31,8 @@ from .product import (
 
 _CODES, _GROUPS = 0, 7  # gemm/work_tile.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # per block; per multiprocessor
-_PER_THREAD = 4 * 8  # elements that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
-_MOST = 3  # operands; dequantize_nvfp4.cu: kMostDecoded
+_PER_THREAD = 4 * 8  # elements that a thread loads at once; gemm/dequantize_nvfp4.cuh: kAtOnce
+_MOST = 3  # operands; gemm/dequantize_nvfp4.cuh: kMostDecoded
 
 
 def variant(dtype: np.dtype) -> Variant:
@@ -81,7 +81,7 @@ def decoded_plan(
     """
     p = product
     dtype = compute_dtype(p.a.dtype, p.b.dtype)
-    params = zeros("dequantize_nvfp4.cu", "DequantizeParams")
+    params = zeros("gemm/dequantize_nvfp4.cuh", "DequantizeParams")
     operands: dict[tuple[str, str], int] = {}
     fields: dict[str, Any] = {}
     for name, rows in (("a", p.m), ("b", p.n), ("b2", p.n)):

@@ -24,14 +24,15 @@ DUAL, QUANTIZE = (
     next(op for op in OPS if op.name == name) for name in ("dual_gemm_silu", "quantize_nvfp4")
 )
 HOST = "platform/host/nvfp4.cuh"
+PASSES = "rows/quantize_nvfp4_passes.cuh"
 
 FAULTS = {
     "a normal global scale becomes one": Fault(
-        "quantize_nvfp4.cu", "largest >= kSmallestNormal ?", "largest > kSmallestNormal ?",
+        PASSES, "largest >= kSmallestNormal ?", "largest > kSmallestNormal ?",
         "global scales of one",
     ),
     "global scales become one too late": Fault(
-        "quantize_nvfp4.cu", "largest >= kSmallestNormal ?", "largest >= 0.0f ?",
+        PASSES, "largest >= kSmallestNormal ?", "largest >= 0.0f ?",
         "global scales of one"
     ),
     "nibbles in the wrong order": Fault(
@@ -73,14 +74,14 @@ FAULTS = {
         "gemm/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
     ),
     "groups past the scale's rounding": Fault(
-        "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)",
+        PASSES, "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)",
         "quantised"
     ),
     "codes of the unrounded scale": Fault(
-        "quantize_nvfp4.cu", "0x1p-14f * reciprocal_approx(factor)", "0x1p-14f", "quantised"
+        PASSES, "0x1p-14f * reciprocal_approx(factor)", "0x1p-14f", "quantised"
     ),
     "NaN is not the group's": Fault(
-        "quantize_nvfp4.cu", "bits < kInfinityBits ? value_of_bits(bits) * of_codes : nan",
+        PASSES, "bits < kInfinityBits ? value_of_bits(bits) * of_codes : nan",
         "value_of_bits(bits) * of_codes", "not finite",
     ),
     "infinities are the largest": Fault(
@@ -93,11 +94,11 @@ FAULTS = {
         "saturated",
     ),
     "no share of blocks that left": Fault(
-        "quantize_nvfp4.cu", "for_each_batch<true>(block, ", "for_each_batch<true>(blockIdx.x, ",
+        PASSES, "for_each_batch<true>(block, ", "for_each_batch<true>(blockIdx.x, ",
         "quantised"
     ),
     "groups that a block took with it": Fault(
-        "quantize_nvfp4.cu", "is_own = block == blockIdx.x;", "is_own = true;", "quantised"
+        PASSES, "is_own = block == blockIdx.x;", "is_own = true;", "quantised"
     ),
     "a block that does not wait for others": Fault(
         "platform/grid.cuh", "now = load_acquire(&barrier->state);", "break;", "quantised"
@@ -106,12 +107,12 @@ FAULTS = {
         "rows/quantize_nvfp4.cuh", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"
     ),
     "the last rows are not decoded": Fault(
-        "dequantize_nvfp4.cu", "if (at >= flat_rows) continue;\n            Bytes",
+        "gemm/dequantize_nvfp4.cuh", "if (at >= flat_rows) continue;\n            Bytes",
         "if (i > 0) continue;\n            Bytes",
         "decoded",
     ),
     "every batch decodes the first matrix": Fault(
-        "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
+        "gemm/dequantize_nvfp4.cuh", "from += p.batch.offset(kA, matrix);", "", "decoded"
     ),
     "one scale of all for both operands": Fault(
         "gemm/epilogue/broadcast.cuh", "rows[1] = scale_a ? scale_a[",
