@@ -16,7 +16,7 @@ from cupykern.rows.nonfinite_walk import make_walk
 from cupykern.rows.row_layout import operand
 from cupykern.targets import host
 
-FILE = "nonfinite.cu"
+FILE = "rows/nonfinite_report.cuh"
 PARTS = "rows/nonfinite.cuh"
 FAULTS = {
     # name: (file, old, new, the check that catches it first)
