@@ -8,63 +8,10 @@
 // is computed once for all of them.  A block computes each angle of its tokens once.
 // Types: Element.  Constants: kVectorWidth, kLoads (rope/head_vector.cuh), kTokens, kTableFloats.
 // Launch: grid (p.blocks_per_token * ceil(p.num_tokens / kTokens)), block (kNumThreads).
-#include "rope/head_vector.cuh"
+#include "rope/head.cuh"
+#include "rope/token.cuh"
 
 using namespace rope;
-
-// A token: its sequence and its index in the sequence.
-struct Token {
-    int32_t sequence, number;
-
-    Token() = default;
-    DEVICE Token(const RopeParams& p, int token) {
-        sequence = token / p.seq_len, number = token - sequence * p.seq_len;
-    }
-    DEVICE Token next(const RopeParams& p) const {
-        const bool is_last = number + 1 == p.seq_len;
-        Token found;
-        found.sequence = is_last ? sequence + 1 : sequence;
-        found.number = is_last ? 0 : number + 1;
-        return found;
-    }
-    DEVICE int position(const RopeParams& p, const int* positions) const {
-        return positions[sequence * p.position_strides[0] + number * p.position_strides[1]];
-    }
-};
-
-// The place of a token's keys and values in the outputs.
-struct Slot {
-    int32_t page, number;  // page: the sequence if the cache is contiguous
-    int32_t exists;
-
-    Slot() = default;  // trivial, because slots are in shared memory
-    DEVICE Slot(const RopeParams& p, const Token& token, const int* block_table, int position) {
-        page = token.sequence, number = p.has_cache ? position : token.number;
-        exists = !p.has_cache || (position >= 0 && position < p.num_slots);
-        if (p.page_size == 0 || !exists) return;
-        const int index = position / p.page_size;
-        page = block_table[token.sequence * p.table_strides[0] + index * p.table_strides[1]];
-        number = position - index * p.page_size;
-        exists = page >= 0 && page < p.num_pages;
-    }
-};
-
-// A head of all kinds, numbered in a row.
-struct Head {
-    int number, index;  // index: in its kind
-    bool is_q, is_k;
-
-    DEVICE Head(const RopeParams& p, int number) : number(number) {
-        const int first_value = p.num_q_heads + p.num_kv_heads;
-        is_q = number < p.num_q_heads, is_k = !is_q && number < first_value;
-        index = is_q ? number : is_k ? number - p.num_q_heads : number - first_value;
-    }
-    // The kind's value.
-    template <class T>
-    DEVICE T of(const T& of_q, const T& of_k, const T& of_v) const {
-        return is_q ? of_q : is_k ? of_k : of_v;
-    }
-};
 
 KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
                            const int* positions, const float* rotation, const void* q_weight,
@@ -106,15 +53,7 @@ KERNEL void rope_and_cache(const Element* q, const Element* k, const Element* v,
     const bool has_weights = q_weight || k_weight;
     const Tables tables{floats, floats + (has_weights ? 4 * p.num_pairs() : 0)};
     if (has_weights) tables.fill_weights(p, q_weight, k_weight);
-    if (int(threadIdx.x) < num_tokens) {
-        const Token own(p, first_token + int(threadIdx.x));
-        slots[threadIdx.x] = Slot(p, own, block_table, own.position(p, positions));
-    }
-    for (int i = kNumThreads - 1 - int(threadIdx.x); i < num_tokens * p.half; i += kNumThreads) {
-        const int number = i / p.half, pair = i - number * p.half;
-        const int turns = Token(p, first_token + number).position(p, positions);
-        tables.fill_angle(p, rotation, number, pair, turns);
-    }
+    fill_tokens(p, slots, tables, first_token, num_tokens, positions, rotation, block_table);
     sync_block();
 
 #pragma unroll 1

@@ -16,6 +16,7 @@ from cupykern.ops.rope_and_cache import OP
 
 KERNEL = "rope_and_cache.cu"
 HEAD = "rope/head_vector.cuh"
+TOKEN = "rope/token.cuh"
 PARAMS = "rope/params.cuh"
 ANGLES = "rope/sine_cosine.cuh"
 FAULTS = {
@@ -56,13 +57,13 @@ FAULTS = {
         "a table",
     ),
     "positions of one sequence for all": Fault(
-        KERNEL, "positions[sequence * p.position_strides[0] +", "positions[", "pages"
+        TOKEN, "positions[sequence * p.position_strides[0] +", "positions[", "pages"
     ),
     "tables that others still fill": Fault(
         KERNEL, "    sync_block();\n\n#pragma", "\n#pragma", "halves"
     ),
     "slots that nobody has found yet": Fault(
-        KERNEL, "int(threadIdx.x) < num_tokens", "int(threadIdx.x) < 1", "pages"
+        TOKEN, "int(threadIdx.x) < num_tokens", "int(threadIdx.x) < 1", "pages"
     ),
     "no eps": Fault(HEAD, "sum * p.inv_dim + p.eps", "sum * p.inv_dim", "norms"),
     "the sum of one lane": Fault(HEAD, "sum += shuffle_xor(sum, bit);", ";", "norms"),
@@ -74,17 +75,17 @@ FAULTS = {
         KERNEL, ": is_k && k_weight", ": k_weight != nullptr", "8 bits"
     ),
     "values are rotated": Fault(KERNEL, "if (is_q || is_k) x.rotate", "x.rotate", "8 bits"),
-    "the first page for all": Fault(KERNEL, "index * p.table_strides[1]", "0", "pages"),
+    "the first page for all": Fault(TOKEN, "index * p.table_strides[1]", "0", "pages"),
     "pages that are not there": Fault(
-        KERNEL, "exists = page >= 0 && page < p.num_pages;",
+        TOKEN, "exists = page >= 0 && page < p.num_pages;",
         "page = page >= 0 && page < p.num_pages ? page : 0;", "pages",
     ),
     "negative positions are written": Fault(
-        KERNEL, "(position >= 0 && position < p.num_slots);",
+        TOKEN, "(position >= 0 && position < p.num_slots);",
         "position < p.num_slots; number = number < 0 ? 0 : number;", "contiguous",
     ),
     "a slot too many": Fault(
-        KERNEL, "position < p.num_slots);",
+        TOKEN, "position < p.num_slots);",
         "position <= p.num_slots); number = number == p.num_slots ? 0 : number;", "contiguous",
     ),
     "values where keys go": Fault(KERNEL, "is_q ? out : is_k ? k_out : v_out",
@@ -112,7 +113,7 @@ FAULTS = {
         KERNEL, "if (!vote_any(head.number < p.num_heads)) break;", "break;", "many heads"
     ),
     "the next sequence's tokens in the last one": Fault(
-        KERNEL, "is_last ? sequence + 1 : sequence", "sequence", "many heads"
+        TOKEN, "is_last ? sequence + 1 : sequence", "sequence", "many heads"
     ),
     "numbers that are not there": Fault(
         PARAMS, "has_second = has_first && second < p.dim;", "has_second = has_first;", "odd heads"
