@@ -37,7 +37,8 @@ _PRODUCTS = ("matmul", "scaled_mm", "dual_gemm_silu", "dequant_softmax")
 # What plans.find is told of functions, whose calls are looked up alike.
 CALLS = {
     "softmax": ("softmax", "log_softmax"),
-    "norm": ("layer_norm", "rms_norm"),
+    "norm": ("layer_norm",),
+    "norm of squares": ("rms_norm",),
     "quantize": ("quantize",),
     "nonfinite_report": ("nonfinite_report",),
     "quantize_nvfp4": ("quantize_nvfp4",),
@@ -206,6 +207,7 @@ def draw_masks_of_blocks(monkeypatch) -> None:
 GIVEN = {
     "softmax": (2, 5),
     "norm": (4, 7),
+    "norm of squares": (4, 8),
     "quantize": (1, 4),
     "nonfinite_report": (1, 1),
     "quantize_nvfp4": (1, 2),
@@ -224,10 +226,12 @@ GIVEN = {
     "rope_and_cache with options": (13, 9),
 }
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
-# reads, the tiles of a mask of blocks, and the sizes of a mask of blocks where there is none; the
-# distances of caches and of their scales and whether there is a block table, which decide only what
-# is refused (test_rope_and_cache.py, test_plans.py).
+# reads, what every call of a norm gives alike, the tiles of a mask of blocks, and the sizes of a
+# mask of blocks where there is none; the distances of caches and of their scales and whether there
+# is a block table, which decide only what is refused (test_rope_and_cache.py, test_plans.py).
 NOT_OF_PLANS = {
+    "norm": ("option 0", "option 3"),
+    "norm of squares": ("array 2", "option 0", "option 1"),
     "attention": ("option 6", "option 7", "option 10"),
     "attention with blocks": ("array 4", "option 6", "option 7"),
     "attention_varlen": ("option 5", "option 11"),
@@ -259,6 +263,8 @@ def patch_find(monkeypatch, name: str, forgetful: Callable[..., Any]) -> set[tup
     def patched(call: tuple[Any, ...], out: Any, *arrays: Any) -> Any:
         function, *options = call
         kind = ""
+        if function == "norm" and len(options) == GIVEN["norm of squares"][1]:
+            kind = " of squares"
         if function == "attention" and options[10] is not None:
             kind = " with blocks"
         if function == "rope_and_cache" and len(arrays) > GIVEN["rope_and_cache"][0]:
