@@ -145,7 +145,7 @@ def _problems() -> Iterator[tuple[str, Op, RopeProblem]]:
         ),
         "outputs": RopeProblem(2, 5, 2, 2, 64, slots=16, cache_dtype="int8", scales="outputs"),
         "one head": RopeProblem(1, 200, 0, 1, 16, first=1),
-        "many heads": RopeProblem(64, 33, 20, 10, 128, slots=34),
+        "many heads": RopeProblem(8, 9, 20, 10, 128, slots=10),
         "odd heads": RopeProblem(1, 5, 2, 1, 5, slots=8, view="padded"),
     }.items():  # fmt: skip
         yield name, OP, problem
