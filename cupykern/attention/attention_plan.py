@@ -357,7 +357,7 @@ def attention_plan(
     for name in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v"):
         params[name] = getattr(t, name)
     params["tiles"] = tiles
-    params["heads_per_section"] = heads_per_section(t)
+    params["heads_per_section"] = per_section = heads_per_section(t)
     if t.totals:
         params["total_q"], params["total_k"] = t.totals
     m = t.mask
@@ -400,7 +400,7 @@ def attention_plan(
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(dims)
         planned = None
         if attention_hopper.is_scheduled(t, grid, blocks):
-            order = order_of_tiles(t.batch * t.heads, tiles, heads_per_section(t))
+            order = order_of_tiles(t.batch * t.heads, tiles, per_section)
             planned = target.xp.asarray(attention_hopper.schedule(t, config, order, blocks))
         return attention_hopper.hopper_plan(
             target, t, config, kernel, (blocks, needed), planned, values
@@ -460,7 +460,7 @@ def order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray
 
 def heads_per_section(task: AttentionTask) -> int:
     """Heads of a section, within which long tiles come first.  If tiles differ in length (causal,
-    block masks), as many heads as have their keys and values in L2; else 1."""
+    block masks), about as many heads as have their keys and values in L2; else 1."""
     if task.offset is None and task.mask.kind != BLOCK_MASK:
         return 1
     bytes_of_head = max(1, task.sk * (task.head_dim + task.head_dim_v) * task.dtype.itemsize)
@@ -470,8 +470,8 @@ def heads_per_section(task: AttentionTask) -> int:
 
 
 def _even_part(count: int, most: int) -> int:
-    """Size of parts of `count`, at most `most`: of those from most / 2 on, the largest that divides
-    count, else the one with the largest last part.
+    """Size of parts of `count`, at most `most`: of those from most / 2 on, the one whose last part
+    lacks the smallest share of a whole one.
 
     Blocks take tiles in order, and the last part's long tiles come late: if there are few of them,
     some blocks end with one and others with none.  With sections of 6 of 32 heads (4096 queries,
@@ -479,7 +479,4 @@ def _even_part(count: int, most: int) -> int:
     """
     if count <= most:
         return count
-    return max(
-        range((most + 1) // 2, most + 1),
-        key=lambda size: (count % size == 0, count % size / size if count % size else 1.0, size),
-    )
+    return min(range((most + 1) // 2, most + 1), key=lambda size: (-count % size / size, -size))
