@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 from planted import Fault, fault_tests
+from products import compare
 
 import cupykern
-from cupykern import check
 from cupykern.attention.rope_config import RopeConfig
-from cupykern.op import Call, Op, as_tuple
+from cupykern.op import Call, Op
 from cupykern.ops.problems.rope import RopeProblem
 from cupykern.ops.rope_and_cache import OP
 
@@ -166,12 +166,10 @@ def _check_two_tokens() -> None:
         around, memory = (f((4, 4, 20, 128), q.dtype) for f in (np.ones, np.zeros))
         around[:batch, :count] = q
         call = Call((around[:batch, :count], *others), call.kwargs)
-        references = OP.reference(*call.args, **call.kwargs)
-        bounds = OP.bound(*call.args, **call.kwargs, reference=references)
         for passes in (1, 2):
             options = {**call.kwargs, "config": RopeConfig(2, passes)}
             found = OP.run(*call.args, **options, out=memory[:batch, :count])
-            assert check.compare(as_tuple(found), references, bounds).ok
+            assert compare(OP, *call.args, outputs=found, **call.kwargs).ok
             assert not memory[batch:].any() and not memory[:, count:].any()
 
 
