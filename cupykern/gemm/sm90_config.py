@@ -226,16 +226,18 @@ class Sm90Config:
             return f"the registers of the warpgroups do not hold {got} accumulators"
         return None
 
-    def split_k_unit(self) -> int:
+    def split_k_unit(self, task: GemmTask) -> int:
         """The columns that each block of a SplitK cluster finishes must be a multiple of this."""
-        return 16 if self.swap_ab and self.cols // self.split_k in (16, 32) else 64
+        if self.swap_ab and self.cols // self.split_k in (16, 32):
+            return 16
+        return 64 if self.column_unit(task) == 64 else 8  # store_matrix takes 8
 
     def cluster_refusal(self, task: GemmTask) -> str | None:
         size, cols = self.cluster.size, self.cols
         if self.split_k == 1:
             unit = 8 if (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR else 64
         else:
-            unit = self.split_k_unit()
+            unit = self.split_k_unit(task)
         if size not in (1, 2, 4) or (size > 1 and cols % (size * unit)):
             return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {size}"
         if not isinstance(self.cluster, SplitK):

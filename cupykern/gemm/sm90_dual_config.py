@@ -44,7 +44,7 @@ class GatedEpilogue(Sm90Config):
     def epilogue_type(self, task: GemmTask) -> tuple[str, str]:
         return "gemm::GatedEpilogue<Mainloop>", "gated"
 
-    def split_k_unit(self) -> int:
+    def split_k_unit(self, task: GemmTask) -> int:
         return 32
 
     def column_refusal(self, unit: int) -> str | None:

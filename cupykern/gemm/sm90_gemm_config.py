@@ -66,7 +66,8 @@ class MatmulEpilogue(Sm90Config):
         (EpilogueTile::chunk_col).  It cannot with a residual that the result overwrites."""
         k_major = (task.layout_a if self.swap_ab else task.layout_b) == K_MAJOR
         least = 16 if self.swap_ab else 64  # EpilogueTile::kChunk
-        overlaps = self._is_tma_store(task) and self.split_k == 1 and self.cols >= least
+        fits = self.cols // self.split_k >= least and (self.swap_ab or self.split_k == 1)
+        overlaps = self._is_tma_store(task) and fits
         if not (overlaps and k_major) or task.a == dtypes.int8:
             return 64
         return 16 if task.a in FP8 and not self.swap_ab else 8  # StoreTma: kept

@@ -185,7 +185,8 @@ FAULTS = {
         "halves",
     ),
     "columns beyond whole chunks left out": Fault(
-        TILE, "kChunks = (kCols + kChunk - 1) / kChunk", "kChunks = kCols / kChunk", "halves"
+        TILE, "kOwnChunks = (kOwnCols + kChunk - 1) / kChunk", "kOwnChunks = kOwnCols / kChunk",
+        "halves"
     ),
     "the last chunk where a whole one would be": Fault(
         STORE_TMA, "{out_col + Tile::chunk_col(chunk + i), out_row",
@@ -371,8 +372,12 @@ FAULTS = {
         SWAP_AB, "scales(broadcast, Tile::slice_col(slice));", "scales(broadcast, 0);", "FP8 widths"
     ),
     "the last chunk of columns beyond the tile": Fault(
-        EPILOGUE_TILE, "return chunk * kChunk < kCols - kChunk ? chunk * kChunk : kCols - kChunk;",
-        "return chunk * kChunk;", "FP8 widths"
+        EPILOGUE_TILE, "(in_own < kOwnCols - kChunk ? in_own : kOwnCols - kChunk)", "in_own",
+        "FP8 widths"
+    ),
+    "whole chunks between the columns of a cluster's blocks": Fault(
+        EPILOGUE_TILE, "chunk / kOwnChunks * kOwnCols", "chunk / kOwnChunks * kOwnChunks * kChunk",
+        "widths, split k"
     ),
     "scales of the stage between": Fault(
         CONVERT_NVFP4, "own / kStageWords * kStride * kStageWords",
@@ -489,6 +494,10 @@ PROBLEMS = {
     "widths": (
         Sm90GemmConfig(152, 128, 64, 2, PingPong(), swap_ab=True),
         MatmulProblem(300, 264, 136, layout_b="F", bias=(264,)),
+    ),
+    "widths, split k": (
+        Sm90MixedGemmConfig(80, 128, 128, 2, cluster=SplitK(2)),
+        mixed(72, 136, 272, layout_b="F"),
     ),
     "FP8 widths": (
         Sm90Fp8GemmConfig(104, 128, 2, swap_ab=True),

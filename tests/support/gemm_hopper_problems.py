@@ -279,6 +279,13 @@ FP4 = (
 
 WIDTHS += (
     (
+        (fp4(180, 72, 544), mixed(100, 136, 400, a="bfloat16", layout_b="F", bias=(136,))),
+        (
+            Sm90MixedGemmConfig(176, 128, 128, 2, cluster=SplitK(2)),
+            Sm90MixedGemmConfig(96, 128, 128, 2, cluster=SplitK(4)),
+        ),
+    ),
+    (
         (fp4(40, 144, 288, bias=(144,), kind="exact"), fp4(300, 264, 544, activation="silu")),
         (Sm90MixedGemmConfig(152, 128, 128, 2), Sm90MixedGemmConfig(72, 128, 128, 3)),
     ),

@@ -21,20 +21,23 @@ template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
     static constexpr int kSlice = kChunk < 32 ? kChunk : 32;
     static constexpr int kValues = kSlice / 2;  // per lane and slice
     static_assert(kOwnCols >= kChunk && (kSwapAB || kChunk == 64), "at least a chunk");
-    static_assert(kOwnCols % kChunk == 0 || (!kSplitK && kOwnCols % 8 == 0),
-                  "whole chunks, or columns that store_matrix takes at once");
-    // If chunks do not divide a tile, the last one ends with the tile and overlaps the one before.
-    static constexpr int kChunks = (kCols + kChunk - 1) / kChunk;
+    static_assert(kOwnCols % 8 == 0, "whole chunks, or columns that store_matrix takes at once");
+    // If chunks do not divide a block's columns, the last one ends with them and overlaps the one
+    // before.
+    static constexpr int kOwnChunks = (kOwnCols + kChunk - 1) / kChunk;
+    static constexpr int kChunks = kCols / kOwnCols * kOwnChunks;
     static constexpr int kSlicesOfChunk = kChunk / kSlice, kSlices = kChunks * kSlicesOfChunk;
     DEVICE static constexpr int chunk_col(int chunk) {
-        return chunk * kChunk < kCols - kChunk ? chunk * kChunk : kCols - kChunk;
+        const int in_own = chunk % kOwnChunks * kChunk;
+        return chunk / kOwnChunks * kOwnCols +
+               (in_own < kOwnCols - kChunk ? in_own : kOwnCols - kChunk);
     }
     DEVICE static constexpr int slice_col(int slice) {
         return chunk_col(slice / kSlicesOfChunk) + slice % kSlicesOfChunk * kSlice;
     }
     // The chunks that this block stores.
     struct OwnChunks {
-        static constexpr int kCount = kSplitK ? kOwnCols / kChunk : kChunks;
+        static constexpr int kCount = kOwnChunks;
         int first;
 
         DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
