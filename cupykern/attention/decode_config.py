@@ -175,55 +175,61 @@ class DecodeTask(NamedTuple):
         return self.batch * self.num_kv_heads * splits * -(-self.rows // config.tile_m)
 
 
-def _tiles_8bit(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
-    """Tiles for 8-bit caches: (for up to 8 rows, for more).
+def _tiles_8bit(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
+    """Tiles for 8-bit caches, by rows: of 8 where these were measured, of 16.
 
     As many bytes are in flight as with 16 bits; a warp has at least 32 keys.
     """
-    tile = _tiles(arch, dim)[0]
+    tile = _tile_of_16(arch, dim)
     if 2 * tile.tile_n <= tile.min_chunk:
         tile = replace(tile, tile_n=2 * tile.tile_n)
     else:
         tile = replace(tile, stages=2 * tile.stages)
     if not is_measured(arch):
-        return tile, tile
+        return (tile,)
     # 11% faster than 16 rows on 30 random shapes of e4m3 (H200); longer chunks are not faster.
     return replace(tile, tile_m=8), tile
 
 
-@cache
-def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
-    """Tiles for 16-bit caches: (for up to 16 rows, for more).  Two blocks fit on an SM of an H200.
-
-    Without measurements both are equal: more rows are further blocks, which find the keys in L2.
-    """
+def _tile_of_16(arch: str, dim: int) -> DecodeConfig:
+    """The tile of 16 rows for 16-bit caches.  Two blocks fit on an SM of an H200."""
     if arch.startswith("gfx"):
-        # More rows would exceed the registers of gfx11.
-        small = DecodeConfig(16, 64, 2)
+        tile = DecodeConfig(16, 64, 2)
         if dim > 64:
-            small = replace(small, tile_n=32, stages=2 if dim < MAX_DIM else 1, threads=256)
-        return small, small
+            tile = replace(tile, tile_n=32, stages=2 if dim < MAX_DIM else 1, threads=256)
+        return tile
     three_stages = max_shared_bytes(arch) >= 160 * 1024 and dim > 64
-    small = DecodeConfig(16, 8192 // dim, 3 if three_stages else 2)
+    tile = DecodeConfig(16, 8192 // dim, 3 if three_stages else 2)
+    return replace(tile, chunk=512) if arch == "sm_90a" else tile  # measured on an H200
+
+
+@cache
+def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
+    """Tiles for 16-bit caches, by rows.
+
+    Without measurements only that of 16 rows: more rows are further blocks, which find the keys in
+    L2.  More rows would also exceed the registers of gfx11.
+    """
+    middle = _tile_of_16(arch, dim)
     if not is_measured(arch):
-        return small, small
-    large = DecodeConfig(64, 64, 3 if dim == 64 else 2)
+        return (middle,)
     if dim == MAX_DIM:
-        large = DecodeConfig(32, 32, 2, threads=256)
-    # Measured on an H200.
-    chunk = 512 if arch == "sm_90a" else small.chunk
-    return replace(small, chunk=chunk), replace(large, chunk=chunk)
+        return middle, replace(middle, tile_m=32, tile_n=32, stages=2, threads=256)
+    if dim == 128:
+        return middle, replace(middle, tile_m=64, tile_n=64, stages=2)
+    few = replace(middle, tile_m=8, tile_n=64, stages=4)
+    return few, middle, replace(middle, tile_m=64, tile_n=64, stages=3)
 
 
 def _full_sm_tiles(arch: str, dim: int, is_8bit: bool) -> tuple[DecodeConfig, ...]:
     """Tiles for few rows if SMs have more than one block each: with clusters, which not all tasks
     allow, and without.  They have two stages, because more blocks need fewer loads in flight each.
     Measured on an H200."""
-    if arch != "sm_90a" or dim != 128:
+    if arch != "sm_90a" or dim == MAX_DIM or (is_8bit and dim == 64):
         return ()
-    if is_8bit:
-        return (replace(_tiles_8bit(arch, dim)[0], stages=2),)
-    tile = replace(_tiles(arch, dim)[0], stages=2)
+    tile = replace((_tiles_8bit if is_8bit else _tiles)(arch, dim)[0], stages=2)
+    if is_8bit or dim == 64:
+        return (tile,)
     return replace(tile, chunks_per_block=CHUNKS_PER_GROUP, cluster=2), tile
 
 
@@ -233,18 +239,16 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
 
     num_sms: SMs of the device; None: the usual number of `arch`.
     """
-    small, large = _tiles(arch, task.padded_dim)
-    if task.cache_dtype:
-        small, large = _tiles_8bit(arch, task.padded_dim)
-    elif task.general:
-        large = small  # decode_merge.cu, for more than 16 rows, does not support windows
-    tile = small if task.rows <= small.tile_m else large
+    by_rows = (_tiles_8bit if task.cache_dtype else _tiles)(arch, task.padded_dim)
+    if task.general:  # decode_merge.cu does not support windows
+        by_rows = tuple(tile for tile in by_rows if not tile.has_merge_kernel)
+    tile = next((tile for tile in by_rows if task.rows <= tile.tile_m), by_rows[-1])
     if task.rows > tile.tile_m and arch == "sm_90a":
         # Row tiles of a KV head read the same keys; smaller chunks give more blocks with different
         # keys.  Measured on an H200.
         tile = replace(tile, chunk=tile.min_chunk)
     sms = num_sms or multiprocessors(arch)
-    plain = tile is small and not task.general
+    plain = tile is by_rows[0] and not task.general
     full = _full_sm_tiles(arch, task.padded_dim, task.cache_itemsize == 1) if plain else ()
     found: dict[DecodeConfig, None] = {}
     # Prefer blocks of whole groups, the fewest first, unless another config is 2% faster.
@@ -415,7 +419,12 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim, False)))
     ]
     pairs = [(t, dim) for t in DTYPES for dim in _PADDED_DIMS]
-    general = [variant(t, dim, _tiles(arch, dim)[0], general=True) for t, dim in pairs]
+    general = [
+        variant(t, dim, tile, general=True)
+        for t, dim in pairs
+        for tile in _tiles(arch, dim)
+        if not tile.has_merge_kernel
+    ]
     of_8bit = [
         variant(t, dim, tile, options, cache_dtype=cache_dtype)
         for t, dim in pairs
