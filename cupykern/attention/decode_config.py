@@ -261,7 +261,9 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
             replace(c, chunks_per_block=n) for c in full if c.cluster == 1 or n == CHUNKS_PER_GROUP
         ]
         others = [c for c in others if not _cluster_refusal(c, task, arch)]
-        if task.num_work_tiles(config) > sms:
+        # Heads of 64: two blocks per SM with as many loads in flight as four with two stages.
+        filled = sms * (config.blocks_per_sm if task.padded_dim == 64 else 1)
+        if task.num_work_tiles(config) > filled:
             found |= dict.fromkeys((*others, config))
         else:
             found |= dict.fromkeys((config, *others))
