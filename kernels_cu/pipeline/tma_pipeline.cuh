@@ -11,37 +11,50 @@
 
 namespace pipeline {
 
+// The number of stages: a constant, or known at launch, at most kMost.
+template <int kStages> struct StageCount {
+    static constexpr int kMost = kStages;
+    DEVICE static constexpr int stages() { return kStages; }
+};
+template <int kMost_> struct LaunchStageCount {
+    static constexpr int kMost = kMost_;
+    int number;
+    DEVICE int stages() const { return number; }
+};
+
 // Index of the next stage, and the phase of its barriers.
-template <int kStages> struct PipelineState {
+template <class Count> struct PipelineStateOf : Count {
     int stage = 0, phase = 0;
 
-    PipelineState() = default;
-    // After `count` stages.
-    DEVICE explicit PipelineState(uint32_t count)
-        : stage(int(count % kStages)), phase(int(count / kStages & 1)) {}
+    PipelineStateOf() = default;
+    DEVICE explicit PipelineStateOf(const Count& count) : Count(count) {}
+    // After `passed` stages.
+    DEVICE explicit PipelineStateOf(uint32_t passed)
+        : stage(int(passed % Count::stages())), phase(int(passed / Count::stages() & 1)) {}
     DEVICE void advance() {
-        if (++stage == kStages) {
+        if (++stage == Count::stages()) {
             stage = 0;
             phase ^= 1;
         }
     }
     DEVICE void skip(int count) {
         const int next = stage + count;
-        phase ^= next / kStages & 1;
-        stage = next % kStages;
+        phase ^= next / Count::stages() & 1;
+        stage = next % Count::stages();
     }
 };
+template <int kStages> using PipelineState = PipelineStateOf<StageCount<kStages>>;
 
 // full: a stage's bytes have arrived; empty: its consumers have read it.  One of every
 // kThreadsPerArrival consumer threads arrives at `empty` in each of the kMulticastSize blocks that
 // share their loads; a stage is empty after kArrivals.
-template <int kStages, int kThreadsPerArrival, int kArrivals, int kMulticastSize = 1>
-struct TmaPipeline {
-    using State = PipelineState<kStages>;
-    Barrier full[kStages], empty[kStages];
+template <class Count, int kThreadsPerArrival, int kArrivals, int kMulticastSize = 1>
+struct TmaPipelineOf {
+    using State = PipelineStateOf<Count>;
+    Barrier full[Count::kMost], empty[Count::kMost];
 
-    DEVICE void init() {
-        for (int i = 0; i < kStages; ++i) {
+    DEVICE void init(const Count& count = {}) {
+        for (int i = 0; i < count.stages(); ++i) {
             full[i].init(1);
             empty[i].init(kArrivals, kMulticastSize > 1 ? 1 : kThreadsPerArrival);
         }
@@ -63,11 +76,14 @@ struct TmaPipeline {
     // block's barriers.
     DEVICE void producer_tail(State state) {
 #pragma unroll 1
-        for (int i = 0; i < kStages; ++i) {
+        for (int i = 0; i < state.stages(); ++i) {
             producer_acquire(state);
             state.advance();
         }
     }
 };
+template <int kStages, int kThreadsPerArrival, int kArrivals, int kMulticastSize = 1>
+using TmaPipeline =
+    TmaPipelineOf<StageCount<kStages>, kThreadsPerArrival, kArrivals, kMulticastSize>;
 
 }  // namespace pipeline

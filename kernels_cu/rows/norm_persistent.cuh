@@ -165,7 +165,7 @@ struct PersistentNorm {
                                                          !publishes};
         scheduler.start();
         const LoadPolicy policy = load_policy(params.loads_last);
-        PipelineState at{0, 0};
+        PipelineState at = pipeline.begin();
         for (int iteration = 0;; ++iteration) {
             pipeline.expect_row(iteration);
             const int row = pipeline.row(iteration);
@@ -180,14 +180,14 @@ struct PersistentNorm {
         }
     }
     DEVICE void reduce() const {
-        PipelineState at{0, 0};
+        PipelineState at = pipeline.begin();
         const int first = int(threadIdx.x) - kConsumers;
         const Count& count = counts.of_warps[Exchange<Statistic>::reducer_warp()];
         for (int iteration = 0; pipeline.row(iteration) >= 0; ++iteration) {
             ThreadMoments mine;
 #pragma unroll 1
-            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(pipeline.stages)) {
-                pipeline.wait_full(at);
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance()) {
+                pipeline.wait(at);
 #pragma unroll
                 for (int vector = first; vector < first + kConsumers; vector += kReducers) {
                     if (!pipeline.slice.holds(i, vector)) continue;
@@ -238,7 +238,7 @@ struct PersistentNorm {
         PersistentAffine factors;
         PersistentAffine::load(weight, 1.0f, pipeline.slice, factors.weights);
         if constexpr (kCentered) PersistentAffine::load(bias, 0.0f, pipeline.slice, factors.biases);
-        PipelineState at{0, 0};
+        PipelineState at = pipeline.begin();
         const int vector = int(threadIdx.x);
 #pragma unroll 1
         for (int iteration = 0;; ++iteration) {
@@ -248,8 +248,8 @@ struct PersistentNorm {
             Element* y_row = y + row_offset(params.layout, NormParams::kY, scalars.row);
             const StorePolicy policy = store_policy(scalars.row >= params.stores_last_from);
 #pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(pipeline.stages)) {
-                pipeline.wait_full(at);  // returns at once: the reducers have waited
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance()) {
+                pipeline.wait(at);  // returns at once: the reducers have waited
                 if (pipeline.slice.holds(i, vector)) {
                     const int position = pipeline.slice.position(i, vector);
                     float values[kVectorWidth];
@@ -282,10 +282,10 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     SHARED(RowScalars, scalars_of_rows, [kSlots]);
     const int64_t num_cols = params.layout.num_cols;
     const ElementCounts counts = ElementCounts::of(num_cols);
-    const PersistentBarriers barriers = PersistentBarriers::make(params.stages);
+    const StageCount stages{params.stages};
+    const PersistentBarriers barriers = PersistentBarriers::make(stages);
     const Slice slice = Slice::here(num_cols);
-    const auto pipeline =
-        RowPipeline<1 + kHasResidual>::make(tiles, barriers, slice, params.stages);
+    const auto pipeline = RowPipeline<1 + kHasResidual>::make(tiles, barriers, slice, stages);
     const auto exchange = Exchange<Statistic>::make(barriers);
     const PersistentNorm<kHasResidual> norm{
         x,        residual, weight,          bias,     y,       sum, params, pipeline,

@@ -16,6 +16,7 @@
 // Constants: Element and those of rows/tile.cuh, with kEven; kNumThreads = 1.5 * kThreadsPerRow +
 // kOtherThreads.
 #pragma once
+#include "pipeline/tma_pipeline.cuh"
 #include "rows/reduce.cuh"
 
 namespace rows {
@@ -79,16 +80,10 @@ DEVICE void keep_packed(RowVector& vector) {
     }
 }
 
-// A stage of the pipeline, and the phase of its barriers.
-struct PipelineState {
-    int stage, phase;
-
-    DEVICE void advance(int stages) {
-        if (++stage < stages) return;
-        stage = 0;
-        phase ^= 1;
-    }
-};
+// As many stages as fit shared memory beside the other blocks of the SM.
+using StageCount = pipeline::LaunchStageCount<kMaxStages>;
+using TilePipeline = pipeline::TmaPipelineOf<StageCount, kWarpSize, kConsumers / kWarpSize>;
+using PipelineState = TilePipeline::State;
 
 // Messages about a row are in the slot of its iteration.  A slot is reused kSlots iterations later:
 // a pipeline holds up to kMaxRows rows, which bounds the distance between blocks, and between
@@ -98,27 +93,24 @@ static_assert(kSlots > 2 * kMaxRows + 3, "blocks may be kMaxRows rows apart, and
 DEVICE int slot_of(int iteration) { return iteration % kSlots; }
 DEVICE int phase_of(int iteration) { return iteration / kSlots % 2; }
 
-// All barriers, initialised at kernel start.
-//   full, empty   per stage
-//   scheduled     per slot: the row is known
+// All barriers, initialised at kernel start; but for `tiles`, per slot.
+//   tiles         of the stages
+//   scheduled     the row is known
 //   in_block      the reducer warps' statistics have been written
 //   exchanged     the blocks' statistics have arrived
 //   finished      the merger's message has been written
 struct PersistentBarriers {
-    Barrier *full, *empty, *scheduled, *in_block, *exchanged, *finished;
+    TilePipeline* tiles;
+    Barrier *scheduled, *in_block, *exchanged, *finished;
 
-    DEVICE static PersistentBarriers make(int stages) {
-        SHARED(Barrier, full, [kMaxStages]);
-        SHARED(Barrier, empty, [kMaxStages]);
+    DEVICE static PersistentBarriers make(const StageCount& count) {
+        SHARED(TilePipeline, tiles, [1]);
         SHARED(Barrier, scheduled, [kSlots]);
         SHARED(Barrier, in_block, [kSlots]);
         SHARED(Barrier, exchanged, [kSlots]);
         SHARED(Barrier, finished, [kSlots]);
         if (threadIdx.x == 0) {
-            for (int i = 0; i < stages; ++i) {
-                full[i].init(1);
-                empty[i].init(kConsumers / kWarpSize);
-            }
+            tiles->init(count);
             for (int i = 0; i < kSlots; ++i) {
                 scheduled[i].init(1);
                 in_block[i].init(kReducerWarps);
@@ -134,7 +126,7 @@ struct PersistentBarriers {
         } else {
             sync_block();
         }
-        return {full, empty, scheduled, in_block, exchanged, finished};
+        return {tiles, scheduled, in_block, exchanged, finished};
     }
 };
 
@@ -145,13 +137,14 @@ struct RowPipeline {
     int* rows;  // per slot; -1 after the last row
     const PersistentBarriers& barriers;
     Slice slice;
-    int stages;
+    StageCount count;
 
     DEVICE static RowPipeline make(StageTile* tiles, const PersistentBarriers& barriers,
-                                   const Slice& slice, int stages) {
+                                   const Slice& slice, const StageCount& count) {
         SHARED(int, rows, [kSlots]);
-        return {tiles, rows, barriers, slice, stages};
+        return {tiles, rows, barriers, slice, count};
     }
+    DEVICE PipelineState begin() const { return PipelineState(count); }
     // Called by the first block's producer: publishes the row of `iteration`.
     DEVICE void publish(int iteration, int row) const {
         const int slot = slot_of(iteration);
@@ -179,9 +172,9 @@ struct RowPipeline {
     DEVICE void load(PipelineState& at, const Element* const (&from)[kArrays],
                      LoadPolicy policy) const {
 #pragma unroll 1
-        for (int i = 0; i < kVectorsPerThread; ++i, at.advance(stages)) {
-            barriers.empty[at.stage].wait(at.phase ^ 1);
-            Barrier& full = barriers.full[at.stage];
+        for (int i = 0; i < kVectorsPerThread; ++i, at.advance()) {
+            barriers.tiles->producer_acquire(at);
+            Barrier& full = barriers.tiles->full[at.stage];
             const int bytes = slice.vectors(i) * int(sizeof(RowVector));
             full.arrive_expect_tx(kArrays * bytes);
             if (bytes == 0) continue;
@@ -192,11 +185,10 @@ struct RowPipeline {
             }
         }
     }
-    DEVICE void wait_full(const PipelineState& at) const { barriers.full[at.stage].wait(at.phase); }
+    DEVICE void wait(const PipelineState& at) const { barriers.tiles->consumer_wait(at); }
     // Called by each consumer warp after its last read of a stage.
     DEVICE void release(const PipelineState& at) const {
-        sync_warp();
-        if (lane_id() == 0) barriers.empty[at.stage].arrive();
+        barriers.tiles->consumer_release(at.stage);
     }
     // A vector of a full stage.
     DEVICE const RowVector& get(const PipelineState& at, int array, int vector) const {
