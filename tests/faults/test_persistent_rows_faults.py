@@ -13,16 +13,16 @@ from cupykern import check
 from cupykern.op import as_tuple
 
 PERSISTENT = "rows/persistent.cuh"
-NORM = "rows/norm_persistent.cuh"
+NORM, PIPELINE = "rows/norm_persistent.cuh", "pipeline/tma_pipeline.cuh"
 FAULTS = {
     "readers that do not wait for a piece": Fault(
-        NORM, "pipeline.wait_full(at);\n#pragma", "#pragma", "rms_norm float16"
+        NORM, "pipeline.wait(at);\n#pragma", "#pragma", "rms_norm float16"
     ),
     "the second phase of a stage awaited like its first": Fault(
-        PERSISTENT, "phase ^= 1;", "", "rms_norm float16"
+        PIPELINE, "phase ^= 1;", "", "rms_norm float16"
     ),
     "a stage filled while it is read": Fault(
-        PERSISTENT, "barriers.empty[at.stage].wait(at.phase ^ 1);", "", "rms_norm float16"
+        PERSISTENT, "barriers.tiles->producer_acquire(at);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
         PERSISTENT, "kPrefetchedRows * groups() + taken", "kPrefetchedRows * groups() + taken + 1",
@@ -32,8 +32,7 @@ FAULTS = {
         PERSISTENT, "/ kClusterSize + iteration * groups()", "/ kClusterSize", "rms_norm float16"
     ),
     "a stage free when one warp is done with it": Fault(
-        PERSISTENT, "empty[i].init(kConsumers / kWarpSize);", "empty[i].init(1);",
-        "layer_norm bfloat16"
+        PERSISTENT, "kWarpSize, kConsumers / kWarpSize>;", "kWarpSize, 1>;", "layer_norm bfloat16"
     ),
     "too few bytes awaited": Fault(
         PERSISTENT, "arrive_expect_tx(kArrays * bytes);", "arrive_expect_tx(bytes);",
