@@ -52,7 +52,8 @@ class Tile:
     tile_us: None if it is not known apart from `us`; then _slices_k decides about sliced-K.
     epilogues: the tasks' epilogues for which it can be chosen.
     rows: the file's rows of these times ("16-bit[0]") and their shares; two if interpolated.
-    on_call: one of many widths, compiled when it is chosen; only the widest is compiled ahead.
+    on_call: one of many widths, compiled when it is chosen; of most families the widest is compiled
+        ahead.
     cold_us: added once for the general epilogue, whose code is fetched from memory.
     """
 
@@ -95,7 +96,7 @@ def table(name: str) -> tuple[Tile, ...]:
 
 def _from_row(row: Mapping[str, Any], name: str) -> Tile:
     fields = {field: from_json(x) for field, x in row.items() if field != "step_to_next"}
-    return Tile(**fields, rows=((name, 1.0),), on_call="step_to_next" in row)
+    return Tile(**{"on_call": "step_to_next" in row, **fields}, rows=((name, 1.0),))
 
 
 def _between(

@@ -102,6 +102,7 @@ STEPS = (
     _bench("cascade_attention", 1),
     _bench("nonfinite_report", 1),
     _suite(131, 3, "torch,torch.fast,torch.cast", "scaled_mm", "matmul"),
+    _suite(171, 1, "torch", "matmul", "dual_gemm_silu", "--dtype", "float32"),
     _suite(101, 8, "torch,torch.fast,torch.cast,torch.flash,torch.cudnn"),
     Step("model_llama3_8b", 5, ("bench", "--model", "llama3-8b", "--prefill", "512,4096"),
          "model_llama3_8b.json"),

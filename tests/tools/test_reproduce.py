@@ -22,7 +22,7 @@ def test_every_command_parses(step, tmp_path):
     assert set(context.params.get("against") or ()) <= {*all_peers(), "all"}
     for op in context.params.get("ops") or ():
         if context.params.get("dtype_names"):
-            for shape in context.params["shapes"]:
+            for shape in context.params["shapes"] or ():
                 for dtype in context.params["dtype_names"]:
                     op.bench_problem(shape, dtype)
 
