@@ -240,8 +240,8 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
     num_sms: SMs of the device; None: the usual number of `arch`.
     """
     by_rows = (_tiles_8bit if task.cache_dtype else _tiles)(arch, task.padded_dim)
-    if task.general and not task.cache_dtype:  # few variants, and no windows in decode_merge.cu
-        by_rows = (_tile_of_16(arch, task.padded_dim),)
+    if task.general:  # decode_merge.cu does not support windows
+        by_rows = tuple(tile for tile in by_rows if not tile.has_merge_kernel)
     tile = next((tile for tile in by_rows if task.rows <= tile.tile_m), by_rows[-1])
     if task.rows > tile.tile_m and arch == "sm_90a":
         # Row tiles of a KV head read the same keys; smaller chunks give more blocks with different
@@ -421,7 +421,12 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim, False)))
     ]
     pairs = [(t, dim) for t in DTYPES for dim in _PADDED_DIMS]
-    general = [variant(t, dim, _tile_of_16(arch, dim), general=True) for t, dim in pairs]
+    general = [
+        variant(t, dim, tile, general=True)
+        for t, dim in pairs
+        for tile in _tiles(arch, dim)
+        if not tile.has_merge_kernel
+    ]
     of_8bit = [
         variant(t, dim, tile, options, cache_dtype=cache_dtype)
         for t, dim in pairs
