@@ -221,13 +221,19 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
     return few, middle, replace(middle, tile_m=64, tile_n=64, stages=3)
 
 
+def _tiles_of(arch: str, dim: int, is_8bit: bool, general: bool) -> tuple[DecodeConfig, ...]:
+    """Tiles by rows.  decode_merge.cu, for more than 16 rows, does not support general scores."""
+    tiles = (_tiles_8bit if is_8bit else _tiles)(arch, dim)
+    return tuple(tile for tile in tiles if not (general and tile.has_merge_kernel))
+
+
 def _full_sm_tiles(arch: str, dim: int, is_8bit: bool) -> tuple[DecodeConfig, ...]:
     """Tiles for few rows if SMs have more than one block each: with clusters, which not all tasks
     allow, and without.  They have two stages, because more blocks need fewer loads in flight each.
     Measured on an H200."""
     if arch != "sm_90a" or dim == MAX_DIM or (is_8bit and dim == 64):
         return ()
-    tile = replace((_tiles_8bit if is_8bit else _tiles)(arch, dim)[0], stages=2)
+    tile = replace(_tiles_of(arch, dim, is_8bit, general=False)[0], stages=2)
     if is_8bit or dim == 64:
         return (tile,)
     return replace(tile, chunks_per_block=CHUNKS_PER_GROUP, cluster=2), tile
@@ -239,9 +245,8 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
 
     num_sms: SMs of the device; None: the usual number of `arch`.
     """
-    by_rows = (_tiles_8bit if task.cache_dtype else _tiles)(arch, task.padded_dim)
-    if task.general:  # decode_merge.cu does not support windows
-        by_rows = tuple(tile for tile in by_rows if not tile.has_merge_kernel)
+    is_8bit = task.cache_itemsize == 1
+    by_rows = _tiles_of(arch, task.padded_dim, is_8bit, task.general)
     tile = next((tile for tile in by_rows if task.rows <= tile.tile_m), by_rows[-1])
     if task.rows > tile.tile_m and arch == "sm_90a":
         # Row tiles of a KV head read the same keys; smaller chunks give more blocks with different
@@ -249,7 +254,7 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
         tile = replace(tile, chunk=tile.min_chunk)
     sms = num_sms or multiprocessors(arch)
     plain = tile is by_rows[0] and not task.general
-    full = _full_sm_tiles(arch, task.padded_dim, task.cache_itemsize == 1) if plain else ()
+    full = _full_sm_tiles(arch, task.padded_dim, is_8bit) if plain else ()
     found: dict[DecodeConfig, None] = {}
     # Prefer blocks of whole groups, the fewest first, unless another config is 2% faster.
     tiles = [replace(tile, chunks_per_block=n) for n in (*_GROUPS, 1)]
@@ -262,8 +267,8 @@ def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[De
         ]
         others = [c for c in others if not _cluster_refusal(c, task, arch)]
         # Heads of 64: two blocks per SM with as many loads in flight as four with two stages.
-        filled = sms * (config.blocks_per_sm if task.padded_dim == 64 else 1)
-        if task.num_work_tiles(config) > filled:
+        resident = sms * (config.blocks_per_sm if task.padded_dim == 64 else 1)
+        if task.num_work_tiles(config) > resident:
             found |= dict.fromkeys((*others, config))
         else:
             found |= dict.fromkeys((config, *others))
@@ -424,8 +429,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
     general = [
         variant(t, dim, tile, general=True)
         for t, dim in pairs
-        for tile in _tiles(arch, dim)
-        if not tile.has_merge_kernel
+        for tile in _tiles_of(arch, dim, is_8bit=False, general=True)
     ]
     of_8bit = [
         variant(t, dim, tile, options, cache_dtype=cache_dtype)
