@@ -36,12 +36,19 @@ class Code(NamedTuple):
     operands: tuple[FormulaOperand, ...]
 
 
-def source(score: Code | None, mask: Code | None) -> str:
-    """The struct Formulas, with its includes."""
+def source(
+    score: Code | None, mask: Code | None, softcap: bool = False, alibi: bool = False
+) -> str:
+    """The struct Formulas, with its includes.  softcap, alibi: whether calls have these options.
+
+    They are constants because each is a loop over all scores: without them a kernel compiles in
+    three quarters of the time.
+    """
     lines = [
         '#include "expression/interval.cuh"',
         "struct Formulas {",
         f"    static constexpr bool kScore = {_bool(score)}, kMask = {_bool(mask)};",
+        f"    static constexpr bool kSoftcap = {_bool(softcap)}, kAlibi = {_bool(alibi)};",
     ]
     names = _PARAMETERS.format(s="")
     lines += _function("float", "score", _PARAMETERS.format(s="float s, "), score, _pointwise, "s")
@@ -51,8 +58,8 @@ def source(score: Code | None, mask: Code | None) -> str:
     return "\n".join((*lines, "};")) + "\n"
 
 
-def _bool(code: Code | None) -> str:
-    return "true" if code else "false"
+def _bool(there: Code | bool | None) -> str:
+    return "true" if there else "false"
 
 
 def _function(

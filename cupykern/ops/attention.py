@@ -226,7 +226,7 @@ def attention(
     offset = check_offset(causal_align, input_pos, sq, sk, needed_by)
     if formulas is not NONE:
         ranges = Ranges(batch, heads, kv_heads, sq + max(offset or 0, 0), sk)
-        placed, given = check_formulas(formulas, q, ranges)
+        placed, given = check_formulas(formulas, q, ranges, options)
     as_is = lens is not None or placed is not None
     options, offset = _simplified(options, offset, as_is, sq, sk)
     half_scores = check_accumulate(qk_accumulate, q.dtype, target)

@@ -188,7 +188,7 @@ def attention_varlen(
     longest_q, longest_k = check_length("max_seqlen_q", max_seqlen_q), keys.longest
     # The kernel's query positions reach the last key, or the last query, of the longest sequence.
     ranges = Ranges(batch, heads, kv_heads, max(longest_q, longest_k), longest_k)
-    placed, given = check_formulas(formulas, q, ranges)
+    placed, given = check_formulas(formulas, q, ranges, options)
     cu_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, rows, longest_q)
     if cu_seqlens_k is not None and cu_q.shape != cu_seqlens_k.shape:
         raise ValueError(

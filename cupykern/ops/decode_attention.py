@@ -164,7 +164,7 @@ def decode_attention(
         q, shape[0], shape[1], causal, scale, window, softcap, alibi_slopes, sinks
     )
     ranges = Ranges(shape[0], shape[1], k.shape[1], max(max_keys, shape[2]), max_keys)
-    placed, given = check_formulas(formulas, q, ranges)
+    placed, given = check_formulas(formulas, q, ranges, options[0])
     general = options[0] not in (ScoreOptions(), CAUSAL) or placed is not None
     if general:
         check_positions(options[0], max_keys)

@@ -35,14 +35,14 @@ struct FormulaScore : GeneralScore {
     template <class ForEach>
     DEVICE static void apply(const Params& params, const Arrays& arrays, const AttentionHead& head,
                              const ForEach& for_each) {
-        cap(params, for_each);
+        if constexpr (Formulas::kSoftcap) cap(params, for_each);
         if constexpr (Formulas::kScore) {
             const FormulaOperands x = operands(params, arrays);
             for_each.at_positions([&](float& score, int i, int j) {
                 score = Formulas::score(x, score, head.batch, head.head, head.kv_head, i, j);
             });
         }
-        add_alibi(params, arrays, head, for_each);
+        if constexpr (Formulas::kAlibi) add_alibi(params, arrays, head, for_each);
     }
     // Sets the scores that the mask hides to -inf.
     template <class ForEach>

@@ -27,7 +27,7 @@ WINDOW = "(j <= i) & (i - j <= 100)"
 def test_formulas_of_named_options_have_their_bits(config):
     q, k, v = qkv(150, 200, 64)
     at = {"input_pos": 50, "config": config, "return_lse": True}
-    at["alibi_slopes"] = SLOPES
+    at |= {"alibi_slopes": SLOPES, "softcap": 20.0}
     named = attention(q, k, v, causal=True, window=(100, -1), **at)
     formed = attention(q, k, v, score="s", mask=WINDOW, **at)
     for x, y in zip(named, formed, strict=True):

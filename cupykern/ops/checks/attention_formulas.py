@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import arguments, dtypes
 from ...arrays import in_elements, packed, steps_of
+from ...attention.attention_task import ScoreOptions
 from ...attention.formulas import MAX_OPERANDS, Formulas, OperandPlace, Ranges, check_indices
 from ...expression import Expression, read
 from ...expression.code import FormulaCode
@@ -105,9 +106,9 @@ def read_formulas(score: FormulaLike | None, mask: Any, operands: Any, q: Array)
 
 
 def check_formulas(
-    formulas: ReadFormulas, q: Array, ranges: Ranges
+    formulas: ReadFormulas, q: Array, ranges: Ranges, options: ScoreOptions
 ) -> tuple[Formulas | None, tuple[Any, ...]]:
-    """(Formulas for the task, the operand arrays as kernels take them).
+    """(Formulas for the task, the operand arrays as kernels take them).  options: the call's.
 
     Raises TypeError and ValueError.
     """
@@ -119,10 +120,10 @@ def check_formulas(
         if x.dtype not in CPP:
             allowed = ", ".join(dtype.name for dtype in CPP)
             raise TypeError(f"operands[{name!r}]'s dtype must be {allowed}; got {x.dtype}")
-    codes = [
+    score, mask = (
         None if formula is None else _code(formula, formulas.names, by_name, ranges)
         for formula in (formulas.score, formulas.mask)
-    ]
+    )
     arrays: list[Any] = []
     places: list[float | OperandPlace] = []
     for name, number in zip(formulas.names, formulas.numbers, strict=True):
@@ -135,8 +136,9 @@ def check_formulas(
         strides = tuple(step // x.dtype.itemsize for step in steps_of(x))
         sizes = tuple(min(size, 2**31 - 1) for size in x.shape)
         places.append(OperandPlace(strides, sizes))
-    code = FormulaCode(source(*codes))
-    return Formulas(code, codes[0] is not None, codes[1] is not None, tuple(places)), tuple(arrays)
+    text = source(score, mask, options.softcap != 0, options.slopes is not None)
+    formula = Formulas(FormulaCode(text), score is not None, mask is not None, tuple(places))
+    return formula, tuple(arrays)
 
 
 def _code(

@@ -15,6 +15,7 @@ from ...attention.attention_plan import AttentionConfig
 from ...attention.attention_task import (
     BLOCK_MASK,
     GENERAL_MODE,
+    ScoreOptions,
     mask_mode,
     prescales,
 )
@@ -91,7 +92,9 @@ class ScoreChoice:
         if self.score is None and self.mask is None:
             return None
         given = read_formulas(self.score, self.mask, self.operands(batch, heads, 0, np), q)
-        return check_formulas(given, q, Ranges(batch, heads, kv_heads, 1, 1))[0]
+        slopes = None if self.slopes is None else (0, 1)
+        options = ScoreOptions(softcap=self.softcap or 0.0, slopes=slopes)
+        return check_formulas(given, q, Ranges(batch, heads, kv_heads, 1, 1), options)[0]
 
     def arguments(self, batch: int, heads: int, seed: int, xp: Namespace) -> dict[str, Any]:
         """The call's keyword arguments.  Drawn slopes have both signs; sinks are below, among and
