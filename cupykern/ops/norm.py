@@ -11,9 +11,9 @@ from .. import arguments, arrays, dtypes, reference
 from ..kernels import Variant
 from ..numerics import finfo
 from ..op import Op, as_tuple
-from ..rows.configs import RowConfig, SharedRows, SpanRows
-from ..rows.norm_configs import BY_BLOCK, BY_ROW, NOT_QUANTIZED, EvenNormRows
-from ..rows.norm_heuristic import norm_configs, quantized_configs
+from ..rows.configs import RowConfig
+from ..rows.norm_configs import BY_BLOCK
+from ..rows.norm_heuristic import configs_with_options
 from ..rows.norm_plan import (
     DTYPES,
     Column,
@@ -360,24 +360,31 @@ def _of_nothing(
 # --- the ops' records ----------------------------------------------------------------------------
 
 
+# Row lengths of the variants that are compiled ahead; kernels of other lengths are compiled when
+# they are called.
+_LENGTHS = (128, 1024, 2880, 4096, 16384, 65536, 262144)
+
+
 def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
-    own = (
-        norm_variant(dtype, centered, config, NOT_QUANTIZED, has_residual)
+    options: list[dict[str, Any]] = [{}, {"residual": True}]
+    if not centered:
+        options.append({"quantize": "e4m3"})
+    problems = [
+        NormProblem((2**15, n), dtype.name, **chosen)
         for dtype in DTYPES
-        for has_residual in (False, True)
-        for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
-        if not (has_residual and isinstance(config, (SharedRows, SpanRows)))
-        and config.has_room(arch, dtype.itemsize, 1 + has_residual)
-    )
-    quantized = (
-        norm_variant(dtype, centered, config, BY_ROW, False)
+        for chosen in options
+        for n in _LENGTHS
+    ]
+    # Rows that are not whole vectors.
+    problems += [NormProblem((2**15, 1001), dtype.name) for dtype in DTYPES]
+    found = [(p, config) for p in problems for config in _own_configs(p, arch, centered)[:1]]
+    found += [
+        (NormProblem((1, 1), dtype.name), config)
         for dtype in DTYPES
-        for config in quantized_configs(arch, dtype.itemsize)
-        if isinstance(config, EvenNormRows)
-        and not centered
-        and config.has_room(arch, dtype.itemsize)
-    )
-    return tuple(dict.fromkeys(variant.largest for variant in (*own, *quantized)))
+        for config in configs_with_options(arch, dtype.itemsize)
+    ]
+    variants = (_variant(p, config, centered) for p, config in found)
+    return tuple(dict.fromkeys(variant.largest for variant in variants))
 
 
 def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:

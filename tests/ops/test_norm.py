@@ -89,6 +89,28 @@ def test_rows_that_fill_their_threads_are_within_the_bound(target, name):
         assert comparison.ok, comparison
 
 
+@pytest.mark.in_turn("cols")
+@pytest.mark.parametrize("cols", [72, 328, 1416, 2880, 5376, 9000, 18_440])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("name", OPS)
+def test_rows_of_any_number_of_vectors_are_within_the_bound(target, name, quantize, cols):
+    """Threads are fitted to the row: any multiple of 64, of which the last have fewer vectors."""
+    if quantize and name == "layer_norm":
+        name = "rms_norm"  # with its block scales
+    dtype = ("bfloat16", "float32")[cols % 16 == 8]
+    problem = NormProblem(
+        *((5, cols), dtype),
+        weight_dtype=dtype,
+        bias_dtype=dtype if name == "layer_norm" else None,
+        residual=name == "add_rms_norm",
+        quantize=quantize,
+        granularity="block" if quantize and cols % 128 == 0 else "row",
+        return_stats=not quantize,
+    )
+    comparison = check.check_problem(OPS[name], problem, cols, target.xp)
+    assert comparison.ok, comparison
+
+
 @pytest.mark.parametrize("residual", [False, True])
 def test_each_operand_has_its_own_row_stride(target, residual):
     """x, the residual, y and the sum: none may be walked at another's."""

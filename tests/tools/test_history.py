@@ -266,10 +266,9 @@ KEPT = {
     "inputs": {"_normal_block"},
     "numerics": {"_finfo", "_widen"},
     "param_structs": {"struct_dtype"},
-    "rows.heuristic": {"shared_configs"},
     "rows.nonfinite_plan": {"_max_blocks"},
     "rows.nonfinite_walk": {"configs_of"},
-    "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
+    "rows.heuristic": {"row_tiles", "shared_configs"},
     "rows.softmax_heuristic": {"softmax_configs"},
     "kernels": {"files_of", "overlaps", "resolve"},  # the kernels' source files
     "runtime.jit": {"_kernels"},
