@@ -1,4 +1,5 @@
-// softmax_register.cu: y = softmax(x) or log_softmax(x) of even rows of one block, without options.
+// softmax_register.cu: y = softmax(x) or log_softmax(x) of even rows of one block, without
+// options but a positive scale.
 //
 // A row is read once, into registers.  Other arguments: see softmax_shared.cu.
 // Constants: Element; see also rows/tile.cuh.

@@ -1,5 +1,5 @@
 // softmax_span.cu: y = softmax(x) or log_softmax(x) of contiguous rows of any length, without
-// options (rows/load_span.cuh).
+// options but a positive scale (rows/load_span.cuh).
 // Other arguments: see softmax_shared.cu.
 // Constants: Element; see also rows/load_span.cuh.
 // Launch: grid (ceil(rows / (kNumThreads >> params.threads_log2))), block (kNumThreads), dynamic
@@ -18,9 +18,9 @@ KERNEL void softmax_span(const Element* x, const uint8_t*, void* y, MaxSum*,
     span.loaded();
     const int begin = span.begin + t.row_in_block * num_cols;
     if (t.count < kWarpSize) {
-        softmax_span_row<1>(tile, begin, t, num_cols, params.log != 0);
+        softmax_span_row<1>(tile, begin, t, num_cols, params.log != 0, params.scale);
     } else {
-        softmax_span_row<kWarpSize>(tile, begin, t, num_cols, params.log != 0);
+        softmax_span_row<kWarpSize>(tile, begin, t, num_cols, params.log != 0, params.scale);
     }
     sync_block();
     span.store(tile.vectors, static_cast<Element*>(y),

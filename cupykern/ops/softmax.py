@@ -14,9 +14,8 @@ from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..rows import softmax_plan
 from ..rows.configs import RowConfig
-from ..rows.row_layout import VECTOR_BYTES, contiguous_operand, operand
+from ..rows.row_layout import contiguous_operand, operand
 from ..rows.rows import bench_shapes
-from ..rows.softmax_configs import MAX_CLUSTER_THREADS, ClusterRows
 from ..rows.softmax_heuristic import softmax_configs
 from ..rows.softmax_plan import (
     DTYPES,
@@ -26,7 +25,6 @@ from ..rows.softmax_plan import (
 )
 from ..runtime import plans
 from ..targets import Target, limits, of_array
-from ..targets.limits import is_measured
 from ..typing import Array, DTypeLike, Factor, Namespace
 
 
@@ -265,6 +263,11 @@ def _work(problem: SoftmaxProblem) -> Work:
     )
 
 
+# Row lengths of the variants that are compiled ahead; kernels of other lengths are compiled when
+# they are called.
+_LENGTHS = (8, 64, 1024, 2880, 4096, 16384, 65536)
+
+
 def _variants(arch: str) -> tuple[Variant, ...]:
     found = [
         config.variant("softmax", dtype)
@@ -272,13 +275,14 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         for config in softmax_configs(arch, dtype.itemsize)
         if config.has_room(arch, dtype.itemsize)
     ]
-    if is_measured(arch):
-        found += (
-            ClusterRows(MAX_CLUSTER_THREADS, width, 1, 16).variant("softmax", dtype)
-            for dtype in DTYPES
-            for width in (VECTOR_BYTES // dtype.itemsize,)
+    found += [
+        _configs(SoftmaxProblem((2**15, length), dtype=dtype.name), arch)[0].variant(
+            "softmax", dtype
         )
-    return tuple(dict.fromkeys(found))
+        for dtype in DTYPES
+        for length in _LENGTHS
+    ]
+    return tuple(dict.fromkeys(variant.largest for variant in found))
 
 
 def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[RowConfig, ...]:

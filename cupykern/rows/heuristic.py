@@ -54,7 +54,8 @@ def row_tiles(vectors: int) -> tuple[RowTile, ...]:
 def threads_for(vectors: int, each: int) -> int:
     """The fewest threads that hold `vectors` vectors, `each` per thread: see row_tiles."""
     threads = -(-vectors // each)
-    return next((n for n in (8, 16, 32) if threads <= n), -(-threads // 64) * 64)
+    within_warp = (2, 4, 8, 16, 32) if each == 1 else (8, 16, 32)
+    return next((n for n in within_warp if threads <= n), -(-threads // 64) * 64)
 
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by itemsize and rising row

@@ -58,14 +58,6 @@ class EvenNormRows(RowConfig):
             ("kResidual", EITHER if self.generic else int(has_residual)),
         )
 
-    @property
-    def _powers_of_two(self) -> tuple[int, ...]:
-        """A block with one row need not have a power of two of threads: whole warps of either size
-        suffice."""
-        if self.threads_per_row == self.num_threads and self.num_threads % 64 == 0:
-            return (self.cluster_size,)
-        return super()._powers_of_two
-
     def _rows_refusal(self, rows: NormRows) -> str | None:
         if rows.quantized:
             within_warp = self.threads_per_row <= 32

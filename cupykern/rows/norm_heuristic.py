@@ -85,7 +85,7 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
 
 def _even(rows: NormRows) -> Iterator[RowConfig]:
     if not is_measured(rows.arch):
-        yield from few_configs(rows.itemsize)
+        yield from () if rows.quantized else _few_configs(rows.itemsize)
         return
     vectors = rows.layout.num_cols * rows.itemsize // VECTOR_BYTES
     yield from _persistent(rows)
@@ -99,7 +99,7 @@ def _even(rows: NormRows) -> Iterator[RowConfig]:
         yield NormRegisterRows(threads, threads_per_row, width, each, blocks, 1, first)
 
 
-def few_configs(itemsize: int) -> Iterator[RowConfig]:
+def _few_configs(itemsize: int) -> Iterator[RowConfig]:
     """The configs of even rows on architectures without measurements."""
     width = VECTOR_BYTES // itemsize
     for threads, threads_per_row, each, per_thread, in_registers in _FEW[itemsize]:

@@ -6,29 +6,17 @@ from functools import cache
 
 from ..targets.limits import is_measured, multiprocessors
 from .configs import RowConfig, Rows, SharedRows, SpanRows, fitting
-from .heuristic import Table, register_cap, shared_configs, span_configs
+from .heuristic import Table, register_cap, row_tiles, shared_configs, span_configs
 from .row_layout import VECTOR_BYTES
 from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 
-# RegisterRows, by itemsize and rising row length:
+# RegisterRows of longer rows are slower than ClusterRows.
+_MOST_COLUMNS = 16384
+# RegisterRows without measurements, by itemsize and rising row length:
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).
-_REGISTERS: dict[int, Table] = {
-    2: (
-        (128, 2, 8, 12),
-        (128, 8, 8, 12),
-        (128, 32, 8, 12),
-        (64, 32, 32, 16),
-        (128, 128, 32, 8),
-        (512, 512, 32, 2),
-    ),
-    4: (
-        (128, 2, 4, 12),
-        (128, 8, 4, 12),
-        (128, 32, 4, 12),
-        (64, 64, 16, 16),
-        (128, 128, 32, 4),
-        (512, 512, 32, 2),
-    ),
+_FEW_REGISTERS: dict[int, Table] = {
+    2: ((128, 2, 8, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
+    4: ((128, 2, 4, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
 }
 
 # SpanRows: (num_threads, elements per thread, min_blocks).
@@ -40,20 +28,32 @@ _SPANS = {2: ((128, 32, 9),), 4: ((256, 40, 4),)}
 _FEWEST_VECTORS = {2: 161, 4: 385}
 
 
+def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
+    """RegisterRows for even rows, the estimated fastest first."""
+    width = VECTOR_BYTES // rows.itemsize
+    if not is_measured(rows.arch):
+        return tuple(
+            RegisterRows(threads, threads_per_row, width, elements // width, blocks)
+            for threads, threads_per_row, elements, blocks in _FEW_REGISTERS[rows.itemsize]
+        )
+    if not rows.even or rows.layout.num_cols > _MOST_COLUMNS:
+        return ()
+
+    def config(threads: int, threads_per_row: int, each: int) -> RegisterRows:
+        # Registers without spills (NVRTC 13.0).
+        registers = 24 + 8 * each if rows.itemsize == 2 else max(32, 16 + (each + 1) // 2 * 8)
+        blocks = min(65536 // threads // registers, 2048 // threads)
+        blocks = register_cap(rows.arch, max(1, blocks))
+        return RegisterRows(threads, threads_per_row, width, each, blocks)
+
+    return tuple(config(*tile) for tile in row_tiles(rows.layout.num_cols // width)[:3])
+
+
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """All configs except ClusterRows on `arch` for elements of `itemsize` bytes, in order of
+    """SpanRows and SharedRows on `arch` for elements of `itemsize` bytes, in order of
     preference."""
-    width, registers = VECTOR_BYTES // itemsize, _REGISTERS[itemsize]
-    if not is_measured(arch):
-        registers = registers[:1] + registers[-2:]
     return (
-        *(
-            RegisterRows(
-                *(threads, threads_per_row, width, elements // width, register_cap(arch, blocks))
-            )
-            for threads, threads_per_row, elements, blocks in registers
-        ),
         *span_configs(arch, itemsize, _SPANS[itemsize]),
         *(c for c in shared_configs(arch, itemsize) if not (is_measured(arch) and _is_short(c))),
     )
@@ -109,7 +109,7 @@ def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
 def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest measured first."""
     configs = fitting(softmax_configs(rows.arch, rows.itemsize), rows)
-    registers = [c for c in configs if isinstance(c, RegisterRows)]
+    registers = fitting(register_configs(rows), rows)
     # SpanRows with the fewest threads per row first: more bytes are in flight (301 16-bit columns
     # by 8 threads run at 99% of a copy, by 16 threads at 75%).
     spans = [c for c in configs if isinstance(c, SpanRows)]

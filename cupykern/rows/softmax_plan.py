@@ -33,7 +33,8 @@ class SoftmaxTask:
 
     @property
     def has_options(self) -> bool:
-        return self.masked or self.scale != 1.0 or self.x_dtype != self.y_dtype
+        """Options that only softmax_shared.cu has."""
+        return self.masked or self.scale <= 0.0 or self.x_dtype != self.y_dtype
 
 
 def softmax_task(

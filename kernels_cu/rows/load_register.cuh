@@ -1,6 +1,6 @@
 // Even rows of one block in registers: read once, transformed by a functor, written once.
 //
-// A functor's reduce(vectors, values, thread) unpacks a thread's vectors to values, may change
+// A functor's reduce(vectors, values, thread, params) unpacks a thread's vectors to values, may change
 // them, and returns an epilogue that maps each value to its result.  fill() is the element outside
 // of the row.
 #pragma once
@@ -34,7 +34,7 @@ DEVICE void transform_register_rows(const Element* x, Element* y, const Params& 
         if (kUnpredicated || i * kStep < rest) vectors[i].load(from + i * kStep, policy);
     }
     RowValues values;
-    const auto epilogue = Functor::reduce(vectors, values, t);
+    const auto epilogue = Functor::reduce(vectors, values, t, params);
     Element* to = y + row_offset(layout, Params::kY, row) + t.position(0);
     // The policy of the block's first row: uniform, so that it takes no registers.
     const int64_t first_row = int64_t(blockIdx.x) * kRowsPerBlock;

@@ -49,10 +49,11 @@ DEVICE Statistic merge_tree(const Statistic* partials, Merge merge) {
     }
 }
 
-// Merges kPartials statistics in shared memory, distributed over the lanes if a warp has one row.
+// Merges kPartials statistics in shared memory, distributed over the lanes if a warp has one row
+// and they are a power of two.
 template <int kPartials, class Statistic, class Merge>
 DEVICE Statistic merge_partials(const Statistic* partials, Merge merge) {
-    if constexpr (kRowsPerWarp == 1) {
+    if constexpr (kRowsPerWarp == 1 && (kPartials & (kPartials - 1)) == 0) {
         constexpr int kLanes = kPartials < kWarpSize ? kPartials : kWarpSize;
         const int lane = lane_id() % kLanes;
         Statistic s = partials[lane];

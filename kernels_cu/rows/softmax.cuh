@@ -1,4 +1,4 @@
-// Softmax and log_softmax of register-resident rows without options.  Each element is exponentiated
+// Softmax and log_softmax of register-resident rows without options but a positive scale.  Each element is exponentiated
 // once, relative to its warp's maximum, and multiplied by one factor when the row's maximum and sum
 // are known.  log_softmax keeps the elements instead.
 #pragma once
@@ -9,10 +9,10 @@
 
 namespace rows {
 
-// Returns exp(value - max), which replaces `value` unless kLog.
+// Returns exp2(exponent_scale * (value - max)), which replaces `value` unless kLog.
 template <bool kLog>
-DEVICE float exponentiate(float& value, float max) {
-    const float power = exp2_approx((value - max) * kLog2E);
+DEVICE float exponentiate(float& value, float max, float exponent_scale) {
+    const float power = exp2_approx((value - max) * exponent_scale);
     if constexpr (!kLog) value = power;
     return power;
 }
@@ -20,11 +20,12 @@ DEVICE float exponentiate(float& value, float max) {
 // Maps exponentiated values to results.
 template <bool kLog>
 struct SoftmaxEpilogue {
-    float max, log_sum, factor;
+    float max, scale, log_sum, factor;
 
     // total: the row's statistic.
-    DEVICE explicit SoftmaxEpilogue(const MaxSum& total)
+    DEVICE SoftmaxEpilogue(const MaxSum& total, float scale)
         : max(total.max),
+          scale(scale),
           log_sum(kLog ? log_accurate(total.sum) : 0.0f),
           factor(reciprocal_approx(total.sum)) {}
 
@@ -33,7 +34,7 @@ struct SoftmaxEpilogue {
         factor *= merge.rescale(from, max);
     }
     DEVICE float operator()(float value) const {
-        return kLog ? value - max - log_sum : value * factor;
+        return kLog ? multiply_add(value - max, scale, -log_sum) : value * factor;
     }
 };
 

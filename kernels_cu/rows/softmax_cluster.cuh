@@ -6,7 +6,7 @@
 namespace rows {
 
 // The warp's statistic.  single: this thread's single element, -inf if it has none.
-DEVICE MaxSum warp_max_sum(const ClusterRow& row, float single) {
+DEVICE MaxSum warp_max_sum(const ClusterRow& row, float single, float exponent_scale) {
     RowVector larger;
     larger.fill(from_float<Element>(-kInfinity));
     row.for_vectors([&](RowVector vector, int) { larger.take_larger(vector, false); });
@@ -14,11 +14,13 @@ DEVICE MaxSum warp_max_sum(const ClusterRow& row, float single) {
 #pragma unroll
     for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, larger[j]);
     max = reduce_in_warp(max, Max());
-    float sum = exp2_approx((single - max) * kLog2E);
+    float sum = exp2_approx((single - max) * exponent_scale);
     row.for_vectors([&](RowVector vector, int) {
         float some = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) some += exp2_approx((vector[j] - max) * kLog2E);
+        for (int j = 0; j < kVectorWidth; ++j) {
+            some += exp2_approx((vector[j] - max) * exponent_scale);
+        }
         sum += some;
     });
     return {max, reduce_in_warp(sum, Sum())};
@@ -26,12 +28,14 @@ DEVICE MaxSum warp_max_sum(const ClusterRow& row, float single) {
 
 template <bool kLog>
 DEVICE void store(Element* y_row, const ClusterRow& row, float single, const MaxSum& total,
-                  StorePolicy policy) {
+                  float scale, StorePolicy policy) {
+    const float exponent_scale = scale * kLog2E;
     const float log_sum = kLog ? log_accurate(total.sum) : 0.0f;
     const float factor = reciprocal_approx(total.sum);
     row.store(y_row, single, policy, [&](float value) {
         const float distance = value - total.max;
-        return kLog ? distance - log_sum : exp2_approx(distance * kLog2E) * factor;
+        return kLog ? multiply_add(distance, scale, -log_sum)
+                    : exp2_approx(distance * exponent_scale) * factor;
     });
 }
 

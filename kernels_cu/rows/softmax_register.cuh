@@ -10,7 +10,7 @@ struct RegisterSoftmax {
     DEVICE static Element fill() { return from_float<Element>(-kInfinity); }
 
     DEVICE static SoftmaxEpilogue<kLog> reduce(const RowVectors& vectors, RowValues& values,
-                                               const RowThread& t) {
+                                               const RowThread& t, const SoftmaxParams& params) {
         float max = -kLargestFloat;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -21,17 +21,18 @@ struct RegisterSoftmax {
             }
         }
         max = reduce_in_warp(max, Max());
+        const MergeMaxSum merge{params.scale * kLog2E};
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float part = 0.0f;
 #pragma unroll
-            for (float& value : values[i]) part += exponentiate<kLog>(value, max);
+            for (float& value : values[i])
+                part += exponentiate<kLog>(value, max, merge.exponent_scale);
             sum += part;
         }
-        const MergeMaxSum merge{kLog2E};
         const MaxSum of_warp{max, reduce_in_warp(sum, Sum())};
-        SoftmaxEpilogue<kLog> epilogue(merge_across_warps<0>(of_warp, t, merge));
+        SoftmaxEpilogue<kLog> epilogue(merge_across_warps<0>(of_warp, t, merge), params.scale);
         if constexpr (kWarpsPerRow > 1) epilogue.rescale(max, merge);
         return epilogue;
     }

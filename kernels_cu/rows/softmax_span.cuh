@@ -6,17 +6,18 @@
 namespace rows {
 
 template <bool kLog, int kStep>
-DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t) {
+DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t, float scale) {
     SpanValues x;
     row.load(x, -kInfinity);
     float max = -kLargestFloat;
     row.for_values(x, [&](float value) { max = maximum(max, value); });
     max = t.combine_in_warp(max, Max());
+    const MergeMaxSum merge{scale * kLog2E};
     float sum = 0.0f;
-    row.for_values(x, [&](float& value) { sum += exponentiate<kLog>(value, max); });
-    const MergeMaxSum merge{kLog2E};
+    row.for_values(
+        x, [&](float& value) { sum += exponentiate<kLog>(value, max, merge.exponent_scale); });
     const MaxSum of_warp{max, t.combine_in_warp(sum, Sum())};
-    SoftmaxEpilogue<kLog> epilogue(t.merge_across_warps<0>(of_warp, merge));
+    SoftmaxEpilogue<kLog> epilogue(t.merge_across_warps<0>(of_warp, merge), scale);
     epilogue.rescale(max, merge);
 
     row.for_values(x, [&](float& value) { value = epilogue(value); });
@@ -24,12 +25,12 @@ DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t) {
 }
 template <int kStep>
 DEVICE void softmax_span_row(SpanStorage& tile, int begin, const RowThreads& t, int num_cols,
-                             bool log) {
+                             bool log, float scale) {
     const SpanRow<kStep> row(tile, begin, t, num_cols);
     if (log) {
-        softmax_span_row<true>(row, t);
+        softmax_span_row<true>(row, t, scale);
     } else {
-        softmax_span_row<false>(row, t);
+        softmax_span_row<false>(row, t, scale);
     }
 }
 

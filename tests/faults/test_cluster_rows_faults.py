@@ -80,7 +80,7 @@ FAULTS = {
         "return {of_warp.max, merge.across_lanes(total, 1, kWarpSize).sum};",
         "shifted",
     ),
-    "no logarithm of the sum": Fault(FUNCTOR, "distance - log_sum", "distance", "one block"),
+    "no logarithm of the sum": Fault(FUNCTOR, "scale, -log_sum)", "scale, 0.0f)", "one block"),
     "the stride of x for y": Fault(
         CLUSTER,
         "row * params.layout.outer_strides[0][rows::SoftmaxParams::kY]",

@@ -166,6 +166,24 @@ FAULTS = {
         "factor *= 1.0f;",
         "plain rows",
     ),
+    "plain rows: the scale before the subtraction": Fault(
+        "rows/softmax.cuh",
+        "exp2_approx((value - max) * exponent_scale);",
+        "exp2_approx(value * exponent_scale - max * exponent_scale);",
+        "large numbers",
+    ),
+    "plain rows: log_softmax is not scaled": Fault(
+        "rows/softmax.cuh",
+        "multiply_add(value - max, scale, -log_sum)",
+        "value - max - log_sum",
+        "uneven warps",
+    ),
+    "a tree that leaves out a warp": Fault(
+        "rows/reduce.cuh",
+        "merge_tree<kCount - kHalf>(partials + kHalf, merge)",
+        "merge_tree<kHalf>(partials + kHalf, merge)",
+        "uneven warps",
+    ),
     "plain rows: the logarithm over a warp's largest": Fault(
         "rows/softmax.cuh",
         "factor *= merge.rescale(from, max);",
@@ -208,9 +226,11 @@ FAULTS = {
 def _problems() -> Iterator[tuple[str, object, SoftmaxProblem]]:
     for op in (OP, LOG_OP):
         yield "plain rows", op, SoftmaxProblem((5, 4096), dtype="float16")
+        yield "uneven warps", op, SoftmaxProblem((3, 6144), dtype="float16", scale=1.5)
         yield "ends of plain rows", op, SoftmaxProblem((5, 1000), dtype="float32")
-        yield "short rows", op, SoftmaxProblem((7, 9), dtype="float32", scale=0.5, kind="same_sign")
-        yield "short rows", op, SoftmaxProblem((70, 13), dtype="float16", scale=0.5, kind="wide")
+        short = {"scale": -0.5, "kind": "same_sign"}
+        yield "short rows", op, SoftmaxProblem((7, 9), dtype="float32", **short)
+        yield "short rows", op, SoftmaxProblem((70, 13), dtype="float16", scale=-0.5, kind="wide")
         yield "below zero", op, SoftmaxProblem((3, 1000), dtype="bfloat16", scale=-3.5)
         yield "warps", op, SoftmaxProblem((5, 4001), dtype="float16", layout="offset")
         yield "axis", op, SoftmaxProblem((2, 45, 3, 6), axis=1, dtype="float32")
@@ -218,7 +238,7 @@ def _problems() -> Iterator[tuple[str, object, SoftmaxProblem]]:
         yield "masks", op, SoftmaxProblem((6, 100), dtype="float32", mask_shape=(6, 100))
         yield "masks", op, SoftmaxProblem((6, 8, 33), axis=1, dtype="float16", mask_shape=(8, 1))
         yield "masks", op, SoftmaxProblem((9, 3), dtype="float32", mask_shape=(9, 1))
-        yield "special", op, SoftmaxProblem((40, 9), dtype="float32", scale=0.5, kind="special")
+        yield "special", op, SoftmaxProblem((40, 9), dtype="float32", scale=-0.5, kind="special")
         yield "special plain rows", op, SoftmaxProblem((40, 8), dtype="float32", kind="special")
         yield "output dtypes", op, SoftmaxProblem((4, 64), dtype="float32", out_dtype="float16")
         yield "output dtypes", op, SoftmaxProblem((4, 64), dtype="float16", out_dtype="bfloat16")
@@ -242,8 +262,10 @@ OP_DTYPE = np.dtype(np.float32)
 
 
 def _check_large_numbers() -> None:
-    y = softmax_function(np.array([[3e38, -3e38, 3e38]], np.float32), scale=1.125)
-    assert np.isfinite(y).all(), "a NaN from large numbers"
+    for columns, scale in ((3, -1.125), (4, 1.125)):
+        x = np.array([[3e38, -3e38, 3e38, 3e38][:columns]], np.float32)
+        y = softmax_function(x, scale=scale)
+        assert np.isfinite(y).all(), "a NaN from large numbers"
 
 
 def _check_large_offsets() -> None:

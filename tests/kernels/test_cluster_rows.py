@@ -35,7 +35,7 @@ def test_plain_rows_of_vocabularies_are_shared_by_a_cluster():
                 problem = SoftmaxProblem((64, num_cols), dtype=dtype)
                 first = OP.configs(problem, arch)[0]
                 assert isinstance(first, ClusterRows) == long, (arch, problem)
-                scaled = OP.configs(replace(problem, scale=0.5), arch)
+                scaled = OP.configs(replace(problem, scale=-0.5), arch)
                 assert not isinstance(scaled[0], ClusterRows)
     for num_cols, dtype, wanted in (
         (1001, "float16", False),
@@ -165,7 +165,7 @@ def test_what_does_not_fit(target):
     ):
         with pytest.raises(ValueError, match=says):
             cupykern.softmax(x, config=replace(config, **changes))
-    for options in ({"scale": 0.5}, {"mask": x > 0}):
+    for options in ({"scale": -0.5}, {"mask": x > 0}):
         with pytest.raises(ValueError, match="calls without options"):
             cupykern.softmax(x, **options, config=config)
     with pytest.raises(TypeError, match="got ClusterRows"):

@@ -60,7 +60,7 @@ def test_a_config_that_does_not_fit_is_refused_with_the_reason(changes, says):
 def test_even_rows_are_of_calls_without_options():
     for name in ("softmax", "log_softmax"):
         with pytest.raises(ValueError, match="RegisterRows is for calls without options"):
-            getattr(cupykern, name)(X, scale=0.5, config=RegisterRows(64, 32, 8, 1))
+            getattr(cupykern, name)(X, scale=-0.5, config=RegisterRows(64, 32, 8, 1))
     for family in (NormRegisterRows, NormSharedRows):
         with pytest.raises(ValueError, match="is for calls without options"):
             cupykern.layer_norm(X, compensated=True, config=family(64, 32, 8, 1))

@@ -37,7 +37,7 @@ def test_short_contiguous_misaligned_rows_are_spans():
     """Whole vectors go to plain rows' kernels; long rows and options to the general ones."""
     for shape, spans in (((64, 301), True), ((64, 296), False), ((64, 5200), False)):
         assert _spans(OP, SoftmaxProblem(shape)) == spans, shape
-    assert not _spans(OP, SoftmaxProblem((64, 301), scale=0.5))
+    assert not _spans(OP, SoftmaxProblem((64, 301), scale=-0.5))
     assert _spans(LAYER_OP, NormProblem((64, 301), weight_dtype="float32"))
     assert _spans(LAYER_OP, NormProblem((64, 304), weight_dtype="float32"))
     x = np.zeros((64, 640), np.float16)
@@ -135,5 +135,5 @@ def test_a_config_of_ones_own(target):
         with pytest.raises(ValueError, match=says):
             cupykern.softmax(x, config=replace(config, **changes))
     with pytest.raises(ValueError, match="of contiguous rows"):
-        cupykern.softmax(x, scale=0.5, config=config)
+        cupykern.softmax(x, scale=-0.5, config=config)
     assert bool((cupykern.softmax(x) == expected).all())
