@@ -15,7 +15,13 @@ from ..op import Call, Draw, Op, Work
 from ..rows import quantize_columns, quantize_rows, quantize_tiles
 from ..rows.configs import RowConfig
 from ..rows.quantize_columns import SharedColumns, column_configs, column_variant, run_columns
-from ..rows.quantize_rows import DTYPES, GRANULARITIES, all_row_configs, run_rows, scale_shape
+from ..rows.quantize_rows import (
+    DTYPES,
+    GRANULARITIES,
+    configs_of_any_length,
+    run_rows,
+    scale_shape,
+)
 from ..rows.quantize_tiles import global_tiles, register_tiles, run_tiles, tile_variant
 from ..rows.row_layout import RowLayout, contiguous_operand, row_layout
 from ..runtime import plans
@@ -197,13 +203,23 @@ def _work(problem: QuantizeProblem) -> Work:
     )
 
 
+# Row lengths of the variants that are compiled ahead; kernels of other lengths are compiled when
+# they are called.
+_LENGTHS = (64, 1024, 2880, 4096, 16384, 65536)
+
+
 def _variants(arch: str) -> tuple[Variant, ...]:
-    rows = (
+    rows = [
         config.variant("quantize", dtype)
         for dtype in DTYPES
-        for config in all_row_configs(arch, dtype.itemsize)
+        for config in configs_of_any_length(arch, dtype.itemsize)
         if config.has_room(arch, dtype.itemsize)
-    )
+    ]
+    rows += [
+        _configs(QuantizeProblem((2**15, n), dtype=dtype.name), arch)[0].variant("quantize", dtype)
+        for dtype in DTYPES
+        for n in _LENGTHS
+    ]
     tiles = (
         tile_variant(dtype, config)
         for dtype in DTYPES

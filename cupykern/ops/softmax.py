@@ -16,7 +16,7 @@ from ..rows import softmax_plan
 from ..rows.configs import RowConfig
 from ..rows.row_layout import contiguous_operand, operand
 from ..rows.rows import bench_shapes
-from ..rows.softmax_heuristic import softmax_configs
+from ..rows.softmax_heuristic import configs_of_any_length
 from ..rows.softmax_plan import (
     DTYPES,
     SoftmaxTask,
@@ -272,7 +272,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     found = [
         config.variant("softmax", dtype)
         for dtype in DTYPES
-        for config in softmax_configs(arch, dtype.itemsize)
+        for config in configs_of_any_length(arch, dtype.itemsize)
         if config.has_room(arch, dtype.itemsize)
     ]
     found += [

@@ -154,7 +154,8 @@ class RowConfig:
     def _powers_of_two(self) -> tuple[int, ...]:
         """Sizes that must be.  One row's threads in a block need not: whole warps suffice, of
         either size."""
-        if self.even and self.threads_per_row == self.num_threads and self.num_threads % 64 == 0:
+        one_row = self.threads_per_row == self.num_threads and not self.lanes_across_rows
+        if one_row and self.num_threads % 64 == 0:
             return (self.cluster_size,)
         return self.threads_per_row, self.num_threads, self.cluster_size
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
-from .configs import SharedRows, SpanRows
+from .configs import Rows, SharedRows, SpanRows, fitting
 from .row_layout import VECTOR_BYTES
 
 Table = tuple[tuple[int, int, int, int], ...]
@@ -75,26 +75,48 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# Fewer threads per row keep more rows in flight.  There are few entries, because rows without
-# options have other families.
-_VECTORS: dict[int, Table] = {
-    2: ((128, 8, 32, 1), (128, 32, 32, 1), (128, 128, 64, 1), (256, 256, 64, 1)),
-    4: ((128, 8, 16, 1), (128, 32, 16, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
-}
+# Of rows that are longer than row_tiles.
+_VECTORS: dict[int, Table] = {2: ((256, 256, 64, 1),), 4: ((512, 512, 32, 1),)}
 # For architectures without measurements.
 FEW_VECTORS: dict[int, Table] = {
     2: ((128, 32, 32, 1), (128, 128, 64, 1)),
     4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
 _FEW_SCALARS: Table = ((256, 256, 16, 1),)
-_SCALARS: Table = ((128, 32, 16, 1), (512, 512, 32, 1))
+_SCALARS: Table = ((512, 512, 32, 1),)
 _FEW_ACROSS: Table = ((256, 8, 16, 1),)
 _ACROSS: Table = ((512, 16, 32, 1),)
 
 
+def shared_rows(rows: Rows) -> tuple[SharedRows, ...]:
+    """SharedRows that can walk `rows`, the estimated fastest first."""
+    listed = (*_fitted(rows), *shared_configs(rows.arch, rows.itemsize))
+    return fitting(dict.fromkeys(listed), rows)
+
+
+def _fitted(rows: Rows) -> tuple[SharedRows, ...]:
+    """SharedRows with as many threads as the row needs."""
+    layout = rows.layout
+    if not is_measured(rows.arch) or layout.lanes_across_rows:
+        return ()
+    elements = layout.num_cols + layout.max_head
+    if layout.vectors:
+        width = VECTOR_BYTES // rows.itemsize
+        return tuple(
+            SharedRows(threads, threads_per_row, width, each)
+            for threads, threads_per_row, each in row_tiles(-(-elements // width))[:1]
+        )
+    each = 8 if elements <= 64 else 16
+    threads = threads_for(elements, each)
+    if threads > _MOST_THREADS:
+        return ()
+    return (SharedRows(max(threads, 128 if threads < 32 else 64), threads, 1, each),)
+
+
 @cache
 def shared_configs(arch: str, itemsize: int) -> tuple[SharedRows, ...]:
-    """SharedRows on `arch` for elements of `itemsize` bytes, in order of preference."""
+    """SharedRows on `arch` for elements of `itemsize` bytes, whatever the row's length, in order of
+    preference."""
     vectors: Table = _VECTORS[itemsize] + CLUSTERS[itemsize][3:4]
     scalars = _SCALARS
     across = _ACROSS

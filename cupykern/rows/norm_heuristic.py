@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..targets.limits import is_measured, multiprocessors
-from .configs import RowConfig, fitting
-from .heuristic import register_cap, row_tiles, shared_configs, span_configs, threads_for
+from .configs import RowConfig, SharedRows, fitting
+from .heuristic import (
+    register_cap,
+    row_tiles,
+    shared_configs,
+    shared_rows,
+    span_configs,
+    threads_for,
+)
 from .norm_configs import (
     BY_BLOCK,
     BY_ROW,
@@ -79,8 +86,8 @@ def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
     if rows.quantized == BY_BLOCK:
         return even
     others = () if rows.quantized else span_configs(rows.arch, rows.itemsize, _SPANS[rows.itemsize])
-    listed = fitting((*others, *configs_with_options(rows.arch, rows.itemsize)), rows)
-    return (*even, *sorted(listed, key=lambda config: config.chunked))
+    shared = [c for c in shared_rows(rows) if _is_of_norms(c, rows.arch)]
+    return (*even, *fitting(others, rows), *sorted(shared, key=lambda config: config.chunked))
 
 
 def _even(rows: NormRows) -> Iterator[RowConfig]:
@@ -172,15 +179,14 @@ def _large(rows: NormRows, vectors: int) -> Iterator[RowConfig]:
 
 
 def configs_with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Configs for calls with options and for any strides: few, because such calls are rare.
+    """Configs for calls with options and for any strides that are not made for a row's length."""
+    return tuple(c for c in shared_configs(arch, itemsize) if _is_of_norms(c, arch))
 
-    Without measurements there are none for rows closer together than their elements: make_norm
-    returns None for these.
-    """
-    return tuple(
-        config
-        for config in shared_configs(arch, itemsize)
-        if config.cluster_size == 1
-        and (config.lanes_across_rows or config.threads_per_row > (8, 32)[config.vector_width == 1])
-        and (is_measured(arch) or not config.lanes_across_rows)
-    )
+
+def _is_of_norms(config: SharedRows, arch: str) -> bool:
+    """No clusters; without measurements few configs, and none for rows closer together than their
+    elements: make_norm returns None for these."""
+    if config.cluster_size > 1 or is_measured(arch):
+        return config.cluster_size == 1
+    least = (8, 32)[config.vector_width == 1]
+    return config.threads_per_row > least and not config.lanes_across_rows

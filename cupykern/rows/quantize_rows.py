@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,10 +13,17 @@ from ..param_structs import zeros
 from ..runtime import plans
 from ..runtime.choice import Family
 from ..targets import Device, Target
-from ..targets.limits import is_measured, max_cluster_size
+from ..targets.limits import is_measured
 from ..typing import Array
 from .configs import RowConfig, Rows, SharedRows, fitting, row_traits
-from .heuristic import CLUSTERS, FEW_VECTORS, Table, register_cap, shared_configs
+from .heuristic import (
+    CLUSTERS,
+    FEW_VECTORS,
+    register_cap,
+    row_tiles,
+    shared_configs,
+    shared_rows,
+)
 from .row_layout import VECTOR_BYTES, RowLayout, operand, row_layout
 from .rows import RowPlan, row_plan
 
@@ -51,52 +58,51 @@ class EvenRows(RowConfig):
     even = True
 
 
-# (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising row length.
-_EVEN: dict[int, Table] = {  # by itemsize
-    2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
-    4: ((128, 8, 4, 1), (256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
-}
-
-
-def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
-    table = _EVEN[itemsize] + CLUSTERS[itemsize][1:2]
-    if not is_measured(arch):
-        table = FEW_VECTORS[itemsize][1:]
-    width = VECTOR_BYTES // itemsize
-    return tuple(
-        EvenRows(
-            *(threads, threads_per_row, width, elements // width, cluster_size),
-            register_cap(arch, 1536 // threads),  # 40 registers: 1536 threads per SM
+def _even_rows(rows: Rows) -> tuple[EvenRows, ...]:
+    """EvenRows of whole rows, the estimated fastest first."""
+    width = VECTOR_BYTES // rows.itemsize
+    if not is_measured(rows.arch):
+        return tuple(
+            EvenRows(threads, threads_per_row, width, elements // width, cluster_size)
+            for threads, threads_per_row, elements, cluster_size in FEW_VECTORS[rows.itemsize][1:]
         )
-        for threads, threads_per_row, elements, cluster_size in table
-        if cluster_size <= max_cluster_size(arch)
+    tiles = row_tiles(rows.layout.num_cols // width)[:2] if rows.even else ()
+    fitted = [EvenRows(*(threads, per_row, width, each)) for threads, per_row, each in tiles]
+    longer = (
+        EvenRows(threads, threads, width, elements // width, cluster_size)
+        for threads, _, elements, cluster_size in CLUSTERS[rows.itemsize][1:2]
+    )
+    # 40 registers: 1536 threads per SM
+    return tuple(
+        replace(config, min_blocks=register_cap(rows.arch, 1536 // config.num_threads))
+        for config in (*fitted, *longer)
     )
 
 
-def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """All configs of quantize_shared.cu on `arch`; only even rows have clusters.
+def configs_of_any_length(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """The configs of quantize_shared.cu that are not made for a row's length.
 
     Without measurements there is one config of even rows, and one variant for tensors and other
     rows in vectors.
     """
-    tensor, even = tensor_config(arch, itemsize), _even_configs(arch, itemsize)
-    shared = shared_configs(arch, itemsize)
+    tensor, shared = tensor_config(arch, itemsize), shared_configs(arch, itemsize)
     if not is_measured(arch):
         scalars = [c for c in shared if c.vector_width == 1]
-        return (tensor, *even, _tensor_config(itemsize, chunked=False), *scalars)
-    few = (c for c in shared if c.threads_per_row >= 128 or c.lanes_across_rows)
-    return (tensor, *even, *(c for c in few if c.cluster_size == 1))
+        return (tensor, _tensor_config(itemsize, chunked=False), *scalars)
+    return (tensor, *(c for c in shared if c.cluster_size == 1))
 
 
 def quantize_configs(rows: Rows, granularity: str) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest first.  A tensor that one block cannot hold is spread over
     blocks in chunks."""
     tensor = tensor_config(rows.arch, rows.itemsize)
-    configs = fitting(all_row_configs(rows.arch, rows.itemsize), rows)
+    shared = shared_rows(rows) if is_measured(rows.arch) else ()
+    listed = (*_even_rows(rows), *shared, *configs_of_any_length(rows.arch, rows.itemsize))
+    configs = fitting(dict.fromkeys(listed), rows)
     whole = [c for c in configs if not c.chunked]
     chunked = [c for c in configs if c.chunked and not (c == tensor and c.even)]
     if granularity != "tensor":
-        return (*whole, *chunked)
+        return (*(c for c in whole if c.even or c.cluster_size == 1), *chunked)
     whole = [c for c in whole if c.cluster_size == 1]
     return (*whole, *(c for c in configs if c == tensor), *chunked)
 

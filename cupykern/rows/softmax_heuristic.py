@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from ..targets.limits import is_measured, multiprocessors
-from .configs import RowConfig, Rows, SharedRows, SpanRows, fitting
-from .heuristic import Table, register_cap, row_tiles, shared_configs, span_configs
+from .configs import RowConfig, Rows, fitting
+from .heuristic import (
+    Table,
+    register_cap,
+    row_tiles,
+    shared_configs,
+    shared_rows,
+    span_configs,
+)
 from .row_layout import VECTOR_BYTES
 from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
 
@@ -49,22 +54,9 @@ def register_configs(rows: Rows) -> tuple[RegisterRows, ...]:
     return tuple(config(*tile) for tile in row_tiles(rows.layout.num_cols // width)[:3])
 
 
-@cache
-def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """SpanRows and SharedRows on `arch` for elements of `itemsize` bytes, in order of
-    preference."""
-    return (
-        *span_configs(arch, itemsize, _SPANS[itemsize]),
-        *(c for c in shared_configs(arch, itemsize) if not (is_measured(arch) and _is_short(c))),
-    )
-
-
-def _is_short(config: SharedRows) -> bool:
-    """Whether a row has few threads.  Such rows are rare outside RegisterRows; other configs walk
-    them."""
-    return (
-        not config.lanes_across_rows and config.threads_per_row <= (8, 32)[config.vector_width == 1]
-    )
+def configs_of_any_length(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """SpanRows and SharedRows that are not made for a row's length."""
+    return (*span_configs(arch, itemsize, _SPANS[itemsize]), *shared_configs(arch, itemsize))
 
 
 def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
@@ -108,18 +100,14 @@ def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
 
 def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest measured first."""
-    configs = fitting(softmax_configs(rows.arch, rows.itemsize), rows)
     registers = fitting(register_configs(rows), rows)
-    # SpanRows with the fewest threads per row first: more bytes are in flight (301 16-bit columns
-    # by 8 threads run at 99% of a copy, by 16 threads at 75%).
-    spans = [c for c in configs if isinstance(c, SpanRows)]
-    spans.sort(key=lambda c: c.threads_log2(rows.layout.num_cols))
-    shared = [c for c in configs if isinstance(c, SharedRows)]
+    spans = fitting(span_configs(rows.arch, rows.itemsize, _SPANS[rows.itemsize]), rows)
     # Clusters of which an SM holds three blocks first; chunks last.
-    shared.sort(
+    shared = sorted(
+        shared_rows(rows),
         key=lambda c: (
             c.chunked,
             c.cluster_size > 1 and not c.has_room(rows.arch, rows.itemsize, 3),
-        )
+        ),
     )
     return (*registers, *fitting(cluster_configs(rows), rows), *spans, *shared)

@@ -15,10 +15,10 @@ from cupykern.ops.problems.norm import NormProblem
 from cupykern.ops.softmax import LOG_OP, OP, SoftmaxProblem
 from cupykern.rows.configs import SpanRows
 from cupykern.rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
-from cupykern.rows.softmax_heuristic import softmax_configs
+from cupykern.rows.softmax_heuristic import configs_of_any_length
 
 # One thread a row and several, a warp, several warps; one element, even and odd, the most.
-CONFIG = next(config for config in softmax_configs("host", 2) if isinstance(config, SpanRows))
+CONFIG = next(config for config in configs_of_any_length("host", 2) if isinstance(config, SpanRows))
 MOST = CONFIG.chunk - 7  # a row may begin with the last element of a vector
 LENGTHS = (1, 2, 3, 17, 32, 33, 63, 100, 301, 1001, 1025, 1501, 2047, 4097, MOST)
 DTYPES = ("float16", "bfloat16", "float32")

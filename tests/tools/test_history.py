@@ -269,7 +269,6 @@ KEPT = {
     "rows.nonfinite_plan": {"_max_blocks"},
     "rows.nonfinite_walk": {"configs_of"},
     "rows.heuristic": {"row_tiles", "shared_configs"},
-    "rows.softmax_heuristic": {"softmax_configs"},
     "kernels": {"files_of", "overlaps", "resolve"},  # the kernels' source files
     "runtime.jit": {"_kernels"},
     "runtime.store": {"_path", "built_in", "digest"},
